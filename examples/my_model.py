@@ -1,0 +1,32 @@
+"""A model of your own: a bigram table of low rank, logits = embed[token] @ unembed^T, on any mesh.
+
+Letters: B batch, L length, M width, V vocabulary. A model has `Weights`, whose types say how each array is sharded;
+`init`; and `loss`, which runs per device, communication included, and gives each term as (numerator, denominator).
+"""
+
+from jax import random, tree
+
+from pretrax import register, shardlib
+from pretrax.model.loss import Batch, LossTerms, denominators, loss_terms
+
+
+@register('model', 'bigram')
+class Bigram:
+    @shardlib.pytree_dataclass
+    class Weights:
+        embed: shardlib.f32['V/t M/d']
+        unembed: shardlib.f32['V/t M/d']
+
+    def __init__(self, request, *, width: int = 64):
+        self.sizes = {'V': request.vocab_size, 'M': width}
+
+    def init(self, key) -> Weights:
+        return tree.map(lambda w: 0.1 * random.normal(key, w.shape), shardlib.make_abstract(self.Weights, self.sizes))
+
+    def loss(self, weights: Weights, batch: Batch) -> LossTerms:
+        w = tree.map(lambda w: shardlib.all_gather('V/t M/d -> V/t M', w), weights)
+        x = shardlib.psum('t', shardlib.take('V/t M, B/r/d L -> B/r/d L M', w.embed, batch.tokens))
+        return loss_terms(shardlib.einsum('B/r/d L M, V/t M -> B/r/d L V/t', x, w.unembed), batch, self.sizes['V'], 0.0)
+
+    def denominators(self, batch: Batch):
+        return denominators(batch, z_loss=0.0)

@@ -1,0 +1,38 @@
+"""pretrax: pretrain decoder-only language models in JAX.
+
+    from pretrax import load_config, pretrain
+    result = pretrain(load_config('configs/quickstart.yaml', ['steps=100']))
+
+JAX is imported when a name that needs it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import from_values as config_from_values
+    from .config import load as load_config
+    from .config import register
+    from .train.loop import Result
+    from .train.loop import train as pretrain
+    from .train.setup import Run, prepare
+
+__version__ = '0.1.0'
+__all__ = ['Result', 'Run', 'config_from_values', 'load_config', 'prepare', 'pretrain', 'register']
+
+_PUBLIC = {
+    'config_from_values': 'config:from_values',
+    'load_config': 'config:load',
+    'register': 'config:register',
+    'Result': 'train.loop:Result',
+    'pretrain': 'train.loop:train',  # not `train`: that is the subpackage
+    'Run': 'train.setup:Run',
+    'prepare': 'train.setup:prepare',
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    module, _, attribute = _PUBLIC[name].partition(':')
+    return getattr(importlib.import_module(f'{__name__}.{module}'), attribute)

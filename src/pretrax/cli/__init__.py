@@ -1,0 +1,123 @@
+"""The command line. Verbs are imported when they are called, so that `pretrax --help` costs no JAX.
+
+`main` is the one place where a `UserError` becomes text: at most ten lines on stderr and exit code 2. Any other
+exception is a defect of ours and keeps its traceback.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from pretrax import __version__
+from pretrax.errors import UserError
+
+MOST_LINES = 10
+
+app = typer.Typer(
+    help='Pretrain decoder-only language models in JAX.',
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+config_app = typer.Typer(help='Look at configurations.', no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(config_app, name='config')
+
+ConfigFile = Annotated[str, typer.Argument(metavar='CONFIG', help='A YAML file, such as configs/quickstart.yaml.')]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar='[KEY=VALUE]...', help='Changes, such as mesh.d=4 or steps=1000.')
+]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line; exits with 2 after a mistake of the user."""
+    try:
+        app(arguments)
+    except UserError as error:
+        lines = str(error).splitlines() or ['unknown mistake']
+        if len(lines) > MOST_LINES:
+            lines = [*lines[: MOST_LINES - 1], f'({len(lines) - MOST_LINES + 1} more lines)']
+        print('\n'.join(lines), file=sys.stderr)
+        sys.exit(2)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option('--version', help='Print the version and exit.')] = False) -> None:
+    if version:
+        print(f'pretrax {__version__}')
+        raise typer.Exit
+
+
+@app.command()
+def train(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    allow_changes: Annotated[
+        bool, typer.Option('--allow-changes', help='Resume although the configuration has changed.')
+    ] = False,
+) -> None:
+    """Train a model; in an existing run directory, resume."""
+    from pretrax.config import load
+
+    loaded = load(config, overrides or [])  # before JAX is imported: a mistake is told at once
+    from pretrax.cli.train import train
+
+    train(loaded, allow_changes)
+
+
+@app.command()
+def generate(
+    path: Annotated[str, typer.Argument(metavar='RUN_OR_CHECKPOINT', help='runs/<name>, or a checkpoint in it.')],
+    prompt: Annotated[list[str] | None, typer.Option(help='Text to continue; may be repeated.')] = None,
+    tokens: Annotated[int, typer.Option(min=1, help='Tokens to write.')] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help='0: always the likeliest token.')] = 0.8,
+    top_k: Annotated[int | None, typer.Option(min=1, help='Choose among the k likeliest tokens.')] = None,
+    top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0, help='... among the likeliest that reach p.')] = None,
+    seed: Annotated[int, typer.Option(min=0, help='Of the random choices.')] = 0,
+) -> None:
+    """Write text with a trained model."""
+    from pretrax.cli.generate import generate
+
+    generate(path, prompt or [], tokens, temperature, top_k, top_p, seed)
+
+
+@app.command()
+def plot(
+    runs: Annotated[list[str], typer.Argument(metavar='RUN...', help='Directories of runs.')],
+    out: Annotated[str | None, typer.Option('--out', '-o', help='An .svg or .html file; none: text.')] = None,
+    key: Annotated[str, typer.Option('--key', '-k', help='Which metric.')] = 'loss',
+) -> None:
+    """Draw a metric of one or more runs."""
+    from pretrax.cli.plot import plot
+
+    plot(runs, out, key)
+
+
+@config_app.command()
+def show(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Print every value and where it came from."""
+    from pretrax.cli.config import show
+
+    show(config, overrides or [])
+
+
+@config_app.command()
+def schema(
+    plugin: Annotated[list[str] | None, typer.Option(help='A Python file with further components.')] = None,
+) -> None:
+    """Print the JSON Schema of a configuration file."""
+    from pretrax.cli.config import schema
+
+    schema(plugin or [])
+
+
+@config_app.command()
+def diff(
+    old: Annotated[str, typer.Argument(metavar='A', help='A YAML file.')],
+    new: Annotated[str, typer.Argument(metavar='B', help='Another.')],
+) -> None:
+    """Print the keys whose values differ, old -> new."""
+    from pretrax.cli.config import diff
+
+    diff(old, new)

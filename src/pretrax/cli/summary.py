@@ -1,0 +1,78 @@
+"""What `pretrax train` says at the end: how it went, a sample, where everything is, and commands to try next."""
+
+import shlex
+from collections.abc import Callable, Mapping
+
+from ..config import RunConfig
+from ..errors import UserError
+from ..infer.sample import check_can_sample, sample
+from ..train.loop import Result
+
+
+def summary(result: Result, arguments: list[str]) -> list[str]:
+    """The lines of the summary. The next commands are made of the `arguments` of the one that ran."""
+    config, run = result.run.config, result.run
+    step = int(result.state.step)
+    directory = shlex.quote(str(config.run_dir))
+    if result.stopped:
+        lines = ['', f'Stopped at step {step} of {config.steps}. The checkpoint is whole.']
+    else:
+        measured = {'validation loss': result.validation.get('val_loss'), 'loss': result.metrics.get('loss')}
+        told = [f', {name} {value:.4f}' for name, value in measured.items() if value is not None]
+        lines = ['', f'Done: {step} steps' + ''.join(told[:1])]
+    if writes := _allowed(lambda: check_can_sample(run.recipe.model, run.source)):
+        text = sample(run.recipe.model, result.state.weights, run.source.tokenizer, config.sample)[0]
+        lines += ['', 'The model writes:', *(f'    {line}' for line in text.splitlines())]
+    return [
+        *lines,
+        '',
+        f'{directory}/metrics.jsonl   every logged step',
+        f'{directory}/checkpoints/{step}   the whole state',
+        f'{directory}/config.yaml   every value and where it came from',
+        '',
+        'Try next:',
+        *(f'    uv run {command}   # {what}' for command, what in _next(result, arguments, writes)),
+    ]
+
+
+def _next(result: Result, arguments: list[str], writes: bool) -> list[tuple[str, str]]:
+    """Commands that work after this run, each with what it does."""
+    config, run = result.run.config, result.run
+    directory = shlex.quote(str(config.run_dir))
+    commands = [(f"pretrax generate {directory} --prompt 'class '", 'more text')] if writes else []
+    more = {} if result.stopped else {'steps': str(2 * config.steps)}
+    commands.append((_again(config, arguments, more), 'goes on'))
+    if config.data.name == 'text' and getattr(config.data.options, 'text', None):
+        commands.append((_again(config, arguments, {'name': 'mine', 'data.text': 'path/to/*.txt'}), 'your own text'))
+    arch = getattr(run.recipe.model, 'arch', None)
+    on_eight = {'r': 1, 'd': 4, 't': 2}
+    if (
+        run.mesh.devices.flat[0].platform == 'cpu'
+        and run.mesh.size != 8
+        and run.rows % 4 == 0
+        and arch is not None
+        and _allowed(lambda: arch.check_mesh(on_eight, config.batch.sequence_length))
+    ):
+        mesh = {f'mesh.{axis}': str(size) for axis, size in on_eight.items()}
+        commands.append((_again(config, arguments, {'name': 'eight', **mesh}), '8 simulated devices'))
+    return [*commands, (f'pretrax plot {directory}', 'the loss as a curve')]
+
+
+def _again(config: RunConfig, arguments: list[str], changes: Mapping[str, str]) -> str:
+    """The same command with other values, as it can be typed."""
+    typed = arguments[:1] == ['train']
+    changes = dict(changes)
+    if 'name' in changes and (not typed or config.run_dir.as_posix() != f'runs/{config.name}'):
+        changes['run_dir'] = str(config.run_dir.parent / changes['name'])  # this one does not follow the name
+    given = arguments if typed else ['train', str(config.run_dir / 'config.yaml')]
+    replaced = {*changes, '--allow-changes'} | ({'mesh'} if 'mesh.d' in changes else set())
+    kept = [word for word in given if word.partition('=')[0] not in replaced]
+    return shlex.join(['pretrax', *kept, *(f'{key}={value}' for key, value in changes.items())])
+
+
+def _allowed(check: Callable[[], None]) -> bool:
+    try:
+        check()
+    except UserError:
+        return False
+    return True

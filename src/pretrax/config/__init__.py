@@ -1,0 +1,24 @@
+"""Configuration: YAML of values in, a checked and frozen `RunConfig` out. Imports no JAX."""
+
+from pretrax.config.load import from_values, load, load_plugin
+from pretrax.config.mesh import resolve_mesh
+from pretrax.config.registry import build, register
+from pretrax.config.schema import Mesh, RunConfig
+from pretrax.config.show import ABSENT, diff, is_harmless, json_schema, origin, resolved_yaml
+
+__all__ = [
+    'ABSENT',
+    'Mesh',
+    'RunConfig',
+    'build',
+    'diff',
+    'from_values',
+    'is_harmless',
+    'json_schema',
+    'load',
+    'load_plugin',
+    'origin',
+    'register',
+    'resolve_mesh',
+    'resolved_yaml',
+]

@@ -1,0 +1,40 @@
+"""From the `mesh:` line and the devices that are there to the size of every axis."""
+
+import math
+
+from pretrax.config.schema import Mesh
+from pretrax.errors import UserError
+
+
+def resolve_mesh(mesh: Mesh, n_devices: int, platform: str) -> dict[str, int]:
+    """The size of each mesh axis; their product is the number of devices.
+
+    One axis may be left to the machine. When both r and d are, r takes the free devices on 'cpu', where simulated
+    devices share one memory and sharding weights gains nothing; elsewhere d does, to fit the largest model.
+
+    Raises:
+        UserError: when no sizes fit, with the choices that do.
+    """
+    sizes = {'r': mesh.r, 'd': mesh.d, 't': mesh.t}
+    if mesh.r == mesh.d == 'auto':
+        sizes['d' if platform == 'cpu' else 'r'] = 1
+    given = {axis: size for axis, size in sizes.items() if size != 'auto'}
+    product = math.prod(given.values())
+    free = [axis for axis in sizes if axis not in given]
+    if product == n_devices or (free and n_devices % product == 0):
+        return {axis: given.get(axis, n_devices // product) for axis in sizes}
+
+    written = ' '.join(f'{axis}={size}' for axis, size in given.items())
+    devices = f'{n_devices} {platform} device{"" if n_devices == 1 else "s"}'
+    factors = [str(n) for n in range(1, n_devices + 1) if n_devices % n == 0]
+    lines = [f'mesh: {written} makes {product} devices, but there are {devices}']
+    if free:
+        lines = [f'mesh: {written} leaves nothing whole for {free[0]}: {product} does not divide the {devices}']
+    rest = {axis: product // size for axis, size in given.items()}  # what the other axes take
+    fits = [f'mesh.{axis}={n_devices // rest[axis]}' for axis in given if not free and n_devices % rest[axis] == 0]
+    if fits:
+        lines.append(f'    valid: {" or ".join(fits)}')
+    lines.append(f'    each axis has to be one of {", ".join(factors)}, and their product {n_devices}')
+    if platform == 'cpu':
+        lines.append(f'    or simulate devices: XLA_FLAGS=--xla_force_host_platform_device_count={product}')
+    raise UserError('\n'.join(lines))

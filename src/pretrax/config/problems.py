@@ -1,0 +1,221 @@
+"""Mistakes in a configuration, in words: where, what was given, what is expected, the nearest valid choice.
+
+A `Problem` knows its key, not its file; `report` adds the place each key came from and keeps to ten lines.
+"""
+
+import difflib
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pydantic
+
+from pretrax.errors import UserError
+
+type Path = tuple[str | int, ...]
+
+MOST_SHOWN = 4  # two lines each, and one that counts the rest: within ten lines
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake: the key, what is wrong with it, and how to mend it."""
+
+    path: Path
+    what: str
+    hint: str = ''
+    whole: bool = False  # `what` is a sentence that names the key itself
+
+
+class ProblemsError(ValueError):
+    """Mistakes found by a validator; pydantic carries them to the top, `from_validation` unpacks them."""
+
+    def __init__(self, *problems: Problem):
+        super().__init__('; '.join(problem.what for problem in problems))
+        self.problems = problems
+
+
+def nearest(given: str, valid: Iterable[str], lead: str = '; did you mean ') -> str:
+    """The valid name most like the given one, as the end of a sentence; '' when none is near."""
+    valid = list(valid)
+    by_lower = {name.lower(): name for name in valid}
+    near = difflib.get_close_matches(given.lower(), by_lower, n=1, cutoff=0.6)
+    return f'{lead}{by_lower[near[0]]}?' if near else ''
+
+
+def shown(value: Any) -> str:
+    """A value as the user wrote it, near enough, and never longer than a line."""
+    try:
+        text = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else repr(value)
+    except (TypeError, ValueError):  # bytes and other things that YAML tags can make
+        text = repr(value)
+    return text if len(text) <= 60 else f'{text[:45]}... ({len(text)} characters)'
+
+
+def dotted(path: Path) -> str:
+    """('sample', 'prompts', 0) as sample.prompts[0]."""
+    text = ''
+    for part in path:
+        plain = part if isinstance(part, str) and re.fullmatch(r'[\w-]{1,60}', part) else shown(part)
+        text += f'[{part}]' if isinstance(part, int) else f'.{plain}'
+    return text.removeprefix('.')
+
+
+def report(problems: Iterable[Problem], place: Callable[[Path], str]) -> UserError:
+    """The problems as one error of at most ten lines; `place` gives the file and line of a key."""
+    problems = list(dict.fromkeys(problems))
+    lines = []
+    for problem in problems[:MOST_SHOWN]:
+        said = problem.what if problem.whole else f'{dotted(problem.path)} {problem.what}'
+        lines.append(_one_line(f'{place(problem.path)}: {said.strip()}'))
+        if problem.hint:
+            lines.append('    ' + _one_line(problem.hint))
+    if len(problems) > MOST_SHOWN:
+        lines.append(f'and {len(problems) - MOST_SHOWN} more')
+    return UserError('\n'.join(lines))
+
+
+def from_validation(error: pydantic.ValidationError, given: Any, model: type[pydantic.BaseModel]) -> list[Problem]:
+    """What pydantic found, one problem a key: the branches of a union are put together again.
+
+    Args:
+        error: what validation raised.
+        given: the plain values that were validated.
+        model: the model they were validated against, for the descriptions of its keys.
+    """
+    problems: dict[Path, Problem] = {}
+    expected: dict[Path, list[str]] = {}
+    for detail in error.errors(include_url=False):
+        path = _real_path(detail['loc'], given, detail['type'])
+        cause = detail.get('ctx', {}).get('error')
+        if detail['type'] == 'default_factory_not_called':  # follows from another key's problem
+            continue
+        if isinstance(cause, ProblemsError):
+            for problem in cause.problems:
+                problems[path + problem.path] = Problem(path + problem.path, problem.what, problem.hint)
+        elif isinstance(cause, Exception):
+            first, *rest = str(cause).splitlines() or [type(cause).__name__]
+            said = first if first.startswith(dotted(path)) else f'{dotted(path)}: {first}'
+            problems[path] = Problem(path, said, ' '.join(line.strip() for line in rest), whole=True)
+        elif detail['type'] == 'extra_forbidden':
+            section = _model_at(model, path[:-1])
+            beside = [*section.model_fields, *(['extends'] if len(path) == 1 else [])] if section else []
+            problems[path] = unknown(path, beside, known_keys(model))
+        elif detail['type'] == 'missing':
+            problems[path] = Problem(path, 'is missing and has no default', _describe(model, path))
+        else:
+            expected.setdefault(path, []).append(_expected(detail['msg']))
+    for path, alternatives in expected.items():
+        wanted = ' or '.join(dict.fromkeys(alternatives))
+        what = f'is {shown(_at(given, path))}; expected {wanted}'
+        hint = _mend(_at(given, path), wanted) or _describe(model, path)
+        problems.setdefault(path, Problem(path, what, hint))
+    # A list with one bad item is not itself bad.
+    return [p for p in problems.values() if not any(q != p.path and q[: len(p.path)] == p.path for q in problems)]
+
+
+def unknown(path: Path, beside: Iterable[str], anywhere: Iterable[str]) -> Problem:
+    """A key that does not exist, with the nearest that does: among those `beside` it first, then `anywhere`."""
+    key = str(path[-1])
+    beside = sorted(beside)
+    hint = nearest(key, beside, 'did you mean ')
+    if not hint:
+        elsewhere = [name for name in anywhere if key in (name, name.rpartition('.')[2])]
+        hint = f'did you mean {elsewhere[0]}?' if elsewhere else ''
+    return Problem(path, 'is not a key that exists', f'{hint} keys here: {", ".join(beside)}'.strip())
+
+
+def known_keys(model: type[pydantic.BaseModel], prefix: str = '') -> list[str]:
+    """Every dotted key of a model and of the models in it."""
+    keys = []
+    for name, field in model.model_fields.items():
+        keys.append(prefix + name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, pydantic.BaseModel):
+            keys += known_keys(field.annotation, f'{prefix}{name}.')
+    return keys
+
+
+def _mend(value: Any, expected: str) -> str:
+    """What to write instead, for the mistakes that YAML and habit invite."""
+    number = 'integer' in expected or 'number' in expected
+    if isinstance(value, bool) and 'string' in expected:
+        return 'YAML reads on, off, yes, no, true and false as booleans: put the word in quotes'
+    if isinstance(value, int | float) and not isinstance(value, bool) and 'string' in expected:
+        return 'put it in quotes'
+    if isinstance(value, float) and 'integer' in expected and value.is_integer():
+        return f'write {int(value)}'
+    if isinstance(value, str) and number:
+        if scaled := re.fullmatch(r'(\d+(?:\.\d+)?) ?([kKmMgGbB])', value):
+            power = {'k': 1, 'm': 2, 'g': 3, 'b': 3}[scaled[2].lower()]
+            return f'write {int(float(scaled[1]) * 1024**power)} or {int(float(scaled[1]) * 1000**power)}'
+        if re.fullmatch(r'\d{1,3}(,\d{3})+', value):
+            return f'write {value.replace(",", "_")}'
+        if re.fullmatch(r'[-+]?\d[\d_]*(\.\d*)?([eE][-+]?\d+)?', value):
+            return 'write the number without quotes'
+    return ''
+
+
+def _expected(message: str) -> str:
+    message = message.removeprefix('Input should be ').removeprefix('Value error, ').split(', got ')[0]
+    words = {
+        'a valid integer': 'an integer',
+        'a valid number': 'a number',
+        'a finite number': 'a finite number',
+        'a valid string': 'a string',
+        'a valid boolean': 'a boolean, true or false',
+        'a valid array': 'a list',
+        'an object': 'a mapping of keys to values',
+    }
+    for long, short in (
+        (r'greater than or equal to', 'at least'),
+        (r'less than or equal to', 'at most'),
+        (r'\w+ should have (at \w+ \d+ \w+).*', r'\1'),
+    ):
+        message = re.sub(long, short, message)
+    return words.get(message, message)
+
+
+def _describe(model: type[pydantic.BaseModel], path: Path) -> str:
+    """The key's meaning and default, as far as the schema knows."""
+    section = _model_at(model, path[:-1])
+    field = section.model_fields.get(str(path[-1])) if section and path else None
+    if not field or not field.description:
+        return ''
+    default = '' if field.is_required() or field.default_factory else f' (default {shown(field.default)})'
+    return f'{path[-1]}: {field.description}{"" if isinstance(field.default, pydantic.BaseModel) else default}'
+
+
+def _model_at(model: type[pydantic.BaseModel], path: Path) -> type[pydantic.BaseModel] | None:
+    for part in path:
+        field = model.model_fields.get(str(part))
+        if not field or not isinstance(field.annotation, type) or not issubclass(field.annotation, pydantic.BaseModel):
+            return None
+        model = field.annotation
+    return model
+
+
+def _real_path(loc: Path, given: Any, kind: str) -> Path:
+    """A pydantic location without the names of union branches: only what is in the given values."""
+    path: Path = ()
+    for part in loc:
+        if _has(given, part):
+            given = given[part]
+            path = (*path, part)
+    return (*path, loc[-1]) if kind == 'missing' else path
+
+
+def _at(given: Any, path: Path) -> Any:
+    for part in path:
+        given = given[part] if _has(given, part) else None
+    return given
+
+
+def _has(given: Any, part: str | int) -> bool:
+    return part in given if isinstance(given, dict) else isinstance(given, list) and part in range(len(given))
+
+
+def _one_line(text: str) -> str:
+    return textwrap.shorten(' '.join(text.split()), 240, placeholder=' ...')

@@ -1,0 +1,165 @@
+"""The components a configuration can name: models, data sources, optimizers and schedules.
+
+A component is a callable. Its positional parameters are supplied by pretrax; its keyword-only parameters, with their
+annotations and defaults, are the options a user may write in YAML:
+
+    @register('optimizer', 'momentum')
+    def momentum(*, decay: float = 0.9) -> optax.GradientTransformation:
+        return optax.trace(decay)
+
+Built-in components are 'module:attribute' strings, imported at first use: naming one costs no JAX import until then.
+"""
+
+import functools
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pydantic
+
+from pretrax.config.problems import nearest
+from pretrax.errors import UserError
+
+DEFAULTS: Mapping[str, str] = {'model': 'transformer', 'data': 'text', 'optimizer': 'adamw', 'schedule': 'cosine'}
+
+
+class Section(Protocol):
+    """What `build` needs of a section of the configuration: the component's name and its validated options."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def options(self) -> pydantic.BaseModel: ...
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A component, and the model of its options where the signature does not say them."""
+
+    factory: Callable[..., Any] | str
+    options: type[pydantic.BaseModel] | str | None = None
+
+
+_components: dict[str, dict[str, Entry]] = {
+    'model': {
+        'transformer': Entry('pretrax.model.transformer:Transformer', 'pretrax.model.families:TransformerOptions')
+    },
+    'data': {'text': Entry('pretrax.data.text:open_text', 'pretrax.data.text:TextOptions')},
+    'optimizer': {
+        name: Entry(f'pretrax.train.optimizer:{name}') for name in ('adamw', 'adafactor', 'lion', 'sgd', 'muon')
+    },
+    'schedule': {
+        name: Entry(f'pretrax.train.schedule:{name}')
+        for name in ('constant', 'cosine', 'linear', 'wsd', 'inverse_sqrt')
+    },
+}
+
+
+def register[F: Callable[..., Any]](
+    kind: str, name: str, *, options: type[pydantic.BaseModel] | None = None
+) -> Callable[[F], F]:
+    """Makes a function or class available under `name` in the section `kind` of a configuration.
+
+    Args:
+        kind: 'model', 'data', 'optimizer' or 'schedule'.
+        name: what the user writes as `name:` in that section.
+        options: a pydantic model of the options, passed to the component as the keyword `options`. Without it, the
+            component's keyword-only parameters are its options.
+
+    Raises:
+        UserError: for an unknown kind, a name that is none or is taken, or an option without a type YAML can write.
+    """
+    if kind not in _components:
+        raise UserError(
+            f'register: no kind {kind!r}; expected one of {", ".join(_components)}{nearest(kind, DEFAULTS)}'
+        )
+    if not re.fullmatch(r'[A-Za-z][\w-]*', name):
+        raise UserError(f'register: {name!r} cannot name a component; expected letters, digits, "_" and "-"')
+
+    def add(factory: F) -> F:
+        taken = _components[kind].get(name)
+        # A plugin that failed half-way and is loaded again registers from the same file again: that is no clash.
+        if taken and (isinstance(taken.factory, str) or _where(taken.factory) != _where(factory)):
+            raise UserError(
+                f'register: the {kind} {name!r} of {_where(factory)} is already registered by {_where(taken.factory)}\n'
+                '    choose another name'
+            )
+        if options is None:
+            _options_from_signature(factory)  # now, while the mistake is still the plugin's line
+        _components[kind][name] = Entry(factory, options)
+        return factory
+
+    return add
+
+
+def names(kind: str) -> list[str]:
+    """The registered names of a kind, sorted."""
+    return sorted(_components[kind])
+
+
+def options_model(kind: str, name: str) -> type[pydantic.BaseModel]:
+    """The pydantic model of the options of a component, imported if need be."""
+    entry = _components[kind][name]
+    if entry.options is not None:
+        return _import(entry.options) if isinstance(entry.options, str) else entry.options
+    return _options_from_signature(_import(entry.factory) if isinstance(entry.factory, str) else entry.factory)
+
+
+def build(kind: str, section: Section, *supplied: Any) -> Any:
+    """Calls the component that a section of the configuration names, with what pretrax supplies and its options."""
+    entry = _components[kind][section.name]
+    factory = _import(entry.factory) if isinstance(entry.factory, str) else entry.factory
+    if entry.options is not None:
+        return factory(*supplied, options=section.options)
+    return factory(*supplied, **{name: getattr(section.options, name) for name in type(section.options).model_fields})
+
+
+@functools.cache
+def _options_from_signature(factory: Callable[..., Any]) -> type[pydantic.BaseModel]:
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(factory).parameters.values():
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            continue
+        required = parameter.default is parameter.empty
+        fields[parameter.name] = (_annotation(factory, parameter), ... if required else parameter.default)
+    try:
+        return pydantic.create_model(
+            getattr(factory, '__name__', 'component'),
+            __config__=pydantic.ConfigDict(extra='forbid', frozen=True, strict=True, protected_namespaces=()),
+            **fields,
+        )
+    except (pydantic.errors.PydanticUserError, NameError) as error:
+        raise UserError(
+            f'{_where(factory)}: an option has a type that cannot be checked: {str(error).splitlines()[0][:80]}\n'
+            '    annotate keyword-only parameters with types that YAML can write (int, float, str, bool, list[...])'
+        ) from error
+
+
+def _annotation(factory: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    if isinstance(parameter.annotation, str):  # from __future__ import annotations
+        module = inspect.getmodule(factory)
+        return eval(parameter.annotation, vars(module) if module else {})
+    if parameter.annotation is not parameter.empty:
+        return parameter.annotation
+    if parameter.default in (None, parameter.empty):
+        raise UserError(
+            f'{_where(factory)}: the option {parameter.name!r} needs a type\n'
+            f'    write for example  {parameter.name}: float'
+        )
+    return type(parameter.default)
+
+
+def _import(reference: str) -> Any:
+    module, _, attribute = reference.partition(':')
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _where(factory: Callable[..., Any] | str) -> str:
+    if isinstance(factory, str):
+        return 'pretrax itself'
+    module = sys.modules.get(factory.__module__)
+    return f'{getattr(module, "__file__", factory.__module__)}:{getattr(factory, "__qualname__", factory)}'

@@ -1,0 +1,262 @@
+"""YAML text and `key=value` strings into plain values, each with the place it was given. Nothing is merged here."""
+
+import difflib
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pretrax.config.problems import Path as KeyPath
+from pretrax.config.problems import Problem, dotted, report, shown
+from pretrax.errors import UserError
+
+MISSING = re.compile(r'\\*\?\?\?')  # merging would drop it without a word
+YAML_HINTS = {
+    "'\\t'": 'indent with spaces, not with tabs',
+    'duplicate key': 'keep one of the two',
+    'mapping values are not allowed': 'put text that contains ": " in quotes; check the indentation',
+    "tag:yaml.org,2002:value'": 'put "=" in quotes',
+    'the tag': 'tags are not used here; put text that starts with "!" in quotes',
+    'cannot start any token': 'put text that starts with this character in quotes',
+    'undefined alias': 'put text that starts with * in quotes',
+    'end of stream': 'a quote or a bracket is opened here and never closed',
+}
+MERGE = 'tag:yaml.org,2002:merge'
+LARGEST_FILE = 256 * 1024  # bytes; a configuration is a page of text, so what is longer is some other file
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one file, or the command line, gives."""
+
+    values: dict[str, Any]
+    origins: dict[KeyPath, str]
+    directory: Path = field(default_factory=Path)
+
+
+def read_file(path: Path) -> Layer:
+    """One YAML file, without what it extends; interpolations are still as written.
+
+    Raises:
+        UserError: when there is no such file, or it is no YAML mapping with unique string keys.
+    """
+    return parse(_text(path), str(path), path.parent)
+
+
+def parse(text: str, name: str, directory: Path) -> Layer:
+    """The same from text; `name` stands for the file in messages."""
+    if number := re.search(r'\d{1000,}', text):
+        line = text.count('\n', 0, number.start()) + 1
+        raise UserError(f'{name}:{line}: {shown(number[0])} is no number of a configuration')
+    origins: dict[KeyPath, str] = {}
+    try:
+        # Python's loader first: it reports deep nesting as an error where the C loader overflows the stack.
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if root is None:
+            raise UserError(f'{name} is empty; expected a mapping such as  steps: 300\n    see docs/configuration.md')
+        if not isinstance(root, yaml.MappingNode):
+            kind = 'list' if isinstance(root, yaml.SequenceNode) else 'single value'
+            raise UserError(f'{name}:1: the file is a {kind}; expected a mapping of keys to values: steps: 300')
+        _refuse_tags(text)
+        values, problems = _plain(text)
+        problems = [*_walk(root, (), origins, lambda line: f'{name}:{line}')] or problems
+    except RecursionError:
+        raise UserError(f'{name} is nested too deeply to be a configuration') from None
+    except yaml.YAMLError as error:
+        raise UserError(_yaml_problem(error, name)) from error
+    if problems:
+        raise report(problems, Places(origins, name))
+    return Layer(values, origins, directory)
+
+
+def parse_overrides(overrides: Iterable[str]) -> Layer:
+    """`a.b=value` strings, values in YAML, as one layer.
+
+    Raises:
+        UserError: for a string that is no `key=value`, a key given twice, or a value that is no YAML.
+    """
+    merged: dict[str, Any] = {}
+    origins: dict[KeyPath, str] = {}
+    for override in overrides:
+        key, equals, text = override.partition('=')
+        if not equals or not re.fullmatch(r'[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*', key):
+            why = 'the key is no dotted name' if equals else 'there is no "="'
+            raise UserError(f'override {shown(override)}: {why}; expected key=value, for example  mesh.d=4')
+        path = tuple(key.split('.'))
+        if path[0] == 'extends':
+            raise UserError(f'override {shown(override)}: extends belongs in a file; write the key in a YAML file')
+        if clash := next((p for p in origins if p == path[: len(p)] or path == p[: len(path)]), None):
+            raise UserError(f'override {shown(override)}: {dotted(clash)} is already given on this command line')
+        section = merged
+        for part in path[:-1]:
+            section = section.setdefault(part, {})
+        section[path[-1]], inside = _override_value(override, path, text)
+        origins |= {path: 'override'} | inside
+    return Layer(merged, origins)
+
+
+def decoded(text: str) -> Any:
+    """An environment variable's text as YAML reads it: '3' is a number."""
+    try:
+        return OmegaConf.to_container(OmegaConf.from_dotlist([f'value={text}']), resolve=False)['value']  # type: ignore
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError):
+        return text
+
+
+def of_omegaconf(error: OmegaConfBaseException) -> Problem:
+    """What OmegaConf found, at the key where it found it."""
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    reason = re.sub(r'^\w+ raised while resolving interpolation: ', '', reason).strip('"')
+    hint = 'an environment variable with a default: ${oc.env:NAME,default}' if 'nvironment' in reason else ''
+    path = tuple(part for part in re.split(r'[.\[\]]', str(error.full_key or '')) if part)
+    return Problem(path, f'cannot be resolved: {reason}', hint)
+
+
+class Places:
+    """Where a key was given; failing that, something inside it, or the section around it."""
+
+    def __init__(self, origins: Mapping[KeyPath, str], name: str):
+        self.origins, self.name = origins, name
+
+    def __call__(self, path: KeyPath) -> str:
+        while path:
+            inside = (place for key, place in self.origins.items() if key[: len(path)] == path)
+            if place := self.origins.get(path) or next(inside, ''):
+                return place
+            path = path[:-1]
+        return self.name
+
+
+def _refuse_tags(text: str) -> None:
+    """`!!int x` and its like: a way to ask YAML for what it cannot make, and no key needs it."""
+    for token in yaml.scan(text, Loader=yaml.SafeLoader):
+        if isinstance(token, yaml.TagToken):
+            raise yaml.MarkedYAMLError(
+                problem=f'the tag {"".join(filter(None, token.value))}', problem_mark=token.start_mark
+            )
+
+
+def _plain(text: str) -> tuple[Any, list[Problem]]:
+    """The text's values as OmegaConf reads them; it refuses circles, alias bombs and duplicate keys on the way."""
+    try:
+        return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False), []
+    except OmegaConfBaseException as error:
+        return None, [of_omegaconf(error)]
+
+
+def _override_value(override: str, path: KeyPath, text: str) -> tuple[Any, dict[KeyPath, str]]:
+    """The value, and the origins of the keys inside it when it is a mapping."""
+    if text.startswith('*'):  # a glob; YAML would look for an anchor, and a command line has none
+        return text, {}
+    origins: dict[KeyPath, str] = {}
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is None or node.end_mark.index < len(text.rstrip()):
+            rest = text[node.end_mark.index :].strip() if node else text
+            raise UserError(
+                f'override {shown(override)}: {f"{shown(rest)} would be ignored" if rest else "no value is given"}\n'
+                '    null is nothing, \'""\' an empty string; put text with # in quotes inside the quotes of the shell'
+            )
+        _refuse_tags(text)
+        values = OmegaConf.to_container(OmegaConf.from_dotlist([f'value={text}']), resolve=False)
+        problems = list(_walk(node, path, origins, lambda _: 'override'))
+    except RecursionError:
+        raise UserError(f'override {shown(override)}: nested too deeply') from None
+    except UserError:
+        raise
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+        detail = getattr(error, 'problem', None) or str(error).splitlines()[0]
+        raise UserError(
+            f'override {shown(override)}: the value is no YAML: {detail}\n'
+            '    put text with special characters in quotes inside the quotes of the shell: \'key="..."\''
+        ) from error
+    if problems:
+        raise report(problems, lambda _: f'override {shown(override)}')
+    assert isinstance(values, dict)
+    return values['value'], origins
+
+
+def _walk(
+    node: yaml.Node, path: KeyPath, origins: dict[KeyPath, str], place: Callable[[int], str]
+) -> Iterator[Problem]:
+    """Notes the line of every key, and finds what YAML 1.1 reads otherwise than people do."""
+    if isinstance(node, yaml.MappingNode):
+        merged = [value for key, value in node.value if key.tag == MERGE]
+        for value in merged:  # <<: *anchor; the lines are those of the anchor, unless the key is given here as well
+            for mapping in reversed(value.value) if isinstance(value, yaml.SequenceNode) else [value]:
+                yield from _walk(mapping, path, origins, place)
+        for key, value in ((key, value) for key, value in node.value if key.tag != MERGE):
+            below = (*path, key.value)
+            origins[below] = place(key.start_mark.line + 1)
+            if key.tag != 'tag:yaml.org,2002:str':
+                yield Problem(below, 'is no string; keys are names', f'put it in quotes if it is meant: "{key.value}"')
+            yield from _walk(value, below, origins, place)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _walk(value, (*path, index), origins, place)
+    elif MISSING.fullmatch(node.value):
+        yield Problem(path, f'is {node.value}, the mark of OmegaConf for a missing value', 'write the value')
+    elif node.tag == 'tag:yaml.org,2002:int' and re.fullmatch(r'[-+]?0[0-7_]+|.*:.*|.*__.*|.*_', node.value):
+        hint = 'write it in plain decimal digits, or in quotes if it is text'
+        yield Problem(path, f'is {node.value}, which YAML reads as octal, base 60 or with stray underscores', hint)
+
+
+def _text(path: Path) -> str:
+    name = str(path) if str(path).isprintable() else shown(str(path))
+    try:
+        if path.is_dir():
+            near = sorted(path.glob('*.yaml'))
+            raise UserError(
+                f'{name} is a directory; expected a YAML file{f"; did you mean {near[0]}?" if near else ""}'
+            )
+        if path.exists() and not path.is_file() and not path.is_fifo():
+            raise UserError(f'{name} is a device; expected a YAML file')
+        with path.open('rb') as file:
+            raw = file.read(LARGEST_FILE + 1)
+    except FileNotFoundError:
+        raise UserError(f'{name} does not exist{_near_files(path)}') from None
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UserError(f'{shown(str(path))} cannot be read: {reason}') from error
+    if len(raw) > LARGEST_FILE:
+        raise UserError(f'{name} is larger than {LARGEST_FILE // 1024} KiB; expected a YAML file of settings')
+    try:
+        return raw.decode('utf-8-sig')
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b'\n') + 1
+        raise UserError(
+            f'{name}:{line}: the file is no UTF-8 text (byte 0x{raw[error.start]:02x} at {error.start})\n'
+            '    expected a YAML file; save it as UTF-8'
+        ) from error
+
+
+def _near_files(path: Path) -> str:
+    folders = dict.fromkeys([path.parent, Path(), Path('configs')])
+    files = [file for folder in folders if folder.is_dir() for file in sorted(folder.glob('*.y*ml'))]
+    by_stem = {file.stem: file for file in files}
+    near = difflib.get_close_matches(path.stem, by_stem, n=1)
+    if near:
+        return f'; did you mean {by_stem[near[0]]}?'
+    here = [str(file) for file in files[:5]]
+    return f'; here are: {", ".join(here)}' if here else '; expected the path of a YAML file'
+
+
+def _yaml_problem(error: Exception, name: str) -> str:
+    if isinstance(error, yaml.MarkedYAMLError):
+        open_end = 'end of stream' in str(error.problem)  # an open quote or bracket: where it was opened
+        mark = error.context_mark if open_end and error.context_mark else error.problem_mark or error.context_mark
+        place = f'{name}:{mark.line + 1}' if mark else name
+        problem = error.problem or error.context or 'it cannot be read'
+        hint = next((f'\n    {hint}' for words, hint in YAML_HINTS.items() if words in problem), '')
+        return f'{place}: not valid YAML: {problem}{hint}'
+    if isinstance(error, yaml.reader.ReaderError):
+        return f'{name}: the file is no text: character {error.character!r} at {error.position}; expected YAML'
+    return f'{name}: not valid YAML: {(str(error).splitlines() or [type(error).__name__])[0]}'

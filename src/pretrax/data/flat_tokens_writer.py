@@ -1,0 +1,223 @@
+"""Writing flat-tokens: the arrays of each split grow shard by shard, and the directory appears whole or not at all."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from pretrax.data.flat_tokens import (
+    DTYPE,
+    FORMAT,
+    SHARD,
+    TOKENIZER_FILE,
+    VERSION,
+    Counts,
+    Manifest,
+    TokenizerIdentity,
+    little_endian,
+)
+from pretrax.errors import UserError
+
+_CHUNK = 1 << 14  # the least that is read at once
+
+
+class Writer:
+    """Takes documents, already tokenised, and lays them out in splits."""
+
+    def __init__(self, directory: Path):
+        self._directory = directory
+        self._splits: dict[str, _Split] = {}
+
+    def append(self, split: str, documents: Sequence[Sequence[int]], *, n_bytes: int, predicted_bytes: int) -> None:
+        """Add documents, each the ids of a whole document with its end-of-text token, to the end of a split."""
+        if split not in self._splits:
+            self._splits[split] = _Split(self._directory / split)
+        self._splits[split].append(documents, n_bytes, predicted_bytes)
+
+    @property
+    def counts(self) -> dict[str, Counts]:
+        """What each split holds so far."""
+        return {name: split.counts for name, split in self._splits.items()}
+
+    def finish(self, tokenizer: TokenizerIdentity, tokenizer_json: bytes, source: dict[str, Any]) -> None:
+        for name, split in self._splits.items():
+            split.finish(name, tokenizer, source)
+        _write(self._directory / TOKENIZER_FILE, tokenizer_json)
+        _write_group(self._directory, {'format': FORMAT, 'version': VERSION, 'splits': list(self._splits)})
+
+
+@contextlib.contextmanager
+def create(
+    directory: Path, tokenizer: TokenizerIdentity, tokenizer_json: bytes, source: dict[str, Any]
+) -> Iterator[Writer]:
+    """Write a new flat-tokens directory; it gets its name when the block ends well, and leaves nothing otherwise.
+
+    Args:
+        directory: where it will stand. If another process puts one there first, that one stays.
+        tokenizer, tokenizer_json: what the ids mean.
+        source: what the text was, any JSON.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(directory.parent)
+    partial = directory.parent / f'.{directory.name}.partial-{socket.gethostname()}-{os.getpid()}'
+    if partial.exists():  # left by an earlier process of this number; containers give out the same one every time
+        shutil.rmtree(partial)
+    partial.mkdir()
+    try:
+        writer = Writer(partial)
+        yield writer
+        writer.finish(tokenizer, tokenizer_json, source)
+        for folder, _, _ in os.walk(partial):
+            _sync(Path(folder))
+        try:
+            partial.rename(directory)
+        except OSError:
+            if not directory.is_dir():
+                raise  # otherwise another process was quicker, and what it wrote is the same
+        _sync(directory.parent)
+    except OSError as error:
+        raise UserError(f'{directory}: cannot write the tokens: {error.strerror or error}') from error
+    finally:
+        if partial.exists():
+            shutil.rmtree(partial)
+
+
+class _Split:
+    """The arrays of a split while it is written."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._columns = {name: _Column(path / name, DTYPE[name], SHARD[name]) for name in DTYPE}
+        self._columns['seq_starts'].append(np.zeros(1, np.uint64))
+        self.counts = Counts(documents=0, tokens=0, bytes=0, predicted_bytes=0)
+        self._max_token_id = -1
+
+    def append(self, documents: Sequence[Sequence[int]], n_bytes: int, predicted_bytes: int) -> None:
+        ends = np.cumsum([len(ids) for ids in documents])
+        encoded = np.concatenate([np.asarray(ids, np.uint32) for ids in documents])
+        self._max_token_id = max(self._max_token_id, int(encoded.max()))
+        encoded <<= 1
+        encoded[np.append(0, ends[:-1])] |= 1
+        counts = self.counts
+        self._columns['encoded_tokens'].append(encoded)
+        self._columns['seq_starts'].append((ends + counts.tokens).astype(np.uint64))
+        self.counts = Counts(
+            documents=counts.documents + len(documents),
+            tokens=counts.tokens + len(encoded),
+            bytes=counts.bytes + n_bytes,
+            predicted_bytes=counts.predicted_bytes + predicted_bytes,
+        )
+
+    def finish(self, name: str, tokenizer: TokenizerIdentity, source: dict[str, Any]) -> None:
+        manifest = Manifest(
+            split=name,
+            counts=self.counts,
+            max_token_id=self._max_token_id,
+            tokenizer=tokenizer,
+            source=source,
+            sha256={column: self._columns[column].finish() for column in DTYPE},
+        )
+        _write_group(self._path, manifest.model_dump())
+
+
+class _Column:
+    """A growing array: values wait in memory until a shard is full."""
+
+    def __init__(self, path: Path, dtype: str, shard: int):
+        raw = {'name': 'bytes', 'configuration': {'endian': 'little'}}
+        zstd = {'name': 'zstd', 'configuration': {'level': 1, 'checksum': False}}
+        sharding = {
+            'chunk_shape': [_CHUNK],
+            'codecs': [raw, zstd, {'name': 'crc32c'}],
+            'index_codecs': [raw, {'name': 'crc32c'}],
+            'index_location': 'end',
+        }
+        self._waiting = np.empty(shard, dtype)
+        self._n_waiting, self._n_written = 0, 0
+        self._sha256 = hashlib.sha256()
+        self._array = ts.open(
+            {
+                'driver': 'zarr3',
+                'kvstore': {'driver': 'file', 'path': f'{path}/'},
+                'metadata': {
+                    'shape': [0],
+                    'data_type': dtype,
+                    'chunk_grid': {'name': 'regular', 'configuration': {'chunk_shape': [shard]}},
+                    'chunk_key_encoding': {'name': 'default'},
+                    # No token and no offset has this value, so that a chunk which is not there cannot pass for data.
+                    'fill_value': int(np.iinfo(dtype).max),
+                    'codecs': [{'name': 'sharding_indexed', 'configuration': sharding}],
+                },
+            },
+            create=True,
+        ).result()
+
+    def append(self, values: np.ndarray) -> None:
+        while len(values):
+            taken = values[: len(self._waiting) - self._n_waiting]
+            self._waiting[self._n_waiting : self._n_waiting + len(taken)] = taken
+            self._n_waiting += len(taken)
+            values = values[len(taken) :]
+            if self._n_waiting == len(self._waiting):
+                self._flush()
+
+    def finish(self) -> str:
+        if self._n_waiting:
+            self._flush()
+        return self._sha256.hexdigest()
+
+    def _flush(self) -> None:
+        start, stop = self._n_written, self._n_written + self._n_waiting
+        values = self._waiting[: self._n_waiting]
+        self._sha256.update(little_endian(values))
+        try:
+            self._array = self._array.resize(exclusive_max=[stop]).result()
+            self._array[start:stop].write(values).result()
+        except ValueError as error:  # TensorStore reports a full disk this way too
+            raise OSError(str(error)) from None
+        self._n_written, self._n_waiting = stop, 0
+
+
+def _write_group(path: Path, attributes: dict[str, Any]) -> None:
+    group = {'zarr_format': 3, 'node_type': 'group', 'attributes': attributes}
+    _write(path / 'zarr.json', (json.dumps(group, indent=2) + '\n').encode())
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open('wb') as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """What processes of this machine that are no more left half-written."""
+    for path in parent.glob(f'.*.partial-{socket.gethostname()}-*'):
+        if not _lives(int(path.name.rpartition('-')[2])):
+            shutil.rmtree(path)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

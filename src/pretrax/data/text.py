@@ -1,0 +1,121 @@
+"""The data component `text`: from what a configuration says about text to a source of batches.
+
+    data: {text: stdlib}                               # the standard library's sources
+    data: {text: 'books/*.txt', validation: 0.01}      # files, directories, globs, or a list of them
+    data: {tokens: runs/mine/data/tokens-0a1b2c3d4e5f} # already tokenised
+
+The libraries behind it are imported when a source is opened, so that reading a configuration costs none of them.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from pretrax.errors import UserError
+
+if TYPE_CHECKING:
+    from pretrax.data.files import Corpus
+    from pretrax.data.source import DataRequest
+    from pretrax.data.windows import TokenSource
+
+STDLIB = 'stdlib'
+
+
+class TextOptions(BaseModel):
+    """Text to train on, or tokens made of it before. null means: not given."""
+
+    model_config = ConfigDict(frozen=True, extra='forbid')
+
+    text: str | list[str] | None = Field(
+        STDLIB, description="'stdlib' (the Python standard library's sources), a file, a directory, a glob, or a list"
+    )
+    tokens: str | None = Field(None, description='a prepared flat-tokens directory, instead of text')
+    field: str | None = Field('text', description='the field of a .jsonl line that holds the text')
+    tokenizer: str | None = Field(None, description='a tokenizer.json to use; null trains a byte-level BPE on the text')
+    vocab_size: int | None = Field(
+        4096, ge=257, description='tokens of the tokenizer to train; of a given tokenizer: what it must have'
+    )
+    validation: float | None = Field(0.05, ge=0, lt=1, description='fraction of the documents to hold out; 0: none')
+
+    @model_validator(mode='before')
+    @classmethod
+    def _defaults(cls, given: Any) -> Any:
+        """Defaults depend on what is given: prepared tokens have no text, and a given tokenizer has its own size."""
+        if not isinstance(given, dict):
+            return given
+        given = {name: value for name, value in given.items() if value is not None}
+        if 'tokens' in given:
+            return dict.fromkeys(cls.model_fields) | given
+        return {'vocab_size': None} | given if 'tokenizer' in given else given
+
+    @model_validator(mode='after')
+    def _exclusive(self) -> Self:
+        ignored = [name for name in ('text', 'field', 'tokenizer', 'validation') if getattr(self, name) is not None]
+        if self.tokens is not None and ignored:
+            raise ValueError(
+                f'data.tokens is already tokenised text, and {", ".join(ignored)} would change nothing; '
+                + ' '.join(f'data.{name}=null' for name in ignored)
+                + ' removes what the configuration says'
+            )
+        if self.text is not None and not (self.text and all([self.text] if isinstance(self.text, str) else self.text)):
+            raise ValueError("text names nothing; expected 'stdlib', a path, or a list of paths")
+        return self
+
+
+def open_text(request: 'DataRequest', *, options: TextOptions) -> 'TokenSource':
+    """Tokenise the text unless that was done before, and open the tokens. Raises UserError for what cannot be read."""
+    from pretrax.data.flat_tokens import open_split
+    from pretrax.data.prepare import prepare
+    from pretrax.data.tokenizer import load_tokenizer
+    from pretrax.data.windows import open_tokens
+
+    if options.tokens is not None:
+        directory = Path(options.tokens).expanduser()
+        _check_vocab_size(options, open_split(directory, 'train').manifest.tokenizer.vocab_size, str(directory))
+        request.say(f'tokens: prepared ones in {directory}')
+        return open_tokens(directory, request)
+    tokenizer = None
+    if options.tokenizer is not None:
+        tokenizer = load_tokenizer(Path(options.tokenizer).expanduser())
+        _check_vocab_size(options, tokenizer.vocab_size, options.tokenizer)
+        request.say(f'tokenizer: {options.tokenizer}, {tokenizer.vocab_size:,} tokens')
+    corpus = _find_corpus(options, request)
+    directory = prepare(
+        corpus,
+        request.directory,
+        request.say,
+        tokenizer=tokenizer,
+        vocab_size=_given(options.vocab_size) if tokenizer is None else tokenizer.vocab_size,
+        validation=_given(options.validation),
+    )
+    return open_tokens(directory, request)
+
+
+def _find_corpus(options: TextOptions, request: 'DataRequest') -> 'Corpus':
+    from pretrax.data.corpus import stdlib_files, stdlib_rule
+    from pretrax.data.files import Corpus, TextFile, find_files
+
+    found: dict[Path, TextFile] = {}
+    specs = _given(options.text)
+    for spec in [specs] if isinstance(specs, str) else specs:
+        files = stdlib_files() if spec == STDLIB else find_files(spec)
+        found |= {file.path: file for file in files}
+        size = sum(file.path.stat().st_size for file in files) / 1e6
+        request.say(f'text: {stdlib_rule() if spec == STDLIB else spec}: {len(files):,} files, {size:,.1f} MB')
+    if options.field != 'text' and all(file.kind != 'jsonl' for file in found.values()):
+        raise UserError(f'data.field: {options.field!r} names a field of .jsonl lines, and no file is .jsonl')
+    return Corpus(list(found.values()), _given(options.field))
+
+
+def _check_vocab_size(options: TextOptions, found: int, where: str) -> None:
+    if options.vocab_size not in (None, found):
+        raise UserError(
+            f'data.vocab_size: {options.vocab_size:,} was given, and {where} has {found:,}\n'
+            f'  write data.vocab_size={found} or leave it out'
+        )
+
+
+def _given[T](value: T | None) -> T:
+    assert value is not None  # TextOptions leaves these out only where `tokens` is given
+    return value

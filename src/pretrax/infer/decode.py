@@ -1,0 +1,177 @@
+"""Text from a trained decoder: the prompt in one pass, then one token at a time against cached keys and values.
+
+Letters: B rows, P prompt length, N new tokens, S cache length (P + N), K key/value heads, D head, V vocabulary.
+The model's own blocks run here; only attention differs. The vocabulary is whole on every device (t = 1): `run_on`
+turns a training mesh into one like that.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.multihost_utils import process_allgather
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from ..errors import UserError
+from ..model.transformer import Transformer, block, forward
+from ..model.weights import Weights
+from ..shardlib import (
+    axis_index,
+    i32,
+    key,
+    make_shardings,
+    num,
+    pmax,
+    pytree_dataclass,
+    scope,
+    typechecked,
+    typed_shard_map,
+)  # fmt: skip
+
+
+@pytree_dataclass
+class Cache:
+    """Keys and values of the tokens so far, in one layer."""
+
+    k: num['B/r/d S K/t D']
+    v: num['B/r/d S K/t D']
+
+
+def generate(
+    model: Transformer,
+    weights: Weights,
+    prompts: Sequence[Sequence[int]],
+    *,
+    tokens: int,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+) -> list[list[int]]:
+    """Continues each prompt by `tokens` token ids. The same seed gives the same text on any mesh.
+
+    Args:
+        model: the decoder.
+        weights: its weights, wherever they lie.
+        prompts: token ids, at least one in each.
+        tokens: how many to add.
+        temperature: divides the logits; 0 takes the likeliest token.
+        top_k: choose among the k likeliest.
+        top_p: choose among the likeliest that together have probability p. Holtzman et al. 2020, arXiv:1904.09751.
+        seed: of the choices.
+
+    Raises:
+        UserError: an empty prompt, or more positions than were learned.
+    """
+    if not prompts or not all(len(prompt) for prompt in prompts):
+        raise UserError('a prompt is empty\ngive at least one token to continue')
+    longest = max(map(len, prompts))
+    if model.arch.positions == 'learned' and longest + tokens > model.arch.max_sequence_length:
+        raise UserError(
+            f'a prompt of {longest} tokens and {tokens} new ones exceed the {model.arch.max_sequence_length} positions '
+            f'that the model has learned\nask for at most {max(model.arch.max_sequence_length - longest, 0)} new tokens'
+        )
+    mesh = run_on(jax.tree.leaves(weights)[0].sharding.mesh)
+    with jax.set_mesh(mesh):
+        rows = math.ceil(len(prompts) / (mesh.shape['r'] * mesh.shape['d'])) * mesh.shape['r'] * mesh.shape['d']
+        padded = 32 * math.ceil(longest / 32)  # few different lengths, few compilations
+        if model.arch.positions == 'learned':
+            padded = min(padded, model.arch.max_sequence_length - tokens)
+        prompt = np.zeros((rows, padded), np.int32)
+        lengths = np.ones((rows,), np.int32)
+        for row, ids in enumerate(prompts):
+            prompt[row, : len(ids)] = ids
+            lengths[row] = len(ids)
+        run = _compiled(model, tokens, temperature, top_k, top_p)
+        placed = jax.device_put(weights, make_shardings(Weights))
+        out = run(placed, _place(prompt, i32['B/r/d prompt']), _place(lengths, i32['B/r/d']), jax.random.key(seed))
+        return np.asarray(process_allgather(out, tiled=True))[: len(prompts)].tolist()
+
+
+def run_on(mesh: Mesh) -> Mesh:
+    """The same devices with t = 1: what `t` split is split over `d` instead."""
+    r, d, t = (mesh.shape[axis] for axis in 'rdt')
+    return Mesh(mesh.devices.reshape(r, d * t, 1), ('r', 'd', 't'), axis_types=(AxisType.Auto,) * 3)
+
+
+def _place(x: np.ndarray, annotation: Any) -> jax.Array:
+    sharding: NamedSharding = make_shardings(annotation)
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(model: Transformer, tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> Any:
+    """The program that continues prompts; kept, since sampling while training runs it again and again."""
+    arch, dtype = model.arch, model.dtype
+
+    @jax.jit
+    @typed_shard_map
+    def run(w: Weights, prompt: i32['B/r/d prompt'], lengths: i32['B/r/d'], seed: key['']) -> i32['B/r/d new']:
+        rows, padded = prompt.shape
+        empty = jnp.zeros((arch.n_layers, rows, padded + tokens, arch.n_kv_heads, arch.d_head), dtype)
+        cache = Cache(*(jax.lax.pcast(empty, ('r', 'd', 't'), to='varying') for _ in 'kv'))
+        row = axis_index('r d') * rows + jnp.arange(rows)
+
+        def read(cache: Cache, ids: Any, positions: Any) -> tuple[Any, Cache]:
+            def layers(x: Any, w: Weights) -> tuple[Any, Cache]:
+                return jax.lax.scan(functools.partial(_cached_block, positions, arch), x, (w.layers, cache))
+
+            with scope():  # L is the prompt's length first, then 1
+                return forward(w, ids, positions, arch, dtype, layers)
+
+        def choose(logits: Any, count: Any) -> Any:
+            logits = jnp.where(jnp.arange(logits.shape[-1]) < arch.vocab_size, logits.astype(jnp.float32), -jnp.inf)
+            keys = jax.vmap(lambda r: jax.random.fold_in(jax.random.fold_in(seed, r), count))(row)
+            return pmax('t', jax.vmap(functools.partial(_sample, temperature, top_k, top_p))(keys, logits))
+
+        positions = jnp.broadcast_to(jnp.arange(padded, dtype=jnp.int32), prompt.shape)
+        logits, cache = read(cache, prompt, positions)
+        last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)[:, 0]
+        first = choose(last, jnp.int32(0))
+
+        def one(carry: tuple[Any, Cache], count: Any) -> tuple[tuple[Any, Cache], Any]:
+            token, cache = carry
+            logits, cache = read(cache, token[:, None], (lengths + count)[:, None])
+            return (choose(logits[:, 0], count + 1), cache), token
+
+        _, out = jax.lax.scan(one, (first, cache), jnp.arange(tokens, dtype=jnp.int32))
+        return out.T
+
+    return run
+
+
+@typechecked
+def _cached_block(positions: i32['B/r/d L'], arch: Any, x: Any, layer: Any) -> tuple[Any, Cache]:
+    """A block whose queries see the cached keys and values up to their own position."""
+    w, cache = layer
+
+    def attention(q: Any, k: Any, v: Any) -> tuple[Any, Cache]:
+        row = jnp.arange(q.shape[0])[:, None]
+        new = Cache(cache.k.at[row, positions].set(k), cache.v.at[row, positions].set(v))
+        groups = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[-1])
+        scores = jnp.einsum('blkgd,bskd->bkgls', groups, new.k, preferred_element_type=jnp.float32)
+        visible = jnp.arange(new.k.shape[1]) <= positions[:, :, None]
+        scores = jnp.where(visible[:, None, None], scores / math.sqrt(q.shape[-1]), -jnp.inf)
+        out = jnp.einsum('bkgls,bskd->blkgd', jax.nn.softmax(scores, axis=-1).astype(v.dtype), new.v)
+        return out.reshape(q.shape), new
+
+    return block(x, w, positions, arch, attention)
+
+
+def _sample(temperature: float, top_k: int | None, top_p: float | None, key: Any, logits: Any) -> Any:
+    """One token id from f32[V] logits."""
+    if temperature == 0:
+        return jnp.argmax(logits).astype(jnp.int32)
+    logits = logits / temperature
+    if top_k is not None and top_k < logits.shape[0]:
+        logits = jnp.where(logits < jax.lax.top_k(logits, top_k)[0][-1], -jnp.inf, logits)
+    if top_p is not None:
+        ordered = jnp.sort(logits, descending=True)
+        before = jnp.cumsum(jax.nn.softmax(ordered)) - jax.nn.softmax(ordered)  # probability of the likelier ones
+        least = jnp.min(jnp.where(before < top_p, ordered, jnp.inf))
+        logits = jnp.where(logits < least, -jnp.inf, logits)
+    return jax.random.categorical(key, logits).astype(jnp.int32)

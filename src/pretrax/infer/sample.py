@@ -1,0 +1,45 @@
+"""Text out of a model and a tokenizer."""
+
+from typing import Any, Protocol
+
+from ..errors import UserError
+from ..model.transformer import Transformer
+from .decode import generate
+
+
+class Choices(Protocol):
+    """How to sample: the `sample:` section of a configuration, or the flags of `pretrax generate`."""
+
+    @property
+    def prompts(self) -> tuple[str, ...]: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int | None: ...
+    @property
+    def top_p(self) -> float | None: ...
+
+
+def check_can_sample(model: Any, source: Any) -> None:
+    """Raises UserError where a model or its data cannot write text."""
+    if not isinstance(model, Transformer):
+        raise UserError(f'sample: {type(model).__name__} has no way to generate text\nset sample.every=0')
+    if getattr(source, 'tokenizer', None) is None:
+        raise UserError('sample: the data has no tokenizer to read tokens with\nset sample.every=0')
+
+
+def sample(model: Any, weights: Any, tokenizer: Any, choices: Choices, seed: int = 0) -> list[str]:
+    """Each prompt and its continuation, up to the end of the text."""
+    prompts = [tokenizer.encode(prompt) or [tokenizer.end_of_text] for prompt in choices.prompts]
+    continued = generate(
+        model, weights, prompts, tokens=choices.tokens, temperature=choices.temperature, top_k=choices.top_k,
+        top_p=choices.top_p, seed=seed,
+    )  # fmt: skip
+    texts = []
+    for prompt, ids in zip(choices.prompts, continued, strict=True):
+        if tokenizer.end_of_text in ids:
+            ids = ids[: ids.index(tokenizer.end_of_text)]
+        texts.append(prompt + tokenizer.decode(ids))
+    return texts

@@ -1,0 +1,218 @@
+"""Causal attention inside documents: one place chooses the kernel and says why; the model calls `attend`.
+
+Letters: B batch, L length, H query heads, K key/value heads, G query heads per key/value head, D head.
+No kernel here materialises an L x L matrix for a long sequence, and none lets a token see another document.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import UserError
+from ..shardlib import i32, num, save, typechecked
+
+BLOCK = 512  # queries that the blockwise kernel handles at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A chosen attention kernel and the reason, for the start-up report."""
+
+    name: str
+    reason: str
+    documents_per_row: int | None  # at most; None: unknown
+
+    def __str__(self) -> str:
+        return f'{self.name} ({self.reason})'
+
+
+def choose_kernel(
+    wanted: str, platform: str, dtype: Any, d_head: int, sequence_length: int, documents_per_row: int | None
+) -> Kernel:
+    """Chooses an attention kernel.
+
+    Args:
+        wanted: 'auto', or a kernel by name.
+        platform: of the devices: 'cpu', 'cuda' (or 'gpu'), 'tpu', ...
+        dtype: compute dtype.
+        d_head: width of a head.
+        sequence_length: L.
+        documents_per_row: at most how many documents a row of the data holds; None if the data does not say.
+
+    Raises:
+        UserError: the wanted kernel cannot run here; the message says why.
+    """
+    obstacles = {
+        'cudnn': _cudnn_obstacle(platform, dtype, d_head, documents_per_row),
+        'splash': _splash_obstacle(platform, sequence_length, d_head),
+        'blockwise': None,
+    }
+    if wanted != 'auto':
+        if obstacles[wanted]:
+            raise UserError(f'model.attention={wanted} cannot run: {obstacles[wanted]}\nuse model.attention=auto')
+        return Kernel(wanted, 'as configured', documents_per_row)
+    native = {'cuda': 'cudnn', 'gpu': 'cudnn', 'tpu': 'splash'}.get(platform)
+    if native is None:
+        return Kernel('blockwise', f'no fused kernel for {platform}', documents_per_row)
+    if obstacles[native]:
+        return Kernel('blockwise', f'SLOW: not {native}, because {obstacles[native]}', documents_per_row)
+    return Kernel(native, f'the fused kernel for {platform}', documents_per_row)
+
+
+def _cudnn_obstacle(platform: str, dtype: Any, d_head: int, documents_per_row: int | None) -> str | None:
+    if platform not in ('cuda', 'gpu'):
+        return f'it needs an NVIDIA GPU, not {platform}'
+    if jnp.dtype(dtype) not in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16)):
+        return f'it computes in bf16 or f16, not {jnp.dtype(dtype).name}'
+    if d_head % 8 or d_head > 256:
+        return f'it needs d_head to be a multiple of 8 up to 256, not {d_head}'
+    if documents_per_row is None or documents_per_row > 128:
+        return f'it needs a bound of at most 128 documents in a row, not {documents_per_row or "an unknown number"}'
+    return None
+
+
+def _splash_obstacle(platform: str, sequence_length: int, d_head: int) -> str | None:
+    if platform != 'tpu':
+        return f'it needs a TPU, not {platform}'
+    if sequence_length % 128 or d_head % 64:
+        return f'it needs L in multiples of 128 and d_head in multiples of 64, not {sequence_length} and {d_head}'
+    return None
+
+
+@typechecked
+def attend(
+    q: num['B/r/d L H/t D'],
+    k: num['B/r/d L K/t D'],
+    v: num['B/r/d L K/t D'],
+    segments: i32['B/r/d L'],
+    kernel: Kernel,
+) -> num['B/r/d L H/t D']:
+    """softmax(q k^T / sqrt(D)) v over earlier tokens of a document. Vaswani et al. 2017, arXiv:1706.03762, eq. 1."""
+    kernels = {'cudnn': _cudnn, 'splash': _splash, 'blockwise': _blockwise}
+    return kernels[kernel.name](q, k, v, segments, kernel)
+
+
+def _blockwise(q: Any, k: Any, v: Any, segments: Any, kernel: Kernel) -> Any:
+    """Plain XLA: blocks of queries against the keys before them; one block's probabilities exist at a time."""
+    del kernel
+    length = q.shape[1]
+    if length <= BLOCK:
+        return _attend_block(0, q, k, v, segments, segments)
+    one = jax.checkpoint(_attend_block, static_argnums=0)
+    outputs = []
+    for start in range(0, length, BLOCK):
+        here, before = slice(start, start + BLOCK), slice(0, start + BLOCK)
+        queries = q[:, here]
+        if outputs:  # a block begins when the one before is done, else XLA does them all at once in L^2 memory
+            queries, outputs[-1] = jax.lax.optimization_barrier((queries, outputs[-1]))
+        outputs.append(one(start, queries, k[:, before], v[:, before], segments[:, here], segments[:, before]))
+    return jnp.concatenate(outputs, axis=1)
+
+
+def _attend_block(start: int, q: Any, k: Any, v: Any, q_segments: Any, k_segments: Any) -> Any:
+    """Attention of queries from position `start` on over all the keys given."""
+    batch, length, heads, width = q.shape
+    kv_heads = k.shape[2]
+    grouped = q.reshape(batch, length, kv_heads, heads // kv_heads, width)
+    scores = jnp.einsum('blkgd,bskd->bkgls', grouped, k, preferred_element_type=jnp.float32) / math.sqrt(width)
+    earlier = np.arange(start, start + length)[:, None] >= np.arange(k.shape[1])[None, :]
+    visible = earlier & (q_segments[:, :, None] == k_segments[:, None, :])
+    scores = jnp.where(visible[:, None, None], scores, jnp.finfo(jnp.float32).min)
+    probability = save(jax.nn.softmax(scores, axis=-1).astype(v.dtype), 'probability')
+    return jnp.einsum('bkgls,bskd->blkgd', probability, v).reshape(q.shape)
+
+
+def _cudnn(q: Any, k: Any, v: Any, segments: Any, kernel: Kernel) -> Any:
+    """NVIDIA's fused kernel. Documents are packed sequences to it, told by offsets; it has no segment mask."""
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn  # the offsets exist only behind this private name
+
+    scale = 1 / math.sqrt(q.shape[-1])
+    documents = kernel.documents_per_row or 1
+    if documents == 1:
+        return cudnn.dot_product_attention(q, k, v, scale=scale, mask_type=cudnn.MaskType.CAUSAL)
+    lengths, offsets = packed_documents(segments, documents)
+    return cudnn.dot_product_attention(
+        q, k, v, q_seqlen=lengths, kv_seqlen=lengths, q_offsets=offsets, kv_offsets=offsets,
+        scale=scale, mask_type=cudnn.MaskType.PADDING_CAUSAL,
+    )  # fmt: skip
+
+
+def packed_documents(segments: Any, documents: int) -> tuple[Any, Any]:
+    """Length and first position of every document in a row, as cuDNN wants them: -1 where a row has fewer.
+
+    Args:
+        segments: i32[B, L], 1, 2, ... along each row.
+        documents: the most that a row may have.
+
+    Returns:
+        i32[B, documents] lengths and i32[B, documents + 1] offsets.
+    """
+    number = jnp.arange(1, documents + 1, dtype=jnp.int32)
+    lengths = jnp.sum(segments[:, None, :] == number[None, :, None], axis=-1, dtype=jnp.int32)
+    starts = jnp.cumsum(lengths, axis=-1) - lengths
+    used = lengths > 0
+    offsets = jnp.pad(jnp.where(used, starts, -1), ((0, 0), (0, 1)), constant_values=-1)
+    return jnp.where(used, lengths, -1), offsets
+
+
+def _splash(q: Any, k: Any, v: Any, segments: Any, kernel: Kernel) -> Any:
+    """The Pallas kernel for TPUs, with segment ids."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    del kernel
+    length, heads = q.shape[1], q.shape[2]
+    mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * heads)
+
+    def fused(q: Any, k: Any, v: Any, segments: Any) -> Any:
+        attention = splash.make_splash_mha_single_device(mask)
+        q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
+        out: Any = jax.vmap(attention)(q / math.sqrt(q.shape[-1]), k, v, splash.SegmentIds(segments, segments))
+        return jnp.swapaxes(out, 1, 2)
+
+    # The kernel's results vary over the mesh as the queries do; the kernel does not say so, in either direction.
+    kind = jax.typeof(q).manual_axis_type
+
+    @jax.custom_vjp
+    def call(q: Any, k: Any, v: Any, segments: Any) -> Any:
+        return forward(q, k, v, segments)[0]
+
+    def forward(q: Any, k: Any, v: Any, segments: Any) -> Any:
+        with _pallas_results_are(kind):
+            return jax.vjp(lambda q, k, v: fused(q, k, v, segments), q, k, v)
+
+    def backward(pullback: Any, d_out: Any) -> Any:
+        with _pallas_results_are(kind):
+            return (*pullback(d_out), None)
+
+    call.defvjp(forward, backward)
+    return call(q, k, v, segments)
+
+
+@contextlib.contextmanager
+def _pallas_results_are(kind: Any) -> Iterator[None]:
+    """Pallas calls made inside have results that vary over the mesh like `kind`, unless they say otherwise.
+
+    Pallas asks for this in each result's declaration (jax.ShapeDtypeStruct), where JAX's own TPU kernels leave it out.
+    There is no public way to give it from outside, so the function that reads the declarations is wrapped.
+    """
+    from jax._src.pallas import core
+
+    read = core._convert_out_shape_to_aval
+
+    def read_with_kind(declared: Any) -> Any:
+        if isinstance(declared, jax.ShapeDtypeStruct) and declared.manual_axis_type is None:
+            declared = declared.update(manual_axis_type=kind)
+        return read(declared)
+
+    core._convert_out_shape_to_aval = read_with_kind
+    try:
+        yield
+    finally:
+        core._convert_out_shape_to_aval = read

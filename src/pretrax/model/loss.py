@@ -1,0 +1,91 @@
+"""Cross-entropy over a vocabulary sharded over `t`, without a second copy of the logits in f32.
+
+Letters: B batch, L length, V vocabulary. A loss is a set of terms, each a numerator and a denominator: sums over tokens
+that are reduced over the mesh once, so that masks, accumulation and sharding all give the same gradient.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..shardlib import axis_index, f32, i32, num, pmax, psum, pytree_dataclass, typechecked
+
+# name -> (numerator, denominator), this device's partial sums over r and d. The loss is the sum of the quotients.
+LossTerms = dict[str, tuple[Any, Any]]
+
+
+@pytree_dataclass
+class Batch:
+    """Token sequences. `segments` number the documents in a row, `positions` restart with each, `mask` weighs targets."""
+
+    tokens: i32['B/r/d L']
+    targets: i32['B/r/d L']
+    segments: i32['B/r/d L']
+    positions: i32['B/r/d L']
+    mask: f32['B/r/d L']
+
+
+@typechecked
+def cross_entropy(
+    logits: num['B/r/d L V/t'], targets: i32['B/r/d L'], vocab_size: int
+) -> tuple[f32['B/r/d L'], f32['B/r/d L']]:
+    """-log softmax(logits)[target] and log(sum(exp(logits))) of each token; columns past vocab_size do not count."""
+    return _cross_entropy(vocab_size, logits, targets)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _cross_entropy(vocab_size: int, logits: Any, targets: Any) -> tuple[Any, Any]:
+    return _forward(vocab_size, logits, targets)[0]
+
+
+def _columns(logits: Any) -> Any:
+    """The vocabulary index of each local column, shaped to broadcast against the logits."""
+    held = logits.shape[-1]
+    return jax.lax.broadcasted_iota(jnp.int32, (1, 1, held), 2) + axis_index('t') * held
+
+
+def _real_logits(vocab_size: int, logits: Any) -> Any:
+    """f32 logits, minus infinity in the padding columns. Fused into whatever reads it."""
+    return jnp.where(_columns(logits) < vocab_size, logits.astype(jnp.float32), -jnp.inf)
+
+
+def _forward(vocab_size: int, logits: Any, targets: Any) -> tuple[tuple[Any, Any], Any]:
+    real = _real_logits(vocab_size, logits)
+    largest = pmax('t', jnp.max(real, axis=-1))
+    log_z = jnp.log(psum('t', jnp.sum(jnp.exp(real - largest[..., None]), axis=-1))) + largest
+    is_target = _columns(logits) == targets[..., None]  # a comparison instead of a gather: it fuses into the sum
+    target_logit = psum('t', jnp.sum(jnp.where(is_target, real, 0.0), axis=-1))
+    return (log_z - target_logit, log_z), (logits, targets, log_z)
+
+
+def _backward(vocab_size: int, residuals: Any, gradients: tuple[Any, Any]) -> tuple[Any, None]:
+    logits, targets, log_z = residuals
+    d_nll, d_log_z = gradients
+    probability = jnp.exp(_real_logits(vocab_size, logits) - log_z[..., None])
+    is_target = _columns(logits) == targets[..., None]
+    d_logits = probability * (d_nll + d_log_z)[..., None] - jnp.where(is_target, d_nll[..., None], 0.0)
+    return d_logits.astype(logits.dtype), None
+
+
+_cross_entropy.defvjp(_forward, _backward)
+
+
+def loss_terms(logits: Any, batch: Batch, vocab_size: int, z_loss: float) -> LossTerms:
+    """The terms of a language model's loss on this device: cross-entropy 'nll' and, if weighted, 'z_loss'.
+
+    z-loss: Chowdhery et al. 2022, arXiv:2204.02311, section 5: z_loss * mean(log(Z)^2).
+    """
+    nll, log_z = cross_entropy(logits, batch.targets, vocab_size)
+    counts = denominators(batch, z_loss)
+    terms = {'nll': (jnp.sum(nll * batch.mask), counts['nll'])}
+    if z_loss:
+        terms['z_loss'] = (z_loss * jnp.sum(jnp.square(log_z) * batch.mask), counts['z_loss'])
+    return terms
+
+
+def denominators(batch: Batch, z_loss: float) -> dict[str, Any]:
+    """The denominators of `loss_terms`: they depend on the batch alone, so they are known before any gradient."""
+    count = jnp.sum(batch.mask)
+    return {'nll': count, 'z_loss': count} if z_loss else {'nll': count}

@@ -1,0 +1,106 @@
+"""The weights of the decoder: one declaration gives shapes, shardings, initial values and checkpoints.
+
+Letters: V vocabulary, M d_model, P positions, H query heads, K key/value heads, D head, F feed-forward.
+Matrices are sharded at rest over `d` (and `t` where tensor parallelism splits them); vectors are replicated.
+"""
+
+import dataclasses
+import math
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from optax.contrib import MuonDimensionNumbers
+
+from ..shardlib import Array, f32, make_abstract, pytree_dataclass
+from .families import Architecture
+
+
+@pytree_dataclass
+class Layer:
+    """One block. Biases are absent in families without them, `gate` where the feed-forward is not gated."""
+
+    norm1: f32['M']
+    norm1_bias: f32['M'] | None
+    q: f32['M/d H/t D']
+    k: f32['M/d K/t D']
+    v: f32['M/d K/t D']
+    o: f32['H/t D M/d']
+    q_bias: f32['H/t D'] | None
+    k_bias: f32['K/t D'] | None
+    v_bias: f32['K/t D'] | None
+    o_bias: f32['M'] | None
+    norm2: f32['M']
+    norm2_bias: f32['M'] | None
+    gate: f32['M/d F/t'] | None
+    up: f32['M/d F/t']
+    down: f32['F/t M/d']
+    up_bias: f32['F/t'] | None
+    down_bias: f32['M'] | None
+
+
+@pytree_dataclass
+class Weights:
+    """The whole decoder. `positions` exists where positions are learned, `unembed` where it is not the embedding."""
+
+    embed: f32['V/t M/d']
+    positions: f32['P/t M/d'] | None
+    layers: Array['layers', Layer]
+    norm: f32['M']
+    norm_bias: f32['M'] | None
+    unembed: f32['V/t M/d'] | None
+
+
+def abstract_weights(arch: Architecture) -> Weights:
+    """Shapes and shardings of the weights on the mesh in force."""
+    biases = ('q_bias', 'k_bias', 'v_bias', 'o_bias', 'up_bias', 'down_bias')
+    norm_biases = ('norm_bias', 'norm1_bias', 'norm2_bias')
+    absent = {
+        'positions': arch.positions != 'learned',
+        'unembed': arch.tied,
+        'gate': arch.activation != 'swiglu',
+        **dict.fromkeys(biases, not arch.bias),
+        **dict.fromkeys(norm_biases, not (arch.bias and arch.norm == 'layernorm')),
+    }
+    return make_abstract(Weights, arch.sizes, omit=tuple(name for name, without in absent.items() if without))
+
+
+def init_weights(arch: Architecture, key: jax.Array) -> Weights:
+    """Initial weights: norms 1, biases 0, matrices normal with `init_std`, smaller where they feed the residual stream.
+
+    Radford et al. 2019, section 2.3: the projections into the residual stream are scaled by 1/sqrt(2 n_layers).
+    Each weight's randomness depends on the key and its name alone, so it is the same on any mesh.
+    """
+    residual = arch.init_std / math.sqrt(2 * arch.n_layers)
+
+    def init(path: tuple, like: jax.ShapeDtypeStruct) -> jax.Array:
+        name = path[-1].name
+        if name.endswith('bias'):
+            return jnp.zeros(like.shape, like.dtype)
+        if name.startswith('norm'):
+            return jnp.ones(like.shape, like.dtype)
+        own_key = jax.random.fold_in(key, zlib.crc32(name.encode()))
+        return (residual if name in ('o', 'down') else arch.init_std) * jax.random.normal(own_key, like.shape)
+
+    return jax.tree_util.tree_map_with_path(init, abstract_weights(arch))
+
+
+# Which dimensions of a layer's matrix the product sums over, and which it makes (the first one counts the layers).
+_MATRICES = {
+    'q': (1, (2, 3)), 'k': (1, (2, 3)), 'v': (1, (2, 3)), 'o': ((1, 2), 3),
+    'gate': (1, 2), 'up': (1, 2), 'down': (1, 2),
+}  # fmt: skip
+
+
+def matrix_dimensions(weights: Any) -> Any:
+    """For optimizers that treat matrices as matrices: each weight's input and output dimensions, None for the others.
+
+    In a model other than this decoder every two-dimensional weight is taken for a matrix.
+    """
+    if isinstance(weights, Weights):
+        nothing = jax.tree.map(lambda _: None, weights)
+        matrices = {name: MuonDimensionNumbers(*axes) for name, axes in _MATRICES.items()}
+        present = {name: value for name, value in matrices.items() if getattr(weights.layers, name) is not None}
+        return dataclasses.replace(nothing, layers=dataclasses.replace(nothing.layers, **present))
+    return jax.tree.map(lambda w: MuonDimensionNumbers() if w.ndim == 2 else None, weights)

@@ -1,0 +1,124 @@
+"""The peak of this machine's CPU: nobody publishes it, so it is measured once and remembered.
+
+The measurement is the fastest matrix product that XLA manages on all given devices at once, in f32 and in bf16. It
+takes about a second. It is kept in `~/.cache/pretrax/cpu.json` (`XDG_CACHE_HOME` is respected), one entry for each
+CPU, number of cores, number of simulated devices and JAX version; delete the file to measure anew, for instance when
+the machine was busy the first time.
+"""
+
+import json
+import os
+import pathlib
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pretrax.scale.devices import Device
+
+SIZES = (512, 1024, 2048)  # square products; the largest ones are skipped where they would take too long
+SECONDS = 0.2  # for one dtype, compilation not included
+
+
+def measured_cpu(devices: Sequence[Any], cache_dir: pathlib.Path | None = None) -> Device:
+    """Peak of one of these CPU devices, when all of them work at the same time; measured, or from the cache.
+
+    Args:
+        devices: the JAX CPU devices of this process. Simulated devices share the cores, and so the peak.
+        cache_dir: where `cpu.json` is kept; by default the user's cache directory.
+    """
+    import jax
+
+    name, cores = _cpu_name(), _cores()
+    path = (cache_dir or _default_cache_dir()) / 'cpu.json'
+    key = f'{name} | {cores} cores | {len(devices)} devices | jax {jax.__version__}'
+    entries = _read(path)
+    peaks = entries.get(key)
+    if peaks is not None:
+        source = f'measured earlier, kept in {path}'
+    else:
+        peaks = {dtype: measure(devices, dtype) / len(devices) for dtype in ('bf16', 'f32')}
+        source = f'measured now, {_write(path, entries | {key: peaks})}'
+    memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // len(devices)
+    return Device(f'{name}, {cores} cores', peaks['bf16'], peaks['f32'], memory, None, source)
+
+
+def measure(devices: Sequence[Any], dtype: str) -> float:
+    """FLOP/s of all devices together, each multiplying its own square matrices; the best of a few sizes and tries."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    mesh = jax.sharding.Mesh(np.array(devices), ('device',))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('device'))
+    best, spent = 0.0, 0.0
+    for size, budget in zip(SIZES, np.linspace(0, SECONDS, len(SIZES) + 1)[1:], strict=True):
+        values = np.random.default_rng(0).standard_normal((size, size)).astype(np.float32)
+        stacked = np.broadcast_to(values, (len(devices), size, size))
+        x = jax.device_put(jnp.asarray(stacked, {'bf16': jnp.bfloat16, 'f32': jnp.float32}[dtype]), sharding)
+        # Accumulating in f32 is what the model's products ask for. Batch entries are sharded: no communication.
+        product: Callable[[Any], Any] = jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=jnp.float32))
+        product(x).block_until_ready()
+        seconds = 0.0
+        for _ in range(10):
+            start = time.perf_counter()
+            product(x).block_until_ready()
+            seconds = time.perf_counter() - start
+            best = max(best, 2 * size**3 * len(devices) / seconds)
+            spent += seconds
+            if spent > budget:
+                break
+        if spent + 16 * seconds > SECONDS:  # the next size costs eight times as much, and is run twice at least
+            break
+    return best
+
+
+def _default_cache_dir() -> pathlib.Path:
+    base = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache'))
+    if not base.is_absolute():  # a container's user may have no home at all
+        base = pathlib.Path(tempfile.gettempdir())
+    return base / 'pretrax'
+
+
+def _read(path: pathlib.Path) -> dict[str, dict[str, float]]:
+    """Entries of the cache that make sense; none if there is no file, or it is not readable, or it is damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return {key: peaks for key, peaks in found.items() if _sound(peaks)} if isinstance(found, dict) else {}
+
+
+def _sound(peaks: Any) -> bool:
+    return isinstance(peaks, dict) and all(
+        isinstance(peaks.get(dtype), float) and 0 < peaks[dtype] < float('inf') for dtype in ('bf16', 'f32')
+    )
+
+
+def _write(path: pathlib.Path, entries: dict[str, dict[str, float]]) -> str:
+    """Keep the entries and say where; a place that cannot be written costs a measurement each time, not the run."""
+    partial = path.with_name(f'{path.name}.{os.getpid()}')  # two runs may start at once: each replaces a whole file
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(entries, indent=1))
+        os.replace(partial, path)
+    except OSError as error:
+        return f'not kept ({path}: {error.strerror})'
+    return f'kept in {path}'
+
+
+def _cores() -> int:
+    """Cores that this process may use (a container or `taskset` may give it fewer than there are)."""
+    if hasattr(os, 'sched_getaffinity'):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cpu_name() -> str:
+    try:
+        lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
+    except OSError:  # not Linux
+        return platform.processor() or platform.machine()
+    names = [line.split(':', 1)[1].strip() for line in lines if line.startswith('model name')]
+    return names[0] if names else platform.machine()

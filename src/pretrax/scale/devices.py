@@ -1,0 +1,86 @@
+"""What each accelerator could do at best: the denominator of MFU, and the memory that a plan has to fit into.
+
+All numbers are for one JAX device, dense (NVIDIA's brochures print the doubled figure for structured sparsity).
+An accelerator that is not here has no MFU: `lookup` answers None, and the caller says so. A guess would be worse.
+
+`f32` is the fastest arithmetic that JAX may use for a product of f32 matrices at its default precision (see
+`jax.lax.Precision`): TF32 on NVIDIA and AMD, one bf16 pass on TPU. It is an upper bound: with `highest` precision the
+hardware is slower than that, and MFU reads lower than what the arithmetic units really do.
+"""
+
+import dataclasses
+import re
+
+GIB = 2**30  # makers of accelerators write GB and mean this: a '80 GB' A100 reports 81,920 MiB
+TERA = 1e12
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """Peak rates of one JAX device: FLOP/s for matrix products, memory in bytes, memory bandwidth in bytes/s."""
+
+    name: str
+    bf16: float
+    f32: float
+    memory: int
+    bandwidth: float | None  # None: not known (a CPU, where nobody publishes it and we do not measure it)
+    source: str  # the document that says so, or how it was measured
+
+    def peak(self, compute: str) -> float:
+        """FLOP/s for matrix products in a compute dtype, 'bf16' or 'f32'."""
+        return {'bf16': self.bf16, 'f32': self.f32}[compute]
+
+
+# Titles of the makers' documents that the rows below are taken from.
+_A100 = 'NVIDIA A100 Tensor Core GPU datasheet, nvidia.com/en-us/data-center/a100'
+_H100 = 'NVIDIA H100 Tensor Core GPU datasheet, resources.nvidia.com/en-us-tensor-core'  # PCIe card: 2023 edition
+_H200 = 'NVIDIA H200 Tensor Core GPU datasheet, nvidia.com/en-us/data-center/h200'
+_B200 = 'NVIDIA HGX B200 and DGX B200 datasheets, nvidia.com/en-us/data-center/hgx'
+_GH200 = 'NVIDIA GH200 Grace Hopper Superchip datasheet, resources.nvidia.com/en-us-grace-cpu'
+_MI300X = 'AMD Instinct MI300X accelerator data sheet, amd.com/en/products/accelerators/instinct/mi300'
+_TPU = 'docs.cloud.google.com/tpu/docs/'
+
+
+def _tpu(name: str, page: str, bf16: float, gib: float, bandwidth: float) -> Device:
+    return Device(name, bf16 * TERA, bf16 * TERA, int(gib * GIB), bandwidth * TERA, _TPU + page)
+
+
+# `device_kind` as JAX gives it (a regular expression that has to match all of it) -> what it is.
+# NVIDIA: the driver's product name. 'GH200 480GB' and '120GB' count the CPU's memory, the GPU has 96 GB.
+# A slice of a GPU (MIG) has 'MIG 1g.10gb' at the end, matches nothing here, and so has no MFU: right, it is another
+# device. AMD: the product name, with ' VF' inside a virtual machine; where the driver has no name it is
+# 'gfx942:sramecc+:xnack-', which MI300A, MI300X and MI325X share, hence unknown.
+# TPU v4 and v5p are one device a chip (two cores as a 'megacore'), v5e and v6e have one core; a v7 chip (Ironwood) is
+# two devices, so its row is half of what Google prints for the chip.
+_TABLE: dict[str, Device] = {
+    r'NVIDIA A100-(SXM4|SXM|PCIE)-40GB': Device('A100 40GB', 312e12, 156e12, 40 * GIB, 1.555e12, _A100),
+    r'NVIDIA A100-(SXM4|SXM)-80GB': Device('A100 SXM 80GB', 312e12, 156e12, 80 * GIB, 2.039e12, _A100),
+    r'NVIDIA A100 80GB PCIe|NVIDIA A100-PCIE-80GB': Device('A100 PCIe 80GB', 312e12, 156e12, 80 * GIB, 1.935e12, _A100),
+    r'NVIDIA H100 80GB HBM3|NVIDIA H100 SXM5?': Device('H100 SXM', 989.4e12, 494.7e12, 80 * GIB, 3.35e12, _H100),
+    r'NVIDIA H100 PCIe': Device('H100 PCIe', 756e12, 378e12, 80 * GIB, 2.0e12, _H100),
+    r'NVIDIA H100 NVL': Device('H100 NVL', 835.5e12, 417.5e12, 94 * GIB, 3.9e12, _H100),
+    r'NVIDIA H200': Device('H200 SXM', 989.4e12, 494.7e12, 141 * GIB, 4.8e12, _H200),
+    r'NVIDIA H200 NVL': Device('H200 NVL', 835.5e12, 417.5e12, 141 * GIB, 4.8e12, _H200),
+    r'NVIDIA GH200 (480GB|120GB)': Device('GH200 96GB', 989.4e12, 494.7e12, 96 * GIB, 4.0e12, _GH200),
+    r'NVIDIA GH200 144G HBM3e': Device('GH200 144GB', 989.4e12, 494.7e12, 144 * GIB, 4.9e12, _GH200),
+    r'NVIDIA B200': Device('B200', 2250e12, 1125e12, 180 * GIB, 8.0e12, _B200),
+    r'AMD Instinct MI300X( VF)?': Device('MI300X', 1307.4e12, 653.7e12, 192 * GIB, 5.3e12, _MI300X),
+    r'TPU v4': _tpu('TPU v4', 'v4', 275, 32, 1.2),
+    r'TPU v5 lite|TPU v5e': _tpu('TPU v5e', 'v5e', 197, 16, 0.819),
+    r'TPU v5|TPU v5p': _tpu('TPU v5p', 'v5p', 459, 95, 2.765),
+    r'TPU v6 lite|TPU v6e': _tpu('TPU v6e', 'v6e', 918, 32, 1.64),
+    r'TPU7x': _tpu('TPU v7 (half a chip)', 'tpu7x', 2307 / 2, 192 / 2, 7.38 / 2),
+}
+
+
+def lookup(device_kind: str) -> Device | None:
+    """The row for a JAX `device_kind`, or None for a device that is not in the table. CPUs: see `scale.cpu`."""
+    for pattern, device in _TABLE.items():
+        if re.fullmatch(pattern, device_kind.strip(), re.IGNORECASE):
+            return device
+    return None
+
+
+def known() -> tuple[Device, ...]:
+    """Every row of the table, in its order."""
+    return tuple(_TABLE.values())

@@ -1,0 +1,54 @@
+"""Model FLOPs and MFU: the one place where pretrax counts them.
+
+B batch, L length, H heads, D head. A product of [a, b] with [b, c] is 2 a b c FLOPs; the backward pass has two such
+products for each one forward, so training costs three times the forward pass. For one token and all layers:
+
+    weights     6 * (parameters that multiply an activation)
+    attention   12 * layers * H * D * L    'full': every query meets every key, as Chowdhery et al. 2022
+                                           (PaLM, arXiv:2204.02311, appendix B), nanoGPT and most papers count
+                 6 * layers * H * D * L    'causal': the half that a causal mask leaves, as llm.c counts
+
+Published tables mix the two; pretrax prints the causal one and records both. Counted once: a head tied to the
+embedding (as the head). Not counted: the embedding lookup, norms, softmax, biases, and recomputation (MFU is about
+the model, not about the way it is run). Grouped key and value heads change the weights, not the attention, in which
+every query head still meets L keys. Packed documents and windows attend to less than this says; MFU then reads high.
+"""
+
+import dataclasses
+
+FORMULA_VERSION = 1  # written beside every recorded MFU; goes up when any number here would change
+
+
+@dataclasses.dataclass(frozen=True)
+class Flops:
+    """Training FLOPs (forward and backward) by the two conventions for attention."""
+
+    causal: float
+    full: float
+
+    def __mul__(self, times: float) -> 'Flops':
+        return Flops(self.causal * times, self.full * times)
+
+
+def flops_per_token(*, n_matmul_params: int, n_layers: int, n_heads: int, d_head: int, sequence_length: int) -> Flops:
+    """Training FLOPs for one token; times the global batch in tokens it is those of a step.
+
+    Args:
+        n_matmul_params: parameters that multiply an activation: attention and feed-forward matrices and the head,
+            which counts once when it is tied. Of experts, those that one token visits. No embedding table, no norms.
+        n_heads: query heads.
+    """
+    weights = 6 * n_matmul_params
+    attention = 12 * n_layers * n_heads * d_head * sequence_length
+    return Flops(causal=weights + attention / 2, full=weights + attention)
+
+
+def mfu(tokens_per_second: float, per_token: float, peak: float, n_devices: int) -> float:
+    """Model FLOPs utilisation as a fraction of one: what the model needs over what the devices could do.
+
+    Args:
+        tokens_per_second: of all devices together.
+        per_token: `Flops.causal` or `Flops.full`.
+        peak: FLOP/s of one device in the compute dtype, `Device.peak`.
+    """
+    return tokens_per_second * per_token / (peak * n_devices)

@@ -1,0 +1,97 @@
+"""About how much memory a training step needs on each device, from sizes alone, before anything is compiled.
+
+It answers 'will it fit, and what is large'. The compiler's own figure, to be had after compilation, is exact, and
+usually 1.0 to 1.4 times this one: buffers of the backward pass come on top.
+Activations follow Korthikanti et al. 2022 (arXiv:2205.05198, section 4), without dropout and without the stored
+[L, L] attention matrix, as no attention kernel of ours stores one. What one layer keeps for one token, in values of
+the compute dtype (M d_model, H heads, K key-value heads, D head, F feed-forward):
+
+    two norms        2 M in, 2 M out
+    attention        H D queries, 2 K D keys and values, H D output
+    feed-forward     2 F: before and after the activation; gated (SwiGLU): 3 F
+
+For GPT-2 (H D = K D = M, F = 4 M) in bf16 that is 32 M bytes, the paper's 34 M less two dropout masks. Sequence
+parallelism divides all of it by t. The loss holds the logits and their gradient, sharded over the vocabulary.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+BYTES = {'f32': 4, 'bf16': 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Expected bytes on one device, by what they are for."""
+
+    weights: int  # f32, sharded over d and t
+    moments: int  # optimizer state, f32, sharded as the weights
+    gradients: int  # f32, sharded as the weights
+    gathered: int  # weights in the compute dtype: this device's shard of all, and one layer of them gathered over d
+    activations: int  # kept by the forward pass for the backward pass
+    logits: int  # and their gradient
+
+    @property
+    def total(self) -> int:
+        return sum(dataclasses.astuple(self))
+
+    def __str__(self) -> str:
+        """One line, largest part first: 'about 3.1 GB a device: activations 1.9 GB, weights 0.5 GB, ...'."""
+        parts = sorted(dataclasses.asdict(self).items(), key=lambda part: -part[1])
+        return f'about {_size(self.total)} a device: ' + ', '.join(f'{name} {_size(size)}' for name, size in parts)
+
+
+def expected_memory(
+    *,
+    n_params: int,
+    n_layers: int,
+    d_model: int,
+    n_heads: int,
+    n_kv_heads: int,
+    d_head: int,
+    d_ff: int,
+    vocab_size: int,
+    gated: bool,
+    tokens: int,
+    mesh: Mapping[str, int],
+    moments: float = 2.0,
+    compute: Literal['bf16', 'f32'] = 'bf16',
+    recompute: bool = False,
+) -> Memory:
+    """Expected memory of one device.
+
+    Args:
+        n_params: all parameters of the model.
+        tokens: tokens of one forward pass over the whole mesh (with accumulation: of one micro-batch, not the batch).
+        mesh: size of each mesh axis; `d` and `t` shard weights, `r`, `d` the batch, `c` the sequence, missing is 1.
+        moments: optimizer state over parameters, as f32: AdamW 2, Lion and momentum 1, Adafactor about 0.
+        recompute: the backward pass runs each layer again and only the layers' inputs are kept.
+    """
+    sizes = {axis: mesh.get(axis, 1) for axis in ('r', 'd', 'e', 'c', 't', 'p')}
+    width = BYTES[compute]
+    shard = math.ceil(n_params / (sizes['d'] * sizes['e'] * sizes['t'] * sizes['p']))
+    device_tokens = math.ceil(tokens / (sizes['r'] * sizes['d'] * sizes['e'] * sizes['c']))
+    layers = math.ceil(n_layers / sizes['p'])
+    layer_params = d_model * d_head * 2 * (n_heads + n_kv_heads) + d_model * d_ff * (3 if gated else 2)
+
+    inner = 4 * d_model + 2 * d_head * (n_heads + n_kv_heads) + (3 if gated else 2) * d_ff
+    kept = (layers * d_model + inner) if recompute else layers * inner
+    return Memory(
+        weights=4 * shard,
+        moments=math.ceil(4 * moments * shard),
+        gradients=4 * shard,
+        gathered=(width * shard if compute != 'f32' else 0) + width * layer_params // sizes['t'],
+        activations=width * device_tokens * kept // sizes['t'],
+        logits=2 * width * device_tokens * vocab_size // sizes['t'],
+    )
+
+
+def _size(n_bytes: float) -> str:
+    """1_500_000_000 -> '1.5 GB', decimal, as a reader compares it with the makers' figures."""
+    for unit in ('B', 'kB', 'MB', 'GB'):
+        if n_bytes < 999.5:
+            return f'{n_bytes:.3g} {unit}'
+        n_bytes /= 1000
+    return f'{n_bytes:.3g} TB'

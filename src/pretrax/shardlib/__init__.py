@@ -1,0 +1,54 @@
+"""shardlib: programs for many devices in which sharding is part of an array's type and communication a line of code.
+
+Stands alone: it knows nothing of language models. `docs/shardlib.md` introduces it.
+"""
+
+from .check import check, scope
+from .errors import ShardingError
+from .ops import (
+    all_gather,
+    all_to_all,
+    axis_index,
+    axis_size,
+    defer_reduction,
+    einsum,
+    pmax,
+    pmean,
+    ppermute,
+    psum,
+    psum_scatter,
+    take,
+    zero_gradient,
+)
+from .save import recompute_by_name, save
+from .scan import scan
+from .shard_map import typed_shard_map
+from .typechecked import typechecked
+from .types import (
+    Array,
+    bf16,
+    bool_,
+    f8,
+    f8_e5m2,
+    f16,
+    f32,
+    i8,
+    i32,
+    is_fully_sharded,
+    key,
+    make_abstract,
+    make_partition_specs,
+    make_shardings,
+    num,
+    pytree_dataclass,
+    u8,
+    u32,
+)
+
+__all__ = [
+    'Array', 'ShardingError', 'all_gather', 'all_to_all', 'axis_index', 'axis_size', 'bf16', 'bool_', 'check',
+    'defer_reduction', 'einsum', 'f8', 'f8_e5m2', 'f16', 'f32', 'i8', 'i32', 'is_fully_sharded', 'key',
+    'make_abstract', 'make_partition_specs', 'make_shardings', 'num', 'pmax', 'pmean', 'ppermute', 'psum',
+    'psum_scatter', 'pytree_dataclass', 'recompute_by_name', 'save', 'scan', 'scope', 'take', 'typechecked',
+    'typed_shard_map', 'u8', 'u32', 'zero_gradient',
+]  # fmt: skip

@@ -1,0 +1,187 @@
+"""Checks of values against array types while a program is traced; nothing of it is left in the compiled program.
+
+Four things are compared: dtype, rank, sizes (a name means one size within a scope), and replication: a type names the
+axes over which an array is sharded, so a value that differs along another axis is a partial sum, or a slice, that the
+program takes for the whole. `replication.py` finds that out.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+import math
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .errors import ShardingError
+from .replication import claim_same, settle, varying_axes
+from .types import (
+    ArrayType,
+    Dim,
+    Maybe,
+    Stacked,
+    check_axes_exist,
+    check_divisible,
+    field_types,
+    is_array_annotation,
+    plain,
+    type_name,
+    with_leading,
+)
+
+_sizes: contextvars.ContextVar[dict[str, tuple[int, str]] | None] = contextvars.ContextVar('sizes', default=None)
+
+
+@contextlib.contextmanager
+def scope() -> Iterator[None]:
+    """Opens a scope: inside it every dimension name has one size, whatever the name meant outside."""
+    token = _sizes.set({})
+    try:
+        yield
+    finally:
+        _sizes.reset(token)
+
+
+def current_scope() -> contextlib.AbstractContextManager[None]:
+    """The scope that is open, or a new one."""
+    return scope() if _sizes.get() is None else contextlib.nullcontext()
+
+
+def check(value: Any, annotation: Any, what: str) -> Any:
+    """Checks a value, or a pytree of values, against its annotation; use the result, which is the same value.
+
+    Annotations that say nothing about arrays are ignored. `what` names the value in messages; '{}' in it is where the
+    path of an array inside the value goes. Raises ShardingError.
+    """
+    return _check(value, annotation, what if '{}' in what else what + '{}', '', ())
+
+
+def _check(value: Any, annotation: Any, named: str, path: str, leading: tuple[Dim, ...]) -> Any:
+    what = named.replace('{}', path)
+    match annotation := plain(annotation):
+        case ArrayType():
+            return check_array(value, with_leading(annotation, leading), what)
+        case Maybe(inner):
+            return value if value is None else _check(value, inner, named, path, leading)
+        case Stacked(dim, inner):
+            return _check(value, inner, named, path, (*leading, dim))
+    if not is_array_annotation(annotation):
+        return value
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if not isinstance(value, origin or annotation):
+        raise ShardingError(f'{what}: {type_name(annotation)} expected', found=type(value).__name__)
+    if origin is tuple:
+        if Ellipsis in inner:
+            inner = inner[:1] * len(value)
+        if len(value) != len(inner):
+            raise ShardingError(f'{what}: {annotation!r} expected', found=f'a tuple of {len(value)}')
+    if origin in (tuple, list):
+        each = inner if origin is tuple else inner * len(value)
+        parts = {i: (item, kind, f'[{i}]') for i, (item, kind) in enumerate(zip(value, each, strict=True))}
+    elif origin is dict:
+        parts = {name: (item, inner[1], f'[{name!r}]') for name, item in value.items()}
+    else:
+        parts = {name: (getattr(value, name), kind, f'.{name}') for name, kind in field_types(annotation).items()}
+    checked: dict[Any, Any] = {
+        name: _check(item, kind, named, path + place, leading) for name, (item, kind, place) in parts.items()
+    }
+    if all(checked[name] is item for name, (item, _, _) in parts.items()):
+        return value
+    if origin is dict:
+        return type(value)(checked)
+    if origin is None:
+        return dataclasses.replace(value, **checked)
+    return value._make(checked.values()) if hasattr(value, '_make') else origin(checked.values())
+
+
+def check_array(value: Any, array: ArrayType, what: str, partial: frozenset[str] = frozenset()) -> Any:
+    """Checks one array. `partial` are further axes over which it may vary: those about to be reduced."""
+    if not isinstance(value, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
+        raise ShardingError(
+            f'{what}: {array} expected', found=f'{type(value).__name__} {value!r:.60}',
+            mend='make it an array, as in jnp.float32(x)' if isinstance(value, bool | int | float) else None,
+        )  # fmt: skip
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty:
+        check_axes_exist(array, mesh, what)
+    shown: dict[str, Any] = {'found': _describe(value, array, mesh), 'mesh': None if mesh.empty else mesh}
+    if not _same_dtype(value.dtype, array):
+        is_key = array.dtype_name == 'key'
+        raise ShardingError(
+            f"{what}: {array} expected, not {value.dtype}",
+            **shown, mend='pass a key made by jax.random.key' if is_key else f'x.astype(jnp.{np.dtype(array.dtype)})',
+        )  # fmt: skip
+    if len(value.shape) != len(array.dims):
+        raise ShardingError(
+            f'{what}: {array} has {len(array.dims)} dimensions, the value has {len(value.shape)}',
+            **shown, mend='name every dimension of the value, in order',
+        )  # fmt: skip
+    in_shard_map = bool(mesh.manual_axes)
+    known = not isinstance(value, np.ndarray | np.generic | jax.ShapeDtypeStruct)
+    extra = varying_axes(value) - set(array.axes) - partial if in_shard_map and known else frozenset()
+    sizes = _sizes.get()
+    for dim, size in zip(array.dims, value.shape, strict=True):
+        if not in_shard_map and not mesh.empty:
+            check_divisible(dim, size, mesh, f'{what}: {array}')
+        whole = _whole(dim, size, mesh)
+        if dim.name.isdecimal():
+            expected, by = int(dim.name), 'the type'
+        else:
+            expected, by = (sizes or {}).get(dim.name, (whole, ''))
+        if expected != whole:
+            raise ShardingError(
+                f"{what}: {array} has {dim.name} = {whole}, but {dim.name} is {expected} by {by}",
+                **shown, mend=_mend_size(array, dim, whole, expected, mesh, extra),
+            )  # fmt: skip
+        if sizes is not None and not dim.name.isdecimal():
+            sizes.setdefault(dim.name, (whole, what))
+    if not extra:
+        return value
+    value = claim_same(value, extra, lambda: _not_the_same(array, what, extra, shown))
+    # One number, such as a loss, is one for JAX too: or its gradient would count it once for every device.
+    return value if array.dims or partial else settle(value, extra)
+
+
+def _whole(dim: Dim, size: int, mesh: Any) -> int:
+    """The global size of a dimension."""
+    return size * math.prod(mesh.shape[axis] for axis in dim.axes if axis in mesh.manual_axes)
+
+
+def _describe(value: Any, array: ArrayType, mesh: Any) -> str:
+    """Dtype and shape of a value, on one device and in all."""
+    local = tuple(value.shape)
+    if not mesh.manual_axes or len(local) != len(array.dims):
+        return f'{value.dtype} of shape {local}' + (' on each device' if mesh.manual_axes else '')
+    whole = tuple(_whole(dim, size, mesh) for dim, size in zip(array.dims, local, strict=True))
+    return f'{value.dtype} of shape {local} on each device, {whole} in all'
+
+
+def _not_the_same(array: ArrayType, what: str, extra: frozenset[str], shown: dict[str, Any]) -> ShardingError:
+    axes = ' '.join(axis for axis in shown['mesh'].axis_names if axis in extra)
+    mend = f"a partial sum needs psum('{axes}', x)"
+    if array.dims:
+        mend += f" or psum_scatter; a slice needs all_gather, or '{axes}' on the dimension that it shards"
+    return ShardingError(
+        f"{what}: {array} is the same on all devices along '{axes}', but the value differs along it", **shown, mend=mend
+    )
+
+
+def _mend_size(array: ArrayType, dim: Dim, whole: int, expected: int, mesh: Any, extra: frozenset[str]) -> str:
+    for axis in mesh.manual_axes:
+        if axis in extra and whole * mesh.shape[axis] == expected:
+            slices = [Dim(d.name, (*d.axes, axis)) if d == dim else d for d in array.dims]
+            before, after = ' '.join(map(str, slices)), ' '.join(map(str, array.dims))
+            return f"the value is a slice along '{axis}': all_gather('{before} -> {after}', x), or write '{dim}/{axis}'"
+        if dim.axes[-1:] == (axis,) and whole == expected * mesh.shape[axis]:
+            return f"the value is already whole: write '{Dim(dim.name, dim.axes[:-1])}'"
+    return f'give one of the two another name, or open a scope() if {dim.name} means something else here'
+
+
+def _same_dtype(dtype: Any, array: ArrayType) -> bool:
+    if array.dtype_name == 'key':
+        return jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    return array.dtype is None or dtype == array.dtype

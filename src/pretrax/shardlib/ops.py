@@ -1,0 +1,389 @@
+"""Communication and products as lines of code, each driven by a string and checked before and after.
+
+A string gives the type of the argument and of the result without the dtype: `'M/d F/t -> M F/t'` gathers over `d`.
+Seen over the whole mesh, `all_gather`, `psum_scatter` and `all_to_all` only move data: the global array stays the same,
+except that `psum_scatter`, like `psum`, first adds up partial sums. Everything here is per device: call it inside
+`typed_shard_map`.
+
+Along a mesh axis a value is one of three kinds: it differs from device to device (a slice, or a partial sum); it is the
+same everywhere, and JAX adds up its gradient at each use; or it is the same everywhere and its gradient is still a
+partial sum on each device, which is what `all_gather` and `defer_reduction` give. The gradient of a gathered value is
+added up by the `psum_scatter` that is the transpose of the gather, and not before.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .check import check_array, current_scope
+from .errors import ShardingError
+from .replication import claim_differs, known_same, settle, varying_axes
+from .types import ArrayType, Dim, parse_dims
+
+Dims = tuple[Dim, ...]
+Moves = list[tuple[int, tuple[str, ...]]]  # which dimension, along which axes
+
+
+def all_gather(spec: str, x: Any, *, wire: Any = None) -> Any:
+    """Gathers slices: `all_gather('M/d F/t -> M F/t', w)`. The gradient is summed and scattered over the same axes.
+
+    Args:
+        spec: argument and result; the axes to gather are those that the result lacks, the last ones of their dimension.
+        x: per-device slice.
+        wire: dtype in which the slices travel (rounds the values to it). The result and the gradient's sum keep x's
+            dtype: `wire=jnp.bfloat16` halves the bytes of the gather and still adds gradients in f32.
+    """
+    what = f"all_gather('{spec}')"
+    (before,), after = _parse(what, spec, operands=1)
+    x = _check_operand(what, x, before)
+    moves = _removed_axes(what, before, after)
+    if wire is not None and wire != x.dtype:
+        return _checked(what, _gather_through(moves, jnp.dtype(wire), x), after)
+    return _checked(what, _gather(moves, x), after)
+
+
+def psum_scatter(spec: str, x: Any) -> Any:
+    """Adds partial sums and keeps one slice: `psum_scatter('B/d L M -> B/d L/t M', x)`."""
+    what = f"psum_scatter('{spec}')"
+    (before,), after = _parse(what, spec, operands=1)
+    moves = _removed_axes(what, after, before)
+    axes = frozenset(axis for _, names in moves for axis in names)
+    x = _check_operand(what, x, before, partial=axes)
+    x = _need_partial(what, x, axes)
+    for position, names in moves:
+        _check_split(what, before[position], x.shape[position], names)
+    return _checked(what, _scatter(moves, x), after)
+
+
+def all_to_all(spec: str, x: Any) -> Any:
+    """Moves the sharding from one dimension to another: `all_to_all('B/e F -> B F/e', x)`."""
+    what = f"all_to_all('{spec}')"
+    (before,), after = _parse(what, spec, operands=1)
+    x = _check_operand(what, x, before)
+    changed = [i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
+    if [dim.name for dim in before] == [dim.name for dim in after] and len(changed) == 2:
+        source, target = changed if len(before[changed[0]].axes) > len(after[changed[0]].axes) else changed[::-1]
+        kept, moved = len(after[source].axes), before[source].axes[len(after[source].axes) :]
+        if before[source].axes[:kept] == after[source].axes and after[target].axes == before[target].axes + moved:
+            _check_split(what, before[target], x.shape[target], moved)
+            many, x = _with_many(moved), vary(x, moved)
+            return _checked(what, jax.lax.all_to_all(x, many, target, source, tiled=True) if many else x, after)
+    raise ShardingError(
+        f'{what}: it moves axes from the end of one dimension to the end of another',
+        mend="write the same dimensions on both sides, as in 'B/e F -> B F/e'",
+    )
+
+
+def psum(axes: str, x: Any) -> Any:
+    """Adds partial sums over mesh axes: `psum('t', x)`, `psum('r d', x)`. Takes a pytree."""
+    return _reduce('psum', jax.lax.psum, axes, x)
+
+
+def pmean(axes: str, x: Any) -> Any:
+    """The mean over mesh axes of values that vary over them. Takes a pytree."""
+    return _reduce('pmean', jax.lax.pmean, axes, x)
+
+
+def pmax(axes: str, x: Any) -> Any:
+    """The maximum over mesh axes of values that vary over them. Takes a pytree.
+
+    Like that of `jnp.max` the gradient goes to the largest value, in equal parts where there are several. It costs two
+    `psum`, which `pmax(axes, jax.lax.stop_gradient(x))` does without.
+    """
+    return _reduce('pmax', _pmax, axes, x)
+
+
+def ppermute(axis: str, x: Any, *, shift: int = 1) -> Any:
+    """Passes a value `shift` devices on around the ring of a mesh axis. Takes a pytree."""
+    (name,) = _axis_names(axis)
+    size = jax.lax.axis_size(name)
+    ring = [(i, (i + shift) % size) for i in range(size)]
+    return jax.tree.map(lambda leaf: jax.lax.ppermute(vary(leaf, (name,)), name, ring), x)
+
+
+def axis_size(axes: str) -> int:
+    """How many devices there are along mesh axes: `axis_size('r d')`."""
+    return math.prod(jax.lax.axis_size(axis) for axis in _axis_names(axes))
+
+
+def axis_index(axes: str) -> jax.Array:
+    """This device's place along mesh axes, the first axis being the major one. i32[]."""
+    return jax.lax.axis_index(_axis_names(axes))
+
+
+def einsum(spec: str, *operands: Any, dot: Callable[..., Any] | None = None) -> Any:
+    """A product of what is on this device: `einsum('B/d L M, M F/t -> B/d L F/t', x, w)`. No communication.
+
+    A letter has the same axes wherever it stands. Contracting a letter that is sharded, as in
+    `'B F/t, F/t M -> B M'`, leaves a partial sum on each device: the result still has to be reduced over `t`, and
+    annotating it before it is raises.
+
+    Args:
+        spec: the types of the operands and of the result.
+        operands: per-device arrays, no partial sums among them.
+        dot: what computes the plain equation, such as 'abc,cd->abd' (default: `jnp.einsum`). A hook for other numerics.
+    """
+    what = f"einsum('{spec}')"
+    befores, after = _parse(what, spec, operands=len(operands))
+    known = _check_letters(what, befores, after)
+    operands = tuple(_check_operand(what, operand, dims) for dims, operand in zip(befores, operands, strict=True))
+    letters = {name: chr(ord('a') + i) for i, name in enumerate(known)}
+    equation = ','.join(''.join(letters[dim.name] for dim in dims) for dims in befores)
+    equation += '->' + ''.join(letters[dim.name] for dim in after)
+    axes = frozenset().union(*map(varying_axes, operands))
+    result = (dot or jnp.einsum)(equation, *(vary(operand, axes) for operand in operands))
+    left_unreduced = frozenset(axis for dims in befores for dim in dims for axis in dim.axes) - _axes_of(after)
+    return _checked(what, result, after, partial=left_unreduced)
+
+
+def _check_letters(what: str, befores: list[Dims], after: Dims) -> list[str]:
+    """The letters of an einsum, in the order in which they come."""
+    known: dict[str, tuple[Dim, Dims]] = {}
+    for dims in (*befores, after):
+        names = [dim.name for dim in dims]
+        for dim in dims:
+            if names.count(dim.name) > 1:
+                raise ShardingError(f"{what}: '{dim.name}' stands twice in '{_text(dims)}'", mend='give it two names')
+            seen, place = known.setdefault(dim.name, (dim, dims))
+            if seen.axes != dim.axes:
+                raise ShardingError(
+                    f"{what}: '{dim.name}' is '{seen}' in '{_text(place)}' and '{dim}' in '{_text(dims)}'",
+                    mend=_mend_letter(seen, place, dim, dims, dims is after),
+                )
+    for dim in after:
+        if not any(dim in dims for dims in befores):
+            raise ShardingError(f"{what}: '{dim}' of the result stands in no operand")
+    letters = [dim for dim, _ in known.values()]
+    for axis in sorted(_axes_of(letters)):
+        first, *others = (dim for dim in letters if axis in dim.axes)
+        if others:
+            raise ShardingError(
+                f"{what}: the mesh axis '{axis}' shards '{first}' and '{others[0]}'; each device would "
+                'multiply its slice of one by its slice of the other only',
+                mend='all_gather one of them first',
+            )
+    return list(known)
+
+
+def _mend_letter(one: Dim, one_in: Dims, other: Dim, other_in: Dims, other_is_result: bool) -> str:
+    """What to do about a letter with different axes in two places."""
+    (more, there), (less, _) = sorted([(one, one_in), (other, other_in)], key=lambda place: -len(place[0].axes))
+    if more.axes[: len(less.axes)] != less.axes or (other_is_result and more is other):
+        return 'a product keeps the axes of a letter: write it alike everywhere, and communicate before or after'
+    gathered = tuple(less if dim is more else dim for dim in there)
+    return f"all_gather('{_text(there)} -> {_text(gathered)}', x) first"
+
+
+def take(spec: str, table: Any, indices: Any) -> Any:
+    """Looks rows up in a table whose first dimension may be sharded: `take('V/t M, B/d L -> B/d L M', table, ids)`.
+
+    Each device contributes the rows that it holds and zeros elsewhere, so over the table's axes the result is a partial
+    sum: `psum` or `psum_scatter` it. An index outside the table gives zeros.
+    """
+    what = f"take('{spec}')"
+    (rows, places), after = _parse(what, spec, operands=2)
+    if after != (*places, *rows[1:]):
+        raise ShardingError(f"{what}: the result of these is '{_text((*places, *rows[1:]))}'")
+    for axis in rows[0].axes:
+        if axis in _axes_of(places):
+            raise ShardingError(
+                f"{what}: the mesh axis '{axis}' shards the table's '{rows[0]}' and the indices; each device "
+                'would look its indices up in its rows only',
+                mend='all_gather the table or the indices first',
+            )
+    table, indices = _check_operand(what, table, rows), _check_operand(what, indices, places)
+    axes = varying_axes(table) | varying_axes(indices)
+    table, indices = vary(table, axes), vary(indices, axes)
+    held = table.shape[0]
+    if rows[0].axes:
+        indices = indices - axis_index(' '.join(rows[0].axes)) * held
+    mine = (indices >= 0) & (indices < held)
+    found = jnp.take(table, jnp.where(mine, indices, 0), axis=0, mode='clip')
+    found = jnp.where(mine.reshape(*mine.shape, *(1,) * (table.ndim - 1)), found, jnp.zeros((), table.dtype))
+    return _checked(what, found, after, partial=frozenset(rows[0].axes))
+
+
+def defer_reduction(axes: str, x: Any) -> Any:
+    """Leaves the gradient of a replicated value a partial sum along mesh axes, so that it can be summed once, later.
+
+    The gradients of the result, taken inside the same `typed_shard_map`, are partial sums: add as many as you like,
+    then `psum` them. Takes a pytree.
+    """
+    names = _axis_names(axes)
+    for leaf in jax.tree.leaves(x):
+        if already := varying_axes(leaf) & set(names):
+            raise ShardingError(
+                f"defer_reduction('{axes}', x): along '{' '.join(sorted(already))}' each device has its own value, and "
+                'its own gradient',
+                found=f'{jax.typeof(leaf)}',
+                mend='leave the axis out',
+            )
+    return jax.tree.map(lambda leaf: vary(leaf, names), x)
+
+
+def zero_gradient(x: Any) -> Any:
+    """Zeros typed like the gradient of x: where x is gathered or deferred they wait to be reduced. Takes a pytree.
+
+    A start for adding up gradients in a `scan`.
+    """
+    return jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype), varying_axes(leaf)), x)
+
+
+def vary(x: Any, axes: Iterable[str]) -> Any:
+    """The same value, its gradient from here on each device's own; the transpose is the sum over `axes`."""
+    same = tuple(sorted(set(axes) - varying_axes(x)))
+    return jax.lax.pcast(x, same, to='varying') if same else x
+
+
+def _gather(moves: Moves, x: Any) -> Any:
+    for position, names in moves:
+        x = vary(x, names)
+        if many := _with_many(names):
+            x = jax.lax.all_gather(x, many, axis=position, tiled=True)
+        x = known_same(x, set(names) - set(many))
+    return x
+
+
+def _scatter(moves: Moves, x: Any) -> Any:
+    """Sums of values that vary over axes; each device keeps its slice."""
+    for position, names in moves:
+        if many := _with_many(names):
+            x = jax.lax.psum_scatter(x, many, scatter_dimension=position, tiled=True)
+    return x
+
+
+def _with_many(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The axes with more than one device. Along the others there is nothing to communicate."""
+    return tuple(axis for axis in names if jax.lax.axis_size(axis) > 1)
+
+
+def _gather_through(moves: Moves, wire: Any, x: Any) -> Any:
+    """The gather of x rounded to `wire`; its transpose adds up in x's own dtype, not in `wire`."""
+    x = vary(x, [axis for _, names in moves for axis in names])
+
+    @jax.custom_vjp
+    def gather(x: Any) -> Any:
+        return _gather(moves, x.astype(wire)).astype(x.dtype)
+
+    gather.defvjp(lambda x: (gather(x), None), lambda _, gradient: (_scatter(moves[::-1], gradient),))
+    return gather(x)
+
+
+def _pmax(x: Any, names: tuple[str, ...]) -> Any:
+    return (_float_pmax if jnp.issubdtype(x.dtype, jnp.inexact) else jax.lax.pmax)(x, names)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _float_pmax(x: Any, names: tuple[str, ...]) -> Any:
+    return jax.lax.pmax(x, names)
+
+
+@_float_pmax.defjvp
+def _float_pmax_jvp(names: tuple[str, ...], primals: Any, tangents: Any) -> Any:
+    (x,), (dx,) = primals, tangents
+    largest = jax.lax.pmax(x, names)
+    is_largest = (x == largest).astype(x.dtype)
+    return largest, jax.lax.psum(dx * is_largest, names) / jax.lax.psum(is_largest, names)
+
+
+def _reduce(name: str, reduction: Any, axes: str, x: Any) -> Any:
+    names = _axis_names(axes)
+    if not names:
+        raise ShardingError(f"{name}('{axes}', x) names no mesh axis")
+    many = _with_many(names)
+
+    def reduce(leaf: Any) -> Any:
+        leaf = settle(_need_partial(f"{name}('{axes}', x)", leaf, frozenset(names)), set(names) - set(many))
+        return reduction(leaf, many) if many else leaf
+
+    return jax.tree.map(reduce, x)
+
+
+def _need_partial(what: str, x: Any, axes: frozenset[str]) -> Any:
+    def complaint() -> ShardingError:
+        mesh = jax.sharding.get_abstract_mesh()
+        same = axes - varying_axes(x) or axes
+        along = ' '.join(axis for axis in mesh.axis_names if axis in same)
+        return ShardingError(
+            f"{what}: the value is the same on all devices along '{along}'; adding it up would multiply it",
+            found=f'{jax.typeof(x)}',
+            mesh=mesh,
+            mend='leave the axis out, or multiply by axis_size if that is meant',
+        )
+
+    return claim_differs(x, axes, complaint)
+
+
+def _axis_names(axes: str) -> tuple[str, ...]:
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.manual_axes:
+        raise ShardingError(f"'{axes}': no code runs per device here", mend='call it inside typed_shard_map')
+    names = tuple(axes.replace('/', ' ').split())
+    for name in names:
+        if name not in mesh.manual_axes:
+            raise ShardingError(
+                f"'{name}' is not a mesh axis", mesh=mesh, mend=f'name some of {", ".join(mesh.manual_axes)}'
+            )
+        if names.count(name) > 1:
+            raise ShardingError(f"'{axes}' names '{name}' twice")
+    return names
+
+
+def _parse(what: str, spec: str, operands: int) -> tuple[list[Dims], Dims]:
+    left, arrow, right = spec.partition('->')
+    befores = left.split(',')
+    if not arrow or '->' in right or len(befores) != operands:
+        raise ShardingError(f"{what} is not of the form '{', '.join(['A B'] * operands)} -> A B'")
+    return [parse_dims(before) for before in befores], parse_dims(right)
+
+
+def _removed_axes(what: str, longer: Dims, shorter: Dims) -> Moves:
+    """Which axes each dimension of `shorter` lacks, by position. They are the minor ones: slices then lie in order."""
+    moves = []
+    if [dim.name for dim in longer] != [dim.name for dim in shorter]:
+        raise ShardingError(f'{what} names different dimensions on its two sides', mend='only the axes may change')
+    for position, (a, b) in enumerate(zip(longer, shorter, strict=True)):
+        if a.axes[: len(b.axes)] != b.axes:
+            raise ShardingError(
+                f"{what}: '{a}' and '{b}' do not differ in their last axes",
+                mend=f"axes come and go at the end: '{a}' and '{Dim(a.name, a.axes[:-1])}'",
+            )
+        if len(a.axes) > len(b.axes):
+            moves.append((position, a.axes[len(b.axes) :]))
+    if not moves:
+        raise ShardingError(f'{what} changes nothing', mend='leave the line out')
+    return moves
+
+
+def _check_split(what: str, dim: Dim, size: int, axes: tuple[str, ...]) -> None:
+    parts = math.prod(jax.lax.axis_size(axis) for axis in axes)
+    if size % parts:
+        raise ShardingError(
+            f"{what}: the local size {size} of '{dim}' does not divide by the {parts} devices along {' '.join(axes)}",
+            mesh=jax.sharding.get_abstract_mesh(),
+            mend=f'make {dim.name} a multiple of {parts} on each device',
+        )
+
+
+def _check_operand(what: str, x: Any, dims: Dims, partial: frozenset[str] = frozenset()) -> Any:
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        raise ShardingError(f'{what}: no code runs per device here', mend='call it inside typed_shard_map')
+    with current_scope():
+        return check_array(x, ArrayType('num', dims), what, partial)
+
+
+def _checked(what: str, x: Any, dims: Dims, partial: frozenset[str] = frozenset()) -> Any:
+    with current_scope():
+        return check_array(x, ArrayType('num', dims), f'result of {what}', partial)
+
+
+def _axes_of(dims: Iterable[Dim]) -> frozenset[str]:
+    return frozenset(axis for dim in dims for axis in dim.axes)
+
+
+def _text(dims: Dims) -> str:
+    return ' '.join(map(str, dims))

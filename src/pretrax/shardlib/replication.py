@@ -1,0 +1,234 @@
+"""Which values are the same on all devices, where JAX's own types do not tell.
+
+Inside `shard_map` JAX knows over which mesh axes a value varies (`jax.typeof(x).manual_axis_type`). It counts what
+`all_gather` and `pcast` give as varying, as the gradient of it does: on each device, that device's part. But the value
+is the same everywhere, and so is what is computed from it alone.
+
+So where a value that varies for JAX has to be the same (or the other way round), a claim leaves a mark in the traced
+program: an identity, of which nothing is compiled. `verify` then follows the values through the program, once, before
+it is compiled, and raises the complaint of a claim that does not hold.
+"""
+
+import contextlib
+import contextvars
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from .errors import ShardingError
+
+_claims_are_verified: contextvars.ContextVar[bool] = contextvars.ContextVar('claims_are_verified', default=False)
+
+
+@contextlib.contextmanager
+def verified_later() -> Iterator[None]:
+    """What is traced inside will be given to `verify`, so `claim` need not decide."""
+    token = _claims_are_verified.set(True)
+    try:
+        yield
+    finally:
+        _claims_are_verified.reset(token)
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """Mesh axes over which a value differs from device to device as far as JAX can tell; none outside shard_map."""
+    return jax.typeof(x).manual_axis_type.varying
+
+
+def claim_same(x: Any, axes: frozenset[str], complaint: Callable[[], ShardingError]) -> Any:
+    """x, which has to be the same along some axes although it varies over them as far as JAX can tell."""
+    if not _claims_are_verified.get():
+        raise complaint()
+    return _claim.bind(x, kind='same', axes=tuple(sorted(axes)), complaint=_with_place(complaint))
+
+
+def claim_differs(x: Any, axes: frozenset[str], complaint: Callable[[], ShardingError]) -> Any:
+    """x, which has to differ along every one of some axes."""
+    if not varying_axes(x) >= axes:
+        raise complaint()
+    axes = frozenset(axis for axis in axes if jax.lax.axis_size(axis) > 1)  # one device alone does not matter
+    if not axes or not _claims_are_verified.get():
+        return x
+    return _claim.bind(x, kind='differs', axes=tuple(sorted(axes)), complaint=_with_place(complaint))
+
+
+def known_same(x: Any, axes: Iterable[str]) -> Any:
+    """x, of which the caller knows that it is the same along some axes."""
+    return _known_same.bind(x, axes=tuple(sorted(axes))) if axes else x
+
+
+def settle(x: Any, axes: Iterable[str]) -> Any:
+    """x, which is the same along some axes, as one value there also for JAX. Its gradient goes to the first device."""
+    return _settle.bind(x, axes=tuple(sorted(axes))) if axes else x
+
+
+Varies = frozenset[str]  # the mesh axes over which a value varies, and INPUT if it depends on more than constants
+INPUT = '(an input)'
+
+
+def verify(program: Any, inputs: Sequence[Varies] | None = None, final: bool = True) -> list[Varies]:
+    """Raises the complaint of the first claim in a jaxpr that is wrong; returns over which axes each result varies.
+
+    A result varies where an operand does, or where communication makes it; JAX's types bound this from above.
+
+    Args:
+        program: a jaxpr, with its constants or without.
+        inputs: over which axes each input varies (default: as JAX says).
+        final: whether the inputs are known; before, when a loop is followed, they are a lower bound.
+    """
+    program = getattr(program, 'jaxpr', program)
+    if inputs is None:
+        inputs = [_as_jax_says(variable) for variable in program.invars]
+    varies = dict(zip(program.invars, inputs, strict=True))
+
+    def read(atom: Any) -> Varies:
+        return frozenset() if hasattr(atom, 'val') else varies.get(atom, frozenset())  # literals, constants
+
+    for equation in program.eqns:
+        results = _results(equation, [read(atom) for atom in equation.invars], final)
+        for variable, axes in zip(equation.outvars, results, strict=True):
+            varies[variable] = axes & _as_jax_says(variable)
+    return [read(atom) for atom in program.outvars]
+
+
+def _as_jax_says(variable: Any) -> Varies:
+    kind = getattr(variable.aval, 'manual_axis_type', None)
+    return (kind.varying if kind is not None else frozenset()) | {INPUT}
+
+
+def _results(equation: Any, operands: list[Varies], final: bool) -> list[Varies]:
+    params = equation.params
+    union = frozenset().union(*operands)
+    match equation.primitive.name:
+        case 'claim':
+            _check_claim(union, final, **params)
+            return [union]
+        case 'pvary' | 'settle':
+            return [union]
+        case 'known_same':
+            return [union - _axes(params)]
+        case 'all_gather' if params['axis_index_groups'] is None:
+            return [union - _axes(params)]
+        case 'scan':
+            return _scan(equation, operands, final)
+        case 'while':
+            return _while(params, operands, final)
+        case 'cond':
+            branches = [verify(branch, operands[1:], final) for branch in params['branches']]
+            return [operands[0].union(*results) for results in zip(*branches, strict=True)]
+    programs = [value for value in params.values() if hasattr(getattr(value, 'jaxpr', value), 'eqns')]
+    if len(programs) == 1:
+        inner = getattr(programs[0], 'jaxpr', programs[0])
+        if (len(inner.invars), len(inner.outvars)) == (len(operands), len(equation.outvars)):
+            return verify(inner, operands, final)  # a call: jit, checkpoint, custom_vjp
+    for program in programs:
+        verify(program)
+    # Communication along an axis can make a value differ along it, and along no other.
+    return [union | _axes(params)] * len(equation.outvars)
+
+
+def _check_claim(varies: Varies, final: bool, *, kind: str, axes: tuple[str, ...], complaint: str) -> None:
+    if kind == 'same' and not varies.isdisjoint(axes):
+        raise ShardingError(complaint)
+    # Constants, such as the gradient of an unused weight, may be added up all the same.
+    if kind == 'differs' and final and INPUT in varies and not varies.issuperset(axes):
+        raise ShardingError(complaint)
+
+
+def _axes(params: dict[str, Any]) -> frozenset[str]:
+    """The mesh axes along which a primitive communicates."""
+    named = [params.get('axis_name', ()), params.get('axes', ())]
+    flat = [axis for names in named for axis in (names if isinstance(names, tuple | list | frozenset) else (names,))]
+    return frozenset(axis for axis in flat if isinstance(axis, str))
+
+
+def _scan(equation: Any, operands: list[Varies], final: bool) -> list[Varies]:
+    """Operands are constants, carries, slices; results are carries, slices. A slice has a dimension less inside."""
+    program = getattr(equation.params['jaxpr'], 'jaxpr', equation.params['jaxpr'])
+    differ_in_rank = lambda a, b: len(a.aval.shape) != len(b.aval.shape)  # noqa: E731
+    n_slices = sum(map(differ_in_rank, equation.invars, program.invars))
+    n_carries = len(program.outvars) - sum(map(differ_in_rank, equation.outvars, program.outvars))
+    first = len(operands) - n_slices - n_carries
+    constants, carries, slices = operands[:first], operands[first : first + n_carries], operands[first + n_carries :]
+
+    def body(carries: list[Varies], final: bool = False) -> list[Varies]:
+        return verify(program, [*constants, *carries, *slices], final)
+
+    return body(_until_stable(carries, lambda carries: body(carries)[:n_carries]), final)
+
+
+def _while(params: dict[str, Any], operands: list[Varies], final: bool) -> list[Varies]:
+    """Operands are the condition's constants, the body's constants, carries."""
+    first, second = params['cond_nconsts'], params['cond_nconsts'] + params['body_nconsts']
+
+    def body(carries: list[Varies], final: bool = False) -> list[Varies]:
+        (runs_on,) = verify(params['cond_jaxpr'], [*operands[:first], *carries], final)
+        results = verify(params['body_jaxpr'], [*operands[first:second], *carries], final)
+        return [result | runs_on for result in results]  # how often it runs is in the result
+
+    carries = _until_stable(operands[second:], body)
+    body(carries, final)
+    return carries
+
+
+def _until_stable(carries: list[Varies], body: Callable[[list[Varies]], list[Varies]]) -> list[Varies]:
+    while True:
+        joined = [before | after for before, after in zip(carries, body(carries), strict=True)]
+        if joined == carries:
+            return carries
+        carries = joined
+
+
+def _with_place(complaint: Callable[[], ShardingError]) -> str:
+    return f'{complaint()}\n  where: {_place_in_users_code()}'
+
+
+def _place_in_users_code() -> str:
+    """File and line of the innermost caller that belongs neither to this package nor to JAX."""
+    ours = (str(Path(__file__).parent), str(Path(jax.__file__).parent))
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
+        frame = frame.f_back
+    return f'{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}'
+
+
+def _identity(name: str) -> Primitive:
+    """A primitive that gives its operand; nothing of it is compiled."""
+    primitive = Primitive(name)
+    primitive.def_abstract_eval(lambda x, **_: x)
+    batching.primitive_batchers[primitive] = lambda operands, dims, **params: (
+        primitive.bind(*operands, **params),
+        dims[0],
+    )
+    mlir.register_lowering(primitive, lambda _, x, **__: [x])
+    return primitive
+
+
+_claim, _known_same, _settle = map(_identity, ('claim', 'known_same', 'settle'))
+for _marks in (_claim, _known_same):  # what is said is said of the value, not of its derivative
+    ad.primitive_jvps[_marks] = lambda primals, tangents, _p=_marks, **params: (_p.bind(*primals, **params), *tangents)
+
+
+@_settle.def_abstract_eval
+def _settled(x: Any, *, axes: tuple[str, ...]) -> Any:
+    kind = x.manual_axis_type
+    return x.update(manual_axis_type=kind.update(varying=kind.varying - set(axes)))
+
+
+def _settle_transpose(gradient: Any, x: Any, *, axes: tuple[str, ...]) -> list[Any]:
+    if isinstance(gradient, ad.Zero):
+        return [ad.Zero(x.aval)]
+    gradient = jax.lax.pcast(gradient, axes, to='varying')
+    if math.prod(map(jax.lax.axis_size, axes)) == 1:
+        return [gradient]
+    return [jnp.where(jax.lax.axis_index(axes) == 0, gradient, jnp.zeros_like(gradient))]
+
+
+ad.deflinear2(_settle, _settle_transpose)

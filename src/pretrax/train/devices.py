@@ -1,0 +1,97 @@
+"""Which devices a run uses, how they are arranged, and why: decided here, once, and said."""
+
+import math
+import os
+import pathlib
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from ..config import Mesh as MeshSection
+from ..config import resolve_mesh
+from ..errors import UserError
+
+AXES = ('r', 'd', 't')
+
+
+def join_processes() -> None:
+    """Joins the other processes of a run that `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` name."""
+    wanted = os.environ.get('JAX_NUM_PROCESSES', '1')
+    if wanted != '1' and not jax.distributed.is_initialized():
+        number = os.environ.get('JAX_PROCESS_ID')
+        if number is None:
+            raise UserError(f'JAX_NUM_PROCESSES={wanted}, but JAX_PROCESS_ID does not say which of them this one is')
+        jax.distributed.initialize(num_processes=int(wanted), process_id=int(number))  # JAX reads only the address
+        if jax.process_count() != int(wanted):
+            raise UserError(f'JAX_NUM_PROCESSES={wanted}, but {jax.process_count()} processes met')
+
+
+def choose_mesh(section: MeshSection, rows: int) -> tuple[Mesh, dict[str, int], list[str]]:
+    """The mesh of a run, the size of each axis, and the reasons, a line each.
+
+    Args:
+        section: the `mesh:` line.
+        rows: sequences in a batch, which r and d share.
+
+    Raises:
+        UserError: the line does not fit the devices, or the devices do not divide the batch.
+    """
+    simulated = _simulate_cpus(section, rows)
+    devices = jax.devices()
+    platform = devices[0].platform
+    sizes = resolve_mesh(section, len(devices), platform)
+    share = sizes['r'] * sizes['d']
+    if rows % share:
+        near = [n for n in (rows // share * share, -(-rows // share) * share) if n]
+        raise UserError(
+            f'batch: {rows} sequences a step cannot be shared by mesh r={sizes["r"]} x d={sizes["d"]} = {share} devices\n'
+            f'give batch.tokens for {" or ".join(map(str, near))} sequences, or a mesh whose r x d divides {rows}'
+        )
+    mesh = jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+    kind = devices[0].device_kind if platform != 'cpu' else 'CPU device'
+    why = simulated if platform == 'cpu' else f'the {platform} backend is installed and has them'
+    here = f', {jax.local_device_count()} in each of {jax.process_count()} processes' if jax.process_count() > 1 else ''
+    meaning = {'r': 'replicas', 'd': 'weights sharded', 't': 'tensor parallel'}
+    arranged = ', '.join(f'{axis}={size} ({meaning[axis]})' for axis, size in sizes.items())
+    return mesh, sizes, [f'devices: {len(devices)} x {kind}{here} ({why})', f'mesh: {arranged}']
+
+
+def _simulate_cpus(section: MeshSection, rows: int) -> str:
+    """Makes the CPU, if it comes to that, as many devices as the mesh asks for, or one a core. Returns the reason."""
+    if 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', ''):
+        return 'no accelerator; as many as XLA_FLAGS says'
+    if jax.distributed.is_initialized():
+        return f'no accelerator; {jax.config.jax_num_cpu_devices} in each process'
+    asked = math.prod(size for size in (section.r, section.d, section.t) if isinstance(size, int))
+    free = 'auto' in (section.r, section.d)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+    share = asked // section.t
+    fits = [n for n in range(1, max(cores // asked, 1) + 1) if rows % (share * n) == 0] if free else []
+    count = asked * max(fits, default=1)
+    try:
+        jax.config.update('jax_num_cpu_devices', count)
+    except RuntimeError:  # JAX is already running, in a program that uses pretrax as a library
+        return 'no accelerator; JAX was already running with them'
+    return f'no accelerator; one a core, {cores} cores' if free else 'no accelerator; simulated, as the mesh asks'
+
+
+def choose_compute(wanted: str, platform: str) -> tuple[Any, str]:
+    """The dtype of matrix products and the reason."""
+    import jax.numpy as jnp
+
+    if wanted != 'auto':
+        return {'bf16': jnp.bfloat16, 'f32': jnp.float32}[wanted], 'as configured'
+    if platform != 'cpu':
+        return jnp.bfloat16, f'{platform} multiplies bf16 fastest'
+    flags = _cpu_flags()
+    for flag in ('amx_bf16', 'avx512_bf16'):
+        if flag in flags:
+            return jnp.bfloat16, f'the processor multiplies bf16 ({flag})'
+    return jnp.float32, 'the processor has no bf16 products'
+
+
+def _cpu_flags() -> set[str]:
+    info = pathlib.Path('/proc/cpuinfo')
+    text = info.read_text() if info.exists() else ''
+    return set(next((line for line in text.splitlines() if line.startswith('flags')), '').split())

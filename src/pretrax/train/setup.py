@@ -1,0 +1,173 @@
+"""From a configuration to all that a run needs: mesh, data, model, recipe. Each derivation is a line of the report."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from ..config import RunConfig, build
+from ..data.source import DataRequest, HostBatch, Source
+from ..errors import UserError
+from ..model.loss import Batch
+from ..model.transformer import ModelRequest
+from ..scale.cpu import measured_cpu
+from ..scale.devices import lookup
+from ..scale.flops import FORMULA_VERSION, flops_per_token, mfu
+from ..scale.memory import expected_memory
+from ..shardlib import make_shardings
+from .devices import choose_compute, choose_mesh, join_processes
+from .step import Recipe, abstract_state
+
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run that is ready to train, and the report of how it came about."""
+
+    config: RunConfig
+    mesh: Mesh
+    source: Any
+    recipe: Recipe
+    rows: int  # sequences a step
+    mfu: Callable[[float], dict[str, float]]  # tokens/s -> the MFU metrics, none for an unknown device
+    report: list[str]
+
+    def place(self, host: Callable[[slice], HostBatch]) -> Batch:
+        """A batch on the devices; each process asks `host` only for the rows that its own devices hold."""
+        fetched: dict[tuple[int, int], HostBatch] = {}
+
+        def rows_of(index: Any) -> HostBatch:
+            start, stop, _ = index[0].indices(self.rows)
+            if (start, stop) not in fetched:
+                fetched[start, stop] = host(slice(start, stop))
+            return fetched[start, stop]
+
+        def put(position: int, sharding: Any) -> Any:
+            shape = (self.rows, self.config.batch.sequence_length)
+            return jax.make_array_from_callback(shape, sharding, lambda index: rows_of(index)[position])
+
+        shardings = make_shardings(Batch, self.mesh)
+        return Batch(*(put(i, getattr(shardings, name)) for i, name in enumerate(HostBatch._fields)))
+
+    def batch(self, step: int) -> Batch:
+        """The training batch of a step: the same for any mesh and number of processes."""
+        return self.place(lambda rows: self.source.batch(step, rows, self.rows))
+
+    def validation(self, index: int) -> Batch:
+        """A batch of held-out text."""
+        return self.place(lambda rows: self.source.validation(index, rows, self.rows))
+
+
+def prepare(config: RunConfig, say: Say = print) -> Run:
+    """Builds a run; prepares its data if need be, which may take a while.
+
+    Raises:
+        UserError: something in the configuration does not fit the data, the model or the devices.
+    """
+    join_processes()
+    length = config.batch.sequence_length
+    rows = config.batch.tokens // length
+    mesh, sizes, lines = choose_mesh(config.mesh, rows)
+    platform = mesh.devices.flat[0].platform
+    dtype, why_dtype = choose_compute(config.precision.compute, platform)
+    source = _open_source(config, say)
+
+    request = ModelRequest(
+        vocab_size=source.vocab_size, sequence_length=length, dtype=dtype, platform=platform, mesh=sizes,
+        documents_per_row=getattr(source, 'documents_per_row', None),
+    )  # fmt: skip
+    model = build('model', config.model, request)
+    accumulation, line = _accumulation(config, rows, sizes)
+    schedule = build('schedule', config.schedule, config.steps)
+    recipe = Recipe(
+        model=model,
+        optimizer=build('optimizer', config.optimizer),
+        rate=lambda step: config.optimizer.learning_rate * schedule(step),
+        weight_decay=config.optimizer.weight_decay,
+        no_decay=config.optimizer.no_decay,
+        clip_norm=config.optimizer.clip_norm,
+        accumulation=accumulation,
+    )
+    with jax.set_mesh(mesh):
+        state = abstract_state(recipe)
+    n_params = sum(leaf.size for leaf in jax.tree.leaves(state.weights))
+    compute = {2: 'bf16', 4: 'f32'}[np.dtype(dtype).itemsize]
+    lines += [
+        f'batch: {line}',
+        f'model: {config.model.name}, {n_params:,} parameters',
+        f'compute: {compute} ({why_dtype}); weights, optimizer, norms and loss f32',
+        *(f'{name}: {choice}' for name, choice in getattr(model, 'choices', {}).items()),
+    ]
+    rate, more = _utilisation(model, mesh, compute, length, sizes, state, rows * length // accumulation)
+    return Run(config, mesh, source, recipe, rows, rate, lines + more)
+
+
+def _open_source(config: RunConfig, say: Say) -> Source:
+    """The data. One process prepares it, the others then find it ready."""
+    request = DataRequest(config.seed, config.batch.sequence_length, config.run_dir / 'data', say)
+    if jax.process_count() == 1:
+        return build('data', config.data, request)
+    from jax.experimental.multihost_utils import sync_global_devices
+
+    if jax.process_index() == 0:
+        build('data', config.data, request)
+    sync_global_devices('data is prepared')
+    return build('data', config.data, request)
+
+
+def _accumulation(config: RunConfig, rows: int, sizes: dict[str, int]) -> tuple[int, str]:
+    a_device = rows // (sizes['r'] * sizes['d'])
+    micro = config.batch.micro or a_device
+    if a_device % micro:
+        fits = [n for n in range(1, a_device + 1) if a_device % n == 0]
+        nearest = min(fits, key=lambda n: abs(n - micro))
+        raise UserError(
+            f'batch.micro = {micro} does not divide the {a_device} sequences of each device\nuse batch.micro={nearest}'
+        )
+    passes = a_device // micro
+    line = (
+        f'{config.batch.tokens:,} tokens = {rows} sequences x {config.batch.sequence_length}; '
+        f'{a_device} a device, {passes} {"pass" if passes == 1 else "passes"} of {micro}'
+    )
+    return passes, line
+
+
+def _utilisation(
+    model: Any, mesh: Mesh, compute: Any, length: int, sizes: dict[str, int], state: Any, tokens: int
+) -> tuple[Callable[[float], dict[str, float]], list[str]]:
+    """MFU as a function of tokens/s, and what the report says of memory and speed. A custom model has neither."""
+    arch = getattr(model, 'arch', None)
+    if arch is None:
+        return lambda _: {}, ['mfu: none, since the model does not tell its architecture']
+    n_params = sum(leaf.size for leaf in jax.tree.leaves(state.weights))
+    moments = sum(leaf.size for leaf in jax.tree.leaves(state.optimizer)) / n_params
+    memory = expected_memory(
+        n_params=n_params, n_layers=arch.n_layers, d_model=arch.d_model, n_heads=arch.n_heads,
+        n_kv_heads=arch.n_kv_heads, d_head=arch.d_head, d_ff=arch.d_ff, vocab_size=arch.padded_vocab_size,
+        gated=arch.activation == 'swiglu', tokens=tokens, mesh=sizes, moments=moments, compute=compute,
+        recompute=model.saved == {},
+    )  # fmt: skip
+    lines = [f'memory: {memory}']
+    devices = list(mesh.devices.flat)
+    kind = devices[0].device_kind
+    device = measured_cpu(jax.local_devices()) if devices[0].platform == 'cpu' else lookup(kind)
+    if device is None:
+        return lambda _: {}, [*lines, f"mfu: none, since the peak of a '{kind}' is not known"]
+    per_token = flops_per_token(
+        n_matmul_params=arch.n_matmul_params, n_layers=arch.n_layers, n_heads=arch.n_heads, d_head=arch.d_head,
+        sequence_length=length,
+    )  # fmt: skip
+    peak = device.peak(compute)
+    lines.append(f'mfu: of {peak / 1e12:,.3g} TFLOP/s a device, {device.name}, formula {FORMULA_VERSION}, causal')
+
+    def metrics(tokens_per_second: float) -> dict[str, float]:
+        return {
+            'mfu': mfu(tokens_per_second, per_token.causal, peak, len(devices)),
+            'mfu_full': mfu(tokens_per_second, per_token.full, peak, len(devices)),
+        }
+
+    return metrics, lines

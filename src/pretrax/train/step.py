@@ -1,0 +1,210 @@
+"""The training step: state, metrics = step(state, batch). Pure; all of training is this function, again and again.
+
+Gradients are computed per device with explicit communication (`typed_shard_map`); the update runs on the sharded arrays
+under `jit`, so that norms are global.
+"""
+
+import fnmatch
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..errors import UserError
+from ..model.loss import Batch, LossTerms
+from ..shardlib import check, defer_reduction, f32, make_shardings, psum, scope, typed_shard_map, zero_gradient
+
+
+class Model(Protocol):
+    """What trains: a type of weights, their initial values, and a loss that runs per device."""
+
+    Weights: Any
+
+    def init(self, key: jax.Array) -> Any: ...
+
+    def loss(self, weights: Any, batch: Batch) -> LossTerms: ...
+
+    def denominators(self, batch: Batch) -> dict[str, Any]: ...
+
+
+class TrainState(NamedTuple):
+    """Everything that training changes."""
+
+    step: jax.Array  # i32[]: steps taken, skipped ones included
+    skipped: jax.Array  # i32[]: steps whose gradient was not finite, and which changed no weight
+    weights: Any
+    optimizer: Any  # Optax's state: arrays shaped and sharded like the weights, and scalars
+
+
+class Recipe(NamedTuple):
+    """What a configuration says about the step."""
+
+    model: Model
+    optimizer: optax.GradientTransformation
+    rate: Callable[[Any], Any]  # step -> learning rate
+    weight_decay: float
+    no_decay: tuple[str, ...]  # patterns on the names of weights
+    clip_norm: float | None
+    accumulation: int  # forward and backward passes a step
+
+
+def make_gradients(model: Model, accumulation: int) -> Callable[[Any, Batch], tuple[Any, dict[str, Any]]]:
+    """weights, batch -> gradient and terms of the mean loss over the batch, whatever the mesh and accumulation."""
+    weights_type = model.Weights
+
+    @typed_shard_map
+    def gradients(weights: weights_type, batch: Batch) -> tuple[weights_type, dict[str, f32['']]]:
+        counts = {name: psum('r d', count) for name, count in model.denominators(batch).items()}
+        deferred = _defer_replicas(weights)
+
+        def mean_loss(weights: Any, micro: Batch) -> tuple[Any, dict[str, Any]]:
+            with scope():  # B is a micro-batch here
+                sums = model.loss(weights, micro)
+            terms = {name: numerator / counts[name] for name, (numerator, _) in sums.items()}
+            return check(psum('r d', sum(terms.values())), f32[''], 'the loss'), terms
+
+        gradient = jax.grad(mean_loss, has_aux=True)
+        if accumulation == 1:
+            total, terms = gradient(deferred, batch)
+        else:
+            micros = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
+
+            def add(total: Any, micro: Batch) -> tuple[Any, dict[str, Any]]:
+                new, terms = gradient(deferred, micro)
+                return jax.tree.map(jnp.add, total, new), terms
+
+            total, terms = jax.lax.scan(add, zero_gradient(deferred), micros)
+            terms = jax.tree.map(lambda term: jnp.sum(term, axis=0), terms)
+        return jax.tree.map(_reduce_replicas, total, weights), {name: psum('r d', term) for name, term in terms.items()}
+
+    return gradients
+
+
+def _defer_replicas(weights: Any) -> Any:
+    """Gradients along the axes that do not shard a weight are added up once a step, not in every layer and pass."""
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+
+    def defer(w: Any) -> Any:
+        return defer_reduction(' '.join(a for a in axes if a not in jax.typeof(w).manual_axis_type.varying), w)
+
+    return jax.tree.map(defer, weights)
+
+
+def _reduce_replicas(gradient: Any, w: Any) -> Any:
+    left = sorted(jax.typeof(gradient).manual_axis_type.varying - jax.typeof(w).manual_axis_type.varying)
+    return psum(' '.join(left), gradient) if left else gradient
+
+
+def make_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+    """The compiled step; it takes over the state that it is given."""
+    gradients = make_gradients(recipe.model, recipe.accumulation)
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        gradient, terms = gradients(state.weights, batch)
+        norm = optax.tree.norm(gradient)
+        clip = 1.0 if recipe.clip_norm is None else jnp.minimum(1.0, recipe.clip_norm / (norm + 1e-6))
+        gradient = jax.tree.map(lambda g: g * clip, gradient)  # Pascanu et al. 2013, arXiv:1211.5063
+        direction, optimizer = recipe.optimizer.update(gradient, state.optimizer, state.weights)
+        rate = recipe.rate(state.step)
+        decay = decay_by_weight(state.weights, recipe.weight_decay, recipe.no_decay)
+        weights = jax.tree.map(lambda w, u, by: w - rate * (u + by * w), state.weights, direction, decay)
+
+        good = jnp.isfinite(norm)
+        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)  # noqa: E731
+        after = TrainState(
+            step=state.step + 1,
+            skipped=state.skipped + jnp.where(good, 0, 1),
+            weights=keep(weights, state.weights),
+            optimizer=keep(optimizer, state.optimizer),
+        )
+        metrics = {
+            'loss': sum(terms.values()),
+            **terms,
+            'grad_norm': norm,
+            'clipped_grad_norm': norm * clip,
+            'learning_rate': rate,
+            'weight_norm': optax.tree.norm(after.weights),
+            'skipped_steps': after.skipped,
+        }
+        return after, metrics
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def make_evaluate(model: Model) -> Callable[[Any, Batch], dict[str, tuple[jax.Array, jax.Array]]]:
+    """weights, batch -> numerator and denominator of every term of the loss, added up over the mesh."""
+    weights_type = model.Weights
+
+    @jax.jit
+    @typed_shard_map
+    def evaluate(weights: weights_type, batch: Batch) -> dict[str, tuple[f32[''], f32['']]]:
+        return {name: (psum('r d', n), psum('r d', count)) for name, (n, count) in model.loss(weights, batch).items()}
+
+    return evaluate
+
+
+def init_state(recipe: Recipe, seed: int) -> TrainState:
+    """A fresh state; every device makes its own slice of the weights."""
+
+    def init() -> TrainState:
+        weights = recipe.model.init(jax.random.fold_in(jax.random.key(seed), 0))
+        zero = jnp.zeros((), jnp.int32)
+        return TrainState(zero, zero, weights, recipe.optimizer.init(weights))
+
+    return jax.jit(init, out_shardings=state_shardings(recipe, jax.eval_shape(init)))()
+
+
+def state_shardings(recipe: Recipe, like: TrainState) -> Any:
+    """The sharding of every array of a state: weights by their types, the optimizer's moments like their weights."""
+    mesh = jax.sharding.get_mesh()
+    whole = NamedSharding(mesh, PartitionSpec())
+    prefix = make_shardings(recipe.model.Weights)
+    weights = jax.tree.map(lambda sharding, part: jax.tree.map(lambda _: sharding, part), prefix, like.weights)
+    flat, shardings = jax.tree_util.tree_leaves_with_path(like.weights), jax.tree.leaves(weights)
+    by_path = {path: (w.shape, sharding) for (path, w), sharding in zip(flat, shardings, strict=True)}
+
+    def moment(path: tuple, x: Any) -> Any:
+        """A moment is stored under the path of its weight."""
+        for start in range(len(path)):
+            shape, sharding = by_path.get(path[start:], (None, whole))
+            if shape == x.shape:
+                return sharding
+        return whole
+
+    moments = jax.tree_util.tree_map_with_path(moment, like.optimizer)
+    return like._replace(step=whole, skipped=whole, weights=weights, optimizer=moments)
+
+
+def abstract_state(recipe: Recipe, seed: int = 0) -> TrainState:
+    """Shapes, dtypes and shardings of a state on the mesh in force: to restore one, or to compile without one."""
+
+    def init() -> TrainState:
+        weights = recipe.model.init(jax.random.key(seed))
+        zero = jnp.zeros((), jnp.int32)
+        return TrainState(zero, zero, weights, recipe.optimizer.init(weights))
+
+    like = jax.eval_shape(init)
+    shardings = state_shardings(recipe, like)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), like, shardings)
+
+
+def decay_by_weight(weights: Any, weight_decay: float, no_decay: tuple[str, ...]) -> Any:
+    """The decay of each weight: 0 for those whose name matches a pattern, such as '*norm*', `weight_decay` for the rest.
+
+    Raises:
+        UserError: a pattern matches no weight.
+    """
+    named = jax.tree_util.tree_map_with_path(
+        lambda path, _: jax.tree_util.keystr(path, simple=True, separator='.'), weights
+    )
+    names = jax.tree.leaves(named)
+    for pattern in no_decay:
+        if not any(fnmatch.fnmatch(name, pattern) for name in names) and pattern not in DEFAULT_NO_DECAY:
+            raise UserError(f"optimizer.no_decay: '{pattern}' matches no weight\nthe weights are: {', '.join(names)}")
+    return jax.tree.map(lambda name: 0.0 if any(fnmatch.fnmatch(name, p) for p in no_decay) else weight_decay, named)
+
+
+DEFAULT_NO_DECAY = ('*norm*', '*bias')

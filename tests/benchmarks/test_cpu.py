@@ -1,0 +1,65 @@
+"""The side of benchmarks/cpu.py that needs no PyTorch. That both sides compute the same, it checks by itself when run."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / 'benchmarks' / 'cpu.py'
+
+
+@pytest.fixture(scope='module')
+def benchmark():
+    spec = importlib.util.spec_from_file_location('benchmark_cpu', SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_other_side_gets_all_weights_and_the_batches_that_are_trained_on(benchmark):
+    ours = benchmark.Ours(65, 'precision.compute=f32', 'mesh.r=2', 'mesh.d=2', 'mesh.t=2')
+    inputs = ours.inputs()
+    weights = {name: value for name, value in inputs.items() if name.startswith('weights.')}
+    assert weights['weights.embed'].shape == (65, 128)
+    heads = 4 * 128 * 128 + 4 * 128
+    mlp = 2 * 4 * 128 * 128 + 5 * 128
+    norms = 4 * 128
+    assert sum(value.size for value in weights.values()) == 65 * 128 + 64 * 128 + 4 * (heads + mlp + norms) + 2 * 128
+    assert inputs['tokens'].shape == inputs['targets'].shape == (benchmark.BATCHES, 12, 64)
+    np.testing.assert_array_equal(inputs['tokens'][3], np.asarray(ours.run.batch(3 + benchmark.BATCHES).tokens))
+    assert json.loads(str(inputs['settings']))['learning_rate'] == 1e-3
+    losses = ours.first_losses()
+    assert losses[0] == pytest.approx(np.log(65), abs=0.1)
+    before = ours.number
+    turn = ours.turn(0.01)
+    assert int(ours.state.step) == ours.number == before + turn.steps
+    assert turn.tokens_per_second == turn.steps * 768 / turn.seconds
+
+
+def test_the_fastest_form_and_a_busy_machine_are_told(benchmark):
+    row = {
+        'vocabulary': 65, 'tokens_per_second': {'pretrax, default': 30.0, 'PyTorch, eager f32': 10.0},
+        'ratio': {'PyTorch, eager f32': 3.0}, 'strongest': 'PyTorch, eager f32', 'busy': 0.01,
+        'pretrax_report': ['compute: f32'],
+    }  # fmt: skip
+    result = {
+        'date': '2026-01-01', 'command': 'x', 'processor': 'y', 'cores': 2, 'versions': {}, 'rounds': 1, 'seconds': 1,
+        'rows': [row],
+    }  # fmt: skip
+    assert '| 65 | PyTorch, eager f32 (its fastest) | 10 | 3.00x |' in benchmark.table(result).splitlines()
+    assert 'Not a fair comparison' not in benchmark.table(result)
+    row['busy'] = 0.4
+    assert 'Not a fair comparison: other programs took 40% of the cores' in benchmark.table(result)
+
+
+def test_an_interpreter_without_pytorch_is_refused_in_words():
+    done = subprocess.run(
+        [sys.executable, SCRIPT, '--torch-python', '/nowhere/python'], capture_output=True, text=True
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == '--torch-python /nowhere/python cannot import torch and numpy\n'

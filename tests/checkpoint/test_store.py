@@ -1,0 +1,106 @@
+"""Checkpoints come back bit by bit, on any mesh; what is not whole is never taken for whole."""
+
+import jax
+import numpy as np
+import pytest
+
+from pretrax.checkpoint import Checkpoints, read_description, steps_in
+from pretrax.errors import UserError
+from pretrax.train import optimizer
+from pretrax.train.step import Recipe, abstract_state, init_state, make_step
+from small import mesh_of, random_batch
+from train.bigram import Bigram
+
+DESCRIPTION = {'pretrax': '0.1', 'config': {'steps': 3}}
+
+
+def recipe(model=None):
+    return Recipe(model or Bigram(), optimizer.adamw(), lambda step: 0.01, 0.1, (), 1.0, 1)
+
+
+def state_on(mesh, steps=2):
+    with jax.set_mesh(mesh):
+        state, step = init_state(recipe(), 0), make_step(recipe())
+        for number in range(steps):
+            state, _ = step(state, random_batch(8, number))
+    return state
+
+
+def saved(directory, state, *, steps=(2,), keep=None):
+    checkpoints = Checkpoints(directory, keep or 10)
+    for step in steps:
+        checkpoints.save(step, state, DESCRIPTION)
+    checkpoints.close()
+
+
+def restored(directory, step, mesh, model=None):
+    with jax.set_mesh(mesh):
+        checkpoints = Checkpoints(directory)
+        try:
+            return checkpoints.restore(step, abstract_state(recipe(model)))
+        finally:
+            checkpoints.close()
+
+
+@pytest.mark.parametrize('mesh', [(1, 1, 1), (2, 2, 2), (1, 4, 1)])
+def test_a_state_comes_back_bit_by_bit_on_any_mesh(mesh, tmp_path):
+    state = state_on(mesh_of(2, 2, 2))
+    saved(tmp_path, state)
+    back = restored(tmp_path, 2, mesh_of(*mesh))
+    assert jax.tree.structure(back) == jax.tree.structure(state)
+    same = jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), back, state)
+    assert all(jax.tree.leaves(same)), same
+    assert int(back.step) == 2
+    assert back.weights.table.sharding.mesh.shape == mesh_of(*mesh).shape
+    assert back.optimizer.mu.table.sharding == back.weights.table.sharding
+
+
+def test_the_description_is_read_without_the_state(tmp_path):
+    saved(tmp_path, state_on(mesh_of(), steps=0))
+    assert read_description(tmp_path, 2) == DESCRIPTION
+    with pytest.raises(UserError, match='no readable description'):
+        read_description(tmp_path, 3)
+    (tmp_path / '2' / 'description' / 'metadata').write_text('{"config":')
+    with pytest.raises(UserError, match=r'checkpoint .*2 has no readable description\n.*metadata: Expecting value'):
+        read_description(tmp_path, 2)
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    saved(tmp_path, state_on(mesh_of(), steps=0), steps=(1, 2, 30, 4000), keep=2)
+    assert steps_in(tmp_path) == [30, 4000]
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.newest() == 4000
+    checkpoints.close()
+
+
+def test_a_step_that_is_saved_stays_as_it_is(tmp_path):
+    first, second = state_on(mesh_of(), steps=0), state_on(mesh_of(), steps=1)
+    saved(tmp_path, first)
+    saved(tmp_path, second)
+    assert np.array_equal(restored(tmp_path, 2, mesh_of()).weights.table, first.weights.table)
+
+
+def test_reading_makes_no_directory(tmp_path):
+    assert steps_in(tmp_path / 'none') == []
+    checkpoints = Checkpoints(tmp_path / 'none')
+    assert checkpoints.newest() is None
+    checkpoints.close()
+    assert not (tmp_path / 'none').exists()
+
+
+def test_a_half_written_checkpoint_is_not_one(tmp_path):
+    """A process that is killed leaves a directory by another name, which neither listing nor restoring looks at."""
+    saved(tmp_path, state_on(mesh_of(), steps=0))
+    (tmp_path / '7.orbax-checkpoint-tmp').mkdir()
+    assert steps_in(tmp_path) == [2]
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.newest() == 2
+    checkpoints.close()
+
+
+@pytest.mark.parametrize('missing', ['2', '2/state'])
+def test_what_is_not_there_is_told(missing, tmp_path):
+    saved(tmp_path, state_on(mesh_of(), steps=0))
+    (tmp_path / missing).rename(tmp_path / 'elsewhere')
+    with pytest.raises(UserError, match='cannot be restored'):
+        restored(tmp_path, 2, mesh_of())

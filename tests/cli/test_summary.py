@@ -1,0 +1,109 @@
+"""The end of `pretrax train`: what it names exists, and what it tells to try next works."""
+
+import dataclasses
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pretrax import config_from_values, load_config, pretrain, register
+from pretrax.cli.summary import summary
+from pretrax.config import resolve_mesh
+from runs import Quiet
+from train.bigram import Bigram
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@register('model', 'bigram-of-summaries')
+def bigram(request):
+    return Bigram(request.vocab_size)
+
+
+@pytest.fixture
+def result(values):
+    return pretrain(config_from_values({**values, 'mesh': {}, 'eval': {'every': 6, 'batches': 1}}), progress=Quiet())
+
+
+def commands(lines):
+    start = lines.index('Try next:')
+    found = [shlex.split(line, comments=True) for line in lines[start + 1 :] if line.startswith('    uv run pretrax ')]
+    return [command[3:] for command in found]
+
+
+def test_files_and_numbers_are_those_of_the_run(result):
+    lines = summary(result, [])
+    paths = [Path(line.split('   ')[0]) for line in lines if line.startswith(str(result.run.config.run_dir))]
+    assert [path.name for path in paths] == ['metrics.jsonl', '6', 'config.yaml']
+    assert all(path.exists() for path in paths)
+    assert f'Done: 6 steps, validation loss {result.validation["val_loss"]:.4f}' in lines
+    assert lines[lines.index('The model writes:') + 1].startswith('    def ')
+
+
+def test_the_next_commands_are_configurations_that_exist(result, values, tmp_path):
+    (tmp_path / 'small.yaml').write_text(json.dumps(values))
+    given = ['train', str(tmp_path / 'small.yaml')]
+    for typed in (
+        [],  # as a library
+        given,
+        [*given, '--allow-changes', 'steps=6', 'seed=0', 'name=small'],
+        [*given, f'data.text={values["data"]["text"]}', f'run_dir={tmp_path / "run"}'],
+    ):
+        found = commands(summary(result, typed))
+        assert found[0] == ['generate', str(tmp_path / 'run'), '--prompt', 'class ']
+        assert found[-1] == ['plot', str(tmp_path / 'run')]
+        on, own = (load_config(command[1], command[2:]) for command in found[1:-1])
+        assert (on.name, on.steps, on.run_dir) == ('small', 12, tmp_path / 'run')
+        assert (own.name, own.run_dir, own.data.options.text) == ('mine', tmp_path / 'mine', 'path/to/*.txt')
+
+
+def test_a_stopped_run_is_told_how_to_go_on(result):
+    typed = ['train', 'small.yaml', 'steps=6']
+    lines = summary(dataclasses.replace(result, stopped=True), typed)
+    assert lines[1] == 'Stopped at step 6 of 6. The checkpoint is whole.'
+    assert typed in commands(lines)
+
+
+def test_a_model_that_cannot_write_is_not_asked_to(values):
+    values |= {'model': {'name': 'bigram-of-summaries'}, 'mesh': {}}
+    lines = summary(pretrain(config_from_values(values), progress=Quiet()), [])
+    assert 'The model writes:' not in lines
+    assert [command[0] for command in commands(lines)] == ['train', 'train', 'plot']
+
+
+@pytest.mark.slow
+def test_the_quickstart_trains_writes_and_tells_what_next(tmp_path):
+    """The configuration of README's first command as it is, but for the number of steps."""
+    typed = ['train', str(REPOSITORY / 'configs' / 'quickstart.yaml'), 'steps=2', 'schedule.warmup=1', 'eval.batches=1']
+    program = [sys.executable, '-c', 'from pretrax.cli import main; main()', *typed]
+    environment = {key: value for key, value in os.environ.items() if key != 'XLA_FLAGS'}  # as a user's: no 8 devices
+    done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith('step ')] == ['1/2', '2/2', '2/2']
+    kinds = [line.split(':')[0] for line in lines]
+    for kind in (
+        'text',
+        'tokenizer',
+        'tokens',
+        'devices',
+        'mesh',
+        'batch',
+        'model',
+        'compute',
+        'attention',
+        'memory',
+        'mfu',
+    ):
+        assert kind in kinds
+    generate, *trainings, _ = commands(lines)
+    assert (tmp_path / generate[1] / 'checkpoints' / '2').is_dir()
+    on, own, eight = (load_config(command[1], command[2:]) for command in trainings)
+    assert (on.name, on.steps) == ('quickstart', 4)
+    assert (own.name, own.run_dir) == ('mine', Path('runs/mine'))
+    assert eight.run_dir == Path('runs/eight')
+    assert resolve_mesh(eight.mesh, 8, 'cpu') == {'r': 1, 'd': 4, 't': 2}

@@ -1,0 +1,131 @@
+"""The resolved configuration as text, differences, and the JSON Schema."""
+
+from pathlib import Path
+
+import hypothesis
+import hypothesis.strategies as st
+import yaml
+from pydantic import BaseModel, model_validator
+
+from pretrax.config import ABSENT, diff, from_values, is_harmless, json_schema, load, origin, register, resolved_yaml
+
+VALUES = {
+    'name': 'test',
+    'steps': 10,
+    'model': {'n_layers': 2, 'd_model': 64, 'n_heads': 2},
+    'data': {'text': 'stdlib'},
+    'batch': {'tokens': 1024, 'sequence_length': 128},
+    'optimizer': {'learning_rate': 0.1},
+}
+
+
+def reloaded(text: str, directory: Path):
+    path = directory / 'config.yaml'
+    path.write_text(text, encoding='utf-8')
+    return load(path)
+
+
+def test_the_resolved_file_loads_as_the_same_configuration(tmp_path: Path) -> None:
+    config = from_values(VALUES, ['mesh.t=2', 'optimizer.eps=1e-10', 'model.save={q: keep}', 'run_dir=a b/c'])
+    text = resolved_yaml(config)
+    again = reloaded(text, tmp_path)
+    assert again == config
+    assert origin(again, 'optimizer', 'eps').startswith(str(tmp_path / 'config.yaml:'))
+    steps = next(line for line in text.splitlines() if line.startswith('steps:'))
+    assert steps.split('#')[1].strip() == 'given'
+    assert all('  # ' in line for line in text.splitlines()[1:] if not line.endswith(':'))
+
+
+def test_text_that_yaml_would_read_otherwise_survives(tmp_path: Path) -> None:
+    survives(['1e-3', 'on', '~', 'null', '${oc.env:HOME}', '\\${x}', '?', ' a', 'a: b', '#', '=', '<<', '*x'], tmp_path)
+
+
+any_text = st.text(st.characters(codec='utf-8') | st.sampled_from('${}\\?:#\'"\n'), max_size=20)
+printed = any_text.filter(
+    lambda text: not text.endswith('???')
+)  # OmegaConf's mark of a missing value; refused when read
+
+
+@hypothesis.given(st.lists(printed, min_size=1, max_size=10))
+@hypothesis.settings(
+    max_examples=60, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+def test_any_text_survives(tmp_path: Path, texts: list[str]) -> None:
+    survives(texts, tmp_path)
+
+
+def survives(texts: list[str], directory: Path) -> None:
+    config = from_values(VALUES)
+    config = config.model_copy(update={'sample': config.sample.model_copy(update={'prompts': tuple(texts)})})
+    assert reloaded(resolved_yaml(config), directory).sample.prompts == tuple(texts)
+
+
+def test_diff_names_the_keys_that_differ() -> None:
+    old = from_values(VALUES)
+    new = from_values(VALUES, ['steps=20', 'optimizer.name=sgd', 'eval.every=5'])
+    changes = {key: (before, after) for key, before, after in diff(old, new)}
+    assert changes['steps'] == (10, 20)
+    assert changes['optimizer.name'] == ('adamw', 'sgd')
+    assert changes['optimizer.b1'] == (0.9, ABSENT)
+    assert diff(old, old) == []
+    assert is_harmless('steps')
+    assert is_harmless('eval.every')
+    assert not is_harmless('optimizer.name')
+    assert not is_harmless('model.steps')
+
+
+class Preset(BaseModel):
+    preset: str | None = None
+    width: int | None = None
+    depth: int | None = None
+
+    @model_validator(mode='before')
+    @classmethod
+    def _fill(cls, values: dict) -> dict:
+        return ({'width': 8} if values.get('preset') else {}) | {'depth': 2} | values
+
+
+@register('model', 'show-test', options=Preset)
+def show_test(*, options: Preset) -> Preset:
+    return options
+
+
+def test_what_a_preset_fills_in_is_said(tmp_path: Path) -> None:
+    config = from_values(VALUES | {'model': {'name': 'show-test', 'preset': 'wide', 'depth': 3}})
+    assert origin(config, 'model', 'width') == 'preset wide'
+    assert origin(config, 'model', 'depth') == 'given'
+    config = from_values(VALUES | {'model': {'name': 'show-test'}})
+    assert origin(config, 'model', 'depth') == 'derived'
+    assert reloaded(resolved_yaml(config).replace('show-test', 'show-test'), tmp_path) == config
+
+
+def test_the_schema_has_every_key_and_every_component() -> None:
+    schema = json_schema()
+    assert {'extends', 'name', 'sample'} <= set(schema['properties'])
+    options = {choice['properties']['name']['const']: choice for choice in schema['$defs']['Optimizer']['anyOf']}
+    assert {'adamw', 'adafactor', 'lion', 'sgd', 'muon'} <= set(options)
+    assert {'learning_rate', 'b1', 'weight_decay'} <= set(options['adamw']['properties'])
+    assert options['adamw']['required'] == ['learning_rate']
+    written = yaml.safe_load(resolved_yaml(from_values(VALUES)))
+    for key, value in written.items():
+        definition = schema['$defs'].get(key.capitalize(), {})
+        for choice in definition.get('anyOf', [definition]):
+            if isinstance(value, dict) and choice['properties'].get('name', {}).get('const') == value.get('name'):
+                assert set(value) == set(choice['properties']), key
+
+
+def test_every_reference_in_the_schema_is_defined() -> None:
+    schema = json_schema()
+
+    def references(node: object):
+        if isinstance(node, dict):
+            yield from ([node['$ref']] if isinstance(node.get('$ref'), str) else [])
+            for below in node.values():
+                yield from references(below)
+        elif isinstance(node, list):
+            for below in node:
+                yield from references(below)
+
+    found = set(references(schema))
+    assert found
+    assert {reference.rpartition('/')[2] for reference in found} <= set(schema['$defs'])

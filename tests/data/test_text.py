@@ -1,0 +1,114 @@
+"""The text component, as a configuration uses it."""
+
+import subprocess
+import sys
+
+import pydantic
+import pytest
+
+from pretrax.data.text import TextOptions
+from pretrax.data.tokenizer import train_tokenizer
+from pretrax.errors import UserError
+
+
+def test_the_standard_library_trains(open_source, said):
+    source = open_source(sequence_length=256)
+    assert source.vocab_size == source.tokenizer.vocab_size == 4096
+    assert source.n_tokens > 1_000_000
+    assert 3 < source.bytes_per_token < 5
+    batch = source.batch(0, slice(0, 8), 8)
+    assert batch.tokens.shape == batch.mask.shape == (8, 256)
+    assert batch.tokens.max() < 4096
+    assert any('def ' in source.tokenizer.decode(row) for row in batch.tokens.tolist())
+    assert source.validation(0, slice(0, 8), 8).tokens.shape == (8, 256)
+    assert 'the standard library of Python' in said.text
+    assert 'but for the directories __pycache__' in said.text
+    assert 'files, ' in said.text
+
+
+def test_bytes_per_token_turns_loss_into_bits_per_byte(open_source, novel):
+    # A model that gives every target its byte's share of 8 bits would need 8 bits a byte: the definition of the unit.
+    source = open_source(text=str(novel), vocab_size=300, validation=0)
+    documents = [f'Chapter {n}. It was a day like {n * n} others; ünd so weiter.' for n in range(200)]
+    encoded = [source.tokenizer.encode(text) for text in documents]
+    first = sum(source.tokenizer.byte_length(ids[0]) for ids in encoded)
+    targets = sum(len(ids) for ids in encoded)  # all but the first, and end-of-text
+    assert source.bytes_per_token == (sum(len(text.encode()) for text in documents) - first) / targets
+
+
+def test_several_sources_are_read_in_their_order_and_once(open_source, novel, tmp_path, said):
+    (tmp_path / 'z.txt').write_text('zzz')
+    source = open_source(text=[str(tmp_path / 'z.txt'), str(novel), str(tmp_path / '*')], validation=0, vocab_size=300)
+    documents = source._train.tokens.n_documents
+    assert documents == 201
+    assert source.tokenizer.decode(source._train.tokens.document(0).tolist()) == 'zzz<|endoftext|>'
+    assert 'z.txt: 1 files' in said.text
+
+
+def test_a_given_tokenizer_is_used(open_source, novel, tmp_path):
+    path = tmp_path / 'mine.json'
+    path.write_bytes(train_tokenizer(['quite other text'], 280).content)
+    source = open_source(text=str(novel), tokenizer=str(path))
+    assert source.vocab_size == train_tokenizer(['quite other text'], 280).vocab_size
+    open_source(text=str(novel), tokenizer=str(path), vocab_size=source.vocab_size)
+    with pytest.raises(UserError, match=rf'data\.vocab_size: 300 was given(.|\n)*data\.vocab_size={source.vocab_size}'):
+        open_source(text=str(novel), tokenizer=str(path), vocab_size=300)
+
+
+def test_prepared_tokens_give_the_same_batches(open_source, novel, said):
+    from_text = open_source(text=str(novel), vocab_size=300)
+    place = str(from_text._train.tokens.path.parent)
+    novel.unlink()
+    from_tokens = open_source(tokens=place)
+    assert from_tokens.fingerprint == from_text.fingerprint
+    for a, b in zip(from_tokens.batch(3, slice(None), 20), from_text.batch(3, slice(None), 20), strict=True):
+        assert a.tolist() == b.tolist()
+    assert from_tokens.tokenizer.encode('Chapter') == from_text.tokenizer.encode('Chapter')
+    assert f'prepared ones in {place}' in said.text
+    with pytest.raises(UserError, match=r'data\.vocab_size: 4,096 was given'):
+        open_source(tokens=place, vocab_size=4096)
+
+
+def test_without_validation_there_is_none(open_source, novel, said):
+    assert open_source(text=str(novel), vocab_size=300, validation=0).validation is None
+    assert 'no text is held out' in said.text
+
+
+def test_a_field_that_nothing_reads_is_an_error(open_source, tmp_path):
+    (tmp_path / 'a.txt').write_text('text')
+    with pytest.raises(UserError, match=r'data\.field'):
+        open_source(text=str(tmp_path / 'a.txt'), field='content')
+
+
+@pytest.mark.parametrize(
+    ('given', 'expected'),
+    [
+        ({'tokens': 'x', 'text': 'stdlib'}, 'data.text=null'),
+        ({'tokens': 'x', 'tokenizer': 'y', 'validation': 0.1}, 'data.tokenizer=null data.validation=null'),
+        ({'text': ''}, 'text names nothing'),
+        ({'text': []}, 'text names nothing'),
+        ({'text': ['a', '']}, 'text names nothing'),
+        ({'vocab_size': 256}, '257'),
+        ({'validation': 1}, 'less than 1'),
+        ({'txt': 'stdlib'}, 'txt'),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(given, expected):
+    with pytest.raises(pydantic.ValidationError) as caught:
+        TextOptions.model_validate(given)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    'given', [{}, {'tokens': 'x'}, {'tokens': 'x', 'text': None}, {'tokenizer': 'x'}, {'text': None}]
+)
+def test_options_survive_being_written_and_read(given):
+    options = TextOptions.model_validate(given)
+    assert TextOptions.model_validate(options.model_dump()) == options
+
+
+def test_naming_the_component_imports_none_of_its_libraries():
+    heavy = ['jax', 'zarr', 'tensorstore', 'tokenizers', 'numpy']
+    program = f'import sys, pretrax.data.text; print([name for name in {heavy} if name in sys.modules])'
+    result = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == '[]'

@@ -1,0 +1,139 @@
+"""Devices that are not there: JAX compiles for them, from PyPI's plugins alone. Run with JAX_PLATFORMS=cpu.
+
+This file runs in an environment of its own (`test_deviceless.py`): with the plugins installed JAX would look for the real
+devices in every other test.
+"""
+
+import collections
+import json
+import math
+import os
+import pathlib
+import re
+import sys
+from typing import Any
+
+os.environ |= {'JAX_PLATFORMS': 'cpu', 'TPU_SKIP_MDS_QUERY': '1', 'TPU_WORKER_HOSTNAMES': 'localhost'}
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh
+
+from pretrax.model.families import TransformerOptions
+from pretrax.model.loss import Batch
+from pretrax.model.transformer import ModelRequest, Transformer
+from pretrax.shardlib import make_abstract
+from pretrax.train import optimizer, schedule
+from pretrax.train.step import DEFAULT_NO_DECAY, Recipe, abstract_state, make_step
+
+
+def h200() -> list[Any]:
+    """One NVIDIA H200. cuDNN's checks ask the local backend, so they are answered here; the names are private."""
+    import jax._src.cudnn.fused_attention_stablehlo as cudnn
+
+    cudnn.check_cudnn_version = lambda: 91900
+    cudnn.check_compute_capability = lambda capability: True
+    cudnn.is_cuda_compute_capability_equal = lambda capability: False
+    target = pathlib.Path(__file__).with_name('h200.txtpb').read_text()
+    topology = topologies.get_topology_desc(
+        platform='cuda', topology_name='h200', target_config=target, topology='1x1x1'
+    )
+    return topology.devices
+
+
+def tpu(name: str) -> list[Any]:
+    """A TPU slice, such as 'v5e:4x4'."""
+    os.environ['TPU_ACCELERATOR_TYPE'] = 'v5litepod-16'
+    return topologies.get_topology_desc(name, 'tpu').devices
+
+
+def compile_step(
+    devices: list[Any],
+    mesh: dict[str, int],
+    rows: int,
+    length: int,
+    documents: int,
+    accumulation: int = 1,
+    **model: Any,
+) -> Any:
+    """The step that `pretrax train` runs, compiled for these devices."""
+    assert math.prod(mesh.values()) == len(devices)
+    arranged = Mesh(np.array(devices).reshape(*mesh.values()), tuple(mesh), axis_types=(AxisType.Auto,) * 3)
+    with jax.set_mesh(arranged):
+        request = ModelRequest(
+            vocab_size=50257, sequence_length=length, documents_per_row=documents, dtype=jnp.bfloat16,
+            platform=devices[0].platform, mesh=mesh,
+        )  # fmt: skip
+        recipe = Recipe(
+            model=Transformer(request, options=TransformerOptions(**model)),
+            optimizer=optimizer.adamw(),
+            rate=schedule.cosine(1000, warmup=10),
+            weight_decay=0.1,
+            no_decay=DEFAULT_NO_DECAY,
+            clip_norm=1.0,
+            accumulation=accumulation,
+        )
+        batch = make_abstract(Batch, {'B': rows, 'L': length})
+        gpu = devices[0].platform in ('cuda', 'gpu')
+        # Without a GPU there is no autotuning; Triton products are switched off to see the cuBLASLt form.
+        options = {'xla_gpu_enable_triton_gemm': False} if gpu else {}
+        return make_step(recipe).lower(abstract_state(recipe), batch).compile(compiler_options=options)
+
+
+def facts(compiled: Any) -> dict[str, Any]:
+    """What the tests ask of a compiled step."""
+    types: dict[str, str] = {}  # of every value in the program
+    outside_fusions: list[str] = []
+    calls: collections.Counter[str] = collections.Counter()
+    products: collections.Counter[str] = collections.Counter()
+    collectives: collections.Counter[str] = collections.Counter()
+    lines = compiled.as_text().splitlines()
+    for line in lines:
+        if found := re.match(r'\s*(?:ROOT )?%?([\w.-]+) = \(?(\w+\[[\d,]*\])', line):
+            types[found[1]] = found[2]
+    inside = ''
+    for line in lines:
+        if line and not line[0].isspace():
+            inside = line.split(' ')[0]
+        found = re.match(r'\s*(?:ROOT )?%?[\w.-]+ = (\(?\w+\[[\d,]*\])\S* .*?([\w-]+)\(', line)
+        if not found:
+            continue
+        if 'fused' not in inside:
+            outside_fusions.append(found[1].strip('('))
+        if target := re.search(r'custom_call_target="([^"]+)"', line):
+            calls[target[1]] += 1
+            if 'matmul' in target[1] or 'gemm' in target[1]:
+                operands = re.findall(r'%([\w.-]+)', line.split(' custom-call(')[1].split(')')[0])[:2]
+                kinds = [types[name].split('[')[0] for name in operands]
+                products[f'{" x ".join(kinds)} -> {found[1].strip("(").split("[")[0]}'] += 1
+        if kind := re.match(
+            r'(all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(-start)?$', found[2]
+        ):
+            collectives[kind[1]] += 1
+    memory = compiled.memory_analysis()
+    return {
+        'calls': calls,
+        'products': products,
+        'collectives': collectives,
+        'buffers': sorted(set(outside_fusions)),
+        'argument_bytes': memory.argument_size_in_bytes,
+        'alias_bytes': memory.alias_size_in_bytes,
+        'temporary_bytes': memory.temp_size_in_bytes,
+    }
+
+
+CASES = {
+    # four documents in a row: packed sequences, the harder case for a fused kernel
+    'gpt2-124m on an H200': lambda: compile_step(
+        h200(), {'r': 1, 'd': 1, 't': 1}, rows=16, length=1024, documents=4, preset='gpt2-124m'
+    ),
+    '1.3B on v5e:4x4': lambda: compile_step(
+        tpu('v5e:4x4'), {'r': 1, 'd': 8, 't': 2}, rows=32, length=2048, documents=4,
+        family='llama', n_layers=24, d_model=2048, n_heads=16, n_kv_heads=8, d_ff=5632,
+    ),
+}  # fmt: skip
+
+if __name__ == '__main__':
+    print(json.dumps(facts(CASES[sys.argv[1]]())))

@@ -1,0 +1,77 @@
+"""The real steps, compiled for hardware that is not there: what makes them fast is in the program, or it is not.
+
+The plugins for NVIDIA GPUs and TPUs live in an environment of their own, `.cache/deviceless`, made on first use.
+"""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+HERE = pathlib.Path(__file__).parent
+
+
+@pytest.fixture(scope='module')
+def python() -> str:
+    environment = ROOT / '.cache' / 'deviceless'
+    command = ['uv', 'sync', '--quiet', '--locked', '--no-default-groups', '--extra', 'cuda', '--extra', 'tpu']
+    variables = {**os.environ, 'UV_PROJECT_ENVIRONMENT': str(environment)}
+    variables.pop('VIRTUAL_ENV', None)
+    subprocess.run(
+        [*command, '--python', sys.executable], cwd=ROOT, env=variables, check=True, stdin=subprocess.DEVNULL
+    )
+    return str(environment / 'bin' / 'python')
+
+
+def compiled(python: str, case: str) -> dict:
+    environment = {key: value for key, value in os.environ.items() if key not in ('XLA_FLAGS', 'PYTHONPATH')}
+    done = subprocess.run(
+        [python, HERE / 'targets.py', case], env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def elements(buffer: str) -> tuple[str, int]:
+    dtype, dims = re.fullmatch(r'(\w+)\[([\d,]*)\]', buffer).groups()
+    count = 1
+    for dim in dims.split(','):
+        count *= int(dim or 1)
+    return dtype, count
+
+
+@pytest.mark.slow
+def test_gpt2_on_an_h200_has_fused_attention_bf16_products_and_no_f32_logits(python):
+    facts = compiled(python, 'gpt2-124m on an H200')
+    assert {name: n for name, n in facts['calls'].items() if 'fmha' in name} == {
+        '__cudnn$fmhaSoftmax': 12, '__cudnn$fmhaSoftmaxBackward': 12,
+    }  # fmt: skip
+    # Every product, forward and backward, multiplies bf16; weight gradients come out in f32.
+    assert set(facts['products']) == {'bf16 x bf16 -> bf16', 'bf16 x bf16 -> f32'}
+    weights = 12 * 4 + 1  # q, k, v (one product), o, up, down in each layer, and the tied head
+    assert facts['products']['bf16 x bf16 -> f32'] == weights
+    logits = 16 * 1024 * 50304
+    large = [b for b in facts['buffers'] if elements(b)[1] >= logits and elements(b)[0] != 'bf16']
+    assert large == []
+    assert ('bf16', logits) in map(elements, facts['buffers'])  # the reading of buffers does see the logits
+    state = 12 * (124_439_808 + (50304 - 50257) * 768)  # weights and two moments, in f32
+    assert state <= facts['alias_bytes'] <= state + 4096
+    assert facts['temporary_bytes'] < 12e9
+
+
+@pytest.mark.slow
+def test_a_1_3b_step_fits_v5e_with_fused_attention_and_gathers_its_weights(python):
+    facts = compiled(python, '1.3B on v5e:4x4')
+    # The forward kernel, the same again in the backward pass, and two backward kernels, in a loop over the layers.
+    assert facts['calls']['tpu_custom_call'] == 4
+    assert facts['collectives']['all-gather'] > 0
+    assert facts['collectives']['reduce-scatter'] > 0
+    assert facts['argument_bytes'] + facts['temporary_bytes'] < 15.75 * 2**30
+    assert not [
+        b for b in facts['buffers'] if re.search(r'\[(\d+,)*2048,2048\]', b) and elements(b)[1] > 4 * 8 * 2048**2
+    ]

@@ -1,0 +1,190 @@
+"""Every command in README.md and docs/ runs, and every quoted file is as it is in the repository.
+
+What a page may contain, all of it visible in the page itself:
+
+- a `sh` block: each line is run by bash, in a copy of the repository, in the order of the page. The other pages are run
+  where README's commands have been run before, and do not repeat those. A trailing `# exit code 2` says how a command
+  ends, if not with 0.
+- a block with a title, such as ```yaml title="mine.yaml": if the repository has a file of that name, it has to contain
+  the block word for word; if not, the block is written to that file, for the commands after it.
+- `<!-- not run: reason -->` on the line before a block: only for what would run the tests inside the tests.
+
+The commands are those of the page, with two exceptions: `uv run` is left out, so that they run in the environment of the
+tests, and a number of steps up to 1,000 becomes STEPS. What makes them quick is a smaller quickstart in the copy: SMALLER. The real
+one is trained in tests/cli/test_train.py.
+"""
+
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = ['README.md', *sorted(f'docs/{path.name}' for path in (REPOSITORY / 'docs').glob('*.md'))]
+COMMAND = re.compile(r'\s*(\$ |[A-Z_]+=\S+ )*(pip|uv|pretrax|python3?|pytest|git|mkdocs)\s')
+
+STEPS = 5
+SMALLER = {
+    'configs/quickstart.yaml': {
+        'steps': 3, 'model.n_layers': 1, 'data.text': 'src', 'data.vocab_size': 300, 'batch.tokens': 2048,
+        'schedule.warmup': 1, 'eval.batches': 1, 'sample.tokens': 8,
+    },
+    'examples/data.yaml': {'steps': 3, 'model.n_layers': 1, 'schedule.warmup': 1},
+}  # fmt: skip
+NOT_RUN = {'pip install uv && uv run pytest': 'it would run this test'}
+
+
+@dataclasses.dataclass
+class Block:
+    """A fenced block of a page."""
+
+    page: str
+    line: int
+    language: str
+    title: str | None
+    not_run: str | None
+    text: str
+
+    @property
+    def commands(self):
+        return [line.strip() for line in self.text.replace('\\\n', ' ').splitlines() if line.strip(' #')]
+
+
+def blocks(page):
+    lines = (REPOSITORY / page).read_text().splitlines()
+    found, opening = [], None
+    for number, line in enumerate(lines):
+        if opening is None and (fence := re.match(r' *(`{3,}|~{3,})([\w-]*)(.*)', line)):
+            opening = number, *fence.groups()
+        elif opening is not None and line.strip() == opening[1]:
+            start, _, language, rest = opening
+            title = re.search(r'title="([^"]*)"', rest)
+            before = re.fullmatch(r'<!-- not run: (.+) -->', lines[start - 1].strip()) if start else None
+            text = '\n'.join(lines[start + 1 : number]) + '\n'
+            found.append(Block(page, start + 1, language, title and title[1], before and before[1], text))
+            opening = None
+    assert opening is None, f'{page}:{opening[0] + 1} has no end' if opening else None
+    return found
+
+
+def shortened(command):
+    """What the test runs for a command of a page, and the exit code that the page says."""
+    command, _, comment = command.partition('  #')
+    command = command.strip().removeprefix('pip install uv && ')
+    code = re.search(r'exit code (\d+)', comment)
+    return few_steps(command.replace('uv run ', '')), int(code[1]) if code else 0
+
+
+def few_steps(text):
+    return re.sub(r'\bsteps(=|: )(?:1000|\d{1,3})\b', rf'steps\g<1>{STEPS}', text)
+
+
+def run_page(page, directory, caches, done_before=()):
+    """Runs a page and returns what its commands printed."""
+    environment = {
+        **{key: value for key, value in os.environ.items() if key != 'XLA_FLAGS'},  # a user has no 8 devices
+        'PATH': f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}',
+        'XDG_CACHE_HOME': str(caches),
+        'JAX_COMPILATION_CACHE_DIR': str(caches / 'jax'),
+        'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.5',
+        'COLUMNS': '120',
+    }
+    printed = ''
+    for block in blocks(page):
+        if block.title and not (REPOSITORY / block.title).exists():
+            (directory / block.title).parent.mkdir(parents=True, exist_ok=True)
+            (directory / block.title).write_text(few_steps(block.text))
+        if block.language != 'sh' or block.not_run:
+            continue
+        for written in block.commands:
+            command, code = shortened(written)
+            if command in done_before:
+                continue
+            done = subprocess.run(
+                ['bash', '-euo', 'pipefail', '-c', command],
+                cwd=directory, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            )  # fmt: skip
+            said = f'{block.page}:{block.line}: {written}\nran: {command}\n{done.stdout}{done.stderr}'
+            assert done.returncode == code, said
+            printed += done.stdout + done.stderr
+    return printed
+
+
+@pytest.fixture(scope='module')
+def caches(tmp_path_factory):
+    return tmp_path_factory.mktemp('caches')
+
+
+@pytest.fixture(scope='module')
+def after_readme(tmp_path_factory, caches):
+    """A copy of the repository in which README's commands were run, and what they printed."""
+    directory = tmp_path_factory.mktemp('readme') / 'pretrax'
+    directory.mkdir()
+    for name in ('README.md', 'pyproject.toml'):
+        shutil.copy(REPOSITORY / name, directory)
+    for name in ('src', 'configs', 'docs', 'examples'):
+        shutil.copytree(REPOSITORY / name, directory / name, ignore=shutil.ignore_patterns('__pycache__'))
+    for name, changes in SMALLER.items():
+        values = OmegaConf.load(directory / name)
+        for key, value in changes.items():
+            OmegaConf.update(values, key, value)
+        OmegaConf.save(values, directory / name)
+    return directory, run_page('README.md', directory, caches)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('page', [page for page in PAGES if any(block.language == 'sh' for block in blocks(page))])
+def test_commands_run(page, after_readme, caches, tmp_path):
+    directory, printed = after_readme
+    if page != 'README.md':
+        shutil.copytree(directory, tmp_path / 'pretrax')
+        before = {shortened(command)[0] for block in blocks('README.md') for command in block.commands}
+        printed = run_page(page, tmp_path / 'pretrax', caches, before)
+    # An excerpt of what a command prints has the beginnings of real lines, whatever the numbers are.
+    real = {beginning(line) for line in printed.splitlines()}
+    for block in blocks(page):
+        if block.language == 'text' and block.title == 'output':
+            shown = {beginning(line) for line in block.text.splitlines() if line and not line.startswith((' ', '...'))}
+            assert not shown - real, f'{page}:{block.line} shows lines that nothing printed'
+
+
+def beginning(line):
+    return re.split(r'[\s/]', line, maxsplit=1)[0]
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_quoted_files_are_what_they_are(page):
+    for block in blocks(page):
+        if block.title and (REPOSITORY / block.title).is_file():
+            assert block.text in (REPOSITORY / block.title).read_text(), (
+                f'{page}:{block.line} differs from {block.title}'
+            )
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_every_command_is_marked_as_one(page):
+    for block in blocks(page):
+        if block.not_run:
+            assert [NOT_RUN.get(command) for command in block.commands] == [block.not_run], f'{page}:{block.line}'
+        hidden = [line for line in block.text.splitlines() if block.language != 'sh' and COMMAND.match(line)]
+        assert not hidden, f'{page}:{block.line} has commands, but is no `sh` block: {hidden[0]}'
+        assert block.language not in ('bash', 'shell', 'console'), f'{page}:{block.line}: the language is `sh`'
+
+
+def test_readme_opens_with_two_commands_that_set_themselves_up():
+    first, second = (block for block in blocks('README.md')[:2])
+    assert first.commands == ['pip install uv && uv run pretrax train configs/quickstart.yaml']
+    assert second.commands == ['pip install uv && uv run pytest']
+    assert second.commands[0] in (REPOSITORY / '.ci' / 'run').read_text().splitlines()
+    assert 'pip install uv' not in (REPOSITORY / 'README.md').read_text().split('```', 4)[-1]
+
+
+def test_the_site_has_every_page():
+    navigation = (REPOSITORY / 'mkdocs.yml').read_text().partition('nav:')[2]
+    assert sorted(re.findall(r'[\w-]+\.md', navigation)) == [page.removeprefix('docs/') for page in PAGES[1:]]

@@ -1,0 +1,114 @@
+"""The examples run through the real command line and do what they say, and their plugins stay short."""
+
+import ast
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pretrax.data.source import DataRequest, Source
+
+REPOSITORY = Path(__file__).parents[2]
+EXAMPLES = REPOSITORY / 'examples'
+PLUGINS = sorted(EXAMPLES.glob('my_*.py'))
+LONGEST = 20
+
+FEW = ('steps=4', 'schedule.warmup=1', 'log.every=1', 'eval.batches=1', 'sample.tokens=4')
+SMALL = ('model.n_layers=1', 'model.d_model=64')
+SMALL_TEXT = ('data.text=text.py', 'data.vocab_size=300', 'batch.tokens=1024', 'batch.sequence_length=64')
+
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory):
+    """A directory with the examples, the configurations they extend, and a text."""
+    directory = tmp_path_factory.mktemp('place')
+    shutil.copytree(EXAMPLES, directory / 'examples', ignore=shutil.ignore_patterns('__pycache__'))
+    shutil.copytree(REPOSITORY / 'configs', directory / 'configs')
+    (directory / 'text.py').write_text(Path(ast.__file__).read_text() * 2)
+    return directory
+
+
+def run(place, *command):
+    environment = {key: value for key, value in os.environ.items() if key != 'XLA_FLAGS'}  # as a user's: no 8 devices
+    done = subprocess.run([sys.executable, *command], cwd=place, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def losses(place, name):
+    lines = (place / 'runs' / name / 'metrics.jsonl').read_text().splitlines()
+    return [metrics['loss'] for metrics in map(json.loads, lines) if 'loss' in metrics]
+
+
+@pytest.mark.parametrize(('kind', 'component'), [('optimizer', 'signum'), ('model', 'bigram'), ('data', 'sums')])
+def test_a_component_of_the_users_own_trains(place, kind, component):
+    overrides = [*FEW, *(('batch.tokens=1024',) if kind == 'data' else SMALL_TEXT)]
+    more = ['mesh.d=2', 'mesh.t=2'] if kind == 'model' else SMALL
+    run(place, '-c', 'from pretrax.cli import main; main()', 'train', f'examples/{kind}.yaml', *overrides, *more)
+    found = losses(place, f'example-{kind}')
+    assert len(found) == 4
+    assert found[-1] < found[0]
+    assert f'name: {component}' in (place / 'runs' / f'example-{kind}' / 'config.yaml').read_text()
+
+
+def test_the_data_source_is_a_function_of_seed_step_and_row(tmp_path):
+    namespace = {}
+    exec(
+        compile((EXAMPLES / 'my_data.py').read_text().replace("@register('data', 'sums')", ''), 'my_data', 'exec'),
+        namespace,
+    )
+    source = namespace['Sums'](DataRequest(seed=1, sequence_length=40, directory=tmp_path, say=print), largest=9)
+    assert isinstance(source, Source)
+    whole = source.batch(3, slice(0, 6), 6)
+    for got, expected in zip(source.batch(3, slice(2, 5), 6), whole, strict=True):
+        np.testing.assert_array_equal(got, expected[2:5])
+    assert not np.array_equal(source.batch(4, slice(0, 6), 6).tokens, whole.tokens)
+    # What ends a sum is predicted; what begins the next one cannot be.
+    ends = whole.targets == source.end_of_text
+    assert ends.any()
+    assert (whole.mask[ends] == 1).all()
+    after = whole.tokens == source.end_of_text
+    assert (whole.mask[after] == 0).all()
+    assert (whole.mask[~after] == 1).all()
+    for line in source.decode(whole.tokens[0].tolist()).split('\n')[:-1]:
+        question, _, answer = line.partition('=')
+        assert eval(question) == int(answer)
+
+
+def test_training_as_a_library_prints_the_result_and_text(place):
+    said = run(place, 'examples/library_use.py', *FEW, *SMALL, *SMALL_TEXT)
+    assert '4 steps; the last loss is' in said
+    assert 'def ' in said
+    assert len(losses(place, 'library')) == 4
+
+
+def test_a_loop_of_the_users_own_trains(place):
+    (place / 'src').mkdir()
+    (place / 'src' / 'text.py').write_text((place / 'text.py').read_text())
+    steps = [line.split() for line in run(place, 'examples/own_loop.py').splitlines()]
+    steps = [(int(words[0]), float(words[1])) for words in steps if len(words) == 2 and words[0].isdigit()]
+    assert [number for number, _ in steps] == list(range(1, 21))
+    assert steps[-1][1] < steps[0][1]
+
+
+@pytest.mark.parametrize('path', PLUGINS, ids=lambda path: path.name)
+def test_a_plugin_is_short(path):
+    assert lines_of_code(path.read_text()) < LONGEST
+
+
+def lines_of_code(source):
+    """Lines that hold anything but comments and docstrings."""
+    quiet = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    tokens = [token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type not in quiet]
+    lines = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)

@@ -1,0 +1,61 @@
+"""`pretrax generate`: text from a run or one of its checkpoints, whatever the devices that wrote it."""
+
+import types
+
+import pytest
+
+from pretrax import config_from_values, pretrain
+from pretrax.cli import main
+from pretrax.infer.sample import sample
+from runs import Quiet
+
+
+def test_text_of_a_run_and_of_a_checkpoint(values, tmp_path, capsys):
+    """Each is the text that the weights of that step write, on other devices than they were trained on."""
+    values['checkpoint'] = {'every': 3}
+    config = config_from_values(values)
+    result = pretrain(config, progress=Quiet())
+    choices = types.SimpleNamespace(prompts=('abc', 'fed cab'), tokens=6, temperature=0.9, top_k=50, top_p=0.95)
+    expected = sample(result.run.recipe.model, result.state.weights, result.run.source.tokenizer, choices, seed=4)
+    flags = '--prompt|abc|--prompt|fed cab|--tokens|6|--temperature|0.9|--top-k|50|--top-p|0.95|--seed|4'.split('|')
+
+    run = tmp_path / 'run'
+    newest = text_of(['generate', str(run), *flags], capsys)
+    assert newest == ''.join(text + '\n' for text in expected)
+    assert text_of(['generate', str(run / 'checkpoints'), *flags], capsys) == newest
+    assert text_of(['generate', str(run / 'checkpoints' / '6'), *flags], capsys) == newest
+    assert text_of(['generate', str(run / 'checkpoints' / '3'), *flags], capsys) != newest
+
+
+def text_of(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code in (0, None)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ('path', 'message'),
+    [
+        ('ruin', 'ruin: no such run or checkpoint\nthere are: empty, run'),
+        ('nowhere/at/all', 'nowhere/at/all: no such run or checkpoint'),
+        ('run/checkpoints/5', 'run/checkpoints/5: no such run or checkpoint'),
+        ('empty', 'empty has no checkpoint yet'),
+    ],
+)
+def test_a_path_that_holds_no_checkpoint(path, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'run' / 'checkpoints' / '4').mkdir(parents=True)
+    (tmp_path / 'empty').mkdir()
+    with pytest.raises(SystemExit) as ended:
+        main(['generate', path])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('flags', [['--top-p', '0'], ['--top-p', '1.5'], ['--tokens', '0'], ['--temperature', '-1']])
+def test_flags_out_of_range(flags, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(['generate', 'run', *flags])
+    assert ended.value.code == 2
+    assert flags[0] in capsys.readouterr().err

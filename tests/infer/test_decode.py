@@ -1,0 +1,116 @@
+"""Decoding against a cache of keys and values writes what the whole forward pass, done again for each token, writes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import reference
+from pretrax.errors import UserError
+from pretrax.infer.decode import _sample, generate
+from small import GPT2, LLAMA, VOCAB, mesh_of, random_weights, transformer
+
+MODELS = {'llama': LLAMA, 'gpt2': GPT2 | {'max_sequence_length': 48}}
+PROMPTS = [[5], [1, 2, 3, 4, 5, 6, 7], [99, 0, 50] * 13]
+TOKENS = 9
+
+
+def write(family, prompts, mesh=None, seed_of_weights=0, **choices):
+    mesh = mesh or mesh_of()
+    model = transformer(MODELS[family], mesh)
+    weights = random_weights(model, seed_of_weights)
+    with jax.set_mesh(mesh):
+        placed = jax.tree.map(lambda w, like: jax.device_put(w, like.sharding), weights, model.abstract())
+    return generate(model, placed, prompts, **({'tokens': TOKENS, 'temperature': 0} | choices))
+
+
+@functools.cache
+def greedy(family):
+    """The likeliest token, again and again, from the reference's logits of the whole text so far."""
+    model = transformer(MODELS[family])
+    weights = random_weights(model)
+    logits = jax.jit(lambda *batch: reference.logits(weights, *batch, model.arch))
+    texts = [list(prompt) for prompt in PROMPTS]
+    for _ in range(TOKENS):
+        tokens = np.zeros((len(texts), 48), np.int32)  # what comes later does not matter, so one shape serves
+        for row, text in zip(tokens, texts, strict=True):
+            row[: len(text)] = text
+        found = logits(tokens, np.ones_like(tokens), np.broadcast_to(np.arange(48, dtype=np.int32), tokens.shape))
+        for text, of_row in zip(texts, found, strict=True):
+            text.append(int(np.argmax(of_row[len(text) - 1])))
+    return [text[-TOKENS:] for text in texts]
+
+
+@pytest.mark.parametrize('family', MODELS)
+@pytest.mark.parametrize('mesh', [(1, 1, 1), (2, 2, 2)])
+def test_greedy_text_is_that_of_the_whole_forward_pass(family, mesh):
+    """Prompts of 1, 7 and 39 tokens in one call. For gpt2 the last one ends at the last learned position."""
+    assert len({tuple(text) for text in greedy(family)}) == 3
+    assert write(family, PROMPTS, mesh_of(*mesh)) == greedy(family)
+
+
+def test_choosing_among_one_is_greedy():
+    assert write('llama', PROMPTS, temperature=1.5, top_k=1) == greedy('llama')
+    assert write('llama', PROMPTS, temperature=1.5, top_p=1e-6) == greedy('llama')
+
+
+def test_a_seed_gives_the_same_text_on_any_mesh_and_in_any_company():
+    hot = {'temperature': 2.0, 'seed': 3}
+    alone = write('llama', [[7, 8], [7, 8]], **hot)
+    assert alone[0] != alone[1]  # each row has its own randomness
+    assert write('llama', [[7, 8], [7, 8]], mesh_of(2, 2, 2), **hot) == alone
+    assert write('llama', [[7, 8], [7, 8], [1] * 20], **hot)[:2] == alone
+    assert write('llama', [[7, 8], [7, 8]], temperature=2.0, seed=4) != alone
+
+
+def test_padding_tokens_are_never_written():
+    """The vocabulary is padded from 100 to 128 rows; at a high temperature all of the 100 come up, none of the rest."""
+    texts = write('llama', [[token] for token in range(VOCAB)], temperature=1e4, tokens=20)
+    assert set(np.ravel(texts)) == set(range(VOCAB))
+
+
+@pytest.mark.parametrize(
+    ('prompts', 'tokens', 'message'),
+    [
+        ([[1] * 40], 9, r'40 tokens and 9 new ones exceed the 48 positions .*\n?.*at most 8 new tokens'),
+        ([[1], []], 9, 'a prompt is empty'),
+        ([], 9, 'a prompt is empty'),
+    ],
+)
+def test_what_cannot_be_continued(prompts, tokens, message):
+    with pytest.raises(UserError, match=message):
+        write('gpt2', prompts, tokens=tokens)
+
+
+PROBABILITY = np.array([0.05, 0.5, 0.1, 0.2, 0.15])
+
+
+@pytest.mark.parametrize(
+    ('temperature', 'top_k', 'top_p', 'kept'),
+    [
+        (1.0, None, None, [0, 1, 2, 3, 4]),
+        (1.0, 3, None, [1, 3, 4]),
+        (1.0, 9, None, [0, 1, 2, 3, 4]),
+        (1.0, None, 0.49, [1]),
+        (1.0, None, 0.51, [1, 3]),  # the smallest set that reaches it
+        (1.0, None, 0.69, [1, 3]),
+        (1.0, None, 0.71, [1, 3, 4]),
+        (1.0, None, 1.0, [0, 1, 2, 3, 4]),
+        (1.0, 2, 0.72, [1, 3]),  # of 0.5 and 0.2 renormalised, 0.5 alone reaches 0.71
+        (1.0, 2, 0.7, [1]),
+        (2.0, None, 0.49, [1, 3]),  # the set is that of the heated distribution
+        (0.5, None, None, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_distribution_of_a_choice(temperature, top_k, top_p, kept):
+    n = 20_000
+    draw = jax.vmap(functools.partial(_sample, temperature, top_k, top_p), in_axes=(0, None))
+    drawn = np.asarray(draw(jax.random.split(jax.random.key(0), n), jnp.log(PROBABILITY) + 7))
+    p = np.zeros(5)
+    p[kept] = PROBABILITY[kept] ** (1 / temperature)
+    p /= p.sum()
+    counts = np.bincount(drawn, minlength=5)
+    assert not counts[p == 0].any()
+    assert np.all(np.abs(counts - n * p) <= 5 * np.sqrt(n * p * (1 - p)))

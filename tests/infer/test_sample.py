@@ -1,0 +1,52 @@
+"""Text in, text out: prompts are encoded, continuations decoded up to the end of the text."""
+
+import dataclasses
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from pretrax.errors import UserError
+from pretrax.infer.sample import check_can_sample, sample
+from small import LLAMA, mesh_of, random_weights, transformer
+
+END = 26
+
+
+class Letters:
+    """Token ids are letters of the alphabet; 26 ends a text."""
+
+    end_of_text = END
+
+    def encode(self, text):
+        return [ord(letter) - ord('a') for letter in text]
+
+    def decode(self, ids):
+        return ''.join(chr(ord('a') + i) for i in ids)
+
+
+def reciting():
+    """A decoder that knows the alphabet: attention and feed-forward add nothing, and each letter unembeds to the next."""
+    model = transformer(LLAMA, vocab_size=END + 1)
+    weights = jax.tree.map(np.zeros_like, random_weights(model))
+    identity = np.eye(*weights.embed.shape, dtype=np.float32)
+    following = np.roll(identity[: END + 1], 1, axis=0)
+    weights = dataclasses.replace(weights, embed=identity, norm=np.ones_like(weights.norm))
+    weights = dataclasses.replace(weights, unembed=np.concatenate([following, identity[END + 1 :]]))
+    with jax.set_mesh(mesh_of()):
+        return model, jax.tree.map(lambda w, like: jax.device_put(w, like.sharding), weights, model.abstract())
+
+
+def test_texts_begin_with_their_prompt_and_end_where_the_model_ends_them():
+    choices = types.SimpleNamespace(prompts=('ab', 'x', ''), tokens=5, temperature=0, top_k=None, top_p=None)
+    # x is followed by yz and the end; a text that has not begun comes after the end of another one.
+    assert sample(*reciting(), Letters(), choices) == ['abcdefg', 'xyz', 'abcde']
+
+
+def test_what_cannot_write_text_says_so():
+    with pytest.raises(UserError, match='str has no way to generate text'):
+        check_can_sample('a model', types.SimpleNamespace(tokenizer=Letters()))
+    with pytest.raises(UserError, match='no tokenizer'):
+        check_can_sample(transformer(LLAMA), types.SimpleNamespace(tokenizer=None))
+    check_can_sample(transformer(LLAMA), types.SimpleNamespace(tokenizer=Letters()))

@@ -1,0 +1,140 @@
+"""Attention equals the formula in double precision, documents stay apart, and the choice of kernel says why."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrax.errors import UserError
+from pretrax.model import attention
+from pretrax.model.attention import Kernel, attend, choose_kernel
+
+B, H, K, D = 2, 4, 2, 8
+BLOCKWISE = Kernel('blockwise', 'test', None)
+
+
+def formula(q, k, v, segments, dout):
+    """Output and gradients in f64, with the whole L x L matrix, a head at a time."""
+    q, k, v, dout = (np.asarray(x, np.float64) for x in (q, k, v, dout))
+    out, dq, dk, dv = np.zeros_like(q), np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    order = np.arange(q.shape[1])
+    for b, h in np.ndindex(B, H):
+        g = h // (H // K)
+        visible = (order[:, None] >= order[None, :]) & (segments[b, :, None] == segments[b, None, :])
+        scores = np.where(visible, q[b, :, h] @ k[b, :, g].T / np.sqrt(D), -np.inf)
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        dp = dout[b, :, h] @ v[b, :, g].T
+        ds = p * (dp - (dp * p).sum(-1, keepdims=True)) / np.sqrt(D)
+        out[b, :, h] = p @ v[b, :, g]
+        dq[b, :, h] = ds @ k[b, :, g]
+        dk[b, :, g] += ds.T @ q[b, :, h]
+        dv[b, :, g] += p.T @ dout[b, :, h]
+    return out, dq, dk, dv
+
+
+def example(length):
+    rng = np.random.default_rng(length)
+    q, k, v, dout = (rng.standard_normal((B, length, n, D)).astype(np.float32) for n in (H, K, K, H))
+    segments = np.sort(rng.integers(1, 4, (B, length)), axis=1).astype(np.int32)
+    return q, k, v, segments, dout
+
+
+@pytest.mark.parametrize('length', [7, 8, 9, 16, 21])
+def test_blockwise_equals_the_formula(length, monkeypatch):
+    monkeypatch.setattr(attention, 'BLOCK', 8)
+    q, k, v, segments, dout = example(length)
+    out, pullback = jax.vjp(lambda *qkv: attend(*qkv, segments, BLOCKWISE), q, k, v)
+    for actual, expected in zip((out, *pullback(dout)), formula(q, k, v, segments, dout), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_blocks_never_hold_a_square_matrix(monkeypatch):
+    """Twice the length costs about twice the memory of the forward and backward pass, not four times."""
+    monkeypatch.setattr(attention, 'BLOCK', 64)
+
+    def memory(length):
+        shape = lambda n: jax.ShapeDtypeStruct((1, length, n, D), jnp.float32)  # noqa: E731
+        segments = jax.ShapeDtypeStruct((1, length), jnp.int32)
+        loss = lambda q, k, v, s: jnp.sum(attend(q, k, v, s, BLOCKWISE))  # noqa: E731
+        compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(shape(H), shape(K), shape(K), segments).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert memory(1024) < 3 * memory(512)
+
+
+@pytest.mark.parametrize('length', [8, 20])
+def test_documents_never_see_each_other(length, monkeypatch):
+    """Whatever becomes of one document, every other one keeps its outputs and gradients bit by bit."""
+    monkeypatch.setattr(attention, 'BLOCK', 8)
+    q, k, v, segments, dout = example(length)
+    segments[:] = np.repeat([1, 2, 3], [length // 4, length // 4, length - length // 2])
+    call = jax.jit(lambda q, k, v: jax.vjp(lambda *qkv: attend(*qkv, segments, BLOCKWISE), q, k, v)[1](dout))
+    forward = jax.jit(lambda q, k, v: attend(q, k, v, segments, BLOCKWISE))
+    changed, others = segments[0] == 2, segments[0] != 2
+    new = [x.copy() for x in (q, k, v)]
+    for x in new:
+        x[:, changed] = 100 * x[:, changed] + 1
+    before, after = [forward(q, k, v), *call(q, k, v)], [forward(*new), *call(*new)]
+    for a, b in zip(before, after, strict=True):
+        assert np.array_equal(a[:, others], b[:, others])
+    assert not np.array_equal(before[0][:, changed], after[0][:, changed])
+
+
+def test_bf16_keeps_its_dtype_and_computes_the_softmax_in_f32():
+    q, k, v, segments, dout = example(16)
+    half = [jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)]
+    out = attend(*half, segments, BLOCKWISE)
+    assert out.dtype == jnp.bfloat16
+    expected, *_ = formula(*half, segments, dout)
+    np.testing.assert_allclose(np.asarray(out, np.float64), expected, rtol=0.02, atol=0.02)
+
+
+BF16, F32 = jnp.bfloat16, jnp.float32
+
+
+@pytest.mark.parametrize(
+    ('wanted', 'platform', 'dtype', 'd_head', 'length', 'documents', 'name', 'reason'),
+    [
+        ('auto', 'cpu', F32, 64, 1024, None, 'blockwise', 'no fused kernel for cpu'),
+        ('auto', 'cuda', BF16, 64, 1024, 1, 'cudnn', 'fused kernel for cuda'),
+        ('auto', 'gpu', BF16, 128, 1024, 128, 'cudnn', 'fused kernel for gpu'),
+        (
+            'auto',
+            'cuda',
+            F32,
+            64,
+            1024,
+            1,
+            'blockwise',
+            'SLOW: not cudnn, because it computes in bf16 or f16, not float32',
+        ),
+        ('auto', 'cuda', BF16, 60, 1024, 1, 'blockwise', 'SLOW: .* multiple of 8 up to 256, not 60'),
+        ('auto', 'cuda', BF16, 264, 1024, 1, 'blockwise', 'SLOW: .* multiple of 8 up to 256, not 264'),
+        ('auto', 'cuda', BF16, 64, 1024, 129, 'blockwise', 'SLOW: .* at most 128 documents in a row, not 129'),
+        ('auto', 'cuda', BF16, 64, 1024, None, 'blockwise', 'SLOW: .* not an unknown number'),
+        ('auto', 'tpu', BF16, 128, 1024, None, 'splash', 'fused kernel for tpu'),
+        ('auto', 'tpu', BF16, 128, 1000, None, 'blockwise', 'SLOW: not splash, .* not 1000 and 128'),
+        ('blockwise', 'cuda', BF16, 64, 1024, 1, 'blockwise', 'as configured'),
+        ('cudnn', 'cuda', BF16, 64, 1024, 1, 'cudnn', 'as configured'),
+    ],
+)
+def test_choice_of_kernel(wanted, platform, dtype, d_head, length, documents, name, reason):
+    kernel = choose_kernel(wanted, platform, dtype, d_head, length, documents)
+    assert kernel.name == name
+    assert re.search(reason, str(kernel))
+
+
+@pytest.mark.parametrize(
+    ('wanted', 'platform', 'dtype', 'reason'),
+    [
+        ('cudnn', 'cpu', BF16, 'attention=cudnn cannot run: it needs an NVIDIA GPU, not cpu'),
+        ('cudnn', 'cuda', F32, 'attention=cudnn cannot run: it computes in bf16'),
+        ('splash', 'cuda', BF16, 'attention=splash cannot run: it needs a TPU, not cuda'),
+    ],
+)
+def test_a_kernel_that_cannot_run_is_refused(wanted, platform, dtype, reason):
+    with pytest.raises(UserError, match=reason):
+        choose_kernel(wanted, platform, dtype, 128, 1024, 1)

@@ -1,0 +1,140 @@
+"""The parts of the decoder against other formulations, its initial weights, and that documents stay apart."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrax.model.loss import Batch
+from pretrax.model.transformer import norm, rope
+from pretrax.model.weights import Weights
+from pretrax.shardlib import f32, psum, typed_shard_map
+from pretrax.train.step import make_gradients
+from small import GPT2, LLAMA, mesh_of, random_batch, random_weights, transformer
+
+
+@pytest.mark.parametrize('base', [10000.0, 500000.0])
+def test_rope_multiplies_complex_numbers(base):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 9, 3, 8)).astype(np.float32)
+    positions = rng.integers(0, 5000, (2, 9)).astype(np.int32)
+    z = x[..., :4].astype(np.complex128) + 1j * x[..., 4:]
+    z *= np.exp(1j * positions[:, :, None, None] * base ** (-2 * np.arange(4) / 8))
+    expected = np.concatenate([z.real, z.imag], axis=-1)
+    np.testing.assert_allclose(rope(x, positions, base), expected, atol=2e-3)  # angles of 5000 carry f32's rounding
+    near = positions % 50
+    z = (x[..., :4] + 1j * x[..., 4:]) * np.exp(1j * near[:, :, None, None] * base ** (-2 * np.arange(4) / 8))
+    np.testing.assert_allclose(rope(x, near, base), np.concatenate([z.real, z.imag], axis=-1), atol=3e-5)
+
+
+def test_rope_knows_only_distances():
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((2, 1, 6, 1, 8)).astype(np.float32)
+    here = np.arange(6, dtype=np.int32)[None]
+    scores = lambda shift: jnp.einsum('blhd,bshd->ls', rope(q, here + shift, 1e4), rope(k, here + shift, 1e4))  # noqa: E731
+    np.testing.assert_allclose(scores(0), scores(40), atol=1e-4)
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize('options', [LLAMA, GPT2, LLAMA | {'norm_eps': 0.5}], ids=['rmsnorm', 'layernorm', 'eps'])
+def test_norms(options, dtype):
+    arch = transformer(options).arch
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(5 + 3 * rng.standard_normal((2, 4, 32)), dtype)
+    scale, shift = rng.standard_normal((2, 32)).astype(np.float32)
+    shift = shift if arch.bias else None
+    exact = np.asarray(x, np.float64)
+    if arch.norm == 'layernorm':
+        exact = exact - exact.mean(-1, keepdims=True)
+    exact = exact / np.sqrt(np.mean(exact**2, -1, keepdims=True) + arch.norm_eps) * scale
+    exact = exact if shift is None else exact + shift
+    y = norm(x, scale, shift, arch)
+    assert y.dtype == dtype
+    tolerance = 1e-5 if dtype == jnp.float32 else 2**-8
+    np.testing.assert_allclose(np.asarray(y, np.float64), exact, rtol=tolerance, atol=tolerance)
+
+
+def initializer(options, mesh):
+    """seed -> initial weights on the host."""
+    model = transformer(options, mesh)
+    with jax.set_mesh(mesh):
+        shardings = jax.tree.map(lambda like: like.sharding, model.abstract())
+        init = jax.jit(model.init, out_shardings=shardings).lower(jax.random.key(0)).compile()
+    return lambda seed: jax.device_get(init(jax.random.key(seed)))
+
+
+def test_initial_weights():
+    # gpt2 with a gate and its own unembedding has every weight there is.
+    wide = {'family': 'gpt2', 'n_layers': 8, 'd_model': 64, 'n_heads': 4, 'd_ff': 256, 'init_std': 0.05}
+    w = initializer(wide | {'activation': 'swiglu', 'tied': False}, mesh_of())(0)
+    assert jax.tree.structure(w).num_leaves == sum(1 for _ in jax.tree.leaves(w, is_leaf=lambda x: x is None))
+    for path, x in jax.tree_util.tree_leaves_with_path(w):
+        name = path[-1].name
+        if name.endswith('bias'):
+            assert not x.any(), name
+        elif name.startswith('norm'):
+            assert np.all(x == 1), name
+        else:  # normal; smaller by sqrt(2 * 8 layers) where it feeds the residual stream
+            std = 0.05 / 4 if name in ('o', 'down') else 0.05
+            assert x.std() == pytest.approx(std, rel=0.05), name
+            assert abs(x.mean()) < 0.05 * std, name
+    everything = [x.ravel()[:8] for x in (w.embed, w.layers.q, w.layers.k, w.layers.v, w.layers.q[1], w.layers.up)]
+    assert len({x.tobytes() for x in everything}) == len(everything)  # no two weights begin alike
+
+
+def test_initial_weights_are_the_same_on_any_mesh():
+    on_one, on_eight = initializer(LLAMA, mesh_of()), initializer(LLAMA, mesh_of(2, 2, 2))
+    one, many, other = on_one(0), on_eight(0), on_one(1)
+    same = jax.tree.map(np.array_equal, one, many)
+    assert all(jax.tree.leaves(same)), same
+    assert not np.array_equal(one.embed, other.embed)
+
+
+@pytest.mark.parametrize('options', [LLAMA, GPT2], ids=['llama', 'gpt2'])
+def test_documents_never_see_each_other(options):
+    """Other tokens in one document leave the loss and gradients of the rest as they are, bit by bit."""
+    model, batch = transformer(options), random_batch(2)
+    weights = random_weights(model)
+    other = batch.segments != 2
+    assert np.any(other & (batch.segments > 2))  # a later document is looked at too
+    batch = dataclasses.replace(batch, mask=batch.mask * other)
+    changed = dataclasses.replace(batch, tokens=np.where(other, batch.tokens, 7))
+    one_document = np.ones_like(batch.segments)
+
+    @typed_shard_map
+    def loss(weights: Weights, batch: Batch) -> f32['']:
+        return psum('r d', model.loss(weights, batch)['nll'][0])
+
+    with jax.set_mesh(mesh_of()):
+        value_and_grad = jax.jit(jax.value_and_grad(loss))
+        before, after = value_and_grad(weights, batch), value_and_grad(weights, changed)
+        # The same tokens as one document: now it matters what they are.
+        joined = [value_and_grad(weights, dataclasses.replace(x, segments=one_document)) for x in (batch, changed)]
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, jax.device_get(before), jax.device_get(after))))
+    assert joined[0][0] != joined[1][0]
+
+
+def test_what_is_chosen_is_said():
+    model = transformer(LLAMA | {'save': {'q': 'keep', 'k': 'recompute'}, 'layers': 'scan'})
+    assert model.choices['layers'] == 'scan (as configured)'
+    assert model.choices['activations'].startswith('kept: q; the rest is recomputed')
+    assert transformer(LLAMA).choices['attention'] == 'blockwise (no fused kernel for cpu)'
+    assert transformer(LLAMA, mesh_of(1, 2, 1)).choices['layers'].startswith('scan')
+
+
+def test_what_is_recomputed_takes_no_memory():
+    """The fewer activations are kept for the backward pass, the less memory the compiled gradient needs."""
+
+    def memory(save):
+        model = transformer(LLAMA | {'n_layers': 4, 'layers': 'scan', 'save': save}, length=64)
+        weights = random_weights(model)
+        with jax.set_mesh(mesh_of()):
+            gradients = jax.jit(make_gradients(model, 1)).lower(weights, random_batch(8, length=64)).compile()
+        return gradients.memory_analysis().temp_size_in_bytes
+
+    everything, some, nothing = memory('all'), memory({'q': 'keep', 'up': 'keep'}), memory('none')
+    kept = 4 * 8 * 64 * (32 + 48) * 4  # layers, rows, length, widths of q and up, bytes
+    assert some - nothing == pytest.approx(kept, rel=0.2)
+    assert everything > some + kept

@@ -1,0 +1,216 @@
+"""metrics.jsonl is standard JSON, survives a kill, shows no step twice after a resume, and outlives its trackers."""
+
+import itertools
+import json
+import math
+import signal
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrax.errors import UserError
+from pretrax.observe.metrics import MetricsLog, keys, read_metrics
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / 'run' / 'metrics.jsonl'
+
+
+def fill(path, steps):
+    with MetricsLog(path, say=pytest.fail) as log:
+        for step in steps:
+            log.write({'step': step, 'loss': 1 / step})
+
+
+def test_what_is_written_is_read_back_in_order(path):
+    with MetricsLog(path) as log:
+        log.write({'step': 1, 'loss': np.float32(2.5), 'tokens': np.int64(4096), 'mfu': None})
+        log.write({'step': 2, 'loss': jnp.float32(2.25), 'note': 'first evaluation'})
+        # Each line is in the file before the log is closed: a plot of a running training sees it.
+        assert len(path.read_text().splitlines()) == 2
+    assert read_metrics(path) == [
+        {'step': 1, 'loss': 2.5, 'tokens': 4096, 'mfu': None},
+        {'step': 2, 'loss': 2.25, 'note': 'first evaluation'},
+    ]
+    assert keys(read_metrics(path)) == ['loss', 'tokens']
+
+
+def test_values_that_are_not_finite_are_standard_json_and_come_back(path):
+    with MetricsLog(path) as log:
+        log.write({'step': 1, 'loss': math.nan, 'grad_norm': np.float32(np.inf), 'scale': -math.inf, 'ok': 1.0})
+    (line,) = path.read_text().splitlines()
+    strict = json.loads(line, parse_constant=lambda token: pytest.fail(f'{token} is not JSON'))
+    assert strict['loss'] is None
+    assert strict['nonfinite'] == {'loss': 'nan', 'grad_norm': 'inf', 'scale': '-inf'}
+    (record,) = read_metrics(path)
+    assert math.isnan(record.pop('loss'))
+    assert record == {'step': 1, 'grad_norm': math.inf, 'scale': -math.inf, 'ok': 1.0}
+
+
+def test_a_nested_value_that_is_not_finite_is_refused_rather_than_written(path):
+    with MetricsLog(path) as log, pytest.raises(ValueError, match='JSON compliant'):
+        log.write({'step': 1, 'losses': [math.nan]})
+    assert path.read_bytes() == b''
+
+
+@pytest.mark.parametrize('step', [None, 1.5, True, '3'])
+def test_a_line_without_an_integer_step_is_refused(path, step):
+    with MetricsLog(path) as log, pytest.raises(TypeError, match='integer step'):
+        log.write({'step': step, 'loss': 1.0})
+
+
+def test_a_resumed_run_shows_no_step_twice(path):
+    fill(path, range(1, 181))
+    said = []
+    with MetricsLog(path, resumed_step=100, say=said.append) as log:
+        for step in range(101, 151):
+            log.write({'step': step, 'loss': 7.0})
+    records = read_metrics(path)
+    assert [record['step'] for record in records] == list(range(1, 151))
+    assert [record['loss'] for record in records[99:101]] == [0.01, 7.0]
+    assert said == ['metrics.jsonl: removed 80 lines after step 100; those steps are trained again']
+
+
+def test_resuming_where_the_file_ends_changes_nothing(path):
+    fill(path, range(1, 11))
+    before = path.read_bytes()
+    MetricsLog(path, resumed_step=10, say=pytest.fail).close()
+    assert path.read_bytes() == before
+
+
+def test_a_new_run_starts_an_empty_record(path):
+    fill(path, range(1, 11))
+    MetricsLog(path, say=lambda _: None).close()
+    assert read_metrics(path) == []
+
+
+@pytest.mark.parametrize(
+    'torn', [b'{"step": 11, "lo', b'{"step"', b'\x00\x00\x00', b'{"step": 11, "note": "caf\xc3', b'17']
+)
+def test_a_line_cut_short_is_dropped_and_said(path, torn):
+    fill(path, range(1, 11))
+    with path.open('ab') as file:
+        file.write(torn)
+    assert [record['step'] for record in read_metrics(path)] == list(range(1, 11))  # as `pretrax plot` sees it
+    said = []
+    with MetricsLog(path, resumed_step=10, say=said.append) as log:
+        log.write({'step': 11, 'loss': 3.0})
+    assert said == ['metrics.jsonl: removed 1 line cut short when the run was stopped']
+    assert [record['step'] for record in read_metrics(path)] == list(range(1, 12))
+
+
+def test_a_cut_at_any_byte_loses_the_cut_line_only(path):
+    fill(path, range(1, 4))
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with MetricsLog(path, resumed_step=3, say=lambda _: None) as log:
+            log.write({'step': 4, 'loss': 0.25})
+        steps = [record['step'] for record in read_metrics(path)]
+        complete = whole[:size].count(b'}')
+        assert steps == [*[1, 2, 3][:complete], 4]
+
+
+def test_a_killed_process_leaves_a_record_that_resumes(path):
+    """SIGKILL a real process in the middle of writing."""
+    code = (
+        'import itertools, sys; from pretrax.observe.metrics import MetricsLog\n'
+        'log = MetricsLog(sys.argv[1])\n'
+        'for step in itertools.count(1):\n'
+        '    log.write({"step": step, "loss": 1 / step, "padding": "x" * 5000})\n'
+        '    if step == 200: print("ready", flush=True)\n'
+    )
+    process = subprocess.Popen([sys.executable, '-c', code, str(path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout as out:
+        out.readline()
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    MetricsLog(path, resumed_step=150, say=lambda _: None).close()
+    assert [record['step'] for record in read_metrics(path)] == list(range(1, 151))
+
+
+def test_a_full_disk_is_told_and_the_record_still_resumes(path):
+    """The file may not grow past a limit: the last line is written in part, as on a disk that is full."""
+    code = (
+        'import resource, sys; from pretrax.observe.metrics import MetricsLog\n'
+        'from pretrax.errors import UserError\n'
+        'resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n'
+        'log = MetricsLog(sys.argv[1])\n'
+        'try:\n'
+        '    for step in range(1, 100): log.write({"step": step, "loss": 1.0})\n'
+        'except UserError as error: print(step, error)\n'
+    )
+    out = subprocess.run([sys.executable, '-c', code, str(path)], capture_output=True, text=True, check=True).stdout
+    assert 'File too large' in out
+    assert 'same command again' in out
+    assert path.stat().st_size == 1000
+    whole = path.read_bytes().count(b'\n')
+    assert out.startswith(f'{whole + 1} ')  # the line that was cut is the one that is refused
+    MetricsLog(path, resumed_step=100, say=lambda _: None).close()
+    assert [record['step'] for record in read_metrics(path)] == list(range(1, whole + 1))
+
+
+def test_a_broken_line_in_the_middle_is_an_error_that_names_it(path):
+    fill(path, [1, 2])
+    path.write_bytes(path.read_bytes() + b'<<<<<<< HEAD\n{"step": 3, "loss": 1.0}\n')
+    with pytest.raises(UserError, match=r'metrics\.jsonl, line 3 is not a line of metrics: .*HEAD'):
+        read_metrics(path)
+
+
+def test_reading_what_is_not_there(tmp_path):
+    with pytest.raises(UserError, match='no such file'):
+        read_metrics(tmp_path / 'metrics.jsonl')
+    with pytest.raises(UserError, match='is a directory'):
+        read_metrics(tmp_path)
+
+
+class Recorder:
+    name, where = 'recorder', 'here'
+
+    def __init__(self, fails_at=None):
+        self.seen, self.closed, self.fails_at = [], 0, fails_at
+
+    def log(self, step, metrics):
+        if step == self.fails_at:
+            raise ConnectionError('server gone\nwith details')
+        self.seen.append((step, dict(metrics)))
+
+    def close(self):
+        self.closed += 1
+
+
+def test_trackers_get_the_numbers_and_only_those(path):
+    tracker = Recorder()
+    with MetricsLog(path, [tracker]) as log:
+        log.write({'step': 1, 'loss': 2.0, 'mfu': None, 'note': 'text', 'tokens': np.int64(5)})
+        log.close()  # twice is once
+    assert tracker.seen == [(1, {'loss': 2.0, 'tokens': 5})]
+    assert tracker.closed == 1
+
+
+def test_a_failing_tracker_is_lost_loudly_once_and_nothing_else_is(path):
+    broken, sound = Recorder(fails_at=3), Recorder()
+    said = []
+    with MetricsLog(path, [broken, sound], say=said.append) as log:
+        for step in range(1, 6):
+            log.write({'step': step, 'loss': 1.0})
+    assert said == [
+        'WARNING: recorder stopped working (ConnectionError: server gone). '
+        'It gets no more numbers in this run; metrics.jsonl has all of them.'
+    ]
+    assert [step for step, _ in broken.seen] == [1, 2]
+    assert [step for step, _ in sound.seen] == [1, 2, 3, 4, 5]
+    assert len(read_metrics(path)) == 5
+
+
+def test_a_tracker_that_fails_at_the_end_is_said(path):
+    tracker = Recorder()
+    tracker.close = lambda: next(itertools.repeat(None, 0))
+    said = []
+    MetricsLog(path, [tracker], say=said.append).close()
+    assert 'recorder could not be finished (StopIteration' in said[0]

@@ -1,0 +1,117 @@
+"""The ground truth of the model and of training: a decoder, its loss and AdamW in plain jax.numpy on one device.
+
+Written from the papers, the straightforward way, and on purpose with nothing of pretrax in it: no sharding, no custom
+derivatives, no fused or blocked kernels, f32 throughout. `arch` is anything with the attributes of an architecture and
+`w` anything with the attributes of the weights (layers stacked along the first dimension).
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def logits(w, tokens, segments, positions, arch):
+    """tokens, segments, positions [B, L] -> [B, L, vocab_size], each row on its own."""
+    w = jax.tree.map(jnp.asarray, w)
+    return jax.vmap(lambda t, s, p: _row_logits(w, t, s, p, arch))(tokens, segments, positions)
+
+
+def _row_logits(w, tokens, segments, positions, arch):
+    x = w.embed[tokens]
+    if arch.positions == 'learned':
+        x = x + w.positions[positions]
+    for i in range(arch.n_layers):
+        layer = jax.tree.map(lambda stacked, i=i: stacked[i], w.layers)
+        x = x + attention(norm(x, layer.norm1, layer.norm1_bias, arch), layer, segments, positions, arch)
+        x = x + feed_forward(norm(x, layer.norm2, layer.norm2_bias, arch), layer, arch)
+    x = norm(x, w.norm, w.norm_bias, arch)
+    unembedding = w.embed if arch.tied else w.unembed
+    return x @ unembedding[: arch.vocab_size].T
+
+
+def norm(x, scale, bias, arch):
+    if arch.norm == 'rmsnorm':
+        x = x / jnp.sqrt((x**2).mean(-1, keepdims=True) + arch.norm_eps) * scale
+    else:
+        x = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + arch.norm_eps) * scale
+    return x if bias is None else x + bias
+
+
+def attention(x, w, segments, positions, arch):
+    """Causal attention inside documents, a head at a time. x [L, M]."""
+    length = x.shape[0]
+    order = jnp.arange(length)
+    visible = (order[None, :] <= order[:, None]) & (segments[None, :] == segments[:, None])
+    total = jnp.zeros_like(x)
+    for head in range(arch.n_heads):
+        kv_head = head // (arch.n_heads // arch.n_kv_heads)
+        q = x @ w.q[:, head] + (0 if w.q_bias is None else w.q_bias[head])
+        k = x @ w.k[:, kv_head] + (0 if w.k_bias is None else w.k_bias[kv_head])
+        v = x @ w.v[:, kv_head] + (0 if w.v_bias is None else w.v_bias[kv_head])
+        if arch.positions == 'rope':
+            q, k = rope(q, positions, arch.rope_base), rope(k, positions, arch.rope_base)
+        scores = q @ k.T / jnp.sqrt(arch.d_head)
+        probability = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
+        total = total + probability @ v @ w.o[head]
+    return total if w.o_bias is None else total + w.o_bias
+
+
+def rope(x, positions, base):
+    """x [L, D]: the pair (i, i + D/2) is a complex number, multiplied by exp(i * position * frequency)."""
+    half = x.shape[-1] // 2
+    frequency = 1 / base ** (2 * jnp.arange(half) / x.shape[-1])
+    turned = (x[:, :half] + 1j * x[:, half:]) * jnp.exp(1j * positions[:, None] * frequency)
+    return jnp.concatenate([turned.real, turned.imag], axis=-1)
+
+
+def feed_forward(x, w, arch):
+    up = x @ w.up + (0 if w.up_bias is None else w.up_bias)
+    if arch.activation == 'swiglu':
+        gate = x @ w.gate
+        hidden = gate / (1 + jnp.exp(-gate)) * up
+    else:
+        hidden = 0.5 * up * (1 + jnp.tanh(jnp.sqrt(2 / jnp.pi) * (up + 0.044715 * up**3)))
+    return hidden @ w.down + (0 if w.down_bias is None else w.down_bias)
+
+
+def nll(w, batch, arch):
+    """The mean of -log p(target) over the targets that count."""
+    log_p = jax.nn.log_softmax(logits(w, batch.tokens, batch.segments, batch.positions, arch))
+    of_target = jnp.take_along_axis(log_p, batch.targets[..., None], axis=-1)[..., 0]
+    return -(of_target * batch.mask).sum() / batch.mask.sum()
+
+
+def z_loss(w, batch, arch):
+    """The mean of log(Z)^2, weighted."""
+    log_z = jax.nn.logsumexp(logits(w, batch.tokens, batch.segments, batch.positions, arch), axis=-1)
+    return arch.z_loss * (log_z**2 * batch.mask).sum() / batch.mask.sum()
+
+
+def loss(w, batch, arch):
+    return nll(w, batch, arch) + z_loss(w, batch, arch)
+
+
+class AdamW:
+    """Clipping by global norm, Adam's two moments with bias correction, and decay that bypasses both."""
+
+    def __init__(self, w, rates, *, b1, b2, eps, weight_decay, clip_norm):
+        self.rates, self.b1, self.b2, self.eps = rates, b1, b2, eps
+        self.weight_decay, self.clip_norm, self.steps = weight_decay, clip_norm, 0
+        self.first = jax.tree.map(jnp.zeros_like, w)
+        self.second = jax.tree.map(jnp.zeros_like, w)
+
+    def step(self, w, gradient):
+        length = jnp.sqrt(sum((g**2).sum() for g in jax.tree.leaves(gradient)))
+        if length > self.clip_norm:
+            gradient = jax.tree.map(lambda g: g * self.clip_norm / length, gradient)
+        self.first = jax.tree.map(lambda m, g: self.b1 * m + (1 - self.b1) * g, self.first, gradient)
+        self.second = jax.tree.map(lambda v, g: self.b2 * v + (1 - self.b2) * g**2, self.second, gradient)
+        rate = self.rates[self.steps]
+        self.steps += 1
+
+        def update(path, w, m, v):
+            m, v = m / (1 - self.b1**self.steps), v / (1 - self.b2**self.steps)
+            name = path[-1].name
+            decays = not name.startswith('norm') and not name.endswith('bias')
+            return w - rate * (m / (jnp.sqrt(v) + self.eps) + decays * self.weight_decay * w)
+
+        return jax.tree_util.tree_map_with_path(update, w, self.first, self.second)

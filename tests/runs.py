@@ -1,0 +1,53 @@
+"""A small run for tests that need a whole one: documents of made-up words, and a decoder that learns them in a second."""
+
+import json
+import random
+
+import pytest
+
+from pretrax.observe.progress import Progress
+
+
+class Quiet(Progress):
+    """Keeps what is said, instead of printing it."""
+
+    def __init__(self):
+        super().__init__()
+        self.said = []
+
+    def message(self, text):
+        self.said.append(text)
+
+    def update(self, metrics):
+        pass
+
+
+@pytest.fixture
+def documents(tmp_path):
+    """60 documents of words drawn from 80, one a line of a .jsonl file."""
+    draw = random.Random(0)
+    words = [''.join(draw.choices('abcdefgh', k=draw.randint(2, 6))) for _ in range(80)]
+    texts = [' '.join(draw.choices(words, k=draw.randint(20, 120))) for _ in range(60)]
+    path = tmp_path / 'documents.jsonl'
+    path.write_text(''.join(json.dumps({'text': text}) + '\n' for text in texts))
+    return path
+
+
+@pytest.fixture
+def values(documents, tmp_path):
+    """The configuration as a dict, for `config_from_values` or a YAML file (YAML reads JSON)."""
+    return {
+        'name': 'small',
+        'run_dir': str(tmp_path / 'run'),
+        'steps': 6,
+        'model': {'family': 'llama', 'n_layers': 1, 'd_model': 16, 'n_heads': 2, 'z_loss': 1e-3},
+        'data': {'text': str(documents), 'vocab_size': 300, 'validation': 0.2},
+        'batch': {'tokens': 128, 'sequence_length': 16},
+        'optimizer': {'learning_rate': 1e-2, 'weight_decay': 0.1},
+        'schedule': {'name': 'linear', 'warmup': 2},
+        'mesh': {'r': 2, 'd': 2, 't': 2},
+        'precision': {'compute': 'f32'},
+        'log': {'every': 1},
+        'eval': {'every': 0},
+        'sample': {'tokens': 8},
+    }

@@ -1,0 +1,66 @@
+"""Every optimizer lowers the loss, and the mesh does not change what it does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrax.train import optimizer
+from pretrax.train.step import DEFAULT_NO_DECAY, Recipe, init_state, make_step
+from small import LLAMA, assert_same, mesh_of, random_batch, transformer
+
+# Wide enough for Adafactor to factor its moments: both dimensions have to be at least 128.
+MODEL = LLAMA | {'n_layers': 1, 'd_model': 128, 'd_ff': 128, 'layers': 'scan'}
+RATES = {'adamw': 1e-2, 'adafactor': 1e-2, 'lion': 1e-3, 'sgd': 1.0, 'muon': 1e-2}
+
+
+def train(name, mesh, n_steps, **options):
+    """Losses, and the weights after two steps (later ones magnify rounding)."""
+    with jax.set_mesh(mesh):
+        rate = RATES[name]
+        recipe = Recipe(
+            transformer(MODEL, mesh), getattr(optimizer, name)(**options), lambda step: jnp.float32(rate), 0.1,
+            DEFAULT_NO_DECAY, 1.0, 1,
+        )  # fmt: skip
+        state, step, batch = init_state(recipe, 0), make_step(recipe), random_batch(8)
+        losses, early = [], None
+        for number in range(n_steps):
+            state, metrics = step(state, batch)
+            losses.append(float(metrics['loss']))
+            early = jax.device_get(state) if number == 1 else early
+    return losses, early
+
+
+@pytest.mark.parametrize('name', RATES)
+def test_lowers_the_loss_alike_on_any_mesh(name):
+    losses, one = train(name, mesh_of(), 20)
+    assert losses[-1] < losses[0] - 0.5
+    again, many = train(name, mesh_of(1, 2, 2), 2)
+    np.testing.assert_allclose(losses[:2], again, rtol=1e-5)
+    assert_same(many.weights, one.weights, rtol=1e-3)
+
+
+def test_momentum_is_that_of_polyak():
+    """The second step of SGD with momentum 0.9 goes 1.9 times as far on the same gradient."""
+    rule = optimizer.sgd(momentum=0.9)
+    g = {'w': jnp.ones(3)}
+    state = rule.init(g)
+    first, state = rule.update(g, state)
+    second, _ = rule.update(g, state)
+    np.testing.assert_allclose((first['w'][0], second['w'][0]), (1.0, 1.9), rtol=1e-6)
+
+
+def test_muon_orthogonalises_matrices_and_gives_vectors_to_adam():
+    """The singular values of a matrix's update come out about equal, whatever those of its gradient."""
+    rng = np.random.default_rng(0)
+    u, _ = np.linalg.qr(rng.standard_normal((32, 16)))
+    v, _ = np.linalg.qr(rng.standard_normal((16, 16)))
+    g = {'matrix': jnp.asarray(u * np.geomspace(1, 0.05, 16) @ v.T), 'vector': jnp.asarray(rng.standard_normal(5))}
+    rule = optimizer.muon()
+    update, _ = rule.update(g, rule.init(g), g)
+    values = np.linalg.svd(update['matrix'], compute_uv=False)
+    assert values.max() / values.min() < 3  # of the gradient: 20
+    assert np.sqrt(np.mean(np.square(update['matrix']))) == pytest.approx(0.2, rel=0.3)
+    assert np.sum(update['matrix'] * g['matrix']) > 0  # a direction to subtract
+    first = 1 + 0.9 * 0.1 / (1 - 0.9**2)  # Adam's first step, with Nesterov's look ahead (Dozat 2016)
+    np.testing.assert_allclose(update['vector'], first * np.sign(g['vector']), rtol=1e-3)

@@ -1,0 +1,208 @@
+"""The step: what it skips, clips, decays, counts and reports, by hand on a small model; and where its state lies."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrax.errors import UserError
+from pretrax.train import optimizer, schedule
+from pretrax.train.step import (
+    DEFAULT_NO_DECAY,
+    Recipe,
+    abstract_state,
+    decay_by_weight,
+    init_state,
+    make_evaluate,
+    make_step,
+)
+from small import GPT2, LLAMA, VOCAB, assert_same, mesh_of, random_batch, transformer
+from train.bigram import WIDTH, Bigram, BigramWeights
+
+ROWS = 8
+
+
+def recipe(model=None, direction=None, *, rate=0.1, decay=0.0, no_decay=DEFAULT_NO_DECAY, clip=None, accumulation=1):
+    rates = rate if callable(rate) else lambda step: jnp.float32(rate)
+    return Recipe(model or Bigram(), direction or optimizer.sgd(), rates, decay, no_decay, clip, accumulation)
+
+
+def steps_of(recipe, batches, mesh=None):
+    """The host's copy of the state and metrics after each step, beginning with the first state and None."""
+    with jax.set_mesh(mesh or mesh_of()):
+        state, step = init_state(recipe, 0), make_step(recipe)
+        history = [(jax.device_get(state), None)]
+        for batch in batches:
+            state, metrics = step(state, batch)
+            history.append(jax.device_get((state, metrics)))
+    return history
+
+
+def by_hand(weights, batch):
+    """Loss and gradient of the bigram model in double precision."""
+    logits = np.asarray(weights.table, np.float64)[batch.tokens] + weights.bias
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    share = batch.mask / batch.mask.sum(dtype=np.float64)
+    loss = -np.sum(share * np.log(np.take_along_axis(p, batch.targets[..., None], axis=-1)[..., 0]))
+    d_logits = (p - np.eye(WIDTH)[batch.targets]) * share[..., None]
+    table = np.zeros((VOCAB, WIDTH))
+    np.add.at(table, batch.tokens, d_logits)
+    return loss, BigramWeights(table, d_logits.sum((0, 1)))
+
+
+def norm_of(gradient):
+    return np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradient)))
+
+
+@pytest.mark.parametrize('poison', [np.nan, np.inf])
+@pytest.mark.parametrize(('mesh', 'accumulation'), [((1, 1, 1), 1), ((2, 2, 1), 2)])
+def test_a_gradient_that_is_not_finite_changes_nothing_but_the_counters(poison, mesh, accumulation):
+    good = random_batch(ROWS)
+    bad = dataclasses.replace(good, mask=good.mask.copy())
+    bad.mask[3, 5] = poison
+    rule = recipe(direction=optimizer.adamw(), decay=0.1, clip=1.0, accumulation=accumulation)
+    history = steps_of(rule, [good, bad, bad, good], mesh_of(*mesh))
+    states = [state for state, _ in history]
+    for before, after in zip(states[1:3], states[2:4], strict=True):
+        assert_identical((before.weights, before.optimizer), (after.weights, after.optimizer))
+    assert [int(state.step) for state in states] == [0, 1, 2, 3, 4]
+    assert [int(state.skipped) for state in states] == [0, 0, 1, 2, 2]
+    assert [metrics['skipped_steps'] for _, metrics in history[1:]] == [0, 1, 2, 2]
+    assert not np.isfinite(history[2][1]['loss'])
+    assert not np.array_equal(states[3].weights.table, states[4].weights.table)
+    assert np.isfinite(states[4].weights.table).all()
+
+
+def test_the_gradient_is_clipped_by_its_global_norm():
+    batch = random_batch(ROWS)
+    (before, _), (after, metrics) = steps_of(recipe(clip=0.01), [batch])
+    loss, gradient = by_hand(before.weights, batch)
+    length = norm_of(gradient)
+    assert length > 0.02
+    np.testing.assert_allclose(metrics['loss'], loss, rtol=1e-5)
+    np.testing.assert_allclose(metrics['grad_norm'], length, rtol=1e-5)
+    np.testing.assert_allclose(metrics['clipped_grad_norm'], 0.01, rtol=1e-3)
+    moved = jax.tree.map(lambda a, b: b - a, before.weights, after.weights)
+    assert_same(moved, jax.tree.map(lambda g: -0.1 * 0.01 / length * g, gradient), rtol=1e-3)
+
+
+@pytest.mark.parametrize('clip', [None, 100.0])
+def test_a_gradient_below_the_limit_is_left_alone(clip):
+    batch = random_batch(ROWS)
+    (before, _), (after, metrics) = steps_of(recipe(clip=clip), [batch])
+    assert metrics['clipped_grad_norm'] == metrics['grad_norm']
+    moved = jax.tree.map(lambda a, b: b - a, before.weights, after.weights)
+    assert_same(moved, jax.tree.map(lambda g: -0.1 * g, by_hand(before.weights, batch)[1]), rtol=1e-4)
+
+
+def test_decay_is_decoupled_and_by_group():
+    """Decay subtracts rate * decay * weight, whatever the gradient, from the weights that no pattern names."""
+    batch = random_batch(ROWS)
+
+    def moved_by_decay(no_decay):
+        _, (without, _) = steps_of(recipe(direction=optimizer.adamw(), decay=0.0, clip=0.01), [batch])
+        (before, _), (after, _) = steps_of(
+            recipe(direction=optimizer.adamw(), decay=0.5, no_decay=no_decay, clip=0.01), [batch]
+        )
+        return before.weights, jax.tree.map(lambda a, b: b - a, without.weights, after.weights)
+
+    before, moved = moved_by_decay(DEFAULT_NO_DECAY)
+    np.testing.assert_allclose(moved.table, -0.1 * 0.5 * before.table, atol=1e-6)
+    assert not moved.bias.any()
+    before, moved = moved_by_decay(('tab*',))
+    np.testing.assert_allclose(moved.bias, -0.1 * 0.5 * before.bias, atol=1e-6)
+    assert not moved.table.any()
+
+
+def test_which_weights_of_a_decoder_decay():
+    with jax.set_mesh(mesh_of()):
+        weights = transformer(GPT2).abstract()
+    decay = decay_by_weight(weights, 0.3, DEFAULT_NO_DECAY)
+    named = {path[-1].name: by for path, by in jax.tree_util.tree_leaves_with_path(decay)}
+    matrices = {'embed', 'positions', 'q', 'k', 'v', 'o', 'up', 'down'}
+    assert {name for name, by in named.items() if by == 0.3} == matrices
+    assert {by for name, by in named.items() if name not in matrices} == {0.0}
+    decay = decay_by_weight(weights, 0.3, ('layers.q', 'embed'))
+    assert (decay.embed, decay.layers.q, decay.layers.q_bias, decay.norm) == (0.0, 0.0, 0.3, 0.3)
+
+
+def test_a_pattern_that_names_no_weight_is_refused():
+    rule = recipe(no_decay=('*norm*', 'emdeb'))
+    with pytest.raises(UserError, match=r"'emdeb' matches no weight\nthe weights are: table, bias"):
+        steps_of(rule, [random_batch(ROWS)])
+
+
+def test_adamw_by_hand():
+    """Three steps, written out: Loshchilov and Hutter 2019, algorithm 2, with the schedule on rate and decay."""
+    batches = [random_batch(ROWS, seed) for seed in range(3)]
+    rates = schedule.linear(10, warmup=2)
+    rule = recipe(
+        direction=optimizer.adamw(b1=0.8, b2=0.9, eps=1e-3), rate=lambda step: 0.3 * rates(step), decay=0.2, clip=0.05
+    )
+    history = steps_of(rule, batches)
+    weights = jax.tree.map(lambda w: np.asarray(w, np.float64), history[0][0].weights)
+    m = v = jax.tree.map(np.zeros_like, weights)
+    for t, (batch, (state, metrics)) in enumerate(zip(batches, history[1:], strict=True), start=1):
+        loss, gradient = by_hand(weights, batch)
+        gradient = jax.tree.map(lambda g, by=min(1, 0.05 / norm_of(gradient)): g * by, gradient)
+        m = jax.tree.map(lambda m, g: 0.8 * m + 0.2 * g, m, gradient)
+        v = jax.tree.map(lambda v, g: 0.9 * v + 0.1 * g**2, v, gradient)
+        rate = 0.3 * (0.5, 1, 1)[t - 1]
+        direction = jax.tree.map(lambda m, v, t=t: (m / (1 - 0.8**t)) / (np.sqrt(v / (1 - 0.9**t)) + 1e-3), m, v)
+        weights = BigramWeights(
+            weights.table - rate * (direction.table + 0.2 * weights.table), weights.bias - rate * direction.bias
+        )
+        np.testing.assert_allclose(metrics['loss'], loss, rtol=1e-5)
+        np.testing.assert_allclose(metrics['learning_rate'], rate, rtol=1e-6)
+        np.testing.assert_allclose(metrics['weight_norm'], norm_of(weights), rtol=1e-4)
+        assert_same(state.weights, weights, rtol=1e-4)
+
+
+def test_evaluation_sums_over_the_mesh():
+    batch = random_batch(ROWS)
+    sums = []
+    for mesh in (mesh_of(), mesh_of(2, 2, 2)):
+        with jax.set_mesh(mesh):
+            weights = init_state(recipe(), 0).weights
+            sums.append(jax.device_get(make_evaluate(Bigram())(weights, batch)['nll']))
+    loss, _ = by_hand(jax.device_get(weights), batch)
+    for top, bottom in sums:
+        np.testing.assert_allclose(bottom, batch.mask.sum(), rtol=1e-6)
+        np.testing.assert_allclose(top / bottom, loss, rtol=1e-5)
+
+
+def test_moments_lie_where_their_weights_lie():
+    with jax.set_mesh(mesh_of(2, 2, 2)):
+        rule = recipe(transformer(LLAMA, mesh_of(2, 2, 2)), optimizer.adamw())
+        like = abstract_state(rule)
+    weights = jax.tree.map(lambda x: (x.shape, x.sharding), like.weights)
+    assert jax.tree.map(lambda x: (x.shape, x.sharding), like.optimizer.mu) == weights
+    assert jax.tree.map(lambda x: (x.shape, x.sharding), like.optimizer.nu) == weights
+    assert like.weights.layers.q.sharding.spec == jax.sharding.PartitionSpec(None, 'd', 't', None)
+
+
+def test_a_state_has_the_shape_that_it_promises():
+    with jax.set_mesh(mesh_of(2, 2, 1)):
+        rule = recipe(direction=optimizer.adamw())
+        like, state = abstract_state(rule), init_state(rule, 0)
+    describe = lambda x: (x.shape, x.dtype, x.sharding)  # noqa: E731
+    assert jax.tree.map(describe, like) == jax.tree.map(describe, state)
+
+
+def test_the_state_is_donated():
+    """The compiled step writes every new array of the state into the memory of the old one."""
+    mesh = mesh_of(2, 2, 2)
+    with jax.set_mesh(mesh):
+        rule = recipe(transformer(LLAMA, mesh), optimizer.adamw(), decay=0.1, clip=1.0)
+        like = abstract_state(rule)
+        analysis = make_step(rule).lower(like, random_batch(ROWS)).compile().memory_analysis()
+    on_a_device = sum(np.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(like))
+    assert analysis.alias_size_in_bytes == on_a_device
+
+
+def assert_identical(a, b):
+    same = jax.tree.map(np.array_equal, a, b)
+    assert all(jax.tree.leaves(same)), same
