@@ -23,6 +23,8 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help='Look at configurations.', no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name='config')
+data_app = typer.Typer(help='Make, look at and change token files.', no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name='data')
 
 ConfigFile = Annotated[str, typer.Argument(metavar='CONFIG', help='A YAML file, such as configs/quickstart.yaml.')]
 Overrides = Annotated[
@@ -121,3 +123,13 @@ def diff(
     from pretrax.cli.config import diff
 
     diff(old, new)
+
+
+@data_app.command()
+def verify(
+    path: Annotated[str, typer.Argument(metavar='PATH', help='A directory of flat-tokens.')],
+) -> None:
+    """Check everything that a token file says about itself."""
+    from pretrax.cli.data_verify import verify
+
+    verify(path)
