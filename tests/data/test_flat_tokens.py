@@ -54,6 +54,17 @@ def test_every_document_comes_out_to_the_last_token(tmp_path_factory, documents)
     assert (counts.documents, counts.tokens) == (split.n_documents, split.n_tokens)
 
 
+def test_tokens_of_an_unknown_tokenizer_and_text(tmp_path):
+    identity = TokenizerIdentity(sha256=None, vocab_size=10, end_of_text=None)
+    with create(tmp_path / 'here', identity, None, {}) as writer:
+        writer.append('train', [[1, 2]], n_bytes=3, predicted_bytes=1)
+        writer.append('train', [[3], [4, 5]], n_bytes=None, predicted_bytes=None)
+    counts = verify(tmp_path / 'here')['train']
+    assert (counts.documents, counts.tokens, counts.bytes, counts.predicted_bytes) == (3, 5, None, None)
+    assert not (tmp_path / 'here' / 'tokenizer.json').exists()
+    assert flat_tokens.read_tokenizer_json(tmp_path / 'here', identity) is None
+
+
 @pytest.mark.usefixtures('small_shards')
 def test_several_shards_read_like_one(tmp_path):
     documents = [[n % 900 + 1] * (n % 7) + [0] for n in range(40)]

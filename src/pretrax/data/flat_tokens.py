@@ -29,18 +29,21 @@ DTYPE = {'encoded_tokens': 'uint32', 'seq_starts': 'uint64'}
 
 class Counts(pydantic.BaseModel):
     """Of one split. `bytes` is all its text; `predicted_bytes` leaves out the first token of each document, which no
-    token predicts. End-of-text tokens are predicted and stand for no bytes."""
+    token predicts. End-of-text tokens are predicted and stand for no bytes. Both are None for tokens of unknown text."""
 
     documents: int
     tokens: int
-    bytes: int
-    predicted_bytes: int
+    bytes: int | None
+    predicted_bytes: int | None
 
 
 class TokenizerIdentity(pydantic.BaseModel):
-    sha256: str
+    """What the ids mean. Tokens that another tool made may come without their tokenizer (sha256 None), and their
+    documents may end without a token that says so (end_of_text None)."""
+
+    sha256: str | None
     vocab_size: int
-    end_of_text: int
+    end_of_text: int | None
 
 
 class Manifest(pydantic.BaseModel):
@@ -140,8 +143,11 @@ def open_split(directory: Path, split: str) -> FlatTokens:
     return opened
 
 
-def read_tokenizer_json(directory: Path, expected: TokenizerIdentity) -> bytes:
-    """The tokenizer.json beside the splits; raises UserError when it is not the one that made the tokens."""
+def read_tokenizer_json(directory: Path, expected: TokenizerIdentity) -> bytes | None:
+    """The tokenizer.json beside the splits, None where it is not known; raises UserError when it is not the one that
+    made the tokens."""
+    if expected.sha256 is None:
+        return None
     path = directory / TOKENIZER_FILE
     if not path.is_file():
         raise _damaged(path, 'missing')
@@ -168,7 +174,8 @@ def verify(directory: Path) -> dict[str, Counts]:
 def _verify_split(split: FlatTokens) -> None:
     digests = {name: hashlib.sha256() for name in DTYPE}
     n_starts, largest = 0, -1
-    newest = split.manifest.tokenizer.end_of_text  # as if a document had ended before the first
+    end_of_text = split.manifest.tokenizer.end_of_text
+    newest = end_of_text or 0  # as if a document had ended before the first
     for start in range(0, split.n_tokens, SHARD['encoded_tokens']):
         stop = min(split.n_tokens, start + SHARD['encoded_tokens'])
         [encoded] = split.read([(start, stop)])
@@ -182,7 +189,7 @@ def _verify_split(split: FlatTokens) -> None:
         digests['seq_starts'].update(little_endian(said))
         n_starts += len(first)
         before_first = np.append(newest, ids)[first]
-        if (before_first != split.manifest.tokenizer.end_of_text).any():
+        if end_of_text is not None and (before_first != end_of_text).any():
             raise _damaged(split.path / 'encoded_tokens', 'a document does not end with the end-of-text token')
         newest = ids[-1]
     if n_starts != split.n_documents:

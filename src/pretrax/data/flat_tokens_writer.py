@@ -36,8 +36,11 @@ class Writer:
         self._directory = directory
         self._splits: dict[str, _Split] = {}
 
-    def append(self, split: str, documents: Sequence[Sequence[int]], *, n_bytes: int, predicted_bytes: int) -> None:
-        """Add documents, each the ids of a whole document with its end-of-text token, to the end of a split."""
+    def append(
+        self, split: str, documents: Sequence[Sequence[int]], *, n_bytes: int | None, predicted_bytes: int | None
+    ) -> None:
+        """Add documents, each the ids of a whole document with its end-of-text token, to the end of a split. Bytes that
+        are not known once are not known of the whole split."""
         if split not in self._splits:
             self._splits[split] = _Split(self._directory / split)
         self._splits[split].append(documents, n_bytes, predicted_bytes)
@@ -47,22 +50,23 @@ class Writer:
         """What each split holds so far."""
         return {name: split.counts for name, split in self._splits.items()}
 
-    def finish(self, tokenizer: TokenizerIdentity, tokenizer_json: bytes, source: dict[str, Any]) -> None:
+    def finish(self, tokenizer: TokenizerIdentity, tokenizer_json: bytes | None, source: dict[str, Any]) -> None:
         for name, split in self._splits.items():
             split.finish(name, tokenizer, source)
-        _write(self._directory / TOKENIZER_FILE, tokenizer_json)
+        if tokenizer_json is not None:
+            _write(self._directory / TOKENIZER_FILE, tokenizer_json)
         _write_group(self._directory, {'format': FORMAT, 'version': VERSION, 'splits': list(self._splits)})
 
 
 @contextlib.contextmanager
 def create(
-    directory: Path, tokenizer: TokenizerIdentity, tokenizer_json: bytes, source: dict[str, Any]
+    directory: Path, tokenizer: TokenizerIdentity, tokenizer_json: bytes | None, source: dict[str, Any]
 ) -> Iterator[Writer]:
     """Write a new flat-tokens directory; it gets its name when the block ends well, and leaves nothing otherwise.
 
     Args:
         directory: where it will stand. If another process puts one there first, that one stays.
-        tokenizer, tokenizer_json: what the ids mean.
+        tokenizer, tokenizer_json: what the ids mean; None where the tokenizer is not known.
         source: what the text was, any JSON.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +104,7 @@ class _Split:
         self.counts = Counts(documents=0, tokens=0, bytes=0, predicted_bytes=0)
         self._max_token_id = -1
 
-    def append(self, documents: Sequence[Sequence[int]], n_bytes: int, predicted_bytes: int) -> None:
+    def append(self, documents: Sequence[Sequence[int]], n_bytes: int | None, predicted_bytes: int | None) -> None:
         ends = np.cumsum([len(ids) for ids in documents])
         encoded = np.concatenate([np.asarray(ids, np.uint32) for ids in documents])
         self._max_token_id = max(self._max_token_id, int(encoded.max()))
@@ -112,8 +116,8 @@ class _Split:
         self.counts = Counts(
             documents=counts.documents + len(documents),
             tokens=counts.tokens + len(encoded),
-            bytes=counts.bytes + n_bytes,
-            predicted_bytes=counts.predicted_bytes + predicted_bytes,
+            bytes=_sum(counts.bytes, n_bytes),
+            predicted_bytes=_sum(counts.predicted_bytes, predicted_bytes),
         )
 
     def finish(self, name: str, tokenizer: TokenizerIdentity, source: dict[str, Any]) -> None:
@@ -184,6 +188,10 @@ class _Column:
         except ValueError as error:  # TensorStore reports a full disk this way too
             raise OSError(str(error)) from None
         self._n_written, self._n_waiting = stop, 0
+
+
+def _sum(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b
 
 
 def _write_group(path: Path, attributes: dict[str, Any]) -> None:

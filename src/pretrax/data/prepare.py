@@ -147,7 +147,7 @@ def _tokenise(
     for split, counts in writer.counts.items():
         say(
             f'tokens: {split} {counts.documents:,} documents, {counts.tokens:,} tokens, '
-            f'{counts.bytes / counts.tokens:.2f} bytes a token'
+            f'{(counts.bytes or 0) / counts.tokens:.2f} bytes a token'
         )
     say(f'tokens: written to {place} in {seconds:.1f} s, {n_tokens / seconds / 1e6:.2f} M tokens/s')
 
@@ -193,7 +193,7 @@ def _append(writer: Writer, tokenizer: Tokenizer, batch: list[tuple[str, str]]) 
 
 
 def _n_bytes(writer: Writer) -> int:
-    return sum(counts.bytes for counts in writer.counts.values())
+    return sum(counts.bytes or 0 for counts in writer.counts.values())  # known for all, as the text is at hand
 
 
 def _hash(text: str) -> int:

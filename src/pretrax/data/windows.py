@@ -61,7 +61,7 @@ class TokenSource:
     The number of processes and devices does not enter.
     """
 
-    def __init__(self, train: Windows, held_out: Windows | None, tokenizer: Tokenizer, seed: int):
+    def __init__(self, train: Windows, held_out: Windows | None, tokenizer: Tokenizer | None, seed: int):
         manifest = train.tokens.manifest
         self.vocab_size = manifest.tokenizer.vocab_size
         self.tokenizer = tokenizer
@@ -103,7 +103,8 @@ def open_tokens(directory: Path, request: DataRequest) -> TokenSource:
     identity = train.tokens.manifest.tokenizer
     if held_out and held_out.tokens.manifest.tokenizer != identity:
         raise UserError(f'{directory}: train and validation were made by different tokenizers\n  tokenise again')
-    tokenizer = Tokenizer(read_tokenizer_json(directory, identity), str(directory))
+    content = read_tokenizer_json(directory, identity)
+    tokenizer = None if content is None else Tokenizer(content, str(directory))
     request.say(
         f'order: {train.n:,} windows of {request.sequence_length:,} targets an epoch, in an order from seed '
         f'{request.seed}; {train.n_left_over:,} tokens at the end do not fill one; tokens {train.where}'
@@ -112,9 +113,9 @@ def open_tokens(directory: Path, request: DataRequest) -> TokenSource:
     return TokenSource(train, held_out, tokenizer, request.seed)
 
 
-def _bytes_per_target(windows: Windows) -> float:
+def _bytes_per_target(windows: Windows) -> float | None:
     counts = windows.tokens.manifest.counts
-    return counts.predicted_bytes / (counts.tokens - counts.documents)
+    return counts.predicted_bytes and counts.predicted_bytes / (counts.tokens - counts.documents)
 
 
 def _row_numbers(rows: slice, batch_rows: int) -> np.ndarray:
