@@ -38,7 +38,7 @@ def write(directory: Path, documents: Iterable[list[int]]) -> Path:
 def small_shards(monkeypatch):
     """Shards of two chunks of four values, so that a few tokens make several files."""
     monkeypatch.setattr(flat_tokens_writer, '_CHUNK', 4)
-    for name in ('encoded_tokens', 'seq_starts'):
+    for name in flat_tokens.SHARD:
         monkeypatch.setitem(flat_tokens.SHARD, name, 8)
 
 
@@ -87,8 +87,47 @@ def test_zarr_reads_what_the_format_says(tmp_path):
     assert np.asarray(encoded[:]).tolist() == [15, 16, 0, 19, 0, 1]
     assert np.asarray(starts[:]).tolist() == [0, 3, 5, 6]
     assert encoded.metadata.to_dict()['codecs'][0]['configuration']['codecs'][-1]['name'] == 'crc32c'
-    assert train.attrs['counts'] == {'documents': 3, 'tokens': 6, 'bytes': 10, 'predicted_bytes': 7}
+    assert train.attrs['counts'] == {'documents': 3, 'tokens': 6, 'bytes': 10, 'predicted_bytes': 7, 'targets': 3}
     assert train.attrs['max_token_id'] == 9
+
+
+@settings(max_examples=30)
+@given(DOCUMENTS, st.data())
+def test_a_loss_mask_comes_out_to_the_last_token_and_is_there_only_where_it_says_something(
+    tmp_path_factory, documents, data
+):
+    masks = [
+        data.draw(st.none() | st.lists(st.booleans(), min_size=len(ids), max_size=len(ids)), label='mask')
+        for ids in documents
+    ]
+    directory = tmp_path_factory.mktemp('masked') / 'here'
+    with create(directory, IDENTITY, TOKENIZER.content, {}) as writer:
+        for ids, mask in zip(documents, masks, strict=True):
+            writer.append('train', [ids], n_bytes=1, predicted_bytes=1, masks=None if mask is None else [mask])
+    split = open_split(directory, 'train')
+    expected = [mask or [True] * len(ids) for ids, mask in zip(documents, masks, strict=True)]
+    assert split.has_mask == any(mask is not None for mask in masks) == (split.path / 'loss_mask').exists()
+    assert split.read_mask([(0, split.n_tokens)])[0].tolist() == list(itertools.chain(*expected))
+    assert split.manifest.counts.targets == sum(sum(mask[1:]) for mask in expected)
+    assert verify(directory)['train'] == split.manifest.counts
+
+
+@pytest.mark.usefixtures('small_shards')
+def test_a_loss_mask_is_checked_like_the_tokens(tmp_path):
+    directory = tmp_path / 'here'
+    with create(directory, IDENTITY, TOKENIZER.content, {}) as writer:
+        writer.append('train', [[5, 6, 0], [7, 0]], n_bytes=1, predicted_bytes=1)
+        writer.append('train', [[8] * 9 + [0]], n_bytes=1, predicted_bytes=1, masks=[[False] * 4 + [True] * 6])
+    without = write(tmp_path / 'other', [[5, 6, 0], [7, 0], [8] * 9 + [0]])
+    assert open_split(directory, 'train').fingerprint != open_split(without, 'train').fingerprint
+    zarr.open_array(directory / 'train' / 'loss_mask', mode='r+')[6] = 1
+    with pytest.raises(UserError, match=r'loss_mask: damaged token file: its sha256 differs'):
+        verify(directory)
+    for change in (lambda file: file.write_bytes(file.read_bytes()[:-2]), Path.unlink):
+        file = directory / 'train' / 'loss_mask' / 'c' / '1'
+        change(file)
+        with pytest.raises(UserError, match=str(file)):
+            open_split(directory, 'train').read_mask([(0, 15)])
 
 
 @pytest.fixture

@@ -22,19 +22,30 @@ from pretrax.errors import UserError
 
 FORMAT, VERSION = 'flat-tokens', 2
 TOKENIZER_FILE = 'tokenizer.json'
+MASK = 'loss_mask'  # the one array that may be absent: then all tokens count
 # One file holds a shard: 64 MiB of tokens before compression.
-SHARD = {'encoded_tokens': 1 << 24, 'seq_starts': 1 << 20}
-DTYPE = {'encoded_tokens': 'uint32', 'seq_starts': 'uint64'}
+SHARD = {'encoded_tokens': 1 << 24, 'seq_starts': 1 << 20, MASK: 1 << 24}
+DTYPE = {'encoded_tokens': 'uint32', 'seq_starts': 'uint64', MASK: 'uint8'}
 
 
 class Counts(pydantic.BaseModel):
-    """Of one split. `bytes` is all its text; `predicted_bytes` leaves out the first token of each document, which no
-    token predicts. End-of-text tokens are predicted and stand for no bytes. Both are None for tokens of unknown text."""
+    """Of one split. `bytes` is all its text; `targets` are the tokens that count in the loss: those that the loss mask
+    does not leave out, without the first of each document, which no token predicts. `predicted_bytes` is their text.
+    End-of-text tokens are targets and stand for no bytes. Bytes are None for tokens of unknown text."""
 
     documents: int
     tokens: int
     bytes: int | None
     predicted_bytes: int | None
+    targets: int
+
+    @pydantic.model_validator(mode='before')
+    @classmethod
+    def _all_are_targets(cls, given: Any) -> Any:
+        """The first files of this version had no loss mask and did not count targets."""
+        if isinstance(given, dict) and {'tokens', 'documents'} <= set(given):
+            return {'targets': given['tokens'] - given['documents']} | given
+        return given
 
 
 class TokenizerIdentity(pydantic.BaseModel):
@@ -62,12 +73,17 @@ class Manifest(pydantic.BaseModel):
 
 @dataclass(frozen=True)
 class FlatTokens:
-    """One split, open for reading. Reading raises UserError, naming the file, where it is damaged."""
+    """One split, open for reading, a `TokenStore`. Reading raises UserError, naming the file, where it is damaged."""
 
     path: Path
     manifest: Manifest
     _encoded_tokens: ts.TensorStore
     _seq_starts: ts.TensorStore
+    _loss_mask: ts.TensorStore | None
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
 
     @property
     def n_tokens(self) -> int:
@@ -77,6 +93,28 @@ class FlatTokens:
     def n_documents(self) -> int:
         return self.manifest.counts.documents
 
+    @property
+    def vocab_size(self) -> int:
+        return self.manifest.tokenizer.vocab_size
+
+    @property
+    def end_of_text(self) -> int | None:
+        return self.manifest.tokenizer.end_of_text
+
+    @property
+    def bytes_per_target(self) -> float | None:
+        counts = self.manifest.counts
+        return counts.predicted_bytes / counts.targets if counts.predicted_bytes and counts.targets else None
+
+    @property
+    def fingerprint(self) -> str:
+        digests = self.manifest.sha256
+        return digests['encoded_tokens'] + (f'-{digests[MASK]}' if MASK in digests else '')
+
+    @property
+    def has_mask(self) -> bool:
+        return self._loss_mask is not None
+
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
         """The values `2 * id + starts_a_document` in each [start, stop), uint32, all read at once."""
         return _read(self._encoded_tokens, ranges)
@@ -84,6 +122,12 @@ class FlatTokens:
     def read_starts(self, start: int, stop: int) -> np.ndarray:
         """Where documents start to stop - 1 begin in the stream of tokens, uint64; after the last comes the end."""
         return _read(self._seq_starts, [(start, stop)])[0]
+
+    def read_mask(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+        """Whether each token in [start, stop) counts as a target, bool; all True where `has_mask` is False."""
+        if self._loss_mask is None:
+            return [np.ones(stop - start, bool) for start, stop in ranges]
+        return [values.astype(bool) for values in _read(self._loss_mask, ranges)]
 
     def document(self, index: int) -> np.ndarray:
         """The ids of one document, its end-of-text token included, int64."""
@@ -123,15 +167,18 @@ def open_split(directory: Path, split: str) -> FlatTokens:
         where = '.'.join(map(str, first['loc']))
         raise UserError(f'{path / "zarr.json"}: attribute {where!r}: {first["msg"]}') from None
     counts = manifest.counts
-    arrays = {name: _open_array(path / name, DTYPE[name]) for name in DTYPE}
-    for name, expected in (('encoded_tokens', counts.tokens), ('seq_starts', counts.documents + 1)):
+    lengths = {'encoded_tokens': counts.tokens, 'seq_starts': counts.documents + 1}
+    if MASK in manifest.sha256:
+        lengths[MASK] = counts.tokens
+    arrays = {name: _open_array(path / name, DTYPE[name]) for name in lengths}
+    for name, expected in lengths.items():
         if arrays[name].shape != (expected,):
             raise UserError(f'{path / name}: {arrays[name].shape[0]} values, and the attributes say {expected}')
         for index in range(-(-expected // _shard_length(arrays[name]))):
             file = path / name / 'c' / str(index)
             if not file.is_file() or file.stat().st_size == 0:
                 raise _damaged(file, 'empty' if file.is_file() else 'missing')
-    opened = FlatTokens(path, manifest, arrays['encoded_tokens'], arrays['seq_starts'])
+    opened = FlatTokens(path, manifest, arrays['encoded_tokens'], arrays['seq_starts'], arrays.get(MASK))
     ends = [int(opened.read_starts(index, index + 1)[0]) for index in (0, counts.documents)]
     if ends != [0, counts.tokens]:
         raise _damaged(path / 'seq_starts', f'it runs from {ends[0]} to {ends[1]}, not 0 to {counts.tokens}')
@@ -172,8 +219,8 @@ def verify(directory: Path) -> dict[str, Counts]:
 
 
 def _verify_split(split: FlatTokens) -> None:
-    digests = {name: hashlib.sha256() for name in DTYPE}
-    n_starts, largest = 0, -1
+    digests = {name: hashlib.sha256() for name in DTYPE if name != MASK or split.has_mask}
+    n_starts, n_targets, largest = 0, 0, -1
     end_of_text = split.manifest.tokenizer.end_of_text
     newest = end_of_text or 0  # as if a document had ended before the first
     for start in range(0, split.n_tokens, SHARD['encoded_tokens']):
@@ -188,6 +235,10 @@ def _verify_split(split: FlatTokens) -> None:
             raise _damaged(split.path / 'seq_starts', f'it differs from the starts in tokens {start} to {stop}')
         digests['seq_starts'].update(little_endian(said))
         n_starts += len(first)
+        [counted] = split.read_mask([(start, stop)])
+        if split.has_mask:
+            digests[MASK].update(little_endian(counted.astype(np.uint8)))
+        n_targets += int(counted.sum()) - int(counted[first].sum())
         before_first = np.append(newest, ids)[first]
         if end_of_text is not None and (before_first != end_of_text).any():
             raise _damaged(split.path / 'encoded_tokens', 'a document does not end with the end-of-text token')
@@ -198,6 +249,9 @@ def _verify_split(split: FlatTokens) -> None:
     for name, digest in digests.items():
         if digest.hexdigest() != split.manifest.sha256.get(name):
             raise _damaged(split.path / name, 'its sha256 differs from the one in the attributes')
+    if n_targets != split.manifest.counts.targets:
+        said = split.manifest.counts.targets
+        raise UserError(f'{split.path / "zarr.json"}: counts.targets {said}, and {n_targets} tokens count')
     if largest != split.manifest.max_token_id:
         raise UserError(f'{split.path / "zarr.json"}: max_token_id {split.manifest.max_token_id}, largest {largest}')
 

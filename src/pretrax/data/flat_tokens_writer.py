@@ -16,6 +16,7 @@ import tensorstore as ts
 from pretrax.data.flat_tokens import (
     DTYPE,
     FORMAT,
+    MASK,
     SHARD,
     TOKENIZER_FILE,
     VERSION,
@@ -27,6 +28,7 @@ from pretrax.data.flat_tokens import (
 from pretrax.errors import UserError
 
 _CHUNK = 1 << 14  # the least that is read at once
+_ONES = 1 << 20
 
 
 class Writer:
@@ -37,13 +39,44 @@ class Writer:
         self._splits: dict[str, _Split] = {}
 
     def append(
-        self, split: str, documents: Sequence[Sequence[int]], *, n_bytes: int | None, predicted_bytes: int | None
+        self,
+        split: str,
+        documents: Sequence[Sequence[int]],
+        *,
+        n_bytes: int | None,
+        predicted_bytes: int | None,
+        masks: Sequence[Sequence[bool]] | None = None,
     ) -> None:
-        """Add documents, each the ids of a whole document with its end-of-text token, to the end of a split. Bytes that
-        are not known once are not known of the whole split."""
+        """Add documents, each the ids of a whole document with its end-of-text token, to the end of a split.
+
+        masks: for each document whether each of its tokens counts as a target; None: all do.
+        Bytes that are not known once are not known of the whole split.
+        """
+        ends = np.cumsum([len(ids) for ids in documents])
+        encoded = np.concatenate([np.asarray(ids, np.uint32) for ids in documents]) << 1
+        encoded[np.append(0, ends[:-1])] |= 1
+        mask = None if masks is None else np.concatenate([np.asarray(mask, bool) for mask in masks])
+        self.append_encoded(split, encoded, mask, n_bytes=n_bytes, predicted_bytes=predicted_bytes)
+
+    def append_encoded(
+        self,
+        split: str,
+        encoded: np.ndarray,
+        mask: np.ndarray | None,
+        *,
+        n_bytes: int | None,
+        predicted_bytes: int | None,
+    ) -> None:
+        """Add the next tokens of a split.
+
+        Args:
+            encoded: uint32, `2 * id + starts_a_document`. A document may continue in the next call.
+            mask: bool, whether each token counts as a target; None: all do.
+            n_bytes, predicted_bytes: what is to be added to these counts.
+        """
         if split not in self._splits:
             self._splits[split] = _Split(self._directory / split)
-        self._splits[split].append(documents, n_bytes, predicted_bytes)
+        self._splits[split].append(encoded, mask, n_bytes, predicted_bytes)
 
     @property
     def counts(self) -> dict[str, Counts]:
@@ -99,35 +132,52 @@ class _Split:
 
     def __init__(self, path: Path):
         self._path = path
-        self._columns = {name: _Column(path / name, DTYPE[name], SHARD[name]) for name in DTYPE}
-        self._columns['seq_starts'].append(np.zeros(1, np.uint64))
-        self.counts = Counts(documents=0, tokens=0, bytes=0, predicted_bytes=0)
+        self._columns: dict[str, _Column] = {}
+        for name in DTYPE:
+            if name != MASK:
+                self._add_column(name)
+        self.counts = Counts(documents=0, tokens=0, bytes=0, predicted_bytes=0, targets=0)
         self._max_token_id = -1
 
-    def append(self, documents: Sequence[Sequence[int]], n_bytes: int | None, predicted_bytes: int | None) -> None:
-        ends = np.cumsum([len(ids) for ids in documents])
-        encoded = np.concatenate([np.asarray(ids, np.uint32) for ids in documents])
-        self._max_token_id = max(self._max_token_id, int(encoded.max()))
-        encoded <<= 1
-        encoded[np.append(0, ends[:-1])] |= 1
+    def append(
+        self, encoded: np.ndarray, mask: np.ndarray | None, n_bytes: int | None, predicted_bytes: int | None
+    ) -> None:
+        if not len(encoded):
+            return
         counts = self.counts
+        starts = np.flatnonzero(encoded & 1)
+        self._max_token_id = max(self._max_token_id, int(encoded.max() >> 1))
         self._columns['encoded_tokens'].append(encoded)
-        self._columns['seq_starts'].append((ends + counts.tokens).astype(np.uint64))
+        self._columns['seq_starts'].append((starts + counts.tokens).astype(np.uint64))
+        if mask is not None and MASK not in self._columns:
+            self._add_column(MASK)
+            for start in range(0, counts.tokens, _ONES):  # what came before it counts
+                self._columns[MASK].append(np.ones(min(_ONES, counts.tokens - start), np.uint8))
+        if MASK in self._columns:
+            self._columns[MASK].append(np.ones(len(encoded), np.uint8) if mask is None else mask.astype(np.uint8))
+        n_first, n_counted = len(starts), len(encoded)
+        if mask is not None:
+            n_first, n_counted = int(mask[starts].sum()), int(mask.sum())
         self.counts = Counts(
-            documents=counts.documents + len(documents),
+            documents=counts.documents + len(starts),
             tokens=counts.tokens + len(encoded),
             bytes=_sum(counts.bytes, n_bytes),
             predicted_bytes=_sum(counts.predicted_bytes, predicted_bytes),
+            targets=counts.targets + n_counted - n_first,
         )
 
+    def _add_column(self, name: str) -> None:
+        self._columns[name] = _Column(self._path / name, DTYPE[name], SHARD[name])
+
     def finish(self, name: str, tokenizer: TokenizerIdentity, source: dict[str, Any]) -> None:
+        self._columns['seq_starts'].append(np.array([self.counts.tokens], np.uint64))
         manifest = Manifest(
             split=name,
             counts=self.counts,
             max_token_id=self._max_token_id,
             tokenizer=tokenizer,
             source=source,
-            sha256={column: self._columns[column].finish() for column in DTYPE},
+            sha256={name: column.finish() for name, column in self._columns.items()},
         )
         _write_group(self._path, manifest.model_dump())
 

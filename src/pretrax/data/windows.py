@@ -67,8 +67,8 @@ class TokenSource:
         self.tokenizer = tokenizer
         self.n_tokens = manifest.counts.tokens
         # Targets that count: every token but the first of each document.
-        self.bytes_per_token = _bytes_per_target(train)
-        self.validation_bytes_per_token = _bytes_per_target(held_out) if held_out else None
+        self.bytes_per_token = train.tokens.bytes_per_target
+        self.validation_bytes_per_token = held_out.tokens.bytes_per_target if held_out else None
         self.documents_per_row = max(windows.documents_per_row() for windows in (train, held_out) if windows)
         self.fingerprint = manifest.sha256['encoded_tokens']
         self._train, self._held_out, self._seed = train, held_out, seed
@@ -111,11 +111,6 @@ def open_tokens(directory: Path, request: DataRequest) -> TokenSource:
     )
     request.say(f'validation: {held_out.n:,} windows' if held_out else 'validation: none, no text is held out')
     return TokenSource(train, held_out, tokenizer, request.seed)
-
-
-def _bytes_per_target(windows: Windows) -> float | None:
-    counts = windows.tokens.manifest.counts
-    return counts.predicted_bytes and counts.predicted_bytes / (counts.tokens - counts.documents)
 
 
 def _row_numbers(rows: slice, batch_rows: int) -> np.ndarray:
