@@ -9,16 +9,16 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from pretrax.data.source import HostBatch, pack_rows
 
 
-def pack_row_by_row(tokens: np.ndarray, starts: np.ndarray) -> HostBatch:
+def pack_row_by_row(tokens: np.ndarray, starts: np.ndarray, wanted: np.ndarray) -> HostBatch:
     """The definition of each array, one token at a time."""
     rows = []
-    for row_tokens, row_starts in zip(tokens.tolist(), starts.tolist(), strict=True):
+    for row_tokens, row_starts, row_wanted in zip(tokens.tolist(), starts.tolist(), wanted.tolist(), strict=True):
         row = []
         segment, position = 0, 0
         for at in range(len(row_tokens) - 1):
             if at == 0 or row_starts[at]:
                 segment, position = segment + 1, 0
-            counts = 0.0 if row_starts[at + 1] else 1.0
+            counts = 0.0 if row_starts[at + 1] or not row_wanted[at + 1] else 1.0
             row.append((row_tokens[at], row_tokens[at + 1], segment, position, counts))
             position += 1
         rows.append(row)
@@ -32,9 +32,14 @@ def test_equals_the_definition(data, shape):
     shape = (shape[0], shape[1] + 1)
     tokens = data.draw(arrays(np.uint32, shape, elements=st.integers(0, 2**31 - 1)))
     starts = data.draw(arrays(np.bool_, shape))
-    for got, expected in zip(pack_rows(tokens, starts), pack_row_by_row(tokens, starts), strict=True):
-        assert got.dtype == expected.dtype
-        np.testing.assert_array_equal(got, expected)
+    wanted = data.draw(arrays(np.bool_, shape))
+    everything = np.ones(shape, bool)
+    for counts, meaning in ((None, everything), (wanted, wanted)):
+        for got, expected in zip(
+            pack_rows(tokens, starts, counts), pack_row_by_row(tokens, starts, meaning), strict=True
+        ):
+            assert got.dtype == expected.dtype
+            np.testing.assert_array_equal(got, expected)
 
 
 def test_attention_never_crosses_documents():
@@ -47,3 +52,5 @@ def test_attention_never_crosses_documents():
 def test_wrong_shapes_are_refused():
     with pytest.raises(ValueError, match=r'\[R, L \+ 1\]'):
         pack_rows(np.zeros((2, 5), int), np.zeros((2, 4), bool))
+    with pytest.raises(ValueError, match=r'counts \(2, 4\)'):
+        pack_rows(np.zeros((2, 5), int), np.zeros((2, 5), bool), np.zeros((2, 4), bool))

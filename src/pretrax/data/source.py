@@ -54,27 +54,31 @@ class Source(Protocol):
     def batch(self, step: int, rows: slice, batch_rows: int) -> HostBatch: ...
 
 
-def pack_rows(tokens: np.ndarray, starts: np.ndarray) -> HostBatch:
+def pack_rows(tokens: np.ndarray, starts: np.ndarray, counts: np.ndarray | None = None) -> HostBatch:
     """Rows of L + 1 consecutive tokens -> inputs, targets, segments, positions and mask of length L.
 
     Args:
         tokens: [R, L + 1] integers.
         starts: [R, L + 1] bool, true where a token is the first of its document. A row that begins inside a document
             begins a segment all the same.
+        counts: [R, L + 1] bool, false where a token is not to be learnt (a prompt, say); None: all are.
 
     Nothing inside a row tells which document comes next, so a target that starts one has mask 0.
     """
     if tokens.ndim != 2 or tokens.shape != starts.shape or tokens.shape[1] < 2:
         raise ValueError(f'tokens {tokens.shape}, starts {starts.shape}: expected two arrays of one shape [R, L + 1]')
+    if counts is not None and counts.shape != tokens.shape:
+        raise ValueError(f'counts {counts.shape}: expected the shape of the tokens {tokens.shape}')
     R, L = tokens.shape[0], tokens.shape[1] - 1
     begins = starts[:, :-1].astype(bool)
     begins[:, 0] = True
     column = np.broadcast_to(np.arange(L, dtype=np.int32), (R, L))
+    counted = ~starts[:, 1:].astype(bool)
     newest_start = np.maximum.accumulate(np.where(begins, column, 0), axis=1)
     return HostBatch(
         tokens=tokens[:, :-1].astype(np.int32),
         targets=tokens[:, 1:].astype(np.int32),
         segments=np.cumsum(begins, axis=1, dtype=np.int32),
         positions=column - newest_start,
-        mask=1 - starts[:, 1:].astype(np.float32),
+        mask=(counted if counts is None else counted & counts[:, 1:].astype(bool)).astype(np.float32),
     )

@@ -1,4 +1,4 @@
-"""Batches from flat-tokens: rows are windows of the stream of tokens, in an order that (seed, epoch) permutes.
+"""Batches from a store of tokens: rows are windows of the stream of tokens, in an order that (seed, epoch) permutes.
 
 Window i holds tokens i L to i L + L: its last token is the first of the next window, so that every token of the stream
 is a target once. Letters: R rows, L sequence length.
@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pretrax.data.flat_tokens import FlatTokens, open_split, read_tokenizer_json, splits
+from pretrax.data.flat_tokens import open_split, read_tokenizer_json, splits
 from pretrax.data.order import permute
 from pretrax.data.source import DataRequest, HostBatch, pack_rows
+from pretrax.data.token_store import TokenStore
 from pretrax.data.tokenizer import Tokenizer
 from pretrax.errors import UserError
 
@@ -23,13 +24,13 @@ STARTS_AT_ONCE = 1 << 20  # documents
 class Windows:
     """The windows of one split. `read(window)` gives them by number; `n` is how many there are."""
 
-    def __init__(self, tokens: FlatTokens, sequence_length: int):
+    def __init__(self, tokens: TokenStore, sequence_length: int):
         self.tokens = tokens
         self.n = (tokens.n_tokens - 1) // sequence_length
         self.n_left_over = tokens.n_tokens - 1 - self.n * sequence_length
         self._length = sequence_length
         in_memory = tokens.n_tokens * 4 <= HELD_IN_MEMORY
-        self._held = tokens.read([(0, tokens.n_tokens)])[0] if in_memory else None
+        self._held = self._fetch([(0, tokens.n_tokens)]) if in_memory else None
         self.where = 'held in memory' if in_memory else f'read from disk, since they exceed {HELD_IN_MEMORY >> 20} MiB'
 
     def documents_per_row(self) -> int:
@@ -48,29 +49,33 @@ class Windows:
         """window int64 [R] -> the rows of a batch."""
         first = window * self._length
         if self._held is not None:
-            encoded = self._held[first[:, None] + np.arange(self._length + 1)]
+            (encoded,), counts = self._held
+            place = first[:, None] + np.arange(self._length + 1)
+            rows, counted = encoded[place], None if counts is None else counts[0][place]
         else:
-            encoded = np.stack(self.tokens.read([(start, start + self._length + 1) for start in first.tolist()]))
-        return pack_rows(encoded >> 1, (encoded & 1).astype(bool))
+            encoded, counts = self._fetch([(start, start + self._length + 1) for start in first.tolist()])
+            rows, counted = np.stack(encoded), None if counts is None else np.stack(counts)
+        return pack_rows(rows >> 1, (rows & 1).astype(bool), counted)
+
+    def _fetch(self, ranges: list[tuple[int, int]]) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
+        return self.tokens.read(ranges), self.tokens.read_mask(ranges) if self.tokens.has_mask else None
 
 
 class TokenSource:
-    """A `Source` over a directory of flat-tokens.
+    """A `Source` over two stores of tokens: what trains, and what is held out.
 
     Row `row` of step `step` is number g = step * batch_rows + row of the run: window permute(g mod n) of epoch g div n.
     The number of processes and devices does not enter.
     """
 
     def __init__(self, train: Windows, held_out: Windows | None, tokenizer: Tokenizer | None, seed: int):
-        manifest = train.tokens.manifest
-        self.vocab_size = manifest.tokenizer.vocab_size
+        self.vocab_size = train.tokens.vocab_size
         self.tokenizer = tokenizer
-        self.n_tokens = manifest.counts.tokens
-        # Targets that count: every token but the first of each document.
+        self.n_tokens = train.tokens.n_tokens
         self.bytes_per_token = train.tokens.bytes_per_target
         self.validation_bytes_per_token = held_out.tokens.bytes_per_target if held_out else None
         self.documents_per_row = max(windows.documents_per_row() for windows in (train, held_out) if windows)
-        self.fingerprint = manifest.sha256['encoded_tokens']
+        self.fingerprint = train.tokens.fingerprint
         self._train, self._held_out, self._seed = train, held_out, seed
 
     def batch(self, step: int, rows: slice, batch_rows: int) -> HostBatch:
@@ -92,39 +97,47 @@ class TokenSource:
 
 
 def open_tokens(directory: Path, request: DataRequest) -> TokenSource:
-    """Open prepared flat-tokens for training, and say what an epoch is. Raises UserError where there is too little."""
-    train = Windows(open_split(directory, 'train'), request.sequence_length)
-    held_out = None
-    if 'validation' in splits(directory):
-        held_out = Windows(open_split(directory, 'validation'), request.sequence_length)
-    for windows in (train, held_out):
-        if windows and windows.n < 1:
-            _raise_too_short(windows.tokens, request.sequence_length)
-    identity = train.tokens.manifest.tokenizer
-    if held_out and held_out.tokens.manifest.tokenizer != identity:
+    """Open a flat-tokens directory for training. Raises UserError where it is damaged or there is too little."""
+    train = open_split(directory, 'train')
+    held_out = open_split(directory, 'validation') if 'validation' in splits(directory) else None
+    identity = train.manifest.tokenizer
+    if held_out and held_out.manifest.tokenizer != identity:
         raise UserError(f'{directory}: train and validation were made by different tokenizers\n  tokenise again')
     content = read_tokenizer_json(directory, identity)
     tokenizer = None if content is None else Tokenizer(content, str(directory))
+    return open_stores(train, held_out, tokenizer, request)
+
+
+def open_stores(
+    train: TokenStore, held_out: TokenStore | None, tokenizer: Tokenizer | None, request: DataRequest
+) -> TokenSource:
+    """A source of batches over stores of tokens of any format, and a word on what an epoch is.
+
+    Raises UserError where there is too little. Without a tokenizer there are batches, but no samples of text.
+    """
+    windows = _windows(train, 'train', request)
+    validation = None if held_out is None else _windows(held_out, 'validation', request)
     request.say(
-        f'order: {train.n:,} windows of {request.sequence_length:,} targets an epoch, in an order from seed '
-        f'{request.seed}; {train.n_left_over:,} tokens at the end do not fill one; tokens {train.where}'
+        f'order: {windows.n:,} windows of {request.sequence_length:,} targets an epoch, in an order from seed '
+        f'{request.seed}; {windows.n_left_over:,} tokens at the end do not fill one; tokens {windows.where}'
     )
-    request.say(f'validation: {held_out.n:,} windows' if held_out else 'validation: none, no text is held out')
-    return TokenSource(train, held_out, tokenizer, request.seed)
+    request.say(f'validation: {validation.n:,} windows' if validation else 'validation: none, no text is held out')
+    return TokenSource(windows, validation, tokenizer, request.seed)
 
 
 def _row_numbers(rows: slice, batch_rows: int) -> np.ndarray:
     return np.arange(batch_rows, dtype=np.int64)[rows]
 
 
-def _raise_too_short(tokens: FlatTokens, sequence_length: int) -> None:
-    split = tokens.manifest.split
+def _windows(tokens: TokenStore, split: str, request: DataRequest) -> Windows:
+    if tokens.n_tokens > request.sequence_length:
+        return Windows(tokens, request.sequence_length)
     shorter = (
         f'batch.sequence_length={tokens.n_tokens - 1}' if tokens.n_tokens > 1 else 'a shorter batch.sequence_length'
     )
     other = 'a larger data.validation (0 holds nothing out)' if split == 'validation' else 'more text'
     raise UserError(
-        f'{tokens.path}: the {split} split has {tokens.n_tokens:,} tokens in {tokens.n_documents:,} documents\n'
-        f'  one sequence needs {sequence_length + 1:,} (batch.sequence_length and one)\n'
+        f'{tokens.name}: the {split} split has {tokens.n_tokens:,} tokens in {tokens.n_documents:,} documents\n'
+        f'  one sequence needs {request.sequence_length + 1:,} (batch.sequence_length and one)\n'
         f'  change to {shorter} or less, or give {other}'
     )
