@@ -1,44 +1,41 @@
-import pytest
+"""The documents of a corpus, whole and in shards: nothing is lost, doubled or moved, whatever the number of shards."""
 
-from pretrax.data.corpus import LEFT_OUT_DIRECTORIES, LEFT_OUT_FILES, stdlib_files, stdlib_rule
-from pretrax.data.files import Corpus
-from pretrax.errors import UserError
+import json
+import pickle
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-def test_is_the_library_of_this_interpreter_without_tests_and_tables():
-    files = stdlib_files()
-    names = {file.path.name for file in files}
-    assert {'argparse.py', 'dataclasses.py', 'pathlib.py'} <= names
-    assert not {'entities.py', 'topics.py', 'test_support.py', 'cp1252.py'} & names
-    assert not any('site-packages' in file.path.parts or 'test' in file.path.parts for file in files)
-    assert sum(map(len, Corpus(files).documents())) > 5e6
+from pretrax.data.corpus import Corpus, Counts, Selection, shards
+from pretrax.data.files import find_files
+
+TEXTS = st.text(st.characters(exclude_categories=['Cs']), max_size=40)
 
 
-def test_order_and_text_are_the_same_every_time():
-    assert stdlib_files() == stdlib_files()
-    assert Corpus(stdlib_files()).fingerprint() == Corpus(stdlib_files()).fingerprint()
-
-
-def test_the_rule_says_everything_that_is_left_out(tmp_path):
-    for name in (*LEFT_OUT_DIRECTORIES, 'json'):
-        directory = tmp_path / name.replace('*', 'x')
-        directory.mkdir()
-        (directory / 'a.py').write_text('a = 1\n')
-    for name in (*LEFT_OUT_FILES, 'b.py', 'b.txt'):
-        (tmp_path / name.replace('*', 'x')).write_text('b = 1\n')
-    assert [str(file.path.relative_to(tmp_path)) for file in stdlib_files(tmp_path)] == ['b.py', 'json/a.py']
-    assert all(pattern in stdlib_rule() for pattern in (*LEFT_OUT_DIRECTORIES, *LEFT_OUT_FILES))
-
-
-def test_the_encoding_a_source_declares_is_used(tmp_path):
-    (tmp_path / 'latin.py').write_bytes('# -*- coding: latin-1 -*-\nname = "é"\n'.encode('latin-1'))
-    (tmp_path / 'marked.py').write_bytes(b'\xef\xbb\xbfname = "\xc3\xa9"\r\n')
-    assert list(Corpus(stdlib_files(tmp_path)).documents()) == [
-        '# -*- coding: latin-1 -*-\nname = "é"\n',
-        'name = "é"\n',
-    ]
-
-
-def test_an_interpreter_without_sources_is_an_error(tmp_path):
-    with pytest.raises(UserError, match=r'data\.text=path'):
-        stdlib_files(tmp_path)
+@settings(max_examples=60)
+@given(
+    files=st.lists(st.lists(TEXTS, max_size=20), min_size=1, max_size=4),
+    n=st.integers(1, 30),
+    deduplicate=st.booleans(),
+    ends=st.sampled_from([b'\n', b'\r\n']),
+)
+def test_shards_are_the_corpus(tmp_path_factory, files, n, deduplicate, ends):
+    root = tmp_path_factory.mktemp('shards')
+    for number, texts in enumerate(files):
+        lines = [json.dumps({'text': text}, ensure_ascii=False).encode() for text in texts]
+        (root / f'{number}.jsonl').write_bytes(ends.join(lines) + ends * (number % 2))
+    everything = [text for texts in files for text in texts]
+    expected = [text for text in everything if text]
+    if deduplicate:
+        expected = list(dict.fromkeys(expected))
+    corpus = Corpus(find_files(str(root)), Selection(deduplicate=deduplicate))
+    counts = [Counts() for _ in range(n)]
+    parts = [pickle.loads(pickle.dumps(shard)) for shard in shards(corpus, n)]
+    assert len(parts) <= n
+    found = [d.text for shard, of in zip(parts, counts, strict=False) for d in shard.documents(of)]
+    assert found == expected == [d.text for d in corpus.documents()]
+    total = sum(counts, Counts())
+    assert total.kept == len(expected)
+    blank = sum(1 for number in range(len(files)) if number % 2 and not files[number])
+    assert total.read == len(everything) + blank == total.kept + total.left_out.total()
+    assert sum(shard.size for shard in parts) == sum(max(1, file.size) for file in corpus.files)

@@ -7,12 +7,17 @@ import os
 import pytest
 import zstandard
 
-from pretrax.data.files import Corpus, find_files
+from pretrax.data.corpus import Corpus, Counts, Selection
+from pretrax.data.files import find_files
 from pretrax.errors import UserError
 
 
-def documents(path, field: str = 'text') -> list[str]:
-    return list(Corpus(find_files(str(path)), field).documents())
+def documents(path, field: str = 'text', empty: int = 0) -> list[str]:
+    counts = Counts()
+    found = [document.text for document in Corpus(find_files(str(path)), Selection(field=field)).documents(counts)]
+    assert counts.left_out == ({'empty': empty} if empty else {})
+    assert counts.read == counts.kept + empty == len(found) + empty
+    return found
 
 
 def refusal(path, field: str = 'text') -> str:
@@ -37,7 +42,7 @@ def shelf(tmp_path):
 
 
 def test_a_directory_is_searched_for_text(shelf):
-    assert names(shelf) == ['a.md', 'b.txt', 'e.jsonl.zst', 'c.py', 'd.txt.gz']
+    assert names(shelf) == ['a.md', 'b.txt', 'e.jsonl.zst', 'f.csv', 'c.py', 'd.txt.gz']
 
 
 def test_a_glob_takes_every_file_it_matches(shelf):
@@ -63,9 +68,10 @@ def test_jsonl_is_a_document_a_line(tmp_path, suffix):
     pack = {'': bytes, '.gz': gzip.compress, '.zst': zstandard.ZstdCompressor().compress}[suffix]
     path = tmp_path / f'a.jsonl{suffix}'
     path.write_bytes(pack(raw))
-    assert documents(path) == texts
+    kept = [text for text in texts if text]
+    assert documents(path, empty=1) == kept
     path.write_bytes(pack(raw + b'\r\n\r\n'))
-    assert documents(path) == [*texts, ''], 'a blank line counts as an empty document'
+    assert documents(path, empty=2) == kept, 'a blank line counts as an empty document'
 
 
 @pytest.mark.parametrize(('suffix', 'pack'), [('.gz', gzip.compress), ('.zst', zstandard.ZstdCompressor().compress)])
@@ -116,7 +122,7 @@ def test_an_empty_file_is_refused_when_named_and_a_document_when_found(tmp_path)
     (tmp_path / 'a.txt').touch()
     assert 'the file is empty' in refusal(tmp_path / 'a.txt')
     (tmp_path / 'b.txt').write_text('b')
-    assert documents(tmp_path) == ['', 'b']
+    assert documents(tmp_path, empty=1) == ['b']
 
 
 def test_invalid_utf8_is_named_by_byte(tmp_path):
@@ -157,7 +163,7 @@ def test_another_field(tmp_path):
 
 def test_the_fingerprint_follows_content_kind_order_and_field_but_not_names(tmp_path):
     def fingerprint(spec, field='text'):
-        return Corpus(find_files(str(tmp_path / spec)), field).fingerprint()
+        return Corpus(find_files(str(tmp_path / spec)), Selection(field=field)).fingerprint()
 
     (tmp_path / 'a.txt').write_text('1')
     (tmp_path / 'b.txt').write_text('22')

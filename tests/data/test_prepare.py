@@ -8,7 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pretrax.data import prepare as prepare_module
-from pretrax.data.files import Corpus, find_files
+from pretrax.data.corpus import Corpus
+from pretrax.data.files import find_files
 from pretrax.data.flat_tokens import open_split, splits, verify
 from pretrax.data.prepare import prepare
 from pretrax.data.tokenizer import Tokenizer, train_tokenizer
@@ -78,7 +79,7 @@ def test_empty_documents_are_counted_and_nothing_behind_them_is_lost(tmp_path, s
     write_jsonl(tmp_path / 'a.jsonl', ['one', '', 'two', '', '', 'three'])
     place = prepared(tmp_path / 'a.jsonl', tmp_path / 'data', said)
     assert texts_in(place) == {'train': ['one', 'two', 'three']}
-    assert '3 documents, 0.0 MB; left out as empty: 3 documents' in said.text
+    assert '6 read = 3 kept + 3 empty' in said.text
 
 
 def test_a_corpus_of_empty_documents_is_refused(tmp_path):
@@ -166,9 +167,9 @@ def test_a_tokenizer_is_trained_on_a_bounded_sample_of_all_documents(tmp_path, m
     rng = np.random.default_rng(0)
     write_jsonl(tmp_path / 'a.jsonl', [''.join(map(chr, rng.integers(97, 123, size=1000))) for _ in range(50)])
     corpus = Corpus(find_files(str(tmp_path / 'a.jsonl')))
-    sample = prepare_module._survey(corpus, sampled=True).sample
+    sample = prepare_module._survey(corpus, said.append, sampled=True).sample
     assert 4_900 <= sum(map(len, sample)) <= 5_000
-    documents = list(corpus.documents())
+    documents = [document.text for document in corpus.documents()]
     assert len({n for piece in sample for n, text in enumerate(documents) if piece in text}) > 20
     prepared(tmp_path / 'a.jsonl', tmp_path / 'data', said)
     assert 'trained on 0.0 M characters' in said.text
@@ -183,7 +184,7 @@ def test_text_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
         return train_tokenizer(sample, vocab_size)
 
     monkeypatch.setattr(prepare_module, 'train_tokenizer', train_and_change)
-    with pytest.raises(UserError, match='6 bytes of text at first, 11 when read again'):
+    with pytest.raises(UserError, match='the file has changed since this run began'):
         prepared(path, tmp_path / 'data')
     assert list((tmp_path / 'data').iterdir()) == []
 

@@ -1,81 +1,58 @@
-"""The user's text: which files a path, directory or glob names, and the documents in them.
+"""Which files a path, a directory, a glob or a URL names, and of what kind each is.
 
-A `.jsonl` file holds a document a line; any other file is one document. Both may be compressed (`.gz`, `.zst`). Bytes
-are taken as they are: UTF-8 is checked, line ends are kept.
+The ending tells the kind, after `.gz` or `.zst`: `.jsonl` and `.ndjson` hold a document a line, `.csv`, `.tsv` and
+`.parquet` one a row; any other file is one document.
 """
 
 import difflib
 import glob
-import gzip
-import hashlib
-import json
 import os
-import tokenize
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import zstandard
-
+from pretrax.data.blocks import COMPRESSED
+from pretrax.data.storage import Location, State, Url, connect, locate, refusal, state, state_of
 from pretrax.errors import UserError
 
-SUFFIXES = ('.txt', '.md', '.py', '.jsonl')
-COMPRESSED = ('.gz', '.zst')
-_BLOCK = 1 << 20
+type Kind = Literal['text', 'python', 'jsonl', 'csv', 'tsv', 'parquet']
+
+KINDS: dict[str, Kind] = {'.jsonl': 'jsonl', '.ndjson': 'jsonl', '.csv': 'csv', '.tsv': 'tsv', '.parquet': 'parquet'}
+# What a directory is searched for. A file that is named, or matched by a glob, is taken whatever its ending.
+SUFFIXES = ('.txt', '.md', '.py', *KINDS)
+INDEX_SUFFIX = '.pretrax-index'  # data/line_index.py writes these beside what they are of
 
 
 class TextFile(NamedTuple):
-    """A file of text and how to read it: 'text' (one UTF-8 document), 'jsonl' (one a line), 'python' (PEP 263)."""
+    """A file of text, how to read it, and the state in which it was found: every reader refuses another one.
 
-    path: Path
-    kind: Literal['text', 'jsonl', 'python']
+    Kinds: 'text' (one UTF-8 document), 'python' (one, decoded as PEP 263 says), 'jsonl', 'csv', 'tsv', 'parquet'.
+    """
 
+    path: Location
+    kind: Kind
+    state: State
 
-@dataclass(frozen=True)
-class Corpus:
-    """The documents of some files, in their order."""
+    @property
+    def size(self) -> int:
+        """Bytes as they are stored; 0 where the storage does not tell."""
+        return self.state.size or 0
 
-    files: Sequence[TextFile]
-    field: str = 'text'
-
-    def documents(self) -> Iterator[str]:
-        """Every document, empty ones included."""
-        for file in self.files:
-            yield from read_documents(file, self.field)
-
-    def fingerprint(self) -> str:
-        """sha256 over kind and content of the files, and over the field where jsonl is read; names do not count."""
-        total = hashlib.sha256()
-        for file in self.files:
-            with _opened(file.path) as stream:
-                content = hashlib.file_digest(stream, 'sha256').digest()
-            total.update(f'{file.kind} {self.field if file.kind == "jsonl" else ""}\n'.encode() + content)
-        return total.hexdigest()
+    @property
+    def is_compressed(self) -> bool:
+        return self.path.suffix in COMPRESSED
 
 
 def find_files(spec: str) -> list[TextFile]:
-    """The files that a path, a directory (searched recursively for SUFFIXES) or a glob names, sorted.
+    """The files that a path, a directory (searched recursively for SUFFIXES), a glob or a URL of these names, sorted.
 
     Raises UserError when that is none, or a file named directly is empty.
     """
-    path = Path(spec).expanduser()
-    if path.is_dir():
-        paths = walk(path, lambda name: _kind_suffix(name) in SUFFIXES)
-        if not paths:
-            raise UserError(f'{spec}: no {", ".join(SUFFIXES)} file in this directory\n  it holds {_held(path)}')
-    elif path.is_file():
-        paths = [path]
-        if path.stat().st_size == 0:
-            raise UserError(f'{spec}: the file is empty')
-    elif glob.has_magic(spec):
-        paths = sorted(found for name in glob.glob(str(path), recursive=True) if (found := Path(name)).is_file())
-        if not paths:
-            raise UserError(f'{spec}: no file matches\n  {nearest(Path(os.path.dirname(path) or "."))}')
-    else:
-        raise UserError(f'{spec}: no such file or directory\n  {nearest(path)}')
-    return [TextFile(found, 'jsonl' if _kind_suffix(found.name) == '.jsonl' else 'text') for found in paths]
+    location = locate(spec)
+    files = _remote_files(location, spec) if isinstance(location, Url) else _local_files(location, spec)
+    if len(files) == 1 and files[0].path == location and files[0].state.size == 0:
+        raise UserError(f'{spec}: the file is empty')
+    return files
 
 
 def walk(root: Path, wanted: Callable[[str], bool], left_out: Callable[[str], bool] | None = None) -> list[Path]:
@@ -101,109 +78,53 @@ def nearest(path: Path) -> str:
     return f'{parent.resolve()} holds {_held(parent)}'
 
 
-def read_documents(file: TextFile, field: str) -> Iterator[str]:
-    """The documents of a file, empty ones included. A blank jsonl line is an empty document.
-
-    Raises UserError with the place (line, byte) for what is not UTF-8, not JSON, lacks the field, or is cut short.
-    """
-    if file.kind == 'jsonl':
-        for number, line in enumerate(_lines(_blocks(file.path)), start=1):
-            yield _json_text(line, field, f'{file.path}:{number}') if line.strip() else ''
+def _local_files(path: Path, spec: str) -> list[TextFile]:
+    if path.is_dir():
+        paths = walk(path, lambda name: _kind_suffix(name) in SUFFIXES)
+        if not paths:
+            raise UserError(f'{spec}: no {", ".join(SUFFIXES)} file in this directory\n  it holds {_held(path)}')
+    elif path.is_file():
+        paths = [path]
+    elif glob.has_magic(str(path)):
+        matched = (Path(name) for name in glob.glob(str(path), recursive=True))
+        paths = sorted(found for found in matched if found.is_file() and found.suffix != INDEX_SUFFIX)
+        if not paths:
+            raise UserError(f'{spec}: no file matches\n  {nearest(Path(os.path.dirname(path) or "."))}')
     else:
-        raw = b''.join(_blocks(file.path))
-        if file.kind == 'python':
-            encoding = tokenize.detect_encoding(iter(raw.splitlines(keepends=True)).__next__)[0]
-            yield _decode(raw, encoding, str(file.path)).replace('\r\n', '\n')
+        raise UserError(f'{spec}: no such file or directory\n  {nearest(path)}')
+    return [_text_file(found, state(found)) for found in paths]
+
+
+def _remote_files(url: Url, spec: str) -> list[TextFile]:
+    filesystem, path = connect(url)
+    magic = '*' in path if url.is_http else glob.has_magic(path)  # in an address a '?' begins the query
+    try:
+        filesystem.invalidate_cache()
+        if magic:
+            found = filesystem.glob(path, detail=True)
+        elif url.is_http or filesystem.info(path)['type'] != 'directory':
+            return [_text_file(url, state(url))]
         else:
-            yield _decode(raw, 'utf-8', str(file.path))
+            found = {
+                name: info
+                for name, info in filesystem.find(path, detail=True).items()
+                if _kind_suffix(name) in SUFFIXES
+                and not any(part.startswith('.') for part in name[len(path) :].split('/'))
+            }
+    except Exception as error:
+        raise refusal(url, error) from error
+    files = [
+        _text_file(Url(filesystem.unstrip_protocol(name)), state_of(info))
+        for name, info in sorted(found.items(), key=lambda item: item[0].split('/'))
+        if info['type'] == 'file' and not name.endswith(INDEX_SUFFIX)
+    ]
+    if not files:
+        raise UserError(f'{spec}: no {"file matches" if magic else ", ".join(SUFFIXES) + " file in this directory"}')
+    return files
 
 
-def _json_text(line: bytes, field: str, place: str) -> str:
-    try:
-        record = json.loads(_decode(line, 'utf-8', place))
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f'{place}: not JSON: {error.msg} at character {error.pos}\n  expected one object a line'
-        ) from None
-    if not isinstance(record, dict):
-        raise UserError(f'{place}: a JSON {type(record).__name__}\n  expected an object with the text in {field!r}')
-    if field not in record:
-        close = difflib.get_close_matches(field, record, n=1) or [name for name, x in record.items() if type(x) is str]
-        hint = f'\n  to read {close[0]!r}: data.field={close[0]}' if close else ''
-        found = ', '.join(map(repr, list(record)[:12])) or 'none'
-        raise UserError(f'{place}: no field {field!r}\n  fields found: {found}{hint}')
-    text = record[field]
-    if not isinstance(text, str):
-        raise UserError(f'{place}: field {field!r} is {json.dumps(text)[:60]}\n  expected a string')
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f'{place}: field {field!r} holds half a surrogate pair at character {error.start}') from None
-    return text
-
-
-def _decode(raw: bytes, encoding: str, place: str) -> str:
-    try:
-        return raw.decode(encoding)
-    except UnicodeDecodeError as error:
-        bad = raw[error.start : error.start + 4].hex(' ')
-        raise UserError(
-            f'{place}: not {encoding} at byte {error.start}: {bad} ({error.reason})\n'
-            f'  convert the file, for example: iconv -f latin1 -t utf-8'
-        ) from None
-
-
-def _opened(path: Path):
-    try:
-        return path.open('rb')
-    except OSError as error:
-        raise UserError(f'{path}: {error.strerror}') from None
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
-    """The decompressed content, block by block."""
-    with _opened(path) as stream:
-        try:
-            if path.suffix == '.gz':
-                with gzip.open(stream) as plain:
-                    while block := plain.read(_BLOCK):
-                        yield block
-            elif path.suffix == '.zst':
-                yield from _zstd_blocks(stream)
-            else:
-                while block := stream.read(_BLOCK):
-                    yield block
-        except EOFError:
-            raise UserError(f'{path}: the compressed data is cut short\n  copy or compress the file again') from None
-        except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
-            raise UserError(f'{path}: not readable as {path.suffix}: {error}') from None
-        except OSError as error:
-            raise UserError(f'{path}: {error.strerror or error}') from None
-
-
-def _zstd_blocks(stream) -> Iterator[bytes]:
-    # zstandard's stream_reader ends quietly where a frame is cut off, so frames are followed here.
-    frame = None
-    while block := stream.read(_BLOCK):
-        while block:
-            frame = frame or zstandard.ZstdDecompressor().decompressobj()
-            yield frame.decompress(block)
-            block = frame.unused_data if frame.eof else b''
-            frame = None if frame.eof else frame
-    if frame is not None:
-        raise EOFError
-
-
-def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    unfinished: list[bytes] = []
-    for block in blocks:
-        *complete, rest = block.split(b'\n')
-        for line in complete:
-            yield b''.join([*unfinished, line])
-            unfinished.clear()
-        unfinished.append(rest)
-    if last := b''.join(unfinished):
-        yield last
+def _text_file(location: Location, state: State) -> TextFile:
+    return TextFile(location, KINDS.get(_kind_suffix(location.name), 'text'), state)
 
 
 def _kind_suffix(name: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretrax.data.files import Corpus
+from pretrax.data.corpus import Corpus, Counts
 from pretrax.data.flat_tokens import VERSION, TokenizerIdentity, open_split
 from pretrax.data.flat_tokens_writer import Writer, create
 from pretrax.data.tokenizer import Tokenizer, train_tokenizer
@@ -47,9 +47,8 @@ def prepare(
         return place
     for other in sorted(directory.glob('tokens-*')):
         say(f'tokens: {other} is of {_difference(other, recipe)}; it stays, and the text is tokenised afresh')
-    survey = _survey(corpus, sampled=tokenizer is None)
-    empty = f'; left out as empty: {survey.n_empty:,} documents' if survey.n_empty else ''
-    say(f'text: {survey.n_documents:,} documents, {survey.n_bytes / 1e6:,.1f} MB{empty}')
+    survey = _survey(corpus, say, sampled=tokenizer is None)
+    say(f'text: {survey.n_documents:,} documents, {survey.n_bytes / 1e6:,.1f} MB')
     if tokenizer is None:
         tokenizer = _train(survey.sample, vocab_size, say)
     _tokenise(corpus, survey, tokenizer, validation, place, recipe, say)
@@ -69,17 +68,15 @@ class _Survey:
     """What a first pass over the documents finds."""
 
     n_documents: int
-    n_empty: int
     n_bytes: int
     sample: list[str]
 
 
-def _survey(corpus: Corpus, sampled: bool) -> _Survey:
-    n_documents = n_empty = n_bytes = n_sampled = 0
+def _survey(corpus: Corpus, say: Say, sampled: bool) -> _Survey:
+    n_bytes = n_sampled = 0
+    counts = Counts()
     sample: list[tuple[int, str]] = []  # a heap: the piece with the largest hash leaves first
-    for text in corpus.documents():
-        n_documents += bool(text)
-        n_empty += not text
+    for text, *_ in corpus.documents(counts):
         n_bytes += len(text.encode())
         for start in range(0, len(text) if sampled else 0, _PIECE):
             piece = text[start : start + _PIECE]
@@ -87,11 +84,11 @@ def _survey(corpus: Corpus, sampled: bool) -> _Survey:
             n_sampled += len(piece)
             while n_sampled > SAMPLE_CHARACTERS:
                 n_sampled -= len(heapq.heappop(sample)[1])
-    if not n_documents:
-        raise UserError(
-            f'data.text: no document holds any text ({n_empty:,} empty ones in {len(corpus.files):,} files)'
-        )
-    return _Survey(n_documents, n_empty, n_bytes, [piece for _, piece in sample])
+    for line in counts.lines():
+        say(line)
+    if not counts.kept:
+        raise UserError(f'data.text: no document holds any text\n  {counts.lines()[0]}')
+    return _Survey(counts.kept, n_bytes, [piece for _, piece in sample])
 
 
 def _train(sample: list[str], vocab_size: int, say: Say) -> Tokenizer:
@@ -120,7 +117,7 @@ def _tokenise(
             f'validation: {survey.n_documents:,} documents are too few to hold out whole ones, '
             f'so the last {validation:.1%} of each is held out'
         )
-    parts = (part for text in corpus.documents() if text for part in _parts(text, validation, cut))
+    parts = (part for text, *_ in corpus.documents() for part in _parts(text, validation, cut))
     identity = TokenizerIdentity(
         sha256=tokenizer.sha256, vocab_size=tokenizer.vocab_size, end_of_text=tokenizer.end_of_text
     )

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from pretrax.data.selection import Selection
 from pretrax.errors import UserError
 
 if TYPE_CHECKING:
-    from pretrax.data.files import Corpus
+    from pretrax.data.corpus import Corpus
     from pretrax.data.source import DataRequest
     from pretrax.data.windows import TokenSource
 
@@ -93,19 +94,20 @@ def open_text(request: 'DataRequest', *, options: TextOptions) -> 'TokenSource':
 
 
 def _find_corpus(options: TextOptions, request: 'DataRequest') -> 'Corpus':
-    from pretrax.data.corpus import stdlib_files, stdlib_rule
-    from pretrax.data.files import Corpus, TextFile, find_files
+    from pretrax.data.corpus import Corpus
+    from pretrax.data.files import TextFile, find_files
+    from pretrax.data.stdlib import stdlib_files, stdlib_rule
 
-    found: dict[Path, TextFile] = {}
+    found: dict[str, TextFile] = {}
     specs = _given(options.text)
     for spec in [specs] if isinstance(specs, str) else specs:
         files = stdlib_files() if spec == STDLIB else find_files(spec)
-        found |= {file.path: file for file in files}
-        size = sum(file.path.stat().st_size for file in files) / 1e6
+        found |= {str(file.path): file for file in files}
+        size = sum(file.size for file in files) / 1e6
         request.say(f'text: {stdlib_rule() if spec == STDLIB else spec}: {len(files):,} files, {size:,.1f} MB')
-    if options.field != 'text' and all(file.kind != 'jsonl' for file in found.values()):
-        raise UserError(f'data.field: {options.field!r} names a field of .jsonl lines, and no file is .jsonl')
-    return Corpus(list(found.values()), _given(options.field))
+    if options.field != 'text' and all(file.kind in ('text', 'python') for file in found.values()):
+        raise UserError(f'data.field: {options.field!r} names a field of rows, and every file is one document')
+    return Corpus(list(found.values()), Selection(field=_given(options.field)))
 
 
 def _check_vocab_size(options: TextOptions, found: int, where: str) -> None:
