@@ -86,6 +86,23 @@ class TransformerOptions(BaseModel):
     activation: Literal['swiglu', 'gelu'] | None = None
     bias: bool | None = Field(None, description='biases on every linear layer and norm')
     tied: bool | None = Field(None, description='the unembedding is the embedding')
+    n_experts: int | None = Field(
+        None, ge=0, description='feed-forwards a router chooses from (default 0: one, no router)'
+    )
+    experts_per_token: int | None = Field(None, gt=0, description='experts that a token visits (default 2)')
+    d_shared: int | None = Field(
+        None, ge=0, description='width of the expert that every token visits (default 0: none)'
+    )
+    shared_gate: bool | None = Field(None, description="the shared expert's output is gated by the token")
+    normalize_router: bool | None = Field(None, description="a token's weights on its experts add up to one")
+    capacity: float | None = Field(
+        None, gt=0, description='places an expert has in a sequence, over its even share; null: as many as needed'
+    )
+    balance_loss: float | None = Field(None, ge=0, description='weight of the load-balance loss (default 0)')
+    balance_over: Literal['sequence', 'batch'] | None = Field(
+        None, description='what experts are to be balanced over (default: each sequence)'
+    )
+    router_z_loss: float | None = Field(None, ge=0, description="weight of mean(log(Z)^2) of the router's logits")
     init_std: float = Field(0.02, gt=0, description='standard deviation of the initial weights')
     z_loss: float = Field(0.0, ge=0, description='weight of mean(log(Z)^2), which keeps the logits from drifting')
     layers: Literal['auto', 'scan', 'unroll'] = Field('auto', description='one layer in a loop, or all of them')
@@ -120,6 +137,15 @@ class Architecture:
     activation: str
     bias: bool
     tied: bool
+    n_experts: int
+    experts_per_token: int
+    d_shared: int
+    shared_gate: bool
+    normalize_router: bool
+    capacity: float | None
+    balance_loss: float
+    balance_over: str
+    router_z_loss: float
     init_std: float
     z_loss: float
 
@@ -140,7 +166,8 @@ class Architecture:
         """The size of each letter in the types of the weights."""
         return {
             'layers': self.n_layers, 'M': self.d_model, 'H': self.n_heads, 'K': self.n_kv_heads, 'D': self.d_head,
-            'F': self.d_ff, 'V': self.padded_vocab_size, 'P': self.max_sequence_length,
+            'F': self.d_ff, 'V': self.padded_vocab_size, 'P': self.max_sequence_length, 'E': self.n_experts,
+            'S': self.d_shared,
         }  # fmt: skip
 
     @property
@@ -171,6 +198,12 @@ class Architecture:
             )
 
 
+_NO_EXPERTS = {
+    'n_experts': 0, 'experts_per_token': 2, 'd_shared': 0, 'shared_gate': False, 'normalize_router': True,
+    'capacity': None, 'balance_loss': 0.0, 'balance_over': 'sequence', 'router_z_loss': 0.0,
+}  # fmt: skip
+
+
 def _choose(options: TransformerOptions) -> dict[str, Any]:
     """What is said, then the preset, then the family; and what follows from them without knowing the data."""
     said = {key: value for key, value in options.model_dump().items() if value is not None}
@@ -180,7 +213,7 @@ def _choose(options: TransformerOptions) -> dict[str, Any]:
         raise UserError(f"preset: there is no '{options.preset}'{hint} known: {', '.join(PRESETS)}")
     chosen = {**PRESETS.get(options.preset or '', {}), **said}
     family = chosen.get('family', 'llama')
-    chosen = {'n_kv_heads': chosen.get('n_heads'), 'rope_base': 10000.0, **FAMILIES[family], **chosen}
+    chosen = {'n_kv_heads': chosen.get('n_heads'), 'rope_base': 10000.0, **_NO_EXPERTS, **FAMILIES[family], **chosen}
     missing = [name for name in ('n_layers', 'd_model', 'n_heads') if name not in chosen]
     if missing:
         raise UserError(f'model: {", ".join(missing)} missing\ngive a preset, or n_layers, d_model and n_heads')

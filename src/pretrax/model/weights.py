@@ -1,6 +1,7 @@
 """The weights of the decoder: one declaration gives shapes, shardings, initial values and checkpoints.
 
-Letters: V vocabulary, M d_model, P positions, H query heads, K key/value heads, D head, F feed-forward.
+Letters: V vocabulary, M d_model, P positions, H query heads, K key/value heads, D head, F feed-forward, E experts,
+S feed-forward of the shared expert.
 Matrices are sharded at rest over `d` (and `t` where tensor parallelism splits them); vectors are replicated.
 """
 
@@ -19,7 +20,11 @@ from .families import Architecture
 
 @pytree_dataclass
 class Layer:
-    """One block. Biases are absent in families without them, `gate` where the feed-forward is not gated."""
+    """One block. Biases are absent in families without them, `gate` where the feed-forward is not gated.
+
+    `up` and `down` are the feed-forward of a dense model. In a mixture of experts there are the `router`, that of each
+    expert, F being its width, and for some a shared one, which every token visits, times sigmoid(token . shared_mix).
+    """
 
     norm1: f32['M']
     norm1_bias: f32['M'] | None
@@ -34,10 +39,18 @@ class Layer:
     norm2: f32['M']
     norm2_bias: f32['M'] | None
     gate: f32['M/d F/t'] | None
-    up: f32['M/d F/t']
-    down: f32['F/t M/d']
+    up: f32['M/d F/t'] | None
+    down: f32['F/t M/d'] | None
     up_bias: f32['F/t'] | None
     down_bias: f32['M'] | None
+    router: f32['M/d E'] | None
+    expert_gate: f32['E M/d F/t'] | None
+    expert_up: f32['E M/d F/t'] | None
+    expert_down: f32['E F/t M/d'] | None
+    shared_gate: f32['M/d S/t'] | None
+    shared_up: f32['M/d S/t'] | None
+    shared_down: f32['S/t M/d'] | None
+    shared_mix: f32['M'] | None
 
 
 @pytree_dataclass
@@ -59,7 +72,12 @@ def abstract_weights(arch: Architecture) -> Weights:
     absent = {
         'positions': arch.positions != 'learned',
         'unembed': arch.tied,
-        'gate': arch.activation != 'swiglu',
+        'gate': arch.activation != 'swiglu' or arch.n_experts > 0,
+        'up': arch.n_experts > 0,
+        'down': arch.n_experts > 0,
+        **dict.fromkeys(('router', 'expert_gate', 'expert_up', 'expert_down'), not arch.n_experts),
+        **dict.fromkeys(('shared_gate', 'shared_up', 'shared_down'), not arch.d_shared),
+        'shared_mix': not (arch.d_shared and arch.shared_gate),
         **dict.fromkeys(biases, not arch.bias),
         **dict.fromkeys(norm_biases, not (arch.bias and arch.norm == 'layernorm')),
     }
@@ -81,15 +99,20 @@ def init_weights(arch: Architecture, key: jax.Array) -> Weights:
         if name.startswith('norm'):
             return jnp.ones(like.shape, like.dtype)
         own_key = jax.random.fold_in(key, zlib.crc32(name.encode()))
-        return (residual if name in ('o', 'down') else arch.init_std) * jax.random.normal(own_key, like.shape)
+        return (residual if name == 'o' or name.endswith('down') else arch.init_std) * jax.random.normal(
+            own_key, like.shape
+        )
 
     return jax.tree_util.tree_map_with_path(init, abstract_weights(arch))
 
 
-# Which dimensions of a layer's matrix the product sums over, and which it makes (the first one counts the layers).
+# Which dimensions of a layer's matrix the product sums over, and which it makes (the first one counts the layers). Each
+# expert's is a matrix of its own. A router is none: each of its columns belongs to an expert, and Adam takes it.
 _MATRICES = {
     'q': (1, (2, 3)), 'k': (1, (2, 3)), 'v': (1, (2, 3)), 'o': ((1, 2), 3),
     'gate': (1, 2), 'up': (1, 2), 'down': (1, 2),
+    'expert_gate': (2, 3), 'expert_up': (2, 3), 'expert_down': (2, 3),
+    'shared_gate': (1, 2), 'shared_up': (1, 2), 'shared_down': (1, 2),
 }  # fmt: skip
 
 
