@@ -5,7 +5,7 @@ import pytest
 from pretrax.cli import main
 from pretrax.data.flat_tokens import TokenizerIdentity
 from pretrax.data.flat_tokens_writer import create
-from pretrax.data.tokenizer import train_tokenizer
+from pretrax.data.tokenizer_training import train_tokenizer
 
 
 def run(*arguments: object) -> int:

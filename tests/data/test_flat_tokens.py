@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pretrax.data import flat_tokens, flat_tokens_writer
 from pretrax.data.flat_tokens import TokenizerIdentity, open_split, splits, verify
 from pretrax.data.flat_tokens_writer import create
-from pretrax.data.tokenizer import train_tokenizer
+from pretrax.data.tokenizer_training import train_tokenizer
 from pretrax.errors import UserError
 
 TOKENIZER = train_tokenizer(['a b c'], 300)

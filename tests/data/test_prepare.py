@@ -12,7 +12,8 @@ from pretrax.data.corpus import Corpus
 from pretrax.data.files import find_files
 from pretrax.data.flat_tokens import open_split, splits, verify
 from pretrax.data.prepare import prepare
-from pretrax.data.tokenizer import Tokenizer, train_tokenizer
+from pretrax.data.tokenizer import Tokenizer
+from pretrax.data.tokenizer_training import train_tokenizer
 from pretrax.errors import UserError
 
 

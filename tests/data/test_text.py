@@ -7,7 +7,7 @@ import pydantic
 import pytest
 
 from pretrax.data.text import TextOptions
-from pretrax.data.tokenizer import train_tokenizer
+from pretrax.data.tokenizer_training import train_tokenizer
 from pretrax.errors import UserError
 
 

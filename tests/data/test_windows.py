@@ -9,7 +9,7 @@ from pretrax.data import windows
 from pretrax.data.flat_tokens import TokenizerIdentity, open_split
 from pretrax.data.flat_tokens_writer import create
 from pretrax.data.source import DataRequest, HostBatch, Source
-from pretrax.data.tokenizer import train_tokenizer
+from pretrax.data.tokenizer_training import train_tokenizer
 from pretrax.data.windows import TokenSource, open_tokens
 from pretrax.errors import UserError
 

@@ -12,7 +12,8 @@ from typing import Any
 from pretrax.data.corpus import Corpus, Counts
 from pretrax.data.flat_tokens import VERSION, TokenizerIdentity, open_split
 from pretrax.data.flat_tokens_writer import Writer, create
-from pretrax.data.tokenizer import Tokenizer, train_tokenizer
+from pretrax.data.tokenizer import Tokenizer
+from pretrax.data.tokenizer_training import train_tokenizer
 from pretrax.errors import UserError
 
 # A tokenizer is trained on at most so much text, in pieces that the hash of each chooses from all documents.

@@ -33,7 +33,11 @@ class TextOptions(BaseModel):
     )
     tokens: str | None = Field(None, description='a prepared flat-tokens directory, instead of text')
     field: str | None = Field('text', description='the field of a .jsonl line that holds the text')
-    tokenizer: str | None = Field(None, description='a tokenizer.json to use; null trains a byte-level BPE on the text')
+    tokenizer: str | None = Field(
+        None,
+        description="a tokenizer.json, a directory that holds one, 'tiktoken:NAME' or 'bytes'; null trains a "
+        'byte-level BPE on the text',
+    )
     vocab_size: int | None = Field(
         4096, ge=257, description='tokens of the tokenizer to train; of a given tokenizer: what it must have'
     )
@@ -68,7 +72,7 @@ def open_text(request: 'DataRequest', *, options: TextOptions) -> 'TokenSource':
     """Tokenise the text unless that was done before, and open the tokens. Raises UserError for what cannot be read."""
     from pretrax.data.flat_tokens import open_split
     from pretrax.data.prepare import prepare
-    from pretrax.data.tokenizer import load_tokenizer
+    from pretrax.data.tokenizer_files import load_tokenizer
     from pretrax.data.windows import open_tokens
 
     if options.tokens is not None:
@@ -78,7 +82,7 @@ def open_text(request: 'DataRequest', *, options: TextOptions) -> 'TokenSource':
         return open_tokens(directory, request)
     tokenizer = None
     if options.tokenizer is not None:
-        tokenizer = load_tokenizer(Path(options.tokenizer).expanduser())
+        tokenizer = load_tokenizer(options.tokenizer)
         _check_vocab_size(options, tokenizer.vocab_size, options.tokenizer)
         request.say(f'tokenizer: {options.tokenizer}, {tokenizer.vocab_size:,} tokens')
     corpus = _find_corpus(options, request)

@@ -104,7 +104,7 @@ def open_tokens(directory: Path, request: DataRequest) -> TokenSource:
     if held_out and held_out.manifest.tokenizer != identity:
         raise UserError(f'{directory}: train and validation were made by different tokenizers\n  tokenise again')
     content = read_tokenizer_json(directory, identity)
-    tokenizer = None if content is None else Tokenizer(content, str(directory))
+    tokenizer = None if content is None else Tokenizer(content, str(directory), identity.end_of_text)
     return open_stores(train, held_out, tokenizer, request)
 
 
