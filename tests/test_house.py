@@ -22,9 +22,21 @@ MAY_IMPORT = {
     'observe': {'errors'},
     'scale': {'errors'},
     'model': {'errors', 'shardlib'},
+    'huggingface': {'errors', 'shardlib', 'model'},
     'infer': {'errors', 'shardlib', 'model'},
-    'train': {'errors', 'shardlib', 'config', 'data', 'checkpoint', 'observe', 'scale', 'model', 'infer'},
-    'cli': {'errors', 'config', 'data', 'checkpoint', 'observe', 'scale', 'model', 'infer', 'train'},
+    'train': {
+        'errors',
+        'shardlib',
+        'config',
+        'data',
+        'checkpoint',
+        'observe',
+        'scale',
+        'model',
+        'huggingface',
+        'infer',
+    },
+    'cli': {'errors', 'config', 'data', 'checkpoint', 'observe', 'scale', 'model', 'huggingface', 'infer', 'train'},
 }
 
 SPINE = ('cli/train.py', 'train/loop.py', 'train/step.py', 'model/transformer.py')

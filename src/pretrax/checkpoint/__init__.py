@@ -1,5 +1,6 @@
 """Checkpoints of runs."""
 
 from .store import Checkpoints, read_description, steps_in
+from .streamed import CheckpointWeights, StreamedArray, write_streamed
 
-__all__ = ['Checkpoints', 'read_description', 'steps_in']
+__all__ = ['CheckpointWeights', 'Checkpoints', 'StreamedArray', 'read_description', 'steps_in', 'write_streamed']

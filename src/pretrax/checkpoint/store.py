@@ -4,8 +4,10 @@ A checkpoint holds the training state and a JSON description of what made it. Re
 in force wants it, whatever mesh wrote it.
 """
 
+import contextlib
 import json
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import orbax.checkpoint as ocp
@@ -41,8 +43,24 @@ class Checkpoints:
 
     def restore(self, step: int, like: Any) -> Any:
         """The state of a step as `like` has it: shapes, dtypes and shardings. Raises UserError where it cannot be read."""
-        try:
+        with self._told(step):
             restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like)))
+        return restored['state']
+
+    def restore_weights(self, step: int, like: Any) -> Any:
+        """The weights alone, without the optimizer's state, as `like` has them."""
+        with self._told(step), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            item = {'weights': like}
+            args = ocp.args.PyTreeRestore(
+                item, restore_args=ocp.checkpoint_utils.construct_restore_args(item), partial_restore=True
+            )
+            return checkpointer.restore(self.directory / str(step) / 'state', args=args)['weights']
+
+    @contextlib.contextmanager
+    def _told(self, step: int) -> Iterator[None]:
+        """What Orbax says of a checkpoint that it cannot read, in our words."""
+        try:
+            yield
         except Exception as error:
             # Where an array cannot be read Orbax raises a bare Exception, whose cause says why.
             if type(error) is not Exception and not isinstance(error, ValueError | KeyError | OSError):
@@ -53,7 +71,6 @@ class Checkpoints:
                 f'the checkpoint {self.directory / str(step)} cannot be restored\n{reason}\n'
                 'it may be damaged, or the model in the configuration may not be the one that wrote it'
             ) from error
-        return restored['state']
 
     def close(self) -> None:
         """Waits until everything is written."""

@@ -84,6 +84,31 @@ def generate(
     generate(path, prompt or [], tokens, temperature, top_k, top_p, seed)
 
 
+@app.command('import')
+def import_(
+    place: Annotated[
+        str, typer.Argument(metavar='HF_DIR_OR_ID', help='A directory, or org/name[@revision] of the hub.')
+    ],
+    out: Annotated[str | None, typer.Option('--out', '-o', help='The run to write (default: runs/<its name>).')] = None,
+) -> None:
+    """Make a run of a Hugging Face checkpoint: to generate, to train on from, to export."""
+    from pretrax.cli.import_ import import_checkpoint
+
+    import_checkpoint(place, out)
+
+
+@app.command()
+def export(
+    path: Annotated[str, typer.Argument(metavar='RUN_OR_CHECKPOINT', help='runs/<name>, or a checkpoint in it.')],
+    out: Annotated[str, typer.Argument(metavar='DIR', help='A new directory.')],
+    dtype: Annotated[str | None, typer.Option(help='bf16, f16 or f32 (default: as imported, else f32).')] = None,
+) -> None:
+    """Write a checkpoint for Hugging Face: safetensors, config.json, tokenizer."""
+    from pretrax.cli.export import export_checkpoint
+
+    export_checkpoint(path, out, dtype)
+
+
 @app.command()
 def plot(
     runs: Annotated[list[str], typer.Argument(metavar='RUN...', help='Directories of runs.')],

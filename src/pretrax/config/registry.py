@@ -48,7 +48,10 @@ _components: dict[str, dict[str, Entry]] = {
     'model': {
         'transformer': Entry('pretrax.model.transformer:Transformer', 'pretrax.model.families:TransformerOptions')
     },
-    'data': {'text': Entry('pretrax.data.text:open_text', 'pretrax.data.text:TextOptions')},
+    'data': {
+        'text': Entry('pretrax.data.text:open_text', 'pretrax.data.text:TextOptions'),
+        'tokenizer': Entry('pretrax.data.tokenizer_only:TokenizerOnly'),
+    },
     'optimizer': {
         name: Entry(f'pretrax.train.optimizer:{name}') for name in ('adamw', 'adafactor', 'lion', 'sgd', 'muon')
     },

@@ -1,0 +1,132 @@
+"""Weights into and out of a checkpoint a piece at a time, so that memory holds one tensor and not the model.
+
+What is written is an ordinary Orbax checkpoint whose state has `weights` and nothing else; what is read is the weights of
+any checkpoint. A piece is (where along the leading dimensions, values): of weights stacked over layers, one layer.
+"""
+
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import tensorstore as ts
+from etils import epath
+from orbax.checkpoint import future, type_handlers
+
+from ..errors import UserError
+
+Piece = tuple[tuple[int, ...], np.ndarray]
+
+
+@dataclass(frozen=True)
+class StreamedArray:
+    """An f32 array that is not in memory: its pieces are made when they are written."""
+
+    shape: tuple[int, ...]
+    counted: int  # leading dimensions that pieces count
+    pieces: Callable[[], Iterable[Piece]]
+
+    dtype = np.dtype(np.float32)
+    ndim = property(lambda self: len(self.shape))
+    size = property(lambda self: int(np.prod(self.shape, dtype=np.int64)))
+    nbytes = property(lambda self: 4 * self.size)
+
+
+class _StreamedHandler(type_handlers.NumpyHandler):
+    """Writes streamed arrays in the format of Orbax, one after the other, a chunk a piece."""
+
+    def typestr(self) -> str:
+        return 'jax.Array'  # so is it read
+
+    async def serialize(
+        self, values: Sequence[Any], infos: Sequence[Any], args: Sequence[Any] | None = None
+    ) -> Sequence[future.Future]:
+        del args
+
+        async def write() -> None:
+            for value, info in zip(values, infos, strict=True):
+                await info.await_path_creation()
+                chunk = (1,) * value.counted + value.shape[value.counted :]
+                spec = type_handlers.get_json_tspec_write(
+                    info, use_ocdbt=True, global_shape=value.shape, local_shape=chunk, dtype=value.dtype,
+                    process_index=0,
+                )  # fmt: skip
+                array = await ts.open(ts.Spec(spec), create=True, open=True, context=info.ts_context)
+                for at, piece in value.pieces():
+                    await array[at].write(piece)
+
+        return [future.CommitFutureAwaitingContractedSignals(write(), name='streamed')]
+
+
+def write_streamed(
+    directory: pathlib.Path, step: int, weights: Mapping[str, Any], description: dict[str, Any]
+) -> pathlib.Path:
+    """Writes `<directory>/<step>` of StreamedArrays; whole or, after an interruption, under another name."""
+    registry = type_handlers.create_type_handler_registry(
+        (StreamedArray, _StreamedHandler()), (jax.Array, type_handlers.ArrayHandler())
+    )
+    handlers = {
+        'state': ocp.PyTreeCheckpointHandler(type_handler_registry=registry),
+        'description': ocp.JsonCheckpointHandler(),
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
+    with ocp.CheckpointManager(directory.absolute(), options=options, item_handlers=handlers) as manager:
+        items = ocp.args.Composite(
+            state=ocp.args.PyTreeSave({'weights': dict(weights)}), description=ocp.args.JsonSave(description)
+        )
+        manager.save(step, args=items)
+    return directory / str(step)
+
+
+class CheckpointWeights:
+    """The weights in a checkpoint, by path ('layers.q'), read in pieces.
+
+    Raises:
+        UserError: there are none, or they cannot be read.
+    """
+
+    def __init__(self, directory: pathlib.Path, step: int):
+        self.place = (directory / str(step)).absolute()
+        try:
+            tree = ocp.PyTreeCheckpointHandler().metadata(epath.Path(self.place / 'state')).tree
+            self.shapes = {path: tuple(leaf.shape) for path, leaf in _leaves(tree['weights'], ())}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+            raise UserError(f'the checkpoint {self.place} has no weights that can be read\n{said}') from error
+
+    def pieces(self, path: str) -> Iterator[Piece]:
+        """A weight; one that is stacked over layers a layer at a time, read as many at once as lie together on disk."""
+        try:
+            array = ts.open(self._spec(path), read=True, open=True).result()
+            if not path.startswith('layers.'):
+                yield (), np.asarray(array.read().result(), np.float32)
+                return
+            together = int((array.chunk_layout.read_chunk.shape or array.shape)[0] or 1)
+            for start in range(0, array.shape[0], together):
+                block = np.asarray(array[start : start + together].read().result(), np.float32)
+                for row, piece in enumerate(block, start):
+                    yield (row,), piece
+        except (ValueError, OSError) as error:
+            raise UserError(
+                f'the checkpoint {self.place} is damaged: {path} cannot be read\n{str(error).splitlines()[0][:300]}'
+            ) from error
+
+    def _spec(self, path: str) -> Any:
+        store = self.place / 'state'
+        name = f'weights.{path}'
+        if not type_handlers.is_ocdbt_checkpoint(store):
+            return ts.Spec({'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': f'{store / name}/'}})
+        kvstore = {'driver': 'ocdbt', 'base': {'driver': 'file', 'path': f'{store}/'}, 'path': f'{name}/'}
+        return ts.Spec({'driver': 'zarr', 'kvstore': kvstore})
+
+
+def _leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, Mapping):
+        for name, below in tree.items():
+            yield from _leaves(below, (*path, str(name)))
+    elif tree is not None and hasattr(tree, 'shape'):
+        yield '.'.join(path), tree

@@ -1,0 +1,100 @@
+"""`pretrax import HF_DIR_OR_ID --out runs/NAME`: a Hugging Face checkpoint as a run of ours. Memory holds one tensor."""
+
+import itertools
+import pathlib
+import re
+import shutil
+
+import jax
+
+from .. import __version__
+from ..checkpoint import StreamedArray, steps_in, write_streamed
+from ..config import from_values, resolved_yaml
+from ..errors import UserError
+from ..huggingface.model import TOKENIZER, HuggingFaceModel, open_model
+from ..huggingface.weights import HuggingFaceWeights
+from ..train.setup import prepare
+from ..train.trained import abstract_weights
+
+KEPT = 'huggingface'  # what an export gives back, below the run
+LONGEST = 1024  # tokens of a row, where the model does not limit them
+
+
+def import_checkpoint(place: str, out: str | None) -> None:
+    """Writes the run and says what is in it."""
+    model = open_model(place)
+    directory = pathlib.Path(out or f'runs/{_name(place)}')
+    if steps_in(directory / 'checkpoints'):
+        raise UserError(f'{directory} has checkpoints already\ngive another --out, or remove it')
+    for note in model.notes:
+        print(note)
+    new = not directory.exists()
+    try:
+        count = _write(model, place, directory)
+    except BaseException:
+        if new:  # half a run would be in the way of the next attempt
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
+    print(f'imported {len(model.checkpoint.tensors)} tensors, {count:,} parameters with padding, into {directory}')
+    print(
+        f'try: pretrax generate {directory}; init_from: {directory} in a configuration; pretrax export {directory} DIR'
+    )
+
+
+def _write(model: HuggingFaceModel, place: str, directory: pathlib.Path) -> int:
+    """Writes the run; the number of its parameters."""
+    model.copy_files(directory / KEPT)
+    (directory / 'data').mkdir(exist_ok=True)
+    if (directory / KEPT / TOKENIZER).is_file():
+        shutil.copyfile(directory / KEPT / TOKENIZER, directory / 'data' / TOKENIZER)
+    else:
+        print(f'there is no {TOKENIZER}: the weights can be trained and exported, and cannot write text')
+    config = from_values(_values(model, directory))
+    run = prepare(config, print)
+    like = abstract_weights(run)
+    weights = model.weights(like)
+    description = {
+        'pretrax': __version__,
+        'jax': jax.__version__,
+        'config': config.model_dump(mode='json'),
+        'tokens': 0,
+        'data': None,
+        'imported': {'from': place, 'model_type': model.table.model_type, 'dtype': model.checkpoint.dtype},
+    }
+    write_streamed(directory / 'checkpoints', 0, _streamed(weights), description)
+    (directory / 'config.yaml').write_text(resolved_yaml(config))
+    return sum(leaf.size for leaf in jax.tree.leaves(like))
+
+
+def _streamed(weights: HuggingFaceWeights) -> dict:
+    """The tree of weights as Orbax stores it, each written when its turn comes."""
+    tree: dict = {}
+    for path, shape in weights.shapes.items():
+        *above, name = path.split('.')
+        node = tree
+        for part in above:
+            node = node.setdefault(part, {})
+        counted = weights.counted(path)
+        node[name] = StreamedArray(shape, counted, lambda path=path: weights.pieces(path))
+    return tree
+
+
+def _values(model: HuggingFaceModel, directory: pathlib.Path) -> dict:
+    """A configuration that has the model and its tokenizer, and no text."""
+    length = min(model.options.get('max_sequence_length') or LONGEST, LONGEST)
+    has_tokenizer = (directory / 'data' / TOKENIZER).is_file()
+    n = len(jax.devices())
+    return {
+        'name': _name(directory.name),
+        'run_dir': str(directory),
+        'steps': 1,
+        'model': model.options,
+        'data': {'name': 'tokenizer'} | ({} if has_tokenizer else {'vocab_size': model.options['vocab_size']}),
+        'batch': {'tokens': n * length, 'sequence_length': length},
+        'optimizer': {'learning_rate': 1e-5},
+    }
+
+
+def _name(place: str) -> str:
+    last = list(itertools.chain([''], filter(None, re.split(r'[/\\]', place.split('@')[0]))))[-1]
+    return re.sub(r'[^A-Za-z0-9._-]+', '-', last).strip('.-')[:100] or 'imported'

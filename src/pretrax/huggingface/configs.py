@@ -1,0 +1,266 @@
+"""config.json of Hugging Face and the choices of our decoder, one table a family. No JAX here.
+
+A table is a list of fields, each of which knows how to read itself into our options and how to write itself from an
+architecture. A field that no table row mentions is refused by name unless it is in HARMLESS: nothing is dropped unseen.
+"""
+
+import dataclasses
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UserError
+from ..model.families import Architecture, TransformerOptions, resolve
+
+Options = dict[str, Any]
+NEEDED = object()
+
+# Fields that change nothing in what a decoder computes: bookkeeping, other heads, other ways of running it.
+HARMLESS = (
+    '_name_or_path', '_attn_implementation*', 'architectures', 'auto_map', 'bos_token_id', 'chunk_size_feed_forward',
+    'dtype', 'eos_token_id', 'finetuning_task', 'id2label', 'initializer_range', 'is_decoder', 'is_encoder_decoder',
+    'label2id', 'model_type', 'n_ctx', 'num_labels', 'output_attentions', 'output_hidden_states', 'output_router_logits',
+    'pad_token_id', 'pretraining_tp', 'problem_type', 'return_dict', 'summary_*', 'task_specific_params', 'torch_dtype',
+    'torchscript', 'transformers_version', 'unsloth_*', 'use_cache', 'use_return_dict',
+)  # fmt: skip
+# Dropout is not applied here, in training either: said where a checkpoint was trained with some.
+DROPOUT = ('attention_dropout', 'attn_pdrop', 'dropout', 'embd_pdrop', 'resid_pdrop', 'router_jitter_noise')
+
+
+@dataclass(frozen=True)
+class Same:
+    """A field that is one of our options under another name. `default` is what the absent field means."""
+
+    field: str
+    option: str
+    default: Any = NEEDED  # a value, or a function of the configuration
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.field,)
+
+    def read(self, config: Mapping[str, Any]) -> Options:
+        value = config.get(self.field)
+        if value is None:
+            if self.default is NEEDED:
+                raise UserError(f'config.json has no {self.field}')
+            value = self.default(config) if callable(self.default) else self.default
+        return {} if value is None else {self.option: value}
+
+    def write(self, arch: Architecture) -> dict[str, Any]:
+        return {self.field: getattr(arch, self.option)}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A field whose values stand for choices of ours: `{'silu': {'activation': 'swiglu'}}`. Absent: the first."""
+
+    field: str
+    choices: Mapping[Any, Options]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.field,)
+
+    def read(self, config: Mapping[str, Any]) -> Options:
+        value = config.get(self.field, next(iter(self.choices)))
+        if isinstance(value, list | dict) or value not in self.choices:
+            raise UserError(
+                f'config.json: {self.field} is {value!r}; supported: {", ".join(map(repr, self.choices))}\n'
+                'pretrax cannot compute what this checkpoint computes'
+            )
+        return dict(self.choices[value])
+
+    def write(self, arch: Architecture) -> dict[str, Any]:
+        for value, options in self.choices.items():
+            if all(getattr(arch, name) == option for name, option in options.items()):
+                return {self.field: value}
+        return {}
+
+
+def only(field: str, *values: Any) -> Choice:
+    """A field that has to have one of these values: any other would be another model."""
+    return Choice(field, {value: {} for value in values})
+
+
+@dataclass(frozen=True)
+class Rope:
+    """The base of the rotary positions, in the old form (rope_theta, rope_scaling) and the new (rope_parameters)."""
+
+    default: float = 10000.0
+
+    fields = ('rope_theta', 'rope_scaling', 'rope_parameters')
+
+    def read(self, config: Mapping[str, Any]) -> Options:
+        rope = {'rope_theta': config.get('rope_theta', self.default)}
+        rope |= config.get('rope_scaling') or {}
+        rope |= config.get('rope_parameters') or {}
+        kind = rope.get('rope_type', rope.get('type', 'default'))
+        if kind != 'default':
+            raise UserError(f"config.json: rope_scaling of the type '{kind}' is not supported")
+        return {'rope_base': float(rope['rope_theta'])}
+
+    def write(self, arch: Architecture) -> dict[str, Any]:
+        return {'rope_theta': arch.rope_base}
+
+
+Field = Same | Choice | Rope
+
+
+@dataclass(frozen=True)
+class ConfigTable:
+    """A family as Hugging Face has it: its model type, its class, and its fields.
+
+    Args:
+        family: our row of choices that the fields start from.
+        names: its table of names, in `names.TABLES`.
+    """
+
+    model_type: str
+    architecture: str
+    family: str
+    names: str
+    fields: tuple[Field, ...]
+
+
+def _heads(config: Mapping[str, Any]) -> Any:
+    return config.get('num_attention_heads')
+
+
+_TIED = Choice('tie_word_embeddings', {False: {'tied': False}, True: {'tied': True}})
+_TIED_UNLESS_SAID = Choice('tie_word_embeddings', {True: {'tied': True}, False: {'tied': False}})
+_SWIGLU = Choice('hidden_act', {'silu': {'activation': 'swiglu'}, 'swish': {'activation': 'swiglu'}})
+_SIZES = (
+    Same('vocab_size', 'vocab_size'),
+    Same('hidden_size', 'd_model'),
+    Same('intermediate_size', 'd_ff'),
+    Same('num_hidden_layers', 'n_layers'),
+    Same('num_attention_heads', 'n_heads'),
+    Same('num_key_value_heads', 'n_kv_heads', _heads),
+    Same('head_dim', 'd_head', None),
+    Same('max_position_embeddings', 'max_sequence_length', 2048),
+    Same('rms_norm_eps', 'norm_eps', 1e-6),
+)
+
+TABLES = (
+    ConfigTable(
+        'gpt2', 'GPT2LMHeadModel', 'gpt2', 'gpt2',
+        (
+            Same('vocab_size', 'vocab_size'),
+            Same('n_embd', 'd_model'),
+            Same('n_layer', 'n_layers'),
+            Same('n_head', 'n_heads'),
+            Same('n_inner', 'd_ff', lambda config: 4 * config['n_embd'] if 'n_embd' in config else None),
+            Same('n_positions', 'max_sequence_length', 1024),
+            Same('layer_norm_epsilon', 'norm_eps', 1e-5),
+            Choice('activation_function', {'gelu_new': {'activation': 'gelu'}, 'gelu_pytorch_tanh': {'activation': 'gelu'}}),
+            _TIED_UNLESS_SAID,
+            only('scale_attn_weights', True),
+            only('scale_attn_by_inverse_layer_idx', False),
+            only('reorder_and_upcast_attn', False, True),
+            only('add_cross_attention', False),
+        ),
+    ),
+    ConfigTable(
+        'llama', 'LlamaForCausalLM', 'llama', 'llama',
+        (*_SIZES, _SWIGLU, _TIED, Rope(), only('attention_bias', False), only('mlp_bias', False)),
+    ),
+)  # fmt: skip
+
+BY_TYPE = {table.model_type: table for table in TABLES}
+# What differs without changing what is computed.
+_NOT_COMPUTED = ('init_std', 'z_loss')
+
+
+def table_of(config: Mapping[str, Any]) -> ConfigTable:
+    """The table of a config.json. Raises UserError for a family that there is none for."""
+    kind = config.get('model_type')
+    if kind not in BY_TYPE:
+        architecture = ', '.join(config.get('architectures') or []) or 'none named'
+        raise UserError(
+            f"config.json: model_type is '{kind}' (architectures: {architecture}), which pretrax has no decoder for\n"
+            f'supported: {", ".join(sorted(BY_TYPE))}'
+        )
+    return BY_TYPE[kind]
+
+
+def read_options(config: Mapping[str, Any]) -> tuple[Options, list[str]]:
+    """Our options for what a config.json says, and what a user should be told.
+
+    Raises:
+        UserError: a family without a table, or a field that no row knows, by name.
+    """
+    table = table_of(config)
+    if 'quantization_config' in config:
+        raise UserError(
+            'config.json: quantization_config is set, and quantised weights cannot be trained\n'
+            'take the checkpoint that they were made of'
+        )
+    known = {name for field in table.fields for name in field.fields}
+    strange = [name for name, value in config.items() if name not in known and not _is_harmless(name, value)]
+    if strange:
+        said = ', '.join(f'{name} ({str(config[name])[:60]})' for name in strange[:5])
+        raise UserError(
+            f'config.json has fields that pretrax does not know for {table.model_type}: {said}\n'
+            'they may change what the model computes, so it is not imported without them\n'
+            'if you know that they do not, take them out of config.json'
+        )
+    options: Options = {'family': table.family}
+    for field in table.fields:
+        options |= field.read(config)
+    dropped = {name: config[name] for name in DROPOUT if config.get(name)}
+    notes = [f'{name} = {value} of config.json is not applied: there is no dropout' for name, value in dropped.items()]
+    return options, notes
+
+
+def write_config(arch: Architecture, family: str | None = None) -> tuple[dict[str, Any], ConfigTable]:
+    """The config.json of an architecture, and the family of Hugging Face whose classes compute it.
+
+    Args:
+        arch: every choice of the decoder.
+        family: our family that is looked at first.
+
+    Raises:
+        UserError: no family has these choices together; the nearest one and what differs are named.
+    """
+    nearest: tuple[int, str, dict[str, str]] | None = None
+    for table in sorted(TABLES, key=lambda table: table.family != family):
+        config = {'architectures': [table.architecture], 'model_type': table.model_type}
+        for field in table.fields:
+            config |= field.write(arch)
+        try:
+            differences = _differences(config, arch)
+        except (UserError, ValueError) as error:  # these sizes are none of that family's: it is not the one
+            differences = {'': str(error).splitlines()[0]}
+        if not differences:
+            return config, table
+        if nearest is None or len(differences) < nearest[0]:
+            nearest = len(differences), table.architecture, differences
+    assert nearest is not None
+    said = '; '.join(f'{name}: {what}' if name else what for name, what in nearest[2].items())
+    raise UserError(
+        f'no class of transformers computes this decoder; the nearest is {nearest[1]}, but\n  {said}\n'
+        'train with the choices of a family to be able to export'
+    )
+
+
+def _differences(config: dict[str, Any], arch: Architecture) -> dict[str, str]:
+    """What an architecture has that a config.json does not say: found by reading it back."""
+    options, _ = read_options(config)
+    back = resolve(TransformerOptions(**options), arch.vocab_size, arch.max_sequence_length)
+    return compare(back, arch, 'in the class', 'here')
+
+
+def compare(one: Architecture, other: Architecture, of_one: str, of_other: str) -> dict[str, str]:
+    """The choices in which two architectures compute different things, in words."""
+    found = {}
+    for field in dataclasses.fields(Architecture):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        if a != b and field.name not in _NOT_COMPUTED:
+            found[field.name] = f'{a} {of_one}, {b} {of_other}'
+    return found
+
+
+def _is_harmless(name: str, value: Any) -> bool:
+    return name in DROPOUT or any(fnmatch.fnmatch(name, pattern) for pattern in HARMLESS)

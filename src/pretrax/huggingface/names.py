@@ -1,0 +1,156 @@
+"""Which tensor of a Hugging Face checkpoint holds which of our weights: one table a family, and what a row means.
+
+A row is a tensor's name and its axes in the letters of `model/weights.py`: `'layers.q: (H D) M'` is a matrix whose rows
+are the heads' dimensions, head by head. Where one tensor holds several of our weights side by side along an axis, the
+row lists them, as in `Fused(1, 'layers.q: M (H D)', 'layers.k: M (K D)')`. {layer} and {expert} in a name count the
+leading dimensions `layers` and `E` of ours, which the row then leaves out.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Several weights, side by side along an axis of one tensor."""
+
+    axis: int
+    parts: tuple[str, ...]
+
+    def __init__(self, axis: int, *parts: str):
+        object.__setattr__(self, 'axis', axis)
+        object.__setattr__(self, 'parts', parts)
+
+
+@dataclass(frozen=True)
+class NameTable:
+    """The tensors of a family.
+
+    Args:
+        rows: by the tensor's name.
+        prefix: what names have that files saved from the model without its head leave out.
+        ignored: patterns of tensors that are no weights: masks and tables that old versions saved.
+    """
+
+    rows: Mapping[str, str | Fused]
+    prefix: str = 'model.'
+    ignored: tuple[str, ...] = ('*.rotary_emb.inv_freq',)
+
+
+GPT2 = NameTable(
+    {
+        'transformer.wte.weight': 'embed: V M',
+        'transformer.wpe.weight': 'positions: P M',
+        'transformer.h.{layer}.ln_1.weight': 'layers.norm1: M',
+        'transformer.h.{layer}.ln_1.bias': 'layers.norm1_bias: M',
+        # Conv1D: input times output, the other way round than a Linear
+        'transformer.h.{layer}.attn.c_attn.weight': Fused(
+            1, 'layers.q: M (H D)', 'layers.k: M (K D)', 'layers.v: M (K D)'
+        ),
+        'transformer.h.{layer}.attn.c_attn.bias': Fused(
+            0, 'layers.q_bias: (H D)', 'layers.k_bias: (K D)', 'layers.v_bias: (K D)'
+        ),
+        'transformer.h.{layer}.attn.c_proj.weight': 'layers.o: (H D) M',
+        'transformer.h.{layer}.attn.c_proj.bias': 'layers.o_bias: M',
+        'transformer.h.{layer}.ln_2.weight': 'layers.norm2: M',
+        'transformer.h.{layer}.ln_2.bias': 'layers.norm2_bias: M',
+        'transformer.h.{layer}.mlp.c_fc.weight': 'layers.up: M F',
+        'transformer.h.{layer}.mlp.c_fc.bias': 'layers.up_bias: F',
+        'transformer.h.{layer}.mlp.c_proj.weight': 'layers.down: F M',
+        'transformer.h.{layer}.mlp.c_proj.bias': 'layers.down_bias: M',
+        'transformer.ln_f.weight': 'norm: M',
+        'transformer.ln_f.bias': 'norm_bias: M',
+        'lm_head.weight': 'unembed: V M',
+    },
+    prefix='transformer.',
+    ignored=('*.attn.bias', '*.attn.masked_bias'),
+)
+
+_ATTENTION = {
+    'model.layers.{layer}.self_attn.q_proj.weight': 'layers.q: (H D) M',
+    'model.layers.{layer}.self_attn.k_proj.weight': 'layers.k: (K D) M',
+    'model.layers.{layer}.self_attn.v_proj.weight': 'layers.v: (K D) M',
+    'model.layers.{layer}.self_attn.o_proj.weight': 'layers.o: M (H D)',
+}
+_MLP = {
+    'model.layers.{layer}.mlp.gate_proj.weight': 'layers.gate: F M',
+    'model.layers.{layer}.mlp.up_proj.weight': 'layers.up: F M',
+    'model.layers.{layer}.mlp.down_proj.weight': 'layers.down: M F',
+}
+_PRE_NORMS = {
+    'model.layers.{layer}.input_layernorm.weight': 'layers.norm1: M',
+    'model.layers.{layer}.post_attention_layernorm.weight': 'layers.norm2: M',
+}
+_AROUND = {
+    'model.embed_tokens.weight': 'embed: V M',
+    'model.norm.weight': 'norm: M',
+    'lm_head.weight': 'unembed: V M',
+}
+
+LLAMA = NameTable({**_AROUND, **_PRE_NORMS, **_ATTENTION, **_MLP})
+
+TABLES = {'gpt2': GPT2, 'llama': LLAMA}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of our weights inside a tensor: its path and the letters of the tensor's axes, several where they are merged."""
+
+    path: str
+    axes: tuple[tuple[str, ...], ...]
+
+    @staticmethod
+    def parse(text: str) -> 'Part':
+        path, _, axes = text.partition(':')
+        groups = re.findall(r'\(([^)]*)\)|(\w+)', axes)
+        return Part(path.strip(), tuple(tuple((merged or single).split()) for merged, single in groups))
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        return tuple(letter for group in self.axes for letter in group)
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Of the tensor, or of this weight's share of it."""
+        return tuple(int(np.prod([sizes[letter] for letter in group])) for group in self.axes)
+
+    def to_ours(self, array: np.ndarray, ours: tuple[str, ...], sizes: Mapping[str, int]) -> np.ndarray:
+        """The tensor with the axes that our weight has (a view)."""
+        split = array.reshape([sizes[letter] for letter in self.letters])
+        return split.transpose([self.letters.index(letter) for letter in ours])
+
+    def to_theirs(self, array: np.ndarray, ours: tuple[str, ...], sizes: Mapping[str, int]) -> np.ndarray:
+        """Our weight with the axes of the tensor."""
+        return array.transpose([ours.index(letter) for letter in self.letters]).reshape(self.shape(sizes))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table, read: a tensor's name, and its parts in order along `axis`."""
+
+    name: str
+    parts: tuple[Part, ...]
+    axis: int
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        shapes = [part.shape(sizes) for part in self.parts]
+        return tuple(
+            sum(shape[axis] for shape in shapes) if axis == self.axis else size for axis, size in enumerate(shapes[0])
+        )
+
+    def share(self, part: Part, sizes: Mapping[str, int]) -> tuple[slice, ...]:
+        """Where a part lies in the tensor."""
+        before = sum(other.shape(sizes)[self.axis] for other in self.parts[: self.parts.index(part)])
+        along = slice(before, before + part.shape(sizes)[self.axis])
+        return tuple(along if axis == self.axis else slice(None) for axis in range(len(part.axes)))
+
+
+def rows(table: NameTable) -> list[Row]:
+    """The rows of a table, read."""
+    found = []
+    for name, row in table.rows.items():
+        texts, axis = ((row,), 0) if isinstance(row, str) else (row.parts, row.axis)
+        found.append(Row(name, tuple(Part.parse(text) for text in texts), axis))
+    return found

@@ -1,0 +1,89 @@
+"""Checkpoints that transformers wrote (tests/goldens) come in and go out again, to the bit, through the command line."""
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from pretrax.cli import main
+from pretrax.huggingface import export as exporting
+from pretrax.huggingface.configs import BY_TYPE
+from pretrax.huggingface.files import open_checkpoint
+
+GOLDENS = Path(__file__).parents[1] / 'goldens'
+CASES = sorted(
+    path.parent.name
+    for path in GOLDENS.glob('*/config.json')
+    if json.loads(path.read_text())['model_type'] in BY_TYPE and path.parent.name not in ('llama3', 'llama-linear')
+)
+
+
+def command(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return ended.value.code
+
+
+def there_and_back(source, directory, *flags):
+    """Imports a checkpoint and exports it again; the directory of the export."""
+    assert command('import', source, '--out', directory / 'run') in (0, None)
+    assert command('export', directory / 'run', directory / 'export', *flags) in (0, None)
+    return directory / 'export'
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_every_tensor_comes_back_to_the_bit(case, tmp_path):
+    before, after = open_checkpoint(GOLDENS / case), open_checkpoint(there_and_back(GOLDENS / case, tmp_path))
+    assert set(after.tensors) == set(before.tensors)
+    for name, tensor in before.tensors.items():
+        assert after.tensors[name].dtype == tensor.dtype
+        np.testing.assert_array_equal(after.tensors[name].read(), tensor.read(), err_msg=name)
+    assert after.config['model_type'] == before.config['model_type']
+    assert after.config['architectures'] == before.config['architectures']
+
+
+@pytest.mark.parametrize('dtype', [ml_dtypes.bfloat16, np.float16])
+def test_bf16_and_f16_files_come_back_to_the_bit_in_shards(dtype, tmp_path, monkeypatch):
+    """As many files as it takes, an index that lists every tensor, and the dtype that was imported."""
+    source = tmp_path / 'source'
+    source.mkdir()
+    (source / 'config.json').write_text((GOLDENS / 'gpt2' / 'config.json').read_text())
+    tensors = {name: x.astype(dtype) for name, x in load_file(GOLDENS / 'gpt2' / 'model.safetensors').items()}
+    save_file(tensors, source / 'model.safetensors')
+    monkeypatch.setattr(exporting, 'LARGEST_FILE', 8000)
+    out = there_and_back(source, tmp_path)
+    files = sorted(out.glob('*.safetensors'))
+    assert len(files) > 2
+    index = json.loads((out / 'model.safetensors.index.json').read_text())
+    assert set(index['weight_map']) == set(tensors)
+    assert index['metadata']['total_size'] == sum(x.nbytes for x in tensors.values())
+    found = {name: x for path in files for name, x in load_file(path).items()}  # by the library, not by our reader
+    for name, x in tensors.items():
+        assert found[name].dtype == x.dtype
+        assert found[name].tobytes() == x.tobytes(), name
+
+
+def test_a_tied_head_may_be_in_the_file_and_names_may_lack_their_prefix(tmp_path):
+    """The files of gpt2 on the hub: saved without the head's class, with the masks of old versions."""
+    source = tmp_path / 'source'
+    source.mkdir()
+    (source / 'config.json').write_text((GOLDENS / 'gpt2' / 'config.json').read_text())
+    whole = load_file(GOLDENS / 'gpt2' / 'model.safetensors')
+    tensors = {name.removeprefix('transformer.'): x for name, x in whole.items()}
+    masks = {f'h.{i}.attn.bias': np.tril(np.ones((1, 1, 64, 64), np.float32)) for i in range(2)}
+    save_file(tensors | masks | {'lm_head.weight': tensors['wte.weight']}, source / 'model.safetensors')
+    found = load_file(there_and_back(source, tmp_path) / 'model.safetensors')
+    assert found.keys() == whole.keys()
+    assert all(np.array_equal(found[name], x) for name, x in whole.items())
+
+
+def test_a_head_that_is_said_to_be_tied_and_is_not_is_refused(tmp_path, capsys):
+    (tmp_path / 'config.json').write_text((GOLDENS / 'gpt2' / 'config.json').read_text())
+    tensors = load_file(GOLDENS / 'gpt2' / 'model.safetensors')
+    head = tensors['transformer.wte.weight'] + 1
+    save_file(tensors | {'lm_head.weight': head}, tmp_path / 'model.safetensors')
+    assert command('import', tmp_path, '--out', tmp_path / 'run') == 2
+    assert 'ties lm_head to the embedding, and they differ' in capsys.readouterr().err
