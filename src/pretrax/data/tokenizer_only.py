@@ -8,7 +8,7 @@ from pathlib import Path
 import tokenizers
 
 from pretrax.data.source import DataRequest, HostBatch
-from pretrax.data.tokenizer import Tokenizer, load_tokenizer
+from pretrax.data.tokenizer import Tokenizer
 from pretrax.errors import UserError
 
 FILE = 'tokenizer.json'
@@ -36,7 +36,7 @@ class TokenizerOnly:
     def __init__(self, request: DataRequest, *, vocab_size: int | None = None):
         self._directory = request.directory
         path = Path(request.directory) / FILE
-        self.tokenizer = PromptTokenizer(load_tokenizer(path).content, str(path)) if path.is_file() else None
+        self.tokenizer = PromptTokenizer(path.read_bytes(), str(path)) if path.is_file() else None
         if self.tokenizer is None and vocab_size is None:
             raise UserError(f'{path}: no such file, and data.vocab_size does not say how many tokens there are')
         self.vocab_size = vocab_size if self.tokenizer is None else self.tokenizer.vocab_size
