@@ -39,9 +39,9 @@ def test_bytes_per_token_turns_loss_into_bits_per_byte(open_source, novel):
 def test_several_sources_are_read_in_their_order_and_once(open_source, novel, tmp_path, said):
     (tmp_path / 'z.txt').write_text('zzz')
     source = open_source(text=[str(tmp_path / 'z.txt'), str(novel), str(tmp_path / '*')], validation=0, vocab_size=300)
-    documents = source._train.tokens.n_documents
+    documents = source.train.tokens.n_documents
     assert documents == 201
-    assert source.tokenizer.decode(source._train.tokens.document(0).tolist()) == 'zzz<|endoftext|>'
+    assert source.tokenizer.decode(source.train.tokens.document(0).tolist()) == 'zzz<|endoftext|>'
     assert 'z.txt: 1 files' in said.text
 
 
@@ -57,7 +57,7 @@ def test_a_given_tokenizer_is_used(open_source, novel, tmp_path):
 
 def test_prepared_tokens_give_the_same_batches(open_source, novel, said):
     from_text = open_source(text=str(novel), vocab_size=300)
-    place = str(from_text._train.tokens.path.parent)
+    place = str(from_text.train.tokens.path.parent)
     novel.unlink()
     from_tokens = open_source(tokens=place)
     assert from_tokens.fingerprint == from_text.fingerprint

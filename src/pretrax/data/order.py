@@ -1,50 +1,116 @@
-"""The order of an epoch: a keyed permutation of range(n) that is computed, not stored.
+"""The order of the rows of an epoch: a keyed permutation that is computed, not stored, and that keeps neighbours near.
 
-A Feistel network over pairs (left, right) of Z_a x Z_b with a b >= n is a permutation of range(a b) whatever its round
-function; walking its cycle until the value falls below n makes it one of range(n).
+`Order` permutes blocks of consecutive rows, then the rows inside a window of so many permuted blocks. A reader that
+keeps the blocks of one window reads each block once an epoch, and rows that are trained together come from far apart.
+
+`permute` is a Feistel network over pairs (left, right) of Z_a x Z_b with a b >= n: a permutation of range(a b) whatever
+its round function. Walking its cycle until the value falls below n makes it one of range(n).
 Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", methods 2 (cycle walking) and 3 (generalised Feistel).
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
+# Blocks in a window: so many places of the corpus are mixed with one another. Runs depend on it, as on the rest here.
+WINDOW = 64
 _ROUNDS = 8
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def permute(index: np.ndarray, n: int, seed: int, epoch: np.ndarray) -> np.ndarray:
-    """Where `index` goes in the permutation of range(n) that (seed, epoch) chooses; memory does not grow with n.
+@dataclass(frozen=True)
+class Order:
+    """Which row comes when: epoch after epoch, in each every row of range(n) once. Needs no memory, seeks at once.
+
+    Attributes:
+        n: rows of an epoch.
+        block: consecutive rows that stay together in a block; the last block may be shorter.
+        seed: any integer.
+        window: blocks whose rows are mixed. Rows k to k + m of an epoch lie in at most
+            window * (2 + m / (window * block)) blocks, and no block is in two windows.
+    """
+
+    n: int
+    block: int
+    seed: int
+    window: int = WINDOW
+
+    def __call__(self, number: np.ndarray) -> np.ndarray:
+        """int64 [...], the number of a row counted through all epochs -> the row, int64 [...]."""
+        epoch, index = np.divmod(number, self.n)
+        n_blocks = -(-self.n // self.block)
+        missing = n_blocks * self.block - self.n  # rows that the last block lacks
+        epochs, which = np.unique(epoch, return_inverse=True)
+        # Where the last block comes in the order of blocks. Rows behind it are counted as if it were whole: `place`.
+        last = unpermute(np.full(len(epochs), n_blocks - 1), n_blocks, self.seed, epochs)[which].reshape(index.shape)
+        end_of_last = (last + 1) * self.block - missing
+        place = index + missing * (index >= end_of_last)
+        window = place // (self.window * self.block)
+        first = window * self.window * self.block
+        missing_here = missing * (last // self.window == window)
+        size = np.minimum(self.window * self.block, n_blocks * self.block - first) - missing_here
+        within = place - first - missing_here * (place >= end_of_last)
+        shuffled = permute(within, size, self.seed, epoch, window)
+        place = first + shuffled + missing_here * (first + shuffled >= end_of_last)
+        position, row = np.divmod(place, self.block)
+        return permute(position, n_blocks, self.seed, epoch) * self.block + row
+
+
+def permute(index: np.ndarray, n: int | np.ndarray, seed: int, *keys: np.ndarray) -> np.ndarray:
+    """Where `index` goes in the permutation of range(n) that (seed, *keys) chooses.
 
     Args:
         index: int64 [...], each in [0, n).
         n: size of the permuted range.
         seed: any integer; its lowest 64 bits count.
-        epoch: int64, broadcast against index.
+        keys: int64, broadcast against index, as is n: the epoch, say.
     """
-    index, epoch = np.broadcast_arrays(index, epoch)
-    if n < 1 or (index.size and (index.min() < 0 or index.max() >= n)):
-        raise ValueError(f'indices outside range({n})')
+    return _walk(_feistel, index, n, seed, keys)
+
+
+def unpermute(index: np.ndarray, n: int | np.ndarray, seed: int, *keys: np.ndarray) -> np.ndarray:
+    """The inverse of `permute`."""
+    return _walk(_feistel_inverse, index, n, seed, keys)
+
+
+def _walk(step, index: np.ndarray, n: int | np.ndarray, seed: int, keys: tuple[np.ndarray, ...]) -> np.ndarray:
+    index, sizes, *keys_of = np.broadcast_arrays(index, n, *keys)
+    if index.size and (sizes.min() < 1 or index.min() < 0 or (index >= sizes).any()):
+        raise ValueError(f'indices outside range({sizes.max()})')
+    key = _scramble(np.full(index.size, seed % 2**64, np.uint64))
+    for more in keys_of:
+        key = _scramble(key ^ more.ravel().astype(np.uint64))
     # Halves of nearly equal size; a * b exceeds n by less than sqrt(n) + 1, so walking is rare.
-    a = math.isqrt(n - 1) + 1
-    b = -(-n // a)
-    keys = _scramble(np.full(index.size, seed % 2**64, np.uint64))
-    keys = _scramble(keys ^ epoch.ravel().astype(np.uint64))
-    x = _feistel(index.ravel().astype(np.uint64), a, b, keys)
-    while (outside := np.flatnonzero(x >= n)).size:
-        x[outside] = _feistel(x[outside], a, b, keys[outside])
+    limits, which = np.unique(sizes.ravel(), return_inverse=True)
+    halves = [(a, -(-limit // a)) for limit in limits.tolist() for a in [math.isqrt(limit - 1) + 1]]
+    a, b = np.array(halves, np.uint64).reshape(-1, 2)[which].T
+    limit = limits.astype(np.uint64)[which]
+    x = step(index.ravel().astype(np.uint64), a, b, key)
+    while (outside := np.flatnonzero(x >= limit)).size:
+        x[outside] = step(x[outside], a[outside], b[outside], key[outside])
     return x.astype(np.int64).reshape(index.shape)
 
 
-def _feistel(x: np.ndarray, a: int, b: int, keys: np.ndarray) -> np.ndarray:
-    size_a, size_b = np.uint64(a), np.uint64(b)
-    left, right = x // size_b, x % size_b
+def _feistel(x: np.ndarray, a: np.ndarray, b: np.ndarray, key: np.ndarray) -> np.ndarray:
+    left, right = x // b, x % b
     for _ in range(_ROUNDS // 2):
-        keys = keys + _GOLDEN
-        left = (left + _scramble(right ^ keys) % size_a) % size_a
-        keys = keys + _GOLDEN
-        right = (right + _scramble(left ^ keys) % size_b) % size_b
-    return left * size_b + right
+        key = key + _GOLDEN
+        left = (left + _scramble(right ^ key) % a) % a
+        key = key + _GOLDEN
+        right = (right + _scramble(left ^ key) % b) % b
+    return left * b + right
+
+
+def _feistel_inverse(x: np.ndarray, a: np.ndarray, b: np.ndarray, key: np.ndarray) -> np.ndarray:
+    left, right = x // b, x % b
+    key = key + np.full_like(key, _ROUNDS) * _GOLDEN
+    for _ in range(_ROUNDS // 2):
+        right = (right + b - _scramble(left ^ key) % b) % b
+        key = key - _GOLDEN
+        left = (left + a - _scramble(right ^ key) % a) % a
+        key = key - _GOLDEN
+    return left * b + right
 
 
 def _scramble(x: np.ndarray) -> np.ndarray:

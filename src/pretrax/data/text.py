@@ -8,7 +8,7 @@ The libraries behind it are imported when a source is opened, so that reading a 
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -18,7 +18,7 @@ from pretrax.errors import UserError
 if TYPE_CHECKING:
     from pretrax.data.corpus import Corpus
     from pretrax.data.source import DataRequest
-    from pretrax.data.windows import TokenSource
+    from pretrax.data.token_source import TokenSource
 
 STDLIB = 'stdlib'
 
@@ -43,6 +43,11 @@ class TextOptions(BaseModel):
     )
     validation: float | None = Field(0.05, ge=0, lt=1, description='fraction of the documents to hold out; 0: none')
 
+    packing: Literal['concatenate', 'whole', 'best_fit'] = Field(
+        'concatenate',
+        description='rows: windows of all the text; whole documents in order, with padding; or fitted best into rows',
+    )
+
     @model_validator(mode='before')
     @classmethod
     def _defaults(cls, given: Any) -> Any:
@@ -51,7 +56,7 @@ class TextOptions(BaseModel):
             return given
         given = {name: value for name, value in given.items() if value is not None}
         if 'tokens' in given:
-            return dict.fromkeys(cls.model_fields) | given
+            return dict.fromkeys(set(cls.model_fields) - {'packing'}) | given
         return {'vocab_size': None} | given if 'tokenizer' in given else given
 
     @model_validator(mode='after')
@@ -72,14 +77,14 @@ def open_text(request: 'DataRequest', *, options: TextOptions) -> 'TokenSource':
     """Tokenise the text unless that was done before, and open the tokens. Raises UserError for what cannot be read."""
     from pretrax.data.flat_tokens import open_split
     from pretrax.data.prepare import prepare
+    from pretrax.data.token_source import open_tokens
     from pretrax.data.tokenizer_files import load_tokenizer
-    from pretrax.data.windows import open_tokens
 
     if options.tokens is not None:
         directory = Path(options.tokens).expanduser()
         _check_vocab_size(options, open_split(directory, 'train').manifest.tokenizer.vocab_size, str(directory))
         request.say(f'tokens: prepared ones in {directory}')
-        return open_tokens(directory, request)
+        return open_tokens(directory, request, options.packing)
     tokenizer = None
     if options.tokenizer is not None:
         tokenizer = load_tokenizer(options.tokenizer)
@@ -94,7 +99,7 @@ def open_text(request: 'DataRequest', *, options: TextOptions) -> 'TokenSource':
         vocab_size=_given(options.vocab_size) if tokenizer is None else tokenizer.vocab_size,
         validation=_given(options.validation),
     )
-    return open_tokens(directory, request)
+    return open_tokens(directory, request, options.packing)
 
 
 def _find_corpus(options: TextOptions, request: 'DataRequest') -> 'Corpus':
