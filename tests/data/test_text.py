@@ -64,7 +64,7 @@ def test_prepared_tokens_give_the_same_batches(open_source, novel, said):
     for a, b in zip(from_tokens.batch(3, slice(None), 20), from_text.batch(3, slice(None), 20), strict=True):
         assert a.tolist() == b.tolist()
     assert from_tokens.tokenizer.encode('Chapter') == from_text.tokenizer.encode('Chapter')
-    assert f'prepared ones in {place}' in said.text
+    assert f'from {place} (flat-tokens)' in said.text
     with pytest.raises(UserError, match=r'data\.vocab_size: 4,096 was given'):
         open_source(tokens=place, vocab_size=4096)
 
@@ -84,7 +84,9 @@ def test_a_field_that_nothing_reads_is_an_error(open_source, tmp_path):
     ('given', 'expected'),
     [
         ({'tokens': 'x', 'text': 'stdlib'}, 'data.text=null'),
-        ({'tokens': 'x', 'tokenizer': 'y', 'validation': 0.1}, 'data.tokenizer=null data.validation=null'),
+        ({'tokens': 'x', 'field': 'y', 'validation': 0.1}, 'data.field=null data.validation=null'),
+        ({'validation_tokens': 'x'}, 'validation_tokens is of token files'),
+        ({'text': 'x', 'end_of_text': 0}, 'end_of_text is of token files'),
         ({'text': ''}, 'text names nothing'),
         ({'text': []}, 'text names nothing'),
         ({'text': ['a', '']}, 'text names nothing'),

@@ -3,6 +3,7 @@
     data: {text: stdlib}                               # the standard library's sources
     data: {text: 'books/*.txt', validation: 0.01}      # files, directories, globs, or a list of them
     data: {tokens: runs/mine/data/tokens-0a1b2c3d4e5f} # already tokenised
+    data: {tokens: train.bin}                          # by another tool: nanoGPT, Modalities, Megatron, seqax
 
 The libraries behind it are imported when a source is opened, so that reading a configuration costs none of them.
 """
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pretrax.data.token_source import TokenSource
 
 STDLIB = 'stdlib'
+_OF_TOKENS = ('validation_tokens', 'end_of_text')  # keys that mean nothing without `tokens`
 
 
 class TextOptions(BaseModel):
@@ -31,7 +33,11 @@ class TextOptions(BaseModel):
     text: str | list[str] | None = Field(
         STDLIB, description="'stdlib' (the Python standard library's sources), a file, a directory, a glob, or a list"
     )
-    tokens: str | None = Field(None, description='a prepared flat-tokens directory, instead of text')
+    tokens: str | None = Field(
+        None, description='a prepared flat-tokens directory, or the token file of another tool, instead of text'
+    )
+    validation_tokens: str | None = Field(None, description='tokens to hold out, where those of `tokens` come without')
+    end_of_text: int | None = Field(None, ge=0, description='the id that ends a document in a nanoGPT .bin')
     field: str | None = Field('text', description='the field of a .jsonl line that holds the text')
     tokenizer: str | None = Field(
         None,
@@ -61,13 +67,15 @@ class TextOptions(BaseModel):
 
     @model_validator(mode='after')
     def _exclusive(self) -> Self:
-        ignored = [name for name in ('text', 'field', 'tokenizer', 'validation') if getattr(self, name) is not None]
+        ignored = [name for name in ('text', 'field', 'validation') if getattr(self, name) is not None]
         if self.tokens is not None and ignored:
             raise ValueError(
                 f'data.tokens is already tokenised text, and {", ".join(ignored)} would change nothing; '
                 + ' '.join(f'data.{name}=null' for name in ignored)
                 + ' removes what the configuration says'
             )
+        if self.tokens is None and (given := [name for name in _OF_TOKENS if getattr(self, name) is not None]):
+            raise ValueError(f'{", ".join(given)} is of token files, and data.tokens names none')
         if self.text is not None and not (self.text and all([self.text] if isinstance(self.text, str) else self.text)):
             raise ValueError("text names nothing; expected 'stdlib', a path, or a list of paths")
         return self
@@ -75,16 +83,12 @@ class TextOptions(BaseModel):
 
 def open_text(request: 'DataRequest', *, options: TextOptions) -> 'TokenSource':
     """Tokenise the text unless that was done before, and open the tokens. Raises UserError for what cannot be read."""
-    from pretrax.data.flat_tokens import open_split
     from pretrax.data.prepare import prepare
     from pretrax.data.token_source import open_tokens
     from pretrax.data.tokenizer_files import load_tokenizer
 
     if options.tokens is not None:
-        directory = Path(options.tokens).expanduser()
-        _check_vocab_size(options, open_split(directory, 'train').manifest.tokenizer.vocab_size, str(directory))
-        request.say(f'tokens: prepared ones in {directory}')
-        return open_tokens(directory, request, options.packing)
+        return _open_tokens(options, request)
     tokenizer = None
     if options.tokenizer is not None:
         tokenizer = load_tokenizer(options.tokenizer)
@@ -100,6 +104,35 @@ def open_text(request: 'DataRequest', *, options: TextOptions) -> 'TokenSource':
         validation=_given(options.validation),
     )
     return open_tokens(directory, request, options.packing)
+
+
+def _open_tokens(options: TextOptions, request: 'DataRequest') -> 'TokenSource':
+    """Tokens made before, by pretrax or another tool."""
+    from pretrax.data.token_files import is_flat_tokens, open_held_out, open_token_files
+    from pretrax.data.token_source import open_stores
+    from pretrax.data.tokenizer_files import load_tokenizer
+
+    path = Path(_given(options.tokens)).expanduser()
+    directory, flat = request.directory, is_flat_tokens(path)
+    files = open_token_files(
+        path,
+        request.say,
+        tokenizer=None if options.tokenizer is None else load_tokenizer(options.tokenizer),
+        vocab_size=options.vocab_size,
+        end_of_text=options.end_of_text,
+        directory=directory,
+    )
+    if flat or files.tokenizer:
+        _check_vocab_size(options, files.identity.vocab_size, str(path) if flat else str(options.tokenizer))
+    held_out = files.splits.get('validation')
+    if options.validation_tokens is not None:
+        if held_out is not None:
+            request.say(f'validation: data.validation_tokens, and not the validation split of {path}')
+        told, place = options.end_of_text, Path(options.validation_tokens).expanduser()
+        held_out = open_held_out(place, files, request.say, end_of_text=told, directory=directory)
+    if 'train' not in files.splits:
+        raise UserError(f'{path}: no split train\n  it has {", ".join(files.splits)}')
+    return open_stores(files.splits['train'], held_out, files.tokenizer, request, options.packing)
 
 
 def _find_corpus(options: TextOptions, request: 'DataRequest') -> 'Corpus':
