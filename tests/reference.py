@@ -111,7 +111,7 @@ class AdamW:
         def update(path, w, m, v):
             m, v = m / (1 - self.b1**self.steps), v / (1 - self.b2**self.steps)
             name = path[-1].name
-            decays = not name.startswith('norm') and not name.endswith('bias')
+            decays = 'norm' not in name and not name.endswith('bias')
             return w - rate * (m / (jnp.sqrt(v) + self.eps) + decays * self.weight_decay * w)
 
         return jax.tree_util.tree_map_with_path(update, w, self.first, self.second)

@@ -32,7 +32,8 @@ def random_weights(model, seed=0):
     rng = np.random.default_rng(seed)
 
     def draw(path, like):
-        about = 1.0 if path[-1].name in ('norm', 'norm1', 'norm2') else 0.0
+        name = path[-1].name
+        about = 1.0 - model.arch.norm_offset if 'norm' in name and not name.endswith('bias') else 0.0
         return (about + 0.2 * rng.standard_normal(like.shape)).astype(np.float32)
 
     with jax.set_mesh(mesh_of()):

@@ -1,5 +1,6 @@
 """Attention equals the formula in double precision, documents stay apart, and the choice of kernel says why."""
 
+import math
 import re
 
 import jax
@@ -9,10 +10,12 @@ import pytest
 
 from pretrax.errors import UserError
 from pretrax.model import attention
+from pretrax.model.architecture import Scores
 from pretrax.model.attention import Kernel, attend, choose_kernel
 
 B, H, K, D = 2, 4, 2, 8
 BLOCKWISE = Kernel('blockwise', 'test', None)
+PLAIN = Scores(math.sqrt(D), 0.0, 0)
 
 
 def formula(q, k, v, segments, dout):
@@ -46,7 +49,7 @@ def example(length):
 def test_blockwise_equals_the_formula(length, monkeypatch):
     monkeypatch.setattr(attention, 'BLOCK', 8)
     q, k, v, segments, dout = example(length)
-    out, pullback = jax.vjp(lambda *qkv: attend(*qkv, segments, BLOCKWISE), q, k, v)
+    out, pullback = jax.vjp(lambda *qkv: attend(*qkv, segments, BLOCKWISE, PLAIN), q, k, v)
     for actual, expected in zip((out, *pullback(dout)), formula(q, k, v, segments, dout), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
@@ -58,7 +61,7 @@ def test_blocks_never_hold_a_square_matrix(monkeypatch):
     def memory(length):
         shape = lambda n: jax.ShapeDtypeStruct((1, length, n, D), jnp.float32)  # noqa: E731
         segments = jax.ShapeDtypeStruct((1, length), jnp.int32)
-        loss = lambda q, k, v, s: jnp.sum(attend(q, k, v, s, BLOCKWISE))  # noqa: E731
+        loss = lambda q, k, v, s: jnp.sum(attend(q, k, v, s, BLOCKWISE, PLAIN))  # noqa: E731
         compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(shape(H), shape(K), shape(K), segments).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
@@ -71,8 +74,8 @@ def test_documents_never_see_each_other(length, monkeypatch):
     monkeypatch.setattr(attention, 'BLOCK', 8)
     q, k, v, segments, dout = example(length)
     segments[:] = np.repeat([1, 2, 3], [length // 4, length // 4, length - length // 2])
-    call = jax.jit(lambda q, k, v: jax.vjp(lambda *qkv: attend(*qkv, segments, BLOCKWISE), q, k, v)[1](dout))
-    forward = jax.jit(lambda q, k, v: attend(q, k, v, segments, BLOCKWISE))
+    call = jax.jit(lambda q, k, v: jax.vjp(lambda *qkv: attend(*qkv, segments, BLOCKWISE, PLAIN), q, k, v)[1](dout))
+    forward = jax.jit(lambda q, k, v: attend(q, k, v, segments, BLOCKWISE, PLAIN))
     changed, others = segments[0] == 2, segments[0] != 2
     new = [x.copy() for x in (q, k, v)]
     for x in new:
@@ -86,7 +89,7 @@ def test_documents_never_see_each_other(length, monkeypatch):
 def test_bf16_keeps_its_dtype_and_computes_the_softmax_in_f32():
     q, k, v, segments, dout = example(16)
     half = [jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)]
-    out = attend(*half, segments, BLOCKWISE)
+    out = attend(*half, segments, BLOCKWISE, PLAIN)
     assert out.dtype == jnp.bfloat16
     expected, *_ = formula(*half, segments, dout)
     np.testing.assert_allclose(np.asarray(out, np.float64), expected, rtol=0.02, atol=0.02)

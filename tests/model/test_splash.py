@@ -9,13 +9,16 @@ import pytest
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.sharding import AxisType
 
+from pretrax.model.architecture import Scores
 from pretrax.model.attention import Kernel, attend
 from pretrax.shardlib import f32, i32, typed_shard_map
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kv_heads', [4, 2])
-def test_splash_equals_blockwise_in_value_and_gradient(monkeypatch, kv_heads):
+@pytest.mark.parametrize(
+    ('kv_heads', 'scores'), [(4, Scores(8.0, 0.0, 0)), (2, Scores(8.0, 0.0, 0)), (2, Scores(5.0, 1.5, 50))]
+)
+def test_splash_equals_blockwise_in_value_and_gradient(monkeypatch, kv_heads, scores):
     interpreted = functools.partial(splash.make_splash_mha_single_device, interpret=True)
     monkeypatch.setattr(splash, 'make_splash_mha_single_device', interpreted)
     random = np.random.default_rng(0)
@@ -29,7 +32,7 @@ def test_splash_equals_blockwise_in_value_and_gradient(monkeypatch, kv_heads):
         def run(
             q: f32['B/r/d L H/t D'], k: f32['B/r/d L K/t D'], v: f32['B/r/d L K/t D'], segments: i32['B/r/d L']
         ) -> f32['B/r/d L H/t D']:
-            return attend(q, k, v, segments, Kernel(name, 'test', 3))
+            return attend(q, k, v, segments, Kernel(name, 'test', 3), scores)
 
         def loss(q, k, v):
             out = run(q, k, v, segments)

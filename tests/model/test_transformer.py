@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from pretrax.model.loss import Batch
-from pretrax.model.transformer import norm, rope
-from pretrax.model.weights import Weights
+from pretrax.model.norm import norm
+from pretrax.model.rope import rope
+from pretrax.model.weights import Layer, Weights
 from pretrax.shardlib import f32, psum, typed_shard_map
 from pretrax.train.step import make_gradients
 from small import GPT2, LLAMA, mesh_of, random_batch, random_weights, transformer
@@ -65,25 +66,47 @@ def initializer(options, mesh):
     return lambda seed: jax.device_get(init(jax.random.key(seed)))
 
 
-def test_initial_weights():
-    # gpt2 with a gate and its own unembedding has every weight there is but those of experts.
-    wide = {'family': 'gpt2', 'n_layers': 8, 'd_model': 64, 'n_heads': 4, 'd_ff': 256, 'init_std': 0.05}
-    w = initializer(wide | {'activation': 'swiglu', 'tied': False}, mesh_of())(0)
-    absent = [
-        path[-1].name for path, x in jax.tree_util.tree_leaves_with_path(w, is_leaf=lambda x: x is None) if x is None
-    ]
-    assert all(name.startswith(('router', 'expert_', 'shared_')) for name in absent), absent
+WIDE = {
+    'n_layers': 8,
+    'd_model': 64,
+    'n_heads': 4,
+    'd_ff': 256,
+    'init_std': 0.05,
+    'activation': 'swiglu',
+    'tied': False,
+}
+ALL_WEIGHTS = [  # between them they have every weight there is
+    WIDE | {'family': 'gpt2'},
+    WIDE | {'family': 'gemma3', 'd_head': 16},
+    WIDE | {'block_norms': 'post', 'qk_norm': 'full'},
+    WIDE | {'n_experts': 4, 'd_shared': 64, 'shared_gate': True},
+]
+
+
+def test_the_models_above_have_every_weight():
+    found = set()
+    for options in ALL_WEIGHTS:
+        with jax.set_mesh(mesh_of()):
+            paths = jax.tree_util.tree_leaves_with_path(transformer(options).abstract())
+        found |= {path[-1].name for path, _ in paths}
+    assert found == {field.name for kind in (Weights, Layer) for field in dataclasses.fields(kind)} - {'layers'}
+
+
+@pytest.mark.parametrize('options', ALL_WEIGHTS)
+def test_initial_weights(options):
+    w = initializer(options, mesh_of())(0)
+    scale = 0 if options.get('family') == 'gemma3' else 1  # a scale of 1 is kept as its distance from the offset
     for path, x in jax.tree_util.tree_leaves_with_path(w):
         name = path[-1].name
         if name.endswith('bias'):
             assert not x.any(), name
-        elif name.startswith('norm'):
-            assert np.all(x == 1), name
+        elif 'norm' in name:
+            assert np.all(x == scale), name
         else:  # normal; smaller by sqrt(2 * 8 layers) where it feeds the residual stream
-            std = 0.05 / 4 if name in ('o', 'down') else 0.05
+            std = 0.05 / 4 if name == 'o' or name.endswith('down') else 0.05
             assert x.std() == pytest.approx(std, rel=0.05), name
             assert abs(x.mean()) < 0.05 * std, name
-    everything = [x.ravel()[:8] for x in (w.embed, w.layers.q, w.layers.k, w.layers.v, w.layers.q[1], w.layers.up)]
+    everything = [x.ravel()[:8] for x in (w.embed, w.layers.q, w.layers.k, w.layers.v, w.layers.q[1], w.layers.o)]
     assert len({x.tobytes() for x in everything}) == len(everything)  # no two weights begin alike
 
 

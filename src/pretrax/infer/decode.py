@@ -17,6 +17,8 @@ from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from ..errors import UserError
+from ..model.architecture import Architecture, LayerKind
+from ..model.attention import attend_visible, in_sight
 from ..model.transformer import Transformer, block, forward
 from ..model.weights import Weights
 from ..shardlib import (
@@ -27,6 +29,7 @@ from ..shardlib import (
     num,
     pmax,
     pytree_dataclass,
+    scan,
     scope,
     typechecked,
     typed_shard_map,
@@ -118,7 +121,8 @@ def _compiled(model: Transformer, tokens: int, temperature: float, top_k: int | 
 
         def read(cache: Cache, ids: Any, positions: Any) -> tuple[Any, Cache]:
             def layers(x: Any, w: Weights) -> tuple[Any, Cache]:
-                return jax.lax.scan(functools.partial(_cached_block, positions, arch), x, (w.layers, cache))
+                kinds = [functools.partial(_cached_block, positions, arch, kind) for kind in arch.kinds]
+                return scan(kinds, x, (w.layers, cache))
 
             with scope():  # L is the prompt's length first, then 1
                 return forward(w, ids, positions, arch, dtype, layers)
@@ -145,21 +149,18 @@ def _compiled(model: Transformer, tokens: int, temperature: float, top_k: int | 
 
 
 @typechecked
-def _cached_block(positions: i32['B/r/d L'], arch: Any, x: Any, layer: Any) -> tuple[Any, Cache]:
-    """A block whose queries see the cached keys and values up to their own position."""
+def _cached_block(positions: i32['B/r/d L'], arch: Architecture, kind: LayerKind, x: Any, layer: Any) -> Any:
+    """A block whose queries see the cached keys and values up to their own position, as far back as the layer does."""
     w, cache = layer
 
     def attention(q: Any, k: Any, v: Any) -> tuple[Any, Cache]:
         row = jnp.arange(q.shape[0])[:, None]
         new = Cache(cache.k.at[row, positions].set(k), cache.v.at[row, positions].set(v))
-        groups = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[-1])
-        scores = jnp.einsum('blkgd,bskd->bkgls', groups, new.k, preferred_element_type=jnp.float32)
-        visible = jnp.arange(new.k.shape[1]) <= positions[:, :, None]
-        scores = jnp.where(visible[:, None, None], scores / math.sqrt(q.shape[-1]), -jnp.inf)
-        out = jnp.einsum('bkgls,bskd->blkgd', jax.nn.softmax(scores, axis=-1).astype(v.dtype), new.v)
-        return out.reshape(q.shape), new
+        scores = arch.scores(kind)
+        visible = in_sight(positions[:, :, None] - jnp.arange(new.k.shape[1]), scores)
+        return attend_visible(q, new.k, new.v, visible, scores), new
 
-    return block(x, w, positions, arch, attention)
+    return block(x, w, positions, arch, kind, attention)
 
 
 def _sample(temperature: float, top_k: int | None, top_p: float | None, key: Any, logits: Any) -> Any:

@@ -6,7 +6,6 @@ No kernel here materialises an L x L matrix for a long sequence, and none lets a
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,8 @@ import numpy as np
 
 from ..errors import UserError
 from ..shardlib import i32, num, save, typechecked
+from .architecture import Scores
+from .softcap import softcap
 
 BLOCK = 512  # queries that the blockwise kernel handles at a time
 
@@ -33,7 +34,13 @@ class Kernel:
 
 
 def choose_kernel(
-    wanted: str, platform: str, dtype: Any, d_head: int, sequence_length: int, documents_per_row: int | None
+    wanted: str,
+    platform: str,
+    dtype: Any,
+    d_head: int,
+    sequence_length: int,
+    documents_per_row: int | None,
+    capped: float = 0.0,
 ) -> Kernel:
     """Chooses an attention kernel.
 
@@ -44,12 +51,13 @@ def choose_kernel(
         d_head: width of a head.
         sequence_length: L.
         documents_per_row: at most how many documents a row of the data holds; None if the data does not say.
+        capped: the soft cap of the scores, 0 if there is none. Windows are known to every kernel.
 
     Raises:
         UserError: the wanted kernel cannot run here; the message says why.
     """
     obstacles = {
-        'cudnn': _cudnn_obstacle(platform, dtype, d_head, documents_per_row),
+        'cudnn': _cudnn_obstacle(platform, dtype, d_head, documents_per_row, capped),
         'splash': _splash_obstacle(platform, sequence_length, d_head),
         'blockwise': None,
     }
@@ -65,11 +73,13 @@ def choose_kernel(
     return Kernel(native, f'the fused kernel for {platform}', documents_per_row)
 
 
-def _cudnn_obstacle(platform: str, dtype: Any, d_head: int, documents_per_row: int | None) -> str | None:
+def _cudnn_obstacle(platform: str, dtype: Any, d_head: int, documents_per_row: int | None, capped: float) -> str | None:
     if platform not in ('cuda', 'gpu'):
         return f'it needs an NVIDIA GPU, not {platform}'
     if jnp.dtype(dtype) not in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16)):
         return f'it computes in bf16 or f16, not {jnp.dtype(dtype).name}'
+    if capped:
+        return f'it has no soft cap of the scores, and they are capped at {capped:g}'
     if d_head % 8 or d_head > 256:
         return f'it needs d_head to be a multiple of 8 up to 256, not {d_head}'
     if documents_per_row is None or documents_per_row > 128:
@@ -92,54 +102,73 @@ def attend(
     v: num['B/r/d L K/t D'],
     segments: i32['B/r/d L'],
     kernel: Kernel,
+    scores: Scores,
 ) -> num['B/r/d L H/t D']:
-    """softmax(q k^T / sqrt(D)) v over earlier tokens of a document. Vaswani et al. 2017, arXiv:1706.03762, eq. 1."""
+    """softmax(q k^T / sqrt(D)) v over earlier tokens of a document. Vaswani et al. 2017, arXiv:1706.03762, eq. 1.
+
+    `scores` has what takes the place of sqrt(D), the soft cap before the softmax, and how far back a token sees.
+    """
     kernels = {'cudnn': _cudnn, 'splash': _splash, 'blockwise': _blockwise}
-    return kernels[kernel.name](q, k, v, segments, kernel)
+    return kernels[kernel.name](q, k, v, segments, kernel, scores)
 
 
-def _blockwise(q: Any, k: Any, v: Any, segments: Any, kernel: Kernel) -> Any:
-    """Plain XLA: blocks of queries against the keys before them; one block's probabilities exist at a time."""
+def _blockwise(q: Any, k: Any, v: Any, segments: Any, kernel: Kernel, scores: Scores) -> Any:
+    """Plain XLA: blocks of queries against the keys that they see; one block's probabilities exist at a time."""
     del kernel
     length = q.shape[1]
     if length <= BLOCK:
-        return _attend_block(0, q, k, v, segments, segments)
-    one = jax.checkpoint(_attend_block, static_argnums=0)
+        return _attend_block(scores, 0, q, k, v, segments, segments)
+    one = jax.checkpoint(_attend_block, static_argnums=(0, 1))
     outputs = []
     for start in range(0, length, BLOCK):
-        here, before = slice(start, start + BLOCK), slice(0, start + BLOCK)
+        first = max(0, start - scores.window + 1) if scores.window else 0  # the first key that the first query sees
+        here, seen = slice(start, start + BLOCK), slice(first, start + BLOCK)
         queries = q[:, here]
         if outputs:  # a block begins when the one before is done, else XLA does them all at once in L^2 memory
             queries, outputs[-1] = jax.lax.optimization_barrier((queries, outputs[-1]))
-        outputs.append(one(start, queries, k[:, before], v[:, before], segments[:, here], segments[:, before]))
+        outputs.append(
+            one(scores, start - first, queries, k[:, seen], v[:, seen], segments[:, here], segments[:, seen])
+        )
     return jnp.concatenate(outputs, axis=1)
 
 
-def _attend_block(start: int, q: Any, k: Any, v: Any, q_segments: Any, k_segments: Any) -> Any:
-    """Attention of queries from position `start` on over all the keys given."""
+def _attend_block(scores: Scores, start: int, q: Any, k: Any, v: Any, q_segments: Any, k_segments: Any) -> Any:
+    """Attention of queries, the first of which stands where the key number `start` does, over the keys given."""
+    behind = np.arange(start, start + q.shape[1])[:, None] - np.arange(k.shape[1])[None, :]
+    visible = in_sight(behind, scores) & (q_segments[:, :, None] == k_segments[:, None, :])
+    return attend_visible(q, k, v, visible, scores)
+
+
+def in_sight(behind: Any, scores: Scores) -> Any:
+    """Whether a token sees the one that stands `behind` places before it."""
+    return (behind >= 0) & (behind < scores.window) if scores.window else behind >= 0
+
+
+def attend_visible(q: Any, k: Any, v: Any, visible: Any, scores: Scores) -> Any:
+    """Attention of queries q [B, L, H, D] over the keys and values k, v [B, S, K, D] that are visible [B, L, S]."""
     batch, length, heads, width = q.shape
     kv_heads = k.shape[2]
     grouped = q.reshape(batch, length, kv_heads, heads // kv_heads, width)
-    scores = jnp.einsum('blkgd,bskd->bkgls', grouped, k, preferred_element_type=jnp.float32) / math.sqrt(width)
-    earlier = np.arange(start, start + length)[:, None] >= np.arange(k.shape[1])[None, :]
-    visible = earlier & (q_segments[:, :, None] == k_segments[:, None, :])
-    scores = jnp.where(visible[:, None, None], scores, jnp.finfo(jnp.float32).min)
-    probability = save(jax.nn.softmax(scores, axis=-1).astype(v.dtype), 'probability')
+    products = jnp.einsum('blkgd,bskd->bkgls', grouped, k, preferred_element_type=jnp.float32)
+    capped = softcap(products / scores.divisor, scores.softcap)
+    masked = jnp.where(visible[:, None, None], capped, jnp.finfo(jnp.float32).min)
+    probability = save(jax.nn.softmax(masked, axis=-1).astype(v.dtype), 'probability')
     return jnp.einsum('bkgls,bskd->blkgd', probability, v).reshape(q.shape)
 
 
-def _cudnn(q: Any, k: Any, v: Any, segments: Any, kernel: Kernel) -> Any:
+def _cudnn(q: Any, k: Any, v: Any, segments: Any, kernel: Kernel, scores: Scores) -> Any:
     """NVIDIA's fused kernel. Documents are packed sequences to it, told by offsets; it has no segment mask."""
     from jax._src.cudnn import fused_attention_stablehlo as cudnn  # the offsets exist only behind this private name
 
-    scale = 1 / math.sqrt(q.shape[-1])
+    window = scores.window if scores.window < q.shape[1] else 0
+    common = {'scale': 1 / scores.divisor, 'sliding_window_length': window or None}
     documents = kernel.documents_per_row or 1
     if documents == 1:
-        return cudnn.dot_product_attention(q, k, v, scale=scale, mask_type=cudnn.MaskType.CAUSAL)
+        return cudnn.dot_product_attention(q, k, v, mask_type=cudnn.MaskType.CAUSAL, **common)
     lengths, offsets = packed_documents(segments, documents)
     return cudnn.dot_product_attention(
         q, k, v, q_seqlen=lengths, kv_seqlen=lengths, q_offsets=offsets, kv_offsets=offsets,
-        scale=scale, mask_type=cudnn.MaskType.PADDING_CAUSAL,
+        mask_type=cudnn.MaskType.PADDING_CAUSAL, **common,
     )  # fmt: skip
 
 
@@ -161,19 +190,21 @@ def packed_documents(segments: Any, documents: int) -> tuple[Any, Any]:
     return jnp.where(used, lengths, -1), offsets
 
 
-def _splash(q: Any, k: Any, v: Any, segments: Any, kernel: Kernel) -> Any:
+def _splash(q: Any, k: Any, v: Any, segments: Any, kernel: Kernel, scores: Scores) -> Any:
     """The Pallas kernel for TPUs, with segment ids."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     del kernel
     length, heads = q.shape[1], q.shape[2]
-    mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * heads)
+    square = (length, length)
+    seen = masks.LocalMask(square, (scores.window - 1, 0), 0) if scores.window else masks.CausalMask(square)
+    mask = masks.MultiHeadMask([seen] * heads)
 
     def fused(q: Any, k: Any, v: Any, segments: Any) -> Any:
-        attention = splash.make_splash_mha_single_device(mask)
+        attention = splash.make_splash_mha_single_device(mask, attn_logits_soft_cap=scores.softcap or None)
         q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
-        out: Any = jax.vmap(attention)(q / math.sqrt(q.shape[-1]), k, v, splash.SegmentIds(segments, segments))
+        out: Any = jax.vmap(attention)(q / scores.divisor, k, v, splash.SegmentIds(segments, segments))
         return jnp.swapaxes(out, 1, 2)
 
     # The kernel's results vary over the mesh as the queries do; the kernel does not say so, in either direction.

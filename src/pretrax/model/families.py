@@ -1,7 +1,8 @@
-"""Model families as rows of choices, published sizes as data, and the options a configuration may write.
+"""Model families as rows of choices, and the options a configuration may write.
 
-A family fixes what the decoder is made of; a preset is a family with published sizes. Every choice can be overridden:
-`model: {preset: gpt2-124m, n_layers: 6}`. No JAX here, so that configurations are checked quickly.
+A family fixes what the decoder is made of; a preset (presets.py) is a family with published sizes. Every choice can be
+overridden: `model: {preset: gpt2-124m, n_layers: 6}`. No JAX here, so that configurations are checked quickly.
+docs/models.md has the table of families.
 """
 
 import dataclasses
@@ -12,55 +13,51 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..errors import UserError
+from .architecture import Architecture, RopeScaling
+from .presets import PRESETS
+
+# What a family leaves out is as in 'llama' (or as the defaults of TransformerOptions say).
+_LLAMA = {
+    'norm': 'rmsnorm', 'norm_eps': 1e-5, 'positions': 'rope', 'activation': 'swiglu', 'bias': False, 'tied': False,
+}  # fmt: skip
+_GEMMA = _LLAMA | {
+    'norm_eps': 1e-6, 'norm_offset': 1.0, 'activation': 'geglu', 'tied': True, 'scale_embedding': True,
+}  # fmt: skip
 
 FAMILIES: dict[str, dict[str, Any]] = {
     # Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; the released code's choices
     'gpt2': {
         'norm': 'layernorm', 'norm_eps': 1e-5, 'positions': 'learned', 'activation': 'gelu', 'bias': True, 'tied': True,
     },
-    # Touvron et al. 2023, arXiv:2302.13971, section 2.2
-    'llama': {
-        'norm': 'rmsnorm', 'norm_eps': 1e-5, 'positions': 'rope', 'activation': 'swiglu', 'bias': False, 'tied': False,
+    # Touvron et al. 2023, arXiv:2302.13971, section 2.2. SmolLM is of this family too.
+    'llama': _LLAMA,
+    # Jiang et al. 2023, arXiv:2310.06825, section 2. The window is its first release's; later ones have none.
+    'mistral': _LLAMA,
+    # Yang et al. 2024, arXiv:2407.10671, section 2.2.1, and the released configurations
+    'qwen2': _LLAMA | {'norm_eps': 1e-6, 'qkv_bias': True, 'rope_base': 1e6},
+    # Qwen Team 2025, arXiv:2505.09388, section 2
+    'qwen3': _LLAMA | {'norm_eps': 1e-6, 'qk_norm': 'head', 'rope_base': 1e6},
+    # Gemma Team 2024, arXiv:2403.08295, section 2, and the released code
+    'gemma': _GEMMA,
+    # Gemma Team 2024, arXiv:2408.00118, section 2
+    'gemma2': _GEMMA | {
+        'block_norms': 'sandwich', 'window': 4096, 'global_every': 2, 'attention_softcap': 50.0, 'final_softcap': 30.0,
+        'query_pre_attn_scalar': 256.0,
     },
+    # Gemma Team 2025, arXiv:2503.19786, section 2.1
+    'gemma3': _GEMMA | {
+        'block_norms': 'sandwich', 'qk_norm': 'head', 'window': 1024, 'global_every': 6, 'rope_base': 1e6,
+        'local_rope_base': 1e4, 'query_pre_attn_scalar': 256.0,
+    },
+    # OLMo Team 2025, arXiv:2501.00656, section 3
+    'olmo2': _LLAMA | {'norm_eps': 1e-6, 'block_norms': 'post', 'qk_norm': 'full', 'rope_base': 500000.0},
+    # HuggingFaceTB/SmolLM3-3B: every fourth layer without positions (Yang et al. 2025, arXiv:2501.18795)
+    'smollm3': _LLAMA | {'norm_eps': 1e-6, 'tied': True, 'nope_every': 4, 'rope_base': 5e6},
+    # Abdin et al. 2024, arXiv:2404.14219, section 2: Llama's block. Phi-4 is of this family too.
+    'phi3': _LLAMA,
 }  # fmt: skip
 
-
-def _gpt2(n_layers: int, d_model: int, n_heads: int) -> dict[str, Any]:
-    sizes = {'n_layers': n_layers, 'd_model': d_model, 'n_heads': n_heads, 'd_ff': 4 * d_model}
-    return {'family': 'gpt2', 'vocab_size': 50257, 'max_sequence_length': 1024, **sizes}
-
-
-def _llama(vocab_size: int, n_layers: int, d_model: int, n_heads: int, n_kv_heads: int, d_ff: int, **more: Any) -> Any:
-    sizes = {'n_layers': n_layers, 'd_model': d_model, 'n_heads': n_heads, 'n_kv_heads': n_kv_heads, 'd_ff': d_ff}
-    return {'family': 'llama', 'vocab_size': vocab_size, **sizes, **more}
-
-
-def _seqax(d_model: int, n_heads: int, d_ff: int) -> dict[str, Any]:
-    return _llama(32768, 8, d_model, n_heads, n_heads, d_ff, d_head=128)
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    # Radford et al. 2019, table 2 (layers, width), with the head counts of the released models
-    'gpt2-124m': _gpt2(12, 768, 12),
-    'gpt2-355m': _gpt2(24, 1024, 16),
-    'gpt2-774m': _gpt2(36, 1280, 20),
-    'gpt2-1.5b': _gpt2(48, 1600, 25),
-    # Touvron et al. 2023, arXiv:2307.09288, and the released configurations
-    'llama2-7b': _llama(32000, 32, 4096, 32, 32, 11008),
-    'llama2-13b': _llama(32000, 40, 5120, 40, 40, 13824),
-    'llama2-70b': _llama(32000, 80, 8192, 64, 8, 28672),
-    # Grattafiori et al. 2024, arXiv:2407.21783, table 3
-    'llama3-8b': _llama(128256, 32, 4096, 32, 8, 14336, rope_base=500000.0),
-    'llama3-70b': _llama(128256, 80, 8192, 64, 8, 28672, rope_base=500000.0),
-    'llama3-405b': _llama(128256, 126, 16384, 128, 8, 53248, rope_base=500000.0),
-    # The C4 configurations of seqax (MatX-inc/seqax, configs/c4_a100x8_*.yaml)
-    'seqax-84m': _seqax(512, 8, 4096),
-    'seqax-270m': _seqax(1024, 16, 8192),
-    'seqax-540m': _seqax(2048, 16, 8192),
-    'seqax-1b': _seqax(2048, 16, 16384),
-    'seqax-2b': _seqax(4096, 16, 16384),
-}
-
+FAMILY_NAMES = tuple(FAMILIES)
 SAVED_NAMES = ('q', 'k', 'v', 'attention', 'gate', 'up', 'attention_out', 'mlp_out')
 
 
@@ -70,7 +67,7 @@ class TransformerOptions(BaseModel):
     model_config = ConfigDict(extra='forbid', frozen=True)
 
     preset: str | None = Field(None, description='a published model: ' + ', '.join(PRESETS))
-    family: Literal['gpt2', 'llama'] | None = Field(None, description='a row of choices (default llama)')
+    family: Literal[FAMILY_NAMES] | None = Field(None, description='a row of choices (default llama)')
     n_layers: int | None = Field(None, gt=0)
     d_model: int | None = Field(None, gt=0, description='width of the residual stream')
     n_heads: int | None = Field(None, gt=0, description='query heads')
@@ -81,10 +78,31 @@ class TransformerOptions(BaseModel):
     max_sequence_length: int | None = Field(None, gt=0, description='learned positions (default: the sequence length)')
     norm: Literal['rmsnorm', 'layernorm'] | None = None
     norm_eps: float | None = Field(None, gt=0)
+    norm_offset: float | None = Field(None, description='added to the scales of norms: 1 where weights are kept less 1')
+    block_norms: Literal['pre', 'post', 'sandwich'] | None = Field(
+        None, description='norms before attention and feed-forward (default), after them, or both'
+    )
+    qk_norm: Literal['none', 'head', 'full'] | None = Field(
+        None, description='RMSNorm of queries and keys: of each head, or of all heads together (default none)'
+    )
     positions: Literal['rope', 'learned'] | None = None
     rope_base: float | None = Field(None, gt=0, description='default 10000')
-    activation: Literal['swiglu', 'gelu'] | None = None
+    local_rope_base: float | None = Field(
+        None, gt=0, description='of layers with a window, unscaled (default: as others)'
+    )
+    rope_scaling: RopeScaling | None = Field(None, description='how frequencies are stretched for longer contexts')
+    nope_every: int | None = Field(None, ge=0, description='each n-th layer has no positions (default 0: none is so)')
+    window: int | None = Field(None, ge=0, description='tokens that a token sees, itself included (default 0: all)')
+    global_every: int | None = Field(None, ge=0, description='each n-th layer has no window (default 0: every one has)')
+    query_pre_attn_scalar: float | None = Field(
+        None, gt=0, description='scores are divided by its square root (default d_head)'
+    )
+    attention_softcap: float | None = Field(None, ge=0, description='cap tanh(score / cap) (default 0: none)')
+    final_softcap: float | None = Field(None, ge=0, description='the same, of the logits (default 0: none)')
+    activation: Literal['swiglu', 'geglu', 'gelu'] | None = None
     bias: bool | None = Field(None, description='biases on every linear layer and norm')
+    qkv_bias: bool | None = Field(None, description='biases on queries, keys and values (default: as bias)')
+    scale_embedding: bool | None = Field(None, description='embeddings times sqrt(d_model)')
     tied: bool | None = Field(None, description='the unembedding is the embedding')
     n_experts: int | None = Field(
         None, ge=0, description='feed-forwards a router chooses from (default 0: one, no router)'
@@ -117,85 +135,11 @@ class TransformerOptions(BaseModel):
         return self
 
 
-@dataclasses.dataclass(frozen=True)
-class Architecture:
-    """Every choice made: sizes and the parts of the decoder."""
-
-    n_layers: int
-    d_model: int
-    n_heads: int
-    n_kv_heads: int
-    d_head: int
-    d_ff: int
-    vocab_size: int
-    padded_vocab_size: int  # rows of the embedding: a multiple of 128, for the matrix units and for sharding over t
-    max_sequence_length: int
-    norm: str
-    norm_eps: float
-    positions: str
-    rope_base: float
-    activation: str
-    bias: bool
-    tied: bool
-    n_experts: int
-    experts_per_token: int
-    d_shared: int
-    shared_gate: bool
-    normalize_router: bool
-    capacity: float | None
-    balance_loss: float
-    balance_over: str
-    router_z_loss: float
-    init_std: float
-    z_loss: float
-
-    def describe(self) -> str:
-        """One line for the start-up report."""
-        heads = f'{self.n_heads} heads of {self.d_head}' + (
-            f' ({self.n_kv_heads} for keys and values)' if self.n_kv_heads != self.n_heads else ''
-        )
-        padded = f' (padded to {self.padded_vocab_size})' if self.padded_vocab_size != self.vocab_size else ''
-        parts = [self.norm, self.positions, self.activation, *['biases'] * self.bias, *['tied'] * self.tied]
-        return (
-            f'{self.n_layers} layers, width {self.d_model}, {heads}, feed-forward {self.d_ff}, '
-            f'vocabulary {self.vocab_size}{padded}; {", ".join(parts)}'
-        )
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The size of each letter in the types of the weights."""
-        return {
-            'layers': self.n_layers, 'M': self.d_model, 'H': self.n_heads, 'K': self.n_kv_heads, 'D': self.d_head,
-            'F': self.d_ff, 'V': self.padded_vocab_size, 'P': self.max_sequence_length, 'E': self.n_experts,
-            'S': self.d_shared,
-        }  # fmt: skip
-
-    @property
-    def n_matmul_params(self) -> int:
-        """Weights that take part in a matrix product for every token: all but embeddings, norms and biases."""
-        attention = self.d_model * self.d_head * (2 * self.n_heads + 2 * self.n_kv_heads)
-        mlp = self.d_model * self.d_ff * (3 if self.activation == 'swiglu' else 2)
-        return self.n_layers * (attention + mlp) + self.vocab_size * self.d_model
-
-    def check_mesh(self, mesh: dict[str, int], sequence_length: int) -> None:
-        """Raises UserError where the mesh does not divide the model, naming the nearest mesh axis that does."""
-        t, d = mesh['t'], mesh['d']
-        split = {
-            'model.n_heads': self.n_heads, 'model.n_kv_heads': self.n_kv_heads, 'model.d_ff': self.d_ff,
-            'batch.sequence_length': sequence_length, 'the padded vocabulary': self.padded_vocab_size,
-        }  # fmt: skip
-        for name, size in split.items():
-            if size % t:
-                fits = [n for n in range(1, t + 1) if size % n == 0]
-                raise UserError(f'{name} = {size} is not divisible by mesh.t = {t}\nuse mesh.t={fits[-1]}')
-        if self.d_model % d:
-            fits = [n for n in range(1, d + 1) if self.d_model % n == 0]
-            raise UserError(f'model.d_model = {self.d_model} is not divisible by mesh.d = {d}\nuse mesh.d={fits[-1]}')
-        if self.positions == 'learned' and self.max_sequence_length % t:
-            raise UserError(
-                f'model.max_sequence_length = {self.max_sequence_length} is not divisible by mesh.t = {t}\n'
-                f'use model.max_sequence_length={-(-self.max_sequence_length // t) * t}'
-            )
+_DEFAULTS: dict[str, Any] = {
+    'norm_offset': 0.0, 'block_norms': 'pre', 'qk_norm': 'none', 'rope_base': 10000.0, 'local_rope_base': None,
+    'rope_scaling': None, 'nope_every': 0, 'window': 0, 'global_every': 0, 'query_pre_attn_scalar': None,
+    'attention_softcap': 0.0, 'final_softcap': 0.0, 'scale_embedding': False,
+}  # fmt: skip
 
 
 _NO_EXPERTS = {
@@ -213,7 +157,11 @@ def _choose(options: TransformerOptions) -> dict[str, Any]:
         raise UserError(f"preset: there is no '{options.preset}'{hint} known: {', '.join(PRESETS)}")
     chosen = {**PRESETS.get(options.preset or '', {}), **said}
     family = chosen.get('family', 'llama')
-    chosen = {'n_kv_heads': chosen.get('n_heads'), 'rope_base': 10000.0, **_NO_EXPERTS, **FAMILIES[family], **chosen}
+    chosen = {'n_kv_heads': chosen.get('n_heads'), **_DEFAULTS, **_NO_EXPERTS, **FAMILIES[family], **chosen}
+    chosen.setdefault('qkv_bias', chosen['bias'])
+    if chosen['rope_scaling'] is not None:
+        scaling = RopeScaling.model_validate(chosen['rope_scaling'])
+        chosen['rope_scaling'] = None if scaling.kind == 'none' else scaling
     missing = [name for name in ('n_layers', 'd_model', 'n_heads') if name not in chosen]
     if missing:
         raise UserError(f'model: {", ".join(missing)} missing\ngive a preset, or n_layers, d_model and n_heads')
@@ -226,13 +174,23 @@ def _choose(options: TransformerOptions) -> dict[str, Any]:
         chosen['d_head'] = chosen['d_model'] // chosen['n_heads']
     if 'd_ff' not in chosen:  # gated: 2/3 of 4 d_model, so that three matrices cost what two did (Shazeer 2020)
         gated = math.ceil(8 * chosen['d_model'] / 3 / 64) * 64
-        chosen['d_ff'] = gated if chosen['activation'] == 'swiglu' else 4 * chosen['d_model']
+        chosen['d_ff'] = gated if chosen['activation'] != 'gelu' else 4 * chosen['d_model']
     if chosen['n_heads'] % chosen['n_kv_heads']:
         raise UserError(
             f'model.n_heads = {chosen["n_heads"]} is not divisible by model.n_kv_heads = {chosen["n_kv_heads"]}'
         )
     if chosen['positions'] == 'rope' and chosen['d_head'] % 2:
         raise UserError(f'model.d_head = {chosen["d_head"]} is odd, and rope turns pairs\nuse an even d_head')
+    if chosen['global_every'] and not chosen['window']:
+        raise UserError(
+            f'model.global_every = {chosen["global_every"]} excepts layers from a window, and there is none\n'
+            'give model.window, or use model.global_every=0'
+        )
+    if chosen['norm'] == 'layernorm' and chosen['bias'] and chosen['block_norms'] != 'pre':
+        raise UserError(
+            f'model.block_norms = {chosen["block_norms"]}: norms after attention and feed-forward have no bias here\n'
+            'use model.norm=rmsnorm, or model.bias=false'
+        )
     return chosen
 
 

@@ -11,12 +11,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..shardlib import einsum
+from ..shardlib import all_gather, einsum
 
 
 def product(spec: str, x: Any, w: Any) -> Any:
     """`einsum(spec, x, w)` in x's dtype, accumulated in f32. w is f32, rounded to x's dtype; its gradient is f32."""
     return einsum(spec, x, w, dot=_dot)
+
+
+def gather(spec: str, w: Any, x: Any) -> Any:
+    """All of a weight's slices over `d`, sent in the dtype of the activations x."""
+    return all_gather(spec, w, wire=x.dtype)
+
+
+def plus(x: Any, bias: Any) -> Any:
+    """x + bias, where the family has biases; in f32, as its gradient is a sum over all tokens. In x's dtype after."""
+    return x if bias is None else (x.astype(jnp.float32) + bias).astype(x.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -15,18 +15,18 @@ import jax.numpy as jnp
 from optax.contrib import MuonDimensionNumbers
 
 from ..shardlib import Array, f32, make_abstract, pytree_dataclass
-from .families import Architecture
+from .architecture import Architecture
 
 
 @pytree_dataclass
 class Layer:
-    """One block. Biases are absent in families without them, `gate` where the feed-forward is not gated.
+    """One block. What a family does without is None: biases, norms before or after, norms of queries and keys, a gate.
 
     `up` and `down` are the feed-forward of a dense model. In a mixture of experts there are the `router`, that of each
     expert, F being its width, and for some a shared one, which every token visits, times sigmoid(token . shared_mix).
     """
 
-    norm1: f32['M']
+    norm1: f32['M'] | None
     norm1_bias: f32['M'] | None
     q: f32['M/d H/t D']
     k: f32['M/d K/t D']
@@ -36,7 +36,12 @@ class Layer:
     k_bias: f32['K/t D'] | None
     v_bias: f32['K/t D'] | None
     o_bias: f32['M'] | None
-    norm2: f32['M']
+    q_norm: f32['D'] | None  # of each head
+    k_norm: f32['D'] | None
+    q_full_norm: f32['H/t D'] | None  # of all heads together
+    k_full_norm: f32['K/t D'] | None
+    norm1_after: f32['M'] | None
+    norm2: f32['M'] | None
     norm2_bias: f32['M'] | None
     gate: f32['M/d F/t'] | None
     up: f32['M/d F/t'] | None
@@ -51,6 +56,7 @@ class Layer:
     shared_up: f32['M/d S/t'] | None
     shared_down: f32['S/t M/d'] | None
     shared_mix: f32['M'] | None
+    norm2_after: f32['M'] | None
 
 
 @pytree_dataclass
@@ -67,25 +73,28 @@ class Weights:
 
 def abstract_weights(arch: Architecture) -> Weights:
     """Shapes and shardings of the weights on the mesh in force."""
-    biases = ('q_bias', 'k_bias', 'v_bias', 'o_bias', 'up_bias', 'down_bias')
-    norm_biases = ('norm_bias', 'norm1_bias', 'norm2_bias')
     absent = {
         'positions': arch.positions != 'learned',
         'unembed': arch.tied,
-        'gate': arch.activation != 'swiglu' or arch.n_experts > 0,
+        'gate': not arch.gated or arch.n_experts > 0,
         'up': arch.n_experts > 0,
         'down': arch.n_experts > 0,
         **dict.fromkeys(('router', 'expert_gate', 'expert_up', 'expert_down'), not arch.n_experts),
         **dict.fromkeys(('shared_gate', 'shared_up', 'shared_down'), not arch.d_shared),
         'shared_mix': not (arch.d_shared and arch.shared_gate),
-        **dict.fromkeys(biases, not arch.bias),
-        **dict.fromkeys(norm_biases, not (arch.bias and arch.norm == 'layernorm')),
+        **dict.fromkeys(('q_bias', 'k_bias', 'v_bias'), not arch.qkv_bias),
+        **dict.fromkeys(('o_bias', 'up_bias', 'down_bias'), not arch.bias),
+        **dict.fromkeys(('norm_bias', 'norm1_bias', 'norm2_bias'), not (arch.bias and arch.norm == 'layernorm')),
+        **dict.fromkeys(('norm1', 'norm2'), arch.block_norms == 'post'),
+        **dict.fromkeys(('norm1_after', 'norm2_after'), arch.block_norms == 'pre'),
+        **dict.fromkeys(('q_norm', 'k_norm'), arch.qk_norm != 'head'),
+        **dict.fromkeys(('q_full_norm', 'k_full_norm'), arch.qk_norm != 'full'),
     }
     return make_abstract(Weights, arch.sizes, omit=tuple(name for name, without in absent.items() if without))
 
 
 def init_weights(arch: Architecture, key: jax.Array) -> Weights:
-    """Initial weights: norms 1, biases 0, matrices normal with `init_std`, smaller where they feed the residual stream.
+    """Initial weights: norms that scale by 1, biases 0, matrices normal with `init_std`, smaller into the residual stream.
 
     Radford et al. 2019, section 2.3: the projections into the residual stream are scaled by 1/sqrt(2 n_layers).
     Each weight's randomness depends on the key and its name alone, so it is the same on any mesh.
@@ -96,8 +105,8 @@ def init_weights(arch: Architecture, key: jax.Array) -> Weights:
         name = path[-1].name
         if name.endswith('bias'):
             return jnp.zeros(like.shape, like.dtype)
-        if name.startswith('norm'):
-            return jnp.ones(like.shape, like.dtype)
+        if 'norm' in name:
+            return jnp.full(like.shape, 1 - arch.norm_offset, like.dtype)
         own_key = jax.random.fold_in(key, zlib.crc32(name.encode()))
         return (residual if name == 'o' or name.endswith('down') else arch.init_std) * jax.random.normal(
             own_key, like.shape

@@ -1,27 +1,59 @@
 """`scan` over stacked weights, for which no gathered weight is kept until the backward pass."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from .save import Choice, keep_by_name
 
 
 def scan[X](
-    body: Callable[[X, Any], tuple[X, Any]], init: X, stacked: Any, choices: Mapping[str, Choice] | None = None
+    body: Callable[[X, Any], tuple[X, Any]] | Sequence[Callable[[X, Any], tuple[X, Any]]],
+    init: X,
+    stacked: Any,
+    choices: Mapping[str, Choice] | None = None,
 ) -> tuple[X, Any]:
     """`jax.lax.scan(body, init, stacked)` that holds on to the slices of the weights, not to the gathered weights.
 
     Args:
-        body: carry, one slice of the weights -> carry, output.
+        body: carry, one slice of the weights -> carry, output. Several take turns, one slice each: the loop then goes
+            over groups of slices, and those that are left for no whole group come after it.
         init: the first carry.
         stacked: weights with a leading dimension to loop over.
         choices: what of the body is kept for the backward pass, as in `recompute_by_name`; None keeps what was
             computed and gathers again (as in Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2).
     """
+    bodies = [body] if callable(body) else list(body)
     policy = _was_computed if choices is None else keep_by_name(choices)
-    return jax.lax.scan(jax.checkpoint(body, policy=policy, prevent_cse=False), init, stacked)
+    bodies = [jax.checkpoint(one, policy=policy, prevent_cse=False) for one in bodies]
+    if len(bodies) == 1:
+        return jax.lax.scan(bodies[0], init, stacked)
+
+    count = jax.tree.leaves(stacked)[0].shape[0]
+    groups, turns = count // len(bodies), len(bodies)
+    looped = jax.tree.map(lambda x: x[: groups * turns].reshape(groups, turns, *x.shape[1:]), stacked)
+
+    def group(carry: X, slices: Any) -> tuple[X, Any]:
+        return _in_turn(bodies, carry, slices, turns)
+
+    carry, outputs = jax.lax.scan(group, init, looped)
+    outputs = jax.tree.map(lambda x: x.reshape(groups * turns, *x.shape[2:]), outputs)
+    if groups * turns == count:
+        return carry, outputs
+    rest = jax.tree.map(lambda x: x[groups * turns :], stacked)
+    carry, last = _in_turn(bodies, carry, rest, count - groups * turns)
+    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), outputs, last)
+
+
+def _in_turn(bodies: list[Any], carry: Any, slices: Any, count: int) -> tuple[Any, Any]:
+    """The first `count` bodies, each on its own slice; the outputs are stacked."""
+    outputs = []
+    for i, one in enumerate(bodies[:count]):
+        carry, output = one(carry, jax.tree.map(lambda x, i=i: x[i], slices))
+        outputs.append(output)
+    return carry, jax.tree.map(lambda *x: jnp.stack(x), *outputs)
 
 
 def _was_computed(primitive: Any, *_: Any, **__: Any) -> bool:

@@ -148,7 +148,7 @@ def _utilisation(
     memory = expected_memory(
         n_params=n_params, n_layers=arch.n_layers, d_model=arch.d_model, n_heads=arch.n_heads,
         n_kv_heads=arch.n_kv_heads, d_head=arch.d_head, d_ff=arch.d_ff, vocab_size=arch.padded_vocab_size,
-        gated=arch.activation == 'swiglu', tokens=tokens, mesh=sizes, moments=moments, compute=compute,
+        gated=arch.gated, tokens=tokens, mesh=sizes, moments=moments, compute=compute,
         recompute=model.saved == {},
     )  # fmt: skip
     lines = [f'memory: {memory}']

@@ -1,0 +1,47 @@
+"""The feed-forward of a block.
+
+Letters: B batch, L length, M d_model, F feed-forward.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..shardlib import all_gather, num, psum_scatter, save, typechecked
+from .architecture import Architecture
+from .matmul import gather, plus, product
+from .weights import Layer
+
+
+@typechecked
+def feed_forward(h: num['B/r/d L/t M'], w: Layer, arch: Architecture) -> num['B/r/d L/t M']:
+    """act(h W_up) W_down, or with a gate (act(h W_gate) * h W_up) W_down. Shazeer 2020, arXiv:2002.05202, eq. 5 and 6."""
+    h = all_gather('B/r/d L/t M -> B/r/d L M', h)
+    up = plus(product('B/r/d L M, M F/t -> B/r/d L F/t', h, gather('M/d F/t -> M F/t', w.up, h)), w.up_bias)
+    up = save(up, 'up')
+    if arch.gated:
+        gate = save(product('B/r/d L M, M F/t -> B/r/d L F/t', h, gather('M/d F/t -> M F/t', w.gate, h)), 'gate')
+        act = swiglu(gate, up) if arch.activation == 'swiglu' else geglu(gate, up)
+    else:
+        act = gelu(up)
+    out = product('B/r/d L F/t, F/t M -> B/r/d L M', act, gather('F/t M/d -> F/t M', w.down, h))  # partial over t
+    return plus(save(psum_scatter('B/r/d L M -> B/r/d L/t M', out), 'mlp_out'), w.down_bias)
+
+
+@jax.checkpoint  # the backward pass keeps gate and up in their own dtype, not f32 values between them and the result
+def swiglu(gate: Any, up: Any) -> Any:
+    """silu(gate) * up, computed in f32. Shazeer 2020, arXiv:2002.05202, eq. 6."""
+    return (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(up.dtype)
+
+
+@jax.checkpoint
+def geglu(gate: Any, up: Any) -> Any:
+    """gelu(gate) * up, computed in f32, with the tanh form of gelu. Shazeer 2020, arXiv:2002.05202, eq. 5."""
+    return (jax.nn.gelu(gate.astype(jnp.float32), approximate=True) * up.astype(jnp.float32)).astype(up.dtype)
+
+
+@jax.checkpoint
+def gelu(up: Any) -> Any:
+    """The tanh form, computed in f32. Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2."""
+    return jax.nn.gelu(up.astype(jnp.float32), approximate=True).astype(up.dtype)

@@ -1,0 +1,48 @@
+"""Norms of the residual stream, and of queries and keys. All compute in f32.
+
+Letters: B batch, L length, M d_model, H heads (of queries or of keys), D head.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..shardlib import axis_size, f32, num, psum, typechecked
+from .architecture import Architecture
+
+
+@typechecked
+def norm(
+    x: num['B/r/d L/t M'], scale: f32['M'] | None, bias: f32['M'] | None, arch: Architecture
+) -> num['B/r/d L/t M']:
+    """RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) or LayerNorm (Ba et al. 2016, arXiv:1607.06450), in f32.
+
+    x itself where the family has no norm.
+    """
+    if scale is None:
+        return x
+    y: Any = x.astype(jnp.float32)
+    if arch.norm == 'layernorm':
+        y = y - jnp.mean(y, axis=-1, keepdims=True)
+    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + arch.norm_eps) * _scale(scale, arch)
+    return (y if bias is None else y + bias).astype(x.dtype)
+
+
+def qk_norm(x: Any, scale: f32['D'] | None, full_scale: f32['H/t D'] | None, arch: Architecture) -> Any:
+    """RMSNorm of queries or keys 'B/r/d L H/t D': of each head, or with `full_scale` of all heads together.
+
+    Of each: Dehghani et al. 2023, arXiv:2302.05442, section 2.1. Of all: OLMo Team 2025, arXiv:2501.00656, section 3.
+    """
+    y = x.astype(jnp.float32)
+    if full_scale is None:
+        mean = jnp.mean(jnp.square(y), axis=-1, keepdims=True)
+    else:
+        total = psum('t', jnp.sum(jnp.square(y), axis=(-2, -1), keepdims=True))
+        mean = total / (axis_size('t') * x.shape[-2] * x.shape[-1])
+    weight = scale if full_scale is None else full_scale
+    return (y * jax.lax.rsqrt(mean + arch.norm_eps) * _scale(weight, arch)).astype(x.dtype)
+
+
+def _scale(weight: Any, arch: Architecture) -> Any:
+    return weight + arch.norm_offset if arch.norm_offset else weight
