@@ -15,9 +15,7 @@ from pretrax.huggingface.files import open_checkpoint
 
 GOLDENS = Path(__file__).parents[1] / 'goldens'
 CASES = sorted(
-    path.parent.name
-    for path in GOLDENS.glob('*/config.json')
-    if json.loads(path.read_text())['model_type'] in BY_TYPE and path.parent.name not in ('llama3', 'llama-linear')
+    path.parent.name for path in GOLDENS.glob('*/config.json') if json.loads(path.read_text())['model_type'] in BY_TYPE
 )
 
 

@@ -12,13 +12,15 @@ from typing import Any
 
 from ..errors import UserError
 from ..model.families import Architecture, TransformerOptions, resolve
+from .layers import NoPositions, Rope, Windows
 
 Options = dict[str, Any]
 NEEDED = object()
 
 # Fields that change nothing in what a decoder computes: bookkeeping, other heads, other ways of running it.
 HARMLESS = (
-    '_name_or_path', '_attn_implementation*', 'architectures', 'auto_map', 'bos_token_id', 'chunk_size_feed_forward',
+    '_name_or_path', '_attn_implementation*', 'architectures', 'auto_map', 'bos_token_id', 'cache_implementation',
+    'chunk_size_feed_forward',
     'dtype', 'eos_token_id', 'finetuning_task', 'id2label', 'initializer_range', 'is_decoder', 'is_encoder_decoder',
     'label2id', 'model_type', 'n_ctx', 'num_labels', 'output_attentions', 'output_hidden_states', 'output_router_logits',
     'pad_token_id', 'pretraining_tp', 'problem_type', 'return_dict', 'summary_*', 'task_specific_params', 'torch_dtype',
@@ -85,27 +87,38 @@ def only(field: str, *values: Any) -> Choice:
 
 
 @dataclass(frozen=True)
-class Rope:
-    """The base of the rotary positions, in the old form (rope_theta, rope_scaling) and the new (rope_parameters)."""
+class Cap:
+    """A soft cap: null is none, and an absent field is `absent`."""
 
-    default: float = 10000.0
+    field: str
+    option: str
+    absent: float | None
 
-    fields = ('rope_theta', 'rope_scaling', 'rope_parameters')
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.field,)
 
     def read(self, config: Mapping[str, Any]) -> Options:
-        rope = {'rope_theta': config.get('rope_theta', self.default)}
-        rope |= config.get('rope_scaling') or {}
-        rope |= config.get('rope_parameters') or {}
-        kind = rope.get('rope_type', rope.get('type', 'default'))
-        if kind != 'default':
-            raise UserError(f"config.json: rope_scaling of the type '{kind}' is not supported")
-        return {'rope_base': float(rope['rope_theta'])}
+        return {self.option: config.get(self.field, self.absent) or 0.0}
 
     def write(self, arch: Architecture) -> dict[str, Any]:
-        return {'rope_theta': arch.rope_base}
+        return {self.field: getattr(arch, self.option) or None}
 
 
-Field = Same | Choice | Rope
+@dataclass(frozen=True)
+class Unused:
+    """Fields that mean nothing in the models that the other rows let in."""
+
+    fields: tuple[str, ...]
+
+    def read(self, config: Mapping[str, Any]) -> Options:
+        return {}
+
+    def write(self, arch: Architecture) -> dict[str, Any]:
+        return {}
+
+
+Field = Same | Choice | Rope | Windows | NoPositions | Cap | Unused
 
 
 @dataclass(frozen=True)
@@ -131,6 +144,8 @@ def _heads(config: Mapping[str, Any]) -> Any:
 _TIED = Choice('tie_word_embeddings', {False: {'tied': False}, True: {'tied': True}})
 _TIED_UNLESS_SAID = Choice('tie_word_embeddings', {True: {'tied': True}, False: {'tied': False}})
 _SWIGLU = Choice('hidden_act', {'silu': {'activation': 'swiglu'}, 'swish': {'activation': 'swiglu'}})
+_NO_ATTENTION_BIAS = only('attention_bias', False)
+_GEGLU = {'gelu_pytorch_tanh': {'activation': 'geglu'}, None: {'activation': 'geglu'}}
 _SIZES = (
     Same('vocab_size', 'vocab_size'),
     Same('hidden_size', 'd_model'),
@@ -142,6 +157,11 @@ _SIZES = (
     Same('max_position_embeddings', 'max_sequence_length', 2048),
     Same('rms_norm_eps', 'norm_eps', 1e-6),
 )
+
+_GEMMA2 = (
+    Choice('hidden_activation', _GEGLU), _TIED_UNLESS_SAID, _NO_ATTENTION_BIAS,
+    only('use_bidirectional_attention', None, False), Same('query_pre_attn_scalar', 'query_pre_attn_scalar', 256),
+)  # fmt: skip
 
 TABLES = (
     ConfigTable(
@@ -164,7 +184,46 @@ TABLES = (
     ),
     ConfigTable(
         'llama', 'LlamaForCausalLM', 'llama', 'llama',
-        (*_SIZES, _SWIGLU, _TIED, Rope(), only('attention_bias', False), only('mlp_bias', False)),
+        (*_SIZES, _SWIGLU, _TIED, Rope(), _NO_ATTENTION_BIAS, only('mlp_bias', False)),
+    ),
+    ConfigTable('mistral', 'MistralForCausalLM', 'mistral', 'llama', (*_SIZES, _SWIGLU, _TIED, Rope(), Windows())),
+    ConfigTable(
+        'qwen2', 'Qwen2ForCausalLM', 'qwen2', 'qwen2',
+        (*_SIZES, _SWIGLU, _TIED, Rope(), Windows(by_layer=True, switch=True), only('use_mrope', False)),
+    ),
+    ConfigTable(
+        'qwen3', 'Qwen3ForCausalLM', 'qwen3', 'qwen3',
+        (*_SIZES, _SWIGLU, _TIED, Rope(), Windows(by_layer=True, switch=True), _NO_ATTENTION_BIAS),
+    ),
+    ConfigTable(
+        'gemma', 'GemmaForCausalLM', 'gemma', 'llama',
+        # 'gelu' stands in the released files, whose code computes the tanh form all the same
+        (*_SIZES, Choice('hidden_act', _GEGLU | {'gelu': {'activation': 'geglu'}}), Choice('hidden_activation', _GEGLU),
+         _TIED_UNLESS_SAID, Rope(), _NO_ATTENTION_BIAS, only('use_bidirectional_attention', None, False)),
+    ),
+    ConfigTable(
+        'gemma2', 'Gemma2ForCausalLM', 'gemma2', 'gemma2',
+        (*_SIZES, *_GEMMA2, Cap('attn_logit_softcapping', 'attention_softcap', 50.0),
+         Cap('final_logit_softcapping', 'final_softcap', 30.0), Rope(), Windows(by_layer=True, pattern=2)),
+    ),
+    ConfigTable(
+        'gemma3_text', 'Gemma3ForCausalLM', 'gemma3', 'gemma3',
+        (*_SIZES, *_GEMMA2, Cap('attn_logit_softcapping', 'attention_softcap', None),
+         Cap('final_logit_softcapping', 'final_softcap', None), Rope(1e6, local=1e4),
+         Windows(by_layer=True, pattern=6)),
+    ),
+    ConfigTable(
+        'olmo2', 'Olmo2ForCausalLM', 'olmo2', 'olmo2', (*_SIZES, _SWIGLU, _TIED, Rope(), _NO_ATTENTION_BIAS),
+    ),
+    ConfigTable(
+        'smollm3', 'SmolLM3ForCausalLM', 'smollm3', 'llama',
+        (*_SIZES, _SWIGLU, _TIED_UNLESS_SAID, Rope(2e6), Windows(by_layer=True, switch=True), NoPositions(),
+         _NO_ATTENTION_BIAS, only('mlp_bias', False)),
+    ),
+    ConfigTable(
+        'phi3', 'Phi3ForCausalLM', 'phi3', 'phi3',
+        (*_SIZES, _SWIGLU, _TIED, Rope(), Windows(), only('partial_rotary_factor', 1.0), _NO_ATTENTION_BIAS,
+         Unused(('original_max_position_embeddings',))),  # of a scaling that Rope refuses
     ),
 )  # fmt: skip
 

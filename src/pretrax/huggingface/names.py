@@ -90,9 +90,48 @@ _AROUND = {
     'lm_head.weight': 'unembed: V M',
 }
 
-LLAMA = NameTable({**_AROUND, **_PRE_NORMS, **_ATTENTION, **_MLP})
+_SANDWICH_NORMS = {
+    'model.layers.{layer}.input_layernorm.weight': 'layers.norm1: M',
+    'model.layers.{layer}.post_attention_layernorm.weight': 'layers.norm1_after: M',
+    'model.layers.{layer}.pre_feedforward_layernorm.weight': 'layers.norm2: M',
+    'model.layers.{layer}.post_feedforward_layernorm.weight': 'layers.norm2_after: M',
+}
+_POST_NORMS = {
+    'model.layers.{layer}.post_attention_layernorm.weight': 'layers.norm1_after: M',
+    'model.layers.{layer}.post_feedforward_layernorm.weight': 'layers.norm2_after: M',
+}
+_QKV_BIASES = {
+    'model.layers.{layer}.self_attn.q_proj.bias': 'layers.q_bias: (H D)',
+    'model.layers.{layer}.self_attn.k_proj.bias': 'layers.k_bias: (K D)',
+    'model.layers.{layer}.self_attn.v_proj.bias': 'layers.v_bias: (K D)',
+}
+_HEAD_NORMS = {
+    'model.layers.{layer}.self_attn.q_norm.weight': 'layers.q_norm: D',
+    'model.layers.{layer}.self_attn.k_norm.weight': 'layers.k_norm: D',
+}
+_FULL_NORMS = {
+    'model.layers.{layer}.self_attn.q_norm.weight': 'layers.q_full_norm: (H D)',
+    'model.layers.{layer}.self_attn.k_norm.weight': 'layers.k_full_norm: (K D)',
+}
+_FUSED = {
+    'model.layers.{layer}.self_attn.qkv_proj.weight': Fused(
+        0, 'layers.q: (H D) M', 'layers.k: (K D) M', 'layers.v: (K D) M'
+    ),
+    'model.layers.{layer}.self_attn.o_proj.weight': 'layers.o: M (H D)',
+    'model.layers.{layer}.mlp.gate_up_proj.weight': Fused(0, 'layers.gate: F M', 'layers.up: F M'),
+    'model.layers.{layer}.mlp.down_proj.weight': 'layers.down: M F',
+}
 
-TABLES = {'gpt2': GPT2, 'llama': LLAMA}
+TABLES = {
+    'gpt2': GPT2,
+    'llama': NameTable({**_AROUND, **_PRE_NORMS, **_ATTENTION, **_MLP}),  # Mistral, Gemma and SmolLM3 too
+    'qwen2': NameTable({**_AROUND, **_PRE_NORMS, **_ATTENTION, **_QKV_BIASES, **_MLP}),
+    'qwen3': NameTable({**_AROUND, **_PRE_NORMS, **_ATTENTION, **_HEAD_NORMS, **_MLP}),
+    'gemma2': NameTable({**_AROUND, **_SANDWICH_NORMS, **_ATTENTION, **_MLP}),
+    'gemma3': NameTable({**_AROUND, **_SANDWICH_NORMS, **_ATTENTION, **_HEAD_NORMS, **_MLP}),
+    'olmo2': NameTable({**_AROUND, **_POST_NORMS, **_ATTENTION, **_FULL_NORMS, **_MLP}),
+    'phi3': NameTable({**_AROUND, **_PRE_NORMS, **_FUSED}),
+}
 
 
 @dataclass(frozen=True)
