@@ -24,6 +24,10 @@ class Quiet(Progress):
 
 @pytest.fixture
 def documents(tmp_path):
+    return write_documents(tmp_path)
+
+
+def write_documents(tmp_path):
     """60 documents of words drawn from 80, one a line of a .jsonl file."""
     draw = random.Random(0)
     words = [''.join(draw.choices('abcdefgh', k=draw.randint(2, 6))) for _ in range(80)]
@@ -35,6 +39,10 @@ def documents(tmp_path):
 
 @pytest.fixture
 def values(documents, tmp_path):
+    return small_values(documents, tmp_path)
+
+
+def small_values(documents, tmp_path):
     """The configuration as a dict, for `config_from_values` or a YAML file (YAML reads JSON)."""
     return {
         'name': 'small',

@@ -59,6 +59,8 @@ def _write(model: HuggingFaceModel, place: str, directory: pathlib.Path) -> int:
         'config': config.model_dump(mode='json'),
         'tokens': 0,
         'data': None,
+        'tokenizer': getattr(run.source.tokenizer, 'sha256', None),
+        'vocab_size': model.arch.vocab_size,
         'imported': {'from': place, 'model_type': model.table.model_type, 'dtype': model.checkpoint.dtype},
     }
     write_streamed(directory / 'checkpoints', 0, _streamed(weights), description)

@@ -119,6 +119,7 @@ def _checked(layers: list[Layer], name: str) -> RunConfig:
     place = Places(origins, name)
     values = _resolved(values, origins, name)
     values = _with_plugins(values, layers, place)
+    values = _with_model_of_start(values, origins)
     config = _validated(values, origins, place)
     config._origins = origins
     config._notes = tuple(notes)
@@ -217,6 +218,20 @@ def _with_plugins(values: dict[str, Any], layers: list[Layer], place: Places) ->
         return values | {'plugins': [load_plugin(plugin, directory) for plugin in plugins]}
     except UserError as error:
         raise UserError(f'{place(("plugins",))}: {error}') from error
+
+
+def _with_model_of_start(values: dict[str, Any], origins: dict[KeyPath, str]) -> dict[str, Any]:
+    """What `init_from:` says of the model, where the configuration does not say it: other keys of `model:` go on top."""
+    start, model = values.get('init_from'), values.get('model', {})
+    if not isinstance(start, str) or not start or not isinstance(model, dict):
+        return values
+    said = {key: value for key, value in model.items() if value is not None}
+    whole = 'preset' in said or {'n_layers', 'd_model', 'n_heads'} <= set(said)
+    if whole or said.get('name', registry.DEFAULTS['model']) != registry.DEFAULTS['model']:
+        return values
+    section = registry.imported('pretrax.huggingface.section:model_section')(start)
+    origins |= {('model', key): f'init_from {start}' for key in section if key not in said}
+    return values | {'model': section | said}
 
 
 def _validated(values: dict[str, Any], origins: Mapping[KeyPath, str], place: Places) -> RunConfig:

@@ -108,14 +108,14 @@ def options_model(kind: str, name: str) -> type[pydantic.BaseModel]:
     """The pydantic model of the options of a component, imported if need be."""
     entry = _components[kind][name]
     if entry.options is not None:
-        return _import(entry.options) if isinstance(entry.options, str) else entry.options
-    return _options_from_signature(_import(entry.factory) if isinstance(entry.factory, str) else entry.factory)
+        return imported(entry.options) if isinstance(entry.options, str) else entry.options
+    return _options_from_signature(imported(entry.factory) if isinstance(entry.factory, str) else entry.factory)
 
 
 def build(kind: str, section: Section, *supplied: Any) -> Any:
     """Calls the component that a section of the configuration names, with what pretrax supplies and its options."""
     entry = _components[kind][section.name]
-    factory = _import(entry.factory) if isinstance(entry.factory, str) else entry.factory
+    factory = imported(entry.factory) if isinstance(entry.factory, str) else entry.factory
     if entry.options is not None:
         return factory(*supplied, options=section.options)
     return factory(*supplied, **{name: getattr(section.options, name) for name in type(section.options).model_fields})
@@ -156,7 +156,8 @@ def _annotation(factory: Callable[..., Any], parameter: inspect.Parameter) -> An
     return type(parameter.default)
 
 
-def _import(reference: str) -> Any:
+def imported(reference: str) -> Any:
+    """What 'module:attribute' names."""
     module, _, attribute = reference.partition(':')
     return getattr(importlib.import_module(module), attribute)
 

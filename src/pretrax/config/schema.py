@@ -208,6 +208,9 @@ class RunConfig(Section):
     seed: CountOrZero = Field(default=0, description='all randomness folds in (seed, step, name)')
     steps: Count = Field(description='optimizer steps of the whole run')
     model: Model = Field(description='a preset or sizes, and the component that builds the model')
+    init_from: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description='weights to start from: hf:DIR_OR_ID, or a run or checkpoint; model: may be left out'
+    )
     data: Data = Field(description='the text to train on')
     batch: Batch = Field(description='tokens a step and sequence length')
     optimizer: Optimizer = Field(description='the update rule and its learning_rate')

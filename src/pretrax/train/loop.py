@@ -27,6 +27,7 @@ from ..observe.progress import Progress
 from ..observe.trackers import open_trackers
 from .setup import Run, prepare
 from .step import TrainState, abstract_state, init_state, make_evaluate, make_step
+from .warm_start import start_weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +67,8 @@ def train(config: RunConfig, *, allow_changes: bool = False, progress: Progress 
     with jax.set_mesh(run.mesh), contextlib.closing(checkpoints), contextlib.closing(progress), _polite() as stop:
         newest = checkpoints.newest()
         if newest is None:
-            state = init_state(run.recipe, config.seed)
+            start = start_weights(config.init_from, run, say) if config.init_from else None
+            state = init_state(run.recipe, config.seed, start)
         else:
             _check_same_data(config, newest, getattr(run.source, 'fingerprint', None), allow_changes)
             state = checkpoints.restore(newest, abstract_state(run.recipe))
@@ -198,6 +200,8 @@ class _Training:
             'config': self.run.config.model_dump(mode='json'),
             'tokens': number * self.run.config.batch.tokens,
             'data': getattr(self.run.source, 'fingerprint', None),
+            'tokenizer': getattr(getattr(self.run.source, 'tokenizer', None), 'sha256', None),
+            'vocab_size': getattr(getattr(self.run.recipe.model, 'arch', None), 'vocab_size', None),
         }
         self.checkpoints.save(number, self.state, description)
 
@@ -273,7 +277,13 @@ def _check_unchanged(config: RunConfig, allow_changes: bool, say: Callable[[str]
     steps = steps_in(directory)
     if not steps:
         return
-    before = from_values(read_description(directory, steps[-1])['config'])
+    description = read_description(directory, steps[-1])
+    if 'imported' in description:
+        raise UserError(
+            f'{config.run_dir} holds weights that were imported, and no state of a training to go on with\n'
+            f'train from them under another name, with text: init_from: {config.run_dir}'
+        )
+    before = from_values(description['config'])
     every = diff(before, config)
     changes = [(key, old, new) for key, old, new in every if not is_harmless(key)]
     if changes and not allow_changes:

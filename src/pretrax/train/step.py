@@ -146,15 +146,16 @@ def make_evaluate(model: Model) -> Callable[[Any, Batch], dict[str, tuple[jax.Ar
     return evaluate
 
 
-def init_state(recipe: Recipe, seed: int) -> TrainState:
-    """A fresh state; every device makes its own slice of the weights."""
+def init_state(recipe: Recipe, seed: int, weights: Any = None) -> TrainState:
+    """A fresh state; every device makes its own slice of the weights, unless they are given."""
 
-    def init() -> TrainState:
-        weights = recipe.model.init(jax.random.fold_in(jax.random.key(seed), 0))
+    def init(given: Any) -> TrainState:
+        weights = recipe.model.init(jax.random.fold_in(jax.random.key(seed), 0)) if given is None else given
         zero = jnp.zeros((), jnp.int32)
         return TrainState(zero, zero, weights, recipe.optimizer.init(weights))
 
-    return jax.jit(init, out_shardings=state_shardings(recipe, jax.eval_shape(init)))()
+    shardings = state_shardings(recipe, jax.eval_shape(init, weights))
+    return jax.jit(init, out_shardings=shardings, donate_argnums=0)(weights)
 
 
 def state_shardings(recipe: Recipe, like: TrainState) -> Any:
