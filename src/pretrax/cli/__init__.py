@@ -158,3 +158,67 @@ def verify(
     from pretrax.cli.data_verify import verify
 
     verify(path)
+
+
+TokenPath = Annotated[str, typer.Argument(metavar='PATH', help='Token files: flat-tokens, or those of another tool.')]
+FlatTokensPath = Annotated[str, typer.Argument(metavar='PATH', help='A directory of flat-tokens.')]
+OutDirectory = Annotated[str, typer.Option('--out', '-o', metavar='DIR', help='A new directory.')]
+TokenizerOption = Annotated[
+    str | None, typer.Option('--tokenizer', help='What the ids mean, where the files do not say it.')
+]
+EndOfText = Annotated[int | None, typer.Option('--end-of-text', min=0, help='What ends a document in a nanoGPT .bin.')]
+VocabSize = Annotated[
+    int | None, typer.Option('--vocab-size', min=1, help='Of the ids, where the files do not say it.')
+]
+
+
+@data_app.command()
+def convert(
+    path: TokenPath,
+    out: OutDirectory,
+    to: Annotated[str, typer.Option(help='flat-tokens, or nanogpt: train.bin and val.bin.')] = 'flat-tokens',
+    tokenizer: TokenizerOption = None,
+    vocab_size: VocabSize = None,
+    end_of_text: EndOfText = None,
+) -> None:
+    """Write token files of any tool as flat-tokens."""
+    from pretrax.cli.data_convert import convert
+
+    convert(path, out, to, tokenizer, vocab_size, end_of_text)
+
+
+@data_app.command()
+def merge(
+    paths: Annotated[list[str], typer.Argument(metavar='PATH...', help='Directories of flat-tokens.')],
+    out: OutDirectory,
+) -> None:
+    """Join flat-tokens of one tokenizer, split by split, in the order given."""
+    from pretrax.cli.data_merge import merge
+
+    merge(paths, out)
+
+
+@data_app.command()
+def shuffle(
+    path: FlatTokensPath,
+    out: OutDirectory,
+    seed: Annotated[int, typer.Option(min=0, help='Of the random order.')] = 0,
+) -> None:
+    """Put the documents of each split in a random order."""
+    from pretrax.cli.data_shuffle import shuffle
+
+    shuffle(path, out, seed)
+
+
+@data_app.command()
+def split(
+    path: FlatTokensPath,
+    out: OutDirectory,
+    fraction: Annotated[float | None, typer.Option(min=0, max=1, help='Of the documents, to hold out.')] = None,
+    count: Annotated[int | None, typer.Option(min=1, help='Of documents to hold out.')] = None,
+    seed: Annotated[int, typer.Option(min=0, help='Another choice of documents.')] = 0,
+) -> None:
+    """Divide documents into train and validation, by a hash of each."""
+    from pretrax.cli.data_split import split
+
+    split(path, out, fraction, count, seed)

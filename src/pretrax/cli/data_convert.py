@@ -1,0 +1,27 @@
+"""`pretrax data convert PATH --out DIR`: token files of any tool as flat-tokens, or as nanoGPT's .bin."""
+
+from pathlib import Path
+
+from pretrax.data import token_tools
+from pretrax.data.token_copy import refuse_existing
+from pretrax.data.token_files import open_token_files
+from pretrax.data.tokenizer_files import load_tokenizer
+from pretrax.errors import UserError
+
+
+def convert(
+    path: str, out: str, to: str, tokenizer: str | None, vocab_size: int | None, end_of_text: int | None
+) -> None:
+    """Writes DIR, whole or not at all."""
+    formats = {'flat-tokens': token_tools.convert, 'nanogpt': token_tools.convert_to_nanogpt}
+    if to not in formats:
+        raise UserError(f'--to {to}: no such format\n  expected {" or ".join(formats)}')
+    refuse_existing(Path(out))
+    files = open_token_files(
+        Path(path).expanduser(),
+        print,
+        tokenizer=None if tokenizer is None else load_tokenizer(tokenizer),
+        vocab_size=vocab_size,
+        end_of_text=end_of_text,
+    )
+    formats[to](files, Path(out).expanduser(), print)
