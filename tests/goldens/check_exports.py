@@ -8,9 +8,11 @@ Run by hand, in the environment of make_goldens.py, after each case was imported
     ENV/bin/python tests/goldens/check_exports.py OUT/exports
 
 Every parameter has to be found, none may be left over, and the logits have to be the goldens' to the bit (the weights
-are the same f32 numbers). What it printed last is exports.txt, with the versions.
+are the same f32 numbers). Each config.json that passed goes into exports.json, with the versions: the tests, which have
+no transformers, hold the export to these.
 """
 
+import json
 import platform
 import sys
 from pathlib import Path
@@ -42,7 +44,8 @@ def check(case, directory):
 if __name__ == '__main__':
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
-    print(f'python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}')
-    exports = Path(sys.argv[1])
-    for directory in sorted(exports.iterdir()):
+    passed = {'python': platform.python_version(), 'torch': torch.__version__, 'transformers': transformers.__version__}
+    for directory in sorted(Path(sys.argv[1]).iterdir()):
         print(f'{directory.name}: {check(directory.name, directory)}, logits equal to the bit')
+        passed[directory.name] = json.loads((directory / 'config.json').read_text())
+    (HERE / 'exports.json').write_text(json.dumps(passed, indent=1) + '\n')

@@ -14,6 +14,7 @@ from pretrax.huggingface.configs import BY_TYPE
 from pretrax.huggingface.files import open_checkpoint
 
 GOLDENS = Path(__file__).parents[1] / 'goldens'
+LOADED_BY_TRANSFORMERS = json.loads((GOLDENS / 'exports.json').read_text())
 CASES = sorted(
     path.parent.name for path in GOLDENS.glob('*/config.json') if json.loads(path.read_text())['model_type'] in BY_TYPE
 )
@@ -39,8 +40,10 @@ def test_every_tensor_comes_back_to_the_bit(case, tmp_path):
     for name, tensor in before.tensors.items():
         assert after.tensors[name].dtype == tensor.dtype
         np.testing.assert_array_equal(after.tensors[name].read(), tensor.read(), err_msg=name)
-    assert after.config['model_type'] == before.config['model_type']
     assert after.config['architectures'] == before.config['architectures']
+    assert after.config == LOADED_BY_TRANSFORMERS[case], (
+        'run tests/goldens/check_exports.py and see that it still loads'
+    )
 
 
 @pytest.mark.parametrize('dtype', [ml_dtypes.bfloat16, np.float16])

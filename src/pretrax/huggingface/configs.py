@@ -51,7 +51,10 @@ class Same:
         return {} if value is None else {self.option: value}
 
     def write(self, arch: Architecture) -> dict[str, Any]:
-        return {self.field: getattr(arch, self.option)}
+        value = getattr(arch, self.option)
+        if isinstance(self.default, int) and isinstance(value, float) and value.is_integer():
+            value = int(value)  # transformers checks the types of fields
+        return {self.field: value}
 
 
 @dataclass(frozen=True)
