@@ -44,6 +44,16 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
 
 
+@data_app.command()
+def index(
+    files: Annotated[list[str], typer.Argument(metavar='FILE...', help='.jsonl files, also .gz and .zst.')],
+) -> None:
+    """Write where the documents of huge .jsonl files begin, beside each file."""
+    from pretrax.cli.data_index import index
+
+    index(files)
+
+
 @app.callback(invoke_without_command=True)
 def _root(version: Annotated[bool, typer.Option('--version', help='Print the version and exit.')] = False) -> None:
     if version:

@@ -19,19 +19,19 @@ _BLOCK = 1 << 20
 _COMPRESSED_BLOCK = 1 << 16  # what one of these becomes must fit in memory
 
 
-def blocks(location: Location, start: int = 0, began: Callable[[int], None] | None = None) -> Iterator[bytes]:
+def blocks(location: Location, start: int = 0, began: Callable[[int, int], None] | None = None) -> Iterator[bytes]:
     """The decompressed content.
 
     Args:
         start: where in the file to begin: any byte of a plain one, the first byte of a frame of a compressed one.
-        began: called with the place in the file of each frame before what is in it.
+        began: called before each frame with its place in the file, and in the content from `start` on.
     """
     with opened(location) as stream:
         try:
             if start:
                 stream.seek(start)
             if location.suffix in COMPRESSED:
-                yield from _frames(stream, location.suffix, start, began or (lambda _: None))
+                yield from _frames(stream, location.suffix, start, began or (lambda *_: None))
             else:
                 while block := stream.read(_BLOCK):
                     yield block
@@ -45,10 +45,10 @@ def blocks(location: Location, start: int = 0, began: Callable[[int], None] | No
             raise refusal(location, error) from error
 
 
-def _frames(stream: BinaryIO, suffix: str, start: int, began: Callable[[int], None]) -> Iterator[bytes]:
+def _frames(stream: BinaryIO, suffix: str, start: int, began: Callable[[int, int], None]) -> Iterator[bytes]:
     # The ready-made readers of both formats hide where frames begin, and zstandard's ends quietly where one is cut off.
     frame: Any = None
-    position = start  # of what `block` begins with
+    position, n_bytes = start, 0  # of what `block` begins with, and of the content before it
     while block := stream.read(_COMPRESSED_BLOCK):
         while block:
             if frame is None:
@@ -57,9 +57,11 @@ def _frames(stream: BinaryIO, suffix: str, start: int, began: Callable[[int], No
                     position += len(block) - len(member)
                     if not (block := member):
                         break
-                began(position)
+                began(position, n_bytes)
                 frame = zlib.decompressobj(31) if suffix == '.gz' else _zstd_frame()
-            yield frame.decompress(block)
+            plain = frame.decompress(block)
+            n_bytes += len(plain)
+            yield plain
             rest = frame.unused_data if frame.eof else b''
             position += len(block) - len(rest)
             block = rest

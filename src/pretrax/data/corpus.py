@@ -33,9 +33,11 @@ import numpy as np
 
 from pretrax.data.document import Document
 from pretrax.data.files import TextFile
+from pretrax.data.hugging_face import HuggingFaceDataset
 from pretrax.data.parts import Lines, Part, Whole, refuse_changed
 from pretrax.data.selection import DUPLICATE, Counts, Selection, digest, documents
 from pretrax.data.storage import opened, refusal
+from pretrax.data.tables import Delimited, RowGroups
 
 __all__ = ['Corpus', 'Counts', 'Selection', 'Shard', 'shards']
 
@@ -51,7 +53,7 @@ type Map = Callable[[Callable[['Shard'], np.ndarray], Iterable['Shard']], Iterab
 class Corpus:
     """The documents of some files, in their order."""
 
-    files: Sequence[TextFile]
+    files: Sequence[TextFile | HuggingFaceDataset]
     selection: Selection = field(default_factory=Selection)
 
     @property
@@ -65,6 +67,11 @@ class Corpus:
             yield from shard.documents(counts, start)
 
     @property
+    def has_rows(self) -> bool:
+        """Whether any file has rows with fields."""
+        return any(file.kind not in _WITHOUT_FIELDS for file in self.files)
+
+    @property
     def known_by(self) -> str:
         """What the fingerprint is made of, in words."""
         if self.size <= DIGESTED:
@@ -74,16 +81,18 @@ class Corpus:
     def fingerprint(self) -> str:
         """Differs where other documents would be read: sha256 over kind and content of the files, and the selection.
 
-        A corpus of more than DIGESTED bytes is known by the path, size and time of change (or entity tag) of each file.
+        A corpus of more than DIGESTED bytes is known by the path, size and time of change (or entity tag) of each file,
+        a data set of Hugging Face always by its files and their times or its commit.
         """
         total = hashlib.sha256()
         for file in self.files:
             total.update(f'{file.kind} '.encode() + self._identity(file) + b'\n')
-        has_fields = any(file.kind not in _WITHOUT_FIELDS for file in self.files)
-        total.update(self.selection.identity(has_fields).encode())
+        total.update(self.selection.identity(self.has_rows).encode())
         return total.hexdigest()
 
-    def _identity(self, file: TextFile) -> bytes:
+    def _identity(self, file: TextFile | HuggingFaceDataset) -> bytes:
+        if isinstance(file, HuggingFaceDataset):
+            return file.identity.encode()
         if self.size > DIGESTED and file.state.stamp:
             place = os.path.abspath(file.path) if isinstance(file.path, Path) else file.path.url
             return f'{place} {file.state.size} {file.state.stamp}'.encode()
@@ -139,7 +148,9 @@ def shards(corpus: Corpus, n: int, map: Map = map) -> list[Shard]:  # noqa: A002
         first, stop = bisect.bisect_right(bounds, position), bisect.bisect_left(bounds, position + size)
         cuts = [bound - position for bound in bounds[first:stop]]
         at = first
-        for number, (part, n_bytes) in enumerate(zip(_cut(file, cuts), _steps([0, *cuts, size]), strict=True), first):
+        for number, (part, n_bytes) in enumerate(
+            zip(_cut(file, cuts, corpus.selection.fields), _steps([0, *cuts, size]), strict=True), first
+        ):
             if part is not None:
                 parts[number].append(part)
                 at = number
@@ -152,13 +163,17 @@ def shards(corpus: Corpus, n: int, map: Map = map) -> list[Shard]:  # noqa: A002
     return made
 
 
-def _cut(file: TextFile, positions: Sequence[int]) -> Sequence[Part | None]:
+def _cut(
+    file: TextFile | HuggingFaceDataset, positions: Sequence[int], fields: tuple[str, ...]
+) -> Sequence[Part | None]:
     """The parts of a file between these bytes of it; None where the one before goes on."""
-    if file.kind != 'jsonl':
-        return [Whole(file), *[None] * len(positions)]
-    if file.is_compressed:
-        return [Lines(file), *[None] * len(positions)]
-    return Lines(file).cut(positions)
+    if isinstance(file, HuggingFaceDataset):
+        return file.cut(positions, fields)
+    if file.kind == 'parquet':
+        return RowGroups(file, fields).cut(positions) if positions else [RowGroups(file, fields)]
+    if file.kind == 'jsonl':
+        return Lines(file).cut(positions) if positions else [Lines(file)]
+    return [Delimited(file) if file.kind in ('csv', 'tsv') else Whole(file), *[None] * len(positions)]
 
 
 def _steps(bounds: Sequence[int]) -> list[int]:

@@ -13,8 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from pretrax.data.blocks import blocks, lines
 from pretrax.data.files import TextFile
+from pretrax.data.line_index import LineIndex, find_index
 from pretrax.data.storage import Url, state
 from pretrax.errors import UserError
 
@@ -71,9 +74,9 @@ class Whole:
 class Lines:
     """The lines of JSON that begin at the bytes start to stop - 1 of the decompressed content.
 
-    `first_line` is the number of the first of them, None where nobody has counted those before: places then tell the
-    byte, and `exact` counts. `frame` is where a compressed file is entered: the place of a frame in the file and in the
-    content.
+    `first_line` is the number of the line that begins at `start`. It is None where nobody has counted those before; the
+    first line is then the next one to begin, places tell the byte, and `exact` counts. `frame` is where a compressed file
+    is entered: the place of a frame in the file and in the content.
     """
 
     file: TextFile
@@ -85,10 +88,11 @@ class Lines:
     def rows(self, start: int = 0) -> Iterator[Row]:
         refuse_changed(self.file)
         path = self.file.path
-        for skipped, (position, line) in enumerate(self._lines()):
-            if skipped < start:
+        part, skipped = self._from(start) if start else (self, 0)
+        for number, (position, line) in enumerate(part._lines(), skipped):
+            if number < start:
                 continue
-            place = f'{path}@{position}' if self.first_line is None else f'{path}:{self.first_line + skipped}'
+            place = f'{path}@{position}' if self.first_line is None else f'{path}:{self.first_line + number}'
             try:
                 yield Row(place, _record(line, place) if line.strip() else '')
             except UserError as error:
@@ -96,7 +100,10 @@ class Lines:
         refuse_changed(self.file, afterwards=True)
 
     def count(self) -> int:
-        return sum(1 for _ in self._lines())
+        if (index := find_index(self.file)) is None:
+            return sum(1 for _ in self._lines())
+        bounds = [self.start, index.n_bytes if self.stop is None else self.stop]
+        return int(np.diff(np.searchsorted(index.starts, bounds))[0])
 
     def exact(self, place: str) -> str:
         path, at, position = place.rpartition('@')
@@ -112,24 +119,51 @@ class Lines:
         return f'{path}:{number}'
 
     def cut(self, positions: Sequence[int]) -> list['Lines | None']:
-        """Parts of a plain file, cut at these bytes."""
-        bounds = [0, *positions, None]
+        """Parts of the whole file, cut near these of its bytes; None where the part before goes on."""
+        index = find_index(self.file)
+        if index is None:
+            # Nobody knows where the frames of a compressed file begin, and a server of http may send all or nothing.
+            if self.file.is_compressed or (isinstance(self.file.path, Url) and self.file.path.is_http):
+                return [self, *[None] * len(positions)]
+            bounds = [0, *positions, None]
+            return [
+                replace(self, start=start, stop=stop, first_line=None if start else 1)
+                for start, stop in itertools.pairwise(bounds)
+            ]
+        lines = [0, *index.first_lines(self.file, list(positions)), len(index.starts)]
+        starts = np.append(index.starts, index.n_bytes)
         return [
-            replace(self, start=start, stop=stop, first_line=None if start else 1)
-            for start, stop in itertools.pairwise(bounds)
+            replace(self, start=int(starts[line]), stop=int(starts[after]), first_line=line + 1).entered(index)
+            if line < after or not number
+            else None
+            for number, (line, after) in enumerate(itertools.pairwise(lines))
         ]
+
+    def entered(self, index: LineIndex) -> 'Lines':
+        """The same lines, reached by the shortest way."""
+        return replace(self, frame=index.frame(self.start)) if self.file.is_compressed else self
+
+    def _from(self, row: int) -> tuple['Lines', int]:
+        """Lines of this part of which the first is at or before a row, and its number."""
+        index = find_index(self.file)
+        if index is None:
+            return self, 0
+        first = int(np.searchsorted(index.starts, self.start))
+        start = int(np.append(index.starts[first + row : first + row + 1], index.n_bytes)[0])
+        return replace(self, start=start, first_line=first + row + 1).entered(index), row
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         """(first byte, line) of each line."""
         path = self.file.path
-        before = max(self.start - 1, 0)  # a line begins at `start` if the byte before ends one
+        searched = self.start > 0 and self.first_line is None
+        before = self.start - searched  # a line begins at `start` if the byte before ends one
         if self.file.is_compressed:
             content = _without(blocks(path, self.frame[0]), before - self.frame[1])
         else:
             content = blocks(path, before)
         found = lines(content, path)
         position = before
-        if self.start:
+        if searched:
             position += len(next(found, b'')) + 1
         for line in found:
             if self.stop is not None and position >= self.stop:

@@ -115,6 +115,12 @@ class Selection:
         text = (self.prompt_field, self.answer_field) if self.prompt_field and self.answer_field else (self.field,)
         return tuple(dict.fromkeys([*text, *(one.field for one in self.filters)]))
 
+    @property
+    def of_rows(self) -> str:
+        """The first key given that asks for fields, '' where none does."""
+        given = {'field': self.field != 'text', 'prompt_field': self.prompt_field, 'filters': self.filters}
+        return next((name for name, is_given in given.items() if is_given), '')
+
     def identity(self, has_fields: bool) -> str:
         """Words that differ where other documents would be kept."""
         of_fields = [self.fields, *map(str, self.filters), *(one.missing for one in self.filters)] if has_fields else []

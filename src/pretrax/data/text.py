@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pretrax.data.selection import Selection
+from pretrax.data.selection import Filter, Selection
 from pretrax.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,7 +22,25 @@ if TYPE_CHECKING:
     from pretrax.data.token_source import TokenSource
 
 STDLIB = 'stdlib'
+PREFIX = 'hf:'  # of a data set of Hugging Face
+_OF_TEXT = (  # keys that mean nothing without text
+    'text', 'field', 'prompt_field', 'answer_field', 'filters', 'deduplicate', 'min_characters', 'max_characters',
+    'on_error', 'hugging_face', 'validation',
+)  # fmt: skip
 _OF_TOKENS = ('validation_tokens', 'end_of_text')  # keys that mean nothing without `tokens`
+
+
+class HuggingFaceOptions(BaseModel):
+    """Which rows of a data set, and how they come."""
+
+    model_config = ConfigDict(frozen=True, extra='forbid')
+
+    configuration: str | None = Field(
+        None, description='which of the configurations of the data set; null: its default'
+    )
+    split: str = Field('train', description='which split; train[:10%] is a slice, unless streaming')
+    streaming: bool = Field(False, description='true: read over the network while tokenising, keep nothing on the disk')
+    revision: str | None = Field(None, description='a commit, tag or branch on the hub; null: the newest')
 
 
 class TextOptions(BaseModel):
@@ -31,14 +49,24 @@ class TextOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra='forbid')
 
     text: str | list[str] | None = Field(
-        STDLIB, description="'stdlib' (the Python standard library's sources), a file, a directory, a glob, or a list"
+        STDLIB,
+        description="'stdlib' (the Python standard library's sources), a file, a directory, a glob or a URL of these, "
+        "'hf:NAME_OR_DIRECTORY', or a list",
     )
     tokens: str | None = Field(
         None, description='a prepared flat-tokens directory, or the token file of another tool, instead of text'
     )
     validation_tokens: str | None = Field(None, description='tokens to hold out, where those of `tokens` come without')
     end_of_text: int | None = Field(None, ge=0, description='the id that ends a document in a nanoGPT .bin')
-    field: str | None = Field('text', description='the field of a .jsonl line that holds the text')
+    field: str | None = Field('text', description='the field of a row that holds the text; a.b is a field within one')
+    prompt_field: str | None = Field(None, description='instead of field: the text before the answer, not learnt')
+    answer_field: str | None = Field(None, description='the text that follows the prompt and is learnt')
+    filters: tuple[Filter, ...] | None = Field(None, description='conditions that a row has to meet, all of them')
+    deduplicate: bool | None = Field(False, description='leave out documents whose text was there before')
+    min_characters: int | None = Field(None, ge=1, description='leave out shorter documents')
+    max_characters: int | None = Field(None, ge=1, description='leave out longer documents')
+    on_error: Literal['fail', 'skip'] | None = Field('fail', description='what to do about a row that cannot be read')
+    hugging_face: HuggingFaceOptions | None = Field(None, description='which rows of the data sets that text names')
     tokenizer: str | None = Field(
         None,
         description="a tokenizer.json, a directory that holds one, 'tiktoken:NAME' or 'bytes'; null trains a "
@@ -63,11 +91,13 @@ class TextOptions(BaseModel):
         given = {name: value for name, value in given.items() if value is not None}
         if 'tokens' in given:
             return dict.fromkeys(set(cls.model_fields) - {'packing'}) | given
+        if 'prompt_field' in given or 'answer_field' in given:
+            given = {'field': None} | given
         return {'vocab_size': None} | given if 'tokenizer' in given else given
 
     @model_validator(mode='after')
     def _exclusive(self) -> Self:
-        ignored = [name for name in ('text', 'field', 'validation') if getattr(self, name) is not None]
+        ignored = [name for name in _OF_TEXT if getattr(self, name) is not None]
         if self.tokens is not None and ignored:
             raise ValueError(
                 f'data.tokens is already tokenised text, and {", ".join(ignored)} would change nothing; '
@@ -76,9 +106,22 @@ class TextOptions(BaseModel):
             )
         if self.tokens is None and (given := [name for name in _OF_TOKENS if getattr(self, name) is not None]):
             raise ValueError(f'{", ".join(given)} is of token files, and data.tokens names none')
+        if (self.prompt_field is None) != (self.answer_field is None):
+            raise ValueError('prompt_field and answer_field belong together, and one of them is missing')
+        if self.prompt_field is not None and self.field is not None:
+            raise ValueError('prompt_field and answer_field stand in place of field; leave one or the other out')
+        if (self.min_characters or 0) > (self.max_characters or float('inf')):
+            raise ValueError(f'min_characters {self.min_characters:,} is more than max_characters')
+        if self.hugging_face is not None and not any(spec.startswith(PREFIX) for spec in self.specs):
+            raise ValueError(f"hugging_face is of data sets, and text names none; expected text: '{PREFIX}...'")
         if self.text is not None and not (self.text and all([self.text] if isinstance(self.text, str) else self.text)):
             raise ValueError("text names nothing; expected 'stdlib', a path, or a list of paths")
         return self
+
+    @property
+    def specs(self) -> list[str]:
+        """What `text` names, as a list."""
+        return [self.text] if isinstance(self.text, str) else self.text or []
 
 
 def open_text(request: 'DataRequest', *, options: TextOptions) -> 'TokenSource':
@@ -138,18 +181,38 @@ def _open_tokens(options: TextOptions, request: 'DataRequest') -> 'TokenSource':
 def _find_corpus(options: TextOptions, request: 'DataRequest') -> 'Corpus':
     from pretrax.data.corpus import Corpus
     from pretrax.data.files import TextFile, find_files
+    from pretrax.data.hugging_face import HuggingFaceDataset, find_dataset
     from pretrax.data.stdlib import stdlib_files, stdlib_rule
 
-    found: dict[str, TextFile] = {}
-    specs = _given(options.text)
-    for spec in [specs] if isinstance(specs, str) else specs:
+    found: dict[str, TextFile | HuggingFaceDataset] = {}
+    for spec in options.specs:
+        if spec.startswith(PREFIX):
+            dataset = find_dataset(spec, options.hugging_face or HuggingFaceOptions.model_validate({}))
+            found[str(dataset)] = dataset
+            request.say(f'text: {dataset}, {dataset.description}')
+            continue
         files = stdlib_files() if spec == STDLIB else find_files(spec)
         found |= {str(file.path): file for file in files}
         size = sum(file.size for file in files) / 1e6
         request.say(f'text: {stdlib_rule() if spec == STDLIB else spec}: {len(files):,} files, {size:,.1f} MB')
-    if options.field != 'text' and all(file.kind in ('text', 'python') for file in found.values()):
-        raise UserError(f'data.field: {options.field!r} names a field of rows, and every file is one document')
-    return Corpus(list(found.values()), Selection(field=_given(options.field)))
+    selection = Selection(
+        field=options.field or 'text',
+        prompt_field=options.prompt_field,
+        answer_field=options.answer_field,
+        filters=options.filters or (),
+        deduplicate=_given(options.deduplicate),
+        min_characters=options.min_characters or 0,
+        max_characters=options.max_characters,
+        on_error=_given(options.on_error),
+    )
+    corpus = Corpus(list(found.values()), selection)
+    if selection.of_rows and not corpus.has_rows:
+        raise UserError(f'data.{selection.of_rows} is about the fields of rows, and every file is one document')
+    if selection.deduplicate:
+        request.say('text: all of it is read once before, to find duplicates')
+    if corpus.known_by != 'content':
+        request.say(f'text: a change is noticed by {corpus.known_by}')
+    return corpus
 
 
 def _check_vocab_size(options: TextOptions, found: int, where: str) -> None:
