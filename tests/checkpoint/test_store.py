@@ -104,3 +104,16 @@ def test_what_is_not_there_is_told(missing, tmp_path):
     (tmp_path / missing).rename(tmp_path / 'elsewhere')
     with pytest.raises(UserError, match='cannot be restored'):
         restored(tmp_path, 2, mesh_of())
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_that_writes(tmp_path):
+    """Not by one that reads: the process that writes may be running."""
+    state = state_on(mesh_of(), steps=0)
+    saved(tmp_path, state)
+    left = tmp_path / '7.orbax-checkpoint-tmp'
+    left.mkdir()
+    Checkpoints(tmp_path).close()
+    assert left.exists()
+    saved(tmp_path, state, steps=(3,))
+    assert not left.exists()
+    assert steps_in(tmp_path) == [2, 3]

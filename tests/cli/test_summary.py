@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pretrax import config_from_values, load_config, pretrain, register
+from pretrax.cli import main
 from pretrax.cli.summary import summary
 from pretrax.config import resolve_mesh
 from runs import Quiet
@@ -66,6 +67,22 @@ def test_a_stopped_run_is_told_how_to_go_on(result):
     lines = summary(dataclasses.replace(result, stopped=True), typed)
     assert lines[1] == 'Stopped at step 6 of 6. The checkpoint is whole.'
     assert typed in commands(lines)
+
+
+def test_a_sample_is_as_long_as_learned_positions_allow(values, capsys):
+    """A run that is done ends well, and so does what it tells to try: 16 positions, and 128 tokens asked for."""
+    model = {'family': 'gpt2', 'n_layers': 1, 'd_model': 16, 'n_heads': 2}
+    values |= {'model': model, 'mesh': {}, 'steps': 1, 'schedule': {}, 'sample': {'tokens': 128}}
+    lines = summary(pretrain(config_from_values(values), progress=Quiet()), [])
+    assert 'The model writes:' in lines
+    generate = commands(lines)[0]
+    assert generate[:1] == ['generate']
+    with pytest.raises(SystemExit) as ended:
+        main(generate)
+    assert ended.value.code in (0, None)
+    with pytest.raises(SystemExit) as ended:
+        main([*generate[:-1], str(int(generate[-1]) + 1)])
+    assert ended.value.code == 2
 
 
 def test_a_model_that_cannot_write_is_not_asked_to(values):

@@ -53,9 +53,32 @@ def test_a_path_that_holds_no_checkpoint(path, message, tmp_path, capsys, monkey
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('flags', [['--top-p', '0'], ['--top-p', '1.5'], ['--tokens', '0'], ['--temperature', '-1']])
+@pytest.mark.parametrize(
+    'flags',
+    [['--top-p', '0'], ['--top-p', '1.5'], ['--tokens', '0'], ['--temperature', '-1'], ['--temperature', 'inf']],
+)
 def test_flags_out_of_range(flags, capsys):
     with pytest.raises(SystemExit) as ended:
         main(['generate', 'run', *flags])
     assert ended.value.code == 2
     assert flags[0] in capsys.readouterr().err
+
+
+def test_a_run_writes_with_its_own_tokenizer_whatever_became_of_the_text(values, documents, tmp_path, capsys):
+    """Tokenised again, the new text would give a tokenizer of the same size with other words in it."""
+    values |= {'mesh': {}, 'steps': 2}
+    pretrain(config_from_values(values), progress=Quiet())
+    command = ['generate', str(tmp_path / 'run'), '--prompt', 'abc', '--tokens', '6']
+    before = text_of(command, capsys)
+    documents.write_text(documents.read_text().translate(str.maketrans('abcdefgh', 'stuvwxyz')))
+    assert text_of(command, capsys) == before
+    documents.unlink()
+    assert text_of(command, capsys) == before
+
+    (tokens,) = (tmp_path / 'run' / 'data').iterdir()  # without them there is only the text, and it is another one
+    tokens.rename(tmp_path / 'elsewhere')
+    documents.write_text(''.join(f'{{"text": "{number} words that the run has not seen"}}\n' for number in range(300)))
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert ended.value.code == 2
+    assert 'trained with another tokenizer' in capsys.readouterr().err

@@ -102,6 +102,7 @@ PROBABILITY = np.array([0.05, 0.5, 0.1, 0.2, 0.15])
         (1.0, 2, 0.7, [1]),
         (2.0, None, 0.49, [1, 3]),  # the set is that of the heated distribution
         (0.5, None, None, [0, 1, 2, 3, 4]),
+        (1e-39, None, 0.9, [1]),
     ],
 )
 def test_distribution_of_a_choice(temperature, top_k, top_p, kept):
@@ -109,7 +110,7 @@ def test_distribution_of_a_choice(temperature, top_k, top_p, kept):
     draw = jax.vmap(functools.partial(_sample, temperature, top_k, top_p), in_axes=(0, None))
     drawn = np.asarray(draw(jax.random.split(jax.random.key(0), n), jnp.log(PROBABILITY) + 7))
     p = np.zeros(5)
-    p[kept] = PROBABILITY[kept] ** (1 / temperature)
+    p[kept] = (PROBABILITY[kept] / PROBABILITY[kept].max()) ** (1 / temperature)
     p /= p.sum()
     counts = np.bincount(drawn, minlength=5)
     assert not counts[p == 0].any()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -15,7 +16,9 @@ import reference
 from pretrax import config_from_values, pretrain, register
 from pretrax.checkpoint import steps_in
 from pretrax.cli import main
+from pretrax.errors import UserError
 from pretrax.observe.metrics import read_metrics
+from pretrax.train import loop
 from runs import Quiet
 from small import VOCAB, random_batch
 from train.bigram import Bigram
@@ -204,6 +207,40 @@ def test_a_loss_that_is_no_number_is_told_and_skipped(small_values):
     assert [line['skipped_steps'] for line in lines] == [0, 0, 1, 1, 1, 1]
     assert all(line['mfu'] is None for line in lines)  # a model that does not tell its architecture
     assert np.isfinite(jax.device_get(result.state.weights.table)).all()
+
+
+def test_a_signal_that_comes_twice_at_once_counts_once(capfd, monkeypatch):
+    """`uv run` passes on what its process group got as well; a second one that is meant comes later."""
+    with loop._polite() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert stop()
+        assert capfd.readouterr().err.count('stopping: this step ends, and the state is saved') == 1
+        later = time.monotonic() + 1.5
+        monkeypatch.setattr(loop.time, 'monotonic', lambda: later)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize('place', ['file', 'file/below', '/dev/null'])
+def test_a_run_directory_that_cannot_be_written_is_told_before_anything_is_read(place, values, tmp_path):
+    (tmp_path / 'file').write_text('')
+    values |= {'run_dir': str(tmp_path / place), 'data': {'text': 'nothing/here'}}
+    with pytest.raises(UserError, match=r'run_dir: .* cannot be written: (Not a directory|File exists)'):
+        pretrain(config_from_values(values), progress=Quiet())
+
+
+def test_samples_longer_than_the_positions_are_refused_before_the_first_step(values, tmp_path):
+    values |= {'model': {'family': 'gpt2', 'n_layers': 1, 'd_model': 16, 'n_heads': 2}, 'sample': {'every': 5}}
+    with pytest.raises(UserError, match=r'sample.tokens is 128, but the 16 positions .* leave (\d+) after') as error:
+        pretrain(config_from_values(values), progress=Quiet())
+    assert not (tmp_path / 'run' / 'metrics.jsonl').exists()
+    room = int(str(error.value).split('leave ')[1].split()[0])
+    assert f'set sample.tokens={room}' in str(error.value)
+    values |= {'sample': {'every': 5, 'tokens': room}, 'mesh': {}}
+    progress = Quiet()
+    pretrain(config_from_values(values), progress=progress)
+    assert any(line.startswith('sample at step 6: def ') for line in progress.said)
 
 
 PRETRAX = str(Path(sys.executable).with_name('pretrax'))

@@ -20,12 +20,14 @@ class Checkpoints:
 
     Args:
         directory: `<run_dir>/checkpoints`.
-        keep: how many of the newest stay; None keeps all and writes none.
+        keep: how many of the newest stay, what a killed process left half-written does not; None writes and removes
+            nothing.
     """
 
     def __init__(self, directory: pathlib.Path, keep: int | None = None):
         self.directory = directory.absolute()
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=keep is not None)
+        writes = keep is not None
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=writes, cleanup_tmp_directories=writes)
         handlers = {'state': ocp.StandardCheckpointHandler(), 'description': ocp.JsonCheckpointHandler()}
         self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers)
 

@@ -1,6 +1,7 @@
 """`pretrax generate RUN_OR_CHECKPOINT --prompt ...`: text from a checkpoint of a run."""
 
 import dataclasses
+import math
 
 import jax
 
@@ -24,6 +25,8 @@ def generate(
     """Prints each prompt with its continuation."""
     if top_p is not None and top_p <= 0:
         raise UserError(f'--top-p is {top_p}; expected more than 0 and at most 1')
+    if not math.isfinite(temperature):
+        raise UserError(f'--temperature is {temperature}; expected a finite number, 0 or more')
     trained = open_trained(path)
     model, source = trained.run.recipe.model, trained.run.source
     check_can_sample(model, source)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from ..config import RunConfig
 from ..errors import UserError
-from ..infer.sample import check_can_sample, sample
+from ..infer.sample import check_can_sample, most_new_tokens, sample
 from ..train.loop import Result
 
 
@@ -20,8 +20,11 @@ def summary(result: Result, arguments: list[str]) -> list[str]:
         measured = {'validation loss': result.validation.get('val_loss'), 'loss': result.metrics.get('loss')}
         told = [f', {name} {value:.4f}' for name, value in measured.items() if value is not None]
         lines = ['', f'Done: {step} steps' + ''.join(told[:1])]
-    if writes := _allowed(lambda: check_can_sample(run.recipe.model, run.source)):
-        text = sample(run.recipe.model, result.state.weights, run.source.tokenizer, config.sample)[0]
+    model, tokenizer = run.recipe.model, getattr(run.source, 'tokenizer', None)
+    writes = _allowed(lambda: check_can_sample(model, run.source))
+    if writes and (room := most_new_tokens(model, tokenizer, config.sample.prompts)):
+        choices = config.sample.model_copy(update={'tokens': min(config.sample.tokens, room)})
+        text = sample(model, result.state.weights, tokenizer, choices)[0]
         lines += ['', 'The model writes:', *(f'    {line}' for line in text.splitlines())]
     return [
         *lines,
@@ -39,7 +42,10 @@ def _next(result: Result, arguments: list[str], writes: bool) -> list[tuple[str,
     """Commands that work after this run, each with what it does."""
     config, run = result.run.config, result.run
     directory = shlex.quote(str(config.run_dir))
-    commands = [(f"pretrax generate {directory} --prompt 'class '", 'more text')] if writes else []
+    commands = []
+    if writes and (room := most_new_tokens(run.recipe.model, run.source.tokenizer, ['class '])):
+        shorter = f' --tokens {room}' if room < 128 else ''  # generate asks for 128
+        commands.append((f"pretrax generate {directory} --prompt 'class '{shorter}", 'more text'))
     more = {} if result.stopped else {'steps': str(2 * config.steps)}
     commands.append((_again(config, arguments, more), 'goes on'))
     if config.data.name == 'text' and getattr(config.data.options, 'text', None):

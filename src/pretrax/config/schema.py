@@ -179,7 +179,7 @@ class Log(Section):
     tensorboard: bool = Field(default=False, description='write event files to <run_dir>/tb')
     wandb: str | None = Field(default=None, min_length=1, description='Weights & Biases project; null: off')
     mlflow: str | bool | None = Field(
-        default=None, description='MLflow tracking URI; true: ./mlruns; null or false: off'
+        default=None, description='MLflow tracking URI; true: ./mlflow.db; null or false: off'
     )
 
 

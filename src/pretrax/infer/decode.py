@@ -167,7 +167,7 @@ def _sample(temperature: float, top_k: int | None, top_p: float | None, key: Any
     """One token id from f32[V] logits."""
     if temperature == 0:
         return jnp.argmax(logits).astype(jnp.int32)
-    logits = logits / temperature
+    logits = (logits - jnp.max(logits)) / temperature  # so that a tiny temperature divides nothing to infinity
     if top_k is not None and top_k < logits.shape[0]:
         logits = jnp.where(logits < jax.lax.top_k(logits, top_k)[0][-1], -jnp.inf, logits)
     if top_p is not None:

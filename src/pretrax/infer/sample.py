@@ -1,5 +1,7 @@
 """Text out of a model and a tokenizer."""
 
+import math
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..errors import UserError
@@ -22,17 +24,30 @@ class Choices(Protocol):
     def top_p(self) -> float | None: ...
 
 
-def check_can_sample(model: Any, source: Any) -> None:
-    """Raises UserError where a model or its data cannot write text."""
+def check_can_sample(model: Any, source: Any, choices: Choices | None = None) -> None:
+    """Raises UserError where a model or its data cannot write text, or not as much as `choices` ask for."""
     if not isinstance(model, Transformer):
         raise UserError(f'sample: {type(model).__name__} has no way to generate text\nset sample.every=0')
     if getattr(source, 'tokenizer', None) is None:
         raise UserError('sample: the data has no tokenizer to read tokens with\nset sample.every=0')
+    if choices is not None and (room := most_new_tokens(model, source.tokenizer, choices.prompts)) < choices.tokens:
+        raise UserError(
+            f'sample.tokens is {choices.tokens}, but the {model.arch.max_sequence_length} positions that the model '
+            f'learns leave {room} after the longest of sample.prompts\n'
+            + (f'set sample.tokens={room}' if room else 'shorten the prompts')
+        )
+
+
+def most_new_tokens(model: Any, tokenizer: Any, prompts: Sequence[str]) -> float:
+    """How many tokens can follow the longest of the prompts: where positions are learned, no more than there are."""
+    if model.arch.positions != 'learned':
+        return math.inf
+    return max(model.arch.max_sequence_length - max(len(ids) for ids in _encoded(tokenizer, prompts)), 0)
 
 
 def sample(model: Any, weights: Any, tokenizer: Any, choices: Choices, seed: int = 0) -> list[str]:
     """Each prompt and its continuation, up to the end of the text."""
-    prompts = [tokenizer.encode(prompt) or [tokenizer.end_of_text] for prompt in choices.prompts]
+    prompts = _encoded(tokenizer, choices.prompts)
     continued = generate(
         model, weights, prompts, tokens=choices.tokens, temperature=choices.temperature, top_k=choices.top_k,
         top_p=choices.top_p, seed=seed,
@@ -43,3 +58,7 @@ def sample(model: Any, weights: Any, tokenizer: Any, choices: Choices, seed: int
             ids = ids[: ids.index(tokenizer.end_of_text)]
         texts.append(prompt + tokenizer.decode(ids))
     return texts
+
+
+def _encoded(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
+    return [tokenizer.encode(prompt) or [tokenizer.end_of_text] for prompt in prompts]

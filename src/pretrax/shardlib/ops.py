@@ -297,22 +297,24 @@ def _reduce(name: str, reduction: Any, axes: str, x: Any) -> Any:
     many = _with_many(names)
 
     def reduce(leaf: Any) -> Any:
-        leaf = settle(_need_partial(f"{name}('{axes}', x)", leaf, frozenset(names)), set(names) - set(many))
+        leaf = _need_partial(f"{name}('{axes}', x)", leaf, frozenset(names), adds=name == 'psum')
+        leaf = settle(leaf, set(names) - set(many))
         return reduction(leaf, many) if many else leaf
 
     return jax.tree.map(reduce, x)
 
 
-def _need_partial(what: str, x: Any, axes: frozenset[str]) -> Any:
+def _need_partial(what: str, x: Any, axes: frozenset[str], adds: bool = True) -> Any:
     def complaint() -> ShardingError:
         mesh = jax.sharding.get_abstract_mesh()
         same = axes - varying_axes(x) or axes
         along = ' '.join(axis for axis in mesh.axis_names if axis in same)
         return ShardingError(
-            f"{what}: the value is the same on all devices along '{along}'; adding it up would multiply it",
+            f"{what}: the value is the same on all devices along '{along}'; "
+            + ('adding it up would multiply it' if adds else 'there is nothing to reduce'),
             found=f'{jax.typeof(x)}',
             mesh=mesh,
-            mend='leave the axis out, or multiply by axis_size if that is meant',
+            mend='leave the axis out' + (', or multiply by axis_size if that is meant' if adds else ''),
         )
 
     return claim_differs(x, axes, complaint)

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .ops import vary
+from .replication import varying_axes
 from .save import Choice, keep_by_name
 
 
@@ -26,6 +28,7 @@ def scan[X](
             computed and gathers again (as in Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2).
     """
     bodies = [body] if callable(body) else list(body)
+    init = _as_carried(bodies, init, stacked)
     policy = _was_computed if choices is None else keep_by_name(choices)
     bodies = [jax.checkpoint(one, policy=policy, prevent_cse=False) for one in bodies]
     if len(bodies) == 1:
@@ -54,6 +57,23 @@ def _in_turn(bodies: list[Any], carry: Any, slices: Any, count: int) -> tuple[An
         carry, output = one(carry, jax.tree.map(lambda x, i=i: x[i], slices))
         outputs.append(output)
     return carry, jax.tree.map(lambda *x: jnp.stack(x), *outputs)
+
+
+def _as_carried[X](bodies: list[Callable[[X, Any], tuple[X, Any]]], init: X, stacked: Any) -> X:
+    """The first carry, varying for JAX as the bodies' results do: they do along the axes of gathered weights."""
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+    one = jax.tree.map(lambda x: x[0], stacked)
+    before = None
+    while before != jax.tree.map(varying_axes, init):
+        before = jax.tree.map(varying_axes, init)
+        for body in bodies:
+            if all(varying_axes(x).issuperset(axes) for x in jax.tree.leaves(init)):
+                return init
+            carried = jax.eval_shape(lambda x, body=body: body(x, one)[0], init)
+            if jax.tree.structure(carried) != jax.tree.structure(init):
+                return init  # jax.lax.scan says so
+            init = jax.tree.map(lambda x, after: vary(x, after.manual_axis_type.varying), init, carried)
+    return init
 
 
 def _was_computed(primitive: Any, *_: Any, **__: Any) -> bool:

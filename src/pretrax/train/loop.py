@@ -9,8 +9,10 @@ import dataclasses
 import math
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -55,12 +57,13 @@ def train(config: RunConfig, *, allow_changes: bool = False, progress: Progress 
     progress = progress or Progress()
     leader = _is_leader()
     say = progress.message if leader else lambda text: None
+    _check_writable(config.run_dir)
     _check_unchanged(config, allow_changes, say)
     for note in config.notes:
         say(note)
     run = prepare(config, say)
     if config.sample.every:
-        check_can_sample(run.recipe.model, run.source)
+        check_can_sample(run.recipe.model, run.source, config.sample)
     for line in run.report:
         say(line)
     checkpoints = Checkpoints(config.run_dir / 'checkpoints', config.checkpoint.keep)
@@ -182,7 +185,7 @@ class _Training:
             for name, (top, bottom) in jax.device_get(evaluate(self.state.weights, self.run.validation(index))).items():
                 before = sums.get(name, (0.0, 0.0))
                 sums[name] = (before[0] + float(top), before[1] + float(bottom))
-        terms = {name: top / bottom for name, (top, bottom) in sums.items()}
+        terms = {name: top / bottom if bottom else math.nan for name, (top, bottom) in sums.items()}
         nll = terms.get('nll', sum(terms.values()))
         self.last_validation = {'step': number, 'val_loss': nll, **self._bits(nll, 'validation_')}
         self._report(self.last_validation)
@@ -236,14 +239,19 @@ class _Clock:
 
 @contextlib.contextmanager
 def _polite() -> Iterator[Callable[[], bool]]:
-    """The first SIGINT or SIGTERM lets the step end and the state be saved; the second one ends the process."""
-    asked: list[int] = []
+    """The first SIGINT or SIGTERM lets the step end and the state be saved; one a second later ends the process.
+
+    Those in between are the same one: `uv run`, `timeout` and Slurm pass on what the whole process group has got.
+    """
+    asked: list[float] = []
 
     def ask(number: int, frame: Any) -> None:
-        del frame
-        if asked:
+        del number, frame
+        if not asked:
+            asked.append(time.monotonic())
+            os.write(2, b'\nstopping: this step ends, and the state is saved; once more: at once, without saving\n')
+        elif time.monotonic() - asked[0] > 1:
             raise KeyboardInterrupt
-        asked.append(number)
 
     try:
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -269,6 +277,16 @@ def _open_log(config: RunConfig, leader: bool, resumed: int, say: Callable[[str]
         name=config.name, config=config.model_dump(mode='json'), resumed_step=resumed, say=say,
     )  # fmt: skip
     return MetricsLog(config.run_dir / 'metrics.jsonl', trackers, resumed_step=resumed, say=say)
+
+
+def _check_writable(directory: Path) -> None:
+    """Finds out now, not when the first file is written, after the text has been read."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise UserError(f'run_dir: {directory} cannot be written: {error.strerror}\ngive another run_dir=') from error
 
 
 def _check_unchanged(config: RunConfig, allow_changes: bool, say: Callable[[str], None]) -> None:

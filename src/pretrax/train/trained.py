@@ -8,6 +8,7 @@ import jax
 
 from ..checkpoint import Checkpoints, CheckpointWeights, read_description, steps_in
 from ..config import from_values
+from ..data.flat_tokens import open_split
 from ..errors import UserError
 from .setup import Run, prepare
 
@@ -57,10 +58,30 @@ def open_trained(path: str) -> Trained:
     directory, step = find_checkpoint(pathlib.Path(path))
     description = read_description(directory, step)
     values = description['config'] | {'run_dir': str(directory.parent)}
+    values['data'] = _tokens_of_the_run(values['data'], directory.parent / 'data', description)
     n = len(jax.devices())
     values['mesh'] = {'r': 1, 'd': 1, 't': 1, ('r' if jax.default_backend() == 'cpu' else 'd'): n}
     values['batch'] = values['batch'] | {'tokens': n * values['batch']['sequence_length'], 'micro': None}
-    return Trained(prepare(from_values(values), say=lambda text: None), directory, step, description)
+    run = prepare(from_values(values), say=lambda text: None)
+    wrote, reads = description.get('tokenizer'), getattr(getattr(run.source, 'tokenizer', None), 'sha256', None)
+    if wrote and reads and wrote != reads:
+        raise UserError(
+            f'{directory.parent} was trained with another tokenizer than its data has now: the text has changed since\n'
+            'bring the text back, or train a run on the new one'
+        )
+    return Trained(run, directory, step, description)
+
+
+def _tokens_of_the_run(data: dict[str, Any], prepared: pathlib.Path, description: dict[str, Any]) -> dict[str, Any]:
+    """The section `data`, with the tokens that the run was trained on in the place of the text they were made of.
+
+    The text may have changed since, or be somewhere else; tokenised again it would give another tokenizer.
+    """
+    if data.get('text') is not None:
+        for place in sorted(prepared.glob('tokens-*')):
+            if open_split(place, 'train').fingerprint == description.get('data'):
+                return {'name': data['name'], 'tokens': str(place)}
+    return data
 
 
 def find_checkpoint(path: pathlib.Path) -> tuple[pathlib.Path, int]:
