@@ -7,13 +7,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from pretrax.data import pieces, sample
 from pretrax.data import prepare as prepare_module
-from pretrax.data.corpus import Corpus
+from pretrax.data.corpus import Corpus, shards
+from pretrax.data.engines import InProcess
 from pretrax.data.files import find_files
 from pretrax.data.flat_tokens import open_split, splits, verify
 from pretrax.data.prepare import prepare
 from pretrax.data.tokenizer import Tokenizer
-from pretrax.data.tokenizer_training import train_tokenizer
+from pretrax.data.tokenizer_training import train_and_say, train_tokenizer
 from pretrax.errors import UserError
 
 
@@ -87,7 +89,7 @@ def test_a_corpus_of_empty_documents_is_refused(tmp_path):
     write_jsonl(tmp_path / 'a.jsonl', ['', ''])
     with pytest.raises(UserError, match='no document holds any text'):
         prepared(tmp_path / 'a.jsonl', tmp_path / 'data')
-    assert not (tmp_path / 'data').exists()
+    assert list((tmp_path / 'data').iterdir()) == []
 
 
 def test_the_side_of_a_document_depends_on_its_text_alone(tmp_path):
@@ -156,22 +158,25 @@ def test_the_size_of_an_encoded_batch_changes_nothing(tmp_path, monkeypatch):
     write_jsonl(tmp_path / 'a.jsonl', [f'one {n} three' for n in range(300)])
     read = []
     for size in (1, 50, 10**6):
-        monkeypatch.setattr(prepare_module, '_ENCODED_AT_ONCE', size)
+        monkeypatch.setattr(pieces, '_ENCODED_AT_ONCE', size)
         place = prepared(tmp_path / 'a.jsonl', tmp_path / str(size), validation=0.1)
         read.append({name: open_split(place, name).manifest for name in splits(place)})
     assert read[0] == read[1] == read[2]
 
 
 def test_a_tokenizer_is_trained_on_a_bounded_sample_of_all_documents(tmp_path, monkeypatch, said):
-    monkeypatch.setattr(prepare_module, 'SAMPLE_CHARACTERS', 5_000)
-    monkeypatch.setattr(prepare_module, '_PIECE', 100)
+    monkeypatch.setattr(sample, 'SAMPLE_CHARACTERS', 5_000)
+    monkeypatch.setattr(sample, 'PIECE', 100)
     rng = np.random.default_rng(0)
     write_jsonl(tmp_path / 'a.jsonl', [''.join(map(chr, rng.integers(97, 123, size=1000))) for _ in range(50)])
     corpus = Corpus(find_files(str(tmp_path / 'a.jsonl')))
-    sample = prepare_module._survey(corpus, said.append, sampled=True).sample
-    assert 4_900 <= sum(map(len, sample)) <= 5_000
+    rows, n_bytes, chosen = sample.sample(InProcess(), shards(corpus, 1), lambda *_: None)
+    assert (rows.kept, n_bytes) == (50, 50_000)
+    assert 4_900 <= sum(map(len, chosen)) <= 5_000
     documents = [document.text for document in corpus.documents()]
-    assert len({n for piece in sample for n, text in enumerate(documents) if piece in text}) > 20
+    assert len({n for piece in chosen for n, text in enumerate(documents) if piece in text}) > 20
+    for n in (2, 7):  # however the corpus is dealt out
+        assert sorted(sample.sample(InProcess(), shards(corpus, n), lambda *_: None)[2]) == sorted(chosen)
     prepared(tmp_path / 'a.jsonl', tmp_path / 'data', said)
     assert 'trained on 0.0 M characters' in said.text
 
@@ -180,11 +185,11 @@ def test_text_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
     path = tmp_path / 'a.jsonl'
     write_jsonl(path, ['one', 'two'])
 
-    def train_and_change(sample, vocab_size):
+    def train_and_change(chosen, vocab_size, say):
         write_jsonl(path, ['one', 'two', 'three'])
-        return train_tokenizer(sample, vocab_size)
+        return train_and_say(chosen, vocab_size, say)
 
-    monkeypatch.setattr(prepare_module, 'train_tokenizer', train_and_change)
+    monkeypatch.setattr(prepare_module, 'train_and_say', train_and_change)
     with pytest.raises(UserError, match='the file has changed since this run began'):
         prepared(path, tmp_path / 'data')
     assert list((tmp_path / 'data').iterdir()) == []

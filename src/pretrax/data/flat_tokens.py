@@ -215,6 +215,7 @@ def verify(directory: Path) -> dict[str, Counts]:
         read_tokenizer_json(directory, split.manifest.tokenizer)
         _verify_split(split)
         found[name] = split.manifest.counts
+    _verify_documents(directory, sum(counts.documents for counts in found.values()))
     return found
 
 
@@ -254,6 +255,14 @@ def _verify_split(split: FlatTokens) -> None:
         raise UserError(f'{split.path / "zarr.json"}: counts.targets {said}, and {n_targets} tokens count')
     if largest != split.manifest.max_token_id:
         raise UserError(f'{split.path / "zarr.json"}: max_token_id {split.manifest.max_token_id}, largest {largest}')
+
+
+def _verify_documents(directory: Path, n_documents: int) -> None:
+    said = _group_attributes(directory).get('documents')
+    if said is None:  # merged, converted, or made by an older pretrax
+        return
+    if said['read'] != said['kept'] + sum(said['left_out'].values()) or said['kept'] + said['cut'] != n_documents:
+        raise UserError(f'{directory / "zarr.json"}: documents {said} do not add up to {n_documents} in the splits')
 
 
 def _open_array(path: Path, dtype: str) -> ts.TensorStore:

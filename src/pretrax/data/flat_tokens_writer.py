@@ -37,6 +37,7 @@ class Writer:
     def __init__(self, directory: Path):
         self._directory = directory
         self._splits: dict[str, _Split] = {}
+        self._documents: dict[str, Any] | None = None
 
     def append(
         self,
@@ -83,12 +84,19 @@ class Writer:
         """What each split holds so far."""
         return {name: split.counts for name, split in self._splits.items()}
 
+    def account(self, *, read: int, kept: int, cut: int, left_out: dict[str, int]) -> None:
+        """Say what became of every row of the text: read = kept + left out; the splits hold kept + cut documents."""
+        self._documents = {'read': read, 'kept': kept, 'cut': cut, 'left_out': left_out}
+
     def finish(self, tokenizer: TokenizerIdentity, tokenizer_json: bytes | None, source: dict[str, Any]) -> None:
         for name, split in self._splits.items():
             split.finish(name, tokenizer, source)
         if tokenizer_json is not None:
-            _write(self._directory / TOKENIZER_FILE, tokenizer_json)
-        _write_group(self._directory, {'format': FORMAT, 'version': VERSION, 'splits': list(self._splits)})
+            write_file(self._directory / TOKENIZER_FILE, tokenizer_json)
+        attributes = {'format': FORMAT, 'version': VERSION, 'splits': list(self._splits)}
+        if self._documents is not None:
+            attributes['documents'] = self._documents
+        _write_group(self._directory, attributes)
 
 
 @contextlib.contextmanager
@@ -102,13 +110,13 @@ def create(
         tokenizer, tokenizer_json: what the ids mean; None where the tokenizer is not known.
         source: what the text was, any JSON.
     """
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(directory.parent)
     partial = directory.parent / f'.{directory.name}.partial-{socket.gethostname()}-{os.getpid()}'
-    if partial.exists():  # left by an earlier process of this number; containers give out the same one every time
-        shutil.rmtree(partial)
-    partial.mkdir()
     try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(directory.parent)
+        if partial.exists():  # left by an earlier process of this number; containers give out the same one every time
+            shutil.rmtree(partial)
+        partial.mkdir()
         writer = Writer(partial)
         yield writer
         writer.finish(tokenizer, tokenizer_json, source)
@@ -123,8 +131,7 @@ def create(
     except OSError as error:
         raise UserError(f'{directory}: cannot write the tokens: {error.strerror or error}') from error
     finally:
-        if partial.exists():
-            shutil.rmtree(partial)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 class _Split:
@@ -246,10 +253,11 @@ def _sum(a: int | None, b: int | None) -> int | None:
 
 def _write_group(path: Path, attributes: dict[str, Any]) -> None:
     group = {'zarr_format': 3, 'node_type': 'group', 'attributes': attributes}
-    _write(path / 'zarr.json', (json.dumps(group, indent=2) + '\n').encode())
+    write_file(path / 'zarr.json', (json.dumps(group, indent=2) + '\n').encode())
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file so that it is on the disk when this returns."""
     with path.open('wb') as stream:
         stream.write(content)
         stream.flush()

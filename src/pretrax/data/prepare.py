@@ -1,199 +1,258 @@
-"""A corpus -> a directory of flat-tokens, made once for each recipe (text, tokenizer, validation)."""
+"""A corpus -> a directory of flat-tokens, made once for each recipe (text, tokenizer, validation).
 
+The text is tokenised in shards, each into a piece (data/pieces.py), by whatever engine there is (data/engines.py). The
+pieces are laid end to end while they are made. They lie in a hidden directory beside the result: when a run is killed,
+the next one with the same recipe makes only those that are missing. Neither this nor the number of workers changes a
+byte of the result.
+"""
+
+import contextlib
+import functools
 import hashlib
-import heapq
+import itertools
 import json
+import math
+import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretrax.data.corpus import Corpus, Counts
+from pretrax.data import sample
+from pretrax.data.corpus import Corpus, Counts, Shard, shards
+from pretrax.data.encoders import choose_encoder
+from pretrax.data.engines import Engine, EngineName, in_order, make_engine
 from pretrax.data.flat_tokens import VERSION, TokenizerIdentity, open_split
-from pretrax.data.flat_tokens_writer import Writer, create
+from pretrax.data.flat_tokens_writer import Writer, create, write_file
+from pretrax.data.lock import only_one
+from pretrax.data.pieces import TRAIN, VALIDATION, Job, Piece, find_piece, read_piece
+from pretrax.data.progress import TokenProgress
 from pretrax.data.tokenizer import Tokenizer
-from pretrax.data.tokenizer_training import train_tokenizer
+from pretrax.data.tokenizer_files import TOKENIZER_JSON
+from pretrax.data.tokenizer_training import train_and_say
 from pretrax.errors import UserError
 
-# A tokenizer is trained on at most so much text, in pieces that the hash of each chooses from all documents.
-SAMPLE_CHARACTERS = 16 << 20
-_PIECE = 1 << 16
-_ENCODED_AT_ONCE = 4 << 20
+SHARD_BYTES = 32 << 20  # of the text as it is stored: what a worker takes at a time
 # Where fewer whole documents than this would be held out, the end of each document is held out instead.
 _FEWEST_HELD_OUT = 8
 
 type Say = Callable[[str], None]
 
 
+@dataclass(frozen=True)
+class Work:
+    """Who tokenises: `workers` None is every core, or every CPU of the cluster."""
+
+    engine: EngineName = 'local'
+    workers: int | None = None
+
+
 def prepare(
-    corpus: Corpus, directory: Path, say: Say, *, tokenizer: Tokenizer | None, vocab_size: int, validation: float
+    corpus: Corpus,
+    directory: Path,
+    say: Say,
+    *,
+    tokenizer: Tokenizer | None,
+    vocab_size: int,
+    validation: float,
+    work: Work | None = None,
+    place: Path | None = None,
 ) -> Path:
-    """The flat-tokens directory of this text below `directory`: that of an earlier call, or a new one.
+    """The flat-tokens directory of this text: that of an earlier call, or a new one.
 
     Args:
+        directory: it lies here, named by the hash of its recipe.
         tokenizer: the one to use; None trains one with at most vocab_size tokens.
         validation: fraction of the documents to hold out.
+        place: it lies here instead.
     """
     recipe = {
         'text': corpus.fingerprint(),
-        'tokenizer': tokenizer.sha256 if tokenizer else f'byte-level BPE of {vocab_size} tokens',
+        'tokenizer': f'{tokenizer.sha256} {tokenizer.end_of_text}'
+        if tokenizer
+        else f'byte-level BPE of {vocab_size} tokens',
         'validation': validation,
         'version': VERSION,
     }
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
-    place = directory / f'tokens-{key[:12]}'
-    if place.exists():
-        say(f'tokens: reused from {place}: same text, tokenizer and validation')
+    place, named = place or directory / f'tokens-{key[:12]}', place is not None
+    if _is_there(place, named, recipe, say):
         return place
-    for other in sorted(directory.glob('tokens-*')):
-        say(f'tokens: {other} is of {_difference(other, recipe)}; it stays, and the text is tokenised afresh')
-    survey = _survey(corpus, say, sampled=tokenizer is None)
-    say(f'text: {survey.n_documents:,} documents, {survey.n_bytes / 1e6:,.1f} MB')
-    if tokenizer is None:
-        tokenizer = _train(survey.sample, vocab_size, say)
-    _tokenise(corpus, survey, tokenizer, validation, place, recipe, say)
+    if not named:
+        _say_others(place, recipe, say)
+    pieces = place.parent / f'.{place.name}.{key[:12]}.pieces'
+    with only_one(pieces, say):
+        for left in pieces.glob('*.partial-*'):  # of a run that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        if _is_there(place, named, recipe, say):  # by now, from the process that was waited for
+            return place
+        try:
+            _Preparation(corpus, pieces, say, validation, work or Work()).make(place, tokenizer, vocab_size, recipe)
+        except BaseException:
+            kept = len(list(pieces.glob('*/counts.json')))
+            if kept:
+                say(f'tokens: not finished; {kept:,} shards are kept in {pieces}, and the next run goes on from there')
+            else:
+                shutil.rmtree(pieces, ignore_errors=True)
+            raise
+        shutil.rmtree(pieces)
     return place
 
 
+def _is_there(place: Path, named: bool, recipe: dict[str, Any], say: Say) -> bool:
+    if not place.exists():
+        return False
+    if named and (differs := _difference(place, recipe)):
+        raise UserError(f'{place}: is there, and {differs}\n  remove it, or write to another directory')
+    say(f'tokens: reused from {place}: same text, tokenizer and validation')
+    return True
+
+
+def _say_others(place: Path, recipe: dict[str, Any], say: Say) -> None:
+    for other in sorted(place.parent.glob('tokens-*')):
+        say(f'tokens: {other} {_difference(other, recipe)}; it stays, and the text is tokenised afresh')
+    for other in sorted(place.parent.glob('.tokens-*.pieces')):
+        if not other.name.startswith(f'.{place.name}.'):
+            say(f'tokens: {other} was begun with another recipe and is not finished; if it is not needed, remove it')
+
+
 def _difference(other: Path, recipe: dict[str, Any]) -> str:
+    """How what is there differs from what the recipe makes; '' where it does not."""
     try:
-        theirs = open_split(other, 'train').manifest.source
+        theirs = open_split(other, TRAIN).manifest.source
     except UserError as error:
-        return f'no use ({str(error).splitlines()[0]})'
-    return 'another ' + ' and '.join(name for name in recipe if recipe[name] != theirs.get(name))
+        return f'is of no use ({str(error).splitlines()[0]})'
+    different = [name for name in recipe if recipe[name] != theirs.get(name)]
+    return 'is of another ' + ' and '.join(different) if different else ''
 
 
-@dataclass(frozen=True)
-class _Survey:
-    """What a first pass over the documents finds."""
+class _Preparation:
+    """One directory in the making."""
 
-    n_documents: int
-    n_bytes: int
-    sample: list[str]
+    def __init__(self, corpus: Corpus, pieces: Path, say: Say, validation: float, work: Work):
+        self.corpus, self.pieces, self.say, self.validation = corpus, pieces, say, validation
+        n_shards = max(1, math.ceil(corpus.size / SHARD_BYTES))
+        self.engine: Engine = make_engine(work.engine, work.workers, n_shards)
+        self._n_shards = n_shards
+        self.n_documents: int | None = None  # where they were counted
 
+    @functools.cached_property
+    def shards(self) -> list[Shard]:
+        def mapped(function: Callable, items: Sequence[Shard]) -> Iterator[Any]:
+            calls = [(function, item) for item in items]
+            yield from in_order(self.engine, sample.without_progress, calls, lambda *_: None)
 
-def _survey(corpus: Corpus, say: Say, sampled: bool) -> _Survey:
-    n_bytes = n_sampled = 0
-    counts = Counts()
-    sample: list[tuple[int, str]] = []  # a heap: the piece with the largest hash leaves first
-    for text, *_ in corpus.documents(counts):
-        n_bytes += len(text.encode())
-        for start in range(0, len(text) if sampled else 0, _PIECE):
-            piece = text[start : start + _PIECE]
-            heapq.heappush(sample, (-_hash(piece), piece))
-            n_sampled += len(piece)
-            while n_sampled > SAMPLE_CHARACTERS:
-                n_sampled -= len(heapq.heappop(sample)[1])
-    for line in counts.lines():
-        say(line)
-    if not counts.kept:
-        raise UserError(f'data.text: no document holds any text\n  {counts.lines()[0]}')
-    return _Survey(counts.kept, n_bytes, [piece for _, piece in sample])
+        return shards(self.corpus, self._n_shards, map=mapped)  # pyright: ignore[reportArgumentType]
 
-
-def _train(sample: list[str], vocab_size: int, say: Say) -> Tokenizer:
-    started = time.perf_counter()
-    tokenizer = train_tokenizer(sample, vocab_size)
-    short = '' if tokenizer.vocab_size == vocab_size else f' (the text has no more; {vocab_size:,} were asked for)'
-    say(
-        f'tokenizer: byte-level BPE of {tokenizer.vocab_size:,} tokens{short}, trained on '
-        f'{sum(map(len, sample)) / 1e6:,.1f} M characters in {time.perf_counter() - started:.1f} s'
-    )
-    return tokenizer
-
-
-def _tokenise(
-    corpus: Corpus,
-    survey: _Survey,
-    tokenizer: Tokenizer,
-    validation: float,
-    place: Path,
-    recipe: dict[str, Any],
-    say: Say,
-) -> None:
-    cut = validation > 0 and survey.n_documents * validation < _FEWEST_HELD_OUT
-    if cut:
-        say(
-            f'validation: {survey.n_documents:,} documents are too few to hold out whole ones, '
-            f'so the last {validation:.1%} of each is held out'
-        )
-    parts = (part for text, *_ in corpus.documents() for part in _parts(text, validation, cut))
-    identity = TokenizerIdentity(
-        sha256=tokenizer.sha256, vocab_size=tokenizer.vocab_size, end_of_text=tokenizer.end_of_text
-    )
-    started = said = time.perf_counter()
-    with create(place, identity, tokenizer.content, recipe) as writer:
-        for batch in _batches(parts):
-            _append(writer, tokenizer, batch)
-            if (now := time.perf_counter()) - said > 10:
-                said = now
-                say(f'tokens: {_n_bytes(writer) / survey.n_bytes:.0%} of the text after {now - started:.0f} s')
-        if _n_bytes(writer) != survey.n_bytes:
-            raise UserError(
-                f'data.text: {survey.n_bytes:,} bytes of text at first, {_n_bytes(writer):,} when read again\n'
-                '  a file changed in between: start again when the files are at rest'
+    def make(self, place: Path, tokenizer: Tokenizer | None, vocab_size: int, recipe: dict[str, Any]) -> None:
+        with contextlib.closing(self.engine):
+            tokenizer = tokenizer or self._trained(vocab_size)
+            cut = self._cuts()
+            encoder, reason = choose_encoder(tokenizer, (document.text for document in self.corpus.documents()))
+            self.say(f'tokenizer: encodes through {encoder}: {reason}; by {self.engine.name}')
+            job = Job(tokenizer.content, tokenizer.end_of_text, encoder, self.validation, cut)
+            identity = TokenizerIdentity(
+                sha256=tokenizer.sha256, vocab_size=tokenizer.vocab_size, end_of_text=tokenizer.end_of_text
             )
-        for split in ('train', 'validation') if validation > 0 else ('train',):
+            started = time.perf_counter()
+            with create(place, identity, tokenizer.content, recipe) as writer:
+                found = self._lay(job, writer)
+                try:
+                    self._check(found, writer)
+                except UserError:
+                    shutil.rmtree(self.pieces)  # another run would come to the same
+                    raise
+        self._report(place, writer, time.perf_counter() - started)
+
+    def _trained(self, vocab_size: int) -> Tokenizer:
+        """A tokenizer of the text; that of a run which was interrupted, if there was one."""
+        file = self.pieces / TOKENIZER_JSON
+        if file.is_file():
+            self.say('tokenizer: trained by the run that was interrupted')
+            return Tokenizer(file.read_bytes(), str(file))
+        with TokenProgress(self.corpus.size, self.say, 'sample') as progress:
+            rows, n_bytes, chosen = sample.sample(self.engine, self.shards, progress)
+        _refuse_empty(rows)
+        self.n_documents = rows.kept
+        self.say(f'text: {rows.kept:,} documents, {n_bytes / 1e6:,.1f} MB')
+        tokenizer = train_and_say(chosen, vocab_size, self.say)
+        write_file(file, tokenizer.content)
+        return tokenizer
+
+    def _cuts(self) -> bool:
+        """Whether there are too few documents to hold out whole ones."""
+        if not self.validation:
+            return False
+        enough = math.ceil(_FEWEST_HELD_OUT / self.validation)
+        n = self.n_documents
+        if n is None:
+            n = sum(1 for _ in itertools.islice(self.corpus.documents(), enough))
+        cut = n * self.validation < _FEWEST_HELD_OUT
+        if cut and n:
+            self.say(
+                f'validation: {n:,} documents are too few to hold out whole ones, '
+                f'so the last {self.validation:.1%} of each is held out'
+            )
+        return cut
+
+    def _lay(self, job: Job, writer: Writer) -> list[Piece]:
+        """Make the pieces that are missing, and lay all of them end to end as soon as those before are there."""
+        made = {n: piece for n in range(len(self.shards)) if (piece := find_piece(self.pieces, n))}
+        missing = [(n, shard) for n, shard in enumerate(self.shards) if n not in made]
+        if made:
+            self.say(f'tokens: {len(made):,} of {len(self.shards):,} shards were finished before')
+        laid: list[Piece] = []
+
+        def lay() -> None:
+            while (piece := made.get(len(laid))) is not None:
+                for block in read_piece(self.pieces, len(laid), piece):
+                    writer.append_encoded(
+                        block.split, block.encoded, block.mask,
+                        n_bytes=block.n_bytes, predicted_bytes=block.predicted_bytes,
+                    )  # fmt: skip
+                laid.append(piece)
+
+        with TokenProgress(sum(shard.size for shard in self.shards), self.say) as progress:
+            for number in made:
+                progress.skip(self.shards[number].size)
+            lay()
+            for number, piece in self.engine.pieces(job, self.pieces, missing, progress):
+                made[number] = piece
+                progress.finished(self.shards[number].size)
+                lay()
+        return laid
+
+    def _check(self, found: list[Piece], writer: Writer) -> None:
+        """Every document in is a document out, and no split is empty."""
+        rows, cut = sum((piece.rows for piece in found), Counts()), sum(piece.cut for piece in found)
+        assert len(found) == len(self.shards)
+        assert rows.read == rows.kept + sum(rows.left_out.values()), rows
+        assert rows.kept + cut == sum(counts.documents for counts in writer.counts.values()), (rows, cut)
+        for line in rows.lines():
+            self.say(line)
+        _refuse_empty(rows)
+        for split in (TRAIN, VALIDATION) if self.validation else (TRAIN,):
             if split not in writer.counts:
                 raise UserError(
-                    f'data.validation: {validation} of {survey.n_documents:,} documents leaves {split} with nothing\n'
+                    f'data.validation: {self.validation} of {rows.kept:,} documents leaves {split} with nothing\n'
                     '  change the fraction, give more text, or hold nothing out: data.validation=0'
                 )
-    seconds = time.perf_counter() - started
-    n_tokens = sum(counts.tokens for counts in writer.counts.values())
-    for split, counts in writer.counts.items():
-        say(
-            f'tokens: {split} {counts.documents:,} documents, {counts.tokens:,} tokens, '
-            f'{(counts.bytes or 0) / counts.tokens:.2f} bytes a token'
-        )
-    say(f'tokens: written to {place} in {seconds:.1f} s, {n_tokens / seconds / 1e6:.2f} M tokens/s')
+        writer.account(read=rows.read, kept=rows.kept, cut=cut, left_out=dict(sorted(rows.left_out.items())))
+
+    def _report(self, place: Path, writer: Writer, seconds: float) -> None:
+        n_tokens = sum(counts.tokens for counts in writer.counts.values())
+        for split, counts in writer.counts.items():
+            masked = (
+                f', {counts.targets:,} of them targets' if counts.targets != counts.tokens - counts.documents else ''
+            )
+            self.say(
+                f'tokens: {split} {counts.documents:,} documents, {counts.tokens:,} tokens{masked}, '
+                f'{(counts.bytes or 0) / counts.tokens:.2f} bytes a token'
+            )
+        self.say(f'tokens: written to {place} in {seconds:.1f} s, {n_tokens / seconds / 1e6:.2f} M tokens/s')
 
 
-def _parts(text: str, validation: float, cut: bool) -> Iterator[tuple[str, str]]:
-    """(split, text) of a document: all of it on one side, chosen by its hash, or cut in two at the end of a line."""
-    if not cut:
-        yield ('validation' if _hash(text) < validation * 2**64 else 'train'), text
-        return
-    n_held_out = int(len(text) * validation)
-    end = len(text) - n_held_out
-    end = text.rfind('\n', max(0, end - n_held_out), end) + 1 or end
-    for split, part in (('train', text[:end]), ('validation', text[end:])):
-        if part:
-            yield split, part
-
-
-def _batches(parts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    batch, size = [], 0
-    for part in parts:
-        batch.append(part)
-        size += len(part[1])
-        if size >= _ENCODED_AT_ONCE:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _append(writer: Writer, tokenizer: Tokenizer, batch: list[tuple[str, str]]) -> None:
-    encoded = tokenizer.encode_batch([text for _, text in batch])
-    for split in dict.fromkeys(split for split, _ in batch):
-        chosen = [(text, ids) for (of, text), ids in zip(batch, encoded, strict=True) if of == split]
-        n_bytes = sum(len(text.encode()) for text, _ in chosen)
-        # A given tokenizer may make nothing of a text (one of blanks, say): then its end-of-text token is all there is.
-        unpredicted = sum(tokenizer.byte_length(ids[0]) for _, ids in chosen if ids)
-        writer.append(
-            split,
-            [[*ids, tokenizer.end_of_text] for _, ids in chosen],
-            n_bytes=n_bytes,
-            predicted_bytes=n_bytes - unpredicted,
-        )
-
-
-def _n_bytes(writer: Writer) -> int:
-    return sum(counts.bytes or 0 for counts in writer.counts.values())  # known for all, as the text is at hand
-
-
-def _hash(text: str) -> int:
-    """64 bits that depend on nothing but the text."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], 'little')
+def _refuse_empty(rows: Counts) -> None:
+    if not rows.kept:
+        raise UserError(f'data.text: no document holds any text\n  {rows.lines()[0]}')

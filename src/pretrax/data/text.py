@@ -8,6 +8,7 @@
 The libraries behind it are imported when a source is opened, so that reading a configuration costs none of them.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -25,7 +26,7 @@ STDLIB = 'stdlib'
 PREFIX = 'hf:'  # of a data set of Hugging Face
 _OF_TEXT = (  # keys that mean nothing without text
     'text', 'field', 'prompt_field', 'answer_field', 'filters', 'deduplicate', 'min_characters', 'max_characters',
-    'on_error', 'hugging_face', 'validation',
+    'on_error', 'hugging_face', 'validation', 'engine', 'workers',
 )  # fmt: skip
 _OF_TOKENS = ('validation_tokens', 'end_of_text')  # keys that mean nothing without `tokens`
 
@@ -76,6 +77,10 @@ class TextOptions(BaseModel):
         4096, ge=257, description='tokens of the tokenizer to train; of a given tokenizer: what it must have'
     )
     validation: float | None = Field(0.05, ge=0, lt=1, description='fraction of the documents to hold out; 0: none')
+    engine: Literal['local', 'ray'] | None = Field(
+        'local', description="what tokenises: 'local' processes or a 'ray' cluster"
+    )
+    workers: int | None = Field(None, ge=1, description='processes that tokenise; null: one for each core')
 
     packing: Literal['concatenate', 'whole', 'best_fit'] = Field(
         'concatenate',
@@ -126,27 +131,35 @@ class TextOptions(BaseModel):
 
 def open_text(request: 'DataRequest', *, options: TextOptions) -> 'TokenSource':
     """Tokenise the text unless that was done before, and open the tokens. Raises UserError for what cannot be read."""
-    from pretrax.data.prepare import prepare
     from pretrax.data.token_source import open_tokens
-    from pretrax.data.tokenizer_files import load_tokenizer
 
     if options.tokens is not None:
         return _open_tokens(options, request)
+    directory = tokenise_text(options, request.directory, request.say)
+    return open_tokens(directory, request, options.packing)
+
+
+def tokenise_text(options: TextOptions, directory: Path, say: Callable[[str], None], place: Path | None = None) -> Path:
+    """Tokenise the text unless that was done before, and return the flat-tokens directory: below `directory`, or
+    `place`."""
+    from pretrax.data.prepare import Work, prepare
+    from pretrax.data.tokenizer_files import load_tokenizer
+
     tokenizer = None
     if options.tokenizer is not None:
         tokenizer = load_tokenizer(options.tokenizer)
         _check_vocab_size(options, tokenizer.vocab_size, options.tokenizer)
-        request.say(f'tokenizer: {options.tokenizer}, {tokenizer.vocab_size:,} tokens')
-    corpus = _find_corpus(options, request)
-    directory = prepare(
-        corpus,
-        request.directory,
-        request.say,
+        say(f'tokenizer: {options.tokenizer}, {tokenizer.vocab_size:,} tokens')
+    return prepare(
+        find_corpus(options, say),
+        directory,
+        say,
         tokenizer=tokenizer,
         vocab_size=_given(options.vocab_size) if tokenizer is None else tokenizer.vocab_size,
         validation=_given(options.validation),
+        work=Work(_given(options.engine), options.workers),
+        place=place,
     )
-    return open_tokens(directory, request, options.packing)
 
 
 def _open_tokens(options: TextOptions, request: 'DataRequest') -> 'TokenSource':
@@ -178,7 +191,8 @@ def _open_tokens(options: TextOptions, request: 'DataRequest') -> 'TokenSource':
     return open_stores(files.splits['train'], held_out, files.tokenizer, request, options.packing)
 
 
-def _find_corpus(options: TextOptions, request: 'DataRequest') -> 'Corpus':
+def find_corpus(options: TextOptions, say: Callable[[str], None]) -> 'Corpus':
+    """The files that `text` names, and what is read of them."""
     from pretrax.data.corpus import Corpus
     from pretrax.data.files import TextFile, find_files
     from pretrax.data.hugging_face import HuggingFaceDataset, find_dataset
@@ -189,12 +203,12 @@ def _find_corpus(options: TextOptions, request: 'DataRequest') -> 'Corpus':
         if spec.startswith(PREFIX):
             dataset = find_dataset(spec, options.hugging_face or HuggingFaceOptions.model_validate({}))
             found[str(dataset)] = dataset
-            request.say(f'text: {dataset}, {dataset.description}')
+            say(f'text: {dataset}, {dataset.description}')
             continue
         files = stdlib_files() if spec == STDLIB else find_files(spec)
         found |= {str(file.path): file for file in files}
         size = sum(file.size for file in files) / 1e6
-        request.say(f'text: {stdlib_rule() if spec == STDLIB else spec}: {len(files):,} files, {size:,.1f} MB')
+        say(f'text: {stdlib_rule() if spec == STDLIB else spec}: {len(files):,} files, {size:,.1f} MB')
     selection = Selection(
         field=options.field or 'text',
         prompt_field=options.prompt_field,
@@ -209,9 +223,9 @@ def _find_corpus(options: TextOptions, request: 'DataRequest') -> 'Corpus':
     if selection.of_rows and not corpus.has_rows:
         raise UserError(f'data.{selection.of_rows} is about the fields of rows, and every file is one document')
     if selection.deduplicate:
-        request.say('text: all of it is read once before, to find duplicates')
+        say('text: all of it is read once before, to find duplicates')
     if corpus.known_by != 'content':
-        request.say(f'text: a change is noticed by {corpus.known_by}')
+        say(f'text: a change is noticed by {corpus.known_by}')
     return corpus
 
 

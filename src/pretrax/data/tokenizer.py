@@ -75,13 +75,13 @@ class Tokenizer:
 
     def byte_length(self, token: int) -> int:
         """How many bytes of text a token stands for."""
-        return int(self._byte_lengths[token])
+        return int(self.byte_lengths[token])
 
     def token_starts(self, text: str, ids: np.ndarray) -> np.ndarray:
         """Where in the UTF-8 bytes of a text each of its tokens begins, int64 [ids + 1]; the last is the end."""
         size = len(text.encode())
         if self._byte_level and self.settings.get('normalizer') is None:
-            lengths = self._byte_lengths[ids]
+            lengths = self.byte_lengths[ids]
             if lengths.sum() == size:  # not so where a blank is put before the text
                 return np.append(0, np.cumsum(lengths))
         encoding = self._backend.encode(text, add_special_tokens=False)
@@ -94,7 +94,8 @@ class Tokenizer:
         return np.append(np.maximum.accumulate(starts) if len(starts) else starts, size)
 
     @functools.cached_property
-    def _byte_lengths(self) -> np.ndarray:
+    def byte_lengths(self) -> np.ndarray:
+        """`byte_length` of every token, int64."""
         added = {token['id']: token['content'] for token in self.settings.get('added_tokens') or ()}
         return np.array([self._length(token, added.get(token)) for token in range(self.vocab_size)], np.int64)
 
