@@ -24,6 +24,7 @@ class Processes:
 
     def __init__(self, n: int):
         self._n = n
+        self._workers: list[subprocess.Popen] = []
         self.name = f'{n} processes'
 
     def unordered(
@@ -44,24 +45,23 @@ class Processes:
                     if kind in ('mistake', 'defect'):
                         return
 
-        with contextlib.ExitStack() as stack:
-            for _ in range(min(self._n, len(calls))):
-                worker = stack.enter_context(_worker())
-                thread = threading.Thread(target=attend, args=(worker,), daemon=True)
-                thread.start()
-            left = len(calls)
-            while left:
-                number, kind, answer = answers.get()
-                match kind:
-                    case 'progress':
-                        progress(*answer)
-                    case 'result':
-                        left -= 1
-                        yield number, answer
-                    case 'mistake':
-                        raise UserError(answer)
-                    case _:
-                        raise RuntimeError(f'a worker failed:\n{answer}')
+        while len(self._workers) < min(self._n, len(calls)):
+            self._workers.append(_start())
+        for worker in self._workers:
+            threading.Thread(target=attend, args=(worker,), daemon=True).start()
+        left = len(calls)
+        while left:
+            number, kind, answer = answers.get()
+            match kind:
+                case 'progress':
+                    progress(*answer)
+                case 'result':
+                    left -= 1
+                    yield number, answer
+                case 'mistake':
+                    raise UserError(answer)
+                case _:
+                    raise RuntimeError(f'a worker failed:\n{answer}')
 
     def pieces(
         self, job: Job, directory: Path, shards: Sequence[tuple[int, Shard]], progress: Progress
@@ -71,7 +71,15 @@ class Processes:
             yield shards[call][0], piece
 
     def close(self) -> None:
-        """Its processes end with the calls."""
+        """End the processes, whatever they are at."""
+        for worker in self._workers:
+            worker.kill()
+            worker.wait()
+            for stream in (worker.stdin, worker.stdout):
+                with contextlib.suppress(OSError):  # what was not sent is not needed any more
+                    assert stream is not None
+                    stream.close()
+        self._workers.clear()
 
 
 def _ask(worker: subprocess.Popen, function: Callable[..., Any], arguments: tuple) -> Iterator[tuple[str, Any]]:
@@ -94,23 +102,13 @@ def _ask(worker: subprocess.Popen, function: Callable[..., Any], arguments: tupl
         )
 
 
-@contextlib.contextmanager
-def _worker() -> Iterator[subprocess.Popen]:
+def _start() -> subprocess.Popen:
     # Each worker has a core, so libraries get no more; paths that the caller added count for workers too.
     environment = os.environ | {
         'RAYON_NUM_THREADS': '1',
         'TOKENIZERS_PARALLELISM': 'false',
         'PYTHONPATH': os.pathsep.join(path for path in sys.path if path),
     }
-    worker = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, '-m', 'pretrax.data.worker'], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
     )
-    try:
-        yield worker
-    finally:
-        worker.kill()
-        worker.wait()
-        for stream in (worker.stdin, worker.stdout):
-            with contextlib.suppress(OSError):  # what was not sent is not needed any more
-                assert stream is not None
-                stream.close()

@@ -21,12 +21,13 @@ from typing import Any
 
 from pretrax.data import sample
 from pretrax.data.corpus import Corpus, Counts, Shard, shards
+from pretrax.data.document import Document
 from pretrax.data.encoders import choose_encoder
 from pretrax.data.engines import Engine, EngineName, in_order, make_engine
 from pretrax.data.flat_tokens import VERSION, TokenizerIdentity, open_split
 from pretrax.data.flat_tokens_writer import Writer, create, write_file
 from pretrax.data.lock import only_one
-from pretrax.data.pieces import TRAIN, VALIDATION, Job, Piece, find_piece, read_piece
+from pretrax.data.pieces import TRAIN, VALIDATION, Job, Piece, find_piece, piece_name, read_piece
 from pretrax.data.progress import TokenProgress
 from pretrax.data.tokenizer import Tokenizer
 from pretrax.data.tokenizer_files import TOKENIZER_JSON
@@ -145,11 +146,15 @@ class _Preparation:
 
         return shards(self.corpus, self._n_shards, map=mapped)  # pyright: ignore[reportArgumentType]
 
+    def _documents(self) -> Iterator[Document]:
+        """All of them. `corpus.documents` would look for duplicates once more."""
+        return itertools.chain.from_iterable(shard.documents() for shard in self.shards)
+
     def make(self, place: Path, tokenizer: Tokenizer | None, vocab_size: int, recipe: dict[str, Any]) -> None:
         with contextlib.closing(self.engine):
             tokenizer = tokenizer or self._trained(vocab_size)
             cut = self._cuts()
-            encoder, reason = choose_encoder(tokenizer, (document.text for document in self.corpus.documents()))
+            encoder, reason = choose_encoder(tokenizer, (document.text for document in self._documents()))
             self.say(f'tokenizer: encodes through {encoder}: {reason}; by {self.engine.name}')
             job = Job(tokenizer.content, tokenizer.end_of_text, encoder, self.validation, cut)
             identity = TokenizerIdentity(
@@ -187,7 +192,7 @@ class _Preparation:
         enough = math.ceil(_FEWEST_HELD_OUT / self.validation)
         n = self.n_documents
         if n is None:
-            n = sum(1 for _ in itertools.islice(self.corpus.documents(), enough))
+            n = sum(1 for _ in itertools.islice(self._documents(), enough))
         cut = n * self.validation < _FEWEST_HELD_OUT
         if cut and n:
             self.say(
@@ -200,6 +205,8 @@ class _Preparation:
         """Make the pieces that are missing, and lay all of them end to end as soon as those before are there."""
         made = {n: piece for n in range(len(self.shards)) if (piece := find_piece(self.pieces, n))}
         missing = [(n, shard) for n, shard in enumerate(self.shards) if n not in made]
+        for n, _ in missing:  # what a disk lost of a piece must not stand in the way of a new one
+            shutil.rmtree(self.pieces / piece_name(n), ignore_errors=True)
         if made:
             self.say(f'tokens: {len(made):,} of {len(self.shards):,} shards were finished before')
         laid: list[Piece] = []
