@@ -160,16 +160,6 @@ def diff(
     diff(old, new)
 
 
-@data_app.command()
-def verify(
-    path: Annotated[str, typer.Argument(metavar='PATH', help='A directory of flat-tokens.')],
-) -> None:
-    """Check everything that a token file says about itself."""
-    from pretrax.cli.data_verify import verify
-
-    verify(path)
-
-
 TokenPath = Annotated[str, typer.Argument(metavar='PATH', help='Token files: flat-tokens, or those of another tool.')]
 FlatTokensPath = Annotated[str, typer.Argument(metavar='PATH', help='A directory of flat-tokens.')]
 OutDirectory = Annotated[str, typer.Option('--out', '-o', metavar='DIR', help='A new directory.')]
@@ -180,6 +170,36 @@ EndOfText = Annotated[int | None, typer.Option('--end-of-text', min=0, help='Wha
 VocabSize = Annotated[
     int | None, typer.Option('--vocab-size', min=1, help='Of the ids, where the files do not say it.')
 ]
+
+
+@data_app.command()
+def inspect(
+    path: TokenPath,
+    plot: Annotated[str | None, typer.Option(metavar='FILE.svg', help='Draw how long documents are.')] = None,
+    documents: Annotated[int, typer.Option(min=0, help='Of each split to show.')] = 3,
+    tokenizer: TokenizerOption = None,
+    vocab_size: VocabSize = None,
+    end_of_text: EndOfText = None,
+) -> None:
+    """Show what token files hold: counts, lengths, tokenizer, checksums, first documents."""
+    from pretrax.cli.data_inspect import inspect
+
+    inspect(path, plot, documents, tokenizer, vocab_size, end_of_text)
+
+
+@data_app.command()
+def verify(
+    path: TokenPath,
+    tokenizer: TokenizerOption = None,
+    vocab_size: VocabSize = None,
+    end_of_text: EndOfText = None,
+    text: Annotated[str | None, typer.Option(help='Where the text is: its first documents have to be there.')] = None,
+    field: Annotated[str, typer.Option(help='The field of a row that holds the text.')] = 'text',
+) -> None:
+    """Check everything that token files say about themselves, and tokenise a sample again."""
+    from pretrax.cli.data_verify import verify
+
+    verify(path, tokenizer, vocab_size, end_of_text, text, field)
 
 
 @data_app.command()

@@ -1,11 +1,71 @@
-"""`pretrax data verify PATH`: read a token file whole, and compare it with its checksums and the rules of its format."""
+"""`pretrax data verify PATH`: read token files whole, and compare them with all that they say of themselves."""
 
+import itertools
 from pathlib import Path
 
 from pretrax.data import flat_tokens
+from pretrax.data.corpus import Corpus
+from pretrax.data.files import find_files
+from pretrax.data.flat_tokens import FlatTokens
+from pretrax.data.selection import Selection
+from pretrax.data.stdlib import stdlib_files
+from pretrax.data.token_files import TokenFiles, is_flat_tokens, open_token_files
+from pretrax.data.token_summary import missing_from, tokenised_differently
+from pretrax.data.tokenizer_files import load_tokenizer
+from pretrax.errors import UserError
+
+_SAMPLE = 200  # documents to tokenise again
+_LONGEST = 1 << 16  # tokens
 
 
-def verify(path: str) -> None:
-    """Prints the counts of every split that is as it was written."""
-    for name, counts in flat_tokens.verify(Path(path).expanduser()).items():
-        print(f'{name}: {counts.documents:,} documents, {counts.tokens:,} tokens, every checksum is right')
+def verify(
+    path: str, tokenizer: str | None, vocab_size: int | None, end_of_text: int | None, text: str | None, field: str
+) -> None:
+    """Prints what was compared; raises UserError at the first thing that is not as it was written."""
+    place = Path(path).expanduser()
+    files = open_token_files(
+        place,
+        print,
+        tokenizer=None if tokenizer is None else load_tokenizer(tokenizer),
+        vocab_size=vocab_size,
+        end_of_text=end_of_text,
+    )
+    if is_flat_tokens(place):
+        flat_tokens.verify(place)
+        print('every checksum is right, and counts, starts and ends of documents agree')
+    else:
+        print('every id is in the vocabulary, and the documents add up; this format has no checksums')
+    for split, store in files.splits.items():
+        if files.tokenizer is None:
+            print(f'{split}: not tokenised again, since no tokenizer is known; --tokenizer names one')
+            continue
+        n, different = tokenised_differently(store, files.tokenizer, _SAMPLE, _LONGEST)
+        if isinstance(store, FlatTokens) and 2 * len(different) > n:
+            raise UserError(
+                f'{path}: the tokenizer makes other tokens of the text of {len(different)} of {n} documents of {split}\n'
+                '  it is not the one that made these tokens'
+            )
+        same = f'{n - len(different)} of {n} documents give the same tokens when their text is tokenised again'
+        print(f'{split}: {same}' + (f'; document {different[0]} does not' if different else ''))
+    if text is not None:
+        _verify_text(path, files, text, field)
+
+
+def _verify_text(path: str, files: TokenFiles, text: str, field: str) -> None:
+    """The first documents of the text, tokenised, have to be among the tokens."""
+    if files.tokenizer is None:
+        raise UserError(f'{path}: no tokenizer is known to tokenise {text} with\n  name it: --tokenizer')
+    corpus = Corpus(stdlib_files() if text == 'stdlib' else find_files(text), Selection(field=field))
+    sample = ((place, content) for content, place, _ in itertools.islice(corpus.documents(), _SAMPLE))
+    n, missing = missing_from(files.splits.values(), files.tokenizer, sample)
+    if len(missing) == n:
+        raise UserError(
+            f'{path}: it holds none of the first {n} documents of {text}, tokenised by its tokenizer\n'
+            f'  the first is {missing[0]}; the tokens are of another text, or it was cut or changed before\n'
+            if n
+            else f'{text}: no document holds any text'
+        )
+    print(
+        f'{text}: {n - len(missing)} of its first {n} documents are among the tokens'
+        + (f'; {missing[0]} is not' if missing else '')
+    )

@@ -150,6 +150,10 @@ def splits(directory: Path) -> list[str]:
             f'  expected {FORMAT!r} version {VERSION}'
         )
     names = attributes.get('splits')
+    if names is None and 'split' in attributes:
+        raise UserError(
+            f'{directory}: one split of flat-tokens\n  give the directory of all of them: {directory.parent}'
+        )
     if not isinstance(names, list) or not names:
         raise _damaged(directory / 'zarr.json', f'it lists no splits but {names!r}')
     return names

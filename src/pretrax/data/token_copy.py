@@ -180,6 +180,9 @@ def refuse_existing(out: Path) -> None:
     """Raises UserError where something has the name of what is to be written."""
     if out.exists():
         raise UserError(f'{out}: there is something of this name already\n  give another --out, or remove it')
+    standing = next(parent for parent in out.absolute().parents if parent.exists())
+    if not standing.is_dir():
+        raise UserError(f'{out}: cannot write there: {standing} is a file')
 
 
 def _n_targets(store: TokenStore) -> int:

@@ -1,0 +1,78 @@
+"""`pretrax data inspect PATH`: what token files hold, in the terminal and as a picture."""
+
+import shutil
+from pathlib import Path
+
+from pretrax.data.flat_tokens import FlatTokens
+from pretrax.data.token_files import open_token_files
+from pretrax.data.token_summary import Lengths, first_documents, lengths
+from pretrax.data.tokenizer_files import load_tokenizer
+from pretrax.errors import UserError
+from pretrax.observe.bars import bars_svg, bars_text
+
+_SHOWN = 60  # tokens of a document
+
+
+def inspect(
+    path: str, plot: str | None, documents: int, tokenizer: str | None, vocab_size: int | None, end_of_text: int | None
+) -> None:
+    """Prints counts, lengths, tokenizer, checksums and the first documents; draws the lengths into a file."""
+    if plot is not None and Path(plot).suffix != '.svg':
+        raise UserError(f'--plot {plot}: expected a name that ends in .svg')
+    files = open_token_files(
+        Path(path).expanduser(),
+        print,
+        tokenizer=None if tokenizer is None else load_tokenizer(tokenizer),
+        vocab_size=vocab_size,
+        end_of_text=end_of_text,
+    )
+    identity = files.identity
+    known = 'not known' if files.tokenizer is None else f'sha256 {files.tokenizer.sha256[:16]}..'
+    ends = 'none' if identity.end_of_text is None else f'token {identity.end_of_text}'
+    print(f'tokenizer: {known}, {identity.vocab_size:,} tokens, end of text: {ends}')
+    width = min(shutil.get_terminal_size().columns, 100)
+    drawn: dict[str, Lengths] = {}
+    for split, store in files.splits.items():
+        print(f'\n{split}')
+        if isinstance(store, FlatTokens):
+            _print_manifest(store)
+        found = drawn[split] = lengths(store)
+        print(
+            f'  tokens a document: {found.shortest:,} to {found.longest:,}, mean {found.mean:,.1f}, '
+            f'median {found.median:,}{" or more" if found.median >= 1 << 16 else ""}'
+        )
+        print('\n'.join(f'  {line}' for line in bars_text(*_bars(found), width - 2)))
+        for number, ids in enumerate(first_documents(store, documents, _SHOWN)):
+            text = str(ids) if files.tokenizer is None else repr(files.tokenizer.decode(ids))
+            print(f'  document {number}: {text}{" .." if len(ids) == _SHOWN else ""}')
+    if plot is not None:
+        _draw(Path(plot).expanduser(), drawn, path)
+
+
+def _print_manifest(store: FlatTokens) -> None:
+    counts, manifest = store.manifest.counts, store.manifest
+    if counts.bytes is not None:
+        print(f'  text: {counts.bytes:,} bytes, {counts.bytes / counts.tokens:.2f} a token')
+    print(f'  targets: {counts.targets:,}{" (a loss mask leaves some out)" if store.has_mask else ""}')
+    for name, value in manifest.source.items():
+        if not isinstance(value, dict | list):
+            print(f'  source: {name} {value}')
+    for made_of in manifest.source.get('inputs', []):
+        print(f'  made of: {made_of["path"]}, {made_of["documents"]:,} documents, {made_of["tokens"]:,} tokens')
+    for name, digest in manifest.sha256.items():
+        print(f'  sha256: {name} {digest[:16]}.. (compared by `pretrax data verify`)')
+
+
+def _bars(found: Lengths) -> tuple[list[str], list[int]]:
+    labels = [f'{least:,}' if least == most else f'{least:,}-{most:,}' for least, most, _ in found.buckets]
+    return labels, [count for _, _, count in found.buckets]
+
+
+def _draw(file: Path, drawn: dict[str, Lengths], name: str) -> None:
+    series = {split: _bars(found) for split, found in drawn.items()}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(bars_svg(series, f'Documents of {name}', 'tokens in a document, and how many have so many'))
+    except OSError as error:
+        raise UserError(f'cannot write {file}: {error.strerror}') from error
+    print(f'\nwrote {file}')
