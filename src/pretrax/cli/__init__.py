@@ -160,6 +160,39 @@ def diff(
     diff(old, new)
 
 
+@data_app.command()
+def tokenize(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    out: Annotated[
+        str | None, typer.Option('--out', '-o', metavar='DIR', help='A new directory; none: the one of the run.')
+    ] = None,
+) -> None:
+    """Turn the text of a configuration into flat-tokens."""
+    from pretrax.config import load
+
+    loaded = load(config, overrides or [])
+    from pretrax.cli.data_tokenize import tokenize
+
+    tokenize(loaded, [config, *(overrides or [])], out)
+
+
+@data_app.command()
+def train_tokenizer(
+    source: Annotated[
+        str, typer.Argument(metavar='CONFIG|TEXT', help='A YAML file, or what data.text may name: files, stdlib.')
+    ],
+    out: Annotated[str, typer.Option('--out', '-o', metavar='FILE', help='A new tokenizer.json.')],
+    overrides: Overrides = None,
+    vocab_size: Annotated[int | None, typer.Option(min=257, help='Tokens; none: data.vocab_size.')] = None,
+    model: Annotated[str, typer.Option(help='bpe or unigram.')] = 'bpe',
+) -> None:
+    """Train a tokenizer on text."""
+    from pretrax.cli.data_train_tokenizer import train_tokenizer
+
+    train_tokenizer(source, overrides or [], out, vocab_size, model)
+
+
 TokenPath = Annotated[str, typer.Argument(metavar='PATH', help='Token files: flat-tokens, or those of another tool.')]
 FlatTokensPath = Annotated[str, typer.Argument(metavar='PATH', help='A directory of flat-tokens.')]
 OutDirectory = Annotated[str, typer.Option('--out', '-o', metavar='DIR', help='A new directory.')]

@@ -31,7 +31,7 @@ from pretrax.data.pieces import TRAIN, VALIDATION, Job, Piece, find_piece, piece
 from pretrax.data.progress import TokenProgress
 from pretrax.data.tokenizer import Tokenizer
 from pretrax.data.tokenizer_files import TOKENIZER_JSON
-from pretrax.data.tokenizer_training import train_and_say
+from pretrax.data.tokenizer_training import ModelName, train_and_say
 from pretrax.errors import UserError
 
 SHARD_BYTES = 32 << 20  # of the text as it is stored: what a worker takes at a time
@@ -133,18 +133,13 @@ class _Preparation:
 
     def __init__(self, corpus: Corpus, pieces: Path, say: Say, validation: float, work: Work):
         self.corpus, self.pieces, self.say, self.validation = corpus, pieces, say, validation
-        n_shards = max(1, math.ceil(corpus.size / SHARD_BYTES))
-        self.engine: Engine = make_engine(work.engine, work.workers, n_shards)
-        self._n_shards = n_shards
+        self._n_shards = shards_for(corpus)
+        self.engine: Engine = make_engine(work.engine, work.workers, self._n_shards)
         self.n_documents: int | None = None  # where they were counted
 
     @functools.cached_property
     def shards(self) -> list[Shard]:
-        def mapped(function: Callable, items: Sequence[Shard]) -> Iterator[Any]:
-            calls = [(function, item) for item in items]
-            yield from in_order(self.engine, sample.without_progress, calls, lambda *_: None)
-
-        return shards(self.corpus, self._n_shards, map=mapped)  # pyright: ignore[reportArgumentType]
+        return _cut_in_shards(self.corpus, self._n_shards, self.engine)
 
     def _documents(self) -> Iterator[Document]:
         """All of them. `corpus.documents` would look for duplicates once more."""
@@ -176,12 +171,7 @@ class _Preparation:
         if file.is_file():
             self.say('tokenizer: trained by the run that was interrupted')
             return Tokenizer(file.read_bytes(), str(file))
-        with TokenProgress(self.corpus.size, self.say, 'sample') as progress:
-            rows, n_bytes, chosen = sample.sample(self.engine, self.shards, progress)
-        _refuse_empty(rows)
-        self.n_documents = rows.kept
-        self.say(f'text: {rows.kept:,} documents, {n_bytes / 1e6:,.1f} MB')
-        tokenizer = train_and_say(chosen, vocab_size, self.say)
+        tokenizer, self.n_documents = _train(self.engine, self.shards, self.say, vocab_size, 'bpe')
         write_file(file, tokenizer.content)
         return tokenizer
 
@@ -258,6 +248,37 @@ class _Preparation:
                 f'{(counts.bytes or 0) / counts.tokens:.2f} bytes a token'
             )
         self.say(f'tokens: written to {place} in {seconds:.1f} s, {n_tokens / seconds / 1e6:.2f} M tokens/s')
+
+
+def train_on_corpus(corpus: Corpus, say: Say, vocab_size: int, model: ModelName, work: Work) -> Tokenizer:
+    """A tokenizer trained on a sample of a corpus."""
+    n_shards = shards_for(corpus)
+    with contextlib.closing(make_engine(work.engine, work.workers, n_shards)) as engine:
+        return _train(engine, _cut_in_shards(corpus, n_shards, engine), say, vocab_size, model)[0]
+
+
+def _train(
+    engine: Engine, shards: Sequence[Shard], say: Say, vocab_size: int, model: ModelName
+) -> tuple[Tokenizer, int]:
+    """The tokenizer, and how many documents there are."""
+    with TokenProgress(sum(shard.size for shard in shards), say, 'sample') as progress:
+        rows, n_bytes, chosen = sample.sample(engine, shards, progress)
+    _refuse_empty(rows)
+    say(f'text: {rows.kept:,} documents, {n_bytes / 1e6:,.1f} MB')
+    return train_and_say(chosen, vocab_size, say, model), rows.kept
+
+
+def shards_for(corpus: Corpus) -> int:
+    """In how many shards a corpus is tokenised; depends on nothing else."""
+    return max(1, math.ceil(corpus.size / SHARD_BYTES))
+
+
+def _cut_in_shards(corpus: Corpus, n_shards: int, engine: Engine) -> list[Shard]:
+    def mapped(function: Callable, items: Sequence[Shard]) -> Iterator[Any]:
+        calls = [(function, item) for item in items]
+        yield from in_order(engine, sample.without_progress, calls, lambda *_: None)
+
+    return shards(corpus, n_shards, map=mapped)  # pyright: ignore[reportArgumentType]
 
 
 def _refuse_empty(rows: Counts) -> None:

@@ -191,6 +191,11 @@ def _open_tokens(options: TextOptions, request: 'DataRequest') -> 'TokenSource':
     return open_stores(files.splits['train'], held_out, files.tokenizer, request, options.packing)
 
 
+def keys_of_text(options: TextOptions) -> list[str]:
+    """The keys that were given and that would mean nothing beside `tokens`."""
+    return [name for name in _OF_TEXT if name in options.model_fields_set and getattr(options, name) is not None]
+
+
 def find_corpus(options: TextOptions, say: Callable[[str], None]) -> 'Corpus':
     """The files that `text` names, and what is read of them."""
     from pretrax.data.corpus import Corpus

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Literal, get_args
+from typing import Literal
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -10,7 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from pretrax.data.tokenizer import END_OF_TEXT, Tokenizer
 
 type ModelName = Literal['bpe', 'unigram']
-MODELS: tuple[str, ...] = get_args(ModelName.__value__)
+MODELS: dict[str, ModelName] = {'bpe': 'bpe', 'unigram': 'unigram'}
 _SHOWN = {'bpe': 'byte-level BPE', 'unigram': 'byte-level Unigram'}
 
 
