@@ -5,6 +5,7 @@ any checkpoint. A piece is (where along the leading dimensions, values): of weig
 """
 
 import pathlib
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from etils import epath
 from orbax.checkpoint import future, type_handlers
 
 from ..errors import UserError
+from .manifest import STATE, named_arrays, partial_place, publish
 
 Piece = tuple[tuple[int, ...], np.ndarray]
 
@@ -51,7 +53,7 @@ class _StreamedHandler(type_handlers.NumpyHandler):
                 await info.await_path_creation()
                 chunk = (1,) * value.counted + value.shape[value.counted :]
                 spec = type_handlers.get_json_tspec_write(
-                    info, use_ocdbt=True, global_shape=value.shape, local_shape=chunk, dtype=value.dtype,
+                    info, use_ocdbt=False, global_shape=value.shape, local_shape=chunk, dtype=value.dtype,
                     process_index=0,
                 )  # fmt: skip
                 array = await ts.open(ts.Spec(spec), create=True, open=True, context=info.ts_context)
@@ -68,17 +70,15 @@ def write_streamed(
     registry = type_handlers.create_type_handler_registry(
         (StreamedArray, _StreamedHandler()), (jax.Array, type_handlers.ArrayHandler())
     )
-    handlers = {
-        'state': ocp.PyTreeCheckpointHandler(type_handler_registry=registry),
-        'description': ocp.JsonCheckpointHandler(),
-    }
-    directory.mkdir(parents=True, exist_ok=True)
-    options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
-    with ocp.CheckpointManager(directory.absolute(), options=options, item_handlers=handlers) as manager:
-        items = ocp.args.Composite(
-            state=ocp.args.PyTreeSave({'weights': dict(weights)}), description=ocp.args.JsonSave(description)
-        )
-        manager.save(step, args=items)
+    place = partial_place(directory.absolute(), step)
+    if place.exists():  # left by an import that was interrupted
+        shutil.rmtree(place)
+    place.mkdir(parents=True)
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False, type_handler_registry=registry)
+    state = {'weights': dict(weights)}
+    with ocp.Checkpointer(handler) as checkpointer:
+        checkpointer.save(place / STATE, args=ocp.args.PyTreeSave(state))
+    publish(directory.absolute(), step, description, named_arrays(state))
     return directory / str(step)
 
 

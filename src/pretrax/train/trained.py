@@ -32,7 +32,7 @@ class Trained:
         checkpoints = Checkpoints(self.directory)
         with jax.set_mesh(self.run.mesh):
             try:
-                return checkpoints.restore_weights(self.step, self.like())
+                return checkpoints.restore(self.step, {'weights': self.like()})['weights']
             finally:
                 checkpoints.close()
 

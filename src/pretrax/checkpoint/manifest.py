@@ -1,0 +1,169 @@
+"""What a checkpoint says of itself: `<run_dir>/checkpoints/<step>/manifest.json`, plain JSON that is read without JAX.
+
+The manifest is the last file of a checkpoint and lists all others with size and digest. A directory whose name is a
+number is a whole checkpoint: it has another name until its manifest is on the disk.
+"""
+
+import concurrent.futures
+import json
+import os
+import pathlib
+from typing import Any, Literal
+
+import pydantic
+import xxhash
+
+from ..errors import UserError
+
+MANIFEST = 'manifest.json'
+STATE = 'state'  # what Orbax writes, inside a checkpoint
+PARTIAL = '.partial'  # ends the name of what is not a whole checkpoint yet
+_BLOCK = 16 << 20
+
+
+class Array(pydantic.BaseModel):
+    """Shape and dtype of one array of the state."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class File(pydantic.BaseModel):
+    """Size in bytes and XXH3 digest (128 bits, hexadecimal) of one file."""
+
+    size: int
+    xxh3: str
+
+
+class Manifest(pydantic.BaseModel):
+    """Attributes: step; description (what the writer tells: versions, configuration, data); arrays by dotted name;
+    files by path inside the checkpoint."""
+
+    model_config = pydantic.ConfigDict(extra='forbid')
+
+    format: Literal['pretrax-checkpoint']
+    version: Literal[1]
+    step: int
+    description: dict[str, Any]
+    arrays: dict[str, Array]
+    files: dict[str, File]
+
+
+def steps_in(directory: pathlib.Path) -> list[int]:
+    """The steps of the checkpoints in a directory, oldest first."""
+    if not directory.is_dir():
+        return []
+    return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdigit() and entry.is_dir())
+
+
+def read_manifest(directory: pathlib.Path, step: int) -> Manifest:
+    """Raises UserError where it is missing or damaged."""
+    path = directory / str(step) / MANIFEST
+    try:
+        content = json.loads(path.read_bytes())
+        said = content.pop('manifest_xxh3')
+        manifest = Manifest.model_validate(content)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f'the checkpoint {directory / str(step)} has no readable description\n{path}: {reason}'
+        ) from error
+    if said != _self_digest(manifest):
+        raise UserError(f'the checkpoint {directory / str(step)} is damaged\n{path}: its digest differs')
+    return manifest
+
+
+def read_description(directory: pathlib.Path, step: int) -> dict[str, Any]:
+    """What the writer of a checkpoint told of it. Raises UserError where it is missing or damaged."""
+    return read_manifest(directory, step).description
+
+
+def named_arrays(state: Any) -> dict[str, Array]:
+    """Shape and dtype of every array of a state by its dotted name."""
+    import jax  # the rest of this file needs none
+
+    return {
+        jax.tree_util.keystr(path, simple=True, separator='.'): Array(shape=tuple(leaf.shape), dtype=str(leaf.dtype))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
+
+
+def partial_place(directory: pathlib.Path, step: int) -> pathlib.Path:
+    """Where the files of a checkpoint are put, until `publish` gives it its name."""
+    return directory / f'{step}{PARTIAL}'
+
+
+def publish(directory: pathlib.Path, step: int, description: dict[str, Any], arrays: dict[str, Array]) -> None:
+    """Makes a checkpoint of what lies at its `partial_place`: digests all files, puts them on the disk, lists them."""
+    place = partial_place(directory, step)
+    files = {name: File(size=size, xxh3=digest) for name, (size, digest) in _digests(place, sync=True).items()}
+    manifest = Manifest(
+        format='pretrax-checkpoint', version=1, step=step, description=description, arrays=arrays, files=files
+    )
+    content = manifest.model_dump(mode='json') | {'manifest_xxh3': _self_digest(manifest)}
+    with (place / MANIFEST).open('w') as stream:
+        json.dump(content, stream, indent=1)
+        stream.flush()
+        os.fsync(stream.fileno())
+    _sync_directory(place)
+    place.rename(directory / str(step))
+    _sync_directory(directory)
+
+
+def verify(directory: pathlib.Path, step: int) -> Manifest:
+    """Reads every file of a checkpoint and compares it with the manifest. Raises UserError naming what differs."""
+    manifest = read_manifest(directory, step)
+    place = directory / str(step)
+    if manifest.step != step:
+        raise UserError(f'the checkpoint {place} is damaged\nits manifest is that of step {manifest.step}')
+    found = _files(place)
+    missing, extra = sorted(manifest.files.keys() - found), sorted(found.keys() - manifest.files)
+    if missing or extra:
+        what = f'{missing[0]} is missing' if missing else f'{extra[0]} does not belong to it'
+        raise UserError(f'the checkpoint {place} is damaged\n{what}')
+    for name, (size, digest) in _digests(place).items():
+        said = manifest.files[name]
+        if size != said.size:
+            raise UserError(f'the checkpoint {place} is damaged\n{name} has {size} bytes, not {said.size}')
+        if digest != said.xxh3:
+            raise UserError(f'the checkpoint {place} is damaged\n{name} differs from what was written')
+    return manifest
+
+
+def _sync_directory(directory: pathlib.Path) -> None:
+    """Puts the names in a directory on the disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _self_digest(manifest: Manifest) -> str:
+    return xxhash.xxh3_128_hexdigest(manifest.model_dump_json().encode())
+
+
+def _files(place: pathlib.Path) -> dict[str, pathlib.Path]:
+    found = {str(path.relative_to(place)): path for path in sorted(place.rglob('*')) if path.is_file()}
+    return {name: path for name, path in found.items() if name != MANIFEST}
+
+
+def _digests(place: pathlib.Path, sync: bool = False) -> dict[str, tuple[int, str]]:
+    """Size and digest of every file that the manifest lists; files are read side by side."""
+
+    def digest(path: pathlib.Path) -> tuple[int, str]:
+        total, size = xxhash.xxh3_128(), 0
+        with path.open('rb') as stream:
+            while block := stream.read(_BLOCK):
+                total.update(block)
+                size += len(block)
+            if sync:
+                os.fsync(stream.fileno())
+        return size, total.hexdigest()
+
+    files = _files(place)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            return dict(zip(files, pool.map(digest, files.values()), strict=True))
+    except OSError as error:
+        raise UserError(f'the checkpoint {place} cannot be read\n{error.filename}: {error.strerror}') from error

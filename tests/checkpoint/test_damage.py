@@ -1,0 +1,137 @@
+"""Whatever happens to a file of a checkpoint is seen before a weight is read, and an earlier checkpoint is taken."""
+
+import json
+import random
+import shutil
+
+import jax
+import pytest
+
+from checkpoint.test_store import DESCRIPTION, restored, saved, state_on
+from pretrax.checkpoint import Checkpoints, SaveError, newest_readable, read_manifest, steps_in, verify
+from pretrax.errors import UserError
+from small import LLAMA, mesh_of, transformer
+from train.bigram import Bigram
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    """Two checkpoints, of steps 2 and 4."""
+    directory = tmp_path_factory.mktemp('whole')
+    saved(directory, state_on(mesh_of()), steps=(2, 4))
+    return directory
+
+
+@pytest.fixture
+def directory(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / 'checkpoints')
+    return tmp_path / 'checkpoints'
+
+
+def kinds(directory):
+    """A file of every kind: the manifest, Orbax's metadata, the metadata of an array, and the array."""
+    files = [path.relative_to(directory / '4') for path in (directory / '4').rglob('*') if path.is_file()]
+    return sorted({path.name: path for path in files}.values())
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    bit = random.Random(str(path.name)).randrange(8 * len(content))
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def empty(path):
+    path.write_bytes(b'')
+
+
+def delete(path):
+    path.unlink()
+
+
+@pytest.mark.parametrize('harm', [flip, cut, empty, delete])
+def test_damage_to_a_file_of_any_kind_is_seen(harm, directory, whole):
+    files = kinds(directory)
+    assert len(files) >= 5, files
+    for name in files:
+        harm(directory / '4' / name)
+        with pytest.raises(UserError, match=r'the checkpoint .*4 '):
+            verify(directory, 4)
+        said = []
+        assert newest_readable(directory, said.append) == 2
+        assert len(said) == 1, said
+        assert said[0].startswith(f'WARNING: the checkpoint {directory / "4"} ')
+        shutil.copy(whole / '4' / name, directory / '4' / name)
+    verify(directory, 4)
+
+
+def test_each_bit_of_the_manifest_counts(directory):
+    """But for white space: a flipped bit is either an error or the same JSON."""
+    path = directory / '4' / 'manifest.json'
+    original = path.read_bytes()
+    before = read_manifest(directory, 4)
+    numbers = random.Random(0)
+    for _ in range(300):
+        content = bytearray(original)
+        bit = numbers.randrange(8 * len(content))
+        content[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(content)
+        try:
+            after = read_manifest(directory, 4)
+        except UserError:
+            continue
+        assert after == before
+        assert json.loads(content) == json.loads(original)
+
+
+def test_a_checkpoint_under_another_number_is_refused(directory):
+    (directory / '4').rename(directory / '6')
+    with pytest.raises(UserError, match='its manifest is that of step 4'):
+        verify(directory, 6)
+
+
+def test_a_file_too_many_is_told(directory):
+    (directory / '4' / 'stray').write_text('')
+    with pytest.raises(UserError, match='stray does not belong to it'):
+        verify(directory, 4)
+
+
+def test_where_none_is_readable_nothing_begins_anew(directory):
+    for step in (2, 4):
+        flip(directory / str(step) / 'manifest.json')
+    with pytest.raises(UserError, match='none of the 2 checkpoints in .* is readable'):
+        newest_readable(directory, lambda line: None)
+    assert newest_readable(directory / 'nothing', lambda line: None) is None
+
+
+class Wider(Bigram):
+    def init(self, key):
+        return jax.tree.map(lambda w: jax.numpy.zeros([2 * n for n in w.shape]), super().init(key))
+
+
+@pytest.mark.parametrize(
+    ('model', 'reason'),
+    [
+        (Wider(), 'weights.table: 100 x 104 in the checkpoint, 200 x 208 in the model'),
+        (transformer(LLAMA), 'weights.embed: the checkpoint has none'),
+    ],
+)
+def test_another_model_is_refused(model, reason, whole):
+    with pytest.raises(UserError, match='is of another model or optimizer than the configuration') as refusal:
+        restored(whole, 2, mesh_of(), model)
+    assert reason in str(refusal.value)
+    assert len(str(refusal.value).splitlines()) <= 10
+
+
+def test_what_cannot_be_written_is_a_save_error_and_leaves_nothing(tmp_path):
+    """A file stands where the directory should be."""
+    (tmp_path / 'checkpoints').write_text('')
+    checkpoints = Checkpoints(tmp_path / 'checkpoints', 3)
+    with pytest.raises(SaveError, match='no checkpoint could be written to .*checkpoints'):
+        checkpoints.save(2, state_on(mesh_of(), steps=0), DESCRIPTION)
+    checkpoints.close()
+    assert steps_in(tmp_path / 'checkpoints') == []
