@@ -103,7 +103,7 @@ def test_a_file_too_many_is_told(directory):
 def test_where_none_is_readable_nothing_begins_anew(directory):
     for step in (2, 4):
         flip(directory / str(step) / 'manifest.json')
-    with pytest.raises(UserError, match='none of the 2 checkpoints in .* is readable'):
+    with pytest.raises(UserError, match=r'none of the 2 checkpoints in .* is readable'):
         newest_readable(directory, lambda line: None)
     assert newest_readable(directory / 'nothing', lambda line: None) is None
 
@@ -131,7 +131,7 @@ def test_what_cannot_be_written_is_a_save_error_and_leaves_nothing(tmp_path):
     """A file stands where the directory should be."""
     (tmp_path / 'checkpoints').write_text('')
     checkpoints = Checkpoints(tmp_path / 'checkpoints', 3)
-    with pytest.raises(SaveError, match='no checkpoint could be written to .*checkpoints'):
+    with pytest.raises(SaveError, match=r'no checkpoint could be written to .*checkpoints'):
         checkpoints.save(2, state_on(mesh_of(), steps=0), DESCRIPTION)
     checkpoints.close()
     assert steps_in(tmp_path / 'checkpoints') == []

@@ -134,25 +134,58 @@ def test_a_killed_process_leaves_a_record_that_resumes(path):
     assert [record['step'] for record in read_metrics(path)] == list(range(1, 151))
 
 
-def test_a_full_disk_is_told_and_the_record_still_resumes(path):
-    """The file may not grow past a limit: the last line is written in part, as on a disk that is full."""
+def test_a_full_disk_is_told_and_no_line_is_lost_if_there_is_room_again(path):
+    """The file may not grow past a limit for a while: a line is written in part, as on a disk that is full."""
     code = (
         'import resource, sys; from pretrax.observe.metrics import MetricsLog\n'
-        'from pretrax.errors import UserError\n'
-        'resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n'
         'log = MetricsLog(sys.argv[1])\n'
-        'try:\n'
-        '    for step in range(1, 100): log.write({"step": step, "loss": 1.0})\n'
-        'except UserError as error: print(step, error)\n'
+        'limit = resource.getrlimit(resource.RLIMIT_FSIZE)\n'
+        'resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))\n'
+        'for step in range(1, 100): log.write({"step": step, "loss": 1.0})\n'
+        'resource.setrlimit(resource.RLIMIT_FSIZE, limit)\n'
+        'if sys.argv[2] == "room": log.write({"step": 100, "loss": 1.0})\n'
+        'log.close()\n'
     )
-    out = subprocess.run([sys.executable, '-c', code, str(path)], capture_output=True, text=True, check=True).stdout
-    assert 'File too large' in out
-    assert 'same command again' in out
-    assert path.stat().st_size == 1000
+
+    def out_of(ending):
+        run = subprocess.run(
+            [sys.executable, '-c', code, str(path), ending], capture_output=True, text=True, check=True
+        )
+        return run.stdout
+
+    out = out_of('no room')
     whole = path.read_bytes().count(b'\n')
-    assert out.startswith(f'{whole + 1} ')  # the line that was cut is the one that is refused
+    assert out.count('WARNING: cannot write') == 99 - whole  # the line that was cut is the first one that is told
+    assert 'File too large. Training goes on' in out
+    assert 'bytes of metrics could not be written' in out
     MetricsLog(path, resumed_step=100, say=lambda _: None).close()
     assert [record['step'] for record in read_metrics(path)] == list(range(1, whole + 1))
+
+    path.unlink()
+    assert 'could not be written' not in out_of('room')
+    assert [record['step'] for record in read_metrics(path)] == list(range(1, 101))
+
+
+def test_a_record_that_is_removed_is_made_again(path):
+    said = []
+    log = MetricsLog(path, say=said.append)
+    log.write({'step': 1, 'loss': 1.0})
+    path.unlink()
+    path.parent.rmdir()
+    log.write({'step': 2, 'loss': 1.0})
+    log.close()
+    assert [record['step'] for record in read_metrics(path)] == [2]
+    assert said == [f'WARNING: {path} was removed while training; it is made again, with the lines from now on']
+
+
+def test_a_rewound_record_goes_on_from_there(path):
+    log = MetricsLog(path, say=lambda _: None)
+    for step in (1, 2, 3):
+        log.write({'step': step, 'loss': 1.0})
+    log.rewind(1)
+    log.write({'step': 2, 'loss': 5.0})
+    log.close()
+    assert [(record['step'], record['loss']) for record in read_metrics(path)] == [(1, 1.0), (2, 5.0)]
 
 
 def test_a_broken_line_in_the_middle_is_an_error_that_names_it(path):

@@ -18,7 +18,7 @@ from pretrax.checkpoint import steps_in
 from pretrax.cli import main
 from pretrax.errors import UserError
 from pretrax.observe.metrics import read_metrics
-from pretrax.train import loop
+from pretrax.train import watch
 from runs import Quiet
 from small import VOCAB, random_batch
 from train.bigram import Bigram
@@ -55,7 +55,7 @@ def lines_of(values, key='loss'):
 
 
 def without_clock(line):
-    return {key: value for key, value in line.items() if key not in ('tokens_per_second', 'mfu', 'mfu_full')}
+    return {key: value for key, value in line.items() if key not in ('tokens_per_second', 'mfu', 'mfu_full', 'goodput')}
 
 
 def test_a_run_trains_and_writes_what_is_promised(values, tmp_path):
@@ -71,7 +71,7 @@ def test_a_run_trains_and_writes_what_is_promised(values, tmp_path):
     rates = [0.005, 0.01, *np.linspace(0.01, 0, 28)]
     np.testing.assert_allclose([line['learning_rate'] for line in lines], rates, rtol=1e-5, atol=1e-8)
     assert result.metrics == {**lines[-1]}
-    assert (int(result.state.step), result.stopped) == (30, False)
+    assert (int(result.state.step), result.stopped) == (30, None)
     assert steps_in(tmp_path / 'run' / 'checkpoints') == [30]
     assert 'sequence_length: 16' in (tmp_path / 'run' / 'config.yaml').read_text()
 
@@ -89,7 +89,7 @@ def test_a_stopped_run_goes_on_bit_by_bit(values, tmp_path):
     whole = pretrain(config_from_values(straight), progress=Quiet())
 
     first = pretrain(config_from_values(values), progress=StoppedAt(2))  # told while step 3 is under way
-    assert (first.stopped, int(first.state.step)) == (True, 3)
+    assert (first.stopped, int(first.state.step)) == ('signal', 3)
     assert steps_in(tmp_path / 'run' / 'checkpoints') == [3]
     second = Quiet()
     rest = pretrain(config_from_values(values), progress=second)
@@ -211,15 +211,18 @@ def test_a_loss_that_is_no_number_is_told_and_skipped(small_values):
 
 def test_a_signal_that_comes_twice_at_once_counts_once(capfd, monkeypatch):
     """`uv run` passes on what its process group got as well; a second one that is meant comes later."""
-    with loop._polite() as stop:
+    ended = []
+    monkeypatch.setattr(watch.os, '_exit', ended.append)
+    with watch.Requests(None).listening() as requests:
+        assert not requests.stop(1)
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
-        assert stop()
+        assert (requests.stop(2), requests.why, ended) == (True, 'signal', [])
         assert capfd.readouterr().err.count('stopping: this step ends, and the state is saved') == 1
         later = time.monotonic() + 1.5
-        monkeypatch.setattr(loop.time, 'monotonic', lambda: later)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+        monkeypatch.setattr(watch.time, 'monotonic', lambda: later)
+        signal.raise_signal(signal.SIGINT)
+        assert ended == [130]
 
 
 @pytest.mark.parametrize('place', ['file', 'file/below', '/dev/null'])

@@ -8,6 +8,7 @@ compress, and trying costs most of the time (docs/lab-notes.md).
 import concurrent.futures
 import contextlib
 import dataclasses
+import logging
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,10 +19,21 @@ import orbax.checkpoint as ocp
 
 from ..errors import UserError
 from .manifest import (
-    PARTIAL, STATE, Array, named_arrays, partial_place, publish, read_description, steps_in, verify,
+    PARTIAL,
+    STATE,
+    Array,
+    named_arrays,
+    partial_place,
+    publish,
+    read_description,
+    steps_in,
+    verify,
 )  # fmt: skip
 
 _DELETING = '.deleting'  # ends the name of what is no checkpoint any more
+
+# Orbax warns at every save that there is nothing to merge, which is how files that are not OCDBT are.
+logging.getLogger('absl').addFilter(lambda record: 'Skipping merge of OCDBT' not in record.getMessage())
 
 
 class SaveError(Exception):
@@ -115,6 +127,19 @@ class Checkpoints:
         )
         return self._checkpointer.restore(place / STATE, args=arguments)
 
+    def remove_after(self, step: int) -> None:
+        """Removes the checkpoints of later steps, which will be trained again."""
+        with contextlib.suppress(SaveError):  # what was being written goes as well
+            self.wait()
+        if jax.process_index() == 0:
+            for later in steps_in(self.directory):
+                if later > step:
+                    self._remove(later)
+        if jax.process_count() > 1:
+            from jax.experimental.multihost_utils import sync_global_devices
+
+            sync_global_devices('later checkpoints are removed')
+
     def close(self) -> None:
         """Waits until everything is written. Raises SaveError if that failed."""
         try:
@@ -140,10 +165,13 @@ class Checkpoints:
             except UserError:
                 losses[step] = None  # damaged since: it is for `restore` to say so, and ages out like the others
         for step in losses.keys() - keep.chosen(losses):
-            # Another name first: a process that is killed while it deletes leaves nothing that looks whole.
-            doomed = self.directory / f'{step}{_DELETING}'
-            (self.directory / str(step)).rename(doomed)
-            shutil.rmtree(doomed)
+            self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        # Another name first: a process that is killed while it deletes leaves nothing that looks whole.
+        doomed = self.directory / f'{step}{_DELETING}'
+        (self.directory / str(step)).rename(doomed)
+        shutil.rmtree(doomed)
 
     def _remove_partial(self) -> None:
         """What processes that were killed while writing or deleting have left."""

@@ -162,7 +162,31 @@ class Checkpoint(Section):
     """When the training state is written. The end of a run and Ctrl-C always write one."""
 
     every: Count = Field(default=100, description='steps between checkpoints')
+    minutes: Positive | None = Field(default=None, description='also when so many minutes have gone by since the last')
     keep: Count = Field(default=3, description='newest checkpoints kept')
+    keep_every: CountOrZero = Field(default=0, description='those of steps that it divides stay for ever; 0: none')
+    keep_best: CountOrZero = Field(default=0, description='those with the lowest val_loss stay; 0: none')
+
+
+class Faults(Section):
+    """What to do when something goes wrong; docs/reliability.md."""
+
+    spike: Positive | None = Field(
+        default=None, description='skip a step whose loss is so many standard deviations above the usual; null: never'
+    )
+    rollback_after: CountOrZero = Field(
+        default=10, description='skipped steps in a row before the run goes back to a checkpoint; 0: never'
+    )
+    rollbacks: CountOrZero = Field(default=2, description='times it goes back before it gives up with a report')
+    time_limit_minutes: Positive | None = Field(
+        default=None, description='save and exit with code 75 before the process is so old; null: no limit'
+    )
+    hang_seconds: Positive = Field(
+        default=1800.0, description='a step without end for so long ends the process with code 75 and stack traces'
+    )
+    stack_trace_interval_seconds: NotNegative = Field(
+        default=0.0, description='write the stacks of all threads so often; 0: only on a fault'
+    )
 
 
 class Eval(Section):
@@ -220,6 +244,7 @@ class RunConfig(Section):
     mesh: Mesh = Field(default=Mesh(), description='how the devices are arranged')
     precision: Precision = Field(default=Precision(), description='dtype of matrix products')
     checkpoint: Checkpoint = Field(default=Checkpoint(), description='when the state is written')
+    faults: Faults = Field(default=Faults(), description='spikes, hangs, time limits')
     eval: Eval = Field(default=Eval(), description='loss on held-out text')
     log: Log = Field(default=Log(), description='where metrics go')
     sample: Sample = Field(default=Sample(), description='text written while training')

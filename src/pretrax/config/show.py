@@ -30,7 +30,9 @@ class Absent(Enum):
 ABSENT = Absent.ABSENT
 
 # A run may be resumed with these changed: they do not touch what is computed from a given state.
-HARMLESS = ('name', 'run_dir', 'steps', 'log', 'sample', 'checkpoint', 'eval')
+HARMLESS = ('name', 'run_dir', 'steps', 'log', 'sample', 'checkpoint', 'eval', 'faults')
+# ... but for these
+HARMFUL = ('faults.spike',)
 
 
 def resolved_yaml(config: RunConfig) -> str:
@@ -53,7 +55,7 @@ def diff(old: RunConfig, new: RunConfig) -> list[tuple[str, Any, Any]]:
 
 def is_harmless(key: str) -> bool:
     """Whether a run may be resumed with this dotted key changed, without `--allow-changes`."""
-    return key.partition('.')[0] in HARMLESS
+    return key.partition('.')[0] in HARMLESS and key not in HARMFUL
 
 
 def origin(config: RunConfig, *path: str) -> str:

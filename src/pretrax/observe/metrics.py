@@ -46,6 +46,7 @@ class MetricsLog:
         if path.exists():
             _rewind(path, resumed_step, say)
         self._path = path
+        self._unwritten = b''  # of a disk that was full
         self._file = path.open('ab', buffering=0)  # a line is with the operating system when `write` returns
 
     def write(self, metrics: Mapping[str, Any]) -> None:
@@ -66,7 +67,10 @@ class MetricsLog:
         for tracker in tuple(self._trackers):
             self._try(tracker, 'could not be finished', tracker.close)
         self._trackers.clear()
+        lost, self._unwritten = len(self._unwritten), b''
         self._file.close()
+        if lost:
+            self._say(f'WARNING: {lost:,} bytes of metrics could not be written to {self._path}')
 
     def __enter__(self) -> 'MetricsLog':
         return self
@@ -74,16 +78,30 @@ class MetricsLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def rewind(self, step: int) -> None:
+        """Remove the lines of later steps, which will be trained again."""
+        self._file.close()
+        _rewind(self._path, step, self._say)
+        self._file = self._path.open('ab', buffering=0)
+
     def _append(self, line: bytes) -> None:
-        rest = memoryview(line)
+        """A full disk or a directory that is gone does not end the training: lines wait in memory."""
+        self._unwritten += line
         try:
-            while rest:  # a full disk may take a part before it refuses
-                rest = rest[self._file.write(rest) :]
+            if os.fstat(self._file.fileno()).st_nlink == 0:
+                self._say(
+                    f'WARNING: {self._path} was removed while training; it is made again, with the lines from now on'
+                )
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file.close()
+                self._file = self._path.open('ab', buffering=0)
+            while self._unwritten:  # a full disk may take a part before it refuses
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
         except OSError as error:
-            raise UserError(
-                f'cannot write {self._path}: {error.strerror}\n'
-                'make room, then give the same command again: the run goes on from its last checkpoint'
-            ) from error
+            self._say(
+                f'WARNING: cannot write {self._path}: {error.strerror}. Training goes on; '
+                f'{len(self._unwritten):,} bytes of metrics wait in memory'
+            )
 
     def _try(self, tracker: Tracker, what: str, call: Callable[[], None]) -> None:
         # The one broad `except` of this package: a tracker is other people's code that talks to a network, it may

@@ -8,39 +8,39 @@ import contextlib
 import dataclasses
 import math
 import os
-import signal
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from .. import __version__
-from ..checkpoint import Checkpoints, read_description, steps_in
-from ..config import RunConfig, diff, from_values, is_harmless, resolved_yaml
+from ..checkpoint import Checkpoints, Keep, SaveError, read_description
+from ..config import RunConfig, resolved_yaml
 from ..data.prefetch import prefetch
 from ..errors import UserError
 from ..infer.sample import check_can_sample, sample
 from ..observe.metrics import MetricsLog
 from ..observe.progress import Progress
 from ..observe.trackers import open_trackers
+from .clock import Clock
+from .resume import check_same_data, check_unchanged, newest_step, only_one
+from .rollback import give_up, last_good, with_next_batch
 from .setup import Run, prepare
 from .step import TrainState, abstract_state, init_state, make_evaluate, make_step
 from .warm_start import start_weights
+from .watch import Requests, Watchdog
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How a run ended: the last state, the last training and evaluation metrics, and whether it was stopped early."""
+    """How a run ended: the last state, the last training and evaluation metrics, and why it was stopped early, if so."""
 
     run: Run
     state: TrainState
     metrics: dict[str, float]
     validation: dict[str, float]
-    stopped: bool
+    stopped: str | None
 
 
 def train(config: RunConfig, *, allow_changes: bool = False, progress: Progress | None = None) -> Result:
@@ -52,47 +52,64 @@ def train(config: RunConfig, *, allow_changes: bool = False, progress: Progress 
         progress: where reports go (default: the terminal).
 
     Raises:
-        UserError: the configuration does not fit itself, the data, the devices, or the run that is already there.
+        UserError: the configuration does not fit itself, the data, the devices, or the run that is already there; the
+            run is being trained already; none of its checkpoints is readable; or it fails again and again.
     """
     progress = progress or Progress()
-    leader = _is_leader()
+    leader = int(os.environ.get('JAX_PROCESS_ID', '0')) == 0
     say = progress.message if leader else lambda text: None
-    _check_writable(config.run_dir)
-    _check_unchanged(config, allow_changes, say)
-    for note in config.notes:
-        say(note)
-    run = prepare(config, say)
-    if config.sample.every:
-        check_can_sample(run.recipe.model, run.source, config.sample)
-    for line in run.report:
-        say(line)
-    checkpoints = Checkpoints(config.run_dir / 'checkpoints', config.checkpoint.keep)
-    with jax.set_mesh(run.mesh), contextlib.closing(checkpoints), contextlib.closing(progress), _polite() as stop:
-        newest = checkpoints.newest()
-        if newest is None:
-            start = start_weights(config.init_from, run, say) if config.init_from else None
-            state = init_state(run.recipe, config.seed, start)
-        else:
-            _check_same_data(config, newest, getattr(run.source, 'fingerprint', None), allow_changes)
-            state = checkpoints.restore(newest, abstract_state(run.recipe))
-            say(f'continuing from step {newest}, checkpoint {checkpoints.directory / str(newest)}')
-        if leader:
-            (config.run_dir / 'config.yaml').write_text(resolved_yaml(config))
-        with _open_log(config, leader, newest or 0, say) as log:
-            return _Training(run, state, checkpoints, log, progress, say, stop).go()
+    with only_one(config.run_dir) if leader else contextlib.nullcontext():
+        check_unchanged(config, allow_changes, say)
+        for note in config.notes:
+            say(note)
+        run = prepare(config, say)
+        if config.sample.every:
+            check_can_sample(run.recipe.model, run.source, config.sample)
+        for line in run.report:
+            say(line)
+        limit = config.faults.time_limit_minutes
+        requests = Requests(60 * limit if limit else None)
+        section = config.checkpoint
+        checkpoints = Checkpoints(
+            config.run_dir / 'checkpoints', Keep(section.keep, section.keep_every, section.keep_best)
+        )
+        with (
+            jax.set_mesh(run.mesh), contextlib.closing(checkpoints), contextlib.closing(progress), requests.listening()
+        ):  # fmt: skip
+
+            def fresh() -> TrainState:
+                start = start_weights(config.init_from, run, say) if config.init_from else None
+                return init_state(run.recipe, config.seed, start)
+
+            newest = newest_step(checkpoints.directory, say)
+            if newest is None:
+                state, before = fresh(), {}
+            else:
+                check_same_data(config, newest, getattr(run.source, 'fingerprint', None), allow_changes)
+                state = checkpoints.restore(newest, abstract_state(run.recipe))
+                before = read_description(checkpoints.directory, newest)
+                say(f'continuing from step {newest}, checkpoint {checkpoints.directory / str(newest)}')
+            if leader:
+                (config.run_dir / 'config.yaml').write_text(resolved_yaml(config))
+            with _open_log(config, leader, newest or 0, say) as log:
+                return _Training(run, fresh, state, before, checkpoints, log, progress, say, requests).go()
 
 
 class _Training:
     """The loop and what it carries: the state, the clock, and the metrics still on the devices."""
 
     def __init__(
-        self, run: Run, state: TrainState, checkpoints: Checkpoints, log: MetricsLog | None, progress: Progress,
-        say: Callable[[str], None], stop: Callable[[], bool],
+        self, run: Run, fresh: Callable[[], TrainState], state: TrainState, before: dict[str, Any], checkpoints: Checkpoints, log: MetricsLog | None,
+        progress: Progress, say: Callable[[str], None], requests: Requests,
     ):  # fmt: skip
         self.run, self.state, self.checkpoints, self.log, self.progress = run, state, checkpoints, log, progress
-        self.say, self.stop = say, stop
-        self.clock = _Clock()
+        self.fresh, self.say, self.requests = fresh, say, requests
+        faults = run.config.faults
+        self.watchdog = Watchdog(run.config.run_dir, faults.hang_seconds, faults.stack_trace_interval_seconds, say)
+        self.clock = Clock(run.config.run_dir, log is not None, int(state.step), before)
+        self.rollbacks: int = before.get('rollbacks', 0)
         self.waiting: tuple[int, dict[str, jax.Array]] | None = None  # a step that the device may still be doing
+        self.in_a_row = 0  # steps skipped, the newest one read included
         self.last: dict[str, float] = {}
         self.last_validation: dict[str, float] = {}
 
@@ -100,35 +117,75 @@ class _Training:
         config, first = self.run.config, int(self.state.step)
         if first >= config.steps:
             self.say(f'all {config.steps} steps are done; give a larger steps= to go on')
-            return self._result(stopped=False)
+            return self._result(None)
         self.progress.start(config.steps, first)
         began = time.perf_counter()
-        step = make_step(self.run.recipe).lower(self.state, self.run.batch(first)).compile()
+        step = make_step(self.run.recipe).lower(self.state, self.run.batch(int(self.state.batch))).compile()
         self.say(f'compiled the step in {time.perf_counter() - began:.1f} s')
         evaluate = make_evaluate(self.run.recipe.model) if self._evaluates() else None
+        with self.watchdog:
+            while self._go_on(step, evaluate):
+                self._roll_back()
+            try:
+                self.checkpoints.wait()
+            except SaveError as error:
+                raise UserError(f'{error}\nmake room, and give the same command again') from error
+        return self._result(self.requests.why if int(self.state.step) < config.steps else None)
+
+    def _go_on(self, step: Any, evaluate: Any) -> bool:
+        """Trains to the end, or until it is asked to stop; true where too many steps in a row were skipped."""
+        config, first, data = self.run.config, int(self.state.step), int(self.state.batch)
         self.clock.start(first)
-        number = first
-        with contextlib.closing(prefetch(self.run.batch, range(first, config.steps))) as batches:
+        with contextlib.closing(prefetch(self.run.batch, range(data, data + config.steps - first))) as batches:
             for number, batch in enumerate(batches, first + 1):
                 self.state, metrics = step(self.state, batch)
                 self._read()  # of the step before: the device already has this one to do
                 self.waiting = number, metrics
-                stopped = self._stopped()
+                self.watchdog.alive(step=True)
+                if config.faults.rollback_after and self.in_a_row >= config.faults.rollback_after:
+                    return True
+                stopped = self.requests.stop(number)
                 if evaluate is not None and self._due(config.eval.every, number):
                     self._aside(self._evaluate, number, evaluate)
                 if self._due(config.sample.every, number):
                     self._aside(self._sample, number)
-                if self._due(config.checkpoint.every, number) or stopped:
+                timely = self._due(config.checkpoint.every, number) or self.clock.is_time(config.checkpoint.minutes)
+                if timely or stopped or self.requests.save(number):
                     self._aside(self._save, number)
                 if stopped:
                     break
-        return self._result(stopped=number < config.steps)
+        self._read()
+        return False
+
+    def _roll_back(self) -> None:
+        """Goes back to the last good checkpoint and passes over the data since; gives up after so many times."""
+        self.waiting = None
+        batch, directory = int(self.state.batch), self.checkpoints.directory
+        if self.rollbacks >= self.run.config.faults.rollbacks:
+            raise give_up(self.run, self.state, self.rollbacks)
+        good = last_good(directory)
+        self.say(
+            f'WARNING: {self.in_a_row} steps in a row were skipped: going back to step {good}, and on with batch {batch}'
+        )
+        self.rollbacks, self.in_a_row = self.rollbacks + 1, 0
+        self.checkpoints.remove_after(good)
+        if good:
+            state = self.checkpoints.restore(good, abstract_state(self.run.recipe))
+            self.clock.rewind(read_description(directory, good))
+        else:
+            state = self.fresh()
+            self.clock.rewind({})
+        self.state = with_next_batch(state, batch)
+        if self.log is not None:
+            self.log.rewind(good)
+        self.watchdog.alive()
 
     def _aside(self, work: Callable[..., None], *arguments: Any) -> None:
         """Does something between two steps, off the clock."""
         self._read()
         with self.clock.paused():
             work(*arguments)
+        self.watchdog.alive()
 
     def _due(self, every: int, number: int) -> bool:
         return bool(every) and (number % every == 0 or number == self.run.config.steps)
@@ -140,21 +197,13 @@ class _Training:
             return False
         return wanted
 
-    def _stopped(self) -> bool:
-        """Whether this step is the last because someone asked. All processes come to the same answer."""
-        if jax.process_count() == 1:
-            return self.stop()
-        from jax.experimental import multihost_utils
-
-        return bool(multihost_utils.process_allgather(np.int32(self.stop())).any())
-
     def _read(self) -> None:
         """Waits for the step in `waiting` to end; now and then fetches its metrics and reports them."""
         if self.waiting is None:
             return
         (number, metrics), self.waiting = self.waiting, None
         config = self.run.config
-        jax.block_until_ready(metrics['loss'])
+        self.in_a_row = int(metrics['skipped_in_a_row'])  # waits for the step to end
         if number % config.log.every and number not in (1, config.steps):
             return
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
@@ -164,6 +213,7 @@ class _Training:
             'tokens': number * config.batch.tokens,
             **values,
             'skipped_steps': int(values['skipped_steps']),
+            'goodput': self.clock.goodput(),
             **self._bits(values.get('nll', values['loss'])),
             'tokens_per_second': speed,
             **self.run.mfu(speed),
@@ -197,6 +247,7 @@ class _Training:
             self.say(f'sample at step {number}: {text}')
 
     def _save(self, number: int) -> None:
+        validation = self.last_validation if self.last_validation.get('step') == number else {}
         description = {
             'pretrax': __version__,
             'jax': jax.__version__,
@@ -205,67 +256,26 @@ class _Training:
             'data': getattr(self.run.source, 'fingerprint', None),
             'tokenizer': getattr(getattr(self.run.source, 'tokenizer', None), 'sha256', None),
             'vocab_size': getattr(getattr(self.run.recipe.model, 'arch', None), 'vocab_size', None),
+            'val_loss': validation.get('val_loss'),
+            'skipped_in_a_row': self.in_a_row,
+            'rollbacks': self.rollbacks,
+            **self.clock.description(),
         }
-        self.checkpoints.save(number, self.state, description)
+        for write in (self.checkpoints.wait, lambda: self.checkpoints.save(number, self.state, description)):
+            try:
+                write()
+            except SaveError as error:
+                if jax.process_count() > 1:
+                    raise  # the others would wait for this process for ever
+                self.say(f'WARNING: {error}. Training goes on; the next checkpoint will be tried again')
 
     def _report(self, metrics: dict[str, float]) -> None:
         if self.log is not None:
             self.log.write(metrics)
             self.progress.update(metrics)
 
-    def _result(self, stopped: bool) -> Result:
+    def _result(self, stopped: str | None) -> Result:
         return Result(self.run, self.state, self.last, self.last_validation, stopped)
-
-
-class _Clock:
-    """Seconds spent training: compilation, evaluation, samples and saving do not count."""
-
-    def start(self, number: int) -> None:
-        self.number, self.since = number, time.perf_counter()
-
-    def lap(self, number: int) -> float:
-        """Steps a second since the last lap."""
-        now = time.perf_counter()
-        speed = (number - self.number) / (now - self.since)
-        self.number, self.since = number, now
-        return speed
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self.since += time.perf_counter() - began
-
-
-@contextlib.contextmanager
-def _polite() -> Iterator[Callable[[], bool]]:
-    """The first SIGINT or SIGTERM lets the step end and the state be saved; one a second later ends the process.
-
-    Those in between are the same one: `uv run`, `timeout` and Slurm pass on what the whole process group has got.
-    """
-    asked: list[float] = []
-
-    def ask(number: int, frame: Any) -> None:
-        del number, frame
-        if not asked:
-            asked.append(time.monotonic())
-            os.write(2, b'\nstopping: this step ends, and the state is saved; once more: at once, without saving\n')
-        elif time.monotonic() - asked[0] > 1:
-            raise KeyboardInterrupt
-
-    try:
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, as in a notebook's worker: signals are someone else's
-        before = {}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _is_leader() -> bool:
-    return int(os.environ.get('JAX_PROCESS_ID', '0')) == 0
 
 
 def _open_log(config: RunConfig, leader: bool, resumed: int, say: Callable[[str], None]) -> Any:
@@ -277,49 +287,3 @@ def _open_log(config: RunConfig, leader: bool, resumed: int, say: Callable[[str]
         name=config.name, config=config.model_dump(mode='json'), resumed_step=resumed, say=say,
     )  # fmt: skip
     return MetricsLog(config.run_dir / 'metrics.jsonl', trackers, resumed_step=resumed, say=say)
-
-
-def _check_writable(directory: Path) -> None:
-    """Finds out now, not when the first file is written, after the text has been read."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise UserError(f'run_dir: {directory} cannot be written: {error.strerror}\ngive another run_dir=') from error
-
-
-def _check_unchanged(config: RunConfig, allow_changes: bool, say: Callable[[str], None]) -> None:
-    """A run goes on only with the configuration that it began with, but for what does not touch the training."""
-    directory = config.run_dir / 'checkpoints'
-    steps = steps_in(directory)
-    if not steps:
-        return
-    description = read_description(directory, steps[-1])
-    if 'imported' in description:
-        raise UserError(
-            f'{config.run_dir} holds weights that were imported, and no state of a training to go on with\n'
-            f'train from them under another name, with text: init_from: {config.run_dir}'
-        )
-    before = from_values(description['config'])
-    every = diff(before, config)
-    changes = [(key, old, new) for key, old, new in every if not is_harmless(key)]
-    if changes and not allow_changes:
-        shown = [f'    {key}: {old} -> {new}' for key, old, new in changes[:5]]
-        more = [f'    and {len(changes) - 5} more'] if len(changes) > 5 else []
-        raise UserError(
-            '\n'.join([f'{config.run_dir} was trained with another configuration:', *shown, *more,
-                       'give another name=, or --allow-changes to go on with the new one'])
-        )  # fmt: skip
-    for key, old, new in [*changes, *(change for change in every if change[0] == 'steps')]:
-        say(f'changed since the run began: {key}: {old} -> {new}')
-
-
-def _check_same_data(config: RunConfig, step: int, fingerprint: str | None, allow_changes: bool) -> None:
-    """The text behind a path may change without the configuration changing; a run notices."""
-    before = read_description(config.run_dir / 'checkpoints', step)['data']
-    if before != fingerprint and not allow_changes:
-        raise UserError(
-            f'{config.run_dir} was trained on other tokens: the text or the tokenizer has changed since\n'
-            'give another name=, or --allow-changes to go on with the new ones'
-        )

@@ -91,6 +91,7 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
         no_decay=config.optimizer.no_decay,
         clip_norm=config.optimizer.clip_norm,
         accumulation=accumulation,
+        spike=config.faults.spike,
     )
     with jax.set_mesh(mesh):
         state = abstract_state(recipe)

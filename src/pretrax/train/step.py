@@ -34,7 +34,10 @@ class TrainState(NamedTuple):
     """Everything that training changes."""
 
     step: jax.Array  # i32[]: steps taken, skipped ones included
-    skipped: jax.Array  # i32[]: steps whose gradient was not finite, and which changed no weight
+    batch: jax.Array  # i32[]: number of the next batch; ahead of `step` where a range of the data was passed over
+    skipped: jax.Array  # i32[]: steps that changed no weight: a gradient that was not finite, or a spike of the loss
+    skipped_in_a_row: jax.Array  # i32[]: of the newest steps, without one that was not skipped between them
+    usual_loss: jax.Array  # f32[3]: fading sums over the steps not skipped: of 1, of the loss, of its square
     weights: Any
     optimizer: Any  # Optax's state: arrays shaped and sharded like the weights, and scalars
 
@@ -49,6 +52,7 @@ class Recipe(NamedTuple):
     no_decay: tuple[str, ...]  # patterns on the names of weights
     clip_norm: float | None
     accumulation: int  # forward and backward passes a step
+    spike: float | None = None  # a loss so many standard deviations above the usual one is skipped
 
 
 def make_gradients(model: Model, accumulation: int) -> Callable[[Any, Batch], tuple[Any, dict[str, Any]]]:
@@ -112,26 +116,46 @@ def make_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainState,
         decay = decay_by_weight(state.weights, recipe.weight_decay, recipe.no_decay)
         weights = jax.tree.map(lambda w, u, by: w - rate * (u + by * w), state.weights, direction, decay)
 
-        good = jnp.isfinite(norm)
+        loss = sum(terms.values())
+        good = jnp.isfinite(norm) & jnp.logical_not(is_spike(loss, state.usual_loss, recipe.spike))
         keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)  # noqa: E731
         after = TrainState(
             step=state.step + 1,
+            batch=state.batch + 1,
             skipped=state.skipped + jnp.where(good, 0, 1),
+            skipped_in_a_row=jnp.where(good, 0, state.skipped_in_a_row + 1),
+            usual_loss=keep(FADING * state.usual_loss + jnp.stack([jnp.ones(()), loss, loss**2]), state.usual_loss),
             weights=keep(weights, state.weights),
             optimizer=keep(optimizer, state.optimizer),
         )
         metrics = {
-            'loss': sum(terms.values()),
+            'loss': loss,
             **terms,
             'grad_norm': norm,
             'clipped_grad_norm': norm * clip,
             'learning_rate': rate,
             'weight_norm': optax.tree.norm(after.weights),
             'skipped_steps': after.skipped,
+            'skipped_in_a_row': after.skipped_in_a_row,
         }
         return after, metrics
 
     return jax.jit(step, donate_argnums=0)
+
+
+FADING = 0.98  # the usual loss is that of the last 50 steps or so
+FEWEST_STEPS = 30.0  # before there is a usual loss
+
+
+def is_spike(loss: Any, usual: jax.Array, deviations: float | None) -> jax.Array | bool:
+    """Whether a loss lies so many standard deviations above the usual one. Chowdhery et al. 2022, arXiv:2204.02311,
+    section 5.1 tells of such spikes, and of passing over the batches before them."""
+    if deviations is None:
+        return False
+    count = jnp.maximum(usual[0], 1.0)
+    mean = usual[1] / count
+    deviation = jnp.sqrt(jnp.maximum(usual[2] / count - mean**2, 1e-4))
+    return (usual[0] >= FEWEST_STEPS) & (loss > mean + deviations * deviation)
 
 
 def make_evaluate(model: Model) -> Callable[[Any, Batch], dict[str, tuple[jax.Array, jax.Array]]]:
@@ -150,12 +174,16 @@ def init_state(recipe: Recipe, seed: int, weights: Any = None) -> TrainState:
     """A fresh state; every device makes its own slice of the weights, unless they are given."""
 
     def init(given: Any) -> TrainState:
-        weights = recipe.model.init(jax.random.fold_in(jax.random.key(seed), 0)) if given is None else given
-        zero = jnp.zeros((), jnp.int32)
-        return TrainState(zero, zero, weights, recipe.optimizer.init(weights))
+        drawn = recipe.model.init(jax.random.fold_in(jax.random.key(seed), 0)) if given is None else given
+        return _fresh(recipe, drawn)
 
     shardings = state_shardings(recipe, jax.eval_shape(init, weights))
     return jax.jit(init, out_shardings=shardings, donate_argnums=0)(weights)
+
+
+def _fresh(recipe: Recipe, weights: Any) -> TrainState:
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(zero, zero, zero, zero, jnp.zeros(3), weights, recipe.optimizer.init(weights))
 
 
 def state_shardings(recipe: Recipe, like: TrainState) -> Any:
@@ -176,18 +204,13 @@ def state_shardings(recipe: Recipe, like: TrainState) -> Any:
         return whole
 
     moments = jax.tree_util.tree_map_with_path(moment, like.optimizer)
-    return like._replace(step=whole, skipped=whole, weights=weights, optimizer=moments)
+    scalars: dict[str, Any] = dict.fromkeys(TrainState._fields[:-2], whole)
+    return TrainState(**scalars, weights=weights, optimizer=moments)
 
 
 def abstract_state(recipe: Recipe, seed: int = 0) -> TrainState:
     """Shapes, dtypes and shardings of a state on the mesh in force: to restore one, or to compile without one."""
-
-    def init() -> TrainState:
-        weights = recipe.model.init(jax.random.key(seed))
-        zero = jnp.zeros((), jnp.int32)
-        return TrainState(zero, zero, weights, recipe.optimizer.init(weights))
-
-    like = jax.eval_shape(init)
+    like = jax.eval_shape(lambda: _fresh(recipe, recipe.model.init(jax.random.key(seed))))
     shardings = state_shardings(recipe, like)
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), like, shardings)
 

@@ -1,0 +1,110 @@
+"""Going on with a run: one process at a time, from the newest readable checkpoint, with what it was trained with."""
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import socket
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+
+from ..checkpoint import newest_readable, read_description, steps_in
+from ..config import RunConfig, diff, from_values, is_harmless
+from ..errors import UserError
+
+Say = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def only_one(directory: pathlib.Path) -> Iterator[None]:
+    """Holds the run's directory. The system gives it free when the process ends, in whatever way.
+
+    Raises:
+        UserError: another process has it, or it cannot be written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / 'lock').open('a+')
+    except OSError as error:
+        raise UserError(
+            f'run_dir: {directory} cannot be written: {error.strerror}\ngive another one: run_dir=PATH'
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            raise UserError(
+                f'{directory} is being trained by {lock.read().strip() or "another process"}\n'
+                'stop that one first, or give another name='
+            ) from None
+        lock.truncate(0)
+        lock.write(f'process {os.getpid()} on {socket.gethostname()}\n')
+        lock.flush()
+        yield
+
+
+def newest_step(directory: pathlib.Path, say: Say) -> int | None:
+    """The step to go on from, the same in all processes; None in a run that has no checkpoint.
+
+    Raises:
+        UserError: none of the checkpoints is readable.
+    """
+    if jax.process_count() == 1:
+        return newest_readable(directory, say)
+    from jax.experimental.multihost_utils import broadcast_one_to_all
+
+    found, problem = None, None
+    if jax.process_index() == 0:
+        try:
+            found = newest_readable(directory, say)
+        except UserError as error:
+            problem = error
+    answer = -2 if problem else -1 if found is None else found
+    told = int(broadcast_one_to_all(np.int32(answer)))
+    if told == -2:
+        raise problem or UserError(f'the first process finds no readable checkpoint in {directory}')
+    return None if told == -1 else told
+
+
+def check_unchanged(config: RunConfig, allow_changes: bool, say: Say) -> None:
+    """A run goes on only with the configuration that it began with, but for what does not touch the training."""
+    before = _description(config.run_dir / 'checkpoints')
+    if before is None:
+        return
+    if 'imported' in before:
+        raise UserError(
+            f'{config.run_dir} holds weights that were imported, and no state of a training to go on with\n'
+            f'train from them under another name, with text: init_from: {config.run_dir}'
+        )
+    every = diff(from_values(before['config']), config)
+    changes = [(key, old, new) for key, old, new in every if not is_harmless(key)]
+    if changes and not allow_changes:
+        shown = [f'    {key}: {old} -> {new}' for key, old, new in changes[:5]]
+        more = [f'    and {len(changes) - 5} more'] if len(changes) > 5 else []
+        raise UserError(
+            '\n'.join([f'{config.run_dir} was trained with another configuration:', *shown, *more,
+                       'give another name=, or --allow-changes to go on with the new one'])
+        )  # fmt: skip
+    for key, old, new in [*changes, *(change for change in every if change[0] == 'steps')]:
+        say(f'changed since the run began: {key}: {old} -> {new}')
+
+
+def check_same_data(config: RunConfig, step: int, fingerprint: str | None, allow_changes: bool) -> None:
+    """The text behind a path may change without the configuration changing; a run notices."""
+    before = read_description(config.run_dir / 'checkpoints', step)['data']
+    if before != fingerprint and not allow_changes:
+        raise UserError(
+            f'{config.run_dir} was trained on other tokens: the text or the tokenizer has changed since\n'
+            'give another name=, or --allow-changes to go on with the new ones'
+        )
+
+
+def _description(directory: pathlib.Path) -> dict | None:
+    """That of the newest checkpoint whose description is readable."""
+    for step in reversed(steps_in(directory)):
+        with contextlib.suppress(UserError):  # `newest_step` tells of it
+            return read_description(directory, step)
+    return None
