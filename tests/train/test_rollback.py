@@ -119,21 +119,21 @@ def test_a_spike_is_so_many_deviations_above_the_usual_loss(loss, skipped):
 
 
 def test_a_spike_changes_no_weight(values):
-    """After 40 usual batches one has all its targets swapped; with faults.spike the step is counted as skipped."""
+    """After 60 usual batches comes one with unlikely targets; with faults.spike the step is counted as skipped."""
     settings = values | {
-        'steps': 42, 'model': {'name': 'bigram-of-faults'}, 'data': {'name': 'one-odd-batch'}, 'faults': {'spike': 3.0}, 'optimizer': {'learning_rate': 0.05},
+        'steps': 62, 'model': {'name': 'bigram-of-faults'}, 'data': {'name': 'one-odd-batch'}, 'faults': {'spike': 6.0}, 'optimizer': {'learning_rate': 1e-4},
         'schedule': {'name': 'constant'}, 'log': {'every': 1},
     }  # fmt: skip
     result = pretrain(config_from_values(settings), progress=Quiet())
     lines = read_metrics(Path(values['run_dir']) / 'metrics.jsonl')
-    assert [line['step'] for line in lines if line['skipped_in_a_row']] == [41]
-    assert lines[40]['weight_norm'] == lines[39]['weight_norm'] != lines[41]['weight_norm']
+    assert [line['step'] for line in lines if line['skipped_in_a_row']] == [61]
+    assert lines[60]['weight_norm'] == lines[59]['weight_norm'] != lines[61]['weight_norm']
     assert int(result.state.skipped) == 1
 
 
 @register('data', 'one-odd-batch')
 class OneOdd(Poisoned):
-    """The same batch always, but for number 40, whose targets are shifted."""
+    """The same batch always, but for number 60, whose targets are others."""
 
     bad = range(0)
 
@@ -142,6 +142,6 @@ class OneOdd(Poisoned):
 
     def batch(self, step, rows, batch_rows):
         batch = random_batch(batch_rows, seed=0)
-        targets = (batch.tokens * 0 + 7) if step != 40 else (batch.tokens * 0 + 13)
+        targets = batch.targets if step != 60 else batch.targets * 0  # which the biases make the least likely
         arrays = (batch.tokens, targets, batch.segments, batch.positions, batch.mask)
         return type('Rows', (tuple,), {})(x[rows] for x in arrays)

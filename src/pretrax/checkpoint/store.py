@@ -28,7 +28,7 @@ from .manifest import (
     read_description,
     steps_in,
     verify,
-)  # fmt: skip
+)
 
 _DELETING = '.deleting'  # ends the name of what is no checkpoint any more
 
