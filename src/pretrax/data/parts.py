@@ -176,7 +176,7 @@ def refuse_changed(file: TextFile, afterwards: bool = False) -> None:
     """Raises UserError if a file is not as it was found. An object far away is asked once only, after it was read."""
     if isinstance(file.path, Url) and not afterwards:
         return
-    if state(file.path) != file.state:
+    if not state(file.path).is_of(file.state):
         raise UserError(
             f'{file.path}: the file has changed since this run began\n'
             '  start again when the files are at rest'

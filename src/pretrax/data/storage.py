@@ -3,6 +3,7 @@
 Whatever a storage refuses becomes a UserError that names the path or the address.
 """
 
+import datetime
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,11 +41,17 @@ type Location = Path | Url
 
 
 class State(NamedTuple):
-    """What tells one version of a file from another. `stamp` is a time of change or an entity tag, '' where the storage
-    tells neither; `size` is in bytes, None where it is not told."""
+    """What tells one version of a file from another. `stamp` is a time of change or an entity tag with its name, '' where
+    the storage tells neither; `size` is in bytes, None where it is not told."""
 
     size: int | None
     stamp: str
+
+    def is_of(self, other: 'State') -> bool:
+        """Whether both may be of one version. A storage may tell the time in a listing, and a tag when asked for a file:
+        those say nothing about each other."""
+        comparable = self.stamp.partition(' ')[0] == other.stamp.partition(' ')[0]
+        return self.size == other.size and (self.stamp == other.stamp or not comparable)
 
 
 def locate(spec: str) -> Location:
@@ -61,7 +68,7 @@ def state(location: Location) -> State:
             found = location.stat()
         except OSError as error:
             raise UserError(f'{location}: {error.strerror}') from None
-        return State(found.st_size, str(found.st_mtime_ns))
+        return State(found.st_size, f'mtime {found.st_mtime_ns}')
     filesystem, path = connect(location)
     try:
         filesystem.invalidate_cache()  # listings are cached, and would hide a change
@@ -73,7 +80,12 @@ def state(location: Location) -> State:
 def state_of(info: dict[str, Any]) -> State:
     """The state that an fsspec filesystem tells."""
     names = ('ETag', 'etag', 'md5Hash', 'mtime', 'LastModified', 'last_modified', 'updated', 'created')
-    return State(info.get('size'), next((str(info[name]) for name in names if info.get(name)), ''))
+    name = next((name for name in names if info.get(name)), None)
+    if name is None:
+        return State(info.get('size'), '')
+    told = info[name]
+    told = told.timestamp() if isinstance(told, datetime.datetime) else str(told).removeprefix('W/').strip('"')
+    return State(info.get('size'), f'{name.lower()} {told}')
 
 
 def opened(location: Location) -> BinaryIO:
