@@ -1,9 +1,11 @@
 """What docs/data.md shows, run."""
 
+import json
 import re
 from pathlib import Path
 
 import numpy as np
+import yaml
 
 from pretrax.data.source import DataRequest, Source
 from pretrax.data.text import TextOptions
@@ -23,10 +25,21 @@ def test_the_source_in_the_docs_is_one(tmp_path):
 
 
 def test_the_options_in_the_docs_are_those_there_are():
-    table = re.search(r'\| key \| default .*?\n\n', (DOCS / 'data.md').read_text(), re.DOTALL)
-    assert table
-    written = {key: default.strip('`') for key, default in re.findall(r'\| `(\w+)` \| (\S*) ?\|', table.group())}
+    tables = re.findall(r'\| key \| default .*?\n\n', (DOCS / 'data.md').read_text(), re.DOTALL)
+    rows = [row for table in tables for row in re.findall(r'^\| `(\w+)` \| (\S*) ?\|', table, re.MULTILINE)]
+    written = {key: default.strip('`') for key, default in rows}
+    assert len(written) == len(rows), 'a key stands in two tables'
     defaults = {
-        name: '' if field.default is None else str(field.default) for name, field in TextOptions.model_fields.items()
+        name: '' if field.default is None else str(field.default).lower()
+        for name, field in TextOptions.model_fields.items()
     }
     assert written == defaults
+
+
+def test_the_selection_in_the_docs_is_one():
+    page = (DOCS / 'data.md').read_text()
+    [options] = re.findall(r'```yaml title="mail.yaml"\n(.*?)```', page, re.DOTALL)
+    [rows] = re.findall(r'```json title="mail.jsonl"\n(.*?)```', page, re.DOTALL)
+    filters = TextOptions.model_validate(yaml.safe_load(options)['data']).filters
+    assert filters is not None
+    assert all(one.keeps(json.loads(row), 'mail.jsonl:1') for one in filters for row in rows.splitlines())
