@@ -5,27 +5,36 @@ derivatives, no fused or blocked kernels, f32 throughout. `arch` is anything wit
 `w` anything with the attributes of the weights (layers stacked along the first dimension).
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 
 
 def logits(w, tokens, segments, positions, arch):
     """tokens, segments, positions [B, L] -> [B, L, vocab_size], each row on its own."""
+    return whole(w, tokens, segments, positions, arch)[0]
+
+
+def whole(w, tokens, segments, positions, arch):
+    """The logits, and what the routers of experts did in each layer (see `mixture`): [B, layers, L, E]."""
     w = jax.tree.map(jnp.asarray, w)
-    return jax.vmap(lambda t, s, p: _row_logits(w, t, s, p, arch))(tokens, segments, positions)
+    return jax.vmap(lambda t, s, p: _row(w, t, s, p, arch))(tokens, segments, positions)
 
 
-def _row_logits(w, tokens, segments, positions, arch):
-    x = w.embed[tokens]
+def _row(w, tokens, segments, positions, arch):
+    x, routers = w.embed[tokens], []
     if arch.positions == 'learned':
         x = x + w.positions[positions]
     for i in range(arch.n_layers):
         layer = jax.tree.map(lambda stacked, i=i: stacked[i], w.layers)
         x = x + attention(norm(x, layer.norm1, layer.norm1_bias, arch), layer, segments, positions, arch)
-        x = x + feed_forward(norm(x, layer.norm2, layer.norm2_bias, arch), layer, arch)
+        h = norm(x, layer.norm2, layer.norm2_bias, arch)
+        out, router = mixture(h, layer, arch) if arch.n_experts else (feed_forward(h, layer, arch), ())
+        x, routers = x + out, [*routers, router]
     x = norm(x, w.norm, w.norm_bias, arch)
     unembedding = w.embed if arch.tied else w.unembed
-    return x @ unembedding[: arch.vocab_size].T
+    return x @ unembedding[: arch.vocab_size].T, jax.tree.map(lambda *layers: jnp.stack(layers), *routers)
 
 
 def norm(x, scale, bias, arch):
@@ -73,6 +82,36 @@ def feed_forward(x, w, arch):
     return hidden @ w.down + (0 if w.down_bias is None else w.down_bias)
 
 
+def mixture(x, w, arch):
+    """Every expert computes every token; what the router does not choose is multiplied by zero. x [L, M].
+
+    Returns the output, and of the router: logits, choices that count (1 or 0) and choices made, [L, E] each.
+    """
+    router = x @ w.router
+    probability = jnp.exp(router - router.max(-1, keepdims=True))
+    probability = probability / probability.sum(-1, keepdims=True)
+    rank = jnp.argsort(jnp.argsort(-probability, axis=-1), axis=-1)
+    chosen = (rank < arch.experts_per_token).astype(x.dtype)
+    weight = probability * chosen
+    if arch.normalize_router:
+        weight = weight / weight.sum(-1, keepdims=True)
+    fits = chosen
+    if arch.capacity is not None:  # an expert takes tokens in their order, until it is full
+        places = min(len(x), math.ceil(arch.capacity * len(x) * arch.experts_per_token / arch.n_experts))
+        fits = chosen * (jnp.cumsum(chosen, axis=0) <= places)
+    out = 0.0
+    for e in range(arch.n_experts):
+        gate = x @ w.expert_gate[e]
+        out = out + (weight * fits)[:, e, None] * (
+            (gate * jax.nn.sigmoid(gate) * (x @ w.expert_up[e])) @ w.expert_down[e]
+        )
+    if w.shared_up is not None:
+        gate = x @ w.shared_gate
+        shared = (gate * jax.nn.sigmoid(gate) * (x @ w.shared_up)) @ w.shared_down
+        out = out + (shared if w.shared_mix is None else jax.nn.sigmoid(x @ w.shared_mix)[:, None] * shared)
+    return out, (router, fits, chosen)
+
+
 def nll(w, batch, arch):
     """The mean of -log p(target) over the targets that count."""
     log_p = jax.nn.log_softmax(logits(w, batch.tokens, batch.segments, batch.positions, arch))
@@ -86,8 +125,41 @@ def z_loss(w, batch, arch):
     return arch.z_loss * (log_z**2 * batch.mask).sum() / batch.mask.sum()
 
 
+def router_losses(w, batch, arch):
+    """The load-balance loss and the z-loss of the routers, each with its weight. What is behind a row's last target does not count."""
+    _, (router, _, chosen) = whole(w, batch.tokens, batch.segments, batch.positions, arch)  # [B, layers, L, E] each
+    last = (jnp.arange(1, batch.mask.shape[1] + 1) * (batch.mask > 0)).max(-1)
+    real = (jnp.arange(batch.mask.shape[1]) < last[:, None])[:, None, :, None]
+    probability = jax.nn.softmax(router, axis=-1)
+    if (
+        arch.balance_over == 'sequence'
+    ):  # DeepSeek-V3, arXiv:2412.19437, eq. 17 to 20; the mean over sequences and layers
+        n = real.sum(2)
+        f = arch.n_experts / (arch.experts_per_token * n) * (chosen * real).sum(2)
+        balance = (f * (probability * real).sum(2) / n).sum(-1).mean()
+    else:  # load_balancing_loss_func of Hugging Face's Mixtral: all layers and tokens in one
+        n = real.sum() * arch.n_layers
+        share, mean = (chosen * real).sum((0, 1, 2)) / n, (probability * real).sum((0, 1, 2)) / n
+        balance = arch.n_experts * (share * mean).sum()
+    square = jax.nn.logsumexp(router, axis=-1) ** 2 * real[..., 0]
+    return {
+        'balance_loss': arch.balance_loss * balance,
+        'router_z_loss': arch.router_z_loss * square.sum() / (real.sum() * arch.n_layers),
+    }
+
+
+def terms(w, batch, arch):
+    """The terms of the loss that have a weight, by name."""
+    found = {'nll': nll(w, batch, arch)}
+    if arch.z_loss:
+        found['z_loss'] = z_loss(w, batch, arch)
+    if arch.n_experts:
+        found |= {name: value for name, value in router_losses(w, batch, arch).items() if getattr(arch, name)}
+    return found
+
+
 def loss(w, batch, arch):
-    return nll(w, batch, arch) + z_loss(w, batch, arch)
+    return sum(terms(w, batch, arch).values())
 
 
 class AdamW:

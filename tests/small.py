@@ -11,6 +11,7 @@ from pretrax.model.transformer import ModelRequest, Transformer
 
 VOCAB, LENGTH = 100, 16
 LLAMA = {'family': 'llama', 'n_layers': 2, 'd_model': 32, 'n_heads': 4, 'n_kv_heads': 2, 'd_ff': 48}
+MIXTURE = LLAMA | {'d_ff': 16, 'n_experts': 4, 'experts_per_token': 2, 'd_shared': 24, 'shared_gate': True}
 GPT2 = {'family': 'gpt2', 'n_layers': 2, 'd_model': 32, 'n_heads': 4}
 
 

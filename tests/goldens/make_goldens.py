@@ -8,7 +8,8 @@ Run by hand, in an environment of its own:
 Each case becomes a directory beside this file:
 
     config.json, model.safetensors    the model, as `save_pretrained` writes it
-    golden.safetensors                tokens i32[2, L+1]; logits f32[2, L, V]; loss f32[]; grad.NAME of every weight;
+    golden.safetensors                tokens i32[2, L+1]; logits f32[2, L, V]; loss f32[] (of experts, the load-balance
+                                      loss included); grad.NAME of every weight;
                                       packed_tokens i32[1, L] of three documents, packed_segments, packed_logits,
                                       packed_loss (each document in a forward pass of its own);
                                       prompt.N, continuation.N: greedy, by `generate`
@@ -20,12 +21,13 @@ are longer than windows and than the length that RoPE scaling starts from, and n
 import json
 import platform
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).parent
 LENGTH, NEW_TOKENS = 48, 12
@@ -42,6 +44,7 @@ LLAMA3_ROPE = {
     'rope_type': 'llama3', 'rope_theta': 500.0, 'factor': 8.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0,
     'original_max_position_embeddings': 48,
 }  # fmt: skip
+BALANCED = {'router_aux_loss_coef': 0.3, 'output_router_logits': True}  # mixtures of experts: part of the loss
 
 
 def rope(theta, **more):
@@ -84,6 +87,17 @@ CASES = {
     'phi3': ('Phi3Config', SIZES | {
         'sliding_window': 9, 'resid_pdrop': 0.0, 'embd_pdrop': 0.0, 'original_max_position_embeddings': 64,
     } | rope(10000.0)),
+    'mixtral': ('MixtralConfig', SIZES | BALANCED | {
+        'num_local_experts': 6, 'num_experts_per_tok': 2, 'rms_norm_eps': 1e-5,
+    } | rope(1000000.0)),
+    'qwen2-moe': ('Qwen2MoeConfig', SIZES | BALANCED | {
+        'num_experts': 6, 'num_experts_per_tok': 3, 'moe_intermediate_size': 16, 'rms_norm_eps': 1e-6,
+        'shared_expert_intermediate_size': 20, 'norm_topk_prob': False,
+    } | rope(1000000.0)),
+    'qwen3-moe': ('Qwen3MoeConfig', SIZES | WIDE_HEADS | BALANCED | {
+        'num_experts': 8, 'num_experts_per_tok': 3, 'moe_intermediate_size': 12, 'rms_norm_eps': 1e-6,
+        'norm_topk_prob': True,
+    } | rope(1000000.0)),
 }  # fmt: skip
 
 
@@ -110,13 +124,26 @@ def next_token_loss(logits, tokens):
 
 def whole_rows(model, rng):
     tokens = torch.from_numpy(rng.integers(0, model.config.vocab_size, (2, LENGTH + 1)))
-    logits = model(tokens[:, :-1], use_cache=False).logits
+    out = model(tokens[:, :-1], use_cache=False)
+    logits = out.logits
     total, count = next_token_loss(logits, tokens)
     loss = total / count
+    if model.config.to_dict().get('output_router_logits'):  # as the model adds it where it computes the loss itself
+        loss = loss + model.config.router_aux_loss_coef * out.aux_loss
     model.zero_grad()
     loss.backward()
-    gradients = {f'grad.{name}': weight.grad for name, weight in model.named_parameters()}
+    gradients = {f'grad.{name}': value for name, value in as_saved(model).items()}
     return {'tokens': tokens.int(), 'logits': logits.detach(), 'loss': loss.detach(), **gradients}
+
+
+def as_saved(model):
+    """The gradients by the names under which the weights are saved: in memory those of all experts are one array."""
+    gradients = {name: weight.grad for name, weight in model.named_parameters()}
+    if not any('experts' in name for name in gradients):
+        return gradients
+    with tempfile.TemporaryDirectory() as directory:
+        model.save_pretrained(directory, state_dict=gradients)
+        return load_file(Path(directory) / 'model.safetensors')
 
 
 def packed_documents(model, rng):

@@ -10,9 +10,13 @@ import pytest
 import reference
 from pretrax.errors import UserError
 from pretrax.infer.decode import _sample, generate
-from small import GPT2, LLAMA, VOCAB, mesh_of, random_weights, transformer
+from small import GPT2, LLAMA, MIXTURE, VOCAB, mesh_of, random_weights, transformer
 
-MODELS = {'llama': LLAMA, 'gpt2': GPT2 | {'max_sequence_length': 48}}
+MODELS = {
+    'llama': LLAMA,
+    'gpt2': GPT2 | {'max_sequence_length': 48},
+    'experts': MIXTURE | {'n_experts': 6, 'capacity': 64.0},  # of which decoding makes no use
+}
 PROMPTS = [[5], [1, 2, 3, 4, 5, 6, 7], [99, 0, 50] * 13]
 TOKENS = 9
 

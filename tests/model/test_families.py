@@ -5,7 +5,7 @@ import pytest
 
 from pretrax.errors import UserError
 from pretrax.model.families import PRESETS, TransformerOptions, resolve
-from small import LLAMA, mesh_of, transformer
+from small import LLAMA, MIXTURE, mesh_of, transformer
 
 # Parameters of the released checkpoints: `num_parameters()` of the models of these names on the Hugging Face hub.
 PUBLISHED = {
@@ -22,6 +22,8 @@ PUBLISHED = {
     'qwen2.5-72b': 72_706_203_648,
     'qwen3-0.6b': 596_049_920, 'qwen3-1.7b': 1_720_574_976, 'qwen3-4b': 4_022_468_096, 'qwen3-8b': 8_190_735_360,
     'qwen3-14b': 14_768_307_200, 'qwen3-32b': 32_762_123_264,
+    'mixtral-8x7b': 46_702_792_704, 'mixtral-8x22b': 140_620_634_112, 'qwen1.5-moe-a2.7b': 14_315_784_192,
+    'qwen3-30b-a3b': 30_532_122_624, 'qwen3-235b-a22b': 235_093_634_560,
     'gemma-2b': 2_506_172_416, 'gemma-7b': 8_537_680_896,
     'gemma2-2b': 2_614_341_888, 'gemma2-9b': 9_241_705_984, 'gemma2-27b': 27_227_128_320,
     'gemma3-270m': 268_098_176, 'gemma3-1b': 999_885_952,
@@ -35,6 +37,7 @@ PUBLISHED = {
 # table 1 rounds them (arXiv:2503.19786). seqax's are named by their size without the embedding and the unembedding.
 ABOUT = {
     'gemma3-4b': (675e6 + 3209e6, 0.002), 'gemma3-12b': (1012e6 + 10759e6, 0.002), 'gemma3-27b': (1416e6 + 25600e6, 0.002),
+    'qwen2-57b-a14b': (57.41e9, 0.001),
     'seqax-84m': (84e6 + 2 * 32768 * 512, 0.25), 'seqax-270m': (270e6 + 2 * 32768 * 1024, 0.25),
     'seqax-540m': (540e6 + 2 * 32768 * 2048, 0.25), 'seqax-1b': (1e9 + 2 * 32768 * 2048, 0.25),
     'seqax-2b': (2e9 + 2 * 32768 * 4096, 0.25),
@@ -64,6 +67,31 @@ def test_parameters_of_matrix_products():
     assert arch.n_matmul_params == 6_738_415_616 - 32000 * 4096 - norms
 
 
+@pytest.mark.parametrize(
+    ('preset', 'active', 'tolerance'),
+    # Jiang et al. 2024, section 1; the others' names: Qwen count without the embedding (57b) or round (3.3 to 3)
+    [('mixtral-8x7b', 12.9e9, 0.005), ('qwen2-57b-a14b', 14.2e9, 0.005), ('qwen3-235b-a22b', 22.2e9, 0.005),
+     ('qwen3-30b-a3b', 3.3e9, 0.02), ('qwen1.5-moe-a2.7b', 2.7e9, 0.01), ('mixtral-8x22b', 39e9, 0.005)],
+)  # fmt: skip
+def test_parameters_for_each_token(preset, active, tolerance):
+    """Of experts those that a token visits: what FLOPs are counted from, but for embeddings and norms."""
+    arch = transformer({'preset': preset}, vocab_size=1000, length=1024).arch
+    with jax.set_mesh(mesh_of()):
+        weights = transformer({'preset': preset}, vocab_size=1000, length=1024).abstract()
+    everything = sum(w.size for w in jax.tree.leaves(weights))
+    assert everything - arch.n_idle_params == pytest.approx(active, rel=tolerance)
+    small = {'norm1', 'norm2', 'norm', 'q_norm', 'k_norm', 'q_bias', 'k_bias', 'v_bias', 'embed'}
+    named = jax.tree_util.tree_leaves_with_path(weights)
+    padding = (arch.padded_vocab_size - arch.vocab_size) * arch.d_model
+    products = sum(w.size for path, w in named if path[-1].name not in small) - padding
+    assert arch.n_matmul_params == products - arch.n_idle_params
+
+
+def test_without_experts_a_preset_is_dense():
+    arch = resolve(TransformerOptions(preset='mixtral-8x7b', n_experts=0), 1000, 64)
+    assert (arch.n_experts, arch.balance_loss, arch.n_idle_params) == (0, 0.0, 0)
+
+
 def test_a_preset_can_be_overridden():
     arch = resolve(TransformerOptions(preset='gpt2-124m', n_layers=6, tied=False), 50257, 512)
     assert (arch.n_layers, arch.tied, arch.d_model, arch.norm) == (6, False, 768, 'layernorm')
@@ -89,6 +117,12 @@ SIZES = {'n_layers': 1, 'd_model': 32, 'n_heads': 4}
         (SIZES | {'d_head': 7}, 'd_head = 7 is odd'),
         (SIZES | {'global_every': 2}, 'global_every = 2 excepts layers from a window, and there is none'),
         (SIZES | {'family': 'gpt2', 'block_norms': 'sandwich'}, 'norms after attention and feed-forward have no bias'),
+        (SIZES | {'capacity': 1.5}, 'capacity = 1.5 is about experts, and there are none'),
+        (SIZES | {'n_experts': 1}, 'at least 2 experts'),
+        (SIZES | {'n_experts': 4, 'experts_per_token': 5}, 'n_experts = 4, of which a token visits .* = 5'),
+        (SIZES | {'n_experts': 4, 'activation': 'gelu'}, 'activation = gelu: experts have a gate and no biases'),
+        (SIZES | {'n_experts': 4, 'bias': True}, 'bias = true: experts have a gate and no biases'),
+        (SIZES | {'n_experts': 4, 'shared_gate': True}, 'there is no shared expert'),
         (SIZES | {'rope_scaling': {'kind': 'llama3', 'low_freq_factor': 4}}, 'low_freq_factor 4.0 is not below'),
     ],
 )
@@ -116,6 +150,7 @@ def test_choices_that_do_not_fit_the_data(options, message):
         (LLAMA, 16, (1, 1, 4), r'n_kv_heads = 2 is not divisible by mesh.t = 4\nuse mesh.t=2'),
         (LLAMA | {'d_ff': 49}, 16, (1, 1, 2), r'd_ff = 49 is not divisible by mesh.t = 2\nuse mesh.t=1'),
         (LLAMA, 15, (1, 1, 2), r'batch.sequence_length = 15 is not divisible by mesh.t = 2\nuse mesh.t=1'),
+        (MIXTURE | {'d_shared': 25}, 16, (1, 1, 2), r'd_shared = 25 is not divisible by mesh.t = 2\nuse mesh.t=1'),
         (
             {'n_layers': 1, 'd_model': 36, 'n_heads': 3, 'd_ff': 48}, 15, (1, 1, 3),
             r'the padded vocabulary = 128 is not divisible by mesh.t = 3\nuse mesh.t=2',

@@ -59,12 +59,12 @@ def close(actual, expected, rounding):
     np.testing.assert_allclose(np.asarray(actual, np.float64), expected, rtol=rounding, atol=8 * rounding)
 
 
-def dots(jaxpr):
+def dots(jaxpr, name='dot_general'):
     """The matrix products of a program, in order."""
     for equation in jaxpr.eqns:
-        if equation.primitive.name == 'dot_general':
+        if equation.primitive.name == name:
             yield equation
         is_program = lambda x: hasattr(x, 'eqns')  # noqa: E731
         for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=is_program):
             if is_program(inner):
-                yield from dots(inner)
+                yield from dots(inner, name)

@@ -10,7 +10,7 @@ import pytest
 import reference
 from pretrax.train import optimizer, schedule
 from pretrax.train.step import DEFAULT_NO_DECAY, Recipe, abstract_state, make_step
-from small import GPT2, LLAMA, assert_same, mesh_of, random_batch, random_weights, transformer
+from small import GPT2, LLAMA, MIXTURE, assert_same, mesh_of, random_batch, random_weights, transformer
 
 ROWS = 32
 # A large eps: Adam divides each gradient by its size, and would turn rounding noise around a zero into a full step.
@@ -18,7 +18,14 @@ ADAM = {'b1': 0.8, 'b2': 0.9, 'eps': 1e-3}
 DECAY, CLIP, RATE, STEPS = 0.1, 0.5, 0.05, 10
 EVERY_TERM = {'z_loss': 0.02}
 BY_NAME = {'q': 'keep', 'attention': 'keep', 'up': 'keep', 'k': 'recompute'}
-FAMILIES = {'llama': LLAMA | EVERY_TERM, 'gpt2': GPT2 | EVERY_TERM}
+BALANCED = {'balance_loss': 0.3, 'router_z_loss': 0.02, **EVERY_TERM}
+FAMILIES = {
+    'llama': LLAMA | EVERY_TERM,
+    'gpt2': GPT2 | EVERY_TERM,
+    'experts': MIXTURE | BALANCED,
+    'experts by batch': MIXTURE | BALANCED | {'balance_over': 'batch', 'normalize_router': False},
+    'experts with capacity': MIXTURE | BALANCED | {'capacity': 0.75, 'shared_gate': False},
+}
 
 
 @functools.cache
@@ -28,8 +35,8 @@ def ground_truth(family):
     before = random_weights(model)
 
     def loss(w, batch):
-        terms = reference.nll(w, batch, model.arch), reference.z_loss(w, batch, model.arch)
-        return sum(terms), terms
+        terms = reference.terms(w, batch, model.arch)
+        return sum(terms.values()), terms
 
     gradient_of = jax.jit(jax.grad(loss, has_aux=True))
     rule = reference.AdamW(before, [RATE / 2, RATE], weight_decay=DECAY, clip_norm=CLIP, **ADAM)
@@ -55,6 +62,13 @@ def ground_truth(family):
         ('gpt2', 8, 1, 1, 1, 'scan', 'all'),
         ('gpt2', 1, 4, 2, 4, 'scan', 'all'),
         ('gpt2', 2, 2, 2, 1, 'scan', 'none'),
+        ('experts', 1, 1, 1, 1, 'unroll', 'all'),
+        ('experts', 1, 4, 1, 2, 'scan', 'all'),
+        ('experts', 1, 1, 2, 2, 'scan', 'none'),
+        ('experts', 2, 2, 2, 4, 'scan', BY_NAME),
+        ('experts by batch', 1, 2, 2, 1, 'scan', 'none'),
+        ('experts by batch', 2, 2, 2, 4, 'scan', 'all'),
+        ('experts with capacity', 2, 2, 2, 4, 'scan', 'all'),
     ],
 )
 def test_equals_the_reference(family, r, d, t, accumulation, layers, save):
@@ -76,8 +90,9 @@ def test_equals_the_reference(family, r, d, t, accumulation, layers, save):
         own_gradient = jax.tree.map(lambda m: np.asarray(m) * scale, state.optimizer.mu)
         state, _ = step(state, second)
 
-    np.testing.assert_allclose([metrics['nll'], metrics['z_loss']], terms, rtol=1e-6)
-    np.testing.assert_allclose(metrics['loss'], sum(terms), rtol=1e-6)
+    for name, value in terms.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-6, err_msg=name)
+    np.testing.assert_allclose(metrics['loss'], sum(terms.values()), rtol=1e-6)
     length = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradient)))
     np.testing.assert_allclose(metrics['grad_norm'], length, rtol=1e-5)
     assert length > 2 * CLIP  # or clipping would go untested
@@ -97,7 +112,7 @@ def test_bf16_stays_near_the_reference(family, r, d, t):
     with jax.set_mesh(mesh):
         state, metrics = make_step(recipe)(fresh_state(recipe, before), random_batch(ROWS, seed=1))
     assert all(w.dtype == jnp.float32 for w in jax.tree.leaves(state.weights))
-    np.testing.assert_allclose(metrics['loss'], sum(terms), rtol=1e-3)
+    np.testing.assert_allclose(metrics['loss'], sum(terms.values()), rtol=1e-3)
     length = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradient)))
     moved = jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), before, state.weights)
     assert_same(moved, gradient, rtol=0.03, floor=1e-3 * length)

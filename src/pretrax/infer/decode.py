@@ -5,6 +5,7 @@ The model's own blocks run here; only attention differs. The vocabulary is whole
 turns a training mesh into one like that.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from ..errors import UserError
 from ..model.architecture import Architecture, LayerKind
 from ..model.attention import attend_visible, in_sight
-from ..model.transformer import Transformer, block, forward
+from ..model.transformer import FeedForward, Transformer, block, forward, mlp_of
 from ..model.weights import Weights
 from ..shardlib import (
     axis_index,
@@ -109,7 +110,8 @@ def _place(x: np.ndarray, annotation: Any) -> jax.Array:
 @functools.lru_cache(maxsize=8)
 def _compiled(model: Transformer, tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> Any:
     """The program that continues prompts; kept, since sampling while training runs it again and again."""
-    arch, dtype = model.arch, model.dtype
+    # Experts have room for all: a token's text is not to depend on what others are generated beside it.
+    arch, dtype = dataclasses.replace(model.arch, capacity=None), model.dtype
 
     @jax.jit
     @typed_shard_map
@@ -121,7 +123,8 @@ def _compiled(model: Transformer, tokens: int, temperature: float, top_k: int | 
 
         def read(cache: Cache, ids: Any, positions: Any) -> tuple[Any, Cache]:
             def layers(x: Any, w: Weights) -> tuple[Any, Cache]:
-                kinds = [functools.partial(_cached_block, positions, arch, kind) for kind in arch.kinds]
+                mlp = mlp_of(arch, model.grouped, positions >= 0)
+                kinds = [functools.partial(_cached_block, positions, arch, kind, mlp) for kind in arch.kinds]
                 return scan(kinds, x, (w.layers, cache))
 
             with scope():  # L is the prompt's length first, then 1
@@ -149,7 +152,9 @@ def _compiled(model: Transformer, tokens: int, temperature: float, top_k: int | 
 
 
 @typechecked
-def _cached_block(positions: i32['B/r/d L'], arch: Architecture, kind: LayerKind, x: Any, layer: Any) -> Any:
+def _cached_block(
+    positions: i32['B/r/d L'], arch: Architecture, kind: LayerKind, mlp: FeedForward, x: Any, layer: Any
+) -> Any:
     """A block whose queries see the cached keys and values up to their own position, as far back as the layer does."""
     w, cache = layer
 
@@ -160,7 +165,8 @@ def _cached_block(positions: i32['B/r/d L'], arch: Architecture, kind: LayerKind
         visible = in_sight(positions[:, :, None] - jnp.arange(new.k.shape[1]), scores)
         return attend_visible(q, new.k, new.v, visible, scores), new
 
-    return block(x, w, positions, arch, kind, attention)
+    x, cache, _ = block(x, w, positions, arch, kind, attention, mlp)
+    return x, cache
 
 
 def _sample(temperature: float, top_k: int | None, top_p: float | None, key: Any, logits: Any) -> Any:

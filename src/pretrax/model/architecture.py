@@ -180,21 +180,34 @@ class Architecture:
         return {
             'layers': self.n_layers, 'M': self.d_model, 'H': self.n_heads, 'K': self.n_kv_heads, 'D': self.d_head,
             'F': self.d_ff, 'V': self.padded_vocab_size, 'P': self.max_sequence_length, 'E': self.n_experts,
-            'S': self.d_shared,
+            'F_shared': self.d_shared,
         }  # fmt: skip
 
     @property
     def n_matmul_params(self) -> int:
-        """Weights that take part in a matrix product for every token: all but embeddings, norms and biases."""
+        """Weights that take part in a matrix product for every token: all but embeddings, norms and biases.
+
+        Of experts those that a token visits.
+        """
         attention = self.d_model * self.d_head * (2 * self.n_heads + 2 * self.n_kv_heads)
         mlp = self.d_model * self.d_ff * (3 if self.gated else 2)
+        if self.n_experts:
+            shared = self.d_model * (3 * self.d_shared + self.shared_gate)
+            mlp = self.experts_per_token * mlp + shared + self.d_model * self.n_experts
         return self.n_layers * (attention + mlp) + self.vocab_size * self.d_model
+
+    @property
+    def n_idle_params(self) -> int:
+        """Weights of the experts that a token does not visit."""
+        idle = max(0, self.n_experts - self.experts_per_token)
+        return self.n_layers * idle * 3 * self.d_model * self.d_ff
 
     def check_mesh(self, mesh: dict[str, int], sequence_length: int) -> None:
         """Raises UserError where the mesh does not divide the model, naming the nearest mesh axis that does."""
         t, d = mesh['t'], mesh['d']
         split = {
             'model.n_heads': self.n_heads, 'model.n_kv_heads': self.n_kv_heads, 'model.d_ff': self.d_ff,
+            'model.d_shared': self.d_shared,
             'batch.sequence_length': sequence_length, 'the padded vocabulary': self.padded_vocab_size,
         }  # fmt: skip
         for name, size in split.items():

@@ -20,6 +20,8 @@ from .presets import PRESETS
 _LLAMA = {
     'norm': 'rmsnorm', 'norm_eps': 1e-5, 'positions': 'rope', 'activation': 'swiglu', 'bias': False, 'tied': False,
 }  # fmt: skip
+_QWEN2 = _LLAMA | {'norm_eps': 1e-6, 'qkv_bias': True, 'rope_base': 1e6}
+_QWEN3 = _LLAMA | {'norm_eps': 1e-6, 'qk_norm': 'head', 'rope_base': 1e6}
 _GEMMA = _LLAMA | {
     'norm_eps': 1e-6, 'norm_offset': 1.0, 'activation': 'geglu', 'tied': True, 'scale_embedding': True,
 }  # fmt: skip
@@ -34,9 +36,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     # Jiang et al. 2023, arXiv:2310.06825, section 2. The window is its first release's; later ones have none.
     'mistral': _LLAMA,
     # Yang et al. 2024, arXiv:2407.10671, section 2.2.1, and the released configurations
-    'qwen2': _LLAMA | {'norm_eps': 1e-6, 'qkv_bias': True, 'rope_base': 1e6},
+    'qwen2': _QWEN2,
     # Qwen Team 2025, arXiv:2505.09388, section 2
-    'qwen3': _LLAMA | {'norm_eps': 1e-6, 'qk_norm': 'head', 'rope_base': 1e6},
+    'qwen3': _QWEN3,
     # Gemma Team 2024, arXiv:2403.08295, section 2, and the released code
     'gemma': _GEMMA,
     # Gemma Team 2024, arXiv:2408.00118, section 2
@@ -53,11 +55,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
     'olmo2': _LLAMA | {'norm_eps': 1e-6, 'block_norms': 'post', 'qk_norm': 'full', 'rope_base': 500000.0},
     # HuggingFaceTB/SmolLM3-3B: every fourth layer without positions (Yang et al. 2025, arXiv:2501.18795)
     'smollm3': _LLAMA | {'norm_eps': 1e-6, 'tied': True, 'nope_every': 4, 'rope_base': 5e6},
+    # Jiang et al. 2024, arXiv:2401.04088, section 2
+    'mixtral': _LLAMA | {'rope_base': 1e6, 'n_experts': 8, 'experts_per_token': 2},
+    # Yang et al. 2024, arXiv:2407.10671, section 2.2.2, and the released code
+    'qwen2-moe': _QWEN2 | {
+        'n_experts': 64, 'experts_per_token': 8, 'shared_gate': True, 'normalize_router': False,
+    },
+    # Qwen Team 2025, arXiv:2505.09388, section 2
+    'qwen3-moe': _QWEN3 | {'n_experts': 128, 'experts_per_token': 8},
     # Abdin et al. 2024, arXiv:2404.14219, section 2: Llama's block. Phi-4 is of this family too.
     'phi3': _LLAMA,
 }  # fmt: skip
 
 FAMILY_NAMES = tuple(FAMILIES)
+# What says something about experts alone
+EXPERT_OPTIONS = (
+    'experts_per_token', 'd_shared', 'shared_gate', 'normalize_router', 'capacity', 'balance_loss', 'balance_over',
+    'router_z_loss',
+)  # fmt: skip
 SAVED_NAMES = ('q', 'k', 'v', 'attention', 'gate', 'up', 'attention_out', 'mlp_out')
 
 
@@ -116,7 +131,7 @@ class TransformerOptions(BaseModel):
     capacity: float | None = Field(
         None, gt=0, description='places an expert has in a sequence, over its even share; null: as many as needed'
     )
-    balance_loss: float | None = Field(None, ge=0, description='weight of the load-balance loss (default 0)')
+    balance_loss: float | None = Field(None, ge=0, description='weight of the load-balance loss (default 0.01)')
     balance_over: Literal['sequence', 'batch'] | None = Field(
         None, description='what experts are to be balanced over (default: each sequence)'
     )
@@ -144,7 +159,7 @@ _DEFAULTS: dict[str, Any] = {
 
 _NO_EXPERTS = {
     'n_experts': 0, 'experts_per_token': 2, 'd_shared': 0, 'shared_gate': False, 'normalize_router': True,
-    'capacity': None, 'balance_loss': 0.0, 'balance_over': 'sequence', 'router_z_loss': 0.0,
+    'capacity': None, 'balance_loss': 0.01, 'balance_over': 'sequence', 'router_z_loss': 0.0,
 }  # fmt: skip
 
 
@@ -191,7 +206,34 @@ def _choose(options: TransformerOptions) -> dict[str, Any]:
             f'model.block_norms = {chosen["block_norms"]}: norms after attention and feed-forward have no bias here\n'
             'use model.norm=rmsnorm, or model.bias=false'
         )
+    _check_experts(chosen, said)
     return chosen
+
+
+def _check_experts(chosen: dict[str, Any], said: dict[str, Any]) -> None:
+    n_experts, per_token = chosen['n_experts'], chosen['experts_per_token']
+    if not n_experts:
+        for name in EXPERT_OPTIONS:
+            if said.get(name):
+                raise UserError(
+                    f'model.{name} = {said[name]} is about experts, and there are none\n'
+                    'give model.n_experts, or leave it out'
+                )
+        chosen.update(_NO_EXPERTS, balance_loss=0.0)  # of a preset whose experts are taken away
+        return
+    if n_experts == 1 or per_token > n_experts:
+        raise UserError(
+            f'model.n_experts = {n_experts}, of which a token visits model.experts_per_token = {per_token}\n'
+            'use at least 2 experts, and at most as many for each token; n_experts=0 is one feed-forward for all'
+        )
+    if chosen['activation'] == 'gelu' or chosen['bias']:
+        what = 'activation = gelu' if chosen['activation'] == 'gelu' else 'bias = true'
+        raise UserError(
+            f'model.{what}: experts have a gate and no biases here\nuse model.activation=swiglu and model.bias=false'
+        )
+    if chosen['shared_gate'] and not chosen['d_shared'] and said.get('shared_gate'):
+        raise UserError('model.shared_gate = True, and there is no shared expert\ngive model.d_shared, its width')
+    chosen['shared_gate'] = chosen['shared_gate'] and chosen['d_shared'] > 0
 
 
 def resolve(options: TransformerOptions, vocab_size: int, sequence_length: int) -> Architecture:

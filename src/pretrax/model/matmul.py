@@ -29,6 +29,32 @@ def plus(x: Any, bias: Any) -> Any:
     return x if bias is None else (x.astype(jnp.float32) + bias).astype(x.dtype)
 
 
+def exact_product(spec: str, x: Any, w: Any) -> Any:
+    """`einsum(spec, x, w)` in f32, for small products that decide something, such as a router's."""
+    dot = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+    return einsum(spec, x.astype(jnp.float32), w, dot=dot)
+
+
+def grouped_product(spec: str, x: Any, w: Any, groups: Any, method: str) -> Any:
+    """`product` of every row of x with its own group's matrix: `'N/r/d M, E M F/t -> N/r/d F/t'`.
+
+    Args:
+        spec: rows and what is summed over; groups, the same, columns; rows and columns.
+        x: rows, those of a group together.
+        w: f32, a matrix for each group.
+        groups: 'ragged': how many rows each group has; 'blocks': the group of each block of rows, equally long.
+        method: 'ragged', `jax.lax.ragged_dot`, or 'blocks', a product for each block. `choose_grouped` chooses.
+    """
+    return einsum(spec, x, w, dot=lambda _, x, w: _grouped_dot(method, x, w, groups))
+
+
+def choose_grouped(platform: str) -> tuple[str, str]:
+    """The method of `grouped_product` for a platform, and why."""
+    if platform == 'tpu':
+        return 'ragged', 'ragged (jax.lax.ragged_dot, a kernel of the compiler on TPUs)'
+    return 'blocks', f"blocks (on {platform} jax.lax.ragged_dot multiplies every token by every expert's matrix)"
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _dot(equation: str, x: Any, w: Any) -> Any:
     return _einsum(equation, x, w.astype(x.dtype), x.dtype)
@@ -53,3 +79,58 @@ _dot.defvjp(_dot_forward, _dot_backward)
 
 def _einsum(equation: str, a: Any, b: Any, dtype: Any) -> Any:
     return jnp.einsum(equation, a, b, preferred_element_type=dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _grouped_dot(method: str, x: Any, w: Any, groups: Any) -> Any:
+    return _grouped_forward(method, x, w, groups)[0]
+
+
+def _grouped_forward(method: str, x: Any, w: Any, groups: Any) -> tuple[Any, Any]:
+    w = w.astype(x.dtype)
+    return _times_group(method, x, w, groups, transposed=False), (x, w, groups)
+
+
+def _grouped_backward(method: str, residuals: Any, dy: Any) -> tuple[Any, Any, None]:
+    x, w, groups = residuals
+    dx = _times_group(method, dy, w, groups, transposed=True)
+    return dx, _group_gradients(method, x, dy, groups, w), None
+
+
+_grouped_dot.defvjp(_grouped_forward, _grouped_backward)
+
+
+def _times_group(method: str, x: Any, w: Any, groups: Any, transposed: bool) -> Any:
+    """x[n] w[group of n], or its transpose. In x's dtype, accumulated in f32."""
+    if method == 'ragged':
+        return _ragged(x, w, groups, ([1], [2 if transposed else 1]), x.dtype, of_groups=[0])
+    equation = 'nf,mf->nm' if transposed else 'nm,mf->nf'
+
+    def block(_: None, one: Any) -> tuple[None, Any]:
+        rows, group = one
+        return None, _einsum(equation, rows, jax.lax.dynamic_index_in_dim(w, group, keepdims=False), x.dtype)
+
+    y = jax.lax.scan(block, None, (_blocks(x, groups), groups))[1]
+    return y.reshape(x.shape[0], -1)
+
+
+def _group_gradients(method: str, x: Any, dy: Any, groups: Any, w: Any) -> Any:
+    """For each group the sum over its rows of x[n] dy[n], in f32."""
+    if method == 'ragged':
+        return _ragged(x, dy, groups, ([0], [0]), jnp.float32, of_groups=[])
+
+    def block(total: Any, one: Any) -> tuple[Any, None]:
+        rows, d_rows, group = one
+        return total.at[group].add(_einsum('nm,nf->mf', rows, d_rows, jnp.float32)), None
+
+    zero = jnp.zeros_like(w, jnp.float32)  # it varies over the mesh as w and x do
+    return jax.lax.scan(block, zero, (_blocks(x, groups), _blocks(dy, groups), groups))[0]
+
+
+def _blocks(x: Any, groups: Any) -> Any:
+    return x.reshape(groups.shape[0], -1, x.shape[-1])
+
+
+def _ragged(a: Any, b: Any, sizes: Any, contracted: Any, dtype: Any, of_groups: list[int]) -> Any:
+    numbers = jax.lax.RaggedDotDimensionNumbers((contracted, ([], [])), [0], of_groups)
+    return jax.lax.ragged_dot_general(a, b, sizes, numbers, preferred_element_type=dtype)

@@ -22,11 +22,16 @@ def feed_forward(h: num['B/r/d L/t M'], w: Layer, arch: Architecture) -> num['B/
     up = save(up, 'up')
     if arch.gated:
         gate = save(product('B/r/d L M, M F/t -> B/r/d L F/t', h, gather('M/d F/t -> M F/t', w.gate, h)), 'gate')
-        act = swiglu(gate, up) if arch.activation == 'swiglu' else geglu(gate, up)
+        act = gated(gate, up, arch.activation)
     else:
         act = gelu(up)
     out = product('B/r/d L F/t, F/t M -> B/r/d L M', act, gather('F/t M/d -> F/t M', w.down, h))  # partial over t
     return plus(save(psum_scatter('B/r/d L M -> B/r/d L/t M', out), 'mlp_out'), w.down_bias)
+
+
+def gated(gate: Any, up: Any, activation: str) -> Any:
+    """up, times the activation of its gate."""
+    return swiglu(gate, up) if activation == 'swiglu' else geglu(gate, up)
 
 
 @jax.checkpoint  # the backward pass keeps gate and up in their own dtype, not f32 values between them and the result

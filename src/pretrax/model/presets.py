@@ -88,6 +88,18 @@ PRESETS: dict[str, dict[str, Any]] = {
     'qwen3-8b': _sizes('qwen3', _QWEN, 36, 4096, 32, 8, 12288, d_head=128),
     'qwen3-14b': _sizes('qwen3', _QWEN, 40, 5120, 40, 8, 17408, d_head=128),
     'qwen3-32b': _sizes('qwen3', _QWEN, 64, 5120, 64, 8, 25600, d_head=128),
+    # Qwen Team 2025, arXiv:2505.09388, table 2, and Qwen/Qwen3-30B-A3B, Qwen3-235B-A22B
+    'qwen3-30b-a3b': _sizes('qwen3-moe', _QWEN, 48, 2048, 32, 4, 768, d_head=128),
+    'qwen3-235b-a22b': _sizes('qwen3-moe', _QWEN, 94, 4096, 64, 4, 1536, d_head=128),
+    # Qwen Team 2024, qwenlm.github.io/blog/qwen-moe, and Qwen/Qwen1.5-MoE-A2.7B;
+    # Yang et al. 2024, arXiv:2407.10671, table 1, and Qwen/Qwen2-57B-A14B
+    'qwen1.5-moe-a2.7b': _sizes(
+        'qwen2-moe', _QWEN, 24, 2048, 16, 16, 1408, n_experts=60, experts_per_token=4, d_shared=5632
+    ),
+    'qwen2-57b-a14b': _sizes('qwen2-moe', _QWEN, 28, 3584, 28, 4, 2560, d_shared=20480),
+    # Jiang et al. 2024, arXiv:2401.04088, table 1; mistralai/Mixtral-8x22B-v0.1
+    'mixtral-8x7b': _sizes('mixtral', 32000, 32, 4096, 32, 8, 14336),
+    'mixtral-8x22b': _sizes('mixtral', 32000, 56, 6144, 48, 8, 16384),
     # Gemma Team 2024, arXiv:2403.08295, table 1
     'gemma-2b': _sizes('gemma', 256000, 18, 2048, 8, 1, 16384, d_head=256),
     'gemma-7b': _sizes('gemma', 256000, 28, 3072, 16, 16, 24576, d_head=256),

@@ -32,25 +32,34 @@ from .architecture import Architecture, LayerKind
 from .attention import Kernel, attend, choose_kernel
 from .families import SAVED_NAMES, TransformerOptions, resolve
 from .loss import Batch, LossTerms, denominators, loss_terms
-from .matmul import gather, plus, product
+from .matmul import choose_grouped, gather, plus, product
 from .mlp import feed_forward
+from .moe import mixture
 from .norm import norm, qk_norm
 from .rope import rotate
+from .routing import counted, describe_routing, load, routing_denominators, routing_metrics, routing_terms
 from .softcap import softcap
 from .weights import Layer, Weights, abstract_weights, init_weights
 
 Attend = Callable[[Any, Any, Any], tuple[Any, Any]]  # q, k, v -> output, and what a cache keeps
+FeedForward = Callable[[Any, Layer], tuple[Any, Any]]  # normed stream, weights -> output, and what a router did
 
 
 @typechecked
 def block(
-    x: num['B/r/d L/t M'], w: Layer, positions: i32['B/r/d L'], arch: Architecture, kind: LayerKind, attention: Attend
-) -> tuple[num['B/r/d L/t M'], Any]:
+    x: num['B/r/d L/t M'],
+    w: Layer,
+    positions: i32['B/r/d L'],
+    arch: Architecture,
+    kind: LayerKind,
+    attention: Attend,
+    mlp: FeedForward,
+) -> tuple[num['B/r/d L/t M'], Any, Any]:
     """x + attention(x), then x + mlp(x), with norms before (Xiong et al. 2020, arXiv:2002.04745), after, or both."""
     out, kept = self_attention(norm(x, w.norm1, w.norm1_bias, arch), w, positions, arch, kind, attention)
     y: Any = x + norm(out, w.norm1_after, None, arch)
-    out = feed_forward(norm(y, w.norm2, w.norm2_bias, arch), w, arch)
-    return y + norm(out, w.norm2_after, None, arch), kept
+    out, routed = mlp(norm(y, w.norm2, w.norm2_bias, arch), w)
+    return y + norm(out, w.norm2_after, None, arch), kept, routed
 
 
 @typechecked
@@ -96,6 +105,13 @@ def forward(
     return softcap(product('B/r/d L M, V/t M -> B/r/d L V/t', h, unembed), arch.final_softcap), kept
 
 
+def mlp_of(arch: Architecture, method: str, counts: Any) -> FeedForward:
+    """A block's feed-forward: one, or a mixture of experts. `method` of its products, `counts` of tokens: `mixture`."""
+    if not arch.n_experts:
+        return lambda h, w: (feed_forward(h, w, arch), None)
+    return lambda h, w: mixture(h, w, counts, arch, method)
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelRequest:
     """What a model is told when it is built."""
@@ -123,9 +139,12 @@ class Transformer:
         )  # fmt: skip
         self.unrolled, why_unrolled = _choose_unrolled(options.layers, self.arch.n_layers, request.mesh)
         self.saved, why_saved = _choose_saved(options.save, request.mesh)
+        self.grouped, why_grouped = choose_grouped(request.platform)
+        self.survey = self._survey if self.arch.balance_loss and self.arch.balance_over == 'batch' else None
         self.choices = {
             'architecture': self.arch.describe(),
             'attention': str(self.kernel),
+            **({'experts': describe_routing(self.arch, why_grouped)} if self.arch.n_experts else {}),
             'layers': why_unrolled,
             'activations': why_saved,
         }
@@ -138,31 +157,47 @@ class Transformer:
         """Shapes and shardings of the weights on the mesh in force."""
         return abstract_weights(self.arch)
 
-    def loss(self, weights: Weights, batch: Batch) -> LossTerms:
-        """This device's terms of the loss."""
+    def loss(self, weights: Weights, batch: Batch, known: Any = None) -> LossTerms:
+        """This device's terms of the loss. `known` is the `survey` of the whole step, where this is a part of it."""
+        logits, routed = self._forward(weights, batch)
+        terms = loss_terms(logits, batch, self.arch.vocab_size, self.arch.z_loss)
+        return terms | (routing_terms(routed, batch, self.arch, known) if self.arch.n_experts else {})
 
-        def one(kind: LayerKind, x: Any, layer: Layer) -> tuple[Any, None]:
+    def _survey(self, weights: Weights, batch: Batch) -> Any:
+        """How many tokens chose each expert, which the gradient of a loss on the load of the whole batch depends on."""
+        return load(self._forward(weights, batch)[1], batch, self.arch)
+
+    def _forward(self, weights: Weights, batch: Batch) -> tuple[Any, Any]:
+        """Logits, and of a mixture of experts what the routers of all layers did."""
+        mlp = mlp_of(self.arch, self.grouped, counted(batch))
+
+        def one(kind: LayerKind, x: Any, layer: Layer) -> tuple[Any, Any]:
             def attention(q: Any, k: Any, v: Any) -> tuple[Any, None]:
                 return attend(q, k, v, batch.segments, self.kernel, self.arch.scores(kind)), None
 
-            return block(x, layer, batch.positions, self.arch, kind, attention)
+            x, _, routed = block(x, layer, batch.positions, self.arch, kind, attention, mlp)
+            return x, routed
 
         kinds = [functools.partial(one, kind) for kind in self.arch.kinds]
 
-        def layers(x: Any, w: Weights) -> tuple[Any, None]:
+        def layers(x: Any, w: Weights) -> tuple[Any, Any]:
             if not self.unrolled:
-                return scan(kinds, x, w.layers, self.saved)[0], None
-            kept = [recompute_by_name(kind, self.saved) for kind in kinds]
+                return scan(kinds, x, w.layers, self.saved)
+            kept, every = [recompute_by_name(kind, self.saved) for kind in kinds], []
             for i in range(self.arch.n_layers):
-                x, _ = kept[i % len(kept)](x, jax.tree.map(lambda stacked, i=i: stacked[i], w.layers))
-            return x, None
+                x, routed = kept[i % len(kept)](x, jax.tree.map(lambda stacked, i=i: stacked[i], w.layers))
+                every.append(routed)
+            return x, jax.tree.map(lambda *layers: jnp.stack(layers), *every)
 
-        logits, _ = forward(weights, batch.tokens, batch.positions, self.arch, self.dtype, layers)
-        return loss_terms(logits, batch, self.arch.vocab_size, self.arch.z_loss)
+        return forward(weights, batch.tokens, batch.positions, self.arch, self.dtype, layers)
 
     def denominators(self, batch: Batch) -> dict[str, Any]:
         """The denominators of the terms of `loss`, which depend on the batch alone."""
-        return denominators(batch, self.arch.z_loss)
+        return denominators(batch, self.arch.z_loss) | routing_denominators(batch, self.arch)
+
+    def summarize(self, tables: dict[str, Any]) -> dict[str, Any]:
+        """Metrics of the tables among the terms of `loss`, added up over a step."""
+        return routing_metrics(tables['routing'], self.arch)
 
 
 def _choose_unrolled(wanted: str, n_layers: int, mesh: dict[str, int]) -> tuple[bool, str]:

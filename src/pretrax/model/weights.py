@@ -1,7 +1,7 @@
 """The weights of the decoder: one declaration gives shapes, shardings, initial values and checkpoints.
 
 Letters: V vocabulary, M d_model, P positions, H query heads, K key/value heads, D head, F feed-forward, E experts,
-S feed-forward of the shared expert.
+F_shared that of the shared expert.
 Matrices are sharded at rest over `d` (and `t` where tensor parallelism splits them); vectors are replicated.
 """
 
@@ -52,9 +52,9 @@ class Layer:
     expert_gate: f32['E M/d F/t'] | None
     expert_up: f32['E M/d F/t'] | None
     expert_down: f32['E F/t M/d'] | None
-    shared_gate: f32['M/d S/t'] | None
-    shared_up: f32['M/d S/t'] | None
-    shared_down: f32['S/t M/d'] | None
+    shared_gate: f32['M/d F_shared/t'] | None
+    shared_up: f32['M/d F_shared/t'] | None
+    shared_down: f32['F_shared/t M/d'] | None
     shared_mix: f32['M'] | None
     norm2_after: f32['M'] | None
 

@@ -8,7 +8,7 @@ the compute dtype (M d_model, H heads, K key-value heads, D head, F feed-forward
 
     two norms        2 M in, 2 M out
     attention        H D queries, 2 K D keys and values, H D output
-    feed-forward     2 F: before and after the activation; gated (SwiGLU): 3 F
+    feed-forward     2 F: before and after the activation; gated (SwiGLU): 3 F; of experts k (3 F + M) for k a token
 
 For GPT-2 (H D = K D = M, F = 4 M) in bf16 that is 32 M bytes, the paper's 34 M less two dropout masks. Sequence
 parallelism divides all of it by t. The loss holds the logits and their gradient, sharded over the vocabulary.
@@ -59,6 +59,9 @@ def expected_memory(
     moments: float = 2.0,
     compute: Literal['bf16', 'f32'] = 'bf16',
     recompute: bool = False,
+    n_experts: int = 1,
+    experts_per_token: int = 1,
+    d_shared: int = 0,
 ) -> Memory:
     """Expected memory of one device.
 
@@ -68,15 +71,20 @@ def expected_memory(
         mesh: size of each mesh axis; `d` and `t` shard weights, `r`, `d` the batch, `c` the sequence, missing is 1.
         moments: optimizer state over parameters, as f32: AdamW 2, Lion and momentum 1, Adafactor about 0.
         recompute: the backward pass runs each layer again and only the layers' inputs are kept.
+        n_experts: feed-forwards of width d_ff in a layer, and `experts_per_token` that each token visits.
+        d_shared: width of the feed-forward that every token visits beside them.
     """
     sizes = {axis: mesh.get(axis, 1) for axis in ('r', 'd', 'e', 'c', 't', 'p')}
     width = BYTES[compute]
     shard = math.ceil(n_params / (sizes['d'] * sizes['e'] * sizes['t'] * sizes['p']))
     device_tokens = math.ceil(tokens / (sizes['r'] * sizes['d'] * sizes['e'] * sizes['c']))
     layers = math.ceil(n_layers / sizes['p'])
-    layer_params = d_model * d_head * 2 * (n_heads + n_kv_heads) + d_model * d_ff * (3 if gated else 2)
+    matrices = 3 if gated else 2
+    layer_params = d_model * (d_head * 2 * (n_heads + n_kv_heads) + matrices * (n_experts * d_ff + d_shared))
 
-    inner = 4 * d_model + 2 * d_head * (n_heads + n_kv_heads) + (3 if gated else 2) * d_ff
+    inner = 4 * d_model + 2 * d_head * (n_heads + n_kv_heads) + matrices * (experts_per_token * d_ff + d_shared)
+    if n_experts > 1:  # each token's row, once for each of its experts
+        inner += experts_per_token * d_model
     kept = (layers * d_model + inner) if recompute else layers * inner
     return Memory(
         weights=4 * shard,

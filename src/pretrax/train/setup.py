@@ -99,7 +99,7 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
     compute = {2: 'bf16', 4: 'f32'}[np.dtype(dtype).itemsize]
     lines += [
         f'batch: {line}',
-        f'model: {config.model.name}, {n_params:,} parameters',
+        f'model: {config.model.name}, {_count(model, n_params)}',
         f'compute: {compute} ({why_dtype}); weights, optimizer, norms and loss f32',
         *(f'{name}: {choice}' for name, choice in getattr(model, 'choices', {}).items()),
     ]
@@ -137,6 +137,11 @@ def _accumulation(config: RunConfig, rows: int, sizes: dict[str, int]) -> tuple[
     return passes, line
 
 
+def _count(model: Any, n_params: int) -> str:
+    idle = model.arch.n_idle_params if hasattr(model, 'arch') else 0
+    return f'{n_params:,} parameters' + (f', {n_params - idle:,} of them for each token' if idle else '')
+
+
 def _utilisation(
     model: Any, mesh: Mesh, compute: Any, length: int, sizes: dict[str, int], state: Any, tokens: int
 ) -> tuple[Callable[[float], dict[str, float]], list[str]]:
@@ -150,7 +155,8 @@ def _utilisation(
         n_params=n_params, n_layers=arch.n_layers, d_model=arch.d_model, n_heads=arch.n_heads,
         n_kv_heads=arch.n_kv_heads, d_head=arch.d_head, d_ff=arch.d_ff, vocab_size=arch.padded_vocab_size,
         gated=arch.gated, tokens=tokens, mesh=sizes, moments=moments, compute=compute,
-        recompute=model.saved == {},
+        recompute=model.saved == {}, n_experts=max(1, arch.n_experts), d_shared=arch.d_shared,
+        experts_per_token=arch.experts_per_token if arch.n_experts else 1,
     )  # fmt: skip
     lines = [f'memory: {memory}']
     devices = list(mesh.devices.flat)

@@ -55,36 +55,57 @@ class Recipe(NamedTuple):
     spike: float | None = None  # a loss so many standard deviations above the usual one is skipped
 
 
-def make_gradients(model: Model, accumulation: int) -> Callable[[Any, Batch], tuple[Any, dict[str, Any]]]:
-    """weights, batch -> gradient and terms of the mean loss over the batch, whatever the mesh and accumulation."""
+def make_gradients(model: Model, accumulation: int) -> Callable[[Any, Batch], tuple[Any, dict[str, Any], Any]]:
+    """weights, batch -> gradient, terms and tables of the mean loss over the batch, whatever the mesh and accumulation."""
     weights_type = model.Weights
 
     @typed_shard_map
-    def gradients(weights: weights_type, batch: Batch) -> tuple[weights_type, dict[str, f32['']]]:
+    def gradients(
+        weights: weights_type, batch: Batch
+    ) -> tuple[weights_type, dict[str, f32['']], dict[str, f32['rows columns']]]:
         counts = {name: psum('r d', count) for name, count in model.denominators(batch).items()}
         deferred = _defer_replicas(weights)
 
-        def mean_loss(weights: Any, micro: Batch) -> tuple[Any, dict[str, Any]]:
+        def mean_loss(weights: Any, micro: Batch, *known: Any) -> tuple[Any, Any]:
             with scope():  # B is a micro-batch here
-                sums = model.loss(weights, micro)
-            terms = {name: numerator / counts[name] for name, (numerator, _) in sums.items()}
-            return check(psum('r d', sum(terms.values())), f32[''], 'the loss'), terms
+                sums = model.loss(weights, micro, *known)
+            tables = {name: table for name, (table, count) in sums.items() if count is None}
+            terms = {name: numerator / counts[name] for name, (numerator, _) in sums.items() if name not in tables}
+            return check(psum('r d', sum(terms.values())), f32[''], 'the loss'), (terms, tables)
 
         gradient = jax.grad(mean_loss, has_aux=True)
         if accumulation == 1:
-            total, terms = gradient(deferred, batch)
+            total, told = gradient(deferred, batch)
         else:
             micros = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
+            known = _survey(model, weights, micros)
 
-            def add(total: Any, micro: Batch) -> tuple[Any, dict[str, Any]]:
-                new, terms = gradient(deferred, micro)
-                return jax.tree.map(jnp.add, total, new), terms
+            def add(total: Any, micro: Batch) -> tuple[Any, Any]:
+                new, told = gradient(deferred, micro, *known)
+                return jax.tree.map(jnp.add, total, new), told
 
-            total, terms = jax.lax.scan(add, zero_gradient(deferred), micros)
-            terms = jax.tree.map(lambda term: jnp.sum(term, axis=0), terms)
-        return jax.tree.map(_reduce_replicas, total, weights), {name: psum('r d', term) for name, term in terms.items()}
+            total, told = jax.lax.scan(add, zero_gradient(deferred), micros)
+            told = jax.tree.map(lambda x: jnp.sum(x, axis=0), told)
+        return jax.tree.map(_reduce_replicas, total, weights), *jax.tree.map(lambda x: psum('r d', x), told)
 
     return gradients
+
+
+def _survey(model: Model, weights: Any, micros: Batch) -> tuple[Any, ...]:
+    """What `model.loss` has to know of the whole step before the gradient of any part of it: a forward pass of all.
+
+    For a loss that is not a sum over tokens. Most models need none, and have no `survey`, or one that is None.
+    """
+    survey = getattr(model, 'survey', None)
+    if survey is None:
+        return ()
+
+    def one(_: None, micro: Batch) -> tuple[None, Any]:
+        with scope():
+            return None, survey(weights, micro)
+
+    sums = jax.lax.scan(one, None, micros)[1]
+    return (jax.tree.map(lambda x: psum('r d', jnp.sum(x, axis=0)), sums),)
 
 
 def _defer_replicas(weights: Any) -> Any:
@@ -107,7 +128,7 @@ def make_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainState,
     gradients = make_gradients(recipe.model, recipe.accumulation)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
-        gradient, terms = gradients(state.weights, batch)
+        gradient, terms, tables = gradients(state.weights, batch)
         norm = optax.tree.norm(gradient)
         clip = 1.0 if recipe.clip_norm is None else jnp.minimum(1.0, recipe.clip_norm / (norm + 1e-6))
         gradient = jax.tree.map(lambda g: g * clip, gradient)  # Pascanu et al. 2013, arXiv:1211.5063
@@ -137,6 +158,7 @@ def make_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainState,
             'weight_norm': optax.tree.norm(after.weights),
             'skipped_steps': after.skipped,
             'skipped_in_a_row': after.skipped_in_a_row,
+            **(recipe.model.summarize(tables) if tables else {}),  # type: ignore[attr-defined]
         }
         return after, metrics
 
@@ -165,7 +187,8 @@ def make_evaluate(model: Model) -> Callable[[Any, Batch], dict[str, tuple[jax.Ar
     @jax.jit
     @typed_shard_map
     def evaluate(weights: weights_type, batch: Batch) -> dict[str, tuple[f32[''], f32['']]]:
-        return {name: (psum('r d', n), psum('r d', count)) for name, (n, count) in model.loss(weights, batch).items()}
+        terms = {name: term for name, term in model.loss(weights, batch).items() if term[1] is not None}
+        return {name: (psum('r d', n), psum('r d', count)) for name, (n, count) in terms.items()}
 
     return evaluate
 

@@ -1,0 +1,122 @@
+"""The feed-forward of a mixture of experts: a router sends each token to a few of many feed-forwards.
+
+Letters: B batch, L length, M d_model, E experts, X experts of a token, F feed-forward of one expert, F_shared that of the
+shared one, N places (rows in which each expert's tokens stand together), C places of one expert in one sequence.
+Mesh axes: r replicas, d data, t tensor. Every device has its slice over t of all experts, and its own tokens.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..shardlib import all_gather, bool_, f32, i32, num, psum_scatter, save, typechecked
+from .architecture import Architecture
+from .dispatch import block_length, collect, in_blocks, spread, together, within_capacity
+from .matmul import exact_product, gather, grouped_product, product
+from .mlp import gated
+from .routing import Routed, observe
+from .weights import Layer
+
+
+@typechecked
+def mixture(
+    h: num['B/r/d L/t M'], w: Layer, counts: bool_['B/r/d L'], arch: Architecture, method: str
+) -> tuple[num['B/r/d L/t M'], Routed]:
+    """The sum of a token's experts, weighted by the router, and of the shared one. Shazeer et al. 2017, arXiv:1701.06538.
+
+    Args:
+        h: the block's normed stream.
+        w: its weights.
+        counts: tokens that are no padding; only these are in the sums.
+        arch: how many experts, and how they are chosen.
+        method: of the products, see `grouped_product`.
+
+    Returns:
+        What is to be added to the stream, and what the losses and statistics of the router are made of.
+    """
+    logits = exact_product('B/r/d L/t M, M E -> B/r/d L/t E', h, all_gather('M/d E -> M E', w.router))
+    weight, chosen = choose(logits, arch)
+    x = all_gather('B/r/d L/t M -> B/r/d L M', h)
+    everyones = all_gather('B/r/d L/t X -> B/r/d L X', weight), all_gather('B/r/d L/t X -> B/r/d L X', chosen)
+    out, dropped = experts(x, *everyones, w, arch, method)
+    if w.shared_up is not None:
+        out = out + shared_expert(x, w, arch)
+    out = save(psum_scatter('B/r/d L M -> B/r/d L/t M', out), 'mlp_out')
+    return out, observe(logits, chosen, dropped, counts, arch)
+
+
+def choose(logits: f32['B/r/d L/t E'], arch: Architecture) -> tuple[Any, Any]:
+    """f32[B L/t X], i32[B L/t X]: weights and numbers of each token's likeliest experts, softmax over all coming first.
+
+    Normalised, the weights are those of a softmax over the chosen ones alone, as Mixtral's paper writes it
+    (Jiang et al. 2024, arXiv:2401.04088, section 2.1).
+    """
+    weight, chosen = jax.lax.top_k(jax.nn.softmax(logits), arch.experts_per_token)
+    if arch.normalize_router:
+        weight = weight / jnp.sum(weight, axis=-1, keepdims=True)
+    return weight, chosen
+
+
+@typechecked
+def experts(
+    x: num['B/r/d L M'],
+    weight: f32['B/r/d L X'],
+    chosen: i32['B/r/d L X'],
+    w: Layer,
+    arch: Architecture,
+    method: str,
+) -> tuple[Any, bool_['B/r/d L X'] | None]:
+    """Each token's weighted sum over its experts, a partial sum over t; and which choices found no place (None: all did).
+
+    The weight multiplies the activation: the result is linear in it, and this way the backward pass needs no expert's
+    output.
+    """
+    rows, length, _ = x.shape
+    k, n = arch.experts_per_token, arch.n_experts
+    flat = chosen.reshape(-1)
+    if arch.capacity is not None:  # Lepikhin et al. 2020, arXiv:2006.16668, section 2.2, over each sequence
+        capacity = min(length, math.ceil(arch.capacity * length * k / n))
+        places = within_capacity(chosen.reshape(rows, -1), n, capacity)
+        shape = rows, n, capacity, -1
+        into = functools.partial(product, 'B/r/d E C M, E M F/t -> B/r/d E C F/t')
+        out_of = functools.partial(product, 'B/r/d E C F/t, E F/t M -> B/r/d E C M')
+    else:
+        if method == 'ragged':
+            places, groups = together(flat, n)
+        else:
+            places, groups = in_blocks(flat, n, block_length(flat.shape[0], n))
+        shape = len(places.choice), -1
+        multiply = functools.partial(grouped_product, groups=groups, method=method)
+        into = functools.partial(multiply, 'N/r/d M, E M F/t -> N/r/d F/t')
+        out_of = functools.partial(multiply, 'N/r/d F/t, E F/t M -> N/r/d M')
+    tokens = spread(k, x.reshape(rows * length, -1), places).reshape(shape)
+    up = save(into(tokens, gather('E M/d F/t -> E M F/t', w.expert_up, x)), 'up')
+    gate = save(into(tokens, gather('E M/d F/t -> E M F/t', w.expert_gate, x)), 'gate')
+    act = weighted(gate, up, spread(1, weight.reshape(-1, 1), places).reshape(*up.shape[:-1], 1), arch.activation)
+    y = out_of(act, gather('E F/t M/d -> E F/t M', w.expert_down, x))
+    out = collect(k, y.reshape(len(places.choice), -1), places).reshape(x.shape)
+    dropped = None if arch.capacity is None else (places.of_choice == len(places.choice)).reshape(chosen.shape)
+    return out, dropped
+
+
+@functools.partial(jax.checkpoint, static_argnums=3)
+def weighted(gate: Any, up: Any, weight: Any, activation: str) -> Any:
+    """The gated activation times the router's weight, in up's dtype."""
+    return (gated(gate, up, activation).astype(jnp.float32) * weight).astype(up.dtype)
+
+
+@typechecked
+def shared_expert(x: num['B/r/d L M'], w: Layer, arch: Architecture) -> Any:
+    """The feed-forward that every token visits, a partial sum over t. Qwen Team 2024, qwenlm.github.io/blog/qwen-moe."""
+    into = functools.partial(product, 'B/r/d L M, M F_shared/t -> B/r/d L F_shared/t')
+    up = save(into(x, gather('M/d F_shared/t -> M F_shared/t', w.shared_up, x)), 'up')
+    gate = save(into(x, gather('M/d F_shared/t -> M F_shared/t', w.shared_gate, x)), 'gate')
+    down = gather('F_shared/t M/d -> F_shared/t M', w.shared_down, x)
+    out = product('B/r/d L F_shared/t, F_shared/t M -> B/r/d L M', gated(gate, up, arch.activation), down)
+    if w.shared_mix is None:
+        return out
+    mix = jax.nn.sigmoid(exact_product('B/r/d L M, M -> B/r/d L', x, w.shared_mix))
+    return (mix[..., None] * out.astype(jnp.float32)).astype(x.dtype)
