@@ -17,8 +17,6 @@ import datetime
 import importlib.metadata
 import itertools
 import json
-import os
-import platform
 import shlex
 import statistics
 import subprocess
@@ -30,6 +28,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from machine import QUIET, busy, cores, processor
 
 import pretrax
 from pretrax.data.prefetch import prefetch
@@ -43,7 +42,6 @@ N_LAYERS, WIDTH, HEADS, LENGTH, ROWS = 4, 128, 4, 64, 12
 BATCHES = 32  # different ones, again and again
 CHECKED_STEPS = 10  # losses of these are compared
 TOLERANCE = {'f32': 1e-4, 'bf16': 5e-3}  # nats; weights are f32 on both sides, only products differ
-QUIET = 0.05  # share of the cores that other programs may take
 PEERS = {
     'PyTorch, eager f32': [],
     'PyTorch, eager bf16': ['--bf16'],
@@ -273,38 +271,6 @@ def torch_python(given: str | None) -> Path:
     raise BenchmarkError(
         '\n'.join([f'no Python here can install {TORCH}:', *tried, 'give one that has it: --torch-python PATH'])
     )
-
-
-def busy(seconds: float = 0.5) -> float:
-    """The share of our cores that is in use while we sleep; 0 where the system does not tell."""
-
-    def times() -> tuple[int, int]:
-        lines = [line.split() for line in Path('/proc/stat').read_text().splitlines()]
-        ours = {f'cpu{core}' for core in os.sched_getaffinity(0)}
-        counts = [[int(field) for field in fields[1:9]] for fields in lines if fields and fields[0] in ours]
-        return sum(map(sum, counts)), sum(idle + wait for _, _, _, idle, wait, *_ in counts)
-
-    if not Path('/proc/stat').exists():
-        return 0.0
-    all_before, idle_before = times()
-    time.sleep(seconds)
-    all_after, idle_after = times()
-    return 1 - (idle_after - idle_before) / max(all_after - all_before, 1)
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-
-
-def processor() -> str:
-    """The name of the processor and the extensions that matter for matrix products."""
-    info = Path('/proc/cpuinfo')
-    if not info.exists():
-        return platform.processor() or platform.machine()
-    fields = dict(line.split(':', 1) for line in info.read_text().split('\n\n')[0].splitlines() if ':' in line)
-    fields = {key.strip(): value.strip() for key, value in fields.items()}
-    flags = [flag for flag in ('amx_bf16', 'avx512_bf16', 'avx512f', 'avx2') if flag in fields.get('flags', '').split()]
-    return f'{fields.get("model name", platform.machine())} ({", ".join(flags)})'
 
 
 def warnings(result: dict[str, Any]) -> list[str]:

@@ -14,10 +14,12 @@ SCRIPT = Path(__file__).parents[2] / 'benchmarks' / 'cpu.py'
 
 @pytest.fixture(scope='module')
 def benchmark():
+    sys.path.insert(0, str(SCRIPT.parent))  # as if the script were run
     spec = importlib.util.spec_from_file_location('benchmark_cpu', SCRIPT)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
+    sys.path.remove(str(SCRIPT.parent))
     return module
 
 

@@ -1,0 +1,40 @@
+"""What a benchmark says of the machine it ran on."""
+
+import os
+import platform
+import time
+from pathlib import Path
+
+QUIET = 0.05  # share of the cores that other programs may take
+
+
+def busy(seconds: float = 0.5) -> float:
+    """The share of our cores that is in use while we sleep; 0 where the system does not tell."""
+
+    def times() -> tuple[int, int]:
+        lines = [line.split() for line in Path('/proc/stat').read_text().splitlines()]
+        ours = {f'cpu{core}' for core in os.sched_getaffinity(0)}
+        counts = [[int(field) for field in fields[1:9]] for fields in lines if fields and fields[0] in ours]
+        return sum(map(sum, counts)), sum(idle + wait for _, _, _, idle, wait, *_ in counts)
+
+    if not Path('/proc/stat').exists():
+        return 0.0
+    all_before, idle_before = times()
+    time.sleep(seconds)
+    all_after, idle_after = times()
+    return 1 - (idle_after - idle_before) / max(all_after - all_before, 1)
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+
+def processor() -> str:
+    """The name of the processor and the extensions that matter for matrix products."""
+    info = Path('/proc/cpuinfo')
+    if not info.exists():
+        return platform.processor() or platform.machine()
+    fields = dict(line.split(':', 1) for line in info.read_text().split('\n\n')[0].splitlines() if ':' in line)
+    fields = {key.strip(): value.strip() for key, value in fields.items()}
+    flags = [flag for flag in ('amx_bf16', 'avx512_bf16', 'avx512f', 'avx2') if flag in fields.get('flags', '').split()]
+    return f'{fields.get("model name", platform.machine())} ({", ".join(flags)})'
