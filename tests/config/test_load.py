@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from config.smallest import VALUES
 from pretrax.config import RunConfig, build, diff, from_values, load, origin, resolved_yaml
 from pretrax.config.problems import known_keys
 from pretrax.errors import UserError
@@ -60,12 +61,12 @@ def test_yaml_floats_without_a_point_are_numbers(base: Path) -> None:
 
 
 def test_derived_values() -> None:
-    config = from_values(values())
+    config = from_values(VALUES)
     assert config.run_dir == Path('runs/test')
     assert (config.mesh.r, config.mesh.d, config.mesh.t) == ('auto', 'auto', 1)
-    assert from_values(values(), ['mesh.d=4']).mesh.r == 1
-    assert from_values(values(), ['mesh.r=2']).mesh.d == 1
-    assert from_values(values(), ['mesh.d=auto']).mesh.r == 1
+    assert from_values(VALUES, ['mesh.d=4']).mesh.r == 1
+    assert from_values(VALUES, ['mesh.r=2']).mesh.d == 1
+    assert from_values(VALUES, ['mesh.d=auto']).mesh.r == 1
 
 
 def test_files_extend_files_and_later_ones_win(base: Path) -> None:
@@ -243,24 +244,13 @@ def test_a_directory_suggests_the_configuration_in_it(base: Path) -> None:
     assert f'did you mean {base}?' in refused(base.parent)
 
 
-def values() -> dict:
-    return {
-        'name': 'test',
-        'steps': 10,
-        'model': {'n_layers': 2, 'd_model': 64, 'n_heads': 2},
-        'data': {'text': 'stdlib'},
-        'batch': {'tokens': 1024, 'sequence_length': 128},
-        'optimizer': {'learning_rate': 0.1},
-    }
-
-
 def test_from_values_is_the_same_as_a_file() -> None:
-    config = from_values(values(), ['seed=3'])
+    config = from_values(VALUES, ['seed=3'])
     assert isinstance(config, RunConfig)
     assert origin(config, 'batch', 'tokens') == 'given'
-    assert diff(from_values(values()), config) == [('seed', 0, 3)]
+    assert diff(from_values(VALUES), config) == [('seed', 0, 3)]
     with pytest.raises(UserError, match='did you mean steps'):
-        from_values(values() | {'stpes': 3})
+        from_values(VALUES | {'stpes': 3})
 
 
 PAGE = (Path(__file__).parents[2] / 'docs' / 'configuration.md').read_text()

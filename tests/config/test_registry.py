@@ -3,18 +3,10 @@
 import pydantic
 import pytest
 
+from config.smallest import VALUES
 from pretrax.config import build, from_values, register
 from pretrax.config.registry import names, options_model
 from pretrax.errors import UserError
-
-VALUES = {
-    'name': 'test',
-    'steps': 10,
-    'model': {'n_layers': 2, 'd_model': 64, 'n_heads': 2},
-    'data': {'text': 'stdlib'},
-    'batch': {'tokens': 1024, 'sequence_length': 128},
-    'optimizer': {'learning_rate': 0.1},
-}
 
 
 @register('schedule', 'stairs')

@@ -7,16 +7,8 @@ import hypothesis.strategies as st
 import yaml
 from pydantic import BaseModel, model_validator
 
+from config.smallest import VALUES
 from pretrax.config import ABSENT, diff, from_values, is_harmless, json_schema, load, origin, register, resolved_yaml
-
-VALUES = {
-    'name': 'test',
-    'steps': 10,
-    'model': {'n_layers': 2, 'd_model': 64, 'n_heads': 2},
-    'data': {'text': 'stdlib'},
-    'batch': {'tokens': 1024, 'sequence_length': 128},
-    'optimizer': {'learning_rate': 0.1},
-}
 
 
 def reloaded(text: str, directory: Path):

@@ -105,6 +105,14 @@ def test_a_damaged_gzip_is_refused(tmp_path):
     assert f'{path}: not readable as .gz' in refusal(path)
 
 
+def test_a_broken_link_and_a_pipe_are_told_from_what_is_missing(tmp_path):
+    (tmp_path / 'link.txt').symlink_to('nowhere')
+    os.mkfifo(tmp_path / 'pipe.txt')
+    for name in ('link.txt', 'pipe.txt'):
+        with pytest.raises(UserError, match=f'{name}: neither a file nor a directory'):
+            find_files(str(tmp_path / name))
+
+
 def test_missing_path_names_the_nearest(shelf):
     assert f'did you mean {shelf / "b.txt"}?' in refusal(shelf / 'bb.txt')
     assert f'did you mean {shelf / "sub"}?' in refusal(shelf / 'subb' / 'c.py')

@@ -209,6 +209,19 @@ def test_a_loss_that_is_no_number_is_told_and_skipped(small_values):
     assert np.isfinite(jax.device_get(result.state.weights.table)).all()
 
 
+def test_a_run_stopped_after_a_skipped_step_goes_on_bit_by_bit(small_values, tmp_path):
+    small_values |= {'data': {'name': 'poisoned'}}
+    straight = small_values | {'run_dir': str(tmp_path / 'straight')}
+    whole = pretrain(config_from_values(straight), progress=Quiet())
+    pretrain(config_from_values(small_values), progress=StoppedAt(3))
+    rest = pretrain(config_from_values(small_values), progress=Quiet())
+    assert int(rest.state.skipped) == 1
+    lines, expected = lines_of(small_values), lines_of(straight)
+    assert [str(without_clock(a)) for a in lines] == [str(without_clock(b)) for b in expected]  # nan is not nan
+    same = jax.tree.map(np.array_equal, jax.device_get(rest.state), jax.device_get(whole.state))
+    assert all(jax.tree.leaves(same)), same
+
+
 def test_a_signal_that_comes_twice_at_once_counts_once(capfd, monkeypatch):
     """`uv run` passes on what its process group got as well; a second one that is meant comes later."""
     ended = []

@@ -35,6 +35,12 @@ def test_begins_at_the_peak_and_ends_at_final(name, final):
     assert float(multiplier(10 * STEPS)) == pytest.approx(final)  # a run that goes on past its end
 
 
+def test_a_decay_that_would_begin_in_the_warmup_begins_at_the_peak():
+    multiplier = schedule.wsd(STEPS, warmup=90, decay=0.5)
+    expected = np.where(s < 90, (s + 1) / 90, 1 - (s - 90) / 9)
+    np.testing.assert_allclose([multiplier(step) for step in s], expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize('name', FORMULAS)
 def test_a_run_that_is_all_warmup(name):
     multiplier = getattr(schedule, name)(4, warmup=4)

@@ -192,6 +192,13 @@ def test_a_state_has_the_shape_that_it_promises():
     assert jax.tree.map(describe, like) == jax.tree.map(describe, state)
 
 
+def test_the_seed_chooses_the_weights():
+    with jax.set_mesh(mesh_of()):
+        one, same, other = (jax.device_get(init_state(recipe(), seed).weights) for seed in (1, 1, 2))
+    assert_identical(one, same)
+    assert not np.array_equal(one.table, other.table)
+
+
 def test_the_state_is_donated():
     """The compiled step writes every new array of the state into the memory of the old one."""
     mesh = mesh_of(2, 2, 2)

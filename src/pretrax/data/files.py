@@ -91,6 +91,8 @@ def _local_files(path: Path, spec: str) -> list[TextFile]:
         if not paths:
             raise UserError(f'{spec}: no file matches\n  {nearest(Path(os.path.dirname(path) or "."))}')
     else:
+        if os.path.lexists(path):
+            raise UserError(f'{spec}: neither a file nor a directory, but a broken link, a pipe or a device')
         raise UserError(f'{spec}: no such file or directory\n  {nearest(path)}')
     return [_text_file(found, state(found)) for found in paths]
 

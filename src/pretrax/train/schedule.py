@@ -33,7 +33,7 @@ def linear(steps: int, *, warmup: Steps = 0, final: Share = 0.0) -> Schedule:
 
 def wsd(steps: int, *, warmup: Steps = 0, decay: Share = 0.2, final: Share = 0.0) -> Schedule:
     """Warm-up, stable, decay: 1 until the last `decay` share of the steps, then a line to `final`. arXiv:2404.06395."""
-    start = steps - decay * steps
+    start = max(steps - decay * steps, warmup)
     return _warm(warmup, lambda step: 1 + (final - 1) * _progress(step, start, steps))
 
 
