@@ -132,6 +132,34 @@ def test_pmax_is_the_maximum_and_its_result_is_whole():
         np.testing.assert_array_equal(run(x), x.max(1))
 
 
+def test_the_gradient_of_a_maximum_goes_in_equal_parts_to_the_largest():
+    with mesh_of({'a': 2, 'b': 4}):
+
+        @typed_shard_map
+        def run(x: f32['X/a/b'], weigh: f32['Y/a']) -> f32['']:
+            return psum('a', jnp.sum(jnp.square(shardlib.pmax('b', x)) * weigh))
+
+        x = np.array([1, 3, 3, 2, 5, 4, 5, 5], np.float32)
+        plain = jax.grad(lambda x: jnp.sum(jnp.square(jnp.max(x.reshape(2, 4), axis=1)) * np.array([7, 11])))
+        equal(jax.grad(run)(x, np.array([7, 11], np.float32)), plain(x))
+
+
+def test_a_number_that_is_one_everywhere_counts_once_in_a_gradient_taken_inside():
+    """It is made of gathered values, of which every device has its own part of the gradient."""
+    with mesh_of({'a': 2, 'b': 4}):
+
+        @typed_shard_map
+        def gradient(w: f32['X/b/a']) -> f32['X/b/a']:
+            def loss(w):
+                whole = shardlib.all_gather('X/b/a -> X', w)
+                return shardlib.check(jnp.sum(jnp.sin(whole)), f32[''], 'the loss')
+
+            return jax.grad(loss)(w)
+
+        x = random(16)
+        equal(gradient(x), np.cos(x))
+
+
 @LIGHT
 @hypothesis.given(layouts(n_dims=2))
 def test_all_to_all_is_the_identity_on_whole_arrays(layout):
