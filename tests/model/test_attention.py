@@ -18,7 +18,7 @@ BLOCKWISE = Kernel('blockwise', 'test', None)
 PLAIN = Scores(math.sqrt(D), 0.0, 0)
 
 
-def formula(q, k, v, segments, dout):
+def formula(q, k, v, segments, dout, divisor=np.sqrt(D), cap=np.inf, window=10**9):
     """Output and gradients in f64, with the whole L x L matrix, a head at a time."""
     q, k, v, dout = (np.asarray(x, np.float64) for x in (q, k, v, dout))
     out, dq, dk, dv = np.zeros_like(q), np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
@@ -26,11 +26,16 @@ def formula(q, k, v, segments, dout):
     for b, h in np.ndindex(B, H):
         g = h // (H // K)
         visible = (order[:, None] >= order[None, :]) & (segments[b, :, None] == segments[b, None, :])
-        scores = np.where(visible, q[b, :, h] @ k[b, :, g].T / np.sqrt(D), -np.inf)
+        visible &= order[:, None] - order[None, :] < window
+        slope, scores = 1.0, q[b, :, h] @ k[b, :, g].T / divisor
+        if cap < np.inf:
+            scores = cap * np.tanh(scores / cap)
+            slope = 1 - (scores / cap) ** 2
+        scores = np.where(visible, scores, -np.inf)
         p = np.exp(scores - scores.max(-1, keepdims=True))
         p /= p.sum(-1, keepdims=True)
         dp = dout[b, :, h] @ v[b, :, g].T
-        ds = p * (dp - (dp * p).sum(-1, keepdims=True)) / np.sqrt(D)
+        ds = p * (dp - (dp * p).sum(-1, keepdims=True)) * slope / divisor
         out[b, :, h] = p @ v[b, :, g]
         dq[b, :, h] = ds @ k[b, :, g]
         dk[b, :, g] += ds.T @ q[b, :, h]
@@ -52,6 +57,33 @@ def test_blockwise_equals_the_formula(length, monkeypatch):
     out, pullback = jax.vjp(lambda *qkv: attend(*qkv, segments, BLOCKWISE, PLAIN), q, k, v)
     for actual, expected in zip((out, *pullback(dout)), formula(q, k, v, segments, dout), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('window', [1, 3, 8, 9, 17, 40])
+@pytest.mark.parametrize('cap', [0.0, 0.7])
+def test_windows_and_caps_equal_the_formula(window, cap, monkeypatch):
+    """Windows shorter than a block of queries, as long, over several blocks, and longer than the row."""
+    monkeypatch.setattr(attention, 'BLOCK', 8)
+    q, k, v, segments, dout = example(21)
+    scores = Scores(1.7, cap, window)
+    out, pullback = jax.vjp(lambda *qkv: attend(*qkv, segments, BLOCKWISE, scores), q, k, v)
+    expected = formula(q, k, v, segments, dout, 1.7, cap or np.inf, window)
+    for actual, exact in zip((out, *pullback(dout)), expected, strict=True):
+        np.testing.assert_allclose(actual, exact, rtol=1e-4, atol=1e-5)
+
+
+def test_blocks_outside_the_window_are_not_computed(monkeypatch):
+    """With a window the products grow with L, not with L^2: XLA counts them."""
+    monkeypatch.setattr(attention, 'BLOCK', 32)
+
+    def flops(length, window):
+        shape = lambda n: jax.ShapeDtypeStruct((1, length, n, 64), jnp.float32)  # noqa: E731
+        segments = jax.ShapeDtypeStruct((1, length), jnp.int32)
+        run = lambda *x: attend(*x, BLOCKWISE, Scores(8.0, 0.0, window))  # noqa: E731
+        return jax.jit(run).lower(shape(H), shape(K), shape(K), segments).cost_analysis()['flops']
+
+    assert flops(512, 33) < 1.1 * 2 * flops(256, 33)
+    assert flops(512, 33) < 0.3 * flops(512, 0)
 
 
 def test_blocks_never_hold_a_square_matrix(monkeypatch):
@@ -128,6 +160,12 @@ def test_choice_of_kernel(wanted, platform, dtype, d_head, length, documents, na
     kernel = choose_kernel(wanted, platform, dtype, d_head, length, documents)
     assert kernel.name == name
     assert re.search(reason, str(kernel))
+
+
+def test_a_soft_cap_is_what_cudnn_lacks():
+    capped = [choose_kernel('auto', p, BF16, 128, 1024, 1, 50.0) for p in ('cuda', 'tpu', 'cpu')]
+    assert [kernel.name for kernel in capped] == ['blockwise', 'splash', 'blockwise']
+    assert 'SLOW: not cudnn, because it has no soft cap of the scores, and they are capped at 50' in str(capped[0])
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,15 @@ def test_a_gpt_layer_keeps_what_the_paper_says_without_dropout_and_scores():
     assert memory.activations == GPT['n_layers'] * (34 - 2) * 512 * GPT['d_model']
 
 
+def test_more_norms_keep_their_inputs_and_outputs():
+    """Two more norms of the stream: 4 M; of queries and keys of 4 heads of 16: 2 M here. In bf16, in each layer."""
+    plain, more = (
+        expected_memory(**GPT, tokens=512, mesh={}),
+        expected_memory(**GPT, tokens=512, mesh={}, n_norms=4, qk_norm=True),
+    )
+    assert more.activations - plain.activations == 4 * 2 * 512 * (4 + 2) * GPT['d_model']
+
+
 def test_recomputing_keeps_the_inputs_of_layers_and_one_layer_in_full():
     memory = expected_memory(**GPT, tokens=512, mesh={}, recompute=True)
     assert memory.activations == (4 * 2 + 32) * 512 * GPT['d_model']

@@ -170,6 +170,11 @@ class Architecture:
         return Scores(self.score_divisor, self.attention_softcap, kind.window)
 
     @property
+    def n_norms(self) -> int:
+        """Norms of the residual stream in a layer."""
+        return 4 if self.block_norms == 'sandwich' else 2
+
+    @property
     def gated(self) -> bool:
         """Whether the feed-forward has a gate beside its `up`."""
         return self.activation != 'gelu'

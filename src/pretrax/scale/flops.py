@@ -11,10 +11,14 @@ products for each one forward, so training costs three times the forward pass. F
 Published tables mix the two; pretrax prints the causal one and records both. Counted once: a head tied to the
 embedding (as the head). Not counted: the embedding lookup, norms, softmax, biases, and recomputation (MFU is about
 the model, not about the way it is run). Grouped key and value heads change the weights, not the attention, in which
-every query head still meets L keys. Packed documents and windows attend to less than this says; MFU then reads high.
+every query head still meets L keys. Packed documents attend to less than this says; MFU then reads high.
+
+In a layer with a window of W < L tokens, W takes the place of L in 'full': every query meets every key of a window. The
+causal count has what the mask leaves there, W - W^2 / 2L keys on average, which is L / 2 at W = L.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 FORMULA_VERSION = 1  # written beside every recorded MFU; goes up when any number here would change
 
@@ -30,17 +34,27 @@ class Flops:
         return Flops(self.causal * times, self.full * times)
 
 
-def flops_per_token(*, n_matmul_params: int, n_layers: int, n_heads: int, d_head: int, sequence_length: int) -> Flops:
+def flops_per_token(
+    *,
+    n_matmul_params: int,
+    n_layers: int,
+    n_heads: int,
+    d_head: int,
+    sequence_length: int,
+    windows: Sequence[int] | None = None,
+) -> Flops:
     """Training FLOPs for one token; times the global batch in tokens it is those of a step.
 
     Args:
         n_matmul_params: parameters that multiply an activation: attention and feed-forward matrices and the head,
             which counts once when it is tied. Of experts, those that one token visits. No embedding table, no norms.
         n_heads: query heads.
+        windows: of each layer, how many tokens a token sees, itself included; 0 is all. None: all layers see all.
     """
     weights = 6 * n_matmul_params
-    attention = 12 * n_layers * n_heads * d_head * sequence_length
-    return Flops(causal=weights + attention / 2, full=weights + attention)
+    keys = [min(window or sequence_length, sequence_length) for window in windows or [0] * n_layers]
+    left = [seen - seen**2 / (2 * sequence_length) if seen else 0 for seen in keys]  # by the causal mask
+    return Flops(causal=weights + 12 * n_heads * d_head * sum(left), full=weights + 12 * n_heads * d_head * sum(keys))
 
 
 def mfu(tokens_per_second: float, per_token: float, peak: float, n_devices: int) -> float:

@@ -6,8 +6,8 @@ Activations follow Korthikanti et al. 2022 (arXiv:2205.05198, section 4), withou
 [L, L] attention matrix, as no attention kernel of ours stores one. What one layer keeps for one token, in values of
 the compute dtype (M d_model, H heads, K key-value heads, D head, F feed-forward):
 
-    two norms        2 M in, 2 M out
-    attention        H D queries, 2 K D keys and values, H D output
+    two norms        2 M in, 2 M out; four of them, before and after: 4 M in, 4 M out
+    attention        H D queries, 2 K D keys and values, H D output; H D + K D more where queries and keys are normed
     feed-forward     2 F: before and after the activation; gated (SwiGLU): 3 F; of experts k (3 F + M) for k a token
 
 For GPT-2 (H D = K D = M, F = 4 M) in bf16 that is 32 M bytes, the paper's 34 M less two dropout masks. Sequence
@@ -62,6 +62,8 @@ def expected_memory(
     n_experts: int = 1,
     experts_per_token: int = 1,
     d_shared: int = 0,
+    n_norms: int = 2,
+    qk_norm: bool = False,
 ) -> Memory:
     """Expected memory of one device.
 
@@ -73,6 +75,8 @@ def expected_memory(
         recompute: the backward pass runs each layer again and only the layers' inputs are kept.
         n_experts: feed-forwards of width d_ff in a layer, and `experts_per_token` that each token visits.
         d_shared: width of the feed-forward that every token visits beside them.
+        n_norms: of the residual stream, in a layer.
+        qk_norm: queries and keys are normed.
     """
     sizes = {axis: mesh.get(axis, 1) for axis in ('r', 'd', 'e', 'c', 't', 'p')}
     width = BYTES[compute]
@@ -82,7 +86,8 @@ def expected_memory(
     matrices = 3 if gated else 2
     layer_params = d_model * (d_head * 2 * (n_heads + n_kv_heads) + matrices * (n_experts * d_ff + d_shared))
 
-    inner = 4 * d_model + 2 * d_head * (n_heads + n_kv_heads) + matrices * (experts_per_token * d_ff + d_shared)
+    heads = (3 if qk_norm else 2) * d_head * (n_heads + n_kv_heads)
+    inner = 2 * n_norms * d_model + heads + matrices * (experts_per_token * d_ff + d_shared)
     if n_experts > 1:  # each token's row, once for each of its experts
         inner += experts_per_token * d_model
     kept = (layers * d_model + inner) if recompute else layers * inner

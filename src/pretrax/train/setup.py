@@ -157,6 +157,7 @@ def _utilisation(
         gated=arch.gated, tokens=tokens, mesh=sizes, moments=moments, compute=compute,
         recompute=model.saved == {}, n_experts=max(1, arch.n_experts), d_shared=arch.d_shared,
         experts_per_token=arch.experts_per_token if arch.n_experts else 1,
+        n_norms=arch.n_norms, qk_norm=arch.qk_norm != 'none',
     )  # fmt: skip
     lines = [f'memory: {memory}']
     devices = list(mesh.devices.flat)
@@ -166,7 +167,7 @@ def _utilisation(
         return lambda _: {}, [*lines, f"mfu: none, since the peak of a '{kind}' is not known"]
     per_token = flops_per_token(
         n_matmul_params=arch.n_matmul_params, n_layers=arch.n_layers, n_heads=arch.n_heads, d_head=arch.d_head,
-        sequence_length=length,
+        sequence_length=length, windows=arch.windows,
     )  # fmt: skip
     peak = device.peak(compute)
     lines.append(f'mfu: of {peak / 1e12:,.3g} TFLOP/s a device, {device.name}, formula {FORMULA_VERSION}, causal')
