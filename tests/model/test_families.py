@@ -1,10 +1,12 @@
 """Presets have the published sizes, and choices that do not fit together are refused in words."""
 
+from pathlib import Path
+
 import jax
 import pytest
 
 from pretrax.errors import UserError
-from pretrax.model.families import PRESETS, TransformerOptions, resolve
+from pretrax.model.families import FAMILIES, PRESETS, TransformerOptions, resolve
 from small import LLAMA, MIXTURE, mesh_of, transformer
 
 # Parameters of the released checkpoints: `num_parameters()` of the models of these names on the Hugging Face hub.
@@ -193,3 +195,8 @@ def test_the_report_has_every_choice():
     said = resolve(TransformerOptions(preset='llama3.2-1b', nope_every=4, qkv_bias=True), 1000, 64).describe()
     for part in ('base 500000', 'llama3 x32', 'none in every 4th layer', 'biases of q, k, v'):
         assert part in said
+
+
+def test_the_page_has_every_preset_and_family():
+    page = (Path(__file__).parents[2] / 'docs' / 'models.md').read_text()
+    assert not [name for name in (*PRESETS, *FAMILIES) if f'`{name}`' not in page]

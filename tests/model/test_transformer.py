@@ -13,7 +13,7 @@ from pretrax.model.rope import rope
 from pretrax.model.weights import Layer, Weights
 from pretrax.shardlib import f32, psum, typed_shard_map
 from pretrax.train.step import make_gradients
-from small import GPT2, LLAMA, mesh_of, random_batch, random_weights, transformer
+from small import GPT2, LLAMA, assert_same, mesh_of, random_batch, random_weights, transformer
 
 
 @pytest.mark.parametrize('base', [10000.0, 500000.0])
@@ -164,3 +164,40 @@ def test_what_is_recomputed_takes_no_memory():
     kept = 4 * 8 * 64 * (32 + 48) * 4  # layers, rows, length, widths of q and up, bytes
     assert some - nothing == pytest.approx(kept, rel=0.2)
     assert everything > some + kept
+
+
+EVERY_CHOICE = {
+    'family': 'gemma2', 'n_layers': 3, 'd_model': 32, 'n_heads': 4, 'n_kv_heads': 2, 'd_head': 8, 'd_ff': 48,
+    'window': 5, 'global_every': 2, 'nope_every': 2, 'rope_base': 500.0, 'local_rope_base': 50.0, 'qkv_bias': True,
+    'rope_scaling': {'kind': 'llama3', 'factor': 4.0, 'original_length': 16}, 'attention_softcap': 2.0,
+    'final_softcap': 3.0, 'query_pre_attn_scalar': 5.0, 'tied': False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ('choices', 'mesh', 'layers'),
+    [
+        (EVERY_CHOICE | {'qk_norm': 'head'}, (2, 2, 2), 'scan'),
+        (EVERY_CHOICE | {'qk_norm': 'full', 'block_norms': 'post', 'activation': 'swiglu'}, (1, 4, 2), 'scan'),
+        (EVERY_CHOICE | {'qk_norm': 'full'}, (1, 1, 1), 'scan'),  # three layers of two kinds: one is left over
+    ],
+)
+def test_every_choice_is_the_same_on_any_mesh_and_in_a_loop(choices, mesh, layers):
+    """Loss and gradients of unrolled layers on one device."""
+
+    def outcome(model, mesh):
+        @typed_shard_map
+        def loss(weights: Weights, batch: Batch) -> f32['']:
+            total, count = model.loss(weights, batch)['nll']
+            return psum('r d', total) / psum('r d', count)
+
+        with jax.set_mesh(mesh):
+            weights = random_weights(model)
+            placed = jax.tree.map(lambda w, like: jax.device_put(w, like.sharding), weights, model.abstract())
+            return jax.device_get(jax.jit(jax.value_and_grad(loss))(placed, random_batch(8)))
+
+    expected = outcome(transformer(choices | {'layers': 'unroll'}), mesh_of())
+    actual = outcome(transformer(choices | {'layers': layers}, mesh_of(*mesh)), mesh_of(*mesh))
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-6)
+    length = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(expected[1])))
+    assert_same(actual[1], expected[1], rtol=2e-5, floor=1e-6 * length)
