@@ -13,13 +13,21 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pretrax.data import blocks
+from pretrax.data import blocks, tables
 from pretrax.data.corpus import Corpus, Counts, Selection, shards
 from pretrax.data.files import find_files
 from pretrax.errors import UserError
 
 TEXT = st.text(st.characters(exclude_categories=['Cs']), max_size=30)
 COMPRESS = {'': bytes, '.gz': gzip.compress, '.zst': zstandard.ZstdCompressor().compress}
+
+
+@pytest.fixture(autouse=True, scope='module')
+def small_batches():
+    """A file of this size is read in several steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, '_ROWS_AT_ONCE', 2)
+        yield
 
 
 def as_csv(texts, delimiter):
@@ -193,8 +201,11 @@ def test_only_the_columns_that_are_asked_for_are_read(tmp_path, monkeypatch):
 def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, 'LONGEST_LINE', 1000)
     monkeypatch.setattr(blocks, '_BLOCK', 100)
-    for name, content in (('a.jsonl', b'[' * 2000), ('b.csv', b'text\n"' + b'x\n' * 2000)):
+    for name, content, expected in (
+        ('a.jsonl', b'[' * 2000, 'a.jsonl: a line of more than'),
+        ('b.csv', b'text\n"' + b'x\n' * 2000, 'b.csv:2: a quote opens in this row and does not close'),
+    ):
         (tmp_path / name).write_bytes(content)
-        assert name in refusal(tmp_path / name)
+        assert expected in refusal(tmp_path / name)
     (tmp_path / 'c.jsonl').write_text(json.dumps({'text': 'x' * 900}) + '\n')
     assert len(documents(tmp_path / 'c.jsonl')[0].text) == 900
