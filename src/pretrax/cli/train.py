@@ -2,15 +2,20 @@
 
 import sys
 
+import typer
+
 from ..config import RunConfig
 from ..observe.progress import Progress
 from ..train.loop import train as run_training
+from ..train.watch import TIME_LIMIT, TRY_AGAIN
 from .summary import summary
 
 
 def train(config: RunConfig, allow_changes: bool) -> None:
-    """Runs the training loop and prints the summary."""
+    """Runs the training loop and prints the summary; exits with 75 if the time limit ended it."""
     progress = Progress()
     result = run_training(config, allow_changes=allow_changes, progress=progress)
     for line in summary(result, sys.argv[1:]):
         progress.message(line)
+    if result.stopped == TIME_LIMIT:
+        raise typer.Exit(TRY_AGAIN)

@@ -129,7 +129,9 @@ class _Training:
             try:
                 self.checkpoints.wait()
             except SaveError as error:
-                raise UserError(f'{error}\nmake room, and give the same command again') from error
+                self.say(f'WARNING: {error}')
+        if (number := int(self.state.step)) != self.checkpoints.newest() and jax.process_count() == 1:
+            raise UserError(f'the state of step {number} is not saved\nmake room, and give the same command again')
         return self._result(self.requests.why if int(self.state.step) < config.steps else None)
 
     def _go_on(self, step: Any, evaluate: Any) -> bool:

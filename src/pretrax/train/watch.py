@@ -1,7 +1,6 @@
 """What watches over a training process: signals that ask it to stop or to save, and a clock that notices a hang.
 
-Exit codes (docs/reliability.md): 0 done, or stopped as asked; 75 there is more to do, start the same command again;
-2 (78 under a launcher) a mistake that trying again does not mend.
+Exit codes (docs/reliability.md): 0 done, or stopped as asked; 75 there is more to do, start the same command again.
 """
 
 import contextlib
@@ -21,6 +20,7 @@ import jax
 import numpy as np
 
 TRY_AGAIN = 75
+TIME_LIMIT = 'time limit'
 _AGREE_EVERY = 20  # steps, where several processes have to come to one answer
 
 
@@ -46,7 +46,7 @@ class Requests:
         now = time.monotonic()
         self._longest, self._newest = max(self._longest, now - self._newest), now
         if self._limit is not None and now - self._began + 2 * self._longest > self._limit and not self.why:
-            self.why = 'time limit'
+            self.why = TIME_LIMIT
         if jax.process_count() == 1:
             return self.why is not None
         from jax.experimental import multihost_utils
