@@ -255,3 +255,13 @@ def test_a_place_that_cannot_be_written_is_said(corpus, tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(UserError, match=r'cannot write the tokens: Not a directory'):
         made(corpus, tmp_path / 'file' / 'data', tokenizer=byte_level())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore::ResourceWarning')  # Ray leaves its log files open
+def test_ray_writes_what_one_process_writes(corpus, tmp_path, said):
+    one = made(corpus, tmp_path / 'one', tokenizer=byte_level())
+    assert contents(
+        made(corpus, tmp_path / 'ray', said.append, work=Work('ray', 2), tokenizer=byte_level())
+    ) == contents(one)
+    assert 'by 2 tasks of Ray on 1 nodes' in said.text

@@ -18,6 +18,7 @@ import tensorstore as ts
 
 from pretrax import __version__
 from pretrax.data.files import nearest
+from pretrax.data.remote_path import CONTEXT, RemotePath
 from pretrax.errors import UserError
 
 FORMAT, VERSION = 'flat-tokens', 2
@@ -75,7 +76,7 @@ class Manifest(pydantic.BaseModel):
 class FlatTokens:
     """One split, open for reading, a `TokenStore`. Reading raises UserError, naming the file, where it is damaged."""
 
-    path: Path
+    path: Path | RemotePath
     manifest: Manifest
     _encoded_tokens: ts.TensorStore
     _seq_starts: ts.TensorStore
@@ -135,11 +136,16 @@ class FlatTokens:
         return (self.read([(start, stop)])[0] >> 1).astype(np.int64)
 
 
-def splits(directory: Path) -> list[str]:
+def splits(directory: Path | RemotePath) -> list[str]:
     """The names of the splits of a flat-tokens directory. Raises UserError where it is none."""
-    if not directory.is_dir():
+    if isinstance(directory, RemotePath):
+        if not (directory / 'zarr.json').is_file():
+            raise UserError(
+                f'{directory}: no flat-tokens there, it has no zarr.json\n  give the directory of all splits'
+            )
+    elif not directory.is_dir():
         raise UserError(f'{directory}: no such directory of flat-tokens\n  {nearest(directory)}')
-    if not (directory / 'zarr.json').is_file():
+    elif not (directory / 'zarr.json').is_file():
         inside = [str(path.parent) for path in sorted(directory.glob('*/zarr.json'))]
         hint = f'did you mean {inside[0]}?' if inside else nearest(directory)
         raise UserError(f'{directory}: not a flat-tokens directory, it has no zarr.json\n  {hint}')
@@ -159,7 +165,7 @@ def splits(directory: Path) -> list[str]:
     return names
 
 
-def open_split(directory: Path, split: str) -> FlatTokens:
+def open_split(directory: Path | RemotePath, split: str) -> FlatTokens:
     """Open one split after checks that do not grow with it: manifest, shapes, counts, no file missing or empty."""
     if split not in (present := splits(directory)):
         raise UserError(f'{directory}: no split {split!r}\n  it has {", ".join(present)}')
@@ -178,8 +184,10 @@ def open_split(directory: Path, split: str) -> FlatTokens:
     for name, expected in lengths.items():
         if arrays[name].shape != (expected,):
             raise UserError(f'{path / name}: {arrays[name].shape[0]} values, and the attributes say {expected}')
-        for index in range(-(-expected // _shard_length(arrays[name]))):
-            file = path / name / 'c' / str(index)
+        n_shards = -(-expected // _shard_length(arrays[name])) if isinstance(path, Path) else 0  # far away: when read
+        for index in range(n_shards):
+            file = directory / split / name / 'c' / str(index)
+            assert isinstance(file, Path)
             if not file.is_file() or file.stat().st_size == 0:
                 raise _damaged(file, 'empty' if file.is_file() else 'missing')
     opened = FlatTokens(path, manifest, arrays['encoded_tokens'], arrays['seq_starts'], arrays.get(MASK))
@@ -194,7 +202,7 @@ def open_split(directory: Path, split: str) -> FlatTokens:
     return opened
 
 
-def read_tokenizer_json(directory: Path, expected: TokenizerIdentity) -> bytes | None:
+def read_tokenizer_json(directory: Path | RemotePath, expected: TokenizerIdentity) -> bytes | None:
     """The tokenizer.json beside the splits, None where it is not known; raises UserError when it is not the one that
     made the tokens."""
     if expected.sha256 is None:
@@ -208,7 +216,7 @@ def read_tokenizer_json(directory: Path, expected: TokenizerIdentity) -> bytes |
     return content
 
 
-def verify(directory: Path) -> dict[str, Counts]:
+def verify(directory: Path | RemotePath) -> dict[str, Counts]:
     """Read everything and compare it with the checksums and the rules of the format; returns the counts by split.
 
     Raises UserError naming the first file that is not as it was written.
@@ -261,7 +269,7 @@ def _verify_split(split: FlatTokens) -> None:
         raise UserError(f'{split.path / "zarr.json"}: max_token_id {split.manifest.max_token_id}, largest {largest}')
 
 
-def _verify_documents(directory: Path, n_documents: int) -> None:
+def _verify_documents(directory: Path | RemotePath, n_documents: int) -> None:
     said = _group_attributes(directory).get('documents')
     if said is None:  # merged, converted, or made by an older pretrax
         return
@@ -269,16 +277,16 @@ def _verify_documents(directory: Path, n_documents: int) -> None:
         raise UserError(f'{directory / "zarr.json"}: documents {said} do not add up to {n_documents} in the splits')
 
 
-def _open_array(path: Path, dtype: str) -> ts.TensorStore:
+def _open_array(path: Path | RemotePath, dtype: str) -> ts.TensorStore:
     if not (path / 'zarr.json').is_file():
         raise _damaged(path / 'zarr.json', 'missing')
     spec = {
         'driver': 'zarr3',
-        'kvstore': {'driver': 'file', 'path': f'{path}/'},
+        'kvstore': {'driver': 'file', 'path': f'{path}/'} if isinstance(path, Path) else f'{path}/',
         'fill_missing_data_reads': False,
     }
     try:
-        array = ts.open(spec, read=True).result()
+        array = ts.open(spec, read=True, context=CONTEXT).result()
     except ValueError as error:
         raise _damaged(path / 'zarr.json', str(error).split(' [')[0]) from None
     if array.rank != 1 or array.dtype.name != dtype:
@@ -303,13 +311,13 @@ def _read(array: ts.TensorStore, ranges: Sequence[tuple[int, int]]) -> list[np.n
         raise _damaged(path, reason) from None
 
 
-def _damaged(path: Path | str, reason: str) -> UserError:
+def _damaged(path: Path | RemotePath | str, reason: str) -> UserError:
     return UserError(
         f'{path}: damaged token file: {reason}\n  remove the token directory and tokenise again, or restore the file'
     )
 
 
-def _group_attributes(path: Path) -> dict[str, Any]:
+def _group_attributes(path: Path | RemotePath) -> dict[str, Any]:
     file = path / 'zarr.json'
     try:
         group = json.loads(file.read_bytes())

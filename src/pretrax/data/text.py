@@ -164,11 +164,12 @@ def tokenise_text(options: TextOptions, directory: Path, say: Callable[[str], No
 
 def _open_tokens(options: TextOptions, request: 'DataRequest') -> 'TokenSource':
     """Tokens made before, by pretrax or another tool."""
+    from pretrax.data.remote_path import token_path
     from pretrax.data.token_files import is_flat_tokens, open_held_out, open_token_files
     from pretrax.data.token_source import open_stores
     from pretrax.data.tokenizer_files import load_tokenizer
 
-    path = Path(_given(options.tokens)).expanduser()
+    path = token_path(_given(options.tokens))
     directory, flat = request.directory, is_flat_tokens(path)
     files = open_token_files(
         path,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pretrax.data.flat_tokens import FORMAT, VERSION, TokenizerIdentity, open_split, read_tokenizer_json, splits
 from pretrax.data.foreign import find_layouts, open_layouts
+from pretrax.data.remote_path import RemotePath
 from pretrax.data.token_store import TokenStore
 from pretrax.data.tokenizer import Tokenizer
 from pretrax.errors import UserError
@@ -17,20 +18,20 @@ type Say = Callable[[str], None]
 class TokenFiles:
     """The splits of a path, each open for reading: 'train' first, and usually 'validation'."""
 
-    path: Path
+    path: Path | RemotePath
     format: str
     splits: dict[str, TokenStore]
     identity: TokenizerIdentity
     tokenizer: Tokenizer | None
 
 
-def is_flat_tokens(path: Path) -> bool:
-    """Whether a path is to be read as flat-tokens: a directory with zarr version 3 in it."""
-    return (path / 'zarr.json').is_file()
+def is_flat_tokens(path: Path | RemotePath) -> bool:
+    """Whether a path is to be read as flat-tokens: a directory with zarr version 3 in it, or any URL."""
+    return isinstance(path, RemotePath) or (path / 'zarr.json').is_file()
 
 
 def open_token_files(
-    path: Path,
+    path: Path | RemotePath,
     say: Say,
     *,
     tokenizer: Tokenizer | None = None,
@@ -48,7 +49,7 @@ def open_token_files(
 
     Raises UserError for what is no token file, or damaged as far as opening tells, or does not fit the tokenizer.
     """
-    if is_flat_tokens(path):
+    if isinstance(path, RemotePath) or is_flat_tokens(path):
         return _flat_tokens(path, say, tokenizer, end_of_text)
     layouts = find_layouts(path, end_of_text)
     if tokenizer is not None:
@@ -88,7 +89,7 @@ def open_held_out(
     return files.splits.get('validation') or files.splits['train']
 
 
-def _flat_tokens(path: Path, say: Say, tokenizer: Tokenizer | None, end_of_text: int | None) -> TokenFiles:
+def _flat_tokens(path: Path | RemotePath, say: Say, tokenizer: Tokenizer | None, end_of_text: int | None) -> TokenFiles:
     opened = {split: open_split(path, split) for split in splits(path)}
     first = next(iter(opened.values())).manifest.tokenizer
     if any(split.manifest.tokenizer != first for split in opened.values()):
