@@ -31,7 +31,7 @@ class Filter(BaseModel):
     field: str = Field(min_length=1, description='the field; a dot leads into a nested one: meta.language')
     equals: Scalar | None = Field(None, description='the value it must have')
     differs: Scalar | None = Field(None, description='a value it must not have')
-    one_of: tuple[Scalar, ...] | None = Field(None, min_length=1, description='the values of which it must have one')
+    one_of: list[Scalar] | None = Field(None, min_length=1, description='the values of which it must have one')
     at_least: float | None = Field(None, description='the smallest number it may be')
     at_most: float | None = Field(None, description='the largest number it may be')
     matches: str | None = Field(None, description='a regular expression to be found in it')

@@ -62,7 +62,7 @@ class TextOptions(BaseModel):
     field: str | None = Field('text', description='the field of a row that holds the text; a.b is a field within one')
     prompt_field: str | None = Field(None, description='instead of field: the text before the answer, not learnt')
     answer_field: str | None = Field(None, description='the text that follows the prompt and is learnt')
-    filters: tuple[Filter, ...] | None = Field(None, description='conditions that a row has to meet, all of them')
+    filters: list[Filter] | None = Field(None, description='conditions that a row has to meet, all of them')
     deduplicate: bool | None = Field(False, description='leave out documents whose text was there before')
     min_characters: int | None = Field(None, ge=1, description='leave out shorter documents')
     max_characters: int | None = Field(None, ge=1, description='leave out longer documents')
@@ -219,7 +219,7 @@ def find_corpus(options: TextOptions, say: Callable[[str], None]) -> 'Corpus':
         field=options.field or 'text',
         prompt_field=options.prompt_field,
         answer_field=options.answer_field,
-        filters=options.filters or (),
+        filters=tuple(options.filters or ()),
         deduplicate=_given(options.deduplicate),
         min_characters=options.min_characters or 0,
         max_characters=options.max_characters,
