@@ -121,7 +121,26 @@ class Unused:
         return {}
 
 
-Field = Same | Choice | Rope | Windows | NoPositions | Cap | Unused
+@dataclass(frozen=True)
+class Experts:
+    """Experts in every layer, balanced over the batch; `fields` may say that some layers have none."""
+
+    fields: tuple[str, ...] = ()
+
+    def read(self, config: Mapping[str, Any]) -> Options:
+        for name in self.fields:
+            if config.get(name) not in (None, [], 1):
+                raise UserError(
+                    f'config.json: {name} is {config[name]}, so some layers have no experts\n'
+                    'pretrax has decoders with experts in every layer, or in none'
+                )
+        return {'balance_over': 'batch'}
+
+    def write(self, arch: Architecture) -> dict[str, Any]:
+        return {}
+
+
+Field = Same | Choice | Rope | Windows | NoPositions | Cap | Unused | Experts
 
 
 @dataclass(frozen=True)
@@ -161,6 +180,17 @@ _SIZES = (
     Same('rms_norm_eps', 'norm_eps', 1e-6),
 )
 
+_BALANCE = Same('router_aux_loss_coef', 'balance_loss', 0.001)
+_QWEN_MOE = (
+    *(Same('moe_intermediate_size', 'd_ff') if same.fields == ('intermediate_size',) else same for same in _SIZES),
+    _SWIGLU, _TIED, Rope(), Windows(by_layer=True, switch=True), _BALANCE,
+    Same('num_experts', 'n_experts', lambda config: config.get('num_local_experts')),
+    Same('num_experts_per_tok', 'experts_per_token'), Experts(('decoder_sparse_step', 'mlp_only_layers')),
+    Choice('norm_topk_prob', {False: {'normalize_router': False}, True: {'normalize_router': True}}),
+    # Of the layers without experts, of which there are none; and another name of num_experts
+    Unused(('intermediate_size', 'num_local_experts')),
+)  # fmt: skip
+
 _GEMMA2 = (
     Choice('hidden_activation', _GEGLU), _TIED_UNLESS_SAID, _NO_ATTENTION_BIAS,
     only('use_bidirectional_attention', None, False), Same('query_pre_attn_scalar', 'query_pre_attn_scalar', 256),
@@ -199,6 +229,16 @@ TABLES = (
         (*_SIZES, _SWIGLU, _TIED, Rope(), Windows(by_layer=True, switch=True), _NO_ATTENTION_BIAS),
     ),
     ConfigTable(
+        'mixtral', 'MixtralForCausalLM', 'mixtral', 'mixtral',
+        (*_SIZES, _SWIGLU, _TIED, Rope(), Windows(), Experts(), _BALANCE, Same('num_local_experts', 'n_experts', 8),
+         Same('num_experts_per_tok', 'experts_per_token', 2)),
+    ),
+    ConfigTable(
+        'qwen2_moe', 'Qwen2MoeForCausalLM', 'qwen2-moe', 'qwen2-moe',
+        (*_QWEN_MOE, Same('shared_expert_intermediate_size', 'd_shared', 5632), only('qkv_bias', True)),
+    ),
+    ConfigTable('qwen3_moe', 'Qwen3MoeForCausalLM', 'qwen3-moe', 'qwen3-moe', (*_QWEN_MOE, _NO_ATTENTION_BIAS)),
+    ConfigTable(
         'gemma', 'GemmaForCausalLM', 'gemma', 'llama',
         # 'gelu' stands in the released files, whose code computes the tanh form all the same
         (*_SIZES, Choice('hidden_act', _GEGLU | {'gelu': {'activation': 'geglu'}}), Choice('hidden_activation', _GEGLU),
@@ -232,7 +272,7 @@ TABLES = (
 
 BY_TYPE = {table.model_type: table for table in TABLES}
 # What differs without changing what is computed.
-_NOT_COMPUTED = ('init_std', 'z_loss')
+_NOT_COMPUTED = ('init_std', 'z_loss', 'balance_loss', 'balance_over', 'router_z_loss', 'capacity')
 
 
 def table_of(config: Mapping[str, Any]) -> ConfigTable:

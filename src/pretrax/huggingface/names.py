@@ -122,11 +122,33 @@ _FUSED = {
     'model.layers.{layer}.mlp.down_proj.weight': 'layers.down: M F',
 }
 
+_MIXTRAL_EXPERTS = {
+    'model.layers.{layer}.block_sparse_moe.gate.weight': 'layers.router: E M',
+    'model.layers.{layer}.block_sparse_moe.experts.{expert}.w1.weight': 'layers.expert_gate: F M',
+    'model.layers.{layer}.block_sparse_moe.experts.{expert}.w3.weight': 'layers.expert_up: F M',
+    'model.layers.{layer}.block_sparse_moe.experts.{expert}.w2.weight': 'layers.expert_down: M F',
+}
+_QWEN_EXPERTS = {
+    'model.layers.{layer}.mlp.gate.weight': 'layers.router: E M',
+    'model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight': 'layers.expert_gate: F M',
+    'model.layers.{layer}.mlp.experts.{expert}.up_proj.weight': 'layers.expert_up: F M',
+    'model.layers.{layer}.mlp.experts.{expert}.down_proj.weight': 'layers.expert_down: M F',
+}
+_SHARED_EXPERT = {
+    'model.layers.{layer}.mlp.shared_expert.gate_proj.weight': 'layers.shared_gate: F_shared M',
+    'model.layers.{layer}.mlp.shared_expert.up_proj.weight': 'layers.shared_up: F_shared M',
+    'model.layers.{layer}.mlp.shared_expert.down_proj.weight': 'layers.shared_down: M F_shared',
+    'model.layers.{layer}.mlp.shared_expert_gate.weight': 'layers.shared_mix: () M',  # a matrix of one row
+}
+
 TABLES = {
     'gpt2': GPT2,
     'llama': NameTable({**_AROUND, **_PRE_NORMS, **_ATTENTION, **_MLP}),  # Mistral, Gemma and SmolLM3 too
     'qwen2': NameTable({**_AROUND, **_PRE_NORMS, **_ATTENTION, **_QKV_BIASES, **_MLP}),
     'qwen3': NameTable({**_AROUND, **_PRE_NORMS, **_ATTENTION, **_HEAD_NORMS, **_MLP}),
+    'mixtral': NameTable({**_AROUND, **_PRE_NORMS, **_ATTENTION, **_MIXTRAL_EXPERTS}),
+    'qwen2-moe': NameTable({**_AROUND, **_PRE_NORMS, **_ATTENTION, **_QKV_BIASES, **_QWEN_EXPERTS, **_SHARED_EXPERT}),
+    'qwen3-moe': NameTable({**_AROUND, **_PRE_NORMS, **_ATTENTION, **_HEAD_NORMS, **_QWEN_EXPERTS}),
     'gemma2': NameTable({**_AROUND, **_SANDWICH_NORMS, **_ATTENTION, **_MLP}),
     'gemma3': NameTable({**_AROUND, **_SANDWICH_NORMS, **_ATTENTION, **_HEAD_NORMS, **_MLP}),
     'olmo2': NameTable({**_AROUND, **_POST_NORMS, **_ATTENTION, **_FULL_NORMS, **_MLP}),
@@ -144,7 +166,7 @@ class Part:
     @staticmethod
     def parse(text: str) -> 'Part':
         path, _, axes = text.partition(':')
-        groups = re.findall(r'\(([^)]*)\)|(\w+)', axes)
+        groups = re.findall(r'\(([^)]*)\)|(\w+)', axes)  # '()' is an axis of size one
         return Part(path.strip(), tuple(tuple((merged or single).split()) for merged, single in groups))
 
     @property
