@@ -35,6 +35,10 @@ SMALLER = {
         'steps': 3, 'model.n_layers': 1, 'data.text': 'src', 'data.vocab_size': 300, 'batch.tokens': 2048,
         'schedule.warmup': 1, 'eval.batches': 1, 'sample.tokens': 8,
     },
+    'configs/moe.yaml': {
+        'steps': 2, 'model.n_layers': 1, 'data.text': 'src', 'data.vocab_size': 300, 'batch.tokens': 2048,
+        'schedule.warmup': 1, 'eval.batches': 1,
+    },
     'examples/data.yaml': {'steps': 3, 'model.n_layers': 1, 'schedule.warmup': 1},
 }  # fmt: skip
 NOT_RUN = {'pip install uv && uv run pytest': 'it would run this test'}

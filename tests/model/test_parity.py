@@ -30,7 +30,7 @@ from pretrax.infer.decode import generate
 from pretrax.model import attention
 from pretrax.model.loss import Batch
 from pretrax.model.weights import Weights
-from pretrax.shardlib import f32, num, typed_shard_map
+from pretrax.shardlib import f32, num, psum, typed_shard_map
 from small import mesh_of
 
 PAGE = Path(__file__).parents[2] / 'docs' / 'models.md'
@@ -44,14 +44,15 @@ def several_blocks_of_queries(monkeypatch):
 
 
 def computes(model, monkeypatch):
-    """weights, batch -> the loss's numerator and denominator, and the logits."""
+    """weights, batch -> the mean of -log p, the loss on how routers balance experts (0: there are none), the logits."""
     captured_logits(monkeypatch)
 
     @typed_shard_map
     def run(weights: Weights, batch: Batch) -> tuple[f32[''], f32[''], num['B/r/d L V/t']]:
         terms = model.loss(weights, batch)
-        total, count = (jax.lax.psum(x, ('r', 'd')) for x in terms['nll'])
-        return total, count, terms['logits']
+        total, count = psum('r d', terms['nll'])
+        balance = psum('r d', terms.get('balance_loss', (0 * count, count)))
+        return total / count, balance[0] / balance[1], terms['logits']
 
     return run
 
@@ -66,12 +67,12 @@ def measured(case):
         run = computes(model, monkeypatch)
 
         def loss(weights, rows):
-            total, count, logits = run(weights, rows)
-            return total / count, logits
+            nll, balance, logits = run(weights, rows)
+            return nll + balance, (nll, logits)
 
         call = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=QUICK)
-        (value, logits), gradient = jax.device_get(call(weights, rows))
-        (packed, _), _ = call(weights, dataclasses.replace(rows, mask=mask_of_documents(rows)))
+        (value, (_, logits)), gradient = jax.device_get(call(weights, rows))
+        (_, (packed, _)), _ = call(weights, dataclasses.replace(rows, mask=mask_of_documents(rows)))
         same_text, same_files = written(case, model, weights), exported(case, model, weights)
         theirs = ours(case, model, {n.removeprefix('grad.'): x for n, x in expected.items() if n.startswith('grad.')})
     logits = logits[..., : config(case)['vocab_size']]
