@@ -46,7 +46,8 @@ class Entry:
 
 _components: dict[str, dict[str, Entry]] = {
     'model': {
-        'transformer': Entry('pretrax.model.transformer:Transformer', 'pretrax.model.families:TransformerOptions')
+        'transformer': Entry('pretrax.model.transformer:Transformer', 'pretrax.model.families:TransformerOptions'),
+        'nnx': Entry('pretrax.model.nnx:NnxModel', 'pretrax.model.nnx_options:NnxOptions'),
     },
     'data': {
         'text': Entry('pretrax.data.text:open_text', 'pretrax.data.text:TextOptions'),

@@ -32,9 +32,9 @@ def model_section(place: str) -> dict[str, Any]:
             f'\nfor a Hugging Face checkpoint write init_from: {HF}{place}' if (path / 'config.json').is_file() else ''
         )
         raise UserError(f'init_from: {place} is no run with a checkpoint, and no checkpoint{hint}')
-    description = found[-1] / 'description' / 'metadata'
+    manifest = found[-1] / 'manifest.json'
     try:
-        section = json.loads(description.read_text())['config']['model']
+        section = json.loads(manifest.read_text())['description']['config']['model']
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f'init_from: {found[-1]} does not say what model it is of: {error}') from error
     return {key: value for key, value in section.items() if value is not None}

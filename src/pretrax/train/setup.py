@@ -15,8 +15,8 @@ from ..model.loss import Batch
 from ..model.transformer import ModelRequest
 from ..scale.cpu import measured_cpu
 from ..scale.devices import lookup
-from ..scale.flops import FORMULA_VERSION, flops_per_token, mfu
-from ..scale.memory import expected_memory
+from ..scale.flops import FORMULA_VERSION, Flops, flops_per_token, mfu
+from ..scale.memory import Memory, expected_memory
 from ..shardlib import make_shardings
 from .devices import choose_compute, choose_mesh, join_processes
 from .step import Recipe, abstract_state
@@ -145,30 +145,24 @@ def _count(model: Any, n_params: int) -> str:
 def _utilisation(
     model: Any, mesh: Mesh, compute: Any, length: int, sizes: dict[str, int], state: Any, tokens: int
 ) -> tuple[Callable[[float], dict[str, float]], list[str]]:
-    """MFU as a function of tokens/s, and what the report says of memory and speed. A custom model has neither."""
+    """MFU as a function of tokens/s, and what the report says of memory and speed, as far as the model tells."""
     arch = getattr(model, 'arch', None)
-    if arch is None:
+    own: Any = getattr(model, 'flops_per_token', None)
+    if arch is None and own is None:
         return lambda _: {}, ['mfu: none, since the model does not tell its architecture']
-    n_params = sum(leaf.size for leaf in jax.tree.leaves(state.weights))
-    moments = sum(leaf.size for leaf in jax.tree.leaves(state.optimizer)) / n_params
-    memory = expected_memory(
-        n_params=n_params, n_layers=arch.n_layers, d_model=arch.d_model, n_heads=arch.n_heads,
-        n_kv_heads=arch.n_kv_heads, d_head=arch.d_head, d_ff=arch.d_ff, vocab_size=arch.padded_vocab_size,
-        gated=arch.gated, tokens=tokens, mesh=sizes, moments=moments, compute=compute,
-        recompute=model.saved == {}, n_experts=max(1, arch.n_experts), d_shared=arch.d_shared,
-        experts_per_token=arch.experts_per_token if arch.n_experts else 1,
-        n_norms=arch.n_norms, qk_norm=arch.qk_norm != 'none',
-    )  # fmt: skip
-    lines = [f'memory: {memory}']
+    lines = [] if arch is None else [f'memory: {_memory(model, arch, compute, sizes, state, tokens)}']
     devices = list(mesh.devices.flat)
     kind = devices[0].device_kind
     device = measured_cpu(jax.local_devices()) if devices[0].platform == 'cpu' else lookup(kind)
     if device is None:
         return lambda _: {}, [*lines, f"mfu: none, since the peak of a '{kind}' is not known"]
-    per_token = flops_per_token(
-        n_matmul_params=arch.n_matmul_params, n_layers=arch.n_layers, n_heads=arch.n_heads, d_head=arch.d_head,
-        sequence_length=length, windows=arch.windows,
-    )  # fmt: skip
+    if arch is None:
+        per_token = Flops(own, own)
+    else:
+        per_token = flops_per_token(
+            n_matmul_params=arch.n_matmul_params, n_layers=arch.n_layers, n_heads=arch.n_heads, d_head=arch.d_head,
+            sequence_length=length, windows=arch.windows,
+        )  # fmt: skip
     peak = device.peak(compute)
     lines.append(f'mfu: of {peak / 1e12:,.3g} TFLOP/s a device, {device.name}, formula {FORMULA_VERSION}, causal')
 
@@ -179,3 +173,16 @@ def _utilisation(
         }
 
     return metrics, lines
+
+
+def _memory(model: Any, arch: Any, compute: Any, sizes: dict[str, int], state: Any, tokens: int) -> Memory:
+    n_params = sum(leaf.size for leaf in jax.tree.leaves(state.weights))
+    moments = sum(leaf.size for leaf in jax.tree.leaves(state.optimizer)) / n_params
+    return expected_memory(
+        n_params=n_params, n_layers=arch.n_layers, d_model=arch.d_model, n_heads=arch.n_heads,
+        n_kv_heads=arch.n_kv_heads, d_head=arch.d_head, d_ff=arch.d_ff, vocab_size=arch.padded_vocab_size,
+        gated=arch.gated, tokens=tokens, mesh=sizes, moments=moments, compute=compute,
+        recompute=model.saved == {}, n_experts=max(1, arch.n_experts), d_shared=arch.d_shared,
+        experts_per_token=arch.experts_per_token if arch.n_experts else 1,
+        n_norms=arch.n_norms, qk_norm=arch.qk_norm != 'none',
+    )  # fmt: skip

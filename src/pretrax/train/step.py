@@ -6,7 +6,7 @@ under `jit`, so that norms are global.
 
 import fnmatch
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,19 @@ class Model(Protocol):
     def denominators(self, batch: Batch) -> dict[str, Any]: ...
 
 
+@runtime_checkable
+class Automatic(Protocol):
+    """A model whose code is not per device: XLA shards it, and it brings what `typed_shard_map` gives the others."""
+
+    def init(self, key: jax.Array) -> Any: ...
+
+    def make_gradients(self, accumulation: int) -> Callable[[Any, Batch], tuple[Any, dict[str, Any], dict]]: ...
+
+    def make_evaluate(self) -> Callable[[Any, Batch], dict[str, tuple[Any, Any]]]: ...
+
+    def shardings(self, like: Any) -> Any: ...
+
+
 class TrainState(NamedTuple):
     """Everything that training changes."""
 
@@ -45,7 +58,7 @@ class TrainState(NamedTuple):
 class Recipe(NamedTuple):
     """What a configuration says about the step."""
 
-    model: Model
+    model: Model | Automatic
     optimizer: optax.GradientTransformation
     rate: Callable[[Any], Any]  # step -> learning rate
     weight_decay: float
@@ -55,8 +68,12 @@ class Recipe(NamedTuple):
     spike: float | None = None  # a loss so many standard deviations above the usual one is skipped
 
 
-def make_gradients(model: Model, accumulation: int) -> Callable[[Any, Batch], tuple[Any, dict[str, Any], Any]]:
+def make_gradients(
+    model: Model | Automatic, accumulation: int
+) -> Callable[[Any, Batch], tuple[Any, dict[str, Any], Any]]:
     """weights, batch -> gradient, terms and tables of the mean loss over the batch, whatever the mesh and accumulation."""
+    if isinstance(model, Automatic):
+        return model.make_gradients(accumulation)
     weights_type = model.Weights
 
     @typed_shard_map
@@ -180,8 +197,10 @@ def is_spike(loss: Any, usual: jax.Array, deviations: float | None) -> jax.Array
     return (usual[0] >= FEWEST_STEPS) & (loss > mean + deviations * deviation)
 
 
-def make_evaluate(model: Model) -> Callable[[Any, Batch], dict[str, tuple[jax.Array, jax.Array]]]:
+def make_evaluate(model: Model | Automatic) -> Callable[[Any, Batch], dict[str, tuple[jax.Array, jax.Array]]]:
     """weights, batch -> numerator and denominator of every term of the loss, added up over the mesh."""
+    if isinstance(model, Automatic):
+        return model.make_evaluate()
     weights_type = model.Weights
 
     @jax.jit
@@ -213,7 +232,8 @@ def state_shardings(recipe: Recipe, like: TrainState) -> Any:
     """The sharding of every array of a state: weights by their types, the optimizer's moments like their weights."""
     mesh = jax.sharding.get_mesh()
     whole = NamedSharding(mesh, PartitionSpec())
-    prefix = make_shardings(recipe.model.Weights)
+    model = recipe.model
+    prefix = model.shardings(like.weights) if isinstance(model, Automatic) else make_shardings(model.Weights)
     weights = jax.tree.map(lambda sharding, part: jax.tree.map(lambda _: sharding, part), prefix, like.weights)
     flat, shardings = jax.tree_util.tree_leaves_with_path(like.weights), jax.tree.leaves(weights)
     by_path = {path: (w.shape, sharding) for (path, w), sharding in zip(flat, shardings, strict=True)}

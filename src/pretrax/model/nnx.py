@@ -1,0 +1,236 @@
+"""Any Flax NNX module as a model: the same loop, data, optimizer, checkpoints and metrics as for the decoder.
+
+The module maps tokens [B, L] to logits [B, L, V]. It runs under `jit` on whole arrays: XLA places the communication, from
+the annotations that the module gives its parameters (`nnx.with_partitioning`). That is the other way than the decoder's,
+whose code is per device; so this model brings its own gradients, evaluation and shardings (train/step.py, `Automatic`).
+Trained are its `nnx.Param`s. It is called as in evaluation (`module.eval()`): dropout is off.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..errors import UserError
+from .loss import Batch
+from .nnx_options import NnxOptions
+from .transformer import ModelRequest
+
+CALLED_WITH = ('positions', 'segments')  # of the batch, where the module's call has parameters of these names
+
+
+class NnxModel:
+    """An `nnx.Module` as a model.
+
+    Raises:
+        UserError: Flax is missing, there is no such class, or its arguments or annotations do not fit.
+    """
+
+    def __init__(self, request: ModelRequest, *, options: NnxOptions):
+        self.nnx = _flax()
+        self.options, self.mesh = options, request.mesh
+        self.target = _class(options.target, self.nnx)
+        supplied = {
+            'vocab_size': request.vocab_size, 'sequence_length': request.sequence_length, 'dtype': request.dtype,
+        }  # fmt: skip
+        self.arguments = _arguments(self.target, options, supplied)
+        call = set(inspect.signature(self.target.__call__).parameters)
+        self.called_with = [name for name in CALLED_WITH if name in call]
+        self.params = self._abstract()
+        self.n_params = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        self.flops_per_token = options.flops_per_token or 6.0 * self.n_params
+        apart = 'by segments' if 'segments' in call else 'NOT: the call of the module has no parameter `segments`'
+        self.choices = {
+            'module': f'{options.target}({", ".join(f"{k}={v}" for k, v in options.arguments.items())}), automatic sharding',
+            'documents in a row are kept apart': apart,
+            'flops': (
+                f'{options.flops_per_token:,.4g} a token, as configured' if options.flops_per_token
+                else f'{self.flops_per_token:,.4g} a token, estimated as 6 x parameters (model.flops_per_token says better)'
+            ),
+        }  # fmt: skip
+
+    def init(self, key: jax.Array) -> Any:
+        """The initial parameters, as a nested dict, f32 as the module makes them."""
+        with self.nnx.use_eager_sharding(False):
+            return _text_keys(self.nnx.to_pure_dict(self.nnx.state(self._module(key), self.nnx.Param)))
+
+    def logits(self, weights: Any, batch: Batch) -> jax.Array:
+        """[B, L, V] of whole arrays."""
+        nnx = self.nnx
+        with nnx.use_eager_sharding(False):
+            module = self._module(jax.random.key(0))  # what it initialises is replaced, so XLA leaves it out
+            state = nnx.state(module, nnx.Param)
+            nnx.replace_by_pure_dict(state, nnx.restore_int_paths(weights))
+            nnx.update(module, state)
+            module.eval()
+            return module(batch.tokens, **{name: getattr(batch, name) for name in self.called_with})
+
+    def shardings(self, like: Any) -> Any:
+        """Where each parameter lies on the mesh in force, by the module's annotations and `model.axes`."""
+        mesh = jax.sharding.get_mesh()
+        del like
+        return jax.tree.map(
+            lambda leaf: NamedSharding(mesh, leaf.spec), self.params, is_leaf=lambda x: isinstance(x, _Annotated)
+        )
+
+    def make_gradients(self, accumulation: int) -> Callable[[Any, Batch], tuple[Any, dict[str, Any], dict]]:
+        """weights, batch -> gradient and terms of the mean loss over the batch, and no tables."""
+        devices = self.mesh['r'] * self.mesh['d']
+
+        def gradients(weights: Any, batch: Batch) -> tuple[Any, dict[str, Any], dict]:
+            count = jnp.sum(batch.mask)
+
+            def mean_loss(weights: Any, micro: Batch) -> tuple[Any, dict[str, Any]]:
+                nll = jnp.sum(self._nll(weights, micro) * micro.mask) / count
+                return nll, {'nll': nll}
+
+            gradient = jax.grad(mean_loss, has_aux=True)
+            if accumulation == 1:
+                return *gradient(weights, batch), {}
+
+            def split(x: Any) -> Any:  # each device's rows stay where they are
+                apart = x.reshape(devices, accumulation, -1, *x.shape[1:]).swapaxes(0, 1)
+                micros = apart.reshape(accumulation, -1, *x.shape[1:])
+                return jax.lax.with_sharding_constraint(micros, PartitionSpec(None, ('r', 'd')))
+
+            def add(total: Any, micro: Batch) -> tuple[Any, dict[str, Any]]:
+                new, terms = gradient(weights, micro)
+                return jax.tree.map(jnp.add, total, new), terms
+
+            zero = jax.tree.map(jnp.zeros_like, weights)
+            total, terms = jax.lax.scan(add, zero, jax.tree.map(split, batch))
+            return total, jax.tree.map(lambda term: jnp.sum(term, axis=0), terms), {}
+
+        return gradients
+
+    def make_evaluate(self) -> Callable[[Any, Batch], dict[str, tuple[jax.Array, jax.Array]]]:
+        """weights, batch -> numerator and denominator of the loss."""
+
+        @jax.jit
+        def evaluate(weights: Any, batch: Batch) -> dict[str, tuple[Any, Any]]:
+            return {'nll': (jnp.sum(self._nll(weights, batch) * batch.mask), jnp.sum(batch.mask))}
+
+        return evaluate
+
+    def _nll(self, weights: Any, batch: Batch) -> jax.Array:
+        """-log p(target) of each token, in f32."""
+        log_p = jax.nn.log_softmax(self.logits(weights, batch).astype(jnp.float32), axis=-1)
+        return -jnp.take_along_axis(log_p, batch.targets[..., None], axis=-1)[..., 0]
+
+    def _module(self, key: jax.Array) -> Any:
+        return self.target(**self.arguments, rngs=self.nnx.Rngs(key))
+
+    def _abstract(self) -> Any:
+        """The parameters as `_Annotated` shapes; nothing is computed."""
+        nnx = self.nnx
+        try:
+            with nnx.use_eager_sharding(False):
+                state = nnx.state(nnx.eval_shape(lambda: self._module(jax.random.key(0))), nnx.Param)
+        except (TypeError, ValueError) as error:
+            said = str(error).split('\n')[0][:300]
+            raise UserError(
+                f'model.target: {self.options.target} cannot be built\n{type(error).__name__}: {said}'
+            ) from error
+        flat = {path: self._annotated(path, variable) for path, variable in nnx.to_flat_state(state)}
+        if not flat:
+            raise UserError(f'model.target: {self.options.target} has no nnx.Param, so nothing in it trains')
+        tree: dict[str, Any] = {}
+        for path, leaf in flat.items():
+            node = tree
+            for part in path[:-1]:
+                node = node.setdefault(str(part), {})
+            node[str(path[-1])] = leaf
+        return tree
+
+    def _annotated(self, path: tuple, variable: Any) -> '_Annotated':
+        names = variable.get_metadata().get('out_sharding') or ()
+        value = variable.get_value()
+        spec = [self._ours(name, path) for name in names]
+        for dimension, (size, axes) in enumerate(zip(value.shape, spec, strict=False)):
+            over = 1
+            for axis in axes or ():
+                over *= self.mesh[axis]
+            if size % over:
+                raise UserError(
+                    f'{".".join(map(str, path))} has {size} in dimension {dimension}, which mesh {" x ".join(axes or ())} = '
+                    f'{over} does not divide\nuse a mesh that does, or other model.axes'
+                )
+        return _Annotated(value.shape, value.dtype, PartitionSpec(*spec))
+
+    def _ours(self, name: Any, path: tuple) -> tuple[str, ...] | None:
+        """Our mesh axes for one entry of an annotation."""
+        if name is None:
+            return None
+        found: list[str] = []
+        for one in name if isinstance(name, tuple | list) else (name,):
+            axes: str | list[str] = self.options.axes.get(one, str(one))
+            found += [axes] if isinstance(axes, str) else axes
+        unknown = [axis for axis in found if axis not in self.mesh]
+        if unknown:
+            raise UserError(
+                f"{'.'.join(map(str, path))} is annotated with '{name}', and model.axes does not say what "
+                f"'{unknown[0]}' is\nthe mesh has {', '.join(self.mesh)}: add model.axes.{unknown[0]}=..."
+            )
+        return tuple(found)
+
+
+class _Annotated(jax.ShapeDtypeStruct):
+    """The shape of a parameter and the axes of our mesh that shard it."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, spec: PartitionSpec):
+        super().__init__(shape, dtype)
+        self.spec = spec
+
+
+def _flax() -> Any:
+    try:
+        from flax import nnx
+    except ImportError as error:
+        raise UserError("model.name=nnx needs Flax\npip install 'pretrax[nnx]'") from error
+    return nnx
+
+
+def _class(target: str, nnx: Any) -> Any:
+    name, _, attribute = target.partition(':')
+    try:
+        found = getattr(importlib.import_module(name), attribute, None)
+    except ImportError as error:
+        raise UserError(
+            f'model.target: the module {name} cannot be imported: {error}\n'
+            'is it installed? a file beside the configuration: add its directory to PYTHONPATH'
+        ) from error
+    if not (inspect.isclass(found) and issubclass(found, nnx.Module)):
+        raise UserError(f'model.target: {target} is {found!r}; expected a class that is an nnx.Module')
+    return found
+
+
+def _arguments(target: Any, options: NnxOptions, supplied: dict[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(target.__init__).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    unknown = [name for name in options.arguments if name not in parameters and not takes_any]
+    if unknown or 'rngs' not in parameters:
+        what = f'has no argument {unknown[0]}' if unknown else 'takes no rngs'
+        known = ', '.join(name for name in parameters if name not in ('self', 'rngs'))
+        raise UserError(f'model.arguments: {options.target} {what}\nit has: {known}')
+    given = {name: value for name, value in supplied.items() if name in parameters} | options.arguments
+    missing = [
+        name for name, p in parameters.items()
+        if name not in ('self', 'rngs') and name not in given and p.default is p.empty
+        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ]  # fmt: skip
+    if missing:
+        raise UserError(f'model.arguments: {options.target} needs {", ".join(missing)}')
+    if given.get('vocab_size', supplied['vocab_size']) < supplied['vocab_size']:
+        raise UserError(
+            f"model.arguments.vocab_size = {given['vocab_size']} is smaller than the tokenizer's {supplied['vocab_size']}"
+        )
+    return given
+
+
+def _text_keys(tree: Any) -> Any:
+    """Layers in a list have numbers for keys, which checkpoints write as text."""
+    return {str(key): _text_keys(value) for key, value in tree.items()} if isinstance(tree, dict) else tree
