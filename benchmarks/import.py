@@ -74,7 +74,7 @@ atexit.register(lambda: print('peak', resource.getrusage(resource.RUSAGE_SELF).r
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description='Host memory of import and export')
     parser.add_argument('--gigabytes', type=float, default=2.0, help='of the bf16 checkpoint')
     parser.add_argument('--directory', help='where to write, five times as much (default: a temporary directory)')
     arguments = parser.parse_args()
