@@ -99,9 +99,11 @@ def test_flat_tokens_need_no_telling(open_source, novel, tmp_path):
     with pytest.raises(UserError, match='did you mean'):
         open_source(tokens=str(tmp_path / 'data'))
     assert open_source(tokens=str(place), validation_tokens=str(place)).validation is not None
-    with create(tmp_path / 'x', TokenizerIdentity(sha256='0', vocab_size=300, end_of_text=0), b'', {}) as writer:
+    other = train_tokenizer(['another text'], 270)
+    identity = TokenizerIdentity(sha256=other.sha256, vocab_size=other.vocab_size, end_of_text=0)
+    with create(tmp_path / 'x', identity, other.content, {}) as writer:
         writer.append('train', [[1, 0]], n_bytes=1, predicted_bytes=0)
-    with pytest.raises(UserError, match='not the tokenizer that made'):
+    with pytest.raises(UserError, match='made by another tokenizer'):
         open_source(tokens=str(place), validation_tokens=str(tmp_path / 'x'))
 
 
