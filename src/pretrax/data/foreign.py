@@ -92,7 +92,7 @@ def _in_directory(path: Path, end_of_text: int | None) -> dict[str, Layout]:
         splits = {'train': path}
     found = {name: split for name, split in splits.items() if (split / 'encoded_tokens' / '.zarray').is_file()}
     if 'train' not in found:
-        inside = [str(file.parent) for file in sorted(path.glob('*/zarr.json'))]
+        inside = [str(file.parent) for at in ('*', 'data/*') for file in sorted(path.glob(f'{at}/zarr.json'))]
         hint = f'did you mean {inside[0]}?' if inside else nearest(path)
         raise UserError(f'{path}: none of the token files that pretrax reads\n  expected {FORMATS}\n  {hint}')
     from pretrax.data.foreign_zarr import seqax
