@@ -185,9 +185,9 @@ def test_text_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
     path = tmp_path / 'a.jsonl'
     write_jsonl(path, ['one', 'two'])
 
-    def train_and_change(chosen, vocab_size, say):
+    def train_and_change(chosen, vocab_size, say, model):
         write_jsonl(path, ['one', 'two', 'three'])
-        return train_and_say(chosen, vocab_size, say)
+        return train_and_say(chosen, vocab_size, say, model)
 
     monkeypatch.setattr(prepare_module, 'train_and_say', train_and_change)
     with pytest.raises(UserError, match='the file has changed since this run began'):
