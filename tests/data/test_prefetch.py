@@ -58,3 +58,21 @@ def test_closing_ends_the_thread():
         assert next(batches) == 0
         assert running()
     assert not running()
+
+
+def test_a_wait_longer_than_the_patience_is_told():
+    told: list[tuple[int, float]] = []
+    release = threading.Event()
+
+    def fetch(index: int) -> int:
+        if index == 2:
+            assert release.wait(timeout=60)
+        return index
+
+    def stalled(index: int, seconds: float) -> None:
+        told.append((index, seconds))
+        release.set()  # only once the consumer has waited for its patience
+
+    assert list(prefetch(fetch, range(4), depth=1, patience=0.01, stalled=stalled)) == [0, 1, 2, 3]
+    assert [index for index, _ in told] == [2, 2]
+    assert 0.01 <= told[0][1] <= told[1][1]

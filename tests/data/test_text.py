@@ -1,5 +1,6 @@
 """The text component, as a configuration uses it."""
 
+import json
 import subprocess
 import sys
 
@@ -114,3 +115,97 @@ def test_naming_the_component_imports_none_of_its_libraries():
     program = f'import sys, pretrax.data.text; print([name for name in {heavy} if name in sys.modules])'
     result = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == '[]'
+
+
+@pytest.fixture
+def mine(tmp_path):
+    path = tmp_path / 'mine.json'
+    path.write_bytes(train_tokenizer(['quite other text'], 280).content)
+    return str(path)
+
+
+def test_a_mixture_takes_text_and_tokens(open_source, novel, tmp_path, mine, said):
+    (tmp_path / 'z.txt').write_text('zzz ' * 500)
+    alone = open_source(text=str(tmp_path / 'z.txt'), tokenizer=mine, packing='whole')
+    items = [
+        {'name': 'novel', 'weight': 3, 'text': str(novel), 'validation': 0.2},
+        {'name': 'z', 'weight': [[0, 0], [10, 1]], 'tokens': str(alone.train.tokens.path.parent)},
+    ]
+    source = open_source(tokenizer=mine, packing='whole', mixture=items)
+    assert source.tokenizer.sha256 == alone.tokenizer.sha256
+    assert source.validation_parts.keys() == {'novel', 'z'}
+    assert source.bytes_per_token is None, 'it changes with the weights'
+    assert 3 < source.validation_bytes_per_token < 5 or source.validation_bytes_per_token > 0
+    zzz = alone.batch(0, slice(None), alone.train.n).tokens.tolist()
+    assert all(row not in zzz for row in source.batch(0, slice(None), 8).tokens.tolist())
+    assert sum(row in zzz for row in source.batch(10, slice(None), 80).tokens.tolist()) in (19, 20, 21)
+    assert 'novel: text: ' in said.text
+    assert (tmp_path / 'data' / 'novel').is_dir()
+
+    again = open_source(tokenizer=mine, packing='whole', mixture=[items[0] | {'weight': 1}, items[1]])
+    assert again.fingerprint == source.fingerprint
+    assert 'novel: tokens: reused' in said.text, 'other weights need no other tokens'
+
+
+def test_one_tokenizer_for_a_mixture(open_source, novel, mine):
+    other = open_source(text=str(novel), vocab_size=300)
+    with pytest.raises(UserError, match='a and b were tokenised by different tokenizers'):
+        open_source(
+            tokenizer=mine,
+            mixture=[
+                {'name': 'a', 'weight': 1, 'text': str(novel)},
+                {'name': 'b', 'weight': 1, 'tokens': str(other.train.tokens.path.parent)},
+            ],
+        )
+
+
+A = {'name': 'a', 'weight': 1, 'tokens': 'x'}
+
+
+@pytest.mark.parametrize(
+    ('given', 'expected'),
+    [
+        ({'mixture': [A], 'text': 'stdlib'}, 'data.text=null'),
+        ({'mixture': [A], 'tokens': 'x'}, 'data.tokens=null'),
+        ({'mixture': []}, 'at least 1'),
+        ({'mixture': [A, A]}, 'names have to differ; given: a, a'),
+        ({'mixture': [A | {'tokens': None, 'text': 'x'}]}, 'needs one tokenizer'),
+        ({'mixture': [{'name': 'a', 'weight': 1}]}, "source 'a' names neither"),
+        ({'mixture': [A | {'name': 'a/b'}]}, 'pattern'),
+        ({'mixture': [A | {'weight': 0}]}, 'greater than 0'),
+        ({'mixture': [A | {'weight': [[5, 1], [5, 2]]}]}, 'steps from 0 on that increase'),
+        ({'mixture': [A | {'weight': [[5, -1]]}]}, '0 or more'),
+        ({'mixture': [A | {'field': 'x'}]}, 'data.field=null'),
+        ({'mixture': [{'name': 'b', 'weight': 1, 'mixture': [A]}]}, 'cannot be a mixture'),
+        ({'mixture': [A | {'wait': 1}]}, 'wait'),
+        ({'exhausted': 'stop'}, 'there is no mixture'),
+        ({'packing': 'pack'}, 'best_fit'),
+    ],
+)
+def test_mixtures_that_make_no_sense_are_refused(given, expected):
+    with pytest.raises(pydantic.ValidationError) as caught:
+        TextOptions.model_validate(given)
+    assert expected in str(caught.value)
+
+
+def test_keys_beside_a_mixture_hold_for_its_texts():
+    given = {
+        'tokenizer': 't', 'validation': 0.1, 'packing': 'whole', 'exhausted': 'drop',
+        'mixture': [A | {'packing': 'best_fit'}, {'name': 'b', 'weight': 2, 'text': 'y', 'validation': 0.2}, A | {'name': 'c'}],
+    }  # fmt: skip
+    options = TextOptions.model_validate(given)
+    assert options.mixture is not None
+    assert [item.packing for item in options.mixture] == ['best_fit', 'whole', 'whole']
+    assert [item.tokenizer for item in options.mixture] == [None, 't', None]
+    assert [item.validation for item in options.mixture] == [None, 0.2, None]
+    assert TextOptions.model_validate(options.model_dump()) == options
+    scheduled = given | {'mixture': [A | {'weight': [[0, 1], [10, 0.5]]}]}
+    assert TextOptions.model_validate_json(json.dumps(scheduled), strict=True).mixture[0].schedule == (
+        (0, 1),
+        (10, 0.5),
+    )
+    filtered = given | {'filters': [{'field': 'a', 'one_of': [1, 2]}]}  # lists within lists, as YAML has them
+    strict = TextOptions.model_validate_json(json.dumps(filtered), strict=True)
+    assert strict.mixture[1].filters[0].one_of == (1, 2)
+    alone = {'filters': filtered['filters'], 'text': ['a', 'b']}
+    assert TextOptions.model_validate_json(json.dumps(alone), strict=True).filters[0].one_of == (1, 2)

@@ -178,6 +178,36 @@ def test_validation_loss_is_the_mean_over_held_out_tokens(values):
     assert result.validation == line
 
 
+def test_the_loss_of_each_source_of_a_mixture_is_told(small_values, documents):
+    """Against the same run with one source at a time held out; the whole is their mean by weight."""
+    shared = {'tokenizer': 'bytes', 'validation': 0.2}
+    half = documents.with_name('half.jsonl')
+    half.write_text(''.join(documents.read_text().splitlines(keepends=True)[:30]))
+    sources = [
+        {'name': 'all', 'weight': 3, 'text': str(documents)},
+        {'name': 'half', 'weight': 1, 'text': str(half)},
+    ]
+    small_values |= {'eval': {'every': 2, 'batches': 2}, 'steps': 2, 'data': {**shared, 'mixture': sources}}
+    small_values['mesh'] = {'r': 8, 'd': 1, 't': 1}  # the vocabulary of bytes is no multiple of d
+    progress = Quiet()
+    result = pretrain(config_from_values(small_values), progress=progress)
+    (line,) = lines_of(small_values, 'val_loss')
+    mean = 0.75 * line['val_loss/all'] + 0.25 * line['val_loss/half']
+    assert line['val_loss'] == pytest.approx(mean, rel=1e-12)
+    assert any('mixture: all: 75.0% of the rows' in said for said in progress.said)
+
+    table, bias = jax.device_get((result.state.weights.table, result.state.weights.bias))
+    for name, (_, held_out) in result.run.source.validation_parts.items():
+        top = bottom = 0.0
+        for index in range(2):
+            batch = held_out(index, slice(0, 8), 8)
+            logits = table[batch.tokens] + bias
+            chosen = np.take_along_axis(logits, batch.targets[..., None], axis=-1)[..., 0]
+            top += ((np.log(np.exp(logits).sum(axis=-1)) - chosen) * batch.mask).sum()
+            bottom += batch.mask.sum()
+        np.testing.assert_allclose(line[f'val_loss/{name}'], top / bottom, rtol=1e-5)
+
+
 class PoisonedSource:
     """Batches for the bigram model; that of step 2 has a target that weighs not-a-number."""
 

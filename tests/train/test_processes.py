@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 from pretrax import config_from_values, pretrain
+from pretrax.data.source import DataRequest
+from pretrax.data.text import TextOptions, open_text
+from pretrax.data.tokenizer_training import train_tokenizer
 from pretrax.observe.metrics import read_metrics
 from runs import Quiet
 
@@ -34,24 +37,93 @@ def test_two_processes_train_like_one(values, tmp_path):
             np.testing.assert_allclose(b[key], a[key], rtol=1e-5)
 
 
-def run_together(config, run_dir, steps):
+RECORDER = """
+import json, os
+from pretrax.config import register
+from pretrax.data.text import TextOptions, open_text
+from train.bigram import Bigram
+
+@register('model', 'bigram')
+def bigram(request):
+    return Bigram(request.vocab_size)
+
+@register('data', 'recorded', options=TextOptions)
+class Recorded:
+    def __init__(self, request, *, options):
+        self.source = open_text(request, options=options)
+        self.vocab_size = self.source.vocab_size
+        self.file = open(os.environ['RECORD'], 'a')
+
+    def batch(self, step, rows, batch_rows):
+        batch = self.source.batch(step, rows, batch_rows)
+        print(json.dumps([step, rows.start, batch.tokens.tolist(), batch.mask.tolist()]), file=self.file, flush=True)
+        return batch
+"""
+
+
+@pytest.mark.slow
+def test_one_stream_of_tokens_whatever_number_of_processes_resumes(values, documents, tmp_path):
+    """A run goes on with 1, 2 and 4 processes; what each of them read is put together and compared token by token."""
+    tokenizer = tmp_path / 'tokenizer.json'
+    tokenizer.write_bytes(train_tokenizer([documents.read_text()], 300).content)
+    half = tmp_path / 'half.jsonl'
+    half.write_text(''.join(documents.read_text().splitlines(keepends=True)[::2]))
+    data = {
+        'tokenizer': str(tokenizer), 'validation': 0, 'packing': 'best_fit',
+        'mixture': [
+            {'name': 'all', 'weight': [[0, 1], [6, 4]], 'text': str(documents)},
+            {'name': 'half', 'weight': 2, 'text': str(half), 'packing': 'concatenate'},
+        ],
+    }  # fmt: skip
+    (tmp_path / 'recorder.py').write_text(RECORDER)
+    config = tmp_path / 'run.yaml'
+    values |= {
+        'mesh': {'r': 1, 'd': 4, 't': 1},
+        'model': {'name': 'bigram'},
+        'plugins': [str(tmp_path / 'recorder.py')],
+    }
+    config.write_text(json.dumps(values | {'data': {'name': 'recorded', **data}}))
+    for n_processes, steps in ((1, 2), (2, 4), (4, 6)):
+        run_together(config, tmp_path / 'run', steps, n_processes, record=tmp_path / f'{n_processes}-of')
+
+    read, reader = {}, {}
+    for n_processes in (1, 2, 4):
+        for process in range(n_processes):
+            for line in Path(f'{tmp_path}/{n_processes}-of-{process}').read_text().splitlines():
+                step, first, tokens, mask = json.loads(line)
+                for row, pair in enumerate(zip(tokens, mask, strict=True), start=first):
+                    assert reader.setdefault((step, row), (n_processes, process)) == (n_processes, process)
+                    assert read.setdefault((step, row), pair) == pair
+    source = open_text(DataRequest(0, 16, tmp_path / 'alone', lambda _: None), options=TextOptions.model_validate(data))
+    batches = [source.batch(step, slice(None), 8) for step in range(6)]
+    expected = {
+        (step, row): (batch.tokens[row].tolist(), batch.mask[row].tolist())
+        for step, batch in enumerate(batches)
+        for row in range(8)
+    }
+    assert read == expected
+
+
+def run_together(config, run_dir, steps, n_processes=2, record=None):
     with socket.socket() as free:
         free.bind(('localhost', 0))
         address = f'localhost:{free.getsockname()[1]}'
-    both = [
+    devices = 2 if record is None else 4
+    together = [
         start(
-            config, run_dir, steps=steps, JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES='2', JAX_PROCESS_ID=str(i),
-            JAX_NUM_CPU_DEVICES='1',
+            config, run_dir, steps=steps, JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES=str(n_processes),
+            JAX_PROCESS_ID=str(i), JAX_NUM_CPU_DEVICES=str(devices // n_processes), RECORD=f'{record}-{i}',
+            PYTHONPATH=str(Path(__file__).parents[1]),
         )
-        for i in range(2)
+        for i in range(n_processes)
     ]  # fmt: skip
     try:
-        complaints = [process.communicate(timeout=300)[1] for process in both]
+        complaints = [process.communicate(timeout=300)[1] for process in together]
     finally:
-        for process in both:
+        for process in together:
             process.kill()
             process.communicate()
-    assert [process.returncode for process in both] == [0, 0], '\n'.join(complaints)
+    assert not any(process.returncode for process in together), '\n'.join(complaints)
 
 
 def start(config, run_dir, steps, **environment):

@@ -51,6 +51,7 @@ _components: dict[str, dict[str, Entry]] = {
     },
     'data': {
         'text': Entry('pretrax.data.text:open_text', 'pretrax.data.text:TextOptions'),
+        'synthetic': Entry('pretrax.data.synthetic:open_synthetic'),
         'tokenizer': Entry('pretrax.data.tokenizer_only:TokenizerOnly'),
     },
     'optimizer': {

@@ -200,6 +200,9 @@ class Log(Section):
     """Where metrics go, besides the terminal and metrics.jsonl."""
 
     every: Count = Field(default=10, description='steps between lines')
+    stall_seconds: Positive = Field(
+        default=10.0, description='a wait for data longer than this is told, with its cause'
+    )
     tensorboard: bool = Field(default=False, description='write event files to <run_dir>/tb')
     wandb: str | None = Field(default=None, min_length=1, description='Weights & Biases project; null: off')
     mlflow: str | bool | None = Field(

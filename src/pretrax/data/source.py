@@ -14,12 +14,17 @@ import numpy as np
 
 @dataclass(frozen=True)
 class DataRequest:
-    """What pretrax tells a data component: where it may keep files, how long a row is, and how to speak to the user."""
+    """What pretrax tells a data component: where it may keep files, how long a row is, and how to speak to the user.
+
+    `steps` and `batch_rows` are what the run is going to ask for, where that is known; batches do not depend on them.
+    """
 
     seed: int
     sequence_length: int
     directory: pathlib.Path
     say: Callable[[str], None]
+    steps: int | None = None
+    batch_rows: int | None = None
 
 
 class HostBatch(NamedTuple):
@@ -44,8 +49,10 @@ class Source(Protocol):
     `batch(step, rows, batch_rows)` returns the rows `rows` of the `batch_rows` rows that make up step `step`, the same
     ones whichever process asks and whatever was asked before. A source may also have `tokenizer` (encode, decode,
     end_of_text), `bytes_per_token` and `validation_bytes_per_token` (bytes of text per target that counts), `n_tokens`,
-    `fingerprint` (identifies the training tokens), `documents_per_row` (at most, which the fused kernels need to know)
-    and `validation(index, rows, batch_rows)`, or None in their place.
+    `fingerprint` (identifies the training tokens), `documents_per_row` (at most, which the fused kernels need to know),
+    `reading` (what is being read at this moment) and `validation(index, rows, batch_rows)`, or None in their place.
+    Where losses are to be told apart, `validation_parts` takes the place of `validation`: {name: (weight in the whole,
+    the same function)}.
     """
 
     @property

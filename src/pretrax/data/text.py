@@ -4,13 +4,17 @@
     data: {text: 'books/*.txt', validation: 0.01}      # files, directories, globs, or a list of them
     data: {tokens: runs/mine/data/tokens-0a1b2c3d4e5f} # already tokenised
     data: {tokens: train.bin}                          # by another tool: nanoGPT, Modalities, Megatron, seqax
+    data: {tokenizer: t.json, mixture: [{name: books, weight: 3, text: 'books/*.txt'}, {name: code, weight: 1, text: stdlib}]}
 
 The libraries behind it are imported when a source is opened, so that reading a configuration costs none of them.
 """
 
+import dataclasses
+import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -19,6 +23,7 @@ from pretrax.errors import UserError
 
 if TYPE_CHECKING:
     from pretrax.data.corpus import Corpus
+    from pretrax.data.mixture import Mixture
     from pretrax.data.source import DataRequest
     from pretrax.data.token_source import TokenSource
 
@@ -28,6 +33,7 @@ _OF_TEXT = (  # keys that mean nothing without text
     'text', 'field', 'prompt_field', 'answer_field', 'filters', 'deduplicate', 'min_characters', 'max_characters',
     'on_error', 'hugging_face', 'validation', 'engine', 'workers',
 )  # fmt: skip
+_OF_ALL = {'packing', 'name', 'weight'}  # keys that mean something to text and tokens alike
 _OF_TOKENS = ('validation_tokens', 'end_of_text')  # keys that mean nothing without `tokens`
 
 
@@ -81,10 +87,17 @@ class TextOptions(BaseModel):
         'local', description="what tokenises: 'local' processes or a 'ray' cluster"
     )
     workers: int | None = Field(None, ge=1, description='processes that tokenise; null: one for each core')
-
     packing: Literal['concatenate', 'whole', 'best_fit'] = Field(
         'concatenate',
         description='rows: windows of all the text; whole documents in order, with padding; or fitted best into rows',
+    )
+    mixture: 'tuple[MixtureItem, ...] | None' = Field(
+        None,
+        min_length=1,
+        description='several sources, instead of text or tokens; each has name, weight and keys as here',
+    )
+    exhausted: Literal['repeat', 'stop', 'drop'] | None = Field(
+        None, description='a source of the mixture that is used up: begins again (default), ends the run, or drops out'
     )
 
     @model_validator(mode='before')
@@ -93,15 +106,21 @@ class TextOptions(BaseModel):
         """Defaults depend on what is given: prepared tokens have no text, and a given tokenizer has its own size."""
         if not isinstance(given, dict):
             return given
-        given = {name: value for name, value in given.items() if value is not None}
+        given = {name: value for name, value in _with_tuples(given).items() if value is not None}
+        if isinstance(given.get('mixture'), list | tuple):
+            return _shared_by_mixture(cls, given)
         if 'tokens' in given:
-            return dict.fromkeys(set(cls.model_fields) - {'packing'}) | given
+            return dict.fromkeys(cls.model_fields.keys() - _OF_ALL) | given
         if 'prompt_field' in given or 'answer_field' in given:
             given = {'field': None} | given
         return {'vocab_size': None} | given if 'tokenizer' in given else given
 
     @model_validator(mode='after')
     def _exclusive(self) -> Self:
+        if self.mixture is not None:
+            return self._check_mixture()
+        if self.exhausted is not None:
+            raise ValueError('data.exhausted says what the sources of data.mixture do, and there is no mixture')
         ignored = [name for name in _OF_TEXT if getattr(self, name) is not None]
         if self.tokens is not None and ignored:
             raise ValueError(
@@ -128,11 +147,86 @@ class TextOptions(BaseModel):
         """What `text` names, as a list."""
         return [self.text] if isinstance(self.text, str) else self.text or []
 
+    def _check_mixture(self) -> Self:
+        for name in ('text', 'tokens', 'validation_tokens'):
+            if getattr(self, name) is not None:
+                raise ValueError(f'data.mixture has sources of its own; data.{name}=null removes the other one')
+        assert self.mixture is not None
+        names = [item.name for item in self.mixture]
+        if len(set(names)) < len(names):
+            raise ValueError(f'mixture: names have to differ; given: {", ".join(names)}')
+        if any(item.text is not None and item.tokenizer is None for item in self.mixture):
+            raise ValueError(
+                'a mixture of texts needs one tokenizer for all of them: data.tokenizer=path/tokenizer.json'
+            )
+        return self
 
-def open_text(request: 'DataRequest', *, options: TextOptions) -> 'TokenSource':
+
+class MixtureItem(TextOptions):
+    """A source of a mixture. Keys that stand beside `mixture` hold for every source that does not say otherwise."""
+
+    name: str = Field(
+        pattern=r'^[A-Za-z0-9][\w.-]*$', max_length=60, description='in messages and metrics: val_loss/NAME'
+    )
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | tuple[tuple[int, float], ...] = Field(
+        description='share of the tokens, relative to the others; or [[step, weight], ...], linear in between'
+    )
+
+    @property
+    def schedule(self) -> tuple[tuple[int, float], ...]:
+        """(step, weight) pairs, linear in between and constant outside."""
+        return self.weight if isinstance(self.weight, tuple) else ((0, self.weight),)
+
+    @model_validator(mode='after')
+    def _sensible(self) -> Self:
+        if self.mixture is not None:
+            raise ValueError('a source of a mixture cannot be a mixture; list its sources instead')
+        if not {'text', 'tokens'} & self.model_fields_set:
+            raise ValueError(f'source {self.name!r} names neither text nor tokens')
+        steps, weights = zip(*self.schedule, strict=True) if self.schedule else ((), ())
+        if not steps or min(steps) < 0 or any(a >= b for a, b in itertools.pairwise(steps)):
+            raise ValueError('a weight over steps is [[step, weight], ...] with steps from 0 on that increase')
+        if not all(0 <= weight < math.inf for weight in weights):
+            raise ValueError('weights are 0 or more')
+        return self
+
+
+TextOptions.model_rebuild()
+
+
+def _shared_by_mixture(options: type[TextOptions], given: dict[str, Any]) -> dict[str, Any]:
+    """What stands beside `mixture` as the defaults of its sources, as far as it means something to each."""
+    own_keys = ('mixture', 'exhausted', 'text', 'tokens')
+    shared = {key: value for key, value in given.items() if key not in own_keys}
+    of_text = {key: value for key, value in shared.items() if key not in _OF_TOKENS}
+    of_tokens = {key: value for key, value in shared.items() if key in ('packing', 'end_of_text')}
+
+    def item(own: Any) -> Any:
+        if not isinstance(own, dict):
+            return own
+        own = {key: value for key, value in own.items() if value is not None}
+        return (of_tokens if 'tokens' in own else of_text) | own
+
+    return (
+        dict.fromkeys(options.model_fields.keys() - _OF_ALL)
+        | given
+        | {'mixture': tuple(item(own) for own in given['mixture'])}
+    )
+
+
+def _with_tuples(value: Any) -> Any:
+    """What YAML and JSON can only write as a list, as strict checks want it; `text` alone is one."""
+    if isinstance(value, dict):
+        return {key: inner if key == 'text' else _with_tuples(inner) for key, inner in value.items()}
+    return tuple(_with_tuples(inner) for inner in value) if isinstance(value, list) else value
+
+
+def open_text(request: 'DataRequest', *, options: TextOptions) -> 'TokenSource | Mixture':
     """Tokenise the text unless that was done before, and open the tokens. Raises UserError for what cannot be read."""
     from pretrax.data.token_source import open_tokens
 
+    if options.mixture is not None:
+        return _open_mixture(request, options)
     if options.tokens is not None:
         return _open_tokens(options, request)
     directory = tokenise_text(options, request.directory, request.say)
@@ -190,6 +284,20 @@ def _open_tokens(options: TextOptions, request: 'DataRequest') -> 'TokenSource':
     if 'train' not in files.splits:
         raise UserError(f'{path}: no split train\n  it has {", ".join(files.splits)}')
     return open_stores(files.splits['train'], held_out, files.tokenizer, request, options.packing)
+
+
+def _open_mixture(request: 'DataRequest', options: TextOptions) -> 'Mixture':
+    from pretrax.data.mixture import Member, open_mixture
+
+    members = []
+    for item in _given(options.mixture):
+        own = dataclasses.replace(
+            request,
+            directory=request.directory / item.name,
+            say=lambda text, name=item.name: request.say(f'{name}: {text}'),
+        )
+        members.append(Member(item.name, item.schedule, cast('TokenSource', open_text(own, options=item))))
+    return open_mixture(members, options.exhausted or 'repeat', request)
 
 
 def keys_of_text(options: TextOptions) -> list[str]:

@@ -138,7 +138,9 @@ class _Training:
         """Trains to the end, or until it is asked to stop; true where too many steps in a row were skipped."""
         config, first, data = self.run.config, int(self.state.step), int(self.state.batch)
         self.clock.start(first)
-        with contextlib.closing(prefetch(self.run.batch, range(data, data + config.steps - first))) as batches:
+        numbers = range(data, data + config.steps - first)
+        fetched = prefetch(self.run.batch, numbers, 2, config.log.stall_seconds, self._stalled)
+        with contextlib.closing(fetched) as batches:
             for number, batch in enumerate(batches, first + 1):
                 self.state, metrics = step(self.state, batch)
                 self._read()  # of the step before: the device already has this one to do
@@ -182,6 +184,11 @@ class _Training:
             self.log.rewind(good)
         self.watchdog.alive()
 
+    def _stalled(self, index: int, seconds: float) -> None:
+        reading = getattr(self.run.source, 'reading', None)
+        cause = f'it is reading {reading}' if reading else 'nothing is being read: the time goes into making the batch'
+        self.say(f'batch {index}: waited {seconds:.1f} s for data; {cause}')
+
     def _aside(self, work: Callable[..., None], *arguments: Any) -> None:
         """Does something between two steps, off the clock."""
         self._read()
@@ -194,7 +201,7 @@ class _Training:
 
     def _evaluates(self) -> bool:
         wanted = self.run.config.eval.every > 0
-        if wanted and getattr(self.run.source, 'validation', None) is None:
+        if wanted and not self.run.validation_parts:
             self.say('eval: the data has no held-out part, so there is no evaluation')
             return False
         return wanted
@@ -231,16 +238,23 @@ class _Training:
         return {f'{"val_" if prefix else ""}bits_per_byte': nll / math.log(2) / per_token} if per_token else {}
 
     def _evaluate(self, number: int, evaluate: Any) -> None:
+        """The loss on held-out text: of each source by its name, and of all by their weights."""
+        losses = {part: self._held_out_loss(part, evaluate) for part in self.run.validation_parts}
+        nll = sum(self.run.validation_parts[part][0] * loss for part, loss in losses.items())
+        of_parts = {f'val_loss/{part}': loss for part, loss in losses.items() if part}
+        self.last_validation = {'step': number, 'val_loss': nll, **of_parts, **self._bits(nll, 'validation_')}
+        self._report(self.last_validation)
+
+    def _held_out_loss(self, part: str, evaluate: Any) -> float:
         """The mean over all held-out tokens of `eval.batches` batches, added up on the host in double precision."""
         sums: dict[str, tuple[float, float]] = {}
         for index in range(self.run.config.eval.batches):
-            for name, (top, bottom) in jax.device_get(evaluate(self.state.weights, self.run.validation(index))).items():
+            found = jax.device_get(evaluate(self.state.weights, self.run.validation(index, part)))
+            for name, (top, bottom) in found.items():
                 before = sums.get(name, (0.0, 0.0))
                 sums[name] = (before[0] + float(top), before[1] + float(bottom))
         terms = {name: top / bottom if bottom else math.nan for name, (top, bottom) in sums.items()}
-        nll = terms.get('nll', sum(terms.values()))
-        self.last_validation = {'step': number, 'val_loss': nll, **self._bits(nll, 'validation_')}
-        self._report(self.last_validation)
+        return terms.get('nll', sum(terms.values()))
 
     def _sample(self, number: int) -> None:
         for text in sample(

@@ -1,7 +1,7 @@
 """From a configuration to all that a run needs: mesh, data, model, recipe. Each derivation is a line of the report."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -57,9 +57,17 @@ class Run:
         """The training batch of a step: the same for any mesh and number of processes."""
         return self.place(lambda rows: self.source.batch(step, rows, self.rows))
 
-    def validation(self, index: int) -> Batch:
-        """A batch of held-out text."""
-        return self.place(lambda rows: self.source.validation(index, rows, self.rows))
+    def validation(self, index: int, part: str = '') -> Batch:
+        """A batch of held-out text, of one of `validation_parts` or of all."""
+        held_out = self.validation_parts[part][1]
+        return self.place(lambda rows: held_out(index, rows, self.rows))
+
+    @property
+    def validation_parts(self) -> Mapping[str, tuple[float, Callable[[int, slice, int], HostBatch]]]:
+        """{name: (weight in the validation loss, batches)}; the name is '' where the data is one source."""
+        parts = getattr(self.source, 'validation_parts', None)
+        whole = getattr(self.source, 'validation', None)
+        return parts if parts is not None else {'': (1.0, whole)} if whole else {}
 
 
 def prepare(config: RunConfig, say: Say = print) -> Run:
@@ -74,7 +82,7 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
     mesh, sizes, lines = choose_mesh(config.mesh, rows)
     platform = mesh.devices.flat[0].platform
     dtype, why_dtype = choose_compute(config.precision.compute, platform)
-    source = _open_source(config, say)
+    source = _open_source(config, rows, say)
 
     request = ModelRequest(
         vocab_size=source.vocab_size, sequence_length=length, dtype=dtype, platform=platform, mesh=sizes,
@@ -107,9 +115,9 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
     return Run(config, mesh, source, recipe, rows, rate, lines + more)
 
 
-def _open_source(config: RunConfig, say: Say) -> Source:
+def _open_source(config: RunConfig, rows: int, say: Say) -> Source:
     """The data. One process prepares it, the others then find it ready."""
-    request = DataRequest(config.seed, config.batch.sequence_length, config.run_dir / 'data', say)
+    request = DataRequest(config.seed, config.batch.sequence_length, config.run_dir / 'data', say, config.steps, rows)
     if jax.process_count() == 1:
         return build('data', config.data, request)
     from jax.experimental.multihost_utils import sync_global_devices
