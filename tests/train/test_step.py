@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pretrax.errors import UserError
+from pretrax.shardlib import psum
 from pretrax.train import optimizer, schedule
 from pretrax.train.step import (
     DEFAULT_NO_DECAY,
@@ -74,6 +75,22 @@ def test_a_gradient_that_is_not_finite_changes_nothing_but_the_counters(poison, 
     assert not np.isfinite(history[2][1]['loss'])
     assert not np.array_equal(states[3].weights.table, states[4].weights.table)
     assert np.isfinite(states[4].weights.table).all()
+
+
+class SteepBigram(Bigram):
+    """Adds sqrt(0) to the loss: the loss is as before, and its gradient is not a number."""
+
+    def loss(self, weights, batch):
+        top, bottom = super().loss(weights, batch)['nll']
+        return {'nll': (top + jnp.sqrt(0 * psum('t', jnp.sum(weights.bias))), bottom)}
+
+
+def test_a_finite_loss_with_a_gradient_that_is_not_is_skipped_too():
+    (before, _), (after, metrics) = steps_of(recipe(SteepBigram(), clip=1.0), [random_batch(ROWS)])
+    assert np.isfinite(metrics['loss'])
+    assert not np.isfinite(metrics['grad_norm'])
+    assert metrics['skipped_steps'] == 1
+    assert_identical(before.weights, after.weights)
 
 
 def test_the_gradient_is_clipped_by_its_global_norm():
