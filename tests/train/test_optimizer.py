@@ -1,5 +1,7 @@
 """Every optimizer lowers the loss, and the mesh does not change what it does."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from pretrax.train import optimizer
 from pretrax.train.step import DEFAULT_NO_DECAY, Recipe, init_state, make_step
-from small import LLAMA, assert_same, mesh_of, random_batch, transformer
+from small import LLAMA, assert_same, mesh_of, random_batch, random_weights, transformer
 
 # Wide enough for Adafactor to factor its moments: both dimensions have to be at least 128.
 MODEL = LLAMA | {'n_layers': 1, 'd_model': 128, 'd_ff': 128, 'layers': 'scan'}
@@ -64,3 +66,21 @@ def test_muon_orthogonalises_matrices_and_gives_vectors_to_adam():
     assert np.sum(update['matrix'] * g['matrix']) > 0  # a direction to subtract
     first = 1 + 0.9 * 0.1 / (1 - 0.9**2)  # Adam's first step, with Nesterov's look ahead (Dozat 2016)
     np.testing.assert_allclose(update['vector'], first * np.sign(g['vector']), rtol=1e-3)
+
+
+@pytest.mark.parametrize(('name', 'inputs'), [('q', 32), ('o', 32), ('down', 48)])
+def test_muon_sees_the_matrices_of_a_decoder_as_they_multiply(name, inputs):
+    """Heads belong to the outputs of q and to the inputs of o; the layers are one matrix each."""
+    weights = random_weights(transformer(LLAMA))
+    rng = np.random.default_rng(0)
+    size = getattr(weights.layers, name).shape
+    matrices = [rng.standard_normal((inputs, 32)) * np.geomspace(1, 0.1, 32) for _ in range(size[0])]
+    layers = dataclasses.replace(
+        jax.tree.map(np.zeros_like, weights.layers), **{name: np.reshape(matrices, size).astype(np.float32)}
+    )
+    gradient = dataclasses.replace(jax.tree.map(np.zeros_like, weights), layers=layers)
+    rule = optimizer.muon()
+    update, _ = jax.jit(lambda g: rule.update(g, rule.init(g), g))(gradient)
+    for one in np.asarray(getattr(update.layers, name)).reshape(-1, inputs, 32):
+        values = np.linalg.svd(one, compute_uv=False)
+        assert values.max() / np.quantile(values, 0.1) < 2, values  # of the gradient: about 20
