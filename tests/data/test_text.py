@@ -206,6 +206,6 @@ def test_keys_beside_a_mixture_hold_for_its_texts():
     )
     filtered = given | {'filters': [{'field': 'a', 'one_of': [1, 2]}]}  # lists within lists, as YAML has them
     strict = TextOptions.model_validate_json(json.dumps(filtered), strict=True)
-    assert strict.mixture[1].filters[0].one_of == (1, 2)
+    assert strict.mixture[1].filters[0].one_of == [1, 2]
     alone = {'filters': filtered['filters'], 'text': ['a', 'b']}
-    assert TextOptions.model_validate_json(json.dumps(alone), strict=True).filters[0].one_of == (1, 2)
+    assert TextOptions.model_validate_json(json.dumps(alone), strict=True).filters[0].one_of == [1, 2]

@@ -106,7 +106,7 @@ class TextOptions(BaseModel):
         """Defaults depend on what is given: prepared tokens have no text, and a given tokenizer has its own size."""
         if not isinstance(given, dict):
             return given
-        given = {name: value for name, value in _with_tuples(given).items() if value is not None}
+        given = {name: value for name, value in given.items() if value is not None}
         if isinstance(given.get('mixture'), list | tuple):
             return _shared_by_mixture(cls, given)
         if 'tokens' in given:
@@ -205,6 +205,8 @@ def _shared_by_mixture(options: type[TextOptions], given: dict[str, Any]) -> dic
         if not isinstance(own, dict):
             return own
         own = {key: value for key, value in own.items() if value is not None}
+        if isinstance(weight := own.get('weight'), list):  # strict checks want tuples, and YAML has lists
+            own['weight'] = tuple(tuple(knot) if isinstance(knot, list) else knot for knot in weight)
         return (of_tokens if 'tokens' in own else of_text) | own
 
     return (
@@ -212,13 +214,6 @@ def _shared_by_mixture(options: type[TextOptions], given: dict[str, Any]) -> dic
         | given
         | {'mixture': tuple(item(own) for own in given['mixture'])}
     )
-
-
-def _with_tuples(value: Any) -> Any:
-    """What YAML and JSON can only write as a list, as strict checks want it; `text` alone is one."""
-    if isinstance(value, dict):
-        return {key: inner if key == 'text' else _with_tuples(inner) for key, inner in value.items()}
-    return tuple(_with_tuples(inner) for inner in value) if isinstance(value, list) else value
 
 
 def open_text(request: 'DataRequest', *, options: TextOptions) -> 'TokenSource | Mixture':
