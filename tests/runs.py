@@ -5,7 +5,16 @@ import random
 
 import pytest
 
+from pretrax import register
 from pretrax.observe.progress import Progress
+from train.bigram import Bigram
+
+BIGRAM = {'name': 'bigram-of-tests'}  # compiles in a second, for what does not depend on the model
+
+
+@register('model', 'bigram-of-tests')
+def bigram(request):
+    return Bigram(request.vocab_size)
 
 
 class Quiet(Progress):

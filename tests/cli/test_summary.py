@@ -10,19 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from pretrax import config_from_values, load_config, pretrain, register
+from pretrax import config_from_values, load_config, pretrain
 from pretrax.cli import main
 from pretrax.cli.summary import summary
 from pretrax.config import resolve_mesh
-from runs import Quiet
-from train.bigram import Bigram
+from runs import BIGRAM, Quiet
 
 REPOSITORY = Path(__file__).parents[2]
-
-
-@register('model', 'bigram-of-summaries')
-def bigram(request):
-    return Bigram(request.vocab_size)
 
 
 @pytest.fixture
@@ -86,7 +80,7 @@ def test_a_sample_is_as_long_as_learned_positions_allow(values, capsys):
 
 
 def test_a_model_that_cannot_write_is_not_asked_to(values):
-    values |= {'model': {'name': 'bigram-of-summaries'}, 'mesh': {}}
+    values |= {'model': BIGRAM, 'mesh': {}}
     lines = summary(pretrain(config_from_values(values), progress=Quiet()), [])
     assert 'The model writes:' not in lines
     assert [command[0] for command in commands(lines)] == ['train', 'train', 'plot']

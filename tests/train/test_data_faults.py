@@ -14,13 +14,7 @@ from pretrax.data.synthetic import SyntheticSource
 from pretrax.data.text import TextOptions, open_text
 from pretrax.errors import UserError
 from pretrax.observe.metrics import read_metrics
-from runs import Quiet
-from train.bigram import Bigram
-
-
-@register('model', 'bigram-of-faults')
-def bigram(request):
-    return Bigram(request.vocab_size)
+from runs import BIGRAM, Quiet
 
 
 class At(Quiet):
@@ -51,7 +45,7 @@ def test_a_source_damaged_while_training_is_named_and_nothing_is_lost(values, mo
     # As of a corpus larger than memory: blocks are read all along.
     monkeypatch.setattr(block_cache, 'MEMORY', 4 * 64)
     monkeypatch.setattr(windows, 'BLOCK', 64)
-    values |= {'model': {'name': 'bigram-of-faults'}, 'checkpoint': {'every': 2}, 'steps': 20, 'schedule': {}}
+    values |= {'model': BIGRAM, 'checkpoint': {'every': 2}, 'steps': 20, 'schedule': {}}
     request = DataRequest(0, 16, tmp_path / 'prepared', lambda _: None)
     directory = open_text(request, options=TextOptions.model_validate(values['data'])).train.tokens.path
     file = directory / 'encoded_tokens' / 'c' / '0'
@@ -91,7 +85,7 @@ def late(request: DataRequest):
 def test_a_stall_is_told_with_its_cause(values):
     progress = Quiet()
     values |= {
-        'model': {'name': 'bigram-of-faults'}, 'data': {'name': 'late'}, 'log': {'every': 1, 'stall_seconds': 0.05},
+        'model': BIGRAM, 'data': {'name': 'late'}, 'log': {'every': 1, 'stall_seconds': 0.05},
     }  # fmt: skip
     pretrain(config_from_values(values), progress=progress)
     told = [line for line in progress.said if line.startswith('batch 3: waited ')]

@@ -19,20 +19,14 @@ from pretrax.cli import main
 from pretrax.errors import UserError
 from pretrax.observe.metrics import read_metrics
 from pretrax.train import watch
-from runs import Quiet
+from runs import BIGRAM, Quiet
 from small import VOCAB, random_batch
-from train.bigram import Bigram
-
-
-@register('model', 'bigram-of-tests')
-def bigram(request):
-    return Bigram(request.vocab_size)
 
 
 @pytest.fixture
 def small_values(values):
     """A run whose model compiles in a second, for what does not depend on the model."""
-    return values | {'model': {'name': 'bigram-of-tests'}}
+    return values | {'model': BIGRAM}
 
 
 PROMISED = {'step', 'loss', 'tokens', 'tokens_per_second', 'mfu', 'grad_norm', 'learning_rate'}

@@ -9,23 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from pretrax import config_from_values, pretrain, register
+from pretrax import config_from_values, pretrain
 from pretrax.checkpoint import read_description, steps_in
 from pretrax.errors import UserError
 from pretrax.observe.metrics import read_metrics
 from pretrax.train.resume import only_one
-from runs import Quiet
-from train.bigram import Bigram
-
-
-@register('model', 'bigram-of-resume')
-def bigram(request):
-    return Bigram(request.vocab_size)
+from runs import BIGRAM, Quiet
 
 
 @pytest.fixture
 def small(values):
-    return values | {'model': {'name': 'bigram-of-resume'}}
+    return values | {'model': BIGRAM}
 
 
 class At(Quiet):

@@ -11,14 +11,8 @@ from pretrax.checkpoint import read_description, steps_in
 from pretrax.errors import UserError
 from pretrax.observe.metrics import read_metrics
 from pretrax.train.step import FEWEST_STEPS, is_spike
-from runs import Quiet
+from runs import BIGRAM, Quiet
 from small import VOCAB, random_batch
-from train.bigram import Bigram
-
-
-@register('model', 'bigram-of-faults')
-def bigram(request):
-    return Bigram(request.vocab_size)
 
 
 class Poisoned:
@@ -49,7 +43,7 @@ def poisoned(request):
 def faulty(values, monkeypatch):
     monkeypatch.setattr(Poisoned, 'bad', range(8, 12))
     return values | {
-        'steps': 14, 'model': {'name': 'bigram-of-faults'}, 'data': {'name': 'poisoned-range'},
+        'steps': 14, 'model': BIGRAM, 'data': {'name': 'poisoned-range'},
         'checkpoint': {'every': 3, 'keep': 9}, 'faults': {'rollback_after': 3},
     }  # fmt: skip
 
@@ -121,7 +115,7 @@ def test_a_spike_is_so_many_deviations_above_the_usual_loss(loss, skipped):
 def test_a_spike_changes_no_weight(values):
     """After 60 usual batches comes one with unlikely targets; with faults.spike the step is counted as skipped."""
     settings = values | {
-        'steps': 62, 'model': {'name': 'bigram-of-faults'}, 'data': {'name': 'one-odd-batch'}, 'faults': {'spike': 6.0}, 'optimizer': {'learning_rate': 1e-4},
+        'steps': 62, 'model': BIGRAM, 'data': {'name': 'one-odd-batch'}, 'faults': {'spike': 6.0}, 'optimizer': {'learning_rate': 1e-4},
         'schedule': {'name': 'constant'}, 'log': {'every': 1},
     }  # fmt: skip
     result = pretrain(config_from_values(settings), progress=Quiet())

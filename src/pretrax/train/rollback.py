@@ -29,7 +29,7 @@ def give_up(run: Run, state: TrainState, rollbacks: int) -> UserError:
     """Computes the gradient of the last batches once more, and tells which of its arrays are not finite, by layer."""
     newest = int(state.batch) - 1
     in_a_row = int(state.skipped_in_a_row)
-    gradient, terms = jax.jit(make_gradients(run.recipe.model, run.recipe.accumulation))(
+    gradient, terms, _ = jax.jit(make_gradients(run.recipe.model, run.recipe.accumulation))(
         state.weights, run.batch(newest)
     )
     lines = [f'{name} of batch {newest}: {float(value)}' for name, value in terms.items()]
