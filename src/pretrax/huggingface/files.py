@@ -145,6 +145,8 @@ def _files(directory: Path) -> list[Path]:
             )
         return [directory / name for name in names]
     found = sorted(directory.glob('*.safetensors'))
+    if gone := [path.name for path in found if not path.is_file()]:  # as in a cache of the hub, links to blobs
+        raise UserError(f'{directory}: {_some(gone)} leads to no file\ncopy or download it again')
     if (directory / SINGLE) in found:
         return [directory / SINGLE]
     if len(found) == 1:
