@@ -51,8 +51,8 @@ def computes(model, monkeypatch):
     def run(weights: Weights, batch: Batch) -> tuple[f32[''], f32[''], num['B/r/d L V/t']]:
         terms = model.loss(weights, batch)
         total, count = psum('r d', terms['nll'])
-        balance = psum('r d', terms.get('balance_loss', (0 * count, count)))
-        return total / count, balance[0] / balance[1], terms['logits']
+        balance, among = psum('r d', terms.get('balance_loss', (0 * terms['nll'][1], terms['nll'][1])))
+        return total / count, balance / among, terms['logits']
 
     return run
 
