@@ -259,6 +259,8 @@ def test_a_place_that_cannot_be_written_is_said(corpus, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore::ResourceWarning')  # Ray leaves its log files open
+# Ray starts its servers by a fork, which JAX warns of where a test before this one has started it.
+@pytest.mark.filterwarnings('ignore:Exception ignored in. <function _at_fork:pytest.PytestUnraisableExceptionWarning')
 def test_ray_writes_what_one_process_writes(corpus, tmp_path, said):
     one = made(corpus, tmp_path / 'one', tokenizer=byte_level())
     assert contents(
