@@ -1,6 +1,6 @@
 """Both benchmarks of data, one after the other: from text to tokens, and from tokens to batches.
 
-    uv run python benchmarks/data.py
+uv run python benchmarks/data.py
 """
 
 import subprocess
