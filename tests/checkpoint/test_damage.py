@@ -8,7 +8,15 @@ import jax
 import pytest
 
 from checkpoint.test_store import DESCRIPTION, restored, saved, state_on
-from pretrax.checkpoint import Checkpoints, SaveError, newest_readable, read_manifest, steps_in, verify
+from pretrax.checkpoint import (
+    Checkpoints,
+    CheckpointWeights,
+    SaveError,
+    newest_readable,
+    read_manifest,
+    steps_in,
+    verify,
+)
 from pretrax.errors import UserError
 from small import LLAMA, mesh_of, transformer
 from train.bigram import Bigram
@@ -86,6 +94,14 @@ def test_each_bit_of_the_manifest_counts(directory):
             continue
         assert after == before
         assert json.loads(content) == json.loads(original)
+
+
+def test_weights_read_in_pieces_are_checked_too(directory):
+    """As an export and init_from read them: a flipped bit in an array is no other weight."""
+    assert CheckpointWeights(directory, 4).shapes == {'table': (100, 104), 'bias': (104,)}
+    flip(directory / '4' / 'state' / 'weights.bias' / '0')
+    with pytest.raises(UserError, match=r'weights.bias/0 differs from what was written'):
+        CheckpointWeights(directory, 4)
 
 
 def test_a_checkpoint_under_another_number_is_refused(directory):

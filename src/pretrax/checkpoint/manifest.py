@@ -96,7 +96,9 @@ def partial_place(directory: pathlib.Path, step: int) -> pathlib.Path:
 def publish(directory: pathlib.Path, step: int, description: dict[str, Any], arrays: dict[str, Array]) -> None:
     """Makes a checkpoint of what lies at its `partial_place`: digests all files, puts them on the disk, lists them."""
     place = partial_place(directory, step)
-    files = {name: File(size=size, xxh3=digest) for name, (size, digest) in _digests(place, sync=True).items()}
+    files = {
+        name: File(size=size, xxh3=digest) for name, (size, digest) in _digests(place, _files(place), sync=True).items()
+    }
     manifest = Manifest(
         format='pretrax-checkpoint', version=1, step=step, description=description, arrays=arrays, files=files
     )
@@ -121,7 +123,7 @@ def verify(directory: pathlib.Path, step: int) -> Manifest:
     if missing or extra:
         what = f'{missing[0]} is missing' if missing else f'{extra[0]} does not belong to it'
         raise UserError(f'the checkpoint {place} is damaged\n{what}')
-    for name, (size, digest) in _digests(place).items():
+    for name, (size, digest) in _digests(place, found).items():
         said = manifest.files[name]
         if size != said.size:
             raise UserError(f'the checkpoint {place} is damaged\n{name} has {size} bytes, not {said.size}')
@@ -148,8 +150,8 @@ def _files(place: pathlib.Path) -> dict[str, pathlib.Path]:
     return {name: path for name, path in found.items() if name != MANIFEST}
 
 
-def _digests(place: pathlib.Path, sync: bool = False) -> dict[str, tuple[int, str]]:
-    """Size and digest of every file that the manifest lists; files are read side by side."""
+def _digests(place: pathlib.Path, files: dict[str, pathlib.Path], sync: bool = False) -> dict[str, tuple[int, str]]:
+    """Size and digest of these files of a checkpoint, which are read side by side."""
 
     def digest(path: pathlib.Path) -> tuple[int, str]:
         total, size = xxhash.xxh3_128(), 0
@@ -161,7 +163,6 @@ def _digests(place: pathlib.Path, sync: bool = False) -> dict[str, tuple[int, st
                 os.fsync(stream.fileno())
         return size, total.hexdigest()
 
-    files = _files(place)
     try:
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             return dict(zip(files, pool.map(digest, files.values()), strict=True))

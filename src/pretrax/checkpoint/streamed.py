@@ -14,11 +14,12 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
-from etils import epath
 from orbax.checkpoint import future, type_handlers
 
 from ..errors import UserError
-from .manifest import STATE, named_arrays, partial_place, publish
+from .manifest import STATE, named_arrays, partial_place, publish, verify
+
+_WEIGHTS = 'weights.'  # begins the names of their arrays
 
 Piece = tuple[tuple[int, ...], np.ndarray]
 
@@ -86,22 +87,21 @@ class CheckpointWeights:
     """The weights in a checkpoint, by path ('layers.q'), read in pieces.
 
     Raises:
-        UserError: there are none, or they cannot be read.
+        UserError: there are none, or a file of the checkpoint is not what was written.
     """
 
     def __init__(self, directory: pathlib.Path, step: int):
         self.place = (directory / str(step)).absolute()
-        try:
-            tree = ocp.PyTreeCheckpointHandler().metadata(epath.Path(self.place / 'state')).tree
-            self.shapes = {path: tuple(leaf.shape) for path, leaf in _leaves(tree['weights'], ())}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-            raise UserError(f'the checkpoint {self.place} has no weights that can be read\n{said}') from error
+        arrays = verify(directory, step).arrays
+        self.shapes = {name[len(_WEIGHTS) :]: x.shape for name, x in arrays.items() if name.startswith(_WEIGHTS)}
+        if not self.shapes:
+            raise UserError(f'the checkpoint {self.place} has no weights')
 
     def pieces(self, path: str) -> Iterator[Piece]:
         """A weight; one that is stacked over layers a layer at a time, read as many at once as lie together on disk."""
         try:
-            array = ts.open(self._spec(path), read=True, open=True).result()
+            kvstore = {'driver': 'file', 'path': f'{self.place / STATE / (_WEIGHTS + path)}/'}
+            array = ts.open({'driver': 'zarr', 'kvstore': kvstore}, read=True, open=True).result()
             if not path.startswith('layers.'):
                 yield (), np.asarray(array.read().result(), np.float32)
                 return
@@ -114,19 +114,3 @@ class CheckpointWeights:
             raise UserError(
                 f'the checkpoint {self.place} is damaged: {path} cannot be read\n{str(error).splitlines()[0][:300]}'
             ) from error
-
-    def _spec(self, path: str) -> Any:
-        store = self.place / 'state'
-        name = f'weights.{path}'
-        if not type_handlers.is_ocdbt_checkpoint(store):
-            return ts.Spec({'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': f'{store / name}/'}})
-        kvstore = {'driver': 'ocdbt', 'base': {'driver': 'file', 'path': f'{store}/'}, 'path': f'{name}/'}
-        return ts.Spec({'driver': 'zarr', 'kvstore': kvstore})
-
-
-def _leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, Mapping):
-        for name, below in tree.items():
-            yield from _leaves(below, (*path, str(name)))
-    elif tree is not None and hasattr(tree, 'shape'):
-        yield '.'.join(path), tree
