@@ -41,7 +41,7 @@ SMALLER = {
     },
     'examples/data.yaml': {'steps': 3, 'model.n_layers': 1, 'schedule.warmup': 1},
 }  # fmt: skip
-NOT_RUN = {'pip install uv && uv run pytest': 'it would run this test'}
+NOT_RUN = {'pip install uv && uv run pytest -n auto': 'it would run this test'}
 
 
 @dataclasses.dataclass
@@ -184,7 +184,7 @@ def test_every_command_is_marked_as_one(page):
 def test_readme_opens_with_two_commands_that_set_themselves_up():
     first, second = (block for block in blocks('README.md')[:2])
     assert first.commands == ['pip install uv && uv run pretrax train configs/quickstart.yaml']
-    assert second.commands == ['pip install uv && uv run pytest']
+    assert second.commands == ['pip install uv && uv run pytest -n auto']
     assert second.commands[0] in (REPOSITORY / '.ci' / 'run').read_text().splitlines()
     assert 'pip install uv' not in (REPOSITORY / 'README.md').read_text().split('```', 4)[-1]
 
