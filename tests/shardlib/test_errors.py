@@ -15,6 +15,7 @@ from pretrax.shardlib import (
     ShardingError,
     all_gather,
     all_to_all,
+    apart,
     bf16,
     einsum,
     f32,
@@ -23,6 +24,7 @@ from pretrax.shardlib import (
     make_abstract,
     make_partition_specs,
     make_shardings,
+    ppermute,
     psum,
     psum_scatter,
     pytree_dataclass,
@@ -57,6 +59,17 @@ def inside(work, annotation=f32['B/d M'], result=f32['']):
         return work(x)
 
     return run
+
+
+def working_apart(x, axes='d'):
+    """Annotated as if there were no axis d, which is right apart along d; of which each device has its own."""
+
+    @typechecked
+    def alone(x: f32['C M']) -> f32['C M']:
+        return 2 * x
+
+    with apart(axes):
+        return alone(x)
 
 
 CASES = {
@@ -104,6 +117,19 @@ CASES = {
         ["take('V/t M, B/d M -> B/d M')"],
     ),
     'outside': (lambda: all_gather('B/d M -> B M', ONES), ['typed_shard_map']),
+    'two slices for one device': (
+        lambda: inside(lambda x: ppermute('d', x, to=[1, 2, 3, 1]), result=f32['B/d M'])(ONES),
+        ['to=[1, 2, 3, 1]', 'each of the 4 devices'],
+    ),
+    'what devices apart have, as one': (
+        lambda: inside(lambda x: working_apart(x), result=f32['C M'])(ONES),
+        ["'C M'", "along 'd'", 'value differs'],
+    ),
+    'a sum over other axes than those apart': (
+        lambda: inside(lambda x: working_apart(x, 't'), result=f32['B/d M'])(ONES),
+        ["f32['C M'] is the same on all devices along 'd'", 'where: test_errors.py, line'],
+    ),
+    'apart along nothing': (lambda: inside(lambda x: working_apart(x, 'q'))(ONES), ["apart('q')", "'q' is not a mesh"]),
     'an axis that is not': (lambda: inside(lambda x: psum('q', jnp.sum(x)))(ONES), ["'q'", 'd=4, t=2']),
 }
 
@@ -135,6 +161,17 @@ def test_a_name_has_one_size_within_a_scope_and_another_in_the_next():
         return x @ x.T
 
     nested(jnp.asarray(ONES))
+
+
+def test_apart_types_leave_out_the_axis_and_sizes_are_those_of_one_place():
+    @typed_shard_map
+    def run(x: f32['B/d M']) -> tuple[f32['B/d M'], f32['M']]:
+        doubled = working_apart(x)  # C is 2 there, and f32['C M'] says nothing of d
+        return doubled, psum('d', jnp.sum(doubled, axis=0))
+
+    doubled, total = run(ONES)
+    np.testing.assert_array_equal(doubled, 2 * ONES)
+    np.testing.assert_array_equal(total, 2 * ONES.sum(0))
 
 
 def test_annotated_locals_are_checked_with_their_line():

@@ -186,6 +186,15 @@ def test_ppermute_passes_slices_around_the_ring(shift):
         equal(jax.value_and_grad(run)(x, weigh), plain(x))
 
 
+def test_ppermute_sends_each_slice_where_it_is_told():
+    with mesh_of({'a': 2, 'b': 4}):
+        x, weigh = random(16), random(16, seed=1)
+        run = weighted((f32['X/b'], f32['X/b']), 'b', lambda x: shardlib.ppermute('b', x, to=[2, 0, 3, 1]))
+        sent = lambda x: x.reshape(4, 4)[np.array([1, 3, 0, 2])].reshape(-1)  # 0 gets what 1 had, ...  # noqa: E731
+        plain = jax.value_and_grad(lambda x: jnp.sum(jnp.sin(sent(x)) * weigh))
+        equal(jax.value_and_grad(run)(x, weigh), plain(x))
+
+
 @LIGHT
 @hypothesis.given(layouts(n_dims=4))
 def test_einsum_and_psum_are_the_product_of_whole_arrays(layout):

@@ -3,7 +3,7 @@
 Stands alone: it knows nothing of language models. `docs/shardlib.md` introduces it.
 """
 
-from .check import check, scope
+from .check import apart, check, scope
 from .errors import ShardingError
 from .ops import (
     all_gather,
@@ -21,7 +21,7 @@ from .ops import (
     zero_gradient,
 )
 from .save import recompute_by_name, save
-from .scan import scan
+from .scan import as_carried, scan
 from .shard_map import typed_shard_map
 from .typechecked import typechecked
 from .types import (
@@ -46,7 +46,7 @@ from .types import (
 )
 
 __all__ = [
-    'Array', 'ShardingError', 'all_gather', 'all_to_all', 'axis_index', 'axis_size', 'bf16', 'bool_', 'check',
+    'Array', 'ShardingError', 'all_gather', 'all_to_all', 'apart', 'as_carried', 'axis_index', 'axis_size', 'bf16', 'bool_', 'check',
     'defer_reduction', 'einsum', 'f8', 'f8_e5m2', 'f16', 'f32', 'i8', 'i32', 'is_fully_sharded', 'key',
     'make_abstract', 'make_partition_specs', 'make_shardings', 'num', 'pmax', 'pmean', 'ppermute', 'psum',
     'psum_scatter', 'pytree_dataclass', 'recompute_by_name', 'save', 'scan', 'scope', 'take', 'typechecked',

@@ -34,6 +34,7 @@ from .types import (
 )
 
 _sizes: contextvars.ContextVar[dict[str, tuple[int, str]] | None] = contextvars.ContextVar('sizes', default=None)
+_apart: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar('apart', default=frozenset())
 
 
 @contextlib.contextmanager
@@ -44,6 +45,27 @@ def scope() -> Iterator[None]:
         yield
     finally:
         _sizes.reset(token)
+
+
+@contextlib.contextmanager
+def apart(axes: str) -> Iterator[None]:
+    """Inside, devices along mesh axes work each on something else, such as stages of a pipeline: `with apart('p'):`.
+
+    A type inside is that of one such device's arrays, or of those that share its place along `axes`; it names the other
+    axes alone, and that a value differs along `axes` goes without saying. What leaves is checked against the types
+    outside. It opens a scope: sizes too are those of one place.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if unknown := sorted(set(axes.split()) - set(mesh.manual_axes)):
+        raise ShardingError(
+            f"apart('{axes}'): '{unknown[0]}' is not a mesh axis of code that runs per device", mesh=mesh
+        )
+    token = _apart.set(_apart.get() | set(axes.split()))
+    try:
+        with scope():
+            yield
+    finally:
+        _apart.reset(token)
 
 
 def current_scope() -> contextlib.AbstractContextManager[None]:
@@ -122,7 +144,8 @@ def check_array(value: Any, array: ArrayType, what: str, partial: frozenset[str]
         )  # fmt: skip
     in_shard_map = bool(mesh.manual_axes)
     known = not isinstance(value, np.ndarray | np.generic | jax.ShapeDtypeStruct)
-    extra = varying_axes(value) - set(array.axes) - partial if in_shard_map and known else frozenset()
+    allowed = partial | _apart.get()
+    extra = varying_axes(value) - set(array.axes) - allowed if in_shard_map and known else frozenset()
     sizes = _sizes.get()
     for dim, size in zip(array.dims, value.shape, strict=True):
         if not in_shard_map and not mesh.empty:

@@ -13,7 +13,7 @@ added up by the `psum_scatter` that is the transpose of the gather, and not befo
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -97,12 +97,17 @@ def pmax(axes: str, x: Any) -> Any:
     return _reduce('pmax', _pmax, axes, x)
 
 
-def ppermute(axis: str, x: Any, *, shift: int = 1) -> Any:
-    """Passes a value `shift` devices on around the ring of a mesh axis. Takes a pytree."""
+def ppermute(axis: str, x: Any, *, shift: int = 1, to: Sequence[int] | None = None) -> Any:
+    """Passes a value `shift` devices on around the ring of a mesh axis, or device i's to device `to[i]`. Takes a pytree."""
     (name,) = _axis_names(axis)
     size = jax.lax.axis_size(name)
-    ring = [(i, (i + shift) % size) for i in range(size)]
-    return jax.tree.map(lambda leaf: jax.lax.ppermute(vary(leaf, (name,)), name, ring), x)
+    to = [(i + shift) % size for i in range(size)] if to is None else [int(place) for place in to]
+    if sorted(to) != list(range(size)):
+        raise ShardingError(
+            f"ppermute('{axis}', x, to={to}): some device would get nothing, or more than one value",
+            mend=f'name each of the {size} devices along {name} once',
+        )
+    return jax.tree.map(lambda leaf: jax.lax.ppermute(vary(leaf, (name,)), name, list(enumerate(to))), x)
 
 
 def axis_size(axes: str) -> int:

@@ -28,7 +28,7 @@ def scan[X](
             computed and gathers again (as in Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2).
     """
     bodies = [body] if callable(body) else list(body)
-    init = _as_carried(bodies, init, stacked)
+    init = as_carried(bodies, init, stacked)
     policy = _was_computed if choices is None else keep_by_name(choices)
     bodies = [jax.checkpoint(one, policy=policy, prevent_cse=False) for one in bodies]
     if len(bodies) == 1:
@@ -59,8 +59,11 @@ def _in_turn(bodies: list[Any], carry: Any, slices: Any, count: int) -> tuple[An
     return carry, jax.tree.map(lambda *x: jnp.stack(x), *outputs)
 
 
-def _as_carried[X](bodies: list[Callable[[X, Any], tuple[X, Any]]], init: X, stacked: Any) -> X:
-    """The first carry, varying for JAX as the bodies' results do: they do along the axes of gathered weights."""
+def as_carried[X](bodies: Sequence[Callable[[X, Any], tuple[X, Any]]], init: X, stacked: Any) -> X:
+    """The first carry of a loop, varying for JAX as the bodies' results do, which `jax.lax.scan` asks for.
+
+    They vary along the axes of gathered weights.
+    """
     axes = jax.sharding.get_abstract_mesh().manual_axes
     one = jax.tree.map(lambda x: x[0], stacked)
     before = None
