@@ -25,8 +25,9 @@ class Bigram:
 
     def loss(self, weights: Weights, batch: Batch) -> LossTerms:
         w = tree.map(lambda w: shardlib.all_gather('V/t M/d -> V/t M', w), weights)
-        x = shardlib.psum('t', shardlib.take('V/t M, B/r/d L -> B/r/d L M', w.embed, batch.tokens))
-        return loss_terms(shardlib.einsum('B/r/d L M, V/t M -> B/r/d L V/t', x, w.unembed), batch, self.sizes['V'], 0.0)
+        x = shardlib.psum('t', shardlib.take('V/t M, B/r/d/e L/c -> B/r/d/e L/c M', w.embed, batch.tokens))
+        logits = shardlib.einsum('B/r/d/e L/c M, V/t M -> B/r/d/e L/c V/t', x, w.unembed)
+        return loss_terms(logits, batch, self.sizes['V'], 0.0)
 
     def denominators(self, batch: Batch):
         return denominators(batch, z_loss=0.0)

@@ -1,10 +1,13 @@
 """What the tests of model, train and infer share: meshes of simulated devices, small models, weights and batches."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType
 
+from pretrax.model.axes import AXES
 from pretrax.model.families import TransformerOptions
 from pretrax.model.loss import Batch
 from pretrax.model.transformer import ModelRequest, Transformer
@@ -15,15 +18,16 @@ MIXTURE = LLAMA | {'d_ff': 16, 'n_experts': 4, 'experts_per_token': 2, 'd_shared
 GPT2 = {'family': 'gpt2', 'n_layers': 2, 'd_model': 32, 'n_heads': 4}
 
 
-def mesh_of(r=1, d=1, t=1):
-    """The first r x d x t of the simulated devices."""
-    devices = jax.devices()[: r * d * t]
-    return jax.make_mesh((r, d, t), ('r', 'd', 't'), axis_types=(AxisType.Auto,) * 3, devices=devices)
+def mesh_of(r=1, d=1, t=1, e=1, c=1, p=1):
+    """As many of the simulated devices as it takes."""
+    sizes = r, d, e, c, t, p
+    devices = jax.devices()[: math.prod(sizes)]
+    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
 def transformer(options, mesh=None, *, vocab_size=VOCAB, length=LENGTH, dtype=jnp.float32):
     """A decoder for a mesh (default: of one device)."""
-    sizes = dict(mesh.shape) if mesh is not None else {'r': 1, 'd': 1, 't': 1}
+    sizes = dict(mesh.shape) if mesh is not None else dict.fromkeys(AXES, 1)
     request = ModelRequest(vocab_size, length, None, dtype, 'cpu', sizes)
     return Transformer(request, options=TransformerOptions(**options))
 

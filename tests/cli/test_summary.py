@@ -117,4 +117,4 @@ def test_the_quickstart_trains_writes_and_tells_what_next(tmp_path):
     assert (on.name, on.steps) == ('quickstart', 4)
     assert (own.name, own.run_dir) == ('mine', Path('runs/mine'))
     assert eight.run_dir == Path('runs/eight')
-    assert resolve_mesh(eight.mesh, 8, 'cpu') == {'r': 1, 'd': 4, 't': 2}
+    assert resolve_mesh(eight.mesh, 8, 'cpu') == {'r': 1, 'd': 4, 'e': 1, 'c': 1, 't': 2, 'p': 1}

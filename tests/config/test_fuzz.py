@@ -50,7 +50,10 @@ schedule:
 mesh:
   r: 1
   d: auto
+  e: 1
+  c: 1
   t: 1
+  p: 1
 precision:
   compute: f32
 checkpoint:
@@ -142,7 +145,7 @@ BAD = {
     'mesh': SECTION,
     'mesh.r': [*NOT_AN_INTEGER, '-1', '0', 'null', 'automatic'],
     'mesh.d': [*NOT_AN_INTEGER, '-1', '0', 'null', 'Auto'],
-    'mesh.t': [*NOT_AN_INTEGER, '-1', '0', 'null', 'auto'],
+    **{f'mesh.{axis}': [*NOT_AN_INTEGER, '-1', '0', 'null', 'auto'] for axis in 'ectp'},
     'precision': SECTION,
     'precision.compute': ['f16', 'bfloat16', '32', 'null', 'true', '[]'],
     'checkpoint': SECTION,

@@ -23,7 +23,7 @@ from pretrax.errors import UserError
     ],
 )
 def test_the_free_axis_takes_the_devices_that_are_left(mesh: Mesh, devices: int, platform: str, sizes: tuple) -> None:
-    assert resolve_mesh(mesh, devices, platform) == dict(zip('rdt', sizes, strict=True))
+    assert resolve_mesh(mesh, devices, platform) == dict.fromkeys('ecp', 1) | dict(zip('rdt', sizes, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
+from pretrax.model.axes import AXES
 from pretrax.model.families import TransformerOptions
 from pretrax.model.loss import Batch
 from pretrax.model.transformer import ModelRequest, Transformer
@@ -51,7 +52,7 @@ def tpu(name: str) -> list[Any]:
 
 def compile_step(
     devices: list[Any],
-    mesh: dict[str, int],
+    sizes: dict[str, int],
     rows: int,
     length: int,
     documents: int,
@@ -59,8 +60,9 @@ def compile_step(
     **model: Any,
 ) -> Any:
     """The step that `pretrax train` runs, compiled for these devices."""
-    assert math.prod(mesh.values()) == len(devices)
-    arranged = Mesh(np.array(devices).reshape(*mesh.values()), tuple(mesh), axis_types=(AxisType.Auto,) * 3)
+    assert math.prod(sizes.values()) == len(devices)
+    mesh = dict.fromkeys(AXES, 1) | sizes
+    arranged = Mesh(np.array(devices).reshape(*mesh.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES))
     with jax.set_mesh(arranged):
         request = ModelRequest(
             vocab_size=50257, sequence_length=length, documents_per_row=documents, dtype=jnp.bfloat16,
@@ -127,10 +129,10 @@ def facts(compiled: Any) -> dict[str, Any]:
 CASES = {
     # four documents in a row: packed sequences, the harder case for a fused kernel
     'gpt2-124m on an H200': lambda: compile_step(
-        h200(), {'r': 1, 'd': 1, 't': 1}, rows=16, length=1024, documents=4, preset='gpt2-124m'
+        h200(), {}, rows=16, length=1024, documents=4, preset='gpt2-124m'
     ),
     '1.3B on v5e:4x4': lambda: compile_step(
-        tpu('v5e:4x4'), {'r': 1, 'd': 8, 't': 2}, rows=32, length=2048, documents=4,
+        tpu('v5e:4x4'), {'d': 8, 't': 2}, rows=32, length=2048, documents=4,
         family='llama', n_layers=24, d_model=2048, n_heads=16, n_kv_heads=8, d_ff=5632,
     ),
 }  # fmt: skip

@@ -38,7 +38,7 @@ def module(mesh, arguments, **options):
 def test_parameters_as_published():
     """124,439,808 with the example's own defaults and configuration, counted without making one."""
     config = load(EXAMPLE / 'gpt2.yaml')
-    request = ModelRequest(50257, 1024, None, jnp.bfloat16, 'cpu', {'r': 1, 'd': 2, 't': 4})
+    request = ModelRequest(50257, 1024, None, jnp.bfloat16, 'cpu', dict(mesh_of(d=2, t=4).shape))
     model = build('model', config.model, request)
     assert model.n_params == 124_439_808
     qkv = model.params['blocks']['0']['qkv']['kernel']
@@ -109,6 +109,6 @@ def test_the_loss_curve_is_that_of_our_own_gpt2():
 )
 def test_a_module_that_does_not_fit_is_refused(target, arguments, axes, message):
     importlib.invalidate_caches()
-    request = ModelRequest(VOCAB, LENGTH, None, jnp.float32, 'cpu', {'r': 1, 'd': 1, 't': 8})
+    request = ModelRequest(VOCAB, LENGTH, None, jnp.float32, 'cpu', dict(mesh_of(t=8).shape))
     with pytest.raises(UserError, match=message):
         NnxModel(request, options=NnxOptions(target=target, arguments=arguments, axes={'model': 't'} | axes))

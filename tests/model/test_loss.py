@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pretrax.model.axes import TOKENS
 from pretrax.model.loss import Batch, cross_entropy, loss_terms
 from pretrax.shardlib import f32, i32, num, psum, typed_shard_map
 from small import mesh_of, random_batch
@@ -13,7 +14,9 @@ B, L, V, PADDED = 4, 6, 100, 128
 
 
 @typed_shard_map
-def sharded(logits: num['B/r/d L V/t'], targets: i32['B/r/d L']) -> tuple[f32['B/r/d L'], f32['B/r/d L']]:
+def sharded(
+    logits: num['B/r/d/e L/c V/t'], targets: i32['B/r/d/e L/c']
+) -> tuple[f32['B/r/d/e L/c'], f32['B/r/d/e L/c']]:
     return cross_entropy(logits, targets, V)
 
 
@@ -82,8 +85,8 @@ def test_terms_are_weighted_sums_with_their_counts():
     logits, _, _ = examples(1, 3.0)
 
     @typed_shard_map
-    def terms(logits: f32['B/r/d L V/t'], batch: Batch) -> dict[str, tuple[f32[''], f32['']]]:
-        return psum('r d', loss_terms(logits, batch, V, 0.5))
+    def terms(logits: f32['B/r/d/e L/c V/t'], batch: Batch) -> dict[str, tuple[f32[''], f32['']]]:
+        return psum(TOKENS, loss_terms(logits, batch, V, 0.5))
 
     with jax.set_mesh(mesh_of(2, 2, 2)):
         found = jax.jit(terms)(logits, batch)
@@ -98,8 +101,8 @@ def test_without_weight_there_is_no_z_loss():
     with jax.set_mesh(mesh_of()):
 
         @typed_shard_map
-        def names(logits: f32['B/r/d L V/t'], batch: Batch) -> f32['']:
+        def names(logits: f32['B/r/d/e L/c V/t'], batch: Batch) -> f32['']:
             assert loss_terms(logits, batch, V, 0.0).keys() == {'nll'}
-            return psum('r d', jnp.sum(batch.mask))
+            return psum(TOKENS, jnp.sum(batch.mask))
 
         names(examples(1, 0.0)[0], random_batch(B, length=L))

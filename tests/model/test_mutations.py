@@ -81,7 +81,7 @@ def test_a_flipped_choice_is_seen(case, flip, monkeypatch):
         captured_logits(monkeypatch)
 
         @typed_shard_map
-        def run(weights: Weights, batch: Batch) -> num['B/r/d L V/t']:
+        def run(weights: Weights, batch: Batch) -> num['B/r/d/e L/c V/t']:
             return model.loss(weights, batch)['logits']
 
         logits = jax.jit(run, compiler_options=QUICK)(forced(model, weights), rows)

@@ -28,6 +28,7 @@ from pretrax.huggingface.names import TABLES
 from pretrax.huggingface.weights import tensors_of
 from pretrax.infer.decode import generate
 from pretrax.model import attention
+from pretrax.model.axes import TOKENS
 from pretrax.model.loss import Batch
 from pretrax.model.weights import Weights
 from pretrax.shardlib import f32, num, psum, typed_shard_map
@@ -48,10 +49,10 @@ def computes(model, monkeypatch):
     captured_logits(monkeypatch)
 
     @typed_shard_map
-    def run(weights: Weights, batch: Batch) -> tuple[f32[''], f32[''], num['B/r/d L V/t']]:
+    def run(weights: Weights, batch: Batch) -> tuple[f32[''], f32[''], num['B/r/d/e L/c V/t']]:
         terms = model.loss(weights, batch)
-        total, count = psum('r d', terms['nll'])
-        balance, among = psum('r d', terms.get('balance_loss', (0 * terms['nll'][1], terms['nll'][1])))
+        total, count = psum(TOKENS, terms['nll'])
+        balance, among = psum(TOKENS, terms.get('balance_loss', (0 * terms['nll'][1], terms['nll'][1])))
         return total / count, balance / among, terms['logits']
 
     return run

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-from jax.sharding import AxisType
 
 from pretrax.model.architecture import Scores
 from pretrax.model.attention import Kernel, attend
 from pretrax.shardlib import f32, i32, typed_shard_map
+from small import mesh_of
 
 
 @pytest.mark.slow
@@ -30,8 +30,11 @@ def test_splash_equals_blockwise_in_value_and_gradient(monkeypatch, kv_heads, sc
     def outcome(name):
         @typed_shard_map
         def run(
-            q: f32['B/r/d L H/t D'], k: f32['B/r/d L K/t D'], v: f32['B/r/d L K/t D'], segments: i32['B/r/d L']
-        ) -> f32['B/r/d L H/t D']:
+            q: f32['B/r/d/e L/c H/t D'],
+            k: f32['B/r/d/e L/c K/t D'],
+            v: f32['B/r/d/e L/c K/t D'],
+            segments: i32['B/r/d/e L/c'],
+        ) -> f32['B/r/d/e L/c H/t D']:
             return attend(q, k, v, segments, Kernel(name, 'test', 3), scores)
 
         def loss(q, k, v):
@@ -40,7 +43,7 @@ def test_splash_equals_blockwise_in_value_and_gradient(monkeypatch, kv_heads, sc
 
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(q, k, v)
 
-    with jax.set_mesh(jax.make_mesh((1, 2, 2), ('r', 'd', 't'), axis_types=(AxisType.Auto,) * 3)):
+    with jax.set_mesh(mesh_of(d=2, t=2)):
         ((_, out), gradients), ((_, plain_out), plain_gradients) = outcome('splash'), outcome('blockwise')
     np.testing.assert_allclose(out, plain_out, rtol=2e-3, atol=2e-3)
     for ours, plain in zip(gradients, plain_gradients, strict=True):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pretrax.model.axes import TOKENS
 from pretrax.model.loss import Batch
 from pretrax.model.norm import norm
 from pretrax.model.rope import rope
@@ -131,7 +132,7 @@ def test_documents_never_see_each_other(options):
 
     @typed_shard_map
     def loss(weights: Weights, batch: Batch) -> f32['']:
-        return psum('r d', model.loss(weights, batch)['nll'][0])
+        return psum(TOKENS, model.loss(weights, batch)['nll'][0])
 
     with jax.set_mesh(mesh_of()):
         value_and_grad = jax.jit(jax.value_and_grad(loss))
@@ -189,7 +190,7 @@ def test_every_choice_is_the_same_on_any_mesh_and_in_a_loop(choices, mesh, layer
         @typed_shard_map
         def loss(weights: Weights, batch: Batch) -> f32['']:
             total, count = model.loss(weights, batch)['nll']
-            return psum('r d', total) / psum('r d', count)
+            return psum(TOKENS, total) / psum(TOKENS, count)
 
         with jax.set_mesh(mesh):
             weights = random_weights(model)

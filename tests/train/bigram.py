@@ -29,7 +29,7 @@ class Bigram:
 
     def loss(self, weights, batch: Batch):
         table = all_gather('N/d V/t -> N V/t', weights.table)
-        logits = take('N V/t, B/r/d L -> B/r/d L V/t', table, batch.tokens) + weights.bias
+        logits = take('N V/t, B/r/d/e L/c -> B/r/d/e L/c V/t', table, batch.tokens) + weights.bias
         return loss_terms(logits, batch, self.shape[1], z_loss=0.0)
 
     def denominators(self, batch: Batch):

@@ -51,7 +51,7 @@ def _next(result: Result, arguments: list[str], writes: bool) -> list[tuple[str,
     if config.data.name == 'text' and getattr(config.data.options, 'text', None):
         commands.append((_again(config, arguments, {'name': 'mine', 'data.text': 'path/to/*.txt'}), 'your own text'))
     arch = getattr(run.recipe.model, 'arch', None)
-    on_eight = {'r': 1, 'd': 4, 't': 2}
+    on_eight = {'r': 1, 'd': 4, 'e': 1, 'c': 1, 't': 2, 'p': 1}
     if (
         run.mesh.devices.flat[0].platform == 'cpu'
         and run.mesh.size != 8
@@ -59,7 +59,7 @@ def _next(result: Result, arguments: list[str], writes: bool) -> list[tuple[str,
         and arch is not None
         and _allowed(lambda: arch.check_mesh(on_eight, config.batch.sequence_length))
     ):
-        mesh = {f'mesh.{axis}': str(size) for axis, size in on_eight.items()}
+        mesh = {f'mesh.{axis}': str(on_eight[axis]) for axis in 'rdt'}
         commands.append((_again(config, arguments, {'name': 'eight', **mesh}), '8 simulated devices'))
     return [*commands, (f'pretrax plot {directory}', 'the loss as a curve')]
 

@@ -15,7 +15,7 @@ def resolve_mesh(mesh: Mesh, n_devices: int, platform: str) -> dict[str, int]:
     Raises:
         UserError: when no sizes fit, with the choices that do.
     """
-    sizes = {'r': mesh.r, 'd': mesh.d, 't': mesh.t}
+    sizes = {'r': mesh.r, 'd': mesh.d, 'e': mesh.e, 'c': mesh.c, 't': mesh.t, 'p': mesh.p}
     if mesh.r == mesh.d == 'auto':
         sizes['d' if platform == 'cpu' else 'r'] = 1
     given = {axis: size for axis, size in sizes.items() if size != 'auto'}
@@ -24,6 +24,7 @@ def resolve_mesh(mesh: Mesh, n_devices: int, platform: str) -> dict[str, int]:
     if product == n_devices or (free and n_devices % product == 0):
         return {axis: given.get(axis, n_devices // product) for axis in sizes}
 
+    given = {axis: size for axis, size in given.items() if size != 1 or axis in 'rdt'}  # what a reader thinks of
     written = ' '.join(f'{axis}={size}' for axis, size in given.items())
     devices = f'{n_devices} {platform} device{"" if n_devices == 1 else "s"}'
     factors = [str(n) for n in range(1, n_devices + 1) if n_devices % n == 0]

@@ -140,7 +140,10 @@ class Mesh(Section):
 
     r: Axis = Field(default='auto', description='replicas: devices that share out the batch and each hold all weights')
     d: Axis = Field(default='auto', description='fully sharded data: devices that share out the batch and the weights')
+    e: Count = Field(default=1, description='expert: devices that share out the batch and the experts of a mixture')
+    c: Count = Field(default=1, description='context: devices that share out each sequence')
     t: Count = Field(default=1, description='tensor: devices that share out heads, feed-forward and vocabulary')
+    p: Count = Field(default=1, description='pipeline: devices that share out the layers')
 
     @pydantic.model_validator(mode='before')
     @classmethod

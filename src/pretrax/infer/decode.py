@@ -20,6 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from ..errors import UserError
 from ..model.architecture import Architecture, LayerKind
 from ..model.attention import attend_visible, in_sight
+from ..model.axes import AXES, ROWS, along
 from ..model.transformer import FeedForward, Transformer, block, forward, mlp_of
 from ..model.weights import Weights
 from ..shardlib import (
@@ -41,8 +42,8 @@ from ..shardlib import (
 class Cache:
     """Keys and values of the tokens so far, in one layer."""
 
-    k: num['B/r/d S K/t D']
-    v: num['B/r/d S K/t D']
+    k: num['B/r/d/e S/c K/t D']
+    v: num['B/r/d/e S/c K/t D']
 
 
 def generate(
@@ -81,7 +82,8 @@ def generate(
         )
     mesh = run_on(jax.tree.leaves(weights)[0].sharding.mesh)
     with jax.set_mesh(mesh):
-        rows = math.ceil(len(prompts) / (mesh.shape['r'] * mesh.shape['d'])) * mesh.shape['r'] * mesh.shape['d']
+        share = along(ROWS, mesh.shape)
+        rows = math.ceil(len(prompts) / share) * share
         padded = 32 * math.ceil(longest / 32)  # few different lengths, few compilations
         if model.arch.positions == 'learned':
             padded = min(padded, model.arch.max_sequence_length - tokens)
@@ -92,14 +94,16 @@ def generate(
             lengths[row] = len(ids)
         run = _compiled(model, tokens, temperature, top_k, top_p)
         placed = jax.device_put(weights, make_shardings(Weights))
-        out = run(placed, _place(prompt, i32['B/r/d prompt']), _place(lengths, i32['B/r/d']), jax.random.key(seed))
+        out = run(placed, _place(prompt, i32['B/r/d/e prompt']), _place(lengths, i32['B/r/d/e']), jax.random.key(seed))
         return np.asarray(process_allgather(out, tiled=True))[: len(prompts)].tolist()
 
 
 def run_on(mesh: Mesh) -> Mesh:
-    """The same devices with t = 1: what `t` split is split over `d` instead."""
-    r, d, t = (mesh.shape[axis] for axis in 'rdt')
-    return Mesh(mesh.devices.reshape(r, d * t, 1), ('r', 'd', 't'), axis_types=(AxisType.Auto,) * 3)
+    """The same devices along `r` and `d` alone: what other axes split is split over `d` instead."""
+    assert mesh.axis_names == AXES
+    return Mesh(
+        mesh.devices.reshape(mesh.shape['r'], -1, *[1] * (len(AXES) - 2)), AXES, axis_types=(AxisType.Auto,) * len(AXES)
+    )
 
 
 def _place(x: np.ndarray, annotation: Any) -> jax.Array:
@@ -115,11 +119,11 @@ def _compiled(model: Transformer, tokens: int, temperature: float, top_k: int | 
 
     @jax.jit
     @typed_shard_map
-    def run(w: Weights, prompt: i32['B/r/d prompt'], lengths: i32['B/r/d'], seed: key['']) -> i32['B/r/d new']:
+    def run(w: Weights, prompt: i32['B/r/d/e prompt'], lengths: i32['B/r/d/e'], seed: key['']) -> i32['B/r/d/e new']:
         rows, padded = prompt.shape
         empty = jnp.zeros((arch.n_layers, rows, padded + tokens, arch.n_kv_heads, arch.d_head), dtype)
-        cache = Cache(*(jax.lax.pcast(empty, ('r', 'd', 't'), to='varying') for _ in 'kv'))
-        row = axis_index('r d') * rows + jnp.arange(rows)
+        cache = Cache(*(jax.lax.pcast(empty, AXES, to='varying') for _ in 'kv'))
+        row = axis_index(ROWS) * rows + jnp.arange(rows)
 
         def read(cache: Cache, ids: Any, positions: Any) -> tuple[Any, Cache]:
             def layers(x: Any, w: Weights) -> tuple[Any, Cache]:
@@ -153,7 +157,7 @@ def _compiled(model: Transformer, tokens: int, temperature: float, top_k: int | 
 
 @typechecked
 def _cached_block(
-    positions: i32['B/r/d L'], arch: Architecture, kind: LayerKind, mlp: FeedForward, x: Any, layer: Any
+    positions: i32['B/r/d/e L/c'], arch: Architecture, kind: LayerKind, mlp: FeedForward, x: Any, layer: Any
 ) -> Any:
     """A block whose queries see the cached keys and values up to their own position, as far back as the layer does."""
     w, cache = layer

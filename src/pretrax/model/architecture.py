@@ -209,7 +209,16 @@ class Architecture:
 
     def check_mesh(self, mesh: dict[str, int], sequence_length: int) -> None:
         """Raises UserError where the mesh does not divide the model, naming the nearest mesh axis that does."""
-        t, d = mesh['t'], mesh['d']
+        t, d, e, c = mesh['t'], mesh['d'], mesh['e'], mesh['c']
+        if c > 1:
+            raise UserError(f'mesh.c = {c}: the decoder does not share out a sequence yet\nuse mesh.c=1')
+        if e > 1 and not self.n_experts:
+            raise UserError(f'mesh.e = {e} shares out experts, and the model has none\nuse mesh.d for the devices')
+        if self.n_experts % e:
+            fits = [n for n in range(1, e + 1) if self.n_experts % n == 0]
+            raise UserError(
+                f'model.n_experts = {self.n_experts} is not divisible by mesh.e = {e}\nuse mesh.e={fits[-1]}'
+            )
         split = {
             'model.n_heads': self.n_heads, 'model.n_kv_heads': self.n_kv_heads, 'model.d_ff': self.d_ff,
             'model.d_shared': self.d_shared,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ..shardlib import axis_index, f32, i32, num, pmax, psum, pytree_dataclass, typechecked
 
-# name -> (numerator, denominator), this device's partial sums over r and d. The loss is the sum of the quotients. With
+# name -> (numerator, denominator), this device's partial sums over `axes.TOKENS`. The loss is the sum of the quotients. With
 # None for the denominator it is a table of sums, no loss, for the model's `summarize` to make metrics of.
 LossTerms = dict[str, tuple[Any, Any]]
 
@@ -21,17 +21,17 @@ LossTerms = dict[str, tuple[Any, Any]]
 class Batch:
     """Token sequences. `segments` number the documents in a row, `positions` restart with each, `mask` weighs targets."""
 
-    tokens: i32['B/r/d L']
-    targets: i32['B/r/d L']
-    segments: i32['B/r/d L']
-    positions: i32['B/r/d L']
-    mask: f32['B/r/d L']
+    tokens: i32['B/r/d/e L/c']
+    targets: i32['B/r/d/e L/c']
+    segments: i32['B/r/d/e L/c']
+    positions: i32['B/r/d/e L/c']
+    mask: f32['B/r/d/e L/c']
 
 
 @typechecked
 def cross_entropy(
-    logits: num['B/r/d L V/t'], targets: i32['B/r/d L'], vocab_size: int
-) -> tuple[f32['B/r/d L'], f32['B/r/d L']]:
+    logits: num['B/r/d/e L/c V/t'], targets: i32['B/r/d/e L/c'], vocab_size: int
+) -> tuple[f32['B/r/d/e L/c'], f32['B/r/d/e L/c']]:
     """-log softmax(logits)[target] and log(sum(exp(logits))) of each token; columns past vocab_size do not count."""
     return _cross_entropy(vocab_size, logits, targets)
 

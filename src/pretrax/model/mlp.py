@@ -15,18 +15,22 @@ from .weights import Layer
 
 
 @typechecked
-def feed_forward(h: num['B/r/d L/t M'], w: Layer, arch: Architecture) -> num['B/r/d L/t M']:
+def feed_forward(h: num['B/r/d/e L/c/t M'], w: Layer, arch: Architecture) -> num['B/r/d/e L/c/t M']:
     """act(h W_up) W_down, or with a gate (act(h W_gate) * h W_up) W_down. Shazeer 2020, arXiv:2002.05202, eq. 5 and 6."""
-    h = all_gather('B/r/d L/t M -> B/r/d L M', h)
-    up = plus(product('B/r/d L M, M F/t -> B/r/d L F/t', h, gather('M/d F/t -> M F/t', w.up, h)), w.up_bias)
+    h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', h)
+    up = plus(product('B/r/d/e L/c M, M F/t -> B/r/d/e L/c F/t', h, gather('M/d F/t -> M F/t', w.up, h)), w.up_bias)
     up = save(up, 'up')
     if arch.gated:
-        gate = save(product('B/r/d L M, M F/t -> B/r/d L F/t', h, gather('M/d F/t -> M F/t', w.gate, h)), 'gate')
+        gate = save(
+            product('B/r/d/e L/c M, M F/t -> B/r/d/e L/c F/t', h, gather('M/d F/t -> M F/t', w.gate, h)), 'gate'
+        )
         act = gated(gate, up, arch.activation)
     else:
         act = gelu(up)
-    out = product('B/r/d L F/t, F/t M -> B/r/d L M', act, gather('F/t M/d -> F/t M', w.down, h))  # partial over t
-    return plus(save(psum_scatter('B/r/d L M -> B/r/d L/t M', out), 'mlp_out'), w.down_bias)
+    out = product(
+        'B/r/d/e L/c F/t, F/t M -> B/r/d/e L/c M', act, gather('F/t M/d -> F/t M', w.down, h)
+    )  # partial over t
+    return plus(save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'mlp_out'), w.down_bias)
 
 
 def gated(gate: Any, up: Any, activation: str) -> Any:

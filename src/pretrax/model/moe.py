@@ -2,7 +2,7 @@
 
 Letters: B batch, L length, M d_model, E experts, X experts of a token, F feed-forward of one expert, F_shared that of the
 shared one, N places (rows in which each expert's tokens stand together), C places of one expert in one sequence.
-Mesh axes: r replicas, d data, t tensor. Every device has its slice over t of all experts, and its own tokens.
+Mesh axes: axes.py. Every device has its slice over t of all experts, and its own tokens.
 """
 
 import functools
@@ -23,8 +23,8 @@ from .weights import Layer
 
 @typechecked
 def mixture(
-    h: num['B/r/d L/t M'], w: Layer, counts: bool_['B/r/d L'], arch: Architecture, method: str
-) -> tuple[num['B/r/d L/t M'], Routed]:
+    h: num['B/r/d/e L/c/t M'], w: Layer, counts: bool_['B/r/d/e L/c'], arch: Architecture, method: str
+) -> tuple[num['B/r/d/e L/c/t M'], Routed]:
     """The sum of a token's experts, weighted by the router, and of the shared one. Shazeer et al. 2017, arXiv:1701.06538.
 
     Args:
@@ -37,18 +37,21 @@ def mixture(
     Returns:
         What is to be added to the stream, and what the losses and statistics of the router are made of.
     """
-    logits = exact_product('B/r/d L/t M, M E -> B/r/d L/t E', h, all_gather('M/d E -> M E', w.router))
+    logits = exact_product('B/r/d/e L/c/t M, M E -> B/r/d/e L/c/t E', h, all_gather('M/d E -> M E', w.router))
     weight, chosen = choose(logits, arch)
-    x = all_gather('B/r/d L/t M -> B/r/d L M', h)
-    everyones = all_gather('B/r/d L/t X -> B/r/d L X', weight), all_gather('B/r/d L/t X -> B/r/d L X', chosen)
+    x = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', h)
+    everyones = (
+        all_gather('B/r/d/e L/c/t X -> B/r/d/e L/c X', weight),
+        all_gather('B/r/d/e L/c/t X -> B/r/d/e L/c X', chosen),
+    )
     out, dropped = experts(x, *everyones, w, arch, method)
     if w.shared_up is not None:
         out = out + shared_expert(x, w, arch)
-    out = save(psum_scatter('B/r/d L M -> B/r/d L/t M', out), 'mlp_out')
+    out = save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'mlp_out')
     return out, observe(logits, chosen, dropped, counts, arch)
 
 
-def choose(logits: f32['B/r/d L/t E'], arch: Architecture) -> tuple[Any, Any]:
+def choose(logits: f32['B/r/d/e L/c/t E'], arch: Architecture) -> tuple[Any, Any]:
     """f32[B L/t X], i32[B L/t X]: weights and numbers of each token's likeliest experts, softmax over all coming first.
 
     Normalised, the weights are those of a softmax over the chosen ones alone, as Mixtral's paper writes it
@@ -62,13 +65,13 @@ def choose(logits: f32['B/r/d L/t E'], arch: Architecture) -> tuple[Any, Any]:
 
 @typechecked
 def experts(
-    x: num['B/r/d L M'],
-    weight: f32['B/r/d L X'],
-    chosen: i32['B/r/d L X'],
+    x: num['B/r/d/e L/c M'],
+    weight: f32['B/r/d/e L/c X'],
+    chosen: i32['B/r/d/e L/c X'],
     w: Layer,
     arch: Architecture,
     method: str,
-) -> tuple[Any, bool_['B/r/d L X'] | None]:
+) -> tuple[Any, bool_['B/r/d/e L/c X'] | None]:
     """Each token's weighted sum over its experts, a partial sum over t; and which choices found no place (None: all did).
 
     The weight multiplies the activation: the result is linear in it, and this way the backward pass needs no expert's
@@ -81,8 +84,8 @@ def experts(
         capacity = min(length, math.ceil(arch.capacity * length * k / n))
         places = within_capacity(chosen.reshape(rows, -1), n, capacity)
         shape = rows, n, capacity, -1
-        into = functools.partial(product, 'B/r/d E C M, E M F/t -> B/r/d E C F/t')
-        out_of = functools.partial(product, 'B/r/d E C F/t, E F/t M -> B/r/d E C M')
+        into = functools.partial(product, 'B/r/d/e E C/c M, E M F/t -> B/r/d/e E C/c F/t')
+        out_of = functools.partial(product, 'B/r/d/e E C/c F/t, E F/t M -> B/r/d/e E C/c M')
     else:
         if method == 'ragged':
             places, groups = together(flat, n)
@@ -90,13 +93,13 @@ def experts(
             places, groups = in_blocks(flat, n, block_length(flat.shape[0], n))
         shape = len(places.choice), -1
         multiply = functools.partial(grouped_product, groups=groups, method=method)
-        into = functools.partial(multiply, 'N/r/d M, E M F/t -> N/r/d F/t')
-        out_of = functools.partial(multiply, 'N/r/d F/t, E F/t M -> N/r/d M')
+        into = functools.partial(multiply, 'N/r/d/c/e M, E M F/t -> N/r/d/c/e F/t')
+        out_of = functools.partial(multiply, 'N/r/d/c/e F/t, E F/t M -> N/r/d/c/e M')
     tokens = spread(k, x.reshape(rows * length, -1), places).reshape(shape)
-    up = save(into(tokens, gather('E M/d F/t -> E M F/t', w.expert_up, x)), 'up')
-    gate = save(into(tokens, gather('E M/d F/t -> E M F/t', w.expert_gate, x)), 'gate')
+    up = save(into(tokens, gather('E/e M/d F/t -> E M F/t', w.expert_up, x)), 'up')
+    gate = save(into(tokens, gather('E/e M/d F/t -> E M F/t', w.expert_gate, x)), 'gate')
     act = weighted(gate, up, spread(1, weight.reshape(-1, 1), places).reshape(*up.shape[:-1], 1), arch.activation)
-    y = out_of(act, gather('E F/t M/d -> E F/t M', w.expert_down, x))
+    y = out_of(act, gather('E/e F/t M/d -> E F/t M', w.expert_down, x))
     out = collect(k, y.reshape(len(places.choice), -1), places).reshape(x.shape)
     dropped = None if arch.capacity is None else (places.of_choice == len(places.choice)).reshape(chosen.shape)
     return out, dropped
@@ -109,14 +112,14 @@ def weighted(gate: Any, up: Any, weight: Any, activation: str) -> Any:
 
 
 @typechecked
-def shared_expert(x: num['B/r/d L M'], w: Layer, arch: Architecture) -> Any:
+def shared_expert(x: num['B/r/d/e L/c M'], w: Layer, arch: Architecture) -> Any:
     """The feed-forward that every token visits, a partial sum over t. Qwen Team 2024, qwenlm.github.io/blog/qwen-moe."""
-    into = functools.partial(product, 'B/r/d L M, M F_shared/t -> B/r/d L F_shared/t')
+    into = functools.partial(product, 'B/r/d/e L/c M, M F_shared/t -> B/r/d/e L/c F_shared/t')
     up = save(into(x, gather('M/d F_shared/t -> M F_shared/t', w.shared_up, x)), 'up')
     gate = save(into(x, gather('M/d F_shared/t -> M F_shared/t', w.shared_gate, x)), 'gate')
     down = gather('F_shared/t M/d -> F_shared/t M', w.shared_down, x)
-    out = product('B/r/d L F_shared/t, F_shared/t M -> B/r/d L M', gated(gate, up, arch.activation), down)
+    out = product('B/r/d/e L/c F_shared/t, F_shared/t M -> B/r/d/e L/c M', gated(gate, up, arch.activation), down)
     if w.shared_mix is None:
         return out
-    mix = jax.nn.sigmoid(exact_product('B/r/d L M, M -> B/r/d L', x, w.shared_mix))
+    mix = jax.nn.sigmoid(exact_product('B/r/d/e L/c M, M -> B/r/d/e L/c', x, w.shared_mix))
     return (mix[..., None] * out.astype(jnp.float32)).astype(x.dtype)

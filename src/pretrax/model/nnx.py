@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..errors import UserError
+from .axes import ROWS, along
 from .loss import Batch
 from .nnx_options import NnxOptions
 from .transformer import ModelRequest
@@ -79,7 +80,7 @@ class NnxModel:
 
     def make_gradients(self, accumulation: int) -> Callable[[Any, Batch], tuple[Any, dict[str, Any], dict]]:
         """weights, batch -> gradient and terms of the mean loss over the batch, and no tables."""
-        devices = self.mesh['r'] * self.mesh['d']
+        devices = along(ROWS, self.mesh)
 
         def gradients(weights: Any, batch: Batch) -> tuple[Any, dict[str, Any], dict]:
             count = jnp.sum(batch.mask)
@@ -95,7 +96,7 @@ class NnxModel:
             def split(x: Any) -> Any:  # each device's rows stay where they are
                 apart = x.reshape(devices, accumulation, -1, *x.shape[1:]).swapaxes(0, 1)
                 micros = apart.reshape(accumulation, -1, *x.shape[1:])
-                return jax.lax.with_sharding_constraint(micros, PartitionSpec(None, ('r', 'd')))
+                return jax.lax.with_sharding_constraint(micros, PartitionSpec(None, tuple(ROWS.split()), 'c'))
 
             def add(total: Any, micro: Batch) -> tuple[Any, dict[str, Any]]:
                 new, terms = gradient(weights, micro)

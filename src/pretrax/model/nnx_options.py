@@ -15,8 +15,8 @@ class NnxOptions(BaseModel):
         default_factory=dict, description='of the class; vocab_size, sequence_length, dtype and rngs are supplied'
     )
     axes: dict[str, str | list[str]] = Field(
-        default={'batch': ['r', 'd'], 'data': ['r', 'd'], 'model': 't'},
-        description="mesh axes for the names in the module's annotations; r, d and t mean themselves",
+        default={'batch': ['r', 'd', 'e'], 'data': ['r', 'd'], 'model': 't'},
+        description="mesh axes for the names in the module's annotations; r, d, e, c and t mean themselves",
     )
     flops_per_token: float | None = Field(
         None, gt=0, description='training FLOPs for one token, for MFU; null: 6 x parameters'

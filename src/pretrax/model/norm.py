@@ -14,8 +14,8 @@ from .architecture import Architecture
 
 @typechecked
 def norm(
-    x: num['B/r/d L/t M'], scale: f32['M'] | None, bias: f32['M'] | None, arch: Architecture
-) -> num['B/r/d L/t M']:
+    x: num['B/r/d/e L/c/t M'], scale: f32['M'] | None, bias: f32['M'] | None, arch: Architecture
+) -> num['B/r/d/e L/c/t M']:
     """RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) or LayerNorm (Ba et al. 2016, arXiv:1607.06450), in f32.
 
     x itself where the family has no norm.
@@ -30,7 +30,7 @@ def norm(
 
 
 def qk_norm(x: Any, scale: f32['D'] | None, full_scale: f32['H/t D'] | None, arch: Architecture) -> Any:
-    """RMSNorm of queries or keys 'B/r/d L H/t D': of each head, or with `full_scale` of all heads together.
+    """RMSNorm of queries or keys 'B/r/d/e L/c H/t D': of each head, or with `full_scale` of all heads together.
 
     Of each: Dehghani et al. 2023, arXiv:2302.05442, section 2.1. Of all: OLMo Team 2025, arXiv:2501.00656, section 3.
     """

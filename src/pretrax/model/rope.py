@@ -12,12 +12,12 @@ from ..shardlib import i32
 from .architecture import LayerKind, RopeScaling
 
 
-def rotate(x: Any, positions: i32['B/r/d L'], kind: LayerKind) -> Any:
+def rotate(x: Any, positions: i32['B/r/d/e L/c'], kind: LayerKind) -> Any:
     """Queries or keys turned by their positions, in the layers that do so."""
     return x if kind.rope_base is None else rope(x, positions, kind.rope_base, kind.rope_scaling)
 
 
-def rope(x: Any, positions: i32['B/r/d L'], base: float, scaling: RopeScaling | None = None) -> Any:
+def rope(x: Any, positions: i32['B/r/d/e L/c'], base: float, scaling: RopeScaling | None = None) -> Any:
     """Turns the pair (i, i + D/2) of each head by position * base^(-2i/D). Su et al. 2021, arXiv:2104.09864, eq. 15."""
     half = x.shape[-1] // 2
     frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)

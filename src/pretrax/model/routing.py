@@ -11,11 +11,12 @@ import jax.numpy as jnp
 
 from ..shardlib import axis_index, axis_size, bool_, f32, i32, psum
 from .architecture import Architecture
+from .axes import TOKENS
 from .loss import Batch, LossTerms
 
 
 class Routed(NamedTuple):
-    """Sums over the tokens of one layer on this device: partial over r and d, whole over t. f32."""
+    """Sums over the tokens of one layer on this device: partial over `axes.TOKENS`, whole over t. f32."""
 
     tokens: Any  # [E], how many chose each expert
     probability: Any  # [E], the router's probability of each expert, added up
@@ -30,10 +31,10 @@ def counted(batch: Batch) -> Any:
 
 
 def observe(
-    logits: f32['B/r/d L/t E'],
-    chosen: i32['B/r/d L/t X'],
-    dropped: bool_['B/r/d L X'] | None,
-    counts: bool_['B/r/d L'],
+    logits: f32['B/r/d/e L/c/t E'],
+    chosen: i32['B/r/d/e L/c/t X'],
+    dropped: bool_['B/r/d/e L/c X'] | None,
+    counts: bool_['B/r/d/e L/c'],
     arch: Architecture,
 ) -> Routed:
     """The sums of one layer."""
@@ -74,7 +75,7 @@ def routing_terms(routed: Routed, batch: Batch, arch: Architecture, known: Any) 
     if arch.balance_loss and arch.balance_over == 'sequence':
         terms['balance_loss'] = arch.balance_loss * jnp.sum(routed.balance)
     elif arch.balance_loss:
-        tokens, n_tokens = psum('r d', load(routed, batch, arch)) if known is None else known
+        tokens, n_tokens = psum(TOKENS, load(routed, batch, arch)) if known is None else known
         share = tokens / n_tokens
         even = arch.n_experts * jnp.sum(share * jnp.sum(routed.probability, axis=0))
         terms['balance_loss'] = arch.balance_loss * even

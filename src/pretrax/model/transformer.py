@@ -1,8 +1,8 @@
 """One decoder for every family: mathematics, memory, sharding and communication of the forward pass.
 
 Letters: B batch, L length, M d_model, H query heads, K key/value heads, D head, F feed-forward, V vocabulary.
-Mesh axes: r replicas, d data (weights are sharded over it at rest), t tensor. Between blocks the sequence is sharded
-over `t` too (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2).
+Mesh axes: axes.py; r, d, e share out the batch, c the sequence, t the heads and so on, d also every matrix at rest.
+Between blocks the sequence is sharded over `t` too (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2).
 
 A weight is gathered over `d` where it is used and travels in the compute dtype; its gradient is added up in f32 by the
 transpose of the gather.
@@ -30,6 +30,7 @@ from ..shardlib import (
 )
 from .architecture import Architecture, LayerKind
 from .attention import Kernel, attend, choose_kernel
+from .axes import along
 from .families import SAVED_NAMES, TransformerOptions, resolve
 from .loss import Batch, LossTerms, denominators, loss_terms
 from .matmul import choose_grouped, gather, plus, product
@@ -47,14 +48,14 @@ FeedForward = Callable[[Any, Layer], tuple[Any, Any]]  # normed stream, weights 
 
 @typechecked
 def block(
-    x: num['B/r/d L/t M'],
+    x: num['B/r/d/e L/c/t M'],
     w: Layer,
-    positions: i32['B/r/d L'],
+    positions: i32['B/r/d/e L/c'],
     arch: Architecture,
     kind: LayerKind,
     attention: Attend,
     mlp: FeedForward,
-) -> tuple[num['B/r/d L/t M'], Any, Any]:
+) -> tuple[num['B/r/d/e L/c/t M'], Any, Any]:
     """x + attention(x), then x + mlp(x), with norms before (Xiong et al. 2020, arXiv:2002.04745), after, or both."""
     out, kept = self_attention(norm(x, w.norm1, w.norm1_bias, arch), w, positions, arch, kind, attention)
     y: Any = x + norm(out, w.norm1_after, None, arch)
@@ -64,13 +65,24 @@ def block(
 
 @typechecked
 def self_attention(
-    h: num['B/r/d L/t M'], w: Layer, positions: i32['B/r/d L'], arch: Architecture, kind: LayerKind, attention: Attend
-) -> tuple[num['B/r/d L/t M'], Any]:
+    h: num['B/r/d/e L/c/t M'],
+    w: Layer,
+    positions: i32['B/r/d/e L/c'],
+    arch: Architecture,
+    kind: LayerKind,
+    attention: Attend,
+) -> tuple[num['B/r/d/e L/c/t M'], Any]:
     """Queries, keys and values of h, normed and turned by their positions as the family does; attention; projection."""
-    h = all_gather('B/r/d L/t M -> B/r/d L M', h)
-    q = plus(product('B/r/d L M, M H/t D -> B/r/d L H/t D', h, gather('M/d H/t D -> M H/t D', w.q, h)), w.q_bias)
-    k = plus(product('B/r/d L M, M K/t D -> B/r/d L K/t D', h, gather('M/d K/t D -> M K/t D', w.k, h)), w.k_bias)
-    v = plus(product('B/r/d L M, M K/t D -> B/r/d L K/t D', h, gather('M/d K/t D -> M K/t D', w.v, h)), w.v_bias)
+    h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', h)
+    q = plus(
+        product('B/r/d/e L/c M, M H/t D -> B/r/d/e L/c H/t D', h, gather('M/d H/t D -> M H/t D', w.q, h)), w.q_bias
+    )
+    k = plus(
+        product('B/r/d/e L/c M, M K/t D -> B/r/d/e L/c K/t D', h, gather('M/d K/t D -> M K/t D', w.k, h)), w.k_bias
+    )
+    v = plus(
+        product('B/r/d/e L/c M, M K/t D -> B/r/d/e L/c K/t D', h, gather('M/d K/t D -> M K/t D', w.v, h)), w.v_bias
+    )
     if arch.qk_norm == 'none':
         q, k = save(rotate(q, positions, kind), 'q'), save(rotate(k, positions, kind), 'k')
     else:  # kept as they were before the norm, whose backward pass needs them so
@@ -78,31 +90,33 @@ def self_attention(
         k = rotate(qk_norm(save(k, 'k'), w.k_norm, w.k_full_norm, arch), positions, kind)
     y, kept = attention(q, k, save(v, 'v'))
     y = save(y, 'attention')
-    out = product('B/r/d L H/t D, H/t D M -> B/r/d L M', y, gather('H/t D M/d -> H/t D M', w.o, h))  # partial over t
-    return plus(save(psum_scatter('B/r/d L M -> B/r/d L/t M', out), 'attention_out'), w.o_bias), kept
+    out = product(
+        'B/r/d/e L/c H/t D, H/t D M -> B/r/d/e L/c M', y, gather('H/t D M/d -> H/t D M', w.o, h)
+    )  # partial over t
+    return plus(save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'attention_out'), w.o_bias), kept
 
 
 @typechecked
 def forward(
     w: Weights,
-    tokens: i32['B/r/d L'],
-    positions: i32['B/r/d L'],
+    tokens: i32['B/r/d/e L/c'],
+    positions: i32['B/r/d/e L/c'],
     arch: Architecture,
     dtype: Any,
     layers: Callable[[Any, Weights], tuple[Any, Any]],
-) -> tuple[num['B/r/d L V/t'], Any]:
+) -> tuple[num['B/r/d/e L/c V/t'], Any]:
     """Logits in `dtype` for every token, and what `layers(x, weights)`, which runs the blocks, gives besides x."""
     table = all_gather('V/t M/d -> V/t M', w.embed, wire=dtype)
-    x = take('V/t M, B/r/d L -> B/r/d L M', table, tokens).astype(dtype)  # partial over t
+    x = take('V/t M, B/r/d/e L/c -> B/r/d/e L/c M', table, tokens).astype(dtype)  # partial over t
     if arch.scale_embedding:
         x = x * jnp.asarray(math.sqrt(arch.d_model), dtype)  # rounded to it, as the released models were trained
     if w.positions is not None:
         places = all_gather('P/t M/d -> P/t M', w.positions, wire=dtype)
-        x = x + take('P/t M, B/r/d L -> B/r/d L M', places, positions).astype(dtype)
-    x, kept = layers(psum_scatter('B/r/d L M -> B/r/d L/t M', x), w)
-    h = all_gather('B/r/d L/t M -> B/r/d L M', norm(x, w.norm, w.norm_bias, arch))
+        x = x + take('P/t M, B/r/d/e L/c -> B/r/d/e L/c M', places, positions).astype(dtype)
+    x, kept = layers(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', x), w)
+    h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', norm(x, w.norm, w.norm_bias, arch))
     unembed = table if w.unembed is None else all_gather('V/t M/d -> V/t M', w.unembed, wire=dtype)
-    return softcap(product('B/r/d L M, V/t M -> B/r/d L V/t', h, unembed), arch.final_softcap), kept
+    return softcap(product('B/r/d/e L/c M, V/t M -> B/r/d/e L/c V/t', h, unembed), arch.final_softcap), kept
 
 
 def mlp_of(arch: Architecture, method: str, counts: Any) -> FeedForward:
@@ -203,7 +217,7 @@ class Transformer:
 def _choose_unrolled(wanted: str, n_layers: int, mesh: dict[str, int]) -> tuple[bool, str]:
     if wanted != 'auto':
         return wanted == 'unroll', f'{wanted} (as configured)'
-    if mesh['d'] * mesh['t'] == 1 and n_layers <= 48:
+    if along('d e c t', mesh) == 1 and n_layers <= 48:
         return True, 'unroll (faster than a loop where weights are whole; model.layers=scan compiles faster)'
     return False, 'scan (many devices or layers: compiles faster)'
 

@@ -2,7 +2,8 @@
 
 Letters: V vocabulary, M d_model, P positions, H query heads, K key/value heads, D head, F feed-forward, E experts,
 F_shared that of the shared expert.
-Matrices are sharded at rest over `d` (and `t` where tensor parallelism splits them); vectors are replicated.
+Matrices are sharded at rest over `d` (and `t` where tensor parallelism splits them, `e` where they are an expert's each);
+vectors are replicated.
 """
 
 import dataclasses
@@ -49,9 +50,9 @@ class Layer:
     up_bias: f32['F/t'] | None
     down_bias: f32['M'] | None
     router: f32['M/d E'] | None
-    expert_gate: f32['E M/d F/t'] | None
-    expert_up: f32['E M/d F/t'] | None
-    expert_down: f32['E F/t M/d'] | None
+    expert_gate: f32['E/e M/d F/t'] | None
+    expert_up: f32['E/e M/d F/t'] | None
+    expert_down: f32['E/e F/t M/d'] | None
     shared_gate: f32['M/d F_shared/t'] | None
     shared_up: f32['M/d F_shared/t'] | None
     shared_down: f32['F_shared/t M/d'] | None

@@ -11,8 +11,11 @@ from jax.sharding import AxisType, Mesh
 from ..config import Mesh as MeshSection
 from ..config import resolve_mesh
 from ..errors import UserError
+from ..model.axes import AXES, ROWS, along
 
-AXES = ('r', 'd', 't')
+MEANING = {
+    'r': 'replicas', 'd': 'weights sharded', 'e': 'experts', 'c': 'context', 't': 'tensor parallel', 'p': 'pipeline stages',
+}  # fmt: skip
 
 
 def join_processes() -> None:
@@ -27,12 +30,13 @@ def join_processes() -> None:
             raise UserError(f'JAX_NUM_PROCESSES={wanted}, but {jax.process_count()} processes met')
 
 
-def choose_mesh(section: MeshSection, rows: int) -> tuple[Mesh, dict[str, int], list[str]]:
+def choose_mesh(section: MeshSection, rows: int, length: int) -> tuple[Mesh, dict[str, int], list[str]]:
     """The mesh of a run, the size of each axis, and the reasons, a line each.
 
     Args:
         section: the `mesh:` line.
-        rows: sequences in a batch, which r and d share.
+        rows: sequences in a batch, which r, d and e share.
+        length: tokens in a sequence, which c shares.
 
     Raises:
         UserError: the line does not fit the devices, or the devices do not divide the batch.
@@ -41,20 +45,37 @@ def choose_mesh(section: MeshSection, rows: int) -> tuple[Mesh, dict[str, int], 
     devices = jax.devices()
     platform = devices[0].platform
     sizes = resolve_mesh(section, len(devices), platform)
-    share = sizes['r'] * sizes['d']
+    share = along(ROWS, sizes)
     if rows % share:
         near = [n for n in (rows // share * share, -(-rows // share) * share) if n]
         raise UserError(
-            f'batch: {rows} sequences a step cannot be shared by mesh r={sizes["r"]} x d={sizes["d"]} = {share} devices\n'
-            f'give batch.tokens for {" or ".join(map(str, near))} sequences, or a mesh whose r x d divides {rows}'
+            f'batch: {rows} sequences a step cannot be shared by mesh {_written(ROWS, sizes)} = {share} devices\n'
+            f'give batch.tokens for {" or ".join(map(str, near))} sequences, or a mesh whose {_product(sizes)} divides {rows}'
         )
-    mesh = jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+    if length % sizes['c']:
+        near = max(1, round(length / sizes['c'])) * sizes['c']
+        raise UserError(
+            f'batch.sequence_length = {length} is not divisible by mesh.c = {sizes["c"]}\nuse {near}, or another mesh.c'
+        )
+    if sizes['p'] != 1:
+        raise UserError(f'mesh.p = {sizes["p"]}: there is no pipeline yet\nuse mesh.p=1')
+    assert tuple(sizes) == AXES
+    mesh = jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
     kind = devices[0].device_kind if platform != 'cpu' else 'CPU device'
     why = simulated if platform == 'cpu' else f'the {platform} backend is installed and has them'
     here = f', {jax.local_device_count()} in each of {jax.process_count()} processes' if jax.process_count() > 1 else ''
-    meaning = {'r': 'replicas', 'd': 'weights sharded', 't': 'tensor parallel'}
-    arranged = ', '.join(f'{axis}={size} ({meaning[axis]})' for axis, size in sizes.items())
+    used = {axis: size for axis, size in sizes.items() if size > 1 or axis in 'rdt'}
+    arranged = ', '.join(f'{axis}={size} ({MEANING[axis]})' for axis, size in used.items())
     return mesh, sizes, [f'devices: {len(devices)} x {kind}{here} ({why})', f'mesh: {arranged}']
+
+
+def _written(axes: str, sizes: dict[str, int]) -> str:
+    """'r=2 x d=4', leaving out the axes of size 1 that few use."""
+    return ' x '.join(f'{axis}={sizes[axis]}' for axis in axes.split() if sizes[axis] > 1 or axis in 'rd')
+
+
+def _product(sizes: dict[str, int]) -> str:
+    return ' x '.join(axis for axis in ROWS.split() if sizes[axis] > 1 or axis in 'rd')
 
 
 def _simulate_cpus(section: MeshSection, rows: int) -> str:
@@ -63,10 +84,11 @@ def _simulate_cpus(section: MeshSection, rows: int) -> str:
         return 'no accelerator; as many as XLA_FLAGS says'
     if jax.distributed.is_initialized():
         return f'no accelerator; {jax.config.jax_num_cpu_devices} in each process'
-    asked = math.prod(size for size in (section.r, section.d, section.t) if isinstance(size, int))
+    given = {axis: getattr(section, axis) for axis in AXES}
+    asked = math.prod(size for size in given.values() if isinstance(size, int))
     free = 'auto' in (section.r, section.d)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-    share = asked // section.t
+    share = asked // (section.c * section.t * section.p)
     fits = [n for n in range(1, max(cores // asked, 1) + 1) if rows % (share * n) == 0] if free else []
     count = asked * max(fits, default=1)
     try:

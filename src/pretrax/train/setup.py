@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from ..config import RunConfig, build
 from ..data.source import DataRequest, HostBatch, Source
 from ..errors import UserError
+from ..model.axes import ROWS, along
 from ..model.loss import Batch
 from ..model.transformer import ModelRequest
 from ..scale.cpu import measured_cpu
@@ -47,8 +48,11 @@ class Run:
             return fetched[start, stop]
 
         def put(position: int, sharding: Any) -> Any:
-            shape = (self.rows, self.config.batch.sequence_length)
-            return jax.make_array_from_callback(shape, sharding, lambda index: rows_of(index)[position])
+            def part(index: Any) -> Any:
+                every: Any = rows_of(index)[position]
+                return every[:, index[1]]  # of whole sequences those columns that the device has
+
+            return jax.make_array_from_callback((self.rows, self.config.batch.sequence_length), sharding, part)
 
         shardings = make_shardings(Batch, self.mesh)
         return Batch(*(put(i, getattr(shardings, name)) for i, name in enumerate(HostBatch._fields)))
@@ -79,7 +83,7 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
     join_processes()
     length = config.batch.sequence_length
     rows = config.batch.tokens // length
-    mesh, sizes, lines = choose_mesh(config.mesh, rows)
+    mesh, sizes, lines = choose_mesh(config.mesh, rows, length)
     platform = mesh.devices.flat[0].platform
     dtype, why_dtype = choose_compute(config.precision.compute, platform)
     source = _open_source(config, rows, say)
@@ -129,7 +133,7 @@ def _open_source(config: RunConfig, rows: int, say: Say) -> Source:
 
 
 def _accumulation(config: RunConfig, rows: int, sizes: dict[str, int]) -> tuple[int, str]:
-    a_device = rows // (sizes['r'] * sizes['d'])
+    a_device = rows // along(ROWS, sizes)
     micro = config.batch.micro or a_device
     if a_device % micro:
         fits = [n for n in range(1, a_device + 1) if a_device % n == 0]

@@ -14,6 +14,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..errors import UserError
+from ..model.axes import TOKENS
 from ..model.loss import Batch, LossTerms
 from ..shardlib import check, defer_reduction, f32, make_shardings, psum, scope, typed_shard_map, zero_gradient
 
@@ -80,7 +81,7 @@ def make_gradients(
     def gradients(
         weights: weights_type, batch: Batch
     ) -> tuple[weights_type, dict[str, f32['']], dict[str, f32['rows columns']]]:
-        counts = {name: psum('r d', count) for name, count in model.denominators(batch).items()}
+        counts = {name: psum(TOKENS, count) for name, count in model.denominators(batch).items()}
         deferred = _defer_replicas(weights)
 
         def mean_loss(weights: Any, micro: Batch, *known: Any) -> tuple[Any, Any]:
@@ -88,7 +89,7 @@ def make_gradients(
                 sums = model.loss(weights, micro, *known)
             tables = {name: table for name, (table, count) in sums.items() if count is None}
             terms = {name: numerator / counts[name] for name, (numerator, _) in sums.items() if name not in tables}
-            return check(psum('r d', sum(terms.values())), f32[''], 'the loss'), (terms, tables)
+            return check(psum(TOKENS, sum(terms.values())), f32[''], 'the loss'), (terms, tables)
 
         gradient = jax.grad(mean_loss, has_aux=True)
         if accumulation == 1:
@@ -103,7 +104,7 @@ def make_gradients(
 
             total, told = jax.lax.scan(add, zero_gradient(deferred), micros)
             told = jax.tree.map(lambda x: jnp.sum(x, axis=0), told)
-        return jax.tree.map(_reduce_replicas, total, weights), *jax.tree.map(lambda x: psum('r d', x), told)
+        return jax.tree.map(_reduce_replicas, total, weights), *jax.tree.map(lambda x: psum(TOKENS, x), told)
 
     return gradients
 
@@ -122,7 +123,7 @@ def _survey(model: Model, weights: Any, micros: Batch) -> tuple[Any, ...]:
             return None, survey(weights, micro)
 
     sums = jax.lax.scan(one, None, micros)[1]
-    return (jax.tree.map(lambda x: psum('r d', jnp.sum(x, axis=0)), sums),)
+    return (jax.tree.map(lambda x: psum(TOKENS, jnp.sum(x, axis=0)), sums),)
 
 
 def _defer_replicas(weights: Any) -> Any:
@@ -207,7 +208,7 @@ def make_evaluate(model: Model | Automatic) -> Callable[[Any, Batch], dict[str, 
     @typed_shard_map
     def evaluate(weights: weights_type, batch: Batch) -> dict[str, tuple[f32[''], f32['']]]:
         terms = {name: term for name, term in model.loss(weights, batch).items() if term[1] is not None}
-        return {name: (psum('r d', n), psum('r d', count)) for name, (n, count) in terms.items()}
+        return {name: (psum(TOKENS, n), psum(TOKENS, count)) for name, (n, count) in terms.items()}
 
     return evaluate
 

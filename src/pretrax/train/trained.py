@@ -60,7 +60,7 @@ def open_trained(path: str) -> Trained:
     values = description['config'] | {'run_dir': str(directory.parent)}
     values['data'] = _tokens_of_the_run(values['data'], directory.parent / 'data', description)
     n = len(jax.devices())
-    values['mesh'] = {'r': 1, 'd': 1, 't': 1, ('r' if jax.default_backend() == 'cpu' else 'd'): n}
+    values['mesh'] = {('r' if jax.default_backend() == 'cpu' else 'd'): n}
     values['batch'] = values['batch'] | {'tokens': n * values['batch']['sequence_length'], 'micro': None}
     run = prepare(from_values(values), say=lambda text: None)
     wrote, reads = description.get('tokenizer'), getattr(getattr(run.source, 'tokenizer', None), 'sha256', None)
