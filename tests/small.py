@@ -25,10 +25,10 @@ def mesh_of(r=1, d=1, t=1, e=1, c=1, p=1):
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
-def transformer(options, mesh=None, *, vocab_size=VOCAB, length=LENGTH, dtype=jnp.float32):
+def transformer(options, mesh=None, *, vocab_size=VOCAB, length=LENGTH, dtype=jnp.float32, micro_batches=1):
     """A decoder for a mesh (default: of one device)."""
     sizes = dict(mesh.shape) if mesh is not None else dict.fromkeys(AXES, 1)
-    request = ModelRequest(vocab_size, length, None, dtype, 'cpu', sizes)
+    request = ModelRequest(vocab_size, length, None, dtype, 'cpu', sizes, micro_batches)
     return Transformer(request, options=TransformerOptions(**options))
 
 

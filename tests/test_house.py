@@ -36,20 +36,7 @@ MAY_IMPORT = {
         'huggingface',
         'infer',
     },
-    'ahead': {'errors', 'config', 'scale', 'model', 'train'},
-    'cli': {
-        'errors',
-        'ahead',
-        'config',
-        'data',
-        'checkpoint',
-        'observe',
-        'scale',
-        'model',
-        'huggingface',
-        'infer',
-        'train',
-    },
+    'cli': {'errors', 'config', 'data', 'checkpoint', 'observe', 'scale', 'model', 'huggingface', 'infer', 'train'},
 }
 
 SPINE = ('cli/train.py', 'train/loop.py', 'train/step.py', 'model/transformer.py')

@@ -198,7 +198,7 @@ def test_moments_lie_where_their_weights_lie():
     weights = jax.tree.map(lambda x: (x.shape, x.sharding), like.weights)
     assert jax.tree.map(lambda x: (x.shape, x.sharding), like.optimizer.mu) == weights
     assert jax.tree.map(lambda x: (x.shape, x.sharding), like.optimizer.nu) == weights
-    assert like.weights.layers.q.sharding.spec == jax.sharding.PartitionSpec(None, 'd', 't', None)
+    assert like.weights.layers.q.sharding.spec == jax.sharding.PartitionSpec('p', 'd', 't', None)
 
 
 def test_a_state_has_the_shape_that_it_promises():

@@ -44,13 +44,6 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
 
 
-def _own_keys(overrides: list[str], *names: str) -> tuple[dict[str, str], list[str]]:
-    """KEY=VALUE that a verb takes itself, and the rest, which changes the configuration."""
-    pairs = [(override.partition('='), override) for override in overrides]
-    own = {key: value for (key, _, value), _ in pairs if key in names}
-    return own, [override for (key, _, _), override in pairs if key not in names]
-
-
 @data_app.command()
 def index(
     files: Annotated[list[str], typer.Argument(metavar='FILE...', help='.jsonl files, also .gz and .zst.')],
@@ -76,45 +69,13 @@ def train(
         bool, typer.Option('--allow-changes', help='Resume although the configuration has changed.')
     ] = False,
 ) -> None:
-    """Train a model; in an existing run directory, resume. compiled=FILE runs a step that `pretrax compile` saved."""
+    """Train a model; in an existing run directory, resume."""
     from pretrax.config import load
 
-    own, changes = _own_keys(overrides or [], 'compiled')
-    loaded = load(config, changes)  # before JAX is imported: a mistake is told at once
+    loaded = load(config, overrides or [])  # before JAX is imported: a mistake is told at once
     from pretrax.cli.train import train
 
-    train(loaded, allow_changes, own.get('compiled'))
-
-
-@app.command('compile')
-def compile_(config: ConfigFile, overrides: Overrides = None) -> None:
-    """Compile the training step for hardware that is not here; say whether it fits.
-
-    Besides changes of the configuration: topology=v5e-256 (or h200, v5p:4x4x4, ...; none: the devices that are here),
-    slices=2, save=FILE.
-    """
-    from pretrax.config import load
-
-    own, changes = _own_keys(overrides or [], 'topology', 'slices', 'save')
-    loaded = load(config, changes)
-    from pretrax.cli.compile import compile_step
-
-    compile_step(loaded, own)
-
-
-@app.command()
-def plan(config: ConfigFile, overrides: Overrides = None) -> None:
-    """Predict memory and speed of a step without compiling it, and what would be faster.
-
-    Besides changes of the configuration: topology=v5e-256 (or h200x8, v5p:4x4x4, ...), slices=2.
-    """
-    from pretrax.config import load
-
-    own, changes = _own_keys(overrides or [], 'topology', 'slices')
-    loaded = load(config, changes)
-    from pretrax.cli.plan import plan
-
-    plan(loaded, own)
+    train(loaded, allow_changes)
 
 
 @app.command()

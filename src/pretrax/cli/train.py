@@ -1,11 +1,9 @@
 """`pretrax train CONFIG [key=value ...]`: trains, then says where everything is and what to try next."""
 
-import pathlib
 import sys
 
 import typer
 
-from ..ahead.saved import opened
 from ..config import RunConfig
 from ..observe.progress import Progress
 from ..train.loop import train as run_training
@@ -13,11 +11,10 @@ from ..train.watch import TIME_LIMIT, TRY_AGAIN
 from .summary import summary
 
 
-def train(config: RunConfig, allow_changes: bool, compiled: str | None = None) -> None:
+def train(config: RunConfig, allow_changes: bool) -> None:
     """Runs the training loop and prints the summary; exits with 75 if the time limit ended it."""
     progress = Progress()
-    step = opened(pathlib.Path(compiled), config) if compiled else None
-    result = run_training(config, allow_changes=allow_changes, progress=progress, compiled=step)
+    result = run_training(config, allow_changes=allow_changes, progress=progress)
     for line in summary(result, sys.argv[1:]):
         progress.message(line)
     if result.stopped == TIME_LIMIT:

@@ -22,7 +22,7 @@ from ..model.architecture import Architecture, LayerKind
 from ..model.attention import attend_visible, in_sight
 from ..model.axes import AXES, ROWS, along
 from ..model.transformer import FeedForward, Transformer, block, forward, mlp_of
-from ..model.weights import Weights
+from ..model.weights import Layer, Weights
 from ..shardlib import (
     axis_index,
     i32,
@@ -126,13 +126,13 @@ def _compiled(model: Transformer, tokens: int, temperature: float, top_k: int | 
         row = axis_index(ROWS) * rows + jnp.arange(rows)
 
         def read(cache: Cache, ids: Any, positions: Any) -> tuple[Any, Cache]:
-            def layers(x: Any, w: Weights) -> tuple[Any, Cache]:
+            def blocks(x: Any, layers: Layer) -> tuple[Any, Cache]:
                 mlp = mlp_of(arch, model.grouped, positions >= 0)
                 kinds = [functools.partial(_cached_block, positions, arch, kind, mlp) for kind in arch.kinds]
-                return scan(kinds, x, (w.layers, cache))
+                return scan(kinds, x, (layers, cache))
 
             with scope():  # L is the prompt's length first, then 1
-                return forward(w, ids, positions, arch, dtype, layers)
+                return forward(w, ids, positions, arch, dtype, blocks)
 
         def choose(logits: Any, count: Any) -> Any:
             logits = jnp.where(jnp.arange(logits.shape[-1]) < arch.vocab_size, logits.astype(jnp.float32), -jnp.inf)

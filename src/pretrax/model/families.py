@@ -143,6 +143,9 @@ class TransformerOptions(BaseModel):
         'all', description='activations for the backward pass: all, none, or keep/recompute by name (others: recompute)'
     )
     attention: Literal['auto', 'cudnn', 'splash', 'blockwise'] = Field('auto', description='kernel')
+    pipeline_rounds: int = Field(
+        1, gt=0, description='times a micro-batch goes around the stages of mesh.p: more make the bubble smaller'
+    )
 
     @model_validator(mode='after')
     def _fits_together(self) -> Self:

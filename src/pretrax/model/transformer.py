@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from ..shardlib import (
     all_gather,
+    f32,
     i32,
     num,
     psum_scatter,
@@ -27,16 +28,18 @@ from ..shardlib import (
     scan,
     take,
     typechecked,
+    whole,
 )
+from .activations import ALL_NAMED, choose_saved, choose_unrolled
 from .architecture import Architecture, LayerKind
 from .attention import Kernel, attend, choose_kernel
-from .axes import along
-from .families import SAVED_NAMES, TransformerOptions, resolve
+from .families import TransformerOptions, resolve
 from .loss import Batch, LossTerms, denominators, loss_terms
 from .matmul import choose_grouped, gather, plus, product
 from .mlp import feed_forward
 from .moe import mixture
 from .norm import norm, qk_norm
+from .pipeline import Schedule, choose_schedule, in_stages
 from .rope import rotate
 from .routing import counted, describe_routing, load, routing_denominators, routing_metrics, routing_terms
 from .softcap import softcap
@@ -103,20 +106,44 @@ def forward(
     positions: i32['B/r/d/e L/c'],
     arch: Architecture,
     dtype: Any,
-    layers: Callable[[Any, Weights], tuple[Any, Any]],
+    blocks: Callable[[Any, Layer], tuple[Any, Any]],
 ) -> tuple[num['B/r/d/e L/c V/t'], Any]:
-    """Logits in `dtype` for every token, and what `layers(x, weights)`, which runs the blocks, gives besides x."""
-    table = all_gather('V/t M/d -> V/t M', w.embed, wire=dtype)
+    """Logits in `dtype` for every token, and what `blocks(x, stacked layers)` gives besides x. Not in stages."""
+    embed, unembed = vocabulary(w, dtype)
+    x, kept = blocks(enter(w, embed, tokens, positions, arch, dtype), whole('p', w.layers))
+    return leave(w, unembed, x, arch), kept
+
+
+def vocabulary(w: Weights, dtype: Any) -> tuple[Any, Any]:
+    """The tables of the embedding and the unembedding, [V/t M] each, which may be one."""
+    embed = all_gather('V/t M/d -> V/t M', w.embed, wire=dtype)
+    return embed, embed if w.unembed is None else all_gather('V/t M/d -> V/t M', w.unembed, wire=dtype)
+
+
+@typechecked
+def enter(
+    w: Weights,
+    table: f32['V/t M'],
+    tokens: i32['B/r/d/e L/c'],
+    positions: i32['B/r/d/e L/c'],
+    arch: Architecture,
+    dtype: Any,
+) -> num['B/r/d/e L/c/t M']:
+    """What goes into the first block: each token's embedding, and that of its position where positions are learned."""
     x = take('V/t M, B/r/d/e L/c -> B/r/d/e L/c M', table, tokens).astype(dtype)  # partial over t
     if arch.scale_embedding:
         x = x * jnp.asarray(math.sqrt(arch.d_model), dtype)  # rounded to it, as the released models were trained
     if w.positions is not None:
         places = all_gather('P/t M/d -> P/t M', w.positions, wire=dtype)
         x = x + take('P/t M, B/r/d/e L/c -> B/r/d/e L/c M', places, positions).astype(dtype)
-    x, kept = layers(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', x), w)
+    return psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', x)
+
+
+@typechecked
+def leave(w: Weights, table: f32['V/t M'], x: num['B/r/d/e L/c/t M'], arch: Architecture) -> num['B/r/d/e L/c V/t']:
+    """Logits, from what comes out of the last block."""
     h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', norm(x, w.norm, w.norm_bias, arch))
-    unembed = table if w.unembed is None else all_gather('V/t M/d -> V/t M', w.unembed, wire=dtype)
-    return softcap(product('B/r/d/e L/c M, V/t M -> B/r/d/e L/c V/t', h, unembed), arch.final_softcap), kept
+    return softcap(product('B/r/d/e L/c M, V/t M -> B/r/d/e L/c V/t', h, table), arch.final_softcap)
 
 
 def mlp_of(arch: Architecture, method: str, counts: Any) -> FeedForward:
@@ -136,6 +163,7 @@ class ModelRequest:
     dtype: Any  # compute dtype
     platform: str  # of the devices
     mesh: dict[str, int]
+    micro_batches: int = 1  # in which a model of several stages takes the rows of a device
 
 
 class Transformer:
@@ -151,14 +179,18 @@ class Transformer:
             options.attention, request.platform, request.dtype, self.arch.d_head, request.sequence_length,
             request.documents_per_row, self.arch.attention_softcap,
         )  # fmt: skip
-        self.unrolled, why_unrolled = _choose_unrolled(options.layers, self.arch.n_layers, request.mesh)
-        self.saved, why_saved = _choose_saved(options.save, request.mesh)
+        self.unrolled, why_unrolled = choose_unrolled(options.layers, self.arch.n_layers, request.mesh)
+        self.saved, why_saved = choose_saved(options.save, request.mesh)
+        self.schedule, why_schedule = choose_schedule(
+            request.mesh['p'], options.pipeline_rounds, request.micro_batches, self.arch
+        )
         self.grouped, why_grouped = choose_grouped(request.platform)
         self.survey = self._survey if self.arch.balance_loss and self.arch.balance_over == 'batch' else None
         self.choices = {
             'architecture': self.arch.describe(),
             'attention': str(self.kernel),
             **({'experts': describe_routing(self.arch, why_grouped)} if self.arch.n_experts else {}),
+            **({'pipeline': why_schedule} if self.schedule or options.pipeline_rounds > 1 else {}),
             'layers': why_unrolled,
             'activations': why_saved,
         }
@@ -173,9 +205,28 @@ class Transformer:
 
     def loss(self, weights: Weights, batch: Batch, known: Any = None) -> LossTerms:
         """This device's terms of the loss. `known` is the `survey` of the whole step, where this is a part of it."""
-        logits, routed = self._forward(weights, batch)
-        terms = loss_terms(logits, batch, self.arch.vocab_size, self.arch.z_loss)
+        if self.schedule is None:
+            logits, routed = self._forward(weights, batch)
+            terms = loss_terms(logits, batch, self.arch.vocab_size, self.arch.z_loss)
+        else:
+            terms, routed = self._terms_in_stages(weights, batch, self.schedule)
         return terms | (routing_terms(routed, batch, self.arch, known) if self.arch.n_experts else {})
+
+    def _terms_in_stages(self, weights: Weights, batch: Batch, schedule: Schedule) -> tuple[LossTerms, Any]:
+        """The terms that judge the text, and what routers did, where p shares out the layers: `pipeline.py` says how."""
+        arch, (embed, unembed) = self.arch, vocabulary(weights, self.dtype)
+
+        def judge(x: Any, part: Batch) -> dict[str, Any]:
+            terms = loss_terms(leave(weights, unembed, x, arch), part, arch.vocab_size, arch.z_loss)
+            return {name: numerator for name, (numerator, _) in terms.items()}
+
+        sums, routed = in_stages(
+            lambda part: enter(weights, embed, part.tokens, part.positions, arch, self.dtype),
+            lambda x, layers, part: self._blocks(part)(x, layers),
+            judge, weights.layers, batch, schedule, self.saved,
+        )  # fmt: skip
+        counts = denominators(batch, arch.z_loss)
+        return {name: (total, counts[name]) for name, total in sums.items()}, routed
 
     def _survey(self, weights: Weights, batch: Batch) -> Any:
         """How many tokens chose each expert, which the gradient of a loss on the load of the whole batch depends on."""
@@ -183,6 +234,10 @@ class Transformer:
 
     def _forward(self, weights: Weights, batch: Batch) -> tuple[Any, Any]:
         """Logits, and of a mixture of experts what the routers of all layers did."""
+        return forward(weights, batch.tokens, batch.positions, self.arch, self.dtype, self._blocks(batch))
+
+    def _blocks(self, batch: Batch) -> Callable[[Any, Layer], tuple[Any, Any]]:
+        """What takes the stream of a batch through stacked layers, and tells what their routers did."""
         mlp = mlp_of(self.arch, self.grouped, counted(batch))
 
         def one(kind: LayerKind, x: Any, layer: Layer) -> tuple[Any, Any]:
@@ -193,17 +248,19 @@ class Transformer:
             return x, routed
 
         kinds = [functools.partial(one, kind) for kind in self.arch.kinds]
+        # A stage whose input alone is kept makes the rest again, all layers at a time; of that everything is kept.
+        saved = ALL_NAMED if self.schedule and self.saved == {} else self.saved
 
-        def layers(x: Any, w: Weights) -> tuple[Any, Any]:
+        def blocks(x: Any, stacked: Layer) -> tuple[Any, Any]:
             if not self.unrolled:
-                return scan(kinds, x, w.layers, self.saved)
-            kept, every = [recompute_by_name(kind, self.saved) for kind in kinds], []
-            for i in range(self.arch.n_layers):
-                x, routed = kept[i % len(kept)](x, jax.tree.map(lambda stacked, i=i: stacked[i], w.layers))
+                return scan(kinds, x, stacked, saved)
+            kept, every = [recompute_by_name(kind, saved) for kind in kinds], []
+            for i in range(stacked.q.shape[0]):
+                x, routed = kept[i % len(kept)](x, jax.tree.map(lambda w, i=i: w[i], stacked))
                 every.append(routed)
             return x, jax.tree.map(lambda *layers: jnp.stack(layers), *every)
 
-        return forward(weights, batch.tokens, batch.positions, self.arch, self.dtype, layers)
+        return blocks
 
     def denominators(self, batch: Batch) -> dict[str, Any]:
         """The denominators of the terms of `loss`, which depend on the batch alone."""
@@ -212,23 +269,3 @@ class Transformer:
     def summarize(self, tables: dict[str, Any]) -> dict[str, Any]:
         """Metrics of the tables among the terms of `loss`, added up over a step."""
         return routing_metrics(tables['routing'], self.arch)
-
-
-def _choose_unrolled(wanted: str, n_layers: int, mesh: dict[str, int]) -> tuple[bool, str]:
-    if wanted != 'auto':
-        return wanted == 'unroll', f'{wanted} (as configured)'
-    if along('d e c t', mesh) == 1 and n_layers <= 48:
-        return True, 'unroll (faster than a loop where weights are whole; model.layers=scan compiles faster)'
-    return False, 'scan (many devices or layers: compiles faster)'
-
-
-def _choose_saved(wanted: Any, mesh: dict[str, int]) -> tuple[Any, str]:
-    if wanted == 'none':
-        return {}, 'everything is recomputed in the backward pass (model.save=none)'
-    if wanted != 'all':
-        kept = [name for name, choice in wanted.items() if choice == 'keep']
-        return dict(wanted), f'kept: {", ".join(kept) or "none"}; the rest is recomputed (model.save)'
-    if mesh['d'] == 1:
-        return None, 'all kept'
-    named = dict.fromkeys(SAVED_NAMES, 'keep')
-    return named, f'kept: {", ".join(named)}; gathered weights and cheap values are computed again (d > 1)'

@@ -66,7 +66,7 @@ class Weights:
 
     embed: f32['V/t M/d']
     positions: f32['P/t M/d'] | None
-    layers: Array['layers', Layer]
+    layers: Array['layers/p', Layer]
     norm: f32['M']
     norm_bias: f32['M'] | None
     unembed: f32['V/t M/d'] | None

@@ -40,7 +40,7 @@ class Memory:
     def __str__(self) -> str:
         """One line, largest part first: 'about 3.1 GB a device: activations 1.9 GB, weights 0.5 GB, ...'."""
         parts = sorted(dataclasses.asdict(self).items(), key=lambda part: -part[1])
-        return f'about {size(self.total)} a device: ' + ', '.join(f'{name} {size(n)}' for name, n in parts)
+        return f'about {_size(self.total)} a device: ' + ', '.join(f'{name} {_size(size)}' for name, size in parts)
 
 
 def expected_memory(
@@ -64,6 +64,8 @@ def expected_memory(
     d_shared: int = 0,
     n_norms: int = 2,
     qk_norm: bool = False,
+    rounds: int = 1,
+    micro_batches: int = 1,
 ) -> Memory:
     """Expected memory of one device.
 
@@ -77,6 +79,8 @@ def expected_memory(
         d_shared: width of the feed-forward that every token visits beside them.
         n_norms: of the residual stream, in a layer.
         qk_norm: queries and keys are normed.
+        rounds: of a pipeline (`p` > 1), in which every stage holds the activations of all its passes.
+        micro_batches: that go through it in a step, each of `tokens`.
     """
     sizes = {axis: mesh.get(axis, 1) for axis in ('r', 'd', 'e', 'c', 't', 'p')}
     width = BYTES[compute]
@@ -91,6 +95,10 @@ def expected_memory(
     if n_experts > 1:  # each token's row, once for each of its experts
         inner += experts_per_token * d_model
     kept = (layers * d_model + inner) if recompute else layers * inner
+    if sizes['p'] > 1:  # of each pass through a chunk its input, and all micro-batches at the entrance and the exit
+        passes, chunk = rounds * micro_batches + sizes['p'] - 1, math.ceil(layers / rounds)
+        kept = (passes * d_model + chunk * inner) if recompute else passes * chunk * inner
+        kept += 2 * micro_batches * d_model
     return Memory(
         weights=4 * shard,
         moments=math.ceil(4 * moments * shard),
@@ -101,7 +109,7 @@ def expected_memory(
     )
 
 
-def size(n_bytes: float) -> str:
+def _size(n_bytes: float) -> str:
     """1_500_000_000 -> '1.5 GB', decimal, as a reader compares it with the makers' figures."""
     for unit in ('B', 'kB', 'MB', 'GB'):
         if n_bytes < 999.5:

@@ -18,9 +18,10 @@ from .ops import (
     psum,
     psum_scatter,
     take,
+    whole,
     zero_gradient,
 )
-from .save import recompute_by_name, save
+from .save import Choice, recompute_by_name, save
 from .scan import as_carried, scan
 from .shard_map import typed_shard_map
 from .typechecked import typechecked
@@ -46,9 +47,9 @@ from .types import (
 )
 
 __all__ = [
-    'Array', 'ShardingError', 'all_gather', 'all_to_all', 'apart', 'as_carried', 'axis_index', 'axis_size', 'bf16', 'bool_', 'check',
+    'Array', 'Choice', 'ShardingError', 'all_gather', 'all_to_all', 'apart', 'as_carried', 'axis_index', 'axis_size', 'bf16', 'bool_', 'check',
     'defer_reduction', 'einsum', 'f8', 'f8_e5m2', 'f16', 'f32', 'i8', 'i32', 'is_fully_sharded', 'key',
     'make_abstract', 'make_partition_specs', 'make_shardings', 'num', 'pmax', 'pmean', 'ppermute', 'psum',
     'psum_scatter', 'pytree_dataclass', 'recompute_by_name', 'save', 'scan', 'scope', 'take', 'typechecked',
-    'typed_shard_map', 'u8', 'u32', 'zero_gradient',
+    'typed_shard_map', 'u8', 'u32', 'whole', 'zero_gradient',
 ]  # fmt: skip

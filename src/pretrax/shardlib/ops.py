@@ -110,6 +110,21 @@ def ppermute(axis: str, x: Any, *, shift: int = 1, to: Sequence[int] | None = No
     return jax.tree.map(lambda leaf: jax.lax.ppermute(vary(leaf, (name,)), name, list(enumerate(to))), x)
 
 
+def whole(axes: str, x: Any) -> Any:
+    """x, sharded over mesh axes of one device each, so that its slice is all of it. Takes a pytree.
+
+    What `all_gather` does for one array and its type, for many of any type.
+    """
+    names = _axis_names(axes)
+    if many := _with_many(names):
+        raise ShardingError(
+            f"whole('{axes}', x): along '{' '.join(many)}' are several devices, each with a slice",
+            mesh=jax.sharding.get_abstract_mesh(),
+            mend='all_gather the slices, or work apart() on each',
+        )
+    return jax.tree.map(lambda leaf: known_same(vary(leaf, names), names), x)
+
+
 def axis_size(axes: str) -> int:
     """How many devices there are along mesh axes: `axis_size('r d')`."""
     return math.prod(jax.lax.axis_size(axis) for axis in _axis_names(axes))

@@ -3,7 +3,6 @@
 import math
 import os
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -31,22 +30,19 @@ def join_processes() -> None:
             raise UserError(f'JAX_NUM_PROCESSES={wanted}, but {jax.process_count()} processes met')
 
 
-def choose_mesh(
-    section: MeshSection, rows: int, length: int, absent: Sequence[Any] | None = None
-) -> tuple[Mesh, dict[str, int], list[str]]:
+def choose_mesh(section: MeshSection, rows: int, length: int) -> tuple[Mesh, dict[str, int], list[str]]:
     """The mesh of a run, the size of each axis, and the reasons, a line each.
 
     Args:
         section: the `mesh:` line.
         rows: sequences in a batch, which r, d and e share.
         length: tokens in a sequence, which c shares.
-        absent: devices to compile for; None: those that are here.
 
     Raises:
         UserError: the line does not fit the devices, or the devices do not divide the batch.
     """
-    simulated = _simulate_cpus(section, rows) if absent is None else ''
-    devices = list(absent or jax.devices())
+    simulated = _simulate_cpus(section, rows)
+    devices = jax.devices()
     platform = devices[0].platform
     sizes = resolve_mesh(section, len(devices), platform)
     share = along(ROWS, sizes)
@@ -61,13 +57,10 @@ def choose_mesh(
         raise UserError(
             f'batch.sequence_length = {length} is not divisible by mesh.c = {sizes["c"]}\nuse {near}, or another mesh.c'
         )
-    if sizes['p'] != 1:
-        raise UserError(f'mesh.p = {sizes["p"]}: there is no pipeline yet\nuse mesh.p=1')
     assert tuple(sizes) == AXES
     mesh = jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
     kind = devices[0].device_kind if platform != 'cpu' else 'CPU device'
     why = simulated if platform == 'cpu' else f'the {platform} backend is installed and has them'
-    why = 'not here: to compile for' if absent else why
     here = f', {jax.local_device_count()} in each of {jax.process_count()} processes' if jax.process_count() > 1 else ''
     used = {axis: size for axis, size in sizes.items() if size > 1 or axis in 'rdt'}
     arranged = ', '.join(f'{axis}={size} ({MEANING[axis]})' for axis, size in used.items())

@@ -1,7 +1,7 @@
 """From a configuration to all that a run needs: mesh, data, model, recipe. Each derivation is a line of the report."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from ..scale.cpu import measured_cpu
 from ..scale.devices import lookup
 from ..scale.flops import FORMULA_VERSION, Flops, flops_per_token, mfu
 from ..scale.memory import Memory, expected_memory
-from ..shardlib import make_abstract, make_shardings
+from ..shardlib import make_shardings
 from .devices import choose_compute, choose_mesh, join_processes
 from .step import Recipe, abstract_state
 
@@ -34,8 +34,6 @@ class Run:
     source: Any
     recipe: Recipe
     rows: int  # sequences a step
-    compute: str  # dtype of matrix products
-    flops: Flops | None  # of a token; None where the model does not tell
     mfu: Callable[[float], dict[str, float]]  # tokens/s -> the MFU metrics, none for an unknown device
     report: list[str]
 
@@ -59,10 +57,6 @@ class Run:
         shardings = make_shardings(Batch, self.mesh)
         return Batch(*(put(i, getattr(shardings, name)) for i, name in enumerate(HostBatch._fields)))
 
-    def abstract_batch(self) -> Batch:
-        """Shapes, dtypes and shardings of a batch."""
-        return make_abstract(Batch, {'B': self.rows, 'L': self.config.batch.sequence_length})
-
     def batch(self, step: int) -> Batch:
         """The training batch of a step: the same for any mesh and number of processes."""
         return self.place(lambda rows: self.source.batch(step, rows, self.rows))
@@ -80,32 +74,30 @@ class Run:
         return parts if parts is not None else {'': (1.0, whole)} if whole else {}
 
 
-def prepare(config: RunConfig, say: Say = print, devices: Sequence[Any] | None = None) -> Run:
+def prepare(config: RunConfig, say: Say = print) -> Run:
     """Builds a run; prepares its data if need be, which may take a while.
-
-    Args:
-        config: the run.
-        say: told what takes a while.
-        devices: to run on, which need not exist if nothing is run; None: those that are here.
 
     Raises:
         UserError: something in the configuration does not fit the data, the model or the devices.
     """
-    if devices is None:
-        join_processes()
+    join_processes()
     length = config.batch.sequence_length
     rows = config.batch.tokens // length
-    mesh, sizes, lines = choose_mesh(config.mesh, rows, length, devices)
+    mesh, sizes, lines = choose_mesh(config.mesh, rows, length)
     platform = mesh.devices.flat[0].platform
     dtype, why_dtype = choose_compute(config.precision.compute, platform)
-    source = open_source(config, rows, say)
+    source = _open_source(config, rows, say)
 
+    passes, line = _passes(config, rows, sizes)
     request = ModelRequest(
         vocab_size=source.vocab_size, sequence_length=length, dtype=dtype, platform=platform, mesh=sizes,
-        documents_per_row=getattr(source, 'documents_per_row', None),
+        documents_per_row=getattr(source, 'documents_per_row', None), micro_batches=passes if sizes['p'] > 1 else 1,
     )  # fmt: skip
     model = build('model', config.model, request)
-    accumulation, line = _accumulation(config, rows, sizes)
+    if sizes['p'] > 1 and getattr(model, 'schedule', None) is None:
+        raise UserError(
+            f'mesh.p = {sizes["p"]}: model.name = {config.model.name} does not come in stages\nuse mesh.p=1'
+        )
     schedule = build('schedule', config.schedule, config.steps)
     recipe = Recipe(
         model=model,
@@ -114,7 +106,7 @@ def prepare(config: RunConfig, say: Say = print, devices: Sequence[Any] | None =
         weight_decay=config.optimizer.weight_decay,
         no_decay=config.optimizer.no_decay,
         clip_norm=config.optimizer.clip_norm,
-        accumulation=accumulation,
+        accumulation=1 if sizes['p'] > 1 else passes,
         spike=config.faults.spike,
     )
     with jax.set_mesh(mesh):
@@ -127,15 +119,11 @@ def prepare(config: RunConfig, say: Say = print, devices: Sequence[Any] | None =
         f'compute: {compute} ({why_dtype}); weights, optimizer, norms and loss f32',
         *(f'{name}: {choice}' for name, choice in getattr(model, 'choices', {}).items()),
     ]
-    flops = _flops(model, length)
-    rate, why_rate = _utilisation(mesh, compute, flops)
-    run = Run(config, mesh, source, recipe, rows, compute, flops, rate, lines)
-    memory = memory_with(run)
-    lines += [*([f'memory: {memory}'] if memory else []), why_rate]
-    return run
+    rate, more = _utilisation(model, mesh, compute, length, sizes, state, rows * length // passes)
+    return Run(config, mesh, source, recipe, rows, rate, lines + more)
 
 
-def open_source(config: RunConfig, rows: int, say: Say) -> Source:
+def _open_source(config: RunConfig, rows: int, say: Say) -> Source:
     """The data. One process prepares it, the others then find it ready."""
     request = DataRequest(config.seed, config.batch.sequence_length, config.run_dir / 'data', say, config.steps, rows)
     if jax.process_count() == 1:
@@ -148,19 +136,32 @@ def open_source(config: RunConfig, rows: int, say: Say) -> Source:
     return build('data', config.data, request)
 
 
-def _accumulation(config: RunConfig, rows: int, sizes: dict[str, int]) -> tuple[int, str]:
-    a_device = rows // along(ROWS, sizes)
-    micro = config.batch.micro or a_device
-    if a_device % micro:
-        fits = [n for n in range(1, a_device + 1) if a_device % n == 0]
-        nearest = min(fits, key=lambda n: abs(n - micro))
+def _passes(config: RunConfig, rows: int, sizes: dict[str, int]) -> tuple[int, str]:
+    """In how many parts each device takes its sequences: one after the other, or through the stages of a pipeline."""
+    a_device, stages = rows // along(ROWS, sizes), sizes['p']
+    fits = [n for n in range(stages, a_device + 1, stages) if a_device % n == 0]
+    if not fits:
+        more = -(-a_device // stages) * stages * along(ROWS, sizes)
         raise UserError(
-            f'batch.micro = {micro} does not divide the {a_device} sequences of each device\nuse batch.micro={nearest}'
+            f'batch: the {a_device} sequences of each device are too few micro-batches for mesh.p = {stages} stages, which '
+            f'take {stages} at a time\ngive batch.tokens={more * config.batch.sequence_length} for {more} sequences, or '
+            'a smaller mesh.p'
         )
+    micro = config.batch.micro
+    if micro is None:  # with a pipeline large micro-batches, but so many that its bubble is below a fifth
+        passes = 1 if stages == 1 else next((n for n in fits if n >= 4 * stages), fits[-1])
+        micro = a_device // passes
+    if a_device % micro or (a_device // micro) % stages:
+        nearest = min((a_device // n for n in fits), key=lambda n: abs(n - micro))
+        why = f'does not divide the {a_device} sequences of each device'
+        if a_device % micro == 0:
+            why = f'makes {a_device // micro} micro-batches a device; mesh.p = {stages} stages take {stages} at a time'
+        raise UserError(f'batch.micro = {micro} {why}\nuse batch.micro={nearest}')
     passes = a_device // micro
+    called = 'micro-batches' if stages > 1 else 'pass' if passes == 1 else 'passes'
     line = (
         f'{config.batch.tokens:,} tokens = {rows} sequences x {config.batch.sequence_length}; '
-        f'{a_device} a device, {passes} {"pass" if passes == 1 else "passes"} of {micro}'
+        f'{a_device} a device, {passes} {called} of {micro}'
     )
     return passes, line
 
@@ -170,28 +171,29 @@ def _count(model: Any, n_params: int) -> str:
     return f'{n_params:,} parameters' + (f', {n_params - idle:,} of them for each token' if idle else '')
 
 
-def _flops(model: Any, length: int) -> Flops | None:
-    """Training FLOPs for a token; None where the model does not tell its architecture."""
+def _utilisation(
+    model: Any, mesh: Mesh, compute: Any, length: int, sizes: dict[str, int], state: Any, tokens: int
+) -> tuple[Callable[[float], dict[str, float]], list[str]]:
+    """MFU as a function of tokens/s, and what the report says of memory and speed, as far as the model tells."""
     arch = getattr(model, 'arch', None)
-    if arch is None:
-        own: Any = getattr(model, 'flops_per_token', None)
-        return None if own is None else Flops(own, own)
-    return flops_per_token(
-        n_matmul_params=arch.n_matmul_params, n_layers=arch.n_layers, n_heads=arch.n_heads, d_head=arch.d_head,
-        sequence_length=length, windows=arch.windows,
-    )  # fmt: skip
-
-
-def _utilisation(mesh: Mesh, compute: Any, per_token: Flops | None) -> tuple[Callable[[float], dict[str, float]], str]:
-    """MFU as a function of tokens/s, and what the report says of it."""
-    if per_token is None:
-        return lambda _: {}, 'mfu: none, since the model does not tell its architecture'
+    own: Any = getattr(model, 'flops_per_token', None)
+    if arch is None and own is None:
+        return lambda _: {}, ['mfu: none, since the model does not tell its architecture']
+    lines = [] if arch is None else [f'memory: {_memory(model, arch, compute, sizes, state, tokens)}']
     devices = list(mesh.devices.flat)
     kind = devices[0].device_kind
     device = measured_cpu(jax.local_devices()) if devices[0].platform == 'cpu' else lookup(kind)
     if device is None:
-        return lambda _: {}, f"mfu: none, since the peak of a '{kind}' is not known"
+        return lambda _: {}, [*lines, f"mfu: none, since the peak of a '{kind}' is not known"]
+    if arch is None:
+        per_token = Flops(own, own)
+    else:
+        per_token = flops_per_token(
+            n_matmul_params=arch.n_matmul_params, n_layers=arch.n_layers, n_heads=arch.n_heads, d_head=arch.d_head,
+            sequence_length=length, windows=arch.windows,
+        )  # fmt: skip
     peak = device.peak(compute)
+    lines.append(f'mfu: of {peak / 1e12:,.3g} TFLOP/s a device, {device.name}, formula {FORMULA_VERSION}, causal')
 
     def metrics(tokens_per_second: float) -> dict[str, float]:
         return {
@@ -199,40 +201,18 @@ def _utilisation(mesh: Mesh, compute: Any, per_token: Flops | None) -> tuple[Cal
             'mfu_full': mfu(tokens_per_second, per_token.full, peak, len(devices)),
         }
 
-    return metrics, f'mfu: of {peak / 1e12:,.3g} TFLOP/s a device, {device.name}, formula {FORMULA_VERSION}, causal'
+    return metrics, lines
 
 
-def memory_with(
-    run: Run,
-    mesh: Mapping[str, int] | None = None,
-    accumulation: int | None = None,
-    recompute: bool | None = None,
-    moments: float | None = None,
-) -> Memory | None:
-    """Expected memory of a run, as it is or with something changed; None for a model without an architecture."""
-    model = run.recipe.model
-    arch: Any = getattr(model, 'arch', None)
-    if arch is None:
-        return None
-    with jax.set_mesh(run.mesh):
-        state = abstract_state(run.recipe)
+def _memory(model: Any, arch: Any, compute: Any, sizes: dict[str, int], state: Any, tokens: int) -> Memory:
     n_params = sum(leaf.size for leaf in jax.tree.leaves(state.weights))
-    n_moments = sum(leaf.size for leaf in jax.tree.leaves(state.optimizer)) / n_params
-    compute: Any = run.compute
+    moments = sum(leaf.size for leaf in jax.tree.leaves(state.optimizer)) / n_params
     return expected_memory(
-        **memory_sizes(arch, n_params), mesh=mesh or dict(run.mesh.shape), compute=compute,
-        moments=n_moments if moments is None else moments,
-        tokens=run.config.batch.tokens // (accumulation or run.recipe.accumulation),
-        recompute=getattr(model, 'saved', None) == {} if recompute is None else recompute,
+        n_params=n_params, n_layers=arch.n_layers, d_model=arch.d_model, n_heads=arch.n_heads,
+        n_kv_heads=arch.n_kv_heads, d_head=arch.d_head, d_ff=arch.d_ff, vocab_size=arch.padded_vocab_size,
+        gated=arch.gated, tokens=tokens, mesh=sizes, moments=moments, compute=compute,
+        recompute=model.saved == {}, n_experts=max(1, arch.n_experts), d_shared=arch.d_shared,
+        experts_per_token=arch.experts_per_token if arch.n_experts else 1,
+        n_norms=arch.n_norms, qk_norm=arch.qk_norm != 'none',
+        **({'rounds': model.schedule.rounds, 'micro_batches': model.schedule.micro_batches} if model.schedule else {}),
     )  # fmt: skip
-
-
-def memory_sizes(arch: Any, n_params: int) -> dict[str, Any]:
-    """What `expected_memory` has to know of an architecture."""
-    return {
-        'n_params': n_params, 'n_layers': arch.n_layers, 'd_model': arch.d_model, 'n_heads': arch.n_heads,
-        'n_kv_heads': arch.n_kv_heads, 'd_head': arch.d_head, 'd_ff': arch.d_ff, 'vocab_size': arch.padded_vocab_size,
-        'gated': arch.gated, 'n_experts': max(1, arch.n_experts), 'd_shared': arch.d_shared,
-        'experts_per_token': arch.experts_per_token if arch.n_experts else 1,
-        'n_norms': arch.n_norms, 'qk_norm': arch.qk_norm != 'none',
-    }  # fmt: skip

@@ -1,0 +1,34 @@
+"""How the layers of a decoder run, and what of them is kept for the backward pass: chosen here, with the reason."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..shardlib import Choice
+from .axes import along
+from .families import SAVED_NAMES
+
+ALL_NAMED: dict[str, Choice] = dict.fromkeys(SAVED_NAMES, 'keep')
+
+
+def choose_unrolled(wanted: str, n_layers: int, mesh: dict[str, int]) -> tuple[bool, str]:
+    """Whether each layer is a part of the program, or one layer a loop; and why."""
+    if wanted != 'auto':
+        return wanted == 'unroll', f'{wanted} (as configured)'
+    if along('d e c t p', mesh) == 1 and n_layers <= 48:
+        return True, 'unroll (faster than a loop where weights are whole; model.layers=scan compiles faster)'
+    return False, 'scan (many devices or layers: compiles faster)'
+
+
+def choose_saved(wanted: Any, mesh: dict[str, int]) -> tuple[Mapping[str, Choice] | None, str]:
+    """What is kept for the backward pass, see `recompute_by_name`; and why."""
+    if wanted == 'none' and mesh['p'] > 1:
+        return {}, 'of each stage and micro-batch the input is kept, the rest is recomputed (model.save=none)'
+    if wanted == 'none':
+        return {}, 'everything is recomputed in the backward pass (model.save=none)'
+    if wanted != 'all':
+        kept = [name for name, choice in wanted.items() if choice == 'keep']
+        return dict(wanted), f'kept: {", ".join(kept) or "none"}; the rest is recomputed (model.save)'
+    if mesh['d'] * mesh['p'] == 1:
+        return None, 'all kept'
+    many = f'{"d" if mesh["d"] > 1 else "p"} > 1'
+    return ALL_NAMED, f'kept: {", ".join(ALL_NAMED)}; gathered weights and cheap values are computed again ({many})'
