@@ -30,11 +30,11 @@ def test_splash_equals_blockwise_in_value_and_gradient(monkeypatch, kv_heads, sc
     def outcome(name):
         @typed_shard_map
         def run(
-            q: f32['B/r/d/e L/c H/t D'],
-            k: f32['B/r/d/e L/c K/t D'],
-            v: f32['B/r/d/e L/c K/t D'],
-            segments: i32['B/r/d/e L/c'],
-        ) -> f32['B/r/d/e L/c H/t D']:
+            q: f32['B/r/d/e L H/t D'],
+            k: f32['B/r/d/e L K/t D'],
+            v: f32['B/r/d/e L K/t D'],
+            segments: i32['B/r/d/e L'],
+        ) -> f32['B/r/d/e L H/t D']:
             return attend(q, k, v, segments, Kernel(name, 'test', 3), scores)
 
         def loss(q, k, v):

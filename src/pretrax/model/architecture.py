@@ -209,11 +209,14 @@ class Architecture:
 
     def check_mesh(self, mesh: dict[str, int], sequence_length: int) -> None:
         """Raises UserError where the mesh does not divide the model, naming the nearest mesh axis that does."""
-        t, d, e, c = mesh['t'], mesh['d'], mesh['e'], mesh['c']
-        if c > 1:
-            raise UserError(f'mesh.c = {c}: the decoder does not share out a sequence yet\nuse mesh.c=1')
+        t, d, e = mesh['t'], mesh['d'], mesh['e']
         if e > 1 and not self.n_experts:
             raise UserError(f'mesh.e = {e} shares out experts, and the model has none\nuse mesh.d for the devices')
+        if self.n_experts and self.capacity is not None and mesh['c'] > 1:
+            raise UserError(
+                f'model.capacity counts the tokens of whole sequences, which mesh.c = {mesh["c"]} shares out\n'
+                'use model.capacity=null or mesh.c=1'
+            )
         if self.n_experts % e:
             fits = [n for n in range(1, e + 1) if self.n_experts % n == 0]
             raise UserError(

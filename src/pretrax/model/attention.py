@@ -97,13 +97,13 @@ def _splash_obstacle(platform: str, sequence_length: int, d_head: int) -> str | 
 
 @typechecked
 def attend(
-    q: num['B/r/d/e L/c H/t D'],
-    k: num['B/r/d/e L/c K/t D'],
-    v: num['B/r/d/e L/c K/t D'],
-    segments: i32['B/r/d/e L/c'],
+    q: num['B/r/d/e L H/t/c D'],
+    k: num['B/r/d/e L K/t/c D'],
+    v: num['B/r/d/e L K/t/c D'],
+    segments: i32['B/r/d/e L'],
     kernel: Kernel,
     scores: Scores,
-) -> num['B/r/d/e L/c H/t D']:
+) -> num['B/r/d/e L H/t/c D']:
     """softmax(q k^T / sqrt(D)) v over earlier tokens of a document. Vaswani et al. 2017, arXiv:1706.03762, eq. 1.
 
     `scores` has what takes the place of sqrt(D), the soft cap before the softmax, and how far back a token sees.

@@ -146,6 +146,9 @@ class TransformerOptions(BaseModel):
     pipeline_rounds: int = Field(
         1, gt=0, description='times a micro-batch goes around the stages of mesh.p: more make the bubble smaller'
     )
+    context: Literal['auto', 'ring', 'all_to_all'] = Field(
+        'auto', description='how attention deals with sequences shared out over mesh.c'
+    )
 
     @model_validator(mode='after')
     def _fits_together(self) -> Self:

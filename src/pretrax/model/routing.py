@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..shardlib import axis_index, axis_size, bool_, f32, i32, psum
+from ..shardlib import axis_index, axis_size, bool_, f32, i32, pmax, psum
 from .architecture import Architecture
 from .axes import TOKENS
 from .loss import Batch, LossTerms
@@ -25,9 +25,10 @@ class Routed(NamedTuple):
     dropped: Any  # choices that found no place
 
 
-def counted(batch: Batch) -> Any:
-    """bool[B L]: the tokens that routers are judged by."""
-    return jax.lax.cummax(batch.mask, axis=1, reverse=True) > 0
+def counted(batch: Batch, places: Any) -> Any:
+    """bool[B L]: the tokens that routers are judged by. `places`: which columns of the sequences these are."""
+    last = pmax('c', jnp.max(jnp.where(batch.mask > 0, places, -1), axis=1, keepdims=True))
+    return places <= last
 
 
 def observe(
@@ -42,9 +43,9 @@ def observe(
     hits = jnp.sum(chosen[..., None] == jnp.arange(arch.n_experts), axis=2) * own
     tokens = psum('t', jnp.sum(hits, axis=1))
     probability = psum('t', jnp.sum(jax.nn.softmax(logits) * own, axis=1))
-    n_tokens = jnp.maximum(jnp.sum(counts, axis=1, dtype=jnp.float32), 1)[:, None]
+    n_tokens = jnp.maximum(psum('c', jnp.sum(counts, axis=1, dtype=jnp.float32)), 1)[:, None]
     # DeepSeek-AI 2024, arXiv:2412.19437, eq. 17 to 20: 1 where all experts have the same load
-    share = tokens / (arch.experts_per_token * n_tokens)
+    share = psum('c', tokens) / (arch.experts_per_token * n_tokens)  # of the whole sequence; the rest is this part's
     balance = arch.n_experts * jnp.sum(share * probability / n_tokens)
     square_log_z = psum('t', jnp.sum(jnp.square(jax.nn.logsumexp(logits, axis=-1)) * own[..., 0]))
     lost = jnp.zeros(()) if dropped is None else psum('t', jnp.sum(_own_part(dropped) * own))
@@ -57,12 +58,12 @@ def _own_part(x: Any) -> Any:
     return jax.lax.dynamic_slice_in_dim(x, axis_index('t') * length, length, axis=1)
 
 
-def load(routed: Routed, batch: Batch, arch: Architecture) -> tuple[Any, Any]:
+def load(routed: Routed, batch: Batch, places: Any, arch: Architecture) -> tuple[Any, Any]:
     """How many tokens of all layers chose each expert, and how many tokens that is: this device's partial sums."""
-    return jnp.sum(routed.tokens, axis=0), arch.n_layers * jnp.sum(counted(batch), dtype=jnp.float32)
+    return jnp.sum(routed.tokens, axis=0), arch.n_layers * jnp.sum(counted(batch, places), dtype=jnp.float32)
 
 
-def routing_terms(routed: Routed, batch: Batch, arch: Architecture, known: Any) -> LossTerms:
+def routing_terms(routed: Routed, batch: Batch, places: Any, arch: Architecture, known: Any) -> LossTerms:
     """The router's terms of the loss, from the sums of all layers (stacked), and a table that is no loss.
 
     Over 'sequence' the load is to be even in each sequence: a sum over sequences, so that it is the same on any mesh and
@@ -71,11 +72,11 @@ def routing_terms(routed: Routed, batch: Batch, arch: Architecture, known: Any) 
     arXiv:2101.03961, eq. 4, for more experts than one). `known` is the `load` of the whole batch, added up over the mesh;
     without it this batch is the whole. z-loss: Zoph et al. 2022, arXiv:2202.08906, eq. 5.
     """
-    count, terms = routing_denominators(batch, arch), {}
+    count, terms = routing_denominators(batch, places, arch), {}
     if arch.balance_loss and arch.balance_over == 'sequence':
         terms['balance_loss'] = arch.balance_loss * jnp.sum(routed.balance)
     elif arch.balance_loss:
-        tokens, n_tokens = psum(TOKENS, load(routed, batch, arch)) if known is None else known
+        tokens, n_tokens = psum(TOKENS, load(routed, batch, places, arch)) if known is None else known
         share = tokens / n_tokens
         even = arch.n_experts * jnp.sum(share * jnp.sum(routed.probability, axis=0))
         terms['balance_loss'] = arch.balance_loss * even
@@ -85,11 +86,12 @@ def routing_terms(routed: Routed, batch: Batch, arch: Architecture, known: Any) 
     return {name: (term, count[name]) for name, term in terms.items()} | {'routing': (table, None)}
 
 
-def routing_denominators(batch: Batch, arch: Architecture) -> dict[str, Any]:
+def routing_denominators(batch: Batch, places: Any, arch: Architecture) -> dict[str, Any]:
     """The denominators of `routing_terms`, from the batch alone."""
-    counts = counted(batch)
+    counts = counted(batch, places)
     n_tokens = arch.n_layers * jnp.sum(counts, dtype=jnp.float32)
-    n_sequences = arch.n_layers * jnp.sum(jnp.any(counts, axis=1), dtype=jnp.float32)
+    # A sequence counts where its first token does, and the first token is on one device.
+    n_sequences = arch.n_layers * jnp.sum(counts & (places == 0), dtype=jnp.float32)
     denominators = {}
     if arch.balance_loss:
         denominators['balance_loss'] = n_sequences if arch.balance_over == 'sequence' else n_tokens

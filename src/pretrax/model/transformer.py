@@ -32,7 +32,8 @@ from ..shardlib import (
 )
 from .activations import ALL_NAMED, choose_saved, choose_unrolled
 from .architecture import Architecture, LayerKind
-from .attention import Kernel, attend, choose_kernel
+from .attention import Kernel, choose_kernel
+from .context import attend_across, choose_context, column_order, places, ring_kernel
 from .families import TransformerOptions, resolve
 from .loss import Batch, LossTerms, denominators, loss_terms
 from .matmul import choose_grouped, gather, plus, product
@@ -175,8 +176,11 @@ class Transformer:
         self.arch = resolve(options, request.vocab_size, request.sequence_length)
         self.arch.check_mesh(request.mesh, request.sequence_length)
         self.dtype = request.dtype
+        self.context, why_context = choose_context(options.context, self.arch, request.mesh, request.sequence_length)
+        # The columns of a batch in the order in which devices along c share them out; None: as they come.
+        self.column_order = column_order(request.sequence_length, request.mesh['c']) if self.context == 'ring' else None
         self.kernel: Kernel = choose_kernel(
-            options.attention, request.platform, request.dtype, self.arch.d_head, request.sequence_length,
+            ring_kernel(options.attention) if self.context == 'ring' else options.attention, request.platform, request.dtype, self.arch.d_head, request.sequence_length,
             request.documents_per_row, self.arch.attention_softcap,
         )  # fmt: skip
         self.unrolled, why_unrolled = choose_unrolled(options.layers, self.arch.n_layers, request.mesh)
@@ -189,6 +193,7 @@ class Transformer:
         self.choices = {
             'architecture': self.arch.describe(),
             'attention': str(self.kernel),
+            **({'context': f'{self.context} ({why_context})'} if request.mesh['c'] > 1 else {}),
             **({'experts': describe_routing(self.arch, why_grouped)} if self.arch.n_experts else {}),
             **({'pipeline': why_schedule} if self.schedule or options.pipeline_rounds > 1 else {}),
             'layers': why_unrolled,
@@ -210,7 +215,9 @@ class Transformer:
             terms = loss_terms(logits, batch, self.arch.vocab_size, self.arch.z_loss)
         else:
             terms, routed = self._terms_in_stages(weights, batch, self.schedule)
-        return terms | (routing_terms(routed, batch, self.arch, known) if self.arch.n_experts else {})
+        if not self.arch.n_experts:
+            return terms
+        return terms | routing_terms(routed, batch, self._places(batch), self.arch, known)
 
     def _terms_in_stages(self, weights: Weights, batch: Batch, schedule: Schedule) -> tuple[LossTerms, Any]:
         """The terms that judge the text, and what routers did, where p shares out the layers: `pipeline.py` says how."""
@@ -230,7 +237,7 @@ class Transformer:
 
     def _survey(self, weights: Weights, batch: Batch) -> Any:
         """How many tokens chose each expert, which the gradient of a loss on the load of the whole batch depends on."""
-        return load(self._forward(weights, batch)[1], batch, self.arch)
+        return load(self._forward(weights, batch)[1], batch, self._places(batch), self.arch)
 
     def _forward(self, weights: Weights, batch: Batch) -> tuple[Any, Any]:
         """Logits, and of a mixture of experts what the routers of all layers did."""
@@ -238,11 +245,12 @@ class Transformer:
 
     def _blocks(self, batch: Batch) -> Callable[[Any, Layer], tuple[Any, Any]]:
         """What takes the stream of a batch through stacked layers, and tells what their routers did."""
-        mlp = mlp_of(self.arch, self.grouped, counted(batch))
+        mlp = mlp_of(self.arch, self.grouped, counted(batch, self._places(batch)))
 
         def one(kind: LayerKind, x: Any, layer: Layer) -> tuple[Any, Any]:
             def attention(q: Any, k: Any, v: Any) -> tuple[Any, None]:
-                return attend(q, k, v, batch.segments, self.kernel, self.arch.scores(kind)), None
+                scores = self.arch.scores(kind)
+                return attend_across(q, k, v, batch.segments, self.kernel, scores, self.context), None
 
             x, _, routed = block(x, layer, batch.positions, self.arch, kind, attention, mlp)
             return x, routed
@@ -264,7 +272,11 @@ class Transformer:
 
     def denominators(self, batch: Batch) -> dict[str, Any]:
         """The denominators of the terms of `loss`, which depend on the batch alone."""
-        return denominators(batch, self.arch.z_loss) | routing_denominators(batch, self.arch)
+        return denominators(batch, self.arch.z_loss) | routing_denominators(batch, self._places(batch), self.arch)
+
+    def _places(self, batch: Batch) -> Any:
+        """Which columns of their sequences this device has."""
+        return places(batch.tokens.shape[1], self.context)
 
     def summarize(self, tables: dict[str, Any]) -> dict[str, Any]:
         """Metrics of the tables among the terms of `loss`, added up over a step."""

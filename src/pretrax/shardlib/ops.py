@@ -253,6 +253,15 @@ def zero_gradient(x: Any) -> Any:
     return jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype), varying_axes(leaf)), x)
 
 
+def alike(*arrays: Any) -> tuple[Any, ...]:
+    """The same values, typed alike for JAX: each varies along all axes along which one of them does.
+
+    For the operands of a function with its own derivative, which is then typed as they are.
+    """
+    axes = frozenset().union(*map(varying_axes, arrays))
+    return tuple(vary(x, axes) for x in arrays)
+
+
 def vary(x: Any, axes: Iterable[str]) -> Any:
     """The same value, its gradient from here on each device's own; the transpose is the sum over `axes`."""
     same = tuple(sorted(set(axes) - varying_axes(x)))

@@ -40,6 +40,7 @@ class Run:
     def place(self, host: Callable[[slice], HostBatch]) -> Batch:
         """A batch on the devices; each process asks `host` only for the rows that its own devices hold."""
         fetched: dict[tuple[int, int], HostBatch] = {}
+        order = getattr(self.recipe.model, 'column_order', None)
 
         def rows_of(index: Any) -> HostBatch:
             start, stop, _ = index[0].indices(self.rows)
@@ -50,7 +51,8 @@ class Run:
         def put(position: int, sharding: Any) -> Any:
             def part(index: Any) -> Any:
                 every: Any = rows_of(index)[position]
-                return every[:, index[1]]  # of whole sequences those columns that the device has
+                ordered = every if order is None else every[:, order]
+                return ordered[:, index[1]]  # of whole sequences those columns that the device has
 
             return jax.make_array_from_callback((self.rows, self.config.batch.sequence_length), sharding, part)
 

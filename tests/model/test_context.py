@@ -1,0 +1,87 @@
+"""Attention over sequences that four devices share out is that of one device, in value and gradient."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrax.errors import UserError
+from pretrax.model.architecture import Scores
+from pretrax.model.attention import Kernel, attend_visible, in_sight
+from pretrax.model.context import attend_across, column_order
+from pretrax.shardlib import f32, i32, typed_shard_map
+from small import LLAMA, mesh_of, transformer
+
+LENGTH, KERNEL = 32, Kernel('blockwise', 'test', None)
+PLAIN, CAPPED = Scores(2.0, 0.0, 0), Scores(1.5, 0.8, 11)  # the second with a window, longer than a chunk
+
+
+@functools.cache
+def case(scores):
+    """Queries, keys, values, packed documents, a cotangent; and what one device computes of them in plain arrays."""
+    random = np.random.default_rng(0)
+    q, d_out = random.normal(size=(2, 2, LENGTH, 8, 4)).astype(np.float32)
+    k, v = random.normal(size=(2, 2, LENGTH, 4, 4)).astype(np.float32)
+    segments = np.sort(random.integers(1, 4, (2, LENGTH)), axis=1).astype(np.int32)
+    behind = np.arange(LENGTH)[:, None] - np.arange(LENGTH)
+    visible = in_sight(behind, scores) & (segments[:, :, None] == segments[:, None, :])
+    run = jax.jit(lambda *qkv: jax.vjp(lambda *qkv: attend_visible(*qkv, visible, scores), *qkv))
+    out, pullback = run(q, k, v)
+    return (q, k, v, segments, d_out), (out, *pullback(d_out))
+
+
+@pytest.mark.parametrize(
+    ('context', 'scores', 'c', 't'),
+    [('ring', PLAIN, 4, 1), ('ring', CAPPED, 4, 2), ('ring', CAPPED, 2, 1), ('all_to_all', CAPPED, 4, 1)],
+)
+def test_a_shared_sequence_is_attended_to_as_a_whole_one(context, scores, c, t, monkeypatch):
+    monkeypatch.setattr('pretrax.model.context.BLOCK', 2)  # chunks of 4 and 8 queries are several blocks
+    given, expected = case(scores)
+    order = column_order(LENGTH, c) if context == 'ring' else np.arange(LENGTH)
+
+    @typed_shard_map
+    def run(
+        q: f32['B/r/d/e L/c H/t D'], k: f32['B/r/d/e L/c K/t D'], v: f32['B/r/d/e L/c K/t D'],
+        segments: i32['B/r/d/e L/c'], d_out: f32['B/r/d/e L/c H/t D'],
+    ) -> tuple[
+        f32['B/r/d/e L/c H/t D'], f32['B/r/d/e L/c H/t D'], f32['B/r/d/e L/c K/t D'], f32['B/r/d/e L/c K/t D']
+    ]:  # fmt: skip
+        across = lambda *qkv: attend_across(*qkv, segments, KERNEL, scores, context)  # noqa: E731
+        out, pullback = jax.vjp(across, q, k, v)
+        return out, *pullback(d_out)
+
+    with jax.set_mesh(mesh_of(c=c, t=t)):
+        results = jax.jit(run)(*(x[:, order] for x in given))
+    for name, ours, plain in zip(('out', 'dq', 'dk', 'dv'), results, expected, strict=True):
+        np.testing.assert_allclose(ours, plain[:, order], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_every_device_of_a_ring_has_the_same_work():
+    """Pairs of a query and a key that it sees, counted for each device and each step of the ring."""
+    c, order = 4, column_order(64, 4).reshape(4, -1)
+    work = np.array([[np.sum(order[i][:, None] > order[j]) for j in range(c)] for i in range(c)])
+    assert len(set(work[~np.eye(c, dtype=bool)])) == 1
+    assert len(set(np.diag(work))) == 1
+
+
+@pytest.mark.parametrize(
+    ('options', 'length', 'mesh', 'message'),
+    [
+        ({'context': 'all_to_all'}, 16, {'c': 4}, r'n_kv_heads = 2 is not divisible by mesh.t x mesh.c = 1 x 4'),
+        ({'context': 'ring'}, 20, {'c': 4}, r'batch.sequence_length = 20 is not divisible by 8 .*\nuse .*=24'),
+        ({'context': 'ring', 'attention': 'cudnn'}, 16, {'c': 2}, r'use model.context=all_to_all'),
+        ({}, 18, {'c': 2, 't': 2}, r'batch.sequence_length = 18 is not divisible by'),
+    ],
+)
+def test_what_cannot_be_shared_out_is_refused(options, length, mesh, message):
+    with pytest.raises(UserError, match=message):
+        transformer(LLAMA | options, mesh_of(**mesh), length=length)
+
+
+def test_the_choice_is_told():
+    assert 'all_to_all (any kernel' in transformer(LLAMA, mesh_of(c=2)).choices['context']
+    assert 'ring (2 key/value heads do not divide' in transformer(LLAMA, mesh_of(c=4)).choices['context']
+    assert 'context' not in transformer(LLAMA, mesh_of(d=4)).choices
+    assert jnp.array_equal(transformer(LLAMA, mesh_of(c=4)).column_order[:4], jnp.array([0, 1, 14, 15]))
