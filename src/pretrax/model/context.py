@@ -80,8 +80,6 @@ def column_order(length: int, c: int) -> np.ndarray:
 
 def places(length: int, context: str) -> Any:
     """i32[length]: which columns of the whole sequence this device has, where it has so many."""
-    if axis_size('c') == 1:
-        return jnp.arange(length, dtype=jnp.int32)
     if context == 'all_to_all':
         return axis_index('c') * length + jnp.arange(length, dtype=jnp.int32)
     first, second = _starts(axis_index('c'), length // 2)

@@ -46,9 +46,9 @@ def within_capacity(chosen: Any, n_experts: int, capacity: int) -> Places:
     n_places = rows * n_experts * capacity
     row = jnp.arange(rows, dtype=jnp.int32)[:, None]
     own = chosen + n_experts * row  # every row has experts of its own
-    rank = _rank(own.reshape(-1), rows * n_experts).reshape(rows, n_choices)
-    of_choice = jnp.where(rank < capacity, own * capacity + rank, n_places).reshape(-1)
-    return _both_ways(of_choice, n_places)
+    number = rank(own.reshape(-1), rows * n_experts).reshape(rows, n_choices)
+    of_choice = jnp.where(number < capacity, own * capacity + number, n_places).reshape(-1)
+    return both_ways(of_choice, n_places)
 
 
 def block_length(n_choices: int, n_experts: int) -> int:
@@ -86,7 +86,7 @@ def _count(chosen: Any, n: int) -> Any:
     return jnp.sum(chosen[:, None] == jnp.arange(n), axis=0, dtype=jnp.int32)
 
 
-def _rank(chosen: Any, n: int) -> Any:
+def rank(chosen: Any, n: int) -> Any:
     """How many choices before each one are for the same expert."""
     order = jnp.argsort(chosen, stable=True)
     sizes = _count(chosen, n)
@@ -96,10 +96,11 @@ def _rank(chosen: Any, n: int) -> Any:
 
 
 def _place(chosen: Any, first: Any, n_places: int) -> Places:
-    return _both_ways(first[chosen] + _rank(chosen, first.shape[0]), n_places)
+    return both_ways(first[chosen] + rank(chosen, first.shape[0]), n_places)
 
 
-def _both_ways(of_choice: Any, n_places: int) -> Places:
+def both_ways(of_choice: Any, n_places: int) -> Places:
+    """Places from where each choice stands; nobody stands at one past the last."""
     n_choices = of_choice.shape[0]
     nobody = jnp.full((n_places,), n_choices, jnp.int32)
     choice = nobody.at[of_choice].set(jnp.arange(n_choices, dtype=jnp.int32), mode='drop')

@@ -38,6 +38,8 @@ def exact_product(spec: str, x: Any, w: Any) -> Any:
 def grouped_product(spec: str, x: Any, w: Any, groups: Any, method: str) -> Any:
     """`product` of every row of x with its own group's matrix: `'N/r/d M, E M F/t -> N/r/d F/t'`.
 
+    Both may have a leading dimension of size 1, for the axis that shards rows and groups: `'G/e N M, G/e E M F -> ...'`.
+
     Args:
         spec: rows and what is summed over; groups, the same, columns; rows and columns.
         x: rows, those of a group together.
@@ -45,7 +47,12 @@ def grouped_product(spec: str, x: Any, w: Any, groups: Any, method: str) -> Any:
         groups: 'ragged': how many rows each group has; 'blocks': the group of each block of rows, equally long.
         method: 'ragged', `jax.lax.ragged_dot`, or 'blocks', a product for each block. `choose_grouped` chooses.
     """
-    return einsum(spec, x, w, dot=lambda _, x, w: _grouped_dot(method, x, w, groups))
+
+    def dot(_: str, x: Any, w: Any) -> Any:
+        y = _grouped_dot(method, x.reshape(-1, x.shape[-1]), w.reshape(-1, *w.shape[-2:]), groups)
+        return y.reshape(*x.shape[:-1], -1)
+
+    return einsum(spec, x, w, dot=dot)
 
 
 def choose_grouped(platform: str) -> tuple[str, str]:

@@ -2,19 +2,21 @@
 
 Letters: B batch, L length, M d_model, E experts, X experts of a token, F feed-forward of one expert, F_shared that of the
 shared one, N places (rows in which each expert's tokens stand together), C places of one expert in one sequence.
-Mesh axes: axes.py. Every device has its slice over t of all experts, and its own tokens.
+Mesh axes: axes.py. Every device has its slice over t of its experts, all of them where e is 1, and its own tokens.
 """
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ..shardlib import all_gather, bool_, f32, i32, num, psum_scatter, save, typechecked
+from ..shardlib import all_gather, all_to_all, axis_size, bool_, f32, i32, num, psum_scatter, save, scope, typechecked
 from .architecture import Architecture
 from .dispatch import block_length, collect, in_blocks, spread, together, within_capacity
+from .exchange import exchange
 from .matmul import exact_product, gather, grouped_product, product
 from .mlp import gated
 from .routing import Routed, observe
@@ -77,32 +79,67 @@ def experts(
     The weight multiplies the activation: the result is linear in it, and this way the backward pass needs no expert's
     output.
     """
+    flat = x.reshape(-1, x.shape[-1])
+    weights = (
+        gather('E/e M/d F/t -> E/e M F/t', w.expert_up, x),
+        gather('E/e M/d F/t -> E/e M F/t', w.expert_gate, x),
+        gather('E/e F/t M/d -> E/e F/t M', w.expert_down, x),
+    )
+    if arch.capacity is not None:
+        return _with_capacity(x, weight, chosen, weights, arch)
+    forward = functools.partial(_feed_forwards, arch.activation, method)
+    k, n, choices = arch.experts_per_token, arch.n_experts, chosen.reshape(-1)
+    if axis_size('e') > 1:
+        return exchange(functools.partial(forward, unnamed), k, n, method, flat, weight, choices, weights).reshape(
+            x.shape
+        ), None
+    if method == 'ragged':
+        places, groups = together(choices, n)
+    else:
+        places, groups = in_blocks(choices, n, block_length(choices.shape[0], n))
+    made = forward(save, spread(k, flat, places), spread(1, weight.reshape(-1, 1), places), groups, weights)
+    return collect(k, made, places).reshape(x.shape), None
+
+
+def unnamed(x: Any, name: str) -> Any:
+    """x without a name: nothing of an exchange is kept for the backward pass."""
+    del name
+    return x
+
+
+def _feed_forwards(
+    activation: str, method: str, named: Callable[[Any, str], Any], rows: Any, weight: Any, groups: Any, weights: Any
+) -> Any:
+    """Each row's feed-forward, by its group. G: the devices along e, each with its rows for its S experts."""
+    w_up, w_gate, w_down = (w[None] for w in weights)
+    multiply = functools.partial(grouped_product, groups=groups, method=method)
+    into = functools.partial(multiply, 'G/e N/r/d/c M, G/e S M F/t -> G/e N/r/d/c F/t')
+    up, gate = named(into(rows[None], w_up), 'up'), named(into(rows[None], w_gate), 'gate')
+    act = weighted(gate, up, weight[None], activation)
+    return multiply('G/e N/r/d/c F/t, G/e S F/t M -> G/e N/r/d/c M', act, w_down)[0]
+
+
+def _with_capacity(x: Any, weight: Any, chosen: Any, weights: Any, arch: Architecture) -> tuple[Any, Any]:
+    """Every expert has so many places in each sequence. Lepikhin et al. 2020, arXiv:2006.16668, section 2.2."""
     rows, length, _ = x.shape
     k, n = arch.experts_per_token, arch.n_experts
-    flat = chosen.reshape(-1)
-    if arch.capacity is not None:  # Lepikhin et al. 2020, arXiv:2006.16668, section 2.2, over each sequence
-        capacity = min(length, math.ceil(arch.capacity * length * k / n))
-        places = within_capacity(chosen.reshape(rows, -1), n, capacity)
-        shape = rows, n, capacity, -1
-        into = functools.partial(product, 'B/r/d/e E C/c M, E M F/t -> B/r/d/e E C/c F/t')
-        out_of = functools.partial(product, 'B/r/d/e E C/c F/t, E F/t M -> B/r/d/e E C/c M')
-    else:
-        if method == 'ragged':
-            places, groups = together(flat, n)
-        else:
-            places, groups = in_blocks(flat, n, block_length(flat.shape[0], n))
-        shape = len(places.choice), -1
-        multiply = functools.partial(grouped_product, groups=groups, method=method)
-        into = functools.partial(multiply, 'N/r/d/c/e M, E M F/t -> N/r/d/c/e F/t')
-        out_of = functools.partial(multiply, 'N/r/d/c/e F/t, E F/t M -> N/r/d/c/e M')
-    tokens = spread(k, x.reshape(rows * length, -1), places).reshape(shape)
-    up = save(into(tokens, gather('E/e M/d F/t -> E M F/t', w.expert_up, x)), 'up')
-    gate = save(into(tokens, gather('E/e M/d F/t -> E M F/t', w.expert_gate, x)), 'gate')
-    act = weighted(gate, up, spread(1, weight.reshape(-1, 1), places).reshape(*up.shape[:-1], 1), arch.activation)
-    y = out_of(act, gather('E/e F/t M/d -> E F/t M', w.expert_down, x))
-    out = collect(k, y.reshape(len(places.choice), -1), places).reshape(x.shape)
-    dropped = None if arch.capacity is None else (places.of_choice == len(places.choice)).reshape(chosen.shape)
-    return out, dropped
+    capacity = min(length, math.ceil(arch.capacity * length * k / n))  # type: ignore[operator]
+    places = within_capacity(chosen.reshape(rows, -1), n, capacity)
+    w_up, w_gate, w_down = weights
+    to_experts = lambda x: all_to_all(  # noqa: E731
+        'B/r/d/e E C/c W -> B/r/d E/e C/c W', x.reshape(rows, n, capacity, -1)
+    )
+    with scope():  # W is the width of a token, then of its weight
+        tokens = to_experts(spread(k, x.reshape(rows * length, -1), places))
+    with scope():
+        row_weights = to_experts(spread(1, weight.reshape(-1, 1), places))
+    into = functools.partial(product, 'B/r/d E/e C/c M, E/e M F/t -> B/r/d E/e C/c F/t')
+    up, gate = save(into(tokens, w_up), 'up'), save(into(tokens, w_gate), 'gate')
+    act = weighted(gate, up, row_weights, arch.activation)
+    y = product('B/r/d E/e C/c F/t, E/e F/t M -> B/r/d E/e C/c M', act, w_down)
+    y = all_to_all('B/r/d E/e C/c M -> B/r/d/e E C/c M', y, partial='t').reshape(len(places.choice), -1)
+    dropped = (places.of_choice == len(places.choice)).reshape(chosen.shape)
+    return collect(k, y, places).reshape(x.shape), dropped
 
 
 @functools.partial(jax.checkpoint, static_argnums=3)

@@ -59,11 +59,15 @@ def psum_scatter(spec: str, x: Any) -> Any:
     return _checked(what, _scatter(moves, x), after)
 
 
-def all_to_all(spec: str, x: Any) -> Any:
-    """Moves the sharding from one dimension to another: `all_to_all('B/e F -> B F/e', x)`."""
+def all_to_all(spec: str, x: Any, *, partial: str = '') -> Any:
+    """Moves the sharding from one dimension to another: `all_to_all('B/e F -> B F/e', x)`.
+
+    Along the axes `partial` x may be a partial sum on each device, and so is the result: what is moved is added up later.
+    """
     what = f"all_to_all('{spec}')"
     (before,), after = _parse(what, spec, operands=1)
-    x = _check_operand(what, x, before)
+    unreduced = frozenset(_axis_names(partial))
+    x = _check_operand(what, x, before, partial=unreduced)
     changed = [i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
     if [dim.name for dim in before] == [dim.name for dim in after] and len(changed) == 2:
         source, target = changed if len(before[changed[0]].axes) > len(after[changed[0]].axes) else changed[::-1]
@@ -71,7 +75,8 @@ def all_to_all(spec: str, x: Any) -> Any:
         if before[source].axes[:kept] == after[source].axes and after[target].axes == before[target].axes + moved:
             _check_split(what, before[target], x.shape[target], moved)
             many, x = _with_many(moved), vary(x, moved)
-            return _checked(what, jax.lax.all_to_all(x, many, target, source, tiled=True) if many else x, after)
+            x = jax.lax.all_to_all(x, many, target, source, tiled=True) if many else x
+            return _checked(what, x, after, partial=unreduced)
     raise ShardingError(
         f'{what}: it moves axes from the end of one dimension to the end of another',
         mend="write the same dimensions on both sides, as in 'B/e F -> B F/e'",
