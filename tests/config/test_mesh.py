@@ -26,6 +26,11 @@ def test_the_free_axis_takes_the_devices_that_are_left(mesh: Mesh, devices: int,
     assert resolve_mesh(mesh, devices, platform) == dict.fromkeys('ecp', 1) | dict(zip('rdt', sizes, strict=True))
 
 
+def test_what_is_free_is_sharded_inside_each_slice() -> None:
+    assert resolve_mesh(Mesh(t=2), 16, 'tpu', slices=2) == {'r': 2, 'd': 4, 'e': 1, 'c': 1, 't': 2, 'p': 1}
+    assert resolve_mesh(Mesh(r=1, d='auto'), 16, 'tpu', slices=2)['d'] == 16
+
+
 @pytest.mark.parametrize(
     ('mesh', 'devices', 'said'),
     [

@@ -6,18 +6,19 @@ from pretrax.config.schema import Mesh
 from pretrax.errors import UserError
 
 
-def resolve_mesh(mesh: Mesh, n_devices: int, platform: str) -> dict[str, int]:
+def resolve_mesh(mesh: Mesh, n_devices: int, platform: str, slices: int = 1) -> dict[str, int]:
     """The size of each mesh axis; their product is the number of devices.
 
     One axis may be left to the machine. When both r and d are, r takes the free devices on 'cpu', where simulated
-    devices share one memory and sharding weights gains nothing; elsewhere d does, to fit the largest model.
+    devices share one memory and sharding weights gains nothing; elsewhere d does, to fit the largest model, inside each of the `slices` that a slow
+    network joins.
 
     Raises:
         UserError: when no sizes fit, with the choices that do.
     """
     sizes = {'r': mesh.r, 'd': mesh.d, 'e': mesh.e, 'c': mesh.c, 't': mesh.t, 'p': mesh.p}
     if mesh.r == mesh.d == 'auto':
-        sizes['d' if platform == 'cpu' else 'r'] = 1
+        sizes['d' if platform == 'cpu' else 'r'] = 1 if platform == 'cpu' else slices
     given = {axis: size for axis, size in sizes.items() if size != 'auto'}
     product = math.prod(given.values())
     free = [axis for axis in sizes if axis not in given]

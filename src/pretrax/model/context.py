@@ -139,7 +139,7 @@ def _ring(scores: Scores, q: Any, k: Any, v: Any, segments: Any) -> Any:
 def _ring_forward(scores: Scores, q: Any, k: Any, v: Any, segments: Any) -> tuple[Any, Any]:
     own = Keys(k, v, segments)
     early, late = _queries(q, k, segments)
-    see = functools.partial(_see, scores)
+    see: Any = functools.partial(_see, scores)
 
     coming = ppermute('c', own)
     own_early, own_late = _chunks(own, axis_index('c'))
@@ -172,7 +172,7 @@ def _ring_backward(scores: Scores, residuals: Any, d_out: Any) -> tuple[Any, Any
     mean = jnp.sum(d_out.astype(jnp.float32) * out.reshape(shape).astype(jnp.float32), axis=-1)
     known = list(zip(*(jnp.split(x, 2, axis=1) for x in (d_out, log_z, mean)), strict=True))
     of_early, of_late = (early, *known[0]), (late, *known[1])
-    back = functools.partial(_see_backward, scores)
+    back: Any = functools.partial(_see_backward, scores)
 
     own_early, own_late = _chunks(own, axis_index('c'))
     d_first, d_k_early, d_v_early = back(*of_early, own_early)

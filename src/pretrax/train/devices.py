@@ -12,6 +12,7 @@ from ..config import Mesh as MeshSection
 from ..config import resolve_mesh
 from ..errors import UserError
 from ..model.axes import AXES, ROWS, along
+from .placement import n_slices, place
 
 MEANING = {
     'r': 'replicas', 'd': 'weights sharded', 'e': 'experts', 'c': 'context', 't': 'tensor parallel', 'p': 'pipeline stages',
@@ -44,7 +45,7 @@ def choose_mesh(section: MeshSection, rows: int, length: int) -> tuple[Mesh, dic
     simulated = _simulate_cpus(section, rows)
     devices = jax.devices()
     platform = devices[0].platform
-    sizes = resolve_mesh(section, len(devices), platform)
+    sizes = resolve_mesh(section, len(devices), platform, n_slices(devices))
     share = along(ROWS, sizes)
     if rows % share:
         near = [n for n in (rows // share * share, -(-rows // share) * share) if n]
@@ -58,13 +59,14 @@ def choose_mesh(section: MeshSection, rows: int, length: int) -> tuple[Mesh, dic
             f'batch.sequence_length = {length} is not divisible by mesh.c = {sizes["c"]}\nuse {near}, or another mesh.c'
         )
     assert tuple(sizes) == AXES
-    mesh = jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    placed, where = place(devices, sizes)
+    mesh = Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
     kind = devices[0].device_kind if platform != 'cpu' else 'CPU device'
     why = simulated if platform == 'cpu' else f'the {platform} backend is installed and has them'
     here = f', {jax.local_device_count()} in each of {jax.process_count()} processes' if jax.process_count() > 1 else ''
     used = {axis: size for axis, size in sizes.items() if size > 1 or axis in 'rdt'}
     arranged = ', '.join(f'{axis}={size} ({MEANING[axis]})' for axis, size in used.items())
-    return mesh, sizes, [f'devices: {len(devices)} x {kind}{here} ({why})', f'mesh: {arranged}']
+    return mesh, sizes, [f'devices: {len(devices)} x {kind}{here} ({why})', f'mesh: {arranged}', f'placement: {where}']
 
 
 def _written(axes: str, sizes: dict[str, int]) -> str:

@@ -1,0 +1,123 @@
+"""Small models on meshes of simulated devices, compared with one device: what the matrix and the mutations share."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import numpy as np
+
+from pretrax.train import optimizer
+from pretrax.train.step import DEFAULT_NO_DECAY, Recipe, make_evaluate, make_gradients, make_step
+from small import mesh_of, random_batch, random_weights, transformer
+from train.test_equivalence import fresh_state
+
+ROWS, STEPS = 8, 20
+# A large eps: Adam divides each gradient by its size, and would turn rounding noise around a zero into a full step.
+ADAM = {'b1': 0.8, 'b2': 0.9, 'eps': 1e-3}
+RATE = 0.02
+QUICK = {'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True}
+
+DENSE = {
+    'family': 'llama', 'n_layers': 2, 'd_model': 32, 'n_heads': 8, 'n_kv_heads': 4, 'd_head': 4, 'd_ff': 32,
+    'window': 7, 'layers': 'scan', 'z_loss': 0.02,
+}  # fmt: skip
+MIXTURE = DENSE | {
+    'd_ff': 16, 'n_experts': 4, 'experts_per_token': 2, 'd_shared': 16, 'balance_loss': 0.3, 'router_z_loss': 0.02,
+}  # fmt: skip
+MODELS = {
+    'dense': DENSE | {'context': 'ring'},
+    'dense, all_to_all': DENSE | {'context': 'all_to_all'},
+    'experts': MIXTURE | {'context': 'ring'},
+    'experts, capacity': MIXTURE | {'capacity': 0.75},
+}
+AXES_OF = {'dense': 'rdct', 'dense, all_to_all': 'ct', 'experts': 'rdect', 'experts, capacity': 'de'}
+
+
+def meshes(name):
+    """Every axis alone, every pair and every triple, 2 devices along each; and what is told of only one of them."""
+    axes = AXES_OF[name]
+    chosen = [c for n in (1, 2, 3) for c in itertools.combinations(axes, n)]
+    if name == 'dense, all_to_all':
+        chosen = [c for c in chosen if 'c' in c]
+    if name == 'experts, capacity':
+        chosen = [c for c in chosen if 'e' in c]
+    return [dict.fromkeys(c, 2) for c in chosen]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a mesh made of the first steps: on the host, by name."""
+
+    losses: np.ndarray  # of each step
+    terms: dict  # of the first
+    gradient: dict
+    weights: dict  # after the last
+
+
+def named(tree):
+    return {
+        jax.tree_util.keystr(path, simple=True, separator='.'): np.asarray(x)
+        for path, x in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def ordered(model, batch):
+    """A batch in the order in which the model wants its columns."""
+    order = model.column_order
+    return batch if order is None else jax.tree.map(lambda x: x[:, order], batch)
+
+
+def trained(name, mesh):
+    """Steps of AdamW on a mesh: one compiled program tells everything."""
+    model = transformer(MODELS[name], mesh_of(**mesh))
+    recipe = Recipe(model, optimizer.adamw(**ADAM), lambda step: RATE, 0.1, DEFAULT_NO_DECAY, 0.5, 1)
+    with jax.set_mesh(mesh_of(**mesh)):
+        state = fresh_state(recipe, random_weights(model))
+        batches = [ordered(model, random_batch(ROWS, seed=i)) for i in range(STEPS)]
+        step = make_step(recipe).lower(state, batches[0]).compile(compiler_options=QUICK)
+        told = []
+        for batch in batches:
+            state, metrics = step(state, batch)
+            told.append(jax.device_get(metrics))
+            if len(told) == 1:
+                scale = told[0]['grad_norm'] / told[0]['clipped_grad_norm'] / (1 - ADAM['b1'])
+                gradient = {key: m * scale for key, m in named(state.optimizer.mu).items()}
+        terms = {key: told[0][key] for key in ('nll', 'balance_loss', 'router_z_loss', 'z_loss') if key in told[0]}
+        return Outcome(np.array([line['loss'] for line in told]), terms, gradient, named(state.weights))
+
+
+@functools.cache
+def alone(name):
+    return trained(name, {})
+
+
+def differences(outcome, reference):
+    """Largest relative difference of: losses of the first step, any gradient, any weight at the end, the loss curve."""
+    return {
+        'loss': max(abs(outcome.terms[key] / value - 1) for key, value in reference.terms.items()),
+        'gradients': largest(outcome.gradient, reference.gradient),
+        'weights': largest(outcome.weights, reference.weights),
+        'curve': float(np.max(np.abs(outcome.losses / reference.losses - 1))),
+    }
+
+
+def largest(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    return max(float(np.linalg.norm(ours[key] - x) / np.linalg.norm(x)) for key, x in theirs.items())
+
+
+# Relative, f32. A sum in another order differs by a few times 2^-24; steps of training let that grow.
+ALLOWED = {'loss': 3e-6, 'gradients': 3e-5, 'weights': 1e-4, 'curve': 3e-5}
+
+
+def gradients(options, mesh, accumulation=1, evaluates=False):
+    """Gradient of one batch, and what is told of it: terms of the loss, tables, the terms in evaluation. By name."""
+    model = transformer(options, mesh_of(**mesh))
+    batch = ordered(model, random_batch(ROWS, seed=1))
+    with jax.set_mesh(mesh_of(**mesh)):
+        run = jax.jit(make_gradients(model, accumulation), compiler_options=QUICK)
+        gradient, *told = run(random_weights(model), batch)
+        if evaluates:
+            told.append(make_evaluate(model)(random_weights(model), batch))
+        return named(gradient), named(told)

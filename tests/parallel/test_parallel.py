@@ -1,0 +1,55 @@
+"""A part of the matrix and of the mutations; `matrix.py` and `mutations.py` have all of them."""
+
+import re
+
+import jax
+import pytest
+
+from parallel import mutations
+from parallel.cases import ALLOWED, MODELS, ROWS, alone, differences, trained
+from pretrax.model import exchange
+from pretrax.train.step import make_gradients
+from small import mesh_of, random_batch, random_weights, transformer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('name', 'mesh'),
+    [('dense', {'r': 2, 'c': 2, 't': 2}), ('experts', {'d': 2, 'e': 2, 'c': 2}), ('experts, capacity', {'e': 2})],
+)
+def test_training_on_a_mesh_is_training_on_one_device(name, mesh):
+    found = differences(trained(name, mesh), alone(name))
+    assert {key: value for key, value in found.items() if not value <= ALLOWED[key]} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('configuration', 'place'),
+    [
+        ('experts', r'exchange.py:\d+ all_to_all'),
+        ('experts', r'context.py:\d+ ppermute'),
+        ('experts', 'moe.py.* gather'),
+    ],
+)
+def test_a_broken_collective_is_seen(configuration, place):
+    every = mutations.sites()
+    last = [name for name in every if re.search(place, name)][-1]
+    error, reached = mutations.difference(configuration, every, last)
+    assert last in reached
+    assert not error <= mutations.SEEN
+
+
+def test_tokens_travel_in_as_many_rounds_as_it_takes(monkeypatch):
+    """With room for a few only, no token is lost: the gradient of the unbroken configuration, in several rounds."""
+    monkeypatch.setattr(exchange, 'ROOM', 0.2)
+    error, _ = mutations.difference('experts', {}, None)
+    assert error < 1e-5
+
+
+def test_one_device_communicates_with_nobody():
+    model = transformer(MODELS['experts'])
+    with jax.set_mesh(mesh_of()):
+        batch = random_batch(ROWS)
+        program = jax.jit(make_gradients(model, 1)).lower(random_weights(model), batch).as_text()
+    assert 'dot_general' in program
+    assert not re.findall(r'all_reduce|all_gather|reduce_scatter|all_to_all|collective_permute', program)
