@@ -17,7 +17,6 @@ os.environ |= {'JAX_PLATFORMS': 'cpu', 'TPU_SKIP_MDS_QUERY': '1', 'TPU_WORKER_HO
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
@@ -27,6 +26,7 @@ from pretrax.model.loss import Batch
 from pretrax.model.transformer import ModelRequest, Transformer
 from pretrax.shardlib import make_abstract
 from pretrax.train import optimizer, schedule
+from pretrax.train.placement import place
 from pretrax.train.step import DEFAULT_NO_DECAY, Recipe, abstract_state, make_step
 
 
@@ -44,10 +44,11 @@ def h200() -> list[Any]:
     return topology.devices
 
 
-def tpu(name: str) -> list[Any]:
-    """A TPU slice, such as 'v5e:4x4'."""
+def tpu(name: str, slices: int = 1) -> list[Any]:
+    """A slice of TPUs, such as 'v5e:4x4', or several."""
     os.environ['TPU_ACCELERATOR_TYPE'] = 'v5litepod-16'
-    return topologies.get_topology_desc(name, 'tpu').devices
+    more = {'num_slices': slices} if slices > 1 else {}
+    return topologies.get_topology_desc(name, 'tpu', **more).devices
 
 
 def compile_step(
@@ -62,7 +63,7 @@ def compile_step(
     """The step that `pretrax train` runs, compiled for these devices."""
     assert math.prod(sizes.values()) == len(devices)
     mesh = dict.fromkeys(AXES, 1) | sizes
-    arranged = Mesh(np.array(devices).reshape(*mesh.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    arranged = Mesh(place(devices, mesh)[0], AXES, axis_types=(AxisType.Auto,) * len(AXES))
     with jax.set_mesh(arranged):
         request = ModelRequest(
             vocab_size=50257, sequence_length=length, documents_per_row=documents, dtype=jnp.bfloat16,

@@ -1,0 +1,54 @@
+"""Published shapes compiled for slices of TPUs that are not there: do they fit, and what do they send?
+
+    JAX_PLATFORMS=cpu python tests/deviceless/scale.py [part of a name]
+
+in an environment with the extra `tpu`. A row is one `mesh:` line; each takes a minute or a few, and nothing is run.
+"""
+
+import sys
+import time
+from typing import Any
+
+from targets import compile_step, facts, tpu
+
+GB = 1e9
+# name: (topology, slices, bytes of a chip, mesh, sequences, length, model)
+ROWS: dict[str, tuple[str, int, float, dict[str, int], int, int, dict[str, Any]]] = {
+    '70B, d t': ('v5p:8x8x8', 1, 95 * GB, {'d': 128, 't': 4}, 128, 8192, {'preset': 'llama3-70b'}),
+    'Mixtral 8x7B, d e': ('v5p:4x4x4', 1, 95 * GB, {'d': 8, 'e': 8}, 64, 4096, {'preset': 'mixtral-8x7b'}),
+    '8B, 128k tokens, d c': (
+        'v5p:4x4x4', 1, 95 * GB, {'d': 4, 'c': 16}, 4, 131072, {'preset': 'llama3-8b', 'context': 'ring'},
+    ),
+    '8B, two slices, r d t': ('v5e:16x16', 2, 16 * GB, {'r': 2, 'd': 64, 't': 4}, 256, 4096, {'preset': 'llama3-8b'}),
+    '8B, d t': ('v6e:16x16', 1, 32 * GB, {'d': 64, 't': 4}, 256, 4096, {'preset': 'llama3-8b'}),
+}  # fmt: skip
+
+
+def main() -> int:
+    wanted = sys.argv[1] if len(sys.argv) > 1 else ''
+    print(
+        '| model | chips | mesh | state | temporary | of | collectives in the program | compiled in |\n'
+        + '|---' * 8
+        + '|'
+    )
+    too_large = 0
+    for name, (topology, slices, memory, mesh, rows, length, model) in ROWS.items():
+        if wanted not in name:
+            continue
+        start = time.monotonic()
+        compiled = compile_step(tpu(topology, slices), mesh, rows, length, documents=4, **model)
+        found = facts(compiled)
+        needs = found['argument_bytes'] + found['temporary_bytes']
+        too_large += needs > memory
+        line = ' '.join(f'{axis}={size}' for axis, size in mesh.items())
+        sent = ', '.join(f'{count} {kind}' for kind, count in sorted(found['collectives'].items()))
+        print(
+            f'| {name} | {f"{slices} x " * (slices > 1)}{topology} | `mesh: {line}` | {found["argument_bytes"] / GB:.2f} GB '
+            f'| {found["temporary_bytes"] / GB:.2f} GB | {memory / GB:.0f} GB | {sent} | {time.monotonic() - start:.0f} s |',
+            flush=True,
+        )
+    return int(too_large > 0)
+
+
+if __name__ == '__main__':
+    sys.exit(main())
