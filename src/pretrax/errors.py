@@ -1,5 +1,19 @@
-"""The one exception for what the user can mend. The command line prints it in at most ten lines and exits with 2."""
+"""What the user can mend, as an exception and as exit codes. The command line prints the one and ends with the other."""
+
+DONE = 0  # done, or stopped as asked
+MISTAKE = 2  # a UserError: the same command would fail again
+TRY_AGAIN = 75  # there is more to do: start the same command again
+CONFIGURATION = 78  # what other programs say instead of 2 (EX_CONFIG of sysexits.h)
+
+MOST_LINES = 10
 
 
 class UserError(ValueError):
     """A mistake in a file, a configuration, a flag or a request; the message says what was given and what to change."""
+
+    def told(self) -> str:
+        """The message as it is printed: at most ten lines."""
+        lines = str(self).splitlines() or ['unknown mistake']
+        if len(lines) > MOST_LINES:
+            lines = [*lines[: MOST_LINES - 1], f'({len(lines) - MOST_LINES + 1} more lines)']
+        return '\n'.join(lines)

@@ -12,6 +12,7 @@ import pytest
 from pretrax import config_from_values, pretrain
 from pretrax.checkpoint import read_description, steps_in
 from pretrax.errors import UserError
+from pretrax.observe.attempts import read_attempts
 from pretrax.observe.metrics import read_metrics
 from pretrax.train.resume import only_one
 from runs import BIGRAM, Quiet
@@ -127,7 +128,8 @@ def test_goodput_counts_kept_steps_over_all_time(small):
     pretrain(config_from_values(values | {'steps': 6, 'schedule': {}}), progress=Quiet())
     last = read_metrics(run / 'metrics.jsonl')[-1]
     assert kept / 1100 < last['goodput'] < (kept + 100) / 1000
-    assert len((run / 'attempts.jsonl').read_text().splitlines()) == 2
+    events = [(event['event'], event['step']) for event in read_attempts(run)]
+    assert events == [('began', 0), ('stepped', 1), ('began', 4), ('stepped', 5)]
 
 
 HANGING = """

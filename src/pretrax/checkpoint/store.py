@@ -140,6 +140,14 @@ class Checkpoints:
 
             sync_global_devices('later checkpoints are removed')
 
+    def __enter__(self) -> 'Checkpoints':
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        # After an error in one of several processes the others may be gone, and writing would wait for them for ever.
+        if kind is None or jax.process_count() == 1:
+            self.close()
+
     def close(self) -> None:
         """Waits until everything is written. Raises SaveError if that failed."""
         try:

@@ -10,9 +10,7 @@ from typing import Annotated
 import typer
 
 from pretrax import __version__
-from pretrax.errors import UserError
-
-MOST_LINES = 10
+from pretrax.errors import MISTAKE, UserError
 
 app = typer.Typer(
     help='Pretrain decoder-only language models in JAX.',
@@ -25,6 +23,10 @@ config_app = typer.Typer(help='Look at configurations.', no_args_is_help=True, r
 app.add_typer(config_app, name='config')
 data_app = typer.Typer(help='Make, look at and change token files.', no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name='data')
+launch_app = typer.Typer(help='Train in several processes.', no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(launch_app, name='launch')
+
+ALLOW_CHANGES = typer.Option('--allow-changes', help='Resume although the configuration has changed.')
 
 ConfigFile = Annotated[str, typer.Argument(metavar='CONFIG', help='A YAML file, such as configs/quickstart.yaml.')]
 Overrides = Annotated[
@@ -37,11 +39,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(arguments)
     except UserError as error:
-        lines = str(error).splitlines() or ['unknown mistake']
-        if len(lines) > MOST_LINES:
-            lines = [*lines[: MOST_LINES - 1], f'({len(lines) - MOST_LINES + 1} more lines)']
-        print('\n'.join(lines), file=sys.stderr)
-        sys.exit(2)
+        print(error.told(), file=sys.stderr)
+        sys.exit(MISTAKE)
 
 
 @data_app.command()
@@ -65,9 +64,7 @@ def _root(version: Annotated[bool, typer.Option('--version', help='Print the ver
 def train(
     config: ConfigFile,
     overrides: Overrides = None,
-    allow_changes: Annotated[
-        bool, typer.Option('--allow-changes', help='Resume although the configuration has changed.')
-    ] = False,
+    allow_changes: Annotated[bool, ALLOW_CHANGES] = False,
 ) -> None:
     """Train a model; in an existing run directory, resume."""
     from pretrax.config import load
@@ -76,6 +73,33 @@ def train(
     from pretrax.cli.train import train
 
     train(loaded, allow_changes)
+
+
+@launch_app.callback()
+def _launch() -> None:
+    pass  # with a single verb Typer would leave its name out
+
+
+@launch_app.command()
+def local(
+    config: ConfigFile,
+    processes: Annotated[int, typer.Option('--processes', '-n', min=1, help='How many.')],
+    overrides: Overrides = None,
+    devices: Annotated[
+        int | None, typer.Option('--devices-per-process', min=1, help='Of each (default: as the mesh asks, or all).')
+    ] = None,
+    retries: Annotated[
+        int, typer.Option(min=0, help='Attempts that may follow one that no further checkpoint came of.')
+    ] = 3,
+    elastic: Annotated[
+        bool, typer.Option('--elastic', help='Go on with fewer processes when one is lost again and again.')
+    ] = False,
+    allow_changes: Annotated[bool, ALLOW_CHANGES] = False,
+) -> None:
+    """Train in several processes of this machine; start them again from the newest checkpoint when one is lost."""
+    from pretrax.cli.launch import local
+
+    local(config, overrides or [], processes, devices, retries, elastic, allow_changes)
 
 
 @app.command()

@@ -5,9 +5,10 @@ import sys
 import typer
 
 from ..config import RunConfig
+from ..errors import TRY_AGAIN
 from ..observe.progress import Progress
 from ..train.loop import train as run_training
-from ..train.watch import TIME_LIMIT, TRY_AGAIN
+from ..train.watch import TIME_LIMIT
 from .summary import summary
 
 

@@ -187,8 +187,24 @@ class Faults(Section):
     hang_seconds: Positive = Field(
         default=1800.0, description='a step without end for so long ends the process with code 75 and stack traces'
     )
+    heartbeat_seconds: Annotated[int, Field(ge=2, le=LARGEST)] = Field(
+        default=20,
+        description='one of several processes without a sign of life for so long is lost; all end with code 75',
+    )
     stack_trace_interval_seconds: NotNegative = Field(
         default=0.0, description='write the stacks of all threads so often; 0: only on a fault'
+    )
+
+
+class Processes(Section):
+    """Which of several processes this one is. What is left out, the environment says, or JAX finds it."""
+
+    count: Count | None = Field(
+        default=None, description='processes of the run; null: JAX_NUM_PROCESSES, or as JAX finds them, or one'
+    )
+    index: CountOrZero | None = Field(default=None, description='of this one, from 0; null: JAX_PROCESS_ID')
+    coordinator: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description='HOST:PORT where the first one listens; null: JAX_COORDINATOR_ADDRESS'
     )
 
 
@@ -251,6 +267,7 @@ class RunConfig(Section):
     precision: Precision = Field(default=Precision(), description='dtype of matrix products')
     checkpoint: Checkpoint = Field(default=Checkpoint(), description='when the state is written')
     faults: Faults = Field(default=Faults(), description='spikes, hangs, time limits')
+    processes: Processes = Field(default=Processes(), description='which of several this one is')
     eval: Eval = Field(default=Eval(), description='loss on held-out text')
     log: Log = Field(default=Log(), description='where metrics go')
     sample: Sample = Field(default=Sample(), description='text written while training')

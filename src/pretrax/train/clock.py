@@ -1,33 +1,46 @@
 """Time: how fast steps are, and how much of the time since the run began made progress that was kept (goodput)."""
 
 import contextlib
-import json
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from ..observe.attempts import note, read_attempts
 
 
 class Clock:
     """Seconds spent training: compilation, evaluation, samples and saving do not count.
 
     Args:
-        directory: of the run; `attempts.jsonl` there has a line for every process that trained it.
-        writes: whether this process writes that line.
+        directory: of the run.
+        writes: whether this process writes to its `attempts.jsonl`.
         step: that training goes on from.
         before: the description of the checkpoint it goes on from, {} at the beginning.
     """
 
     def __init__(self, directory: pathlib.Path, writes: bool, step: int, before: dict[str, Any]):
-        attempts = directory / 'attempts.jsonl'
-        first = attempts.read_text().partition('\n')[0] if attempts.exists() else ''
-        now = time.time()
-        self._run_began = json.loads(first)['time'] if first else now
-        if writes:
-            with attempts.open('a') as lines:
-                lines.write(json.dumps({'time': now, 'step': step}) + '\n')
+        events = read_attempts(directory)
+        self._run_began = events[0]['time'] if events else time.time()
+        self._lost = events[-1].get('lost') if events else None
+        self._directory = directory if writes else None
+        self._note('began', step)
         self._saved = time.perf_counter()
         self.rewind(before)
+
+    def stepped(self, step: int, say: Callable[[str], None]) -> None:
+        """A step is done. The first one tells how long it took since the attempt before was lost."""
+        try:
+            self._note('stepped', step)
+        except OSError as error:
+            say(f'WARNING: cannot write to {self._directory}: {error.strerror}. Training goes on')
+        if self._directory is not None and self._lost is not None:
+            say(f'training again, {time.time() - self._lost:.1f} s after the loss')
+        self._directory = None
+
+    def _note(self, event: str, step: int) -> None:
+        if self._directory is not None:
+            note(self._directory, event, step=step)
 
     def start(self, number: int) -> None:
         """The next lap begins after step `number`."""

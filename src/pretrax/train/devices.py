@@ -19,18 +19,6 @@ MEANING = {
 }  # fmt: skip
 
 
-def join_processes() -> None:
-    """Joins the other processes of a run that `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` name."""
-    wanted = os.environ.get('JAX_NUM_PROCESSES', '1')
-    if wanted != '1' and not jax.distributed.is_initialized():
-        number = os.environ.get('JAX_PROCESS_ID')
-        if number is None:
-            raise UserError(f'JAX_NUM_PROCESSES={wanted}, but JAX_PROCESS_ID does not say which of them this one is')
-        jax.distributed.initialize(num_processes=int(wanted), process_id=int(number))  # JAX reads only the address
-        if jax.process_count() != int(wanted):
-            raise UserError(f'JAX_NUM_PROCESSES={wanted}, but {jax.process_count()} processes met')
-
-
 def choose_mesh(section: MeshSection, rows: int, length: int) -> tuple[Mesh, dict[str, int], list[str]]:
     """The mesh of a run, the size of each axis, and the reasons, a line each.
 
@@ -84,6 +72,8 @@ def _simulate_cpus(section: MeshSection, rows: int) -> str:
         return 'no accelerator; as many as XLA_FLAGS says'
     if jax.distributed.is_initialized():
         return f'no accelerator; {jax.config.jax_num_cpu_devices} in each process'
+    if 'JAX_NUM_CPU_DEVICES' in os.environ:
+        return 'no accelerator; as many as JAX_NUM_CPU_DEVICES says'
     given = {axis: getattr(section, axis) for axis in AXES}
     asked = math.prod(size for size in given.values() if isinstance(size, int))
     free = 'auto' in (section.r, section.d)

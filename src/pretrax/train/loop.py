@@ -7,7 +7,6 @@ ahead. All that a run is lies in its directory, and the same command continues i
 import contextlib
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +23,7 @@ from ..observe.metrics import MetricsLog
 from ..observe.progress import Progress
 from ..observe.trackers import open_trackers
 from .clock import Clock
+from .processes import ending_at_once, join_processes
 from .resume import check_same_data, check_unchanged, newest_step, only_one
 from .rollback import give_up, last_good, with_next_batch
 from .setup import Run, prepare
@@ -43,6 +43,7 @@ class Result:
     stopped: str | None
 
 
+@ending_at_once
 def train(config: RunConfig, *, allow_changes: bool = False, progress: Progress | None = None) -> Result:
     """Trains, or goes on training, as the configuration says.
 
@@ -56,9 +57,10 @@ def train(config: RunConfig, *, allow_changes: bool = False, progress: Progress 
             run is being trained already; none of its checkpoints is readable; or it fails again and again.
     """
     progress = progress or Progress()
-    leader = int(os.environ.get('JAX_PROCESS_ID', '0')) == 0
+    join_processes(config)
+    leader = not jax.distributed.is_initialized() or jax.process_index() == 0
     say = progress.message if leader else lambda text: None
-    with only_one(config.run_dir) if leader else contextlib.nullcontext():
+    with only_one(config.run_dir, say) if leader else contextlib.nullcontext():
         check_unchanged(config, allow_changes, say)
         for note in config.notes:
             say(note)
@@ -74,7 +76,7 @@ def train(config: RunConfig, *, allow_changes: bool = False, progress: Progress 
             config.run_dir / 'checkpoints', Keep(section.keep, section.keep_every, section.keep_best)
         )
         with (
-            jax.set_mesh(run.mesh), contextlib.closing(checkpoints), contextlib.closing(progress), requests.listening()
+            jax.set_mesh(run.mesh), checkpoints, contextlib.closing(progress), requests.listening()
         ):  # fmt: skip
 
             def fresh() -> TrainState:
@@ -130,7 +132,7 @@ class _Training:
                 self.checkpoints.wait()
             except SaveError as error:
                 self.say(f'WARNING: {error}')
-        if (number := int(self.state.step)) != self.checkpoints.newest() and jax.process_count() == 1:
+        if (number := int(self.state.step)) != self.checkpoints.newest() and jax.process_index() == 0:
             raise UserError(f'the state of step {number} is not saved\nmake room, and give the same command again')
         return self._result(self.requests.why if int(self.state.step) < config.steps else None)
 
@@ -213,6 +215,7 @@ class _Training:
         (number, metrics), self.waiting = self.waiting, None
         config = self.run.config
         self.in_a_row = int(metrics['skipped_in_a_row'])  # waits for the step to end
+        self.clock.stepped(number, self.say)
         if number % config.log.every and number not in (1, config.steps):
             return
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}

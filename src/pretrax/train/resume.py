@@ -18,7 +18,7 @@ Say = Callable[[str], None]
 
 
 @contextlib.contextmanager
-def only_one(directory: pathlib.Path) -> Iterator[None]:
+def only_one(directory: pathlib.Path, say: Say = print) -> Iterator[None]:
     """Holds the run's directory. The system gives it free when the process ends, in whatever way.
 
     Raises:
@@ -34,12 +34,17 @@ def only_one(directory: pathlib.Path) -> Iterator[None]:
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             lock.seek(0)
             raise UserError(
                 f'{directory} is being trained by {lock.read().strip() or "another process"}\n'
                 'stop that one first, or give another name='
             ) from None
+        except OSError as error:  # some cluster file systems have no locks
+            say(
+                f'WARNING: {directory} cannot be locked ({error.strerror}): nothing keeps a second run out of it; '
+                'start it only once'
+            )
         lock.truncate(0)
         lock.write(f'process {os.getpid()} on {socket.gethostname()}\n')
         lock.flush()

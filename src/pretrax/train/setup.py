@@ -19,7 +19,8 @@ from ..scale.devices import lookup
 from ..scale.flops import FORMULA_VERSION, Flops, flops_per_token, mfu
 from ..scale.memory import Memory, expected_memory
 from ..shardlib import make_shardings
-from .devices import choose_compute, choose_mesh, join_processes
+from .devices import choose_compute, choose_mesh
+from .processes import join_processes
 from .step import Recipe, abstract_state
 
 Say = Callable[[str], None]
@@ -82,7 +83,7 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
     Raises:
         UserError: something in the configuration does not fit the data, the model or the devices.
     """
-    join_processes()
+    join_processes(config)
     length = config.batch.sequence_length
     rows = config.batch.tokens // length
     mesh, sizes, lines = choose_mesh(config.mesh, rows, length)
@@ -132,10 +133,9 @@ def _open_source(config: RunConfig, rows: int, say: Say) -> Source:
         return build('data', config.data, request)
     from jax.experimental.multihost_utils import sync_global_devices
 
-    if jax.process_index() == 0:
-        build('data', config.data, request)
+    prepared = build('data', config.data, request) if jax.process_index() == 0 else None
     sync_global_devices('data is prepared')
-    return build('data', config.data, request)
+    return prepared or build('data', config.data, request)
 
 
 def _passes(config: RunConfig, rows: int, sizes: dict[str, int]) -> tuple[int, str]:

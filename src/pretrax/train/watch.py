@@ -19,7 +19,8 @@ from typing import Any
 import jax
 import numpy as np
 
-TRY_AGAIN = 75
+from ..errors import TRY_AGAIN
+
 TIME_LIMIT = 'time limit'
 _AGREE_EVERY = 20  # steps, where several processes have to come to one answer
 
@@ -125,7 +126,8 @@ class Watchdog:
     def __enter__(self) -> 'Watchdog':
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open('a')
-        faulthandler.enable(self._file)
+        if jax.process_count() == 1:  # otherwise it is on, see `processes.py`, and stays on to the end of the process
+            faulthandler.enable(self._file)
         faulthandler.register(signal.SIGUSR2, self._file)
         if self._interval:
             faulthandler.dump_traceback_later(self._interval, repeat=True, file=self._file)
@@ -137,7 +139,8 @@ class Watchdog:
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()
         faulthandler.unregister(signal.SIGUSR2)
-        faulthandler.enable(sys.__stderr__ or 2)
+        if jax.process_count() == 1:
+            faulthandler.enable(sys.__stderr__ or 2)
         self._file.close()
 
     def alive(self, step: bool = False) -> None:

@@ -1,0 +1,292 @@
+"""The engine for one machine: N processes of `pretrax train`, started together, ended together, and started again.
+
+Process 0 has the terminal. What the others write goes to `<run_dir>/output/process-<i>.txt`, and its end is shown when
+one of them was the cause.
+"""
+
+import contextlib
+import ctypes
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any
+
+from ..config import RunConfig
+from ..errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, UserError
+from ..observe.attempts import note
+from .restarts import Ended, Restarts, judge, newest_checkpoint
+from .sizes import misfit
+
+_LOOK = 0.05  # seconds between two looks at the processes
+_AFTER_FAILURE = 0.3  # seconds for others that end in the same moment, so that the cause is among those looked at
+_AFTER_END = 5.0  # seconds for the others when one has ended in good order: they save the same step
+_TAIL = 20  # lines shown of the output of a process
+_COUNT_FLAG = re.compile(r'--xla_force_host_platform_device_count=\d+\s*')
+
+
+class LocalLaunch:
+    """A run on this machine.
+
+    Args:
+        config: the run.
+        command: what each process does: a program and its arguments.
+        processes: how many.
+        devices: of each.
+        retries: attempts that may follow one that no further checkpoint came of.
+        elastic: go on with fewer processes when one is lost twice in a row.
+        say: where reports go.
+    """
+
+    def __init__(
+        self, config: RunConfig, command: Sequence[str], *, processes: int, devices: int, retries: int, elastic: bool,
+        say: Callable[[str], None] = print,
+    ):  # fmt: skip
+        self._config, self._command, self._devices, self._say = config, command, devices, say
+        self._directory = config.run_dir
+        self._slots = list(range(processes))  # which share of this machine's devices each process has
+        self._elastic = elastic
+        self._restarts = Restarts(retries, newest_checkpoint(self._directory))
+        self._asked: int | None = None  # the signal that asked to stop
+        self._asked_at = 0.0
+        self._noticed = 0.0  # when the first process of the newest attempt had ended
+        self._waiting: list[int] = []  # signals that the processes have not got yet
+
+    def run(self) -> int:
+        """Trains until the run is done, or is not to be tried again. Returns the exit code."""
+        try:
+            (self._directory / 'output').mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f'run_dir: {self._directory} cannot be written: {error.strerror}\ngive another one: run_dir=PATH'
+            ) from error
+        attempt, lost = 1, None
+        with self._listening():
+            while True:
+                began = self._noticed = time.time()
+                try:
+                    ended = self._attempt({'attempt': attempt} | ({} if lost is None else {'lost': lost}))
+                except OSError as error:
+                    ended = Ended(1, f'the processes cannot be started: {error}', newest_checkpoint(self._directory))
+                lost = self._noticed
+                self._note('ended', why=ended.why, code=ended.code, step=ended.step, noticed=lost)
+                if ended.code in (DONE, MISTAKE, CONFIGURATION) or self._asked is not None:
+                    return self._last_code(ended)
+                wait = self._next(ended)
+                if wait is None:
+                    self._say(
+                        f'launch: {ended.why}; {self._restarts.in_vain} in a row without a further checkpoint: giving up'
+                    )
+                    return ended.exit_code
+                attempt += 1
+                self._say(
+                    f'launch: {ended.why}, after {lost - began:.0f} s; '
+                    f'{f"checkpoint {ended.step} is whole" if ended.step else "there is no checkpoint yet"}; '
+                    f'starting again{f" in {wait:.0f} s" if wait else ""}: attempt {attempt}, {len(self._slots)} processes'
+                )
+                if not self._sleep(wait):
+                    return 128 + (self._asked or 0)
+
+    def _next(self, ended: Ended) -> float | None:
+        """Seconds before the next attempt, None where there is none; leaves a lost process out where that is allowed."""
+        wait = self._restarts.wait(ended)
+        if self._elastic and ended.lost and self._restarts.in_vain >= 2:
+            left = [slot for number, slot in enumerate(self._slots) if number not in ended.lost]
+            fits = [n for n in range(len(left), 0, -1) if misfit(self._config, n * self._devices) is None]
+            if fits:
+                self._slots = left[: fits[0]]
+                self._restarts.forgive()
+                return 0.0
+        return wait
+
+    def _attempt(self, told: dict[str, Any]) -> Ended:
+        with _Group(self._command, self._slots, self._devices, self._directory) as group:
+            self._note('started', processes=group.pids(), **told)
+            deadline, seen = None, -1
+            while True:
+                self._pass_on(group)
+                codes = group.codes()
+                now = time.monotonic()
+                if codes and deadline is None:
+                    self._noticed = time.time()
+                if len(codes) != seen and codes:
+                    orderly = all(code in (DONE, TRY_AGAIN) for code in codes.values())
+                    deadline = min(deadline or now + _AFTER_END, now + (_AFTER_END if orderly else _AFTER_FAILURE))
+                    seen = len(codes)
+                if len(codes) == len(group) or (deadline is not None and now >= deadline):
+                    break
+                time.sleep(_LOOK)
+            hung = tuple(number for number in range(len(group)) if number not in codes)
+            group.end()
+            ended = judge(codes, hung, newest_checkpoint(self._directory))
+            culprit = next((number for number, code in codes.items() if code == ended.code), 0)
+            if culprit and ended.code not in (DONE, TRY_AGAIN, -signal.SIGKILL) and self._asked is None:
+                self._say('\n'.join(f'process {culprit} | {line}' for line in group.tail(culprit)))
+        return ended
+
+    def _note(self, event: str, **what: Any) -> None:
+        try:
+            note(self._directory, event, **what)
+        except OSError as error:  # a full disk does not end the training
+            self._say(f'WARNING: launch: cannot write to {self._directory}: {error.strerror}. The run goes on')
+
+    def _last_code(self, ended: Ended) -> int:
+        if self._asked is not None and ended.code not in (DONE, TRY_AGAIN, MISTAKE, CONFIGURATION):
+            return 128 + self._asked
+        return ended.exit_code
+
+    # Signals: noted by the handler, passed on by the loop. The processes have sessions of their own, so that Ctrl-C
+    # reaches them once, through here.
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+        before = {number: signal.signal(number, lambda number, _: self._waiting.append(number)) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _pass_on(self, group: '_Group') -> None:
+        while self._waiting:
+            number = self._waiting.pop(0)
+            now = time.monotonic()
+            if number in (signal.SIGINT, signal.SIGTERM):
+                if self._asked is None:
+                    self._asked, self._asked_at = number, now
+                elif now - self._asked_at < 1:
+                    continue  # `uv run`, `timeout` and Slurm pass on what the whole process group has got
+                else:
+                    self._say('launch: asked to stop a second time: ending all processes at once')
+                    group.end()
+                    continue
+            group.send(number)
+
+    def _sleep(self, seconds: float) -> bool:
+        """Waits; false where it was asked to stop instead."""
+        until = time.monotonic() + seconds
+        while True:
+            for number in self._waiting:
+                if number in (signal.SIGINT, signal.SIGTERM):
+                    self._asked = number
+                    return False
+            self._waiting.clear()
+            if time.monotonic() >= until:
+                return True
+            time.sleep(_LOOK)
+
+
+class _Group:
+    """The processes of one attempt. At the end of the block none of them is left, nor any that they have started."""
+
+    def __init__(self, command: Sequence[str], slots: Sequence[int], devices: int, directory: pathlib.Path):
+        self._directory = directory
+        self._processes: list[subprocess.Popen] = []
+        self._begins: list[int] = []  # where in its file the output of each process begins
+        address = f'127.0.0.1:{_free_port()}'
+        try:
+            for index, slot in enumerate(slots):
+                environment = identity(index, len(slots), address) | devices_of(slot, devices)
+                self._start(index, command, environment)
+        except BaseException:
+            self.end()
+            raise
+
+    def _start(self, index: int, command: Sequence[str], environment: dict[str, str]) -> None:
+        with contextlib.ExitStack() as stack:
+            output: IO[bytes] | None = None  # that of the launcher
+            if index:
+                output = stack.enter_context(self._output(index).open('ab'))
+            self._begins.append(output.tell() if output else 0)
+            self._processes.append(
+                subprocess.Popen(
+                    command, env=environment, stdin=subprocess.DEVNULL, stdout=output,
+                    stderr=subprocess.STDOUT if output else None, start_new_session=True, preexec_fn=_in_the_child,
+                )
+            )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    def __enter__(self) -> '_Group':
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def codes(self) -> dict[int, int]:
+        """Exit codes of those that have ended, by number."""
+        found = {number: process.poll() for number, process in enumerate(self._processes)}
+        return {number: code for number, code in found.items() if code is not None}
+
+    def send(self, number: int) -> None:
+        """A signal to all."""
+        for process in self._processes:
+            process.send_signal(number)
+
+    def end(self) -> None:
+        """Ends all at once, stopped ones too, with what they have started."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        for process in self._processes:
+            process.wait()
+
+    def tail(self, number: int) -> list[str]:
+        """The last lines that a process has written in this attempt."""
+        with self._output(number).open('rb') as output:
+            output.seek(self._begins[number])
+            return output.read().decode(errors='replace').splitlines()[-_TAIL:]
+
+    def _output(self, number: int) -> pathlib.Path:
+        return self._directory / 'output' / f'process-{number}.txt'
+
+
+def identity(index: int, count: int, address: str) -> dict[str, str]:
+    """The environment in which a process knows which of several it is."""
+    return os.environ | {
+        'JAX_COORDINATOR_ADDRESS': address,
+        'JAX_COORDINATOR_BIND_ADDRESS': address,
+        'JAX_NUM_PROCESSES': str(count),
+        'JAX_PROCESS_ID': str(index),
+    }
+
+
+def devices_of(slot: int, count: int) -> dict[str, str]:
+    """The environment in which a process sees the devices of its slot: so many simulated ones, or those of the GPUs."""
+    flags = _COUNT_FLAG.sub('', os.environ.get('XLA_FLAGS', ''))
+    numbers = range(slot * count, (slot + 1) * count)
+    return {
+        'JAX_NUM_CPU_DEVICES': str(count),
+        'JAX_LOCAL_DEVICE_IDS': ','.join(map(str, numbers)),
+        'XLA_FLAGS': flags,
+    }
+
+
+def train_command(arguments: Sequence[str]) -> list[str]:
+    """`pretrax train` with these arguments, in this Python."""
+    return [sys.executable, '-c', 'from pretrax.cli import main; main()', 'train', *arguments]
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        return free.getsockname()[1]
+
+
+def _in_the_child() -> None:
+    """Until it listens itself, a request to save or for stacks must not end it. It does not outlive its launcher."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    if sys.platform == 'linux':
+        die_with_parent = 1  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(die_with_parent, signal.SIGTERM)

@@ -1,0 +1,68 @@
+"""How many processes a run can have on this machine, and how many devices each of them has."""
+
+import math
+import os
+import pathlib
+
+from ..config import RunConfig, resolve_mesh
+from ..errors import UserError
+
+
+def devices_per_process(config: RunConfig, processes: int, wanted: int | None) -> tuple[int, str]:
+    """Devices that each process gets, and the reason.
+
+    Raises:
+        UserError: the mesh cannot be made of them.
+    """
+    axes = config.mesh.model_dump()
+    fixed = math.prod(size for size in axes.values() if size != 'auto')
+    if wanted is not None:
+        count, why = wanted, 'as asked'
+    elif 'auto' not in axes.values():
+        if fixed % processes:
+            near = [n for n in range(1, fixed + 1) if fixed % n == 0]
+            raise UserError(
+                f'mesh: {_written(axes)} has {fixed} devices, which {processes} processes cannot share\n'
+                f'give --processes {min(near, key=lambda n: abs(n - processes))}, or leave an axis of the mesh to auto'
+            )
+        count, why = fixed // processes, 'as the mesh asks'
+    else:
+        here, name = _devices_here()
+        most = max(here // processes, -(-fixed // processes))
+        fits = [n for n in range(most, 0, -1) if misfit(config, processes * n) is None]
+        count, why = (fits or [most])[0], f'{here} {name} here'
+    if (problem := misfit(config, processes * count)) is not None:
+        raise UserError(f'{processes} processes with {count} device{"" if count == 1 else "s"} each: {problem}')
+    return count, why
+
+
+def misfit(config: RunConfig, devices: int) -> str | None:
+    """Why a run cannot be trained on so many devices, as far as the configuration tells; None: it can."""
+    rows = config.batch.tokens // config.batch.sequence_length
+    try:
+        sizes = resolve_mesh(config.mesh, devices, 'cpu')
+    except UserError as error:
+        return error.told()
+    share = sizes['r'] * sizes['d'] * sizes['e']
+    if rows % share:
+        return f'{rows} sequences a step cannot be shared by {share} devices'
+    if rows // share % (config.batch.micro or 1):
+        return f'batch.micro = {config.batch.micro} does not divide the {rows // share} sequences of each device'
+    return None
+
+
+def _devices_here() -> tuple[int, str]:
+    """Without JAX, which would keep the devices for itself."""
+    visible = os.environ.get('CUDA_VISIBLE_DEVICES')
+    if visible is None:
+        gpus = list(pathlib.Path('/dev').glob('nvidia[0-9]*'))
+    else:
+        gpus = [name for name in visible.split(',') if name and not name.startswith('-')]
+    if gpus and os.environ.get('JAX_PLATFORMS', '') != 'cpu':
+        return len(gpus), 'GPUs'
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+    return cores, 'cores'
+
+
+def _written(axes: dict[str, int]) -> str:
+    return ' '.join(f'{axis}={size}' for axis, size in axes.items() if size != 1)

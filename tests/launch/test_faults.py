@@ -1,0 +1,112 @@
+"""Processes of a run that are killed, stopped and fail: it goes on, with the losses of one that is left alone.
+
+`benchmarks/faults.py` does the same for longer.
+"""
+
+import os
+import random
+import signal
+
+import numpy as np
+import pytest
+
+from launched import Launched, write_run
+
+
+@pytest.mark.slow
+def test_killed_and_hung_processes_of_four_change_nothing(tmp_path, capsys):
+    config = write_run(tmp_path, checkpoint={'every': 7, 'keep': 100})
+    four = ('-n', '4', '--retries', '0')
+    with Launched(config, tmp_path / 'alone', *four) as alone:
+        alone.until_step(1, 3)
+        alone.process.send_signal(signal.SIGUSR1)
+        assert alone.wait() == 0, alone.said
+    asked_for = set(alone.checkpoints()) - {*range(7, 100, 7), 100}
+    assert len(asked_for) == 1, 'one was asked for with SIGUSR1, at a step on which all processes agree'
+
+    with Launched(config, tmp_path / 'hurt', *four) as hurt:
+        for attempt, (process, how) in enumerate([(3, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)], 1):
+            hurt.until_checkpoint(attempt)
+            os.kill(hurt.pid(process), how)
+        hurt.until_checkpoint(4)
+        hurt.process.send_signal(signal.SIGTERM)
+        assert hurt.wait() == 0, hurt.said
+    ended = hurt.events('ended')
+    assert [event['why'] for event in ended] == [
+        'killed: process 3 (SIGKILL)', 'killed: process 0 (SIGKILL)', 'no sign of life: process 1', 'done',
+    ]  # fmt: skip
+    for before, after in zip(ended, hurt.events('began')[1:], strict=False):
+        assert before['step'] == after['step'] > 0, 'from the newest checkpoint'
+    stacks = (hurt.run_dir / 'stacks' / 'process-2.txt').read_text()
+    assert 'Fatal Python error: Aborted' in stacks, 'of a process that noticed the one that hangs'
+
+    # Asked to stop, all four end after the same step.
+    stopped = max(hurt.checkpoints())
+    assert f'Stopped at step {stopped} of 100. The checkpoint is whole.' in hurt.said
+    for process in (1, 2, 3):
+        output = (hurt.run_dir / 'output' / f'process-{process}.txt').read_text()
+        assert f'Stopped at step {stopped} of 100.' in output
+    reference = alone.losses()
+    assert hurt.losses() == {step: reference[step] for step in range(1, stopped + 1)}
+
+    recovered = [line for line in hurt.said.splitlines() if line.startswith('training again, ')]
+    assert len(recovered) == 3
+    with capsys.disabled():
+        print(
+            '\n' + '\n'.join(line for line in hurt.said.splitlines() if line.startswith(('launch: ', 'training again')))
+        )
+
+
+@pytest.mark.slow
+def test_two_processes_killed_at_random_end_with_the_loss_of_a_run_left_alone(tmp_path):
+    config = write_run(tmp_path)
+    two = ('-n', '2', '--retries', '9')
+    with Launched(config, tmp_path / 'alone', *two) as alone:
+        assert alone.wait() == 0, alone.said
+
+    draw = random.Random(0)
+    with Launched(config, tmp_path / 'hurt', *two) as hurt:
+        for attempt in range(1, 6):
+            hurt.until_step(attempt, draw.randint(5, 12))
+            os.kill(hurt.pid(draw.randrange(2)), signal.SIGKILL)
+        assert hurt.wait() == 0, hurt.said
+    assert [event['code'] for event in hurt.events('ended')] == [-9] * 5 + [0]
+    assert hurt.losses() == alone.losses()
+    assert len(hurt.losses()) == 100
+
+
+@pytest.mark.slow
+def test_with_one_process_lost_again_and_again_the_other_goes_on(tmp_path):
+    """The same tokens, and the losses of two but for the order of sums."""
+    config = write_run(tmp_path, steps=40)
+    with Launched(config, tmp_path / 'run', '-n', '2', '--elastic') as run:
+        run.until_checkpoint(1)
+        for attempt in (1, 2, 3):  # in the second and third before any step is done
+            run.until(lambda attempt=attempt: len(run.events('started')) >= attempt, f'attempt {attempt}')
+            os.kill(run.pid(1), signal.SIGKILL)
+            run.until(lambda attempt=attempt: len(run.events('ended')) >= attempt, f'the end of attempt {attempt}')
+        assert run.wait() == 0, run.said
+    assert [len(event['processes']) for event in run.events('started')] == [2, 2, 2, 1]
+    went_on = run.events('began')[-1]['step']
+    assert 5 <= went_on < 40
+
+    with Launched(config, tmp_path / 'one', '-n', '1', '--devices-per-process', '1') as one:
+        assert one.wait() == 0, one.said
+    losses, reference = run.losses(), one.losses()
+    np.testing.assert_allclose(list(losses.values()), list(reference.values()), rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('kind', 'code', 'told'),
+    [('RuntimeError', 1, 'process 1 | RuntimeError: batch 6 is bad'), ('UserError', 2, 'process 1 | batch 6 is bad')],
+)
+def test_an_error_in_one_process_ends_all_without_waiting(tmp_path, kind, code, told):
+    # Without checkpoints nothing is tried again; with such heartbeats, waiting for them would be seen.
+    config = write_run(tmp_path, faults={'heartbeat_seconds': 10000}, checkpoint={'every': 1000})
+    with Launched(config, tmp_path / 'run', '-n', '2', '--retries', '0', FAIL=f'1:6:{kind}') as run:
+        assert run.wait() == code, run.said
+    assert told in run.said
+    assert len(run.events('started')) == 1
+    output = (run.run_dir / 'output' / 'process-1.txt').read_text()
+    assert ('Traceback' in output) == (kind == 'RuntimeError')

@@ -1,0 +1,257 @@
+"""The launcher over small programs in the place of `pretrax train`: starts, ends, signals, and what is not retried."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pretrax import config_from_values
+from pretrax.cli import main
+from pretrax.errors import UserError
+from pretrax.launch import local as engine
+from pretrax.launch.local import LocalLaunch, devices_of
+from pretrax.observe.attempts import read_attempts
+
+HEAD = """
+import os, pathlib, signal, sys, time
+run, me, slot = pathlib.Path(sys.argv[1]), int(os.environ['JAX_PROCESS_ID']), os.environ['JAX_LOCAL_DEVICE_IDS']
+attempt = said = 0
+while not attempt or attempt != said:  # the launcher notes what it has started a moment later
+    events = (run / 'attempts.jsonl').read_text() if (run / 'attempts.jsonl').exists() else ''
+    attempt, said = events.count('ended') + 1, events.count('started')
+def checkpoint(step):
+    (run / 'checkpoints' / str(step)).mkdir(parents=True, exist_ok=True)
+def wait():
+    time.sleep(1000)
+"""
+
+
+class Local:
+    """Runs a program as each of the processes; `me` is its number, `slot` its devices, `attempt` counts from 1."""
+
+    def __init__(self, values):
+        values |= {'mesh': {}, 'batch': {'tokens': 192, 'sequence_length': 16}}
+        self.config = config_from_values(values)
+        self.directory = Path(values['run_dir'])
+        self.said = []
+
+    def __call__(self, program, processes=2, retries=0, elastic=False):
+        launch = LocalLaunch(
+            self.config, [sys.executable, '-c', HEAD + program, str(self.directory)], processes=processes, devices=1,
+            retries=retries, elastic=elastic, say=self.said.append,
+        )  # fmt: skip
+        return launch.run()
+
+    def events(self, name):
+        return [event for event in read_attempts(self.directory) if event['event'] == name]
+
+
+@pytest.fixture
+def local(values):
+    return Local(values)
+
+
+def test_done_is_done(local):
+    assert local('') == 0
+    assert [event['why'] for event in local.events('ended')] == ['done']
+    assert local.said == []
+
+
+@pytest.mark.parametrize('code', [2, 78])
+def test_a_mistake_is_told_once_and_not_tried_again(local, code):
+    program = f'print("what to mend", flush=True); sys.exit({code}) if me == 1 else wait()'
+    assert local(program, retries=9) == 2
+    assert len(local.events('started')) == 1
+    assert local.said == ['process 1 | what to mend']
+
+
+def test_retries_run_out_and_the_output_of_the_culprit_is_shown(local):
+    program = 'print("attempt", attempt, flush=True); sys.exit(3) if me == 1 else wait()'
+    assert local(program, retries=1) == 3
+    assert len(local.events('started')) == 2
+    shown = [line for line in local.said if line.startswith('process 1 | ')]
+    assert shown == ['process 1 | attempt 1', 'process 1 | attempt 2'], 'each time of that attempt alone'
+    assert local.said[-1].endswith(
+        'process 1 failed with exit code 3; 2 in a row without a further checkpoint: giving up'
+    )
+    assert (local.directory / 'output' / 'process-1.txt').read_text() == 'attempt 1\nattempt 2\n'
+
+
+def test_attempts_go_on_while_checkpoints_advance(local):
+    program = """
+if attempt == 4:
+    sys.exit(0)
+checkpoint(10 * attempt)
+os.kill(os.getpid(), signal.SIGKILL) if me == 0 else wait()
+"""
+    assert local(program, retries=0) == 0
+    assert [(event['code'], event['step']) for event in local.events('ended')] == [
+        (-9, 10),
+        (-9, 20),
+        (-9, 30),
+        (0, 30),
+    ]
+    assert 'killed: process 0 (SIGKILL)' in local.said[0]
+    assert 'checkpoint 10 is whole; starting again: attempt 2, 2 processes' in local.said[0]
+
+
+def test_a_process_that_hangs_is_ended_with_its_children(local, monkeypatch):
+    """The others have noticed and left with 75."""
+    program = """
+if attempt == 2:
+    sys.exit(0)
+checkpoint(5)
+if me == 1:
+    import subprocess
+    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])
+    (run / 'child').write_text(str(child.pid))
+    os.kill(os.getpid(), signal.SIGSTOP)
+while not (run / 'child').exists():
+    time.sleep(0.01)
+sys.exit(75)
+"""
+    monkeypatch.setattr(engine, '_AFTER_END', 1.0)
+    assert local(program, processes=3) == 0
+    assert 'no sign of life: process 1' in local.said[0]
+    child = Path('/proc') / (local.directory / 'child').read_text() / 'stat'
+    assert not child.exists() or child.read_text().split()[2] == 'Z', 'ended with its parent'
+
+
+def test_elastic_leaves_out_what_is_lost_twice(local):
+    """12 sequences: 4 processes, without the third 3; when another is lost as well 2, of which each is a divisor."""
+    program = """
+(run / f'slots-{attempt}-{me}').write_text(f'{slot} of {os.environ["JAX_NUM_PROCESSES"]}')
+if slot == '2' or (slot == '0' and attempt > 2):
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(0) if attempt == 5 else wait()
+"""
+    assert local(program, processes=4, retries=9, elastic=True) == 0
+    seen = {n: sorted(path.read_text() for path in local.directory.glob(f'slots-{n}-*')) for n in (3, 5)}
+    assert set(seen[3]) <= {'0 of 3', '1 of 3', '3 of 3'}
+    assert seen[5] == ['1 of 2', '3 of 2']
+    assert [len(event['processes']) for event in local.events('started')] == [4, 4, 3, 3, 2]
+
+
+def test_what_is_no_loss_leaves_nobody_out(local):
+    assert local('sys.exit(1) if me == 1 else wait()', retries=1, elastic=True) == 1
+    assert [len(event['processes']) for event in local.events('started')] == [2, 2]
+
+
+STOPPABLE = """
+def stop(number, frame):
+    (run / f'got-{number}-{me}').write_text('')
+    sys.exit(CODE)
+signal.signal(signal.SIGTERM, stop)
+(run / f'ready-{me}').write_text('')
+while me == 0 and not (run / 'ready-1').exists():
+    time.sleep(0.01)
+if me == 0:
+    os.kill(os.getppid(), signal.SIGTERM)
+wait()
+"""
+
+
+@pytest.mark.parametrize('code', [0, 75])
+def test_asked_to_stop_it_passes_the_request_and_the_code_on(local, code):
+    assert local(STOPPABLE.replace('CODE', str(code)), retries=9) == code
+    assert sorted(path.name for path in local.directory.glob('got-*')) == ['got-15-0', 'got-15-1']
+    assert len(local.events('started')) == 1
+
+
+def test_a_second_request_ends_all_at_once(local):
+    program = """
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+(run / f'ready-{me}').write_text('')
+while not (run / 'ready-1').exists():
+    time.sleep(0.01)
+if me == 0:
+    os.kill(os.getppid(), signal.SIGINT)
+    os.kill(os.getppid(), signal.SIGINT)  # the same one, passed on by `uv run`
+    time.sleep(1.1)
+    os.kill(os.getppid(), signal.SIGINT)
+wait()
+"""
+    assert local(program) == 128 + signal.SIGINT
+    assert 'a second time' in local.said[0]
+
+
+def test_a_request_to_save_reaches_all_and_ends_none(local):
+    program = """
+if me == 0:
+    os.kill(os.getppid(), signal.SIGUSR1)  # nobody listens yet
+    time.sleep(0.2)
+def save(number, frame):
+    (run / f'save-{me}').write_text('')
+    sys.exit(0)
+signal.signal(signal.SIGUSR1, save)
+(run / f'ready-{me}').write_text('')
+while not (run / 'ready-1').exists():
+    time.sleep(0.01)
+if me == 0:
+    os.kill(os.getppid(), signal.SIGUSR1)
+wait()
+"""
+    assert local(program) == 0
+    assert len(list(local.directory.glob('save-*'))) == 2
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='PR_SET_PDEATHSIG')
+def test_processes_do_not_outlive_their_launcher(local, values):
+    program = HEAD + 'wait()'
+    starter = (
+        'import json, sys; from pretrax import config_from_values; from pretrax.launch.local import LocalLaunch\n'
+        'LocalLaunch(config_from_values(json.loads(sys.argv[1])), [sys.executable, "-c", *sys.argv[2:]], processes=2, '
+        'devices=1, retries=0, elastic=False).run()'
+    )
+    launcher = subprocess.Popen([sys.executable, '-c', starter, json.dumps(values), program, str(local.directory)])
+    until = time.monotonic() + 60
+    while not (local.directory / 'attempts.jsonl').exists() or not local.events('started'):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    launcher.kill()
+    launcher.wait()
+    for pid in local.events('started')[0]['processes']:
+        while Path(f'/proc/{pid}').exists() and Path(f'/proc/{pid}/stat').read_text().split()[2] != 'Z':
+            assert time.monotonic() < until, 'a process goes on by itself'
+            time.sleep(0.02)
+
+
+def test_a_directory_that_cannot_be_written_is_a_mistake(local):
+    local.directory.mkdir()
+    (local.directory / 'output').write_text('')
+    with pytest.raises(UserError, match='cannot be written'):
+        local('')
+
+
+def test_the_number_of_simulated_devices_is_the_launchers(monkeypatch):
+    monkeypatch.setenv('XLA_FLAGS', '--xla_force_host_platform_device_count=8 --other=1')
+    assert devices_of(3, 2) == {'JAX_NUM_CPU_DEVICES': '2', 'JAX_LOCAL_DEVICE_IDS': '6,7', 'XLA_FLAGS': '--other=1'}
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (['--processes', '0'], 'greater than or equal to 1'),
+        ([], "Missing option '--processes'"),
+        (['-n', '3'], '3 processes cannot share'),
+        (['-n', '2', '--devices-per-process', '3'], 'there are 6 cpu devices'),
+        (['-n', '2', 'steps=many'], 'steps'),
+        (['-n', '2', 'processes.count=4'], 'processes.count is 4, and the launcher is to start 2'),
+        (['-n', '2', 'processes.index=0'], 'are for the launcher to say'),
+    ],
+)
+def test_a_mistake_is_told_before_anything_starts(values, tmp_path, capfd, arguments, message):
+    config = tmp_path / 'run.yaml'
+    config.write_text(json.dumps(values))
+    with pytest.raises(SystemExit) as stopped:
+        main(['launch', 'local', str(config), *arguments])
+    assert stopped.value.code == 2
+    out, err = capfd.readouterr()
+    assert message in err
+    assert out == ''
+    assert not os.path.exists(values['run_dir'])

@@ -1,0 +1,129 @@
+"""Runs of several processes for tests that kill some of them: `pretrax launch local`, a small model, and its record."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from pretrax.checkpoint import steps_in
+from pretrax.observe.attempts import read_attempts
+from pretrax.observe.metrics import read_metrics
+
+PATIENCE = 300  # seconds for what takes a few on a quiet machine
+
+# A bigram model, and batches that take a moment, as of a slow disk: so a process is killed in the middle of its work.
+# FAIL='<process>:<step>:<exception>' raises in one process, once.
+PLUGIN = """
+import os, pathlib, time
+from pretrax.config import register
+from pretrax.data.synthetic import SyntheticSource
+from pretrax.errors import UserError
+from train.bigram import Bigram
+
+@register('model', 'bigram')
+def bigram(request):
+    return Bigram(request.vocab_size)
+
+class Slow(SyntheticSource):
+    def batch(self, step, rows, batch_rows):
+        time.sleep(0.02)
+        process, at, kind = os.environ.get('FAIL', '-1:-1:').split(':')
+        if (os.environ['JAX_PROCESS_ID'], step) == (process, int(at)):
+            raise {'UserError': UserError, 'RuntimeError': RuntimeError}[kind]('batch {} is bad'.format(step))
+        return super().batch(step, rows, batch_rows)
+
+@register('data', 'slow')
+def slow(request, *, vocab_size: int = 96):
+    return Slow(request, vocab_size, 20)
+"""
+
+
+def write_run(directory: Path, **changes) -> Path:
+    """The configuration of a small run."""
+    (directory / 'plugin.py').write_text(PLUGIN)
+    config = directory / 'run.yaml'
+    values = {
+        'name': 'run', 'steps': 100, 'plugins': ['plugin.py'], 'model': {'name': 'bigram'}, 'data': {'name': 'slow'},
+        'batch': {'tokens': 192, 'sequence_length': 16}, 'optimizer': {'learning_rate': 0.1},
+        'schedule': {'name': 'constant'}, 'checkpoint': {'every': 5, 'keep': 100}, 'precision': {'compute': 'f32'},
+        'faults': {'heartbeat_seconds': 3}, 'log': {'every': 1}, 'eval': {'every': 0},
+    }  # fmt: skip
+    config.write_text(json.dumps(values | changes))
+    return config
+
+
+def environment(**changes) -> dict[str, str]:
+    """Of a user: without the eight devices of the tests, but with their plugins."""
+    kept = {key: value for key, value in os.environ.items() if key != 'XLA_FLAGS'}
+    return kept | {'PYTHONPATH': str(Path(__file__).parent), 'JAX_PLATFORMS': 'cpu'} | changes
+
+
+class Launched:
+    """A run under `pretrax launch local`, and what can be seen of it from outside."""
+
+    def __init__(self, config: Path, run_dir: Path, *options: str, **changes: str):
+        self.run_dir = run_dir
+        self._output = run_dir.with_suffix('.txt')
+        with self._output.open('w') as output:
+            self.process = subprocess.Popen(
+                [sys.executable, '-c', 'from pretrax.cli import main; main()', 'launch', 'local', str(config),
+                 f'run_dir={run_dir}', *options],
+                env=environment(**changes), stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.terminate()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    @property
+    def said(self) -> str:
+        return self._output.read_text()
+
+    def events(self, name: str) -> list[dict]:
+        return [event for event in read_attempts(self.run_dir) if event['event'] == name]
+
+    def pid(self, process: int) -> int:
+        """Of a process in the attempt that runs."""
+        return self.events('started')[-1]['processes'][process]
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE)
+
+    def until(self, done, what: str):
+        """What `done()` returns once that is something."""
+        until = time.monotonic() + PATIENCE
+        while not (found := done()):
+            assert self.process.poll() is None, f'it ended before {what}:\n{self.said}'
+            assert time.monotonic() < until, f'no sign of {what}:\n{self.said}'
+            time.sleep(0.02)
+        return found
+
+    def until_checkpoint(self, attempt: int) -> None:
+        """Waits until an attempt, counted from 1, has written one."""
+        began = self.until(lambda: self.events('began')[attempt - 1 :], f'attempt {attempt}')[0]['step']
+        self.until(lambda: max(self.checkpoints(), default=0) > began, f'a checkpoint after {began}')
+
+    def until_step(self, attempt: int, more: int) -> int:
+        """Waits until an attempt, counted from 1, has done so many steps after its first; returns the newest step."""
+        first = self.until(lambda: self.events('stepped')[attempt - 1 :], f'attempt {attempt}')[0]['step']
+        self.until(lambda: self.step() >= first + more, f'step {first + more}')
+        return self.step()
+
+    def step(self) -> int:
+        return read_metrics(self.run_dir / 'metrics.jsonl')[-1]['step']
+
+    def losses(self) -> dict[int, float]:
+        lines = read_metrics(self.run_dir / 'metrics.jsonl')
+        assert [line['step'] for line in lines] == list(range(1, len(lines) + 1)), 'each step is there once'
+        return {line['step']: line['loss'] for line in lines}
+
+    def checkpoints(self) -> list[int]:
+        return steps_in(self.run_dir / 'checkpoints')
