@@ -58,6 +58,7 @@ def compile_step(
     length: int,
     documents: int,
     accumulation: int = 1,
+    micro_batches: int = 1,
     **model: Any,
 ) -> Any:
     """The step that `pretrax train` runs, compiled for these devices."""
@@ -67,7 +68,7 @@ def compile_step(
     with jax.set_mesh(arranged):
         request = ModelRequest(
             vocab_size=50257, sequence_length=length, documents_per_row=documents, dtype=jnp.bfloat16,
-            platform=devices[0].platform, mesh=mesh,
+            platform=devices[0].platform, mesh=mesh, micro_batches=micro_batches,
         )  # fmt: skip
         recipe = Recipe(
             model=Transformer(request, options=TransformerOptions(**model)),
