@@ -112,9 +112,8 @@ def facts(compiled: Any) -> dict[str, Any]:
                 operands = re.findall(r'%([\w.-]+)', line.split(' custom-call(')[1].split(')')[0])[:2]
                 kinds = [types[name].split('[')[0] for name in operands]
                 products[f'{" x ".join(kinds)} -> {found[1].strip("(").split("[")[0]}'] += 1
-        if kind := re.match(
-            r'(all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(-start)?$', found[2]
-        ):
+        # Not by found[2]: the types of what an asynchronous one gives have brackets too.
+        if kind := re.search(r' (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(-start)?\(', line):
             collectives[kind[1]] += 1
     memory = compiled.memory_analysis()
     return {

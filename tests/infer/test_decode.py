@@ -9,7 +9,7 @@ import pytest
 
 import reference
 from pretrax.errors import UserError
-from pretrax.infer.decode import _sample, generate
+from pretrax.infer.decode import _sample, generate, run_on
 from small import GPT2, LLAMA, MIXTURE, VOCAB, mesh_of, random_weights, transformer
 
 MODELS = {
@@ -119,3 +119,14 @@ def test_distribution_of_a_choice(temperature, top_k, top_p, kept):
     counts = np.bincount(drawn, minlength=5)
     assert not counts[p == 0].any()
     assert np.all(np.abs(counts - n * p) <= 5 * np.sqrt(n * p * (1 - p)))
+
+
+@pytest.mark.parametrize(
+    ('trained_on', 'width', 'r', 'd'),
+    [({'d': 2, 't': 2, 'p': 2}, 32, 1, 8), ({'r': 2, 'p': 3}, 32, 6, 1), ({'d': 2, 'p': 3}, 32, 3, 2)],
+)
+def test_a_mesh_to_write_on_has_all_devices_and_divides_the_width(trained_on, width, r, d):
+    """Three stages divide the layers, but not the width, over which each weight lies here."""
+    mesh = mesh_of(**trained_on)
+    assert dict(run_on(mesh, width).shape) == {'r': r, 'd': d, 'e': 1, 'c': 1, 't': 1, 'p': 1}
+    assert set(run_on(mesh, width).devices.flat) == set(mesh.devices.flat)

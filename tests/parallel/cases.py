@@ -31,7 +31,7 @@ MODELS = {
     'experts': MIXTURE | {'context': 'ring'},
     'experts, capacity': MIXTURE | {'capacity': 0.75},
 }
-AXES_OF = {'dense': 'rdct', 'dense, all_to_all': 'ct', 'experts': 'rdect', 'experts, capacity': 'de'}
+AXES_OF = {'dense': 'rdctp', 'dense, all_to_all': 'ctp', 'experts': 'rdectp', 'experts, capacity': 'de'}
 
 
 def meshes(name):
@@ -68,9 +68,14 @@ def ordered(model, batch):
     return batch if order is None else jax.tree.map(lambda x: x[:, order], batch)
 
 
+def decoder(options, mesh):
+    """A model for a mesh; with stages there are as many micro-batches."""
+    return transformer(options, mesh_of(**mesh), micro_batches=mesh.get('p', 1))
+
+
 def trained(name, mesh):
     """Steps of AdamW on a mesh: one compiled program tells everything."""
-    model = transformer(MODELS[name], mesh_of(**mesh))
+    model = decoder(MODELS[name], mesh)
     recipe = Recipe(model, optimizer.adamw(**ADAM), lambda step: RATE, 0.1, DEFAULT_NO_DECAY, 0.5, 1)
     with jax.set_mesh(mesh_of(**mesh)):
         state = fresh_state(recipe, random_weights(model))
@@ -113,7 +118,7 @@ ALLOWED = {'loss': 3e-6, 'gradients': 3e-5, 'weights': 1e-4, 'curve': 3e-5}
 
 def gradients(options, mesh, accumulation=1, evaluates=False):
     """Gradient of one batch, and what is told of it: terms of the loss, tables, the terms in evaluation. By name."""
-    model = transformer(options, mesh_of(**mesh))
+    model = decoder(options, mesh)
     batch = ordered(model, random_batch(ROWS, seed=1))
     with jax.set_mesh(mesh_of(**mesh)):
         run = jax.jit(make_gradients(model, accumulation), compiler_options=QUICK)

@@ -35,6 +35,7 @@ CONFIGURATIONS = {
     'dense all_to_all': (LEARNED | {'context': 'all_to_all'}, {'d': 2, 'c': 2, 't': 2}, 1, True),
     'experts': (MIXTURE | {'n_layers': 1, 'context': 'ring', 'shared_gate': True}, {'d': 2, 'e': 2, 'c': 2}, 1, False),
     'experts t': (MIXTURE | {'n_layers': 1, 'balance_over': 'batch'}, {'r': 2, 'e': 2, 't': 2}, 1, False),
+    'stages': (MIXTURE | {'pipeline_rounds': 2, 'n_layers': 4}, {'r': 2, 't': 2, 'p': 2}, 1, False),
     'experts, capacity': (
         MIXTURE | {'n_layers': 1, 'capacity': 0.75, 'balance_over': 'batch'},
         {'d': 2, 'e': 2, 't': 2},

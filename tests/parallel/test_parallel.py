@@ -15,7 +15,12 @@ from small import mesh_of, random_batch, random_weights, transformer
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('name', 'mesh'),
-    [('dense', {'r': 2, 'c': 2, 't': 2}), ('experts', {'d': 2, 'e': 2, 'c': 2}), ('experts, capacity', {'e': 2})],
+    [
+        ('dense', {'r': 2, 'c': 2, 't': 2}),
+        ('dense', {'d': 2, 't': 2, 'p': 2}),
+        ('experts', {'d': 2, 'e': 2, 'c': 2}),
+        ('experts, capacity', {'e': 2}),
+    ],
 )
 def test_training_on_a_mesh_is_training_on_one_device(name, mesh):
     found = differences(trained(name, mesh), alone(name))

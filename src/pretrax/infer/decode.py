@@ -80,7 +80,7 @@ def generate(
             f'a prompt of {longest} tokens and {tokens} new ones exceed the {model.arch.max_sequence_length} positions '
             f'that the model has learned\nask for at most {max(model.arch.max_sequence_length - longest, 0)} new tokens'
         )
-    mesh = run_on(jax.tree.leaves(weights)[0].sharding.mesh)
+    mesh = run_on(jax.tree.leaves(weights)[0].sharding.mesh, model.arch.d_model)
     with jax.set_mesh(mesh):
         share = along(ROWS, mesh.shape)
         rows = math.ceil(len(prompts) / share) * share
@@ -98,12 +98,11 @@ def generate(
         return np.asarray(process_allgather(out, tiled=True))[: len(prompts)].tolist()
 
 
-def run_on(mesh: Mesh) -> Mesh:
-    """The same devices along `r` and `d` alone: what other axes split is split over `d` instead."""
+def run_on(mesh: Mesh, width: int) -> Mesh:
+    """The same devices along `r` and `d` alone: what other axes split is split over `d`, as far as it divides `width`."""
     assert mesh.axis_names == AXES
-    return Mesh(
-        mesh.devices.reshape(mesh.shape['r'], -1, *[1] * (len(AXES) - 2)), AXES, axis_types=(AxisType.Auto,) * len(AXES)
-    )
+    d = math.gcd(mesh.size // mesh.shape['r'], width)
+    return Mesh(mesh.devices.reshape(-1, d, *[1] * (len(AXES) - 2)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def _place(x: np.ndarray, annotation: Any) -> jax.Array:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..shardlib import alike, all_to_all, axis_size, pmax, scope
+from ..shardlib import alike, all_to_all, as_here, axis_size, pmax, scope
 from .dispatch import Places, block_length, both_ways, collect, in_blocks, rank, spread, together
 
 ROOM = 1.25
@@ -50,7 +50,7 @@ def exchange(forward: Any, k: int, n_experts: int, method: str, x: Any, weight: 
     # Along d and c too, so that all devices of a slice run the same program.
     rounds = pmax('d e c', jnp.max(plan.number)) // room + 1
     x, weight, *weights = alike(x, weight, *weights)
-    once = functools.partial(_round, forward, k, here, method, room)
+    once = as_here(functools.partial(_round, forward, k, here, method, room))  # in the backward pass too
     return _in_rounds(once, rounds, plan, x, weight, weights)
 
 

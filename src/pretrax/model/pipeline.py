@@ -139,7 +139,8 @@ def in_stages(
         share = schedule.micro_batches // schedule.stages
         first = axis_index('p') * share
         own = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, first, share), batches)
-        x = psum_scatter('N B/r/d/e L/c/t M -> N/p B/r/d/e L/c/t M', x)  # zeros but on the last stage
+        with scope():
+            x = psum_scatter('N B/r/d/e L/c/t M -> N/p B/r/d/e L/c/t M', x)  # zeros but on the last stage
         judged = jax.lax.map(jax.checkpoint(lambda one: judge(*one)), (x, own))
         return psum('p', jax.tree.map(lambda sums: jnp.sum(sums, axis=0), judged)), found
 

@@ -3,7 +3,7 @@
 Stands alone: it knows nothing of language models. `docs/shardlib.md` introduces it.
 """
 
-from .check import apart, check, scope
+from .check import apart, as_here, check, scope
 from .errors import ShardingError
 from .ops import (
     alike,
@@ -48,7 +48,7 @@ from .types import (
 )
 
 __all__ = [
-    'Array', 'Choice', 'ShardingError', 'alike', 'all_gather', 'all_to_all', 'apart', 'as_carried', 'axis_index', 'axis_size', 'bf16', 'bool_', 'check',
+    'Array', 'Choice', 'ShardingError', 'alike', 'all_gather', 'all_to_all', 'apart', 'as_carried', 'as_here', 'axis_index', 'axis_size', 'bf16', 'bool_', 'check',
     'defer_reduction', 'einsum', 'f8', 'f8_e5m2', 'f16', 'f32', 'i8', 'i32', 'is_fully_sharded', 'key',
     'make_abstract', 'make_partition_specs', 'make_shardings', 'num', 'pmax', 'pmean', 'ppermute', 'psum',
     'psum_scatter', 'pytree_dataclass', 'recompute_by_name', 'save', 'scan', 'scope', 'take', 'typechecked',

@@ -10,7 +10,7 @@ import contextvars
 import dataclasses
 import math
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -66,6 +66,17 @@ def apart(axes: str) -> Iterator[None]:
             yield
     finally:
         _apart.reset(token)
+
+
+def as_here[F: Callable](function: F) -> F:
+    """The function as if called here. A rule of a `custom_vjp` is traced later, when the `apart` around it has ended."""
+    axes = ' '.join(sorted(_apart.get()))
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with apart(axes):
+            return function(*args, **kwargs)
+
+    return run  # type: ignore[return-value]
 
 
 def current_scope() -> contextlib.AbstractContextManager[None]:
