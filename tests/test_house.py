@@ -37,8 +37,10 @@ MAY_IMPORT = {
         'infer',
     },
     'launch': {'errors', 'config', 'observe'},  # starts `train` as processes: it imports no JAX
+    'ahead': {'errors', 'config', 'scale', 'model', 'train'},
     'cli': {
         'errors',
+        'ahead',
         'config',
         'data',
         'checkpoint',

@@ -43,6 +43,13 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(MISTAKE)
 
 
+def _own_keys(overrides: list[str], *names: str) -> tuple[dict[str, str], list[str]]:
+    """KEY=VALUE that a verb takes itself, and the rest, which changes the configuration."""
+    pairs = [(override.partition('='), override) for override in overrides]
+    own = {key: value for (key, _, value), _ in pairs if key in names}
+    return own, [override for (key, _, _), override in pairs if key not in names]
+
+
 @data_app.command()
 def index(
     files: Annotated[list[str], typer.Argument(metavar='FILE...', help='.jsonl files, also .gz and .zst.')],
@@ -66,13 +73,30 @@ def train(
     overrides: Overrides = None,
     allow_changes: Annotated[bool, ALLOW_CHANGES] = False,
 ) -> None:
-    """Train a model; in an existing run directory, resume."""
+    """Train a model; in an existing run directory, resume. compiled=FILE runs a step that `pretrax compile` saved."""
     from pretrax.config import load
 
-    loaded = load(config, overrides or [])  # before JAX is imported: a mistake is told at once
+    own, changes = _own_keys(overrides or [], 'compiled')
+    loaded = load(config, changes)  # before JAX is imported: a mistake is told at once
     from pretrax.cli.train import train
 
-    train(loaded, allow_changes)
+    train(loaded, allow_changes, own.get('compiled'))
+
+
+@app.command('compile')
+def compile_(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Compile the training step for hardware that is not here; say whether it fits.
+
+    Besides changes of the configuration: topology=v5e-256 (or h200, v5p:4x4x4, ...; none: the devices that are here),
+    slices=2, save=FILE.
+    """
+    from pretrax.config import load
+
+    own, changes = _own_keys(overrides or [], 'topology', 'slices', 'save')
+    loaded = load(config, changes)
+    from pretrax.cli.compile import compile_step
+
+    compile_step(loaded, own)
 
 
 @launch_app.callback()

@@ -71,7 +71,7 @@ def _again(config: RunConfig, arguments: list[str], changes: Mapping[str, str]) 
     if 'name' in changes and (not typed or config.run_dir.as_posix() != f'runs/{config.name}'):
         changes['run_dir'] = str(config.run_dir.parent / changes['name'])  # this one does not follow the name
     given = arguments if typed else ['train', str(config.run_dir / 'config.yaml')]
-    replaced = {*changes, '--allow-changes'} | ({'mesh'} if 'mesh.d' in changes else set())
+    replaced = {*changes, '--allow-changes', 'compiled'} | ({'mesh'} if 'mesh.d' in changes else set())
     kept = [word for word in given if word.partition('=')[0] not in replaced]
     return shlex.join(['pretrax', *kept, *(f'{key}={value}' for key, value in changes.items())])
 

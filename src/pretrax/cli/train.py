@@ -1,9 +1,11 @@
 """`pretrax train CONFIG [key=value ...]`: trains, then says where everything is and what to try next."""
 
+import pathlib
 import sys
 
 import typer
 
+from ..ahead.saved import opened
 from ..config import RunConfig
 from ..errors import TRY_AGAIN
 from ..observe.progress import Progress
@@ -12,10 +14,11 @@ from ..train.watch import TIME_LIMIT
 from .summary import summary
 
 
-def train(config: RunConfig, allow_changes: bool) -> None:
+def train(config: RunConfig, allow_changes: bool, compiled: str | None = None) -> None:
     """Runs the training loop and prints the summary; exits with 75 if the time limit ended it."""
     progress = Progress()
-    result = run_training(config, allow_changes=allow_changes, progress=progress)
+    step = opened(pathlib.Path(compiled), config) if compiled else None
+    result = run_training(config, allow_changes=allow_changes, progress=progress, compiled=step)
     for line in summary(result, sys.argv[1:]):
         progress.message(line)
     if result.stopped == TIME_LIMIT:

@@ -40,7 +40,7 @@ class Memory:
     def __str__(self) -> str:
         """One line, largest part first: 'about 3.1 GB a device: activations 1.9 GB, weights 0.5 GB, ...'."""
         parts = sorted(dataclasses.asdict(self).items(), key=lambda part: -part[1])
-        return f'about {_size(self.total)} a device: ' + ', '.join(f'{name} {_size(size)}' for name, size in parts)
+        return f'about {size(self.total)} a device: ' + ', '.join(f'{name} {size(n)}' for name, n in parts)
 
 
 def expected_memory(
@@ -109,7 +109,7 @@ def expected_memory(
     )
 
 
-def _size(n_bytes: float) -> str:
+def size(n_bytes: float) -> str:
     """1_500_000_000 -> '1.5 GB', decimal, as a reader compares it with the makers' figures."""
     for unit in ('B', 'kB', 'MB', 'GB'):
         if n_bytes < 999.5:

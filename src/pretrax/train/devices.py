@@ -3,6 +3,7 @@
 import math
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,19 +20,22 @@ MEANING = {
 }  # fmt: skip
 
 
-def choose_mesh(section: MeshSection, rows: int, length: int) -> tuple[Mesh, dict[str, int], list[str]]:
+def choose_mesh(
+    section: MeshSection, rows: int, length: int, absent: Sequence[Any] | None = None
+) -> tuple[Mesh, dict[str, int], list[str]]:
     """The mesh of a run, the size of each axis, and the reasons, a line each.
 
     Args:
         section: the `mesh:` line.
         rows: sequences in a batch, which r, d and e share.
         length: tokens in a sequence, which c shares.
+        absent: devices to compile for; None: those that are here.
 
     Raises:
         UserError: the line does not fit the devices, or the devices do not divide the batch.
     """
-    simulated = _simulate_cpus(section, rows)
-    devices = jax.devices()
+    simulated = _simulate_cpus(section, rows) if absent is None else ''
+    devices = list(absent or jax.devices())
     platform = devices[0].platform
     sizes = resolve_mesh(section, len(devices), platform, n_slices(devices))
     share = along(ROWS, sizes)
@@ -51,6 +55,7 @@ def choose_mesh(section: MeshSection, rows: int, length: int) -> tuple[Mesh, dic
     mesh = Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
     kind = devices[0].device_kind if platform != 'cpu' else 'CPU device'
     why = simulated if platform == 'cpu' else f'the {platform} backend is installed and has them'
+    why = 'not here: to compile for' if absent else why
     here = f', {jax.local_device_count()} in each of {jax.process_count()} processes' if jax.process_count() > 1 else ''
     used = {axis: size for axis, size in sizes.items() if size > 1 or axis in 'rdt'}
     arranged = ', '.join(f'{axis}={size} ({MEANING[axis]})' for axis, size in used.items())

@@ -44,13 +44,20 @@ class Result:
 
 
 @ending_at_once
-def train(config: RunConfig, *, allow_changes: bool = False, progress: Progress | None = None) -> Result:
+def train(
+    config: RunConfig,
+    *,
+    allow_changes: bool = False,
+    progress: Progress | None = None,
+    compiled: Callable[[Run, Any], Any] | None = None,
+) -> Result:
     """Trains, or goes on training, as the configuration says.
 
     Args:
         config: the run.
         allow_changes: go on although the configuration has changed since the run began.
         progress: where reports go (default: the terminal).
+        compiled: gives the step that was compiled before (`pretrax.ahead.saved`), of the run and of the lowered step.
 
     Raises:
         UserError: the configuration does not fit itself, the data, the devices, or the run that is already there; the
@@ -94,7 +101,7 @@ def train(config: RunConfig, *, allow_changes: bool = False, progress: Progress 
             if leader:
                 (config.run_dir / 'config.yaml').write_text(resolved_yaml(config))
             with _open_log(config, leader, newest or 0, say) as log:
-                return _Training(run, fresh, state, before, checkpoints, log, progress, say, requests).go()
+                return _Training(run, fresh, state, before, checkpoints, log, progress, say, requests, compiled).go()
 
 
 class _Training:
@@ -102,10 +109,10 @@ class _Training:
 
     def __init__(
         self, run: Run, fresh: Callable[[], TrainState], state: TrainState, before: dict[str, Any], checkpoints: Checkpoints, log: MetricsLog | None,
-        progress: Progress, say: Callable[[str], None], requests: Requests,
+        progress: Progress, say: Callable[[str], None], requests: Requests, compiled: Callable[[Run, Any], Any] | None,
     ):  # fmt: skip
         self.run, self.state, self.checkpoints, self.log, self.progress = run, state, checkpoints, log, progress
-        self.fresh, self.say, self.requests = fresh, say, requests
+        self.fresh, self.say, self.requests, self.compiled = fresh, say, requests, compiled
         faults = run.config.faults
         self.watchdog = Watchdog(run.config.run_dir, faults.hang_seconds, faults.stack_trace_interval_seconds, say)
         self.clock = Clock(run.config.run_dir, log is not None, int(state.step), before)
@@ -122,8 +129,10 @@ class _Training:
             return self._result(None)
         self.progress.start(config.steps, first)
         began = time.perf_counter()
-        step = make_step(self.run.recipe).lower(self.state, self.run.batch(int(self.state.batch))).compile()
-        self.say(f'compiled the step in {time.perf_counter() - began:.1f} s')
+        lowered = make_step(self.run.recipe).lower(self.state, self.run.batch(int(self.state.batch)))
+        step = self.compiled(self.run, lowered) if self.compiled else lowered.compile()
+        done = 'loaded the compiled step' if self.compiled else 'compiled the step'
+        self.say(f'{done} in {time.perf_counter() - began:.1f} s')
         evaluate = make_evaluate(self.run.recipe.model) if self._evaluates() else None
         with self.watchdog:
             while self._go_on(step, evaluate):

@@ -1,7 +1,7 @@
 """From a configuration to all that a run needs: mesh, data, model, recipe. Each derivation is a line of the report."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from ..scale.cpu import measured_cpu
 from ..scale.devices import lookup
 from ..scale.flops import FORMULA_VERSION, Flops, flops_per_token, mfu
 from ..scale.memory import Memory, expected_memory
-from ..shardlib import make_shardings
+from ..shardlib import make_abstract, make_shardings
 from .devices import choose_compute, choose_mesh
 from .processes import join_processes
 from .step import Recipe, abstract_state
@@ -35,6 +35,8 @@ class Run:
     source: Any
     recipe: Recipe
     rows: int  # sequences a step
+    compute: str  # dtype of matrix products
+    flops: Flops | None  # of a token; None where the model does not tell
     mfu: Callable[[float], dict[str, float]]  # tokens/s -> the MFU metrics, none for an unknown device
     report: list[str]
 
@@ -60,6 +62,10 @@ class Run:
         shardings = make_shardings(Batch, self.mesh)
         return Batch(*(put(i, getattr(shardings, name)) for i, name in enumerate(HostBatch._fields)))
 
+    def abstract_batch(self) -> Batch:
+        """Shapes, dtypes and shardings of a batch."""
+        return make_abstract(Batch, {'B': self.rows, 'L': self.config.batch.sequence_length})
+
     def batch(self, step: int) -> Batch:
         """The training batch of a step: the same for any mesh and number of processes."""
         return self.place(lambda rows: self.source.batch(step, rows, self.rows))
@@ -77,16 +83,22 @@ class Run:
         return parts if parts is not None else {'': (1.0, whole)} if whole else {}
 
 
-def prepare(config: RunConfig, say: Say = print) -> Run:
+def prepare(config: RunConfig, say: Say = print, devices: Sequence[Any] | None = None) -> Run:
     """Builds a run; prepares its data if need be, which may take a while.
+
+    Args:
+        config: the run.
+        say: told what takes a while.
+        devices: to run on, which need not exist if nothing is run; None: those that are here.
 
     Raises:
         UserError: something in the configuration does not fit the data, the model or the devices.
     """
-    join_processes(config)
+    if devices is None:
+        join_processes(config)
     length = config.batch.sequence_length
     rows = config.batch.tokens // length
-    mesh, sizes, lines = choose_mesh(config.mesh, rows, length)
+    mesh, sizes, lines = choose_mesh(config.mesh, rows, length, devices)
     platform = mesh.devices.flat[0].platform
     dtype, why_dtype = choose_compute(config.precision.compute, platform)
     source = _open_source(config, rows, say)
@@ -122,8 +134,12 @@ def prepare(config: RunConfig, say: Say = print) -> Run:
         f'compute: {compute} ({why_dtype}); weights, optimizer, norms and loss f32',
         *(f'{name}: {choice}' for name, choice in getattr(model, 'choices', {}).items()),
     ]
-    rate, more = _utilisation(model, mesh, compute, length, sizes, state, rows * length // passes)
-    return Run(config, mesh, source, recipe, rows, rate, lines + more)
+    flops = _flops(model, length)
+    rate, why_rate = _utilisation(mesh, compute, flops)
+    run = Run(config, mesh, source, recipe, rows, compute, flops, rate, lines)
+    memory = memory_with(run)
+    lines += [*([f'memory: {memory}'] if memory else []), why_rate]
+    return run
 
 
 def _open_source(config: RunConfig, rows: int, say: Say) -> Source:
@@ -173,29 +189,28 @@ def _count(model: Any, n_params: int) -> str:
     return f'{n_params:,} parameters' + (f', {n_params - idle:,} of them for each token' if idle else '')
 
 
-def _utilisation(
-    model: Any, mesh: Mesh, compute: Any, length: int, sizes: dict[str, int], state: Any, tokens: int
-) -> tuple[Callable[[float], dict[str, float]], list[str]]:
-    """MFU as a function of tokens/s, and what the report says of memory and speed, as far as the model tells."""
+def _flops(model: Any, length: int) -> Flops | None:
+    """Training FLOPs for a token; None where the model does not tell its architecture."""
     arch = getattr(model, 'arch', None)
-    own: Any = getattr(model, 'flops_per_token', None)
-    if arch is None and own is None:
-        return lambda _: {}, ['mfu: none, since the model does not tell its architecture']
-    lines = [] if arch is None else [f'memory: {_memory(model, arch, compute, sizes, state, tokens)}']
+    if arch is None:
+        own: Any = getattr(model, 'flops_per_token', None)
+        return None if own is None else Flops(own, own)
+    return flops_per_token(
+        n_matmul_params=arch.n_matmul_params, n_layers=arch.n_layers, n_heads=arch.n_heads, d_head=arch.d_head,
+        sequence_length=length, windows=arch.windows,
+    )  # fmt: skip
+
+
+def _utilisation(mesh: Mesh, compute: Any, per_token: Flops | None) -> tuple[Callable[[float], dict[str, float]], str]:
+    """MFU as a function of tokens/s, and what the report says of it."""
+    if per_token is None:
+        return lambda _: {}, 'mfu: none, since the model does not tell its architecture'
     devices = list(mesh.devices.flat)
     kind = devices[0].device_kind
     device = measured_cpu(jax.local_devices()) if devices[0].platform == 'cpu' else lookup(kind)
     if device is None:
-        return lambda _: {}, [*lines, f"mfu: none, since the peak of a '{kind}' is not known"]
-    if arch is None:
-        per_token = Flops(own, own)
-    else:
-        per_token = flops_per_token(
-            n_matmul_params=arch.n_matmul_params, n_layers=arch.n_layers, n_heads=arch.n_heads, d_head=arch.d_head,
-            sequence_length=length, windows=arch.windows,
-        )  # fmt: skip
+        return lambda _: {}, f"mfu: none, since the peak of a '{kind}' is not known"
     peak = device.peak(compute)
-    lines.append(f'mfu: of {peak / 1e12:,.3g} TFLOP/s a device, {device.name}, formula {FORMULA_VERSION}, causal')
 
     def metrics(tokens_per_second: float) -> dict[str, float]:
         return {
@@ -203,17 +218,33 @@ def _utilisation(
             'mfu_full': mfu(tokens_per_second, per_token.full, peak, len(devices)),
         }
 
-    return metrics, lines
+    return metrics, f'mfu: of {peak / 1e12:,.3g} TFLOP/s a device, {device.name}, formula {FORMULA_VERSION}, causal'
 
 
-def _memory(model: Any, arch: Any, compute: Any, sizes: dict[str, int], state: Any, tokens: int) -> Memory:
+def memory_with(
+    run: Run,
+    mesh: Mapping[str, int] | None = None,
+    accumulation: int | None = None,
+    recompute: bool | None = None,
+    moments: float | None = None,
+) -> Memory | None:
+    """Expected memory of a run, as it is or with something changed; None for a model without an architecture."""
+    model = run.recipe.model
+    arch: Any = getattr(model, 'arch', None)
+    if arch is None:
+        return None
+    with jax.set_mesh(run.mesh):
+        state = abstract_state(run.recipe)
     n_params = sum(leaf.size for leaf in jax.tree.leaves(state.weights))
-    moments = sum(leaf.size for leaf in jax.tree.leaves(state.optimizer)) / n_params
+    n_moments = sum(leaf.size for leaf in jax.tree.leaves(state.optimizer)) / n_params
+    compute: Any = run.compute
     return expected_memory(
         n_params=n_params, n_layers=arch.n_layers, d_model=arch.d_model, n_heads=arch.n_heads,
         n_kv_heads=arch.n_kv_heads, d_head=arch.d_head, d_ff=arch.d_ff, vocab_size=arch.padded_vocab_size,
-        gated=arch.gated, tokens=tokens, mesh=sizes, moments=moments, compute=compute,
-        recompute=model.saved == {}, n_experts=max(1, arch.n_experts), d_shared=arch.d_shared,
+        gated=arch.gated, mesh=mesh or dict(run.mesh.shape), moments=n_moments if moments is None else moments,
+        tokens=run.config.batch.tokens // (accumulation or run.recipe.accumulation), compute=compute,
+        recompute=getattr(model, 'saved', None) == {} if recompute is None else recompute,
+        n_experts=max(1, arch.n_experts), d_shared=arch.d_shared,
         experts_per_token=arch.experts_per_token if arch.n_experts else 1,
         n_norms=arch.n_norms, qk_norm=arch.qk_norm != 'none',
         **({'rounds': model.schedule.rounds, 'micro_batches': model.schedule.micro_batches} if model.schedule else {}),

@@ -1,0 +1,262 @@
+"""A compiled step as a file: written by `pretrax compile save=FILE`, run by `pretrax train compiled=FILE`.
+
+The file is a ZIP of `manifest.json`, `executable` (as JAX serialises it) and nothing else. Loading an executable is
+running a program, so who may have written it matters:
+
+- the file has to belong to the user who loads it (or to root);
+- the manifest has to name this hardware, these versions and flags, and the very program that this run would compile: its
+  digest is compared with that of the traced step before the executable is touched;
+- JAX's serialisation is a pickle; it is read by an unpickler that knows only the classes of an executable and refuses
+  every other name, so that the file cannot call anything.
+
+Whoever can write a file as you can still make it compute something else. Do not load one from someone you do not trust.
+"""
+
+import hashlib
+import io
+import os
+import pathlib
+import pickle
+import re
+import zipfile
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+import jax
+import pydantic
+from jax.experimental import serialize_executable
+
+from .. import __version__
+from ..config import RunConfig, diff, from_values
+from ..errors import UserError
+from ..train.setup import Run
+from .step import Ahead
+
+_PACKAGES = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-plugin', 'jax-cuda13-pjrt')
+_FLAGS = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
+# Flags that say where a program runs, and not what it is.
+_NO_MATTER = re.compile(r'--xla_force_host_platform_device_count=\d+|--xla_cpu_collective_\w+=\d+')
+_LARGEST = 4 << 30
+
+
+class Manifest(pydantic.BaseModel):
+    """What a compiled step is. Attributes: batch is [sequences, tokens]; program the SHA-256 of the lowered step;
+    executable the SHA-256 of the bytes beside it."""
+
+    model_config = pydantic.ConfigDict(extra='forbid')
+
+    format: Literal['pretrax-compiled-step']
+    version: Literal[1]
+    platform: str
+    device_kind: str
+    mesh: dict[str, int]
+    processes: int
+    versions: dict[str, str]
+    flags: dict[str, str]
+    batch: tuple[int, int]
+    arrays: dict[str, str]  # of the state and the batch: dtype[shape] and sharding by name
+    config: dict[str, Any]
+    program: str
+    executable: str
+
+
+def save(ahead: Ahead, path: pathlib.Path) -> int:
+    """Writes a compiled step, whole or not at all. Returns its bytes.
+
+    Raises:
+        UserError: it does not fit and so there is none, or the file cannot be written.
+    """
+    if ahead.compiled is None:
+        raise UserError(f'save={path}: the step does not fit, so there is nothing to save')
+    executable, _, _ = serialize_executable.serialize(ahead.compiled)
+    manifest = _manifest(ahead.run, ahead.lowered, executable)
+    partial = path.with_name(path.name + '.partial')
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(partial, 'w', zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            archive.writestr('manifest.json', manifest.model_dump_json(indent=1))
+            archive.writestr('executable', executable)
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f'save={path}: cannot be written: {error.strerror}') from error
+    return path.stat().st_size
+
+
+def opened(path: pathlib.Path, config: RunConfig) -> Callable[[Run, Any], Any]:
+    """Opens a compiled step for a run. What it gives takes the prepared run and the lowered step, and gives the step as
+    a compiled one would be.
+
+    Raises:
+        UserError: here, if the file is not whole or the configuration is another one; later, if the hardware, the
+            versions, the flags or the program are others.
+    """
+    manifest, executable = _read(path)
+    changes = diff(from_values(manifest.config), config)
+    baked = [(key, old, new) for key, old, new in changes if not _is_free(key)]
+    if baked:
+        shown = [f'    {key}: {old} -> {new}' for key, old, new in baked[:5]]
+        raise _differs(path, 'the step was compiled for another configuration', *shown)
+    return lambda run, lowered: _load(path, manifest, executable, run, lowered)
+
+
+def _is_free(key: str) -> bool:
+    """Whether a value is not in the compiled step. The learning rate, its schedule and all constants are in it."""
+    return key.split('.')[0] in (
+        'name',
+        'run_dir',
+        'data',
+        'checkpoint',
+        'eval',
+        'log',
+        'sample',
+        'init_from',
+        'seed',
+    ) or (key.startswith('faults.') and key != 'faults.spike')
+
+
+def _manifest(run: Run, lowered: Any, executable: bytes) -> Manifest:
+    device = run.mesh.devices.flat[0]
+    return Manifest(
+        format='pretrax-compiled-step',
+        version=1,
+        platform=device.platform,
+        device_kind=device.device_kind,
+        mesh=dict(run.mesh.shape),
+        processes=len({d.process_index for d in run.mesh.devices.flat}),
+        versions=_versions(),
+        flags=_flags(),
+        batch=(run.rows, run.config.batch.sequence_length),
+        arrays={
+            jax.tree_util.keystr(place, simple=True, separator='.'): f'{x.dtype}{list(x.shape)}'
+            for place, x in jax.tree_util.tree_leaves_with_path(lowered.in_avals[0])
+        },
+        config=run.config.model_dump(mode='json'),
+        program=hashlib.sha256(lowered.as_text().encode()).hexdigest(),
+        executable=hashlib.sha256(executable).hexdigest(),
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {'pretrax': __version__}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _flags() -> dict[str, str]:
+    said = {name: ' '.join(_NO_MATTER.sub('', os.environ.get(name, '')).split()) for name in _FLAGS}
+    return {name: flags for name, flags in said.items() if flags}
+
+
+def _read(path: pathlib.Path) -> tuple[Manifest, bytes]:
+    """The two parts of a file that is whole and whose owner may be trusted."""
+    try:
+        owner = path.stat().st_uid
+        if owner not in (os.getuid(), 0):
+            raise UserError(
+                f'compiled={path}: it belongs to another user (number {owner}), and loading it runs what is in it\n'
+                'if you trust it, make a copy of your own'
+            )
+        with zipfile.ZipFile(path) as archive:
+            if sorted(archive.namelist()) != ['executable', 'manifest.json'] or any(
+                i.file_size > _LARGEST for i in archive.infolist()
+            ):
+                raise UserError(f'compiled={path}: it is no compiled step of pretrax')
+            manifest = Manifest.model_validate_json(archive.read('manifest.json'))
+            executable = archive.read('executable')
+    except OSError as error:
+        raise UserError(f'compiled={path}: cannot be read: {error.strerror}') from error
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, RuntimeError) as error:
+        what = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise UserError(f'compiled={path}: it is no compiled step of pretrax, or it is damaged\n{what}') from error
+    if hashlib.sha256(executable).hexdigest() != manifest.executable:
+        raise UserError(f'compiled={path}: it is damaged: the executable is not the one that the manifest describes')
+    return manifest, executable
+
+
+def _load(path: pathlib.Path, manifest: Manifest, executable: bytes, run: Run, lowered: Any) -> Any:
+    """The step, after everything that the file says of itself was compared with what is here."""
+    here = _manifest(run, lowered, b'')
+    for what, there, now in (
+        ('for other hardware', manifest.device_kind, here.device_kind),
+        ('for another mesh', manifest.mesh, here.mesh),
+        ('for another number of processes', manifest.processes, here.processes),
+        ('by other versions', manifest.versions, here.versions),
+        ('with other flags', manifest.flags, here.flags),
+        ('for other batches', manifest.batch, here.batch),
+        ('for other arrays', manifest.arrays, here.arrays),
+        ('of another program, as pretrax or a plugin has changed,', manifest.program, here.program),
+    ):
+        if there != now:
+            raise _differs(path, f'the step was compiled {what}', *_both(there, now))
+    try:
+        unloaded, _, no_kwargs = _Unpickler(
+            executable, run.mesh.devices.flat[0].client, list(run.mesh.devices.flat)
+        ).load()
+        # Trees and arguments are those of the program that was just compared; the file's own are not needed.
+        return jax.stages.Compiled(unloaded.load(), [], lowered.args_info, lowered.out_tree, no_kwargs=no_kwargs)
+    except (pickle.UnpicklingError, jax.errors.JaxRuntimeError) as error:
+        raise UserError(
+            f'compiled={path}: the executable cannot be loaded here\n{str(error).splitlines()[0][:300]}'
+        ) from error
+
+
+def _both(there: Any, now: Any) -> list[str]:
+    """Of two tables, the first lines that differ."""
+    if isinstance(there, dict) and isinstance(now, dict):
+        differ = [key for key in sorted({*there, *now}) if there.get(key) != now.get(key)]
+        return [f'    {key}: {there.get(key, "none")} there, {now.get(key, "none")} here' for key in differ[:4]]
+    return [f'    {there} there, {now} here']
+
+
+def _differs(path: pathlib.Path, what: str, *lines: str) -> UserError:
+    return UserError(
+        '\n'.join(
+            [
+                f'compiled={path}: {what}',
+                *lines,
+                'compile it again for this run: pretrax compile CONFIG save=FILE, or leave compiled= out',
+            ]
+        )
+    )
+
+
+class _Unpickler(serialize_executable._JaxPjrtUnpickler):
+    """JAX's, which would import whatever a file names; this one knows the parts of an executable."""
+
+    ALLOWED = frozenset(
+        {
+            ('jax._src.interpreters.pxla', 'UnloadedMeshExecutable'),
+            ('jax._src.interpreters.pxla', 'AllArgsInfo'),
+            ('jaxlib._jax', 'DeviceList'),
+            ('jaxlib._jax', 'PjRtLayout'),
+            ('jax._src.core', 'ShapedArray'),
+            ('jax._src.core', 'ManualAxisType'),
+            ('jax._src.core', 'MemorySpace'),
+            ('jax._src.named_sharding', '_unpickle_named_sharding'),
+            ('jax._src.mesh', 'AbstractMesh'),
+            ('jax._src.mesh', 'Mesh'),
+            ('jax._src.mesh', 'AxisType'),
+            ('jax._src.mesh', 'AbstractDevice'),
+            ('jax._src.layout', 'AutoLayoutSingleton'),
+            ('jax._src.layout', 'Layout'),
+            ('jax._src.linear_util', 'DebugInfo'),
+            ('jax._src.stages', 'ArgInfo'),
+            ('jax', 'P'),
+            ('numpy', 'dtype'),
+            ('numpy', 'ndarray'),
+            ('numpy._core.multiarray', '_reconstruct'),
+        }
+    )
+
+    def __init__(self, content: bytes, client: Any, devices: list[Any]):
+        super().__init__(io.BytesIO(content), client, devices)
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        if (module, name) not in self.ALLOWED:
+            raise pickle.UnpicklingError(f'it names {module}.{name}, which is no part of an executable')
+        return super().find_class(module, name)

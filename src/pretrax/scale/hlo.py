@@ -1,0 +1,181 @@
+"""What a compiled program says of communication: every collective, over which mesh axes, how large, and how often.
+
+Reads XLA's text of an optimised program. Loops count as often as they turn; what XLA made asynchronous is told apart.
+"""
+
+import dataclasses
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'ragged-all-to-all', 'collective-permute')
+_WIDTH = {'pred': 1, 's4': 0.5, 'u4': 0.5, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 's32': 4, 'u32': 4, 's64': 8, 'u64': 8,
+          'bf16': 2, 'f16': 2, 'f32': 4, 'f64': 8, 'c64': 8}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective in the program.
+
+    Attributes:
+        kind: of `KINDS`.
+        axes: mesh axes that its groups span, in the mesh's order.
+        bytes: that one device holds of the whole: what an all-gather gives, and a reduce-scatter takes.
+        times: that it runs in a step.
+        asynchronous: it is begun before and ended after other work.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    times: int
+    asynchronous: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Instruction:
+    result: str  # its type
+    operation: str
+    rest: str  # operands and attributes
+
+
+def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
+    """The collectives of a program that was compiled for a mesh, {axis: size} in its order; those of one device only
+    (groups of one) are left out."""
+    computations = _computations(text)
+    times, hidden = _times(computations)
+    found = []
+    for name, instructions in computations.items():
+        starts = any('AsyncCollectiveStart' in i.rest for i in instructions)  # TPU: start, work and end are fusions
+        for one in instructions:
+            kind = one.operation.removesuffix('-start')
+            if kind not in KINDS or not times[name] or ('AsyncCollective' in hidden[name] and not starts):
+                continue
+            groups = _groups(one.rest, mesh)
+            axes = _axes(groups, mesh)
+            if axes:
+                size = _bytes(one.result, one.operation) * (
+                    math.prod(mesh[a] for a in axes) if kind == 'reduce-scatter' else 1
+                )
+                asynchronous = one.operation != kind or starts or hidden[name] == 'async-start'
+                found.append(Collective(kind, axes, int(size), times[name], asynchronous))
+    return found
+
+
+def summed(found: list[Collective]) -> list[tuple[str, tuple[str, ...], int, int, int]]:
+    """(kind, axes, times a step, bytes a step, how many of the times asynchronous), largest first."""
+    counts: dict[tuple[str, tuple[str, ...]], Counter[str]] = defaultdict(Counter)
+    for one in found:
+        counts[one.kind, one.axes].update(
+            times=one.times, bytes=one.times * one.bytes, behind=one.times if one.asynchronous else 0
+        )
+    rows = [(kind, axes, c['times'], c['bytes'], c['behind']) for (kind, axes), c in counts.items()]
+    return sorted(rows, key=lambda row: -row[3])
+
+
+def _computations(text: str) -> dict[str, list[_Instruction]]:
+    """The instructions of every computation; the one that runs first is called 'ENTRY'."""
+    found: dict[str, list[_Instruction]] = {}
+    here: list[_Instruction] = []
+    for line in text.splitlines():
+        if line and not line[0].isspace():
+            if header := re.match(r'(ENTRY )?%?([\w.\-]+) .*\{$', line):
+                here = found.setdefault('ENTRY' if header[1] else header[2], [])
+        elif ' = ' in line:
+            here.append(_instruction(line.split(' = ', 1)[1]))
+    return found
+
+
+def _instruction(text: str) -> _Instruction:
+    depth = 0
+    for end, letter in enumerate(text):  # a type may be a tuple, with blanks inside
+        depth += (letter in '({[') - (letter in ')}]')
+        if letter == ' ' and not depth:
+            operation, _, rest = text[end + 1 :].partition('(')
+            return _Instruction(text[:end], operation, rest)
+    return _Instruction(text, '', '')
+
+
+def _times(computations: Mapping[str, list[_Instruction]]) -> tuple[Counter[str], dict[str, str]]:
+    """How often each computation runs in a step, and what hides it: 'async-start', a fusion with its names, or ''."""
+    times: Counter[str] = Counter({'ENTRY': 1})
+    hidden: dict[str, str] = defaultdict(str)
+    callers: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for name, instructions in computations.items():
+        for one in instructions:
+            for called, turns in _calls(one, computations):
+                callers[called].append((name, turns))
+                if one.operation == 'async-start':
+                    hidden[called] = 'async-start'
+                elif one.operation == 'fusion' and any(
+                    'AsyncCollective' in i.rest or i.operation in KINDS for i in computations.get(called, ())
+                ):
+                    hidden[called] = 'AsyncCollective'
+
+    def count(name: str) -> int:
+        if name not in times:
+            times[name] = sum(count(caller) * turns for caller, turns in callers[name])
+        return times[name]
+
+    for name in computations:
+        count(name)
+    return times, hidden
+
+
+def _calls(one: _Instruction, computations: Mapping[str, list[_Instruction]]) -> Iterator[tuple[str, int]]:
+    if one.operation == 'while':
+        body, condition = re.search(r'body=%?([\w.\-]+)', one.rest), re.search(r'condition=%?([\w.\-]+)', one.rest)
+        assert body is not None
+        assert condition is not None
+        yield body[1], _turns(one, computations.get(condition[1], []))
+    elif called := re.search(
+        r'(?:calls|branch_computations|called_computations)=\{?([^}\s]+(?:, %[\w.\-]+)*)', one.rest
+    ):
+        for name in re.findall(r'%?([\w.\-]+)', called[1]):
+            yield name, 1
+
+
+def _turns(loop: _Instruction, condition: list[_Instruction]) -> int:
+    """XLA says it; else it is the constant that the condition compares a counter with, which begins at 0."""
+    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
+        return int(known[1])
+    constants = [
+        int(i.rest.split(')')[0]) for i in condition if i.operation == 'constant' and i.result.startswith('s32[]')
+    ]
+    return constants[0] if len(constants) == 1 else 1
+
+
+def _groups(rest: str, mesh: Mapping[str, int]) -> list[list[int]] | tuple[str, ...]:
+    """The groups of devices, or right away the axes, as newer versions of XLA write them."""
+    if named := re.search(r'replica_groups=mesh\[[^\]]*\][^{]*\{([^}]*)\}', rest):
+        return tuple(re.findall(r"'(\w+)'", named[1]))
+    if iota := re.search(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', rest):
+        shape, of, turned = ([int(n) for n in part.split(',')] if part else None for part in iota.groups())
+        ids = np.arange(math.prod(of or ())).reshape(of or ())
+        return np.transpose(ids, turned).reshape(shape or ()).tolist()
+    if written := re.search(r'(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}', rest):
+        return [[int(n) for n in group.split(',') if n.strip()] for group in re.findall(r'\{([\d, ]*)\}', written[1])]
+    return [list(range(math.prod(mesh.values())))]  # replica_groups={}: all
+
+
+def _axes(groups: list[list[int]] | tuple[str, ...], mesh: Mapping[str, int]) -> tuple[str, ...]:
+    if isinstance(groups, tuple):
+        return tuple(axis for axis in mesh if axis in groups and mesh[axis] > 1)
+    places = [np.array(np.unravel_index(group, tuple(mesh.values()))) for group in groups if len(group) > 1]
+    return tuple(axis for number, axis in enumerate(mesh) if any(np.ptp(place[number]) > 0 for place in places))
+
+
+def _bytes(result: str, operation: str) -> float:
+    """Of a result; of a pair of operands and results, the results."""
+    sizes = [
+        _WIDTH.get(dtype, 1) * math.prod(int(n) for n in dims.split(',') if n)
+        for dtype, dims in re.findall(r'(\w+)\[([\d,]*)\]', re.sub(r'/\*.*?\*/', '', result))
+    ]
+    if operation == 'collective-permute-start':
+        return max(sizes)
+    if operation in ('all-gather-start', 'all-to-all-start', 'reduce-scatter-start'):
+        return sum(sizes[len(sizes) // 2 :])
+    return sum(sizes)

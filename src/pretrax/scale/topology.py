@@ -1,0 +1,233 @@
+"""Names of hardware that is not there, and its devices as JAX compiles for them.
+
+v5e-256, v6e-64        TPU slices by chips; v4-64, v5p-128, tpu7x-64 by cores, of which a chip has two
+v5e:16x16, v5p:4x4x4   the same by their shape
+h200, a100, h100x8     one NVIDIA GPU; a node of eight. `slices` is then the number of nodes
+"""
+
+import dataclasses
+import difflib
+import importlib.util
+import itertools
+import math
+import os
+import re
+from typing import Any
+
+from ..errors import UserError
+from .devices import Device, lookup
+
+# Of each TPU: the name that libtpu knows, `device_kind`, cores that a name counts in a chip, dimensions of a slice, and
+# the chips of the largest one. docs.cloud.google.com/tpu/docs, the page of each version.
+_TPUS = {
+    'v4': ('TPU v4', 2, 3, 4096),
+    'v5e': ('TPU v5 lite', 1, 2, 256),
+    'v5p': ('TPU v5', 2, 3, 8960),
+    'v6e': ('TPU v6 lite', 1, 2, 256),
+    'tpu7x': ('TPU7x', 2, 3, 9216),
+}
+_ALSO = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v7x': 'tpu7x'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """What XLA has to know of a GPU to compile for it without one. Sources: NVIDIA's datasheets and the tuning guide of
+    each architecture, docs.nvidia.com/cuda."""
+
+    kind: str  # `device_kind`
+    capability: tuple[int, int]
+    cores: int  # streaming multiprocessors
+    memory: int  # bytes, as the driver reports them
+    l2: int  # bytes
+    clock: float  # GHz
+    shared: int  # bytes of shared memory that a block may ask for
+
+
+_MIB = 2**20
+_GPUS = {
+    'a100': Gpu('NVIDIA A100-SXM4-80GB', (8, 0), 108, 81_920 * _MIB, 40 * _MIB, 1.41, 163 * 1024),
+    'h100': Gpu('NVIDIA H100 80GB HBM3', (9, 0), 132, 81_559 * _MIB, 50 * _MIB, 1.98, 227 * 1024),
+    'h200': Gpu('NVIDIA H200', (9, 0), 132, 143_771 * _MIB, 60 * _MIB, 1.98, 227 * 1024),
+    'b200': Gpu('NVIDIA B200', (10, 0), 148, 183_359 * _MIB, 126 * _MIB, 1.965, 227 * 1024),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Hardware by name. Attributes: shape of a slice (of a node, for GPUs: (8,)); slices, joined by a slow network."""
+
+    name: str
+    version: str
+    shape: tuple[int, ...]
+    slices: int
+
+    @property
+    def platform(self) -> str:
+        return 'tpu' if self.version in _TPUS else 'cuda'
+
+    @property
+    def device(self) -> Device:
+        """The row of the device table."""
+        kind = _TPUS[self.version][0] if self.platform == 'tpu' else _GPUS[self.version].kind
+        found = lookup(kind)
+        assert found is not None, kind
+        return found
+
+    @property
+    def memory(self) -> int:
+        """Bytes that a program may take of one device, as its driver reports them."""
+        return _GPUS[self.version].memory if self.platform == 'cuda' else self.device.memory
+
+    @property
+    def n_devices(self) -> int:
+        # A chip of tpu7x is two devices.
+        return math.prod(self.shape) * self.slices * (2 if self.version == 'tpu7x' else 1)
+
+    def __str__(self) -> str:
+        shape = 'x'.join(map(str, self.shape))
+        one = (
+            f'{self.version}:{shape}'
+            if self.platform == 'tpu'
+            else self.version + (f' x{shape}' if shape != '1' else '')
+        )
+        return f'{self.slices} x {one}' if self.slices > 1 else one
+
+
+def parse_topology(name: str, slices: int = 1) -> Topology:
+    """The hardware that a name means.
+
+    Raises:
+        UserError: there is none of that name, or not of that size; with the nearest names that are.
+    """
+    if slices < 1:
+        raise UserError(f'slices={slices}: expected 1 or more')
+    plain = name.strip().lower()
+    version, separator, size = re.fullmatch(r'(.*?)(?:([-:])(.*))?', plain).groups('')  # type: ignore[union-attr]
+    version = _ALSO.get(version, version)
+    if gpu := re.fullmatch(rf'({"|".join(_GPUS)})(?:x(\d+))?', plain):
+        here = int(gpu[2] or 1)
+        if here not in (1, 2, 4, 8):
+            raise UserError(
+                f'topology={name}: a node has 1, 2, 4 or 8 of them\nfor more give slices=, the number of nodes'
+            )
+        return Topology(plain, gpu[1], (here,), slices)
+    if version in _TPUS and separator == '-' and size.isdigit():
+        return Topology(plain, version, _shape(name, version, int(size)), slices)
+    if version in _TPUS and separator == ':' and re.fullmatch(r'\d+(x\d+)+', size):
+        shape = tuple(map(int, size.split('x')))
+        dimensions = _TPUS[version][2]
+        if len(shape) != dimensions or math.prod(shape) > _TPUS[version][3] or 0 in shape:
+            raise UserError(
+                f'topology={name}: a {version} slice has {dimensions} dimensions and at most {_TPUS[version][3]} chips'
+            )
+        return Topology(plain, version, shape, slices)
+    examples = [
+        *(f'{tpu}-{chips * cores}' for tpu, (_, cores, _, _) in _TPUS.items() for chips in (16, 64, 256)),
+        *_GPUS,
+        *(f'{gpu}x8' for gpu in _GPUS),
+    ]
+    near = difflib.get_close_matches(plain, examples, 1, 0.5)
+    raise UserError(
+        f'topology={name}: no such hardware'
+        + (f'; did you mean {near[0]}?' if near else '')
+        + f'\n    TPU: {", ".join(_TPUS)} with -SIZE or :SHAPE, such as v5e-256, v5p-128 or v5p:4x4x4'
+        + f'\n    GPU: {", ".join(_GPUS)}, with x8 for a node of eight'
+    )
+
+
+def _shape(name: str, version: str, size: int) -> tuple[int, ...]:
+    """The shape of the slice of a size: the most cubic one, in multiples of 4 where there are that many chips."""
+    _, cores, dimensions, most = _TPUS[version]
+    chips = size // cores
+    if size % cores == 0 and 0 < chips <= most:
+        small = {2: [(1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)],
+                 3: [(1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)]}[dimensions]  # fmt: skip
+        if shape := next((shape for shape in small if math.prod(shape) == chips), None):
+            return shape
+        if dimensions == 3 and chips % 64 == 0:
+            return tuple(4 * side for side in _most_cubic(chips // 64))
+    sizes = [s for s in range(cores, cores * most + 1, cores) if _exists(version, s // cores)]
+    near = sorted(sorted(sizes, key=lambda s: abs(s - size))[:4])
+    what = 'chips' if cores == 1 else 'cores, two a chip'
+    raise UserError(
+        f'topology={name}: no {version} slice has {size} {what}\nnear: {", ".join(f"{version}-{s}" for s in near)}'
+    )
+
+
+def _exists(version: str, chips: int) -> bool:
+    if _TPUS[version][2] == 2:
+        return chips in (1, 4, 8, 16, 32, 64, 128, 256)
+    return chips in (1, 4, 8, 16, 32) or chips % 64 == 0
+
+
+def _most_cubic(n: int) -> tuple[int, int, int]:
+    sides = [
+        (a, b, n // (a * b)) for a, b in itertools.product(range(1, n + 1), repeat=2) if a <= b and n % (a * b) == 0
+    ]
+    return min((s for s in sides if s[1] <= s[2]), key=lambda s: (s[2], s[1]))
+
+
+def absent_devices(topology: Topology) -> list[Any]:
+    """The devices as JAX compiles for them, in the process's CPU backend. Needs JAX_PLATFORMS=cpu.
+
+    Raises:
+        UserError: the plugin that compiles for them is not installed.
+    """
+    plugin, extra = ('libtpu', 'tpu') if topology.platform == 'tpu' else ('jax_cuda13_plugin', 'cuda')
+    if importlib.util.find_spec(plugin) is None:
+        raise UserError(
+            f'{topology.name}: compiling for it needs {plugin}, which is not installed\n    uv sync --extra {extra}'
+        )
+    from jax.experimental import topologies
+
+    shape = 'x'.join(map(str, topology.shape))
+    if topology.platform == 'tpu':
+        # libtpu would ask Google's metadata server where it is.
+        os.environ |= {
+            'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # nothing is run, so several processes may compile
+            'TPU_SKIP_MDS_QUERY': '1',
+            'TPU_WORKER_HOSTNAMES': 'localhost',
+            'TPU_ACCELERATOR_TYPE': 'v5litepod-16',
+        }
+        several = {'num_slices': topology.slices} if topology.slices > 1 else {}
+        return list(topologies.get_topology_desc(f'{topology.version}:{shape}', 'tpu', **several).devices)
+    _answer_for_cudnn(_GPUS[topology.version])
+    return list(
+        topologies.get_topology_desc(
+            platform='cuda', topology_name=topology.version, topology=f'1x{topology.slices}x{shape}',
+            target_config=_target_config(topology.version),
+        ).devices
+    )  # fmt: skip
+
+
+def _answer_for_cudnn(gpu: Gpu) -> None:
+    """cuDNN's checks ask the local backend, which has none, so they are answered here. The names are JAX's own."""
+    import jax._src.cudnn.fused_attention_stablehlo as cudnn
+
+    cudnn.check_cudnn_version = lambda: 91900
+    cudnn.check_compute_capability = lambda capability: True
+    cudnn.is_cuda_compute_capability_equal = lambda capability: capability == '.'.join(map(str, gpu.capability))
+
+
+def _target_config(version: str) -> str:
+    """XLA's description of a GPU, a text protobuf (xla/stream_executor/device_description.proto)."""
+    gpu = _GPUS[version]
+    bandwidth = parse_topology(version).device.bandwidth
+    assert bandwidth is not None
+    toolkit = '"13.0.0"'
+    return f"""
+gpu_device_info {{
+  name: "{gpu.kind}" device_vendor: "NVIDIA Corporation"
+  cuda_compute_capability {{ major: {gpu.capability[0]} minor: {gpu.capability[1]} }}
+  core_count: {gpu.cores} fpus_per_core: {64 if gpu.capability < (9, 0) else 128} clock_rate_ghz: {gpu.clock}
+  memory_bandwidth: {int(bandwidth)} device_memory_size: {gpu.memory} l2_cache_size: {gpu.l2}
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: {gpu.shared} shared_memory_per_core: {gpu.shared + 1024}
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  driver_version: {toolkit} runtime_version: {toolkit} compile_time_toolkit_version: {toolkit} dnn_version: "9.19.0"
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 19 patch: 0 }}
+device_description_str: "{gpu.kind}"
+"""

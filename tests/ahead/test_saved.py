@@ -1,0 +1,167 @@
+"""A compiled step in a file: the same losses without compiling, and everything else refused."""
+
+import json
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import zipfile
+
+import jax
+import pytest
+import yaml
+
+from pretrax.ahead.saved import opened, save
+from pretrax.ahead.step import compile_ahead
+from pretrax.config import from_values
+from pretrax.errors import UserError
+from pretrax.train.loop import train
+from runs import Quiet
+
+VALUES = {
+    'name': 'tiny',
+    'steps': 3,
+    'model': {'n_layers': 2, 'd_model': 32, 'n_heads': 4, 'd_ff': 64},
+    'data': {'name': 'synthetic', 'vocab_size': 101},
+    'batch': {'tokens': 512, 'sequence_length': 32},
+    'optimizer': {'name': 'adamw', 'learning_rate': 3e-3},
+    'mesh': {'d': 8},
+    'log': {'every': 1},
+    'eval': {'every': 0},
+}
+
+
+def config(tmp_path: pathlib.Path, **changes):
+    return from_values(VALUES | {'run_dir': str(tmp_path / 'run')} | changes)
+
+
+@pytest.fixture(scope='module')
+def file(tmp_path_factory) -> pathlib.Path:
+    place = tmp_path_factory.mktemp('compiled')
+    ahead = compile_ahead(config(place), None, lambda text: None)
+    assert ahead.fits
+    save(ahead, place / 'a.step')
+    return place / 'a.step'
+
+
+def rewritten(file: pathlib.Path, place: pathlib.Path, executable: bytes | None = None, **changes) -> pathlib.Path:
+    """A copy with another executable, described rightly, or with other lines in its manifest."""
+    import hashlib
+
+    with zipfile.ZipFile(file) as old:
+        manifest, content = json.loads(old.read('manifest.json')), executable or old.read('executable')
+    manifest |= {'executable': hashlib.sha256(content).hexdigest()} | changes
+    with zipfile.ZipFile(place, 'w') as new:
+        new.writestr('manifest.json', json.dumps(manifest))
+        new.writestr('executable', content)
+    return place
+
+
+def losses(directory: pathlib.Path) -> list[float]:
+    return [json.loads(line)['loss'] for line in (directory / 'metrics.jsonl').read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_step_saved_by_one_process_is_run_by_another_without_compiling(tmp_path):
+    values = VALUES | {'mesh': {'d': 2}, 'schedule': {'name': 'cosine', 'warmup': 1}}
+    (tmp_path / 'a.yaml').write_text(yaml.safe_dump(values))
+    environment = {k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'} | {'JAX_LOG_COMPILES': '1'}
+
+    def pretrax(*arguments: str) -> str:
+        command = [sys.executable, '-m', 'pretrax.cli', *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout + done.stderr
+
+    pretrax('compile', 'a.yaml', 'save=step')
+    plain = pretrax('train', 'a.yaml', 'name=plain')
+    loaded = pretrax('train', 'a.yaml', 'name=loaded', 'compiled=step')
+    compiling = 'XLA compilation of jit(step)'
+    assert compiling in plain
+    assert compiling not in loaded
+    assert losses(tmp_path / 'runs' / 'plain') == losses(tmp_path / 'runs' / 'loaded')
+
+
+def test_it_trains_in_this_process(file, tmp_path):
+    run = config(tmp_path)
+    result = train(run, progress=Quiet(), compiled=opened(file, run))
+    assert int(result.state.step) == 3
+    assert len(losses(run.run_dir)) == 3
+
+
+@pytest.mark.parametrize(
+    ('changes', 'said'),
+    [
+        ({'optimizer': {'name': 'adamw', 'learning_rate': 1e-3}}, r'optimizer.learning_rate: 0.003 -> 0.001'),
+        ({'batch': {'tokens': 1024, 'sequence_length': 32}}, r'batch.tokens: 512 -> 1024'),
+        ({'batch': {'tokens': 512, 'sequence_length': 64}}, r'batch.sequence_length: 32 -> 64'),
+        ({'mesh': {'r': 8}}, r'mesh'),
+        ({'steps': 5}, r'steps: 3 -> 5'),
+    ],
+)
+def test_another_configuration_is_refused_by_its_keys(file, tmp_path, changes, said):
+    with pytest.raises(UserError, match=said):
+        opened(file, config(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ('changes', 'said'),
+    [
+        ({'device_kind': 'TPU v5'}, 'other hardware\n.*TPU v5 there, cpu here'),
+        ({'versions': {'jax': '0.11.2'}}, '(?s)by other versions.*jax: 0.11.2 there'),
+        ({'flags': {'XLA_FLAGS': '--xla_x=1'}}, 'with other flags\n.*--xla_x=1 there'),
+        ({'processes': 2}, 'another number of processes'),
+        ({'program': 'f00'}, 'of another program'),
+    ],
+)
+def test_other_hardware_versions_flags_and_programs_are_refused(file, tmp_path, changes, said):
+    run = config(tmp_path)
+    other = rewritten(file, tmp_path / 'b.step', **changes)
+    with pytest.raises(UserError, match=said):
+        train(run, progress=Quiet(), compiled=opened(other, run))
+
+
+def test_an_executable_that_names_anything_else_is_not_unpickled(file, tmp_path):
+    class Attack:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / 'made'),)
+
+    run = config(tmp_path)
+    other = rewritten(file, tmp_path / 'b.step', executable=pickle.dumps(Attack()))
+    with pytest.raises(UserError, match=r'names (posix|os).mkdir, which is no part of an executable'):
+        train(run, progress=Quiet(), compiled=opened(other, run))
+    assert not (tmp_path / 'made').exists()
+
+
+def test_damaged_and_foreign_files_are_refused(file, tmp_path):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    bad = {'flipped': bytes(content), 'cut': file.read_bytes()[:-100], 'text': b'hello', 'empty': b''}
+    for name, data in bad.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(UserError, match='no compiled step|damaged'):
+            opened(tmp_path / name, config(tmp_path))
+    with zipfile.ZipFile(tmp_path / 'zip', 'w') as archive:
+        archive.writestr('a', 'b')
+    for name in ('zip', 'missing'):
+        with pytest.raises(UserError, match='no compiled step|cannot be read'):
+            opened(tmp_path / name, config(tmp_path))
+
+
+def test_a_file_of_another_user_is_refused(file, tmp_path, monkeypatch):
+    os.chown(file, 4711, -1) if os.getuid() == 0 else monkeypatch.setattr('os.getuid', lambda: 4711)
+    try:
+        with pytest.raises(UserError, match='belongs to another user'):
+            opened(file, config(tmp_path))
+    finally:
+        if os.getuid() == 0:
+            os.chown(file, 0, -1)
+
+
+def test_a_step_for_another_mesh_says_both(file, tmp_path):
+    other = rewritten(file, tmp_path / 'b.step', mesh={'r': 2, 'd': 4, 't': 1})
+    run = config(tmp_path)
+    with pytest.raises(UserError, match='another mesh\n.*d: 4 there, 8 here'):
+        train(run, progress=Quiet(), compiled=opened(other, run))
+    assert jax.device_count() == 8

@@ -1,0 +1,87 @@
+"""What is read from a compiled program, against programs whose communication is counted by hand."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pretrax.scale.hlo import Collective, collectives, summed
+
+MESH = {'r': 2, 'd': 2, 't': 2}
+
+
+def test_collectives_of_a_loop_by_kind_axes_bytes_and_times():
+    mesh = jax.make_mesh((2, 2, 2), tuple(MESH), axis_types=(AxisType.Auto,) * 3)
+
+    def program(x):  # a device has f32[4, 16]
+        def layer(y, _):
+            whole = jax.lax.all_gather(y, 'd', axis=0, tiled=True)  # f32[8, 16]: 512 bytes, three times
+            return jax.lax.psum_scatter(jnp.tanh(whole), 'd', scatter_dimension=0, tiled=True), None  # takes 512 bytes
+
+        y, _ = jax.lax.scan(layer, x, None, length=3)
+        y = jnp.tanh(jax.lax.ppermute(y, 't', [(0, 1), (1, 0)]))  # 256 bytes
+        y = jax.lax.all_to_all(y, 't', 1, 0, tiled=True)  # 256 bytes
+        return jax.lax.psum(jnp.sum(y * y, axis=1), ('r', 't'))  # f32[8]: 32 bytes
+
+    mapped = jax.shard_map(program, mesh=mesh, in_specs=P('d'), out_specs=P('d'), check_vma=False)
+    x = jax.ShapeDtypeStruct((8, 16), jnp.float32, sharding=NamedSharding(mesh, P('d')))
+    found = summed(collectives(jax.jit(mapped).lower(x).compile().as_text(), MESH))
+    assert sorted(found) == [
+        ('all-gather', ('d',), 3, 3 * 512, 0),
+        ('all-reduce', ('r', 't'), 1, 32, 0),
+        ('all-to-all', ('t',), 1, 256, 0),
+        ('collective-permute', ('t',), 1, 256, 0),
+        ('reduce-scatter', ('d',), 3, 3 * 512, 0),
+    ]
+
+
+def test_a_program_of_one_device_has_none():
+    compiled = jax.jit(lambda x: x @ x).lower(jnp.ones((4, 4))).compile()
+    assert collectives(compiled.as_text(), dict.fromkeys(MESH, 1)) == []
+
+
+# How XLA writes an asynchronous gather for a TPU: a fusion that begins it, one that works meanwhile, and one that ends it.
+TPU = """\
+HloModule jit_step
+
+%begin (p: bf16[128,64]) -> (bf16[128,64], bf16[512,64]) {
+  %p = bf16[128,64]{1,0:T(8,128)(2,1)} parameter(0)
+  %all-gather.1 = bf16[512,64]{1,0:T(8,128)(2,1)} all-gather(%p), channel_id=1, replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}, use_global_device_ids=true
+  ROOT %start = (bf16[128,64]{1,0}, bf16[512,64]{1,0}) custom-call(%all-gather.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%meanwhile (p.1: bf16[128,64]) -> bf16[512,64] {
+  %p.1 = bf16[128,64]{1,0} parameter(0)
+  %all-gather.2 = bf16[512,64]{1,0} all-gather(%p.1), channel_id=1, replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}
+  ROOT %work = bf16[512,64]{1,0} add(%all-gather.2, %all-gather.2)
+}
+
+%condition (s: (s32[], bf16[128,64])) -> pred[] {
+  %s = (s32[], bf16[128,64]{1,0}) parameter(0)
+  %limit = s32[]{:T(128)} constant(24)
+  %i = s32[] get-tuple-element(%s), index=0
+  ROOT %lt = pred[] compare(%i, %limit), direction=LT
+}
+
+%body (s.1: (s32[], bf16[128,64])) -> (s32[], bf16[128,64]) {
+  %s.1 = (s32[], bf16[128,64]{1,0}) parameter(0)
+  %x = bf16[128,64]{1,0} get-tuple-element(%s.1), index=1
+  %f = (bf16[128,64]{1,0}, bf16[512,64]{1,0}) fusion(%x), kind=kCustom, calls=%begin
+  %g = bf16[512,64]{1,0} fusion(%x), kind=kOutput, calls=%meanwhile
+  ROOT %t = (s32[], bf16[128,64]{1,0}) tuple(%x, %x)
+}
+
+ENTRY %main (a: bf16[128,64]) -> bf16[128,64] {
+  %a = bf16[128,64]{1,0} parameter(0)
+  %loop = (s32[], bf16[128,64]{1,0}) while(%a), condition=%condition, body=%body
+  %r = f32[8]{0} all-reduce(%a), replica_groups=mesh['d'=4,'t'=2] {'d','t'}, to_apply=%add
+  ROOT %out = bf16[128,64]{1,0} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_an_asynchronous_gather_of_a_tpu_counts_once_a_turn_and_as_such():
+    assert collectives(TPU, {'d': 4, 't': 2}) == [
+        Collective('all-gather', ('d',), 512 * 64 * 2, 24, True),
+        Collective('all-reduce', ('d', 't'), 32, 1, False),
+    ]

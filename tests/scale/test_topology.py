@@ -1,0 +1,60 @@
+import pytest
+
+from pretrax.errors import UserError
+from pretrax.scale.topology import parse_topology
+
+# cloud.google.com/tpu/docs and MaxText's table of the same: name, shape of the slice in chips
+SLICES = {
+    'v4-8': '2x2x1', 'v4-64': '2x4x4', 'v4-1536': '8x8x12', 'v4-4096': '8x16x16',
+    'v5e-16': '4x4', 'v5e-32': '4x8', 'v5litepod-128': '8x16', 'v5e-256': '16x16', 'v6e-256': '16x16',
+    'v5p-128': '4x4x4', 'v5p-640': '4x4x20', 'v5p-1152': '4x12x12', 'v5p-3072': '8x12x16', 'v5p-5760': '12x12x20',
+    'v5p-12288': '16x16x24', 'v5p-17920': '16x20x28', 'tpu7x-64': '2x4x4',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', SLICES)
+def test_a_slice_has_the_shape_that_its_maker_gives_it(name):
+    assert 'x'.join(map(str, parse_topology(name).shape)) == SLICES[name]
+
+
+@pytest.mark.parametrize(
+    ('name', 'slices', 'devices', 'device'),
+    [
+        ('v5e-256', 2, 512, 'TPU v5e'),
+        ('v5p-128', 1, 64, 'TPU v5p'),  # names count cores, a chip is one device
+        ('tpu7x-64', 1, 64, 'TPU v7 (half a chip)'),  # a chip is two devices
+        ('v5p:8x8x8', 1, 512, 'TPU v5p'),
+        ('h200', 1, 1, 'H200 SXM'),
+        ('h100x8', 4, 32, 'H100 SXM'),
+    ],
+)
+def test_devices_of_a_topology(name, slices, devices, device):
+    topology = parse_topology(name, slices)
+    assert (topology.n_devices, topology.device.name) == (devices, device)
+
+
+@pytest.mark.parametrize(
+    ('name', 'said'),
+    [
+        ('v5x-256', 'did you mean v5e-256'),
+        ('v5e-100', 'near: v5e-16, v5e-32, v5e-64, v5e-128'),
+        ('v5p-7', '7 cores, two a chip'),
+        ('v5e:4x4x4', '2 dimensions'),
+        ('h300', 'did you mean h200'),
+        ('h100x3', '1, 2, 4 or 8'),
+        ('', 'no such hardware'),
+    ],
+)
+def test_other_names_are_refused_with_the_nearest(name, said):
+    with pytest.raises(UserError, match=said):
+        parse_topology(name)
+
+
+def test_a_missing_plugin_is_named_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+    from pretrax.scale.topology import absent_devices
+
+    with pytest.raises(UserError, match='uv sync --extra tpu'):
+        absent_devices(parse_topology('v5e-16'))
+    with pytest.raises(UserError, match='uv sync --extra cuda'):
+        absent_devices(parse_topology('h200'))
