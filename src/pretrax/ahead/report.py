@@ -1,5 +1,6 @@
 """`pretrax compile` in words: does it fit, what takes the memory, what travels, and what to change."""
 
+import math
 from collections.abc import Iterator
 
 import jax
