@@ -4,9 +4,9 @@ from pathlib import Path
 
 from pretrax.data import token_tools
 from pretrax.data.token_copy import refuse_existing
-from pretrax.data.token_files import open_token_files
-from pretrax.data.tokenizer_files import load_tokenizer
 from pretrax.errors import UserError
+
+from .token_files import opened
 
 
 def convert(
@@ -17,11 +17,5 @@ def convert(
     if to not in formats:
         raise UserError(f'--to {to}: no such format\n  expected {" or ".join(formats)}')
     refuse_existing(Path(out))
-    files = open_token_files(
-        Path(path).expanduser(),
-        print,
-        tokenizer=None if tokenizer is None else load_tokenizer(tokenizer),
-        vocab_size=vocab_size,
-        end_of_text=end_of_text,
-    )
+    files = opened(path, tokenizer, vocab_size, end_of_text)
     formats[to](files, Path(out).expanduser(), print)

@@ -4,11 +4,11 @@ import shutil
 from pathlib import Path
 
 from pretrax.data.flat_tokens import FlatTokens
-from pretrax.data.token_files import open_token_files
 from pretrax.data.token_summary import Lengths, first_documents, lengths
-from pretrax.data.tokenizer_files import load_tokenizer
 from pretrax.errors import UserError
 from pretrax.observe.bars import bars_svg, bars_text
+
+from .token_files import opened
 
 _SHOWN = 60  # tokens of a document
 
@@ -19,13 +19,7 @@ def inspect(
     """Prints counts, lengths, tokenizer, checksums and the first documents; draws the lengths into a file."""
     if plot is not None and Path(plot).suffix != '.svg':
         raise UserError(f'--plot {plot}: expected a name that ends in .svg')
-    files = open_token_files(
-        Path(path).expanduser(),
-        print,
-        tokenizer=None if tokenizer is None else load_tokenizer(tokenizer),
-        vocab_size=vocab_size,
-        end_of_text=end_of_text,
-    )
+    files = opened(path, tokenizer, vocab_size, end_of_text)
     identity = files.identity
     known = 'not known' if files.tokenizer is None else f'sha256 {files.tokenizer.sha256[:16]}..'
     ends = 'none' if identity.end_of_text is None else f'token {identity.end_of_text}'

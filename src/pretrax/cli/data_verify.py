@@ -9,10 +9,11 @@ from pretrax.data.files import find_files
 from pretrax.data.flat_tokens import FlatTokens
 from pretrax.data.selection import Selection
 from pretrax.data.stdlib import stdlib_files
-from pretrax.data.token_files import TokenFiles, is_flat_tokens, open_token_files
+from pretrax.data.token_files import TokenFiles, is_flat_tokens
 from pretrax.data.token_summary import missing_from, tokenised_differently
-from pretrax.data.tokenizer_files import load_tokenizer
 from pretrax.errors import UserError
+
+from .token_files import opened
 
 _SAMPLE = 200  # documents to tokenise again
 _LONGEST = 1 << 16  # tokens
@@ -23,13 +24,7 @@ def verify(
 ) -> None:
     """Prints what was compared; raises UserError at the first thing that is not as it was written."""
     place = Path(path).expanduser()
-    files = open_token_files(
-        place,
-        print,
-        tokenizer=None if tokenizer is None else load_tokenizer(tokenizer),
-        vocab_size=vocab_size,
-        end_of_text=end_of_text,
-    )
+    files = opened(path, tokenizer, vocab_size, end_of_text)
     if is_flat_tokens(place):
         flat_tokens.verify(place)
         print('every checksum is right, and counts, starts and ends of documents agree')
