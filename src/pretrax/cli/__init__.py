@@ -127,6 +127,21 @@ def local(
 
 
 @app.command()
+def plan(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Predict memory and speed of a step without compiling it, and what would be faster.
+
+    Besides changes of the configuration: topology=v5e-256 (or h200x8, v5p:4x4x4, ...), slices=2.
+    """
+    from pretrax.config import load
+
+    own, changes = _own_keys(overrides or [], 'topology', 'slices')
+    loaded = load(config, changes)
+    from pretrax.cli.plan import plan
+
+    plan(loaded, own)
+
+
+@app.command()
 def generate(
     path: Annotated[str, typer.Argument(metavar='RUN_OR_CHECKPOINT', help='runs/<name>, or a checkpoint in it.')],
     prompt: Annotated[list[str] | None, typer.Option(help='Text to continue; may be repeated.')] = None,

@@ -7,21 +7,16 @@ import typer
 from pretrax.config import RunConfig
 from pretrax.errors import UserError
 from pretrax.scale.memory import size
-from pretrax.scale.topology import parse_topology
+from pretrax.scale.topology import Topology, parse_topology
 
 DOES_NOT_FIT = 1
 
 
 def compile_step(config: RunConfig, options: dict[str, str]) -> None:
     """Prints the report; exits with 1 if the step does not fit."""
-    slices = options.get('slices', '1')
-    if not slices.isdigit():
-        raise UserError(f'slices={slices}: expected a number')
-    if 'slices' in options and 'topology' not in options:
-        raise UserError(f'slices={slices}: of what?\n  give topology= as well, such as topology=v5e-256')
-    topology = parse_topology(options['topology'], int(slices)) if 'topology' in options else None
+    topology = asked_topology(options)
     if topology is not None:
-        _without_accelerators()
+        without_accelerators()
     from pretrax.ahead.report import report
     from pretrax.ahead.step import compile_ahead
 
@@ -36,8 +31,18 @@ def compile_step(config: RunConfig, options: dict[str, str]) -> None:
         raise typer.Exit(DOES_NOT_FIT)
 
 
-def _without_accelerators() -> None:
-    """The plugin of a TPU or GPU that is not here must not look for it."""
+def asked_topology(options: dict[str, str]) -> Topology | None:
+    """What topology= and slices= name; None: the devices that are here."""
+    slices = options.get('slices', '1')
+    if not slices.isdigit():
+        raise UserError(f'slices={slices}: expected a number')
+    if 'slices' in options and 'topology' not in options:
+        raise UserError(f'slices={slices}: of what?\n  give topology= as well, such as topology=v5e-256')
+    return parse_topology(options['topology'], int(slices)) if 'topology' in options else None
+
+
+def without_accelerators() -> None:
+    """JAX on the CPU alone: the plugin of a TPU or GPU that is not here must not look for it."""
     import jax
 
     jax.config.update('jax_platforms', 'cpu')

@@ -101,7 +101,7 @@ def prepare(config: RunConfig, say: Say = print, devices: Sequence[Any] | None =
     mesh, sizes, lines = choose_mesh(config.mesh, rows, length, devices)
     platform = mesh.devices.flat[0].platform
     dtype, why_dtype = choose_compute(config.precision.compute, platform)
-    source = _open_source(config, rows, say)
+    source = open_source(config, rows, say)
 
     passes, line = _passes(config, rows, sizes)
     request = ModelRequest(
@@ -142,7 +142,7 @@ def prepare(config: RunConfig, say: Say = print, devices: Sequence[Any] | None =
     return run
 
 
-def _open_source(config: RunConfig, rows: int, say: Say) -> Source:
+def open_source(config: RunConfig, rows: int, say: Say) -> Source:
     """The data. One process prepares it, the others then find it ready."""
     request = DataRequest(config.seed, config.batch.sequence_length, config.run_dir / 'data', say, config.steps, rows)
     if jax.process_count() == 1:
@@ -238,14 +238,23 @@ def memory_with(
     n_params = sum(leaf.size for leaf in jax.tree.leaves(state.weights))
     n_moments = sum(leaf.size for leaf in jax.tree.leaves(state.optimizer)) / n_params
     compute: Any = run.compute
+    schedule = getattr(model, 'schedule', None)
+    parts = (accumulation or run.recipe.accumulation) * (schedule.micro_batches if schedule else 1)
     return expected_memory(
-        n_params=n_params, n_layers=arch.n_layers, d_model=arch.d_model, n_heads=arch.n_heads,
-        n_kv_heads=arch.n_kv_heads, d_head=arch.d_head, d_ff=arch.d_ff, vocab_size=arch.padded_vocab_size,
-        gated=arch.gated, mesh=mesh or dict(run.mesh.shape), moments=n_moments if moments is None else moments,
-        tokens=run.config.batch.tokens // (accumulation or run.recipe.accumulation), compute=compute,
+        **memory_sizes(arch, n_params), mesh=mesh or dict(run.mesh.shape), compute=compute,
+        moments=n_moments if moments is None else moments,
+        tokens=run.config.batch.tokens // parts,
         recompute=getattr(model, 'saved', None) == {} if recompute is None else recompute,
-        n_experts=max(1, arch.n_experts), d_shared=arch.d_shared,
-        experts_per_token=arch.experts_per_token if arch.n_experts else 1,
-        n_norms=arch.n_norms, qk_norm=arch.qk_norm != 'none',
-        **({'rounds': model.schedule.rounds, 'micro_batches': model.schedule.micro_batches} if model.schedule else {}),
+        **({'rounds': schedule.rounds, 'micro_batches': schedule.micro_batches} if schedule else {}),
     )  # fmt: skip
+
+
+def memory_sizes(arch: Any, n_params: int) -> dict[str, Any]:
+    """What `expected_memory` has to know of an architecture."""
+    return {
+        'n_params': n_params, 'n_layers': arch.n_layers, 'd_model': arch.d_model, 'n_heads': arch.n_heads,
+        'n_kv_heads': arch.n_kv_heads, 'd_head': arch.d_head, 'd_ff': arch.d_ff, 'vocab_size': arch.padded_vocab_size,
+        'gated': arch.gated, 'n_experts': max(1, arch.n_experts), 'd_shared': arch.d_shared,
+        'experts_per_token': arch.experts_per_token if arch.n_experts else 1,
+        'n_norms': arch.n_norms, 'qk_norm': arch.qk_norm != 'none',
+    }  # fmt: skip

@@ -1,0 +1,17 @@
+"""`pretrax plan CONFIG topology=v5p-128 slices=2`: memory and speed from sizes alone, and what would be faster."""
+
+from pretrax.config import RunConfig
+from pretrax.errors import UserError
+
+from .compile import asked_topology, without_accelerators
+
+
+def plan(config: RunConfig, options: dict[str, str]) -> None:
+    """Prints the plan."""
+    topology = asked_topology(options)
+    if topology is None:
+        raise UserError('plan: for which hardware?\n  give topology=, such as topology=v5e-256 or topology=h200')
+    without_accelerators()
+    from pretrax.ahead.plan import make_plan, report
+
+    print('\n'.join(report(make_plan(config, topology, print))))

@@ -1,0 +1,175 @@
+"""How fast a step could be: each phase by the limit that binds it. From sizes alone, in microseconds, before compiling.
+
+A phase takes as long as the slowest of its products (FLOPs over what the matrix units reach), its memory traffic (bytes
+over bandwidth) and its communication (bytes over the link). What XLA hides behind other work is counted as hidden: the
+gathers and reductions of weights over `d`, as far as the products of their layer last. The rest is exposed.
+
+Per device and step, T tokens, P parameters of the layers that multiply an activation, shared out over all devices:
+
+    products     6 P T FLOPs; 8 P T where layers are computed again
+    attention    forward 2 products of the causal half, backward 5 (Dao 2023, arXiv:2307.08691, section 3.1); forward again
+                 where it is recomputed
+    memory       norms, residuals, activation, rotation: 10 M + 3 F + 2 (H + 2 K) D values a token and layer, three times
+                 (forward, backward twice); the logits four times; the optimizer 28 bytes a parameter
+    over d       weights in the compute dtype gathered twice a pass (once more where layers are recomputed: the same
+                 gather serves both), gradients scattered once
+    over t       activations: a layer gathers two and scatters two forward, the same backward, and gathers two again for
+                 the gradients of the weights
+    over r       gradients in f32, once a step, over the slow network; nothing hides it
+    over e       each token's row to its experts and back, forward and backward
+    over c       keys and values to the c - 1 other devices, and their gradients
+    over p       the bubble, (p - 1) / (passes + p - 1) of the step
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from .devices import Device
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """Bytes/s of one device, one way: inside a slice or node, and between them. `axes`: directions of a torus that one
+    mesh axis can use at the same time."""
+
+    inside: float
+    between: float
+    source: str
+
+
+_BOOK = 'Austin et al. 2025, How to Scale Your Model, jax-ml.github.io/scaling-book/tpus'
+_NVIDIA = 'NVIDIA DGX and HGX datasheets: NVLink one way, one 400 Gb/s (A100: 200) network card a GPU'
+# A TPU's link is used both ways at once in a ring, hence twice its figure one way. Between slices: a host's share.
+_LINKS = {
+    'TPU v4': Link(2 * 4.5e10, 6.25e9, _BOOK),
+    'TPU v5e': Link(2 * 4.5e10, 3.125e9, _BOOK),
+    'TPU v5p': Link(2 * 9e10, 6.25e9, _BOOK),
+    'TPU v6e': Link(2 * 9e10, 12.5e9, _BOOK),
+    'TPU v7 (half a chip)': Link(9e10, 12.5e9, 'docs.cloud.google.com/tpu/docs/tpu7x'),
+    'A100 SXM 80GB': Link(300e9, 25e9, _NVIDIA),
+    'H100 SXM': Link(450e9, 50e9, _NVIDIA),
+    'H200 SXM': Link(450e9, 50e9, _NVIDIA),
+    'B200': Link(900e9, 50e9, _NVIDIA),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Reach:
+    """What of a peak is reached: assumptions, in one place. Of products, of attention, of memory bandwidth."""
+
+    products: float
+    attention: float
+    memory: float
+
+
+# H200: 770 to 800 of 989 TFLOP/s in an 8192^3 product; cuDNN, 128 wide, causal, 591 forward and 474 backward at 4096
+# tokens (NVIDIA's figures); copies at 4.3 of 4.8 TB/s. TPU: a systolic array is nearly full in large products, and
+# softmax has to wait for its vector unit.
+REACH_GPU = Reach(0.79, 0.52, 0.9)
+REACH_TPU = Reach(0.92, 0.45, 0.9)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """A decoder, as far as its cost goes. `matmul_params`: of the layers, those that a token visits; `params`: all."""
+
+    n_layers: int
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    d_ff: int
+    vocab_size: int
+    matmul_params: int
+    params: int
+    keys: float  # that a query meets on average, in a causal layer: L / 2 without windows
+    experts_per_token: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A part of the step. Seconds that the device is busy with it, and of these the exposed ones; what limits it."""
+
+    name: str
+    seconds: float
+    exposed: float
+    bound: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """A step by its phases; `seconds` is their exposed sum with the bubble."""
+
+    phases: tuple[Phase, ...]
+    seconds: float
+    mfu: float
+
+    @property
+    def bound(self) -> str:
+        """What most of the time goes into."""
+        times: dict[str, float] = {}
+        for phase in self.phases:
+            times[phase.bound] = times.get(phase.bound, 0.0) + phase.exposed
+        return max(times, key=lambda name: times[name])
+
+
+def predict(
+    sizes: Sizes, device: Device, mesh: Mapping[str, int], tokens: int, passes: int, recompute: bool, width: int = 2
+) -> Prediction | None:
+    """The step of a mesh; None for a device whose links are not known.
+
+    Args:
+        tokens: of a step, over all devices.
+        passes: forward and backward passes a step.
+        recompute: layers are computed again in the backward pass.
+        width: bytes of the compute dtype.
+    """
+    link, bandwidth = _LINKS.get(device.name), device.bandwidth
+    if link is None or bandwidth is None:
+        return None
+    reach = REACH_TPU if device.name.startswith('TPU') else REACH_GPU
+    r, d, e, c, t, p = (mesh.get(axis, 1) for axis in 'rdectp')
+    devices = r * d * e * c * t * p
+    here = tokens / (r * d * e * c)  # tokens of a device
+    layers, s = sizes.n_layers / p, sizes
+    head = s.vocab_size * s.d_model
+    shared = s.matmul_params * tokens / devices
+    products = (8 if recompute else 6) * shared / (device.peak('bf16') * reach.products)
+    scores = 4 * s.keys * s.n_heads * s.d_head * here * layers / t * (1 + 2.5 + recompute)
+    attention = scores / (device.peak('bf16') * reach.attention)
+    values = 10 * s.d_model + (3 * s.d_ff * max(1, s.experts_per_token) + 2 * (s.n_heads + 2 * s.n_kv_heads) * s.d_head)
+    elementwise = width * values * here / t * layers * (4 if recompute else 3) / (bandwidth * reach.memory)
+    logits = 4 * width * s.vocab_size * here / t / p / (bandwidth * reach.memory)
+    unembed = 6 * head * tokens / devices / (device.peak('bf16') * reach.products)
+    update = 28 * s.params / (d * e * t * p) / (bandwidth * reach.memory)
+
+    def ring(n: float, size: int) -> float:
+        return n * (size - 1) / size / link.inside
+
+    weights = width * s.params / (e * t * p)
+    over_d = passes * ring(3 * weights, d)
+    over_t = ring(10 * layers * width * here * s.d_model, t)
+    over_r = 2 * 4 * s.params / (d * e * t * p) * (r - 1) / r / link.between
+    over_e = ring(4 * layers * width * here * s.experts_per_token * s.d_model, e)
+    over_c = (c - 1) * layers * 6 * width * here * s.n_kv_heads * s.d_head / t / link.inside
+    hidden = max(0.0, over_d - (products + attention + elementwise))
+    phases = [
+        Phase('products of the layers', products, products, 'products'),
+        Phase('attention', attention, max(attention, over_c), 'attention'),
+        Phase('norms, activations, rotation', elementwise, elementwise, 'memory'),
+        Phase('head and loss', unembed + logits, unembed + logits, 'products' if unembed > logits else 'memory'),
+        Phase('optimizer', update, update, 'memory'),
+        Phase('weights and gradients over d', over_d, hidden, 'd'),
+        Phase('activations over t', over_t, over_t, 't'),
+        Phase('tokens to experts over e', over_e, over_e, 'e'),
+        Phase('keys and values over c', over_c, 0.0, 'c'),
+        Phase('gradients over r', over_r, over_r, 'r'),
+    ]
+    busy = sum(phase.exposed for phase in phases)
+    if p > 1:
+        bubble = busy * (p - 1) / passes
+        phases.append(Phase('pipeline bubble', bubble, bubble, 'p'))
+        busy += bubble
+    used = [phase for phase in phases if phase.seconds]
+    per_token = 6 * (s.matmul_params + head) + 12 * s.keys * s.n_heads * s.d_head * s.n_layers
+    return Prediction(tuple(used), busy, per_token * tokens / (busy * devices * device.peak('bf16')))

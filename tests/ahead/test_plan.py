@@ -1,0 +1,63 @@
+"""Plans: what they propose is what was predicted, fits, and is ordered; what is impossible is said."""
+
+import pytest
+
+from pretrax.ahead.plan import MARGIN, make_plan, report
+from pretrax.cli import main
+from pretrax.config import from_values
+from pretrax.scale.topology import parse_topology
+
+VALUES = {
+    'name': 'planned',
+    'steps': 3,
+    'model': {'family': 'llama', 'n_layers': 24, 'd_model': 2048, 'n_heads': 16, 'n_kv_heads': 8, 'd_ff': 5632},
+    'data': {'name': 'synthetic', 'vocab_size': 32000},
+    'batch': {'tokens': 64 * 2048, 'sequence_length': 2048},
+    'optimizer': {'name': 'adamw', 'learning_rate': 3e-3},
+}
+
+
+def plan(**changes):
+    return make_plan(from_values(VALUES | changes), parse_topology('v5e-16'), lambda text: None)
+
+
+def test_what_is_found_fits_is_ordered_and_is_what_the_same_values_are_predicted():
+    found = plan().found
+    seconds = [one.prediction.seconds for one in found]
+    assert seconds == sorted(seconds)
+    limit = 16 * 2**30
+    assert all(one.memory.total <= MARGIN * limit for one in found)
+    best = found[0]
+    mesh = {axis: n for axis, n in best.mesh.items() if n > 1}
+    batch = VALUES['batch'] | {'micro': best.micro}
+    again = plan(mesh=mesh, batch=batch, model=VALUES['model'] | {'save': 'none' if best.recompute else 'all'}).now
+    assert (again.memory, again.prediction) == (best.memory, best.prediction)
+
+
+def test_a_mesh_that_cannot_be_is_said_and_others_are_found():
+    impossible = plan(mesh={'d': 5})
+    assert impossible.now is None
+    assert any('impossible' in line and 'mesh' in line for line in report(impossible))
+    assert impossible.found
+
+
+def test_where_nothing_fits_it_says_so():
+    huge = plan(model=VALUES['model'] | {'n_layers': 240, 'd_model': 16384, 'd_head': 1024, 'd_ff': 65536})
+    assert huge.found == []
+    assert any('ways fits' in line for line in report(huge))
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'said'),
+    [
+        (['plan', 'configs/quickstart.yaml'], 'for which hardware'),
+        (['plan', 'configs/quickstart.yaml', 'topology=h300'], 'did you mean h200'),
+        (['compile', 'configs/quickstart.yaml', 'slices=2'], 'of what'),
+        (['compile', 'configs/quickstart.yaml', 'topology=h100x8', 'slices=two'], 'expected a number'),
+    ],
+)
+def test_wrong_requests(arguments, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
