@@ -27,9 +27,8 @@ def feed_forward(h: num['B/r/d/e L/c/t M'], w: Layer, arch: Architecture) -> num
         act = gated(gate, up, arch.activation)
     else:
         act = gelu(up)
-    out = product(
-        'B/r/d/e L/c F/t, F/t M -> B/r/d/e L/c M', act, gather('F/t M/d -> F/t M', w.down, h)
-    )  # partial over t
+    down = gather('F/t M/d -> F/t M', w.down, h)
+    out = product('B/r/d/e L/c F/t, F/t M -> B/r/d/e L/c M', act, down)  # partial over t
     return plus(save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'mlp_out'), w.down_bias)
 
 
