@@ -67,7 +67,7 @@ def make_plan(config: RunConfig, topology: Topology, say: Say) -> Plan:
             try:
                 request = ModelRequest(
                     vocab_size=vocab_size, sequence_length=length, dtype=dtype, platform=topology.platform, mesh=mesh,
-                    documents_per_row=None,
+                    documents_per_row=None, micro_batches=mesh['p'],
                 )  # fmt: skip
                 known[key] = build('model', config.model, request)
             except UserError as error:
@@ -90,8 +90,9 @@ def make_plan(config: RunConfig, topology: Topology, say: Say) -> Plan:
     def choice(mesh: dict[str, int], micro: int, recompute: bool) -> Choice:
         passes = rows // along(ROWS, mesh) // micro
         memory = expected_memory(
-            **shape, tokens=config.batch.tokens // passes, mesh=mesh, moments=moments, recompute=recompute
-        )
+            **shape, tokens=config.batch.tokens // passes, mesh=mesh, moments=moments, recompute=recompute,
+            micro_batches=passes if mesh['p'] > 1 else 1,
+        )  # fmt: skip
         prediction = predict(sizes, topology.device, mesh, config.batch.tokens, passes, recompute)
         assert prediction is not None
         return Choice(mesh, micro, recompute, memory, prediction)
@@ -104,7 +105,7 @@ def make_plan(config: RunConfig, topology: Topology, say: Say) -> Plan:
             raise problem
         if rows % along(ROWS, mesh):
             raise UserError(f'batch: {rows} sequences a step cannot be shared by {along(ROWS, mesh)} devices')
-        micro = config.batch.micro or rows // along(ROWS, mesh)
+        micro = config.batch.micro or max(1, rows // along(ROWS, mesh) // mesh['p'])
         now = choice(mesh, micro, getattr(problem, 'saved', None) == {})
     except UserError as error:
         why = str(error).splitlines()[0]
@@ -113,6 +114,7 @@ def make_plan(config: RunConfig, topology: Topology, say: Say) -> Plan:
         for mesh in _meshes(topology, whole.arch, rows)
         if not isinstance(model_on(mesh), UserError)
         for micro in _divisors(rows // along(ROWS, mesh))
+        if rows // along(ROWS, mesh) // micro % mesh['p'] == 0  # so many micro-batches at a time as there are stages
         for recompute in (False, True)
     ]
     fitting = [one for one in every if one.memory.total <= MARGIN * topology.memory]
