@@ -39,7 +39,8 @@ def case(scores):
 def test_a_shared_sequence_is_attended_to_as_a_whole_one(context, scores, c, t, monkeypatch):
     monkeypatch.setattr('pretrax.model.context.BLOCK', 2)  # chunks of 4 and 8 queries are several blocks
     given, expected = case(scores)
-    order = column_order(LENGTH, c) if context == 'ring' else np.arange(LENGTH)
+    order = column_order(context, LENGTH, c)
+    order = np.arange(LENGTH) if order is None else order
 
     @typed_shard_map
     def run(
@@ -60,7 +61,7 @@ def test_a_shared_sequence_is_attended_to_as_a_whole_one(context, scores, c, t, 
 
 def test_every_device_of_a_ring_has_the_same_work():
     """Pairs of a query and a key that it sees, counted for each device and each step of the ring."""
-    c, order = 4, column_order(64, 4).reshape(4, -1)
+    c, order = 4, column_order('ring', 64, 4).reshape(4, -1)
     work = np.array([[np.sum(order[i][:, None] > order[j]) for j in range(c)] for i in range(c)])
     assert len(set(work[~np.eye(c, dtype=bool)])) == 1
     assert len(set(np.diag(work))) == 1

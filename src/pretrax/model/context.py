@@ -22,6 +22,7 @@ from ..errors import UserError
 from ..shardlib import alike, all_gather, all_to_all, axis_index, axis_size, i32, num, ppermute, typechecked
 from .architecture import Architecture, Scores
 from .attention import BLOCK, Kernel, attend, in_sight
+from .loss import Batch
 from .softcap import softcap
 
 HIDDEN = -1e30  # the score of what is not seen; finite, so that a row that sees nothing yet makes no NaN
@@ -59,12 +60,14 @@ def choose_context(wanted: str, arch: Architecture, mesh: dict[str, int], sequen
     return wanted, why
 
 
-def ring_kernel(wanted: str) -> str:
-    """The kernel to choose when keys go round: the ring multiplies blocks itself, in plain XLA.
+def kernel_for(context: str, wanted: str) -> str:
+    """The kernel to choose: in a ring none but the plain one, since it multiplies blocks itself, in plain XLA.
 
     Raises:
         UserError: another kernel is wanted.
     """
+    if context != 'ring':
+        return wanted
     if wanted not in ('auto', 'blockwise'):
         raise UserError(
             f'model.attention={wanted} cannot multiply what goes round a ring\nuse model.context=all_to_all'
@@ -72,14 +75,17 @@ def ring_kernel(wanted: str) -> str:
     return 'blockwise'
 
 
-def column_order(length: int, c: int) -> np.ndarray:
-    """The columns of a sequence in the order in which a ring shares them out: device i has the i-th of c equal parts."""
+def column_order(context: str, length: int, c: int) -> np.ndarray | None:
+    """The columns of a sequence in the order in which c devices share them out, each an equal part; None: as they come."""
+    if context != 'ring':
+        return None
     chunks = np.arange(length).reshape(2 * c, -1)
     return np.concatenate([np.concatenate([chunks[i], chunks[2 * c - 1 - i]]) for i in range(c)])
 
 
-def places(length: int, context: str) -> Any:
-    """i32[length]: which columns of the whole sequence this device has, where it has so many."""
+def places(batch: Batch, context: str) -> Any:
+    """i32[L]: which columns of their whole sequences this device has in its part of a batch."""
+    length = batch.tokens.shape[1]
     if context == 'all_to_all':
         return axis_index('c') * length + jnp.arange(length, dtype=jnp.int32)
     first, second = _starts(axis_index('c'), length // 2)

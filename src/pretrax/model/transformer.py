@@ -33,7 +33,7 @@ from ..shardlib import (
 from .activations import ALL_NAMED, choose_saved, choose_unrolled
 from .architecture import Architecture, LayerKind
 from .attention import Kernel, choose_kernel
-from .context import attend_across, choose_context, column_order, places, ring_kernel
+from .context import attend_across, choose_context, column_order, kernel_for, places
 from .families import TransformerOptions, resolve
 from .loss import Batch, LossTerms, denominators, loss_terms
 from .matmul import choose_grouped, gather, plus, product
@@ -177,10 +177,9 @@ class Transformer:
         self.arch.check_mesh(request.mesh, request.sequence_length)
         self.dtype = request.dtype
         self.context, why_context = choose_context(options.context, self.arch, request.mesh, request.sequence_length)
-        # The columns of a batch in the order in which devices along c share them out; None: as they come.
-        self.column_order = column_order(request.sequence_length, request.mesh['c']) if self.context == 'ring' else None
+        self.column_order = column_order(self.context, request.sequence_length, request.mesh['c'])
         self.kernel: Kernel = choose_kernel(
-            ring_kernel(options.attention) if self.context == 'ring' else options.attention, request.platform, request.dtype, self.arch.d_head, request.sequence_length,
+            kernel_for(self.context, options.attention), request.platform, request.dtype, self.arch.d_head, request.sequence_length,
             request.documents_per_row, self.arch.attention_softcap,
         )  # fmt: skip
         self.unrolled, why_unrolled = choose_unrolled(options.layers, self.arch.n_layers, request.mesh)
@@ -217,7 +216,7 @@ class Transformer:
             terms, routed = self._terms_in_stages(weights, batch, self.schedule)
         if not self.arch.n_experts:
             return terms
-        return terms | routing_terms(routed, batch, self._places(batch), self.arch, known)
+        return terms | routing_terms(routed, batch, places(batch, self.context), self.arch, known)
 
     def _terms_in_stages(self, weights: Weights, batch: Batch, schedule: Schedule) -> tuple[LossTerms, Any]:
         """The terms that judge the text, and what routers did, where p shares out the layers: `pipeline.py` says how."""
@@ -237,7 +236,7 @@ class Transformer:
 
     def _survey(self, weights: Weights, batch: Batch) -> Any:
         """How many tokens chose each expert, which the gradient of a loss on the load of the whole batch depends on."""
-        return load(self._forward(weights, batch)[1], batch, self._places(batch), self.arch)
+        return load(self._forward(weights, batch)[1], batch, places(batch, self.context), self.arch)
 
     def _forward(self, weights: Weights, batch: Batch) -> tuple[Any, Any]:
         """Logits, and of a mixture of experts what the routers of all layers did."""
@@ -245,7 +244,7 @@ class Transformer:
 
     def _blocks(self, batch: Batch) -> Callable[[Any, Layer], tuple[Any, Any]]:
         """What takes the stream of a batch through stacked layers, and tells what their routers did."""
-        mlp = mlp_of(self.arch, self.grouped, counted(batch, self._places(batch)))
+        mlp = mlp_of(self.arch, self.grouped, counted(batch, places(batch, self.context)))
 
         def one(kind: LayerKind, x: Any, layer: Layer) -> tuple[Any, Any]:
             def attention(q: Any, k: Any, v: Any) -> tuple[Any, None]:
@@ -272,11 +271,8 @@ class Transformer:
 
     def denominators(self, batch: Batch) -> dict[str, Any]:
         """The denominators of the terms of `loss`, which depend on the batch alone."""
-        return denominators(batch, self.arch.z_loss) | routing_denominators(batch, self._places(batch), self.arch)
-
-    def _places(self, batch: Batch) -> Any:
-        """Which columns of their sequences this device has."""
-        return places(batch.tokens.shape[1], self.context)
+        where = places(batch, self.context)
+        return denominators(batch, self.arch.z_loss) | routing_denominators(batch, where, self.arch)
 
     def summarize(self, tables: dict[str, Any]) -> dict[str, Any]:
         """Metrics of the tables among the terms of `loss`, added up over a step."""
