@@ -6,6 +6,7 @@
 import os
 import random
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -24,9 +25,11 @@ def test_killed_and_hung_processes_of_four_change_nothing(tmp_path, capsys):
     asked_for = set(alone.checkpoints()) - {*range(7, 100, 7), 100}
     assert len(asked_for) == 1, 'one was asked for with SIGUSR1, at a step on which all processes agree'
 
+    killed = []
     with Launched(config, tmp_path / 'hurt', *four) as hurt:
         for attempt, (process, how) in enumerate([(3, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)], 1):
             hurt.until_checkpoint(attempt)
+            killed.append(time.time())
             os.kill(hurt.pid(process), how)
         hurt.until_checkpoint(4)
         hurt.process.send_signal(signal.SIGTERM)

@@ -171,13 +171,16 @@ while not (run / 'ready-1').exists():
     time.sleep(0.01)
 if me == 0:
     os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(0.2)
     os.kill(os.getppid(), signal.SIGINT)  # the same one, passed on by `uv run`
     time.sleep(1.1)
+    (run / 'still-there').write_text('')
     os.kill(os.getppid(), signal.SIGINT)
 wait()
 """
     assert local(program) == 128 + signal.SIGINT
     assert 'a second time' in local.said[0]
+    assert (local.directory / 'still-there').exists()
 
 
 def test_a_request_to_save_reaches_all_and_ends_none(local):

@@ -1,5 +1,7 @@
 """What may go wrong around the steps: another process, a full disk, no time left, a step that never ends."""
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -52,6 +54,20 @@ def test_a_run_is_trained_by_one_process_at_a_time(small):
     assert 'process' in (directory / 'lock').read_text()  # left by the dead process, and no obstacle
     with only_one(directory):
         pass
+
+
+def test_a_file_system_without_locks_is_no_run_that_is_being_trained(tmp_path, monkeypatch):
+    """As some cluster file systems say it; there is none here to mount."""
+
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, 'flock', no_locks)
+    said = []
+    with only_one(tmp_path / 'run', said.append):
+        assert (tmp_path / 'run' / 'lock').read_text().startswith(f'process {os.getpid()} on ')
+    [warning] = said
+    assert 'cannot be locked (No locks available): nothing keeps a second run out of it' in warning
 
 
 def test_a_checkpoint_that_cannot_be_written_is_told_and_tried_again(small):
