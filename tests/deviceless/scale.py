@@ -1,4 +1,4 @@
-"""Published shapes compiled for slices of TPUs that are not there: do they fit, and what do they send?
+"""Published shapes compiled for slices of TPUs that are not there: do they fit? (`pretrax compile` tells what one sends.)
 
     JAX_PLATFORMS=cpu python tests/deviceless/scale.py [part of a name]
 
@@ -30,11 +30,7 @@ ROWS: dict[str, tuple[str, int, float, dict[str, int], int, int, dict[str, Any]]
 
 def main() -> int:
     wanted = sys.argv[1] if len(sys.argv) > 1 else ''
-    print(
-        '| model | chips | mesh | state | temporary | of | collectives in the program | compiled in |\n'
-        + '|---' * 8
-        + '|'
-    )
+    print('| model | chips | mesh | weights and moments | temporary | of | compiled in |\n' + '|---' * 7 + '|')
     too_large = 0
     for name, (topology, slices, memory, mesh, rows, length, model) in ROWS.items():
         if wanted not in name:
@@ -45,10 +41,9 @@ def main() -> int:
         needs = found['argument_bytes'] + found['temporary_bytes']
         too_large += needs > memory
         line = ' '.join(f'{axis}={size}' for axis, size in mesh.items())
-        sent = ', '.join(f'{count} {kind}' for kind, count in sorted(found['collectives'].items()))
         print(
             f'| {name} | {f"{slices} x " * (slices > 1)}{topology} | `mesh: {line}` | {found["argument_bytes"] / GB:.2f} GB '
-            f'| {found["temporary_bytes"] / GB:.2f} GB | {memory / GB:.0f} GB | {sent} | {time.monotonic() - start:.0f} s |',
+            f'| {found["temporary_bytes"] / GB:.2f} GB | {memory / GB:.0f} GB | {time.monotonic() - start:.0f} s |',
             flush=True,
         )
     return int(too_large > 0)
