@@ -47,7 +47,14 @@ def test_recomputing_keeps_the_inputs_of_layers_and_one_layer_in_full():
 
 @pytest.mark.parametrize(
     ('mesh', 'weights', 'activations'),
-    [({'d': 4}, 4, 4), ({'t': 4}, 4, 4), ({'r': 4}, 1, 4), ({'r': 2, 'd': 2, 't': 2}, 4, 8), ({'c': 2}, 1, 2)],
+    [
+        ({'d': 4}, 4, 4),
+        ({'t': 4}, 4, 4),
+        ({'r': 4}, 1, 4),
+        ({'r': 2, 'd': 2, 't': 2}, 4, 8),
+        ({'c': 2}, 1, 2),
+        ({'e': 2}, 1, 2),
+    ],
 )
 def test_each_axis_divides_what_it_shards(mesh, weights, activations):
     one, many = (expected_memory(**GPT, tokens=4096, mesh=m) for m in ({}, mesh))
@@ -55,6 +62,13 @@ def test_each_axis_divides_what_it_shards(mesh, weights, activations):
     assert one.moments / many.moments == weights
     assert one.activations / many.activations == activations
     assert one.logits / many.logits == activations
+
+
+def test_e_divides_the_experts_alone():
+    experts = GPT['n_layers'] * 8 * 2 * GPT['d_model'] * GPT['d_ff']
+    options = GPT | {'n_experts': 8, 'experts_per_token': 2, 'n_params': GPT['n_params'] + experts}
+    one, four = (expected_memory(**options, tokens=512, mesh=mesh) for mesh in ({}, {'e': 4}))
+    assert one.weights - four.weights == 4 * (experts - experts // 4)
 
 
 def test_it_reads_as_one_line_with_the_largest_part_first():

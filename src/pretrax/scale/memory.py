@@ -72,7 +72,8 @@ def expected_memory(
     Args:
         n_params: all parameters of the model.
         tokens: tokens of one forward pass over the whole mesh (with accumulation: of one micro-batch, not the batch).
-        mesh: size of each mesh axis; `d` and `t` shard weights, `r`, `d` the batch, `c` the sequence, missing is 1.
+        mesh: size of each mesh axis; `d`, `t`, `p` shard weights, `e` those of experts, `r`, `d`, `e` the batch, `c` the
+            sequence, missing is 1.
         moments: optimizer state over parameters, as f32: AdamW 2, Lion and momentum 1, Adafactor about 0.
         recompute: the backward pass runs each layer again and only the layers' inputs are kept.
         n_experts: feed-forwards of width d_ff in a layer, and `experts_per_token` that each token visits.
@@ -84,11 +85,14 @@ def expected_memory(
     """
     sizes = {axis: mesh.get(axis, 1) for axis in ('r', 'd', 'e', 'c', 't', 'p')}
     width = BYTES[compute]
-    shard = math.ceil(n_params / (sizes['d'] * sizes['e'] * sizes['t'] * sizes['p']))
     device_tokens = math.ceil(tokens / (sizes['r'] * sizes['d'] * sizes['e'] * sizes['c']))
     layers = math.ceil(n_layers / sizes['p'])
     matrices = 3 if gated else 2
+    a_layers_experts = matrices * d_model * n_experts * d_ff if n_experts > 1 else 0
+    experts = n_layers * a_layers_experts  # these alone are sharded over e
+    shard = math.ceil((n_params - experts + experts // sizes['e']) / (sizes['d'] * sizes['t'] * sizes['p']))
     layer_params = d_model * (d_head * 2 * (n_heads + n_kv_heads) + matrices * (n_experts * d_ff + d_shared))
+    layer_params -= a_layers_experts - a_layers_experts // sizes['e']
 
     heads = (3 if qk_norm else 2) * d_head * (n_heads + n_kv_heads)
     inner = 2 * n_norms * d_model + heads + matrices * (experts_per_token * d_ff + d_shared)
