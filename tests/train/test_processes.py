@@ -29,7 +29,6 @@ def test_two_processes_train_like_one(values, tmp_path):
     config = tmp_path / 'run.yaml'
     config.write_text(json.dumps(values | {'mesh': {'r': 1, 'd': 2, 't': 1}}))
     run_together(config, tmp_path / 'two', steps=3)
-    config.write_text(json.dumps(values | {'mesh': {'c': 2, 'd': 1}}))  # each process has a half of every sequence
     run_together(config, tmp_path / 'two', steps=6)  # and resumes
     alone, together = read_metrics(tmp_path / 'one' / 'metrics.jsonl'), read_metrics(tmp_path / 'two' / 'metrics.jsonl')
     assert [line['step'] for line in together] == [line['step'] for line in alone]
