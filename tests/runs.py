@@ -17,6 +17,14 @@ def bigram(request):
     return Bigram(request.vocab_size)
 
 
+@register('model', 'bigram-of-another-table')
+def taller_bigram(request):
+    """Its table has more rows."""
+    model = Bigram(request.vocab_size)
+    model.shape = model.shape[0] + 8, model.shape[1]
+    return model
+
+
 class Quiet(Progress):
     """Keeps what is said, instead of printing it."""
 

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     'observe': {'errors'},
     'scale': {'errors'},
     'model': {'errors', 'shardlib'},
-    'huggingface': {'errors', 'shardlib', 'model'},
+    'huggingface': {'errors', 'shardlib', 'model', 'checkpoint'},
     'infer': {'errors', 'shardlib', 'model'},
     'train': {
         'errors',

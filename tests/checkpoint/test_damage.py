@@ -7,17 +7,18 @@ import shutil
 import jax
 import pytest
 
-from checkpoint.test_store import DESCRIPTION, restored, saved, state_on
+from checkpoint.test_store import DESCRIPTION, recipe, restored, saved, state_on
 from pretrax.checkpoint import (
     Checkpoints,
     CheckpointWeights,
     SaveError,
-    newest_readable,
     read_manifest,
+    restore_newest,
     steps_in,
     verify,
 )
 from pretrax.errors import UserError
+from pretrax.train.step import abstract_state
 from small import LLAMA, mesh_of, transformer
 from train.bigram import Bigram
 
@@ -70,7 +71,9 @@ def test_damage_to_a_file_of_any_kind_is_seen(harm, directory, whole):
         with pytest.raises(UserError, match=r'the checkpoint .*4 '):
             verify(directory, 4)
         said = []
-        assert newest_readable(directory, said.append) == 2
+        with jax.set_mesh(mesh_of()):
+            step, _, description = restore_newest(directory, abstract_state(recipe()), said.append, lambda _: None)
+        assert (step, description) == (2, DESCRIPTION)
         assert len(said) == 1, said
         assert said[0].startswith(f'WARNING: the checkpoint {directory / "4"} ')
         shutil.copy(whole / '4' / name, directory / '4' / name)
@@ -120,8 +123,8 @@ def test_where_none_is_readable_nothing_begins_anew(directory):
     for step in (2, 4):
         flip(directory / str(step) / 'manifest.json')
     with pytest.raises(UserError, match=r'none of the 2 checkpoints in .* is readable'):
-        newest_readable(directory, lambda line: None)
-    assert newest_readable(directory / 'nothing', lambda line: None) is None
+        restore_newest(directory, {}, lambda line: None, lambda description: None)
+    assert restore_newest(directory / 'nothing', {}, print, print) is None
 
 
 class Wider(Bigram):

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from pretrax.checkpoint import Checkpoints, Keep, read_description, steps_in
+from pretrax.checkpoint import Checkpoints, DamagedError, Keep, read_description, restore, restore_newest, steps_in
 from pretrax.errors import UserError
 from pretrax.train import optimizer
 from pretrax.train.step import Recipe, abstract_state, init_state, make_step
@@ -35,11 +35,7 @@ def saved(directory, state, *, steps=(2,), keep=None):
 
 def restored(directory, step, mesh, model=None):
     with jax.set_mesh(mesh):
-        checkpoints = Checkpoints(directory)
-        try:
-            return checkpoints.restore(step, abstract_state(recipe(model)))
-        finally:
-            checkpoints.close()
+        return restore(directory, step, abstract_state(recipe(model)))
 
 
 @pytest.mark.parametrize('mesh', [(1, 1, 1), (2, 2, 2), (1, 4, 1)])
@@ -65,9 +61,6 @@ def test_the_description_is_read_without_the_state(tmp_path):
 def test_only_the_newest_are_kept(tmp_path):
     saved(tmp_path, state_on(mesh_of(), steps=0), steps=(1, 2, 30, 4000), keep=2)
     assert steps_in(tmp_path) == [30, 4000]
-    checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.newest() == 4000
-    checkpoints.close()
 
 
 def test_a_step_that_is_saved_stays_as_it_is(tmp_path):
@@ -79,9 +72,7 @@ def test_a_step_that_is_saved_stays_as_it_is(tmp_path):
 
 def test_reading_makes_no_directory(tmp_path):
     assert steps_in(tmp_path / 'none') == []
-    checkpoints = Checkpoints(tmp_path / 'none')
-    assert checkpoints.newest() is None
-    checkpoints.close()
+    assert restore_newest(tmp_path / 'none', {}, print, print) is None
     assert not (tmp_path / 'none').exists()
 
 
@@ -90,16 +81,15 @@ def test_a_half_written_checkpoint_is_not_one(tmp_path):
     saved(tmp_path, state_on(mesh_of(), steps=0))
     (tmp_path / '7.partial').mkdir()
     assert steps_in(tmp_path) == [2]
-    checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.newest() == 2
-    checkpoints.close()
+    with pytest.raises(DamagedError, match='has no readable description'):
+        restored(tmp_path, 7, mesh_of())
 
 
 @pytest.mark.parametrize('place', ['7.partial', '7.deleting'])
 def test_what_a_killed_process_left_is_removed_by_the_next_writer(place, tmp_path):
     saved(tmp_path, state_on(mesh_of(), steps=0))
     (tmp_path / place).mkdir()
-    Checkpoints(tmp_path).close()
+    restored(tmp_path, 2, mesh_of())
     assert (tmp_path / place).exists()  # a reader removes nothing
     Checkpoints(tmp_path, 3).close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ['2']
@@ -110,10 +100,8 @@ def test_part_of_a_state_comes_back_in_another_dtype(tmp_path):
     state = state_on(mesh_of())
     saved(tmp_path, state)
     like = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, 'bfloat16', sharding=w.sharding), state.weights)
-    checkpoints = Checkpoints(tmp_path)
     with jax.set_mesh(mesh_of()):
-        back = checkpoints.restore(2, {'weights': like})['weights']
-    checkpoints.close()
+        back = restore(tmp_path, 2, {'weights': like})['weights']
     assert back.table.dtype == 'bfloat16'
     assert np.array_equal(back.table, np.asarray(state.weights.table).astype('bfloat16'))
 

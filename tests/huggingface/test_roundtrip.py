@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from pretrax.cli import main
-from pretrax.huggingface import export as exporting
+from pretrax.huggingface import tensor_files
 from pretrax.huggingface.configs import BY_TYPE
 from pretrax.huggingface.files import open_checkpoint
 
@@ -54,7 +54,7 @@ def test_bf16_and_f16_files_come_back_to_the_bit_in_shards(dtype, tmp_path, monk
     (source / 'config.json').write_text((GOLDENS / 'gpt2' / 'config.json').read_text())
     tensors = {name: x.astype(dtype) for name, x in load_file(GOLDENS / 'gpt2' / 'model.safetensors').items()}
     save_file(tensors, source / 'model.safetensors')
-    monkeypatch.setattr(exporting, 'LARGEST_FILE', 8000)
+    monkeypatch.setattr(tensor_files, 'LARGEST_FILE', 8000)
     out = there_and_back(source, tmp_path)
     files = sorted(out.glob('*.safetensors'))
     assert len(files) > 2

@@ -15,7 +15,7 @@ from pretrax.data.source import DataRequest
 from pretrax.data.text import TextOptions, open_text
 from pretrax.data.tokenizer_training import train_tokenizer
 from pretrax.observe.metrics import read_metrics
-from runs import Quiet
+from runs import BIGRAM, Quiet
 
 PRETRAX = str(Path(sys.executable).with_name('pretrax'))
 QUIET = {key: value for key, value in os.environ.items() if key != 'XLA_FLAGS'}
@@ -81,6 +81,7 @@ def test_one_stream_of_tokens_whatever_number_of_processes_resumes(values, docum
         'mesh': {'r': 1, 'd': 4, 't': 1},
         'model': {'name': 'bigram'},
         'plugins': [str(tmp_path / 'recorder.py')],
+        'schedule': {'name': 'constant'},  # which does not depend on the number of steps
     }
     config.write_text(json.dumps(values | {'data': {'name': 'recorded', **data}}))
     for n_processes, steps in ((1, 2), (2, 4), (4, 6)):
@@ -103,6 +104,12 @@ def test_one_stream_of_tokens_whatever_number_of_processes_resumes(values, docum
     }
     assert read == expected
 
+    alone = {'run_dir': str(tmp_path / 'straight'), 'mesh': {'r': 8, 'd': 1, 't': 1}, 'model': BIGRAM, 'data': data}
+    pretrain(config_from_values(values | alone), progress=Quiet())
+    straight, resumed = (read_metrics(tmp_path / run / 'metrics.jsonl') for run in ('straight', 'run'))
+    assert [line['step'] for line in resumed] == list(range(1, 7))
+    np.testing.assert_allclose([x['loss'] for x in resumed], [x['loss'] for x in straight], rtol=1e-5)
+
 
 def run_together(config, run_dir, steps, n_processes=2, record=None):
     with socket.socket() as free:
@@ -118,12 +125,13 @@ def run_together(config, run_dir, steps, n_processes=2, record=None):
         for i in range(n_processes)
     ]  # fmt: skip
     try:
-        complaints = [process.communicate(timeout=300)[1] for process in together]
+        printed, complaints = zip(*(process.communicate(timeout=300) for process in together), strict=True)
     finally:
         for process in together:
             process.kill()
             process.communicate()
     assert not any(process.returncode for process in together), '\n'.join(complaints)
+    return printed
 
 
 def start(config, run_dir, steps, **environment):

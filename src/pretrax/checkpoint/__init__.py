@@ -1,10 +1,35 @@
-"""Save and restore of training states."""
+"""Save and restore of training states. What needs no JAX (manifests, where checkpoints are) imports none."""
 
-from .manifest import read_description, read_manifest, steps_in, verify
-from .store import Checkpoints, Keep, SaveError, newest_readable
-from .streamed import CheckpointWeights, StreamedArray, write_streamed
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .keep import Keep
+from .manifest import DamagedError, Manifest, glance, read_description, read_manifest, steps_in, verify
+from .pieces import CheckpointArrays, CheckpointWeights, is_stacked
+from .place import checkpoints_of, find_checkpoint
+
+if TYPE_CHECKING:
+    from .restoring import restore, restore_newest
+    from .store import Checkpoints, SaveError
+    from .streamed import StreamedArray, write_streamed
 
 __all__ = [
-    'CheckpointWeights', 'Checkpoints', 'Keep', 'SaveError', 'StreamedArray', 'newest_readable', 'read_description',
-    'read_manifest', 'steps_in', 'verify', 'write_streamed',
+    'CheckpointArrays', 'CheckpointWeights', 'Checkpoints', 'DamagedError', 'Keep', 'Manifest', 'SaveError', 'StreamedArray',
+    'checkpoints_of', 'find_checkpoint', 'glance', 'is_stacked', 'read_description', 'read_manifest', 'restore', 'restore_newest',
+    'steps_in', 'verify', 'write_streamed',
 ]  # fmt: skip
+
+_WITH_JAX = {
+    'restore': 'restoring',
+    'restore_newest': 'restoring',
+    'Checkpoints': 'store',
+    'SaveError': 'store',
+    'StreamedArray': 'streamed',
+    'write_streamed': 'streamed',
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WITH_JAX:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    return getattr(importlib.import_module(f'{__name__}.{_WITH_JAX[name]}'), name)

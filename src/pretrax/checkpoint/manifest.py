@@ -8,6 +8,8 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import re
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import pydantic
@@ -18,7 +20,13 @@ from ..errors import UserError
 MANIFEST = 'manifest.json'
 STATE = 'state'  # what Orbax writes, inside a checkpoint
 PARTIAL = '.partial'  # ends the name of what is not a whole checkpoint yet
-_BLOCK = 16 << 20
+DELETING = '.deleting'  # ends the name of what is no checkpoint any more
+UNFINISHED = (PARTIAL, DELETING)
+_BLOCK = 4 << 20  # small enough to be digested out of the cache
+
+
+class DamagedError(UserError):
+    """A checkpoint is not what was written."""
 
 
 class Array(pydantic.BaseModel):
@@ -57,7 +65,7 @@ def steps_in(directory: pathlib.Path) -> list[int]:
 
 
 def read_manifest(directory: pathlib.Path, step: int) -> Manifest:
-    """Raises UserError where it is missing or damaged."""
+    """Raises DamagedError where it is missing or damaged."""
     path = directory / str(step) / MANIFEST
     try:
         content = json.loads(path.read_bytes())
@@ -65,16 +73,20 @@ def read_manifest(directory: pathlib.Path, step: int) -> Manifest:
         manifest = Manifest.model_validate(content)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(
+        raise DamagedError(
             f'the checkpoint {directory / str(step)} has no readable description\n{path}: {reason}'
         ) from error
     if said != _self_digest(manifest):
-        raise UserError(f'the checkpoint {directory / str(step)} is damaged\n{path}: its digest differs')
+        raise DamagedError(f'the checkpoint {directory / str(step)} is damaged\n{path}: its digest differs')
+    if manifest.step != step:
+        raise DamagedError(
+            f'the checkpoint {directory / str(step)} is damaged\nits manifest is that of step {manifest.step}'
+        )
     return manifest
 
 
 def read_description(directory: pathlib.Path, step: int) -> dict[str, Any]:
-    """What the writer of a checkpoint told of it. Raises UserError where it is missing or damaged."""
+    """What the writer of a checkpoint told of it. Raises DamagedError where it is missing or damaged."""
     return read_manifest(directory, step).description
 
 
@@ -93,12 +105,39 @@ def partial_place(directory: pathlib.Path, step: int) -> pathlib.Path:
     return directory / f'{step}{PARTIAL}'
 
 
-def publish(directory: pathlib.Path, step: int, description: dict[str, Any], arrays: dict[str, Array]) -> None:
-    """Makes a checkpoint of what lies at its `partial_place`: digests all files, puts them on the disk, lists them."""
+def shared_out(files: Iterable[str], processes: int) -> dict[str, int]:
+    """Which process digests which file. The chunks of an array go to the processes in their order, as shards mostly do,
+    so that a process digests what it writes or reads anyway."""
+    folders: dict[str, list[str]] = {}
+    found = {}
+    for number, file in enumerate(sorted(files, key=_by_number)):
+        folder, _, name = file.rpartition('/')
+        if name.replace('.', '').isdigit():
+            folders.setdefault(folder, []).append(file)
+        else:
+            found[file] = number % processes
+    for number, chunks in enumerate(folders.values()):
+        n = len(chunks)
+        found |= {c: i * processes // n if n >= processes else (i + number) % processes for i, c in enumerate(chunks)}
+    return found
+
+
+def written(place: pathlib.Path) -> set[str]:
+    """The files below a directory that is to become a checkpoint."""
+    return set(_files(place))
+
+
+def digests(place: pathlib.Path, names: Iterable[str]) -> dict[str, File]:
+    """Puts these files on the disk, and tells what they are. Raises OSError."""
+    found = _digests(place, names, sync=True)
+    return {name: File(size=size, xxh3=digest) for name, (size, digest) in found.items()}
+
+
+def publish(
+    directory: pathlib.Path, step: int, description: dict[str, Any], arrays: dict[str, Array], files: dict[str, File]
+) -> None:
+    """Makes a checkpoint of what lies at its `partial_place`, by listing its files with their `digests`. Raises OSError."""
     place = partial_place(directory, step)
-    files = {
-        name: File(size=size, xxh3=digest) for name, (size, digest) in _digests(place, _files(place), sync=True).items()
-    }
     manifest = Manifest(
         format='pretrax-checkpoint', version=1, step=step, description=description, arrays=arrays, files=files
     )
@@ -112,23 +151,37 @@ def publish(directory: pathlib.Path, step: int, description: dict[str, Any], arr
     _sync_directory(directory)
 
 
-def verify(directory: pathlib.Path, step: int) -> Manifest:
-    """Reads every file of a checkpoint and compares it with the manifest. Raises UserError naming what differs."""
+def glance(directory: pathlib.Path, step: int) -> Manifest:
+    """Compares names and sizes of the files of a checkpoint with its manifest; reads none of them but that.
+
+    Raises:
+        DamagedError: naming what differs.
+    """
     manifest = read_manifest(directory, step)
     place = directory / str(step)
-    if manifest.step != step:
-        raise UserError(f'the checkpoint {place} is damaged\nits manifest is that of step {manifest.step}')
     found = _files(place)
     missing, extra = sorted(manifest.files.keys() - found), sorted(found.keys() - manifest.files)
     if missing or extra:
         what = f'{missing[0]} is missing' if missing else f'{extra[0]} does not belong to it'
-        raise UserError(f'the checkpoint {place} is damaged\n{what}')
-    for name, (size, digest) in _digests(place, found).items():
-        said = manifest.files[name]
+        raise DamagedError(f'the checkpoint {place} is damaged\n{what}')
+    for name, said in manifest.files.items():
+        size = found[name].stat().st_size
         if size != said.size:
-            raise UserError(f'the checkpoint {place} is damaged\n{name} has {size} bytes, not {said.size}')
-        if digest != said.xxh3:
-            raise UserError(f'the checkpoint {place} is damaged\n{name} differs from what was written')
+            raise DamagedError(f'the checkpoint {place} is damaged\n{name} has {size} bytes, not {said.size}')
+    return manifest
+
+
+def verify(directory: pathlib.Path, step: int, prefix: str = '') -> Manifest:
+    """Reads the files of a checkpoint, all or those whose names begin with `prefix`, and compares them with the manifest.
+
+    Raises:
+        DamagedError: naming what differs.
+    """
+    manifest = glance(directory, step)
+    place = directory / str(step)
+    for name, (_, digest) in _digests(place, [name for name in manifest.files if name.startswith(prefix)]).items():
+        if digest != manifest.files[name].xxh3:
+            raise DamagedError(f'the checkpoint {place} is damaged\n{name} differs from what was written')
     return manifest
 
 
@@ -145,26 +198,34 @@ def _self_digest(manifest: Manifest) -> str:
     return xxhash.xxh3_128_hexdigest(manifest.model_dump_json().encode())
 
 
+def _by_number(file: str) -> list[tuple[bool, int, str]]:
+    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r'(\d+)', file)]
+
+
 def _files(place: pathlib.Path) -> dict[str, pathlib.Path]:
     found = {str(path.relative_to(place)): path for path in sorted(place.rglob('*')) if path.is_file()}
     return {name: path for name, path in found.items() if name != MANIFEST}
 
 
-def _digests(place: pathlib.Path, files: dict[str, pathlib.Path], sync: bool = False) -> dict[str, tuple[int, str]]:
+def _digests(place: pathlib.Path, names: Iterable[str], sync: bool = False) -> dict[str, tuple[int, str]]:
     """Size and digest of these files of a checkpoint, which are read side by side."""
 
-    def digest(path: pathlib.Path) -> tuple[int, str]:
+    def digest(name: str) -> tuple[int, str]:
         total, size = xxhash.xxh3_128(), 0
-        with path.open('rb') as stream:
-            while block := stream.read(_BLOCK):
-                total.update(block)
-                size += len(block)
+        block = memoryview(bytearray(_BLOCK))
+        with (place / name).open('rb', buffering=0) as stream:
+            while n := stream.readinto(block):
+                total.update(block[:n])
+                size += n
             if sync:
                 os.fsync(stream.fileno())
         return size, total.hexdigest()
 
+    names = list(names)
     try:
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            return dict(zip(files, pool.map(digest, files.values()), strict=True))
+            return dict(zip(names, pool.map(digest, names), strict=True))
     except OSError as error:
-        raise UserError(f'the checkpoint {place} cannot be read\n{error.filename}: {error.strerror}') from error
+        if sync:
+            raise  # it is being written
+        raise DamagedError(f'the checkpoint {place} cannot be read\n{error.filename}: {error.strerror}') from error

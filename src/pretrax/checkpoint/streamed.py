@@ -1,12 +1,11 @@
-"""Weights into and out of a checkpoint a piece at a time, so that memory holds one tensor and not the model.
+"""Weights into a checkpoint a piece at a time, so that memory holds one tensor and not the model.
 
-What is written is an ordinary Orbax checkpoint whose state has `weights` and nothing else; what is read is the weights of
-any checkpoint. A piece is (where along the leading dimensions, values): of weights stacked over layers, one layer.
+What is written is an ordinary Orbax checkpoint whose state has `weights` and nothing else. A piece is (where along the leading dimensions, values): of weights stacked over layers, one layer.
 """
 
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +15,7 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 from orbax.checkpoint import future, type_handlers
 
-from ..errors import UserError
-from .manifest import STATE, named_arrays, partial_place, publish, verify
-
-_WEIGHTS = 'weights.'  # begins the names of their arrays
+from .manifest import STATE, digests, named_arrays, partial_place, publish, written
 
 Piece = tuple[tuple[int, ...], np.ndarray]
 
@@ -79,38 +75,5 @@ def write_streamed(
     state = {'weights': dict(weights)}
     with ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(place / STATE, args=ocp.args.PyTreeSave(state))
-    publish(directory.absolute(), step, description, named_arrays(state))
+    publish(directory.absolute(), step, description, named_arrays(state), digests(place, written(place)))
     return directory / str(step)
-
-
-class CheckpointWeights:
-    """The weights in a checkpoint, by path ('layers.q'), read in pieces.
-
-    Raises:
-        UserError: there are none, or a file of the checkpoint is not what was written.
-    """
-
-    def __init__(self, directory: pathlib.Path, step: int):
-        self.place = (directory / str(step)).absolute()
-        arrays = verify(directory, step).arrays
-        self.shapes = {name[len(_WEIGHTS) :]: x.shape for name, x in arrays.items() if name.startswith(_WEIGHTS)}
-        if not self.shapes:
-            raise UserError(f'the checkpoint {self.place} has no weights')
-
-    def pieces(self, path: str) -> Iterator[Piece]:
-        """A weight; one that is stacked over layers a layer at a time, read as many at once as lie together on disk."""
-        try:
-            kvstore = {'driver': 'file', 'path': f'{self.place / STATE / (_WEIGHTS + path)}/'}
-            array = ts.open({'driver': 'zarr', 'kvstore': kvstore}, read=True, open=True).result()
-            if not path.startswith('layers.'):
-                yield (), np.asarray(array.read().result(), np.float32)
-                return
-            together = int((array.chunk_layout.read_chunk.shape or array.shape)[0] or 1)
-            for start in range(0, array.shape[0], together):
-                block = np.asarray(array[start : start + together].read().result(), np.float32)
-                for row, piece in enumerate(block, start):
-                    yield (row,), piece
-        except (ValueError, OSError) as error:
-            raise UserError(
-                f'the checkpoint {self.place} is damaged: {path} cannot be read\n{str(error).splitlines()[0][:300]}'
-            ) from error

@@ -23,6 +23,8 @@ config_app = typer.Typer(help='Look at configurations.', no_args_is_help=True, r
 app.add_typer(config_app, name='config')
 data_app = typer.Typer(help='Make, look at and change token files.', no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name='data')
+checkpoint_app = typer.Typer(help='Look at checkpoints and average them.', no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(checkpoint_app, name='checkpoint')
 launch_app = typer.Typer(help='Train in several processes.', no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(launch_app, name='launch')
 
@@ -348,3 +350,71 @@ def split(
     from pretrax.cli.data_split import split
 
     split(path, out, fraction, count, seed)
+
+
+RunPath = Annotated[str, typer.Argument(metavar='RUN_OR_CHECKPOINT', help='runs/<name>, or a checkpoint in it.')]
+
+
+@checkpoint_app.command('list')
+def list_(run: Annotated[str, typer.Argument(metavar='RUN', help='Such as runs/<name>.')]) -> None:
+    """Show what a run has saved: steps, sizes, why each is kept, whether its files are there."""
+    from pretrax.cli.checkpoint_list import list_checkpoints
+
+    list_checkpoints(run)
+
+
+@checkpoint_app.command('inspect')
+def inspect_checkpoint(
+    path: RunPath, files: Annotated[bool, typer.Option('--files', help='Each file with its size and digest.')] = False
+) -> None:
+    """Show what a checkpoint says of itself: versions, configuration, every array, sums."""
+    from pretrax.cli.checkpoint_inspect import inspect
+
+    inspect(path, files)
+
+
+@checkpoint_app.command('verify')
+def verify_checkpoint(
+    paths: Annotated[list[str], typer.Argument(metavar='RUN_OR_CHECKPOINT...', help='Of a run: all of them.')],
+) -> None:
+    """Read every file and compare it with its digest; exit code 2 where one differs."""
+    from pretrax.cli.checkpoint_verify import verify_checkpoints
+
+    verify_checkpoints(paths)
+
+
+@checkpoint_app.command('diff')
+def diff_checkpoints(
+    one: Annotated[str, typer.Argument(metavar='A', help='A run or a checkpoint.')],
+    other: Annotated[str, typer.Argument(metavar='B', help='Another.')],
+    optimizer: Annotated[bool, typer.Option('--optimizer', help="The optimizer's state as well.")] = False,
+    most: Annotated[int, typer.Option(min=1, help='Arrays to show.')] = 20,
+) -> None:
+    """Compare configurations, shapes and values; what lies furthest apart comes first."""
+    from pretrax.cli.checkpoint_diff import diff
+
+    diff(one, other, optimizer, most)
+
+
+@checkpoint_app.command('average')
+def average_checkpoints(
+    paths: Annotated[list[str], typer.Argument(metavar='RUN_OR_CHECKPOINT...', help='Of a run: its last ones.')],
+    out: Annotated[str, typer.Option('--out', '-o', metavar='RUN', help='A new directory, such as runs/average.')],
+    last: Annotated[int, typer.Option(min=1, help='Checkpoints of each run that is named.')] = 1,
+) -> None:
+    """Write the mean of weights: of the last checkpoints of a run, or of several runs of one model."""
+    from pretrax.cli.checkpoint_average import average
+
+    average(paths, out, last)
+
+
+@checkpoint_app.command('export-weights')
+def export_weights(
+    path: RunPath,
+    out: Annotated[str, typer.Argument(metavar='DIR', help='A new directory.')],
+    dtype: Annotated[str, typer.Option(help='f32, bf16 or f16.')] = 'f32',
+) -> None:
+    """Write the weights alone: safetensors of our own names. `pretrax export` writes them for Hugging Face."""
+    from pretrax.cli.checkpoint_export_weights import export_weights
+
+    export_weights(path, out, dtype)

@@ -70,14 +70,23 @@ def _write(model: HuggingFaceModel, place: str, directory: pathlib.Path) -> int:
 
 def _streamed(weights: HuggingFaceWeights) -> dict:
     """The tree of weights as Orbax stores it, each written when its turn comes."""
+    return nested(
+        {
+            path: StreamedArray(shape, weights.counted(path), lambda path=path: weights.pieces(path))
+            for path, shape in weights.shapes.items()
+        }
+    )
+
+
+def nested(by_path: dict[str, StreamedArray]) -> dict:
+    """A tree, of its leaves by dotted path."""
     tree: dict = {}
-    for path, shape in weights.shapes.items():
+    for path, leaf in by_path.items():
         *above, name = path.split('.')
         node = tree
         for part in above:
             node = node.setdefault(part, {})
-        counted = weights.counted(path)
-        node[name] = StreamedArray(shape, counted, lambda path=path: weights.pieces(path))
+        node[name] = leaf
     return tree
 
 

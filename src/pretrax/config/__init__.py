@@ -3,11 +3,12 @@
 from pretrax.config.load import from_values, load, load_plugin
 from pretrax.config.mesh import resolve_mesh
 from pretrax.config.registry import build, register
-from pretrax.config.schema import Mesh, Processes, RunConfig
+from pretrax.config.schema import InitFrom, Mesh, Processes, RunConfig
 from pretrax.config.show import ABSENT, diff, is_harmless, json_schema, origin, resolved_yaml
 
 __all__ = [
     'ABSENT',
+    'InitFrom',
     'Mesh',
     'Processes',
     'RunConfig',

@@ -223,6 +223,8 @@ def _with_plugins(values: dict[str, Any], layers: list[Layer], place: Places) ->
 def _with_model_of_start(values: dict[str, Any], origins: dict[KeyPath, str]) -> dict[str, Any]:
     """What `init_from:` says of the model, where the configuration does not say it: other keys of `model:` go on top."""
     start, model = values.get('init_from'), values.get('model') or {}
+    if isinstance(start, dict):
+        start = start.get('path')
     if not isinstance(start, str) or not start or not isinstance(model, dict):
         return values
     said = {key: value for key, value in model.items() if value is not None}

@@ -244,6 +244,17 @@ class Sample(Section):
     )
 
 
+class InitFrom(Section):
+    """What a run begins with, where that is more than the weights of a path."""
+
+    path: str = Field(min_length=1, description='hf:DIR_OR_ID, or a run or checkpoint')
+    optimizer: bool = Field(default=False, description="also the optimizer's state; of a run of ours")
+    step: bool = Field(default=False, description='also go on counting steps and batches from there; of a run of ours')
+    partial: bool = Field(
+        default=False, description='take the weights whose names and shapes fit, draw the others; of a run of ours'
+    )
+
+
 class RunConfig(Section):
     """One run. Read from YAML by `pretrax.config.load`, or from a dict by `pretrax.config.from_values`."""
 
@@ -254,7 +265,7 @@ class RunConfig(Section):
     seed: CountOrZero = Field(default=0, description='all randomness folds in (seed, step, name)')
     steps: Count = Field(description='optimizer steps of the whole run')
     model: Model = Field(description='a preset or sizes, and the component that builds the model')
-    init_from: Annotated[str, Field(min_length=1)] | None = Field(
+    init_from: Annotated[str, Field(min_length=1)] | InitFrom | None = Field(
         default=None, description='weights to start from: hf:DIR_OR_ID, or a run or checkpoint; model: may be left out'
     )
     data: Data = Field(description='the text to train on')

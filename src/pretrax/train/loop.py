@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from .. import __version__
-from ..checkpoint import Checkpoints, Keep, SaveError, read_description
+from ..checkpoint import Checkpoints, Keep, SaveError, read_description, restore, restore_newest
 from ..config import RunConfig, resolved_yaml
 from ..data.prefetch import prefetch
 from ..errors import UserError
@@ -24,11 +24,11 @@ from ..observe.progress import Progress
 from ..observe.trackers import open_trackers
 from .clock import Clock
 from .processes import ending_at_once, join_processes
-from .resume import check_same_data, check_unchanged, newest_step, only_one
+from .resume import check_same_data, check_unchanged, only_one, writable
 from .rollback import give_up, last_good, with_next_batch
 from .setup import Run, prepare
 from .step import TrainState, abstract_state, init_state, make_evaluate, make_step
-from .warm_start import start_weights
+from .warm_start import start_state
 from .watch import Requests, Watchdog
 
 
@@ -67,7 +67,7 @@ def train(
     join_processes(config)
     leader = not jax.distributed.is_initialized() or jax.process_index() == 0
     say = progress.message if leader else lambda text: None
-    with only_one(config.run_dir, say) if leader else contextlib.nullcontext():
+    with only_one(config.run_dir, say) if leader else contextlib.nullcontext(), writable(config.run_dir):
         check_unchanged(config, allow_changes, say)
         for note in config.notes:
             say(note)
@@ -87,20 +87,22 @@ def train(
         ):  # fmt: skip
 
             def fresh() -> TrainState:
-                start = start_weights(config.init_from, run, say) if config.init_from else None
-                return init_state(run.recipe, config.seed, start)
+                return (
+                    start_state(config.init_from, run, say) if config.init_from else init_state(run.recipe, config.seed)
+                )
 
-            newest = newest_step(checkpoints.directory, say)
-            if newest is None:
-                state, before = fresh(), {}
+            def check(description: dict[str, Any]) -> None:
+                check_same_data(config, description, getattr(run.source, 'fingerprint', None), allow_changes)
+
+            found = restore_newest(checkpoints.directory, abstract_state(run.recipe), say, check)
+            if found is None:
+                newest, state, before = 0, fresh(), {}
             else:
-                check_same_data(config, newest, getattr(run.source, 'fingerprint', None), allow_changes)
-                state = checkpoints.restore(newest, abstract_state(run.recipe))
-                before = read_description(checkpoints.directory, newest)
+                newest, state, before = found
                 say(f'continuing from step {newest}, checkpoint {checkpoints.directory / str(newest)}')
             if leader:
                 (config.run_dir / 'config.yaml').write_text(resolved_yaml(config))
-            with _open_log(config, leader, newest or 0, say) as log:
+            with _open_log(config, leader, newest, say) as log:
                 return _Training(run, fresh, state, before, checkpoints, log, progress, say, requests, compiled).go()
 
 
@@ -141,7 +143,7 @@ class _Training:
                 self.checkpoints.wait()
             except SaveError as error:
                 self.say(f'WARNING: {error}')
-        if (number := int(self.state.step)) != self.checkpoints.newest() and jax.process_index() == 0:
+        if (number := int(self.state.step)) != self.checkpoints.saved:
             raise UserError(f'the state of step {number} is not saved\nmake room, and give the same command again')
         return self._result(self.requests.why if int(self.state.step) < config.steps else None)
 
@@ -185,7 +187,7 @@ class _Training:
         self.rollbacks, self.in_a_row = self.rollbacks + 1, 0
         self.checkpoints.remove_after(good)
         if good:
-            state = self.checkpoints.restore(good, abstract_state(self.run.recipe))
+            state = restore(directory, good, abstract_state(self.run.recipe))
             self.clock.rewind(read_description(directory, good))
         else:
             state = self.fresh()
@@ -293,8 +295,6 @@ class _Training:
             try:
                 write()
             except SaveError as error:
-                if jax.process_count() > 1:
-                    raise  # the others would wait for this process for ever
                 self.say(f'WARNING: {error}. Training goes on; the next checkpoint will be tried again')
 
     def _report(self, metrics: dict[str, float]) -> None:

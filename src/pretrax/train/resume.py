@@ -1,20 +1,21 @@
 """Going on with a run: one process at a time, from the newest readable checkpoint, with what it was trained with."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import pathlib
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
-import jax
-import numpy as np
-
-from ..checkpoint import newest_readable, read_description, steps_in
+from ..checkpoint import read_description, steps_in
 from ..config import RunConfig, diff, from_values, is_harmless
 from ..errors import UserError
 
 Say = Callable[[str], None]
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST)
 
 
 @contextlib.contextmanager
@@ -24,13 +25,9 @@ def only_one(directory: pathlib.Path, say: Say = print) -> Iterator[None]:
     Raises:
         UserError: another process has it, or it cannot be written.
     """
-    try:
+    with writable(directory):
         directory.mkdir(parents=True, exist_ok=True)
         lock = (directory / 'lock').open('a+')
-    except OSError as error:
-        raise UserError(
-            f'run_dir: {directory} cannot be written: {error.strerror}\ngive another one: run_dir=PATH'
-        ) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -45,33 +42,26 @@ def only_one(directory: pathlib.Path, say: Say = print) -> Iterator[None]:
                 f'WARNING: {directory} cannot be locked ({error.strerror}): nothing keeps a second run out of it; '
                 'start it only once'
             )
-        lock.truncate(0)
-        lock.write(f'process {os.getpid()} on {socket.gethostname()}\n')
-        lock.flush()
+        with writable(directory):
+            lock.truncate(0)
+            os.write(lock.fileno(), f'process {os.getpid()} on {socket.gethostname()}\n'.encode())
         yield
 
 
-def newest_step(directory: pathlib.Path, say: Say) -> int | None:
-    """The step to go on from, the same in all processes; None in a run that has no checkpoint.
-
-    Raises:
-        UserError: none of the checkpoints is readable.
-    """
-    if jax.process_count() == 1:
-        return newest_readable(directory, say)
-    from jax.experimental.multihost_utils import broadcast_one_to_all
-
-    found, problem = None, None
-    if jax.process_index() == 0:
-        try:
-            found = newest_readable(directory, say)
-        except UserError as error:
-            problem = error
-    answer = -2 if problem else -1 if found is None else found
-    told = int(broadcast_one_to_all(np.int32(answer)))
-    if told == -2:
-        raise problem or UserError(f'the first process finds no readable checkpoint in {directory}')
-    return None if told == -1 else told
+@contextlib.contextmanager
+def writable(directory: pathlib.Path) -> Iterator[None]:
+    """What the run cannot do without being able to write is told as the user's to mend. Once it trains, saves and lines
+    of metrics that fail are no reason to end."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _OF_THE_DISK:
+            raise
+        what = error.filename or directory
+        raise UserError(
+            f'run_dir: {directory} cannot be written: {error.strerror} ({what})\n'
+            'make room or give leave to write, or give another one: run_dir=PATH'
+        ) from error
 
 
 def check_unchanged(config: RunConfig, allow_changes: bool, say: Say) -> None:
@@ -79,9 +69,10 @@ def check_unchanged(config: RunConfig, allow_changes: bool, say: Say) -> None:
     before = _description(config.run_dir / 'checkpoints')
     if before is None:
         return
-    if 'imported' in before:
+    made = next((word for word in ('imported', 'averaged') if word in before), None)
+    if made:
         raise UserError(
-            f'{config.run_dir} holds weights that were imported, and no state of a training to go on with\n'
+            f'{config.run_dir} holds weights that were {made}, and no state of a training to go on with\n'
             f'train from them under another name, with text: init_from: {config.run_dir}'
         )
     every = diff(from_values(before['config']), config)
@@ -97,10 +88,11 @@ def check_unchanged(config: RunConfig, allow_changes: bool, say: Say) -> None:
         say(f'changed since the run began: {key}: {old} -> {new}')
 
 
-def check_same_data(config: RunConfig, step: int, fingerprint: str | None, allow_changes: bool) -> None:
+def check_same_data(
+    config: RunConfig, description: dict[str, Any], fingerprint: str | None, allow_changes: bool
+) -> None:
     """The text behind a path may change without the configuration changing; a run notices."""
-    before = read_description(config.run_dir / 'checkpoints', step)['data']
-    if before != fingerprint and not allow_changes:
+    if description['data'] != fingerprint and not allow_changes:
         raise UserError(
             f'{config.run_dir} was trained on other tokens: the text or the tokenizer has changed since\n'
             'give another name=, or --allow-changes to go on with the new ones'
@@ -110,6 +102,6 @@ def check_same_data(config: RunConfig, step: int, fingerprint: str | None, allow
 def _description(directory: pathlib.Path) -> dict | None:
     """That of the newest checkpoint whose description is readable."""
     for step in reversed(steps_in(directory)):
-        with contextlib.suppress(UserError):  # `newest_step` tells of it
+        with contextlib.suppress(UserError):  # `restore_newest` tells of it
             return read_description(directory, step)
     return None

@@ -1,12 +1,13 @@
 """When steps fail again and again: where to go back to, and at last a report of which batches and weights are to blame."""
 
+import contextlib
 import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..checkpoint import read_description, steps_in
+from ..checkpoint import DamagedError, read_description, steps_in
 from ..errors import UserError
 from .setup import Run
 from .step import TrainState, make_gradients
@@ -16,8 +17,11 @@ REPORT = 'failure.txt'
 
 def last_good(directory: pathlib.Path) -> int:
     """The newest checkpoint that was saved while no step was being skipped; 0, the beginning, where there is none."""
-    steps = steps_in(directory)
-    return max((step for step in steps if not read_description(directory, step)['skipped_in_a_row']), default=0)
+    for step in reversed(steps_in(directory)):
+        with contextlib.suppress(DamagedError):  # told where it is read
+            if not read_description(directory, step)['skipped_in_a_row']:
+                return step
+    return 0
 
 
 def with_next_batch(state: TrainState, batch: int) -> TrainState:

@@ -1,15 +1,17 @@
 """A run that was trained or imported before, opened again: to write text, to export it, to train on from it."""
 
 import dataclasses
+import hashlib
 import pathlib
 from typing import Any
 
 import jax
 
-from ..checkpoint import Checkpoints, CheckpointWeights, read_description, steps_in
+from ..checkpoint import CheckpointWeights, find_checkpoint, read_description, restore
 from ..config import from_values
 from ..data.flat_tokens import open_split
 from ..errors import UserError
+from ..huggingface.model import TOKENIZER
 from .setup import Run, prepare
 
 
@@ -29,12 +31,8 @@ class Trained:
 
     def weights(self) -> Any:
         """The weights on the devices."""
-        checkpoints = Checkpoints(self.directory)
         with jax.set_mesh(self.run.mesh):
-            try:
-                return checkpoints.restore(self.step, {'weights': self.like()})['weights']
-            finally:
-                checkpoints.close()
+            return restore(self.directory, self.step, {'weights': self.like()})['weights']
 
     def like(self) -> Any:
         """Shapes and shardings of the weights."""
@@ -84,23 +82,9 @@ def _tokens_of_the_run(data: dict[str, Any], prepared: pathlib.Path, description
     return data
 
 
-def find_checkpoint(path: pathlib.Path) -> tuple[pathlib.Path, int]:
-    """The `checkpoints` directory and the step that a path means: a run, its checkpoints, or one of them.
-
-    Raises:
-        UserError: nothing of the kind is there.
-    """
-    if not path.is_dir():
-        near = (
-            sorted(sibling.name for sibling in path.parent.iterdir() if sibling.is_dir())
-            if path.parent.is_dir()
-            else []
-        )
-        raise UserError(f'{path}: no such run or checkpoint' + (f'\nthere are: {", ".join(near[:8])}' if near else ''))
-    if path.name.isdigit() and path.parent.name == 'checkpoints':
-        return path.parent, int(path.name)
-    directory = path if path.name == 'checkpoints' else path / 'checkpoints'
-    steps = steps_in(directory)
-    if not steps:
-        raise UserError(f'{path} has no checkpoint yet\ntrain it first, or give a run such as runs/quickstart')
-    return directory, steps[-1]
+def tokenizer_of(run_dir: pathlib.Path, description: dict[str, Any]) -> bytes | None:
+    """The content of the tokenizer.json that a run was trained with, where it has one."""
+    sha256 = description.get('tokenizer')
+    found = [run_dir / 'data' / TOKENIZER, *sorted((run_dir / 'data').glob(f'*/{TOKENIZER}'))]
+    contents = [path.read_bytes() for path in found if path.is_file()]
+    return next((c for c in contents if sha256 in (None, hashlib.sha256(c).hexdigest())), None)

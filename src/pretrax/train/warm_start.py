@@ -5,6 +5,7 @@ The weights come a piece at a time and go to where the mesh wants them: no devic
 
 import dataclasses
 import hashlib
+import math
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -13,13 +14,15 @@ import jax
 import numpy as np
 import tokenizers
 
-from ..checkpoint import CheckpointWeights, read_description
+from ..checkpoint import CheckpointWeights, find_checkpoint, read_description, restore
+from ..config import InitFrom
 from ..errors import UserError
 from ..huggingface.configs import compare
 from ..huggingface.model import TOKENIZER, open_model
 from ..model.transformer import Transformer
 from .setup import Run
-from .trained import abstract_weights, find_checkpoint
+from .step import TrainState, abstract_state, init_state
+from .trained import abstract_weights, tokenizer_of
 
 HF = 'hf:'
 SIZED_BY_VOCABULARY = ('embed', 'unembed')
@@ -47,21 +50,71 @@ class Start:
     tokenizer_sha256: str | None
 
 
-def start_weights(place: str, run: Run, say: Callable[[str], None]) -> Any:
-    """The weights that a run starts from, on its devices.
+def start_state(start: str | InitFrom, run: Run, say: Callable[[str], None]) -> TrainState:
+    """The state that a run starts from, on its devices: weights of elsewhere, and what else the configuration asks for.
 
     Raises:
         UserError: nothing is there, it has other sizes, or its tokenizer is not the one that made the data's tokens.
     """
+    start = InitFrom(path=start) if isinstance(start, str) else start
+    asked = [key for key in ('optimizer', 'step', 'partial') if getattr(start, key)]
+    if asked and start.path.startswith(HF):
+        raise UserError(f'init_from: {start.path} has nothing but whole weights\nleave out init_from.{asked[0]}')
+    seed, recipe = run.config.seed, run.recipe
+    if start.partial:
+        state = init_state(recipe, seed)
+        state = state._replace(weights=_fitting_weights(start.path, run, state.weights, say))
+    else:
+        state = init_state(recipe, seed, start_weights(start.path, run, say))
+    fields = (['optimizer'] if start.optimizer else []) + (['step', 'batch'] if start.step else [])
+    if fields:
+        directory, step = find_checkpoint(pathlib.Path(start.path))
+        like = abstract_state(recipe)._asdict()
+        state = state._replace(**restore(directory, step, {field: like[field] for field in fields}))
+        if int(state.step) >= run.config.steps:
+            raise UserError(
+                f'init_from.step: {start.path} is at step {int(state.step)}, and steps is {run.config.steps}, of the whole\n'
+                'give more steps, or leave init_from.step out'
+            )
+    told = 'goes on from theirs' if start.optimizer else 'starts afresh'
+    say(f'init_from: the weights of {start.path}; the optimizer {told}; the next step is {int(state.step) + 1}')
+    return state
+
+
+def start_weights(place: str, run: Run, say: Callable[[str], None]) -> Any:
+    """All weights of a run, out of a checkpoint. Raises UserError as `start_state` does."""
     like = abstract_weights(run)
     start = _hugging_face(place, run, like, say) if place.startswith(HF) else _own(place)
     _check_tokenizer(start, getattr(run.source, 'tokenizer', None), say)
     weights = _Fitted(start, like, getattr(getattr(run.recipe.model, 'arch', None), 'vocab_size', None), say)
-    placed = jax.tree_util.tree_map_with_path(
+    return jax.tree_util.tree_map_with_path(
         lambda path, leaf: _place(weights.pieces(jax.tree_util.keystr(path, simple=True, separator='.')), leaf), like
     )
-    say(f'init_from: the weights of {place}; the optimizer starts afresh')
-    return placed
+
+
+def _fitting_weights(place: str, run: Run, drawn: Any, say: Callable[[str], None]) -> Any:
+    """Weights that are drawn, but for those that a checkpoint has under the same name and in the same shape."""
+    start = _own(place)
+    _check_tokenizer(start, getattr(run.source, 'tokenizer', None), say)
+    theirs = start.pieces.shapes
+    like = jax.tree_util.tree_leaves_with_path(drawn)
+    ours = {jax.tree_util.keystr(path, simple=True, separator='.'): leaf.shape for path, leaf in like}
+    fits = [name for name, shape in ours.items() if theirs.get(name) == shape]
+    if not fits:
+        raise UserError(f'init_from: no weight of {place} has the name and the shape of one of the model')
+    count, whole = (sum(math.prod(ours[name]) for name in names) for names in (fits, ours))
+    say(f'init_from: {len(fits)} of {len(ours)} weights, {count:,} of {whole:,} numbers, are those of {place}')
+    for name in ours.keys() - fits:
+        there = f'{list(theirs[name])} there' if name in theirs else 'not there'
+        say(f'init_from: {name} is drawn: {list(ours[name])} here, {there}')
+    for name in theirs.keys() - ours:
+        say(f'init_from: {name} of {place} is not used: the model has none')
+
+    def one(path: Any, leaf: Any) -> Any:
+        name = jax.tree_util.keystr(path, simple=True, separator='.')
+        return _place(start.pieces.pieces(name), leaf) if name in fits else leaf
+
+    return jax.tree_util.tree_map_with_path(one, drawn)
 
 
 def _hugging_face(place: str, run: Run, like: Any, say: Callable[[str], None]) -> Start:
@@ -101,11 +154,9 @@ def _shapes_weights(name: str) -> bool:
 def _own(place: str) -> Start:
     directory, step = find_checkpoint(pathlib.Path(place))
     description = read_description(directory, step)
-    sha256 = description.get('tokenizer')
-    found = [directory.parent / 'data' / TOKENIZER, *sorted((directory.parent / 'data').glob(f'*/{TOKENIZER}'))]
-    contents = [path.read_bytes() for path in found if path.is_file()]
-    content = next((c for c in contents if sha256 in (None, hashlib.sha256(c).hexdigest())), None)
-    return Start(place, CheckpointWeights(directory, step), description.get('vocab_size'), content, sha256)
+    content = tokenizer_of(directory.parent, description)
+    weights = CheckpointWeights(directory, step)
+    return Start(place, weights, description.get('vocab_size'), content, description.get('tokenizer'))
 
 
 def _check_tokenizer(start: Start, ours: Any, say: Callable[[str], None]) -> None:

@@ -125,7 +125,7 @@ class Watchdog:
 
     def __enter__(self) -> 'Watchdog':
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open('a')
+        self._file = self.path.open('ab', buffering=0)  # nothing waits to be written when a disk is full
         if jax.process_count() == 1:  # otherwise it is on, see `processes.py`, and stays on to the end of the process
             faulthandler.enable(self._file)
         faulthandler.register(signal.SIGUSR2, self._file)
@@ -166,7 +166,11 @@ class Watchdog:
                 self._dump()
 
     def _dump(self) -> None:
-        self._file.write(f'\n{time.strftime("%Y-%m-%d %H:%M:%S")} after {time.monotonic() - self._alive:.0f} s\n')
-        self._file.flush()
-        faulthandler.dump_traceback(self._file, all_threads=True)
-        self._file.flush()
+        head = f'\n{time.strftime("%Y-%m-%d %H:%M:%S")} after {time.monotonic() - self._alive:.0f} s\n'.encode()
+        try:
+            self._file.write(head)
+        except OSError as error:  # a full disk does not keep the watchdog from ending a process that hangs
+            self._say(f'WARNING: {self.path} cannot be written: {error.strerror}; the stacks follow')
+            faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+        else:
+            faulthandler.dump_traceback(self._file, all_threads=True)

@@ -1,0 +1,150 @@
+"""The files of one array of a checkpoint: read from where they lie to where they are wanted, without JAX.
+
+An array is what Orbax writes without compression: a directory with `.zarray` (zarr v2) and a file a chunk, row-major.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import pathlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import xxhash
+
+from .manifest import STATE, DamagedError, File, Manifest
+
+_BLOCK = 4 << 20  # bytes that are read and digested together: small enough for the cache
+
+type Index = tuple[tuple[int, int], ...]  # start and stop along each dimension
+
+
+@dataclasses.dataclass
+class Chunks:
+    """The files of an array."""
+
+    place: pathlib.Path
+    manifest: Manifest
+    name: str
+
+    def __post_init__(self):
+        self.folder = f'{STATE}/{self.name}'
+        content = json.loads(check_file(self.place, self.manifest, f'{self.folder}/.zarray'))
+        plain = content['compressor'] is None and not content.get('filters') and content['order'] == 'C'
+        assert plain, f'{self.folder} is stored in another way than pretrax writes: {content}'
+        name = content['dtype']
+        self.dtype = np.dtype(ml_dtypes.bfloat16 if name == 'bfloat16' else name)
+        self.shape, self.chunk = tuple(content['shape']), tuple(content['chunks'])
+        self.separator = content.get('dimension_separator', '.')
+        self.counts = [-(-size // step) for size, step in zip(self.shape, self.chunk, strict=True)]
+
+    def __iter__(self) -> Iterator[tuple[str, Index]]:
+        """Each file, and what part of the array it holds; at the edges a chunk may reach further than the array."""
+        for at in itertools.product(*map(range, self.counts)):
+            file = self.separator.join(map(str, at)) or '0'
+            yield (
+                f'{self.folder}/{file}',
+                tuple((i * step, (i + 1) * step) for i, step in zip(at, self.chunk, strict=True)),
+            )
+
+    def overlapping(self, index: Index) -> Iterator[tuple[str, Index]]:
+        """The files that hold a part of the array."""
+        return ((file, at) for file, at in self if overlap(index, at) is not None)
+
+    def read(self, file: str, at: Index, targets: list[tuple[Index, np.ndarray]], compare: bool) -> None:
+        """Reads a chunk into the parts of the array that it overlaps."""
+        said = _said(self.place, self.manifest, file)
+        expected = math.prod(self.chunk) * self.dtype.itemsize
+        digest = xxhash.xxh3_128()
+        with (self.place / file).open('rb', buffering=0) as stream:
+            for block in _blocks(at, self.dtype.itemsize):
+                wanted = [(index, array) for index, array in targets if overlap(index, block) is not None]
+                size = math.prod(stop - start for start, stop in block) * self.dtype.itemsize
+                if not wanted and not compare:
+                    stream.seek(size, 1)
+                    continue
+                into = next((part for t in wanted if (part := self._whole(t, block)) is not None), None)
+                content = _scratch(size) if into is None else into
+                for first in range(0, size, _BLOCK):
+                    part = content[first : first + _BLOCK]
+                    _fill(part, stream, self.place, file)
+                    if compare:
+                        digest.update(part)
+                values = np.frombuffer(content, self.dtype).reshape([stop - start for start, stop in block])
+                for index, array in wanted:
+                    both = overlap(index, block)
+                    assert both is not None
+                    if not np.may_share_memory(array, values):
+                        array[_within(both, index)] = values[_within(both, block)]
+            if said.size != expected or stream.read(1):
+                raise DamagedError(f'the checkpoint {self.place} is damaged\n{file} has not {said.size} bytes')
+        if compare and digest.hexdigest() != said.xxh3:
+            raise DamagedError(f'the checkpoint {self.place} is damaged\n{file} differs from what was written')
+
+    def _whole(self, target: tuple[Index, np.ndarray], block: Index) -> memoryview | None:
+        """The memory of a target in which the whole of a block lies in one piece, as it does in the file."""
+        index, array = target
+        if overlap(index, block) != block or array.dtype != self.dtype:
+            return None
+        part = array[_within(block, index)]
+        return memoryview(part.reshape(-1).view(np.uint8)) if part.flags.c_contiguous else None
+
+
+def _blocks(at: Index, itemsize: int) -> Iterator[Index]:
+    """A chunk in pieces that lie together in its file, of about `_BLOCK` bytes."""
+    lengths = [stop - start for start, stop in at]
+    axis = next((i for i, length in enumerate(lengths) if length > 1), None)
+    if axis is None:
+        yield at
+        return
+    start, stop = at[axis]
+    rows = max(1, _BLOCK // (itemsize * math.prod(lengths[axis + 1 :])))
+    for first in range(start, stop, rows):
+        yield (*at[:axis], (first, min(first + rows, stop)), *at[axis + 1 :])
+
+
+def overlap(one: Index, other: Index) -> Index | None:
+    both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return both if all(start < stop for start, stop in both) else None
+
+
+def _within(part: Index, whole: Index) -> tuple[Any, ...]:
+    slices = (slice(start - first, stop - first) for (start, stop), (first, _) in zip(part, whole, strict=True))
+    return (*slices, ...)  # of an array without dimensions, still a view
+
+
+_own = threading.local()
+
+
+def _scratch(size: int) -> memoryview:
+    """Memory of this thread, used again and again: fresh memory costs more than what is read into it."""
+    if len(getattr(_own, 'memory', b'')) < size:
+        _own.memory = bytearray(size)
+    return memoryview(_own.memory)[:size]
+
+
+def _fill(content: memoryview, stream: Any, place: pathlib.Path, file: str) -> None:
+    done = 0
+    while done < len(content):
+        n = stream.readinto(content[done:])
+        if not n:
+            raise DamagedError(f'the checkpoint {place} is damaged\n{file} is cut short')
+        done += n
+
+
+def _said(place: pathlib.Path, manifest: Manifest, file: str) -> File:
+    if file not in manifest.files:
+        raise DamagedError(f'the checkpoint {place} is damaged\nits manifest does not list {file}')
+    return manifest.files[file]
+
+
+def check_file(place: pathlib.Path, manifest: Manifest, file: str) -> bytes:
+    """The content of a small file."""
+    said, content = _said(place, manifest, file), (place / file).read_bytes()
+    if xxhash.xxh3_128_hexdigest(content) != said.xxh3:
+        raise DamagedError(f'the checkpoint {place} is damaged\n{file} differs from what was written')
+    return content

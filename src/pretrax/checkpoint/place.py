@@ -1,0 +1,35 @@
+"""Which checkpoint a path means."""
+
+import pathlib
+
+from ..errors import UserError
+from .manifest import steps_in
+
+
+def checkpoints_of(path: pathlib.Path) -> pathlib.Path:
+    """The directory `checkpoints` of a run, which may be named itself.
+
+    Raises:
+        UserError: no such directory, or it has no checkpoint.
+    """
+    if not path.is_dir():
+        beside = sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir()) if path.parent.is_dir() else []
+        raise UserError(
+            f'{path}: no such run or checkpoint' + (f'\nthere are: {", ".join(beside[:8])}' if beside else '')
+        )
+    directory = path if path.name == 'checkpoints' else path / 'checkpoints'
+    if not steps_in(directory):
+        raise UserError(f'{path} has no checkpoint yet\ntrain it first, or give a run such as runs/quickstart')
+    return directory
+
+
+def find_checkpoint(path: pathlib.Path) -> tuple[pathlib.Path, int]:
+    """The `checkpoints` directory and the step that a path means: a run (its newest), its checkpoints, or one of them.
+
+    Raises:
+        UserError: nothing of the kind is there.
+    """
+    if path.is_dir() and path.name.isdigit() and path.parent.name == 'checkpoints':
+        return path.parent, int(path.name)
+    directory = checkpoints_of(path)
+    return directory, steps_in(directory)[-1]

@@ -1,0 +1,196 @@
+"""Arrays of a checkpoint onto devices: every file is read once, and compared with its digest as it is read.
+
+The arrays lie there as Orbax writes them without compression: a directory each, with `.zarray` (zarr v2) and a file a
+chunk, row-major. Orbax itself reads them at a third of this speed or less, and after every file was read once for its
+digest (docs/lab-notes.md): here bytes go from a file to where the device takes them, and are digested on the way.
+
+Of several processes each reads what its own devices need, and a share of all chunks to compare them with their digests:
+chunks in the order of the array, so that on the mesh that wrote them they are mostly the same ones.
+"""
+
+import collections
+import concurrent.futures
+import json
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..errors import UserError
+from .agreement import agree, tell
+from .chunks import Chunks, Index, check_file, overlap
+from .manifest import STATE, Array, DamagedError, Manifest, named_arrays, read_manifest, shared_out, steps_in
+
+_AHEAD = 8 << 30  # bytes of arrays that may wait in the host's memory for their device
+_THREADS = 8
+_ALIGNED = 64  # bytes; from such a place the CPU backend takes an array without a copy
+
+
+def restore(directory: pathlib.Path, step: int, like: Any) -> Any:
+    """The state of a step as `like` has it: shapes, dtypes and shardings. Part of a state may be asked for: a dict
+    with some of its fields, such as {'weights': ...}; then only the files of that part are read.
+
+    Raises:
+        DamagedError: a file is not what was written, for this process or another one.
+        UserError: the arrays are not those of `like`.
+    """
+    manifest = _read_agreed(directory, step)
+    place, state, problem = directory.absolute() / str(step), None, ''
+    fields = like.keys() if isinstance(like, dict) else {name.split('.')[0] for name in manifest.arrays}
+    _check_arrays(place, manifest.arrays, named_arrays(like), set(fields))
+    try:
+        state = _read_arrays(place, manifest, like)
+    except DamagedError as error:
+        problem = str(error)
+    if problem := agree('restore', problem):
+        raise DamagedError(problem)
+    return state
+
+
+def _read_agreed(directory: pathlib.Path, step: int) -> Manifest:
+    """The manifest of a checkpoint. Raises DamagedError in all processes where one of them cannot read it."""
+    manifest, problem = None, ''
+    try:
+        manifest = read_manifest(directory, step)
+    except DamagedError as error:
+        problem = str(error)
+    if problem := agree('restore', problem):
+        raise DamagedError(problem)
+    assert manifest is not None
+    return manifest
+
+
+def restore_newest(
+    directory: pathlib.Path, like: Any, say: Callable[[str], None], check: Callable[[dict[str, Any]], None]
+) -> tuple[int, Any, dict[str, Any]] | None:
+    """Step, state and description of the newest checkpoint that is as it was written, or None where there is none at all. Says what it passes over.
+
+    Args:
+        directory: `checkpoints`.
+        like: the state, as `restore` takes it.
+        say: told about what is not readable.
+        check: given the description of a state before it is read; raises UserError where it is not to be used.
+
+    Raises:
+        UserError: there are checkpoints, and none is readable. Training from step 0 over them would lose the run.
+    """
+    steps = json.loads(tell('steps', json.dumps(steps_in(directory))))  # another process may see others, for a while
+    for step in reversed(steps):
+        try:
+            manifest = _read_agreed(directory, step)
+            check(manifest.description)
+            return step, restore(directory, step, like), manifest.description
+        except DamagedError as error:
+            say('WARNING: ' + '; '.join(str(error).splitlines()))
+    if steps:
+        raise UserError(
+            f'none of the {len(steps)} checkpoints in {directory} is readable\n'
+            'restore one from a copy, or move the directory away to begin at step 0'
+        )
+    return None
+
+
+def _read_arrays(place: pathlib.Path, manifest: Manifest, like: Any) -> Any:
+    """The arrays of a checkpoint that `like` names, in its dtypes and shardings.
+
+    Raises:
+        DamagedError: a file is not what was written.
+    """
+    mine = {file for file, n in shared_out(manifest.files, jax.process_count()).items() if n == jax.process_index()}
+    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    waiting: collections.deque[_Incoming] = collections.deque()
+    arrays: list[jax.Array] = []
+    with concurrent.futures.ThreadPoolExecutor(_THREADS, 'restore') as pool:
+        try:
+            others = [pool.submit(check_file, place, manifest, name) for name in mine - _of_arrays(manifest)]
+            for path, leaf in leaves:
+                name = jax.tree_util.keystr(path, simple=True, separator='.')
+                while waiting and sum(incoming.size for incoming in waiting) > _AHEAD:
+                    arrays.append(waiting.popleft().arrived())
+                waiting.append(_Incoming(Chunks(place, manifest, name), leaf, mine, pool))
+            arrays += [incoming.arrived() for incoming in waiting]
+            for other in others:
+                other.result()
+        except OSError as error:
+            raise DamagedError(f'the checkpoint {place} cannot be read\n{error.filename}: {error.strerror}') from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return jax.tree.unflatten(structure, arrays)
+
+
+class _Incoming:
+    """An array that is being read."""
+
+    def __init__(self, chunks: 'Chunks', like: Any, mine: set[str], pool: concurrent.futures.Executor):
+        self.like = like
+        indices = like.sharding.addressable_devices_indices_map(like.shape).values()
+        self.held = {index: _aligned(index, chunks.dtype) for index in {_bounds(i, like.shape) for i in indices}}
+        self.size = sum(array.nbytes for array in self.held.values())
+        self.futures = [
+            pool.submit(chunks.read, file, at, targets, file in mine)
+            for file, at in chunks
+            if (targets := [(index, array) for index, array in self.held.items() if overlap(index, at) is not None])
+            or file in mine
+        ]
+
+    def arrived(self) -> jax.Array:
+        for future in self.futures:
+            future.result()
+        dtype = self.like.dtype
+
+        def shard(index: Any) -> np.ndarray:
+            held = self.held[_bounds(index, self.like.shape)]
+            return held.astype(dtype, copy=False)
+
+        array = jax.make_array_from_callback(self.like.shape, self.like.sharding, shard)
+        if next(iter(array.sharding.device_set)).platform != 'cpu':
+            array.block_until_ready()  # the host's memory is free again
+        self.held.clear()
+        return array
+
+
+def _bounds(index: Any, shape: tuple[int, ...]) -> Index:
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+
+def _aligned(index: Index, dtype: Any) -> np.ndarray:
+    shape = [stop - start for start, stop in index]
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNED, np.uint8)
+    first = -memory.ctypes.data % _ALIGNED
+    return memory[first : first + size].view(dtype).reshape(shape)
+
+
+def _of_arrays(manifest: Manifest) -> set[str]:
+    folders = {f'{STATE}/{name}' for name in manifest.arrays}
+    return {file for file in manifest.files if file.rpartition('/')[0] in folders}
+
+
+def _check_arrays(place: pathlib.Path, stored: dict[str, Array], wanted: dict[str, Array], fields: set[str]) -> None:
+    """`fields` of a state are asked for: what else it has does not matter."""
+    missing = sorted(wanted.keys() - stored)
+    surplus = sorted(name for name in stored.keys() - wanted if name.split('.')[0] in fields)
+    other = [name for name in sorted(wanted.keys() & stored) if wanted[name].shape != stored[name].shape]
+    if not missing and not surplus and not other:
+        return
+    missing, surplus, other = (
+        sorted(x, key=lambda name: not name.startswith('weights')) for x in (missing, surplus, other)
+    )
+    lines = [f'{name}: the checkpoint has none' for name in missing]
+    lines += [f'{name}: only the checkpoint has it' for name in surplus]
+    lines += [
+        f'{name}: {_shape(stored[name])} in the checkpoint, {_shape(wanted[name])} in the model' for name in other
+    ]
+    more = [f'and {len(lines) - 4} more'] if len(lines) > 4 else []
+    raise UserError(
+        '\n'.join(
+            [f'the checkpoint {place} is of another model or optimizer than the configuration:', *lines[:4], *more]
+        )
+    )
+
+
+def _shape(array: Array) -> str:
+    return ' x '.join(map(str, array.shape)) or 'a scalar'

@@ -1,0 +1,85 @@
+"""`pretrax checkpoint diff A B`: two checkpoints, or two runs: configuration, arrays, and how far their values lie apart."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..checkpoint import CheckpointArrays, find_checkpoint, read_manifest
+from ..errors import UserError
+
+_ABSENT = '(absent)'
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """Of two arrays a and b."""
+
+    name: str
+    norm: float  # |b - a|
+    of: float  # |a|
+
+    @property
+    def relative(self) -> float:
+        return self.norm / self.of if self.of else math.inf if self.norm else 0.0
+
+
+def diff(one: str, other: str, optimizer: bool, most: int) -> None:
+    """Prints what differs, the arrays that lie furthest apart first, at most `most` of them."""
+    places = [find_checkpoint(Path(path)) for path in (one, other)]
+    before, after = (read_manifest(*place) for place in places)
+    print(f'{one}: step {before.step:,}\n{other}: step {after.step:,}')
+    old, new = (dict(_leaves(m.description.get('config') or {}, '')) for m in (before, after))
+    keys = [key for key in [*old, *(k for k in new if k not in old)] if old.get(key) != new.get(key)]
+    print(f'configuration: {len(keys)} values differ')
+    for key in keys:
+        print(f'  {key}: {old.get(key, _ABSENT)} -> {new.get(key, _ABSENT)}')
+    for field in ('weights', 'optimizer')[: 2 if optimizer else 1]:
+        _diff_field(places, field, most)
+
+
+def _diff_field(places: list[tuple[Path, int]], field: str, most: int) -> None:
+    one, other = (CheckpointArrays(*place, field) for place in places)
+    unlike = [
+        f'{path}: {_shape(one.shapes.get(path))} -> {_shape(other.shapes.get(path))}'
+        for path in sorted(one.shapes.keys() | other.shapes)
+        if one.shapes.get(path) != other.shapes.get(path)
+    ]
+    print(f'{field}: {len(unlike)} arrays differ in shape')
+    for line in unlike:
+        print(f'  {line}')
+    common = [path for path in one.shapes if other.shapes.get(path) == one.shapes[path]]
+    if not common and not unlike:
+        raise UserError(f'{places[0][0]} has no {field}')
+    found = sorted((_difference(one, other, path) for path in common), key=lambda d: -d.norm)
+    same = sum(d.norm == 0 for d in found)
+    whole = Difference('', math.hypot(*(d.norm for d in found)), math.hypot(*(d.of for d in found)))
+    print(f'{field}: {same} of {len(found)} arrays of one shape are equal')
+    print(f'  {whole.norm:10.4g}  {whole.relative:10.3g} of |a|  all of them together')
+    for d in [d for d in found if d.norm][:most]:
+        print(f'  {d.norm:10.4g}  {d.relative:10.3g} of |a|  {d.name}')
+    if len(found) - same > most:
+        print(f'  and {len(found) - same - most} more; --most shows them')
+
+
+def _difference(one: CheckpointArrays, other: CheckpointArrays, path: str) -> Difference:
+    apart = size = 0.0
+    for (_, a), (_, b) in zip(one.rows(path), other.rows(path), strict=True):
+        apart += float(np.sum(np.square(b.astype(np.float64) - a)))
+        size += float(np.sum(np.square(a, dtype=np.float64)))
+    return Difference(path, math.sqrt(apart), math.sqrt(size))
+
+
+def _leaves(values: dict[str, Any], before: str) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f'{before}{key}.')
+        else:
+            yield f'{before}{key}', value
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return _ABSENT if shape is None else ' x '.join(map(str, shape)) or 'a scalar'

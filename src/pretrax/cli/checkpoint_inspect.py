@@ -1,0 +1,46 @@
+"""`pretrax checkpoint inspect RUN_OR_CHECKPOINT`: what a checkpoint says of itself."""
+
+import math
+from pathlib import Path
+
+import yaml
+
+from ..checkpoint import find_checkpoint, read_manifest
+from .amounts import in_bytes
+
+_BYTES = {'bfloat16': 2, 'float16': 2, 'bool': 1}
+
+
+def inspect(path: str, files: bool) -> None:
+    """Prints description, configuration and arrays; `files`: each file with its digest as well."""
+    directory, step = find_checkpoint(Path(path))
+    manifest = read_manifest(directory, step)
+    description = dict(manifest.description)
+    config = description.pop('config', None)
+    print(f'{directory / str(step)}')
+    for key, value in {'step': manifest.step, **description}.items():
+        print(f'  {key}: {"none" if value is None else value}')
+    if config is not None:
+        print('configuration')
+        text = yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
+        print('\n'.join(f'  {line}' for line in text.splitlines()))
+    print('arrays')
+    sums: dict[str, list[int]] = {}
+    width = max(map(len, manifest.arrays), default=0)
+    for name, array in manifest.arrays.items():
+        count = math.prod(array.shape)
+        size = count * _BYTES.get(array.dtype, int(''.join(c for c in array.dtype if c.isdigit()) or 8) // 8)
+        shape = ' x '.join(map(str, array.shape)) or 'a scalar'
+        print(f'  {name:{width}}  {array.dtype:8}  {in_bytes(size):>8}  {shape}')
+        numbers = sums.setdefault(name.partition('.')[0], [0, 0, 0])
+        numbers[:] = numbers[0] + 1, numbers[1] + count, numbers[2] + size
+    print('sums')
+    for field, (arrays, count, size) in sums.items():
+        print(f'  {field}: {arrays} arrays, {count:,} numbers, {in_bytes(size)}')
+    total = sum(file.size for file in manifest.files.values())
+    print(
+        f'  {len(manifest.files)} files, {in_bytes(total)}; `pretrax checkpoint verify` compares them with their digests'
+    )
+    if files:
+        for name, file in manifest.files.items():
+            print(f'  {file.xxh3}  {file.size:>14,}  {name}')

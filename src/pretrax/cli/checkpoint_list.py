@@ -1,0 +1,53 @@
+"""`pretrax checkpoint list RUN`: what a run has saved, at a glance: no file but the manifests is read."""
+
+import time
+from pathlib import Path
+
+from ..checkpoint import DamagedError, Keep, Manifest, checkpoints_of, glance, steps_in
+from ..checkpoint.manifest import MANIFEST, UNFINISHED
+from .amounts import ago, in_bytes
+
+_HEAD = ('step', 'size', 'written', 'val_loss', 'kept as', 'files')
+
+
+def list_checkpoints(path: str) -> None:
+    """Prints a line for each checkpoint, oldest first."""
+    directory = checkpoints_of(Path(path))
+    found: dict[int, Manifest | str] = {}
+    for step in steps_in(directory):
+        try:
+            found[step] = glance(directory, step)
+        except DamagedError as error:
+            found[step] = ' '.join(str(error).splitlines()[1:])
+    whole = {step: manifest for step, manifest in found.items() if isinstance(manifest, Manifest)}
+    reasons = _keep(whole).reasons({step: m.description.get('val_loss') for step, m in whole.items()})
+    rows: list[tuple[str, ...]] = [_HEAD]
+    for step, manifest in found.items():
+        if isinstance(manifest, str):
+            rows.append((f'{step:,}', '', '', '', '', f'DAMAGED: {manifest}'))
+            continue
+        loss, written = manifest.description.get('val_loss'), (directory / str(step) / MANIFEST).stat().st_mtime
+        rows.append(
+            (
+                f'{step:,}',
+                in_bytes(sum(file.size for file in manifest.files.values())),
+                ago(time.time() - written),
+                '-' if loss is None else f'{loss:.4f}',
+                ', '.join(reasons[step]) or '(goes next)',
+                f'{len(manifest.files)}, all there',
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD) - 1)]
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
+        print('  '.join([*cells, row[-1]]).rstrip())
+    for entry in sorted(directory.iterdir()):
+        if entry.suffix in UNFINISHED:
+            print(f'{entry.name}: being written or deleted, or left by a process that was killed; the run removes it')
+
+
+def _keep(whole: dict[int, Manifest]) -> Keep:
+    """As the newest checkpoint's configuration says."""
+    newest = whole[max(whole)].description if whole else {}
+    section = (newest.get('config') or {}).get('checkpoint') or {}
+    return Keep(section.get('keep', 3), section.get('keep_every', 0), section.get('keep_best', 0))

@@ -1,0 +1,126 @@
+"""Tensors into files of safetensors, with an index where they are several, in any order and a part at a time.
+
+The place of every tensor is known before any is written, so each part goes where it belongs as it comes.
+"""
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from ..errors import UserError
+from .files import DTYPES, INDEX, SINGLE
+
+LARGEST_FILE = 5_000_000_000  # bytes, as transformers has it
+
+
+class TensorFiles:
+    """Files that are being written, of tensors of one dtype.
+
+    Args:
+        directory: where.
+        shapes: of all tensors, by name.
+        dtype: 'F32', 'BF16' or 'F16'.
+        metadata: text that the head of each file has.
+    """
+
+    def __init__(self, directory: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str, metadata: Mapping[str, str]):
+        self._directory, self._shapes, self._width = directory, shapes, DTYPES[dtype].itemsize
+        self._files = _files({name: self._width * math.prod(shape) for name, shape in shapes.items()})
+        self._starts: dict[str, tuple[IO[bytes], int]] = {}
+        self._opened = contextlib.ExitStack()
+        for file, names in self._files.items():
+            self._begin(file, names, dtype, metadata)
+
+    def __enter__(self) -> 'TensorFiles':
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._opened.close()
+        if len(self._files) > 1 and raised[0] is None:
+            total = self._width * sum(math.prod(shape) for shape in self._shapes.values())
+            weight_map = {name: file for file, names in self._files.items() for name in names}
+            write_json(self._directory / INDEX, {'metadata': {'total_size': total}, 'weight_map': weight_map})
+
+    def write(self, name: str, where: tuple[slice, ...], values: np.ndarray) -> None:
+        """Writes the part `where` of a tensor: whole rows at once, shares of rows one by one."""
+        file, start = self._starts[name]
+        shape, values = self._shapes[name], np.ascontiguousarray(values)
+        row = values.itemsize * math.prod(shape[1:])
+        if not shape or values.shape[1:] == tuple(shape[1:]):
+            first = where[0].indices(shape[0])[0] if shape else 0
+            file.seek(start + first * row)
+            file.write(values.reshape(-1).view(np.uint8).data)
+            return
+        assert len(shape) == 2, shape
+        column = where[1].indices(shape[1])[0] * values.itemsize
+        for index, part in enumerate(values):
+            file.seek(start + index * row + column)
+            file.write(part.view(np.uint8).data)
+
+    def _begin(self, file: str, names: list[str], dtype: str, metadata: Mapping[str, str]) -> None:
+        header: dict[str, Any] = {'__metadata__': metadata}
+        offset = 0
+        for name in names:
+            size = self._width * math.prod(self._shapes[name])
+            header[name] = {'dtype': dtype, 'shape': self._shapes[name], 'data_offsets': [offset, offset + size]}
+            offset += size
+        text = json.dumps(header).encode()
+        text += b' ' * (-len(text) % 8)
+        stream = self._opened.enter_context((self._directory / file).open('wb'))
+        stream.write(struct.pack('<Q', len(text)) + text)
+        stream.truncate(8 + len(text) + offset)
+        for name in names:
+            self._starts[name] = stream, 8 + len(text) + header[name]['data_offsets'][0]
+
+
+@contextlib.contextmanager
+def new_directory(directory: Path) -> Iterator[Path]:
+    """A directory to write files into, which gets its name when the block ends well, and leaves nothing otherwise.
+
+    Raises:
+        UserError: there is one that is not empty, or it cannot be written.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UserError(f'{directory} exists and is not empty\ngive a new directory')
+    partial = directory.with_name(f'.{directory.name}.partial')
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        for path in partial.iterdir():
+            with path.open('rb') as file:
+                os.fsync(file.fileno())
+        if directory.exists():
+            directory.rmdir()
+        partial.rename(directory)
+    except OSError as error:
+        raise UserError(f'cannot write {directory}: {error.strerror}') from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
+
+
+def _files(sizes: dict[str, int]) -> dict[str, list[str]]:
+    """Which tensors lie in which file."""
+    groups: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if groups[-1] and filled + size > LARGEST_FILE:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += size
+    if len(groups) == 1:
+        return {SINGLE: groups[0]}
+    return {f'model-{i:05}-of-{len(groups):05}.safetensors': names for i, names in enumerate(groups, start=1)}
