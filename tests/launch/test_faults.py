@@ -55,9 +55,10 @@ def test_killed_and_hung_processes_of_four_change_nothing(tmp_path, capsys):
     recovered = [line for line in hurt.said.splitlines() if line.startswith('training again, ')]
     assert len(recovered) == 3
     with capsys.disabled():
-        print(
-            '\n' + '\n'.join(line for line in hurt.said.splitlines() if line.startswith(('launch: ', 'training again')))
-        )
+        for at, end, again in zip(killed, ended, hurt.events('stepped')[1:], strict=False):
+            print(
+                f'\n{end["why"]}: noticed after {end["noticed"] - at:.1f} s, trains again after {again["time"] - at:.1f} s'
+            )
 
 
 @pytest.mark.slow
