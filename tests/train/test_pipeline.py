@@ -6,6 +6,7 @@ import re
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import reference
 from pretrax import config_from_values, pretrain
@@ -14,6 +15,7 @@ from pretrax.errors import UserError
 from pretrax.train import optimizer, schedule
 from pretrax.train.setup import prepare
 from pretrax.train.step import DEFAULT_NO_DECAY, Recipe, abstract_state, make_evaluate, make_step
+from pretrax.train.warm_start import _place
 from runs import BIGRAM, Quiet
 from small import GPT2, LLAMA, MIXTURE, assert_same, mesh_of, random_batch, random_weights, transformer
 from train.test_equivalence import ADAM, fresh_state
@@ -132,6 +134,15 @@ def test_a_run_in_stages_evaluates_writes_and_goes_on_without_them(values):
     )
     assert on.metrics['step'] == 3
     assert on.metrics['loss'] < 1.01 * run.metrics['loss']
+
+
+def test_weights_given_a_layer_at_a_time_go_to_their_stages():
+    """As those of Hugging Face come (`init_from`)."""
+    whole = np.arange(4 * 6 * 2, dtype=np.float32).reshape(4, 6, 2)
+    sharding = NamedSharding(mesh_of(d=2, p=2), PartitionSpec('p', 'd'))
+    placed = _place((((i,), layer) for i, layer in enumerate(whole)), jax.ShapeDtypeStruct(whole.shape, whole.dtype, sharding=sharding))  # fmt: skip
+    np.testing.assert_array_equal(placed, whole)
+    assert {shard.data.shape for shard in placed.addressable_shards} == {(2, 3, 2)}
 
 
 REFUSED = {
