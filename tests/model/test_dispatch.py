@@ -8,6 +8,7 @@ import pytest
 from model.test_matmul import dots
 from pretrax.model.dispatch import block_length, collect, in_blocks, spread, together, within_capacity
 from pretrax.model.matmul import grouped_product
+from pretrax.model.numerics import Format
 from pretrax.shardlib import defer_reduction, f32, i32, num, psum, typed_shard_map
 from small import mesh_of
 
@@ -72,7 +73,7 @@ def run(method, mesh, dtype=jnp.float32):
         x, weight = defer_reduction('t', x), defer_reduction('t', weight)
         flat = chosen.reshape(-1)
         places, groups = together(flat, E) if method == 'ragged' else in_blocks(flat, E, 8)
-        y = grouped_product('N/d M, E M F/t -> N/d F/t', spread(K, x, places), w, groups, method)
+        y = grouped_product('N/d M, E M F/t -> N/d F/t', spread(K, x, places), w, Format('compute'), groups, method)
         return collect(K, y * spread(1, weight.reshape(-1, 1), places), places)
 
     @typed_shard_map

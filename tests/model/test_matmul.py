@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pretrax.model.matmul import product
+from pretrax.model.numerics import Format
 from pretrax.shardlib import f32, num, psum, typed_shard_map
 from small import mesh_of
 
@@ -40,12 +41,12 @@ def test_values_and_gradients(dtype, rounding):
 
 @typed_shard_map
 def multiply(x: num['B/d L M'], w: f32['M H D']) -> num['B/d L H D']:
-    return product(SPEC, x, w)
+    return product(SPEC, x, w, Format('compute'))
 
 
 @typed_shard_map
 def loss(x: num['B/d L M'], w: f32['M H D'], dy: num['B/d L H D']) -> f32['']:
-    return psum('d', jnp.sum((product(SPEC, x, w) * dy).astype(jnp.float32)))
+    return psum('d', jnp.sum((product(SPEC, x, w, Format('compute')) * dy).astype(jnp.float32)))
 
 
 def operands(dtype):

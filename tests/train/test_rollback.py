@@ -10,7 +10,7 @@ from pretrax import config_from_values, pretrain, register
 from pretrax.checkpoint import read_description, steps_in
 from pretrax.errors import UserError
 from pretrax.observe.metrics import read_metrics
-from pretrax.train.step import FEWEST_STEPS, is_spike
+from pretrax.train.spikes import FEWEST_STEPS, is_spike
 from runs import BIGRAM, Quiet
 from small import VOCAB, random_batch
 

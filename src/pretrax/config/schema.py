@@ -157,7 +157,35 @@ class Precision(Section):
     """Weights, optimizer state, norms and loss are always f32."""
 
     compute: Literal['auto', 'bf16', 'f32'] = Field(
-        default='auto', description='dtype of matrix products; auto: by device'
+        default='auto', description='dtype of activations and matrix products; auto: by device'
+    )
+    matmul: Literal['compute', 'int8', 'fp8'] = Field(
+        default='compute', description='products with weights: in the compute dtype, or with operands in eight bits'
+    )
+    exempt: tuple[str, ...] = Field(
+        default=('head', 'first.*', 'last.*'),
+        strict=False,
+        description='patterns on products that stay in the compute dtype: block.weight, weight, head',
+    )
+
+    @pydantic.model_validator(mode='after')
+    def _something_to_exempt(self) -> 'Precision':
+        if self.matmul == 'compute' and self.exempt != type(self).model_fields['exempt'].default:
+            raise ProblemsError(
+                Problem(
+                    ('exempt',),
+                    f'is {shown(list(self.exempt))}, and no product is in eight bits',
+                    'leave it out, or give precision.matmul=int8 or fp8',
+                )
+            )
+        return self
+
+
+class Memory(Section):
+    """What lies in the host's memory instead of the devices'. Activations are chosen by model.save."""
+
+    offload: tuple[Literal['optimizer', 'weights'], ...] = Field(
+        default=(), strict=False, description='parts of the state that lie in host memory between steps'
     )
 
 
@@ -275,7 +303,8 @@ class RunConfig(Section):
         default_factory=lambda: Schedule.model_validate({}), description='the learning rate over the run'
     )
     mesh: Mesh = Field(default=Mesh(), description='how the devices are arranged')
-    precision: Precision = Field(default=Precision(), description='dtype of matrix products')
+    precision: Precision = Field(default=Precision(), description='dtypes of matrix products')
+    memory: Memory = Field(default=Memory(), description='what lies in host memory')
     checkpoint: Checkpoint = Field(default=Checkpoint(), description='when the state is written')
     faults: Faults = Field(default=Faults(), description='spikes, hangs, time limits')
     processes: Processes = Field(default=Processes(), description='which of several this one is')

@@ -30,7 +30,7 @@ class Absent(Enum):
 ABSENT = Absent.ABSENT
 
 # A run may be resumed with these changed: they do not touch what is computed from a given state.
-HARMLESS = ('name', 'run_dir', 'steps', 'log', 'sample', 'checkpoint', 'eval', 'faults', 'processes')
+HARMLESS = ('name', 'run_dir', 'steps', 'log', 'sample', 'checkpoint', 'eval', 'faults', 'memory', 'processes')
 # ... but for these
 HARMFUL = ('faults.spike',)
 

@@ -21,6 +21,7 @@ from ..errors import UserError
 from ..model.architecture import Architecture, LayerKind
 from ..model.attention import attend_visible, in_sight
 from ..model.axes import AXES, ROWS, along
+from ..model.numerics import COMPUTE
 from ..model.transformer import FeedForward, Transformer, block, forward, mlp_of
 from ..model.weights import Layer, Weights
 from ..shardlib import (
@@ -126,12 +127,12 @@ def _compiled(model: Transformer, tokens: int, temperature: float, top_k: int | 
 
         def read(cache: Cache, ids: Any, positions: Any) -> tuple[Any, Cache]:
             def blocks(x: Any, layers: Layer) -> tuple[Any, Cache]:
-                mlp = mlp_of(arch, model.grouped, positions >= 0)
+                mlp = mlp_of(arch, model.grouped, positions >= 0, COMPUTE)
                 kinds = [functools.partial(_cached_block, positions, arch, kind, mlp) for kind in arch.kinds]
                 return scan(kinds, x, (layers, cache))
 
             with scope():  # L is the prompt's length first, then 1
-                return forward(w, ids, positions, arch, dtype, blocks)
+                return forward(w, ids, positions, arch, dtype, blocks, COMPUTE['head'])
 
         def choose(logits: Any, count: Any) -> Any:
             logits = jnp.where(jnp.arange(logits.shape[-1]) < arch.vocab_size, logits.astype(jnp.float32), -jnp.inf)
@@ -168,7 +169,7 @@ def _cached_block(
         visible = in_sight(positions[:, :, None] - jnp.arange(new.k.shape[1]), scores)
         return attend_visible(q, new.k, new.v, visible, scores), new
 
-    x, cache, _ = block(x, w, positions, arch, kind, attention, mlp)
+    x, cache, _ = block(x, w, positions, arch, kind, attention, mlp, COMPUTE)
     return x, cache
 
 

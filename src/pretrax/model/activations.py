@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ..errors import UserError
 from ..shardlib import Choice
 from .axes import along
-from .families import SAVED_NAMES
+from .families import SAVE_PRESETS, SAVED_NAMES
 
 ALL_NAMED: dict[str, Choice] = dict.fromkeys(SAVED_NAMES, 'keep')
 
@@ -19,16 +20,27 @@ def choose_unrolled(wanted: str, n_layers: int, mesh: dict[str, int]) -> tuple[b
     return False, 'scan (many devices or layers: compiles faster)'
 
 
-def choose_saved(wanted: Any, mesh: dict[str, int]) -> tuple[Mapping[str, Choice] | None, str]:
-    """What is kept for the backward pass, see `recompute_by_name`; and why."""
+def choose_saved(wanted: Any, mesh: dict[str, int], host_memory: bool) -> tuple[Mapping[str, Choice] | None, str]:
+    """What is kept for the backward pass, see `recompute_by_name`; and why.
+
+    Raises:
+        UserError: something is to be offloaded, and the devices reach no host memory.
+    """
+    if wanted == 'all' and mesh['d'] * mesh['p'] == 1:
+        return None, 'all kept'
+    if wanted == 'all':
+        many = f'{"d" if mesh["d"] > 1 else "p"} > 1'
+        return ALL_NAMED, f'kept: {", ".join(ALL_NAMED)}; gathered weights and cheap values are computed again ({many})'
     if wanted == 'none' and mesh['p'] > 1:
         return {}, 'of each stage and micro-batch the input is kept, the rest is recomputed (model.save=none)'
     if wanted == 'none':
         return {}, 'everything is recomputed in the backward pass (model.save=none)'
-    if wanted != 'all':
-        kept = [name for name, choice in wanted.items() if choice == 'keep']
-        return dict(wanted), f'kept: {", ".join(kept) or "none"}; the rest is recomputed (model.save)'
-    if mesh['d'] * mesh['p'] == 1:
-        return None, 'all kept'
-    many = f'{"d" if mesh["d"] > 1 else "p"} > 1'
-    return ALL_NAMED, f'kept: {", ".join(ALL_NAMED)}; gathered weights and cheap values are computed again ({many})'
+    saved: dict[str, Choice] = dict.fromkeys(SAVE_PRESETS[wanted], 'keep') if isinstance(wanted, str) else dict(wanted)
+    kept, offloaded = ([name for name in saved if saved[name] == choice] for choice in ('keep', 'offload'))
+    if offloaded and not host_memory:
+        raise UserError(
+            f'model.save: {", ".join(offloaded)}: offload: the devices know no pinned host memory\n'
+            'keep or recompute instead'
+        )
+    told = f'; in host memory: {", ".join(offloaded)}' if offloaded else ''
+    return saved, f'kept: {", ".join(kept) or "none"}{told}; the rest is recomputed (model.save)'

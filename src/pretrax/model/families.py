@@ -73,7 +73,15 @@ EXPERT_OPTIONS = (
     'experts_per_token', 'd_shared', 'shared_gate', 'normalize_router', 'capacity', 'balance_loss', 'balance_over',
     'router_z_loss',
 )  # fmt: skip
-SAVED_NAMES = ('q', 'k', 'v', 'attention', 'gate', 'up', 'attention_out', 'mlp_out')
+# Values of a block that have a name, in the order of their making. 'input' is what all others are computed again from:
+# it stays in any case, on the device or in host memory.
+SAVED_NAMES = ('q', 'k', 'v', 'attention', 'attention_out', 'up', 'gate', 'mlp_out')
+SAVE_PRESETS: dict[str, tuple[str, ...]] = {
+    'none': (),
+    'attention': ('q', 'k', 'v', 'attention'),  # what its backward pass needs, so that it is not computed twice
+    'dots': ('q', 'k', 'v', 'attention_out', 'up', 'gate', 'mlp_out'),  # results of products with weights
+    'full': SAVED_NAMES,
+}
 
 
 class TransformerOptions(BaseModel):
@@ -139,9 +147,13 @@ class TransformerOptions(BaseModel):
     init_std: float = Field(0.02, gt=0, description='standard deviation of the initial weights')
     z_loss: float = Field(0.0, ge=0, description='weight of mean(log(Z)^2), which keeps the logits from drifting')
     layers: Literal['auto', 'scan', 'unroll'] = Field('auto', description='one layer in a loop, or all of them')
-    save: Literal['all', 'none'] | dict[Literal[SAVED_NAMES], Literal['keep', 'recompute']] = Field(
-        'all', description='activations for the backward pass: all, none, or keep/recompute by name (others: recompute)'
-    )
+    save: (
+        Literal['all', 'none', 'attention', 'dots', 'full']
+        | dict[Literal['input', *SAVED_NAMES], Literal['keep', 'recompute', 'offload']]
+    ) = Field(
+        'all', description='activations for the backward pass: all, a list of names (none, attention, dots, full), or '
+        'keep, recompute or offload by name (others: recompute)'
+    )  # fmt: skip
     attention: Literal['auto', 'cudnn', 'splash', 'blockwise'] = Field('auto', description='kernel')
     pipeline_rounds: int = Field(
         1, gt=0, description='times a micro-batch goes around the stages of mesh.p: more make the bubble smaller'
@@ -152,6 +164,8 @@ class TransformerOptions(BaseModel):
 
     @model_validator(mode='after')
     def _fits_together(self) -> Self:
+        if isinstance(self.save, dict) and self.save.get('input') == 'recompute':
+            raise UserError("save: a block's input is what the rest is computed again from\nuse input: keep or offload")
         _choose(self)
         return self
 

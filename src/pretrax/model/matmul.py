@@ -2,7 +2,7 @@
 
 The derivative is written by hand. Differentiating an `einsum` with f32 accumulation makes both backward products
 f32 x f32 on GPUs; here the operands of all three products have the compute dtype, the accumulation is f32, and the
-weight's gradient stays f32 (docs/lab-notes.md has the measurements).
+weight's gradient stays f32 (docs/lab-notes.md has the measurements). Operands in eight bits: `eight_bits.py`.
 """
 
 import functools
@@ -12,10 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from ..shardlib import all_gather, einsum
+from . import eight_bits
+from .numerics import Format
 
 
-def product(spec: str, x: Any, w: Any) -> Any:
-    """`einsum(spec, x, w)` in x's dtype, accumulated in f32. w is f32, rounded to x's dtype; its gradient is f32."""
+def product(spec: str, x: Any, w: Any, how: Format) -> Any:
+    """`einsum(spec, x, w)` in x's dtype, accumulated in f32. w is f32, rounded as `how` says; its gradient is f32."""
+    if how.kind != 'compute':
+        return eight_bits.product(how.kind, spec, x, w, how.seed)
     return einsum(spec, x, w, dot=_dot)
 
 
@@ -35,7 +39,7 @@ def exact_product(spec: str, x: Any, w: Any) -> Any:
     return einsum(spec, x.astype(jnp.float32), w, dot=dot)
 
 
-def grouped_product(spec: str, x: Any, w: Any, groups: Any, method: str) -> Any:
+def grouped_product(spec: str, x: Any, w: Any, how: Format, groups: Any, method: str) -> Any:
     """`product` of every row of x with its own group's matrix: `'N/r/d M, E M F/t -> N/r/d F/t'`.
 
     Both may have a leading dimension of size 1, for the axis that shards rows and groups: `'G/e N M, G/e E M F -> ...'`.
@@ -44,9 +48,13 @@ def grouped_product(spec: str, x: Any, w: Any, groups: Any, method: str) -> Any:
         spec: rows and what is summed over; groups, the same, columns; rows and columns.
         x: rows, those of a group together.
         w: f32, a matrix for each group.
+        how: 'compute', or eight bits where the method is 'blocks'.
         groups: 'ragged': how many rows each group has; 'blocks': the group of each block of rows, equally long.
         method: 'ragged', `jax.lax.ragged_dot`, or 'blocks', a product for each block. `choose_grouped` chooses.
     """
+    if how.kind != 'compute':
+        assert method == 'blocks', method
+        return eight_bits.grouped_product(how.kind, spec, x, w, how.seed, groups)
 
     def dot(_: str, x: Any, w: Any) -> Any:
         y = _grouped_dot(method, x.reshape(-1, x.shape[-1]), w.reshape(-1, *w.shape[-2:]), groups)

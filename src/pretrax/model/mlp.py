@@ -11,24 +11,25 @@ import jax.numpy as jnp
 from ..shardlib import all_gather, num, psum_scatter, save, typechecked
 from .architecture import Architecture
 from .matmul import gather, plus, product
+from .numerics import Formats
 from .weights import Layer
 
 
 @typechecked
-def feed_forward(h: num['B/r/d/e L/c/t M'], w: Layer, arch: Architecture) -> num['B/r/d/e L/c/t M']:
+def feed_forward(h: num['B/r/d/e L/c/t M'], w: Layer, arch: Architecture, formats: Formats) -> num['B/r/d/e L/c/t M']:
     """act(h W_up) W_down, or with a gate (act(h W_gate) * h W_up) W_down. Shazeer 2020, arXiv:2002.05202, eq. 5 and 6."""
     h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', h)
-    up = plus(product('B/r/d/e L/c M, M F/t -> B/r/d/e L/c F/t', h, gather('M/d F/t -> M F/t', w.up, h)), w.up_bias)
+    w_up = gather('M/d F/t -> M F/t', w.up, h)
+    up = plus(product('B/r/d/e L/c M, M F/t -> B/r/d/e L/c F/t', h, w_up, formats['up']), w.up_bias)
     up = save(up, 'up')
     if arch.gated:
-        gate = save(
-            product('B/r/d/e L/c M, M F/t -> B/r/d/e L/c F/t', h, gather('M/d F/t -> M F/t', w.gate, h)), 'gate'
-        )
+        w_gate = gather('M/d F/t -> M F/t', w.gate, h)
+        gate = save(product('B/r/d/e L/c M, M F/t -> B/r/d/e L/c F/t', h, w_gate, formats['gate']), 'gate')
         act = gated(gate, up, arch.activation)
     else:
         act = gelu(up)
-    down = gather('F/t M/d -> F/t M', w.down, h)
-    out = product('B/r/d/e L/c F/t, F/t M -> B/r/d/e L/c M', act, down)  # partial over t
+    w_down = gather('F/t M/d -> F/t M', w.down, h)
+    out = product('B/r/d/e L/c F/t, F/t M -> B/r/d/e L/c M', act, w_down, formats['down'])  # partial over t
     return plus(save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'mlp_out'), w.down_bias)
 
 

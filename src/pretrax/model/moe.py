@@ -19,13 +19,14 @@ from .dispatch import block_length, collect, in_blocks, spread, together, within
 from .exchange import exchange
 from .matmul import exact_product, gather, grouped_product, product
 from .mlp import gated
+from .numerics import COMPUTE, Formats
 from .routing import Routed, observe
 from .weights import Layer
 
 
 @typechecked
 def mixture(
-    h: num['B/r/d/e L/c/t M'], w: Layer, counts: bool_['B/r/d/e L/c'], arch: Architecture, method: str
+    h: num['B/r/d/e L/c/t M'], w: Layer, counts: bool_['B/r/d/e L/c'], arch: Architecture, method: str, formats: Formats
 ) -> tuple[num['B/r/d/e L/c/t M'], Routed]:
     """The sum of a token's experts, weighted by the router, and of the shared one. Shazeer et al. 2017, arXiv:1701.06538.
 
@@ -35,6 +36,7 @@ def mixture(
         counts: tokens that are no padding; only these are in the sums.
         arch: how many experts, and how they are chosen.
         method: of the products, see `grouped_product`.
+        formats: of the products.
 
     Returns:
         What is to be added to the stream, and what the losses and statistics of the router are made of.
@@ -46,9 +48,9 @@ def mixture(
         all_gather('B/r/d/e L/c/t X -> B/r/d/e L/c X', weight),
         all_gather('B/r/d/e L/c/t X -> B/r/d/e L/c X', chosen),
     )
-    out, dropped = experts(x, *everyones, w, arch, method)
+    out, dropped = experts(x, *everyones, w, arch, method, formats)
     if w.shared_up is not None:
-        out = out + shared_expert(x, w, arch)
+        out = out + shared_expert(x, w, arch, formats)
     out = save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'mlp_out')
     return out, observe(logits, chosen, dropped, counts, arch)
 
@@ -73,6 +75,7 @@ def experts(
     w: Layer,
     arch: Architecture,
     method: str,
+    formats: Formats,
 ) -> tuple[Any, bool_['B/r/d/e L/c X'] | None]:
     """Each token's weighted sum over its experts, a partial sum over t; and which choices found no place (None: all did).
 
@@ -86,18 +89,17 @@ def experts(
         gather('E/e F/t M/d -> E/e F/t M', w.expert_down, x),
     )
     if arch.capacity is not None:
-        return _with_capacity(x, weight, chosen, weights, arch)
+        return _with_capacity(x, weight, chosen, weights, arch, formats)
     forward = functools.partial(_feed_forwards, arch.activation, method)
     k, n, choices = arch.experts_per_token, arch.n_experts, chosen.reshape(-1)
     if axis_size('e') > 1:
-        return exchange(functools.partial(forward, unnamed), k, n, method, flat, weight, choices, weights).reshape(
-            x.shape
-        ), None
+        far = functools.partial(forward, COMPUTE, unnamed)  # `choose_numerics` says so too
+        return exchange(far, k, n, method, flat, weight, choices, weights).reshape(x.shape), None
     if method == 'ragged':
         places, groups = together(choices, n)
     else:
         places, groups = in_blocks(choices, n, block_length(choices.shape[0], n))
-    made = forward(save, spread(k, flat, places), spread(1, weight.reshape(-1, 1), places), groups, weights)
+    made = forward(formats, save, spread(k, flat, places), spread(1, weight.reshape(-1, 1), places), groups, weights)
     return collect(k, made, places).reshape(x.shape), None
 
 
@@ -108,18 +110,30 @@ def unnamed(x: Any, name: str) -> Any:
 
 
 def _feed_forwards(
-    activation: str, method: str, named: Callable[[Any, str], Any], rows: Any, weight: Any, groups: Any, weights: Any
+    activation: str,
+    method: str,
+    formats: Formats,
+    named: Callable[[Any, str], Any],
+    rows: Any,
+    weight: Any,
+    groups: Any,
+    weights: Any,
 ) -> Any:
     """Each row's feed-forward, by its group. G: the devices along e, each with its rows for its S experts."""
     w_up, w_gate, w_down = (w[None] for w in weights)
     multiply = functools.partial(grouped_product, groups=groups, method=method)
     into = functools.partial(multiply, 'G/e N/r/d/c M, G/e S M F/t -> G/e N/r/d/c F/t')
-    up, gate = named(into(rows[None], w_up), 'up'), named(into(rows[None], w_gate), 'gate')
+    up, gate = (
+        named(into(rows[None], w_up, formats['expert_up']), 'up'),
+        named(into(rows[None], w_gate, formats['expert_gate']), 'gate'),
+    )
     act = weighted(gate, up, weight[None], activation)
-    return multiply('G/e N/r/d/c F/t, G/e S F/t M -> G/e N/r/d/c M', act, w_down)[0]
+    return multiply('G/e N/r/d/c F/t, G/e S F/t M -> G/e N/r/d/c M', act, w_down, formats['expert_down'])[0]
 
 
-def _with_capacity(x: Any, weight: Any, chosen: Any, weights: Any, arch: Architecture) -> tuple[Any, Any]:
+def _with_capacity(
+    x: Any, weight: Any, chosen: Any, weights: Any, arch: Architecture, formats: Formats
+) -> tuple[Any, Any]:
     """Every expert has so many places in each sequence. Lepikhin et al. 2020, arXiv:2006.16668, section 2.2."""
     rows, length, _ = x.shape
     k, n = arch.experts_per_token, arch.n_experts
@@ -134,9 +148,12 @@ def _with_capacity(x: Any, weight: Any, chosen: Any, weights: Any, arch: Archite
     with scope():
         row_weights = to_experts(spread(1, weight.reshape(-1, 1), places))
     into = functools.partial(product, 'B/r/d E/e C/c M, E/e M F/t -> B/r/d E/e C/c F/t')
-    up, gate = save(into(tokens, w_up), 'up'), save(into(tokens, w_gate), 'gate')
+    up, gate = (
+        save(into(tokens, w_up, formats['expert_up']), 'up'),
+        save(into(tokens, w_gate, formats['expert_gate']), 'gate'),
+    )
     act = weighted(gate, up, row_weights, arch.activation)
-    y = product('B/r/d E/e C/c F/t, E/e F/t M -> B/r/d E/e C/c M', act, w_down)
+    y = product('B/r/d E/e C/c F/t, E/e F/t M -> B/r/d E/e C/c M', act, w_down, formats['expert_down'])
     y = all_to_all('B/r/d E/e C/c M -> B/r/d/e E C/c M', y, partial='t').reshape(len(places.choice), -1)
     dropped = (places.of_choice == len(places.choice)).reshape(chosen.shape)
     return collect(k, y, places).reshape(x.shape), dropped
@@ -149,13 +166,14 @@ def weighted(gate: Any, up: Any, weight: Any, activation: str) -> Any:
 
 
 @typechecked
-def shared_expert(x: num['B/r/d/e L/c M'], w: Layer, arch: Architecture) -> Any:
+def shared_expert(x: num['B/r/d/e L/c M'], w: Layer, arch: Architecture, formats: Formats) -> Any:
     """The feed-forward that every token visits, a partial sum over t. Qwen Team 2024, qwenlm.github.io/blog/qwen-moe."""
     into = functools.partial(product, 'B/r/d/e L/c M, M F_shared/t -> B/r/d/e L/c F_shared/t')
-    up = save(into(x, gather('M/d F_shared/t -> M F_shared/t', w.shared_up, x)), 'up')
-    gate = save(into(x, gather('M/d F_shared/t -> M F_shared/t', w.shared_gate, x)), 'gate')
+    up = save(into(x, gather('M/d F_shared/t -> M F_shared/t', w.shared_up, x), formats['shared_up']), 'up')
+    gate = save(into(x, gather('M/d F_shared/t -> M F_shared/t', w.shared_gate, x), formats['shared_gate']), 'gate')
     down = gather('F_shared/t M/d -> F_shared/t M', w.shared_down, x)
-    out = product('B/r/d/e L/c F_shared/t, F_shared/t M -> B/r/d/e L/c M', gated(gate, up, arch.activation), down)
+    act = gated(gate, up, arch.activation)
+    out = product('B/r/d/e L/c F_shared/t, F_shared/t M -> B/r/d/e L/c M', act, down, formats['shared_down'])
     if w.shared_mix is None:
         return out
     mix = jax.nn.sigmoid(exact_product('B/r/d/e L/c M, M -> B/r/d/e L/c', x, w.shared_mix))

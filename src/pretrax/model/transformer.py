@@ -23,11 +23,11 @@ from ..shardlib import (
     i32,
     num,
     psum_scatter,
-    recompute_by_name,
     save,
     scan,
     take,
     typechecked,
+    unroll,
     whole,
 )
 from .activations import ALL_NAMED, choose_saved, choose_unrolled
@@ -40,6 +40,7 @@ from .matmul import choose_grouped, gather, plus, product
 from .mlp import feed_forward
 from .moe import mixture
 from .norm import norm, qk_norm
+from .numerics import EXEMPT, Format, Formats, Kind, choose_numerics
 from .pipeline import Schedule, choose_schedule, in_stages
 from .rope import rotate
 from .routing import counted, describe_routing, load, routing_denominators, routing_metrics, routing_terms
@@ -59,9 +60,10 @@ def block(
     kind: LayerKind,
     attention: Attend,
     mlp: FeedForward,
+    formats: Formats,
 ) -> tuple[num['B/r/d/e L/c/t M'], Any, Any]:
     """x + attention(x), then x + mlp(x), with norms before (Xiong et al. 2020, arXiv:2002.04745), after, or both."""
-    out, kept = self_attention(norm(x, w.norm1, w.norm1_bias, arch), w, positions, arch, kind, attention)
+    out, kept = self_attention(norm(x, w.norm1, w.norm1_bias, arch), w, positions, arch, kind, attention, formats)
     y: Any = x + norm(out, w.norm1_after, None, arch)
     out, routed = mlp(norm(y, w.norm2, w.norm2_bias, arch), w)
     return y + norm(out, w.norm2_after, None, arch), kept, routed
@@ -75,18 +77,16 @@ def self_attention(
     arch: Architecture,
     kind: LayerKind,
     attention: Attend,
+    formats: Formats,
 ) -> tuple[num['B/r/d/e L/c/t M'], Any]:
     """Queries, keys and values of h, normed and turned by their positions as the family does; attention; projection."""
     h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', h)
-    q = plus(
-        product('B/r/d/e L/c M, M H/t D -> B/r/d/e L/c H/t D', h, gather('M/d H/t D -> M H/t D', w.q, h)), w.q_bias
-    )
-    k = plus(
-        product('B/r/d/e L/c M, M K/t D -> B/r/d/e L/c K/t D', h, gather('M/d K/t D -> M K/t D', w.k, h)), w.k_bias
-    )
-    v = plus(
-        product('B/r/d/e L/c M, M K/t D -> B/r/d/e L/c K/t D', h, gather('M/d K/t D -> M K/t D', w.v, h)), w.v_bias
-    )
+    w_q = gather('M/d H/t D -> M H/t D', w.q, h)
+    q = plus(product('B/r/d/e L/c M, M H/t D -> B/r/d/e L/c H/t D', h, w_q, formats['q']), w.q_bias)
+    w_k = gather('M/d K/t D -> M K/t D', w.k, h)
+    k = plus(product('B/r/d/e L/c M, M K/t D -> B/r/d/e L/c K/t D', h, w_k, formats['k']), w.k_bias)
+    w_v = gather('M/d K/t D -> M K/t D', w.v, h)
+    v = plus(product('B/r/d/e L/c M, M K/t D -> B/r/d/e L/c K/t D', h, w_v, formats['v']), w.v_bias)
     if arch.qk_norm == 'none':
         q, k = save(rotate(q, positions, kind), 'q'), save(rotate(k, positions, kind), 'k')
     else:  # kept as they were before the norm, whose backward pass needs them so
@@ -94,9 +94,8 @@ def self_attention(
         k = rotate(qk_norm(save(k, 'k'), w.k_norm, w.k_full_norm, arch), positions, kind)
     y, kept = attention(q, k, save(v, 'v'))
     y = save(y, 'attention')
-    out = product(
-        'B/r/d/e L/c H/t D, H/t D M -> B/r/d/e L/c M', y, gather('H/t D M/d -> H/t D M', w.o, h)
-    )  # partial over t
+    w_o = gather('H/t D M/d -> H/t D M', w.o, h)
+    out = product('B/r/d/e L/c H/t D, H/t D M -> B/r/d/e L/c M', y, w_o, formats['o'])  # partial over t
     return plus(save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'attention_out'), w.o_bias), kept
 
 
@@ -108,11 +107,12 @@ def forward(
     arch: Architecture,
     dtype: Any,
     blocks: Callable[[Any, Layer], tuple[Any, Any]],
+    head: Format,
 ) -> tuple[num['B/r/d/e L/c V/t'], Any]:
     """Logits in `dtype` for every token, and what `blocks(x, stacked layers)` gives besides x. Not in stages."""
     embed, unembed = vocabulary(w, dtype)
     x, kept = blocks(enter(w, embed, tokens, positions, arch, dtype), whole('p', w.layers))
-    return leave(w, unembed, x, arch), kept
+    return leave(w, unembed, x, arch, head), kept
 
 
 def vocabulary(w: Weights, dtype: Any) -> tuple[Any, Any]:
@@ -141,17 +141,19 @@ def enter(
 
 
 @typechecked
-def leave(w: Weights, table: f32['V/t M'], x: num['B/r/d/e L/c/t M'], arch: Architecture) -> num['B/r/d/e L/c V/t']:
+def leave(
+    w: Weights, table: f32['V/t M'], x: num['B/r/d/e L/c/t M'], arch: Architecture, head: Format
+) -> num['B/r/d/e L/c V/t']:
     """Logits, from what comes out of the last block."""
     h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', norm(x, w.norm, w.norm_bias, arch))
-    return softcap(product('B/r/d/e L/c M, V/t M -> B/r/d/e L/c V/t', h, table), arch.final_softcap)
+    return softcap(product('B/r/d/e L/c M, V/t M -> B/r/d/e L/c V/t', h, table, head), arch.final_softcap)
 
 
-def mlp_of(arch: Architecture, method: str, counts: Any) -> FeedForward:
+def mlp_of(arch: Architecture, method: str, counts: Any, formats: Formats) -> FeedForward:
     """A block's feed-forward: one, or a mixture of experts. `method` of its products, `counts` of tokens: `mixture`."""
     if not arch.n_experts:
-        return lambda h, w: (feed_forward(h, w, arch), None)
-    return lambda h, w: mixture(h, w, counts, arch, method)
+        return lambda h, w: (feed_forward(h, w, arch, formats), None)
+    return lambda h, w: mixture(h, w, counts, arch, method, formats)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +167,10 @@ class ModelRequest:
     platform: str  # of the devices
     mesh: dict[str, int]
     micro_batches: int = 1  # in which a model of several stages takes the rows of a device
+    device_kind: str = ''
+    matmul: Kind = 'compute'  # `precision.matmul`
+    exempt: tuple[str, ...] = EXEMPT  # `precision.exempt`
+    host_memory: bool = False  # that the devices can reach
 
 
 class Transformer:
@@ -183,11 +189,15 @@ class Transformer:
             request.documents_per_row, self.arch.attention_softcap,
         )  # fmt: skip
         self.unrolled, why_unrolled = choose_unrolled(options.layers, self.arch.n_layers, request.mesh)
-        self.saved, why_saved = choose_saved(options.save, request.mesh)
+        self.saved, why_saved = choose_saved(options.save, request.mesh, request.host_memory)
         self.schedule, why_schedule = choose_schedule(
             request.mesh['p'], options.pipeline_rounds, request.micro_batches, self.arch
         )
         self.grouped, why_grouped = choose_grouped(request.platform)
+        self.numerics, why_numerics = choose_numerics(
+            request.matmul, request.exempt, self.arch, self.grouped, request.mesh, request.platform, request.device_kind
+        )
+        self.draws = self.numerics.draws  # then `loss` is to be given a key
         self.survey = self._survey if self.arch.balance_loss and self.arch.balance_over == 'batch' else None
         self.choices = {
             'architecture': self.arch.describe(),
@@ -195,6 +205,7 @@ class Transformer:
             **({'context': f'{self.context} ({why_context})'} if request.mesh['c'] > 1 else {}),
             **({'experts': describe_routing(self.arch, why_grouped)} if self.arch.n_experts else {}),
             **({'pipeline': why_schedule} if self.schedule or options.pipeline_rounds > 1 else {}),
+            **({'products': why_numerics} if request.matmul != 'compute' else {}),
             'layers': why_unrolled,
             'activations': why_saved,
         }
@@ -207,10 +218,10 @@ class Transformer:
         """Shapes and shardings of the weights on the mesh in force."""
         return abstract_weights(self.arch)
 
-    def loss(self, weights: Weights, batch: Batch, known: Any = None) -> LossTerms:
+    def loss(self, weights: Weights, batch: Batch, known: Any = None, key: Any = None) -> LossTerms:
         """This device's terms of the loss. `known` is the `survey` of the whole step, where this is a part of it."""
         if self.schedule is None:
-            logits, routed = self._forward(weights, batch)
+            logits, routed = self._forward(weights, batch, key)
             terms = loss_terms(logits, batch, self.arch.vocab_size, self.arch.z_loss)
         else:
             terms, routed = self._terms_in_stages(weights, batch, self.schedule)
@@ -220,10 +231,10 @@ class Transformer:
 
     def _terms_in_stages(self, weights: Weights, batch: Batch, schedule: Schedule) -> tuple[LossTerms, Any]:
         """The terms that judge the text, and what routers did, where p shares out the layers: `pipeline.py` says how."""
-        arch, (embed, unembed) = self.arch, vocabulary(weights, self.dtype)
+        arch, (embed, unembed), head = self.arch, vocabulary(weights, self.dtype), Format(self.numerics.head)
 
         def judge(x: Any, part: Batch) -> dict[str, Any]:
-            terms = loss_terms(leave(weights, unembed, x, arch), part, arch.vocab_size, arch.z_loss)
+            terms = loss_terms(leave(weights, unembed, x, arch, head), part, arch.vocab_size, arch.z_loss)
             return {name: numerator for name, (numerator, _) in terms.items()}
 
         sums, routed = in_stages(
@@ -238,34 +249,40 @@ class Transformer:
         """How many tokens chose each expert, which the gradient of a loss on the load of the whole batch depends on."""
         return load(self._forward(weights, batch)[1], batch, places(batch, self.context), self.arch)
 
-    def _forward(self, weights: Weights, batch: Batch) -> tuple[Any, Any]:
+    def _forward(self, weights: Weights, batch: Batch, key: Any = None) -> tuple[Any, Any]:
         """Logits, and of a mixture of experts what the routers of all layers did."""
-        return forward(weights, batch.tokens, batch.positions, self.arch, self.dtype, self._blocks(batch))
+        seeds, of_head = self.numerics.seeds(key)
+        head = Formats({'head': self.numerics.head}, of_head)['head']
+        blocks = self._blocks(batch, seeds)
+        return forward(weights, batch.tokens, batch.positions, self.arch, self.dtype, blocks, head)
 
-    def _blocks(self, batch: Batch) -> Callable[[Any, Layer], tuple[Any, Any]]:
+    def _blocks(self, batch: Batch, seeds: Any = None) -> Callable[[Any, Layer], tuple[Any, Any]]:
         """What takes the stream of a batch through stacked layers, and tells what their routers did."""
-        mlp = mlp_of(self.arch, self.grouped, counted(batch, places(batch, self.context)))
+        counts = counted(batch, places(batch, self.context))
 
-        def one(kind: LayerKind, x: Any, layer: Layer) -> tuple[Any, Any]:
+        def one(kind: LayerKind, numbers: Any, x: Any, of_layer: tuple[Layer, Any]) -> tuple[Any, Any]:
+            layer, formats = of_layer[0], Formats(numbers, of_layer[1])
+            mlp = mlp_of(self.arch, self.grouped, counts, formats)
+
             def attention(q: Any, k: Any, v: Any) -> tuple[Any, None]:
                 scores = self.arch.scores(kind)
                 return attend_across(q, k, v, batch.segments, self.kernel, scores, self.context), None
 
-            x, _, routed = block(x, layer, batch.positions, self.arch, kind, attention, mlp)
+            x, _, routed = block(save(x, 'input'), layer, batch.positions, self.arch, kind, attention, mlp, formats)
             return x, routed
 
-        kinds = [functools.partial(one, kind) for kind in self.arch.kinds]
         # A stage whose input alone is kept makes the rest again, all layers at a time; of that everything is kept.
         saved = ALL_NAMED if self.schedule and self.saved == {} else self.saved
 
         def blocks(x: Any, stacked: Layer) -> tuple[Any, Any]:
-            if not self.unrolled:
-                return scan(kinds, x, stacked, saved)
-            kept, every = [recompute_by_name(kind, saved) for kind in kinds], []
-            for i in range(stacked.q.shape[0]):
-                x, routed = kept[i % len(kept)](x, jax.tree.map(lambda w, i=i: w[i], stacked))
+            every, kinds, run = [], self.arch.kinds, unroll if self.unrolled else scan
+            for part, numbers in self.numerics.runs(stacked.q.shape[0]):  # mostly one: all layers
+                first = part.start or 0
+                turns = [functools.partial(one, kinds[(first + i) % len(kinds)], numbers) for i in range(len(kinds))]
+                here = jax.tree.map(lambda w, part=part: w[part] if part != slice(None) else w, (stacked, seeds))
+                x, routed = run(turns, x, here, saved)
                 every.append(routed)
-            return x, jax.tree.map(lambda *layers: jnp.stack(layers), *every)
+            return x, jax.tree.map(lambda *runs: jnp.concatenate(runs), *every)
 
         return blocks
 

@@ -23,11 +23,12 @@ from .ops import (
     zero_gradient,
 )
 from .save import Choice, recompute_by_name, save
-from .scan import as_carried, scan
+from .scan import as_carried, scan, unroll
 from .shard_map import typed_shard_map
 from .typechecked import typechecked
 from .types import (
     Array,
+    Dim,
     bf16,
     bool_,
     f8,
@@ -42,15 +43,16 @@ from .types import (
     make_partition_specs,
     make_shardings,
     num,
+    parse_dims,
     pytree_dataclass,
     u8,
     u32,
 )
 
 __all__ = [
-    'Array', 'Choice', 'ShardingError', 'alike', 'all_gather', 'all_to_all', 'apart', 'as_carried', 'as_here', 'axis_index', 'axis_size', 'bf16', 'bool_', 'check',
+    'Array', 'Choice', 'Dim', 'ShardingError', 'alike', 'all_gather', 'all_to_all', 'apart', 'as_carried', 'as_here', 'axis_index', 'axis_size', 'bf16', 'bool_', 'check',
     'defer_reduction', 'einsum', 'f8', 'f8_e5m2', 'f16', 'f32', 'i8', 'i32', 'is_fully_sharded', 'key',
-    'make_abstract', 'make_partition_specs', 'make_shardings', 'num', 'pmax', 'pmean', 'ppermute', 'psum',
+    'make_abstract', 'make_partition_specs', 'make_shardings', 'num', 'parse_dims', 'pmax', 'pmean', 'ppermute', 'psum',
     'psum_scatter', 'pytree_dataclass', 'recompute_by_name', 'save', 'scan', 'scope', 'take', 'typechecked',
-    'typed_shard_map', 'u8', 'u32', 'whole', 'zero_gradient',
+    'typed_shard_map', 'u8', 'u32', 'unroll', 'whole', 'zero_gradient',
 ]  # fmt: skip

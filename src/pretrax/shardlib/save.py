@@ -1,4 +1,4 @@
-"""What is kept for the backward pass, by name: `save(x, 'q')` in the model, keep or recompute in the configuration."""
+"""What is kept for the backward pass, by name: `save(x, 'q')` in the model; keep, recompute or offload elsewhere."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-Choice = Literal['keep', 'recompute']
+Choice = Literal['keep', 'recompute', 'offload']  # offload: kept in the host's memory
 
 
 def save(x: Any, name: str) -> Any:
@@ -15,18 +15,24 @@ def save(x: Any, name: str) -> Any:
 
 
 def recompute_by_name(function: Callable[..., Any], choices: Mapping[str, Choice] | None) -> Callable[..., Any]:
-    """`function` with only the values named 'keep' held for its backward pass; all others are computed again.
+    """`function` with only the values named 'keep' or 'offload' held for its backward pass; others are computed again.
 
     Args:
         function: what to differentiate, such as one layer.
-        choices: 'keep' or 'recompute' for each name; None keeps everything, and nothing is computed twice.
+        choices: 'keep', 'recompute' or 'offload' for each name; None keeps everything, and nothing is computed twice.
     """
     if choices is None:
         return function
     return jax.checkpoint(function, policy=keep_by_name(choices))
 
 
-def keep_by_name(choices: Mapping[str, Choice]) -> Callable[..., bool]:
-    """The policy of `jax.checkpoint` that keeps the values named 'keep'."""
+def keep_by_name(choices: Mapping[str, Choice]) -> Callable[..., Any]:
+    """The policy of `jax.checkpoint` that does with each value what its name's choice says."""
     kept = [name for name, choice in choices.items() if choice == 'keep']
-    return jax.checkpoint_policies.save_only_these_names(*kept)
+    offloaded = [name for name, choice in choices.items() if choice == 'offload']
+    if not offloaded:
+        return jax.checkpoint_policies.save_only_these_names(*kept)
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=kept, names_which_can_be_offloaded=offloaded,
+        offload_src='device', offload_dst='pinned_host',
+    )  # fmt: skip

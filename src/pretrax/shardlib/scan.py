@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from .ops import vary
 from .replication import varying_axes
-from .save import Choice, keep_by_name
+from .save import Choice, keep_by_name, recompute_by_name
 
 
 def scan[X](
@@ -48,6 +48,21 @@ def scan[X](
     rest = jax.tree.map(lambda x: x[groups * turns :], stacked)
     carry, last = _in_turn(bodies, carry, rest, count - groups * turns)
     return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), outputs, last)
+
+
+def unroll[X](
+    body: Callable[[X, Any], tuple[X, Any]] | Sequence[Callable[[X, Any], tuple[X, Any]]],
+    init: X,
+    stacked: Any,
+    choices: Mapping[str, Choice] | None = None,
+) -> tuple[X, Any]:
+    """`scan` without a loop in the program: it compiles longer, and XLA may join what the slices do.
+
+    With None for `choices` everything is kept that the backward pass needs, gathered weights too.
+    """
+    bodies = [recompute_by_name(one, choices) for one in ([body] if callable(body) else body)]
+    count = jax.tree.leaves(stacked)[0].shape[0]
+    return _in_turn([bodies[i % len(bodies)] for i in range(count)], init, stacked, count)
 
 
 def _in_turn(bodies: list[Any], carry: Any, slices: Any, count: int) -> tuple[Any, Any]:

@@ -9,8 +9,9 @@ import numpy as np
 
 from ..checkpoint import DamagedError, read_description, steps_in
 from ..errors import UserError
+from .host_memory import on_device
 from .setup import Run
-from .step import TrainState, make_gradients
+from .step import TrainState, draws, make_gradients
 
 REPORT = 'failure.txt'
 
@@ -33,8 +34,9 @@ def give_up(run: Run, state: TrainState, rollbacks: int) -> UserError:
     """Computes the gradient of the last batches once more, and tells which of its arrays are not finite, by layer."""
     newest = int(state.batch) - 1
     in_a_row = int(state.skipped_in_a_row)
-    gradient, terms, _ = jax.jit(make_gradients(run.recipe.model, run.recipe.accumulation))(
-        state.weights, run.batch(newest)
+    gradients = make_gradients(run.recipe.model, run.recipe.accumulation)
+    gradient, terms, _ = jax.jit(lambda weights, *more: gradients(on_device(weights), *more))(
+        state.weights, run.batch(newest), *draws(run.recipe, state.step - 1)
     )
     lines = [f'{name} of batch {newest}: {float(value)}' for name, value in terms.items()]
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):

@@ -20,6 +20,7 @@ from ..scale.flops import FORMULA_VERSION, Flops, flops_per_token, mfu
 from ..scale.memory import Memory, expected_memory
 from ..shardlib import make_abstract, make_shardings
 from .devices import choose_compute, choose_mesh
+from .host_memory import check_host_memory, has_host_memory
 from .processes import join_processes
 from .step import Recipe, abstract_state
 
@@ -99,7 +100,10 @@ def prepare(config: RunConfig, say: Say = print, devices: Sequence[Any] | None =
     length = config.batch.sequence_length
     rows = config.batch.tokens // length
     mesh, sizes, lines = choose_mesh(config.mesh, rows, length, devices)
-    platform = mesh.devices.flat[0].platform
+    device = mesh.devices.flat[0]
+    platform = device.platform
+    memory = None if devices is not None else mesh.local_devices[0]  # devices that are only described do not tell
+    check_host_memory(memory, config.memory.offload)
     dtype, why_dtype = choose_compute(config.precision.compute, platform)
     source = open_source(config, rows, say)
 
@@ -107,8 +111,15 @@ def prepare(config: RunConfig, say: Say = print, devices: Sequence[Any] | None =
     request = ModelRequest(
         vocab_size=source.vocab_size, sequence_length=length, dtype=dtype, platform=platform, mesh=sizes,
         documents_per_row=getattr(source, 'documents_per_row', None), micro_batches=passes if sizes['p'] > 1 else 1,
+        device_kind=device.device_kind, matmul=config.precision.matmul, exempt=config.precision.exempt,
+        host_memory=has_host_memory(memory),
     )  # fmt: skip
     model = build('model', config.model, request)
+    if config.precision.matmul != 'compute' and not hasattr(model, 'numerics'):
+        raise UserError(
+            f'precision.matmul={config.precision.matmul}: the products of model.name={config.model.name} are its own\n'
+            'leave it out, or use model.name=transformer'
+        )
     if sizes['p'] > 1 and getattr(model, 'schedule', None) is None:
         raise UserError(
             f'mesh.p = {sizes["p"]}: model.name = {config.model.name} does not come in stages\nuse mesh.p=1'
@@ -122,6 +133,8 @@ def prepare(config: RunConfig, say: Say = print, devices: Sequence[Any] | None =
         no_decay=config.optimizer.no_decay,
         clip_norm=config.optimizer.clip_norm,
         accumulation=1 if sizes['p'] > 1 else passes,
+        seed=config.seed,
+        offload=config.memory.offload,
         spike=config.faults.spike,
     )
     with jax.set_mesh(mesh):
@@ -132,6 +145,7 @@ def prepare(config: RunConfig, say: Say = print, devices: Sequence[Any] | None =
         f'batch: {line}',
         f'model: {config.model.name}, {_count(model, n_params)}',
         f'compute: {compute} ({why_dtype}); weights, optimizer, norms and loss f32',
+        *[f'offload: {" and ".join(config.memory.offload)} in host memory between steps'] * bool(config.memory.offload),
         *(f'{name}: {choice}' for name, choice in getattr(model, 'choices', {}).items()),
     ]
     flops = _flops(model, length)

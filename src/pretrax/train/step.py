@@ -4,7 +4,7 @@ Gradients are computed per device with explicit communication (`typed_shard_map`
 under `jit`, so that norms are global.
 """
 
-import fnmatch
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -13,10 +13,23 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..errors import UserError
 from ..model.axes import TOKENS
 from ..model.loss import Batch, LossTerms
-from ..shardlib import check, defer_reduction, f32, make_shardings, psum, scope, typed_shard_map, zero_gradient
+from ..shardlib import (
+    check,
+    defer_reduction,
+    f32,
+    key,
+    make_shardings,
+    psum,
+    scope,
+    typed_shard_map,
+    zero_gradient,
+)  # fmt: skip
+from .decay import DEFAULT_NO_DECAY as DEFAULT_NO_DECAY
+from .decay import decay_by_weight
+from .host_memory import in_host, on_device, to_host
+from .spikes import FADING, is_spike
 
 
 class Model(Protocol):
@@ -66,43 +79,49 @@ class Recipe(NamedTuple):
     no_decay: tuple[str, ...]  # patterns on the names of weights
     clip_norm: float | None
     accumulation: int  # forward and backward passes a step
+    seed: int = 0  # of what a model draws in training
+    offload: tuple[str, ...] = ()  # parts of the state that lie in host memory between steps
     spike: float | None = None  # a loss so many standard deviations above the usual one is skipped
 
 
 def make_gradients(
     model: Model | Automatic, accumulation: int
 ) -> Callable[[Any, Batch], tuple[Any, dict[str, Any], Any]]:
-    """weights, batch -> gradient, terms and tables of the mean loss over the batch, whatever the mesh and accumulation."""
+    """weights, batch -> gradient, terms and tables of the mean loss over the batch, whatever the mesh and accumulation.
+
+    A model that draws random numbers (`model.draws`) is given a key for each pass, from the one that comes third.
+    """
     if isinstance(model, Automatic):
         return model.make_gradients(accumulation)
     weights_type = model.Weights
 
     @typed_shard_map
     def gradients(
-        weights: weights_type, batch: Batch
+        weights: weights_type, batch: Batch, drawn: key[''] | None = None
     ) -> tuple[weights_type, dict[str, f32['']], dict[str, f32['rows columns']]]:
         counts = {name: psum(TOKENS, count) for name, count in model.denominators(batch).items()}
         deferred = _defer_replicas(weights)
 
-        def mean_loss(weights: Any, micro: Batch, *known: Any) -> tuple[Any, Any]:
+        def mean_loss(weights: Any, micro: Batch, number: Any, *known: Any) -> tuple[Any, Any]:
+            given = {} if drawn is None else {'key': jax.random.fold_in(drawn, number)}
             with scope():  # B is a micro-batch here
-                sums = model.loss(weights, micro, *known)
+                sums = model.loss(weights, micro, *known, **given)
             tables = {name: table for name, (table, count) in sums.items() if count is None}
             terms = {name: numerator / counts[name] for name, (numerator, _) in sums.items() if name not in tables}
             return check(psum(TOKENS, sum(terms.values())), f32[''], 'the loss'), (terms, tables)
 
         gradient = jax.grad(mean_loss, has_aux=True)
         if accumulation == 1:
-            total, told = gradient(deferred, batch)
+            total, told = gradient(deferred, batch, 0)
         else:
             micros = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
             known = _survey(model, weights, micros)
 
-            def add(total: Any, micro: Batch) -> tuple[Any, Any]:
-                new, told = gradient(deferred, micro, *known)
+            def add(total: Any, one: tuple[Batch, Any]) -> tuple[Any, Any]:
+                new, told = gradient(deferred, *one, *known)
                 return jax.tree.map(jnp.add, total, new), told
 
-            total, told = jax.lax.scan(add, zero_gradient(deferred), micros)
+            total, told = jax.lax.scan(add, zero_gradient(deferred), (micros, jnp.arange(accumulation)))
             told = jax.tree.map(lambda x: jnp.sum(x, axis=0), told)
         return jax.tree.map(_reduce_replicas, total, weights), *jax.tree.map(lambda x: psum(TOKENS, x), told)
 
@@ -146,7 +165,7 @@ def make_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainState,
     gradients = make_gradients(recipe.model, recipe.accumulation)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
-        gradient, terms, tables = gradients(state.weights, batch)
+        gradient, terms, tables = gradients(state.weights, batch, *draws(recipe, state.step))
         norm = optax.tree.norm(gradient)
         clip = 1.0 if recipe.clip_norm is None else jnp.minimum(1.0, recipe.clip_norm / (norm + 1e-6))
         gradient = jax.tree.map(lambda g: g * clip, gradient)  # Pascanu et al. 2013, arXiv:1211.5063
@@ -178,24 +197,17 @@ def make_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainState,
             'skipped_in_a_row': after.skipped_in_a_row,
             **(recipe.model.summarize(tables) if tables else {}),  # type: ignore[attr-defined]
         }
-        return after, metrics
+        return to_host(after, recipe.offload), metrics
 
-    return jax.jit(step, donate_argnums=0)
-
-
-FADING = 0.98  # the usual loss is that of the last 50 steps or so
-FEWEST_STEPS = 30.0  # of fading weight, about 46, before there is a usual loss
+    return jax.jit(lambda state, batch: step(on_device(state), batch), donate_argnums=0)
 
 
-def is_spike(loss: Any, usual: jax.Array, deviations: float | None) -> jax.Array | bool:
-    """Whether a loss lies so many standard deviations above the usual one. Chowdhery et al. 2022, arXiv:2204.02311,
-    section 5.1 tells of such spikes, and of passing over the batches before them."""
-    if deviations is None:
-        return False
-    count = jnp.maximum(usual[0], 1.0)
-    mean = usual[1] / count
-    deviation = jnp.sqrt(jnp.maximum(usual[2] / count - mean**2, 1e-4))
-    return (usual[0] >= FEWEST_STEPS) & (loss > mean + deviations * deviation)
+def draws(recipe: Recipe, step: Any) -> tuple[jax.Array, ...]:
+    """The key of a step, of the seed and the step alone; nothing for a model that draws no random numbers."""
+    if not getattr(recipe.model, 'draws', False):
+        return ()
+    of_loss = jax.random.fold_in(jax.random.key(recipe.seed), zlib.crc32(b'loss'))
+    return (jax.random.fold_in(of_loss, step),)
 
 
 def make_evaluate(model: Model | Automatic) -> Callable[[Any, Batch], dict[str, tuple[jax.Array, jax.Array]]]:
@@ -204,20 +216,19 @@ def make_evaluate(model: Model | Automatic) -> Callable[[Any, Batch], dict[str, 
         return model.make_evaluate()
     weights_type = model.Weights
 
-    @jax.jit
     @typed_shard_map
     def evaluate(weights: weights_type, batch: Batch) -> dict[str, tuple[f32[''], f32['']]]:
         terms = {name: term for name, term in model.loss(weights, batch).items() if term[1] is not None}
         return {name: (psum(TOKENS, n), psum(TOKENS, count)) for name, (n, count) in terms.items()}
 
-    return evaluate
+    return jax.jit(lambda weights, batch: evaluate(on_device(weights), batch))
 
 
 def init_state(recipe: Recipe, seed: int, weights: Any = None) -> TrainState:
     """A fresh state; every device makes its own slice of the weights, unless they are given."""
 
     def init(given: Any) -> TrainState:
-        drawn = recipe.model.init(jax.random.fold_in(jax.random.key(seed), 0)) if given is None else given
+        drawn = recipe.model.init(jax.random.fold_in(jax.random.key(seed), 0)) if given is None else on_device(given)
         return _fresh(recipe, drawn)
 
     shardings = state_shardings(recipe, jax.eval_shape(init, weights))
@@ -249,7 +260,7 @@ def state_shardings(recipe: Recipe, like: TrainState) -> Any:
 
     moments = jax.tree_util.tree_map_with_path(moment, like.optimizer)
     scalars: dict[str, Any] = dict.fromkeys(TrainState._fields[:-2], whole)
-    return TrainState(**scalars, weights=weights, optimizer=moments)
+    return in_host(TrainState(**scalars, weights=weights, optimizer=moments), like, recipe.offload)
 
 
 def abstract_state(recipe: Recipe, seed: int = 0) -> TrainState:
@@ -257,22 +268,3 @@ def abstract_state(recipe: Recipe, seed: int = 0) -> TrainState:
     like = jax.eval_shape(lambda: _fresh(recipe, recipe.model.init(jax.random.key(seed))))
     shardings = state_shardings(recipe, like)
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), like, shardings)
-
-
-def decay_by_weight(weights: Any, weight_decay: float, no_decay: tuple[str, ...]) -> Any:
-    """The decay of each weight: 0 for those whose name matches a pattern, such as '*norm*', `weight_decay` for the rest.
-
-    Raises:
-        UserError: a pattern matches no weight.
-    """
-    named = jax.tree_util.tree_map_with_path(
-        lambda path, _: jax.tree_util.keystr(path, simple=True, separator='.'), weights
-    )
-    names = jax.tree.leaves(named)
-    for pattern in no_decay:
-        if not any(fnmatch.fnmatch(name, pattern) for name in names) and pattern not in DEFAULT_NO_DECAY:
-            raise UserError(f"optimizer.no_decay: '{pattern}' matches no weight\nthe weights are: {', '.join(names)}")
-    return jax.tree.map(lambda name: 0.0 if any(fnmatch.fnmatch(name, p) for p in no_decay) else weight_decay, named)
-
-
-DEFAULT_NO_DECAY = ('*norm*', '*bias')
