@@ -59,6 +59,9 @@ def compile_step(
     documents: int,
     accumulation: int = 1,
     micro_batches: int = 1,
+    vocab_size: int = 50257,
+    matmul: Any = 'compute',
+    offload: tuple[str, ...] = (),
     **model: Any,
 ) -> Any:
     """The step that `pretrax train` runs, compiled for these devices."""
@@ -67,8 +70,9 @@ def compile_step(
     arranged = Mesh(place(devices, mesh)[0], AXES, axis_types=(AxisType.Auto,) * len(AXES))
     with jax.set_mesh(arranged):
         request = ModelRequest(
-            vocab_size=50257, sequence_length=length, documents_per_row=documents, dtype=jnp.bfloat16,
-            platform=devices[0].platform, mesh=mesh, micro_batches=micro_batches,
+            vocab_size=vocab_size, sequence_length=length, documents_per_row=documents, dtype=jnp.bfloat16,
+            platform=devices[0].platform, mesh=mesh, micro_batches=micro_batches, device_kind=devices[0].device_kind, matmul=matmul,
+            exempt=('head',), host_memory=True,
         )  # fmt: skip
         recipe = Recipe(
             model=Transformer(request, options=TransformerOptions(**model)),
@@ -78,6 +82,7 @@ def compile_step(
             no_decay=DEFAULT_NO_DECAY,
             clip_norm=1.0,
             accumulation=accumulation,
+            offload=offload,
         )
         batch = make_abstract(Batch, {'B': rows, 'L': length})
         gpu = devices[0].platform in ('cuda', 'gpu')
@@ -91,6 +96,7 @@ def facts(compiled: Any) -> dict[str, Any]:
     types: dict[str, str] = {}  # of every value in the program
     outside_fusions: list[str] = []
     calls: collections.Counter[str] = collections.Counter()
+    sums: collections.Counter[str] = collections.Counter()  # of products that are no calls
     products: collections.Counter[str] = collections.Counter()
     collectives: collections.Counter[str] = collections.Counter()
     lines = compiled.as_text().splitlines()
@@ -106,6 +112,10 @@ def facts(compiled: Any) -> dict[str, Any]:
             continue
         if 'fused' not in inside:
             outside_fusions.append(found[1].strip('('))
+        if found[2] in ('dot', 'convolution'):
+            operands = re.findall(r'%([\w.-]+)', line.split(f' {found[2]}(')[1].split(')')[0])[:2]
+            kinds = [types[name].split('[')[0] for name in operands]
+            sums[f'{" x ".join(kinds)} -> {found[1].strip("(").split("[")[0]}'] += 1
         if target := re.search(r'custom_call_target="([^"]+)"', line):
             calls[target[1]] += 1
             if 'matmul' in target[1] or 'gemm' in target[1]:
@@ -119,13 +129,20 @@ def facts(compiled: Any) -> dict[str, Any]:
     return {
         'calls': calls,
         'products': products,
+        'sums': sums,
         'collectives': collectives,
         'buffers': sorted(set(outside_fusions)),
         'argument_bytes': memory.argument_size_in_bytes,
         'alias_bytes': memory.alias_size_in_bytes,
         'temporary_bytes': memory.temp_size_in_bytes,
+        'host_argument_bytes': memory.host_argument_size_in_bytes,
+        'host_temporary_bytes': memory.host_temp_size_in_bytes,
     }
 
+
+SMALL = {'rows': 8, 'length': 512, 'documents': 1, 'vocab_size': 1024} | {
+    'family': 'llama', 'n_layers': 2, 'd_model': 512, 'n_heads': 4, 'd_ff': 1024,
+}  # fmt: skip
 
 CASES = {
     # four documents in a row: packed sequences, the harder case for a fused kernel
@@ -135,6 +152,11 @@ CASES = {
     '1.3B on v5e:4x4': lambda: compile_step(
         tpu('v5e:4x4'), {'d': 8, 't': 2}, rows=32, length=2048, documents=4,
         family='llama', n_layers=24, d_model=2048, n_heads=16, n_kv_heads=8, d_ff=5632,
+    ),
+    'fp8 on an H200': lambda: compile_step(h200(), {}, matmul='fp8', **SMALL),
+    'int8 on v5e:2x2': lambda: compile_step(
+        tpu('v5e:2x2'), {'d': 2, 't': 2}, matmul='int8', offload=('optimizer',),
+        save={'input': 'offload', 'up': 'offload', 'gate': 'offload'}, **SMALL,
     ),
 }  # fmt: skip
 

@@ -75,3 +75,31 @@ def test_a_1_3b_step_fits_v5e_with_fused_attention_and_gathers_its_weights(pytho
     assert not [
         b for b in facts['buffers'] if re.search(r'\[(\d+,)*2048,2048\]', b) and elements(b)[1] > 4 * 8 * 2048**2
     ]
+
+
+@pytest.mark.slow
+def test_fp8_products_are_calls_on_fp8_on_an_h200(python):
+    """Two blocks whose all products are fp8, and a head in bf16."""
+    facts = compiled(python, 'fp8 on an H200')
+    eight = {kinds: n for kinds, n in facts['products'].items() if 'f8' in kinds}
+    values, gradients = 'f8e4m3fn', 'f8e5m2'
+    assert {frozenset(kinds.split(' -> ')[0].split(' x ')) | {kinds.split(' -> ')[1]} for kinds in eight} == {
+        frozenset({values, 'bf16'}), frozenset({values, gradients, 'bf16'}), frozenset({values, gradients, 'f32'}),
+    }  # fmt: skip
+    assert sum(n for kinds, n in eight.items() if gradients in kinds and kinds.endswith('bf16')) == 2 * 7
+    assert sum(n for kinds, n in facts['products'].items() if 'f8' not in kinds) == 3  # those of the head
+
+
+@pytest.mark.slow
+def test_int8_products_sum_in_i32_on_v5e_and_what_is_offloaded_lies_in_host_memory(python):
+    facts = compiled(python, 'int8 on v5e:2x2')
+    assert facts['sums']['s8 x s8 -> s32'] >= 3 * 7  # of a block, which is a loop; more, where it is computed again
+    assert facts['sums']['bf16 x bf16 -> f32'] <= 1  # only the head's weight has a gradient from a product in bf16
+    n_params = 2 * 1024 * 512 + 2 * (4 * 512**2 + 3 * 512 * 1024)
+    share = n_params // 4
+    # The weights stay on the device, 4 bytes each; the moments, 8 bytes each, do not.
+    assert facts['argument_bytes'] < 5 * share
+    assert 8 * share <= facts['host_argument_bytes'] < 8.2 * share
+    tokens = 8 * 512 // 2
+    offloaded = 2 * 2 * tokens * (512 // 2 + 2 * 1024 // 2)  # layers, bytes: the input, up and gate, over t
+    assert offloaded <= facts['host_temporary_bytes'] < 1.2 * offloaded

@@ -208,7 +208,9 @@ def test_products_of_groups(kind, error):
 
 
 def decoder(options, mesh, matmul, exempt, dtype=jnp.float32):
-    request = ModelRequest(VOCAB, LENGTH, None, dtype, 'cpu', dict(mesh.shape), 'a CPU', matmul, exempt)
+    request = ModelRequest(
+        VOCAB, LENGTH, None, dtype, 'cpu', dict(mesh.shape), device_kind='a CPU', matmul=matmul, exempt=exempt
+    )
     return Transformer(request, options=TransformerOptions(**options))
 
 

@@ -253,8 +253,7 @@ class Transformer:
         """Logits, and of a mixture of experts what the routers of all layers did."""
         seeds, of_head = self.numerics.seeds(key)
         head = Formats({'head': self.numerics.head}, of_head)['head']
-        blocks = self._blocks(batch, seeds)
-        return forward(weights, batch.tokens, batch.positions, self.arch, self.dtype, blocks, head)
+        return forward(weights, batch.tokens, batch.positions, self.arch, self.dtype, self._blocks(batch, seeds), head)
 
     def _blocks(self, batch: Batch, seeds: Any = None) -> Callable[[Any, Layer], tuple[Any, Any]]:
         """What takes the stream of a batch through stacked layers, and tells what their routers did."""
