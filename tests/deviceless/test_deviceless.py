@@ -102,4 +102,6 @@ def test_int8_products_sum_in_i32_on_v5e_and_what_is_offloaded_lies_in_host_memo
     assert 8 * share <= facts['host_argument_bytes'] < 8.2 * share
     tokens = 8 * 512 // 2
     offloaded = 2 * 2 * tokens * (512 // 2 + 2 * 1024 // 2)  # layers, bytes: the input, up and gate, over t
-    assert offloaded <= facts['host_temporary_bytes'] < 1.2 * offloaded
+    assert (
+        offloaded <= facts['host_temporary_bytes'] < offloaded + 8.2 * share
+    )  # the new moments, before they replace the old

@@ -8,7 +8,6 @@ A weight is gathered over `d` where it is used and travels in the compute dtype;
 transpose of the gather.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -40,8 +39,9 @@ from .matmul import choose_grouped, gather, plus, product
 from .mlp import feed_forward
 from .moe import mixture
 from .norm import norm, qk_norm
-from .numerics import EXEMPT, Format, Formats, Kind, choose_numerics
+from .numerics import Format, Formats, choose_numerics
 from .pipeline import Schedule, choose_schedule, in_stages
+from .request import ModelRequest
 from .rope import rotate
 from .routing import counted, describe_routing, load, routing_denominators, routing_metrics, routing_terms
 from .softcap import softcap
@@ -154,23 +154,6 @@ def mlp_of(arch: Architecture, method: str, counts: Any, formats: Formats) -> Fe
     if not arch.n_experts:
         return lambda h, w: (feed_forward(h, w, arch, formats), None)
     return lambda h, w: mixture(h, w, counts, arch, method, formats)
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelRequest:
-    """What a model is told when it is built."""
-
-    vocab_size: int
-    sequence_length: int
-    documents_per_row: int | None
-    dtype: Any  # compute dtype
-    platform: str  # of the devices
-    mesh: dict[str, int]
-    micro_batches: int = 1  # in which a model of several stages takes the rows of a device
-    device_kind: str = ''
-    matmul: Kind = 'compute'  # `precision.matmul`
-    exempt: tuple[str, ...] = EXEMPT  # `precision.exempt`
-    host_memory: bool = False  # that the devices can reach
 
 
 class Transformer:
