@@ -127,7 +127,7 @@ def _compiled(model: Transformer, tokens: int, temperature: float, top_k: int | 
 
         def read(cache: Cache, ids: Any, positions: Any) -> tuple[Any, Cache]:
             def blocks(x: Any, layers: Layer) -> tuple[Any, Cache]:
-                mlp = mlp_of(arch, model.grouped, positions >= 0, COMPUTE)
+                mlp = mlp_of(arch, model.grouped, None, COMPUTE)
                 kinds = [functools.partial(_cached_block, positions, arch, kind, mlp) for kind in arch.kinds]
                 return scan(kinds, x, (layers, cache))
 

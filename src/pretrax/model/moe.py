@@ -26,14 +26,19 @@ from .weights import Layer
 
 @typechecked
 def mixture(
-    h: num['B/r/d/e L/c/t M'], w: Layer, counts: bool_['B/r/d/e L/c'], arch: Architecture, method: str, formats: Formats
-) -> tuple[num['B/r/d/e L/c/t M'], Routed]:
+    h: num['B/r/d/e L/c/t M'],
+    w: Layer,
+    counts: bool_['B/r/d/e L/c'] | None,
+    arch: Architecture,
+    method: str,
+    formats: Formats,
+) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
     """The sum of a token's experts, weighted by the router, and of the shared one. Shazeer et al. 2017, arXiv:1701.06538.
 
     Args:
         h: the block's normed stream.
         w: its weights.
-        counts: tokens that are no padding; only these are in the sums.
+        counts: tokens that are no padding; only these are in the sums. None: no sums are wanted.
         arch: how many experts, and how they are chosen.
         method: of the products, see `grouped_product`.
         formats: of the products.
@@ -52,7 +57,7 @@ def mixture(
     if w.shared_up is not None:
         out = out + shared_expert(x, w, arch, formats)
     out = save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'mlp_out')
-    return out, observe(logits, chosen, dropped, counts, arch)
+    return out, None if counts is None else observe(logits, chosen, dropped, counts, arch)
 
 
 def choose(logits: f32['B/r/d/e L/c/t E'], arch: Architecture) -> tuple[Any, Any]:
