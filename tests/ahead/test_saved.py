@@ -67,7 +67,7 @@ def test_a_step_saved_by_one_process_is_run_by_another_without_compiling(tmp_pat
     environment = {k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'} | {'JAX_LOG_COMPILES': '1'}
 
     def pretrax(*arguments: str) -> str:
-        command = [sys.executable, '-m', 'pretrax.cli', *arguments]
+        command = [sys.executable, '-c', 'from pretrax.cli import main; main()', *arguments]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout + done.stderr

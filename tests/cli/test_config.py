@@ -91,7 +91,7 @@ def test_a_defect_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -
 def test_train_and_generate_pass_on_what_was_asked(valid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     train, generate = type(sys)('pretrax.cli.train'), type(sys)('pretrax.cli.generate')
-    train.train = lambda config, allow_changes: calls.append((config.steps, config.mesh.d, allow_changes))  # type: ignore
+    train.train = lambda config, allow_changes, compiled: calls.append((config.steps, config.mesh.d, allow_changes))  # type: ignore
     generate.generate = lambda *arguments: calls.append(arguments)  # type: ignore
     monkeypatch.setitem(sys.modules, 'pretrax.cli.train', train)
     monkeypatch.setitem(sys.modules, 'pretrax.cli.generate', generate)

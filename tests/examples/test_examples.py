@@ -100,7 +100,7 @@ def test_a_loop_of_the_users_own_trains(place):
 
 @pytest.mark.parametrize('path', PLUGINS, ids=lambda path: path.name)
 def test_a_plugin_is_short(path):
-    assert lines_of_code(path.read_text()) < LONGEST
+    assert lines_of_code(path.read_text()) <= LONGEST
 
 
 def lines_of_code(source):

@@ -30,6 +30,9 @@ def wait():
     time.sleep(1000)
 """
 
+# The launcher itself runs without JAX; these tests fork in a process that has it.
+pytestmark = pytest.mark.filterwarnings('ignore:os.fork:RuntimeWarning')
+
 
 class Local:
     """Runs a program as each of the processes; `me` is its number, `slot` its devices, `attempt` counts from 1."""

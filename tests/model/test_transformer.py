@@ -146,7 +146,7 @@ def test_documents_never_see_each_other(options):
 def test_what_is_chosen_is_said():
     model = transformer(LLAMA | {'save': {'q': 'keep', 'k': 'recompute'}, 'layers': 'scan'})
     assert model.choices['layers'] == 'scan (as configured)'
-    assert model.choices['activations'].startswith('kept: q; the rest is computed again')
+    assert model.choices['activations'].startswith('kept: q; the rest is recomputed (model.save)')
     assert transformer(LLAMA).choices['attention'] == 'blockwise (no fused kernel for cpu)'
     assert transformer(LLAMA, mesh_of(1, 2, 1)).choices['layers'].startswith('scan')
 

@@ -84,7 +84,7 @@ def test_training_goes_on_from_another_run(trained, tmp_path):
     weights, said = started(values, mesh={'r': 1, 'd': 4, 't': 2})
     same = jax.tree.map(np.array_equal, weights, jax.device_get(first.state.weights))
     assert all(jax.tree.leaves(same))
-    assert 'tokenizer' not in said.split('init_from', 1)[1]
+    assert not [line for line in said.splitlines() if line.startswith('init_from') and 'tokenizer' in line]
     values['optimizer'] = {'learning_rate': 1e-9}
     second = pretrain(config_from_values(values | {'steps': 1}), progress=Quiet())
     assert second.metrics['loss'] == pytest.approx(first.metrics['loss'], abs=0.2)

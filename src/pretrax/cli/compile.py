@@ -17,6 +17,10 @@ def compile_step(config: RunConfig, options: dict[str, str]) -> None:
     topology = asked_topology(options)
     if topology is not None:
         without_accelerators()
+    import jax
+
+    if 'save' in options:  # what XLA's cache gives back for a CPU lacks parts once it is serialised again
+        jax.config.update('jax_enable_compilation_cache', False)
     from pretrax.ahead.report import report
     from pretrax.ahead.step import compile_ahead
 
