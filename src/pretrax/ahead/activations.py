@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from ..train.setup import Run
-from ..train.step import abstract_state, make_evaluate
+from ..train.step import make_evaluate
 
 
 def named_bytes(run: Run) -> dict[str, int]:
@@ -16,7 +16,7 @@ def named_bytes(run: Run) -> dict[str, int]:
         batch = run.abstract_batch()
         rows = batch.tokens.shape[0] // run.recipe.accumulation
         micro = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype, sharding=x.sharding), batch)
-        traced = jax.make_jaxpr(make_evaluate(run.recipe.model))(abstract_state(run.recipe).weights, micro)
+        traced = jax.make_jaxpr(make_evaluate(run.recipe.model))(run.like.weights, micro)
     counts: Counter[str] = Counter()
     for name, size in _named(traced.jaxpr, 1):
         counts[name] += size

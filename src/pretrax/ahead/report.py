@@ -9,7 +9,6 @@ from ..model.axes import ROWS, along
 from ..scale.hlo import collectives, summed
 from ..scale.memory import Memory, size
 from ..train.setup import memory_with
-from ..train.step import abstract_state
 from .activations import named_bytes
 from .step import Ahead, memory_of
 
@@ -62,13 +61,11 @@ def _memory(ahead: Ahead) -> Iterator[str]:
 
 def _state_bytes(ahead: Ahead) -> tuple[int, int]:
     """Of the weights and of the optimizer's state, on one device."""
-    with jax.set_mesh(ahead.run.mesh):
-        state = abstract_state(ahead.run.recipe)
 
     def held(tree) -> int:
         return sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(tree))
 
-    return held(state.weights), held(state.optimizer)
+    return held(ahead.run.like.weights), held(ahead.run.like.optimizer)
 
 
 def _work(ahead: Ahead) -> Iterator[str]:

@@ -10,7 +10,7 @@ import jax
 from ..config import RunConfig
 from ..scale.topology import Topology, absent_devices
 from ..train.setup import Run, Say, prepare
-from ..train.step import abstract_state, make_step
+from ..train.step import make_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ def compile_ahead(config: RunConfig, topology: Topology | None, say: Say) -> Ahe
     limit = topology.memory if topology else _memory_here(run.mesh.devices.flat[0])
     with jax.set_mesh(run.mesh):
         began = time.perf_counter()
-        lowered = make_step(run.recipe).lower(abstract_state(run.recipe), run.abstract_batch())
+        lowered = make_step(run.recipe).lower(run.like, run.abstract_batch())
         traced = time.perf_counter()
         try:
             compiled = lowered.compile()

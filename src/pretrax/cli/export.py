@@ -25,7 +25,7 @@ def export_checkpoint(path: str, out: str, dtype: str | None) -> None:
     kept = trained.directory.parent / KEPT
     options = trained.run.config.model.options
     files = export(
-        trained.pieces, model.arch, trained.like(), pathlib.Path(out), dtype=stored,
+        trained.pieces, model.arch, trained.run.like.weights, pathlib.Path(out), dtype=stored,
         family=getattr(options, 'family', None), tokenizer=getattr(source, 'tokenizer', None),
         kept=kept if kept.is_dir() else None,
     )  # fmt: skip

@@ -14,7 +14,6 @@ from ..errors import UserError
 from ..huggingface.model import TOKENIZER, HuggingFaceModel, open_model
 from ..huggingface.weights import HuggingFaceWeights
 from ..train.setup import prepare
-from ..train.trained import abstract_weights
 
 KEPT = 'huggingface'  # what an export gives back, below the run
 LONGEST = 1024  # tokens of a row, where the model does not limit them
@@ -51,7 +50,7 @@ def _write(model: HuggingFaceModel, place: str, directory: pathlib.Path) -> int:
         print(f'there is no {TOKENIZER}: the weights can be trained and exported, and cannot write text')
     config = from_values(_values(model, directory))
     run = prepare(config, print)
-    like = abstract_weights(run)
+    like = run.like.weights
     weights = model.weights(like)
     description = {
         'pretrax': __version__,

@@ -27,7 +27,7 @@ from .processes import ending_at_once, join_processes
 from .resume import check_same_data, check_unchanged, only_one, writable
 from .rollback import give_up, last_good, with_next_batch
 from .setup import Run, prepare
-from .step import TrainState, abstract_state, init_state, make_evaluate, make_step
+from .step import TrainState, init_state, make_evaluate, make_step
 from .warm_start import start_state
 from .watch import Requests, Watchdog
 
@@ -94,7 +94,7 @@ def train(
             def check(description: dict[str, Any]) -> None:
                 check_same_data(config, description, getattr(run.source, 'fingerprint', None), allow_changes)
 
-            found = restore_newest(checkpoints.directory, abstract_state(run.recipe), say, check)
+            found = restore_newest(checkpoints.directory, run.like, say, check)
             if found is None:
                 newest, state, before = 0, fresh(), {}
             else:
@@ -187,7 +187,7 @@ class _Training:
         self.rollbacks, self.in_a_row = self.rollbacks + 1, 0
         self.checkpoints.remove_after(good)
         if good:
-            state = restore(directory, good, abstract_state(self.run.recipe))
+            state = restore(directory, good, self.run.like)
             self.clock.rewind(read_description(directory, good))
         else:
             state = self.fresh()

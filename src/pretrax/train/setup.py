@@ -22,7 +22,7 @@ from ..shardlib import make_abstract, make_shardings
 from .devices import choose_compute, choose_mesh
 from .host_memory import check_host_memory, has_host_memory
 from .processes import join_processes
-from .step import Recipe, abstract_state
+from .step import Recipe, TrainState, abstract_state
 
 Say = Callable[[str], None]
 
@@ -35,6 +35,7 @@ class Run:
     mesh: Mesh
     source: Any
     recipe: Recipe
+    like: TrainState  # shapes, dtypes and shardings of the state
     rows: int  # sequences a step
     compute: str  # dtype of matrix products
     flops: Flops | None  # of a token; None where the model does not tell
@@ -138,8 +139,8 @@ def prepare(config: RunConfig, say: Say = print, devices: Sequence[Any] | None =
         spike=config.faults.spike,
     )
     with jax.set_mesh(mesh):
-        state = abstract_state(recipe)
-    n_params = sum(leaf.size for leaf in jax.tree.leaves(state.weights))
+        like = abstract_state(recipe)
+    n_params = sum(leaf.size for leaf in jax.tree.leaves(like.weights))
     compute = {2: 'bf16', 4: 'f32'}[np.dtype(dtype).itemsize]
     lines += [
         f'batch: {line}',
@@ -150,7 +151,7 @@ def prepare(config: RunConfig, say: Say = print, devices: Sequence[Any] | None =
     ]
     flops = _flops(model, length)
     rate, why_rate = _utilisation(mesh, compute, flops)
-    run = Run(config, mesh, source, recipe, rows, compute, flops, rate, lines)
+    run = Run(config, mesh, source, recipe, like, rows, compute, flops, rate, lines)
     memory = memory_with(run)
     lines += [*([f'memory: {memory}'] if memory else []), why_rate]
     return run
@@ -247,10 +248,8 @@ def memory_with(
     arch: Any = getattr(model, 'arch', None)
     if arch is None:
         return None
-    with jax.set_mesh(run.mesh):
-        state = abstract_state(run.recipe)
-    n_params = sum(leaf.size for leaf in jax.tree.leaves(state.weights))
-    n_moments = sum(leaf.size for leaf in jax.tree.leaves(state.optimizer)) / n_params
+    n_params = sum(leaf.size for leaf in jax.tree.leaves(run.like.weights))
+    n_moments = sum(leaf.size for leaf in jax.tree.leaves(run.like.optimizer)) / n_params
     compute: Any = run.compute
     schedule = getattr(model, 'schedule', None)
     parts = (accumulation or run.recipe.accumulation) * (schedule.micro_batches if schedule else 1)

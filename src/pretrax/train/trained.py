@@ -32,19 +32,7 @@ class Trained:
     def weights(self) -> Any:
         """The weights on the devices."""
         with jax.set_mesh(self.run.mesh):
-            return restore(self.directory, self.step, {'weights': self.like()})['weights']
-
-    def like(self) -> Any:
-        """Shapes and shardings of the weights."""
-        return abstract_weights(self.run)
-
-
-def abstract_weights(run: Run) -> Any:
-    """Shapes and shardings of the weights of a run."""
-    from .step import abstract_state
-
-    with jax.set_mesh(run.mesh):
-        return abstract_state(run.recipe).weights
+            return restore(self.directory, self.step, {'weights': self.run.like.weights})['weights']
 
 
 def open_trained(path: str) -> Trained:

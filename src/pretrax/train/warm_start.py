@@ -21,8 +21,8 @@ from ..huggingface.configs import compare
 from ..huggingface.model import TOKENIZER, open_model
 from ..model.transformer import Transformer
 from .setup import Run
-from .step import TrainState, abstract_state, init_state
-from .trained import abstract_weights, tokenizer_of
+from .step import TrainState, init_state
+from .trained import tokenizer_of
 
 HF = 'hf:'
 SIZED_BY_VOCABULARY = ('embed', 'unembed')
@@ -69,7 +69,7 @@ def start_state(start: str | InitFrom, run: Run, say: Callable[[str], None]) -> 
     fields = (['optimizer'] if start.optimizer else []) + (['step', 'batch'] if start.step else [])
     if fields:
         directory, step = find_checkpoint(pathlib.Path(start.path))
-        like = abstract_state(recipe)._asdict()
+        like = run.like._asdict()
         state = state._replace(**restore(directory, step, {field: like[field] for field in fields}))
         if int(state.step) >= run.config.steps:
             raise UserError(
@@ -83,7 +83,7 @@ def start_state(start: str | InitFrom, run: Run, say: Callable[[str], None]) -> 
 
 def start_weights(place: str, run: Run, say: Callable[[str], None]) -> Any:
     """All weights of a run, out of a checkpoint. Raises UserError as `start_state` does."""
-    like = abstract_weights(run)
+    like = run.like.weights
     start = _hugging_face(place, run, like, say) if place.startswith(HF) else _own(place)
     _check_tokenizer(start, getattr(run.source, 'tokenizer', None), say)
     weights = _Fitted(start, like, getattr(getattr(run.recipe.model, 'arch', None), 'vocab_size', None), say)
