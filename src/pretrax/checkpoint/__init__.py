@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from .keep import Keep
 from .manifest import DamagedError, Manifest, glance, read_description, read_manifest, steps_in, verify
 from .pieces import CheckpointArrays, CheckpointWeights, is_stacked
-from .place import checkpoints_of, find_checkpoint
+from .place import checkpoints_of, find_checkpoint, is_checkpoint
 
 if TYPE_CHECKING:
     from .restoring import restore, restore_newest
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     'CheckpointArrays', 'CheckpointWeights', 'Checkpoints', 'DamagedError', 'Keep', 'Manifest', 'SaveError', 'StreamedArray',
-    'checkpoints_of', 'find_checkpoint', 'glance', 'is_stacked', 'read_description', 'read_manifest', 'restore', 'restore_newest',
+    'checkpoints_of', 'find_checkpoint', 'glance', 'is_checkpoint', 'is_stacked', 'read_description', 'read_manifest', 'restore', 'restore_newest',
     'steps_in', 'verify', 'write_streamed',
 ]  # fmt: skip
 

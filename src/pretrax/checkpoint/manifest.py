@@ -57,6 +57,11 @@ class Manifest(pydantic.BaseModel):
     files: dict[str, File]
 
 
+def shape_text(shape: tuple[int, ...]) -> str:
+    """Such as '50257 x 768'."""
+    return ' x '.join(map(str, shape)) or 'a scalar'
+
+
 def steps_in(directory: pathlib.Path) -> list[int]:
     """The steps of the checkpoints in a directory, oldest first."""
     if not directory.is_dir():

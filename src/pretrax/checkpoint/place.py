@@ -23,13 +23,18 @@ def checkpoints_of(path: pathlib.Path) -> pathlib.Path:
     return directory
 
 
+def is_checkpoint(path: pathlib.Path) -> bool:
+    """Whether a path is one checkpoint, and not a run or all of its checkpoints."""
+    return path.is_dir() and path.name.isdigit() and path.parent.name == 'checkpoints'
+
+
 def find_checkpoint(path: pathlib.Path) -> tuple[pathlib.Path, int]:
     """The `checkpoints` directory and the step that a path means: a run (its newest), its checkpoints, or one of them.
 
     Raises:
         UserError: nothing of the kind is there.
     """
-    if path.is_dir() and path.name.isdigit() and path.parent.name == 'checkpoints':
+    if is_checkpoint(path):
         return path.parent, int(path.name)
     directory = checkpoints_of(path)
     return directory, steps_in(directory)[-1]

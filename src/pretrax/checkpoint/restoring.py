@@ -22,7 +22,17 @@ import numpy as np
 from ..errors import UserError
 from .agreement import agree, tell
 from .chunks import Chunks, Index, check_file, overlap
-from .manifest import STATE, Array, DamagedError, Manifest, named_arrays, read_manifest, shared_out, steps_in
+from .manifest import (
+    STATE,
+    Array,
+    DamagedError,
+    Manifest,
+    named_arrays,
+    read_manifest,
+    shape_text,
+    shared_out,
+    steps_in,
+)
 
 _AHEAD = 8 << 30  # bytes of arrays that may wait in the host's memory for their device
 _THREADS = 8
@@ -37,8 +47,11 @@ def restore(directory: pathlib.Path, step: int, like: Any) -> Any:
         DamagedError: a file is not what was written, for this process or another one.
         UserError: the arrays are not those of `like`.
     """
-    manifest = _read_agreed(directory, step)
-    place, state, problem = directory.absolute() / str(step), None, ''
+    return _restore(directory, _read_agreed(directory, step), like)
+
+
+def _restore(directory: pathlib.Path, manifest: Manifest, like: Any) -> Any:
+    place, state, problem = directory.absolute() / str(manifest.step), None, ''
     fields = like.keys() if isinstance(like, dict) else {name.split('.')[0] for name in manifest.arrays}
     _check_arrays(place, manifest.arrays, named_arrays(like), set(fields))
     try:
@@ -82,7 +95,7 @@ def restore_newest(
         try:
             manifest = _read_agreed(directory, step)
             check(manifest.description)
-            return step, restore(directory, step, like), manifest.description
+            return step, _restore(directory, manifest, like), manifest.description
         except DamagedError as error:
             say('WARNING: ' + '; '.join(str(error).splitlines()))
     if steps:
@@ -182,7 +195,8 @@ def _check_arrays(place: pathlib.Path, stored: dict[str, Array], wanted: dict[st
     lines = [f'{name}: the checkpoint has none' for name in missing]
     lines += [f'{name}: only the checkpoint has it' for name in surplus]
     lines += [
-        f'{name}: {_shape(stored[name])} in the checkpoint, {_shape(wanted[name])} in the model' for name in other
+        f'{name}: {shape_text(stored[name].shape)} in the checkpoint, {shape_text(wanted[name].shape)} in the model'
+        for name in other
     ]
     more = [f'and {len(lines) - 4} more'] if len(lines) > 4 else []
     raise UserError(
@@ -190,7 +204,3 @@ def _check_arrays(place: pathlib.Path, stored: dict[str, Array], wanted: dict[st
             [f'the checkpoint {place} is of another model or optimizer than the configuration:', *lines[:4], *more]
         )
     )
-
-
-def _shape(array: Array) -> str:
-    return ' x '.join(map(str, array.shape)) or 'a scalar'

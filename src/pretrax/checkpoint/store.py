@@ -11,6 +11,7 @@ import json
 import logging
 import pathlib
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -103,15 +104,14 @@ class Checkpoints:
         """Removes the checkpoints of later steps, which will be trained again. Raises UserError where it cannot."""
         with contextlib.suppress(SaveError):  # what was being written goes as well
             self.wait()
-        self.saved, problem = None, ''
-        try:
-            if jax.process_index() == 0:
-                for later in steps_in(self.directory):
-                    if later > step:
-                        self._remove(later)
-        except OSError as error:
-            problem = _reason(error)
-        if problem := agree('remove', problem):
+        self.saved = None
+
+        def remove() -> None:
+            for later in steps_in(self.directory):
+                if later > step:
+                    self._remove(later)
+
+        if problem := _first_does('remove', remove):
             raise UserError(
                 f'checkpoints after step {step} cannot be removed: {problem}\nmake {self.directory} writable'
             )
@@ -136,18 +136,16 @@ class Checkpoints:
     def _check_place(self, partial: pathlib.Path, step: int) -> bool:
         """Makes the directory of a checkpoint, and sees in every process that it can be written, before any begins.
         True where the step is saved already."""
-        problem = ''
-        try:
-            if jax.process_index() == 0:
-                if step in steps_in(self.directory):
-                    problem = _THERE
-                else:
-                    if partial.exists():  # left by a save that failed
-                        shutil.rmtree(partial)
-                    partial.mkdir(parents=True)
-        except OSError as error:
-            problem = _reason(error)
-        problem = agree('save', problem)
+
+        def make() -> str:
+            if step in steps_in(self.directory):
+                return _THERE
+            if partial.exists():  # left by a save that failed
+                shutil.rmtree(partial)
+            partial.mkdir(parents=True)
+            return ''
+
+        problem = _first_does('save', make)
         if not problem and jax.process_count() > 1:
             probe = partial / f'probe-{jax.process_index()}'
             try:
@@ -179,22 +177,16 @@ class Checkpoints:
         if problem := self._told or agree('save', problem):
             raise self._failed(partial, problem)
         told = gather('save', json.dumps({name: file.model_dump() for name, file in found.items()}))
-        try:
-            if jax.process_index() == 0:
-                files = {name: File(**said) for text in told for name, said in json.loads(text).items()}
-                files |= digests(partial, written(partial) - files.keys())  # which a process did not see yet
-                publish(self.directory, step, description, arrays, files)
-        except Exception as error:
-            problem = _reason(error)
-        if problem := agree('save', problem):
+
+        def name_it() -> None:
+            files = {name: File(**said) for text in told for name, said in json.loads(text).items()}
+            files |= digests(partial, written(partial) - files.keys())  # which a process did not see yet
+            publish(self.directory, step, description, arrays, files)
+
+        if problem := _first_does('save', name_it):
             raise self._failed(partial, problem)
         self.saved = step
-        try:
-            if jax.process_index() == 0:
-                self._remove_superfluous()
-        except OSError as error:
-            problem = _reason(error)
-        if problem := agree('save', problem):
+        if problem := _first_does('save', self._remove_superfluous):
             raise SaveError(f'checkpoint {step} is written, but older ones in {self.directory} stay: {problem}')
 
     def _failed(self, partial: pathlib.Path, problem: str) -> SaveError:
@@ -220,18 +212,28 @@ class Checkpoints:
 
     def _remove_partial(self) -> None:
         """What processes that were killed while writing or deleting have left."""
-        problem = ''
-        try:
-            if jax.process_index() == 0 and self.directory.is_dir():
-                for place in self.directory.iterdir():
-                    if place.suffix in UNFINISHED:
-                        shutil.rmtree(place)
-        except OSError as error:
-            problem = _reason(error)
-        if problem := agree('begin', problem):
+
+        def remove() -> None:
+            for place in self.directory.iterdir() if self.directory.is_dir() else ():
+                if place.suffix in UNFINISHED:
+                    shutil.rmtree(place)
+
+        if problem := _first_does('begin', remove):
             raise UserError(
                 f'{self.directory} cannot be written: {problem}\nmake it writable, or give another run_dir='
             )
+
+
+def _first_does(about: str, work: Callable[[], str | None]) -> str:
+    """Has the first process work on the files that all share. What is in the way, in all processes alike: what `work`
+    tells or raises, or ''."""
+    problem = ''
+    try:
+        if jax.process_index() == 0:
+            problem = work() or ''
+    except Exception as error:  # whatever it is, the others wait to hear of it
+        problem = _reason(error)
+    return agree(about, problem)
 
 
 def _reason(error: Exception) -> str:

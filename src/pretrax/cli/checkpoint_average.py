@@ -17,6 +17,7 @@ from ..checkpoint import (
     StreamedArray,
     checkpoints_of,
     find_checkpoint,
+    is_checkpoint,
     is_stacked,
     read_description,
     steps_in,
@@ -57,7 +58,7 @@ def average(paths: list[str], out: str, last: int) -> None:
 
 def _places(path: Path, last: int) -> list[tuple[Path, int]]:
     directory, step = find_checkpoint(path)
-    if path.name == str(step) and path.parent == directory:
+    if is_checkpoint(path):
         return [(directory, step)]
     steps = steps_in(checkpoints_of(path))
     if len(steps) < last:

@@ -2,16 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ..checkpoint import CheckpointArrays, find_checkpoint, read_manifest
+from ..checkpoint.manifest import shape_text
+from ..config import ABSENT, diff_values
 from ..errors import UserError
-
-_ABSENT = '(absent)'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +30,10 @@ def diff(one: str, other: str, optimizer: bool, most: int) -> None:
     places = [find_checkpoint(Path(path)) for path in (one, other)]
     before, after = (read_manifest(*place) for place in places)
     print(f'{one}: step {before.step:,}\n{other}: step {after.step:,}')
-    old, new = (dict(_leaves(m.description.get('config') or {}, '')) for m in (before, after))
-    keys = [key for key in [*old, *(k for k in new if k not in old)] if old.get(key) != new.get(key)]
-    print(f'configuration: {len(keys)} values differ')
-    for key in keys:
-        print(f'  {key}: {old.get(key, _ABSENT)} -> {new.get(key, _ABSENT)}')
+    changes = diff_values(*(manifest.description.get('config') or {} for manifest in (before, after)))
+    print(f'configuration: {len(changes)} values differ')
+    for key, old, new in changes:
+        print(f'  {key}: {old} -> {new}')
     for field in ('weights', 'optimizer')[: 2 if optimizer else 1]:
         _diff_field(places, field, most)
 
@@ -73,13 +70,5 @@ def _difference(one: CheckpointArrays, other: CheckpointArrays, path: str) -> Di
     return Difference(path, math.sqrt(apart), math.sqrt(size))
 
 
-def _leaves(values: dict[str, Any], before: str) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f'{before}{key}.')
-        else:
-            yield f'{before}{key}', value
-
-
 def _shape(shape: tuple[int, ...] | None) -> str:
-    return _ABSENT if shape is None else ' x '.join(map(str, shape)) or 'a scalar'
+    return str(ABSENT) if shape is None else shape_text(shape)

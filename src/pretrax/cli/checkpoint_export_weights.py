@@ -7,7 +7,7 @@ from ..checkpoint import CheckpointWeights, find_checkpoint, read_description
 from ..errors import UserError
 from ..huggingface.files import DTYPES
 from ..huggingface.tensor_files import TensorFiles, new_directory
-from .amounts import in_bytes
+from ..scale.memory import size
 
 NAMES = {'f32': 'F32', 'bf16': 'BF16', 'f16': 'F16'}
 
@@ -27,5 +27,5 @@ def export_weights(path: str, out: str, dtype: str) -> None:
                 files.write(name, (rows,), values.astype(DTYPES[stored]))
     written = sorted(Path(out).iterdir())
     total = sum(file.stat().st_size for file in written)
-    print(f'step {step} of {path}: {len(weights.shapes)} weights, {stored}, {in_bytes(total)} in {out}')
+    print(f'step {step} of {path}: {len(weights.shapes)} weights, {stored}, {size(total)} in {out}')
     print(f'  {", ".join(file.name for file in written)}')

@@ -6,7 +6,8 @@ from pathlib import Path
 import yaml
 
 from ..checkpoint import find_checkpoint, read_manifest
-from .amounts import in_bytes
+from ..checkpoint.manifest import shape_text
+from ..scale.memory import size
 
 _BYTES = {'bfloat16': 2, 'float16': 2, 'bool': 1}
 
@@ -29,18 +30,15 @@ def inspect(path: str, files: bool) -> None:
     width = max(map(len, manifest.arrays), default=0)
     for name, array in manifest.arrays.items():
         count = math.prod(array.shape)
-        size = count * _BYTES.get(array.dtype, int(''.join(c for c in array.dtype if c.isdigit()) or 8) // 8)
-        shape = ' x '.join(map(str, array.shape)) or 'a scalar'
-        print(f'  {name:{width}}  {array.dtype:8}  {in_bytes(size):>8}  {shape}')
+        n_bytes = count * _BYTES.get(array.dtype, int(''.join(c for c in array.dtype if c.isdigit()) or 8) // 8)
+        print(f'  {name:{width}}  {array.dtype:8}  {size(n_bytes):>8}  {shape_text(array.shape)}')
         numbers = sums.setdefault(name.partition('.')[0], [0, 0, 0])
-        numbers[:] = numbers[0] + 1, numbers[1] + count, numbers[2] + size
+        numbers[:] = numbers[0] + 1, numbers[1] + count, numbers[2] + n_bytes
     print('sums')
-    for field, (arrays, count, size) in sums.items():
-        print(f'  {field}: {arrays} arrays, {count:,} numbers, {in_bytes(size)}')
+    for field, (arrays, count, n_bytes) in sums.items():
+        print(f'  {field}: {arrays} arrays, {count:,} numbers, {size(n_bytes)}')
     total = sum(file.size for file in manifest.files.values())
-    print(
-        f'  {len(manifest.files)} files, {in_bytes(total)}; `pretrax checkpoint verify` compares them with their digests'
-    )
+    print(f'  {len(manifest.files)} files, {size(total)}; `pretrax checkpoint verify` compares them with their digests')
     if files:
         for name, file in manifest.files.items():
             print(f'  {file.xxh3}  {file.size:>14,}  {name}')

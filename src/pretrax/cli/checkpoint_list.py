@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..checkpoint import DamagedError, Keep, Manifest, checkpoints_of, glance, steps_in
 from ..checkpoint.manifest import MANIFEST, UNFINISHED
-from .amounts import ago, in_bytes
+from ..scale.memory import size
 
 _HEAD = ('step', 'size', 'written', 'val_loss', 'kept as', 'files')
 
@@ -30,8 +30,8 @@ def list_checkpoints(path: str) -> None:
         rows.append(
             (
                 f'{step:,}',
-                in_bytes(sum(file.size for file in manifest.files.values())),
-                ago(time.time() - written),
+                size(sum(file.size for file in manifest.files.values())),
+                _ago(time.time() - written),
                 '-' if loss is None else f'{loss:.4f}',
                 ', '.join(reasons[step]) or '(goes next)',
                 f'{len(manifest.files)}, all there',
@@ -44,6 +44,14 @@ def list_checkpoints(path: str) -> None:
     for entry in sorted(directory.iterdir()):
         if entry.suffix in UNFINISHED:
             print(f'{entry.name}: being written or deleted, or left by a process that was killed; the run removes it')
+
+
+def _ago(seconds: float) -> str:
+    """Such as '3 h ago'."""
+    for unit, length in (('d', 86400), ('h', 3600), ('min', 60)):
+        if seconds >= length:
+            return f'{seconds / length:.0f} {unit} ago'
+    return f'{max(seconds, 0):.0f} s ago'
 
 
 def _keep(whole: dict[int, Manifest]) -> Keep:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from ..checkpoint import DamagedError, checkpoints_of, find_checkpoint, steps_in, verify
+from ..checkpoint import DamagedError, checkpoints_of, find_checkpoint, is_checkpoint, steps_in, verify
 from ..errors import UserError
-from .amounts import in_bytes
+from ..scale.memory import size
 
 
 def verify_checkpoints(paths: list[str]) -> None:
@@ -12,8 +12,7 @@ def verify_checkpoints(paths: list[str]) -> None:
     damaged: list[str] = []
     for path in map(Path, paths):
         directory, newest = find_checkpoint(path)
-        one = path.name == str(newest) and path.parent == directory
-        for step in [newest] if one else steps_in(checkpoints_of(path)):
+        for step in [newest] if is_checkpoint(path) else steps_in(checkpoints_of(path)):
             place = directory / str(step)
             try:
                 manifest = verify(directory, step)
@@ -21,7 +20,7 @@ def verify_checkpoints(paths: list[str]) -> None:
                 damaged.append('; '.join(str(error).splitlines()))
                 print(f'{place}: DAMAGED')
             else:
-                total = in_bytes(sum(file.size for file in manifest.files.values()))
+                total = size(sum(file.size for file in manifest.files.values()))
                 print(f'{place}: {len(manifest.files)} files, {total}, all as they were written')
     if damaged:
         raise UserError('\n'.join([*damaged[:8], 'train goes on from the newest that is not damaged']))

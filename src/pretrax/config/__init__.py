@@ -4,7 +4,7 @@ from pretrax.config.load import from_values, load, load_plugin
 from pretrax.config.mesh import resolve_mesh
 from pretrax.config.registry import build, register
 from pretrax.config.schema import InitFrom, Mesh, Processes, RunConfig
-from pretrax.config.show import ABSENT, diff, is_harmless, json_schema, origin, resolved_yaml
+from pretrax.config.show import ABSENT, diff, diff_values, is_harmless, json_schema, origin, resolved_yaml
 
 __all__ = [
     'ABSENT',
@@ -14,6 +14,7 @@ __all__ = [
     'RunConfig',
     'build',
     'diff',
+    'diff_values',
     'from_values',
     'is_harmless',
     'json_schema',

@@ -47,7 +47,12 @@ def resolved_yaml(config: RunConfig) -> str:
 
 def diff(old: RunConfig, new: RunConfig) -> list[tuple[str, Any, Any]]:
     """The dotted keys whose values differ, each with the old and the new value; `ABSENT` where there is none."""
-    before, after = dict(_leaves(old.model_dump(mode='json'), ())), dict(_leaves(new.model_dump(mode='json'), ()))
+    return diff_values(old.model_dump(mode='json'), new.model_dump(mode='json'))
+
+
+def diff_values(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """The same of two nested dicts."""
+    before, after = dict(_leaves(old, ())), dict(_leaves(new, ()))
     keys = [*before, *(key for key in after if key not in before)]
     pairs = [(dotted(key), before.get(key, ABSENT), after.get(key, ABSENT)) for key in keys]
     return [(key, a, b) for key, a, b in pairs if a != b]
