@@ -13,7 +13,8 @@ from jax.sharding import AxisType
 from ..config import RunConfig, build, resolve_mesh
 from ..errors import UserError
 from ..model.axes import AXES, ROWS, along
-from ..model.transformer import ModelRequest
+from ..model.request import ModelRequest
+from ..scale.flops import causal_keys
 from ..scale.memory import Memory, expected_memory, size
 from ..scale.roofline import Prediction, Sizes, predict
 from ..scale.topology import Topology
@@ -122,13 +123,12 @@ def make_plan(config: RunConfig, topology: Topology, say: Say) -> Plan:
 
 
 def _sizes(arch: Any, n_params: int, length: int) -> Sizes:
-    keys = [min(window or length, length) for window in arch.windows]
     head = arch.padded_vocab_size * arch.d_model
     return Sizes(
         n_layers=arch.n_layers, d_model=arch.d_model, n_heads=arch.n_heads, n_kv_heads=arch.n_kv_heads,
         d_head=arch.d_head, d_ff=arch.d_ff, vocab_size=arch.padded_vocab_size,
         matmul_params=arch.n_matmul_params - head, params=n_params,
-        keys=sum(seen - seen**2 / (2 * length) for seen in keys) / len(keys),
+        keys=sum(causal_keys(window, length) for window in arch.windows) / arch.n_layers,
         experts_per_token=arch.experts_per_token if arch.n_experts else 0,
     )  # fmt: skip
 

@@ -53,8 +53,14 @@ def flops_per_token(
     """
     weights = 6 * n_matmul_params
     keys = [min(window or sequence_length, sequence_length) for window in windows or [0] * n_layers]
-    left = [seen - seen**2 / (2 * sequence_length) if seen else 0 for seen in keys]  # by the causal mask
-    return Flops(causal=weights + 12 * n_heads * d_head * sum(left), full=weights + 12 * n_heads * d_head * sum(keys))
+    left = sum(causal_keys(window, sequence_length) for window in keys)
+    return Flops(causal=weights + 12 * n_heads * d_head * left, full=weights + 12 * n_heads * d_head * sum(keys))
+
+
+def causal_keys(window: int, sequence_length: int) -> float:
+    """How many keys a query of a layer meets on average, with a window of that many tokens; 0 is all."""
+    seen = min(window or sequence_length, sequence_length)
+    return seen - seen**2 / (2 * sequence_length) if seen else 0
 
 
 def mfu(tokens_per_second: float, per_token: float, peak: float, n_devices: int) -> float:
