@@ -158,6 +158,16 @@ def terms(w, batch, arch):
     return found
 
 
+def gradient_of(arch):
+    """Of weights and a batch: the gradient of the whole loss, and its terms."""
+
+    def whole_loss(w, batch):
+        found = terms(w, batch, arch)
+        return sum(found.values()), found
+
+    return jax.jit(jax.grad(whole_loss, has_aux=True))
+
+
 def loss(w, batch, arch):
     return sum(terms(w, batch, arch).values())
 

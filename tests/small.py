@@ -10,7 +10,8 @@ from jax.sharding import AxisType
 from pretrax.model.axes import AXES
 from pretrax.model.families import TransformerOptions
 from pretrax.model.loss import Batch
-from pretrax.model.transformer import ModelRequest, Transformer
+from pretrax.model.request import ModelRequest
+from pretrax.model.transformer import Transformer
 
 VOCAB, LENGTH = 100, 16
 LLAMA = {'family': 'llama', 'n_layers': 2, 'd_model': 32, 'n_heads': 4, 'n_kv_heads': 2, 'd_ff': 48}

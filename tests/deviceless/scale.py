@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from targets import compile_step, facts, tpu
+from targets import compile_step, devices_of, facts
 
 GB = 1e9
 # name: (topology, slices, bytes of a chip, mesh, sequences, length, model)
@@ -36,7 +36,7 @@ def main() -> int:
         if wanted not in name:
             continue
         start = time.monotonic()
-        compiled = compile_step(tpu(topology, slices), mesh, rows, length, documents=4, **model)
+        compiled = compile_step(devices_of(topology, slices), mesh, rows, length, documents=4, **model)
         found = facts(compiled)
         needs = found['argument_bytes'] + found['temporary_bytes']
         too_large += needs > memory

@@ -8,47 +8,33 @@ import collections
 import json
 import math
 import os
-import pathlib
 import re
 import sys
 from typing import Any
 
-os.environ |= {'JAX_PLATFORMS': 'cpu', 'TPU_SKIP_MDS_QUERY': '1', 'TPU_WORKER_HOSTNAMES': 'localhost'}
+os.environ['JAX_PLATFORMS'] = 'cpu'
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 from pretrax.model.axes import AXES
 from pretrax.model.families import TransformerOptions
 from pretrax.model.loss import Batch
-from pretrax.model.transformer import ModelRequest, Transformer
+from pretrax.model.request import ModelRequest
+from pretrax.model.transformer import Transformer
+from pretrax.scale.hlo import collectives, summed
+from pretrax.scale.topology import absent_devices, parse_topology
 from pretrax.shardlib import make_abstract
 from pretrax.train import optimizer, schedule
+from pretrax.train.decay import DEFAULT_NO_DECAY
 from pretrax.train.placement import place
-from pretrax.train.step import DEFAULT_NO_DECAY, Recipe, abstract_state, make_step
+from pretrax.train.step import Recipe, abstract_state, make_step
 
 
-def h200() -> list[Any]:
-    """One NVIDIA H200. cuDNN's checks ask the local backend, so they are answered here; the names are private."""
-    import jax._src.cudnn.fused_attention_stablehlo as cudnn
-
-    cudnn.check_cudnn_version = lambda: 91900
-    cudnn.check_compute_capability = lambda capability: True
-    cudnn.is_cuda_compute_capability_equal = lambda capability: False
-    target = pathlib.Path(__file__).with_name('h200.txtpb').read_text()
-    topology = topologies.get_topology_desc(
-        platform='cuda', topology_name='h200', target_config=target, topology='1x1x1'
-    )
-    return topology.devices
-
-
-def tpu(name: str, slices: int = 1) -> list[Any]:
-    """A slice of TPUs, such as 'v5e:4x4', or several."""
-    os.environ['TPU_ACCELERATOR_TYPE'] = 'v5litepod-16'
-    more = {'num_slices': slices} if slices > 1 else {}
-    return topologies.get_topology_desc(name, 'tpu', **more).devices
+def devices_of(name: str, slices: int = 1) -> list[Any]:
+    """Such as of 'h200' or 'v5e:4x4'."""
+    return absent_devices(parse_topology(name, slices))
 
 
 def compile_step(
@@ -98,7 +84,6 @@ def facts(compiled: Any) -> dict[str, Any]:
     calls: collections.Counter[str] = collections.Counter()
     sums: collections.Counter[str] = collections.Counter()  # of products that are no calls
     products: collections.Counter[str] = collections.Counter()
-    collectives: collections.Counter[str] = collections.Counter()
     lines = compiled.as_text().splitlines()
     for line in lines:
         if found := re.match(r'\s*(?:ROOT )?%?([\w.-]+) = \(?(\w+\[[\d,]*\])', line):
@@ -122,15 +107,16 @@ def facts(compiled: Any) -> dict[str, Any]:
                 operands = re.findall(r'%([\w.-]+)', line.split(' custom-call(')[1].split(')')[0])[:2]
                 kinds = [types[name].split('[')[0] for name in operands]
                 products[f'{" x ".join(kinds)} -> {found[1].strip("(").split("[")[0]}'] += 1
-        # Not by found[2]: the types of what an asynchronous one gives have brackets too.
-        if kind := re.search(r' (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(-start)?\(', line):
-            collectives[kind[1]] += 1
     memory = compiled.memory_analysis()
+    mesh = jax.tree.leaves(compiled.input_shardings)[0].mesh
     return {
         'calls': calls,
         'products': products,
         'sums': sums,
-        'collectives': collectives,
+        'collectives': {
+            f'{kind} {" ".join(axes)}': times
+            for kind, axes, times, _, _ in summed(collectives(compiled.as_text(), mesh.shape))
+        },
         'buffers': sorted(set(outside_fusions)),
         'argument_bytes': memory.argument_size_in_bytes,
         'alias_bytes': memory.alias_size_in_bytes,
@@ -147,15 +133,15 @@ SMALL = {'rows': 8, 'length': 512, 'documents': 1, 'vocab_size': 1024} | {
 CASES = {
     # four documents in a row: packed sequences, the harder case for a fused kernel
     'gpt2-124m on an H200': lambda: compile_step(
-        h200(), {}, rows=16, length=1024, documents=4, preset='gpt2-124m'
+        devices_of('h200'), {}, rows=16, length=1024, documents=4, preset='gpt2-124m'
     ),
     '1.3B on v5e:4x4': lambda: compile_step(
-        tpu('v5e:4x4'), {'d': 8, 't': 2}, rows=32, length=2048, documents=4,
+        devices_of('v5e:4x4'), {'d': 8, 't': 2}, rows=32, length=2048, documents=4,
         family='llama', n_layers=24, d_model=2048, n_heads=16, n_kv_heads=8, d_ff=5632,
     ),
-    'fp8 on an H200': lambda: compile_step(h200(), {}, matmul='fp8', **SMALL),
+    'fp8 on an H200': lambda: compile_step(devices_of('h200'), {}, matmul='fp8', **SMALL),
     'int8 on v5e:2x2': lambda: compile_step(
-        tpu('v5e:2x2'), {'d': 2, 't': 2}, matmul='int8', offload=('optimizer',),
+        devices_of('v5e:2x2'), {'d': 2, 't': 2}, matmul='int8', offload=('optimizer',),
         save={'input': 'offload', 'up': 'offload', 'gate': 'offload'}, **SMALL,
     ),
 }  # fmt: skip

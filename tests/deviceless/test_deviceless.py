@@ -69,8 +69,8 @@ def test_a_1_3b_step_fits_v5e_with_fused_attention_and_gathers_its_weights(pytho
     facts = compiled(python, '1.3B on v5e:4x4')
     # The forward kernel, the same again in the backward pass, and two backward kernels, in a loop over the layers.
     assert facts['calls']['tpu_custom_call'] == 4
-    assert facts['collectives']['all-gather'] > 0
-    assert facts['collectives']['reduce-scatter'] > 0
+    assert facts['collectives']['all-gather d'] > 0
+    assert facts['collectives']['reduce-scatter d'] > 0
     assert facts['argument_bytes'] + facts['temporary_bytes'] < 15.75 * 2**30
     assert not [
         b for b in facts['buffers'] if re.search(r'\[(\d+,)*2048,2048\]', b) and elements(b)[1] > 4 * 8 * 2048**2

@@ -14,7 +14,7 @@ from pretrax.config.registry import build
 from pretrax.errors import UserError
 from pretrax.model.nnx import NnxModel
 from pretrax.model.nnx_options import NnxOptions
-from pretrax.model.transformer import ModelRequest
+from pretrax.model.request import ModelRequest
 from pretrax.train.optimizer import adamw
 from pretrax.train.step import Recipe, init_state, make_evaluate, make_step
 from small import LENGTH, VOCAB, mesh_of, random_batch, random_weights, transformer

@@ -15,7 +15,8 @@ from pretrax.model import eight_bits, numerics
 from pretrax.model.families import TransformerOptions
 from pretrax.model.matmul import grouped_product, product
 from pretrax.model.numerics import Format, choose_numerics
-from pretrax.model.transformer import ModelRequest, Transformer
+from pretrax.model.request import ModelRequest
+from pretrax.model.transformer import Transformer
 from pretrax.shardlib import (
     all_gather,
     defer_reduction,

@@ -8,13 +8,12 @@ import jax
 import numpy as np
 
 from pretrax.train import optimizer
-from pretrax.train.step import DEFAULT_NO_DECAY, Recipe, make_evaluate, make_gradients, make_step
+from pretrax.train.decay import DEFAULT_NO_DECAY
+from pretrax.train.step import Recipe, make_evaluate, make_gradients, make_step
 from small import mesh_of, random_batch, random_weights, transformer
-from train.test_equivalence import fresh_state
+from train.test_equivalence import ADAM, fresh_state
 
 ROWS, STEPS = 8, 20
-# A large eps: Adam divides each gradient by its size, and would turn rounding noise around a zero into a full step.
-ADAM = {'b1': 0.8, 'b2': 0.9, 'eps': 1e-3}
 RATE = 0.02
 QUICK = {'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True}
 

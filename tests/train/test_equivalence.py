@@ -9,7 +9,8 @@ import pytest
 
 import reference
 from pretrax.train import optimizer, schedule
-from pretrax.train.step import DEFAULT_NO_DECAY, Recipe, abstract_state, make_step
+from pretrax.train.decay import DEFAULT_NO_DECAY
+from pretrax.train.step import Recipe, abstract_state, make_step
 from small import GPT2, LLAMA, MIXTURE, assert_same, mesh_of, random_batch, random_weights, transformer
 
 ROWS = 32
@@ -33,12 +34,7 @@ def ground_truth(family):
     """The loss terms and gradient of the first batch, and the weights after two steps."""
     model = transformer(FAMILIES[family])
     before = random_weights(model)
-
-    def loss(w, batch):
-        terms = reference.terms(w, batch, model.arch)
-        return sum(terms.values()), terms
-
-    gradient_of = jax.jit(jax.grad(loss, has_aux=True))
+    gradient_of = reference.gradient_of(model.arch)
     rule = reference.AdamW(before, [RATE / 2, RATE], weight_decay=DECAY, clip_norm=CLIP, **ADAM)
     gradient, terms = gradient_of(before, random_batch(ROWS, seed=1))
     after_one = rule.step(before, gradient)

@@ -10,7 +10,8 @@ import pytest
 from pretrax import config_from_values, pretrain
 from pretrax.errors import UserError
 from pretrax.model.families import TransformerOptions
-from pretrax.model.transformer import ModelRequest, Transformer
+from pretrax.model.request import ModelRequest
+from pretrax.model.transformer import Transformer
 from pretrax.observe.metrics import read_metrics
 from pretrax.train.host_memory import check_host_memory
 from pretrax.train.setup import prepare

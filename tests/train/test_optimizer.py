@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from pretrax.train import optimizer
-from pretrax.train.step import DEFAULT_NO_DECAY, Recipe, init_state, make_step
+from pretrax.train.decay import DEFAULT_NO_DECAY
+from pretrax.train.step import Recipe, init_state, make_step
 from small import LLAMA, assert_same, mesh_of, random_batch, random_weights, transformer
 
 # Wide enough for Adafactor to factor its moments: both dimensions have to be at least 128.

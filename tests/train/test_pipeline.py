@@ -13,8 +13,9 @@ from pretrax import config_from_values, pretrain
 from pretrax.checkpoint import Checkpoints, restore
 from pretrax.errors import UserError
 from pretrax.train import optimizer, schedule
+from pretrax.train.decay import DEFAULT_NO_DECAY
 from pretrax.train.setup import prepare
-from pretrax.train.step import DEFAULT_NO_DECAY, Recipe, abstract_state, make_evaluate, make_step
+from pretrax.train.step import Recipe, abstract_state, make_evaluate, make_step
 from pretrax.train.warm_start import _place
 from runs import BIGRAM, Quiet
 from small import GPT2, LLAMA, MIXTURE, assert_same, mesh_of, random_batch, random_weights, transformer
@@ -35,12 +36,7 @@ def ground_truth(family):
     """The loss terms, the gradient of the first batch and the weights after one step, in plain JAX."""
     model = transformer(FAMILIES[family])
     before = random_weights(model)
-
-    def loss(w, batch):
-        terms = reference.terms(w, batch, model.arch)
-        return sum(terms.values()), terms
-
-    gradient, terms = jax.jit(jax.grad(loss, has_aux=True))(before, random_batch(ROWS))
+    gradient, terms = reference.gradient_of(model.arch)(before, random_batch(ROWS))
     after = reference.AdamW(before, [0.05], weight_decay=0.1, clip_norm=0.5, **ADAM).step(before, gradient)
     return jax.device_get((terms, gradient, after))
 

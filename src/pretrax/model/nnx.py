@@ -19,7 +19,7 @@ from ..errors import UserError
 from .axes import ROWS, along
 from .loss import Batch
 from .nnx_options import NnxOptions
-from .transformer import ModelRequest
+from .request import ModelRequest
 
 CALLED_WITH = ('positions', 'segments')  # of the batch, where the module's call has parameters of these names
 

@@ -13,7 +13,7 @@ from ..data.source import DataRequest, HostBatch, Source
 from ..errors import UserError
 from ..model.axes import ROWS, along
 from ..model.loss import Batch
-from ..model.transformer import ModelRequest
+from ..model.request import ModelRequest
 from ..scale.cpu import measured_cpu
 from ..scale.devices import lookup
 from ..scale.flops import FORMULA_VERSION, Flops, flops_per_token, mfu

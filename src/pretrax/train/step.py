@@ -26,7 +26,6 @@ from ..shardlib import (
     typed_shard_map,
     zero_gradient,
 )  # fmt: skip
-from .decay import DEFAULT_NO_DECAY as DEFAULT_NO_DECAY
 from .decay import decay_by_weight
 from .host_memory import in_host, on_device, to_host
 from .spikes import FADING, is_spike
