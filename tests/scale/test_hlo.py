@@ -80,6 +80,30 @@ ENTRY %main (a: bf16[128,64]) -> bf16[128,64] {
 """
 
 
+# How XLA writes a scattered sum for a TPU: a fusion that adds up what is padded to whole tiles, and keeps a slice.
+SCATTER = """\
+HloModule jit_step
+
+%all-reduce-scatter.4 (input: bf16[2048,64]) -> bf16[528,64] {
+  %input = bf16[2048,64]{1,0:T(8,128)(2,1)S(1)} parameter(0)
+  %zero = bf16[] constant(0)
+  %pad.72 = bf16[2112,64]{1,0:T(8,128)(2,1)} pad(%input, %zero), padding=0_64x0_0
+  %all-reduce.32 = bf16[2112,64]{1,0:T(8,128)(2,1)} all-reduce(%pad.72), channel_id=49, replica_groups={{0,2,4,6},{1,3,5,7}}, use_global_device_ids=true, to_apply=%add
+  %at = u32[] constant(0)
+  ROOT %slice = bf16[528,64]{1,0} dynamic-slice(%all-reduce.32, %at, %at), dynamic_slice_sizes={528,64}
+}
+
+ENTRY %main (a: bf16[2048,64]) -> bf16[528,64] {
+  %a = bf16[2048,64]{1,0} parameter(0)
+  ROOT %f = bf16[528,64]{1,0} fusion(%a), kind=kCustom, calls=%all-reduce-scatter.4
+}
+"""
+
+
+def test_a_scattered_sum_of_a_tpu_is_told_as_such():
+    assert collectives(SCATTER, {'d': 4, 't': 2}) == [Collective('reduce-scatter', ('d',), 2112 * 64 * 2, 1, False)]
+
+
 def test_an_asynchronous_gather_of_a_tpu_counts_once_a_turn_and_as_such():
     assert collectives(TPU, {'d': 4, 't': 2}) == [
         Collective('all-gather', ('d',), 512 * 64 * 2, 24, True),

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'ragged-all-to-all', 'collective-permute')
+_SCATTER = 'all-reduce-scatter'  # how a fusion of a TPU is called that adds up and keeps a slice
 _WIDTH = {'pred': 1, 's4': 0.5, 'u4': 0.5, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 's32': 4, 'u32': 4, 's64': 8, 'u64': 8,
           'bf16': 2, 'f16': 2, 'f32': 4, 'f64': 8, 'c64': 8}  # fmt: skip
 
@@ -50,17 +51,20 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     found = []
     for name, instructions in computations.items():
         starts = any('AsyncCollectiveStart' in i.rest for i in instructions)  # TPU: start, work and end are fusions
+        fused = _SCATTER in name
         for one in instructions:
             kind = one.operation.removesuffix('-start')
+            if fused and kind == 'all-reduce':
+                kind = 'reduce-scatter'
             if kind not in KINDS or not times[name] or ('AsyncCollective' in hidden[name] and not starts):
                 continue
             groups = _groups(one.rest, mesh)
             axes = _axes(groups, mesh)
             if axes:
                 size = _bytes(one.result, one.operation) * (
-                    math.prod(mesh[a] for a in axes) if kind == 'reduce-scatter' else 1
+                    math.prod(mesh[a] for a in axes) if one.operation.startswith('reduce-scatter') else 1
                 )
-                asynchronous = one.operation != kind or starts or hidden[name] == 'async-start'
+                asynchronous = one.operation.endswith('-start') or starts or hidden[name] == 'async-start'
                 found.append(Collective(kind, axes, int(size), times[name], asynchronous))
     return found
 
@@ -110,7 +114,7 @@ def _times(computations: Mapping[str, list[_Instruction]]) -> tuple[Counter[str]
                 callers[called].append((name, turns))
                 if one.operation == 'async-start':
                     hidden[called] = 'async-start'
-                elif one.operation == 'fusion' and any(
+                elif one.operation == 'fusion' and _SCATTER not in called and any(
                     'AsyncCollective' in i.rest or i.operation in KINDS for i in computations.get(called, ())
                 ):
                     hidden[called] = 'AsyncCollective'
