@@ -69,7 +69,8 @@ def test_two_processes_killed_at_random_end_with_the_loss_of_a_run_left_alone(tm
         assert alone.wait() == 0, alone.said
 
     draw = random.Random(0)
-    with Launched(config, tmp_path / 'hurt', *two) as hurt:
+    cache = {'XDG_CACHE_HOME': str(tmp_path / 'cache'), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
+    with Launched(config, tmp_path / 'hurt', *two, JAX_ENABLE_COMPILATION_CACHE='true', **cache) as hurt:
         for attempt in range(1, 6):
             hurt.until_step(attempt, draw.randint(5, 12))
             os.kill(hurt.pid(draw.randrange(2)), signal.SIGKILL)
@@ -77,6 +78,7 @@ def test_two_processes_killed_at_random_end_with_the_loss_of_a_run_left_alone(tm
     assert [event['code'] for event in hurt.events('ended')] == [-9] * 5 + [0]
     assert hurt.losses() == alone.losses()
     assert len(hurt.losses()) == 100
+    assert hurt.said.count('took the compiled step from ') == 5, 'all attempts but the first'
 
 
 @pytest.mark.slow

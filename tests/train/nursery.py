@@ -70,6 +70,7 @@ def child(values, event, seconds):
 
 
 def main(cache):
+    jax.config.update('jax_enable_compilation_cache', True)
     jax.config.update('jax_compilation_cache_dir', cache)
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
     jax.config.update('jax_persistent_cache_min_entry_size_bytes', 0)

@@ -24,6 +24,7 @@ from ..observe.progress import Progress
 from ..observe.trackers import open_trackers
 from .clock import Clock
 from .processes import ending_at_once, join_processes
+from .program_cache import compile_or_take
 from .resume import check_same_data, check_unchanged, only_one, writable
 from .rollback import give_up, last_good, with_next_batch
 from .setup import Run, prepare
@@ -132,8 +133,8 @@ class _Training:
         self.progress.start(config.steps, first)
         began = time.perf_counter()
         lowered = make_step(self.run.recipe).lower(self.state, self.run.batch(int(self.state.batch)))
-        step = self.compiled(self.run, lowered) if self.compiled else lowered.compile()
-        done = 'loaded the compiled step' if self.compiled else 'compiled the step'
+        saved = self.compiled
+        step, done = (saved(self.run, lowered), 'loaded the compiled step') if saved else compile_or_take(lowered)
         self.say(f'{done} in {time.perf_counter() - began:.1f} s')
         evaluate = make_evaluate(self.run.recipe.model) if self._evaluates() else None
         with self.watchdog:

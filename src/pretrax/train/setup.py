@@ -22,6 +22,7 @@ from ..shardlib import make_abstract, make_shardings
 from .devices import choose_compute, choose_mesh
 from .host_memory import check_host_memory, has_host_memory
 from .processes import join_processes
+from .program_cache import keep_programs
 from .step import Recipe, TrainState, abstract_state
 
 Say = Callable[[str], None]
@@ -98,6 +99,7 @@ def prepare(config: RunConfig, say: Say = print, devices: Sequence[Any] | None =
     """
     if devices is None:
         join_processes(config)
+        keep_programs(say)
     length = config.batch.sequence_length
     rows = config.batch.tokens // length
     mesh, sizes, lines = choose_mesh(config.mesh, rows, length, devices)
