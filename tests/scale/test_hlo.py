@@ -80,6 +80,24 @@ ENTRY %main (a: bf16[128,64]) -> bf16[128,64] {
 """
 
 
+# How XLA writes a sum over two slices: the hosts send it and add it up.
+SLICES = """\
+ENTRY %main (a: f32[256,8]) -> f32[256,8] {
+  %a = f32[256,8]{1,0} parameter(0)
+  %after-all = token[] after-all()
+  %send = (f32[256,8]{1,0:T(8,128)}, u32[]{:S(2)}, token[]) send(%a, %after-all), channel_id=22, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_reduce_operation="SUM",_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %recv = (f32[256,8]{1,0:T(8,128)}, u32[]{:S(2)}, token[]) recv(%after-all), channel_id=21, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_reduce_operation="SUM",_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %sent = token[] send-done(%send), channel_id=22, is_host_transfer=true
+  %received = (f32[256,8]{1,0}, token[]) recv-done(%recv), channel_id=21, is_host_transfer=true
+  ROOT %out = f32[256,8]{1,0} get-tuple-element(%received), index=0
+}
+"""
+
+
+def test_a_sum_over_slices_of_tpus_is_told_once_and_behind_other_work():
+    assert collectives(SLICES, {'r': 2, 'd': 4}) == [Collective('all-reduce', ('r',), 256 * 8 * 4, 1, True)]
+
+
 # How XLA writes a scattered sum for a TPU: a fusion that adds up what is padded to whole tiles, and keeps a slice.
 SCATTER = """\
 HloModule jit_step

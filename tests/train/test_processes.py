@@ -22,15 +22,17 @@ QUIET = {key: value for key, value in os.environ.items() if key != 'XLA_FLAGS'}
 
 
 @pytest.mark.slow
-def test_two_processes_train_like_one(values, tmp_path):
+def test_two_and_four_processes_train_like_one(values, tmp_path):
+    """Two of two devices, then four of one. Tokens travel to experts between both pairs; keys, in a ring, between the four."""
     values |= {'eval': {'every': 3, 'batches': 2}, 'schedule': {'name': 'constant', 'warmup': 2}}
+    values['model'] |= {'n_experts': 4, 'experts_per_token': 2, 'balance_loss': 0.01, 'context': 'ring'}
     pretrain(config_from_values(values | {'run_dir': str(tmp_path / 'one')}), progress=Quiet())
 
     config = tmp_path / 'run.yaml'
-    config.write_text(json.dumps(values | {'mesh': {'r': 1, 'd': 2, 't': 1}}))
-    run_together(config, tmp_path / 'two', steps=3)
-    run_together(config, tmp_path / 'two', steps=6)  # and resumes
-    alone, together = read_metrics(tmp_path / 'one' / 'metrics.jsonl'), read_metrics(tmp_path / 'two' / 'metrics.jsonl')
+    config.write_text(json.dumps(values | {'mesh': {'r': 1, 'd': 1, 'e': 2, 'c': 2}}))
+    run_together(config, tmp_path / 'run', 3, 2, devices=4)
+    run_together(config, tmp_path / 'run', 6, 4, devices=4)  # and resumes
+    alone, together = read_metrics(tmp_path / 'one' / 'metrics.jsonl'), read_metrics(tmp_path / 'run' / 'metrics.jsonl')
     assert [line['step'] for line in together] == [line['step'] for line in alone]
     for a, b in zip(alone, together, strict=True):
         for key in {'loss', 'grad_norm', 'weight_norm', 'val_loss'} & a.keys():
@@ -85,7 +87,7 @@ def test_one_stream_of_tokens_whatever_number_of_processes_resumes(values, docum
     }
     config.write_text(json.dumps(values | {'data': {'name': 'recorded', **data}}))
     for n_processes, steps in ((1, 2), (2, 4), (4, 6)):
-        run_together(config, tmp_path / 'run', steps, n_processes, record=tmp_path / f'{n_processes}-of')
+        run_together(config, tmp_path / 'run', steps, n_processes, devices=4, record=tmp_path / f'{n_processes}-of')
 
     read, reader = {}, {}
     for n_processes in (1, 2, 4):
@@ -111,11 +113,10 @@ def test_one_stream_of_tokens_whatever_number_of_processes_resumes(values, docum
     np.testing.assert_allclose([x['loss'] for x in resumed], [x['loss'] for x in straight], rtol=1e-5)
 
 
-def run_together(config, run_dir, steps, n_processes=2, record=None):
+def run_together(config, run_dir, steps, n_processes, devices, record=None):
     with socket.socket() as free:
         free.bind(('localhost', 0))
         address = f'localhost:{free.getsockname()[1]}'
-    devices = 2 if record is None else 4
     together = [
         start(
             config, run_dir, steps=steps, JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES=str(n_processes),

@@ -41,7 +41,7 @@ def test_a_process_that_cannot_write_is_told_by_all_and_hangs_none(tmp_path):
     }  # fmt: skip
     config = tmp_path / 'run.yaml'
     config.write_text(json.dumps(values))
-    printed = run_together(config, tmp_path / 'run', steps=12)
+    printed = run_together(config, tmp_path / 'run', 12, 2, devices=2)
     directory = tmp_path / 'run' / 'checkpoints'
     steps = steps_in(directory)
     assert steps[-1] == 12

@@ -53,6 +53,13 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
         starts = any('AsyncCollectiveStart' in i.rest for i in instructions)  # TPU: start, work and end are fusions
         fused = _SCATTER in name
         for one in instructions:
+            if between := re.search(r'_xla_megascale_transfer_type="(\w+)"', one.rest):
+                # Slices of TPUs are joined by the hosts, and by the outermost axis of the mesh.
+                if one.operation == 'send':
+                    kind, size = between[1].lower().replace('_', '-'), _bytes(one.result, one.operation)
+                    outermost = next(axis for axis, n in mesh.items() if n > 1)
+                    found.append(Collective(kind, (outermost,), int(size), times[name], True))
+                continue
             kind = one.operation.removesuffix('-start')
             if fused and kind == 'all-reduce':
                 kind = 'reduce-scatter'
@@ -178,7 +185,7 @@ def _bytes(result: str, operation: str) -> float:
         _WIDTH.get(dtype, 1) * math.prod(int(n) for n in dims.split(',') if n)
         for dtype, dims in re.findall(r'(\w+)\[([\d,]*)\]', re.sub(r'/\*.*?\*/', '', result))
     ]
-    if operation == 'collective-permute-start':
+    if operation in ('collective-permute-start', 'send'):
         return max(sizes)
     if operation in ('all-gather-start', 'all-to-all-start', 'reduce-scatter-start'):
         return sum(sizes[len(sizes) // 2 :])
