@@ -1,6 +1,8 @@
 """The step: what it skips, clips, decays, counts and reports, by hand on a small model; and where its state lies."""
 
 import dataclasses
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +12,8 @@ import pytest
 from pretrax.errors import UserError
 from pretrax.shardlib import psum
 from pretrax.train import optimizer, schedule
-from pretrax.train.step import (
-    DEFAULT_NO_DECAY,
-    Recipe,
-    abstract_state,
-    decay_by_weight,
-    init_state,
-    make_evaluate,
-    make_step,
-)
+from pretrax.train.decay import DEFAULT_NO_DECAY, decay_by_weight
+from pretrax.train.step import Recipe, abstract_state, init_state, make_evaluate, make_step
 from small import GPT2, LLAMA, VOCAB, assert_same, mesh_of, random_batch, transformer
 from train.bigram import WIDTH, Bigram, BigramWeights
 
@@ -230,3 +225,33 @@ def test_the_state_is_donated():
 def assert_identical(a, b):
     same = jax.tree.map(np.array_equal, a, b)
     assert all(jax.tree.leaves(same)), same
+
+
+def test_no_device_holds_more_than_its_slice_of_a_fresh_state(monkeypatch):
+    """In the program that makes it on 8 devices: slices come out, and no array in it is a whole matrix."""
+    model = transformer(LLAMA | {'d_model': 256, 'd_ff': 1024}, mesh_of(d=8), vocab_size=4096)
+    of_adam = recipe(model, optimizer.adamw())
+    programs, jit = [], jax.jit
+
+    def kept(function, **options):
+        def call(*arguments):
+            programs.append(jit(function, **options).lower(*arguments).compile())
+            return programs[-1](*arguments)
+
+        return call
+
+    with jax.set_mesh(mesh_of(d=8)):
+        like = abstract_state(of_adam)
+        monkeypatch.setattr(jax, 'jit', kept)
+        state = init_state(of_adam, 0)
+    (program,) = programs
+    jax.tree.map(
+        lambda x, want: x.sharding.is_equivalent_to(want.sharding, x.ndim) or pytest.fail(str(want)), state, like
+    )
+    dims = re.findall(r'f32\[([\d,]+)\]', program.as_text())
+    assert (
+        max(math.prod(map(int, d.split(','))) for d in dims) == max(x.size for x in jax.tree.leaves(state.weights)) // 8
+    )
+    stats, whole = program.memory_analysis(), sum(x.nbytes for x in jax.tree.leaves(state))
+    assert stats.output_size_in_bytes < 1.01 * whole / 8
+    assert stats.temp_size_in_bytes < whole / 8
