@@ -74,15 +74,20 @@ def train(
     config: ConfigFile,
     overrides: Overrides = None,
     allow_changes: Annotated[bool, ALLOW_CHANGES] = False,
+    dry_run: Annotated[bool, typer.Option('--dry-run', help='All but training: say what it would do.')] = False,
 ) -> None:
     """Train a model; in an existing run directory, resume. compiled=FILE runs a step that `pretrax compile` saved."""
     from pretrax.config import load
 
     own, changes = _own_keys(overrides or [], 'compiled')
     loaded = load(config, changes)  # before JAX is imported: a mistake is told at once
+    if dry_run:
+        from pretrax.cli.dry_run import dry_run as run_dry
+
+        return run_dry(loaded, allow_changes, own.get('compiled'))
     from pretrax.cli.train import train
 
-    train(loaded, allow_changes, own.get('compiled'))
+    return train(loaded, allow_changes, own.get('compiled'))
 
 
 @app.command('compile')

@@ -1,0 +1,12 @@
+"""`pretrax train CONFIG --dry-run`: what would happen, up to the first step."""
+
+import pathlib
+
+from ..ahead.saved import opened
+from ..config import RunConfig
+from ..train.dry_run import dry_run as run_dry
+
+
+def dry_run(config: RunConfig, allow_changes: bool, compiled: str | None = None) -> None:
+    """Prints the report of a start; nothing is written."""
+    run_dry(config, allow_changes=allow_changes, saved=opened(pathlib.Path(compiled), config) if compiled else None)
