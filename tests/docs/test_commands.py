@@ -39,6 +39,9 @@ SMALLER = {
         'steps': 2, 'model.n_layers': 1, 'data.text': 'src', 'data.vocab_size': 300, 'batch.tokens': 2048,
         'schedule.warmup': 1, 'eval.batches': 1,
     },
+    'configs/sweeps/quick.yaml': {
+        'grid': {'devices': [1], 'model.n_layers': [1], 'batch.tokens': [1024, 2048]}, 'steps': 2, 'warmup': 1,
+    },
     'examples/data.yaml': {'steps': 3, 'model.n_layers': 1, 'schedule.warmup': 1},
 }  # fmt: skip
 FOR_A_TPU = 'compiling for a TPU takes minutes; tests/deviceless compiles such a step'

@@ -149,6 +149,19 @@ def plan(config: ConfigFile, overrides: Overrides = None) -> None:
 
 
 @app.command()
+def bench(
+    sweep: Annotated[str, typer.Argument(metavar='SWEEP', help='A YAML file, such as configs/sweeps/quick.yaml.')],
+    out: Annotated[
+        str | None, typer.Option('--out', '-o', metavar='DIR', help='Where results go (default: sweeps/<its name>).')
+    ] = None,
+) -> None:
+    """Time the steps of a grid of configurations, each in a process of its own; go on where it was stopped."""
+    from pretrax.cli.bench import bench
+
+    bench(sweep, out)
+
+
+@app.command()
 def generate(
     path: Annotated[str, typer.Argument(metavar='RUN_OR_CHECKPOINT', help='runs/<name>, or a checkpoint in it.')],
     prompt: Annotated[list[str] | None, typer.Option(help='Text to continue; may be repeated.')] = None,

@@ -68,7 +68,7 @@ def _no_such_run(path: pathlib.Path) -> str:
     return f'no run at {path}' + (f'\nruns: {", ".join(runs[:8])}' if runs else '; a run is a directory like runs/NAME')
 
 
-def svg(series: Sequence[Series], key: str, width: int = 860, height: int = 480) -> str:
+def svg(series: Sequence[Series], key: str, width: int = 860, height: int = 480, x_label: str = 'step') -> str:
     """A line chart as an SVG document."""
     left, right, top, bottom = 70, 20, 44, 48
     x_ticks, y_ticks = ticks(*_range(s.steps for s in series), count=8), ticks(*_range(s.values for s in series))
@@ -91,7 +91,9 @@ def svg(series: Sequence[Series], key: str, width: int = 860, height: int = 480)
     for tick in x_ticks:
         parts.append(f'<path d="M{x(tick):.1f} {top}V{height - bottom}" stroke="#eee"/>')
         parts.append(f'<text x="{x(tick):.1f}" y="{height - bottom + 18}" text-anchor="middle">{tick:.7g}</text>')
-    parts.append(f'<text x="{(left + width - right) / 2}" y="{height - 10}" text-anchor="middle">step</text>')
+    parts.append(
+        f'<text x="{(left + width - right) / 2}" y="{height - 10}" text-anchor="middle">{html.escape(x_label)}</text>'
+    )
     parts.append(f'<text x="{left}" y="20" font-weight="bold">{html.escape(key)}</text>')
     for row, (curve, colour) in enumerate(zip(series, _cycle(COLOURS, len(series)), strict=True)):
         points = [(x(step), y(value)) for step, value in zip(curve.steps, curve.values, strict=True)]

@@ -1,0 +1,223 @@
+"""The rows of a sweep, run one after the other, each in a process of its own that may fail, hang or be killed.
+
+`results.jsonl` has a line for each row that came to an end, with a key made of its whole configuration, how it was timed,
+the versions and the hardware. A row whose key is there is not run again, unless it failed, was killed or took too long.
+Imports no JAX: the devices are for the rows.
+"""
+
+import contextlib
+import ctypes
+import datetime
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from .. import __version__
+from ..config import resolved_yaml
+from ..errors import UserError
+from .local import devices_of
+from .sweep import Row, Sweep
+
+RESULTS = 'results.jsonl'
+FINAL = ('done', 'too large', 'out of memory', 'refused')  # would come again; `failed`, `killed`, `time limit` may not
+# Of the configuration, what does not touch a step.
+_FREE = ('name', 'run_dir', 'checkpoint', 'eval', 'log', 'sample', 'faults', 'processes')
+_PROBE = """
+import json, jax, jaxlib
+devices = jax.devices()
+found = {'device': devices[0].device_kind, 'platform': devices[0].platform, 'count': len(devices)}
+print(json.dumps(found | {'jax': jax.__version__, 'jaxlib': jaxlib.__version__}))
+"""
+
+type Result = dict[str, Any]
+
+
+class Bench:
+    """A sweep and its directory, held for as long as the `with` block lasts.
+
+    Args:
+        sweep, rows: from `read_sweep`.
+        directory: where results lie; made if there is none.
+        hardware: what the rows run on, and versions: see `probe`.
+        command: what times a row: a program and its arguments, to which the configuration, the file for the result, and
+            the numbers of steps are added.
+        say: told of every row.
+    """
+
+    def __init__(
+        self, sweep: Sweep, rows: list[Row], directory: pathlib.Path, hardware: dict[str, Any], command: Sequence[str],
+        say: Callable[[str], None] = print,
+    ):  # fmt: skip
+        self._sweep, self._rows, self._directory, self._say = sweep, rows, directory, say
+        self._hardware, self._command = hardware, command
+        self._lock = _held(directory)
+        try:
+            _cut_torn_line(directory / RESULTS)
+            self._found = read_results(directory)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def __enter__(self) -> 'Bench':
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+
+    def results(self) -> list[Result]:
+        """What is known so far, in the order of the rows; a row that was not run yet has the status 'not run'."""
+        told = [self._found.get(self._key(row), {'status': 'not run'}) for row in self._rows]
+        return [{**found, 'changes': row.changes} for row, found in zip(self._rows, told, strict=True)]
+
+    def run(self) -> Iterator[Result]:
+        """Runs what has not come to a final end yet, and gives each result when it is on the disk."""
+        for number, row in enumerate(self._rows, 1):
+            key = self._key(row)
+            head = f'[{number}/{len(self._rows)}] {row.label}: '
+            if self._found.get(key, {}).get('status') in FINAL:
+                self._say(f'{head}{told(self._found[key])}   (before)')
+                continue
+            found = {'key': key, 'changes': row.changes, **self._run(key, row)}
+            found |= {'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'), **self._hardware}
+            with (self._directory / RESULTS).open('a') as lines:
+                lines.write(json.dumps(found) + '\n')
+                lines.flush()
+                os.fsync(lines.fileno())
+            self._found[key] = found
+            self._say(head + told(found))
+            yield found
+
+    def _key(self, row: Row) -> str:
+        values = {key: value for key, value in row.config.model_dump(mode='json').items() if key not in _FREE}
+        how = [row.devices, self._sweep.steps, self._sweep.warmup]
+        text = json.dumps([values, how, self._hardware], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def _run(self, key: str, row: Row) -> Result:
+        """One row, whatever becomes of its process."""
+        places = {part: self._directory / part for part in ('configs', 'output', 'running')}
+        for place in places.values():
+            place.mkdir(exist_ok=True)
+        config, output, result = (
+            places['configs'] / f'{key}.yaml', places['output'] / f'{key}.txt', places['running'] / f'{key}.json',
+        )  # fmt: skip
+        config.write_text(resolved_yaml(row.config))
+        result.unlink(missing_ok=True)
+        arguments = [str(config), str(result), str(self._sweep.steps), str(self._sweep.warmup)]
+        with output.open('wb') as written:
+            process = subprocess.Popen(
+                [*self._command, *arguments], env=_environment(row.devices), stdin=subprocess.DEVNULL,
+                stdout=written, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_in_the_child,
+            )  # fmt: skip
+        try:
+            code = process.wait(60 * self._sweep.minutes)
+        except subprocess.TimeoutExpired:
+            return {'status': 'time limit', 'why': f'not done after {self._sweep.minutes:g} minutes, see {output}'}
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and what it has started
+            process.wait()
+        if result.is_file():
+            found = json.loads(result.read_text())
+            if row.devices is not None and found.get('devices', row.devices) != row.devices:
+                why = f'it saw {found["devices"]} devices; devices: {row.devices} is for CPUs and NVIDIA GPUs'
+                return {'status': 'refused', 'why': why}
+            return found
+        if code == -signal.SIGKILL:
+            return {'status': 'killed', 'why': f'SIGKILL, as the system does where memory runs out; see {output}'}
+        by = f'by {signal.Signals(-code).name}' if code < 0 else f'with exit code {code}'
+        return {'status': 'failed', 'why': f'ended {by}, see {output}'}
+
+
+def measure_command() -> list[str]:
+    """`pretrax.train.measure` in this Python."""
+    return [sys.executable, '-c', 'from pretrax.train.measure import main; main()']
+
+
+def read_results(directory: pathlib.Path) -> dict[str, Result]:
+    """{key: the last result}, as far as they are known."""
+    path = directory / RESULTS
+    found: dict[str, Result] = {}
+    for number, line in enumerate(path.read_text().splitlines() if path.is_file() else [], 1):
+        try:
+            result = json.loads(line)
+            found[result['key']] = result
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f'{path}, line {number} is no result\nremove the line, or give another --out') from None
+    return found
+
+
+def _cut_torn_line(path: pathlib.Path) -> None:
+    """Takes off what a kill or a full disk has left of a line."""
+    content = path.read_bytes() if path.is_file() else b''
+    if content and not content.endswith(b'\n'):
+        with path.open('r+b') as file:
+            file.truncate(content.rfind(b'\n') + 1)
+
+
+def told(result: Result) -> str:
+    """A result in half a line."""
+    if result['status'] != 'done':
+        return f'{result["status"]}: {result["why"]}'
+    mfu = f', MFU {result["mfu"]:.1%}' if result.get('mfu') is not None else ''
+    return f'{result["tokens_per_second"]:,.0f} tokens/s{mfu}, {1000 * result["step_seconds"]:,.4g} ms a step'
+
+
+def _environment(devices: int | None) -> dict[str, str]:
+    """Of a row that sees so many devices, the first ones: of a CPU simulated, or GPUs."""
+    if devices is None:
+        return dict(os.environ)
+    own = devices_of(0, devices)
+    seen = [name for name in os.environ.get('CUDA_VISIBLE_DEVICES', '').split(',') if name] or map(str, range(devices))
+    return os.environ | own | {'CUDA_VISIBLE_DEVICES': ','.join(list(seen)[:devices])}
+
+
+def probe() -> dict[str, Any]:
+    """Versions and hardware, asked of a process that gives the devices back when it ends."""
+    done = subprocess.run([sys.executable, '-c', _PROBE], capture_output=True, text=True)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ['no reason given'])[-1]
+        raise UserError(f'JAX does not start here: {last[:300]}')
+    return {'pretrax': __version__, 'cpu': _cpu(), **json.loads(done.stdout.splitlines()[-1])}
+
+
+def _cpu() -> str:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
+    info = pathlib.Path('/proc/cpuinfo')
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(':')[2].strip() for line in lines if line.startswith('model name')]
+    return f'{names[0] if names else platform.machine()}, {cores} cores'
+
+
+def _held(directory: pathlib.Path) -> Any:
+    """The directory, for one process at a time."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / 'lock').open('a')
+    except OSError as error:
+        raise UserError(f'{directory} cannot be written: {error.strerror}\ngive another one: --out DIR') from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise UserError(f'{directory}: another process runs this sweep\nwait for it, or give another --out') from None
+    except OSError:  # a file system without locks
+        return lock
+    return lock
+
+
+def _in_the_child() -> None:
+    """Ends with its parent, and is the first to go where the machine's memory runs out."""
+    if sys.platform == 'linux':
+        die_with_parent = 1  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(die_with_parent, signal.SIGKILL)
+        with open('/proc/self/oom_score_adj', 'w') as adjust:
+            adjust.write('1000')

@@ -1,0 +1,143 @@
+"""The results of a sweep as a table (Markdown, CSV, HTML, text) and as plots (SVG)."""
+
+import csv
+import html
+import json
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pretrax.observe.plot import Series, svg
+
+type Result = Mapping[str, Any]
+
+# key -> (heading, how a person reads it); those of a row that was timed
+_NUMBERS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    'n_params': ('parameters', lambda n: f'{n:,}'),
+    'devices': ('devices', str),
+    'step_seconds': ('step, ms', lambda s: f'{1000 * s:,.4g}'),
+    'tokens_per_second': ('tokens/s', lambda n: f'{n:,.0f}'),
+    'mfu': ('MFU', lambda x: f'{x:.1%}'),
+    'memory': ('memory, GB', lambda n: f'{n / 1e9:.3g}'),
+    'loss': ('loss', lambda x: f'{x:.4f}'),
+}
+_ACROSS = {'n_params': 'parameters', 'batch_tokens': 'tokens a step', 'devices': 'devices'}
+_UP = {'tokens_per_second': 'tokens/s', 'mfu': 'MFU', 'memory': 'memory of a device, GB'}
+_SCALE = {'memory': 1e-9}
+_STYLE = (
+    'body{font-family:system-ui,sans-serif;margin:2em}table{border-collapse:collapse}'
+    'td,th{padding:.3em .8em;border-bottom:1px solid #ddd;text-align:right}td:first-child,th:first-child{text-align:left}'
+)
+
+
+def write_report(
+    directory: pathlib.Path, name: str, hardware: Mapping[str, Any], command: str, results: Sequence[Result]
+) -> None:
+    """Writes results.md, results.csv, results.html and a plot for each pair of numbers that says something.
+
+    Args:
+        directory: where.
+        name: of the sweep.
+        hardware: what it ran on, and versions.
+        command: that makes these files.
+        results: as `launch.bench` gives them: `status`, `changes`, `why`, and the numbers of a row that was timed.
+    """
+    plots = dict(_plots(results))
+    for old in directory.glob('plot-*.svg'):
+        if old.name not in plots:
+            old.unlink()
+    for file, image in plots.items():
+        (directory / file).write_text(image)
+    facts = ', '.join(f'{key} {value}' for key, value in hardware.items())
+    head, *body = _table(results)
+    markdown = [f'# {name}', '', f'`{command}`', '', facts, '', *_markdown(head, body), '']
+    markdown += [f'![{file}]({file})' for file in plots]
+    (directory / 'results.md').write_text('\n'.join(markdown) + '\n')
+    cells = [[f'<td>{html.escape(cell)}</td>' for cell in row] for row in body]
+    page = [
+        f'<!doctype html>\n<meta charset="utf-8">\n<title>{html.escape(name)}</title>\n<style>{_STYLE}</style>',
+        f'<h1>{html.escape(name)}</h1>\n<p><code>{html.escape(command)}</code></p>\n<p>{html.escape(facts)}</p>',
+        f'<table>\n<tr>{"".join(f"<th>{html.escape(cell)}</th>" for cell in head)}</tr>',
+        *(f'<tr>{"".join(row)}</tr>' for row in cells),
+        '</table>',
+        *plots.values(),
+    ]
+    (directory / 'results.html').write_text('\n'.join(page) + '\n')
+    with (directory / 'results.csv').open('w', newline='') as file:
+        keys = _swept(results)
+        fields = list(
+            dict.fromkeys(key for result in results for key in result if key not in ('changes', 'key', *keys))
+        )
+        lines = csv.writer(file)
+        lines.writerow([*keys, *fields])
+        for result in results:
+            own = [_shown(result['changes'][key]) if key in result['changes'] else '' for key in keys]
+            lines.writerow([*own, *(result.get(key, '') for key in fields)])
+
+
+def table_text(results: Sequence[Result]) -> list[str]:
+    """The table for a terminal."""
+    rows = _table(results)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ['  '.join(f'{cell:>{width}}' for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _table(results: Sequence[Result]) -> list[list[str]]:
+    """Headings and rows: what was varied, then the numbers, then what became of it."""
+    keys = _swept(results)
+    told = {key: number for key, number in _NUMBERS.items() if key not in keys}
+    rows = [[*keys, *(heading for heading, _ in told.values()), 'status']]
+    for result in results:
+        own = [_shown(result['changes'][key]) if key in result['changes'] else '' for key in keys]
+        numbers = [show(result[key]) if result.get(key) is not None else '' for key, (_, show) in told.items()]
+        why = f': {result["why"]}' if result.get('why') else ''
+        rows.append([*own, *numbers, f'{result["status"]}{why}'])
+    return rows
+
+
+def _markdown(head: list[str], body: list[list[str]]) -> list[str]:
+    lines = [head, ['---'] * len(head), *body]
+    return ['| ' + ' | '.join(cell.replace('|', '\\|') for cell in row) + ' |' for row in lines]
+
+
+def _plots(results: Sequence[Result]) -> Iterator[tuple[str, str]]:
+    """(name of a file, SVG) for each number against each thing that has more than one value."""
+    done = [result for result in results if result['status'] == 'done']
+    for x, x_label in _ACROSS.items():
+        if len({result[x] for result in done}) < 2:
+            continue
+        for y, y_label in _UP.items():
+            told = [result for result in done if result.get(y) is not None]
+            curves: dict[str, list[tuple[float, float]]] = {}
+            for result in told:
+                curves.setdefault(_others(result, told, x), []).append((result[x], result[y] * _SCALE.get(y, 1)))
+            series = [Series(name, *_columns(sorted(points))) for name, points in curves.items()]
+            if series:
+                yield f'plot-{y}-by-{x}.svg', svg(series, f'{y_label} by {x_label}', x_label=x_label)
+
+
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _others(result: Result, all_of_them: Sequence[Result], x: str) -> str:
+    """What else was varied than x: the keys that differ among results with the same x."""
+
+    def value(one: Result, key: str) -> str:
+        return json.dumps(one['changes'].get(key))
+
+    alike: dict[Any, list[Result]] = {}
+    for one in all_of_them:
+        alike.setdefault(one[x], []).append(one)
+    free = [
+        key for key in _swept(all_of_them) if any(len({value(o, key) for o in group}) > 1 for group in alike.values())
+    ]
+    return ' '.join(f'{key}={_shown(result["changes"].get(key))}' for key in free)
+
+
+def _swept(results: Sequence[Result]) -> list[str]:
+    return list(dict.fromkeys(key for result in results for key in result['changes']))
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
