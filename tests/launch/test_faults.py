@@ -70,6 +70,7 @@ def test_two_processes_killed_at_random_end_with_the_loss_of_a_run_left_alone(tm
 
     draw = random.Random(0)
     cache = {'XDG_CACHE_HOME': str(tmp_path / 'cache'), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
+    cache['JAX_DEBUG_LOG_MODULES'] = 'jax._src.compiler'
     with Launched(config, tmp_path / 'hurt', *two, JAX_ENABLE_COMPILATION_CACHE='true', **cache) as hurt:
         for attempt in range(1, 6):
             hurt.until_step(attempt, draw.randint(5, 12))
@@ -79,6 +80,8 @@ def test_two_processes_killed_at_random_end_with_the_loss_of_a_run_left_alone(tm
     assert hurt.losses() == alone.losses()
     assert len(hurt.losses()) == 100
     assert hurt.said.count('took the compiled step from ') == 5, 'all attempts but the first'
+    other = (hurt.run_dir / 'output' / 'process-1.txt').read_text()
+    assert other.count("cache hit for 'jit__lambda'") >= 5, 'in the other process too'
 
 
 @pytest.mark.slow

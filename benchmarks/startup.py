@@ -1,0 +1,93 @@
+"""What a process does before its first step, in CPU seconds, which mean the same on a busy machine.
+
+    uv run python benchmarks/startup.py [CONFIG]
+
+Processes that prepare a run, draw its weights, compile its step and take it once: one with an empty cache of compiled
+programs, one with those of a process before. Prints user + system seconds of each part, and at the end the modules whose
+import costs most.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+PARTS = """
+import json, os, sys
+seconds, parts = 0.0, {}
+def part(name):
+    global seconds
+    now = sum(os.times()[:4])
+    parts[name], seconds = now - seconds, now
+part('python')
+import pretrax.cli.train
+part('imports')
+from pretrax.config import load
+config = load(sys.argv[1], ['run_dir=' + sys.argv[2]])
+part('configuration')
+import jax
+from pretrax.train import setup
+from pretrax.train.program_cache import compile_or_take, keep_programs
+from pretrax.train.step import init_state, make_step
+config.run_dir.mkdir(exist_ok=True)
+inner = setup.open_source
+def open_source(*arguments):
+    part('devices')
+    found = inner(*arguments)
+    part('data')
+    return found
+setup.open_source = open_source
+run = setup.prepare(config, lambda text: None)
+part('model, shapes, report')
+with jax.set_mesh(run.mesh):
+    state = jax.block_until_ready(init_state(run.recipe, config.seed))
+    part('drawing the weights')
+    lowered = make_step(run.recipe).lower(state, run.batch(0))
+    part('tracing the step')
+    step, how = compile_or_take(lowered)
+    part('compiling the step')
+    jax.block_until_ready(step(state, run.batch(0)))
+    part('first step')
+print(json.dumps([how, parts]))
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description='CPU seconds before the first step')
+    parser.add_argument('config', nargs='?', default='configs/quickstart.yaml')
+    config = parser.parse_args().config
+    with tempfile.TemporaryDirectory() as scratch:
+        environment = os.environ | {'XDG_CACHE_HOME': f'{scratch}/cache', 'JAX_ENABLE_COMPILATION_CACHE': 'true'}
+        command = [sys.executable, '-c', PARTS, config, f'{scratch}/run']
+        run(command, environment)  # prepares the data, and leaves its programs
+        first = run(command, environment | {'XDG_CACHE_HOME': f'{scratch}/empty'})
+        second = run(command, environment)
+        print(f'{"CPU seconds":<24}{"compiled":>10}{"from the cache":>16}')
+        for name, seconds in first.items():
+            print(f'{name:<24}{seconds:>10.2f}{second[name]:>16.2f}')
+        print(f'{"in all":<24}{sum(first.values()):>10.2f}{sum(second.values()):>16.2f}')
+    told = subprocess.run(
+        [sys.executable, '-X', 'importtime', '-c', 'import pretrax.cli.train'],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stderr
+    rows = [(int(total), name) for total, name in re.findall(r'import time:\s+\d+ \|\s+(\d+) \|\s+(\S+)', told)]
+    print('\nimports, ms with all that they import')
+    for total, name in sorted(rows, reverse=True)[:40]:
+        print(f'{total / 1000:>8.0f}  {name}')
+
+
+def run(command: list[str], environment: dict[str, str]) -> dict[str, float]:
+    """{part: CPU seconds}"""
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    how, parts = json.loads(done.stdout.splitlines()[-1])
+    print(how)
+    return parts
+
+
+if __name__ == '__main__':
+    main()
