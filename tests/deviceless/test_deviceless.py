@@ -67,8 +67,8 @@ def test_gpt2_on_an_h200_has_fused_attention_bf16_products_and_no_f32_logits(pyt
 @pytest.mark.slow
 def test_a_1_3b_step_fits_v5e_with_fused_attention_and_gathers_its_weights(python):
     facts = compiled(python, '1.3B on v5e:4x4')
-    # The forward kernel, the same again in the backward pass, and two backward kernels, in a loop over the layers.
-    assert facts['calls']['tpu_custom_call'] == 4
+    # The forward kernel, once, and two backward kernels, in a loop over the layers.
+    assert facts['calls']['tpu_custom_call'] == 3
     assert facts['collectives']['all-gather d'] > 0
     assert facts['collectives']['reduce-scatter d'] > 0
     assert facts['argument_bytes'] + facts['temporary_bytes'] < 15.75 * 2**30

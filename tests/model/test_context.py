@@ -12,7 +12,8 @@ from pretrax.model.architecture import Scores
 from pretrax.model.attention import Kernel, attend_visible, in_sight
 from pretrax.model.context import attend_across, column_order
 from pretrax.shardlib import f32, i32, typed_shard_map
-from small import LLAMA, mesh_of, transformer
+from pretrax.train.step import make_gradients
+from small import LLAMA, mesh_of, random_batch, random_weights, transformer
 
 LENGTH, KERNEL = 32, Kernel('blockwise', 'test', None)
 PLAIN, CAPPED = Scores(2.0, 0.0, 0), Scores(1.5, 0.8, 11)  # the second with a window, longer than a chunk
@@ -57,6 +58,18 @@ def test_a_shared_sequence_is_attended_to_as_a_whole_one(context, scores, c, t, 
         results = jax.jit(run)(*(x[:, order] for x in given))
     for name, ours, plain in zip(('out', 'dq', 'dk', 'dv'), results, expected, strict=True):
         np.testing.assert_allclose(ours, plain[:, order], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_what_is_kept_of_a_ring_does_not_go_round_again():
+    """In the backward pass keys go round once, with their gradients, if the result and its sums were kept."""
+
+    def sent(save):
+        model = transformer(LLAMA | {'n_layers': 1, 'context': 'ring', 'save': save}, mesh_of(c=4))
+        with jax.set_mesh(mesh_of(c=4)):
+            program = jax.jit(make_gradients(model, 1)).lower(random_weights(model), random_batch(2)).compile()
+        return program.as_text().count(' collective-permute(')
+
+    assert sent('attention') == sent('all') < sent('none')
 
 
 def test_every_device_of_a_ring_has_the_same_work():

@@ -106,9 +106,11 @@ def differences(outcome, reference):
     }
 
 
-def largest(ours, theirs):
+def largest(ours, theirs, floor=0.0):
+    """`floor`: below that share of all arrays together an array's own size does not count."""
     assert ours.keys() == theirs.keys()
-    return max(float(np.linalg.norm(ours[key] - x) / np.linalg.norm(x)) for key, x in theirs.items())
+    least = floor * np.sqrt(sum(np.sum(np.square(x)) for x in theirs.values()))
+    return max(float(np.linalg.norm(ours[key] - x) / max(np.linalg.norm(x), least)) for key, x in theirs.items())
 
 
 # Relative, f32. A sum in another order differs by a few times 2^-24; steps of training let that grow.

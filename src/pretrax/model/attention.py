@@ -106,7 +106,8 @@ def attend(
 ) -> num['B/r/d/e L H/t/c D']:
     """softmax(q k^T / sqrt(D)) v over earlier tokens of a document. Vaswani et al. 2017, arXiv:1706.03762, eq. 1.
 
-    `scores` has what takes the place of sqrt(D), the soft cap before the softmax, and how far back a token sees.
+    `scores` has what takes the place of sqrt(D), the soft cap before the softmax, and how far back a token sees. The result
+    is named 'attention', and so are the sums that the kernel's backward pass needs, where the kernel lets us.
     """
     kernels = {'cudnn': _cudnn, 'splash': _splash, 'blockwise': _blockwise}
     return kernels[kernel.name](q, k, v, segments, kernel, scores)
@@ -117,7 +118,7 @@ def _blockwise(q: Any, k: Any, v: Any, segments: Any, kernel: Kernel, scores: Sc
     del kernel
     length = q.shape[1]
     if length <= BLOCK:
-        return _attend_block(scores, 0, q, k, v, segments, segments)
+        return save(_attend_block(scores, 0, q, k, v, segments, segments), 'attention')
     one = jax.checkpoint(_attend_block, static_argnums=(0, 1))
     outputs = []
     for start in range(0, length, BLOCK):
@@ -129,7 +130,7 @@ def _blockwise(q: Any, k: Any, v: Any, segments: Any, kernel: Kernel, scores: Sc
         outputs.append(
             one(scores, start - first, queries, k[:, seen], v[:, seen], segments[:, here], segments[:, seen])
         )
-    return jnp.concatenate(outputs, axis=1)
+    return save(jnp.concatenate(outputs, axis=1), 'attention')
 
 
 def _attend_block(scores: Scores, start: int, q: Any, k: Any, v: Any, q_segments: Any, k_segments: Any) -> Any:
@@ -164,12 +165,13 @@ def _cudnn(q: Any, k: Any, v: Any, segments: Any, kernel: Kernel, scores: Scores
     common = {'scale': 1 / scores.divisor, 'sliding_window_length': window or None}
     documents = kernel.documents_per_row or 1
     if documents == 1:
-        return cudnn.dot_product_attention(q, k, v, mask_type=cudnn.MaskType.CAUSAL, **common)
+        return save(cudnn.dot_product_attention(q, k, v, mask_type=cudnn.MaskType.CAUSAL, **common), 'attention')
     lengths, offsets = packed_documents(segments, documents)
-    return cudnn.dot_product_attention(
+    out = cudnn.dot_product_attention(
         q, k, v, q_seqlen=lengths, kv_seqlen=lengths, q_offsets=offsets, kv_offsets=offsets,
         mask_type=cudnn.MaskType.PADDING_CAUSAL, **common,
     )  # fmt: skip
+    return save(out, 'attention')
 
 
 def packed_documents(segments: Any, documents: int) -> tuple[Any, Any]:
@@ -202,7 +204,9 @@ def _splash(q: Any, k: Any, v: Any, segments: Any, kernel: Kernel, scores: Score
     mask = masks.MultiHeadMask([seen] * heads)
 
     def fused(q: Any, k: Any, v: Any, segments: Any) -> Any:
-        attention = splash.make_splash_mha_single_device(mask, attn_logits_soft_cap=scores.softcap or None)
+        attention = splash.make_splash_mha_single_device(
+            mask, attn_logits_soft_cap=scores.softcap or None, residual_checkpoint_name='attention'
+        )
         q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
         out: Any = jax.vmap(attention)(q / scores.divisor, k, v, splash.SegmentIds(segments, segments))
         return jnp.swapaxes(out, 1, 2)

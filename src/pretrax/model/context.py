@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import UserError
-from ..shardlib import alike, all_gather, all_to_all, axis_index, axis_size, i32, num, ppermute, typechecked
+from ..shardlib import alike, all_gather, all_to_all, axis_index, axis_size, i32, num, ppermute, save, typechecked
 from .architecture import Architecture, Scores
 from .attention import BLOCK, Kernel, attend, in_sight
 from .loss import Batch
@@ -110,7 +110,8 @@ def attend_across(
     k = all_to_all('B/r/d/e L/c K/t D -> B/r/d/e L K/t/c D', k)
     v = all_to_all('B/r/d/e L/c K/t D -> B/r/d/e L K/t/c D', v)
     out = attend(q, k, v, all_gather('B/r/d/e L/c -> B/r/d/e L', segments), kernel, scores)
-    return all_to_all('B/r/d/e L H/t/c D -> B/r/d/e L/c H/t D', out)
+    out = all_to_all('B/r/d/e L H/t/c D -> B/r/d/e L/c H/t D', out)
+    return save(out, 'attention') if axis_size('c') > 1 else out
 
 
 class Keys(NamedTuple):
@@ -164,6 +165,7 @@ def _ring_forward(scores: Scores, q: Any, k: Any, v: Any, segments: Any) -> tupl
     values = jnp.concatenate([(sums.values / sums.total[..., None]) for sums in (first, second)], axis=1)
     log_z = jnp.concatenate([sums.largest + jnp.log(sums.total) for sums in (first, second)], axis=1)
     out = values.reshape(q.shape).astype(q.dtype)
+    out, log_z = save(out, 'attention'), save(log_z, 'attention')  # the backward pass starts from both
     return out, (q, k, v, segments, out, log_z)
 
 

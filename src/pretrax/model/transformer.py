@@ -93,7 +93,6 @@ def self_attention(
         q = rotate(qk_norm(save(q, 'q'), w.q_norm, w.q_full_norm, arch), positions, kind)
         k = rotate(qk_norm(save(k, 'k'), w.k_norm, w.k_full_norm, arch), positions, kind)
     y, kept = attention(q, k, save(v, 'v'))
-    y = save(y, 'attention')
     w_o = gather('H/t D M/d -> H/t D M', w.o, h)
     out = product('B/r/d/e L/c H/t D, H/t D M -> B/r/d/e L/c M', y, w_o, formats['o'])  # partial over t
     return plus(save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'attention_out'), w.o_bias), kept

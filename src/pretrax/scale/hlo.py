@@ -121,8 +121,10 @@ def _times(computations: Mapping[str, list[_Instruction]]) -> tuple[Counter[str]
                 callers[called].append((name, turns))
                 if one.operation == 'async-start':
                     hidden[called] = 'async-start'
-                elif one.operation == 'fusion' and _SCATTER not in called and any(
-                    'AsyncCollective' in i.rest or i.operation in KINDS for i in computations.get(called, ())
+                elif (
+                    one.operation == 'fusion'
+                    and _SCATTER not in called
+                    and any('AsyncCollective' in i.rest or i.operation in KINDS for i in computations.get(called, ()))
                 ):
                     hidden[called] = 'AsyncCollective'
 
