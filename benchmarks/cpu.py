@@ -1,10 +1,10 @@
-"""Tokens/s of pretrax and of PyTorch on the same small GPT-2, side by side in one run on this machine's CPU.
+"""Tokens/s of pretrax, of PyTorch and of a plain Flax NNX module on the same small GPT-2s, side by side on this CPU.
 
     uv run python benchmarks/cpu.py
 
-The model is nanoGPT's for CPUs: 4 layers, 128 wide, 4 heads, 64 tokens, batches of 12, no dropout. Both sides start
-from the same weights and read the same batches; before anything is timed, their first losses have to agree. Then they
-take turns. A second row has GPT-2's vocabulary instead of 65 characters.
+The first model is nanoGPT's for CPUs: 4 layers, 128 wide, 4 heads, 64 tokens, batches of 12, no dropout. The second one
+has GPT-2's vocabulary instead of 65 characters, the third one is larger (`MODELS`). All sides start from the same weights
+and read the same batches; before anything is timed, their first losses have to agree. Then they take turns.
 
 The machine has to be quiet: PyTorch's threads wait for each other actively, and on cores that other programs use they
 lose far more than XLA's. How busy it was is measured while everyone here sleeps, and told with the result.
@@ -17,6 +17,7 @@ import datetime
 import importlib.metadata
 import itertools
 import json
+import os
 import shlex
 import statistics
 import subprocess
@@ -29,30 +30,51 @@ from typing import Any
 import jax
 import numpy as np
 from machine import QUIET, busy, cores, processor
+from torch_environment import BenchmarkError, torch_python
 
 import pretrax
 from pretrax.data.prefetch import prefetch
 from pretrax.data.source import DataRequest, HostBatch, pack_rows
+from pretrax.scale.huge_pages import ask_for_huge_pages, with_huge_pages
 from pretrax.train.step import init_state, make_step
 
 HERE = Path(__file__).resolve().parent
-TORCH = 'torch==2.13.0'
-VOCABULARIES = (65, 50_257)
-N_LAYERS, WIDTH, HEADS, LENGTH, ROWS = 4, 128, 4, 64, 12
 BATCHES = 32  # different ones, again and again
 CHECKED_STEPS = 10  # losses of these are compared
 TOLERANCE = {'f32': 1e-4, 'bf16': 5e-3}  # nats; weights are f32 on both sides, only products differ
-PEERS = {
+TORCH = {
     'PyTorch, eager f32': [],
     'PyTorch, eager bf16': ['--bf16'],
     'PyTorch, compile f32': ['--compile'],
     'PyTorch, compile bf16': ['--compile', '--bf16'],
 }
+HUGE = 'PyTorch, compile bf16, huge pages'  # not what PyTorch does by itself; says what of the difference is theirs
+NNX = 'Flax NNX, f32'
+PEERS = (*TORCH, HUGE, NNX)
 DEFAULT_PEER = 'PyTorch, eager f32'
 
 
-class BenchmarkError(Exception):
-    """What the person at the terminal can mend."""
+@dataclasses.dataclass(frozen=True)
+class Model:
+    n_layers: int
+    width: int
+    heads: int
+    length: int
+    rows: int
+    vocab_size: int
+
+    def __str__(self) -> str:
+        return (
+            f'{self.n_layers} layers, {self.width} wide, {self.heads} heads, L = {self.length}, B = {self.rows}, '
+            f'V = {self.vocab_size:,}'
+        )
+
+
+MODELS = {
+    'small': Model(4, 128, 4, 64, 12, 65),
+    'vocabulary': Model(4, 128, 4, 64, 12, 50_257),
+    'larger': Model(6, 384, 6, 256, 8, 65),
+}
 
 
 @pretrax.register('data', 'random')
@@ -75,21 +97,18 @@ class Turn:
     steps: int
     seconds: float
 
-    @property
-    def tokens_per_second(self) -> float:
-        return self.steps * ROWS * LENGTH / self.seconds
-
 
 class Ours:
     """The real step with the default settings, fed as the training loop feeds it."""
 
-    def __init__(self, vocab_size: int, *overrides: str):
+    def __init__(self, model: Model, *overrides: str):
+        self.model = model
         self.config = pretrax.config_from_values({
             'name': 'benchmark',
             'steps': 1_000_000,
-            'model': {'family': 'gpt2', 'n_layers': N_LAYERS, 'd_model': WIDTH, 'n_heads': HEADS},
-            'data': {'name': 'random', 'vocab_size': vocab_size},
-            'batch': {'tokens': ROWS * LENGTH, 'sequence_length': LENGTH},
+            'model': {'family': 'gpt2', 'n_layers': model.n_layers, 'd_model': model.width, 'n_heads': model.heads},
+            'data': {'name': 'random', 'vocab_size': model.vocab_size},
+            'batch': {'tokens': model.rows * model.length, 'sequence_length': model.length},
             'optimizer': {'name': 'adamw', 'learning_rate': 1e-3, 'weight_decay': 0.1},
             'schedule': {'name': 'constant'},
         }, overrides)  # fmt: skip
@@ -105,10 +124,11 @@ class Ours:
         for path, w in jax.tree_util.tree_leaves_with_path(jax.device_get(self.state.weights)):
             weights['weights.' + jax.tree_util.keystr(path, simple=True, separator='.')] = np.asarray(w)
         weights['weights.embed'] = weights['weights.embed'][: self.run.source.vocab_size]  # without the padding
-        batches = [self.run.source.batch(step, slice(0, ROWS), ROWS) for step in range(BATCHES)]
+        rows = self.model.rows
+        batches = [self.run.source.batch(step, slice(0, rows), rows) for step in range(BATCHES)]
         optimizer = self.config.optimizer
         settings = {
-            'n_heads': HEADS, 'n_layers': N_LAYERS, 'checked_steps': CHECKED_STEPS,
+            'n_heads': self.model.heads, 'n_layers': self.model.n_layers, 'checked_steps': CHECKED_STEPS,
             'learning_rate': optimizer.learning_rate, 'weight_decay': optimizer.weight_decay,
             'clip_norm': optimizer.clip_norm, **optimizer.options.model_dump(),
         }  # fmt: skip
@@ -148,11 +168,15 @@ class Ours:
 
 
 class Theirs:
-    """A process with PyTorch that trains when it is told to, and sleeps otherwise."""
+    """A process of another framework that trains when it is told to, and sleeps otherwise."""
 
-    def __init__(self, python: Path, inputs: Path, flags: list[str]):
-        self.command = [str(python), str(HERE / 'torch_gpt2.py'), str(inputs), '--threads', str(cores()), *flags]
-        self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, *command: str | Path, huge_pages: bool = False):
+        self.command = [str(part) for part in command]
+        plain = {key: value for key, value in os.environ.items() if key != 'GLIBC_TUNABLES'}  # ours are not theirs
+        self.process = subprocess.Popen(
+            self.command, env=with_huge_pages(plain) if huge_pages else plain, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
         started = self.answer()
         self.losses, self.versions = started['losses'], started['versions']
 
@@ -166,7 +190,7 @@ class Theirs:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise BenchmarkError(f'PyTorch stopped with exit code {self.process.wait()}: {shlex.join(self.command)}')
+            raise BenchmarkError(f'it stopped with exit code {self.process.wait()}: {shlex.join(self.command)}')
         return json.loads(line)
 
     def close(self) -> None:
@@ -175,102 +199,66 @@ class Theirs:
         self.process.wait()
 
 
-def compare(vocab_size: int, python: Path, rounds: int, seconds: float) -> dict[str, Any]:
-    """One row: the same start everywhere, then turns."""
-    print(f'\nvocabulary {vocab_size:,}: compiling')
+def compare(name: str, python: Path, rounds: int, seconds: float) -> dict[str, Any]:
+    """One model: the same start everywhere, then turns."""
+    model = MODELS[name]
+    print(f'\n{name} ({model}): compiling')
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        exact, ours = Ours(vocab_size, 'precision.compute=f32'), Ours(vocab_size)
+        exact, ours = Ours(model, 'precision.compute=f32'), Ours(model)
         np.savez(directory / 'inputs.npz', allow_pickle=False, **ours.inputs())
-        theirs = {}
-        for name, flags in PEERS.items():
-            theirs[name] = Theirs(python, directory / 'inputs.npz', flags)
-            stack.callback(theirs[name].close)
+        inputs, theirs = directory / 'inputs.npz', {}
+        for peer, flags in TORCH.items():
+            theirs[peer] = Theirs(python, HERE / 'torch_gpt2.py', inputs, '--threads', str(cores()), *flags)
+            stack.callback(theirs[peer].close)
+        flags = ['--threads', str(cores()), *TORCH['PyTorch, compile bf16']]
+        theirs[HUGE] = Theirs(python, HERE / 'torch_gpt2.py', inputs, *flags, huge_pages=True)
+        stack.callback(theirs[HUGE].close)
+        theirs[NNX] = Theirs(sys.executable, HERE / 'nnx_gpt2.py', inputs)
+        stack.callback(theirs[NNX].close)
 
         reference = theirs[DEFAULT_PEER].losses
         losses = {'pretrax, f32': exact.first_losses(), 'pretrax, default': ours.first_losses()}
-        losses |= {name: peer.losses for name, peer in theirs.items()}
-        for name, values in losses.items():
+        losses |= {side: peer.losses for side, peer in theirs.items()}
+        for side, values in losses.items():
             difference = max(abs(a - b) for a, b in zip(values, reference, strict=True))
-            allowed = TOLERANCE['f32' if name.endswith('f32') else 'bf16']
-            print(f'  {name}: losses {values[0]:.4f} .. {values[-1]:.4f}, the same within {difference:.1e}')
+            allowed = TOLERANCE['f32' if side.endswith('f32') else 'bf16']
+            print(f'  {side}: losses {values[0]:.4f} .. {values[-1]:.4f}, the same within {difference:.1e}')
             if not difference <= allowed:
                 raise BenchmarkError(
-                    f'{name} and {DEFAULT_PEER} do not train the same model: losses differ by {difference:.2e}'
+                    f'{side} and {DEFAULT_PEER} do not train the same model: losses differ by {difference:.2e}'
                 )
 
         runners = {'pretrax, default': ours, **theirs}
-        speeds: dict[str, list[float]] = {name: [] for name in runners}
+        speeds: dict[str, list[float]] = {side: [] for side in runners}
         for runner in runners.values():
             runner.turn(seconds / 2)  # warm-up
         elsewhere = []
         for number in range(rounds):
             elsewhere.append(busy())
             order = list(runners)
-            for name in order[number % len(order) :] + order[: number % len(order)]:
-                speeds[name].append(runners[name].turn(seconds).tokens_per_second)
-            print(f'  round {number + 1}/{rounds}: ' + ', '.join(f'{name} {v[-1]:,.0f}' for name, v in speeds.items()))
+            for side in order[number % len(order) :] + order[: number % len(order)]:
+                turn = runners[side].turn(seconds)
+                speeds[side].append(turn.steps * model.rows * model.length / turn.seconds)
+            print(f'  round {number + 1}/{rounds}: ' + ', '.join(f'{side} {v[-1]:,.0f}' for side, v in speeds.items()))
         report = [
-            line for line in ours.run.report if line.split(':')[0] in ('devices', 'compute', 'attention', 'layers')
+            line
+            for line in ours.run.report
+            if line.split(':')[0] in ('devices', 'memory pages', 'compute', 'attention', 'layers')
         ]
-        versions = next(iter(theirs.values())).versions
-    medians = {name: statistics.median(values) for name, values in speeds.items()}
-    strongest = max(PEERS, key=medians.__getitem__)
+        versions = {name: version for peer in theirs.values() for name, version in peer.versions.items()}
+    medians = {side: statistics.median(values) for side, values in speeds.items()}
+    strongest = max(TORCH, key=medians.__getitem__)
     # Of each round by itself: what slows a round slows both.
     ratios = {
-        name: statistics.median(a / b for a, b in zip(speeds['pretrax, default'], speeds[name], strict=True))
-        for name in PEERS
+        side: statistics.median(a / b for a, b in zip(speeds['pretrax, default'], speeds[side], strict=True))
+        for side in PEERS
     }
     return {
-        'vocabulary': vocab_size, 'tokens_per_second': medians, 'rounds': speeds, 'ratio': ratios,
-        'strongest': strongest, 'busy': statistics.median(elsewhere), 'losses': losses, 'torch': versions,
+        'name': name, 'model': str(model), 'tokens_per_second': medians, 'rounds': speeds, 'ratio': ratios,
+        'strongest': strongest, 'busy': statistics.median(elsewhere), 'losses': losses, 'versions': versions,
         'pretrax_report': report,
     }  # fmt: skip
-
-
-def torch_python(given: str | None) -> Path:
-    """An interpreter that has PyTorch: the given one, or that of an environment made for it in .cache/torch-env."""
-
-    def run(*command: str | Path) -> subprocess.CompletedProcess:
-        # Elsewhere, so that the repository's .python-version, under which there may be no PyTorch, does not apply.
-        return subprocess.run(command, cwd=tempfile.gettempdir(), capture_output=True, text=True)
-
-    def has_torch(python: str | Path) -> bool:
-        try:
-            return run(python, '-c', 'import torch, numpy').returncode == 0
-        except OSError:
-            return False
-
-    if given:
-        if not has_torch(Path(given).absolute()):
-            raise BenchmarkError(f'--torch-python {given} cannot import torch and numpy')
-        return Path(given).absolute()
-    home = HERE.parent / '.cache' / 'torch-env'
-    python = home / 'bin' / 'python'
-    if has_torch(python):
-        return python
-    tried = []
-    for candidate in ('python3.11', 'python3.12', 'python3.13', 'python3'):
-        print(f'making {home} with {candidate} and {TORCH}; this downloads PyTorch once')
-        try:
-            for command in (
-                [candidate, '-m', 'venv', '--clear', home],
-                [python, '-m', 'pip', 'install', TORCH, 'numpy'],
-            ):
-                done = run(*command)
-                done.check_returncode()
-        except FileNotFoundError:
-            tried.append(f'{candidate}: not there')
-        except subprocess.CalledProcessError as error:
-            said = (error.stderr or error.stdout).strip().splitlines() or ['nothing said']
-            tried.append(f'{candidate}: {said[-1]}')
-        else:
-            if has_torch(python):
-                return python
-            tried.append(f'{candidate}: installed, but import torch fails')
-    raise BenchmarkError(
-        '\n'.join([f'no Python here can install {TORCH}:', *tried, 'give one that has it: --torch-python PATH'])
-    )
 
 
 def warnings(result: dict[str, Any]) -> list[str]:
@@ -293,38 +281,48 @@ def table(result: dict[str, Any]) -> str:
         + '.',
         '',
         *(f'**{warning}**\n' for warning in warnings(result)),
-        'GPT-2 of 4 layers, 128 wide, 4 heads, L = 64, B = 12, no dropout. Tokens/s: median of '
-        f'{result["rounds"]} rounds of {result["seconds"]:g} s; ratio: median of the ratios of each round.',
+        'GPT-2 without dropout:',
         '',
-        '| vocabulary | | tokens/s | pretrax is faster by |',
+        *(f'- {row["name"]}: {row["model"]}' for row in result['rows']),
+        '',
+        f'Tokens/s: median of {result["rounds"]} rounds of {result["seconds"]:g} s; ratio: median of the ratios of each '
+        'round.',
+        '',
+        '| model | | tokens/s | pretrax is faster by |',
         '|---|---|---|---|',
     ]
     for row in result['rows']:
         for name, speed in row['tokens_per_second'].items():
             ratio = f'{row["ratio"][name]:.2f}x' if name in row['ratio'] else ''
             note = ' (its fastest)' if name == row['strongest'] else ''
-            lines.append(f'| {row["vocabulary"]:,} | {name}{note} | {speed:,.0f} | {ratio} |')
-    lines += ['', 'What pretrax chose by itself:', '', *(f'- {line}' for line in result['rows'][0]['pretrax_report'])]
+            lines.append(f'| {row["name"]} | {name}{note} | {speed:,.0f} | {ratio} |')
+    for row in result['rows']:
+        lines += [
+            '',
+            f'What pretrax chose by itself, {row["name"]}:',
+            '',
+            *(f'- {line}' for line in row['pretrax_report']),
+        ]
     return '\n'.join(lines) + '\n'
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description='pretrax and PyTorch on the same small GPT-2 on the CPU')
+    parser = argparse.ArgumentParser(description='pretrax, PyTorch and Flax NNX on the same small GPT-2s on the CPU')
     parser.add_argument('--torch-python', help='an interpreter with PyTorch; default: makes .cache/torch-env')
     parser.add_argument('--rounds', type=int, default=9)
     parser.add_argument('--seconds', type=float, default=2.0, help='of one turn')
-    parser.add_argument('--vocabulary', type=int, nargs='+', default=VOCABULARIES)
+    parser.add_argument('--model', choices=MODELS, nargs='+', default=list(MODELS))
     parser.add_argument('--out', type=Path, default=HERE / 'results', help='directory for cpu-<date>.json and .md')
     arguments = parser.parse_args()
     python = torch_python(arguments.torch_python)
-    rows = [compare(size, python, arguments.rounds, arguments.seconds) for size in arguments.vocabulary]
+    rows = [compare(name, python, arguments.rounds, arguments.seconds) for name in arguments.model]
     result = {
         'date': datetime.date.today().isoformat(),
         'command': shlex.join(['uv', 'run', 'python', 'benchmarks/cpu.py', *sys.argv[1:]]),
         'processor': processor(), 'cores': cores(),
         'versions': {
             'pretrax': pretrax.__version__, 'jax': jax.__version__, 'jaxlib': importlib.metadata.version('jaxlib'),
-            'torch': rows[0]['torch']['torch'],
+            **rows[0]['versions'],
         },
         'rounds': arguments.rounds, 'seconds': arguments.seconds, 'rows': rows,
     }  # fmt: skip
@@ -336,13 +334,14 @@ def main() -> None:
     for row in rows:
         peer, best = DEFAULT_PEER, row['strongest']
         print(
-            f'vocabulary {row["vocabulary"]:,}: {row["ratio"][peer]:.2f} times the tokens/s of {peer}, '
-            f'{row["ratio"][best]:.2f} times those of its fastest form ({best})'
+            f'{row["name"]}: {row["ratio"][peer]:.2f} times the tokens/s of {peer}, '
+            f'{row["ratio"][best]:.2f} times those of its fastest form ({best}), {row["ratio"][NNX]:.2f} of {NNX}'
         )
     print(*warnings(result), sep='\n')
 
 
 if __name__ == '__main__':
+    ask_for_huge_pages()  # as `pretrax train` does
     try:
         main()
     except BenchmarkError as error:

@@ -250,6 +250,9 @@ class Log(Section):
     stall_seconds: Positive = Field(
         default=10.0, description='a wait for data longer than this is told, with its cause'
     )
+    profile: CountOrZero = Field(
+        default=0, description='steps to trace, after three that settle; the trace lands in <run_dir>/profile; 0: none'
+    )
     tensorboard: bool = Field(default=False, description='write event files to <run_dir>/tb')
     wandb: str | None = Field(default=None, min_length=1, description='Weights & Biases project; null: off')
     mlflow: str | bool | None = Field(

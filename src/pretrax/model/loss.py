@@ -53,12 +53,27 @@ def _real_logits(vocab_size: int, logits: Any) -> Any:
 
 
 def _forward(vocab_size: int, logits: Any, targets: Any) -> tuple[tuple[Any, Any], Any]:
-    real = _real_logits(vocab_size, logits)
-    largest = pmax('t', jnp.max(real, axis=-1))
-    log_z = jnp.log(psum('t', jnp.sum(jnp.exp(real - largest[..., None]), axis=-1))) + largest
-    is_target = _columns(logits) == targets[..., None]  # a comparison instead of a gather: it fuses into the sum
-    target_logit = psum('t', jnp.sum(jnp.where(is_target, real, 0.0), axis=-1))
+    # Written so that XLA for CPUs, too, makes no f32 copy of the logits: a mask in their own dtype, and one in the sum.
+    is_real = _columns(logits) < vocab_size
+    largest = pmax('t', jnp.max(jnp.where(is_real, logits, -jnp.inf), axis=-1).astype(jnp.float32))
+    powers = jnp.where(is_real, jnp.exp(logits.astype(jnp.float32) - largest[..., None]), 0.0)
+    log_z = jnp.log(psum('t', jnp.sum(powers, axis=-1))) + largest
+    target_logit = psum('t', jax.lax.platform_dependent(logits, targets, cpu=_gathered, default=_compared))
     return (log_z - target_logit, log_z), (logits, targets, log_z)
+
+
+def _compared(logits: Any, targets: Any) -> Any:
+    """The logit of each target that is among the local columns, else 0; a comparison, which fuses into the sum."""
+    is_target = _columns(logits) == targets[..., None]
+    return jnp.sum(jnp.where(is_target, logits.astype(jnp.float32), 0.0), axis=-1)
+
+
+def _gathered(logits: Any, targets: Any) -> Any:
+    """The same where a gather costs less than another pass over the logits."""
+    place = targets - axis_index('t') * logits.shape[-1]
+    is_here = (place >= 0) & (place < logits.shape[-1])
+    found = jnp.take_along_axis(logits, jnp.where(is_here, place, 0)[..., None], axis=-1)[..., 0]
+    return jnp.where(is_here, found.astype(jnp.float32), 0.0)
 
 
 def _backward(vocab_size: int, residuals: Any, gradients: tuple[Any, Any]) -> tuple[Any, None]:

@@ -37,7 +37,8 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Instruction:
+class Instruction:
+    name: str
     result: str  # its type
     operation: str
     rest: str  # operands and attributes
@@ -46,8 +47,8 @@ class _Instruction:
 def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     """The collectives of a program that was compiled for a mesh, {axis: size} in its order; those of one device only
     (groups of one) are left out."""
-    computations = _computations(text)
-    times, hidden = _times(computations)
+    computations = computations_of(text)
+    times, hidden = times_of(computations)
     found = []
     for name, instructions in computations.items():
         starts = any('AsyncCollectiveStart' in i.rest for i in instructions)  # TPU: start, work and end are fusions
@@ -68,7 +69,7 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
             groups = _groups(one.rest, mesh)
             axes = _axes(groups, mesh)
             if axes:
-                size = _bytes(one.result, one.operation) * (
+                size = bytes_of(one.result, one.operation) * (
                     math.prod(mesh[a] for a in axes) if one.operation.startswith('reduce-scatter') else 1
                 )
                 asynchronous = one.operation.endswith('-start') or starts or hidden[name] == 'async-start'
@@ -87,30 +88,30 @@ def summed(found: list[Collective]) -> list[tuple[str, tuple[str, ...], int, int
     return sorted(rows, key=lambda row: -row[3])
 
 
-def _computations(text: str) -> dict[str, list[_Instruction]]:
+def computations_of(text: str) -> dict[str, list[Instruction]]:
     """The instructions of every computation; the one that runs first is called 'ENTRY'."""
-    found: dict[str, list[_Instruction]] = {}
-    here: list[_Instruction] = []
+    found: dict[str, list[Instruction]] = {}
+    here: list[Instruction] = []
     for line in text.splitlines():
         if line and not line[0].isspace():
             if header := re.match(r'(ENTRY )?%?([\w.\-]+) .*\{$', line):
                 here = found.setdefault('ENTRY' if header[1] else header[2], [])
         elif ' = ' in line:
-            here.append(_instruction(line.split(' = ', 1)[1]))
+            here.append(_instruction(*line.split(' = ', 1)))
     return found
 
 
-def _instruction(text: str) -> _Instruction:
-    depth = 0
+def _instruction(name: str, text: str) -> Instruction:
+    name, depth = name.strip().removeprefix('ROOT ').removeprefix('%'), 0
     for end, letter in enumerate(text):  # a type may be a tuple, with blanks inside
         depth += (letter in '({[') - (letter in ')}]')
         if letter == ' ' and not depth:
             operation, _, rest = text[end + 1 :].partition('(')
-            return _Instruction(text[:end], operation, rest)
-    return _Instruction(text, '', '')
+            return Instruction(name, text[:end], operation, rest)
+    return Instruction(name, text, '', '')
 
 
-def _times(computations: Mapping[str, list[_Instruction]]) -> tuple[Counter[str], dict[str, str]]:
+def times_of(computations: Mapping[str, list[Instruction]]) -> tuple[Counter[str], dict[str, str]]:
     """How often each computation runs in a step, and what hides it: 'async-start', a fusion with its names, or ''."""
     times: Counter[str] = Counter({'ENTRY': 1})
     hidden: dict[str, str] = defaultdict(str)
@@ -138,7 +139,7 @@ def _times(computations: Mapping[str, list[_Instruction]]) -> tuple[Counter[str]
     return times, hidden
 
 
-def _calls(one: _Instruction, computations: Mapping[str, list[_Instruction]]) -> Iterator[tuple[str, int]]:
+def _calls(one: Instruction, computations: Mapping[str, list[Instruction]]) -> Iterator[tuple[str, int]]:
     if one.operation == 'while':
         body, condition = re.search(r'body=%?([\w.\-]+)', one.rest), re.search(r'condition=%?([\w.\-]+)', one.rest)
         assert body is not None
@@ -151,7 +152,7 @@ def _calls(one: _Instruction, computations: Mapping[str, list[_Instruction]]) ->
             yield name, 1
 
 
-def _turns(loop: _Instruction, condition: list[_Instruction]) -> int:
+def _turns(loop: Instruction, condition: list[Instruction]) -> int:
     """XLA says it; else it is the constant that the condition compares a counter with, which begins at 0."""
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
         return int(known[1])
@@ -181,7 +182,7 @@ def _axes(groups: list[list[int]] | tuple[str, ...], mesh: Mapping[str, int]) ->
     return tuple(axis for number, axis in enumerate(mesh) if any(np.ptp(place[number]) > 0 for place in places))
 
 
-def _bytes(result: str, operation: str) -> float:
+def bytes_of(result: str, operation: str) -> float:
     """Of a result; of a pair of operands and results, the results."""
     sizes = [
         _WIDTH.get(dtype, 1) * math.prod(int(n) for n in dims.split(',') if n)

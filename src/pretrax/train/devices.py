@@ -13,6 +13,7 @@ from ..config import Mesh as MeshSection
 from ..config import resolve_mesh
 from ..errors import UserError
 from ..model.axes import AXES, ROWS, along
+from ..scale.huge_pages import pages
 from .placement import n_slices, place
 
 MEANING = {
@@ -59,7 +60,8 @@ def choose_mesh(
     here = f', {jax.local_device_count()} in each of {jax.process_count()} processes' if jax.process_count() > 1 else ''
     used = {axis: size for axis, size in sizes.items() if size > 1 or axis in 'rdt'}
     arranged = ', '.join(f'{axis}={size} ({MEANING[axis]})' for axis, size in used.items())
-    return mesh, sizes, [f'devices: {len(devices)} x {kind}{here} ({why})', f'mesh: {arranged}', f'placement: {where}']
+    lines = [f'devices: {len(devices)} x {kind}{here} ({why})', f'mesh: {arranged}', f'placement: {where}']
+    return mesh, sizes, [*lines, f'memory pages: {pages()}'] if platform == 'cpu' and not absent else lines
 
 
 def _written(axes: str, sizes: dict[str, int]) -> str:

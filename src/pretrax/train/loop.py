@@ -20,6 +20,7 @@ from ..data.prefetch import prefetch
 from ..errors import UserError
 from ..infer.sample import check_can_sample, sample
 from ..observe.metrics import MetricsLog
+from ..observe.profile import profiled
 from ..observe.progress import Progress
 from ..observe.trackers import open_trackers
 from .clock import Clock
@@ -83,9 +84,7 @@ def train(
         checkpoints = Checkpoints(
             config.run_dir / 'checkpoints', Keep(section.keep, section.keep_every, section.keep_best)
         )
-        with (
-            jax.set_mesh(run.mesh), checkpoints, contextlib.closing(progress), requests.listening()
-        ):  # fmt: skip
+        with jax.set_mesh(run.mesh), checkpoints, contextlib.closing(progress), requests.listening():
 
             def fresh() -> TrainState:
                 return (
@@ -137,7 +136,7 @@ class _Training:
         step, done = (saved(self.run, lowered), 'loaded the compiled step') if saved else compile_or_take(lowered)
         self.say(f'{done} in {time.perf_counter() - began:.1f} s')
         evaluate = make_evaluate(self.run.recipe.model) if self._evaluates() else None
-        with self.watchdog:
+        with self.watchdog, profiled(step, config.log.profile, config.run_dir / 'profile', self.say) as step:
             while self._go_on(step, evaluate):
                 self._roll_back()
             try:

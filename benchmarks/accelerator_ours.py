@@ -1,0 +1,274 @@
+"""The JAX side of accelerator.py: one part of the benchmark in a process of its own, from a JSON line to a JSON line.
+
+    python benchmarks/accelerator_ours.py '{"kind": "device"}'
+
+What trains is the step of `pretrax train` on one device, built from its parts rather than from a configuration: so it
+needs JAX, Optax and pydantic, and nothing else of what pretrax installs.
+
+Letters: B batch, L length, M d_model, H heads, D head, N and K the sides of a product.
+"""
+
+import importlib.metadata
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType
+
+import pretrax
+from pretrax.data.source import pack_rows
+from pretrax.infer.decode import generate
+from pretrax.model import loss as loss_module
+from pretrax.model import matmul as matmul_module
+from pretrax.model.architecture import Scores
+from pretrax.model.attention import Kernel, attend
+from pretrax.model.axes import AXES
+from pretrax.model.families import TransformerOptions
+from pretrax.model.loss import Batch
+from pretrax.model.request import ModelRequest
+from pretrax.model.transformer import Transformer
+from pretrax.shardlib import make_shardings, psum
+from pretrax.train import optimizer
+from pretrax.train.decay import DEFAULT_NO_DECAY
+from pretrax.train.step import Recipe, init_state, make_step
+
+BATCHES = 8  # different ones, on the device before anything is timed, on both sides
+DTYPES = {'bf16': jnp.bfloat16, 'f32': jnp.float32}
+
+
+def run(spec: dict[str, Any]) -> dict[str, Any]:
+    """One part. `kind` says which; what else a part is told stands at its function."""
+    return {
+        'device': device, 'ceilings': ceilings, 'kernels': kernels, 'check': check, 'train': train, 'decode': decode,
+    }[spec['kind']](spec)  # fmt: skip
+
+
+def device(spec: dict[str, Any]) -> dict[str, Any]:
+    """What there is, and the versions."""
+    one = jax.devices()[0]
+    names = ('jax', 'jaxlib', 'jax-cuda13-plugin', 'optax', 'numpy')
+    installed = {d.metadata['Name'] for d in importlib.metadata.distributions()}
+    versions = {name: importlib.metadata.version(name) for name in names if name in installed}
+    return {
+        'platform': one.platform, 'kind': one.device_kind, 'memory': (one.memory_stats() or {}).get('bytes_limit', 0),
+        'versions': {'python': sys.version.split()[0], 'pretrax': pretrax.__version__, **versions},
+    }  # fmt: skip
+
+
+def ceilings(spec: dict[str, Any]) -> dict[str, Any]:
+    """The two rates that nothing here can exceed: a large bf16 product and a large copy (bytes read and written)."""
+    size, values = spec['size'], spec['values']
+    a, b = (_random((size, size), seed) for seed in (0, 1))
+    big = _random((values,), 2)
+    product = _seconds(lambda a, b: a @ b, a, b)
+    copy = _seconds(lambda x: -x, big)  # a change of sign, since XLA may leave a copy out
+    return {'matmul': 2 * size**3 / product, 'copy': 2 * big.nbytes / copy}
+
+
+def kernels(spec: dict[str, Any]) -> dict[str, Any]:
+    """FLOP/s of the products of a block and of attention alone, at the shapes of a model."""
+    tokens, rates = spec['tokens'], {}
+    for name, (k, n) in spec['products'].items():
+        x, w, dy = _random((tokens, k), 0), _random((k, n), 1), _random((tokens, n), 2)
+        for form, function, operands in (
+            ('y', lambda x, w: x @ w, (x, w)),
+            ('dx', lambda dy, w: jnp.einsum('tn,kn->tk', dy, w), (dy, w)),
+            ('dw', lambda x, dy: jnp.einsum('tk,tn->kn', x, dy, preferred_element_type=jnp.float32), (x, dy)),
+        ):
+            rates[f'{name} {k} x {n}, {form}'] = 2 * tokens * k * n / _seconds(function, *operands)
+    B, L, H, D = spec['attention']
+    one = jax.devices()[0]
+    kernel = Kernel('cudnn' if one.platform in ('cuda', 'gpu') else 'blockwise', 'as benchmarked', 1)
+    q, k, v = (_random((B, L, H, D), seed) for seed in range(3))
+    segments = jnp.ones((B, L), jnp.int32)
+    scores = Scores(D**0.5, 0.0, 0)
+    flops = 4 * B * H * D * L * L / 2  # the causal half
+
+    def forward(q: Any, k: Any, v: Any) -> Any:
+        return attend.__wrapped__(q, k, v, segments, kernel, scores)  # type: ignore[attr-defined]  # no mesh here
+
+    both = jax.grad(lambda q, k, v: jnp.sum(forward(q, k, v).astype(jnp.float32)), (0, 1, 2))
+    first = _seconds(forward, q, k, v)
+    rates[f'attention {B} x {L} x {H} x {D}, forward'] = flops / first
+    rates[f'attention {B} x {L} x {H} x {D}, backward'] = 2.5 * flops / max(_seconds(both, q, k, v) - first, 1e-9)
+    return {'rates': rates}
+
+
+def check(spec: dict[str, Any]) -> dict[str, Any]:
+    """Losses of the first steps; leaves weights, batches and settings in a file, for the other side to start from."""
+    if spec['compute'] == 'f32':
+        jax.config.update('jax_default_matmul_precision', 'highest')  # else NVIDIA's units multiply in TF32
+    mesh, recipe = build(spec)
+    batches = _batches(spec)
+    with jax.set_mesh(mesh):
+        state = init_state(recipe, 0)
+        if path := spec.get('inputs'):
+            weights = {}
+            for at, w in jax.tree_util.tree_leaves_with_path(jax.device_get(state.weights)):
+                weights['weights.' + jax.tree_util.keystr(at, simple=True, separator='.')] = np.asarray(w)
+            tokens = {name: np.stack([getattr(batch, name) for batch in batches]) for name in ('tokens', 'targets')}
+            np.savez(path, allow_pickle=False, **weights, **tokens)
+        step, losses = make_step(recipe), []
+        for batch in batches[: spec['steps']]:
+            state, metrics = step(state, _placed(batch))
+            losses.append(float(metrics['loss']))
+    return {'losses': losses}
+
+
+def train(spec: dict[str, Any]) -> dict[str, Any]:
+    """Tokens/s of the step; how long it took to compile, and what memory it takes."""
+    off = spec.get('off')
+    if off:
+        SWITCHES[off]()
+    mesh, recipe = build(spec)
+    model: Any = recipe.model
+    with jax.set_mesh(mesh):
+        batches = [_placed(batch) for batch in _batches(spec)]
+        state = init_state(recipe, 0)
+        start = time.perf_counter()
+        step = make_step(recipe).lower(state, batches[0]).compile(compiler_options=spec.get('compiler_options') or {})
+        compiling = time.perf_counter() - start
+        box, losses = [state], []
+        del state
+
+        def steps(count: int) -> None:
+            for number in range(count):
+                box[0], metrics = step(box[0], batches[number % BATCHES])
+                losses.append(metrics['loss'])
+            losses[-1].block_until_ready()
+            jax.block_until_ready(box[0].step)
+
+        found = _laps(steps, spec['seconds'])
+        last = float(losses[-1])
+    memory = step.memory_analysis()
+    one = jax.devices()[0]
+    return _speed(found, spec) | {
+        'compile_seconds': compiling, 'first_loss': float(losses[0]), 'last_loss': last,
+        'temporary_bytes': memory.temp_size_in_bytes, 'argument_bytes': memory.argument_size_in_bytes,
+        'peak_bytes': (one.memory_stats() or {}).get('peak_bytes_in_use', 0),
+        'chose': {key: model.choices[key] for key in ('attention', 'layers', 'activations')},
+    }  # fmt: skip
+
+
+def decode(spec: dict[str, Any]) -> dict[str, Any]:
+    """Tokens/s of `generate` from random weights: the prompt and the compilation are outside of the time."""
+    mesh, recipe = build(spec)
+    model: Any = recipe.model
+    with jax.set_mesh(mesh):
+        weights = jax.jit(model.init, out_shardings=make_shardings(model.Weights))(jax.random.key(0))
+    prompts = [[1, 2, 3]] * spec['rows']
+    times: dict[int, list[float]] = {spec['new']: [], 2 * spec['new']: []}
+    for turn in range(4):
+        for tokens, found in times.items():
+            start = time.perf_counter()
+            generate(model, weights, prompts, tokens=tokens, temperature=0)
+            found.extend([time.perf_counter() - start] * (turn > 0))  # the first one compiles
+    short, long = (statistics.median(found) for found in times.values())
+    return {'tokens_per_second': spec['rows'] * spec['new'] / max(long - short, 1e-9)}
+
+
+def build(spec: dict[str, Any]) -> tuple[Any, Recipe]:
+    """A mesh of one device, and what a configuration would say of the step."""
+    one = jax.devices()[0]
+    mesh = jax.make_mesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=[one])
+    request = ModelRequest(
+        vocab_size=spec['vocab_size'], sequence_length=spec['length'], documents_per_row=1,
+        dtype=DTYPES[spec['compute']], platform=one.platform, mesh=dict(mesh.shape), device_kind=one.device_kind,
+        matmul=spec.get('matmul', 'compute'), exempt=tuple(spec.get('exempt', ('head', 'first.*', 'last.*'))),
+        host_memory=True,
+    )  # fmt: skip
+    training = spec.get('training', {})
+    return mesh, Recipe(
+        model=Transformer(request, options=TransformerOptions(**spec['model'], **spec.get('options', {}))),
+        optimizer=optimizer.adamw(b1=training.get('b1', 0.9), b2=training.get('b2', 0.95), eps=training.get('eps', 1e-8)),
+        rate=lambda step: jnp.asarray(training.get('learning_rate', 1e-3)), weight_decay=training.get('weight_decay', 0.1),
+        no_decay=DEFAULT_NO_DECAY, clip_norm=training.get('clip_norm', 1.0), accumulation=spec.get('passes', 1),
+    )  # fmt: skip
+
+
+def _plain_products() -> None:
+    """Products with weights as most write them: JAX differentiates an einsum that accumulates in f32."""
+    matmul_module._dot = lambda equation, x, w: jnp.einsum(
+        equation, x, w.astype(x.dtype), preferred_element_type=jnp.float32
+    ).astype(x.dtype)  # type: ignore[assignment]
+
+
+def _plain_loss() -> None:
+    """Cross-entropy as most write it: log-softmax of f32 logits, and a gather of the target's."""
+
+    def cross_entropy(logits: Any, targets: Any, vocab_size: int) -> tuple[Any, Any]:
+        real = jnp.where(jnp.arange(logits.shape[-1]) < vocab_size, logits.astype(jnp.float32), -jnp.inf)
+        log_z = jax.nn.logsumexp(real, axis=-1)
+        target_logit = jnp.take_along_axis(real, targets[..., None], axis=-1)[..., 0]
+        return psum('t', log_z - target_logit), psum('t', log_z)  # of one device: no sum, but shardlib wants it said
+
+    loss_module.cross_entropy = cross_entropy
+
+
+SWITCHES: dict[str, Callable[[], None]] = {'own products': _plain_products, 'own loss': _plain_loss}
+
+
+def _batches(spec: dict[str, Any]) -> list[Any]:
+    """Random tokens: speed does not depend on what is learned."""
+    rng = np.random.default_rng(0)
+    shape = (spec['rows'], spec['length'] + 1)
+    every = [rng.integers(0, spec['vocab_size'], shape) for _ in range(BATCHES)]
+    return [pack_rows(tokens, np.zeros(shape, bool)) for tokens in every]
+
+
+def _placed(batch: Any) -> Batch:
+    """On the device, as the mesh in force has it."""
+    return jax.device_put(Batch(*batch), make_shardings(Batch))
+
+
+def _random(shape: tuple[int, ...], seed: int) -> jax.Array:
+    """bf16 values that are no zeros: zeros multiply faster than what training has."""
+    return jax.random.normal(jax.random.key(seed), shape, jnp.bfloat16)
+
+
+def _seconds(function: Callable[..., Any], *operands: Any) -> float:
+    """The median of several runs, each of as many calls as take some milliseconds."""
+    compiled = jax.jit(function)
+    jax.block_until_ready(compiled(*operands))
+    start = time.perf_counter()
+    jax.block_until_ready(compiled(*operands))
+    calls = int(min(50, max(1, 0.02 / max(time.perf_counter() - start, 1e-6))))
+    runs = []
+    for _ in range(7):
+        start = time.perf_counter()
+        jax.block_until_ready([compiled(*operands) for _ in range(calls)][-1])
+        runs.append((time.perf_counter() - start) / calls)
+    return statistics.median(runs)
+
+
+def _laps(steps: Callable[[int], None], seconds: float) -> list[float]:
+    """Seconds of a step, of several laps. A lap has so many steps that waiting for its end does not count."""
+    steps(3)
+    start = time.perf_counter()
+    steps(2)
+    lap = max(1, round(min(1.0, seconds / 5) / ((time.perf_counter() - start) / 2)))
+    found, start = [], time.perf_counter()
+    while len(found) < 3 or time.perf_counter() - start < seconds:
+        before = time.perf_counter()
+        steps(lap)
+        found.append((time.perf_counter() - before) / lap)
+    return found
+
+
+def _speed(found: list[float], spec: dict[str, Any]) -> dict[str, Any]:
+    median = statistics.median(found)
+    return {
+        'tokens_per_second': spec['rows'] * spec['length'] / median, 'step_seconds': median,
+        'spread': (max(found) - min(found)) / median, 'laps': len(found),
+    }  # fmt: skip
+
+
+if __name__ == '__main__':
+    print(json.dumps(run(json.loads(Path(sys.argv[1]).read_text() if sys.argv[1].endswith('.json') else sys.argv[1]))))

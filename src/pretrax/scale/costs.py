@@ -1,0 +1,199 @@
+"""Where the time of a compiled step has to go, phase by phase, read from the program alone: nothing is run.
+
+Each instruction that XLA runs as a kernel of its own has FLOPs, if it is a product or fused attention, and bytes: what it
+reads and writes of the device's memory. It takes at least as long as the slower of the two. Its phase follows from the
+functions of the model in which it was traced: XLA keeps the call stack of every operation, that of the forward pass for
+the backward one too. What overlaps, what runs from a cache, and how far a kernel is from its limit is not in a program.
+"""
+
+import dataclasses
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+
+from .devices import Device
+from .hlo import Instruction, bytes_of, computations_of, times_of
+from .roofline import REACH_GPU, REACH_TPU
+
+# Functions of the model, the loss and the step, and what is told of them. The innermost one of a call stack counts.
+PHASES = {
+    'attend': 'attention', 'attend_across': 'attention',
+    'rotate': 'rotation', 'qk_norm': 'norms and residuals', 'norm': 'norms and residuals', 'block': 'norms and residuals',
+    'swiglu': 'activation', 'geglu': 'activation', 'gelu': 'activation', 'gather': 'weights in the compute dtype',
+    'vocabulary': 'weights in the compute dtype', 'self_attention': 'products of attention',
+    'feed_forward': 'products of the feed-forward', 'mixture': 'experts', 'leave': 'head', 'loss_terms': 'loss',
+    'enter': 'embedding', 'unroll': 'layers taken from their stack', 'scan': 'layers taken from their stack',
+    'make_step': 'optimizer',
+}  # fmt: skip
+_FREE = {
+    'parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'call', 'conditional', 'after-all',
+    'partition-id', 'replica-id', 'async-done', 'copy-done', 'iota',
+}  # fmt: skip
+_SLICES = {'slice', 'dynamic-slice', 'gather'}
+
+
+@dataclasses.dataclass
+class Cost:
+    """What a phase costs in a step of one device. `kernels`: instructions that run."""
+
+    phase: str
+    kernels: int = 0
+    flops: float = 0.0
+    bytes: float = 0.0
+    seconds: float = 0.0  # the sum over the kernels of the slower of work and traffic
+
+
+def costs(text: str, device: Device) -> list[Cost]:
+    """The phases of an optimised program, most expensive first.
+
+    Args:
+        text: `compiled.as_text()`.
+        device: that it was compiled for, whose peak and bandwidth are taken as far as they are usually reached
+            (`roofline.Reach`).
+    """
+    assert device.bandwidth is not None
+    computations = computations_of(text)
+    times, _ = times_of(computations)
+    fused = {name for body in computations.values() for one in body for name in _bodies(one)}
+    phases = _phases_of_frames(text)
+    reach = REACH_TPU if device.name.startswith('TPU') else REACH_GPU
+    found: dict[str, Cost] = {}
+    for name, body in computations.items():
+        if name in fused or not times[name]:
+            continue
+        types = {one.name: one.result for one in body}
+        for one in body:
+            if one.operation in _FREE:
+                continue
+            inner = [x for called in _bodies(one) for x in computations.get(called, [])]
+            flops = _flops(one, types) + sum(_flops(x, {y.name: y.result for y in inner}) for x in inner)
+            moved = _traffic(one, types, computations)
+            phase = _phase(one, inner, phases)
+            share = reach.attention if 'fmha' in one.rest else reach.products
+            peak = device.peak('bf16') * (2 if 'f8e' in _operand_types(one, types) else 1)
+            cost = found.setdefault(phase, Cost(phase))
+            cost.kernels += times[name]
+            cost.flops += times[name] * flops
+            cost.bytes += times[name] * moved
+            cost.seconds += times[name] * max(flops / (peak * share), moved / (device.bandwidth * reach.memory))
+    return sorted(found.values(), key=lambda cost: -cost.seconds)
+
+
+def _bodies(one: Instruction) -> list[str]:
+    """The computations that an instruction runs inside itself, in registers."""
+    if one.operation in ('while', 'call', 'conditional'):
+        return []
+    return re.findall(r'(?:calls|to_apply)=%?([\w.\-]+)', one.rest)
+
+
+def _operands(one: Instruction) -> list[str]:
+    depth = 1
+    for end, letter in enumerate(one.rest):
+        depth += (letter in '({[') - (letter in ')}]')
+        if not depth:
+            return re.findall(r'%([\w.\-]+)', one.rest[:end])
+    return []
+
+
+def _operand_types(one: Instruction, types: Mapping[str, str]) -> str:
+    return ' '.join(types.get(name, '') for name in _operands(one)) if one.operation == 'custom-call' else ''
+
+
+def _dims(result: str) -> list[int]:
+    """Of the first array of a type."""
+    found = re.search(r'\[([\d,]*)\]', result)
+    return [int(n) for n in found[1].split(',') if n] if found else []
+
+
+def _flops(one: Instruction, types: Mapping[str, str]) -> float:
+    """Of a product, or of fused attention (Dao 2023, arXiv:2307.08691: 2 products forward, 5 backward, half if causal)."""
+    operands = _operands(one)
+    if one.operation == 'custom-call' and '__cudnn$fmha' in one.rest:
+        score = re.search(r'"intermediate_tensor_shape":.*?"dimensions":\s*\[([^\]]*)\]', one.rest)
+        assert score is not None
+        width = _dims(types[operands[0]])[-1]
+        causal = 0.5 if 'CAUSAL' in one.rest else 1.0
+        products = 5 if 'Backward' in one.rest else 2
+        return products * causal * 2 * width * math.prod(int(n) for n in re.findall(r'\d+', score[1]))
+    if one.operation == 'dot':
+        summed = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', one.rest)
+    elif one.operation == 'custom-call' and re.search(r'custom_call_target="__cublas', one.rest):
+        summed = re.search(r'"lhs_contracting_dimensions":\s*\[([^\]]*)\]', one.rest)
+    else:
+        return 0.0
+    if summed is None or operands[0] not in types:
+        return 0.0
+    left = _dims(types[operands[0]])
+    return 2.0 * math.prod(_dims(one.result)) * math.prod(left[int(n)] for n in re.findall(r'\d+', summed[1]))
+
+
+def _traffic(one: Instruction, types: Mapping[str, str], computations: Mapping[str, list[Instruction]]) -> float:
+    """Bytes that a kernel reads and writes: of a slice the slice alone, of an update in place the update alone."""
+    operands, result = _operands(one), _first(one)
+    if one.operation in _SLICES:
+        return 2 * result
+    if one.operation == 'dynamic-update-slice':
+        return 2 * bytes_of(types.get(operands[1], ''), '')
+    called = _bodies(one) if one.operation == 'fusion' else []
+    if not called or called[0] not in computations:
+        return result + sum(bytes_of(types.get(name, ''), '') for name in operands)
+    body = computations[called[0]]
+    inner, read = {x.name: x for x in body}, 0.0
+    parameters = {x.name: int(x.rest.split(')')[0]) for x in body if x.operation == 'parameter'}
+    users: dict[str, list[Instruction]] = defaultdict(list)
+    for x in body:
+        for name in _operands(x):
+            users[name].append(x)
+    for parameter, index in parameters.items():
+        uses = users[parameter]
+        whole = bytes_of(inner[parameter].result, '')
+        if uses and all(x.operation in _SLICES and _operands(x)[0] == parameter for x in uses):
+            read += sum(_first(x) for x in uses)
+        elif uses and all(x.operation == 'dynamic-update-slice' and _operands(x)[0] == parameter for x in uses):
+            updates = sum(bytes_of(inner[_operands(x)[1]].result, '') for x in uses)
+            result, read = result - whole + updates, read
+        elif index < len(operands):
+            read += whole
+    return max(result, 0.0) + read
+
+
+def _first(one: Instruction) -> float:
+    """Bytes of the results, without what a library was given to work in."""
+    return bytes_of(re.sub(r'[su]8\[\d+\]\{0\}', '', one.result) if one.operation == 'custom-call' else one.result, '')
+
+
+def _phase(one: Instruction, inner: list[Instruction], phases: Mapping[int, str]) -> str:
+    """By the call stack of a product inside it, else by its own, else by what most of its inside belongs to."""
+    products = [x for x in inner if x.operation in ('dot', 'custom-call')]
+    for candidate in (*products, one):
+        if here := _frame(candidate, phases):
+            return here
+    votes: dict[str, int] = defaultdict(int)
+    for x in inner:
+        if phase := _frame(x, phases):
+            votes[phase] += 1
+    return max(votes, key=lambda phase: votes[phase]) if votes else 'other'
+
+
+def _frame(one: Instruction, phases: Mapping[int, str]) -> str | None:
+    found = re.search(r'stack_frame_id=(\d+)', one.rest)
+    return phases.get(int(found[1])) if found else None
+
+
+def _phases_of_frames(text: str) -> dict[int, str]:
+    """The phase of every call stack, from the tables at the head of the program."""
+
+    def section(name: str) -> dict[int, str]:
+        head = text.partition(f'\n{name}\n')[2].partition('\n\n')[0]
+        return {int(number): rest for number, _, rest in (line.partition(' ') for line in head.splitlines())}
+
+    functions = {i: name.strip('"').split('.') for i, name in section('FunctionNames').items()}
+    places = {i: int(re.findall(r'function_name_id=(\d+)', line)[0]) for i, line in section('FileLocations').items()}
+    found: dict[int, str] = {}
+    for i, line in section('StackFrames').items():  # a frame comes after the one that called it
+        place, caller = (int(n) for n in re.findall(r'=(\d+)', line))
+        own = next((PHASES[part] for part in functions[places[place]] if part in PHASES), None)
+        if phase := own or found.get(caller - 1):
+            found[i] = phase
+    return found
