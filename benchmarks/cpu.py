@@ -256,7 +256,7 @@ def compare(name: str, python: Path, rounds: int, seconds: float) -> dict[str, A
     }
     return {
         'name': name, 'model': str(model), 'tokens_per_second': medians, 'rounds': speeds, 'ratio': ratios,
-        'strongest': strongest, 'busy': statistics.median(elsewhere), 'losses': losses, 'versions': versions,
+        'strongest': strongest, 'mfu': ours.run.mfu(medians['pretrax, default']).get('mfu'), 'busy': statistics.median(elsewhere), 'losses': losses, 'versions': versions,
         'pretrax_report': report,
     }  # fmt: skip
 

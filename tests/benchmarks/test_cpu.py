@@ -46,7 +46,7 @@ def test_the_other_side_gets_all_weights_and_the_batches_that_are_trained_on(ben
 def test_the_fastest_form_and_a_busy_machine_are_told(benchmark):
     row = {
         'name': 'small', 'model': '4 layers', 'tokens_per_second': {'pretrax, default': 30.0, 'PyTorch, eager f32': 10.0},
-        'ratio': {'PyTorch, eager f32': 3.0}, 'strongest': 'PyTorch, eager f32', 'busy': 0.01,
+        'ratio': {'PyTorch, eager f32': 3.0}, 'strongest': 'PyTorch, eager f32', 'mfu': 0.3, 'busy': 0.01,
         'pretrax_report': ['compute: f32'],
     }  # fmt: skip
     result = {
@@ -54,6 +54,7 @@ def test_the_fastest_form_and_a_busy_machine_are_told(benchmark):
         'rows': [row],
     }  # fmt: skip
     assert '| small | PyTorch, eager f32 (its fastest) | 10 | 3.00x |' in benchmark.table(result).splitlines()
+    assert '- small: 100 tokens/s, of which pretrax reaches 30%' in benchmark.table(result).splitlines()
     assert 'Not a fair comparison' not in benchmark.table(result)
     row['busy'] = 0.4
     assert 'Not a fair comparison: other programs took 40% of the cores' in benchmark.table(result)

@@ -57,7 +57,7 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
             if between := re.search(r'_xla_megascale_transfer_type="(\w+)"', one.rest):
                 # Slices of TPUs are joined by the hosts, and by the outermost axis of the mesh.
                 if one.operation == 'send':
-                    kind, size = between[1].lower().replace('_', '-'), _bytes(one.result, one.operation)
+                    kind, size = between[1].lower().replace('_', '-'), bytes_of(one.result, one.operation)
                     outermost = next(axis for axis, n in mesh.items() if n > 1)
                     found.append(Collective(kind, (outermost,), int(size), times[name], True))
                 continue
