@@ -256,7 +256,8 @@ def compare(name: str, python: Path, rounds: int, seconds: float) -> dict[str, A
     }
     return {
         'name': name, 'model': str(model), 'tokens_per_second': medians, 'rounds': speeds, 'ratio': ratios,
-        'strongest': strongest, 'mfu': ours.run.mfu(medians['pretrax, default']).get('mfu'), 'busy': statistics.median(elsewhere), 'losses': losses, 'versions': versions,
+        'strongest': strongest, 'mfu': ours.run.mfu(medians['pretrax, default']).get('mfu'), 'losses': losses,
+        'busy': statistics.median(elsewhere), 'versions': versions,
         'pretrax_report': report,
     }  # fmt: skip
 
@@ -296,6 +297,14 @@ def table(result: dict[str, Any]) -> str:
             ratio = f'{row["ratio"][name]:.2f}x' if name in row['ratio'] else ''
             note = ' (its fastest)' if name == row['strongest'] else ''
             lines.append(f'| {row["name"]} | {name}{note} | {speed:,.0f} | {ratio} |')
+    lines += [
+        '',
+        'The limit is the FLOPs of a token at the rate of the fastest product that XLA manages on these cores:',
+        '',
+    ]
+    for row in result['rows']:
+        limit = row['tokens_per_second']['pretrax, default'] / row['mfu']
+        lines.append(f'- {row["name"]}: {limit:,.0f} tokens/s, of which pretrax reaches {row["mfu"]:.0%}')
     for row in result['rows']:
         lines += [
             '',
