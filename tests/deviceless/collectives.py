@@ -47,7 +47,7 @@ def promised(
     mesh: dict[str, int], tokens: int, micro_batches: int, model: dict[str, Any]
 ) -> dict[tuple[str, str], float]:
     """Bytes of one step by (kind, axes). `tokens`: of a micro-batch, on one device."""
-    r, d, e, c, t, p = (mesh.get(axis, 1) for axis in AXES)
+    _, d, e, c, t, p = (mesh.get(axis, 1) for axis in AXES)
     layers, m, f, x = model['n_layers'], model['d_model'], model['d_ff'], model.get('n_experts', 0)
     heads, keys = model['n_heads'] * model['d_head'], model['n_kv_heads'] * model['d_head']
     attention, norms = m * (2 * heads + 2 * keys), m * (2 * layers + 1)

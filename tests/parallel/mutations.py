@@ -31,7 +31,7 @@ LEARNED = {'family': 'gpt2', 'n_layers': 1, 'd_model': 32, 'n_heads': 4, 'layers
 
 # (options, mesh, accumulation, whether it is evaluated too): between them every collective has an axis of two devices.
 CONFIGURATIONS = {
-    'dense ring': (MODELS['dense'] | {'n_layers': 1, 'qk_norm': 'full'}, {'c': 4, 't': 2}, 1, False),
+    'dense ring': (MODELS['dense'] | {'n_layers': 1, 'qk_norm': 'full'}, {'d': 2, 'c': 2, 't': 2}, 1, False),
     'dense all_to_all': (LEARNED | {'context': 'all_to_all'}, {'d': 2, 'c': 2, 't': 2}, 1, True),
     'experts': (MIXTURE | {'n_layers': 1, 'context': 'ring', 'shared_gate': True}, {'d': 2, 'e': 2, 'c': 2}, 1, False),
     'experts t': (MIXTURE | {'n_layers': 1, 'balance_over': 'batch'}, {'r': 2, 'e': 2, 't': 2}, 1, False),
@@ -58,7 +58,9 @@ def sites():
                 )  # of `gather`, whose calls are sites
                 # Without it devices run different numbers of rounds, and wait for each other: it hangs, and is not run.
                 hangs = node.func.id == 'pmax' and place.name == 'exchange.py'
-                if not (inside or hangs):
+                # Of products in eight bits, which tests/model/test_eight_bits.py compares on meshes.
+                other = place.name == 'eight_bits.py'
+                if not (inside or hangs or other):
                     found[f'{place}:{node.lineno} {node.func.id}'] = (module, node.lineno, node.func.id)
     return dict(sorted(found.items()))
 
