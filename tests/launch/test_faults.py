@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from launched import Launched, write_run
+from launched import Launched, keeping, write_run
 
 
 @pytest.mark.slow
@@ -26,7 +26,7 @@ def test_killed_and_hung_processes_of_four_change_nothing(tmp_path, capsys):
     assert len(asked_for) == 1, 'one was asked for with SIGUSR1, at a step on which all processes agree'
 
     killed = []
-    with Launched(config, tmp_path / 'hurt', *four) as hurt:
+    with Launched(config, tmp_path / 'hurt', *four, **keeping(tmp_path / 'cache')) as hurt:
         for attempt, (process, how) in enumerate([(3, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)], 1):
             hurt.until_checkpoint(attempt)
             killed.append(time.time())
@@ -69,9 +69,7 @@ def test_two_processes_killed_at_random_end_with_the_loss_of_a_run_left_alone(tm
         assert alone.wait() == 0, alone.said
 
     draw = random.Random(0)
-    cache = {'XDG_CACHE_HOME': str(tmp_path / 'cache'), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
-    cache['JAX_DEBUG_LOG_MODULES'] = 'jax._src.compiler'
-    with Launched(config, tmp_path / 'hurt', *two, JAX_ENABLE_COMPILATION_CACHE='true', **cache) as hurt:
+    with Launched(config, tmp_path / 'hurt', *two, **keeping(tmp_path / 'cache')) as hurt:
         for attempt in range(1, 6):
             hurt.until_step(attempt, draw.randint(5, 12))
             os.kill(hurt.pid(draw.randrange(2)), signal.SIGKILL)

@@ -3,6 +3,7 @@
 import json
 import sys
 
+import jax.numpy as jnp
 import pytest
 
 from pretrax import config_from_values, pretrain
@@ -55,6 +56,11 @@ def test_the_process_tells_what_was_wrong(small, tmp_path, monkeypatch, capsys):
     def fails(config, steps, warmup):
         raise ValueError('of our own\nmaking')
 
+    def exhausts(config, steps, warmup):
+        jnp.zeros(2**55, jnp.uint8)
+
+    monkeypatch.setattr(measure, 'measure', exhausts)
+    assert run(small)['status'] == 'out of memory'
     monkeypatch.setattr(measure, 'measure', fails)
     assert run(small) == {'status': 'failed', 'why': 'ValueError: of our own'}
     assert 'Traceback' in capsys.readouterr().err

@@ -20,6 +20,7 @@ from ..config import RunConfig
 from ..errors import UserError
 from ..infer.sample import check_can_sample
 from ..scale.memory import size
+from .processes import ending_at_once
 from .program_cache import compile_or_take
 from .resume import check_same_data, check_unchanged
 from .setup import Run, Say, prepare
@@ -27,6 +28,7 @@ from .step import TrainState, init_state, make_step
 from .warm_start import start_state
 
 
+@ending_at_once
 def dry_run(
     config: RunConfig,
     *,
