@@ -19,7 +19,7 @@ ROWS: dict[str, tuple[str, int, float, dict[str, int], int, int, dict[str, Any]]
         'v5p:8x8x8', 1, 95 * GB, {'r': 2, 'd': 16, 't': 8, 'p': 2}, 256, 8192,
         {'preset': 'llama3.1-405b', 'save': 'none', 'pipeline_rounds': 3, 'micro_batches': 8},
     ),
-    'Mixtral 8x7B, d e': ('v5p:4x4x4', 1, 95 * GB, {'d': 8, 'e': 8}, 64, 4096, {'preset': 'mixtral-8x7b'}),
+    'Mixtral 8x7B, d e': ('v5p:4x4x4', 1, 95 * GB, {'d': 8, 'e': 8}, 64, 4096, {'preset': 'mixtral-8x7b', 'vocab_size': 32000}),
     '8B, 128k tokens, d c': (
         'v5p:4x4x4', 1, 95 * GB, {'d': 4, 'c': 16}, 4, 131072, {'preset': 'llama3-8b', 'context': 'ring'},
     ),
