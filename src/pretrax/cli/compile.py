@@ -19,8 +19,8 @@ def compile_step(config: RunConfig, options: dict[str, str]) -> None:
         without_accelerators()
     import jax
 
-    if 'save' in options:  # what XLA's cache gives back for a CPU lacks parts once it is serialised again
-        jax.config.update('jax_enable_compilation_cache', False)
+    # How long it takes is told; and what XLA's cache gives back for a CPU lacks parts once it is serialised again.
+    jax.config.update('jax_enable_compilation_cache', False)
     from pretrax.ahead.report import report
     from pretrax.ahead.step import compile_ahead
 
