@@ -194,9 +194,8 @@ class Theirs:
         return json.loads(line)
 
     def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+        with self.process:  # closes its pipes, and waits
+            pass
 
 
 def compare(name: str, python: Path, rounds: int, seconds: float) -> dict[str, Any]:

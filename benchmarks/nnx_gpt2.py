@@ -71,7 +71,8 @@ def main() -> None:
     settings = json.loads(str(inputs['settings']))
     V, M = weights['embed'].shape
     length = weights['positions'].shape[0]
-    model = GPT2(V, M, settings['n_heads'], settings['n_layers'], length, rngs=nnx.Rngs(0))
+    with nnx.use_eager_sharding(False):  # one device; the module's annotations are for several
+        model = GPT2(V, M, settings['n_heads'], settings['n_layers'], length, rngs=nnx.Rngs(0))
     load(model, weights)
     adamw = optax.adamw(
         settings['learning_rate'], settings['b1'], settings['b2'], settings['eps'],

@@ -23,7 +23,7 @@ def benchmark():
     return module
 
 
-def test_the_other_side_gets_all_weights_and_the_batches_that_are_trained_on(benchmark):
+def test_the_other_sides_get_all_weights_and_train_the_same_model(benchmark, tmp_path):
     ours = benchmark.Ours(benchmark.MODELS['small'], 'precision.compute=f32', 'mesh.r=2', 'mesh.d=2', 'mesh.t=2')
     inputs = ours.inputs()
     weights = {name: value for name, value in inputs.items() if name.startswith('weights.')}
@@ -35,7 +35,12 @@ def test_the_other_side_gets_all_weights_and_the_batches_that_are_trained_on(ben
     assert inputs['tokens'].shape == inputs['targets'].shape == (benchmark.BATCHES, 12, 64)
     np.testing.assert_array_equal(inputs['tokens'][3], np.asarray(ours.run.batch(3 + benchmark.BATCHES).tokens))
     assert json.loads(str(inputs['settings']))['learning_rate'] == 1e-3
+    np.savez(tmp_path / 'inputs.npz', allow_pickle=False, **inputs)
+    nnx = benchmark.Theirs(sys.executable, SCRIPT.with_name('nnx_gpt2.py'), tmp_path / 'inputs.npz')
     losses = ours.first_losses()
+    np.testing.assert_allclose(nnx.losses, losses, rtol=0, atol=benchmark.TOLERANCE['f32'])
+    assert nnx.turn(0.01).steps > 0
+    nnx.close()
     assert losses[0] == pytest.approx(np.log(65), abs=0.1)
     before = ours.number
     turn = ours.turn(0.01)

@@ -23,6 +23,7 @@ from pretrax.model.families import TransformerOptions
 from pretrax.model.loss import Batch
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
+from pretrax.scale.costs import costs
 from pretrax.scale.hlo import collectives, summed
 from pretrax.scale.topology import absent_devices, parse_topology
 from pretrax.shardlib import make_abstract
@@ -108,6 +109,7 @@ def facts(compiled: Any) -> dict[str, Any]:
                 kinds = [types[name].split('[')[0] for name in operands]
                 products[f'{" x ".join(kinds)} -> {found[1].strip("(").split("[")[0]}'] += 1
     memory = compiled.memory_analysis()
+    text = compiled.as_text()
     mesh = jax.tree.leaves(compiled.input_shardings)[0].mesh
     return {
         'calls': calls,
@@ -118,12 +120,26 @@ def facts(compiled: Any) -> dict[str, Any]:
             for kind, axes, times, _, _ in summed(collectives(compiled.as_text(), mesh.shape))
         },
         'buffers': sorted(set(outside_fusions)),
+        'donated': len(re.findall(r'(?:may|must)-alias', lines[0])),
+        'state_arrays': len(jax.tree.leaves(compiled.in_tree.unflatten(range(compiled.in_tree.num_leaves))[0][0])),
+        'host_transfers': sorted(set(re.findall(r' (send|recv|infeed|outfeed)\(', text)) | set(HOST.findall(text))),
+        **_costs(text),
         'argument_bytes': memory.argument_size_in_bytes,
         'alias_bytes': memory.alias_size_in_bytes,
         'temporary_bytes': memory.temp_size_in_bytes,
         'host_argument_bytes': memory.host_argument_size_in_bytes,
         'host_temporary_bytes': memory.host_temp_size_in_bytes,
     }
+
+
+HOST = re.compile(r'custom_call_target="([^"]*(?:callback|annotate_device_placement|MoveToHost)[^"]*)"|S\(5\)')
+
+
+def _costs(text: str) -> dict[str, Any]:
+    """{phase: (kernels, FLOPs)}, of a program for a GPU."""
+    if 'cublas' not in text:
+        return {}
+    return {'costs': {cost.phase: (cost.kernels, cost.flops) for cost in costs(text, parse_topology('h200').device)}}
 
 
 SMALL = {'rows': 8, 'length': 512, 'documents': 1, 'vocab_size': 1024} | {

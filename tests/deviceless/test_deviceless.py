@@ -61,7 +61,17 @@ def test_gpt2_on_an_h200_has_fused_attention_bf16_products_and_no_f32_logits(pyt
     assert ('bf16', logits) in map(elements, facts['buffers'])  # the reading of buffers does see the logits
     state = 12 * (124_439_808 + (50304 - 50257) * 768)  # weights and two moments, in f32
     assert state <= facts['alias_bytes'] <= state + 4096
-    assert facts['temporary_bytes'] < 12e9
+    assert facts['donated'] == facts['state_arrays'] > 3 * 14  # every array of the state, the counts too
+    assert facts['host_transfers'] == []
+    assert facts['temporary_bytes'] < 9.5e9
+    # By phase: 6 FLOPs a token and parameter, and of attention 3.5 times the forward products of its causal half
+    tokens, M, L = 16 * 1024, 768, 1024
+    costs = {phase: flops for phase, (_, flops) in facts['costs'].items()}
+    assert costs['products of attention'] == 6 * tokens * 12 * 4 * M**2
+    assert costs['products of the feed-forward'] == 6 * tokens * 12 * 8 * M**2
+    assert costs['head'] == 6 * tokens * 50304 * M
+    assert costs['attention'] == pytest.approx(3.5 * 2 * tokens * 12 * L * M, rel=0.01)
+    assert facts['costs'].get('other', [0, 0])[1] == 0
 
 
 @pytest.mark.slow
@@ -93,6 +103,7 @@ def test_fp8_products_are_calls_on_fp8_on_an_h200(python):
 @pytest.mark.slow
 def test_int8_products_sum_in_i32_on_v5e_and_what_is_offloaded_lies_in_host_memory(python):
     facts = compiled(python, 'int8 on v5e:2x2')
+    assert facts['host_transfers'] != []  # what is not there on a GPU whose state is on the device
     assert facts['sums']['s8 x s8 -> s32'] >= 3 * 7  # of a block, which is a loop; more, where it is computed again
     assert facts['sums']['bf16 x bf16 -> f32'] <= 1  # only the head's weight has a gradient from a product in bf16
     n_params = 2 * 1024 * 512 + 2 * (4 * 512**2 + 3 * 512 * 1024)
