@@ -31,10 +31,15 @@ LEARNED = {'family': 'gpt2', 'n_layers': 1, 'd_model': 32, 'n_heads': 4, 'layers
 
 # (options, mesh, accumulation, whether it is evaluated too): between them every collective has an axis of two devices.
 CONFIGURATIONS = {
-    'dense ring': (MODELS['dense'] | {'n_layers': 1, 'qk_norm': 'full'}, {'d': 2, 'c': 2, 't': 2}, 1, False),
+    'dense ring': (MODELS['dense'] | {'n_layers': 1}, {'d': 2, 'c': 4}, 1, False),
     'dense all_to_all': (LEARNED | {'context': 'all_to_all'}, {'d': 2, 'c': 2, 't': 2}, 1, True),
     'experts': (MIXTURE | {'n_layers': 1, 'context': 'ring', 'shared_gate': True}, {'d': 2, 'e': 2, 'c': 2}, 1, False),
-    'experts t': (MIXTURE | {'n_layers': 1, 'balance_over': 'batch'}, {'r': 2, 'e': 2, 't': 2}, 1, False),
+    'experts t': (
+        MIXTURE | {'n_layers': 1, 'balance_over': 'batch', 'qk_norm': 'full'},
+        {'r': 2, 'e': 2, 't': 2},
+        1,
+        False,
+    ),
     'stages': (MIXTURE | {'pipeline_rounds': 2, 'n_layers': 4}, {'r': 2, 't': 2, 'p': 2}, 1, False),
     'experts, capacity': (
         MIXTURE | {'n_layers': 1, 'capacity': 0.75, 'balance_over': 'batch'},
