@@ -2,7 +2,8 @@
 
 import pytest
 
-from pretrax.ahead.plan import MARGIN, make_plan, report
+from pretrax.ahead.plan import MARGIN, Planner, make_plan, report
+from pretrax.ahead.verify import having
 from pretrax.cli import main
 from pretrax.config import from_values
 from pretrax.scale.topology import parse_topology
@@ -30,8 +31,14 @@ def test_what_is_found_fits_is_ordered_and_is_what_the_same_values_are_predicted
     best = found[0]
     mesh = {axis: n for axis, n in best.mesh.items() if n > 1}
     batch = VALUES['batch'] | {'micro': best.micro}
-    again = plan(mesh=mesh, batch=batch, model=VALUES['model'] | {'save': 'none' if best.recompute else 'all'}).now
+    again = plan(mesh=mesh, batch=batch, model=VALUES['model'] | {'save': best.save}).now
     assert (again.memory, again.prediction) == (best.memory, best.prediction)
+
+
+def test_what_is_verified_is_what_was_proposed():
+    config, topology = from_values(VALUES), parse_topology('v5e-16')
+    for one in plan().found[:2]:
+        assert Planner(having(config, one), topology, lambda text: None).as_configured() == one
 
 
 def test_a_mesh_that_cannot_be_is_said_and_others_are_found():

@@ -28,13 +28,17 @@ def python() -> str:
     return str(environment / 'bin' / 'python')
 
 
-def compiled(python: str, case: str) -> dict:
+def run(python: str, *arguments: str | pathlib.Path) -> str:
     environment = {key: value for key, value in os.environ.items() if key not in ('XLA_FLAGS', 'PYTHONPATH')}
     done = subprocess.run(
-        [python, HERE / 'targets.py', case], env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        [python, *arguments], env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout
+
+
+def compiled(python: str, case: str) -> dict:
+    return json.loads(run(python, HERE / 'targets.py', case).splitlines()[-1])
 
 
 def elements(buffer: str) -> tuple[str, int]:
@@ -116,3 +120,36 @@ def test_int8_products_sum_in_i32_on_v5e_and_what_is_offloaded_lies_in_host_memo
     assert (
         offloaded <= facts['host_temporary_bytes'] < offloaded + 8.2 * share
     )  # the new moments, before they replace the old
+
+
+@pytest.mark.slow
+def test_a_row_of_the_recorded_memory_compiles_to_what_was_recorded(python, tmp_path):
+    name, results = '0.5B, 4 passes', tmp_path / 'memory.json'
+    run(python, ROOT / 'benchmarks' / 'memory.py', name, '--out', results)
+    recorded = json.loads((ROOT / 'benchmarks' / 'results' / 'memory.json').read_text())
+    found = json.loads(results.read_text())
+    assert found['rows'][name]['total'] == pytest.approx(recorded['rows'][name]['total'], rel=0.02)
+
+
+@pytest.mark.slow
+def test_a_plan_is_verified_by_the_compiler(python, tmp_path):
+    (tmp_path / 'small.yaml').write_text(
+        'name: small\nsteps: 3\nmodel: {n_layers: 2, d_model: 1024, n_heads: 8, d_ff: 4096}\n'
+        'data: {name: synthetic, vocab_size: 4096}\nbatch: {tokens: 32768, sequence_length: 1024}\n'
+        'optimizer: {learning_rate: 1e-3}\n'
+    )
+    lines = run(
+        python, pathlib.Path(python).parent / 'pretrax', 'plan', tmp_path / 'small.yaml', 'topology=h200', '--verify'
+    ).splitlines()
+    rows = [line for line in lines if ', fits' in line]
+    assert len(rows) == 3
+    errors = [float(re.search(r'([+-]\d+)%', row)[1]) for row in rows]
+    assert max(map(abs, errors)) <= 15
+
+
+@pytest.mark.slow
+def test_a_row_of_the_scaling_table_fits_a_slice_of_256_chips(python):
+    found = json.loads(run(python, ROOT / 'benchmarks' / 'scale.py', '--one', '16b 1x v5e-256').splitlines()[-1])
+    assert found['fits']
+    recorded = json.loads((ROOT / 'benchmarks' / 'results' / 'scale.json').read_text())['16b 1x v5e-256']
+    assert found['bytes'] == pytest.approx(recorded['bytes'], rel=0.02)

@@ -4,46 +4,67 @@ that are fastest among those that fit. Nothing is compiled, and no plugin is nee
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 from jax.sharding import AxisType
 
 from ..config import RunConfig, build, resolve_mesh
 from ..errors import UserError
+from ..model.activations import choose_saved
 from ..model.axes import AXES, ROWS, along
 from ..model.request import ModelRequest
+from ..scale.devices import Device
 from ..scale.flops import causal_keys
 from ..scale.memory import Memory, expected_memory, size
 from ..scale.roofline import Prediction, Sizes, predict
-from ..scale.topology import Topology
-from ..train.setup import Say, memory_sizes, open_source
+from ..train.setup import Say, choose_passes, memory_sizes, open_source
 
 MARGIN = 0.95  # of the memory that a plan may fill: the formula is not the compiler
 
 
+class Hardware(Protocol):
+    """What a plan knows of devices: a `Topology`, or those that are here."""
+
+    @property
+    def platform(self) -> str: ...
+    @property
+    def device(self) -> Device: ...
+    @property
+    def memory(self) -> int: ...
+    @property
+    def n_devices(self) -> int: ...
+    @property
+    def slices(self) -> int: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """One way to run a configuration: axis sizes, sequences of a device and pass, whether layers are computed again."""
+    """One way to run a configuration: axis sizes, sequences of a device and pass, what is kept for the backward pass."""
 
     mesh: dict[str, int]
     micro: int
-    recompute: bool
+    save: Any  # as model.save has it
     memory: Memory
     prediction: Prediction
 
+    def values(self) -> dict[str, dict[str, Any]]:
+        """As a configuration has it, by section."""
+        axes = {axis: n for axis, n in self.mesh.items() if n > 1 or axis == 'd'}
+        return {'mesh': axes, 'batch': {'micro': self.micro}, 'model': {'save': self.save}}
+
     def written(self) -> str:
         """As it is given on the command line."""
-        axes = [f'mesh.{axis}={n}' for axis, n in self.mesh.items() if n > 1 or axis == 'd']
-        return ' '.join([*axes, f'batch.micro={self.micro}', f'model.save={"none" if self.recompute else "all"}'])
+        said = [f'{section}.{key}={value}' for section, keys in self.values().items() for key, value in keys.items()]
+        return ' '.join(said).replace("'", '').replace(': ', ':')
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """The configuration as it is (None: its mesh or batch is impossible, and `why` says how), and better ones."""
 
-    topology: Topology
+    hardware: Hardware
     now: Choice | None
     why: str
     found: list[Choice]
@@ -51,75 +72,118 @@ class Plan:
     n_params: int
 
 
-def make_plan(config: RunConfig, topology: Topology, say: Say) -> Plan:
-    """Predicts a run on a topology, and searches.
+class Planner:
+    """Predicts the ways to run a configuration on some hardware.
 
     Raises:
         UserError: the model does not tell its sizes, or the configuration cannot be on any mesh.
     """
-    length, rows = config.batch.sequence_length, config.batch.tokens // config.batch.sequence_length
-    vocab_size = open_source(config, rows, say).vocab_size
-    known: dict[tuple[int, ...], Any] = {}
 
-    def model_on(mesh: dict[str, int]) -> Any:
-        key = tuple(mesh.values())
-        if key not in known:
-            dtype = jax.numpy.bfloat16
-            try:
-                request = ModelRequest(
-                    vocab_size=vocab_size, sequence_length=length, dtype=dtype, platform=topology.platform, mesh=mesh,
-                    documents_per_row=None, micro_batches=mesh['p'],
-                )  # fmt: skip
-                known[key] = build('model', config.model, request)
-            except UserError as error:
-                known[key] = error
-        return known[key]
+    def __init__(self, config: RunConfig, hardware: Hardware, say: Say):
+        self.config, self.hardware = config, hardware
+        self.length, self.rows = config.batch.sequence_length, config.batch.tokens // config.batch.sequence_length
+        self._source = open_source(config, self.rows, say)
+        self._models: dict[tuple[int, ...], Any] = {}
+        whole = self._model(dict.fromkeys(AXES, 1))
+        if isinstance(whole, UserError):
+            raise whole
+        if getattr(whole, 'arch', None) is None:
+            raise UserError(
+                f'model.name={config.model.name} does not tell its sizes, so that there is nothing to plan with'
+            )
+        one = jax.make_mesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:1])
+        with jax.set_mesh(one):
+            weights = jax.eval_shape(whole.init, jax.random.key(0))
+        self.arch, self.n_params = whole.arch, sum(leaf.size for leaf in jax.tree.leaves(weights))
+        self._sizes, self._shape = _sizes(self.arch, self.n_params, self.length), memory_sizes(self.arch, self.n_params)
+        self._moments = _moments(config)
 
-    whole = model_on(dict.fromkeys(AXES, 1))
-    if isinstance(whole, UserError):
-        raise whole
-    if getattr(whole, 'arch', None) is None:
-        raise UserError(
-            f'model.name={config.model.name} does not tell its sizes, so that there is nothing to plan with'
-        )
-    one = jax.make_mesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:1])
-    with jax.set_mesh(one):
-        n_params = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(whole.init, jax.random.key(0))))
-    sizes, shape = _sizes(whole.arch, n_params, length), memory_sizes(whole.arch, n_params)
-    moments = _moments(config)
+    def as_configured(self) -> Choice:
+        """The configuration as it is.
 
-    def choice(mesh: dict[str, int], micro: int, recompute: bool) -> Choice:
-        passes = rows // along(ROWS, mesh) // micro
-        memory = expected_memory(
-            **shape, tokens=config.batch.tokens // passes, mesh=mesh, moments=moments, recompute=recompute,
-            micro_batches=passes if mesh['p'] > 1 else 1,
-        )  # fmt: skip
-        prediction = predict(sizes, topology.device, mesh, config.batch.tokens, passes, recompute)
-        assert prediction is not None
-        return Choice(mesh, micro, recompute, memory, prediction)
-
-    now, why = None, ''
-    try:
-        mesh = resolve_mesh(config.mesh, topology.n_devices, topology.platform)
-        problem = model_on(mesh)
+        Raises:
+            UserError: its mesh or its batch is impossible.
+        """
+        mesh = resolve_mesh(self.config.mesh, self.hardware.n_devices, self.hardware.platform, self.hardware.slices)
+        problem = self._model(mesh)
         if isinstance(problem, UserError):
             raise problem
-        if rows % along(ROWS, mesh):
-            raise UserError(f'batch: {rows} sequences a step cannot be shared by {along(ROWS, mesh)} devices')
-        micro = config.batch.micro or max(1, rows // along(ROWS, mesh) // mesh['p'])
-        now = choice(mesh, micro, getattr(problem, 'saved', None) == {})
+        if self.rows % along(ROWS, mesh):
+            raise UserError(f'batch: {self.rows} sequences a step cannot be shared by {along(ROWS, mesh)} devices')
+        passes = choose_passes(self.config, self.rows, mesh)[0]
+        return self.choice(mesh, self.rows // along(ROWS, mesh) // passes, self.save)
+
+    @property
+    def save(self) -> Any:
+        """model.save, as configured."""
+        return getattr(self.config.model.options, 'save', 'all')
+
+    def choice(self, mesh: dict[str, int], micro: int, save: Any) -> Choice:
+        """One way; the model has to be possible on the mesh."""
+        model = self._model(mesh)
+        saved = choose_saved(save, mesh, True)[0]
+        passes = self.rows // along(ROWS, mesh) // micro
+        rounds = getattr(self.config.model.options, 'pipeline_rounds', 1)
+        memory = expected_memory(
+            **self._shape, tokens=self.config.batch.tokens // passes, mesh=mesh, moments=self._moments, saved=saved,
+            unrolled=model.unrolled, platform=self.hardware.platform, passes=1 if mesh['p'] > 1 else passes,
+            compute='f32' if self.config.precision.compute == 'f32' else 'bf16',
+            **({'rounds': rounds, 'micro_batches': passes} if mesh['p'] > 1 else {}),
+        )  # fmt: skip
+        prediction = predict(
+            self._sizes, self.hardware.device, mesh, self.config.batch.tokens, passes, recompute=saved == {}
+        )
+        assert prediction is not None
+        return Choice(mesh, micro, save, memory, prediction)
+
+    def search(self, saves: Sequence[Any] = ('all', 'none'), only: Mapping[str, int] | None = None) -> list[Choice]:
+        """Every way worth a look: over meshes that have `only`, micro-batches, and `saves`."""
+        found = []
+        for mesh in _meshes(self.hardware, self.arch, self.rows):
+            if any(mesh[axis] != n for axis, n in (only or {}).items()) or isinstance(self._model(mesh), UserError):
+                continue
+            of_device = self.rows // along(ROWS, mesh)
+            # so many micro-batches at a time as there are stages
+            micros = [n for n in _divisors(of_device) if of_device // n % mesh['p'] == 0]
+            found += [self.choice(mesh, micro, save) for micro in micros for save in saves]
+        return found
+
+    def fitting(self, every: list[Choice]) -> list[Choice]:
+        """Those that fit, fastest first."""
+        fits = [one for one in every if one.memory.total <= MARGIN * self.hardware.memory]
+        return sorted(fits, key=lambda one: one.prediction.seconds)
+
+    def _model(self, mesh: dict[str, int]) -> Any:
+        """The model on a mesh, or why there cannot be one."""
+        key = tuple(mesh.values())
+        if key not in self._models:
+            try:
+                request = ModelRequest(
+                    vocab_size=self._source.vocab_size, sequence_length=self.length, dtype=jax.numpy.bfloat16,
+                    platform=self.hardware.platform, mesh=mesh,
+                    documents_per_row=getattr(self._source, 'documents_per_row', None), micro_batches=mesh['p'],
+                    host_memory=True,
+                )  # fmt: skip
+                self._models[key] = build('model', self.config.model, request)
+            except UserError as error:
+                self._models[key] = error
+        return self._models[key]
+
+
+def make_plan(config: RunConfig, hardware: Hardware, say: Say) -> Plan:
+    """Predicts a run on some hardware, and searches.
+
+    Raises:
+        UserError: the model does not tell its sizes, or the configuration cannot be on any mesh.
+    """
+    planner = Planner(config, hardware, say)
+    now, why = None, ''
+    try:
+        now = planner.as_configured()
     except UserError as error:
         why = str(error).splitlines()[0]
-    every = [
-        choice(mesh, micro, recompute)
-        for mesh in _meshes(topology, whole.arch, rows)
-        if not isinstance(model_on(mesh), UserError)
-        for micro in _divisors(rows // along(ROWS, mesh))
-        if rows // along(ROWS, mesh) // micro % mesh['p'] == 0  # so many micro-batches at a time as there are stages
-        for recompute in (False, True)
-    ]
-    fitting = [one for one in every if one.memory.total <= MARGIN * topology.memory]
-    return Plan(topology, now, why, sorted(fitting, key=lambda one: one.prediction.seconds), len(every), n_params)
+    every = planner.search()
+    return Plan(hardware, now, why, planner.fitting(every), len(every), planner.n_params)
 
 
 def _sizes(arch: Any, n_params: int, length: int) -> Sizes:
@@ -140,16 +204,16 @@ def _moments(config: RunConfig) -> float:
     return sum(leaf.size for leaf in jax.tree.leaves(state)) / like.size
 
 
-def _meshes(topology: Topology, arch: Any, rows: int) -> Iterator[dict[str, int]]:
+def _meshes(hardware: Hardware, arch: Any, rows: int) -> Iterator[dict[str, int]]:
     """Meshes worth a look: powers of two, slices along r, tensor parallelism inside a node or a side of a slice."""
-    n = topology.n_devices // topology.slices
-    widest = min(n, 8 if topology.platform == 'cuda' else 16)
+    n = hardware.n_devices // hardware.slices
+    widest = min(n, 8 if hardware.platform in ('cuda', 'gpu') else 16)
     powers = [2**i for i in range(int(math.log2(max(1, n))) + 1)]
     for t, e, p in itertools.product(powers, powers, powers):
         if t > widest or (e > 1 and not arch.n_experts) or n % (t * e * p) or p > 16:
             continue
         d = n // (t * e * p)
-        mesh = {'r': topology.slices, 'd': d, 'e': e, 'c': 1, 't': t, 'p': p}
+        mesh = {'r': hardware.slices, 'd': d, 'e': e, 'c': 1, 't': t, 'p': p}
         if rows % along(ROWS, mesh) == 0:
             yield mesh
 
@@ -160,16 +224,16 @@ def _divisors(n: int) -> list[int]:
 
 def report(plan: Plan, shown: int = 5) -> list[str]:
     """The lines of `pretrax plan`."""
-    topology = plan.topology
+    hardware = plan.hardware
     lines = [
-        f'{topology}: {topology.n_devices} x {topology.device.name}, {size(topology.memory)} and '
-        f'{topology.device.bf16 / 1e12:,.4g} TFLOP/s each; {plan.n_params:,} parameters',
+        f'{hardware}: {hardware.n_devices} x {hardware.device.name}, {size(hardware.memory)} and '
+        f'{hardware.device.bf16 / 1e12:,.4g} TFLOP/s each; {plan.n_params:,} parameters',
         '',
     ]
     if plan.now is None:
         lines.append(f'as configured: impossible: {plan.why}')
     else:
-        fits = plan.now.memory.total <= topology.memory
+        fits = plan.now.memory.total <= hardware.memory
         lines += [f'as configured ({plan.now.written()}):', *_details(plan.now, fits)]
     lines += [
         '',

@@ -10,7 +10,7 @@ from ..scale.hlo import collectives, summed
 from ..scale.memory import Memory, size
 from ..train.setup import memory_with
 from .activations import named_bytes
-from .step import Ahead, memory_of
+from .step import Ahead, memory_of, temporaries_of
 
 
 def report(ahead: Ahead) -> list[str]:
@@ -45,7 +45,7 @@ def _memory(ahead: Ahead) -> Iterator[str]:
     if ahead.compiled is not None:
         stats = ahead.compiled.memory_analysis()
         rows.append(('batch and counters', max(0, stats.argument_size_in_bytes - weights - optimizer)))
-        rows.append(('temporaries, in all', stats.temp_size_in_bytes))
+        rows.append(('temporaries, in all', temporaries_of(ahead.compiled)))
         rest = memory_of(ahead.compiled) - sum(n for _, n in rows)
         rows.append(('program and results', rest))
     yield from (f'    {name:<36}{size(n):>10}' for name, n in rows)

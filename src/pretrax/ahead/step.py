@@ -58,7 +58,7 @@ def compile_ahead(config: RunConfig, topology: Topology | None, say: Say) -> Ahe
         UserError: the configuration does not fit itself or the devices, or the plugin for the hardware is missing.
     """
     run = prepare(config, say, None if topology is None else absent_devices(topology))
-    limit = topology.memory if topology else _memory_here(run.mesh.devices.flat[0])
+    limit = topology.memory if topology else memory_here(run.mesh.devices.flat[0])
     with jax.set_mesh(run.mesh):
         began = time.perf_counter()
         lowered = make_step(run.recipe).lower(run.like, run.abstract_batch())
@@ -77,16 +77,25 @@ def compile_ahead(config: RunConfig, topology: Topology | None, say: Say) -> Ahe
 
 
 def memory_of(compiled: Any) -> int:
-    """Bytes that a compiled step takes on each device while it runs: arguments, temporaries, and what it does not give
-    back in the place of an argument."""
+    """Bytes that a compiled step takes on each device while it runs: arguments, temporaries, the program, and results that
+    do not take the place of an argument."""
     stats = compiled.memory_analysis()
-    return (
-        stats.argument_size_in_bytes + stats.temp_size_in_bytes
-        + stats.output_size_in_bytes - stats.alias_size_in_bytes + stats.generated_code_size_in_bytes
-    )  # fmt: skip
+    results = 0 if _on_tpu(compiled) else stats.output_size_in_bytes - stats.alias_size_in_bytes
+    return stats.argument_size_in_bytes + temporaries_of(compiled) + results + stats.generated_code_size_in_bytes
 
 
-def _memory_here(device: Any) -> int | None:
+def temporaries_of(compiled: Any) -> int:
+    """Bytes of temporaries. libtpu counts all results among them, those that take the place of an argument too."""
+    stats = compiled.memory_analysis()
+    return stats.temp_size_in_bytes - (stats.alias_size_in_bytes if _on_tpu(compiled) else 0)
+
+
+def _on_tpu(compiled: Any) -> bool:
+    return all(device.platform == 'tpu' for device in jax.tree.leaves(compiled.input_shardings)[0].device_set)
+
+
+def memory_here(device: Any) -> int | None:
+    """Bytes that a program may take of a device that is here; None: it does not say."""
     return (device.memory_stats() or {}).get('bytes_limit') if device.platform != 'cpu' else None
 
 

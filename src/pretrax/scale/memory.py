@@ -1,46 +1,65 @@
 """About how much memory a training step needs on each device, from sizes alone, before anything is compiled.
 
-It answers 'will it fit, and what is large'. The compiler's own figure, to be had after compilation, is exact, and
-usually 1.0 to 1.4 times this one: buffers of the backward pass come on top.
-Activations follow Korthikanti et al. 2022 (arXiv:2205.05198, section 4), without dropout and without the stored
-[L, L] attention matrix, as no attention kernel of ours stores one. What one layer keeps for one token, in values of
-the compute dtype (M d_model, H heads, K key-value heads, D head, F feed-forward):
+What XLA holds at once is largest in one of three phases, and the phase that takes most is the answer. Letters: T tokens of a
+device and pass, M d_model, H heads, K key-value heads, D head, F feed-forward, V vocabulary, t the tensor parallel devices. w is
+the width of the compute dtype; weights, moments and gradients are f32 and shared out over d, t, p and e as their types say.
 
-    two norms        2 M in, 2 M out; four of them, before and after: 4 M in, 4 M out
-    attention        H D queries, 2 K D keys and values, H D output; H D + K D more where queries and keys are normed
-    feed-forward     2 F: before and after the activation; gated (SwiGLU): 3 F; of experts k (3 F + M) for k a token
+    always         weights and moments. They are donated: the new ones take their place
+    copies         made before the loop over the layers, and held through it. On TPUs all layers' shards in the compute dtype; on
+                   GPUs the shards of w_o and w_down turned over, in f32, as their product wants them. Without a loop, where all
+                   is kept, every weight in the compute dtype; where layers are recomputed, each layer's slice of the stack
+    activations    kept by the forward pass for the backward pass, in every layer: its input, M / t, and what is named and kept:
+                   2 H D + 2 K D for attention, M for its output, 2 F (without a gate F). Where nothing is dropped (one device)
+                   also the results of norms and of the activation: 4 M + 2 (H + K) D + 3 F, as Korthikanti et al. 2022
+                   (arXiv:2205.05198, section 4) have it, without dropout and without the [L, L] matrix, which no kernel stores
 
-For GPT-2 (H D = K D = M, F = 4 M) in bf16 that is 32 M bytes, the paper's 34 M less two dropout masks. Sequence
-parallelism divides all of it by t. The loss holds the logits and their gradient, sharded over the vocabulary.
+    loss           activations, the logits V / t, whose gradient takes their place, the normed stream, and the gathered unembedding
+    layers         activations, the gradients of the layers, and of one layer: its values as far as the backward pass holds them at
+                   once (made again or sliced out of what was kept): 2 (H + K) D of attention; up, gate and the gradients of
+                   these and of the activation, 5 F; six streams M, half of them whole along t. Over d its weights gathered, and
+                   their gradients in f32 before they are scattered: XLA scatters those of a layer while it does the next one
+                   In a loop also the gradient of the logits: XLA multiplies it by the stream only after the loop
+    update         the gradients of all weights; after the loop those of both vocabulary tables, whole in f32, and of the logits
+
+With accumulation the gradients summed so far are there too, in f32, in every phase. In a pipeline each stage holds the kept
+values of all its passes, those of the pass at work sliced out of them, every micro-batch at the entrance and the exit, the
+logits of one, and the gradients of its layers twice: of the pass, and of all. Of an exchange over e nothing is kept.
 """
 
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 BYTES = {'f32': 4, 'bf16': 2}
+ROOM = 1.25  # places of an exchange over an even load's, as in model/exchange.py
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Expected bytes on one device, by what they are for."""
+    """Expected bytes on one device when they are most, by what they are for."""
 
-    weights: int  # f32, sharded over d and t
+    weights: int  # f32, sharded as their types say
     moments: int  # optimizer state, f32, sharded as the weights
-    gradients: int  # f32, sharded as the weights
-    gathered: int  # weights in the compute dtype: this device's shard of all, and one layer of them gathered over d
+    copies: int  # of weights, in another dtype or layout
     activations: int  # kept by the forward pass for the backward pass
-    logits: int  # and their gradient
+    gradients: int  # f32
+    head: int  # logits, their gradient, and what they are made of
+    layer: int  # one layer at work: its values, its weights and their gradients
+    phase: str = dataclasses.field(default='', compare=False)  # in which it is most
 
     @property
     def total(self) -> int:
-        return sum(dataclasses.astuple(self))
+        return sum(self.parts().values())
+
+    def parts(self) -> dict[str, int]:
+        """Bytes by what they are for."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if key != 'phase'}
 
     def __str__(self) -> str:
         """One line, largest part first: 'about 3.1 GB a device: activations 1.9 GB, weights 0.5 GB, ...'."""
-        parts = sorted(dataclasses.asdict(self).items(), key=lambda part: -part[1])
-        return f'about {size(self.total)} a device: ' + ', '.join(f'{name} {size(n)}' for name, n in parts)
+        parts = sorted(self.parts().items(), key=lambda part: -part[1])
+        return f'about {size(self.total)} a device: ' + ', '.join(f'{name} {size(n)}' for name, n in parts if n)
 
 
 def expected_memory(
@@ -58,7 +77,10 @@ def expected_memory(
     mesh: Mapping[str, int],
     moments: float = 2.0,
     compute: Literal['bf16', 'f32'] = 'bf16',
-    recompute: bool = False,
+    saved: Mapping[str, Any] | None = None,
+    unrolled: bool = False,
+    platform: str = 'tpu',
+    passes: int = 1,
     n_experts: int = 1,
     experts_per_token: int = 1,
     d_shared: int = 0,
@@ -75,7 +97,10 @@ def expected_memory(
         mesh: size of each mesh axis; `d`, `t`, `p` shard weights, `e` those of experts, `r`, `d`, `e` the batch, `c` the
             sequence, missing is 1.
         moments: optimizer state over parameters, as f32: AdamW 2, Lion and momentum 1, Adafactor about 0.
-        recompute: the backward pass runs each layer again and only the layers' inputs are kept.
+        saved: names of values to 'keep' for the backward pass; those left out are made again; None: all are kept.
+        unrolled: each layer is a part of the program, and not a turn of a loop.
+        platform: 'tpu', 'cuda' or 'cpu'.
+        passes: forward and backward passes whose gradients are added up.
         n_experts: feed-forwards of width d_ff in a layer, and `experts_per_token` that each token visits.
         d_shared: width of the feed-forward that every token visits beside them.
         n_norms: of the residual stream, in a layer.
@@ -83,34 +108,77 @@ def expected_memory(
         rounds: of a pipeline (`p` > 1), in which every stage holds the activations of all its passes.
         micro_batches: that go through it in a step, each of `tokens`.
     """
-    sizes = {axis: mesh.get(axis, 1) for axis in ('r', 'd', 'e', 'c', 't', 'p')}
-    width = BYTES[compute]
-    device_tokens = math.ceil(tokens / (sizes['r'] * sizes['d'] * sizes['e'] * sizes['c']))
-    layers = math.ceil(n_layers / sizes['p'])
-    matrices = 3 if gated else 2
-    a_layers_experts = matrices * d_model * n_experts * d_ff if n_experts > 1 else 0
-    experts = n_layers * a_layers_experts  # these alone are sharded over e
-    shard = math.ceil((n_params - experts + experts // sizes['e']) / (sizes['d'] * sizes['t'] * sizes['p']))
-    layer_params = d_model * (d_head * 2 * (n_heads + n_kv_heads) + matrices * (n_experts * d_ff + d_shared))
-    layer_params -= a_layers_experts - a_layers_experts // sizes['e']
+    n = {axis: mesh.get(axis, 1) for axis in ('r', 'd', 'e', 'c', 't', 'p')}
+    width, t, whole = BYTES[compute], n['t'], n['d'] == 1
+    device_tokens = math.ceil(tokens / (n['r'] * n['d'] * n['e'] * n['c']))
+    layers = math.ceil(n_layers / n['p'])
 
-    heads = (3 if qk_norm else 2) * d_head * (n_heads + n_kv_heads)
-    inner = 2 * n_norms * d_model + heads + matrices * (experts_per_token * d_ff + d_shared)
-    if n_experts > 1:  # each token's row, once for each of its experts
-        inner += experts_per_token * d_model
-    kept = (layers * d_model + inner) if recompute else layers * inner
-    if sizes['p'] > 1:  # of each pass through a chunk its input, and all micro-batches at the entrance and the exit
-        passes, chunk = rounds * micro_batches + sizes['p'] - 1, math.ceil(layers / rounds)
-        kept = (passes * d_model + chunk * inner) if recompute else passes * chunk * inner
-        kept += 2 * micro_batches * d_model
-    return Memory(
-        weights=4 * shard,
-        moments=math.ceil(4 * moments * shard),
-        gradients=4 * shard,
-        gathered=(width * shard if compute != 'f32' else 0) + width * layer_params // sizes['t'],
-        activations=width * device_tokens * kept // sizes['t'],
-        logits=2 * width * device_tokens * vocab_size // sizes['t'],
-    )
+    matrices = 3 if gated else 2
+    heads = d_head * (n_heads + n_kv_heads)
+    dense = d_model * (2 * heads + matrices * d_shared)
+    rows = n_experts * d_ff / (n['e'] if n_experts > 1 else 1)  # of w_down: experts of this device, or the feed-forward
+    experts = matrices * d_model * rows
+    one_layer = (dense + experts) / t
+    all_layers = n_layers * (dense + matrices * d_model * n_experts * d_ff)
+    of_layers = layers * one_layer / n['d']
+    shard = of_layers + (n_params - all_layers) / (n['d'] * t)
+
+    inner = experts_per_token * d_ff + d_shared  # that a token visits
+    exchanged = n['e'] > 1 and n_experts > 1
+    near = d_shared if exchanged else inner  # of which something can be kept: of an exchange nothing is
+    moe = experts_per_token * d_model if n_experts > 1 else 0  # each token's row, once for each of its experts
+    far = ROOM if exchanged else 1.0
+    named = {
+        'q': d_head * n_heads, 'k': d_head * n_kv_heads, 'v': d_head * n_kv_heads, 'attention': d_head * n_heads,
+        'attention_out': d_model, 'up': near, 'gate': near if gated else 0,
+        'mlp_out': d_model if n_norms == 4 else 0,  # read by a norm only
+    }  # fmt: skip
+    everything = 2 * n_norms * d_model + (3 if qk_norm else 2) * heads + matrices * near + (0 if exchanged else moe)
+    if saved is None:
+        kept = everything
+    else:
+        kept = sum(named[name] for name, choice in saved.items() if choice == 'keep' and name in named)
+        kept += d_model if saved.get('input', 'keep') == 'keep' else 0
+    activations = width * device_tokens * layers * kept / t
+    if n['p'] > 1:  # of every pass what is kept of a chunk, and the chunk at work; what enters and leaves
+        ticks, stream = rounds * micro_batches + n['p'] - 1, width * device_tokens * d_model / t
+        chunk = width * device_tokens * layers / rounds * (sum(named.values()) + d_model if saved == {} else kept) / t
+        activations = ticks * (stream if saved == {} else chunk) + chunk + 2 * micro_batches * stream
+
+    copies = 0.0
+    if unrolled:
+        copies = (width if saved is None else 4) * of_layers if width < 4 or saved is not None else 0.0
+    elif platform == 'tpu':
+        copies = width * of_layers if width < 4 else 0.0
+    elif platform != 'cpu':
+        copies = 4 * layers * d_model * (d_head * n_heads + rows) / t / n['d']
+
+    head = width * device_tokens * (vocab_size / t + d_model)
+    table = vocab_size * d_model / t
+    # rows that travel over e: in the order of devices, as they arrive, in that of experts, and what these make of them
+    at_work = 2 * heads + far * ((5 if gated else 4) * inner + (4 if exchanged else 1) * moe)
+    layer = width * device_tokens * (at_work / t + (3 / t + 3) * d_model)
+    if unrolled and saved is None:
+        layer = width * device_tokens * ((3 if gated else 2) * inner + 3 * d_model)
+    if not whole:
+        layer += (width + 4) * one_layer
+    earlier = 4 * shard if passes > 1 else 0.0
+    after_loop = 0.0 if unrolled or n['p'] > 1 else head
+    summed = 2 if n['p'] > 1 else 1  # gradients of all passes of a stage, and of one
+
+    phases = {
+        'loss': {'activations': activations, 'gradients': earlier, 'head': head + (0 if whole else width * table), 'layer': 0.0},
+        'layers': {
+            'activations': activations, 'gradients': earlier + summed * 4 * of_layers, 'head': after_loop, 'layer': layer,
+        },
+        'update': {
+            'activations': 0.0, 'gradients': earlier + 4 * of_layers + 4 * (n_params - all_layers) / t,
+            'head': after_loop, 'layer': 0.0,
+        },
+    }  # fmt: skip
+    phase = max(phases, key=lambda name: sum(phases[name].values()))
+    parts = {'weights': 4 * shard, 'moments': 4 * moments * shard, 'copies': copies} | phases[phase]
+    return Memory(**{name: math.ceil(n) for name, n in parts.items()}, phase=phase)
 
 
 def size(n_bytes: float) -> str:

@@ -110,7 +110,7 @@ def prepare(config: RunConfig, say: Say = print, devices: Sequence[Any] | None =
     dtype, why_dtype = choose_compute(config.precision.compute, platform)
     source = open_source(config, rows, say)
 
-    passes, line = _passes(config, rows, sizes)
+    passes, line = choose_passes(config, rows, sizes)
     request = ModelRequest(
         vocab_size=source.vocab_size, sequence_length=length, dtype=dtype, platform=platform, mesh=sizes,
         documents_per_row=getattr(source, 'documents_per_row', None), micro_batches=passes if sizes['p'] > 1 else 1,
@@ -171,7 +171,7 @@ def open_source(config: RunConfig, rows: int, say: Say) -> Source:
     return prepared or build('data', config.data, request)
 
 
-def _passes(config: RunConfig, rows: int, sizes: dict[str, int]) -> tuple[int, str]:
+def choose_passes(config: RunConfig, rows: int, sizes: dict[str, int]) -> tuple[int, str]:
     """In how many parts each device takes its sequences: one after the other, or through the stages of a pipeline."""
     a_device, stages = rows // along(ROWS, sizes), sizes['p']
     fits = [n for n in range(stages, a_device + 1, stages) if a_device % n == 0]
@@ -183,6 +183,11 @@ def _passes(config: RunConfig, rows: int, sizes: dict[str, int]) -> tuple[int, s
             'a smaller mesh.p'
         )
     micro = config.batch.micro
+    if micro == 'auto':
+        raise UserError(
+            'batch.micro: auto is measured by `pretrax train`\n'
+            'in a program: config = pretrax.ahead.auto.settled(config, print)'
+        )
     if micro is None:  # with a pipeline large micro-batches, but so many that its bubble is below a fifth
         passes = 1 if stages == 1 else next((n for n in fits if n >= 4 * stages), fits[-1])
         micro = a_device // passes
@@ -242,7 +247,7 @@ def memory_with(
     run: Run,
     mesh: Mapping[str, int] | None = None,
     accumulation: int | None = None,
-    recompute: bool | None = None,
+    recompute: bool = False,
     moments: float | None = None,
 ) -> Memory | None:
     """Expected memory of a run, as it is or with something changed; None for a model without an architecture."""
@@ -259,7 +264,8 @@ def memory_with(
         **memory_sizes(arch, n_params), mesh=mesh or dict(run.mesh.shape), compute=compute,
         moments=n_moments if moments is None else moments,
         tokens=run.config.batch.tokens // parts,
-        recompute=getattr(model, 'saved', None) == {} if recompute is None else recompute,
+        saved={} if recompute else getattr(model, 'saved', None), unrolled=getattr(model, 'unrolled', False),
+        platform=run.mesh.devices.flat[0].platform, passes=accumulation or run.recipe.accumulation,
         **({'rounds': schedule.rounds, 'micro_batches': schedule.micro_batches} if schedule else {}),
     )  # fmt: skip
 

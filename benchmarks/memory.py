@@ -1,0 +1,104 @@
+"""The memory of real steps, as compilers for devices that are not here tell it: what `pretrax plan` is compared with.
+
+    uv sync --extra tpu --extra cuda
+    JAX_PLATFORMS=cpu python benchmarks/memory.py [part of a name]
+
+compiles each row (half a minute to two) and writes what it found to results/memory.json, with the versions; rows that are not
+asked for stay as they are. `tests/ahead/test_memory.py` compares the prediction with every row, and
+`tests/deviceless` compiles one of them again.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+
+from pretrax.ahead.step import compile_ahead, memory_of, temporaries_of
+from pretrax.config import from_values
+from pretrax.scale.topology import parse_topology
+
+RESULTS = pathlib.Path(__file__).parent / 'results' / 'memory.json'
+PACKAGES = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-plugin')
+
+LLAMA_1B = {'family': 'llama', 'n_layers': 24, 'd_model': 2048, 'n_heads': 16, 'n_kv_heads': 8, 'd_ff': 5632}
+LLAMA_3B = {'family': 'llama', 'n_layers': 28, 'd_model': 3072, 'n_heads': 24, 'n_kv_heads': 8, 'd_ff': 8192}
+MOE = {'family': 'mixtral', 'n_layers': 12, 'd_model': 1024, 'n_heads': 16, 'n_kv_heads': 8, 'd_ff': 3584}
+ROW = tuple[str, int, dict[str, Any]]
+
+
+def row(topology: str, model: dict[str, Any], rows: int, length: int, mesh: dict[str, int], **more: Any) -> ROW:
+    """A configuration and the hardware it is for. `more`: micro, slices, vocab_size, save and options of the model."""
+    micro, slices, vocab = more.pop('micro', None), more.pop('slices', 1), more.pop('vocab_size', 32000)
+    return topology, slices, {
+        'name': 'memory', 'steps': 10, 'model': model | more, 'data': {'name': 'synthetic', 'vocab_size': vocab},
+        'batch': {'tokens': rows * length, 'sequence_length': length, 'micro': micro},
+        'optimizer': {'name': 'adamw', 'learning_rate': 3e-4}, 'mesh': mesh,
+    }  # fmt: skip
+
+
+ROWS: dict[str, ROW] = {
+    '1.3B, d t': row('v5e-16', LLAMA_1B, 32, 2048, {'d': 8, 't': 2}),
+    '1.3B, d t, none saved': row('v5e-16', LLAMA_1B, 64, 2048, {'d': 8, 't': 2}, save='none'),
+    '8B, d, none saved': row('v6e-16', {'preset': 'llama3-8b'}, 32, 4096, {'d': 16}, vocab_size=128256, save='none'),
+    'GPT-2 124M': row('h200', {'preset': 'gpt2-124m'}, 64, 1024, {}, vocab_size=50257),
+    '0.5B, none saved': row('h200', LLAMA_1B | {'n_layers': 8}, 32, 2048, {}, save='none'),
+    '0.5B, 4 passes': row('h200', LLAMA_1B | {'n_layers': 8}, 32, 2048, {}, micro=8),
+    '8B, d of a node': row('h200x8', {'preset': 'llama3-8b'}, 16, 4096, {'d': 8}, vocab_size=128256),
+    '3B, d t of a node, none saved': row('h100x8', LLAMA_3B, 32, 4096, {'d': 4, 't': 2}, save='none'),
+    '1.3B, r d of a node, attention saved': row('a100x8', LLAMA_1B, 64, 2048, {'r': 2, 'd': 4}, save='attention'),
+    'GPT-2 774M, d of a node, 4 passes': row('a100x8', {'preset': 'gpt2-774m'}, 256, 1024, {'d': 8}, micro=8, vocab_size=50257),
+    '3B, d p of a node': row('h100x8', LLAMA_3B, 32, 4096, {'d': 4, 'p': 2}, micro=1),
+    'mixture': row('h200', MOE, 16, 2048, {}),
+    'mixture, d e of a node': row('h200x8', MOE, 64, 2048, {'d': 2, 'e': 4}),
+}  # fmt: skip
+
+
+def compiled(name: str) -> dict[str, Any]:
+    """What the compiler says of a row, in bytes of one device."""
+    topology, slices, values = ROWS[name]
+    began = time.perf_counter()
+    ahead = compile_ahead(from_values(values), parse_topology(topology, slices), lambda text: None)
+    if ahead.compiled is None:
+        raise SystemExit(f'{name}: does not fit {topology}: {ahead.needed:,} bytes')
+    stats = ahead.compiled.memory_analysis()
+    print(f'{name}: {memory_of(ahead.compiled) / 1e9:.2f} GB, after {time.perf_counter() - began:.0f} s', flush=True)
+    return {
+        'total': memory_of(ahead.compiled),
+        'arguments': stats.argument_size_in_bytes,
+        'temporaries': temporaries_of(ahead.compiled),
+        'program': stats.generated_code_size_in_bytes,
+    }
+
+
+def installed() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description='the memory of steps, as compilers tell it')
+    parser.add_argument('part', nargs='?', default='', help='of the names of the rows to compile')
+    parser.add_argument('--out', type=pathlib.Path, default=RESULTS)
+    arguments = parser.parse_args()
+    results: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {'rows': {}}
+    for name in ROWS:
+        if arguments.part in f'{ROWS[name][0]} {name}':
+            results['rows'][name] = compiled(name)
+            results |= {'command': 'JAX_PLATFORMS=cpu python benchmarks/memory.py', 'versions': installed()}
+            arguments.out.write_text(json.dumps(results, indent=1) + '\n')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

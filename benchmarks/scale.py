@@ -1,0 +1,171 @@
+"""MaxText's scaling tables: every row compiled for its topology, fits or not, and the speed that `plan` predicts for it.
+
+    uv sync --extra tpu
+    python benchmarks/scale.py [part of a name] [--predict] [--again]
+
+A row is `pretrax compile configs/scale/NAME.yaml` with the command that is printed, in a process of its own; it takes minutes
+and up to some GB of memory, and no device. Results go to results/scale.json row by row, and rows that are there are not done
+again, so that the table can be made in parts. `--predict` compiles nothing. The published MFU is that of MaxText's READMEs of
+its v5e and v5p configurations; mesh, sequences and recomputation are those of its scripts of the same names.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+from typing import Any
+
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+
+from pretrax.ahead.plan import Planner
+from pretrax.config import load
+from pretrax.scale.memory import size
+from pretrax.scale.topology import parse_topology
+
+HERE = pathlib.Path(__file__).parent
+RESULTS = HERE / 'results' / 'scale.json'
+LENGTH = 2048
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A line of a table. `sequences` of a chip; t of its mesh; `published`: MFU in percent; `copies`: r within a slice."""
+
+    decoder: str
+    hardware: str
+    slices: int
+    sequences: int
+    published: float
+    t: int = 1
+    save: str = 'none'
+    copies: int = 1
+
+    @property
+    def name(self) -> str:
+        return f'{self.decoder} {self.slices}x {self.hardware}'
+
+    def arguments(self) -> list[str]:
+        """What `pretrax compile` and `pretrax plan` are given."""
+        chips = parse_topology(self.hardware).n_devices
+        r, d = self.slices * self.copies, chips // self.t // self.copies
+        mesh = [f'mesh.{axis}={n}' for axis, n in (('r', r), ('d', d), ('t', self.t)) if n > 1]
+        tokens = self.slices * chips * self.sequences * LENGTH
+        return [*mesh, f'batch.tokens={tokens}', *[f'model.save={self.save}'] * (self.save != 'none')]
+
+    def command(self) -> str:
+        slices = f' slices={self.slices}' if self.slices > 1 else ''
+        file = f'configs/scale/{self.decoder}.yaml'
+        return f'pretrax compile {file} topology={self.hardware}{slices} {" ".join(self.arguments())}'
+
+
+def _v5e(decoder: str, sequences: int, published: tuple[float, ...], t: int = 1) -> list[Row]:
+    return [Row(decoder, 'v5e-256', 2**i, sequences, mfu, t) for i, mfu in enumerate(published)]
+
+
+# MaxText's 128b on v5e keeps products in host memory; here its layers are computed again. On v5p 'minimal' keeps products:
+# model.save=dots. The last row is published for a decoder of 1,160 billion parameters, whose sizes are not.
+ROWS = (
+    *_v5e('16b', 6, (61.10, 59.37, 59.14, 58.27, 56.56, 54.65)),
+    *_v5e('32b', 4, (66.86, 64.81, 64.10, 63.67, 62.26, 60.40)),
+    *_v5e('64b', 2, (59.90, 56.66, 55.85, 54.96, 53.29, 50.18)),
+    *_v5e('128b', 1, (56.06, 55.82, 54.93, 52.93, 50.86, 46.25), t=16),
+    Row('32b', 'v5p-128', 1, 6, 71.47, 4, 'dots'),
+    Row('32b', 'v5p-128', 2, 6, 69.43, 4, 'dots'),
+    Row('64b', 'v5p-128', 1, 3, 70.31, 4, 'dots'),
+    Row('64b', 'v5p-128', 2, 3, 67.26, 4, 'dots'),
+    Row('128b', 'v5p-256', 1, 1, 68.68, 8, 'dots'),
+    Row('128b', 'v5p-256', 2, 1, 66.34, 8, 'dots'),
+    Row('128b', 'v5p-512', 1, 1, 68.83, 8, 'dots'),
+    Row('128b', 'v5p-512', 2, 1, 59.66, 8, 'dots'),
+    Row('256b', 'v5p-1024', 1, 1, 67.09, 8, 'dots'),
+    Row('256b', 'v5p-1024', 2, 1, 62.99, 8, 'dots'),
+    Row('512b', 'v5p-1024', 1, 2, 63.99, 8),
+    Row('512b', 'v5p-1024', 2, 2, 61.45, 8),
+    Row('1024b', 'v5p-2048', 1, 2, 55.35, 16),
+    Row('1024b', 'v5p-2048', 2, 2, 51.55, 16),
+    Row('1024b', 'v5p-4096', 1, 2, 64.80, 16),
+    Row('1024b', 'v5p-4096', 2, 2, 60.83, 16),
+    Row('1024b', 'v5p-12288', 1, 2, 66.23, 16, copies=3),  # 6,144 chips = 3 x 128 x 16: d has to divide the width
+)
+
+
+def compiled(row: Row) -> dict[str, Any]:
+    """What the compiler says of a row, and what it took to make it say so. In a process that does nothing else."""
+    from pretrax.ahead.step import compile_ahead
+
+    config = load(HERE.parent / f'configs/scale/{row.decoder}.yaml', row.arguments())
+    ahead = compile_ahead(config, parse_topology(row.hardware, row.slices), lambda text: None)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        'bytes': ahead.needed, 'fits': ahead.fits, 'cpu_seconds': round(usage.ru_utime + usage.ru_stime),
+        'peak_memory_bytes': usage.ru_maxrss * 1024,
+    }  # fmt: skip
+
+
+def predicted(row: Row) -> dict[str, Any]:
+    """What `pretrax plan` says of it."""
+    config = load(HERE.parent / f'configs/scale/{row.decoder}.yaml', row.arguments())
+    found = Planner(config, parse_topology(row.hardware, row.slices), lambda text: None).as_configured()
+    return {
+        'predicted_bytes': found.memory.total,
+        'predicted_mfu': round(100 * found.prediction.mfu, 1),
+        'bound': found.prediction.bound,
+    }
+
+
+def table(results: dict[str, dict[str, Any]]) -> list[str]:
+    lines = [
+        '| decoder | hardware | memory a chip, compiled | predicted | MFU published | predicted | error | limited by |',
+        '|' + '---|' * 8,
+    ]
+    for row in ROWS:
+        plan, found = predicted(row), results.get(row.name)
+        limit = parse_topology(row.hardware).memory
+        taken, off = 'not compiled', ''
+        if found is not None:
+            taken = f'{size(found["bytes"])} of {size(limit)}' + ('' if found['fits'] else ': does not fit')
+            off = f' ({plan["predicted_bytes"] / found["bytes"] - 1:+.0%})'
+        lines.append(
+            f'| {row.decoder} | {row.slices} x {row.hardware} | {taken} | {size(plan["predicted_bytes"])}{off} '
+            f'| {row.published:.1f} % | {plan["predicted_mfu"]:.1f} % | {plan["predicted_mfu"] - row.published:+.1f} '
+            f'| {plan["bound"]} |'
+        )
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="MaxText's scaling tables")
+    parser.add_argument(
+        'part', nargs='?', default='', help='of the names of the rows to compile, such as 16b or v5p-128'
+    )
+    parser.add_argument('--predict', action='store_true', help='compile nothing')
+    parser.add_argument('--again', action='store_true', help='also rows that are done')
+    parser.add_argument('--one', help=argparse.SUPPRESS)  # what a row's own process is started with
+    asked = parser.parse_args()
+    if asked.one:
+        print(json.dumps(compiled(next(row for row in ROWS if row.name == asked.one))))
+        return 0
+    results: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for row in ROWS:
+        if asked.predict or asked.part not in row.name or (row.name in results and not asked.again):
+            continue
+        print(row.command(), flush=True)
+        done = subprocess.run(
+            [sys.executable, __file__, '--one', row.name], stdout=subprocess.PIPE, text=True, check=False
+        )
+        if done.returncode:
+            print(f'    ended with {done.returncode}', flush=True)
+            continue
+        results[row.name] = json.loads(done.stdout.splitlines()[-1]) | {'command': row.command()}
+        print(f'    {results[row.name]}', flush=True)
+        RESULTS.write_text(json.dumps(results, indent=1) + '\n')
+    print('\n'.join(table(results)))
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

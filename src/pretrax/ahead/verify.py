@@ -1,0 +1,36 @@
+"""`pretrax plan --verify`: the best few ways compiled, and the compiler's memory beside the predicted one."""
+
+from collections.abc import Iterator
+
+from ..config import RunConfig, from_values
+from ..scale.memory import size
+from ..scale.topology import Topology
+from .plan import Choice, Plan
+from .step import compile_ahead
+
+BEST = 3
+
+
+def verified(config: RunConfig, topology: Topology, plan: Plan) -> Iterator[str]:
+    """A line for each, as soon as it is compiled.
+
+    Raises:
+        UserError: the plugin that compiles for the topology is not installed.
+    """
+    if not plan.found:
+        yield 'nothing to verify: no way fits'
+        return
+    yield f'compiled{"":<16}{"predicted":>10}  error  change'
+    for one in plan.found[:BEST]:
+        ahead = compile_ahead(having(config, one), topology, lambda text: None)
+        error = one.memory.total / ahead.needed - 1
+        fits = 'fits' if ahead.fits else 'DOES NOT FIT'
+        yield f'{size(ahead.needed):>8}, {fits:<14}{size(one.memory.total):>10}  {error:+5.0%}  {one.written()}'
+
+
+def having(config: RunConfig, choice: Choice) -> RunConfig:
+    """The configuration with what a plan chose."""
+    values = config.model_dump(mode='json')
+    chosen = choice.values()
+    return from_values(values | {section: values[section] | chosen[section] for section in ('batch', 'model')}
+                       | {'mesh': chosen['mesh']})  # fmt: skip
