@@ -124,8 +124,8 @@ def _manifest(run: Run, lowered: Any, executable: bytes) -> Manifest:
         device_kind=device.device_kind,
         mesh=dict(run.mesh.shape),
         processes=len({d.process_index for d in run.mesh.devices.flat}),
-        versions=_versions(),
-        flags=_flags(),
+        versions=versions(),
+        flags=flags(),
         batch=(run.rows, run.config.batch.sequence_length),
         arrays={
             jax.tree_util.keystr(place, simple=True, separator='.'): f'{x.dtype}{list(x.shape)}'
@@ -137,7 +137,8 @@ def _manifest(run: Run, lowered: Any, executable: bytes) -> Manifest:
     )
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of all that makes a program."""
     found = {'pretrax': __version__}
     for package in _PACKAGES:
         try:
@@ -147,7 +148,8 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _flags() -> dict[str, str]:
+def flags() -> dict[str, str]:
+    """The compiler flags of the environment, without those that change no program."""
     said = {name: ' '.join(_NO_MATTER.sub('', os.environ.get(name, '')).split()) for name in _FLAGS}
     return {name: flags for name, flags in said.items() if flags}
 

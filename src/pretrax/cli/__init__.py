@@ -84,6 +84,10 @@ def train(
 
     own, changes = _own_keys(overrides or [], 'compiled')
     loaded = load(config, changes)  # before JAX is imported: a mistake is told at once
+    if loaded.mesh.is_planned or loaded.batch.micro == 'auto':
+        from pretrax.ahead.auto import settled
+
+        loaded = settled(loaded, print)
     if dry_run:
         from pretrax.cli.dry_run import dry_run as run_dry
 
@@ -137,7 +141,11 @@ def local(
 
 
 @app.command()
-def plan(config: ConfigFile, overrides: Overrides = None) -> None:
+def plan(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    verify: Annotated[bool, typer.Option('--verify', help='Compile the fastest ways, and compare the memory.')] = False,
+) -> None:
     """Predict memory and speed of a step without compiling it, and what would be faster.
 
     Besides changes of the configuration: topology=v5e-256 (or h200x8, v5p:4x4x4, ...), slices=2.
@@ -148,7 +156,7 @@ def plan(config: ConfigFile, overrides: Overrides = None) -> None:
     loaded = load(config, changes)
     from pretrax.cli.plan import plan
 
-    plan(loaded, own)
+    plan(loaded, own, verify)
 
 
 @app.command()

@@ -21,10 +21,11 @@ def compile_step(config: RunConfig, options: dict[str, str]) -> None:
 
     # How long it takes is told; and what XLA's cache gives back for a CPU lacks parts once it is serialised again.
     jax.config.update('jax_enable_compilation_cache', False)
+    from pretrax.ahead.auto import settled
     from pretrax.ahead.report import report
     from pretrax.ahead.step import compile_ahead
 
-    ahead = compile_ahead(config, topology, print)
+    ahead = compile_ahead(settled(config, print, topology), topology, print)
     print('\n'.join([*ahead.run.report, '', *report(ahead)]))
     if 'save' in options:
         from pretrax.ahead.saved import save

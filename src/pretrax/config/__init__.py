@@ -4,6 +4,7 @@ from pretrax.config.load import from_values, load, load_plugin
 from pretrax.config.mesh import resolve_mesh
 from pretrax.config.registry import build, register
 from pretrax.config.schema import InitFrom, Mesh, Processes, RunConfig
+from pretrax.config.settle import settle
 from pretrax.config.show import ABSENT, diff, diff_values, is_harmless, json_schema, origin, resolved_yaml
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     'register',
     'resolve_mesh',
     'resolved_yaml',
+    'settle',
 ]

@@ -16,6 +16,11 @@ def resolve_mesh(mesh: Mesh, n_devices: int, platform: str, slices: int = 1) -> 
     Raises:
         UserError: when no sizes fit, with the choices that do.
     """
+    if mesh.is_planned:
+        raise UserError(
+            'mesh: auto is planned by `pretrax train` and `pretrax compile`\n'
+            'in a program: config = pretrax.ahead.auto.settled(config, print)'
+        )
     sizes = {'r': mesh.r, 'd': mesh.d, 'e': mesh.e, 'c': mesh.c, 't': mesh.t, 'p': mesh.p}
     if mesh.r == mesh.d == 'auto':
         sizes['d' if platform == 'cpu' else 'r'] = 1 if platform == 'cpu' else slices

@@ -108,8 +108,8 @@ class Batch(Section):
 
     tokens: Count = Field(description='tokens a step over all devices; a multiple of sequence_length')
     sequence_length: Count = Field(description='tokens in one sequence')
-    micro: Count | None = Field(
-        default=None, description='sequences a device takes in one forward pass; null: all at once'
+    micro: Count | Literal['auto'] | None = Field(
+        default=None, description='sequences a device takes in one forward pass; null: all at once; auto: measured'
     )
 
     @pydantic.model_validator(mode='after')
@@ -124,7 +124,7 @@ class Batch(Section):
                     f'nearest: {" or ".join(map(str, near))}',
                 )
             )
-        if self.micro and self.micro > tokens // length:
+        if isinstance(self.micro, int) and self.micro > tokens // length:
             raise ProblemsError(
                 Problem(
                     ('micro',),
@@ -136,21 +136,35 @@ class Batch(Section):
 
 
 class Mesh(Section):
-    """How the devices are arranged; see `pretrax.config.mesh.resolve_mesh`. Giving r or d alone sets the other to 1."""
+    """How the devices are arranged; see `pretrax.config.mesh.resolve_mesh`. Giving r or d alone sets the other to 1.
+
+    `mesh: auto`, or auto for e, t or p, is planned before the run begins; see `pretrax.ahead.auto`.
+    """
 
     r: Axis = Field(default='auto', description='replicas: devices that share out the batch and each hold all weights')
     d: Axis = Field(default='auto', description='fully sharded data: devices that share out the batch and the weights')
-    e: Count = Field(default=1, description='expert: devices that share out the batch and the experts of a mixture')
+    e: Axis = Field(default=1, description='expert: devices that share out the batch and the experts of a mixture')
     c: Count = Field(default=1, description='context: devices that share out each sequence')
-    t: Count = Field(default=1, description='tensor: devices that share out heads, feed-forward and vocabulary')
-    p: Count = Field(default=1, description='pipeline: devices that share out the layers')
+    t: Axis = Field(default=1, description='tensor: devices that share out heads, feed-forward and vocabulary')
+    p: Axis = Field(default=1, description='pipeline: devices that share out the layers')
 
     @pydantic.model_validator(mode='before')
     @classmethod
     def _one_given(cls, values: Any) -> Any:
+        if values == 'auto':
+            return dict.fromkeys('rdetp', 'auto')
         if isinstance(values, dict) and ('r' in values) != ('d' in values):
             return {'r': 1, 'd': 1} | values
         return values
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether something is left to the plan: r and d alone are shared out without one."""
+        return 'auto' in (self.e, self.t, self.p)
+
+    def plain(self) -> 'Mesh':
+        """Without what is left to the plan: what the number of devices depends on."""
+        return self.model_copy(update={axis: 1 for axis in 'etp' if getattr(self, axis) == 'auto'})
 
 
 class Precision(Section):

@@ -14,7 +14,7 @@ def devices_per_process(config: RunConfig, processes: int, wanted: int | None) -
     Raises:
         UserError: the mesh cannot be made of them.
     """
-    axes = config.mesh.model_dump()
+    axes = config.mesh.plain().model_dump()
     fixed = math.prod(size for size in axes.values() if size != 'auto')
     if wanted is not None:
         count, why = wanted, 'as asked'
@@ -40,14 +40,15 @@ def misfit(config: RunConfig, devices: int) -> str | None:
     """Why a run cannot be trained on so many devices, as far as the configuration tells; None: it can."""
     rows = config.batch.tokens // config.batch.sequence_length
     try:
-        sizes = resolve_mesh(config.mesh, devices, 'cpu')
+        sizes = resolve_mesh(config.mesh.plain(), devices, 'cpu')
     except UserError as error:
         return error.told()
     share = sizes['r'] * sizes['d'] * sizes['e']
     if rows % share:
         return f'{rows} sequences a step cannot be shared by {share} devices'
-    if rows // share % (config.batch.micro or 1):
-        return f'batch.micro = {config.batch.micro} does not divide the {rows // share} sequences of each device'
+    micro = config.batch.micro
+    if isinstance(micro, int) and rows // share % micro:
+        return f'batch.micro = {micro} does not divide the {rows // share} sequences of each device'
     return None
 
 

@@ -6,15 +6,14 @@ CPU, number of cores, number of simulated devices and JAX version; delete the fi
 the machine was busy the first time.
 """
 
-import json
 import os
 import pathlib
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pretrax.scale.cache import cache_directory, read_entries, write_entries
 from pretrax.scale.devices import Device
 
 SIZES = (512, 1024, 2048)  # square products; the largest ones are skipped where they would take too long
@@ -30,16 +29,16 @@ def measured_cpu(devices: Sequence[Any], cache_dir: pathlib.Path | None = None) 
     """
     import jax
 
-    name, cores = _cpu_name(), _cores()
-    path = (cache_dir or _default_cache_dir()) / 'cpu.json'
+    name, cores = cpu_name(), _cores()
+    path = (cache_dir or cache_directory()) / 'cpu.json'
     key = f'{name} | {cores} cores | {len(devices)} devices | jax {jax.__version__}'
-    entries = _read(path)
+    entries = {key: peaks for key, peaks in read_entries(path).items() if _sound(peaks)}
     peaks = entries.get(key)
     if peaks is not None:
         source = f'measured earlier, kept in {path}'
     else:
         peaks = {dtype: measure(devices, dtype) / len(devices) for dtype in ('bf16', 'f32')}
-        source = f'measured now, {_write(path, entries | {key: peaks})}'
+        source = f'measured now, {write_entries(path, entries | {key: peaks})}'
     memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // len(devices)
     return Device(f'{name}, {cores} cores', peaks['bf16'], peaks['f32'], memory, None, source)
 
@@ -74,38 +73,20 @@ def measure(devices: Sequence[Any], dtype: str) -> float:
     return best
 
 
-def _default_cache_dir() -> pathlib.Path:
-    base = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache'))
-    if not base.is_absolute():  # a container's user may have no home at all
-        base = pathlib.Path(tempfile.gettempdir())
-    return base / 'pretrax'
-
-
-def _read(path: pathlib.Path) -> dict[str, dict[str, float]]:
-    """Entries of the cache that make sense; none if there is no file, or it is not readable, or it is damaged."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return {key: peaks for key, peaks in found.items() if _sound(peaks)} if isinstance(found, dict) else {}
-
-
 def _sound(peaks: Any) -> bool:
     return isinstance(peaks, dict) and all(
         isinstance(peaks.get(dtype), float) and 0 < peaks[dtype] < float('inf') for dtype in ('bf16', 'f32')
     )
 
 
-def _write(path: pathlib.Path, entries: dict[str, dict[str, float]]) -> str:
-    """Keep the entries and say where; a place that cannot be written costs a measurement each time, not the run."""
-    partial = path.with_name(f'{path.name}.{os.getpid()}')  # two runs may start at once: each replaces a whole file
+def available_memory() -> int:
+    """Bytes of the machine's memory that programs may still take."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(entries, indent=1))
-        os.replace(partial, path)
-    except OSError as error:
-        return f'not kept ({path}: {error.strerror})'
-    return f'kept in {path}'
+        lines = pathlib.Path('/proc/meminfo').read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith('MemAvailable')]
+    return found[0] if found else os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // 2
 
 
 def _cores() -> int:
@@ -115,7 +96,8 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Of this machine, as its kernel has it."""
     try:
         lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
     except OSError:  # not Linux

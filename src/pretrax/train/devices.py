@@ -35,7 +35,7 @@ def choose_mesh(
     Raises:
         UserError: the line does not fit the devices, or the devices do not divide the batch.
     """
-    simulated = _simulate_cpus(section, rows) if absent is None else ''
+    simulated = simulate_cpus(section, rows) if absent is None else ''
     devices = list(absent or jax.devices())
     platform = devices[0].platform
     sizes = resolve_mesh(section, len(devices), platform, n_slices(devices))
@@ -73,7 +73,7 @@ def _product(sizes: dict[str, int]) -> str:
     return ' x '.join(axis for axis in ROWS.split() if sizes[axis] > 1 or axis in 'rd')
 
 
-def _simulate_cpus(section: MeshSection, rows: int) -> str:
+def simulate_cpus(section: MeshSection, rows: int) -> str:
     """Makes the CPU, if it comes to that, as many devices as the mesh asks for, or one a core. Returns the reason."""
     if 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', ''):
         return 'no accelerator; as many as XLA_FLAGS says'
@@ -85,7 +85,7 @@ def _simulate_cpus(section: MeshSection, rows: int) -> str:
     asked = math.prod(size for size in given.values() if isinstance(size, int))
     free = 'auto' in (section.r, section.d)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-    share = asked // (section.c * section.t * section.p)
+    share = asked // math.prod(size for size in (section.c, section.t, section.p) if isinstance(size, int))
     fits = [n for n in range(1, max(cores // asked, 1) + 1) if rows % (share * n) == 0] if free else []
     count = asked * max(fits, default=1)
     try:

@@ -1,0 +1,36 @@
+"""What was measured on this machine and is remembered: small JSON files in the user's cache directory."""
+
+import json
+import os
+import pathlib
+import tempfile
+from typing import Any
+
+
+def cache_directory() -> pathlib.Path:
+    """`~/.cache/pretrax`; `XDG_CACHE_HOME` is respected."""
+    base = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache'))
+    if not base.is_absolute():  # a container's user may have no home at all
+        base = pathlib.Path(tempfile.gettempdir())
+    return base / 'pretrax'
+
+
+def read_entries(path: pathlib.Path) -> dict[str, Any]:
+    """What a file remembers by its keys; nothing if there is no file, or it is not readable, or it is damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_entries(path: pathlib.Path, entries: dict[str, Any]) -> str:
+    """Keep the entries and say where; a place that cannot be written costs a measurement each time, not the run."""
+    partial = path.with_name(f'{path.name}.{os.getpid()}')  # two runs may start at once: each replaces a whole file
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(entries, indent=1))
+        os.replace(partial, path)
+    except OSError as error:
+        return f'not kept ({path}: {error.strerror})'
+    return f'kept in {path}'
