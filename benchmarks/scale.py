@@ -22,7 +22,7 @@ from typing import Any
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
 from pretrax.ahead.plan import Planner
-from pretrax.config import load
+from pretrax.config import from_values, load
 from pretrax.scale.memory import size
 from pretrax.scale.topology import parse_topology
 
@@ -91,6 +91,50 @@ ROWS = (
     Row('1024b', 'v5p-4096', 2, 2, 60.83, 16),
     Row('1024b', 'v5p-12288', 1, 2, 66.23, 16, copies=3),  # 6,144 chips = 3 x 128 x 16: d has to divide the width
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuStep:
+    """Tokens/s of a GPU that others publish for a step in bf16. How they ran it is not known in full."""
+
+    stack: str
+    model: dict[str, Any]
+    hardware: str
+    length: int
+    published: float
+
+
+GPU_STEPS = (
+    GpuStep('llm.c', {'preset': 'gpt2-124m'}, 'h100', 1024, 463_000),
+    GpuStep('llm.c', {'preset': 'gpt2-1.5b'}, 'h100x8', 1024, 46_800),
+    GpuStep('JAX-Toolbox MaxText', {'preset': 'llama2-7b'}, 'h100x8', 4096, 11_400),
+    GpuStep('torchtitan, compiled', {'preset': 'llama3-8b'}, 'h100x8', 8192, 6_700),
+    GpuStep('KempnerForge', {'preset': 'llama2-7b'}, 'h200', 4096, 10_500),
+)
+GPU_SEQUENCES = 16  # of a GPU and step, from which the plan makes passes
+
+
+def gpu_table() -> list[str]:
+    """Each published step beside the fastest way that `plan` finds for the same model, length and hardware."""
+    lines = [
+        '| stack | model | hardware | tokens/s a GPU, published | plan, at best | published of it | limited by |',
+        '|' + '---|' * 7,
+    ]
+    for step in GPU_STEPS:
+        hardware = parse_topology(step.hardware)
+        tokens = GPU_SEQUENCES * hardware.n_devices * step.length
+        vocabulary = {'gpt2': 50257, 'llama2': 32000, 'llama3': 128256}[step.model['preset'].split('-')[0]]
+        config = from_values({
+            'name': 'published', 'steps': 1, 'model': step.model, 'data': {'name': 'synthetic', 'vocab_size': vocabulary},
+            'batch': {'tokens': tokens, 'sequence_length': step.length}, 'optimizer': {'learning_rate': 1e-4},
+        })  # fmt: skip
+        planner = Planner(config, hardware, lambda text: None)
+        told = 'no way fits, with f32 weights, moments and gradients | | '
+        if fits := planner.fitting(planner.search()):
+            speed = tokens / fits[0].prediction.seconds / hardware.n_devices
+            told = f'{speed:,.0f} | {step.published / speed:.0%} | {fits[0].prediction.bound}; `{fits[0].written()}`'
+        lines.append(f'| {step.stack} | {step.model["preset"]} | {step.hardware} | {step.published:,.0f} | {told} |')
+    return lines
 
 
 def compiled(row: Row) -> dict[str, Any]:
@@ -163,7 +207,7 @@ def main() -> int:
         results[row.name] = json.loads(done.stdout.splitlines()[-1]) | {'command': row.command()}
         print(f'    {results[row.name]}', flush=True)
         RESULTS.write_text(json.dumps(results, indent=1) + '\n')
-    print('\n'.join(table(results)))
+    print('\n'.join([*table(results), '', *gpu_table()]))
     return 0
 
 

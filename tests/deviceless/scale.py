@@ -9,7 +9,9 @@ import sys
 import time
 from typing import Any
 
-from targets import compile_step, devices_of, facts
+from targets import compile_step, devices_of
+
+from pretrax.ahead.step import memory_of, temporaries_of
 
 GB = 1e9
 # name: (topology, slices, bytes of a chip, mesh, sequences, length, model)
@@ -37,13 +39,12 @@ def main() -> int:
             continue
         start = time.monotonic()
         compiled = compile_step(devices_of(topology, slices), mesh, rows, length, documents=4, **model)
-        found = facts(compiled)
-        needs = found['argument_bytes'] + found['temporary_bytes']
+        needs, temporary = memory_of(compiled), temporaries_of(compiled)
         too_large += needs > memory
         line = ' '.join(f'{axis}={size}' for axis, size in mesh.items())
         print(
-            f'| {name} | {f"{slices} x " * (slices > 1)}{topology} | `mesh: {line}` | {found["argument_bytes"] / GB:.2f} GB '
-            f'| {found["temporary_bytes"] / GB:.2f} GB | {memory / GB:.0f} GB | {time.monotonic() - start:.0f} s |',
+            f'| {name} | {f"{slices} x " * (slices > 1)}{topology} | `{line}` | {(needs - temporary) / GB:.1f} GB '
+            f'| {temporary / GB:.1f} GB | {memory / GB:.0f} GB | {time.monotonic() - start:.0f} s |',
             flush=True,
         )
     return int(too_large > 0)
