@@ -159,7 +159,10 @@ def test_a_real_sweep_is_stopped_and_goes_on(tmp_path):
     command = [sys.executable, '-c', 'from pretrax.cli import main; main()', 'bench', 'sweep.yaml', '--out', 'out']
 
     with (tmp_path / 'said').open('w') as said:
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment(SLOW='1'), stdout=said, stderr=said)
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment(SLOW='1'), stdout=said, stderr=said,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as a shell starts it in the background
+        )  # fmt: skip
     try:
         until = time.monotonic() + PATIENCE
         while not (tmp_path / 'out' / 'output').is_dir() or len(list((tmp_path / 'out' / 'output').iterdir())) < 3:
@@ -170,6 +173,7 @@ def test_a_real_sweep_is_stopped_and_goes_on(tmp_path):
         assert process.wait(PATIENCE) == 130
     finally:
         process.kill()
+        process.wait()
     assert 'stopped; 2 of 3 rows are done, the same command goes on' in (tmp_path / 'said').read_text()
     assert 'not run' in (tmp_path / 'out' / 'results.md').read_text()
 

@@ -23,7 +23,8 @@ def bench(path: str, out: str | None) -> None:
     with Bench(sweep, rows, directory, hardware, measure_command(), say) as running:
         here = hardware['cpu'] if hardware['platform'] == 'cpu' else f'{hardware["count"]} x {hardware["device"]}'
         say(f'{len(rows)} rows on {here}; results in {directory}')
-        signal.signal(signal.SIGTERM, _interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM):  # a shell that starts it in the background has SIGINT ignored
+            signal.signal(number, _interrupt)
         report = functools.partial(
             write_report, directory, file.stem, hardware, f'pretrax bench {path}' + (f' --out {out}' if out else '')
         )  # fmt: skip
