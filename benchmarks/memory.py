@@ -22,6 +22,7 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 from pretrax.ahead.step import compile_ahead, memory_of, temporaries_of
 from pretrax.config import from_values
 from pretrax.scale.topology import parse_topology
+from pretrax.train.setup import memory_with
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'memory.json'
 PACKAGES = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-plugin')
@@ -59,6 +60,26 @@ ROWS: dict[str, ROW] = {
 }  # fmt: skip
 
 
+# One step on a node of eight, its batch shared out in these ways; what a mixture is asked for e.
+BY_AXIS = ({'r': 8}, {'d': 8}, {'d': 4, 't': 2}, {'d': 4, 'c': 2}, {'d': 4, 'p': 2}, {'d': 4, 'e': 2})
+
+
+def print_by_axis() -> None:
+    """Memory of a device by mesh, compiled and predicted. Nothing is recorded."""
+    print('| model | mesh | compiled | predicted |\n' + '|---' * 4 + '|')
+    for mesh in BY_AXIS:
+        model, micro = (MOE if 'e' in mesh else LLAMA_1B), (2 if 'p' in mesh else None)
+        values = row('h200x8', model, 32, 2048, mesh, save='full', micro=micro)[2]
+        ahead = compile_ahead(from_values(values), parse_topology('h200x8'), lambda text: None)
+        expected = memory_with(ahead.run)
+        assert expected is not None
+        written = ' '.join(f'{axis}={n}' for axis, n in mesh.items())
+        print(
+            f'| {"mixture" if "e" in mesh else "1.3B"} | `{written}` | {ahead.needed / 1e9:.1f} GB | {expected.total / 1e9:.1f} GB |',
+            flush=True,
+        )
+
+
 def compiled(name: str) -> dict[str, Any]:
     """What the compiler says of a row, in bytes of one device."""
     topology, slices, values = ROWS[name]
@@ -90,7 +111,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description='the memory of steps, as compilers tell it')
     parser.add_argument('part', nargs='?', default='', help='of the names of the rows to compile')
     parser.add_argument('--out', type=pathlib.Path, default=RESULTS)
+    parser.add_argument('--axes', action='store_true', help='one model on meshes of every axis, as a table')
     arguments = parser.parse_args()
+    if arguments.axes:
+        print_by_axis()
+        return 0
     results: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {'rows': {}}
     for name in ROWS:
         if arguments.part in f'{ROWS[name][0]} {name}':
