@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType
+from laps import laps
 
 import pretrax
 from pretrax.data.source import pack_rows
@@ -145,7 +146,7 @@ def train(spec: dict[str, Any]) -> dict[str, Any]:
             losses[-1].block_until_ready()
             jax.block_until_ready(box[0].step)
 
-        found = _laps(steps, spec['seconds'])
+        found = laps(steps, spec['seconds'])
         last = float(losses[-1])
     memory = step.memory_analysis()
     one = jax.devices()[0]
@@ -246,20 +247,6 @@ def _seconds(function: Callable[..., Any], *operands: Any) -> float:
         jax.block_until_ready([compiled(*operands) for _ in range(calls)][-1])
         runs.append((time.perf_counter() - start) / calls)
     return statistics.median(runs)
-
-
-def _laps(steps: Callable[[int], None], seconds: float) -> list[float]:
-    """Seconds of a step, of several laps. A lap has so many steps that waiting for its end does not count."""
-    steps(3)
-    start = time.perf_counter()
-    steps(2)
-    lap = max(1, round(min(1.0, seconds / 5) / ((time.perf_counter() - start) / 2)))
-    found, start = [], time.perf_counter()
-    while len(found) < 3 or time.perf_counter() - start < seconds:
-        before = time.perf_counter()
-        steps(lap)
-        found.append((time.perf_counter() - before) / lap)
-    return found
 
 
 def _speed(found: list[float], spec: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import time
 
 import numpy as np
 import torch
+from laps import laps
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -208,20 +209,6 @@ def batches_of(spec, inputs):
         rows = [rng.integers(0, spec['vocab_size'], (spec['rows'], spec['length'] + 1)) for _ in range(8)]
         pairs = ((tokens[:, :-1], tokens[:, 1:]) for tokens in rows)
     return [tuple(torch.from_numpy(np.ascontiguousarray(x)).long().to(DEVICE) for x in pair) for pair in pairs]
-
-
-def laps(steps, seconds):
-    """As on the other side: seconds of a step, of several laps that are awaited at their ends."""
-    steps(3)
-    start = time.perf_counter()
-    steps(2)
-    lap = max(1, round(min(1.0, seconds / 5) / ((time.perf_counter() - start) / 2)))
-    found, start = [], time.perf_counter()
-    while len(found) < 3 or time.perf_counter() - start < seconds:
-        before = time.perf_counter()
-        steps(lap)
-        found.append((time.perf_counter() - before) / lap)
-    return found
 
 
 if __name__ == '__main__':

@@ -90,9 +90,7 @@ def _as_it_began(config: RunConfig, n_devices: int) -> RunConfig | None:
         if config.batch.micro == 'auto':
             changes['micro'] = began.batch.micro
         config = settle(config, **changes)
-    except (
-        UserError
-    ):  # it is not readable, or was for other devices: as if there were none; `train` says what else is wrong
+    except UserError:  # not readable, or of other devices: as if there were none; `train` says what else is wrong
         return None
     return config if all(is_harmless(key) for key, _, _ in diff(began, config)) else None
 

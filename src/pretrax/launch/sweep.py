@@ -23,6 +23,7 @@ from ..config.problems import Problem, from_validation, report, shown
 from ..config.schema import Count, Positive, Section
 from ..config.source import Places, read_file
 from ..errors import UserError
+from ..observe.sweep_report import value_text
 
 DEVICES = 'devices'
 MOST_ROWS = 10_000
@@ -56,7 +57,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        return ' '.join(f'{key}={_short(value)}' for key, value in self.changes.items()) or 'as it is'
+        return ' '.join(f'{key}={value_text(value)}' for key, value in self.changes.items()) or 'as it is'
 
 
 def read_sweep(path: pathlib.Path, run_dir: pathlib.Path) -> tuple[Sweep, list[Row]]:
@@ -111,10 +112,6 @@ def _row(
     try:
         config = load(base, [*overrides, 'name=bench', f'run_dir={json.dumps(str(run_dir))}'])
     except UserError as error:
-        said = ' '.join(f'{key}={_short(value)}' for key, value in own.items())
+        said = ' '.join(f'{key}={value_text(value)}' for key, value in own.items())
         raise UserError(f'{path}: row {number}{f" ({said})" if said else ""} is no configuration:\n{error}') from error
     return Row(own, config, devices)
-
-
-def _short(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -71,7 +71,7 @@ def write_report(
         lines = csv.writer(file)
         lines.writerow([*keys, *fields])
         for result in results:
-            own = [_shown(result['changes'][key]) if key in result['changes'] else '' for key in keys]
+            own = [value_text(result['changes'][key]) if key in result['changes'] else '' for key in keys]
             lines.writerow([*own, *(result.get(key, '') for key in fields)])
 
 
@@ -88,7 +88,7 @@ def _table(results: Sequence[Result]) -> list[list[str]]:
     told = {key: number for key, number in _NUMBERS.items() if key not in keys}
     rows = [[*keys, *(heading for heading, _ in told.values()), 'status']]
     for result in results:
-        own = [_shown(result['changes'][key]) if key in result['changes'] else '' for key in keys]
+        own = [value_text(result['changes'][key]) if key in result['changes'] else '' for key in keys]
         numbers = [show(result[key]) if result.get(key) is not None else '' for key, (_, show) in told.items()]
         why = f': {result["why"]}' if result.get('why') else ''
         rows.append([*own, *numbers, f'{result["status"]}{why}'])
@@ -132,12 +132,13 @@ def _others(result: Result, all_of_them: Sequence[Result], x: str) -> str:
     free = [
         key for key in _swept(all_of_them) if any(len({value(o, key) for o in group}) > 1 for group in alike.values())
     ]
-    return ' '.join(f'{key}={_shown(result["changes"].get(key))}' for key in free)
+    return ' '.join(f'{key}={value_text(result["changes"].get(key))}' for key in free)
 
 
 def _swept(results: Sequence[Result]) -> list[str]:
     return list(dict.fromkeys(key for result in results for key in result['changes']))
 
 
-def _shown(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """A value of a configuration as a label has it."""
     return value if isinstance(value, str) else json.dumps(value)

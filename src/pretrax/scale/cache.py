@@ -7,12 +7,15 @@ import tempfile
 from typing import Any
 
 
+def own_directory() -> pathlib.Path:
+    """`~/.cache/pretrax`; `XDG_CACHE_HOME` is respected. Relative where the user, such as a container's, has no home."""
+    return pathlib.Path(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')) / 'pretrax'
+
+
 def cache_directory() -> pathlib.Path:
-    """`~/.cache/pretrax`; `XDG_CACHE_HOME` is respected."""
-    base = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache'))
-    if not base.is_absolute():  # a container's user may have no home at all
-        base = pathlib.Path(tempfile.gettempdir())
-    return base / 'pretrax'
+    """The same, or one for temporary files: for numbers, which others may write."""
+    own = own_directory()
+    return own if own.is_absolute() else pathlib.Path(tempfile.gettempdir()) / 'pretrax'
 
 
 def read_entries(path: pathlib.Path) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from typing import Any, TextIO
 import jax
 from jax._src import compilation_cache, compiler, distributed
 
+from ..scale.cache import own_directory
+
 Say = Callable[[str], None]
 
 LARGEST = 10 << 30  # bytes of programs that stay
@@ -105,7 +107,7 @@ def _write_in_every_process_of_cpus() -> None:
 
 
 def _place() -> pathlib.Path:
-    return pathlib.Path(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')) / 'pretrax' / 'xla'
+    return own_directory() / 'xla'
 
 
 def _own_directory() -> tuple[pathlib.Path | None, str]:
