@@ -4,8 +4,8 @@
     JAX_PLATFORMS=cpu python benchmarks/memory.py [part of a name]
 
 compiles each row (half a minute to two) and writes what it found to results/memory.json, with the versions; rows that are not
-asked for stay as they are. `tests/ahead/test_memory.py` compares the prediction with every row, and
-`tests/deviceless` compiles one of them again.
+asked for stay as they are. It prints the table of docs/scaling.md: what was compiled, and what `pretrax plan` predicts.
+`tests/ahead/test_memory.py` compares the two, and `tests/deviceless` compiles one row again.
 """
 
 import argparse
@@ -19,8 +19,10 @@ from typing import Any
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
+from pretrax.ahead.plan import Planner
 from pretrax.ahead.step import compile_ahead, memory_of, temporaries_of
 from pretrax.config import from_values
+from pretrax.scale.memory import size
 from pretrax.scale.topology import parse_topology
 from pretrax.train.setup import memory_with
 
@@ -47,7 +49,15 @@ ROWS: dict[str, ROW] = {
     '1.3B, d t': row('v5e-16', LLAMA_1B, 32, 2048, {'d': 8, 't': 2}),
     '1.3B, d t, none saved': row('v5e-16', LLAMA_1B, 64, 2048, {'d': 8, 't': 2}, save='none'),
     '8B, d, none saved': row('v6e-16', {'preset': 'llama3-8b'}, 32, 4096, {'d': 16}, vocab_size=128256, save='none'),
+    '8B, d t, none saved': row('v5p-32', {'preset': 'llama3-8b'}, 32, 4096, {'d': 4, 't': 4}, vocab_size=128256, save='none'),
+    '3B, d, dots saved': row('v5p-32', LLAMA_3B, 64, 4096, {'d': 16}, save='dots'),
+    '1.3B, d c, none saved': row('v5e-16', LLAMA_1B, 8, 16384, {'d': 4, 'c': 4}, save='none'),
+    '3B, d p': row('v5p-16', LLAMA_3B, 32, 4096, {'d': 4, 'p': 2}, micro=1),
+    'mixture, d e': row('v5e-16', MOE, 64, 2048, {'d': 4, 'e': 4}, save='none'),
     'GPT-2 124M': row('h200', {'preset': 'gpt2-124m'}, 64, 1024, {}, vocab_size=50257),
+    'GPT-2 124M, loss in chunks': row(
+        'h200', {'preset': 'gpt2-124m', 'loss_chunks': 8}, 64, 1024, {}, vocab_size=50257
+    ),
     '0.5B, none saved': row('h200', LLAMA_1B | {'n_layers': 8}, 32, 2048, {}, save='none'),
     '0.5B, 4 passes': row('h200', LLAMA_1B | {'n_layers': 8}, 32, 2048, {}, micro=8),
     '8B, d of a node': row('h200x8', {'preset': 'llama3-8b'}, 16, 4096, {'d': 8}, vocab_size=128256),
@@ -107,6 +117,19 @@ def installed() -> dict[str, str]:
     return found
 
 
+def table(results: dict[str, Any]) -> list[str]:
+    """Every row that was compiled beside what `pretrax plan` predicts for it."""
+    lines = ['| hardware | step | compiled | predicted | error |', '|' + '---|' * 5]
+    for name, (topology, slices, values) in ROWS.items():
+        if name in results:
+            planner = Planner(from_values(values), parse_topology(topology, slices), lambda text: None)
+            predicted, total = planner.as_configured().memory.total, results[name]['total']
+            lines.append(
+                f'| {topology} | {name} | {size(total)} | {size(predicted)} | {100 * (predicted / total - 1):+.1f} % |'
+            )
+    return lines
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description='the memory of steps, as compilers tell it')
     parser.add_argument('part', nargs='?', default='', help='of the names of the rows to compile')
@@ -122,6 +145,7 @@ def main() -> int:
             results['rows'][name] = compiled(name)
             results |= {'command': 'JAX_PLATFORMS=cpu python benchmarks/memory.py', 'versions': installed()}
             arguments.out.write_text(json.dumps(results, indent=1) + '\n')
+    print('\n'.join(table(results['rows'])))
     return 0
 
 

@@ -28,12 +28,12 @@ def python() -> str:
     return str(environment / 'bin' / 'python')
 
 
-def run(python: str, *arguments: str | pathlib.Path) -> str:
+def run(python: str, *arguments: str | pathlib.Path, code: int = 0) -> str:
     environment = {key: value for key, value in os.environ.items() if key not in ('XLA_FLAGS', 'PYTHONPATH')}
     done = subprocess.run(
         [python, *arguments], env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=ROOT
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == code, done.stderr[-3000:]
     return done.stdout
 
 
@@ -122,6 +122,26 @@ def test_int8_products_sum_in_i32_on_v5e_and_what_is_offloaded_lies_in_host_memo
     )  # the new moments, before they replace the old
 
 
+def test_a_step_too_large_for_a_tpu_is_told_with_its_largest_arrays_and_what_to_change(python, tmp_path):
+    (tmp_path / 'large.yaml').write_text(
+        'name: large\nsteps: 3\nmodel: {n_layers: 2, d_model: 512, n_heads: 4, d_ff: 2048, layers: unroll}\n'
+        'data: {name: synthetic, vocab_size: 32000}\nbatch: {tokens: 4194304, sequence_length: 2048}\n'
+        'optimizer: {learning_rate: 1e-3}\nmesh: {d: 4}\n'
+    )
+    command = pathlib.Path(python).parent / 'pretrax', 'compile', tmp_path / 'large.yaml', 'topology=v5e:2x2'
+    printed = run(python, *command, code=1)
+    tokens = 4194304 // 4
+    logits, kept = (
+        2 * tokens * 32000,
+        2 * 2 * tokens * (5 * 512 + 2 * 2048),
+    )  # of q k v, attention, its output; up, gate
+    needed = float(re.search(r'DOES NOT FIT: ([\d.]+) GB a device', printed)[1])
+    assert logits + kept <= 1e9 * needed <= 1.2 * (logits + kept)
+    largest = printed.partition('in the temporaries')[2].splitlines()[1]
+    assert largest.split()[0] == 'logits'
+    assert re.search(r'batch.micro=256 .* saves [\d.]+ GB', printed)
+
+
 @pytest.mark.slow
 def test_a_row_of_the_recorded_memory_compiles_to_what_was_recorded(python, tmp_path):
     name, results = '0.5B, 4 passes', tmp_path / 'memory.json'
@@ -148,8 +168,9 @@ def test_a_plan_is_verified_by_the_compiler(python, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_row_of_the_scaling_table_fits_a_slice_of_256_chips(python):
-    found = json.loads(run(python, ROOT / 'benchmarks' / 'scale.py', '--one', '16b 1x v5e-256').splitlines()[-1])
+@pytest.mark.parametrize('name', ['16b 1x v5e-256', '1024b 1x v5p-12288'])
+def test_a_row_of_the_scaling_tables_fits_its_slice(python, name):
+    found = json.loads(run(python, ROOT / 'benchmarks' / 'scale.py', '--one', name).splitlines()[-1])
     assert found['fits']
-    recorded = json.loads((ROOT / 'benchmarks' / 'results' / 'scale.json').read_text())['16b 1x v5e-256']
+    recorded = json.loads((ROOT / 'benchmarks' / 'results' / 'scale.json').read_text())[name]
     assert found['bytes'] == pytest.approx(recorded['bytes'], rel=0.02)

@@ -54,6 +54,14 @@ def test_gradients_that_are_added_up_are_there_beside_those_of_a_pass():
     assert four.total - one.total == pytest.approx(4 * GPT['n_params'] / 2, abs=4)
 
 
+def test_a_loss_in_chunks_holds_the_logits_of_one_and_the_gradient_of_the_table():
+    large = GPT | {'vocab_size': 100_000, 'n_params': 10_000_000}
+    whole, parts = (expected_memory(**large, tokens=4096, mesh={}, unrolled=True, loss_chunks=n) for n in (1, 8))
+    assert whole.phase == parts.phase == 'loss'
+    saved = 2 * 4096 * 100_000 * 7 / 8 - 4 * 100_000 * GPT['d_model']
+    assert whole.head - parts.head == pytest.approx(saved, abs=4)
+
+
 def test_the_phase_is_that_which_takes_most():
     """A large vocabulary is most in the loss, a large layer in its backward pass, and few tokens in the update."""
     large = {'n_params': 10_000_000, 'n_layers': 1}

@@ -25,6 +25,15 @@ def test_products_take_six_flops_a_parameter_and_token_and_eight_with_recomputat
     assert plain.mfu == pytest.approx(6 * SIZES.matmul_params * tokens / (989.4e12 * plain.seconds))
 
 
+def test_a_loss_in_chunks_does_the_product_of_the_head_once_more():
+    tokens = 2**16
+    sizes = dataclasses.replace(SIZES, vocab_size=32_000)
+    whole, parts = (predict(sizes, H100, {}, tokens, 1, recompute=False, loss_again=again) for again in (False, True))
+    product = 2 * sizes.vocab_size * sizes.d_model * tokens / (H100.peak('bf16') * REACH_GPU.products)
+    logits = 2 * sizes.vocab_size * tokens / (H100.bandwidth * REACH_GPU.memory)
+    assert phase(parts, 'head').seconds - phase(whole, 'head').seconds == pytest.approx(product + logits)
+
+
 def test_weights_over_d_are_hidden_until_they_take_longer_than_the_layers():
     """Three times 4 GB of bf16 weights, 7/8 of them from others, at 450 GB/s."""
     expected = 3 * 2 * SIZES.params * 7 / 8 / 450e9

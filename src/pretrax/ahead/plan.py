@@ -127,12 +127,13 @@ class Planner:
         memory = expected_memory(
             **self._shape, tokens=self.config.batch.tokens // passes, mesh=mesh, moments=self._moments, saved=saved,
             unrolled=model.unrolled, platform=self.hardware.platform, passes=1 if mesh['p'] > 1 else passes,
-            compute='f32' if self.config.precision.compute == 'f32' else 'bf16',
+            compute='f32' if self.config.precision.compute == 'f32' else 'bf16', loss_chunks=model.loss_chunks,
             **({'rounds': rounds, 'micro_batches': passes} if mesh['p'] > 1 else {}),
         )  # fmt: skip
         prediction = predict(
-            self._sizes, self.hardware.device, mesh, self.config.batch.tokens, passes, recompute=saved == {}
-        )
+            self._sizes, self.hardware.device, mesh, self.config.batch.tokens, passes, recompute=saved == {},
+            loss_again=model.loss_chunks > 1,
+        )  # fmt: skip
         assert prediction is not None
         return Choice(mesh, micro, save, memory, prediction)
 

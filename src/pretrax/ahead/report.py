@@ -1,16 +1,16 @@
 """`pretrax compile` in words: does it fit, what takes the memory, what travels, and what to change."""
 
-import math
 from collections.abc import Iterator
 
-import jax
-
 from ..model.axes import ROWS, along
+from ..scale.costs import Cost, costs
 from ..scale.hlo import collectives, summed
 from ..scale.memory import Memory, size
 from ..train.setup import memory_with
 from .activations import named_bytes
-from .step import Ahead, memory_of, temporaries_of
+from .step import Ahead, bytes_held, temporaries_of
+
+CHUNKS = 8  # of a loss, that are proposed
 
 
 def report(ahead: Ahead) -> list[str]:
@@ -24,6 +24,7 @@ def report(ahead: Ahead) -> list[str]:
         *_memory(ahead),
         '',
         *_work(ahead),
+        *_phases(ahead),
         *(['', *_communication(ahead)] if ahead.compiled is not None else []),
         *([] if ahead.fits else ['', *_what_to_change(ahead)]),
     ]
@@ -40,32 +41,26 @@ def _verdict(ahead: Ahead) -> list[str]:
 
 def _memory(ahead: Ahead) -> Iterator[str]:
     """By class, of one device: what the state is made of is exact, temporaries are the compiler's sum."""
-    weights, optimizer = _state_bytes(ahead)
+    weights, optimizer = bytes_held(ahead.run.like.weights), bytes_held(ahead.run.like.optimizer)
     rows = [('weights, f32', weights), ('optimizer', optimizer)]
-    if ahead.compiled is not None:
-        stats = ahead.compiled.memory_analysis()
-        rows.append(('batch and counters', max(0, stats.argument_size_in_bytes - weights - optimizer)))
-        rows.append(('temporaries, in all', temporaries_of(ahead.compiled)))
-        rest = memory_of(ahead.compiled) - sum(n for _, n in rows)
-        rows.append(('program and results', rest))
-    yield from (f'    {name:<36}{size(n):>10}' for name, n in rows)
+    if ahead.compiled is None:
+        rows.append(('temporaries, in all', ahead.needed - bytes_held(ahead.run.like)))
+    else:
+        arguments, temporaries = ahead.compiled.memory_analysis().argument_size_in_bytes, temporaries_of(ahead.compiled)
+        rows.append(('batch and counters', max(0, arguments - weights - optimizer)))
+        rows.append(('temporaries, in all', temporaries))
+        rows.append(('program and results', ahead.needed - arguments - temporaries))
+    yield from (f'    {name:<44}{size(n):>10}' for name, n in rows)
     yield '  in the temporaries, at most'
-    yield f'    {"gradients, f32":<36}{size(weights):>10}'
     saved = getattr(ahead.run.recipe.model, 'saved', None)
-    for name, n in named_bytes(ahead.run).items():
+    parts = [('gradients, f32', weights)]
+    if (expected := memory_with(ahead.run)) is not None and expected.head:
+        parts.append(('logits and the stream they are made of', expected.head))
+    for name, (n, one) in named_bytes(ahead.run).items():
         becomes = 'as XLA decides' if saved is None else saved.get(name, 'recompute')
-        yield f'    {name + " (" + becomes + ")":<36}{size(n):>10}'
-    for one in ahead.largest[:5]:
-        yield f'  large: {size(one.bytes)} {one.shape} {one.operation[-60:]}'
-
-
-def _state_bytes(ahead: Ahead) -> tuple[int, int]:
-    """Of the weights and of the optimizer's state, on one device."""
-
-    def held(tree) -> int:
-        return sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(tree))
-
-    return held(ahead.run.like.weights), held(ahead.run.like.optimizer)
+        again = becomes == 'recompute'
+        parts.append((f'{name} ({becomes}{", one at a time" * again})', one if again else n))
+    yield from (f'    {name:<44}{size(n):>10}' for name, n in sorted(parts, key=lambda part: -part[1]))
 
 
 def _work(ahead: Ahead) -> Iterator[str]:
@@ -78,6 +73,21 @@ def _work(ahead: Ahead) -> Iterator[str]:
         if device is not None:
             seconds = each / device.peak('bf16')
             yield f'    at the peak of {device.name}, {device.bf16 / 1e12:,.4g} TFLOP/s, {seconds:.3g} s a step or {tokens / seconds:,.0f} tokens/s: the bound that MFU 1 would be'
+
+
+def _phases(ahead: Ahead) -> Iterator[str]:
+    """What the kernels of a program for a GPU compute, read and write. A TPU's program tells products in other words."""
+    if ahead.compiled is None or ahead.topology is None or ahead.topology.device.name.startswith('TPU'):
+        return
+    found = costs(ahead.compiled.as_text(), ahead.topology.device)
+    yield ''
+    yield f'kernels by phase, of one device in a step{"":<3}{"kernels":>8}{"TFLOP":>9}{"bytes":>10}{"ms, best":>10}'
+    total = Cost('in all')
+    for one in found:
+        total.kernels, total.flops = total.kernels + one.kernels, total.flops + one.flops
+        total.bytes, total.seconds = total.bytes + one.bytes, total.seconds + one.seconds
+    for one in (*found, total):
+        yield f'    {one.phase:<40}{one.kernels:>8}{one.flops / 1e12:>9.3g}{size(one.bytes):>10}{one.seconds * 1e3:>10.3g}'
 
 
 def _communication(ahead: Ahead) -> Iterator[str]:
@@ -99,8 +109,9 @@ def _what_to_change(ahead: Ahead) -> Iterator[str]:
     if now is None:
         return
     yield f'to change (now {size(now.total)} by the formula of docs/scaling.md):'
-    for change, what, then in _choices(ahead):
-        yield f'    {change:<28}{what:<44}saves {size(max(0, now.total - then.total))} a device'
+    for change, what, then in sorted(_choices(ahead), key=lambda choice: choice[2].total):
+        if then.total < now.total:
+            yield f'    {change:<28}{what:<48}saves {size(now.total - then.total)} a device'
 
 
 def _choices(ahead: Ahead) -> Iterator[tuple[str, str, Memory]]:
@@ -122,6 +133,9 @@ def _choices(ahead: Ahead) -> Iterator[tuple[str, str, Memory]]:
             f'sequences a pass, not {micro}; more passes',
             having(accumulation=run.rows // along(ROWS, sizes) // less),
         )
+    here = run.config.batch.sequence_length // along('c t', sizes)
+    if getattr(run.recipe.model, 'loss_chunks', None) == 1 and here % CHUNKS == 0:
+        yield f'model.loss_chunks={CHUNKS}', 'logits of a part of each sequence at a time', having(loss_chunks=CHUNKS)
     if sizes['r'] > 1:
         yield (
             f'mesh.r=1 mesh.d={sizes["d"] * sizes["r"]}',

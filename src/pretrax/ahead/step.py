@@ -1,6 +1,7 @@
 """The training step compiled ahead of time: the very program that `pretrax train` runs, for hardware that need not be here."""
 
 import dataclasses
+import math
 import re
 import time
 from typing import Any
@@ -11,15 +12,6 @@ from ..config import RunConfig
 from ..scale.topology import Topology, absent_devices
 from ..train.setup import Run, Say, prepare
 from ..train.step import make_step
-
-
-@dataclasses.dataclass(frozen=True)
-class Allocation:
-    """One of the largest buffers of a program that does not fit: bytes, shape, and the operation it belongs to."""
-
-    bytes: int
-    shape: str
-    operation: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +26,6 @@ class Ahead:
         seconds: of tracing, of compiling.
         needed: bytes a device; of a program that does not fit, what the compiler says it would take.
         limit: bytes that a device has; None: not known.
-        largest: buffers of a program that does not fit.
     """
 
     run: Run
@@ -44,7 +35,6 @@ class Ahead:
     seconds: tuple[float, float]
     needed: int
     limit: int | None
-    largest: tuple[Allocation, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -66,32 +56,35 @@ def compile_ahead(config: RunConfig, topology: Topology | None, say: Say) -> Ahe
         try:
             compiled = lowered.compile()
         except jax.errors.JaxRuntimeError as error:
-            if 'memory' not in str(error):
+            if (temporaries := _temporaries_said(str(error))) is None:
                 raise
-            needed, largest = _said_of_memory(str(error))
-            return Ahead(
-                run, topology, lowered, None, (traced - began, time.perf_counter() - traced), needed, limit, largest
-            )
+            needed = temporaries + bytes_held(run.like)
+            return Ahead(run, topology, lowered, None, (traced - began, time.perf_counter() - traced), needed, limit)
     seconds = traced - began, time.perf_counter() - traced
     return Ahead(run, topology, lowered, compiled, seconds, memory_of(compiled), limit)
 
 
 def memory_of(compiled: Any) -> int:
-    """Bytes that a compiled step takes on each device while it runs: arguments, temporaries, the program, and results that
-    do not take the place of an argument."""
+    """Bytes that a compiled step takes on each device while it runs: the program, and all that XLA allocates for arguments,
+    temporaries, and results that do not take the place of an argument.
+
+    Not the sum of `memory_analysis`'s classes: libtpu's class of temporaries counts results that take an argument's place,
+    and more than is ever allocated where a step is large (14.2 GB for one of 10.3 GB; docs/lab-notes.md).
+    """
     stats = compiled.memory_analysis()
-    results = 0 if _on_tpu(compiled) else stats.output_size_in_bytes - stats.alias_size_in_bytes
-    return stats.argument_size_in_bytes + temporaries_of(compiled) + results + stats.generated_code_size_in_bytes
+    return stats.total_allocation_bytes + stats.generated_code_size_in_bytes
 
 
 def temporaries_of(compiled: Any) -> int:
-    """Bytes of temporaries. libtpu counts all results among them, those that take the place of an argument too."""
+    """Bytes of what XLA allocates beside arguments and results."""
     stats = compiled.memory_analysis()
-    return stats.temp_size_in_bytes - (stats.alias_size_in_bytes if _on_tpu(compiled) else 0)
+    results = stats.output_size_in_bytes - stats.alias_size_in_bytes
+    return stats.total_allocation_bytes - stats.argument_size_in_bytes - results
 
 
-def _on_tpu(compiled: Any) -> bool:
-    return all(device.platform == 'tpu' for device in jax.tree.leaves(compiled.input_shardings)[0].device_set)
+def bytes_held(arrays: Any) -> int:
+    """Of arrays with shardings, on one device."""
+    return sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(arrays))
 
 
 def memory_here(device: Any) -> int | None:
@@ -99,15 +92,10 @@ def memory_here(device: Any) -> int | None:
     return (device.memory_stats() or {}).get('bytes_limit') if device.platform != 'cpu' else None
 
 
-def _said_of_memory(text: str) -> tuple[int, tuple[Allocation, ...]]:
-    """From XLA's report for TPUs: how much would be used, and the largest allocations."""
-    used = re.search(r'Used ([\d.]+[KMGT]?) of', text) or re.search(r'usage >= ([\d.]+[KMGT]?)', text)
-    largest = []
-    for part in re.split(r'\n\s*\d+\. Size: ', text)[1:]:
-        shape = re.search(r'Shape: (\w+\[[\d,]*\])', part)
-        name = re.search(r'op_name="([^"]*)"', part)
-        largest.append(Allocation(_bytes(part.split()[0]), shape[1] if shape else '', name[1] if name else ''))
-    return _bytes(used[1]) if used else 0, tuple(largest)
+def _temporaries_said(text: str) -> int | None:
+    """Of XLA's error about a program that no TPU's memory holds; None: another error. For GPUs XLA compiles such programs."""
+    told = re.search(r'HLO temporaries \(([\d.]+[KMGT]?)\) exceeds', text)
+    return _bytes(told[1]) if told else None
 
 
 def _bytes(text: str) -> int:

@@ -22,7 +22,7 @@ from ..model.architecture import Architecture, LayerKind
 from ..model.attention import attend_visible, in_sight
 from ..model.axes import AXES, ROWS, along
 from ..model.numerics import COMPUTE
-from ..model.transformer import FeedForward, Transformer, block, forward, mlp_of
+from ..model.transformer import FeedForward, Transformer, block, leave, mlp_of, stream
 from ..model.weights import Layer, Weights
 from ..shardlib import (
     axis_index,
@@ -132,7 +132,8 @@ def _compiled(model: Transformer, tokens: int, temperature: float, top_k: int | 
                 return scan(kinds, x, (layers, cache))
 
             with scope():  # L is the prompt's length first, then 1
-                return forward(w, ids, positions, arch, dtype, blocks, COMPUTE['head'])
+                x, unembed, cache = stream(w, ids, positions, arch, dtype, blocks)
+                return leave(w, unembed, x, arch, COMPUTE['head']), cache
 
         def choose(logits: Any, count: Any) -> Any:
             logits = jnp.where(jnp.arange(logits.shape[-1]) < arch.vocab_size, logits.astype(jnp.float32), -jnp.inf)

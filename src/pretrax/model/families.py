@@ -154,6 +154,11 @@ class TransformerOptions(BaseModel):
         'all', description='activations for the backward pass: all, a list of names (none, attention, dots, full), or '
         'keep, recompute or offload by name (others: recompute)'
     )  # fmt: skip
+    loss_chunks: int = Field(
+        1,
+        gt=0,
+        description='parts of a sequence whose logits are made one after the other, and again in the backward pass',
+    )
     attention: Literal['auto', 'cudnn', 'splash', 'blockwise'] = Field('auto', description='kernel')
     pipeline_rounds: int = Field(
         1, gt=0, description='times a micro-batch goes around the stages of mesh.p: more make the bubble smaller'

@@ -35,6 +35,7 @@ from .attention import Kernel, choose_kernel
 from .context import attend_across, choose_context, column_order, kernel_for, places
 from .families import TransformerOptions, resolve
 from .loss import Batch, LossTerms, denominators, loss_terms
+from .loss_chunks import check_loss_chunks, in_chunks
 from .matmul import choose_grouped, gather, plus, product
 from .mlp import feed_forward
 from .moe import mixture
@@ -99,19 +100,18 @@ def self_attention(
 
 
 @typechecked
-def forward(
+def stream(
     w: Weights,
     tokens: i32['B/r/d/e L/c'],
     positions: i32['B/r/d/e L/c'],
     arch: Architecture,
     dtype: Any,
     blocks: Callable[[Any, Layer], tuple[Any, Any]],
-    head: Format,
-) -> tuple[num['B/r/d/e L/c V/t'], Any]:
-    """Logits in `dtype` for every token, and what `blocks(x, stacked layers)` gives besides x. Not in stages."""
+) -> tuple[num['B/r/d/e L/c/t M'], Any, Any]:
+    """What comes out of the last block, the table for `leave`, and what `blocks(x, stacked layers)` gives besides x."""
     embed, unembed = vocabulary(w, dtype)
     x, kept = blocks(enter(w, embed, tokens, positions, arch, dtype), whole('p', w.layers))
-    return leave(w, unembed, x, arch, head), kept
+    return x, unembed, kept
 
 
 def vocabulary(w: Weights, dtype: Any) -> tuple[Any, Any]:
@@ -172,6 +172,7 @@ class Transformer:
         )  # fmt: skip
         self.unrolled, why_unrolled = choose_unrolled(options.layers, self.arch.n_layers, request.mesh)
         self.saved, why_saved = choose_saved(options.save, request.mesh, request.host_memory)
+        self.loss_chunks = check_loss_chunks(options.loss_chunks, request.mesh, request.sequence_length)
         self.schedule, why_schedule = choose_schedule(
             request.mesh['p'], options.pipeline_rounds, request.micro_batches, self.arch
         )
@@ -203,20 +204,29 @@ class Transformer:
     def loss(self, weights: Weights, batch: Batch, known: Any = None, key: Any = None) -> LossTerms:
         """This device's terms of the loss. `known` is the `survey` of the whole step, where this is a part of it."""
         if self.schedule is None:
-            logits, routed = self._forward(weights, batch, key)
-            terms = loss_terms(logits, batch, self.arch.vocab_size, self.arch.z_loss)
+            x, unembed, routed = self._stream(weights, batch, key)
+            head = Formats({'head': self.numerics.head}, self.numerics.seeds(key)[1])['head']
+            terms = self._terms(weights, unembed, x, batch, head)
         else:
             terms, routed = self._terms_in_stages(weights, batch, self.schedule)
         if not self.arch.n_experts:
             return terms
         return terms | routing_terms(routed, batch, places(batch, self.context), self.arch, known)
 
+    def _terms(self, weights: Weights, unembed: Any, x: Any, batch: Batch, head: Format) -> LossTerms:
+        """The terms that judge the text, of what comes out of the last block."""
+
+        def judge(x: Any, part: Batch) -> LossTerms:
+            return loss_terms(leave(weights, unembed, x, self.arch, head), part, self.arch.vocab_size, self.arch.z_loss)
+
+        return in_chunks(judge, x, batch, self.loss_chunks)
+
     def _terms_in_stages(self, weights: Weights, batch: Batch, schedule: Schedule) -> tuple[LossTerms, Any]:
-        """The terms that judge the text, and what routers did, where p shares out the layers: `pipeline.py` says how."""
+        """`_terms`, and what routers did, where p shares out the layers: `pipeline.py` says how."""
         arch, (embed, unembed), head = self.arch, vocabulary(weights, self.dtype), Format(self.numerics.head)
 
         def judge(x: Any, part: Batch) -> dict[str, Any]:
-            terms = loss_terms(leave(weights, unembed, x, arch, head), part, arch.vocab_size, arch.z_loss)
+            terms = self._terms(weights, unembed, x, part, head)
             return {name: numerator for name, (numerator, _) in terms.items()}
 
         sums, routed = in_stages(
@@ -229,13 +239,11 @@ class Transformer:
 
     def _survey(self, weights: Weights, batch: Batch) -> Any:
         """How many tokens chose each expert, which the gradient of a loss on the load of the whole batch depends on."""
-        return load(self._forward(weights, batch)[1], batch, places(batch, self.context), self.arch)
+        return load(self._stream(weights, batch)[2], batch, places(batch, self.context), self.arch)
 
-    def _forward(self, weights: Weights, batch: Batch, key: Any = None) -> tuple[Any, Any]:
-        """Logits, and of a mixture of experts what the routers of all layers did."""
-        seeds, of_head = self.numerics.seeds(key)
-        head = Formats({'head': self.numerics.head}, of_head)['head']
-        return forward(weights, batch.tokens, batch.positions, self.arch, self.dtype, self._blocks(batch, seeds), head)
+    def _stream(self, weights: Weights, batch: Batch, key: Any = None) -> tuple[Any, Any, Any]:
+        blocks = self._blocks(batch, self.numerics.seeds(key)[0])
+        return stream(weights, batch.tokens, batch.positions, self.arch, self.dtype, blocks)
 
     def _blocks(self, batch: Batch, seeds: Any = None) -> Callable[[Any, Layer], tuple[Any, Any]]:
         """What takes the stream of a batch through stacked layers, and tells what their routers did."""

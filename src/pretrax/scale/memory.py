@@ -14,11 +14,15 @@ the width of the compute dtype; weights, moments and gradients are f32 and share
                    (arXiv:2205.05198, section 4) have it, without dropout and without the [L, L] matrix, which no kernel stores
 
     loss           activations, the logits V / t, whose gradient takes their place, the normed stream, and the gathered unembedding
+                   In chunks the logits of one, and the gradient of the unembedding, whole in f32, until the layers are done
     layers         activations, the gradients of the layers, and of one layer: its values as far as the backward pass holds them at
                    once (made again or sliced out of what was kept): 2 (H + K) D of attention; up, gate and the gradients of
-                   these and of the activation, 5 F; six streams M, half of them whole along t. Over d its weights gathered, and
-                   their gradients in f32 before they are scattered: XLA scatters those of a layer while it does the next one
-                   In a loop also the gradient of the logits: XLA multiplies it by the stream only after the loop
+                   these and of the activation, 5 F (TPUs have functions of elements inside of products: up, gate and one
+                   gradient, 3 F); six streams M, half of them whole along t. Over d its weights gathered, and their gradients
+                   in f32 before they are scattered: XLA for GPUs scatters those of a layer while it does the next one, for
+                   TPUs some of them earlier, so that about three quarters are there at once
+                   In a loop also the gradient of the logits: XLA multiplies it by the stream only after the loop (for TPUs
+                   mostly: benchmarks/memory.py has a step in which it does so before, and which is predicted 17 % too large)
     update         the gradients of all weights; after the loop those of both vocabulary tables, whole in f32, and of the logits
 
 With accumulation the gradients summed so far are there too, in f32, in every phase. In a pipeline each stage holds the kept
@@ -88,6 +92,7 @@ def expected_memory(
     qk_norm: bool = False,
     rounds: int = 1,
     micro_batches: int = 1,
+    loss_chunks: int = 1,
 ) -> Memory:
     """Expected memory of one device.
 
@@ -107,6 +112,7 @@ def expected_memory(
         qk_norm: queries and keys are normed.
         rounds: of a pipeline (`p` > 1), in which every stage holds the activations of all its passes.
         micro_batches: that go through it in a step, each of `tokens`.
+        loss_chunks: parts of a sequence whose logits are made one after the other.
     """
     n = {axis: mesh.get(axis, 1) for axis in ('r', 'd', 'e', 'c', 't', 'p')}
     width, t, whole = BYTES[compute], n['t'], n['d'] == 1
@@ -153,17 +159,21 @@ def expected_memory(
     elif platform != 'cpu':
         copies = 4 * layers * d_model * (d_head * n_heads + rows) / t / n['d']
 
-    head = width * device_tokens * (vocab_size / t + d_model)
     table = vocab_size * d_model / t
+    head = width * device_tokens * (vocab_size / t / loss_chunks + d_model)
+    if loss_chunks > 1:
+        head += 4 * table
     # rows that travel over e: in the order of devices, as they arrive, in that of experts, and what these make of them
-    at_work = 2 * heads + far * ((5 if gated else 4) * inner + (4 if exchanged else 1) * moe)
+    inside = platform == 'tpu'  # of products: functions of elements
+    wide = (3 if gated else 2) if inside else (5 if gated else 4)
+    at_work = 2 * heads + far * (wide * inner + (4 if exchanged else 1) * moe)
     layer = width * device_tokens * (at_work / t + (3 / t + 3) * d_model)
     if unrolled and saved is None:
         layer = width * device_tokens * ((3 if gated else 2) * inner + 3 * d_model)
     if not whole:
-        layer += (width + 4) * one_layer
+        layer += (width + (3 if inside else 4)) * one_layer
     earlier = 4 * shard if passes > 1 else 0.0
-    after_loop = 0.0 if unrolled or n['p'] > 1 else head
+    after_loop = 0.0 if unrolled or n['p'] > 1 else head if loss_chunks == 1 else 4 * table
     summed = 2 if n['p'] > 1 else 1  # gradients of all passes of a stage, and of one
 
     phases = {

@@ -6,11 +6,11 @@ gathers and reductions of weights over `d`, as far as the products of their laye
 
 Per device and step, T tokens, P parameters of the layers that multiply an activation, shared out over all devices:
 
-    products     6 P T FLOPs; 8 P T where layers are computed again
+    products     6 P T FLOPs; 8 P T where layers, or the logits in chunks, are computed again
     attention    forward 2 products of the causal half, backward 5 (Dao 2023, arXiv:2307.08691, section 3.1); forward again
                  where it is recomputed
     memory       norms, residuals, activation, rotation: 10 M + 3 F + 2 (H + 2 K) D values a token and layer, three times
-                 (forward, backward twice); the logits four times; the optimizer 28 bytes a parameter
+                 (forward, backward twice); the logits four times, five in chunks; the optimizer 28 bytes a parameter
     over d       weights in the compute dtype gathered twice a pass (once more where layers are recomputed: the same
                  gather serves both), gradients scattered once
     over t       activations: a layer gathers two and scatters two forward, the same backward, and gathers two again for
@@ -114,8 +114,9 @@ class Prediction:
 
 
 def predict(
-    sizes: Sizes, device: Device, mesh: Mapping[str, int], tokens: int, passes: int, recompute: bool, width: int = 2
-) -> Prediction | None:
+    sizes: Sizes, device: Device, mesh: Mapping[str, int], tokens: int, passes: int, recompute: bool, width: int = 2,
+    loss_again: bool = False,
+) -> Prediction | None:  # fmt: skip
     """The step of a mesh; None for a device whose links are not known.
 
     Args:
@@ -123,6 +124,7 @@ def predict(
         passes: forward and backward passes a step.
         recompute: layers are computed again in the backward pass.
         width: bytes of the compute dtype.
+        loss_again: the logits are computed again in the backward pass.
     """
     link, bandwidth = _LINKS.get(device.name), device.bandwidth
     if link is None or bandwidth is None:
@@ -139,8 +141,8 @@ def predict(
     attention = scores / (device.peak('bf16') * reach.attention)
     values = 10 * s.d_model + (3 * s.d_ff * max(1, s.experts_per_token) + 2 * (s.n_heads + 2 * s.n_kv_heads) * s.d_head)
     elementwise = width * values * here / t * layers * (4 if recompute else 3) / (bandwidth * reach.memory)
-    logits = 4 * width * s.vocab_size * here / t / p / (bandwidth * reach.memory)
-    unembed = 6 * head * tokens / devices / (device.peak('bf16') * reach.products)
+    logits = (5 if loss_again else 4) * width * s.vocab_size * here / t / p / (bandwidth * reach.memory)
+    unembed = (8 if loss_again else 6) * head * tokens / devices / (device.peak('bf16') * reach.products)
     update = 28 * s.params / (d * e * t * p) / (bandwidth * reach.memory)
 
     def ring(n: float, size: int) -> float:

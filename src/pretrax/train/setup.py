@@ -249,10 +249,11 @@ def memory_with(
     accumulation: int | None = None,
     recompute: bool = False,
     moments: float | None = None,
+    loss_chunks: int | None = None,
 ) -> Memory | None:
     """Expected memory of a run, as it is or with something changed; None for a model without an architecture."""
-    model = run.recipe.model
-    arch: Any = getattr(model, 'arch', None)
+    model: Any = run.recipe.model
+    arch = getattr(model, 'arch', None)
     if arch is None:
         return None
     n_params = sum(leaf.size for leaf in jax.tree.leaves(run.like.weights))
@@ -266,6 +267,7 @@ def memory_with(
         tokens=run.config.batch.tokens // parts,
         saved={} if recompute else getattr(model, 'saved', None), unrolled=getattr(model, 'unrolled', False),
         platform=run.mesh.devices.flat[0].platform, passes=accumulation or run.recipe.accumulation,
+        loss_chunks=loss_chunks or model.loss_chunks,
         **({'rounds': schedule.rounds, 'micro_batches': schedule.micro_batches} if schedule else {}),
     )  # fmt: skip
 
