@@ -64,6 +64,7 @@ LEVERS: dict[str, tuple[str, dict[str, Any], str]] = {
     'loss differentiated by JAX': ('124M', {'off': 'own loss'}, '0.88x: 14 ms more for 65,536 tokens'),
     'products differentiated by JAX, 124M': ('124M', {'off': 'own products'}, '0.75x'),
     'layers in a loop, 124M': ('124M', {'options': {'layers': 'scan'}}, '0.95x'),
+    'loss in chunks, 124M': ('124M', {'options': {'loss_chunks': 8}}, '0.92x, and a fifth less memory'),
     'attention in plain XLA': ('124M', {'options': {'attention': 'blockwise'}}, '0.6x'),
     'layers computed again': ('1.3B', {'options': {'save': 'none'}}, '0.78x'),
     'attention kept, the rest computed again': ('1.3B', {'options': {'save': 'attention'}}, '0.82x'),

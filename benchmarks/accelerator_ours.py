@@ -35,6 +35,7 @@ from pretrax.model.families import TransformerOptions
 from pretrax.model.loss import Batch
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
+from pretrax.scale.memory import temporaries_of
 from pretrax.shardlib import make_shardings, psum
 from pretrax.train import optimizer
 from pretrax.train.decay import DEFAULT_NO_DECAY
@@ -152,7 +153,7 @@ def train(spec: dict[str, Any]) -> dict[str, Any]:
     one = jax.devices()[0]
     return _speed(found, spec) | {
         'compile_seconds': compiling, 'first_loss': float(losses[0]), 'last_loss': last,
-        'temporary_bytes': memory.temp_size_in_bytes, 'argument_bytes': memory.argument_size_in_bytes,
+        'temporary_bytes': temporaries_of(step), 'argument_bytes': memory.argument_size_in_bytes,
         'peak_bytes': (one.memory_stats() or {}).get('peak_bytes_in_use', 0),
         'chose': {key: model.choices[key] for key in ('attention', 'layers', 'activations')},
     }  # fmt: skip

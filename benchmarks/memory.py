@@ -20,9 +20,9 @@ from typing import Any
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
 from pretrax.ahead.plan import Planner
-from pretrax.ahead.step import compile_ahead, memory_of, temporaries_of
+from pretrax.ahead.step import compile_ahead
 from pretrax.config import from_values
-from pretrax.scale.memory import size
+from pretrax.scale.memory import memory_of, size, temporaries_of
 from pretrax.scale.topology import parse_topology
 from pretrax.train.setup import memory_with
 

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / 'benchmarks'))
 from accelerator import MODELS, ROWS, flops
 
 from pretrax.scale.costs import costs
+from pretrax.scale.memory import temporaries_of
 from pretrax.scale.topology import parse_topology
 
 
@@ -34,7 +35,7 @@ def main() -> None:
     memory, tokens = compiled.memory_analysis(), rows * given['length']
     print(
         f'{name}, {rows} x {given["length"]} tokens: compiled in {time.monotonic() - began:.0f} s; arguments '
-        f'{memory.argument_size_in_bytes / 1e9:.2f} GB, temporaries {memory.temp_size_in_bytes / 1e9:.2f} GB\n'
+        f'{memory.argument_size_in_bytes / 1e9:.2f} GB, temporaries {temporaries_of(compiled) / 1e9:.2f} GB\n'
     )
     found = costs(compiled.as_text(), device)
     print('| phase | kernels | TFLOP | GB | at best, ms |\n|---|---|---|---|---|')

@@ -11,7 +11,7 @@ from typing import Any
 
 from targets import compile_step, devices_of
 
-from pretrax.ahead.step import memory_of, temporaries_of
+from pretrax.scale.memory import memory_of, temporaries_of
 
 GB = 1e9
 # name: (topology, slices, bytes of a chip, mesh, sequences, length, model)

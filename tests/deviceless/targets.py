@@ -25,6 +25,7 @@ from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
 from pretrax.scale.costs import costs
 from pretrax.scale.hlo import collectives, summed
+from pretrax.scale.memory import temporaries_of
 from pretrax.scale.topology import absent_devices, parse_topology
 from pretrax.shardlib import make_abstract
 from pretrax.train import optimizer, schedule
@@ -126,7 +127,7 @@ def facts(compiled: Any) -> dict[str, Any]:
         **_costs(text),
         'argument_bytes': memory.argument_size_in_bytes,
         'alias_bytes': memory.alias_size_in_bytes,
-        'temporary_bytes': memory.temp_size_in_bytes,
+        'temporary_bytes': temporaries_of(compiled),
         'host_argument_bytes': memory.host_argument_size_in_bytes,
         'host_temporary_bytes': memory.host_temp_size_in_bytes,
     }

@@ -15,7 +15,7 @@ import jax
 from ..config import RunConfig, diff, is_harmless, load, resolve_mesh, settle
 from ..errors import UserError
 from ..scale.devices import Device, lookup
-from ..scale.memory import size
+from ..scale.memory import memory_here, size
 from ..scale.topology import Topology
 from ..train.devices import simulate_cpus
 from ..train.placement import n_slices
@@ -99,7 +99,7 @@ def _here() -> Here | None:
     """The devices that are here; None: the plan knows too little of them (a CPU, a device that is not in its tables)."""
     devices = jax.devices()
     device = lookup(devices[0].device_kind)
-    memory = (jax.local_devices()[0].memory_stats() or {}).get('bytes_limit')
+    memory = memory_here(jax.local_devices()[0])
     if device is None or device.bandwidth is None or memory is None:
         return None
     return Here(devices[0].platform, device, memory, len(devices), n_slices(devices))

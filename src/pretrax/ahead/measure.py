@@ -19,11 +19,10 @@ from ..errors import UserError
 from ..model.axes import ROWS, along
 from ..scale.cache import cache_directory, read_entries, write_entries
 from ..scale.cpu import available_memory, cpu_name
-from ..scale.memory import size
+from ..scale.memory import memory_here, memory_of, size
 from ..train.setup import Run, Say, prepare
 from ..train.step import init_state, make_step
 from .saved import flags, versions
-from .step import memory_here, memory_of
 
 PAYS = 1.02  # a larger micro-batch has to be so much faster
 STEPS = 3  # timed ones of each size, after one that is not; the fastest counts

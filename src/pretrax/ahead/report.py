@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from ..model.axes import ROWS, along
 from ..scale.costs import Cost, costs
 from ..scale.hlo import collectives, summed
-from ..scale.memory import Memory, size
+from ..scale.memory import Memory, size, temporaries_of
 from ..train.setup import memory_with
 from .activations import named_bytes
-from .step import Ahead, bytes_held, temporaries_of
+from .step import Ahead, bytes_held
 
 CHUNKS = 8  # of a loss, that are proposed
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from ..config import RunConfig
+from ..scale.memory import memory_here, memory_of
 from ..scale.topology import Topology, absent_devices
 from ..train.setup import Run, Say, prepare
 from ..train.step import make_step
@@ -64,32 +65,9 @@ def compile_ahead(config: RunConfig, topology: Topology | None, say: Say) -> Ahe
     return Ahead(run, topology, lowered, compiled, seconds, memory_of(compiled), limit)
 
 
-def memory_of(compiled: Any) -> int:
-    """Bytes that a compiled step takes on each device while it runs: the program, and all that XLA allocates for arguments,
-    temporaries, and results that do not take the place of an argument.
-
-    Not the sum of `memory_analysis`'s classes: libtpu's class of temporaries counts results that take an argument's place,
-    and more than is ever allocated where a step is large (14.2 GB for one of 10.3 GB; docs/lab-notes.md).
-    """
-    stats = compiled.memory_analysis()
-    return stats.total_allocation_bytes + stats.generated_code_size_in_bytes
-
-
-def temporaries_of(compiled: Any) -> int:
-    """Bytes of what XLA allocates beside arguments and results."""
-    stats = compiled.memory_analysis()
-    results = stats.output_size_in_bytes - stats.alias_size_in_bytes
-    return stats.total_allocation_bytes - stats.argument_size_in_bytes - results
-
-
 def bytes_held(arrays: Any) -> int:
     """Of arrays with shardings, on one device."""
     return sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(arrays))
-
-
-def memory_here(device: Any) -> int | None:
-    """Bytes that a program may take of a device that is here; None: it does not say."""
-    return (device.memory_stats() or {}).get('bytes_limit') if device.platform != 'cpu' else None
 
 
 def _temporaries_said(text: str) -> int | None:

@@ -1,4 +1,5 @@
-"""About how much memory a training step needs on each device, from sizes alone, before anything is compiled.
+"""About how much memory a training step needs on each device, from sizes alone, before anything is compiled; and how much a
+compiled one takes.
 
 What XLA holds at once is largest in one of three phases, and the phase that takes most is the answer. Letters: T tokens of a
 device and pass, M d_model, H heads, K key-value heads, D head, F feed-forward, V vocabulary, t the tensor parallel devices. w is
@@ -189,6 +190,29 @@ def expected_memory(
     phase = max(phases, key=lambda name: sum(phases[name].values()))
     parts = {'weights': 4 * shard, 'moments': 4 * moments * shard, 'copies': copies} | phases[phase]
     return Memory(**{name: math.ceil(n) for name, n in parts.items()}, phase=phase)
+
+
+def memory_of(compiled: Any) -> int:
+    """Bytes that a compiled step takes on each device while it runs: the program, and all that XLA allocates for arguments,
+    temporaries, and results that do not take the place of an argument.
+
+    Not the sum of `memory_analysis`'s classes: libtpu's class of temporaries counts results that take an argument's place,
+    and more than is ever allocated where a step is large (14.2 GB for one of 10.3 GB; docs/lab-notes.md).
+    """
+    stats = compiled.memory_analysis()
+    return stats.total_allocation_bytes + stats.generated_code_size_in_bytes
+
+
+def temporaries_of(compiled: Any) -> int:
+    """Bytes of what XLA allocates beside arguments and results."""
+    stats = compiled.memory_analysis()
+    results = stats.output_size_in_bytes - stats.alias_size_in_bytes
+    return stats.total_allocation_bytes - stats.argument_size_in_bytes - results
+
+
+def memory_here(device: Any) -> int | None:
+    """Bytes that a program may take of a device that is here; None: it does not say."""
+    return (device.memory_stats() or {}).get('bytes_limit') if device.platform != 'cpu' else None
 
 
 def size(n_bytes: float) -> str:

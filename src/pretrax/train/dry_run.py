@@ -19,7 +19,7 @@ from ..checkpoint import restore_newest
 from ..config import RunConfig
 from ..errors import UserError
 from ..infer.sample import check_can_sample
-from ..scale.memory import size
+from ..scale.memory import memory_of, size, temporaries_of
 from .processes import ending_at_once
 from .program_cache import compile_or_take
 from .resume import check_same_data, check_unchanged
@@ -86,10 +86,10 @@ def _without_a_step(
     lowered = make_step(run.recipe).lower(state, batch)
     step, done = (saved(run, lowered), 'loaded the compiled step') if saved else compile_or_take(lowered)
     say(f'{done} in {_since(began)}')
-    stats = step.memory_analysis()
-    if stats is not None:  # a backend need not tell
-        taken = stats.argument_size_in_bytes + stats.temp_size_in_bytes
-        say(f'memory: {size(taken)} a device by the compiler, {size(stats.temp_size_in_bytes)} of them temporaries')
+    if step.memory_analysis() is not None:  # a backend need not tell
+        say(
+            f'memory: {size(memory_of(step))} a device by the compiler, {size(temporaries_of(step))} of them temporaries'
+        )
     whole = sum(x.nbytes for x in jax.tree.leaves(state))
     say(f'checkpoints: {directory}, {size(whole)} each; {size(shutil.disk_usage(place).free)} free')
     trackers = [name for name in ('tensorboard', 'wandb', 'mlflow') if getattr(config.log, name)]

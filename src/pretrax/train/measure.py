@@ -23,7 +23,7 @@ from ..config import RunConfig, load
 from ..data.prefetch import prefetch
 from ..errors import UserError
 from ..scale.devices import lookup
-from ..scale.memory import size
+from ..scale.memory import memory_here, size
 from .program_cache import compile_or_take
 from .setup import Run, memory_with, prepare
 from .step import init_state, make_step
@@ -110,9 +110,8 @@ def _memory_of_device(run: Run) -> int | None:
     device = run.mesh.local_devices[0]
     if device.platform == 'cpu':
         return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // len(run.mesh.local_devices)
-    limit = (device.memory_stats() or {}).get('bytes_limit')
     known = lookup(device.device_kind)
-    return limit or (known.memory if known else None)
+    return memory_here(device) or (known.memory if known else None)
 
 
 def _peak_memory(run: Run) -> int:
