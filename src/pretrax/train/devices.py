@@ -74,7 +74,11 @@ def _product(sizes: dict[str, int]) -> str:
 
 
 def simulate_cpus(section: MeshSection, rows: int) -> str:
-    """Makes the CPU, if it comes to that, as many devices as the mesh asks for, or one a core. Returns the reason."""
+    """Makes the CPU, if it comes to that, as many devices as the mesh asks for, or one for two cores. Returns the reason.
+
+    XLA shares out the work of a device over the cores; two devices update the same weights twice and wait for each other
+    (docs/lab-notes.md has what was measured).
+    """
     if 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', ''):
         return 'no accelerator; as many as XLA_FLAGS says'
     if jax.distributed.is_initialized():
@@ -86,13 +90,13 @@ def simulate_cpus(section: MeshSection, rows: int) -> str:
     free = 'auto' in (section.r, section.d)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
     share = asked // math.prod(size for size in (section.c, section.t, section.p) if isinstance(size, int))
-    fits = [n for n in range(1, max(cores // asked, 1) + 1) if rows % (share * n) == 0] if free else []
+    fits = [n for n in range(1, max(cores // 2 // asked, 1) + 1) if rows % (share * n) == 0] if free else []
     count = asked * max(fits, default=1)
     try:
         jax.config.update('jax_num_cpu_devices', count)
     except RuntimeError:  # JAX is already running, in a program that uses pretrax as a library
         return 'no accelerator; JAX was already running with them'
-    return f'no accelerator; one a core, {cores} cores' if free else 'no accelerator; simulated, as the mesh asks'
+    return f'no accelerator; one for two cores, of {cores}' if free else 'no accelerator; simulated, as the mesh asks'
 
 
 def choose_compute(wanted: str, platform: str) -> tuple[Any, str]:
