@@ -293,7 +293,7 @@ def environment(**more):
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_goes_on(values, tmp_path):
-    values |= {'mesh': {'r': 1, 'd': 1, 't': 1}, 'steps': 400}
+    values |= {'mesh': {'r': 1, 'd': 1, 't': 1}, 'steps': 120}
     config = write_yaml(values, tmp_path / 'run.yaml')
     straight = subprocess.run(
         [PRETRAX, 'train', config, f'run_dir={tmp_path}/straight'], env=environment(), capture_output=True, text=True
@@ -309,12 +309,12 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_goes_on(values, 
         output = process.stdout.read()
     assert process.returncode == 0
     (step,) = steps_in(tmp_path / 'run' / 'checkpoints')
-    assert 5 < step < 400
-    assert f'Stopped at step {step} of 400' in output
+    assert 5 < step < 120
+    assert f'Stopped at step {step} of 120' in output
 
     rest = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert rest.returncode == 0, rest.stderr
     assert f'continuing from step {step}' in rest.stdout
     whole = lines_of({'run_dir': tmp_path / 'straight'})
-    assert len(whole) == 400
+    assert len(whole) == 120
     assert [without_clock(line) for line in lines_of(values)] == [without_clock(line) for line in whole]

@@ -140,8 +140,7 @@ class Checkpoints:
         def make() -> str:
             if step in steps_in(self.directory):
                 return _THERE
-            if partial.exists():  # left by a save that failed
-                shutil.rmtree(partial)
+            self._clear()  # what saves that failed left, and went on to write after it was removed
             partial.mkdir(parents=True)
             return ''
 
@@ -212,16 +211,15 @@ class Checkpoints:
 
     def _remove_partial(self) -> None:
         """What processes that were killed while writing or deleting have left."""
-
-        def remove() -> None:
-            for place in self.directory.iterdir() if self.directory.is_dir() else ():
-                if place.suffix in UNFINISHED:
-                    shutil.rmtree(place)
-
-        if problem := _first_does('begin', remove):
+        if problem := _first_does('begin', self._clear):
             raise UserError(
                 f'{self.directory} cannot be written: {problem}\nmake it writable, or give another run_dir='
             )
+
+    def _clear(self) -> None:
+        for place in self.directory.iterdir() if self.directory.is_dir() else ():
+            if place.suffix in UNFINISHED:
+                shutil.rmtree(place)
 
 
 def _first_does(about: str, work: Callable[[], str | None]) -> str:
