@@ -131,10 +131,7 @@ def test_a_step_too_large_for_a_tpu_is_told_with_its_largest_arrays_and_what_to_
     command = pathlib.Path(python).parent / 'pretrax', 'compile', tmp_path / 'large.yaml', 'topology=v5e:2x2'
     printed = run(python, *command, code=1)
     tokens = 4194304 // 4
-    logits, kept = (
-        2 * tokens * 32000,
-        2 * 2 * tokens * (5 * 512 + 2 * 2048),
-    )  # of q k v, attention, its output; up, gate
+    logits, kept = 2 * tokens * 32000, 2 * 2 * tokens * (5 * 512 + 2 * 2048)  # q k v attention attention_out; up gate
     needed = float(re.search(r'DOES NOT FIT: ([\d.]+) GB a device', printed)[1])
     assert logits + kept <= 1e9 * needed <= 1.2 * (logits + kept)
     largest = printed.partition('in the temporaries')[2].splitlines()[1]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ..model.axes import ROWS, along
-from ..scale.costs import Cost, costs
+from ..scale.costs import costs, in_all
 from ..scale.hlo import collectives, summed
 from ..scale.memory import Memory, size, temporaries_of
 from ..train.setup import memory_with
@@ -15,7 +15,7 @@ CHUNKS = 8  # of a loss, that are proposed
 
 def report(ahead: Ahead) -> list[str]:
     """The lines of the report."""
-    run = ahead.run
+    run, text = ahead.run, '' if ahead.compiled is None else ahead.compiled.as_text()
     where = str(ahead.topology) if ahead.topology else f'{run.mesh.size} x {run.mesh.devices.flat[0].device_kind}, here'
     return [
         f'compiled for {where} in {ahead.seconds[1]:.1f} s, after {ahead.seconds[0]:.1f} s of tracing',
@@ -24,8 +24,8 @@ def report(ahead: Ahead) -> list[str]:
         *_memory(ahead),
         '',
         *_work(ahead),
-        *_phases(ahead),
-        *(['', *_communication(ahead)] if ahead.compiled is not None else []),
+        *_phases(ahead, text),
+        *(['', *_communication(ahead, text)] if text else []),
         *([] if ahead.fits else ['', *_what_to_change(ahead)]),
     ]
 
@@ -75,25 +75,19 @@ def _work(ahead: Ahead) -> Iterator[str]:
             yield f'    at the peak of {device.name}, {device.bf16 / 1e12:,.4g} TFLOP/s, {seconds:.3g} s a step or {tokens / seconds:,.0f} tokens/s: the bound that MFU 1 would be'
 
 
-def _phases(ahead: Ahead) -> Iterator[str]:
+def _phases(ahead: Ahead, text: str) -> Iterator[str]:
     """What the kernels of a program for a GPU compute, read and write. A TPU's program tells products in other words."""
-    if ahead.compiled is None or ahead.topology is None or ahead.topology.device.name.startswith('TPU'):
+    if not text or ahead.topology is None or ahead.topology.device.name.startswith('TPU'):
         return
-    found = costs(ahead.compiled.as_text(), ahead.topology.device)
+    found = costs(text, ahead.topology.device)
     yield ''
     yield f'kernels by phase, of one device in a step{"":<3}{"kernels":>8}{"TFLOP":>9}{"bytes":>10}{"ms, best":>10}'
-    total = Cost('in all')
-    for one in found:
-        total.kernels, total.flops = total.kernels + one.kernels, total.flops + one.flops
-        total.bytes, total.seconds = total.bytes + one.bytes, total.seconds + one.seconds
-    for one in (*found, total):
+    for one in (*found, in_all(found)):
         yield f'    {one.phase:<40}{one.kernels:>8}{one.flops / 1e12:>9.3g}{size(one.bytes):>10}{one.seconds * 1e3:>10.3g}'
 
 
-def _communication(ahead: Ahead) -> Iterator[str]:
-    mesh = dict(ahead.run.mesh.shape)
-    assert ahead.compiled is not None
-    rows = summed(collectives(ahead.compiled.as_text(), mesh))
+def _communication(ahead: Ahead, text: str) -> Iterator[str]:
+    rows = summed(collectives(text, dict(ahead.run.mesh.shape)))
     if not rows:
         yield 'communication: none'
         return

@@ -1,7 +1,7 @@
 """The loss of a part of each sequence at a time, so that the logits of that part alone are there at once.
 
 The head's product is done again in the backward pass (Chen et al. 2016, arXiv:1604.06174), part by part, and the gradient of
-its weights is added up over the parts in f32. It costs a quarter of the head's FLOPs more, and saves the logits, which are
+its weights is added up over the parts in f32. It costs a third of the head's FLOPs more, and saves the logits, which are
 the largest array of a step where the vocabulary is large.
 """
 

@@ -204,8 +204,9 @@ class Transformer:
     def loss(self, weights: Weights, batch: Batch, known: Any = None, key: Any = None) -> LossTerms:
         """This device's terms of the loss. `known` is the `survey` of the whole step, where this is a part of it."""
         if self.schedule is None:
-            x, unembed, routed = self._stream(weights, batch, key)
-            head = Formats({'head': self.numerics.head}, self.numerics.seeds(key)[1])['head']
+            seeds, of_head = self.numerics.seeds(key)
+            x, unembed, routed = self._stream(weights, batch, seeds)
+            head = Formats({'head': self.numerics.head}, of_head)['head']
             terms = self._terms(weights, unembed, x, batch, head)
         else:
             terms, routed = self._terms_in_stages(weights, batch, self.schedule)
@@ -241,9 +242,8 @@ class Transformer:
         """How many tokens chose each expert, which the gradient of a loss on the load of the whole batch depends on."""
         return load(self._stream(weights, batch)[2], batch, places(batch, self.context), self.arch)
 
-    def _stream(self, weights: Weights, batch: Batch, key: Any = None) -> tuple[Any, Any, Any]:
-        blocks = self._blocks(batch, self.numerics.seeds(key)[0])
-        return stream(weights, batch.tokens, batch.positions, self.arch, self.dtype, blocks)
+    def _stream(self, weights: Weights, batch: Batch, seeds: Any = None) -> tuple[Any, Any, Any]:
+        return stream(weights, batch.tokens, batch.positions, self.arch, self.dtype, self._blocks(batch, seeds))
 
     def _blocks(self, batch: Batch, seeds: Any = None) -> Callable[[Any, Layer], tuple[Any, Any]]:
         """What takes the stream of a batch through stacked layers, and tells what their routers did."""

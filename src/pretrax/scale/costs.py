@@ -10,7 +10,7 @@ import dataclasses
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from .devices import Device
 from .hlo import Instruction, bytes_of, computations_of, times_of
@@ -78,6 +78,12 @@ def costs(text: str, device: Device) -> list[Cost]:
             cost.bytes += times[name] * moved
             cost.seconds += times[name] * max(flops / (peak * share), moved / (device.bandwidth * reach.memory))
     return sorted(found.values(), key=lambda cost: -cost.seconds)
+
+
+def in_all(found: Sequence[Cost]) -> Cost:
+    """The sum of all phases."""
+    kernels, flops = sum(one.kernels for one in found), sum(one.flops for one in found)
+    return Cost('in all', kernels, flops, sum(one.bytes for one in found), sum(one.seconds for one in found))
 
 
 def _bodies(one: Instruction) -> list[str]:

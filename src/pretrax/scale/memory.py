@@ -161,12 +161,11 @@ def expected_memory(
         copies = 4 * layers * d_model * (d_head * n_heads + rows) / t / n['d']
 
     table = vocab_size * d_model / t
-    head = width * device_tokens * (vocab_size / t / loss_chunks + d_model)
-    if loss_chunks > 1:
-        head += 4 * table
+    added_up = 4 * table if loss_chunks > 1 else 0.0  # the gradient of the unembedding, over the chunks
+    head = width * device_tokens * (vocab_size / t / loss_chunks + d_model) + added_up
     # rows that travel over e: in the order of devices, as they arrive, in that of experts, and what these make of them
     inside = platform == 'tpu'  # of products: functions of elements
-    wide = (3 if gated else 2) if inside else (5 if gated else 4)
+    wide = (2 if inside else 4) + gated
     at_work = 2 * heads + far * (wide * inner + (4 if exchanged else 1) * moe)
     layer = width * device_tokens * (at_work / t + (3 / t + 3) * d_model)
     if unrolled and saved is None:
@@ -174,7 +173,7 @@ def expected_memory(
     if not whole:
         layer += (width + (3 if inside else 4)) * one_layer
     earlier = 4 * shard if passes > 1 else 0.0
-    after_loop = 0.0 if unrolled or n['p'] > 1 else head if loss_chunks == 1 else 4 * table
+    after_loop = 0.0 if unrolled or n['p'] > 1 else added_up or head
     summed = 2 if n['p'] > 1 else 1  # gradients of all passes of a stage, and of one
 
     phases = {
