@@ -35,7 +35,7 @@ from torch_environment import BenchmarkError, torch_python
 import pretrax
 from pretrax.data.prefetch import prefetch
 from pretrax.data.source import DataRequest, HostBatch, pack_rows
-from pretrax.scale.huge_pages import ask_for_huge_pages, with_huge_pages
+from pretrax.scale.process_memory import ask_for_kept_memory, with_kept_memory
 from pretrax.train.step import init_state, make_step
 
 HERE = Path(__file__).resolve().parent
@@ -48,9 +48,9 @@ TORCH = {
     'PyTorch, compile f32': ['--compile'],
     'PyTorch, compile bf16': ['--compile', '--bf16'],
 }
-HUGE = 'PyTorch, compile bf16, huge pages'  # not what PyTorch does by itself; says what of the difference is theirs
+KEPT = 'PyTorch, compile bf16, kept huge pages'  # not what PyTorch does by itself; says what of the difference is theirs
 NNX = 'Flax NNX, f32'
-PEERS = (*TORCH, HUGE, NNX)
+PEERS = (*TORCH, KEPT, NNX)
 DEFAULT_PEER = 'PyTorch, eager f32'
 
 
@@ -170,11 +170,11 @@ class Ours:
 class Theirs:
     """A process of another framework that trains when it is told to, and sleeps otherwise."""
 
-    def __init__(self, *command: str | Path, huge_pages: bool = False):
+    def __init__(self, *command: str | Path, kept_memory: bool = False):
         self.command = [str(part) for part in command]
         plain = {key: value for key, value in os.environ.items() if key != 'GLIBC_TUNABLES'}  # ours are not theirs
         self.process = subprocess.Popen(
-            self.command, env=with_huge_pages(plain) if huge_pages else plain, text=True,
+            self.command, env=with_kept_memory(plain) if kept_memory else plain, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         started = self.answer()
@@ -211,8 +211,8 @@ def compare(name: str, python: Path, rounds: int, seconds: float) -> dict[str, A
             theirs[peer] = Theirs(python, HERE / 'torch_gpt2.py', inputs, '--threads', str(cores()), *flags)
             stack.callback(theirs[peer].close)
         flags = ['--threads', str(cores()), *TORCH['PyTorch, compile bf16']]
-        theirs[HUGE] = Theirs(python, HERE / 'torch_gpt2.py', inputs, *flags, huge_pages=True)
-        stack.callback(theirs[HUGE].close)
+        theirs[KEPT] = Theirs(python, HERE / 'torch_gpt2.py', inputs, *flags, kept_memory=True)
+        stack.callback(theirs[KEPT].close)
         theirs[NNX] = Theirs(sys.executable, HERE / 'nnx_gpt2.py', inputs)
         stack.callback(theirs[NNX].close)
 
@@ -243,7 +243,7 @@ def compare(name: str, python: Path, rounds: int, seconds: float) -> dict[str, A
         report = [
             line
             for line in ours.run.report
-            if line.split(':')[0] in ('devices', 'memory pages', 'compute', 'attention', 'layers')
+            if line.split(':')[0] in ('devices', 'process memory', 'compute', 'attention', 'layers')
         ]
         versions = {name: version for peer in theirs.values() for name, version in peer.versions.items()}
     medians = {side: statistics.median(values) for side, values in speeds.items()}
@@ -349,7 +349,7 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    ask_for_huge_pages()  # as `pretrax train` does
+    ask_for_kept_memory()  # as `pretrax train` does
     try:
         main()
     except BenchmarkError as error:

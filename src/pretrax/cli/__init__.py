@@ -11,7 +11,7 @@ import typer
 
 from pretrax import __version__
 from pretrax.errors import MISTAKE, UserError
-from pretrax.scale.huge_pages import ask_for_huge_pages
+from pretrax.scale.process_memory import ask_for_kept_memory
 
 app = typer.Typer(
     help='Pretrain decoder-only language models in JAX.',
@@ -40,7 +40,7 @@ Overrides = Annotated[
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line; exits with 2 after a mistake of the user."""
     if arguments is None and sys.argv[1:2] == ['train']:
-        ask_for_huge_pages()
+        ask_for_kept_memory()
     try:
         app(arguments)
     except UserError as error:

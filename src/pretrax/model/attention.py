@@ -149,12 +149,31 @@ def attend_visible(q: Any, k: Any, v: Any, visible: Any, scores: Scores) -> Any:
     """Attention of queries q [B, L, H, D] over the keys and values k, v [B, S, K, D] that are visible [B, L, S]."""
     batch, length, heads, width = q.shape
     kv_heads = k.shape[2]
-    grouped = q.reshape(batch, length, kv_heads, heads // kv_heads, width)
-    products = jnp.einsum('blkgd,bskd->bkgls', grouped, k, preferred_element_type=jnp.float32)
-    capped = softcap(products / scores.divisor, scores.softcap)
+    # Heads outside, so that what the products make is in the order of `masked`: [L, S] matrices are not transposed.
+    grouped = jnp.moveaxis(q.reshape(batch, length, kv_heads, heads // kv_heads, width), 1, 3)
+    capped = softcap(_scores(grouped, k) / scores.divisor, scores.softcap)
     masked = jnp.where(visible[:, None, None], capped, jnp.finfo(jnp.float32).min)
     probability = save(jax.nn.softmax(masked, axis=-1).astype(v.dtype), 'probability')
-    return jnp.einsum('bkgls,bskd->blkgd', probability, v).reshape(q.shape)
+    return jnp.moveaxis(jnp.einsum('bkgls,bskd->bkgld', probability, v), 3, 1).reshape(q.shape)
+
+
+@jax.custom_vjp
+def _scores(q: Any, k: Any) -> Any:
+    """The products of queries [B, K, G, L, D] with keys [B, S, K, D], f32[B, K, G, L, S]. Backward in the keys' dtype."""
+    return jnp.einsum('bkgld,bskd->bkgls', q, k, preferred_element_type=jnp.float32)
+
+
+def _scores_forward(q: Any, k: Any) -> tuple[Any, Any]:
+    return _scores(q, k), (q, k)
+
+
+def _scores_backward(residuals: Any, d_scores: Any) -> tuple[Any, Any]:
+    q, k = residuals
+    d_scores = d_scores.astype(k.dtype)
+    return jnp.einsum('bkgls,bskd->bkgld', d_scores, k), jnp.einsum('bkgls,bkgld->bskd', d_scores, q)
+
+
+_scores.defvjp(_scores_forward, _scores_backward)
 
 
 def _cudnn(q: Any, k: Any, v: Any, segments: Any, kernel: Kernel, scores: Scores) -> Any:
