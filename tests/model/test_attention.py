@@ -50,20 +50,22 @@ def example(length):
     return q, k, v, segments, dout
 
 
+@pytest.mark.parametrize('blocks', ['BLOCK', 'SHORT'])
 @pytest.mark.parametrize('length', [7, 8, 9, 16, 21])
-def test_blockwise_equals_the_formula(length, monkeypatch):
-    monkeypatch.setattr(attention, 'BLOCK', 8)
+def test_blockwise_equals_the_formula(length, blocks, monkeypatch):
+    monkeypatch.setattr(attention, blocks, 8)
     q, k, v, segments, dout = example(length)
     out, pullback = jax.vjp(lambda *qkv: attend(*qkv, segments, BLOCKWISE, PLAIN), q, k, v)
     for actual, expected in zip((out, *pullback(dout)), formula(q, k, v, segments, dout), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize('blocks', ['BLOCK', 'SHORT'])
 @pytest.mark.parametrize('window', [1, 3, 8, 9, 17, 40])
 @pytest.mark.parametrize('cap', [0.0, 0.7])
-def test_windows_and_caps_equal_the_formula(window, cap, monkeypatch):
+def test_windows_and_caps_equal_the_formula(window, cap, blocks, monkeypatch):
     """Windows shorter than a block of queries, as long, over several blocks, and longer than the row."""
-    monkeypatch.setattr(attention, 'BLOCK', 8)
+    monkeypatch.setattr(attention, blocks, 8)
     q, k, v, segments, dout = example(21)
     scores = Scores(1.7, cap, window)
     out, pullback = jax.vjp(lambda *qkv: attend(*qkv, segments, BLOCKWISE, scores), q, k, v)
@@ -125,6 +127,28 @@ def test_bf16_keeps_its_dtype_and_computes_the_softmax_in_f32():
     assert out.dtype == jnp.bfloat16
     expected, *_ = formula(*half, segments, dout)
     np.testing.assert_allclose(np.asarray(out, np.float64), expected, rtol=0.02, atol=0.02)
+
+
+def test_every_product_of_both_passes_multiplies_in_the_compute_dtype():
+    q, k, v, segments, dout = example(300)
+    half = [jnp.asarray(x, jnp.bfloat16) for x in (q, k, v, dout)]
+    both = lambda q, k, v, d: jax.vjp(lambda *qkv: attend(*qkv, segments, BLOCKWISE, PLAIN), q, k, v)[1](d)  # noqa: E731
+    text = jax.jit(both).lower(*half).as_text()
+    products = re.findall(r'dot_general .*: \(tensor<[\dx]*(\w+)>, tensor<[\dx]*(\w+)>\)', text)
+    assert products == [('bf16', 'bf16')] * 5 * 3, 'the scores, and four backward, for each block of queries'
+
+
+def test_blocks_of_a_short_row_leave_out_the_keys_that_none_of_their_queries_sees():
+    """Of 4 blocks of queries the products are 1 + 2 + 3 + 4 of 16 squares."""
+    shape = lambda n, length: jax.ShapeDtypeStruct((1, length, n, 256), jnp.float32)  # noqa: E731
+
+    def flops(length):
+        run = lambda *x: attend(*x, BLOCKWISE, PLAIN)  # noqa: E731
+        segments = jax.ShapeDtypeStruct((1, length), jnp.int32)
+        lowered = jax.jit(run).lower(shape(H, length), shape(K, length), shape(K, length), segments)
+        return lowered.cost_analysis()['flops']
+
+    assert flops(512) == pytest.approx(10 * flops(128), rel=0.02)
 
 
 BF16, F32 = jnp.bfloat16, jnp.float32

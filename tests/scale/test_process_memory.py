@@ -9,7 +9,9 @@ import pytest
 from pretrax.scale import process_memory
 from pretrax.scale.process_memory import with_kept_memory
 
-ASKED = 'glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776:glibc.malloc.arena_max=1'
+ASKED = (
+    'glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776:glibc.malloc.arena_max=1'
+)
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from ..shardlib import i32, num, save, typechecked
 from .architecture import Scores
 from .softcap import softcap
 
-BLOCK = 512  # queries that the blockwise kernel handles at a time
+BLOCK = 512  # queries that the blockwise kernel handles at a time, where sequences are longer
+SHORT = 128  # and where they are not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,18 +115,22 @@ def attend(
 
 
 def _blockwise(q: Any, k: Any, v: Any, segments: Any, kernel: Kernel, scores: Scores) -> Any:
-    """Plain XLA: blocks of queries against the keys that they see; one block's probabilities exist at a time."""
+    """Plain XLA: blocks of queries against the keys that they see, so that half of the products are never made.
+
+    Of a sequence longer than a block one block's probabilities exist at a time, and are computed again backward.
+    """
     del kernel
     length = q.shape[1]
-    if length <= BLOCK:
-        return save(_attend_block(scores, 0, q, k, v, segments, segments), 'attention')
-    one = jax.checkpoint(_attend_block, static_argnums=(0, 1))
+    is_long = length > BLOCK
+    size, one = (BLOCK, jax.checkpoint(_attend_block, static_argnums=(0, 1))) if is_long else (SHORT, _attend_block)
     outputs = []
-    for start in range(0, length, BLOCK):
+    for start in range(0, length, size):
         first = max(0, start - scores.window + 1) if scores.window else 0  # the first key that the first query sees
-        here, seen = slice(start, start + BLOCK), slice(first, start + BLOCK)
+        here, seen = slice(start, start + size), slice(first, start + size)
         queries = q[:, here]
-        if outputs:  # a block begins when the one before is done, else XLA does them all at once in L^2 memory
+        if (
+            is_long and outputs
+        ):  # a block begins when the one before is done, else XLA does them all at once in L^2 memory
             queries, outputs[-1] = jax.lax.optimization_barrier((queries, outputs[-1]))
         outputs.append(
             one(scores, start - first, queries, k[:, seen], v[:, seen], segments[:, here], segments[:, seen])
@@ -154,7 +159,7 @@ def attend_visible(q: Any, k: Any, v: Any, visible: Any, scores: Scores) -> Any:
     capped = softcap(_scores(grouped, k) / scores.divisor, scores.softcap)
     masked = jnp.where(visible[:, None, None], capped, jnp.finfo(jnp.float32).min)
     probability = save(jax.nn.softmax(masked, axis=-1).astype(v.dtype), 'probability')
-    return jnp.moveaxis(jnp.einsum('bkgls,bskd->bkgld', probability, v), 3, 1).reshape(q.shape)
+    return jnp.moveaxis(_weighed(probability, v), 3, 1).reshape(q.shape)
 
 
 @jax.custom_vjp
@@ -170,10 +175,39 @@ def _scores_forward(q: Any, k: Any) -> tuple[Any, Any]:
 def _scores_backward(residuals: Any, d_scores: Any) -> tuple[Any, Any]:
     q, k = residuals
     d_scores = d_scores.astype(k.dtype)
-    return jnp.einsum('bkgls,bskd->bkgld', d_scores, k), jnp.einsum('bkgls,bkgld->bskd', d_scores, q)
+    return jnp.einsum('bkgls,bskd->bkgld', d_scores, k), _over_queries(d_scores, q)
 
 
 _scores.defvjp(_scores_forward, _scores_backward)
+
+
+@jax.custom_vjp
+def _weighed(probability: Any, v: Any) -> Any:
+    """Values [B, S, K, D] weighed by probabilities [B, K, G, L, S], [B, K, G, L, D]."""
+    return jnp.einsum('bkgls,bskd->bkgld', probability, v)
+
+
+def _weighed_forward(probability: Any, v: Any) -> tuple[Any, Any]:
+    return _weighed(probability, v), (probability, v)
+
+
+def _weighed_backward(residuals: Any, d_out: Any) -> tuple[Any, Any]:
+    probability, v = residuals
+    return jnp.einsum('bkgld,bskd->bkgls', d_out, v), _over_queries(probability, d_out)
+
+
+_weighed.defvjp(_weighed_forward, _weighed_backward)
+
+
+def _over_queries(a: Any, x: Any) -> Any:
+    """The sum over queries of a [B, K, G, L, S] times x [B, K, G, L, D], [B, S, K, D].
+
+    The sum goes over L in two dimensions where L is even: XLA for CPUs transposes `a` for such a product and multiplies in
+    bf16, where it would convert both to f32 and take three times as long (docs/lab-notes.md).
+    """
+    halves = 2 - a.shape[3] % 2
+    a, x = (z.reshape(*z.shape[:3], halves, -1, z.shape[-1]) for z in (a, x))
+    return jnp.einsum('bkghls,bkghld->bskd', a, x)
 
 
 def _cudnn(q: Any, k: Any, v: Any, segments: Any, kernel: Kernel, scores: Scores) -> Any:
