@@ -71,6 +71,8 @@ LEVERS: dict[str, tuple[str, dict[str, Any], str]] = {
     'fp8, 124M': ('124M', {'matmul': 'fp8'}, '1.0x'),
     'int8, 124M': ('124M', {'matmul': 'int8'}, '0.5x: no units for it'),
     'f32 products': ('124M', {'compute': 'f32'}, '0.3x'),
+    'q, k, v in one product': ('124M', {'compiler_options': {'xla_gpu_dot_merger_threshold_mb': 4096}}, '0.98x'),
+    'state not given up': ('124M', {'off': 'donation'}, '1.0x, and 0.6 GB more'),
     'no Triton products': ('124M', {'compiler_options': {'xla_gpu_enable_triton_gemm': False}}, '1.0x'),
     'no command buffers': ('124M', {'compiler_options': {'xla_gpu_enable_command_buffer': ''}}, '0.98x'),
     'latency-hiding scheduler': (

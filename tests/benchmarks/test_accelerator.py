@@ -146,3 +146,17 @@ def test_our_side_of_every_kind_of_part_runs_with_toy_shapes(benchmark, tmp_path
     trained = result['parts']['124M, pretrax']['result']
     assert trained['first_loss'] == pytest.approx(5.95, abs=0.05)  # log(384), the vocabulary
     assert trained['last_loss'] < trained['first_loss']
+
+
+@pytest.mark.slow
+def test_switches_change_the_program_and_not_what_it_computes(benchmark, monkeypatch):
+    ours = importlib.import_module('accelerator_ours')
+    for module, name in ((ours.matmul_module, '_dot'), (ours.loss_module, 'cross_entropy')):
+        monkeypatch.setattr(module, name, getattr(module, name))  # put back at the end
+    device = {'memory': 0, 'platform': 'cpu'}
+    specs = {part.name: part.spec for part in benchmark.parts(device, tiny=True, with_torch=False, seconds=0.01)}
+    usual = ours.run(specs['124M, pretrax'])
+    for lever in ('state not given up', 'loss differentiated by JAX', 'products differentiated by JAX, 124M'):
+        found = ours.run(specs[f'lever: {lever}'])
+        assert found['first_loss'] == pytest.approx(usual['first_loss'], abs=2e-3), lever
+        assert found['temporary_bytes'] != usual['temporary_bytes'], lever
