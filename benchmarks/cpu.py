@@ -48,9 +48,7 @@ TORCH = {
     'PyTorch, compile f32': ['--compile'],
     'PyTorch, compile bf16': ['--compile', '--bf16'],
 }
-KEPT = (
-    'PyTorch, compile bf16, kept huge pages'  # not what PyTorch does by itself; says what of the difference is theirs
-)
+KEPT = 'PyTorch, compile bf16, kept huge pages'  # not what PyTorch does by itself; tells what they bring
 NNX = 'Flax NNX, f32'
 PEERS = (*TORCH, KEPT, NNX)
 DEFAULT_PEER = 'PyTorch, eager f32'

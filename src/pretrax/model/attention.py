@@ -128,9 +128,8 @@ def _blockwise(q: Any, k: Any, v: Any, segments: Any, kernel: Kernel, scores: Sc
         first = max(0, start - scores.window + 1) if scores.window else 0  # the first key that the first query sees
         here, seen = slice(start, start + size), slice(first, start + size)
         queries = q[:, here]
-        if (
-            is_long and outputs
-        ):  # a block begins when the one before is done, else XLA does them all at once in L^2 memory
+        if is_long and outputs:
+            # A block begins when the one before is done, else XLA does them all at once in L^2 memory.
             queries, outputs[-1] = jax.lax.optimization_barrier((queries, outputs[-1]))
         outputs.append(
             one(scores, start - first, queries, k[:, seen], v[:, seen], segments[:, here], segments[:, seen])

@@ -61,11 +61,9 @@ def choose_mesh(
     used = {axis: size for axis, size in sizes.items() if size > 1 or axis in 'rdt'}
     arranged = ', '.join(f'{axis}={size} ({MEANING[axis]})' for axis, size in used.items())
     lines = [f'devices: {len(devices)} x {kind}{here} ({why})', f'mesh: {arranged}', f'placement: {where}']
-    return (
-        mesh,
-        sizes,
-        [*lines, f'process memory: {process_memory.described()}'] if platform == 'cpu' and not absent else lines,
-    )
+    if platform == 'cpu' and not absent:
+        lines.append(f'process memory: {process_memory.described()}')
+    return mesh, sizes, lines
 
 
 def _written(axes: str, sizes: dict[str, int]) -> str:
