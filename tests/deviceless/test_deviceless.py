@@ -165,8 +165,8 @@ def test_a_plan_is_verified_by_the_compiler(python, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['16b 1x v5e-256', '1024b 1x v5p-12288'])
-def test_a_row_of_the_scaling_tables_fits_its_slice(python, name):
+def test_a_row_of_the_scaling_tables_fits_its_slice(python):
+    name = '1024b 1x v5p-12288'
     found = json.loads(run(python, ROOT / 'benchmarks' / 'scale.py', '--one', name).splitlines()[-1])
     assert found['fits']
     recorded = json.loads((ROOT / 'benchmarks' / 'results' / 'scale.json').read_text())[name]

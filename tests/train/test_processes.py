@@ -18,7 +18,10 @@ from pretrax.observe.metrics import read_metrics
 from runs import BIGRAM, Quiet
 
 PRETRAX = str(Path(sys.executable).with_name('pretrax'))
-QUIET = {key: value for key, value in os.environ.items() if key != 'XLA_FLAGS'}
+QUIET = {
+    **os.environ,
+    'XLA_FLAGS': '--xla_backend_optimization_level=0',
+}  # no 8 devices, and programs that compile quickly
 
 
 @pytest.mark.slow
