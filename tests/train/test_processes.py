@@ -18,10 +18,8 @@ from pretrax.observe.metrics import read_metrics
 from runs import BIGRAM, Quiet
 
 PRETRAX = str(Path(sys.executable).with_name('pretrax'))
-QUIET = {
-    **os.environ,
-    'XLA_FLAGS': '--xla_backend_optimization_level=0',
-}  # no 8 devices, and programs that compile quickly
+# Without the 8 devices of the tests, and with programs that compile quickly.
+QUIET = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0'}
 
 
 @pytest.mark.slow
