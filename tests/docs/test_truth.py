@@ -1,0 +1,97 @@
+"""README and the list of pages say what is true: every page is linked, and what README names exists or does not."""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from pretrax.cli import main
+from pretrax.config import registry
+from pretrax.config.schema import Mesh, Precision
+from pretrax.model.families import FAMILIES
+
+REPOSITORY = Path(__file__).parents[2]
+README = (REPOSITORY / 'README.md').read_text()
+PAGES = sorted(path.name for path in (REPOSITORY / 'docs').glob('*.md'))
+WORKS = README.partition('\n## What works today\n')[2].partition('\n## ')[0]
+PLANNED = README.partition('\n## Planned\n')[2].partition('\n## ')[0]
+AXES = {'r': 'replica', 'd': 'data', 'e': 'expert', 'c': 'context', 't': 'tensor', 'p': 'pipeline'}
+KINDS = ('model', 'data', 'optimizer', 'schedule')
+
+
+def item(title):
+    """The bullet `- title: ...` of 'What works today', with its continuation lines."""
+    [text] = re.findall(rf'^- {title}: (.*\n(?:  .*\n)*)', WORKS, re.MULTILINE)
+    return text
+
+
+def code(text):
+    return re.findall(r'`([^`\n]+)`', text)
+
+
+def help_text(capsys, *words):
+    """What `pretrax WORDS --help` prints; '' if there is no such command."""
+    try:
+        main([*words, '--help'])
+        status = 0
+    except SystemExit as end:
+        status = end.code
+    printed = capsys.readouterr().out
+    return printed if status in (0, None) else ''
+
+
+def subcommands(capsys, *words):
+    listed = help_text(capsys, *words).partition('Commands')[2]
+    return set(re.findall(r'^[ │]*([a-z][a-z-]+)  ', listed, re.MULTILINE))
+
+
+@pytest.mark.parametrize('listing', ['README.md', 'docs/index.md', 'mkdocs.yml'])
+def test_every_page_is_linked(listing):
+    text = (REPOSITORY / listing).read_text()
+    pattern = r':\s+([\w-]+\.md)$' if listing == 'mkdocs.yml' else r'\]\((?:docs/)?([\w-]+\.md)\)'
+    linked = set(re.findall(pattern, text, re.MULTILINE)) - {'CONTRIBUTING.md'}
+    assert linked | {'index.md'} == set(PAGES)
+
+
+@pytest.mark.parametrize('page', ['README.md', 'CONTRIBUTING.md'])
+def test_links_lead_to_files(page):
+    targets = re.findall(r'\]\((?!https?:)([^)#]+)', (REPOSITORY / page).read_text())
+    assert targets
+    assert not [target for target in targets if not (REPOSITORY / target).exists()]
+
+
+@pytest.mark.parametrize(('title', 'kind'), [('Optimizers', 'optimizer'), ('Schedules', 'schedule')])
+def test_readme_names_every_registered_component(title, kind):
+    built_in = [name for name in registry.names(kind) if isinstance(registry._components[kind][name].factory, str)]
+    assert sorted(code(item(title))) == built_in
+
+
+def test_readme_names_every_mesh_axis():
+    named = re.findall(r'`(\w+)` \(([^)]+)\)', ' '.join(item('Mesh axes').split()))
+    assert {axis for axis, _ in named} == set(Mesh.model_fields) == set(AXES)
+    assert all(AXES[axis] in meaning for axis, meaning in named)
+
+
+def test_readme_names_every_precision():
+    compute, matmul = (get_args(Precision.model_fields[key].annotation) for key in ('compute', 'matmul'))
+    assert set(code(item('Precision'))) == {*compute, *matmul} - {'auto', 'compute'}
+
+
+def test_readme_names_every_command(capsys):
+    named = {tuple(words.split()) for words in re.findall(r'(?:`|uv run )pretrax ([a-z][a-z-]*(?: local)?)', README)}
+    assert not [words for words in named if not help_text(capsys, *words)]
+    assert subcommands(capsys) == {words[0] for words in named}
+
+
+def test_what_readme_plans_does_not_exist(capsys):
+    commands = subcommands(capsys)
+    existing = {name for kind in KINDS for name in registry.names(kind)} | set(FAMILIES) | commands
+    existing |= {name for command in commands for name in subcommands(capsys, command)}
+    existing |= set(AXES.values()) | {*get_args(Precision.model_fields['matmul'].annotation)}
+    assert {'adamw', 'train', 'local', 'expert', 'fp8'} <= existing
+    words = {word.lower() for word in re.findall(r'\w[\w-]*', PLANNED)}
+    words |= {word.removesuffix('s') for word in words}
+    assert {'server', 'slurm', 'bucket'} <= words
+    assert not words & existing
+    assert not set(code(PLANNED)) & set(AXES)
