@@ -218,7 +218,9 @@ def _kept_state() -> None:
     """A step that leaves the state that it is given as it is."""
     global make_step
     donating: Any = make_step
-    make_step = lambda recipe: jax.jit(donating(recipe).__wrapped__)
+
+    def make_step(recipe):
+        return jax.jit(donating(recipe).__wrapped__)
 
 
 SWITCHES: dict[str, Callable[[], None]] = {
