@@ -29,8 +29,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from machine import QUIET, busy
 from torch_environment import BenchmarkError, has_torch
+
+from machine import QUIET, busy
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / 'src'))  # pretrax need not be installed

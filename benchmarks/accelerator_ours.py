@@ -24,7 +24,7 @@ from jax.sharding import AxisType
 from laps import laps
 
 import pretrax
-from pretrax.data.source import pack_rows
+from pretrax.data.batches.source import pack_rows
 from pretrax.infer.decode import generate
 from pretrax.model import loss as loss_module
 from pretrax.model import matmul as matmul_module

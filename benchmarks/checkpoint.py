@@ -28,9 +28,9 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from machine import QUIET, busy, cores, processor
 
 import pretrax
+from machine import QUIET, busy, cores, processor
 from pretrax.checkpoint import Checkpoints, restore
 
 HERE = Path(__file__).resolve().parent

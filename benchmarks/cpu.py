@@ -29,13 +29,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from machine import QUIET, busy, cores, processor
 from torch_environment import BenchmarkError, torch_python
 
 import pretrax
-from pretrax.data.prefetch import prefetch
-from pretrax.data.source import DataRequest, HostBatch, pack_rows
-from pretrax.scale.process_memory import ask_for_kept_memory, with_kept_memory
+from machine import QUIET, busy, cores, processor
+from pretrax.data.batches.prefetch import prefetch
+from pretrax.data.batches.source import DataRequest, HostBatch, pack_rows
+from pretrax.machine.process_memory import ask_for_kept_memory, with_kept_memory
 from pretrax.train.step import init_state, make_step
 
 HERE = Path(__file__).resolve().parent

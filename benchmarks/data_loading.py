@@ -24,11 +24,11 @@ import grain.python as grain
 import numpy as np
 
 import pretrax
-from pretrax.data import block_cache, order, windows
-from pretrax.data.flat_tokens import TokenizerIdentity, open_split
-from pretrax.data.flat_tokens_writer import create
-from pretrax.data.source import DataRequest
-from pretrax.data.token_source import open_stores
+from pretrax.data.batches import block_cache, order, windows
+from pretrax.data.batches.source import DataRequest
+from pretrax.data.batches.token_source import open_stores
+from pretrax.data.tokens.flat_tokens import TokenizerIdentity, open_split
+from pretrax.data.tokens.flat_tokens_writer import create
 
 ROWS = 64
 VOCABULARY = 50_257

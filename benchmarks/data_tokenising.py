@@ -24,16 +24,16 @@ from typing import Any
 
 import tiktoken
 import tokenizers
-from machine import QUIET, busy, cores, processor
 
-from pretrax.data.corpus import Corpus
-from pretrax.data.files import find_files
-from pretrax.data.flat_tokens import verify
-from pretrax.data.prepare import prepare
-from pretrax.data.stdlib import stdlib_files
-from pretrax.data.tokenizer import END_OF_TEXT, Tokenizer
-from pretrax.data.tokenizer_files import byte_letters, load_tokenizer
-from pretrax.data.tokenizer_training import train_tokenizer
+from machine import QUIET, busy, cores, processor
+from pretrax.data.corpus.corpus import Corpus
+from pretrax.data.corpus.files import find_files
+from pretrax.data.corpus.stdlib import stdlib_files
+from pretrax.data.tokenize.prepare import prepare
+from pretrax.data.tokenizers.tokenizer import END_OF_TEXT, Tokenizer
+from pretrax.data.tokenizers.tokenizer_files import byte_letters, load_tokenizer
+from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
+from pretrax.data.tokens.flat_tokens import verify
 
 HERE = Path(__file__).resolve().parent
 VOCABULARY = 50_257

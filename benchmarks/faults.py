@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 
 import machine
-
 from pretrax.observe.attempts import read_attempts
 from pretrax.observe.metrics import read_metrics
 

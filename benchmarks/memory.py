@@ -22,9 +22,9 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 from pretrax.ahead.plan import Planner
 from pretrax.ahead.step import compile_ahead
 from pretrax.config import from_values
+from pretrax.run.setup import memory_with
 from pretrax.scale.memory import memory_of, size, temporaries_of
 from pretrax.scale.topology import parse_topology
-from pretrax.train.setup import memory_with
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'memory.json'
 PACKAGES = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-plugin')

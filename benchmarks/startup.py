@@ -29,8 +29,8 @@ from pretrax.config import load
 config = load(sys.argv[1], ['run_dir=' + sys.argv[2]])
 part('configuration')
 import jax
-from pretrax.train import setup
-from pretrax.train.program_cache import compile_or_take, keep_programs
+from pretrax.run import setup
+from pretrax.run.program_cache import compile_or_take, keep_programs
 from pretrax.train.step import init_state, make_step
 config.run_dir.mkdir(exist_ok=True)
 inner = setup.open_source

@@ -7,7 +7,7 @@ to give the same batches on any number of processes. With `tokenizer`, the model
 import numpy as np
 
 from pretrax import register
-from pretrax.data.source import DataRequest, HostBatch, pack_rows
+from pretrax.data.batches.source import DataRequest, HostBatch, pack_rows
 
 
 @register('data', 'sums')

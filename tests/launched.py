@@ -20,7 +20,7 @@ import os, pathlib, time
 from pretrax.config import register
 from pretrax.data.synthetic import SyntheticSource
 from pretrax.errors import UserError
-from train.bigram import Bigram
+from bigram import Bigram
 
 @register('model', 'bigram')
 def bigram(request):

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
+from bigram import Bigram
 from pretrax import register
 from pretrax.observe.progress import Progress
-from train.bigram import Bigram
 
 BIGRAM = {'name': 'bigram-of-tests'}  # compiles in a second, for what does not depend on the model
 

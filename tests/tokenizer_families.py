@@ -6,9 +6,9 @@ import tiktoken
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from pretrax.data.tokenizer import END_OF_TEXT, Tokenizer
-from pretrax.data.tokenizer_files import byte_letters, bytes_tokenizer, of_tiktoken
-from pretrax.data.tokenizer_training import train_tokenizer
+from pretrax.data.tokenizers.tokenizer import END_OF_TEXT, Tokenizer
+from pretrax.data.tokenizers.tokenizer_files import byte_letters, bytes_tokenizer, of_tiktoken
+from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
 
 TEXTS = [
     'def encode(text):\n    return [ord(letter) for letter in text]\n',

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from pretrax.model.loss import Batch
 from pretrax.model.nnx import NnxModel
-from pretrax.train.trained import open_trained
+from pretrax.run.trained import open_trained
 
 
 def generate(run: str, prompt: str, tokens: int = 64, temperature: float = 0.8) -> str:

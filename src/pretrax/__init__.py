@@ -10,12 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .config import from_values as config_from_values
-    from .config import load as load_config
-    from .config import register
-    from .train.loop import Result
-    from .train.loop import train as pretrain
-    from .train.setup import Run, prepare
+    from pretrax.config import from_values as config_from_values
+    from pretrax.config import load as load_config
+    from pretrax.config import register
+    from pretrax.run.loop import Result
+    from pretrax.run.loop import train as pretrain
+    from pretrax.run.setup import Run, prepare
 
 __version__ = '0.1.0'
 __all__ = ['Result', 'Run', 'config_from_values', 'load_config', 'prepare', 'pretrain', 'register']
@@ -24,10 +24,10 @@ _PUBLIC = {
     'config_from_values': 'config:from_values',
     'load_config': 'config:load',
     'register': 'config:register',
-    'Result': 'train.loop:Result',
-    'pretrain': 'train.loop:train',  # not `train`: that is the subpackage
-    'Run': 'train.setup:Run',
-    'prepare': 'train.setup:prepare',
+    'Result': 'run.loop:Result',
+    'pretrain': 'run.loop:train',  # not `train`: that is the subpackage
+    'Run': 'run.setup:Run',
+    'prepare': 'run.setup:prepare',
 }
 
 

@@ -5,11 +5,12 @@ import json
 import jax
 import pytest
 
-from pretrax.ahead import auto, measure
+from pretrax.ahead import auto
 from pretrax.ahead.auto import Here, settled
 from pretrax.ahead.plan import Planner
 from pretrax.config import from_values, load, resolved_yaml
 from pretrax.errors import UserError
+from pretrax.run import micro_batch as measure
 from pretrax.scale.devices import lookup
 from pretrax.scale.topology import parse_topology
 
@@ -131,7 +132,7 @@ def test_devices_that_are_here_are_planned_with_the_memory_that_they_tell(monkey
 
 @pytest.mark.parametrize('values', [{'mesh': 'auto'}, {'mesh': {'t': 'auto'}}])
 def test_in_a_program_auto_has_to_be_settled_first(values):
-    from pretrax.train.setup import prepare
+    from pretrax.run.setup import prepare
 
     with pytest.raises(UserError, match=r'pretrax\.ahead\.auto\.settled'):
         prepare(from_values(TINY | values), lambda text: None)

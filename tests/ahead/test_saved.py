@@ -17,7 +17,7 @@ from pretrax.ahead.saved import opened, save
 from pretrax.ahead.step import compile_ahead
 from pretrax.config import from_values
 from pretrax.errors import UserError
-from pretrax.train.loop import train
+from pretrax.run.loop import train
 from runs import Quiet
 
 VALUES = {

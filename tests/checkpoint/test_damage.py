@@ -7,6 +7,7 @@ import shutil
 import jax
 import pytest
 
+from bigram import Bigram
 from checkpoint.test_store import DESCRIPTION, recipe, restored, saved, state_on
 from pretrax.checkpoint import (
     Checkpoints,
@@ -20,7 +21,6 @@ from pretrax.checkpoint import (
 from pretrax.errors import UserError
 from pretrax.train.step import abstract_state
 from small import LLAMA, mesh_of, transformer
-from train.bigram import Bigram
 
 
 @pytest.fixture(scope='module')

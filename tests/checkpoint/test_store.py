@@ -4,12 +4,12 @@ import jax
 import numpy as np
 import pytest
 
+from bigram import Bigram
 from pretrax.checkpoint import Checkpoints, DamagedError, Keep, read_description, restore, restore_newest, steps_in
 from pretrax.errors import UserError
 from pretrax.train import optimizer
 from pretrax.train.step import Recipe, abstract_state, init_state, make_step
 from small import mesh_of, random_batch
-from train.bigram import Bigram
 
 DESCRIPTION = {'pretrax': '0.1', 'config': {'steps': 3}}
 

@@ -9,7 +9,7 @@ import tokenizers
 
 from pretrax.cli import main
 from pretrax.config import load
-from pretrax.data.flat_tokens import open_split, verify
+from pretrax.data.tokens.flat_tokens import open_split, verify
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from data import foreign_files as write
 from pretrax.cli import main
-from pretrax.data.flat_tokens import TokenizerIdentity, open_split, verify
-from pretrax.data.flat_tokens_writer import create
-from pretrax.data.token_summary import lengths
-from pretrax.data.tokenizer_training import train_tokenizer
+from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
+from pretrax.data.tokens.flat_tokens import TokenizerIdentity, open_split, verify
+from pretrax.data.tokens.flat_tokens_writer import create
+from pretrax.data.tokens.token_summary import lengths
 from pretrax.observe.bars import bars_text
 
 TOKENIZER = train_tokenizer(['chapter one and chapter two'], 280)

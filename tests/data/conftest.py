@@ -5,8 +5,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from pretrax.data.source import DataRequest
-from pretrax.data.text import TextOptions, open_text
+from pretrax.data.batches.source import DataRequest
+from pretrax.data.options import TextOptions
+from pretrax.data.text import open_text
 
 # The clock of a busy machine says nothing about the code.
 hypothesis.settings.register_profile('pretrax', deadline=None)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from pretrax.data.source import DataRequest, Source
-from pretrax.data.text import TextOptions
+from pretrax.data.batches.source import DataRequest, Source
+from pretrax.data.options import TextOptions
 
 DOCS = Path(__file__).parents[2] / 'docs'
 

@@ -7,8 +7,8 @@ import sys
 import pydantic
 import pytest
 
-from pretrax.data.text import TextOptions
-from pretrax.data.tokenizer_training import train_tokenizer
+from pretrax.data.options import TextOptions
+from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
 from pretrax.errors import UserError
 
 

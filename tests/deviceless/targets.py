@@ -23,6 +23,7 @@ from pretrax.model.families import TransformerOptions
 from pretrax.model.loss import Batch
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
+from pretrax.run.placement import place
 from pretrax.scale.costs import costs
 from pretrax.scale.hlo import collectives, summed
 from pretrax.scale.memory import temporaries_of
@@ -30,7 +31,6 @@ from pretrax.scale.topology import absent_devices, parse_topology
 from pretrax.shardlib import make_abstract
 from pretrax.train import optimizer, schedule
 from pretrax.train.decay import DEFAULT_NO_DECAY
-from pretrax.train.placement import place
 from pretrax.train.step import Recipe, abstract_state, make_step
 
 

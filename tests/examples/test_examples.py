@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrax.data.source import DataRequest, Source
+from pretrax.data.batches.source import DataRequest, Source
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / 'examples'

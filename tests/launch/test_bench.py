@@ -19,7 +19,7 @@ from pretrax.launch.sweep import read_sweep
 # The launcher itself runs without JAX; these tests fork in a process that has it.
 pytestmark = pytest.mark.filterwarnings('ignore:os.fork:RuntimeWarning')
 
-# In the place of `pretrax.train.measure`: what it does depends on the seed of the row.
+# In the place of `pretrax.run.measure`: what it does depends on the seed of the row.
 PROGRAM = """
 import json, os, pathlib, re, signal, sys, time
 config, result, steps, warmup = sys.argv[1:]
@@ -131,7 +131,7 @@ PLUGIN = """
 import os, time
 from pretrax.config import register
 from pretrax.data.synthetic import SyntheticSource
-from train.bigram import Bigram
+from bigram import Bigram
 
 @register('model', 'bigram')
 def bigram(request):

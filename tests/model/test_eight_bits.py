@@ -17,18 +17,11 @@ from pretrax.model.matmul import grouped_product, product
 from pretrax.model.numerics import Format, choose_numerics
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
-from pretrax.shardlib import (
-    all_gather,
-    defer_reduction,
-    f32,
-    num,
-    psum,
-    typed_shard_map,
-)  # fmt: skip
+from pretrax.shardlib import all_gather, defer_reduction, f32, num, psum, typed_shard_map  # fmt: skip
 from pretrax.train import optimizer
 from pretrax.train.step import Recipe, draws, make_gradients, make_step
+from run.test_equivalence import fresh_state
 from small import LENGTH, LLAMA, MIXTURE, VOCAB, assert_same, mesh_of, random_batch, random_weights
-from train.test_equivalence import fresh_state
 
 SEED = np.array([3, 5], np.uint32)
 

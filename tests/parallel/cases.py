@@ -10,8 +10,8 @@ import numpy as np
 from pretrax.train import optimizer
 from pretrax.train.decay import DEFAULT_NO_DECAY
 from pretrax.train.step import Recipe, make_evaluate, make_gradients, make_step
+from run.test_equivalence import ADAM, fresh_state
 from small import mesh_of, random_batch, random_weights, transformer
-from train.test_equivalence import ADAM, fresh_state
 
 ROWS, STEPS = 8, 20
 RATE = 0.02

@@ -13,8 +13,8 @@ from pretrax.model.families import TransformerOptions
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
 from pretrax.observe.metrics import read_metrics
+from pretrax.run.setup import prepare
 from pretrax.train.host_memory import check_host_memory
-from pretrax.train.setup import prepare
 from pretrax.train.step import make_gradients
 from runs import BIGRAM, Quiet
 from small import LENGTH, LLAMA, VOCAB, assert_same, mesh_of, random_batch, random_weights

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bigram import WIDTH, Bigram, BigramWeights
 from pretrax.errors import UserError
 from pretrax.shardlib import psum
 from pretrax.train import optimizer, schedule
 from pretrax.train.decay import DEFAULT_NO_DECAY, decay_by_weight
 from pretrax.train.step import Recipe, abstract_state, init_state, make_evaluate, make_step
 from small import GPT2, LLAMA, VOCAB, assert_same, mesh_of, random_batch, transformer
-from train.bigram import WIDTH, Bigram, BigramWeights
 
 ROWS = 8
 

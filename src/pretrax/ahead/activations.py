@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
-from ..train.setup import Run
-from ..train.step import make_evaluate
+from pretrax.run.setup import Run
+from pretrax.train.step import make_evaluate
 
 
 def named_bytes(run: Run) -> dict[str, tuple[int, int]]:

@@ -12,17 +12,17 @@ from typing import Any
 
 import jax
 
-from ..config import RunConfig, diff, is_harmless, load, resolve_mesh, settle
-from ..errors import UserError
-from ..scale.devices import Device, lookup
-from ..scale.memory import memory_here, size
-from ..scale.topology import Topology
-from ..train.devices import simulate_cpus
-from ..train.placement import n_slices
-from ..train.processes import join_processes
-from ..train.setup import Say
-from .measure import measured_micro
-from .plan import Choice, Planner
+from pretrax.ahead.plan import Choice, Planner
+from pretrax.config import RunConfig, diff, is_harmless, load, resolve_mesh, settle
+from pretrax.errors import UserError
+from pretrax.run.devices import simulate_cpus
+from pretrax.run.micro_batch import measured_micro
+from pretrax.run.placement import n_slices
+from pretrax.run.processes import join_processes
+from pretrax.run.setup import Say
+from pretrax.scale.devices import Device, lookup
+from pretrax.scale.memory import memory_here, size
+from pretrax.scale.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True)

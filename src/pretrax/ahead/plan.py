@@ -10,16 +10,16 @@ from typing import Any, Protocol
 import jax
 from jax.sharding import AxisType
 
-from ..config import RunConfig, build, resolve_mesh
-from ..errors import UserError
-from ..model.activations import choose_saved
-from ..model.axes import AXES, ROWS, along
-from ..model.request import ModelRequest
-from ..scale.devices import Device
-from ..scale.flops import causal_keys
-from ..scale.memory import Memory, expected_memory, size
-from ..scale.roofline import Prediction, Sizes, predict
-from ..train.setup import Say, choose_passes, memory_sizes, open_source
+from pretrax.config import RunConfig, build, resolve_mesh
+from pretrax.errors import UserError
+from pretrax.model.axes import AXES, ROWS, along
+from pretrax.model.remat import choose_saved
+from pretrax.model.request import ModelRequest
+from pretrax.run.setup import Say, choose_passes, memory_sizes, open_source
+from pretrax.scale.devices import Device
+from pretrax.scale.flops import causal_keys
+from pretrax.scale.memory import Memory, expected_memory, size
+from pretrax.scale.roofline import Prediction, Sizes, predict
 
 MARGIN = 0.95  # of the memory that a plan may fill: the formula is not the compiler
 

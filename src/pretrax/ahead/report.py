@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from ..model.axes import ROWS, along
-from ..scale.costs import costs, in_all
-from ..scale.hlo import collectives, summed
-from ..scale.memory import Memory, size, temporaries_of
-from ..train.setup import memory_with
-from .activations import named_bytes
-from .step import Ahead, bytes_held
+from pretrax.ahead.activations import named_bytes
+from pretrax.ahead.step import Ahead, bytes_held
+from pretrax.model.axes import ROWS, along
+from pretrax.run.setup import memory_with
+from pretrax.scale.costs import costs, in_all
+from pretrax.scale.hlo import collectives, summed
+from pretrax.scale.memory import Memory, size, temporaries_of
 
 CHUNKS = 8  # of a loss, that are proposed
 

@@ -17,26 +17,20 @@ import io
 import os
 import pathlib
 import pickle
-import re
 import zipfile
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 import jax
 import pydantic
 from jax.experimental import serialize_executable
 
-from .. import __version__
-from ..config import RunConfig, diff, from_values
-from ..errors import UserError
-from ..train.setup import Run
-from .step import Ahead
+from pretrax.ahead.step import Ahead
+from pretrax.config import RunConfig, diff, from_values
+from pretrax.errors import UserError
+from pretrax.machine.software import flags, versions
+from pretrax.run.setup import Run
 
-_PACKAGES = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-plugin', 'jax-cuda13-pjrt')
-_FLAGS = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
-# Flags that say where a program runs, and not what it is.
-_NO_MATTER = re.compile(r'--xla_force_host_platform_device_count=\d+|--xla_cpu_collective_\w+=\d+')
 _LARGEST = 4 << 30
 
 
@@ -135,23 +129,6 @@ def _manifest(run: Run, lowered: Any, executable: bytes) -> Manifest:
         program=hashlib.sha256(lowered.as_text().encode()).hexdigest(),
         executable=hashlib.sha256(executable).hexdigest(),
     )
-
-
-def versions() -> dict[str, str]:
-    """Of all that makes a program."""
-    found = {'pretrax': __version__}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def flags() -> dict[str, str]:
-    """The compiler flags of the environment, without those that change no program."""
-    said = {name: ' '.join(_NO_MATTER.sub('', os.environ.get(name, '')).split()) for name in _FLAGS}
-    return {name: flags for name, flags in said.items() if flags}
 
 
 def _read(path: pathlib.Path) -> tuple[Manifest, bytes]:

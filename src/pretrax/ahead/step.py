@@ -8,11 +8,11 @@ from typing import Any
 
 import jax
 
-from ..config import RunConfig
-from ..scale.memory import memory_here, memory_of
-from ..scale.topology import Topology, absent_devices
-from ..train.setup import Run, Say, prepare
-from ..train.step import make_step
+from pretrax.config import RunConfig
+from pretrax.run.setup import Run, Say, prepare
+from pretrax.scale.memory import memory_here, memory_of
+from pretrax.scale.topology import Topology, absent_devices
+from pretrax.train.step import make_step
 
 
 @dataclasses.dataclass(frozen=True)

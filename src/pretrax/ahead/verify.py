@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from ..config import RunConfig, from_values
-from ..scale.memory import size
-from ..scale.topology import Topology
-from .plan import Choice, Plan
-from .step import compile_ahead
+from pretrax.ahead.plan import Choice, Plan
+from pretrax.ahead.step import compile_ahead
+from pretrax.config import RunConfig, from_values
+from pretrax.scale.memory import size
+from pretrax.scale.topology import Topology
 
 BEST = 3
 

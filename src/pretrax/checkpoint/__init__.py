@@ -3,15 +3,23 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .keep import Keep
-from .manifest import DamagedError, Manifest, glance, read_description, read_manifest, steps_in, verify
-from .pieces import CheckpointArrays, CheckpointWeights, is_stacked
-from .place import checkpoints_of, find_checkpoint, is_checkpoint
+from pretrax.checkpoint.keep import Keep
+from pretrax.checkpoint.manifest import (
+    DamagedError,
+    Manifest,
+    glance,
+    read_description,
+    read_manifest,
+    steps_in,
+    verify,
+)
+from pretrax.checkpoint.pieces import CheckpointArrays, CheckpointWeights, is_stacked
+from pretrax.checkpoint.place import checkpoints_of, find_checkpoint, is_checkpoint
 
 if TYPE_CHECKING:
-    from .restoring import restore, restore_newest
-    from .store import Checkpoints, SaveError
-    from .streamed import StreamedArray, write_streamed
+    from pretrax.checkpoint.restoring import restore, restore_newest
+    from pretrax.checkpoint.store import Checkpoints, SaveError
+    from pretrax.checkpoint.streamed import StreamedArray, write_streamed
 
 __all__ = [
     'CheckpointArrays', 'CheckpointWeights', 'Checkpoints', 'DamagedError', 'Keep', 'Manifest', 'SaveError', 'StreamedArray',

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import xxhash
 
-from .manifest import STATE, DamagedError, File, Manifest
+from pretrax.checkpoint.manifest import STATE, DamagedError, File, Manifest
 
 _BLOCK = 4 << 20  # bytes that are read and digested together: small enough for the cache
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pydantic
 import xxhash
 
-from ..errors import UserError
+from pretrax.errors import UserError
 
 MANIFEST = 'manifest.json'
 STATE = 'state'  # what Orbax writes, inside a checkpoint

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .chunks import Chunks
-from .manifest import STATE, DamagedError, verify
+from pretrax.checkpoint.chunks import Chunks
+from pretrax.checkpoint.manifest import STATE, DamagedError, verify
 
 _TOGETHER = 64 << 20  # bytes that `rows` reads at once, or one row
 

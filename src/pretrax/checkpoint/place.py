@@ -2,8 +2,8 @@
 
 import pathlib
 
-from ..errors import UserError
-from .manifest import steps_in
+from pretrax.checkpoint.manifest import steps_in
+from pretrax.errors import UserError
 
 
 def checkpoints_of(path: pathlib.Path) -> pathlib.Path:

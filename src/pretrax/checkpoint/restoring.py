@@ -19,10 +19,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import UserError
-from .agreement import agree, tell
-from .chunks import Chunks, Index, check_file, overlap
-from .manifest import (
+from pretrax.checkpoint.agreement import agree, tell
+from pretrax.checkpoint.chunks import Chunks, Index, check_file, overlap
+from pretrax.checkpoint.manifest import (
     STATE,
     Array,
     DamagedError,
@@ -33,6 +32,7 @@ from .manifest import (
     shared_out,
     steps_in,
 )
+from pretrax.errors import UserError
 
 _AHEAD = 8 << 30  # bytes of arrays that may wait in the host's memory for their device
 _THREADS = 8

@@ -17,10 +17,9 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from ..errors import UserError
-from .agreement import agree, gather
-from .keep import Keep
-from .manifest import (
+from pretrax.checkpoint.agreement import agree, gather
+from pretrax.checkpoint.keep import Keep
+from pretrax.checkpoint.manifest import (
     DELETING,
     STATE,
     UNFINISHED,
@@ -35,6 +34,7 @@ from .manifest import (
     steps_in,
     written,
 )
+from pretrax.errors import UserError
 
 _PROBE = 4096  # bytes
 _THERE = 'there is one'

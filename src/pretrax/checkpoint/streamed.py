@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 from orbax.checkpoint import future, type_handlers
 
-from .manifest import STATE, digests, named_arrays, partial_place, publish, written
+from pretrax.checkpoint.manifest import STATE, digests, named_arrays, partial_place, publish, written
 
 Piece = tuple[tuple[int, ...], np.ndarray]
 

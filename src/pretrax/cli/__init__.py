@@ -11,7 +11,7 @@ import typer
 
 from pretrax import __version__
 from pretrax.errors import MISTAKE, UserError
-from pretrax.scale.process_memory import ask_for_kept_memory
+from pretrax.machine.process_memory import ask_for_kept_memory
 
 app = typer.Typer(
     help='Pretrain decoder-only language models in JAX.',

@@ -8,9 +8,9 @@ from typing import NoReturn
 
 import typer
 
-from ..launch.bench import FINAL, Bench, measure_command, probe
-from ..launch.sweep import read_sweep
-from ..observe.sweep_report import table_text, write_report
+from pretrax.launch.bench import FINAL, Bench, measure_command, probe
+from pretrax.launch.sweep import read_sweep
+from pretrax.observe.sweep_report import table_text, write_report
 
 
 def bench(path: str, out: str | None) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import __version__
-from ..checkpoint import (
+from pretrax import __version__
+from pretrax.checkpoint import (
     CheckpointWeights,
     StreamedArray,
     checkpoints_of,
@@ -23,9 +23,9 @@ from ..checkpoint import (
     steps_in,
     write_streamed,
 )
-from ..errors import UserError
-from ..train.trained import tokenizer_of
-from .import_ import KEPT, TOKENIZER, nested
+from pretrax.cli.import_ import KEPT, TOKENIZER, nested
+from pretrax.errors import UserError
+from pretrax.run.trained import tokenizer_of
 
 
 def average(paths: list[str], out: str, last: int) -> None:

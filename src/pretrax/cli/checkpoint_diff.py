@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..checkpoint import CheckpointArrays, find_checkpoint, read_manifest
-from ..checkpoint.manifest import shape_text
-from ..config import ABSENT, diff_values
-from ..errors import UserError
+from pretrax.checkpoint import CheckpointArrays, find_checkpoint, read_manifest
+from pretrax.checkpoint.manifest import shape_text
+from pretrax.config import ABSENT, diff_values
+from pretrax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

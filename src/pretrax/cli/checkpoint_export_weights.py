@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-from ..checkpoint import CheckpointWeights, find_checkpoint, read_description
-from ..errors import UserError
-from ..huggingface.files import DTYPES
-from ..huggingface.tensor_files import TensorFiles, new_directory
-from ..scale.memory import size
+from pretrax.checkpoint import CheckpointWeights, find_checkpoint, read_description
+from pretrax.errors import UserError
+from pretrax.huggingface.files import DTYPES
+from pretrax.huggingface.tensor_files import TensorFiles, new_directory
+from pretrax.scale.memory import size
 
 NAMES = {'f32': 'F32', 'bf16': 'BF16', 'f16': 'F16'}
 

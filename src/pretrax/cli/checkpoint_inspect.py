@@ -5,9 +5,9 @@ from pathlib import Path
 
 import yaml
 
-from ..checkpoint import find_checkpoint, read_manifest
-from ..checkpoint.manifest import shape_text
-from ..scale.memory import size
+from pretrax.checkpoint import find_checkpoint, read_manifest
+from pretrax.checkpoint.manifest import shape_text
+from pretrax.scale.memory import size
 
 _BYTES = {'bfloat16': 2, 'float16': 2, 'bool': 1}
 

@@ -3,9 +3,9 @@
 import time
 from pathlib import Path
 
-from ..checkpoint import DamagedError, Keep, Manifest, checkpoints_of, glance, steps_in
-from ..checkpoint.manifest import MANIFEST, UNFINISHED
-from ..scale.memory import size
+from pretrax.checkpoint import DamagedError, Keep, Manifest, checkpoints_of, glance, steps_in
+from pretrax.checkpoint.manifest import MANIFEST, UNFINISHED
+from pretrax.scale.memory import size
 
 _HEAD = ('step', 'size', 'written', 'val_loss', 'kept as', 'files')
 

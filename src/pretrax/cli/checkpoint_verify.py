@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from ..checkpoint import DamagedError, checkpoints_of, find_checkpoint, is_checkpoint, steps_in, verify
-from ..errors import UserError
-from ..scale.memory import size
+from pretrax.checkpoint import DamagedError, checkpoints_of, find_checkpoint, is_checkpoint, steps_in, verify
+from pretrax.errors import UserError
+from pretrax.scale.memory import size
 
 
 def verify_checkpoints(paths: list[str]) -> None:

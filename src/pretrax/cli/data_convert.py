@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from pretrax.data import token_tools
-from pretrax.data.token_copy import refuse_existing
+from pretrax.cli.token_files import opened
+from pretrax.data.tokens import token_tools
+from pretrax.data.tokens.token_copy import refuse_existing
 from pretrax.errors import UserError
-
-from .token_files import opened
 
 
 def convert(

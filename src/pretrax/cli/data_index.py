@@ -2,9 +2,9 @@
 
 import time
 
-from ..data.files import INDEX_SUFFIX, TextFile, find_files
-from ..data.line_index import LineIndex, find_index, write_index
-from ..errors import UserError
+from pretrax.data.corpus.files import INDEX_SUFFIX, TextFile, find_files
+from pretrax.data.corpus.line_index import LineIndex, find_index, write_index
+from pretrax.errors import UserError
 
 _PAUSE = 10.0  # seconds between two lines about one file
 

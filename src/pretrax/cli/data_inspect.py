@@ -3,12 +3,11 @@
 import shutil
 from pathlib import Path
 
-from pretrax.data.flat_tokens import FlatTokens
-from pretrax.data.token_summary import Lengths, first_documents, lengths
+from pretrax.cli.token_files import opened
+from pretrax.data.tokens.flat_tokens import FlatTokens
+from pretrax.data.tokens.token_summary import Lengths, first_documents, lengths
 from pretrax.errors import UserError
 from pretrax.observe.bars import bars_svg, bars_text
-
-from .token_files import opened
 
 _SHOWN = 60  # tokens of a document
 

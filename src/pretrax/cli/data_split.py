@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pretrax.data import token_tools
+from pretrax.data.tokens import token_tools
 from pretrax.errors import UserError
 
 

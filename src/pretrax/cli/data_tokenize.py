@@ -4,7 +4,8 @@ import shlex
 from pathlib import Path
 
 from pretrax.config import RunConfig
-from pretrax.data.text import TextOptions, keys_of_text, tokenise_text
+from pretrax.data.options import TextOptions, keys_of_text
+from pretrax.data.text import tokenise_text
 from pretrax.errors import UserError
 
 

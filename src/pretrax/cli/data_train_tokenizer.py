@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pydantic
 
+from pretrax.cli.data_tokenize import text_options
 from pretrax.config import load
-from pretrax.data.prepare import Work, train_on_corpus
-from pretrax.data.text import TextOptions, find_corpus
-from pretrax.data.tokenizer_training import MODELS
+from pretrax.data.options import TextOptions
+from pretrax.data.text import find_corpus
+from pretrax.data.tokenize.prepare import Work, train_on_corpus
+from pretrax.data.tokenizers.tokenizer_training import MODELS
 from pretrax.errors import UserError
-
-from .data_tokenize import text_options
 
 
 def train_tokenizer(source: str, overrides: list[str], out: str, vocab_size: int | None, model: str) -> None:

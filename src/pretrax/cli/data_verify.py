@@ -3,17 +3,16 @@
 import itertools
 from pathlib import Path
 
-from pretrax.data import flat_tokens
-from pretrax.data.corpus import Corpus
-from pretrax.data.files import find_files
-from pretrax.data.flat_tokens import FlatTokens
-from pretrax.data.selection import Selection
-from pretrax.data.stdlib import stdlib_files
-from pretrax.data.token_files import TokenFiles, is_flat_tokens
-from pretrax.data.token_summary import missing_from, tokenised_differently
+from pretrax.cli.token_files import opened
+from pretrax.data.corpus.corpus import Corpus
+from pretrax.data.corpus.files import find_files
+from pretrax.data.corpus.selection import Selection
+from pretrax.data.corpus.stdlib import stdlib_files
+from pretrax.data.tokens import flat_tokens
+from pretrax.data.tokens.flat_tokens import FlatTokens
+from pretrax.data.tokens.token_files import TokenFiles, is_flat_tokens
+from pretrax.data.tokens.token_summary import missing_from, tokenised_differently
 from pretrax.errors import UserError
-
-from .token_files import opened
 
 _SAMPLE = 200  # documents to tokenise again
 _LONGEST = 1 << 16  # tokens

@@ -2,9 +2,9 @@
 
 import pathlib
 
-from ..ahead.saved import opened
-from ..config import RunConfig
-from ..train.dry_run import dry_run as run_dry
+from pretrax.ahead.saved import opened
+from pretrax.config import RunConfig
+from pretrax.run.dry_run import dry_run as run_dry
 
 
 def dry_run(config: RunConfig, allow_changes: bool, compiled: str | None = None) -> None:

@@ -2,11 +2,11 @@
 
 import pathlib
 
-from ..errors import UserError
-from ..huggingface.export import export
-from ..model.transformer import Transformer
-from ..train.trained import open_trained
-from .import_ import KEPT
+from pretrax.cli.import_ import KEPT
+from pretrax.errors import UserError
+from pretrax.huggingface.export import export
+from pretrax.model.transformer import Transformer
+from pretrax.run.trained import open_trained
 
 DTYPES = {'f32': 'F32', 'bf16': 'BF16', 'f16': 'F16'}
 

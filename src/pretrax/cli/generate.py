@@ -5,9 +5,9 @@ import math
 
 import jax
 
-from ..errors import UserError
-from ..infer.sample import check_can_sample, sample
-from ..train.trained import open_trained
+from pretrax.errors import UserError
+from pretrax.infer.sample import check_can_sample, sample
+from pretrax.run.trained import open_trained
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,13 +7,13 @@ import shutil
 
 import jax
 
-from .. import __version__
-from ..checkpoint import StreamedArray, steps_in, write_streamed
-from ..config import from_values, resolved_yaml
-from ..errors import UserError
-from ..huggingface.model import TOKENIZER, HuggingFaceModel, open_model
-from ..huggingface.weights import HuggingFaceWeights
-from ..train.setup import prepare
+from pretrax import __version__
+from pretrax.checkpoint import StreamedArray, steps_in, write_streamed
+from pretrax.config import from_values, resolved_yaml
+from pretrax.errors import UserError
+from pretrax.huggingface.model import TOKENIZER, HuggingFaceModel, open_model
+from pretrax.huggingface.weights import HuggingFaceWeights
+from pretrax.run.setup import prepare
 
 KEPT = 'huggingface'  # what an export gives back, below the run
 LONGEST = 1024  # tokens of a row, where the model does not limit them

@@ -4,10 +4,10 @@ import functools
 
 import typer
 
-from ..config import load
-from ..errors import UserError
-from ..launch.local import LocalLaunch, train_command
-from ..launch.sizes import devices_per_process
+from pretrax.config import load
+from pretrax.errors import UserError
+from pretrax.launch.local import LocalLaunch, train_command
+from pretrax.launch.sizes import devices_per_process
 
 
 def local(

@@ -1,9 +1,8 @@
 """`pretrax plan CONFIG topology=v5p-128 slices=2`: memory and speed from sizes alone, and what would be faster."""
 
+from pretrax.cli.compile import asked_topology, without_accelerators
 from pretrax.config import RunConfig
 from pretrax.errors import UserError
-
-from .compile import asked_topology, without_accelerators
 
 
 def plan(config: RunConfig, options: dict[str, str], verify: bool = False) -> None:

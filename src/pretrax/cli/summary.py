@@ -3,10 +3,10 @@
 import shlex
 from collections.abc import Callable, Mapping
 
-from ..config import RunConfig
-from ..errors import UserError
-from ..infer.sample import check_can_sample, most_new_tokens, sample
-from ..train.loop import Result
+from pretrax.config import RunConfig
+from pretrax.errors import UserError
+from pretrax.infer.sample import check_can_sample, most_new_tokens, sample
+from pretrax.run.loop import Result
 
 
 def summary(result: Result, arguments: list[str]) -> list[str]:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from pretrax.data.token_files import TokenFiles, open_token_files
-from pretrax.data.tokenizer_files import load_tokenizer
+from pretrax.data.tokenizers.tokenizer_files import load_tokenizer
+from pretrax.data.tokens.token_files import TokenFiles, open_token_files
 
 
 def opened(path: str, tokenizer: str | None, vocab_size: int | None, end_of_text: int | None) -> TokenFiles:

@@ -5,13 +5,13 @@ import sys
 
 import typer
 
-from ..ahead.saved import opened
-from ..config import RunConfig
-from ..errors import TRY_AGAIN
-from ..observe.progress import Progress
-from ..train.loop import train as run_training
-from ..train.watch import TIME_LIMIT
-from .summary import summary
+from pretrax.ahead.saved import opened
+from pretrax.cli.summary import summary
+from pretrax.config import RunConfig
+from pretrax.errors import TRY_AGAIN
+from pretrax.observe.progress import Progress
+from pretrax.run.loop import train as run_training
+from pretrax.run.watch import TIME_LIMIT
 
 
 def train(config: RunConfig, allow_changes: bool, compiled: str | None = None) -> None:

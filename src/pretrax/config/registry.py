@@ -50,9 +50,9 @@ _components: dict[str, dict[str, Entry]] = {
         'nnx': Entry('pretrax.model.nnx:NnxModel', 'pretrax.model.nnx_options:NnxOptions'),
     },
     'data': {
-        'text': Entry('pretrax.data.text:open_text', 'pretrax.data.text:TextOptions'),
-        'synthetic': Entry('pretrax.data.synthetic:open_synthetic'),
-        'tokenizer': Entry('pretrax.data.tokenizer_only:TokenizerOnly'),
+        'text': Entry('pretrax.data.text:open_text', 'pretrax.data.options:TextOptions'),
+        'synthetic': Entry('pretrax.data.batches.synthetic:open_synthetic'),
+        'tokenizer': Entry('pretrax.data.batches.tokenizer_only:TokenizerOnly'),
     },
     'optimizer': {
         name: Entry(f'pretrax.train.optimizer:{name}') for name in ('adamw', 'adafactor', 'lion', 'sgd', 'muon')

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UserError
-from ..model.families import Architecture, TransformerOptions, resolve
-from .layers import NoPositions, Rope, Windows
+from pretrax.errors import UserError
+from pretrax.huggingface.layers import NoPositions, Rope, Windows
+from pretrax.model.families import Architecture, TransformerOptions, resolve
 
 Options = dict[str, Any]
 NEEDED = object()

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..model.families import Architecture
-from .configs import HARMLESS, write_config
-from .files import read_json
-from .model import GENERATION, TOKENIZER, TOKENIZER_FILES
-from .names import TABLES
-from .tensor_files import TensorFiles, new_directory, write_json
-from .weights import Piece, tensors_of
+from pretrax.huggingface.configs import HARMLESS, write_config
+from pretrax.huggingface.files import read_json
+from pretrax.huggingface.model import GENERATION, TOKENIZER, TOKENIZER_FILES
+from pretrax.huggingface.names import TABLES
+from pretrax.huggingface.tensor_files import TensorFiles, new_directory, write_json
+from pretrax.huggingface.weights import Piece, tensors_of
+from pretrax.model.families import Architecture
 
 TORCH_NAMES = {'F32': 'float32', 'BF16': 'bfloat16', 'F16': 'float16'}
 

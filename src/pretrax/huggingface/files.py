@@ -16,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..errors import UserError
+from pretrax.errors import UserError
 
 INDEX, SINGLE = 'model.safetensors.index.json', 'model.safetensors'
 PICKLES = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.pickle')

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UserError
-from ..model.architecture import Architecture
+from pretrax.errors import UserError
+from pretrax.model.architecture import Architecture
 
 Options = dict[str, Any]
 FULL, WINDOW = 'full_attention', 'sliding_attention'

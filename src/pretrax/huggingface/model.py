@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
-from ..model.families import Architecture, TransformerOptions, resolve
-from .configs import ConfigTable, Options, read_options, table_of
-from .files import HuggingFaceCheckpoint, find, open_checkpoint
+from pretrax.errors import UserError
+from pretrax.huggingface.configs import ConfigTable, Options, read_options, table_of
+from pretrax.huggingface.files import HuggingFaceCheckpoint, find, open_checkpoint
+from pretrax.model.families import Architecture, TransformerOptions, resolve
 
 # Beside weights and config.json: kept by an import, given back by an export.
 TOKENIZER = 'tokenizer.json'
@@ -41,8 +41,8 @@ class HuggingFaceModel:
 
     def weights(self, like: Any) -> Any:
         """The weights as `HuggingFaceWeights`, for a model whose weights are shaped `like` this."""
-        from .names import TABLES
-        from .weights import HuggingFaceWeights
+        from pretrax.huggingface.names import TABLES
+        from pretrax.huggingface.weights import HuggingFaceWeights
 
         return HuggingFaceWeights(self.checkpoint, TABLES[self.table.names], self.arch, like)
 

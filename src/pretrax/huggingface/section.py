@@ -6,10 +6,10 @@ Read while a configuration is checked: no JAX, and no weights.
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import find_checkpoint, read_description
-from ..errors import UserError
-from .configs import read_options
-from .files import find, read_json
+from pretrax.checkpoint import find_checkpoint, read_description
+from pretrax.errors import UserError
+from pretrax.huggingface.configs import read_options
+from pretrax.huggingface.files import find, read_json
 
 HF = 'hf:'
 

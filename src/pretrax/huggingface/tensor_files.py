@@ -15,8 +15,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from ..errors import UserError
-from .files import DTYPES, INDEX, SINGLE
+from pretrax.errors import UserError
+from pretrax.huggingface.files import DTYPES, INDEX, SINGLE
 
 LARGEST_FILE = 5_000_000_000  # bytes, as transformers has it
 

@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import UserError
-from ..model.families import Architecture
-from ..model.weights import Weights
-from ..shardlib.types import map_type
-from .files import DTYPES, HuggingFaceCheckpoint
-from .names import NameTable, Part, Row, rows
+from pretrax.errors import UserError
+from pretrax.huggingface.files import DTYPES, HuggingFaceCheckpoint
+from pretrax.huggingface.names import NameTable, Part, Row, rows
+from pretrax.model.families import Architecture
+from pretrax.model.weights import Weights
+from pretrax.shardlib.types import map_type
 
 COUNTED = {'layer': 'layers', 'expert': 'E'}
 Piece = tuple[tuple[int, ...], np.ndarray]  # where along the leading dimensions, and the rest

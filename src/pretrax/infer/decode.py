@@ -17,14 +17,14 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from ..errors import UserError
-from ..model.architecture import Architecture, LayerKind
-from ..model.attention import attend_visible, in_sight
-from ..model.axes import AXES, ROWS, along
-from ..model.numerics import COMPUTE
-from ..model.transformer import FeedForward, Transformer, block, leave, mlp_of, stream
-from ..model.weights import Layer, Weights
-from ..shardlib import (
+from pretrax.errors import UserError
+from pretrax.model.architecture import Architecture, LayerKind
+from pretrax.model.attention import attend_visible, in_sight
+from pretrax.model.axes import AXES, ROWS, along
+from pretrax.model.numerics import COMPUTE
+from pretrax.model.transformer import FeedForward, Transformer, block, leave, mlp_of, stream
+from pretrax.model.weights import Layer, Weights
+from pretrax.shardlib import (  # fmt: skip
     axis_index,
     i32,
     key,
@@ -36,7 +36,7 @@ from ..shardlib import (
     scope,
     typechecked,
     typed_shard_map,
-)  # fmt: skip
+)
 
 
 @pytree_dataclass

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..errors import UserError
-from ..model.transformer import Transformer
-from .decode import generate
+from pretrax.errors import UserError
+from pretrax.infer.decode import generate
+from pretrax.model.transformer import Transformer
 
 
 class Choices(Protocol):

@@ -20,11 +20,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from .. import __version__
-from ..config import resolved_yaml
-from ..errors import UserError
-from .local import devices_of
-from .sweep import Row, Sweep
+from pretrax import __version__
+from pretrax.config import resolved_yaml
+from pretrax.errors import UserError
+from pretrax.launch.local import devices_of
+from pretrax.launch.sweep import Row, Sweep
 
 RESULTS = 'results.jsonl'
 FINAL = ('done', 'too large', 'out of memory', 'refused')  # would come again; `failed`, `killed`, `time limit` may not
@@ -138,8 +138,8 @@ class Bench:
 
 
 def measure_command() -> list[str]:
-    """`pretrax.train.measure` in this Python."""
-    return [sys.executable, '-c', 'from pretrax.train.measure import main; main()']
+    """`pretrax.run.measure` in this Python."""
+    return [sys.executable, '-c', 'from pretrax.run.measure import main; main()']
 
 
 def read_results(directory: pathlib.Path) -> dict[str, Result]:

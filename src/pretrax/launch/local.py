@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
-from ..config import RunConfig
-from ..errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, UserError
-from ..observe.attempts import note
-from .restarts import Ended, Restarts, judge, newest_checkpoint
-from .sizes import misfit
+from pretrax.config import RunConfig
+from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, UserError
+from pretrax.launch.restarts import Ended, Restarts, judge, newest_checkpoint
+from pretrax.launch.sizes import misfit
+from pretrax.observe.attempts import note
 
 _LOOK = 0.05  # seconds between two looks at the processes
 _AFTER_FAILURE = 0.3  # seconds for others that end in the same moment, so that the cause is among those looked at

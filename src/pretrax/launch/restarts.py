@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 import signal
 
-from ..errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN
+from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN
 
 LONGEST_WAIT = 60.0  # seconds
 

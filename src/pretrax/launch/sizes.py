@@ -4,8 +4,8 @@ import math
 import os
 import pathlib
 
-from ..config import RunConfig, resolve_mesh
-from ..errors import UserError
+from pretrax.config import RunConfig, resolve_mesh
+from pretrax.errors import UserError
 
 
 def devices_per_process(config: RunConfig, processes: int, wanted: int | None) -> tuple[int, str]:

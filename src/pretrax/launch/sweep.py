@@ -18,12 +18,12 @@ from typing import Any
 
 import pydantic
 
-from ..config import RunConfig, load
-from ..config.problems import Problem, from_validation, report, shown
-from ..config.schema import Count, Positive, Section
-from ..config.source import Places, read_file
-from ..errors import UserError
-from ..observe.sweep_report import value_text
+from pretrax.config import RunConfig, load
+from pretrax.config.problems import Problem, from_validation, report, shown
+from pretrax.config.schema import Count, Positive, Section
+from pretrax.config.source import Places, read_file
+from pretrax.errors import UserError
+from pretrax.observe.sweep_report import value_text
 
 DEVICES = 'devices'
 MOST_ROWS = 10_000

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..errors import UserError
+from pretrax.errors import UserError
 
 
 class RopeScaling(BaseModel):

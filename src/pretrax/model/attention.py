@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import UserError
-from ..shardlib import i32, num, save, typechecked
-from .architecture import Scores
-from .softcap import softcap
+from pretrax.errors import UserError
+from pretrax.model.architecture import Scores
+from pretrax.model.softcap import softcap
+from pretrax.shardlib import i32, num, save, typechecked
 
 BLOCK = 512  # queries that the blockwise kernel handles at a time, where sequences are longer
 SHORT = 128  # and where they are not

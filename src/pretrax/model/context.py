@@ -18,12 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import UserError
-from ..shardlib import alike, all_gather, all_to_all, axis_index, axis_size, i32, num, ppermute, save, typechecked
-from .architecture import Architecture, Scores
-from .attention import BLOCK, Kernel, attend, in_sight
-from .loss import Batch
-from .softcap import softcap
+from pretrax.errors import UserError
+from pretrax.model.architecture import Architecture, Scores
+from pretrax.model.attention import BLOCK, Kernel, attend, in_sight
+from pretrax.model.loss import Batch
+from pretrax.model.softcap import softcap
+from pretrax.shardlib import alike, all_gather, all_to_all, axis_index, axis_size, i32, num, ppermute, save, typechecked
 
 HIDDEN = -1e30  # the score of what is not seen; finite, so that a row that sees nothing yet makes no NaN
 

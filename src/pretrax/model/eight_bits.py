@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..errors import UserError
-from ..shardlib import Dim, axis_index, axis_size, einsum, parse_dims, pmax
+from pretrax.errors import UserError
+from pretrax.shardlib import Dim, axis_index, axis_size, einsum, parse_dims, pmax
 
 Kind = Literal['int8', 'fp8']
 Dims = tuple[Dim, ...]

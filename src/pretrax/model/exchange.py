@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..shardlib import alike, all_to_all, as_here, axis_size, pmax, scope
-from .dispatch import Places, block_length, both_ways, collect, in_blocks, rank, spread, together
+from pretrax.model.dispatch import Places, block_length, both_ways, collect, in_blocks, rank, spread, together
+from pretrax.shardlib import alike, all_to_all, as_here, axis_size, pmax, scope
 
 ROOM = 1.25
 

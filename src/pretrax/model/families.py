@@ -12,9 +12,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..errors import UserError
-from .architecture import Architecture, RopeScaling
-from .presets import PRESETS
+from pretrax.errors import UserError
+from pretrax.model.architecture import Architecture, RopeScaling
+from pretrax.model.presets import PRESETS
 
 # What a family leaves out is as in 'llama' (or as the defaults of TransformerOptions say).
 _LLAMA = {

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..shardlib import axis_index, f32, i32, num, pmax, psum, pytree_dataclass, typechecked
+from pretrax.shardlib import axis_index, f32, i32, num, pmax, psum, pytree_dataclass, typechecked
 
 # name -> (numerator, denominator), this device's partial sums over `axes.TOKENS`. The loss is the sum of the quotients. With
 # None for the denominator it is a table of sums, no loss, for the model's `summarize` to make metrics of.

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..errors import UserError
-from ..shardlib import scope
-from .axes import along
-from .loss import Batch, LossTerms
+from pretrax.errors import UserError
+from pretrax.model.axes import along
+from pretrax.model.loss import Batch, LossTerms
+from pretrax.shardlib import scope
 
 
 def check_loss_chunks(chunks: int, mesh: dict[str, int], sequence_length: int) -> int:

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..shardlib import all_gather, einsum
-from . import eight_bits
-from .numerics import Format
+from pretrax.model import eight_bits
+from pretrax.model.numerics import Format
+from pretrax.shardlib import all_gather, einsum
 
 
 def product(spec: str, x: Any, w: Any, how: Format) -> Any:

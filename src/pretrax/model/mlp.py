@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..shardlib import all_gather, num, psum_scatter, save, typechecked
-from .architecture import Architecture
-from .matmul import gather, plus, product
-from .numerics import Formats
-from .weights import Layer
+from pretrax.model.architecture import Architecture
+from pretrax.model.matmul import gather, plus, product
+from pretrax.model.numerics import Formats
+from pretrax.model.weights import Layer
+from pretrax.shardlib import all_gather, num, psum_scatter, save, typechecked
 
 
 @typechecked

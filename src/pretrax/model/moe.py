@@ -13,15 +13,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..shardlib import all_gather, all_to_all, axis_size, bool_, f32, i32, num, psum_scatter, save, scope, typechecked
-from .architecture import Architecture
-from .dispatch import block_length, collect, in_blocks, spread, together, within_capacity
-from .exchange import exchange
-from .matmul import exact_product, gather, grouped_product, product
-from .mlp import gated
-from .numerics import COMPUTE, Formats
-from .routing import Routed, observe
-from .weights import Layer
+from pretrax.model.architecture import Architecture
+from pretrax.model.dispatch import block_length, collect, in_blocks, spread, together, within_capacity
+from pretrax.model.exchange import exchange
+from pretrax.model.matmul import exact_product, gather, grouped_product, product
+from pretrax.model.mlp import gated
+from pretrax.model.numerics import COMPUTE, Formats
+from pretrax.model.routing import Routed, observe
+from pretrax.model.weights import Layer
+from pretrax.shardlib import (
+    all_gather,
+    all_to_all,
+    axis_size,
+    bool_,
+    f32,
+    i32,
+    num,
+    psum_scatter,
+    save,
+    scope,
+    typechecked,
+)
 
 
 @typechecked

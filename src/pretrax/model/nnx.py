@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..errors import UserError
-from .axes import ROWS, along
-from .loss import Batch
-from .nnx_options import NnxOptions
-from .request import ModelRequest
+from pretrax.errors import UserError
+from pretrax.model.axes import ROWS, along
+from pretrax.model.loss import Batch
+from pretrax.model.nnx_options import NnxOptions
+from pretrax.model.request import ModelRequest
 
 CALLED_WITH = ('positions', 'segments')  # of the batch, where the module's call has parameters of these names
 

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..shardlib import axis_size, f32, num, psum, typechecked
-from .architecture import Architecture
+from pretrax.model.architecture import Architecture
+from pretrax.shardlib import axis_size, f32, num, psum, typechecked
 
 
 @typechecked

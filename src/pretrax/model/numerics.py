@@ -16,9 +16,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from ..errors import UserError
-from .architecture import Architecture
-from .eight_bits import mix
+from pretrax.errors import UserError
+from pretrax.model.architecture import Architecture
+from pretrax.model.eight_bits import mix
 
 Kind = Literal['compute', 'int8', 'fp8']
 

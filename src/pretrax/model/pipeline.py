@@ -25,8 +25,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import UserError
-from ..shardlib import (
+from pretrax.errors import UserError
+from pretrax.model.architecture import Architecture
+from pretrax.shardlib import (  # fmt: skip
     apart,
     as_carried,
     axis_index,
@@ -36,8 +37,7 @@ from ..shardlib import (
     psum_scatter,
     recompute_by_name,
     scope,
-)  # fmt: skip
-from .architecture import Architecture
+)
 
 Stage = Callable[[Any, Any, Any], tuple[Any, Any]]  # x, layers of one chunk, micro-batch -> x, sums of each layer
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from .numerics import EXEMPT, Kind
+from pretrax.model.numerics import EXEMPT, Kind
 
 
 @dataclasses.dataclass(frozen=True)

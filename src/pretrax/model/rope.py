@@ -8,8 +8,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..shardlib import i32
-from .architecture import LayerKind, RopeScaling
+from pretrax.model.architecture import LayerKind, RopeScaling
+from pretrax.shardlib import i32
 
 
 def rotate(x: Any, positions: i32['B/r/d/e L/c'], kind: LayerKind) -> Any:

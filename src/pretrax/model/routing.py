@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..shardlib import axis_index, axis_size, bool_, f32, i32, pmax, psum
-from .architecture import Architecture
-from .axes import TOKENS
-from .loss import Batch, LossTerms
+from pretrax.model.architecture import Architecture
+from pretrax.model.axes import TOKENS
+from pretrax.model.loss import Batch, LossTerms
+from pretrax.shardlib import axis_index, axis_size, bool_, f32, i32, pmax, psum
 
 
 class Routed(NamedTuple):

@@ -16,37 +16,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..shardlib import (
-    all_gather,
-    f32,
-    i32,
-    num,
-    psum_scatter,
-    save,
-    scan,
-    take,
-    typechecked,
-    unroll,
-    whole,
-)
-from .activations import ALL_NAMED, choose_saved, choose_unrolled
-from .architecture import Architecture, LayerKind
-from .attention import Kernel, choose_kernel
-from .context import attend_across, choose_context, column_order, kernel_for, places
-from .families import TransformerOptions, resolve
-from .loss import Batch, LossTerms, denominators, loss_terms
-from .loss_chunks import check_loss_chunks, in_chunks
-from .matmul import choose_grouped, gather, plus, product
-from .mlp import feed_forward
-from .moe import mixture
-from .norm import norm, qk_norm
-from .numerics import Format, Formats, choose_numerics
-from .pipeline import Schedule, choose_schedule, in_stages
-from .request import ModelRequest
-from .rope import rotate
-from .routing import counted, describe_routing, load, routing_denominators, routing_metrics, routing_terms
-from .softcap import softcap
-from .weights import Layer, Weights, abstract_weights, init_weights
+from pretrax.model.architecture import Architecture, LayerKind
+from pretrax.model.attention import Kernel, choose_kernel
+from pretrax.model.context import attend_across, choose_context, column_order, kernel_for, places
+from pretrax.model.families import TransformerOptions, resolve
+from pretrax.model.loss import Batch, LossTerms, denominators, loss_terms
+from pretrax.model.loss_chunks import check_loss_chunks, in_chunks
+from pretrax.model.matmul import choose_grouped, gather, plus, product
+from pretrax.model.mlp import feed_forward
+from pretrax.model.moe import mixture
+from pretrax.model.norm import norm, qk_norm
+from pretrax.model.numerics import Format, Formats, choose_numerics
+from pretrax.model.pipeline import Schedule, choose_schedule, in_stages
+from pretrax.model.remat import ALL_NAMED, choose_saved, choose_unrolled
+from pretrax.model.request import ModelRequest
+from pretrax.model.rope import rotate
+from pretrax.model.routing import counted, describe_routing, load, routing_denominators, routing_metrics, routing_terms
+from pretrax.model.softcap import softcap
+from pretrax.model.weights import Layer, Weights, abstract_weights, init_weights
+from pretrax.shardlib import all_gather, f32, i32, num, psum_scatter, save, scan, take, typechecked, unroll, whole
 
 Attend = Callable[[Any, Any, Any], tuple[Any, Any]]  # q, k, v -> output, and what a cache keeps
 FeedForward = Callable[[Any, Layer], tuple[Any, Any]]  # normed stream, weights -> output, and what a router did

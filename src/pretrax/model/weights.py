@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from optax.contrib import MuonDimensionNumbers
 
-from ..shardlib import Array, f32, make_abstract, pytree_dataclass
-from .architecture import Architecture
+from pretrax.model.architecture import Architecture
+from pretrax.shardlib import Array, f32, make_abstract, pytree_dataclass
 
 
 @pytree_dataclass

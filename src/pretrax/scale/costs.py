@@ -12,9 +12,9 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from .devices import Device
-from .hlo import Instruction, bytes_of, computations_of, times_of
-from .roofline import REACH_GPU, REACH_TPU
+from pretrax.scale.devices import Device
+from pretrax.scale.hlo import Instruction, bytes_of, computations_of, times_of
+from pretrax.scale.roofline import REACH_GPU, REACH_TPU
 
 # Functions of the model, the loss and the step, and what is told of them. The innermost one of a call stack counts.
 PHASES = {

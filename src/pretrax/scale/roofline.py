@@ -24,7 +24,7 @@ Per device and step, T tokens, P parameters of the layers that multiply an activ
 import dataclasses
 from collections.abc import Mapping
 
-from .devices import Device
+from pretrax.scale.devices import Device
 
 
 @dataclasses.dataclass(frozen=True)

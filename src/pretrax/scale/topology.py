@@ -14,8 +14,8 @@ import os
 import re
 from typing import Any
 
-from ..errors import UserError
-from .devices import Device, lookup
+from pretrax.errors import UserError
+from pretrax.scale.devices import Device, lookup
 
 # Of each TPU: the name that libtpu knows, `device_kind`, cores that a name counts in a chip, dimensions of a slice, and
 # the chips of the largest one. docs.cloud.google.com/tpu/docs, the page of each version.

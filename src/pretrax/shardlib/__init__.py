@@ -3,9 +3,9 @@
 Stands alone: it knows nothing of language models. `docs/shardlib.md` introduces it.
 """
 
-from .check import apart, as_here, check, scope
-from .errors import ShardingError
-from .ops import (
+from pretrax.shardlib.check import apart, as_here, check, scope
+from pretrax.shardlib.errors import ShardingError
+from pretrax.shardlib.ops import (
     alike,
     all_gather,
     all_to_all,
@@ -22,11 +22,11 @@ from .ops import (
     whole,
     zero_gradient,
 )
-from .save import Choice, recompute_by_name, save
-from .scan import as_carried, scan, unroll
-from .shard_map import typed_shard_map
-from .typechecked import typechecked
-from .types import (
+from pretrax.shardlib.save import Choice, recompute_by_name, save
+from pretrax.shardlib.scan import as_carried, scan, unroll
+from pretrax.shardlib.shard_map import typed_shard_map
+from pretrax.shardlib.typechecked import typechecked
+from pretrax.shardlib.types import (
     Array,
     Dim,
     bf16,

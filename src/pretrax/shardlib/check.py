@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .errors import ShardingError
-from .replication import claim_same, settle, varying_axes
-from .types import (
+from pretrax.shardlib.errors import ShardingError
+from pretrax.shardlib.replication import claim_same, settle, varying_axes
+from pretrax.shardlib.types import (
     ArrayType,
     Dim,
     Maybe,

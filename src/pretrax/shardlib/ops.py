@@ -19,10 +19,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .check import check_array, current_scope
-from .errors import ShardingError
-from .replication import claim_differs, known_same, settle, varying_axes
-from .types import ArrayType, Dim, parse_dims
+from pretrax.shardlib.check import check_array, current_scope
+from pretrax.shardlib.errors import ShardingError
+from pretrax.shardlib.replication import claim_differs, known_same, settle, varying_axes
+from pretrax.shardlib.types import ArrayType, Dim, parse_dims
 
 Dims = tuple[Dim, ...]
 Moves = list[tuple[int, tuple[str, ...]]]  # which dimension, along which axes

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .errors import ShardingError
+from pretrax.shardlib.errors import ShardingError
 
 _claims_are_verified: contextvars.ContextVar[bool] = contextvars.ContextVar('claims_are_verified', default=False)
 

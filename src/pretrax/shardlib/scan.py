@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .ops import vary
-from .replication import varying_axes
-from .save import Choice, keep_by_name, recompute_by_name
+from pretrax.shardlib.ops import vary
+from pretrax.shardlib.replication import varying_axes
+from pretrax.shardlib.save import Choice, keep_by_name, recompute_by_name
 
 
 def scan[X](

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from .check import check, scope
-from .errors import ShardingError
-from .replication import settle, varying_axes, verified_later, verify
-from .typechecked import array_hints, typechecked
-from .types import current_mesh, make_partition_specs
+from pretrax.shardlib.check import check, scope
+from pretrax.shardlib.errors import ShardingError
+from pretrax.shardlib.replication import settle, varying_axes, verified_later, verify
+from pretrax.shardlib.typechecked import array_hints, typechecked
+from pretrax.shardlib.types import current_mesh, make_partition_specs
 
 
 def typed_shard_map[F: Callable](function: F) -> F:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .check import check, current_scope
-from .errors import ShardingError
-from .types import is_array_annotation
+from pretrax.shardlib.check import check, current_scope
+from pretrax.shardlib.errors import ShardingError
+from pretrax.shardlib.types import is_array_annotation
 
 _HERE = str(Path(__file__).parent)
 

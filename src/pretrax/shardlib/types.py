@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .errors import ShardingError
+from pretrax.shardlib.errors import ShardingError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from ..errors import UserError
+from pretrax.errors import UserError
 
 
 def decay_by_weight(weights: Any, weight_decay: float, no_decay: tuple[str, ...]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from ..errors import UserError
+from pretrax.errors import UserError
 
 KIND = 'pinned_host'  # host memory that the device can read and write by itself
 

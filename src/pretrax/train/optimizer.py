@@ -6,7 +6,7 @@ import optax
 from optax import contrib
 from pydantic import Field
 
-from ..model.weights import matrix_dimensions
+from pretrax.model.weights import matrix_dimensions
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..model.axes import TOKENS
-from ..model.loss import Batch, LossTerms
-from ..shardlib import (
+from pretrax.model.axes import TOKENS
+from pretrax.model.loss import Batch, LossTerms
+from pretrax.shardlib import (  # fmt: skip
     check,
     defer_reduction,
     f32,
@@ -25,10 +25,10 @@ from ..shardlib import (
     scope,
     typed_shard_map,
     zero_gradient,
-)  # fmt: skip
-from .decay import decay_by_weight
-from .host_memory import in_host, on_device, to_host
-from .spikes import FADING, is_spike
+)
+from pretrax.train.decay import decay_by_weight
+from pretrax.train.host_memory import in_host, on_device, to_host
+from pretrax.train.spikes import FADING, is_spike
 
 
 class Model(Protocol):

@@ -1,0 +1,85 @@
+"""Reading a store of tokens in whole blocks, the newest of which stay in memory.
+
+Rows come in an order that keeps to a few blocks for a while (`order.py`), so each block is read once and rows are cut
+out of memory. A split that fits into the memory given is one block, read when the run starts.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from pretrax.data.tokens.token_store import TokenStore
+
+MEMORY = 256 << 20  # bytes of tokens (uint32) kept for one split
+_READ_AT_ONCE = 16 << 20  # bytes
+
+type Tokens = tuple[np.ndarray, np.ndarray | None]  # `2 * id + starts_a_document`, and whether each counts
+
+
+class BlockCache:
+    """Tokens of a store by range. `reading` says what is being read, for whoever wonders why it takes long.
+
+    Args:
+        store: may be read by several threads.
+        block: tokens of a block. A block also holds the token after it, the last target of its last row.
+    """
+
+    def __init__(self, store: TokenStore, block: int):
+        self.store = store
+        self.is_whole = store.n_tokens * 4 <= MEMORY
+        self.reading: str | None = None
+        self._block = store.n_tokens if self.is_whole else block
+        self._n_kept = max(1, MEMORY // (4 * block))
+        self._kept: OrderedDict[int, Tokens] = OrderedDict()
+        self._lock = threading.Lock()
+        if self.is_whole:  # now, when damage costs nobody a training run
+            self.read([(0, 1)])
+
+    def read(self, ranges: Sequence[tuple[int, int]], whole_blocks: bool = True) -> list[Tokens]:
+        """The tokens of each [start, stop). Without `whole_blocks` what is not at hand is read alone and not kept."""
+        with self._lock:
+            wanted = {number for start, stop in ranges for number in self._blocks(start, stop)}
+            missing = sorted(wanted - self._kept.keys())
+            if missing and not whole_blocks and not self.is_whole:
+                return self._fetch(ranges)
+            here = {number: self._kept[number] for number in wanted - set(missing)}
+            at_once = max(1, _READ_AT_ONCE // (4 * self._block))
+            for first in range(0, len(missing), at_once):
+                numbers = missing[first : first + at_once]
+                here |= zip(numbers, self._fetch([self._range(number) for number in numbers]), strict=True)
+            self._kept |= here
+            for number in wanted:
+                self._kept.move_to_end(number)
+            while len(self._kept) > self._n_kept:
+                self._kept.popitem(last=False)
+        return [self._cut(here, start, stop) for start, stop in ranges]
+
+    def _blocks(self, start: int, stop: int) -> range:
+        # The last token of a range may be the one that follows its block.
+        return range(start // self._block, max(start, stop - 2) // self._block + 1)
+
+    def _range(self, number: int) -> tuple[int, int]:
+        return number * self._block, min((number + 1) * self._block + 1, self.store.n_tokens)
+
+    def _cut(self, here: dict[int, Tokens], start: int, stop: int) -> Tokens:
+        numbers = self._blocks(start, stop)
+        parts = []
+        for number in numbers:
+            first = number * self._block
+            end = stop if number == numbers[-1] else first + self._block
+            parts.append([a if a is None else a[max(start - first, 0) : end - first] for a in here[number]])
+        if len(parts) == 1:
+            return tuple(parts[0])
+        encoded, counts = zip(*parts, strict=True)
+        return np.concatenate(encoded), None if counts[0] is None else np.concatenate(counts)
+
+    def _fetch(self, ranges: Sequence[tuple[int, int]]) -> list[Tokens]:
+        self.reading = f'tokens {ranges[0][0]:,} to {ranges[-1][1]:,} of {self.store.name}'
+        try:
+            encoded = self.store.read(ranges)
+            counts = self.store.read_mask(ranges) if self.store.has_mask else [None] * len(ranges)
+        finally:
+            self.reading = None
+        return list(zip(encoded, counts, strict=True))

@@ -1,0 +1,36 @@
+"""The batches of a source as a Grain dataset, for pipelines of one's own: more threads, more steps of processing.
+
+batches = grain_batches(source, batch_rows=64, steps=10_000)[1_000:]  # from step 1,000 on
+for batch in batches.map(mine).to_iter_dataset(grain.ReadOptions(num_threads=4, prefetch_buffer_size=8)): ...
+"""
+
+import grain.python as grain
+
+from pretrax.data.batches.source import HostBatch, Source
+
+
+def grain_batches(source: Source, batch_rows: int, steps: int, rows: slice = slice(None)) -> grain.MapDataset:
+    """Element i is the `HostBatch` of step i, whoever asks and in whatever order.
+
+    Args:
+        source: any source; one over token stores may be read by several threads.
+        batch_rows: rows of a step over all processes.
+        steps: of the run; Grain wants to know the end.
+        rows: those that this process needs.
+    """
+    return grain.MapDataset.source(_Batches(source, batch_rows, steps, rows))
+
+
+class _Batches:
+    def __init__(self, source: Source, batch_rows: int, steps: int, rows: slice):
+        self._source, self._batch_rows, self._steps, self._rows = source, batch_rows, steps, rows
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __getitem__(self, index: int) -> HostBatch:
+        return self._source.batch(index, self._rows, self._batch_rows)
+
+    def __repr__(self) -> str:
+        fingerprint = getattr(self._source, 'fingerprint', None)  # Grain's checkpoints compare it
+        return f'batches of {self._batch_rows} rows, {fingerprint}'

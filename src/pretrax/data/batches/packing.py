@@ -1,0 +1,234 @@
+"""Rows of whole documents: which documents share a row, planned block by block from where documents start.
+
+A document of t + 1 tokens is t targets, each predicted from the tokens before it; one of more than L targets is cut in
+pieces of L and a rest. A plan puts pieces into rows of L; what stays free is padding. Every target of every document
+is in exactly one row, so an epoch has n_tokens - n_documents of them. Letters: R rows, L sequence length.
+"""
+
+import functools
+import hashlib
+import heapq
+import itertools
+import os
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pretrax.data.batches.block_cache import BlockCache, Tokens
+from pretrax.data.batches.source import HostBatch
+from pretrax.data.tokens.token_store import TokenStore
+from pretrax.errors import UserError
+
+# A plan covers consecutive documents of about so many tokens, and of so many rows if that is more.
+PLANNED_TOKENS = 1 << 18
+PLANNED_ROWS = 64
+_PLANS_KEPT = 256
+_STARTS_AT_ONCE = 1 << 20
+
+
+def place_in_order(lengths: list[int], room: int) -> list[int]:
+    """The row of each piece: as many as fit, in their order, then the next row."""
+    rows, row, free = [], -1, 0
+    for length in lengths:
+        if length > free:
+            row, free = row + 1, room
+        rows.append(row)
+        free -= length
+    return rows
+
+
+def place_best_fit(lengths: list[int], room: int) -> list[int]:
+    """The row of each piece: the longest first, each into the row with the least room that is enough.
+
+    Best-fit decreasing, as in Ding et al. 2024, "Fewer Truncations Improve Language Modeling", arXiv:2404.10830. Of
+    rows with equal room the first one is taken, of pieces of equal length too.
+    """
+    rows = [0] * len(lengths)
+    n_rows = 0
+    free: dict[int, list[int]] = {}  # room -> heap of the rows that have it
+    rooms = 0  # bit r is set where free[r] has a row: the smallest sufficient room is a bit to find
+    for piece in sorted(range(len(lengths)), key=lambda piece: -lengths[piece]):
+        length = lengths[piece]
+        if fitting := rooms >> length:
+            least = length + (fitting & -fitting).bit_length() - 1
+            row = heapq.heappop(free[least])
+            if not free[least]:
+                rooms ^= 1 << least
+        else:
+            row, least = n_rows, room
+            n_rows += 1
+        rows[piece] = row
+        if left := least - length:
+            heapq.heappush(free.setdefault(left, []), row)
+            rooms |= 1 << left
+    return rows
+
+
+PLACES: dict[str, Callable[[list[int], int], list[int]]] = {'whole': place_in_order, 'best_fit': place_best_fit}
+
+
+class Plan(NamedTuple):
+    """The rows of a block: row r has the pieces first[r] to first[r + 1] - 1; piece p is targets[p] long and its inputs
+    begin at start[p] in the stream of tokens."""
+
+    first: np.ndarray
+    start: np.ndarray
+    targets: np.ndarray
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.first) - 1
+
+
+class Index(NamedTuple):
+    """Where the blocks of a split begin: block k has the documents from document[k] on and the rows from row[k] on, and
+    the last values are their numbers. Then of all rows: at most so many segments in one, so many targets in all, and
+    so many documents cut."""
+
+    document: np.ndarray
+    row: np.ndarray
+    documents_per_row: np.ndarray
+    targets: np.ndarray
+    cut: np.ndarray
+
+
+class PackedDocuments:
+    """The rows of whole documents of one split; `Rows` of `token_source.py`.
+
+    Args:
+        tokens: the split.
+        sequence_length: L.
+        packing: a key of PLACES.
+        directory: where the index is kept; it is made again when the tokens, L or the packing are others.
+        say: told how well the documents fill their rows.
+    """
+
+    def __init__(
+        self, tokens: TokenStore, sequence_length: int, packing: str, directory: Path, say: Callable[[str], None]
+    ):
+        self.tokens, self.packing = tokens, packing
+        self._length = sequence_length
+        self._index = self._find_index(directory, say)
+        self.cache = BlockCache(tokens, PLANNED_TOKENS // 2)
+        self._plan = functools.lru_cache(_PLANS_KEPT)(self._make_plan)
+        self.n = int(self._index.row[-1])
+        self.block = max(1, 2 * PLANNED_TOKENS // sequence_length)
+        self.documents_per_row = int(self._index.documents_per_row)
+        self.density = int(self._index.targets) / max(1, self.n * sequence_length)
+
+    def __str__(self) -> str:
+        kind = 'in their order' if self.packing == 'whole' else 'by best fit'
+        cut = f', {self._index.cut:,} longer ones cut' if self._index.cut else ''
+        return (
+            f'{self.n:,} rows of whole documents {kind}{cut}; {self._index.targets:,} targets fill {self.density:.1%}, '
+            'the rest is padding'
+        )
+
+    def read(self, rows: np.ndarray, whole_blocks: bool) -> HostBatch:
+        """rows int64 [R] -> the rows of a batch."""
+        number = np.searchsorted(self._index.row, rows, side='right') - 1
+        pieces = []
+        for row, block in zip((rows - self._index.row[number]).tolist(), number.tolist(), strict=True):
+            plan = self._plan(block)
+            here = slice(plan.first[row], plan.first[row + 1])
+            pieces.append(list(zip(plan.start[here].tolist(), plan.targets[here].tolist(), strict=True)))
+        ranges = [(start, start + targets + 1) for row in pieces for start, targets in row]
+        tokens = iter(self.cache.read(ranges, whole_blocks))
+        return join_pieces([[next(tokens) for _ in row] for row in pieces], self._length)
+
+    def _make_plan(self, block: int) -> Plan:
+        document = self._index.document
+        return plan_rows(self._starts(document[block], document[block + 1]), self._length, self.packing)
+
+    def _starts(self, document: int, stop: int) -> np.ndarray:
+        """Where the documents start, and where the last of them ends."""
+        return self.tokens.read_starts(int(document), int(stop) + 1).astype(np.int64)
+
+    def _find_index(self, directory: Path, say: Callable[[str], None]) -> Index:
+        recipe = f'1 {self.tokens.fingerprint} {self.packing} {self._length} {PLANNED_TOKENS} {PLANNED_ROWS}'
+        path = directory / f'packing-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.npz'
+        if path.exists():
+            try:
+                with path.open('rb') as file, np.load(file, allow_pickle=False) as saved:
+                    return Index(*(saved[name] for name in Index._fields))
+            except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+                raise UserError(
+                    f'{path}: damaged index of packed rows: {error}\n  remove it: it is made anew'
+                ) from None
+        started = time.perf_counter()
+        index = self._make_index()
+        say(f'packing: planned {self.tokens.n_documents:,} documents in {time.perf_counter() - started:.1f} s: {path}')
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=f'.{path.name}-', delete=False) as file:
+            np.savez(file, **index._asdict())
+        os.replace(file.name, path)
+        return index
+
+    def _make_index(self) -> Index:
+        documents = self._block_edges()
+        n_rows, most, targets, cut = [0], 1, 0, 0
+        for document, stop in itertools.pairwise(documents):
+            starts = self._starts(document, stop)
+            plan = plan_rows(starts, self._length, self.packing)
+            n_rows.append(n_rows[-1] + plan.n_rows)
+            cut += int((np.diff(starts) - 1 > self._length).sum())
+            if plan.n_rows:
+                filled = np.add.reduceat(plan.targets, plan.first[:-1])
+                most = max(most, int((np.diff(plan.first) + (filled < self._length)).max()))
+                targets += int(filled.sum())
+        return Index(np.array(documents), np.array(n_rows), *map(np.array, (most, targets, cut)))
+
+    def _block_edges(self) -> list[int]:
+        """The first document of each block, and the number of documents."""
+        size = max(PLANNED_TOKENS, PLANNED_ROWS * self._length)
+        edges, full = [0], size
+        for document in range(0, self.tokens.n_documents, _STARTS_AT_ONCE):
+            starts = self.tokens.read_starts(document, min(document + _STARTS_AT_ONCE, self.tokens.n_documents))
+            while (at := int(np.searchsorted(starts, full))) < len(starts):
+                edges.append(document + at)
+                full = int(starts[at]) + size
+        return [*edges, self.tokens.n_documents]
+
+
+def plan_rows(starts: np.ndarray, length: int, packing: str) -> Plan:
+    """The rows of consecutive documents.
+
+    Args:
+        starts: int64 [documents + 1], where each starts in the stream of tokens, and where the last one ends.
+        length: L.
+        packing: a key of PLACES.
+    """
+    targets = np.diff(starts) - 1
+    n_pieces = -(-targets // length)
+    document = np.repeat(np.arange(len(targets)), n_pieces)
+    nth = np.arange(len(document)) - np.repeat(np.cumsum(n_pieces) - n_pieces, n_pieces)
+    start = starts[document] + nth * length
+    targets = np.minimum(targets[document] - nth * length, length)
+    rows = np.array(PLACES[packing](targets.tolist(), length), np.int64)
+    order = np.argsort(rows, kind='stable')
+    n_rows = int(rows.max()) + 1 if len(rows) else 0
+    return Plan(np.searchsorted(rows[order], np.arange(n_rows + 1)), start[order], targets[order])
+
+
+def join_pieces(rows: list[list[Tokens]], length: int) -> HostBatch:
+    """Rows of pieces -> a batch. A piece of t + 1 tokens is t inputs and their targets, in a segment of its own; what
+    no piece fills is a segment of padding, whose targets do not count."""
+    tokens, targets, segments, positions = (np.zeros((len(rows), length), np.int32) for _ in range(4))
+    mask = np.zeros((len(rows), length), np.float32)
+    count_up = np.arange(length, dtype=np.int32)
+    for row, pieces in enumerate(rows):
+        column = 0
+        for number, (encoded, counts) in enumerate(pieces, start=1):
+            ids = encoded >> 1
+            here = slice(column, column + len(ids) - 1)
+            tokens[row, here], targets[row, here] = ids[:-1], ids[1:]
+            segments[row, here], positions[row, here] = number, count_up[: len(ids) - 1]
+            mask[row, here] = 1 if counts is None else counts[1:]
+            column = here.stop
+        segments[row, column:], positions[row, column:] = len(pieces) + 1, count_up[: length - column]
+    return HostBatch(tokens, targets, segments, positions, mask)

@@ -1,0 +1,55 @@
+"""The data component `synthetic`: batches without text or disk, for benchmarks of everything else.
+
+data: {name: synthetic, vocab_size: 50304}
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pretrax.data.batches.source import DataRequest, HostBatch, pack_rows
+from pretrax.errors import UserError
+
+
+class SyntheticSource:
+    """Documents of one length, of tokens drawn from Zipf's law, as frequencies of words are: token k is drawn with a
+    probability in proportion to 1 / (k + 1). Each row is drawn from the seed and its number in the run."""
+
+    def __init__(self, request: DataRequest, vocab_size: int, document_length: int):
+        self.vocab_size = vocab_size
+        self.fingerprint = f'synthetic {vocab_size} {document_length}'
+        self.documents_per_row = -(-request.sequence_length // document_length)
+        self._seed, self._length, self._document = request.seed, request.sequence_length, document_length
+        # By the inverse of the cumulative distribution, which for 1 / x is exponential.
+        self._spread = np.log(vocab_size + 1)
+
+    def batch(self, step: int, rows: slice, batch_rows: int) -> HostBatch:
+        return self._rows(0, step * batch_rows + np.arange(batch_rows)[rows])
+
+    @property
+    def validation(self) -> Callable[[int, slice, int], HostBatch]:
+        """(index, rows, batch_rows) -> rows that training does not have."""
+        return lambda index, rows, batch_rows: self._rows(1, index * batch_rows + np.arange(batch_rows)[rows])
+
+    def _rows(self, split: int, numbers: np.ndarray) -> HostBatch:
+        uniform = np.stack(
+            [
+                np.random.default_rng([self._seed, split, number]).random(self._length + 1, np.float32)
+                for number in numbers.tolist()
+            ]
+        )
+        tokens = np.minimum(np.exp(uniform * self._spread) - 1, self.vocab_size - 1).astype(np.int32)
+        starts = np.zeros(tokens.shape, bool)
+        starts[:, :: self._document] = True
+        return pack_rows(tokens, starts)
+
+
+def open_synthetic(request: DataRequest, *, vocab_size: int, document_length: int | None = None) -> SyntheticSource:
+    """Options: ids below vocab_size; tokens in a document (default: a row is one document)."""
+    document_length = request.sequence_length + 1 if document_length is None else document_length
+    if vocab_size < 2 or document_length < 1:
+        raise UserError(
+            f'data: vocab_size={vocab_size}, document_length={document_length}\n  expected 2 or more, 1 or more'
+        )
+    request.say(f'data: synthetic tokens, ids below {vocab_size:,} by the law of Zipf; no text, nothing is read')
+    return SyntheticSource(request, vocab_size, document_length)

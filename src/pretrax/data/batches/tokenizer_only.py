@@ -1,0 +1,48 @@
+"""The data component `tokenizer`: a tokenizer and no text. Weights that were imported lie in a run like this.
+
+`pretrax generate` needs no more; training does, and is refused in words.
+"""
+
+from pathlib import Path
+
+import tokenizers
+
+from pretrax.data.batches.source import DataRequest, HostBatch
+from pretrax.data.tokenizers.tokenizer import Tokenizer
+from pretrax.errors import UserError
+
+FILE = 'tokenizer.json'
+
+
+class PromptTokenizer(Tokenizer):
+    """Encodes a prompt as the model's makers do: with the beginning-of-text token that their template puts before it."""
+
+    def __init__(self, content: bytes, name: str):
+        super().__init__(content, name)
+        with_template = tokenizers.Tokenizer.from_buffer(content)
+        empty = with_template.encode('', add_special_tokens=True).ids
+        self.prefix = [token for token in empty if token != self.end_of_text]
+
+    def encode(self, text: str) -> list[int]:
+        return self.prefix + super().encode(text)
+
+
+class TokenizerOnly:
+    """A source of no batches. `tokenizer` is None where the imported checkpoint had no tokenizer.json."""
+
+    bytes_per_token = None
+    documents_per_row = 1
+
+    def __init__(self, request: DataRequest, *, vocab_size: int | None = None):
+        self._directory = request.directory
+        path = Path(request.directory) / FILE
+        self.tokenizer = PromptTokenizer(path.read_bytes(), str(path)) if path.is_file() else None
+        if self.tokenizer is None and vocab_size is None:
+            raise UserError(f'{path}: no such file, and data.vocab_size does not say how many tokens there are')
+        self.vocab_size = vocab_size if self.tokenizer is None else self.tokenizer.vocab_size
+
+    def batch(self, step: int, rows: slice, batch_rows: int) -> HostBatch:
+        raise UserError(
+            f'{self._directory.parent} holds weights and a tokenizer, and no text to train on\n'
+            f'train from it in a run with data: init_from: {self._directory.parent}'
+        )

@@ -1,0 +1,142 @@
+"""Data sets of the Hugging Face hub, or of a directory laid out like one, through the library `datasets`.
+
+Downloaded (the library keeps Arrow files in its cache, and rows can be had in any order) or streaming (nothing is kept;
+workers share the files of the data set). Both give the same rows in the same order.
+"""
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pretrax.data.corpus.parts import Row
+from pretrax.data.options import PREFIX, HuggingFaceOptions
+from pretrax.errors import UserError
+
+_UNKNOWN_SIZE = 1 << 26  # bytes of a file of which nobody tells the size, to weigh it against others
+
+
+@dataclass(frozen=True)
+class HuggingFaceDataset:
+    """A split of a data set, in the version in which it was found."""
+
+    name: str
+    options: HuggingFaceOptions
+    version: str
+    size: int
+    n_pieces: int  # rows, or files where it is streaming
+
+    kind: Literal['hugging face'] = 'hugging face'
+
+    def __str__(self) -> str:
+        return f'{PREFIX}{self.name}'
+
+    @property
+    def description(self) -> str:
+        """How much it is, in words."""
+        if self.options.streaming:
+            return f'split {self.options.split}, streaming, {self.n_pieces:,} files'
+        return f'split {self.options.split}, {self.n_pieces:,} rows, {self.size / 1e6:,.1f} MB'
+
+    @property
+    def identity(self) -> str:
+        """Differs where other rows would be read."""
+        return f'{self.name} {self.options.configuration} {self.options.split} {self.version}'
+
+    def cut(self, positions: Sequence[int], fields: tuple[str, ...]) -> list['Rows | None']:
+        """Parts of it, cut at these of its bytes, were all rows alike; None where the part before goes on."""
+        whole = Rows(self, fields, 0, self.n_pieces)
+        bounds = [0, *(max(1, at * self.n_pieces // self.size) for at in positions), self.n_pieces]
+        parts = [replace(whole, start=start, stop=stop) for start, stop in itertools.pairwise(bounds)]
+        return [part if not number or part.start < part.stop else None for number, part in enumerate(parts)]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows start to stop - 1 of a data set, or the files, where it is streaming.
+
+    A place is the number of the row from 1; where it is streaming, that of the file and of the row in it.
+    """
+
+    dataset: HuggingFaceDataset
+    fields: tuple[str, ...]
+    start: int
+    stop: int
+
+    def rows(self, start: int = 0) -> Iterator[Row]:
+        try:
+            if self.dataset.options.streaming:
+                yield from itertools.islice(self._streamed(), start, None)
+            else:
+                found = self._opened().select(range(min(self.start + start, self.stop), self.stop))
+                for number, record in enumerate(found, self.start + start + 1):
+                    yield Row(f'{self.dataset}:{number}', record)
+        except Exception as error:
+            raise _refusal(str(self.dataset), error) from error
+
+    def count(self) -> int:
+        return sum(1 for _ in self.rows()) if self.dataset.options.streaming else self.stop - self.start
+
+    def exact(self, place: str) -> str:
+        return place
+
+    def _streamed(self) -> Iterator[Row]:
+        found = self._opened()
+        for file in range(self.start, self.stop):
+            for number, record in enumerate(found.shard(self.dataset.n_pieces, file), 1):
+                yield Row(f'{self.dataset}[{file}]:{number}', record)
+
+    def _opened(self) -> Any:
+        found = _reopened(self.dataset)
+        columns = [name.partition('.')[0] if name not in (found.features or ()) else name for name in self.fields]
+        # Columns that nothing asks for are not decoded: they may be pictures. All are there to be named as what there is.
+        return found.select_columns(columns) if found.features and set(columns) <= set(found.features) else found
+
+
+def find_dataset(spec: str, options: HuggingFaceOptions) -> HuggingFaceDataset:
+    """The data set that 'hf:NAME_OR_DIRECTORY' names. Raises UserError if it cannot be had."""
+    name = spec.removeprefix(PREFIX)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        name = str(path.resolve())
+        if options.revision is not None:
+            raise UserError(f'data.hugging_face.revision: {spec} is a directory, and has no revisions')
+    found, version = _load(name, options)
+    if options.streaming:
+        size = found.info.dataset_size or found.num_shards * _UNKNOWN_SIZE
+        return HuggingFaceDataset(name, options, version, size, found.num_shards)
+    return HuggingFaceDataset(name, options, version, max(1, found.info.dataset_size or found.nbytes), len(found))
+
+
+@functools.lru_cache(maxsize=8)
+def _reopened(dataset: HuggingFaceDataset) -> Any:
+    found, version = _load(dataset.name, dataset.options)
+    if version != dataset.version:
+        raise UserError(f'{dataset}: the data set has changed since this run began\n  start again')
+    return found
+
+
+def _load(name: str, options: HuggingFaceOptions) -> tuple[Any, str]:
+    """The data set, and what tells its version from others: the files it is of, with their times or the commit."""
+    try:
+        import datasets as library
+    except ImportError:
+        raise UserError(f"{PREFIX}{name}: takes the library datasets\n  pip install 'pretrax[datasets]'") from None
+    datasets: Any = library  # its stubs want to know whether it streams
+    try:
+        of = {'name': options.configuration, 'revision': options.revision}
+        builder = datasets.load_dataset_builder(name, **of)
+        version = f'{builder.config.name} {builder.hash}'
+        return datasets.load_dataset(name, **of, split=options.split, streaming=options.streaming), version
+    except Exception as error:
+        raise _refusal(f'{PREFIX}{name}', error) from error
+
+
+def _refusal(name: str, error: Exception) -> UserError:
+    """What the library, the hub or the network said. Each has exceptions of its own."""
+    if isinstance(error, UserError):
+        return error
+    said = ' '.join(str(error).split())[:400] or 'no reason given'
+    return UserError(f'{name}: {said} ({type(error).__name__})')

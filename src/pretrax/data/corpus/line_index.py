@@ -1,0 +1,190 @@
+"""Where the lines of a huge .jsonl file begin, written beside it by `pretrax data index`: FILE.pretrax-index.
+
+With it, reading starts at any document, workers know the numbers of their lines, and a compressed file is divided among
+workers, as far as it was compressed in several frames. The layout, little-endian:
+
+    8 bytes             PTXLINES
+    4088 bytes          JSON (Header), padded with blanks
+    n_lines x u64       the first byte of each line in the decompressed content
+    n_frames x 2 u64    the first byte of each frame in the file, and in the decompressed content
+
+An index of another state of the file (size, time of change), or one that is damaged, is refused: never a wrong place.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import zlib
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from pydantic import BaseModel, ValidationError
+
+from pretrax.data.corpus.blocks import blocks
+from pretrax.data.corpus.files import INDEX_SUFFIX, TextFile
+from pretrax.data.corpus.storage import state
+from pretrax.errors import UserError
+
+MAGIC = b'PTXLINES'
+VERSION = 1
+_HEADER = 4096
+
+
+class Header(BaseModel):
+    """What an index says of itself. `crc32` is over all that follows the header."""
+
+    version: int
+    size: int
+    stamp: str
+    n_bytes: int  # decompressed
+    n_lines: int
+    n_frames: int
+    crc32: int
+
+
+@dataclass(frozen=True)
+class LineIndex:
+    """The lines and frames of a file. The arrays are mapped, not read."""
+
+    n_bytes: int
+    starts: np.ndarray
+    frames: np.ndarray
+
+    def frame(self, start: int) -> tuple[int, int]:
+        """The last frame that begins at or before a byte of the content: its place in the file, and in the content."""
+        at = int(np.searchsorted(self.frames[:, 1], start, side='right')) - 1
+        return (int(self.frames[at, 0]), int(self.frames[at, 1])) if at >= 0 else (0, 0)
+
+    def first_lines(self, file: TextFile, positions: list[int]) -> list[int]:
+        """For each of these bytes of the file the line at which to cut: the next to begin, if compressed in a frame
+        that begins there or later."""
+        if file.is_compressed:
+            at = np.searchsorted(self.frames[:, 0], positions)
+            contents = np.append(self.frames[:, 1], self.n_bytes)[at]
+        else:
+            contents = np.asarray(positions)
+        return np.searchsorted(self.starts, contents).tolist()
+
+
+def index_path(path: Path) -> Path:
+    """Where the index of a file lies."""
+    return path.with_name(path.name + INDEX_SUFFIX)
+
+
+def find_index(file: TextFile) -> LineIndex | None:
+    """The index beside a file. Raises UserError if it is of another state of the file, or damaged."""
+    if not isinstance(file.path, Path) or file.kind != 'jsonl' or not (path := index_path(file.path)).exists():
+        return None
+    header = _read_header(path, file.path)
+    if (header.size, header.stamp) != (file.state.size, file.state.stamp):
+        raise UserError(f'{path}: {file.path.name} has changed since it was indexed\n{_again(file.path, path)}')
+    n_values = header.n_lines + 2 * header.n_frames
+    values = np.empty(0, '<u8')
+    if is_whole := path.stat().st_size == _HEADER + values.itemsize * n_values:
+        values = np.memmap(path, '<u8', 'r', _HEADER) if n_values else values
+    if not is_whole or zlib.crc32(values) != header.crc32:
+        raise UserError(f'{path}: the index is damaged\n{_again(file.path, path)}')
+    return LineIndex(header.n_bytes, values[: header.n_lines], values[header.n_lines :].reshape(-1, 2))
+
+
+def write_index(file: TextFile, say: Callable[[int], None] = lambda _: None) -> LineIndex:
+    """Index a local .jsonl file; the index appears whole or not at all, and replaces an older one.
+
+    Args:
+        say: called with the decompressed bytes read so far.
+    """
+    if not isinstance(file.path, Path):
+        raise UserError(f'{file.path}: an index lies beside its file on a disk\n  copy the file to one first')
+    if file.kind != 'jsonl':
+        raise UserError(
+            f'{file.path}: only .jsonl files are indexed, plain or compressed\n  {file.kind} files need no index'
+        )
+    frames = array('Q')
+    n_bytes = n_lines = crc = 0
+    try:
+        with _replacing(index_path(file.path)) as out:
+            out.write(bytes(_HEADER))
+            last = np.zeros(1, '<u8')  # where the line after what was read would begin
+            for block in blocks(file.path, began=lambda *place: frames.extend(place)):
+                ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord('\n')) + (n_bytes + 1)
+                n_bytes += len(block)
+                starts = np.concatenate([last, ends.astype('<u8')])
+                last = starts[-1:]
+                n_lines += len(starts) - 1
+                crc = zlib.crc32(starts[:-1].tobytes(), crc)
+                out.write(starts[:-1].tobytes())
+                say(n_bytes)
+                _refuse_changed(file)  # at each block: a file that grows all the time has no end
+            rest = last.tobytes() if last[0] < n_bytes else b''
+            n_lines += bool(rest)
+            rest += np.array(frames, '<u8').tobytes()
+            out.write(rest)
+            _refuse_changed(file)
+            header = Header(
+                version=VERSION, size=file.state.size or 0, stamp=file.state.stamp, n_bytes=n_bytes, n_lines=n_lines,
+                n_frames=len(frames) // 2, crc32=zlib.crc32(rest, crc),
+            )  # fmt: skip
+            out.flush()
+            os.fsync(out.fileno())
+            out.seek(0)
+            out.write(MAGIC + header.model_dump_json().encode().ljust(_HEADER - len(MAGIC)))
+    except OSError as error:
+        raise UserError(f'{index_path(file.path)}: cannot write the index: {error.strerror or error}') from error
+    index = find_index(file)
+    assert index is not None
+    return index
+
+
+def _refuse_changed(file: TextFile) -> None:
+    if state(file.path) != file.state:
+        raise UserError(f'{file.path}: the file changed while it was indexed\n  index it when it is at rest')
+
+
+def _read_header(path: Path, of: Path) -> Header:
+    with path.open('rb') as stream:
+        raw = stream.read(_HEADER)
+    try:
+        header = Header.model_validate(json.loads(raw.removeprefix(MAGIC)) if raw.startswith(MAGIC) else None)
+    except (ValidationError, ValueError):
+        raise UserError(f'{path}: no index of lines\n{_again(of, path)}') from None
+    if header.version != VERSION:
+        raise UserError(f'{path}: version {header.version}, expected {VERSION}\n{_again(of, path)}')
+    return header
+
+
+def _again(of: Path, path: Path) -> str:
+    return f'  make it again: pretrax data index {of}\n  or go without one: rm {path}'
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file that takes the place of another when the block ends well. One process at a time writes it, and what a
+    killed one leaves is written over."""
+    partial = path.with_name(f'.{path.name}.partial')
+    with partial.open('ab') as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f'{path}: another process is writing this index') from None
+        if not partial.exists() or not os.path.samestat(os.fstat(held.fileno()), partial.stat()):
+            raise UserError(f'{path}: another process has just written this index')
+        try:
+            with partial.open('r+b') as out:
+                out.truncate(0)
+                yield out
+                out.flush()
+                os.fsync(out.fileno())
+            partial.rename(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

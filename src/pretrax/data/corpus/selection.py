@@ -1,0 +1,282 @@
+"""Which rows of the text become documents: fields, filters, limits, duplicates, and what is done about a bad row.
+
+Every row is counted: read = kept + each reason of leaving out. A document is kept whole or left out, never cut.
+"""
+
+import collections
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from pretrax.data.corpus.document import Document
+from pretrax.errors import UserError
+
+MOST_TOLD = 10  # bad rows whose message is kept
+BAD, DUPLICATE, EMPTY = 'bad', 'duplicates', 'empty'
+
+type Scalar = str | bool | int | float
+
+
+class Filter(BaseModel):
+    """A condition on a field; rows that do not meet it are left out. Of several conditions in one, all must hold."""
+
+    model_config = ConfigDict(frozen=True, extra='forbid')
+
+    field: str = Field(min_length=1, description='the field; a dot leads into a nested one: meta.language')
+    equals: Scalar | None = Field(None, description='the value it must have')
+    differs: Scalar | None = Field(None, description='a value it must not have')
+    one_of: list[Scalar] | None = Field(None, min_length=1, description='the values of which it must have one')
+    at_least: float | None = Field(None, description='the smallest number it may be')
+    at_most: float | None = Field(None, description='the largest number it may be')
+    matches: str | None = Field(None, description='a regular expression to be found in it')
+    lacks: str | None = Field(None, description='a regular expression not to be found in it')
+    missing: Literal['fail', 'keep', 'drop'] = Field(
+        'fail', description='what to do with a row without the field, or null'
+    )
+
+    @model_validator(mode='after')
+    def _says_something(self) -> Self:
+        if not self._conditions():
+            names = ', '.join(name for name in type(self).model_fields if name not in ('field', 'missing'))
+            raise ValueError(f'a filter on {self.field!r} without a condition; expected one of {names}')
+        for name in ('matches', 'lacks'):
+            try:
+                re.compile(getattr(self, name) or '')
+            except re.error as error:
+                raise ValueError(f'{name} is no regular expression: {error}') from None
+        return self
+
+    def __str__(self) -> str:
+        return f'not {self.field} ' + ' and '.join(
+            f'{name} {json.dumps(value, ensure_ascii=False)}' for name, value in self._conditions().items()
+        )
+
+    def keeps(self, record: dict[str, Any], place: str) -> bool:
+        """Whether a row meets the condition. Raises UserError for a missing field or a value of another type."""
+        value = _value(record, self.field, place, self.missing == 'fail')
+        if value is None:
+            if self.missing == 'fail':
+                raise UserError(f'{place}: field {self.field!r} is null, and a filter asks for it{_MISSING_HINT}')
+            return self.missing == 'keep'
+        return all(self._holds(name, value, operand, place) for name, operand in self._conditions().items())
+
+    def _conditions(self) -> dict[str, Any]:
+        return {
+            name: value
+            for name in ('equals', 'differs', 'one_of', 'at_least', 'at_most', 'matches', 'lacks')
+            if (value := getattr(self, name)) is not None
+        }
+
+    def _holds(self, name: str, value: Any, operand: Any, place: str) -> bool:
+        if name in ('matches', 'lacks'):
+            if not isinstance(value, str):
+                raise self._wrong_type(value, 'a string', place)
+            return bool(re.search(operand, value)) == (name == 'matches')
+        if name in ('at_least', 'at_most'):
+            number = _as_number(value)
+            if number is None:
+                raise self._wrong_type(value, 'a number', place)
+            return number >= operand if name == 'at_least' else number <= operand
+        if name == 'one_of':
+            return any(_same(value, one) for one in operand)
+        return _same(value, operand) == (name == 'equals')
+
+    def _wrong_type(self, value: Any, expected: str, place: str) -> UserError:
+        return UserError(
+            f'{place}: field {self.field!r} is {_shown(value)}\n  expected {expected}, as a filter compares it'
+        )
+
+
+_MISSING_HINT = '\n  the filter may say  missing: drop  or  missing: keep'
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What becomes of a row. `prompt_field` and `answer_field` together stand in place of `field`."""
+
+    field: str = 'text'
+    prompt_field: str | None = None
+    answer_field: str | None = None
+    filters: tuple[Filter, ...] = ()
+    deduplicate: bool = False
+    min_characters: int = 0
+    max_characters: int | None = None
+    on_error: Literal['fail', 'skip'] = 'fail'
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields that are read."""
+        text = (self.prompt_field, self.answer_field) if self.prompt_field and self.answer_field else (self.field,)
+        return tuple(dict.fromkeys([*text, *(one.field for one in self.filters)]))
+
+    @property
+    def of_rows(self) -> str:
+        """The first key given that asks for fields, '' where none does."""
+        given = {'field': self.field != 'text', 'prompt_field': self.prompt_field, 'filters': self.filters}
+        return next((name for name, is_given in given.items() if is_given), '')
+
+    def identity(self, has_fields: bool) -> str:
+        """Words that differ where other documents would be kept."""
+        of_fields = [self.fields, *map(str, self.filters), *(one.missing for one in self.filters)] if has_fields else []
+        return json.dumps([of_fields, self.deduplicate, self.min_characters, self.max_characters])
+
+    def document(self, place: str, content: str | dict[str, Any] | UserError) -> Document | str:
+        """The document in a row, or why it is left out. Raises UserError for a bad row."""
+        if isinstance(content, UserError):
+            raise content
+        if content == '':
+            return EMPTY  # a blank line
+        for one in self.filters:
+            if not one.keeps(content if isinstance(content, dict) else {}, place):
+                return str(one)
+        document = self._document(place, content)
+        n_characters = len(document.text)
+        if not n_characters:
+            return EMPTY
+        if n_characters < self.min_characters:
+            return f'under {self.min_characters:,} characters'
+        if self.max_characters is not None and n_characters > self.max_characters:
+            return f'over {self.max_characters:,} characters'
+        return document
+
+    def _document(self, place: str, content: str | dict[str, Any]) -> Document:
+        if isinstance(content, str):
+            if self.prompt_field:
+                raise UserError(f'{place}: a text without fields, and data.prompt_field asks for one')
+            return Document(content, place)
+        if self.prompt_field and self.answer_field:
+            prompt = _text(content, self.prompt_field, place, 'prompt_field')
+            answer = _text(content, self.answer_field, place, 'answer_field')
+            both = prompt + answer
+            return Document(both, place, ((len(prompt), len(both)),) if answer else ()) if both else Document('', place)
+        return Document(_text(content, self.field, place, 'field'), place)
+
+
+@dataclass
+class Counts:
+    """How many rows were read, how many documents were kept, and why the others were not. Counts add up."""
+
+    read: int = 0
+    kept: int = 0
+    left_out: collections.Counter[str] = field(default_factory=collections.Counter)
+    errors: list[str] = field(default_factory=list)  # the first MOST_TOLD bad rows
+
+    def __add__(self, other: 'Counts') -> 'Counts':
+        return Counts(
+            self.read + other.read,
+            self.kept + other.kept,
+            self.left_out + other.left_out,
+            (self.errors + other.errors)[:MOST_TOLD],
+        )
+
+    def lines(self) -> list[str]:
+        """What to say at the end: the sum, and the first bad rows."""
+        reasons = ''.join(f' + {n:,} {reason}' for reason, n in sorted(self.left_out.items()))
+        return [
+            f'documents: {self.read:,} read = {self.kept:,} kept{reasons}',
+            *(f'left out as bad: {error.splitlines()[0]}' for error in self.errors),
+            *([f'and {more:,} bad ones more'] if (more := self.left_out[BAD] - len(self.errors)) > 0 else []),
+        ]
+
+    def add_bad(self, error: UserError) -> None:
+        self.left_out[BAD] += 1
+        if len(self.errors) < MOST_TOLD:
+            self.errors.append(str(error))
+
+
+def documents(
+    rows: Iterator[tuple[str, Any]], selection: Selection, counts: Counts, exact: Callable[[str], str]
+) -> Iterator[Document | None]:
+    """What becomes of each row, one for one: its document, or None. Duplicates are still among them, and not counted.
+
+    Raises UserError at the first bad row where `on_error` is 'fail', with its place as `exact` tells it.
+    """
+    for place, content in rows:
+        counts.read += 1
+        try:
+            found = selection.document(place, content)
+        except UserError as error:
+            message = str(error).replace(place, exact(place), 1) if len(counts.errors) < MOST_TOLD else str(error)
+            if selection.on_error == 'fail':
+                raise UserError(message) from None
+            counts.add_bad(UserError(message))
+            yield None
+            continue
+        if isinstance(found, str):
+            counts.left_out[found] += 1
+            yield None
+        else:
+            yield found
+
+
+def digest(document: Document) -> bytes:
+    """16 bytes that depend on the text and the answers alone."""
+    total = hashlib.blake2b(document.text.encode(), digest_size=16)
+    if document.answers is not None:
+        total.update(b'\xff' + repr(document.answers).encode())  # a byte that no UTF-8 has
+    return total.digest()
+
+
+def _text(record: dict[str, Any], name: str, place: str, key: str) -> str:
+    text = record[name] if name in record else _value(record, name, place, required=True, key=key)
+    if not isinstance(text, str):
+        raise UserError(f'{place}: field {name!r} is {_shown(text)}\n  expected a string')
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f'{place}: field {name!r} holds half a surrogate pair at character {error.start}') from None
+    return text
+
+
+def _value(record: dict[str, Any], name: str, place: str, required: bool, key: str = '') -> Any:
+    """A field, or one within another; None where it is missing and not required."""
+    found: Any = record
+    for step in [name] if name in record else name.split('.'):
+        if not isinstance(found, dict) or step not in found:
+            if required:
+                raise _missing(record, name, place, key)
+            return None
+        found = found[step]
+    return found
+
+
+def _missing(record: dict[str, Any], name: str, place: str, key: str) -> UserError:
+    known = ', '.join(map(repr, list(record)[:12])) or 'none'
+    if not key:
+        return UserError(
+            f'{place}: no field {name!r}, and a filter asks for it\n  fields found: {known}{_MISSING_HINT}'
+        )
+    close = difflib.get_close_matches(name, record, n=1) or [other for other, x in record.items() if type(x) is str]
+    hint = f'\n  to read {close[0]!r}: data.{key}={close[0]}' if close else ''
+    return UserError(f'{place}: no field {name!r}\n  fields found: {known}{hint}')
+
+
+def _as_number(value: Any) -> float | None:
+    if isinstance(value, str):  # every value of a .csv file is one
+        try:
+            return float(value)
+        except ValueError:
+            return None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _same(value: Any, operand: Scalar) -> bool:
+    if isinstance(operand, bool) or isinstance(value, bool):
+        return value is operand or (isinstance(value, str) and value.lower() == str(operand).lower())
+    if isinstance(operand, int | float):
+        return _as_number(value) == operand
+    return value == operand
+
+
+def _shown(value: Any) -> str:
+    try:
+        return json.dumps(value)[:60]
+    except (TypeError, ValueError):
+        return f'{value!r}'[:60]

@@ -1,0 +1,117 @@
+"""Processes of this machine. Each is a fresh interpreter (data/tokenize/worker.py) that never sees the caller's program, so that a
+script needs no `if __name__ == '__main__'`, and that imports no JAX."""
+
+import contextlib
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from pretrax.data.corpus.corpus import Shard
+from pretrax.data.tokenize.pieces import Job, Piece, Progress, write_piece
+from pretrax.data.tokenize.worker import send
+from pretrax.errors import UserError
+
+
+class Processes:
+    """An `Engine` of n processes."""
+
+    def __init__(self, n: int):
+        self._n = n
+        self._workers: list[subprocess.Popen] = []
+        self.name = f'{n} processes'
+
+    def unordered(
+        self, function: Callable[..., Any], calls: Sequence[tuple], progress: Progress
+    ) -> Iterator[tuple[int, Any]]:
+        waiting = iter(enumerate(calls))
+        lock = threading.Lock()
+        answers: queue.SimpleQueue[tuple[int, str, Any]] = queue.SimpleQueue()
+
+        def attend(worker: subprocess.Popen) -> None:
+            while True:
+                with lock:
+                    number, arguments = next(waiting, (-1, ()))
+                if number < 0:
+                    return
+                for kind, answer in _ask(worker, function, arguments):
+                    answers.put((number, kind, answer))
+                    if kind in ('mistake', 'defect'):
+                        return
+
+        while len(self._workers) < min(self._n, len(calls)):
+            self._workers.append(_start())
+        for worker in self._workers:
+            threading.Thread(target=attend, args=(worker,), daemon=True).start()
+        left = len(calls)
+        while left:
+            number, kind, answer = answers.get()
+            match kind:
+                case 'progress':
+                    progress(*answer)
+                case 'result':
+                    left -= 1
+                    yield number, answer
+                case 'mistake':
+                    raise UserError(answer)
+                case _:
+                    raise RuntimeError(f'a worker failed:\n{answer}')
+
+    def pieces(
+        self, job: Job, directory: Path, shards: Sequence[tuple[int, Shard]], progress: Progress
+    ) -> Iterator[tuple[int, Piece]]:
+        calls = [(job, directory, number, shard) for number, shard in shards]
+        for call, piece in self.unordered(write_piece, calls, progress):
+            yield shards[call][0], piece
+
+    def close(self) -> None:
+        """End the processes, whatever they are at."""
+        for worker in self._workers:
+            worker.kill()
+            worker.wait()
+            for stream in (worker.stdin, worker.stdout):
+                with contextlib.suppress(OSError):  # what was not sent is not needed any more
+                    assert stream is not None
+                    stream.close()
+        self._workers.clear()
+
+
+def _ask(worker: subprocess.Popen, function: Callable[..., Any], arguments: tuple) -> Iterator[tuple[str, Any]]:
+    """The answers to one call: progress, then its result or error."""
+    assert worker.stdout is not None
+    try:
+        send(cast(BinaryIO, worker.stdin), (function, arguments))
+        kind = ''
+        while kind in ('', 'progress'):
+            kind, answer = pickle.load(worker.stdout)
+            yield kind, answer
+    except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+        code = worker.wait()
+        how = signal.Signals(-code).name if code < 0 else f'exit code {code}'
+        yield (
+            'mistake',
+            f'data: a worker process has ended ({how})\n'
+            '  if memory ran out, take fewer of them: data.workers=1\n'
+            '  the next run continues from what is finished',
+        )
+
+
+def _start() -> subprocess.Popen:
+    # Each worker has a core, so libraries get no more; paths that the caller added count for workers too.
+    environment = os.environ | {
+        'RAYON_NUM_THREADS': '1',
+        'TOKENIZERS_PARALLELISM': 'false',
+        'PYTHONPATH': os.pathsep.join(path for path in sys.path if path),
+    }
+    return subprocess.Popen(
+        [sys.executable, '-m', 'pretrax.data.tokenize.worker'],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    )

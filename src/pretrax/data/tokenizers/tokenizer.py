@@ -1,0 +1,138 @@
+"""Text <-> token ids: what a `tokenizer.json` says, whatever it was made from (data/tokenizers/tokenizer_files.py finds one).
+
+This wraps `tokenizers` so that nothing is added to, cut from or read into the text: no padding, no truncation, no
+template, no BPE dropout, and a special token's name inside a document is ordinary text. It is the reference for the
+faster encoders in data/tokenizers/encoders.py.
+"""
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders
+
+from pretrax.errors import UserError
+
+END_OF_TEXT = '<|endoftext|>'
+# What published tokenizers call it, in the order in which they are looked for.
+_END_OF_TEXT_NAMES = (END_OF_TEXT, '<|end_of_text|>', '<eos>', '</s>')
+# Where implementations differ if they differ: contractions, digits, blanks of all kinds, long runs, marks that combine,
+# characters beyond 16 bits, names of special tokens, what normalisation changes.
+PROBES = (
+    '', ' ', '\n', ' \n ', '\r\n', '\t\tx', '   three  blanks ', 'x\n\n\n  y', 'x \n \r y', '\u00a0\u2009\u3000x',
+    "I'll WE'VE don't 'S ''s can\u2019t", '0 12 123 1234 12345 \u0663\u0664 \u00b2\u00bd \u2163', '!!! ?!.,;: -- ---- ==',
+    'na\u00efve ca\ufb01 e\u0301 \u1e9b\u0323 \u212b \u01c5', '\u6f22\u5b57\u304b\u306a \ud55c\uad6d\uc5b4 \u0e44\u0e17\u0e22',
+    '\U0001f389\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea', '\x00\x01\x7f\x80\x9f\ufeff\ufffd\u2028\u2029',
+    'x' * 300, ' ' * 300 + 'x', '\n' * 100, 'ab' * 200, '9' * 100, '_a__b_', 'CamelCaseHTTPServer', '<0x41> \u2581x',
+    'a<|endoftext|>b', '<s> </s> <eos> <unk> [MASK] <|im_start|>', '\u05d0\u05b8 \u0627\u0644\u0639\u0631\u0628\u064a\u0629', '\u0130\u0131\u00df\u017f',
+)  # fmt: skip
+_BYTE = re.compile('<0x[0-9A-F]{2}>')
+
+
+class Tokenizer:
+    """Token ids of text and back.
+
+    Attributes: vocab_size (largest id + 1), end_of_text (the id that ends every document), content (the bytes of
+    tokenizer.json), sha256 (of those) and settings (content without what would change the text, as a dict).
+
+    Args:
+        content: of a tokenizer.json.
+        name: what errors call it.
+        end_of_text: None takes the first token with one of the usual names.
+    """
+
+    def __init__(self, content: bytes, name: str, end_of_text: int | None = None):
+        self.content = content
+        self.sha256 = hashlib.sha256(content).hexdigest()
+        self.settings, self._backend = _load(content, name)
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self.end_of_text = _end_of_text(vocabulary, name) if end_of_text is None else end_of_text
+        if not 0 <= self.end_of_text < self.vocab_size:
+            raise UserError(f'{name}: end-of-text is {self.end_of_text}, and it has {self.vocab_size:,} tokens')
+        self._byte_level = isinstance(self._backend.decoder, decoders.ByteLevel)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of the text alone; no end-of-text token is added."""
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of each text, on all cores."""
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids; special tokens show by name."""
+        return self._backend.decode(ids, skip_special_tokens=False)
+
+    def token_id(self, name: str) -> int | None:
+        """The id of the token with that name, None where there is none."""
+        return self._backend.token_to_id(name)
+
+    def byte_length(self, token: int) -> int:
+        """How many bytes of text a token stands for."""
+        return int(self.byte_lengths[token])
+
+    def token_starts(self, text: str, ids: np.ndarray) -> np.ndarray:
+        """Where in the UTF-8 bytes of a text each of its tokens begins, int64 [ids + 1]; the last is the end."""
+        size = len(text.encode())
+        if self._byte_level and self.settings.get('normalizer') is None:
+            lengths = self.byte_lengths[ids]
+            if lengths.sum() == size:  # not so where a blank is put before the text
+                return np.append(0, np.cumsum(lengths))
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        assert np.array_equal(encoding.ids, ids)
+        code_points = np.frombuffer(text.encode('utf-32-le'), np.uint32)
+        before = np.append(0, np.cumsum(1 + sum((code_points >= least).astype(np.int64) for least in _LONGER)))
+        starts = before[np.array([start for start, _ in encoding.offsets] or [0], np.int64)][: len(ids)]
+        if len(starts):
+            starts[0] = 0
+        return np.append(np.maximum.accumulate(starts) if len(starts) else starts, size)
+
+    @functools.cached_property
+    def byte_lengths(self) -> np.ndarray:
+        """`byte_length` of every token, int64."""
+        added = {token['id']: token['content'] for token in self.settings.get('added_tokens') or ()}
+        return np.array([self._length(token, added.get(token)) for token in range(self.vocab_size)], np.int64)
+
+    def _length(self, token: int, added: str | None) -> int:
+        written = self._backend.id_to_token(token) or ''
+        if not self._byte_level and _BYTE.fullmatch(written):  # for a byte of a character outside the vocabulary
+            return 1
+        if added is not None:
+            return len(added.encode())
+        if self._byte_level:  # each character of a byte-level token is one byte, even where it is part of a character
+            return len(written)
+        return len(self.decode([token]).encode())
+
+
+_LONGER = (0x80, 0x800, 0x10000)  # from each of these on, UTF-8 takes a byte more
+
+
+def _load(content: bytes, name: str) -> tuple[dict[str, Any], tokenizers.Tokenizer]:
+    try:
+        settings = json.loads(content)
+        # Cutting, filling, templates and random merges (BPE dropout) would make the tokens differ from the text.
+        settings['truncation'] = settings['padding'] = settings['post_processor'] = None
+        settings['model'] |= {'dropout': None} if 'dropout' in settings['model'] else {}
+        backend = tokenizers.Tokenizer.from_buffer(json.dumps(settings).encode())
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f'{name}: not a tokenizer.json of the `tokenizers` library\n  {error}') from None
+    backend.encode_special_tokens = True
+    return settings, backend
+
+
+def _end_of_text(vocabulary: dict[str, int], name: str) -> int:
+    for candidate in _END_OF_TEXT_NAMES:
+        if candidate in vocabulary:
+            return vocabulary[candidate]
+    raise UserError(
+        f'{name}: no token that ends a document\n  expected one of {", ".join(_END_OF_TEXT_NAMES)}\n'
+        f'  its first tokens: {", ".join(sorted(vocabulary, key=vocabulary.__getitem__)[:8])}\n'
+        '  if it has another name, give the directory of tokenizer.json with a tokenizer_config.json that says\n'
+        '  {"eos_token": "NAME"}'
+    )

@@ -1,0 +1,173 @@
+"""The tokenizer that a user names: a tokenizer.json, a Hugging Face directory, `tiktoken:NAME`, or `bytes`.
+
+Each becomes the content of a `tokenizer.json`, so that whatever reads the tokens later needs only that one file.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import pre_tokenizers
+
+from pretrax.data.corpus.files import nearest
+from pretrax.data.tokenizers.tokenizer import END_OF_TEXT, PROBES, Tokenizer
+from pretrax.errors import UserError
+
+if TYPE_CHECKING:
+    import tiktoken
+
+BYTES = 'bytes'
+TIKTOKEN = 'tiktoken:'
+TOKENIZER_JSON = 'tokenizer.json'
+
+
+def load_tokenizer(spec: str | Path) -> Tokenizer:
+    """The tokenizer that a specification names. Raises UserError for what is none or cannot end a document."""
+    if spec == BYTES:
+        return bytes_tokenizer()
+    if str(spec).startswith(TIKTOKEN):
+        return _named_tiktoken(str(spec).removeprefix(TIKTOKEN))
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        return _of_directory(path)
+    if not path.is_file():
+        raise UserError(
+            f'{path}: no such tokenizer.json file\n  {nearest(path)}\n'
+            f'  expected a tokenizer.json, a directory that holds one, {TIKTOKEN}NAME or {BYTES}'
+        )
+    return Tokenizer(path.read_bytes(), str(path))
+
+
+def bytes_tokenizer() -> Tokenizer:
+    """257 tokens: the id of a byte is its value, and 256 ends a document."""
+    letters = byte_letters()
+    vocabulary = {letters[byte]: byte for byte in range(256)}
+    return Tokenizer(_byte_level_json(vocabulary, [], {END_OF_TEXT: 256}, None), BYTES)
+
+
+def is_bytes(tokenizer: Tokenizer) -> bool:
+    return tokenizer.vocab_size == 257 and tokenizer.sha256 == bytes_tokenizer().sha256
+
+
+def of_tiktoken(encoding: 'tiktoken.Encoding') -> Tokenizer:
+    """The same tokenizer as a `tokenizer.json`. Raises UserError where the two give different ids.
+
+    tiktoken merges whichever two neighbours make the token of the lowest rank. So every way to put a token together from
+    two others is a merge here, in the order of the tokens' ranks.
+    """
+    letters = byte_letters()
+    ranks: dict[bytes, int] = encoding._mergeable_ranks
+    shown = {token: ''.join(letters[byte] for byte in token) for token in ranks}
+    merges = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        ways = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        ways = [(ranks[left], ranks[right], left, right) for left, right in ways if left in ranks and right in ranks]
+        merges += [[shown[left], shown[right]] for _, _, left, right in sorted(ways)]
+    vocabulary = {shown[token]: rank for token, rank in ranks.items()}
+    content = _byte_level_json(vocabulary, merges, encoding._special_tokens, _portable(encoding._pat_str))
+    tokenizer = Tokenizer(content, f'{TIKTOKEN}{encoding.name}')
+    for text in PROBES:
+        if tokenizer.encode(text) != encoding.encode_ordinary(text):
+            raise UserError(
+                f'{TIKTOKEN}{encoding.name}: its rules cannot be written as a tokenizer.json: {text[:40]!r} would become\n'
+                f'  other ids than in tiktoken\n  give a tokenizer.json of this tokenizer instead'
+            )
+    return tokenizer
+
+
+def byte_letters() -> list[str]:
+    """The letter that stands for each byte in a byte-level vocabulary: itself where it can be seen. Radford et al. 2019."""
+    seen = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *range(ord('®'), ord('ÿ') + 1)]
+    letters = {byte: chr(byte) for byte in seen}
+    for byte in range(256):
+        letters.setdefault(byte, chr(256 + len(letters) - len(seen)))
+    assert sorted(letters.values()) == sorted(pre_tokenizers.ByteLevel.alphabet())
+    return [letters[byte] for byte in range(256)]
+
+
+def _byte_level_json(
+    vocabulary: dict[str, int], merges: list[list[str]], special: dict[str, int], pattern: str | None
+) -> bytes:
+    """A tokenizer.json that cuts text where the pattern says (None: nowhere) and merges bytes inside the pieces."""
+    letters = {'type': 'ByteLevel', 'add_prefix_space': False, 'trim_offsets': True, 'use_regex': False}
+    cut = {'type': 'Split', 'pattern': {'Regex': pattern}, 'behavior': 'Isolated', 'invert': False}
+    flags = {'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False, 'special': True}
+    settings: dict[str, Any] = {
+        'version': '1.0',
+        'truncation': None,
+        'padding': None,
+        'added_tokens': [
+            {'id': token, 'content': name, **flags} for name, token in sorted(special.items(), key=lambda item: item[1])
+        ],
+        'normalizer': None,
+        'pre_tokenizer': letters if pattern is None else {'type': 'Sequence', 'pretokenizers': [cut, letters]},
+        'post_processor': None,
+        'decoder': letters | {'use_regex': True},
+        'model': {
+            'type': 'BPE', 'dropout': None, 'unk_token': None, 'continuing_subword_prefix': None,
+            'end_of_word_suffix': None, 'fuse_unk': False, 'byte_fallback': False, 'ignore_merges': True,
+            'vocab': vocabulary, 'merges': merges,
+        },
+    }  # fmt: skip
+    return json.dumps(settings, ensure_ascii=False).encode()
+
+
+def _portable(pattern: str) -> str:
+    """tiktoken's pattern for Oniguruma, where `{1,3}+` would repeat the group instead of keeping what it has taken."""
+    return re.sub(r'(\\p\{\w+\}|\\.|\[(?:[^\]\\]|\\.)*\]|[^\s()\[\]])(\{\d+(?:,\d*)?\})\+', r'(?>\1\2)', pattern)
+
+
+def _named_tiktoken(name: str) -> Tokenizer:
+    try:
+        import tiktoken
+    except ImportError:
+        raise UserError(f"{TIKTOKEN}{name}: tiktoken is not installed\n  pip install 'pretrax[tiktoken]'") from None
+    try:
+        encoding = tiktoken.get_encoding(name)
+    except ValueError as error:
+        raise UserError(
+            f'{TIKTOKEN}{name}: {str(error).splitlines()[0]}\n  expected one of {", ".join(tiktoken.list_encoding_names())}'
+        ) from None
+    except OSError as error:  # requests' exceptions are of this kind
+        raise UserError(
+            f'{TIKTOKEN}{name}: tiktoken cannot download it: {type(error).__name__}\n'
+            '  without a network set TIKTOKEN_CACHE_DIR to a directory where it was downloaded before'
+        ) from None
+    return of_tiktoken(encoding)
+
+
+def _of_directory(path: Path) -> Tokenizer:
+    file = path / TOKENIZER_JSON
+    if not file.is_file():
+        raise UserError(
+            f'{path}: no tokenizer.json in this directory\n  {nearest(file)}\n'
+            f'  transformers makes one: AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained(DIRECTORY)'
+        )
+    content = file.read_bytes()
+    name, said_in = _eos_token(path)
+    if name is None:
+        return Tokenizer(content, str(file))
+    tokenizer = Tokenizer(content, str(file), end_of_text=0)  # to look the name up
+    token = tokenizer.token_id(name)
+    if token is None:
+        raise UserError(f'{said_in}: eos_token {name!r} is no token of {file}\n  write a token that is')
+    return Tokenizer(content, str(file), end_of_text=token)
+
+
+def _eos_token(path: Path) -> tuple[str | None, Path]:
+    """The name of the token that ends a text, by the files that transformers writes."""
+    file = path
+    for file in (path / 'tokenizer_config.json', path / 'special_tokens_map.json'):
+        if not file.is_file():
+            continue
+        try:
+            found = json.loads(file.read_bytes()).get('eos_token')
+        except (ValueError, AttributeError) as error:
+            raise UserError(f'{file}: not a JSON object: {error}') from None
+        found = found.get('content') if isinstance(found, dict) else found
+        if isinstance(found, str):
+            return found, file
+        if found is not None:
+            raise UserError(f'{file}: eos_token is {json.dumps(found)[:60]}\n  expected the name of a token')
+    return None, file

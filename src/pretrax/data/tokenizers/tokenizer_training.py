@@ -1,0 +1,53 @@
+"""Training a tokenizer on text: byte-level BPE or Unigram, saved as `tokenizer.json`."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from pretrax.data.tokenizers.tokenizer import END_OF_TEXT, Tokenizer
+
+type ModelName = Literal['bpe', 'unigram']
+MODELS: dict[str, ModelName] = {'bpe': 'bpe', 'unigram': 'unigram'}
+_SHOWN = {'bpe': 'byte-level BPE', 'unigram': 'byte-level Unigram'}
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, model: ModelName = 'bpe') -> Tokenizer:
+    """A byte-level tokenizer with at most vocab_size tokens: <|endoftext|> is 0, then come the bytes and what is made
+    of them.
+
+    Every string of Unicode text has an encoding, and decoding it gives the string back. A BPE does not depend on the
+    order of the texts or the number of cores. Sennrich et al. 2016, arXiv:1508.07909; Kudo 2018, arXiv:1804.10959;
+    Radford et al. 2019 (bytes).
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if model == 'bpe':
+        backend = tokenizers.Tokenizer(models.BPE())
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
+        )
+    else:
+        backend = tokenizers.Tokenizer(models.Unigram())
+        trainer = trainers.UnigramTrainer(
+            vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
+        )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.train_from_iterator(texts, trainer)
+    return Tokenizer(backend.to_str(pretty=True).encode(), 'the trained tokenizer')
+
+
+def train_and_say(
+    sample: list[str], vocab_size: int, say: Callable[[str], None], model: ModelName = 'bpe'
+) -> Tokenizer:
+    """`train_tokenizer`, and what came of it."""
+    started = time.perf_counter()
+    tokenizer = train_tokenizer(sample, vocab_size, model)
+    short = '' if tokenizer.vocab_size == vocab_size else f' (the text has no more; {vocab_size:,} were asked for)'
+    say(
+        f'tokenizer: {_SHOWN[model]} of {tokenizer.vocab_size:,} tokens{short}, trained on '
+        f'{sum(map(len, sample)) / 1e6:,.1f} M characters in {time.perf_counter() - started:.1f} s'
+    )
+    return tokenizer

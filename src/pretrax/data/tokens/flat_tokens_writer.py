@@ -1,0 +1,289 @@
+"""Writing flat-tokens: the arrays of each split grow shard by shard, and the directory appears whole or not at all."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from pretrax.data.tokens.flat_tokens import (
+    DTYPE,
+    FORMAT,
+    MASK,
+    SHARD,
+    TOKENIZER_FILE,
+    VERSION,
+    Counts,
+    Manifest,
+    TokenizerIdentity,
+    little_endian,
+)
+from pretrax.errors import UserError
+
+_CHUNK = 1 << 14  # the least that is read at once
+_ONES = 1 << 20
+
+
+class Writer:
+    """Takes documents, already tokenised, and lays them out in splits."""
+
+    def __init__(self, directory: Path):
+        self._directory = directory
+        self._splits: dict[str, _Split] = {}
+        self._documents: dict[str, Any] | None = None
+
+    def append(
+        self,
+        split: str,
+        documents: Sequence[Sequence[int]],
+        *,
+        n_bytes: int | None,
+        predicted_bytes: int | None,
+        masks: Sequence[Sequence[bool]] | None = None,
+    ) -> None:
+        """Add documents, each the ids of a whole document with its end-of-text token, to the end of a split.
+
+        masks: for each document whether each of its tokens counts as a target; None: all do.
+        Bytes that are not known once are not known of the whole split.
+        """
+        ends = np.cumsum([len(ids) for ids in documents])
+        encoded = np.concatenate([np.asarray(ids, np.uint32) for ids in documents]) << 1
+        encoded[np.append(0, ends[:-1])] |= 1
+        mask = None if masks is None else np.concatenate([np.asarray(mask, bool) for mask in masks])
+        self.append_encoded(split, encoded, mask, n_bytes=n_bytes, predicted_bytes=predicted_bytes)
+
+    def append_encoded(
+        self,
+        split: str,
+        encoded: np.ndarray,
+        mask: np.ndarray | None,
+        *,
+        n_bytes: int | None,
+        predicted_bytes: int | None,
+    ) -> None:
+        """Add the next tokens of a split.
+
+        Args:
+            encoded: uint32, `2 * id + starts_a_document`. A document may continue in the next call.
+            mask: bool, whether each token counts as a target; None: all do.
+            n_bytes, predicted_bytes: what is to be added to these counts.
+        """
+        if split not in self._splits:
+            self._splits[split] = _Split(self._directory / split)
+        self._splits[split].append(encoded, mask, n_bytes, predicted_bytes)
+
+    @property
+    def counts(self) -> dict[str, Counts]:
+        """What each split holds so far."""
+        return {name: split.counts for name, split in self._splits.items()}
+
+    def account(self, *, read: int, kept: int, cut: int, left_out: dict[str, int]) -> None:
+        """Say what became of every row of the text: read = kept + left out; the splits hold kept + cut documents."""
+        self._documents = {'read': read, 'kept': kept, 'cut': cut, 'left_out': left_out}
+
+    def finish(self, tokenizer: TokenizerIdentity, tokenizer_json: bytes | None, source: dict[str, Any]) -> None:
+        for name, split in self._splits.items():
+            split.finish(name, tokenizer, source)
+        if tokenizer_json is not None:
+            write_file(self._directory / TOKENIZER_FILE, tokenizer_json)
+        attributes = {'format': FORMAT, 'version': VERSION, 'splits': list(self._splits)}
+        if self._documents is not None:
+            attributes['documents'] = self._documents
+        _write_group(self._directory, attributes)
+
+
+@contextlib.contextmanager
+def create(
+    directory: Path, tokenizer: TokenizerIdentity, tokenizer_json: bytes | None, source: dict[str, Any]
+) -> Iterator[Writer]:
+    """Write a new flat-tokens directory; it gets its name when the block ends well, and leaves nothing otherwise.
+
+    Args:
+        directory: where it will stand. If another process puts one there first, that one stays.
+        tokenizer, tokenizer_json: what the ids mean; None where the tokenizer is not known.
+        source: what the text was, any JSON.
+    """
+    partial = directory.parent / f'.{directory.name}.partial-{socket.gethostname()}-{os.getpid()}'
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(directory.parent)
+        if partial.exists():  # left by an earlier process of this number; containers give out the same one every time
+            shutil.rmtree(partial)
+        partial.mkdir()
+        writer = Writer(partial)
+        yield writer
+        writer.finish(tokenizer, tokenizer_json, source)
+        for folder, _, _ in os.walk(partial):
+            _sync(Path(folder))
+        try:
+            partial.rename(directory)
+        except OSError:
+            if not directory.is_dir():
+                raise  # otherwise another process was quicker, and what it wrote is the same
+        _sync(directory.parent)
+    except OSError as error:
+        raise UserError(f'{directory}: cannot write the tokens: {error.strerror or error}') from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+class _Split:
+    """The arrays of a split while it is written."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._columns: dict[str, _Column] = {}
+        for name in DTYPE:
+            if name != MASK:
+                self._add_column(name)
+        self.counts = Counts(documents=0, tokens=0, bytes=0, predicted_bytes=0, targets=0)
+        self._max_token_id = -1
+
+    def append(
+        self, encoded: np.ndarray, mask: np.ndarray | None, n_bytes: int | None, predicted_bytes: int | None
+    ) -> None:
+        if not len(encoded):
+            return
+        counts = self.counts
+        starts = np.flatnonzero(encoded & 1)
+        self._max_token_id = max(self._max_token_id, int(encoded.max() >> 1))
+        self._columns['encoded_tokens'].append(encoded)
+        self._columns['seq_starts'].append((starts + counts.tokens).astype(np.uint64))
+        if mask is not None and MASK not in self._columns:
+            self._add_column(MASK)
+            for start in range(0, counts.tokens, _ONES):  # what came before it counts
+                self._columns[MASK].append(np.ones(min(_ONES, counts.tokens - start), np.uint8))
+        if MASK in self._columns:
+            self._columns[MASK].append(np.ones(len(encoded), np.uint8) if mask is None else mask.astype(np.uint8))
+        n_first, n_counted = len(starts), len(encoded)
+        if mask is not None:
+            n_first, n_counted = int(mask[starts].sum()), int(mask.sum())
+        self.counts = Counts(
+            documents=counts.documents + len(starts),
+            tokens=counts.tokens + len(encoded),
+            bytes=_sum(counts.bytes, n_bytes),
+            predicted_bytes=_sum(counts.predicted_bytes, predicted_bytes),
+            targets=counts.targets + n_counted - n_first,
+        )
+
+    def _add_column(self, name: str) -> None:
+        self._columns[name] = _Column(self._path / name, DTYPE[name], SHARD[name])
+
+    def finish(self, name: str, tokenizer: TokenizerIdentity, source: dict[str, Any]) -> None:
+        self._columns['seq_starts'].append(np.array([self.counts.tokens], np.uint64))
+        manifest = Manifest(
+            split=name,
+            counts=self.counts,
+            max_token_id=self._max_token_id,
+            tokenizer=tokenizer,
+            source=source,
+            sha256={name: column.finish() for name, column in self._columns.items()},
+        )
+        _write_group(self._path, manifest.model_dump())
+
+
+class _Column:
+    """A growing array: values wait in memory until a shard is full."""
+
+    def __init__(self, path: Path, dtype: str, shard: int):
+        raw = {'name': 'bytes', 'configuration': {'endian': 'little'}}
+        zstd = {'name': 'zstd', 'configuration': {'level': 1, 'checksum': False}}
+        sharding = {
+            'chunk_shape': [_CHUNK],
+            'codecs': [raw, zstd, {'name': 'crc32c'}],
+            'index_codecs': [raw, {'name': 'crc32c'}],
+            'index_location': 'end',
+        }
+        self._waiting = np.empty(shard, dtype)
+        self._n_waiting, self._n_written = 0, 0
+        self._sha256 = hashlib.sha256()
+        self._array = ts.open(
+            {
+                'driver': 'zarr3',
+                'kvstore': {'driver': 'file', 'path': f'{path}/'},
+                'metadata': {
+                    'shape': [0],
+                    'data_type': dtype,
+                    'chunk_grid': {'name': 'regular', 'configuration': {'chunk_shape': [shard]}},
+                    'chunk_key_encoding': {'name': 'default'},
+                    # No token and no offset has this value, so that a chunk which is not there cannot pass for data.
+                    'fill_value': int(np.iinfo(dtype).max),
+                    'codecs': [{'name': 'sharding_indexed', 'configuration': sharding}],
+                },
+            },
+            create=True,
+        ).result()
+
+    def append(self, values: np.ndarray) -> None:
+        while len(values):
+            taken = values[: len(self._waiting) - self._n_waiting]
+            self._waiting[self._n_waiting : self._n_waiting + len(taken)] = taken
+            self._n_waiting += len(taken)
+            values = values[len(taken) :]
+            if self._n_waiting == len(self._waiting):
+                self._flush()
+
+    def finish(self) -> str:
+        if self._n_waiting:
+            self._flush()
+        return self._sha256.hexdigest()
+
+    def _flush(self) -> None:
+        start, stop = self._n_written, self._n_written + self._n_waiting
+        values = self._waiting[: self._n_waiting]
+        self._sha256.update(little_endian(values))
+        try:
+            self._array = self._array.resize(exclusive_max=[stop]).result()
+            self._array[start:stop].write(values).result()
+        except ValueError as error:  # TensorStore reports a full disk this way too
+            raise OSError(str(error)) from None
+        self._n_written, self._n_waiting = stop, 0
+
+
+def _sum(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b
+
+
+def _write_group(path: Path, attributes: dict[str, Any]) -> None:
+    group = {'zarr_format': 3, 'node_type': 'group', 'attributes': attributes}
+    write_file(path / 'zarr.json', (json.dumps(group, indent=2) + '\n').encode())
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file so that it is on the disk when this returns."""
+    with path.open('wb') as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """What processes of this machine that are no more left half-written."""
+    for path in parent.glob(f'.*.partial-{socket.gethostname()}-*'):
+        if not _lives(int(path.name.rpartition('-')[2])):
+            shutil.rmtree(path)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

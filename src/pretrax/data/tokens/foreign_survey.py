@@ -1,0 +1,136 @@
+"""Reading a file of another tool once: the largest id, where documents start, the token that ends them, a fingerprint.
+
+These formats have no checksums and do not say most of this. What was found is kept beside the run, and used again while
+the size and the time of the files are the same.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pretrax.data.tokens.flat_tokens import little_endian
+from pretrax.data.tokens.foreign_layout import GPT2_END_OF_TEXT, Layout
+from pretrax.errors import UserError
+
+LARGEST_ID = 2**31 - 2  # of flat-tokens
+_AT_ONCE = 1 << 22  # tokens
+_FEWEST_THAT_TELL = 8  # documents; fewer may end alike by chance
+_VERSION = 1  # of what is kept
+
+type Say = Callable[[str], None]
+
+
+class Survey(NamedTuple):
+    """What reading a file once finds.
+
+    `starts` is uint64 and has one more value, the end. `end_of_text` is the id that documents end with, None where there
+    is none. `sha256` is of the values `2 * id + starts_a_document` as flat-tokens stores them. `notes` are to be said.
+    """
+
+    starts: np.ndarray
+    largest: int
+    end_of_text: int | None
+    sha256: str
+    notes: list[str]
+
+
+def survey(layout: Layout, directory: Path | None, say: Say) -> Survey:
+    """What is known of a file: from an earlier reading, kept in `directory`, or a new one. Raises UserError for what is
+    damaged."""
+    found = _kept_or_made(layout, directory, say)
+    if layout.find_starts is not None or layout.end_of_text is None:
+        return found
+    one = 'so it is taken as one document; end_of_text=ID says which id ends one'
+    if layout.assumed and found.largest > GPT2_END_OF_TEXT:
+        found = _kept_or_made(dataclasses.replace(layout, end_of_text=None), directory, say)
+        return found._replace(notes=[f'the largest id is {found.largest:,}: not the vocabulary of GPT-2, {one}'])
+    if found.end_of_text is None:
+        return found._replace(notes=[f'no token {layout.end_of_text} in it, {one}'])
+    return found
+
+
+def _kept_or_made(layout: Layout, directory: Path | None, say: Say) -> Survey:
+    if directory is None:
+        return _make(layout, say)
+    stats = [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in layout.files]
+    key = hashlib.sha256(json.dumps([_VERSION, layout.format, layout.end_of_text, stats]).encode()).hexdigest()
+    place = directory / f'survey-{key[:16]}'
+    if not place.is_dir():
+        _keep(_make(layout, say), place)
+    rest = json.loads((place / 'survey.json').read_bytes())
+    return Survey(starts=np.load(place / 'starts.npy', mmap_mode='r', allow_pickle=False), **rest)
+
+
+def _keep(found: Survey, place: Path) -> None:
+    partial = place.with_name(f'.{place.name}.partial-{os.getpid()}')
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        np.save(partial / 'starts.npy', found.starts)
+        rest = {name: value for name, value in found._asdict().items() if name != 'starts'}
+        (partial / 'survey.json').write_text(json.dumps(rest))
+        partial.rename(place)
+    except OSError as error:
+        if not place.is_dir():  # otherwise another process was quicker, and what it wrote is the same
+            raise UserError(f'{place}: cannot write what the token file holds: {error.strerror}') from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _make(layout: Layout, say: Say) -> Survey:
+    starts, notes = layout.find_starts() if layout.find_starts else (None, [])
+    all_ends, last_ids, digest, largest = [], set(), hashlib.sha256(), -1
+    begins = True  # whether a document begins with the next block
+    began = said = time.perf_counter()
+    for start in range(0, layout.n_tokens, _AT_ONCE):
+        stop = min(start + _AT_ONCE, layout.n_tokens)
+        [values] = layout.read([(start, stop)])
+        bits = np.flatnonzero(values & 1) if layout.start_bits else None
+        ids = values >> 1 if layout.start_bits else values
+        _check_ids(ids, start, layout)
+        if starts is None:
+            ends = (
+                np.flatnonzero(ids == layout.end_of_text) if layout.end_of_text is not None else np.zeros(0, np.int64)
+            )
+            all_ends.append(ends + start)
+        else:
+            first, last = np.searchsorted(starts, np.array([start + 1, stop + 1], np.uint64))
+            ends = starts[first:last].astype(np.int64) - 1 - start
+        begun = np.append(np.zeros(int(begins), np.int64), ends[ends < len(ids) - 1] + 1)
+        if bits is not None and not np.array_equal(bits, begun):
+            raise UserError(
+                f'{layout.path}: the documents that start in tokens {start:,} to {stop:,} are not those of seq_starts\n'
+                '  the data set is damaged'
+            )
+        begins = bool(len(ends)) and ends[-1] == len(ids) - 1
+        encoded = ids.astype(np.uint32) << np.uint32(1)
+        encoded[begun] |= np.uint32(1)
+        digest.update(little_endian(encoded))
+        largest = max(largest, int(ids.max()))
+        last_ids |= set(np.unique(ids[ends])[:2].tolist())
+        if (now := time.perf_counter()) - said > 10:
+            said = now
+            say(f'tokens: {layout.path} is read once: {stop / layout.n_tokens:.0%} after {now - began:.0f} s')
+    if starts is None:
+        inner = np.concatenate(all_ends) + 1
+        starts = np.unique(np.concatenate([[0], inner, [layout.n_tokens]])).astype(np.uint64)
+        end_of_text = layout.end_of_text if len(inner) else None
+    else:
+        end_of_text = int(last_ids.pop()) if len(last_ids) == 1 and len(starts) > _FEWEST_THAT_TELL else None
+    return Survey(starts, largest, end_of_text, digest.hexdigest(), notes)
+
+
+def _check_ids(ids: np.ndarray, start: int, layout: Layout) -> None:
+    if int(ids.min()) < 0 or int(ids.max()) > LARGEST_ID:
+        at = int(np.flatnonzero((ids < 0) | (ids > LARGEST_ID))[0])
+        raise UserError(
+            f'{layout.path}: token {start + at:,} is {int(ids[at]):,}, which is no id\n  the file is damaged'
+        )

@@ -1,0 +1,103 @@
+"""flat-tokens of seqax: zarr version 2, read through TensorStore. github.com/MatX-inc/seqax docs/flat-tokens.md
+
+The ids are encoded like those of version 2 of the format; there are no checksums, no tokenizer and no token that ends a
+document.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from pretrax.data.tokens.foreign_layout import Layout, Ranges
+from pretrax.errors import UserError
+
+_DELTA = {'id': 'delta', 'dtype': '<i8', 'astype': '<i8'}
+
+
+def seqax(path: Path) -> Layout:
+    """A group with `encoded_tokens`, `seq_starts` and the attribute `max_token_id`."""
+    tokens = _open(path / 'encoded_tokens', 'uint32')
+    n_tokens = tokens.shape[0]
+    largest = _json(path / '.zattrs').get('max_token_id')
+    if type(largest) is not int or not 0 <= largest < 2**31:
+        raise UserError(f'{path / ".zattrs"}: max_token_id is {largest!r}\n  expected an id')
+    if n_tokens == 0:
+        raise UserError(f'{path}: it holds no token')
+    starts = _open(path / 'seq_starts', 'uint64')
+
+    def read(ranges: Ranges) -> list[np.ndarray]:
+        return _read(tokens, path / 'encoded_tokens', ranges)
+
+    def find_starts() -> tuple[np.ndarray, list[str]]:
+        return _starts(starts, path / 'seq_starts', n_tokens)
+
+    files = (path / '.zattrs', *sorted((path / 'encoded_tokens').iterdir()), *sorted((path / 'seq_starts').iterdir()))
+    return Layout(
+        'seqax flat-tokens (zarr 2)', path, files, n_tokens, read, find_starts, start_bits=True, vocab_size=largest + 1
+    )
+
+
+def _starts(array: ts.TensorStore, path: Path, n_tokens: int) -> tuple[np.ndarray, list[str]]:
+    [starts] = _read(array, path, [(0, array.shape[0])])
+    if _json(path / '.zarray').get('filters'):  # each chunk holds differences
+        length = int(_json(path / '.zarray')['chunks'][0])
+        for at in range(0, len(starts), length):
+            np.cumsum(starts[at : at + length], out=starts[at : at + length])
+    if not len(starts) or starts[0] != 0 or starts[-1] != n_tokens or (starts[1:] < starts[:-1]).any():
+        raise UserError(f'{path}: it does not lead from 0 to {n_tokens:,}\n  the data set is damaged or not whole')
+    whole = np.unique(starts)
+    left_out = len(starts) - len(whole)
+    return whole, [f'documents: {left_out:,} without a token left out'] if left_out else []
+
+
+def _open(path: Path, dtype: str) -> ts.TensorStore:
+    """An array. TensorStore knows no filters: it gets the metadata without them, and `_starts` undoes the one there is."""
+    metadata = _json(path / '.zarray')
+    filters = metadata.get('filters')
+    if filters not in (None, [_DELTA], [{'id': 'delta', 'dtype': '<i8'}]):
+        raise UserError(f'{path / ".zarray"}: filters {filters}\n  expected none, or the delta of seqax')
+    context = ts.Context()
+    ts.KvStore.open('memory://', context=context).result()['.zarray'] = json.dumps(
+        metadata | {'filters': None}
+    ).encode()
+    layers = [
+        {'base': {'driver': 'file', 'path': f'{path}/'}},
+        {'exact': '.zarray', 'base': {'driver': 'memory', 'path': '.zarray'}},
+    ]
+    spec = {
+        'driver': 'zarr',
+        'kvstore': {'driver': 'kvstack', 'layers': layers},
+        'fill_missing_data_reads': False,
+    }
+    try:
+        array = ts.open(spec, read=True, context=context).result()
+    except ValueError as error:
+        raise UserError(f'{path / ".zarray"}: not readable: {_reason(error)}') from None
+    if array.rank != 1 or array.dtype.name != dtype:
+        raise UserError(f'{path / ".zarray"}: {array.dtype.name} of rank {array.rank}\n  expected {dtype} of rank 1')
+    return array
+
+
+def _read(array: ts.TensorStore, path: Path, ranges: Ranges) -> list[np.ndarray]:
+    reads = [array[start:stop].read() for start, stop in ranges]
+    try:
+        return [read.result() for read in reads]
+    except ValueError as error:
+        raise UserError(f'{path}: damaged: {_reason(error)}\n  restore it, or make it again') from None
+
+
+def _reason(error: ValueError) -> str:
+    return str(error).split(' [')[0]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f'{path}: damaged or missing: {error}') from None
+    if not isinstance(found, dict):
+        raise UserError(f'{path}: {type(found).__name__} where an object is expected')
+    return found

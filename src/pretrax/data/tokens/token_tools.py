@@ -1,0 +1,217 @@
+"""Token files -> other token files: convert, merge, split, shuffle. The documents stay what they are."""
+
+import hashlib
+import os
+import shutil
+import socket
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from pretrax.data.tokens.flat_tokens import FlatTokens, TokenizerIdentity
+from pretrax.data.tokens.token_copy import Documents, Say, TextBytes, output, read_documents, refuse_existing
+from pretrax.data.tokens.token_files import TokenFiles, is_flat_tokens, open_token_files
+from pretrax.data.tokens.token_store import TokenStore
+from pretrax.errors import UserError
+
+# A shuffle keeps this many tokens in memory, and the rest in files of about so many.
+BUCKET = 1 << 25
+
+
+def convert(files: TokenFiles, out: Path, say: Say) -> None:
+    """Any token files -> flat-tokens."""
+    with output(out, list(files.splits.values()), files.identity, files.tokenizer, {'tool': 'convert'}, say) as made:
+        for split, store in files.splits.items():
+            text = TextBytes(files.tokenizer, files.identity.end_of_text, store)
+            for documents in read_documents(store, say):
+                made.append(split, documents, text.count(documents))
+
+
+def convert_to_nanogpt(files: TokenFiles, out: Path, say: Say) -> None:
+    """Any token files -> a directory with train.bin and val.bin, uint16 ids and nothing else."""
+    refuse_existing(out)
+    if files.identity.vocab_size > 1 << 16:
+        raise UserError(
+            f'{files.path}: ids up to {files.identity.vocab_size - 1:,}, and a nanoGPT .bin holds those below 65,536'
+        )
+    if any(store.has_mask for store in files.splits.values()):
+        raise UserError(f'{files.path}: it has a loss mask, and a nanoGPT .bin has no place for it')
+    partial = out.with_name(f'.{out.name}.partial-{socket.gethostname()}-{os.getpid()}')
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        for split, store in files.splits.items():
+            name = 'val.bin' if split == 'validation' else f'{split}.bin'
+            with (partial / name).open('wb') as stream:
+                for documents in read_documents(store, say):
+                    (documents.encoded >> 1).astype('<u2').tofile(stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            say(f'{out / name}: {store.n_documents:,} documents, {(partial / name).stat().st_size // 2:,} tokens')
+        partial.rename(out)
+    except OSError as error:
+        raise UserError(f'{out}: cannot write the tokens: {error.strerror or error}') from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    if files.identity.end_of_text is None:
+        say(f'{out}: where documents end is lost: no token ends them, and a nanoGPT .bin says nothing else of it')
+    else:
+        say(f'{out}: to train on it, say data.end_of_text={files.identity.end_of_text}')
+
+
+def merge(paths: list[Path], out: Path, say: Say) -> None:
+    """The documents of each split of some flat-tokens, one after another in the order given."""
+    every = [_open(path, say) for path in paths]
+    first = every[0]
+    for files in every[1:]:
+        if files.identity != first.identity:
+            raise UserError(
+                f'{files.path}: made by another tokenizer than {first.path}\n'
+                f'  {_shown(files.identity)}\n  {_shown(first.identity)}\n  tokenise one of them again'
+            )
+    stores = [(split, store) for files in every for split, store in files.splits.items()]
+    names = sorted({split for split, _ in stores}, key=lambda split: (split != 'train', split))
+    with output(out, [store for _, store in stores], first.identity, first.tokenizer, {'tool': 'merge'}, say) as made:
+        for name in names:
+            for split, store in stores:
+                if split == name:
+                    for documents, n_bytes in _with_known_bytes(store, read_documents(store, say)):
+                        made.append(split, documents, n_bytes)
+
+
+def split(path: Path, out: Path, say: Say, *, fraction: float | None, count: int | None, seed: int = 0) -> None:
+    """All documents of flat-tokens, divided anew into train and validation by a hash of each.
+
+    A document is held out if its hash is below the fraction, or among the `count` smallest. So the choice depends on its
+    tokens and the seed alone, and copies of a document are on the same side (but for the last ones of a count).
+    """
+    files = _open(path, say)
+    stores = list(files.splits.values())
+    if len(stores) > 1:
+        say(f'{path}: the documents of {" and ".join(files.splits)} are divided anew')
+    total = sum(store.n_documents for store in stores)
+    if count is not None and count >= total:
+        raise UserError(f'{path}: {total:,} documents, so {count:,} cannot be held out\n  give fewer: --count')
+    how = {'tool': 'split', 'fraction': fraction, 'count': count, 'seed': seed}
+    limit = np.uint64(min(int((fraction or 0) * 2**64), 2**64 - 1))
+    smallest = _smallest(stores, count, seed) if count is not None else None
+    with output(out, stores, files.identity, files.tokenizer, how, say) as made:
+        number, n_held_out = 0, 0
+        for store in stores:
+            text = TextBytes(files.tokenizer, files.identity.end_of_text, store)
+            for documents in read_documents(store, say):
+                if smallest is None:
+                    held_out = _hashes(documents, seed) < limit
+                else:
+                    held_out = np.isin(np.arange(number, number + len(documents.lengths)), smallest)
+                number += len(documents.lengths)
+                n_held_out += int(held_out.sum())
+                for name, which in (('train', ~held_out), ('validation', held_out)):
+                    chosen = documents.chosen(which)
+                    made.append(name, chosen, text.count(chosen))
+        if n_held_out in (0, total):
+            raise UserError(
+                f'{path}: {fraction} of {total:,} documents leaves {"validation" if not n_held_out else "train"} with none\n'
+                '  change --fraction, or hold out a number of documents: --count'
+            )
+
+
+def _smallest(stores: list[TokenStore], count: int, seed: int) -> np.ndarray:
+    """The numbers of the documents with the smallest hashes."""
+    hashes, numbers, before = np.zeros(0, np.uint64), np.zeros(0, np.int64), 0
+    for store in stores:
+        for documents in read_documents(store):
+            hashes = np.append(hashes, _hashes(documents, seed))
+            numbers = np.append(numbers, np.arange(before, before + len(documents.lengths)))
+            before += len(documents.lengths)
+            kept = np.argsort(hashes, kind='stable')[:count]
+            hashes, numbers = hashes[kept], numbers[kept]
+    return numbers
+
+
+def _hashes(documents: Documents, seed: int) -> np.ndarray:
+    """64 bits that depend on nothing but the ids of a document and the seed."""
+    salt = seed.to_bytes(8, 'little', signed=True)
+    digests = (
+        hashlib.blake2b(ids.astype('<u4').tobytes(), digest_size=8, key=salt).digest() for ids in documents.ids()
+    )
+    return np.frombuffer(b''.join(digests), '<u8')
+
+
+def shuffle(path: Path, out: Path, say: Say, *, seed: int) -> None:
+    """The documents of each split of flat-tokens in a random order.
+
+    Each goes into one of so many buckets that one fits into memory, at random, and each bucket is shuffled: any order is
+    as likely as any other. Sanders 1998, "Random permutations on distributed, external and hierarchical memory".
+    """
+    files = _open(path, say)
+    how = {'tool': 'shuffle', 'seed': seed}
+    refuse_existing(out)
+    with output(out, list(files.splits.values()), files.identity, files.tokenizer, how, say) as made:
+        for name, store in files.splits.items():
+            # Named like what a writer leaves, so that the next one removes it after a kill.
+            buckets = out.with_name(f'.{out.name}-{name}.partial-{socket.gethostname()}-{os.getpid()}')
+            random = np.random.Generator(np.random.Philox(key=[seed, int.from_bytes(name.encode()[:8], 'little')]))
+            try:
+                for documents, n_bytes in _with_known_bytes(store, _shuffled(store, buckets, random, say)):
+                    made.append(name, documents, n_bytes)
+            except OSError as error:
+                raise UserError(f'{buckets}: cannot write: {error.strerror or error}') from error
+            finally:
+                shutil.rmtree(buckets, ignore_errors=True)
+
+
+def _shuffled(store: TokenStore, buckets: Path, random: np.random.Generator, say: Say) -> Iterator[Documents]:
+    n_buckets = -(-store.n_tokens // BUCKET)
+    if n_buckets == 1:
+        every = list(read_documents(store, say))
+        mask = np.concatenate([d.mask for d in every if d.mask is not None]) if store.has_mask else None
+        whole = Documents(np.concatenate([d.encoded for d in every]), mask, np.concatenate([d.lengths for d in every]))
+        yield whole.reordered(random.permutation(len(whole.lengths)))
+        return
+    buckets.mkdir(parents=True)
+    for documents in read_documents(store, say):
+        bucket = random.integers(n_buckets, size=len(documents.lengths))
+        for number in np.unique(bucket):
+            chosen = documents.chosen(bucket == number)
+            for what, values in zip(Documents._fields, (chosen.encoded, chosen.mask, chosen.lengths), strict=True):
+                if values is not None:
+                    with (buckets / f'{number}.{what}').open('ab') as stream:
+                        values.tofile(stream)
+    for number in range(n_buckets):
+        if not (buckets / f'{number}.lengths').exists():
+            continue  # chance left it empty
+        whole = Documents(
+            np.fromfile(buckets / f'{number}.encoded', np.uint32),
+            np.fromfile(buckets / f'{number}.mask', bool) if store.has_mask else None,
+            np.fromfile(buckets / f'{number}.lengths', np.int64),
+        )
+        yield whole.reordered(random.permutation(len(whole.lengths)))
+
+
+def _with_known_bytes(
+    store: TokenStore, every: Iterable[Documents]
+) -> Iterator[tuple[Documents, tuple[int, int] | None]]:
+    """Documents that are all of a store, each with bytes that add up to those of its manifest."""
+    assert isinstance(store, FlatTokens)
+    counts, first = store.manifest.counts, True
+    known = None if counts.bytes is None or counts.predicted_bytes is None else (counts.bytes, counts.predicted_bytes)
+    for documents in every:
+        yield documents, known if first or known is None else (0, 0)
+        first = False
+
+
+def _open(path: Path, say: Say) -> TokenFiles:
+    files = open_token_files(path, say)
+    if not is_flat_tokens(path):
+        raise UserError(
+            f'{path}: {files.format}, and this tool works on flat-tokens\n'
+            f'  convert it first: pretrax data convert {path} --out DIR'
+        )
+    return files
+
+
+def _shown(identity: TokenizerIdentity) -> str:
+    sha256 = 'unknown' if identity.sha256 is None else f'sha256 {identity.sha256[:12]}..'
+    return f'{identity.vocab_size:,} tokens, {sha256}, end-of-text {identity.end_of_text}'

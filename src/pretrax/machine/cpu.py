@@ -1,0 +1,106 @@
+"""The peak of this machine's CPU: nobody publishes it, so it is measured once and remembered.
+
+The measurement is the fastest matrix product that XLA manages on all given devices at once, in f32 and in bf16. It
+takes about a second. It is kept in `~/.cache/pretrax/cpu.json` (`XDG_CACHE_HOME` is respected), one entry for each
+CPU, number of cores, number of simulated devices and JAX version; delete the file to measure anew, for instance when
+the machine was busy the first time.
+"""
+
+import os
+import pathlib
+import platform
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pretrax.machine.cache import cache_directory, read_entries, write_entries
+from pretrax.scale.devices import Device
+
+SIZES = (512, 1024, 2048)  # square products; the largest ones are skipped where they would take too long
+SECONDS = 0.2  # for one dtype, compilation not included
+
+
+def measured_cpu(devices: Sequence[Any], cache_dir: pathlib.Path | None = None) -> Device:
+    """Peak of one of these CPU devices, when all of them work at the same time; measured, or from the cache.
+
+    Args:
+        devices: the JAX CPU devices of this process. Simulated devices share the cores, and so the peak.
+        cache_dir: where `cpu.json` is kept; by default the user's cache directory.
+    """
+    import jax
+
+    name, cores = cpu_name(), _cores()
+    path = (cache_dir or cache_directory()) / 'cpu.json'
+    key = f'{name} | {cores} cores | {len(devices)} devices | jax {jax.__version__}'
+    entries = {key: peaks for key, peaks in read_entries(path).items() if _sound(peaks)}
+    peaks = entries.get(key)
+    if peaks is not None:
+        source = f'measured earlier, kept in {path}'
+    else:
+        peaks = {dtype: measure(devices, dtype) / len(devices) for dtype in ('bf16', 'f32')}
+        source = f'measured now, {write_entries(path, entries | {key: peaks})}'
+    memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // len(devices)
+    return Device(f'{name}, {cores} cores', peaks['bf16'], peaks['f32'], memory, None, source)
+
+
+def measure(devices: Sequence[Any], dtype: str) -> float:
+    """FLOP/s of all devices together, each multiplying its own square matrices; the best of a few sizes and tries."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    mesh = jax.sharding.Mesh(np.array(devices), ('device',))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('device'))
+    best, spent = 0.0, 0.0
+    for size, budget in zip(SIZES, np.linspace(0, SECONDS, len(SIZES) + 1)[1:], strict=True):
+        values = np.random.default_rng(0).standard_normal((size, size)).astype(np.float32)
+        stacked = np.broadcast_to(values, (len(devices), size, size))
+        x = jax.device_put(jnp.asarray(stacked, {'bf16': jnp.bfloat16, 'f32': jnp.float32}[dtype]), sharding)
+        # Accumulating in f32 is what the model's products ask for. Batch entries are sharded: no communication.
+        product: Callable[[Any], Any] = jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=jnp.float32))
+        product(x).block_until_ready()
+        seconds = 0.0
+        for _ in range(10):
+            start = time.perf_counter()
+            product(x).block_until_ready()
+            seconds = time.perf_counter() - start
+            best = max(best, 2 * size**3 * len(devices) / seconds)
+            spent += seconds
+            if spent > budget:
+                break
+        if spent + 16 * seconds > SECONDS:  # the next size costs eight times as much, and is run twice at least
+            break
+    return best
+
+
+def _sound(peaks: Any) -> bool:
+    return isinstance(peaks, dict) and all(
+        isinstance(peaks.get(dtype), float) and 0 < peaks[dtype] < float('inf') for dtype in ('bf16', 'f32')
+    )
+
+
+def available_memory() -> int:
+    """Bytes of the machine's memory that programs may still take."""
+    try:
+        lines = pathlib.Path('/proc/meminfo').read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith('MemAvailable')]
+    return found[0] if found else os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // 2
+
+
+def _cores() -> int:
+    """Cores that this process may use (a container or `taskset` may give it fewer than there are)."""
+    if hasattr(os, 'sched_getaffinity'):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    """Of this machine, as its kernel has it."""
+    try:
+        lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
+    except OSError:  # not Linux
+        return platform.processor() or platform.machine()
+    names = [line.split(':', 1)[1].strip() for line in lines if line.startswith('model name')]
+    return names[0] if names else platform.machine()

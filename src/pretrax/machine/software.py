@@ -1,0 +1,29 @@
+"""Versions and compiler flags: what a compiled program depends on besides the configuration and the hardware."""
+
+import os
+import re
+from importlib.metadata import PackageNotFoundError, version
+
+from pretrax import __version__
+
+_PACKAGES = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-plugin', 'jax-cuda13-pjrt')
+_FLAGS = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
+# Flags that say where a program runs. They do not change it.
+_NO_MATTER = re.compile(r'--xla_force_host_platform_device_count=\d+|--xla_cpu_collective_\w+=\d+')
+
+
+def versions() -> dict[str, str]:
+    """Versions of pretrax and of every package that affects a compiled program, by name."""
+    found = {'pretrax': __version__}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def flags() -> dict[str, str]:
+    """The compiler flags in the environment, by variable, without those that do not affect the program."""
+    said = {name: ' '.join(_NO_MATTER.sub('', os.environ.get(name, '')).split()) for name in _FLAGS}
+    return {name: flags for name, flags in said.items() if flags}

@@ -1,0 +1,125 @@
+"""A row of `pretrax bench`, in a process of its own: a run is prepared as `train` does, and a few of its steps are timed.
+
+    python -c 'from pretrax.run.measure import main; main()' CONFIG RESULT STEPS WARMUP
+
+writes what came of it to RESULT, a JSON object with a `status`. Nothing is saved, logged or evaluated.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import pathlib
+import resource
+import statistics
+import sys
+import time
+import traceback
+from typing import Any
+
+import jax
+
+from pretrax.config import RunConfig, load
+from pretrax.data.batches.prefetch import prefetch
+from pretrax.errors import UserError
+from pretrax.run.program_cache import compile_or_take
+from pretrax.run.setup import Run, memory_with, prepare
+from pretrax.scale.devices import lookup
+from pretrax.scale.memory import memory_here, size
+from pretrax.train.step import init_state, make_step
+
+DONE, TOO_LARGE, OUT_OF_MEMORY, REFUSED, FAILED = 'done', 'too large', 'out of memory', 'refused', 'failed'
+
+
+def main() -> None:
+    """The process of a row. What it does not write, its exit code says."""
+    config, result, steps, warmup = sys.argv[1:]
+    try:
+        found = measure(load(config), int(steps), int(warmup))
+    except UserError as error:
+        print(error.told(), file=sys.stderr)
+        found = {'status': REFUSED, 'why': error.told().splitlines()[0]}
+    except Exception as error:  # the row ends with it, and its file says so; the traceback is in the output
+        ran_out = isinstance(error, jax.errors.JaxRuntimeError) and 'RESOURCE_EXHAUSTED' in str(error)
+        found = {'status': OUT_OF_MEMORY if ran_out else FAILED, 'why': _first_line(error)}
+        traceback.print_exc()
+    partial = pathlib.Path(f'{result}.partial')
+    partial.write_text(json.dumps(found))
+    partial.replace(result)
+
+
+def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:
+    """Times `steps` steps after `warmup` others, one after the other with a batch fetched ahead, as in training.
+
+    Returns:
+        `status`, the sizes of the run, and, where it ran: `step_seconds` (the median), `tokens_per_second`, `mfu` (of a
+        device whose peak is known), `memory` (bytes: the peak of the fullest device; on a CPU that of the process),
+        `loss` of the last step, `compile_seconds` where it was not taken from an earlier run.
+
+    Raises:
+        UserError: the configuration does not fit the data or the devices.
+    """
+    run = prepare(config)
+    for line in run.report:
+        print(line, flush=True)
+    expected, limit = memory_with(run), _memory_of_device(run)
+    found: dict[str, Any] = {
+        'n_params': sum(leaf.size for leaf in jax.tree.leaves(run.like.weights)),
+        'batch_tokens': config.batch.tokens,
+        'devices': run.mesh.size,
+        'expected_memory': expected.total if expected else None,
+    }
+    if expected and limit and expected.total > limit:
+        why = f'about {size(expected.total)} a device, and there are {size(limit)}'
+        return {'status': TOO_LARGE, 'why': why, **found}
+    with jax.set_mesh(run.mesh):
+        state = init_state(run.recipe, config.seed)
+        began = time.perf_counter()
+        step, how = compile_or_take(make_step(run.recipe).lower(state, run.batch(0)))
+        compiling = time.perf_counter() - began
+        print(f'{how} in {compiling:.1f} s', flush=True)
+        ends, metrics = [], None
+        with contextlib.closing(prefetch(run.batch, range(warmup + steps), 2)) as batches:
+            for batch in batches:
+                before = metrics
+                state, metrics = step(state, batch)
+                if before is not None:  # the device already has the next one to do
+                    jax.block_until_ready(before)
+                    ends.append(time.perf_counter())
+        assert metrics is not None
+        loss = float(metrics['loss'])
+        ends.append(time.perf_counter())
+    each = [b - a for a, b in itertools.pairwise(ends)][warmup - 1 :]
+    seconds = statistics.median(each)
+    speed = config.batch.tokens / seconds
+    return {
+        'status': DONE,
+        **found,
+        'step_seconds': seconds,
+        'slowest_step_seconds': max(each),
+        'tokens_per_second': speed,
+        **run.mfu(speed),
+        'memory': _peak_memory(run),
+        'loss': loss,
+        **({} if how.startswith('took') else {'compile_seconds': compiling}),
+    }
+
+
+def _memory_of_device(run: Run) -> int | None:
+    """Bytes that a device of the run may take; None: not known. Devices of a CPU share the machine's memory."""
+    device = run.mesh.local_devices[0]
+    if device.platform == 'cpu':
+        return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // len(run.mesh.local_devices)
+    known = lookup(device.device_kind)
+    return memory_here(device) or (known.memory if known else None)
+
+
+def _peak_memory(run: Run) -> int:
+    peaks = [(device.memory_stats() or {}).get('peak_bytes_in_use') for device in run.mesh.local_devices]
+    told = [peak for peak in peaks if peak is not None]
+    unit = 1 if sys.platform == 'darwin' else 1024
+    return max(told) if told else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _first_line(error: Exception) -> str:
+    return f'{type(error).__name__}: {(str(error).splitlines() or [""])[0][:300]}'

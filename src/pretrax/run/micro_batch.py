@@ -1,0 +1,124 @@
+"""`batch.micro: auto` on devices that are here: the real step is run with larger and larger micro-batches.
+
+It begins with one sequence a pass and at least doubles, always with the same batch, until tokens/s no longer grows by `PAYS`
+or the compiler says that the next one does not fit. The answer is kept in `~/.cache/pretrax/micro.json` (`XDG_CACHE_HOME`
+is respected), one entry for each device, versions and configuration; delete the file to measure anew.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import time
+from typing import Any
+
+import jax
+
+from pretrax.config import RunConfig, is_harmless, settle
+from pretrax.errors import UserError
+from pretrax.machine.cache import cache_directory, read_entries, write_entries
+from pretrax.machine.cpu import available_memory, cpu_name
+from pretrax.machine.software import flags, versions
+from pretrax.model.axes import ROWS, along
+from pretrax.run.setup import Run, Say, prepare
+from pretrax.scale.memory import memory_here, memory_of, size
+from pretrax.train.step import init_state, make_step
+
+PAYS = 1.02  # a larger micro-batch has to be so much faster
+STEPS = 3  # timed ones of each size, after one that is not; the fastest counts
+
+
+def measured_micro(config: RunConfig, say: Say, cache: pathlib.Path | None = None) -> tuple[int, str]:
+    """The fastest number of sequences for a device and pass, and why.
+
+    Args:
+        config: with numbers for its mesh.
+        say: told what is tried.
+        cache: directory of `micro.json`; None: the user's.
+
+    Raises:
+        UserError: not even one sequence fits.
+    """
+    path = (cache or cache_directory()) / 'micro.json'
+    smallest = prepare(settle(config, micro=None, origin=''), lambda text: None)
+    key = _key(smallest)
+    entries = read_entries(path)
+    kept = entries.get(key)
+    if isinstance(kept, dict) and isinstance(kept.get('micro'), int) and isinstance(kept.get('why'), str):
+        return kept['micro'], f'{kept["why"]}; measured earlier, kept in {path}'
+    speeds: dict[int, float] = {}
+    ended = 'all at once is the largest'
+    for micro in _sizes(smallest):
+        say(f'batch.micro: trying {micro}')
+        speed = _speed(settle(config, micro=micro, origin=''))
+        if isinstance(speed, str):
+            ended = f'{micro} {speed}'
+            break
+        before = max(speeds.values(), default=0.0)
+        speeds[micro] = speed
+        if speed < PAYS * before:
+            ended = f'{micro} does not pay'
+            break
+    if not speeds:
+        raise UserError(f'batch.micro: {ended}\nuse model.save=none, more devices, or a smaller batch.sequence_length')
+    best = max(speeds, key=lambda micro: speeds[micro])
+    told = ', '.join(f'{micro}: {speed:,.0f}' for micro, speed in speeds.items())
+    why = f'measured, tokens/s by micro-batch {told}; {ended}'
+    return best, f'{why}; {write_entries(path, entries | {key: {"micro": best, "why": why}})}'
+
+
+def _sizes(run: Run) -> list[int]:
+    """Sequences of a device and pass that divide its share of the batch, each at least twice the one before."""
+    mesh = dict(run.mesh.shape)
+    of_device = run.rows // along(ROWS, mesh)
+    sizes: list[int] = []
+    for n in range(1, of_device + 1):
+        if of_device % n == 0 and of_device // n % mesh['p'] == 0 and (not sizes or n >= 2 * sizes[-1]):
+            sizes.append(n)
+    return sizes
+
+
+def _speed(config: RunConfig) -> float | str:
+    """Tokens/s of the real step; or why there are none."""
+    run = prepare(config, lambda text: None)
+    limit = _limit(run)
+    with jax.set_mesh(run.mesh):
+        try:
+            step = make_step(run.recipe).lower(run.like, run.abstract_batch()).compile()
+            needed = memory_of(step)
+            if limit is not None and needed > limit:
+                return f'does not fit: {size(needed)} of {size(limit)}'
+            state, batch = init_state(run.recipe, config.seed), run.batch(0)
+            seconds = []
+            for _ in range(1 + STEPS):
+                began = time.perf_counter()
+                state, metrics = step(state, batch)
+                jax.block_until_ready(metrics)
+                seconds.append(time.perf_counter() - began)
+        except jax.errors.JaxRuntimeError as error:
+            if 'RESOURCE_EXHAUSTED' not in str(error) and 'memory' not in str(error):
+                raise
+            return f'does not fit: {str(error).splitlines()[0][:120]}'
+    return config.batch.tokens / min(seconds[1:])
+
+
+def _limit(run: Run) -> int | None:
+    """Bytes that a device has for a program. Simulated devices share what the machine has left."""
+    device = run.mesh.devices.flat[0]
+    if device.platform != 'cpu':
+        return memory_here(device)
+    return available_memory() // run.mesh.size
+
+
+def _key(run: Run) -> str:
+    """What the answer depends on: devices, versions, flags, and all of the configuration that a step is made of."""
+    device = run.mesh.devices.flat[0]
+    values = run.config.model_dump(mode='json')
+    made_of = {key: value for key, value in values.items() if not is_harmless(key) and key not in ('data', 'init_from')}
+    said: dict[str, Any] = {
+        'config': made_of | {'mesh': dict(run.mesh.shape), 'memory': values['memory']}, 'versions': versions(),
+        'flags': flags(), 'cores': os.cpu_count(), 'vocabulary': run.source.vocab_size,
+    }  # fmt: skip
+    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+    kind = cpu_name() if device.platform == 'cpu' else device.device_kind
+    return f'{run.mesh.size} x {kind} | jax {jax.__version__} | {digest}'

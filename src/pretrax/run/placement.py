@@ -1,0 +1,74 @@
+"""Which device gets which place in the mesh: what talks most lies next to each other, what talks once a step far apart.
+
+From the outside in: `r` (gradients, once a step), `p` (one activation a micro-batch), `d` (every weight, once or twice a
+pass), `e` and `c` (activations in every layer), `t` (activations, several times in every layer). Slices of TPUs and
+hosts are joined by the slowest network, so `r` is put across them. Inside a slice JAX's `mesh_utils` knows the torus.
+"""
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from pretrax.model.axes import AXES
+
+OUTSIDE_IN = ('r', 'p', 'd', 'e', 'c', 't')
+
+
+def n_slices(devices: list[Any]) -> int:
+    """How many slices of TPUs these devices are in; 1 for other devices."""
+    return len({getattr(device, 'slice_index', 0) for device in devices})
+
+
+def place(devices: list[Any], sizes: dict[str, int]) -> tuple[np.ndarray, str]:
+    """The devices as an array with a dimension for each of AXES, and where each axis lies, in words."""
+    shape = [sizes[axis] for axis in OUTSIDE_IN]
+    slices = n_slices(devices)
+    if devices[0].platform == 'tpu' and sizes['r'] % slices == 0:
+        outside_in = _on_torus(devices, shape, slices)
+    else:
+        near = sorted(devices, key=lambda d: (getattr(d, 'slice_index', 0), d.process_index, d.id))
+        outside_in = np.array(near, dtype=object).reshape(shape)
+    placed = outside_in.transpose([OUTSIDE_IN.index(axis) for axis in AXES])
+    return placed, describe(placed)
+
+
+def _on_torus(devices: list[Any], shape: list[int], slices: int) -> np.ndarray:
+    from jax.experimental import mesh_utils
+
+    inside = [shape[0] // slices, *shape[1:]]
+    logging.getLogger('jax._src.mesh_utils').setLevel(logging.ERROR)  # it warns of tori it has no rule for
+    try:
+        return mesh_utils.create_hybrid_device_mesh(
+            inside, [slices] + [1] * (len(shape) - 1), devices, allow_split_physical_axes=True
+        ) if slices > 1 else mesh_utils.create_device_mesh(inside, devices, allow_split_physical_axes=True)  # fmt: skip
+    except NotImplementedError:  # no axes of the torus make up this shape: neighbours by number
+        near = sorted(devices, key=lambda d: (getattr(d, 'slice_index', 0), d.id))
+        return np.array(near, dtype=object).reshape(shape)
+
+
+def describe(placed: np.ndarray) -> str:
+    """Which axes lie across slices, across hosts, inside a host: 'r across 2 slices; d across hosts; t inside a host'."""
+    by_reach: dict[str, list[str]] = {}
+    for dimension, axis in enumerate(AXES):
+        if placed.shape[dimension] > 1:
+            lines = np.moveaxis(placed, dimension, -1).reshape(-1, placed.shape[dimension])
+            by_reach.setdefault(_reach(lines, placed), []).append(axis)
+    parts = [f'{" ".join(axes)} {reach}' for reach, axes in by_reach.items()]
+    slow = [axis for reach, axes in by_reach.items() if 'slices' in reach for axis in axes if axis not in 'rp']
+    if slow:
+        count = n_slices(list(placed.flat))
+        parts.append(f'SLOW: {" ".join(slow)} across slices; make mesh.r a multiple of {count}')
+    return '; '.join(parts) or 'one device'
+
+
+def _reach(lines: np.ndarray, placed: np.ndarray) -> str:
+    def together(place: Any) -> int:
+        return max(len({place(device) for device in line}) for line in lines)
+
+    slices, hosts = together(lambda d: getattr(d, 'slice_index', 0)), together(lambda d: d.process_index)
+    if slices > 1:
+        return f'across {slices} slices'
+    if hosts > 1:
+        return f'across {hosts} hosts'
+    return 'inside a host' if len({d.process_index for d in placed.flat}) > 1 else 'on one host'

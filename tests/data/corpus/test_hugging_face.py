@@ -1,0 +1,120 @@
+"""Data sets through the real library `datasets`, from files of this machine: downloaded and streaming give the same."""
+
+import json
+import os
+import pickle
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pretrax.data.corpus.corpus import Corpus, Counts, Selection, shards
+from pretrax.data.corpus.hugging_face import find_dataset
+from pretrax.data.options import HuggingFaceOptions, TextOptions
+from pretrax.data.text import open_text
+from pretrax.errors import UserError
+
+pytestmark = pytest.mark.filterwarnings('default')  # those of the library are not ours
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path, monkeypatch):
+    datasets = pytest.importorskip('datasets')
+    monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', tmp_path / 'cache')
+    monkeypatch.setattr(datasets.config, 'HF_HUB_OFFLINE', True)
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
+    datasets.disable_progress_bars()
+
+
+def texts_of(name, n):
+    return [f'{name} {row}' if row % 4 else '' for row in range(n)]
+
+
+@pytest.fixture(params=['jsonl', 'parquet'])
+def directory(request, tmp_path):
+    """Two splits, the first of three files."""
+    root = tmp_path / 'set'
+    root.mkdir()
+    for name, n in (('train-0', 7), ('train-1', 5), ('train-2', 9), ('test-0', 3)):
+        rows = [{'text': text, 'n': n} for n, text in enumerate(texts_of(name, n))]
+        if request.param == 'jsonl':
+            (root / f'{name}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+        else:
+            pq.write_table(pa.Table.from_pylist(rows), root / f'{name}.parquet', row_group_size=2)
+    return root
+
+
+TRAIN = [*texts_of('train-0', 7), *texts_of('train-1', 5), *texts_of('train-2', 9)]
+
+
+def corpus(directory, **options):
+    found = find_dataset(f'hf:{directory}', HuggingFaceOptions.model_validate(options))
+    return Corpus([found], Selection())
+
+
+@pytest.mark.parametrize('streaming', [False, True])
+def test_rows_come_exactly_in_order_in_any_shards(directory, streaming):
+    whole = corpus(directory, streaming=streaming)
+    counts = Counts()
+    expected = [text for text in TRAIN if text]
+    assert [document.text for document in whole.documents(counts)] == expected
+    assert (counts.read, counts.left_out) == (len(TRAIN), {'empty': TRAIN.count('')})
+    places = [document.place for document in whole.documents()]
+    assert places[0] == (f'hf:{directory}[0]:2' if streaming else f'hf:{directory}:2')
+    for n in (2, 3, 30):
+        parts = pickle.loads(pickle.dumps(shards(whole, n)))
+        assert len(parts) == min(n, 3 if streaming else n, len(TRAIN)) or not streaming
+        assert len(parts) > 1
+        assert [d.text for part in parts for d in part.documents()] == expected
+        assert [d.place for part in parts for d in part.documents()] == places
+    assert [d.text for d in whole.documents(start=9)] == [text for text in TRAIN[9:] if text]
+
+
+def test_splits_slices_and_mistakes(directory, tmp_path):
+    assert [d.text for d in corpus(directory, split='test').documents()] == [t for t in texts_of('test-0', 3) if t]
+    assert [d.text for d in corpus(directory, split='train[2:4]').documents()] == [t for t in TRAIN[2:4] if t]
+    for options, expected in (
+        ({'split': 'trian'}, 'Unknown split "trian"'),
+        ({'configuration': 'en'}, "'en' not found"),
+        ({'revision': 'main'}, 'is a directory, and has no revisions'),
+    ):
+        with pytest.raises(UserError, match=expected):
+            corpus(directory, **options)
+    with pytest.raises(UserError, match='hf:no/such'):
+        find_dataset('hf:no/such', HuggingFaceOptions.model_validate({}))
+
+
+def test_the_fingerprint_follows_files_split_and_configuration_but_not_streaming(directory):
+    first = corpus(directory).fingerprint()
+    assert corpus(directory).fingerprint() == first == corpus(directory, streaming=True).fingerprint()
+    assert corpus(directory, split='test').fingerprint() != first
+    path = min(directory.iterdir())
+    os.utime(path, ns=(1, 1))
+    assert corpus(directory).fingerprint() != first
+
+
+def test_a_data_set_that_changes_is_refused(directory):
+    whole = corpus(directory, streaming=True)
+    path = min(directory.iterdir())
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(UserError, match='the data set has changed since this run began'):
+        list(whole.documents())
+
+
+def test_it_trains_by_the_options_of_a_configuration(directory, tmp_path, said):
+    from pretrax.data.batches.source import DataRequest
+
+    request = DataRequest(0, 8, tmp_path / 'data', said.append)
+    options = TextOptions.model_validate(
+        {'text': f'hf:{directory}', 'vocab_size': 300, 'validation': 0, 'hugging_face': {'streaming': True}}
+    )
+    source = open_text(request, options=options)
+    assert source.batch(0, slice(0, 2), 2).tokens.shape == (2, 8)
+    assert f'text: hf:{directory}, split train, streaming, 3 files' in said.text
+    assert f'documents: {len(TRAIN)} read = {len([t for t in TRAIN if t])} kept + {TRAIN.count("")} empty' in said.text
+
+
+def test_a_missing_field_is_told_with_those_that_are_there(directory):
+    whole = Corpus([find_dataset(f'hf:{directory}', HuggingFaceOptions.model_validate({}))], Selection(field='content'))
+    with pytest.raises(UserError, match=r":1: no field 'content'\n  fields found: 'text', 'n'"):
+        list(whole.documents())

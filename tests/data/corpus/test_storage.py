@@ -1,0 +1,170 @@
+"""Files that lie elsewhere, that vanish, that change, and what bytes around the text mean."""
+
+import gzip
+import http.server
+import json
+import os
+import sys
+import threading
+
+import fsspec
+import pytest
+import zstandard
+
+from pretrax.data.corpus import corpus as corpus_module
+from pretrax.data.corpus.corpus import Corpus, shards
+from pretrax.data.corpus.files import find_files
+from pretrax.errors import UserError
+
+LINES = b''.join(json.dumps({'text': f'document {n}'}).encode() + b'\n' for n in range(100))
+TEXTS = [f'document {n}' for n in range(100)]
+
+
+def texts(corpus, n=1):
+    return [document.text for shard in shards(corpus, n) for document in shard.documents()]
+
+
+@pytest.fixture
+def memory():
+    """A storage far away, as fsspec has one in memory."""
+    filesystem = fsspec.filesystem('memory')
+    filesystem.pipe({'/far/b.jsonl': LINES, '/far/sub/c.txt.gz': gzip.compress(b'text'), '/far/d.bin': b'x'})
+    filesystem.pipe({'/far/.hidden/e.txt': b'hidden', '/far/a.csv': b'text\none\n'})
+    yield filesystem
+    filesystem.rm('/far', recursive=True)
+
+
+def test_urls_name_files_directories_and_globs(memory):
+    assert [str(file.path) for file in find_files('memory://far')] == [
+        'memory:///far/a.csv', 'memory:///far/b.jsonl', 'memory:///far/sub/c.txt.gz',
+    ]  # fmt: skip
+    assert [file.path.name for file in find_files('memory://far/*.b*')] == ['d.bin']
+    assert texts(Corpus(find_files('memory://far/b.jsonl'))) == TEXTS
+    assert texts(Corpus(find_files('memory://far')), 7) == ['one', *TEXTS, 'text']
+    for spec in ('memory://far/nothing.txt', 'memory://far/*.tex', 'memory://none'):
+        with pytest.raises(UserError, match=r'no such file|no file matches'):
+            find_files(spec)
+
+
+def test_a_change_far_away_is_noticed(memory):
+    corpus = Corpus(find_files('memory://far/b.jsonl'))
+    memory.pipe('/far/b.jsonl', LINES)
+    with pytest.raises(UserError, match='changed since this run began'):
+        texts(corpus)
+
+
+def test_file_urls_are_paths(tmp_path):
+    (tmp_path / 'a.txt').write_text('text')
+    assert [file.path for file in find_files(f'file://{tmp_path}/*.txt')] == [tmp_path / 'a.txt']
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A real server of http on this machine, without ranges, and the directory that it serves."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def __init__(self, *arguments):
+            super().__init__(*arguments, directory=str(tmp_path))
+
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Quiet) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        yield f'http://127.0.0.1:{served.server_port}'
+        served.shutdown()
+
+
+def test_http_is_read_whole_even_without_ranges(server, tmp_path):
+    (tmp_path / 'a.jsonl.gz').write_bytes(gzip.compress(LINES))
+    (tmp_path / 'b.jsonl').write_bytes(LINES)
+    for name in ('a.jsonl.gz?download=1', 'b.jsonl'):
+        corpus = Corpus(find_files(f'{server}/{name}'))
+        assert corpus.files[0].kind == 'jsonl'
+        assert texts(corpus) == texts(corpus, 5) == TEXTS
+    with pytest.raises(UserError, match='no such file'):
+        find_files(f'{server}/nothing.jsonl')
+
+
+def test_a_protocol_without_its_package_names_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, 's3fs', None)
+    with pytest.raises(UserError, match=r"s3://bucket/a\.jsonl: .*\n  pip install 'pretrax\[cloud\]'"):
+        find_files('s3://bucket/a.jsonl')
+    with pytest.raises(UserError, match='s4:// is no storage that fsspec knows'):
+        find_files('s4://bucket/a.jsonl')
+
+
+@pytest.mark.parametrize('suffix', ['', '.gz', '.zst'])
+@pytest.mark.parametrize('how', ['removed', 'replaced', 'cut', 'grown'])
+def test_a_file_that_vanishes_or_changes_while_it_is_read_is_refused(tmp_path, suffix, how):
+    path = tmp_path / f'a.jsonl{suffix}'
+    compress = {'': bytes, '.gz': gzip.compress, '.zst': zstandard.ZstdCompressor().compress}[suffix]
+    whole = compress(b'\n'.join(json.dumps({'text': os.urandom(100_000).hex()}).encode() for _ in range(30)))
+    path.write_bytes(whole)
+    found = Corpus(find_files(str(path))).documents()
+    next(found)
+    if how == 'removed':
+        path.unlink()
+    elif how == 'replaced':
+        path.unlink()
+        path.write_bytes(whole[::-1])
+    else:
+        os.truncate(path, len(whole) - 100) if how == 'cut' else path.write_bytes(whole + whole)
+    expected = 'changed since this run began|cut short|No such file|not JSON'
+    with pytest.raises(UserError, match=expected) as caught:
+        list(found)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_vanishes_before_its_turn_is_refused(tmp_path):
+    for name in 'ab':
+        (tmp_path / f'{name}.txt').write_text(name)
+    found = Corpus(find_files(str(tmp_path))).documents()
+    assert next(found).text == 'a'
+    (tmp_path / 'b.txt').unlink()
+    with pytest.raises(UserError, match=r'b\.txt: No such file'):
+        next(found)
+
+
+def test_the_mark_at_the_beginning_of_a_file_is_no_text(tmp_path):
+    for name, content in (('a.txt', 'one\ufeff'), ('b.jsonl', '{"text": "two"}'), ('c.csv', 'text\nthree')):
+        (tmp_path / name).write_bytes(('\ufeff' + content).encode())
+    assert texts(Corpus(find_files(str(tmp_path)))) == ['one\ufeff', 'two', 'three']
+    (tmp_path / 'd.txt').write_bytes('vier'.encode('utf-16'))
+    with pytest.raises(UserError, match=r'd\.txt: not utf-8 at byte 0: ff fe(.|\n)*iconv -f utf-16'):
+        texts(Corpus(find_files(str(tmp_path))))
+
+
+def test_what_compressors_put_between_and_around_is_read_over(tmp_path):
+    (tmp_path / 'a.txt.gz').write_bytes(gzip.compress(b'one ') + bytes(600) + gzip.compress(b'two') + bytes(70_000))
+    skippable = b'\x50\x2a\x4d\x18\x04\x00\x00\x00abcd'
+    zstd = zstandard.ZstdCompressor().compress
+    (tmp_path / 'b.txt.zst').write_bytes(
+        skippable + zstd(b'three ') + skippable + zstd(b'') + zstd(b'four') + skippable
+    )
+    parameters = zstandard.ZstdCompressionParameters(window_log=28, enable_ldm=True)
+    stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    (tmp_path / 'c.txt.zst').write_bytes(stream.compress(b'five') + stream.flush())
+    assert texts(Corpus(find_files(str(tmp_path)))) == ['one two', 'three four', 'five']
+
+
+def test_a_large_corpus_is_known_by_names_sizes_and_times_without_reading_it(tmp_path, monkeypatch):
+    path = tmp_path / 'a.jsonl'
+    path.write_bytes(LINES)
+
+    def fingerprint():
+        corpus = Corpus(find_files(str(path)))
+        return corpus.known_by, corpus.fingerprint()
+
+    small = fingerprint()
+    assert small[0] == 'content'
+    os.utime(path, ns=(1, 1))
+    assert fingerprint() == small, 'the content is the same'
+    monkeypatch.setattr(corpus_module, 'DIGESTED', 10)
+    monkeypatch.setattr(corpus_module, 'opened', None)  # it would fail if it read
+    large = fingerprint()
+    assert large[0].startswith('names, sizes and times of change')
+    os.utime(path, ns=(2, 2))
+    assert fingerprint() != large
+    os.utime(path, ns=(1, 1))
+    assert fingerprint() == large

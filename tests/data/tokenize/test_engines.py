@@ -1,0 +1,269 @@
+"""One result, to the byte, whoever tokenises and however often it is killed."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+from pretrax.data.corpus.corpus import Corpus, Selection
+from pretrax.data.corpus.document import Document
+from pretrax.data.corpus.files import find_files
+from pretrax.data.tokenize import pieces as pieces_module
+from pretrax.data.tokenize import prepare as prepare_module
+from pretrax.data.tokenize.engine_local import Processes
+from pretrax.data.tokenize.pieces import find_piece, piece_name
+from pretrax.data.tokenize.prepare import Work, prepare
+from pretrax.data.tokenizers import encoders
+from pretrax.data.tokens.flat_tokens import open_split, splits, verify
+from pretrax.errors import UserError
+from tokenizer_families import TEXTS, byte_level, family
+from worker_calls import kill_yourself
+
+SELECTION = Selection(deduplicate=True, max_characters=400)
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch) -> Corpus:
+    """Some 60 kB in three files, in a dozen shards, with empty, repeated and long documents."""
+    monkeypatch.setattr(prepare_module, 'SHARD_BYTES', 5_000)
+    rng = random.Random(0)
+    for name in 'abc':
+        with (tmp_path / f'{name}.jsonl').open('w') as stream:
+            for n in range(250):
+                text = ''.join(rng.choice(TEXTS)[: rng.randint(0, 80)] for _ in range(rng.randint(0, 4)))
+                text = '' if n % 50 == 3 else 'x' * 500 if n % 60 == 7 else text
+                stream.write(json.dumps({'text': text}, ensure_ascii=False) + '\n')
+    return Corpus(find_files(str(tmp_path / '*.jsonl')), SELECTION)
+
+
+def contents(place: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob('*') if path.is_file()}
+
+
+def made(corpus, directory, say=lambda _: None, *, work=None, tokenizer=None, validation=0.1):
+    place = prepare(
+        corpus, directory, say, tokenizer=tokenizer, vocab_size=300, validation=validation, work=work or Work(workers=1)
+    )
+    assert [path.name for path in directory.iterdir()] == [place.name], 'nothing else is left'
+    return place
+
+
+def test_processes_write_what_one_process_writes(corpus, tmp_path, said, monkeypatch):
+    one = made(corpus, tmp_path / 'one', said.append)
+    assert 'by this process' in said.text
+    said.clear()
+    several = made(corpus, tmp_path / 'several', said.append, work=Work(workers=2))
+    assert 'by 2 processes' in said.text
+    assert contents(one) == contents(several)
+    monkeypatch.setattr(prepare_module, 'SHARD_BYTES', 20_000)
+    assert contents(made(corpus, tmp_path / 'larger')) == contents(one), 'nor does it depend on the shards'
+
+    counts = verify(one)
+    documents = json.loads((one / 'zarr.json').read_text())['attributes']['documents']
+    kept = [document.text for document in corpus.documents()]
+    assert documents['read'] == 750
+    assert documents['kept'] == len(kept) == sum(of.documents for of in counts.values())
+    assert set(documents['left_out']) == {'empty', 'duplicates', 'over 400 characters'}
+    assert sum(of.bytes or 0 for of in counts.values()) == sum(len(text.encode()) for text in kept)
+
+
+def test_documents_that_do_not_add_up_are_found_by_verify(corpus, tmp_path):
+    place = made(corpus, tmp_path / 'data')
+    root = json.loads((place / 'zarr.json').read_text())
+    root['attributes']['documents']['left_out']['empty'] += 1
+    (place / 'zarr.json').write_text(json.dumps(root))
+    with pytest.raises(UserError, match=r'do not add up to \d+ in the splits'):
+        verify(place)
+
+
+def test_a_mistake_in_a_worker_is_the_users_and_what_is_finished_is_kept(corpus, tmp_path, said, monkeypatch):
+    monkeypatch.setattr(encoders, 'COMPARED_CHARACTERS', 0)  # this reads the first documents, and all are few here
+    lines = (tmp_path / 'c.jsonl').read_text().splitlines()
+    (tmp_path / 'c.jsonl').write_text('\n'.join([*lines[:200], '{"text": 3}', *lines[200:]]) + '\n')
+    broken = Corpus(find_files(str(tmp_path / '*.jsonl')))
+    with pytest.raises(UserError, match=r"c\.jsonl:201: field 'text' is 3"):
+        made(broken, tmp_path / 'data', said.append, work=Work(workers=2), tokenizer=byte_level(), validation=0.0)
+    [pieces] = (tmp_path / 'data').iterdir()
+    assert find_piece(pieces, 0)
+    assert 'shards are kept in' in said.text
+
+
+PROGRAM = textwrap.dedent("""
+    import sys
+    from pathlib import Path
+    from pretrax.data import prepare
+    from pretrax.data.corpus import Corpus, Selection
+    from pretrax.data.files import find_files
+
+    prepare.SHARD_BYTES = 3_000
+    corpus = Corpus(find_files(sys.argv[1]), Selection(deduplicate=True, max_characters=400))
+    place = prepare.prepare(
+        corpus, Path(sys.argv[2]), lambda line: print(line, flush=True),
+        tokenizer=None, vocab_size=300, validation=0.1, work=prepare.Work(workers=int(sys.argv[3])),
+    )
+""")
+
+
+def test_killed_at_any_moment_the_next_run_goes_on_and_writes_the_same(corpus, tmp_path):
+    expected = contents(made(corpus, tmp_path / 'whole'))
+    command = [sys.executable, '-c', PROGRAM, str(tmp_path / '*.jsonl'), str(tmp_path / 'data')]
+    rng = random.Random(1)
+    killed = continued = 0
+    # How many pieces there are when the process is killed; then at the last step, then never.
+    for goal, workers in (
+        (rng.randint(0, 3), 1),
+        (rng.randint(4, 8), 2),
+        (rng.randint(12, 16), 1),
+        (-1, 1),
+        (10**6, 1),
+    ):
+        with subprocess.Popen([*command, str(workers)], stdout=subprocess.PIPE, text=True) as process:
+            while process.poll() is None:
+                n_pieces = len(list((tmp_path / 'data').glob('.*.pieces/*/counts.json')))
+                finishing = goal < 0 and any((tmp_path / 'data').glob('.*.partial-*/train/zarr.json'))
+                if n_pieces >= goal >= 0 or finishing:
+                    process.send_signal(signal.SIGKILL)
+                    break
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.002)
+            said, _ = process.communicate()
+        killed += process.returncode == -signal.SIGKILL
+        assert process.returncode in (0, -signal.SIGKILL), said
+        continued += 'were finished before' in said
+        for path in (tmp_path / 'data').glob('*'):
+            with contextlib.suppress(UserError):
+                splits(path)
+                verify(path)  # what opens is whole, even where it was about to get its name
+                assert {name: content for name, content in contents(path).items() if name != 'lock'} == expected
+    assert killed >= 3
+    assert continued >= 2
+    [place] = (tmp_path / 'data').iterdir()
+    assert contents(place) == expected
+
+
+def test_pieces_that_are_not_whole_are_made_again(corpus, tmp_path, said, monkeypatch):
+    monkeypatch.setattr(encoders, 'COMPARED_CHARACTERS', 0)
+    expected = contents(made(corpus, tmp_path / 'whole', tokenizer=byte_level()))
+    kept = {}
+
+    def stop_late(*arguments):
+        [pieces] = (tmp_path / 'data').glob('.*.pieces')
+        kept['pieces'] = pieces
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_module._Preparation, '_check', stop_late)
+        with pytest.raises(KeyboardInterrupt):
+            made(corpus, tmp_path / 'data', tokenizer=byte_level())
+    pieces = kept['pieces']
+    numbers = sorted(int(path.name) for path in pieces.iterdir() if path.is_dir())
+    assert len(numbers) > 10
+    tokens = pieces / piece_name(numbers[3]) / 'train.tokens'
+    tokens.write_bytes(tokens.read_bytes()[:-4])
+    (pieces / piece_name(numbers[5]) / 'counts.json').write_text('{')
+    assert find_piece(pieces, numbers[3]) is find_piece(pieces, numbers[5]) is None
+    assert contents(made(corpus, tmp_path / 'data', said.append, tokenizer=byte_level())) == expected
+    assert f'{len(numbers) - 2} of {len(numbers)} shards were finished before' in said.text
+
+
+def test_a_worker_that_is_killed_is_named_and_the_next_run_goes_on(corpus, tmp_path):
+    engine = Processes(1)
+    with (
+        contextlib.closing(engine),
+        pytest.raises(UserError, match=r'a worker process has ended \(SIGKILL\)\n.*workers=1'),
+    ):
+        list(engine.unordered(kill_yourself, [()], lambda *_: None))
+
+
+def test_workers_do_not_outlive_a_run_that_is_killed(tmp_path):
+    program = (
+        'import sys, os, signal\nfrom pretrax.data.tokenize.engine_local import Processes\nengine = Processes(1)\n'
+        'from worker_calls import report_forever\n'
+        'list(engine.unordered(report_forever, [()], lambda n_bytes, n_tokens: print(n_bytes, flush=True)))'
+    )
+    environment = os.environ | {'PYTHONPATH': str(Path(__file__).parents[2])}
+    with subprocess.Popen(
+        [sys.executable, '-c', program], stdout=subprocess.PIPE, env=environment, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        parent.send_signal(signal.SIGKILL)
+    while alive(worker):
+        pass  # the test hangs where it is not so
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f'/proc/{pid}/stat').read_text().split()[2] != 'Z'
+    except FileNotFoundError:
+        return False
+
+
+def test_answers_become_a_loss_mask(tmp_path):
+    """Counted by hand: a token counts if it begins in the answer, and so does the end."""
+    rows = [{'ask': 'the cat é ', 'reply': 'and the漢 other'}, {'ask': 'only asked', 'reply': ''}]
+    (tmp_path / 'a.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    corpus = Corpus(find_files(str(tmp_path / 'a.jsonl')), Selection(prompt_field='ask', answer_field='reply'))
+    for name in ('byte-level BPE', 'SentencePiece BPE', 'bytes'):
+        tokenizer = family(name)
+        place = made(corpus, tmp_path / name, tokenizer=tokenizer, validation=0.0)
+        split = open_split(place, 'train')
+        reference = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.settings))
+        mask, n_bytes = [], 0
+        for row in rows:
+            text = row['ask'] + row['reply']
+            starts = [start for start, _ in reference.encode(text, add_special_tokens=False).offsets]
+            counted = [start >= len(row['ask']) for start in starts]
+            mask += [*counted, True]
+            n_bytes += sum(
+                len(text[a:b].encode())
+                for a, b, counts in zip(starts, [*starts[1:], len(text)], counted, strict=True)
+                if counts
+            )
+        assert split.read_mask([(0, split.n_tokens)])[0].tolist() == mask
+        counts = verify(place)['train']
+        assert (counts.targets, counts.predicted_bytes) == (sum(mask), n_bytes)
+
+
+def test_a_document_cut_in_two_keeps_its_answers(tmp_path):
+    text, answers = 'ask\nreply\n' * 10, tuple((10 * n + 4, 10 * n + 10) for n in range(10))
+    [train, held_out] = pieces_module._cut(Document(text, 'x', answers), 0.33)
+    assert train.text + held_out.text == text
+    assert [part.text[a:b] == 'reply\n' for part in (train, held_out) for a, b in part.answers or ()] == [True] * 10
+
+
+def test_a_disk_that_is_full_is_said_and_what_is_finished_is_kept(corpus, tmp_path):
+    program = 'import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000))\n' + PROGRAM.replace(
+        'SHARD_BYTES = 3_000', 'SHARD_BYTES = 30_000'
+    )
+    command = [sys.executable, '-c', program, str(tmp_path / '*.jsonl'), str(tmp_path / 'data'), '1']
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert 'UserError' in done.stderr
+    assert 'cannot write the tokens: File too large' in done.stderr
+    assert not list((tmp_path / 'data').glob('tokens-*'))
+
+
+def test_a_place_that_cannot_be_written_is_said(corpus, tmp_path):
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(UserError, match=r'cannot write the tokens: Not a directory'):
+        made(corpus, tmp_path / 'file' / 'data', tokenizer=byte_level())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore::ResourceWarning')  # Ray leaves its log files open
+# Ray starts its servers by a fork, which JAX warns of where a test before this one has started it.
+@pytest.mark.filterwarnings('ignore:Exception ignored in. <function _at_fork:pytest.PytestUnraisableExceptionWarning')
+def test_ray_writes_what_one_process_writes(corpus, tmp_path, said):
+    one = made(corpus, tmp_path / 'one', tokenizer=byte_level())
+    assert contents(
+        made(corpus, tmp_path / 'ray', said.append, work=Work('ray', 2), tokenizer=byte_level())
+    ) == contents(one)
+    assert 'by 2 tasks of Ray on 1 nodes' in said.text

@@ -1,0 +1,342 @@
+"""flat-tokens on disk: what goes in comes out, other zarr readers agree, and no damaged or unfinished file passes."""
+
+import itertools
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
+from pretrax.data.tokens import flat_tokens, flat_tokens_writer
+from pretrax.data.tokens.flat_tokens import TokenizerIdentity, open_split, splits, verify
+from pretrax.data.tokens.flat_tokens_writer import create
+from pretrax.errors import UserError
+
+TOKENIZER = train_tokenizer(['a b c'], 300)
+IDENTITY = TokenizerIdentity(sha256=TOKENIZER.sha256, vocab_size=1000, end_of_text=0)
+DOCUMENTS = st.lists(st.lists(st.integers(1, 999), max_size=20).map(lambda ids: [*ids, 0]), min_size=1, max_size=30)
+
+
+def write(directory: Path, documents: Iterable[list[int]]) -> Path:
+    with create(directory, IDENTITY, TOKENIZER.content, {'text': 'test'}) as writer:
+        for batch in itertools.batched(documents, 3):
+            writer.append('train', batch, n_bytes=10, predicted_bytes=7)
+    return directory
+
+
+@pytest.fixture
+def small_shards(monkeypatch):
+    """Shards of two chunks of four values, so that a few tokens make several files."""
+    monkeypatch.setattr(flat_tokens_writer, '_CHUNK', 4)
+    for name in flat_tokens.SHARD:
+        monkeypatch.setitem(flat_tokens.SHARD, name, 8)
+
+
+@settings(max_examples=30)
+@given(DOCUMENTS)
+def test_every_document_comes_out_to_the_last_token(tmp_path_factory, documents):
+    directory = write(tmp_path_factory.mktemp('tokens') / 'here', documents)
+    split = open_split(directory, 'train')
+    assert split.n_documents == len(documents)
+    assert split.n_tokens == sum(map(len, documents))
+    assert [split.document(index).tolist() for index in range(split.n_documents)] == documents
+    counts = verify(directory)['train']
+    assert (counts.documents, counts.tokens) == (split.n_documents, split.n_tokens)
+
+
+def test_tokens_of_an_unknown_tokenizer_and_text(tmp_path):
+    identity = TokenizerIdentity(sha256=None, vocab_size=10, end_of_text=None)
+    with create(tmp_path / 'here', identity, None, {}) as writer:
+        writer.append('train', [[1, 2]], n_bytes=3, predicted_bytes=1)
+        writer.append('train', [[3], [4, 5]], n_bytes=None, predicted_bytes=None)
+    counts = verify(tmp_path / 'here')['train']
+    assert (counts.documents, counts.tokens, counts.bytes, counts.predicted_bytes) == (3, 5, None, None)
+    assert not (tmp_path / 'here' / 'tokenizer.json').exists()
+    assert flat_tokens.read_tokenizer_json(tmp_path / 'here', identity) is None
+
+
+@pytest.mark.usefixtures('small_shards')
+def test_several_shards_read_like_one(tmp_path):
+    documents = [[n % 900 + 1] * (n % 7) + [0] for n in range(40)]
+    split = open_split(write(tmp_path / 'here', documents), 'train')
+    assert len(list((split.path / 'encoded_tokens' / 'c').iterdir())) == -(-split.n_tokens // 8)
+    assert [split.document(index).tolist() for index in range(40)] == documents
+    verify(tmp_path / 'here')
+
+
+def test_zarr_reads_what_the_format_says(tmp_path):
+    directory = write(tmp_path / 'here', [[7, 8, 0], [9, 0], [0]])
+    group = zarr.open_group(directory, mode='r')
+    assert group.attrs['splits'] == ['train']
+    train = zarr.open_group(directory / 'train', mode='r')
+    encoded, starts = train['encoded_tokens'], train['seq_starts']
+    assert isinstance(encoded, zarr.Array)
+    assert isinstance(starts, zarr.Array)
+    assert encoded.dtype == np.uint32
+    assert starts.dtype == np.uint64
+    assert np.asarray(encoded[:]).tolist() == [15, 16, 0, 19, 0, 1]
+    assert np.asarray(starts[:]).tolist() == [0, 3, 5, 6]
+    assert encoded.metadata.to_dict()['codecs'][0]['configuration']['codecs'][-1]['name'] == 'crc32c'
+    assert train.attrs['counts'] == {'documents': 3, 'tokens': 6, 'bytes': 10, 'predicted_bytes': 7, 'targets': 3}
+    assert train.attrs['max_token_id'] == 9
+
+
+@settings(max_examples=30)
+@given(DOCUMENTS, st.data())
+def test_a_loss_mask_comes_out_to_the_last_token_and_is_there_only_where_it_says_something(
+    tmp_path_factory, documents, data
+):
+    masks = [
+        data.draw(st.none() | st.lists(st.booleans(), min_size=len(ids), max_size=len(ids)), label='mask')
+        for ids in documents
+    ]
+    directory = tmp_path_factory.mktemp('masked') / 'here'
+    with create(directory, IDENTITY, TOKENIZER.content, {}) as writer:
+        for ids, mask in zip(documents, masks, strict=True):
+            writer.append('train', [ids], n_bytes=1, predicted_bytes=1, masks=None if mask is None else [mask])
+    split = open_split(directory, 'train')
+    expected = [mask or [True] * len(ids) for ids, mask in zip(documents, masks, strict=True)]
+    assert split.has_mask == any(mask is not None for mask in masks) == (split.path / 'loss_mask').exists()
+    assert split.read_mask([(0, split.n_tokens)])[0].tolist() == list(itertools.chain(*expected))
+    assert split.manifest.counts.targets == sum(sum(mask[1:]) for mask in expected)
+    assert verify(directory)['train'] == split.manifest.counts
+
+
+@pytest.mark.usefixtures('small_shards')
+def test_a_loss_mask_is_checked_like_the_tokens(tmp_path):
+    directory = tmp_path / 'here'
+    with create(directory, IDENTITY, TOKENIZER.content, {}) as writer:
+        writer.append('train', [[5, 6, 0], [7, 0]], n_bytes=1, predicted_bytes=1)
+        writer.append('train', [[8] * 9 + [0]], n_bytes=1, predicted_bytes=1, masks=[[False] * 4 + [True] * 6])
+    without = write(tmp_path / 'other', [[5, 6, 0], [7, 0], [8] * 9 + [0]])
+    assert open_split(directory, 'train').fingerprint != open_split(without, 'train').fingerprint
+    zarr.open_array(directory / 'train' / 'loss_mask', mode='r+')[6] = 1
+    with pytest.raises(UserError, match=r'loss_mask: damaged token file: its sha256 differs'):
+        verify(directory)
+    for change in (lambda file: file.write_bytes(file.read_bytes()[:-2]), Path.unlink):
+        file = directory / 'train' / 'loss_mask' / 'c' / '1'
+        change(file)
+        with pytest.raises(UserError, match=str(file)):
+            open_split(directory, 'train').read_mask([(0, 15)])
+
+
+@pytest.fixture
+def damaged(tmp_path, request):
+    """damaged(name, change) applies change to the bytes of a file of a fresh directory and returns both paths."""
+    request.getfixturevalue('small_shards')
+    documents = [[n + 1] * 5 + [0] for n in range(8)]
+
+    def damage(name: str, change) -> tuple[Path, Path]:
+        directory = write(tmp_path / 'here', documents)
+        file = directory / name
+        content = change(file.read_bytes())
+        file.unlink()
+        if content is not None:
+            file.write_bytes(content)
+        return directory, file
+
+    return damage
+
+
+def read_all(directory: Path) -> None:
+    split = open_split(directory, 'train')
+    split.read([(0, split.n_tokens)])
+    split.read_starts(0, split.n_documents + 1)
+    flat_tokens.read_tokenizer_json(directory, split.manifest.tokenizer)
+
+
+CHANGES = {
+    'missing': lambda _: None,
+    'empty': lambda _: b'',
+    'cut': lambda raw: raw[: len(raw) // 2],
+    'cut by two': lambda raw: raw[:-2],
+}
+FILES = [
+    'zarr.json', 'tokenizer.json', 'train/zarr.json', 'train/encoded_tokens/zarr.json', 'train/seq_starts/zarr.json',
+    'train/encoded_tokens/c/0', 'train/encoded_tokens/c/3', 'train/encoded_tokens/c/5', 'train/seq_starts/c/1',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('name', FILES)
+@pytest.mark.parametrize('change', CHANGES)
+def test_a_damaged_file_is_named(damaged, name, change):
+    directory, file = damaged(name, CHANGES[change])
+    for reader in (read_all, verify):
+        with pytest.raises(UserError) as caught:
+            reader(directory)
+        assert str(file) in str(caught.value) or (name == 'zarr.json' and change == 'missing')
+        assert len(str(caught.value).splitlines()) <= 10
+
+
+@pytest.mark.parametrize('change', ['missing', 'empty'])
+def test_a_missing_or_empty_shard_is_found_when_opening(damaged, change):
+    directory, file = damaged('train/encoded_tokens/c/3', CHANGES[change])
+    with pytest.raises(UserError, match=f'{file}: damaged token file: {change}'):
+        open_split(directory, 'train')
+
+
+def test_a_shard_that_disappears_while_it_is_used_is_named(damaged):
+    directory, file = damaged('train/encoded_tokens/c/3', bytes)
+    split = open_split(directory, 'train')
+    file.unlink()
+    split.read([(0, 24)])
+    with pytest.raises(UserError, match=f'{file}: damaged token file: missing'):
+        split.read([(0, 24), (22, 26)])
+
+
+def test_offsets_that_do_not_end_with_the_tokens_are_found_when_opening(tmp_path):
+    directory = write(tmp_path / 'here', [[7, 8, 0], [9, 0]])
+    array = zarr.open_array(directory / 'train' / 'seq_starts', mode='r+')
+    array[:] = np.array([0, 3, 4], np.uint64)
+    with pytest.raises(UserError, match='it runs from 0 to 4, not 0 to 5'):
+        open_split(directory, 'train')
+
+
+def test_any_flipped_bit_of_the_data_is_found(damaged):
+    directory, file = damaged('train/encoded_tokens/c/2', bytes)
+    whole = file.read_bytes()
+    for byte in range(len(whole)):
+        file.write_bytes(whole[:byte] + bytes([whole[byte] ^ (1 << byte % 8)]) + whole[byte + 1 :])
+        with pytest.raises(UserError, match=str(file)):
+            read_all(directory)
+
+
+def test_values_written_over_with_good_checksums_are_found_by_verify(tmp_path):
+    directory = write(tmp_path / 'here', [[7, 8, 0], [9, 0]])
+    for name, values, reason in (
+        ('encoded_tokens', [15, 18, 0, 19, 0], 'sha256'),
+        ('encoded_tokens', [15, 17, 0, 18, 0], 'differs from the starts'),
+        ('encoded_tokens', [15, 16, 2, 19, 0], 'end-of-text'),
+    ):
+        array = zarr.open_array(directory / 'train' / name, mode='r+')
+        kept = np.asarray(array[:])
+        array[:] = np.array(values, np.uint32)
+        read_all(directory)
+        with pytest.raises(UserError, match=reason):
+            verify(directory)
+        array[:] = kept
+        verify(directory)
+
+
+@pytest.mark.parametrize(
+    ('file', 'path', 'value', 'expected'),
+    [
+        ('zarr.json', ['format'], 'other', "format 'other' version 2"),
+        ('zarr.json', ['version'], 1, "format 'flat-tokens' version 1"),
+        ('zarr.json', ['splits'], None, 'lists no splits'),
+        ('train/zarr.json', ['version'], 3, "attribute 'version'"),
+        ('train/zarr.json', ['counts', 'tokens'], 6, '5 values, and the attributes say 6'),
+        ('train/zarr.json', ['counts', 'documents'], 1, '3 values, and the attributes say 2'),
+        ('train/zarr.json', ['counts'], None, "attribute 'counts'"),
+        ('train/zarr.json', ['tokenizer', 'vocab_size'], 9, 'token 9 does not exist in a vocabulary of 9'),
+        ('train/zarr.json', ['tokenizer', 'sha256'], '0' * 64, 'not the tokenizer that made these tokens'),
+    ],
+)
+def test_attributes_that_do_not_fit_are_refused(tmp_path, file, path, value, expected):
+    directory = write(tmp_path / 'here', [[7, 8, 0], [9, 0]])
+    group = json.loads((directory / file).read_text())
+    *parents, last = path
+    place = group['attributes']
+    for name in parents:
+        place = place[name]
+    place[last] = value
+    (directory / file).write_text(json.dumps(group))
+    with pytest.raises(UserError, match=expected):
+        read_all(directory)
+
+
+def test_what_is_no_token_directory_says_what_is_near(tmp_path):
+    directory = write(tmp_path / 'data' / 'tokens-1', [[1, 0]])
+    with pytest.raises(UserError, match=f'did you mean {directory}'):
+        splits(tmp_path / 'data')
+    with pytest.raises(UserError, match=f'did you mean {directory}'):
+        splits(tmp_path / 'data' / 'token-1')
+    with pytest.raises(UserError, match="no split 'validation'\n  it has train"):
+        open_split(directory, 'validation')
+
+
+def test_a_directory_gets_its_name_at_once(tmp_path):
+    with create(tmp_path / 'here', IDENTITY, TOKENIZER.content, {}) as writer:
+        writer.append('train', [[1, 0]], n_bytes=1, predicted_bytes=0)
+        [partial] = tmp_path.iterdir()
+        node = partial.stat().st_ino
+    assert (tmp_path / 'here').stat().st_ino == node, 'it is renamed, which is atomic, not copied'
+
+
+def test_an_error_while_writing_leaves_nothing(tmp_path):
+    def unfinished():
+        yield from [[1, 0]] * 3
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write(tmp_path / 'here', unfinished())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_quicker_of_two_writers_stays(tmp_path):
+    with create(tmp_path / 'here', IDENTITY, TOKENIZER.content, {}) as slow:
+        slow.append('train', [[1, 0]], n_bytes=1, predicted_bytes=0)
+        shutil.copytree(write(tmp_path / 'elsewhere', [[2, 0]]), tmp_path / 'here')
+    assert open_split(tmp_path / 'here', 'train').document(0).tolist() == [2, 0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['elsewhere', 'here']
+
+
+PROGRAM = textwrap.dedent("""
+    import resource, sys
+    from pathlib import Path
+    import numpy as np
+    from pretrax.data.flat_tokens import TokenizerIdentity
+    from pretrax.data.flat_tokens_writer import create
+
+    directory, limit = Path(sys.argv[1]), int(sys.argv[2])
+    if limit:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    identity = TokenizerIdentity(sha256='', vocab_size=2**31, end_of_text=0)
+    with create(directory, identity, b'{}', {}) as writer:
+        for n in range(20):
+            ids = (n * 10**6 + np.arange(10**6) * 7919) % 2**31
+            writer.append('train', [ids], n_bytes=1, predicted_bytes=1)
+        print('written', flush=True)
+        sys.stdin.read()
+""")
+
+
+def test_a_killed_writer_leaves_nothing_that_reads_and_the_next_one_cleans_up(tmp_path):
+    place = tmp_path / 'here'
+    with subprocess.Popen(
+        [sys.executable, '-c', PROGRAM, str(place), '0'], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == 'written\n'
+        [partial] = tmp_path.iterdir()
+        assert any(path.is_file() for path in (partial / 'train' / 'encoded_tokens' / 'c').iterdir())
+        other = write(tmp_path / 'other', [[1, 0]])
+        assert partial.exists(), 'the writer is alive'
+        process.send_signal(signal.SIGKILL)
+    assert not place.exists()
+    with pytest.raises(UserError, match='not a flat-tokens directory'):
+        splits(partial)
+    write(place, [[1, 0]])
+    assert sorted(tmp_path.iterdir()) == sorted([place, other])
+
+
+def test_a_disk_that_takes_no_more_is_said_and_leaves_nothing(tmp_path):
+    result = subprocess.run(
+        [sys.executable, '-c', PROGRAM, str(tmp_path / 'here'), str(10**6)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f'UserError: {tmp_path / "here"}: cannot write the tokens' in result.stderr
+    assert list(tmp_path.iterdir()) == []

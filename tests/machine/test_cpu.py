@@ -1,0 +1,70 @@
+"""The CPU's peak: plausible, measured once, and no damaged or unwritable cache ever stops a run."""
+
+import itertools
+import json
+
+import jax
+import pytest
+
+from pretrax.machine import cpu
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Small matrices: these tests are about the bookkeeping."""
+    monkeypatch.setattr(cpu, 'SIZES', (64,))
+    monkeypatch.setattr(cpu, 'SECONDS', 0.01)
+
+
+def test_a_square_product_counts_two_operations_for_each_pair(monkeypatch):
+    """By a clock that ticks once between start and end, the rate is 2 n^3 for each device."""
+    clock = itertools.count()
+    monkeypatch.setattr(cpu.time, 'perf_counter', lambda: float(next(clock)))
+    assert cpu.measure(jax.devices()[:1], 'f32') == 2 * 64**3
+    assert cpu.measure(jax.devices(), 'bf16') == 2 * 64**3 * len(jax.devices())
+
+
+def test_measured_once_then_read_back(tmp_path, monkeypatch):
+    first = cpu.measured_cpu(jax.devices(), tmp_path)
+    assert 'measured now, kept in' in first.source
+    monkeypatch.setattr(cpu, 'measure', lambda *_: pytest.fail('measured a second time'))
+    again = cpu.measured_cpu(jax.devices(), tmp_path)
+    assert (again.bf16, again.f32) == (first.bf16, first.f32)
+    assert 'measured earlier' in again.source
+
+
+def test_the_cores_are_shared_by_simulated_devices(tmp_path, monkeypatch):
+    """Twice as many devices on the same cores: half the peak and half the memory each, and an entry of their own."""
+    monkeypatch.setattr(cpu, 'measure', lambda *_: 8e9)
+    one, two = (cpu.measured_cpu([jax.devices()[0]] * n, tmp_path) for n in (1, 2))
+    assert (one.f32, two.f32) == (8e9, 4e9)
+    assert two.memory == one.memory // 2
+    assert len(json.loads((tmp_path / 'cpu.json').read_text())) == 2
+
+
+@pytest.mark.parametrize(
+    'damaged',
+    [b'', b'{"cut', b'[1, 2]', b'\xff\xfe\x00', b'null', b'{"KEY": {"bf16": "fast"}}', b'{"KEY": {"bf16": 0}}'],
+)
+def test_a_damaged_cache_is_measured_anew_and_mended(tmp_path, damaged):
+    cpu.measured_cpu(jax.devices(), tmp_path)
+    path = tmp_path / 'cpu.json'
+    (key,) = json.loads(path.read_text())
+    path.write_bytes(damaged.replace(b'KEY', key.encode()))
+    assert 'measured now' in cpu.measured_cpu(jax.devices(), tmp_path).source
+    assert 'measured earlier' in cpu.measured_cpu(jax.devices(), tmp_path).source
+
+
+def test_a_place_that_cannot_be_written_is_said_and_survived(tmp_path):
+    in_the_way = tmp_path / 'file'
+    in_the_way.write_text('not a directory')
+    device = cpu.measured_cpu(jax.devices(), in_the_way / 'cache')
+    assert device.f32 > 0
+    assert 'not kept' in device.source
+    assert 'Not a directory' in device.source
+
+
+def test_the_cache_follows_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'xdg'))
+    cpu.measured_cpu(jax.devices())
+    assert (tmp_path / 'xdg' / 'pretrax' / 'cpu.json').exists()

@@ -1,0 +1,3 @@
+from runs import documents, values
+
+__all__ = ['documents', 'values']

@@ -1,0 +1,94 @@
+"""Data that is lost or damaged, or comes late, while a run trains from it."""
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from pretrax import config_from_values, pretrain, register
+from pretrax.checkpoint import steps_in
+from pretrax.data.batches import block_cache, windows
+from pretrax.data.batches.source import DataRequest
+from pretrax.data.batches.synthetic import SyntheticSource
+from pretrax.data.options import TextOptions
+from pretrax.data.text import open_text
+from pretrax.errors import UserError
+from pretrax.observe.metrics import read_metrics
+from runs import BIGRAM, Quiet
+
+
+class At(Quiet):
+    """Does something when the metrics of a step are reported."""
+
+    def __init__(self, step, work):
+        super().__init__()
+        self.step, self.work = step, work
+
+    def update(self, metrics):
+        if metrics['step'] == self.step:
+            self.work()
+
+
+def cut(file: Path):
+    file.write_bytes(file.read_bytes()[:-50])
+
+
+def flip(file: Path):
+    content = bytearray(file.read_bytes())
+    for at in range(0, len(content), 64):
+        content[at] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize('damage', [Path.unlink, cut, flip], ids=['lost', 'cut', 'flipped'])
+def test_a_source_damaged_while_training_is_named_and_nothing_is_lost(values, monkeypatch, damage, tmp_path):
+    # As of a corpus larger than memory: blocks are read all along.
+    monkeypatch.setattr(block_cache, 'MEMORY', 4 * 64)
+    monkeypatch.setattr(windows, 'BLOCK', 64)
+    values |= {'model': BIGRAM, 'checkpoint': {'every': 2}, 'steps': 20, 'schedule': {}}
+    request = DataRequest(0, 16, tmp_path / 'prepared', lambda _: None)
+    directory = open_text(request, options=TextOptions.model_validate(values['data'])).train.tokens.path
+    file = directory / 'encoded_tokens' / 'c' / '0'
+    whole = file.read_bytes()
+    values['data'] = {'tokens': str(directory.parent)}
+
+    with pytest.raises(UserError) as caught:
+        pretrain(config_from_values(values), progress=At(5, lambda: damage(file)))
+    assert str(file) in str(caught.value)
+    run_dir = Path(values['run_dir'])
+    last = steps_in(run_dir / 'checkpoints')[-1]
+    assert last >= 4
+
+    file.write_bytes(whole)
+    result = pretrain(config_from_values(values), progress=Quiet())
+    assert int(result.state.step) == 20
+    repaired = [line['loss'] for line in read_metrics(run_dir / 'metrics.jsonl')]
+    shutil.rmtree(run_dir)
+    pretrain(config_from_values(values), progress=Quiet())
+    assert repaired == [line['loss'] for line in read_metrics(run_dir / 'metrics.jsonl')]
+
+
+class LateSource(SyntheticSource):
+    reading = 'tokens 0 to 100 of a slow disk'
+
+    def batch(self, step, rows, batch_rows):
+        if step == 3:
+            time.sleep(0.3)
+        return super().batch(step, rows, batch_rows)
+
+
+@register('data', 'late')
+def late(request: DataRequest):
+    return LateSource(request, 96, 20)
+
+
+def test_a_stall_is_told_with_its_cause(values):
+    progress = Quiet()
+    values |= {
+        'model': BIGRAM, 'data': {'name': 'late'}, 'log': {'every': 1, 'stall_seconds': 0.05},
+    }  # fmt: skip
+    pretrain(config_from_values(values), progress=progress)
+    told = [line for line in progress.said if line.startswith('batch 3: waited ')]
+    assert len(told) == 2, 'while it waits and when that is over'
+    assert all('s for data; it is reading tokens 0 to 100 of a slow disk' in line for line in told)

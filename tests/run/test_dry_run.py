@@ -1,0 +1,84 @@
+"""`pretrax train --dry-run`: it says what a training would do, fails where that would fail, and leaves nothing behind."""
+
+import json
+import pathlib
+
+import pytest
+
+from pretrax import config_from_values, pretrain
+from pretrax.cli import main
+from pretrax.errors import UserError
+from pretrax.run.dry_run import dry_run
+from pretrax.run.resume import only_one
+from runs import BIGRAM, Quiet
+
+
+@pytest.fixture
+def small(values):
+    return values | {'model': BIGRAM, 'log': {'every': 1, 'wandb': 'a-project'}}
+
+
+def files(directory: pathlib.Path) -> dict[str, tuple[int, bytes]]:
+    return {str(p): (p.stat().st_mtime_ns, p.read_bytes()) for p in directory.rglob('*') if p.is_file()}
+
+
+def said_by(values, **options):
+    said = []
+    dry_run(config_from_values(values), say=said.append, **options)
+    return said
+
+
+def test_a_run_that_has_not_begun(small, tmp_path, capsys):
+    before = files(tmp_path)
+    (tmp_path / 'small.yaml').write_text(json.dumps(small))
+    with pytest.raises(SystemExit) as ended:
+        main(['train', str(tmp_path / 'small.yaml'), 'log.wandb=null', '--dry-run'])
+    assert ended.value.code in (0, None)
+    said = capsys.readouterr().out.splitlines()
+    assert not (tmp_path / 'run').exists()
+    assert files(tmp_path).keys() - before.keys() == {str(tmp_path / 'small.yaml')}
+    beginnings = [
+        'mesh: r=2',
+        'batch: 128 tokens',
+        'tokens: train',
+        'batch 0: 8 sequences x 16, read in',
+        'compiled the step',
+    ]
+    for beginning in [*beginnings, 'memory: ', f'checkpoints: {tmp_path}/run/checkpoints, ']:
+        assert [line for line in said if line.startswith(beginning)], beginning
+    assert (
+        said[-1]
+        == f'dry run: nothing is in the way of 6 steps; it would begin anew. Nothing was written in {tmp_path}/run'
+    )
+
+
+def test_a_run_that_goes_on(small, tmp_path):
+    """It reads the tokens that the run has prepared, and the checkpoint that it would go on from."""
+    pretrain(
+        config_from_values(small | {'log': {'every': 1}, 'steps': 4, 'checkpoint': {'every': 2}}), progress=Quiet()
+    )
+    before = files(tmp_path)
+    said = said_by(small)
+    assert files(tmp_path) == before
+    assert [line for line in said if line.startswith('tokens: reused from ')]
+    assert 'trackers: wandb would be started' in said
+    assert f'; it would go on from step 4, checkpoint {tmp_path}/run/checkpoints/4. ' in said[-1]
+    assert '; all steps are done: it would not train. ' in said_by(small | {'steps': 4})[-1]
+
+    with pytest.raises(UserError, match=r'optimizer.learning_rate: 0.01 -> 0.5'):
+        said_by(small | {'optimizer': {'learning_rate': 0.5, 'weight_decay': 0.1}})
+    chunk = next(path for path in (tmp_path / 'run' / 'checkpoints' / '4').rglob('0.0') if path.is_file())
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    said = said_by(small)
+    assert [line for line in said if line.startswith('WARNING') and 'checkpoints/4' in line]
+    assert 'would go on from step 2' in said[-1]
+
+
+def test_what_would_fail_fails(small, tmp_path):
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(UserError, match=r'file/run cannot be written: .*/file is a file'):
+        said_by(small | {'run_dir': str(tmp_path / 'file' / 'run')})
+    with only_one(tmp_path / 'run'), pytest.raises(UserError, match='is being trained by process'):
+        said_by(small)
+    with pytest.raises(UserError, match='cannot be shared by mesh'):
+        said_by(small | {'mesh': {'r': 8}, 'batch': {'tokens': 48, 'sequence_length': 16}})

@@ -1,0 +1,145 @@
+"""Two processes that share a run do what one process with the same devices does."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pretrax import config_from_values, pretrain
+from pretrax.data.batches.source import DataRequest
+from pretrax.data.options import TextOptions
+from pretrax.data.text import open_text
+from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
+from pretrax.observe.metrics import read_metrics
+from runs import BIGRAM, Quiet
+
+PRETRAX = str(Path(sys.executable).with_name('pretrax'))
+# Without the 8 devices of the tests, and with programs that compile quickly.
+QUIET = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0'}
+
+
+@pytest.mark.slow
+def test_two_and_four_processes_train_like_one(values, tmp_path):
+    """Two of two devices, then four of one. Tokens travel to experts between both pairs; keys, in a ring, between the four."""
+    values |= {'eval': {'every': 3, 'batches': 2}, 'schedule': {'name': 'constant', 'warmup': 2}}
+    values['model'] |= {'n_experts': 4, 'experts_per_token': 2, 'balance_loss': 0.01, 'context': 'ring'}
+    pretrain(config_from_values(values | {'run_dir': str(tmp_path / 'one')}), progress=Quiet())
+
+    config = tmp_path / 'run.yaml'
+    config.write_text(json.dumps(values | {'mesh': {'r': 1, 'd': 1, 'e': 2, 'c': 2}}))
+    run_together(config, tmp_path / 'run', 3, 2, devices=4)
+    run_together(config, tmp_path / 'run', 6, 4, devices=4)  # and resumes
+    alone, together = read_metrics(tmp_path / 'one' / 'metrics.jsonl'), read_metrics(tmp_path / 'run' / 'metrics.jsonl')
+    assert [line['step'] for line in together] == [line['step'] for line in alone]
+    for a, b in zip(alone, together, strict=True):
+        for key in {'loss', 'grad_norm', 'weight_norm', 'val_loss'} & a.keys():
+            np.testing.assert_allclose(b[key], a[key], rtol=1e-5)
+
+
+RECORDER = """
+import json, os
+from pretrax.config import register
+from pretrax.data.options import TextOptions
+from pretrax.data.text import open_text
+from bigram import Bigram
+
+@register('model', 'bigram')
+def bigram(request):
+    return Bigram(request.vocab_size)
+
+@register('data', 'recorded', options=TextOptions)
+class Recorded:
+    def __init__(self, request, *, options):
+        self.source = open_text(request, options=options)
+        self.vocab_size = self.source.vocab_size
+        self.file = open(os.environ['RECORD'], 'a')
+
+    def batch(self, step, rows, batch_rows):
+        batch = self.source.batch(step, rows, batch_rows)
+        print(json.dumps([step, rows.start, batch.tokens.tolist(), batch.mask.tolist()]), file=self.file, flush=True)
+        return batch
+"""
+
+
+@pytest.mark.slow
+def test_one_stream_of_tokens_whatever_number_of_processes_resumes(values, documents, tmp_path):
+    """A run goes on with 1, 2 and 4 processes; what each of them read is put together and compared token by token."""
+    tokenizer = tmp_path / 'tokenizer.json'
+    tokenizer.write_bytes(train_tokenizer([documents.read_text()], 300).content)
+    half = tmp_path / 'half.jsonl'
+    half.write_text(''.join(documents.read_text().splitlines(keepends=True)[::2]))
+    data = {
+        'tokenizer': str(tokenizer), 'validation': 0, 'packing': 'best_fit',
+        'mixture': [
+            {'name': 'all', 'weight': [[0, 1], [6, 4]], 'text': str(documents)},
+            {'name': 'half', 'weight': 2, 'text': str(half), 'packing': 'concatenate'},
+        ],
+    }  # fmt: skip
+    (tmp_path / 'recorder.py').write_text(RECORDER)
+    config = tmp_path / 'run.yaml'
+    values |= {
+        'mesh': {'r': 1, 'd': 4, 't': 1},
+        'model': {'name': 'bigram'},
+        'plugins': [str(tmp_path / 'recorder.py')],
+        'schedule': {'name': 'constant'},  # which does not depend on the number of steps
+    }
+    config.write_text(json.dumps(values | {'data': {'name': 'recorded', **data}}))
+    for n_processes, steps in ((1, 2), (2, 4), (4, 6)):
+        run_together(config, tmp_path / 'run', steps, n_processes, devices=4, record=tmp_path / f'{n_processes}-of')
+
+    read, reader = {}, {}
+    for n_processes in (1, 2, 4):
+        for process in range(n_processes):
+            for line in Path(f'{tmp_path}/{n_processes}-of-{process}').read_text().splitlines():
+                step, first, tokens, mask = json.loads(line)
+                for row, pair in enumerate(zip(tokens, mask, strict=True), start=first):
+                    assert reader.setdefault((step, row), (n_processes, process)) == (n_processes, process)
+                    assert read.setdefault((step, row), pair) == pair
+    source = open_text(DataRequest(0, 16, tmp_path / 'alone', lambda _: None), options=TextOptions.model_validate(data))
+    batches = [source.batch(step, slice(None), 8) for step in range(6)]
+    expected = {
+        (step, row): (batch.tokens[row].tolist(), batch.mask[row].tolist())
+        for step, batch in enumerate(batches)
+        for row in range(8)
+    }
+    assert read == expected
+
+    alone = {'run_dir': str(tmp_path / 'straight'), 'mesh': {'r': 8, 'd': 1, 't': 1}, 'model': BIGRAM, 'data': data}
+    pretrain(config_from_values(values | alone), progress=Quiet())
+    straight, resumed = (read_metrics(tmp_path / run / 'metrics.jsonl') for run in ('straight', 'run'))
+    assert [line['step'] for line in resumed] == list(range(1, 7))
+    np.testing.assert_allclose([x['loss'] for x in resumed], [x['loss'] for x in straight], rtol=1e-5)
+
+
+def run_together(config, run_dir, steps, n_processes, devices, record=None):
+    with socket.socket() as free:
+        free.bind(('localhost', 0))
+        address = f'localhost:{free.getsockname()[1]}'
+    together = [
+        start(
+            config, run_dir, steps=steps, JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES=str(n_processes),
+            JAX_PROCESS_ID=str(i), JAX_NUM_CPU_DEVICES=str(devices // n_processes), RECORD=f'{record}-{i}',
+            PYTHONPATH=str(Path(__file__).parents[1]),
+        )
+        for i in range(n_processes)
+    ]  # fmt: skip
+    try:
+        printed, complaints = zip(*(process.communicate(timeout=300) for process in together), strict=True)
+    finally:
+        for process in together:
+            process.kill()
+            process.communicate()
+    assert not any(process.returncode for process in together), '\n'.join(complaints)
+    return printed
+
+
+def start(config, run_dir, steps, **environment):
+    return subprocess.Popen(
+        [PRETRAX, 'train', str(config), f'run_dir={run_dir}', f'steps={steps}'], env=QUIET | environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
