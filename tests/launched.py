@@ -18,7 +18,7 @@ PATIENCE = 300  # seconds for what takes a few on a quiet machine
 PLUGIN = """
 import os, pathlib, time
 from pretrax.config import register
-from pretrax.data.synthetic import SyntheticSource
+from pretrax.data.batches.synthetic import SyntheticSource
 from pretrax.errors import UserError
 from bigram import Bigram
 

@@ -112,7 +112,7 @@ def test_options_survive_being_written_and_read(given):
 
 def test_naming_the_component_imports_none_of_its_libraries():
     heavy = ['jax', 'zarr', 'tensorstore', 'tokenizers', 'numpy']
-    program = f'import sys, pretrax.data.text; print([name for name in {heavy} if name in sys.modules])'
+    program = f'import sys, pretrax.data.options; print([name for name in {heavy} if name in sys.modules])'
     result = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == '[]'
 

@@ -130,7 +130,7 @@ def test_one_process_at_a_time_has_a_sweep(swept):
 PLUGIN = """
 import os, time
 from pretrax.config import register
-from pretrax.data.synthetic import SyntheticSource
+from pretrax.data.batches.synthetic import SyntheticSource
 from bigram import Bigram
 
 @register('model', 'bigram')

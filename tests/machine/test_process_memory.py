@@ -42,7 +42,7 @@ def test_a_host_of_accelerators_is_left_alone(system, monkeypatch):
 @pytest.mark.parametrize('given', ['', 'glibc.malloc.hugetlb=0'])
 def test_the_program_starts_again_once_with_its_arguments(given):
     program = (
-        'import os, sys\nfrom pretrax.scale import process_memory\nprocess_memory._ACCELERATORS = ()\n'
+        'import os, sys\nfrom pretrax.machine import process_memory\nprocess_memory._ACCELERATORS = ()\n'
         'process_memory._has_glibc = lambda: True\n'
         'print("started", flush=True)\nprocess_memory.ask_for_kept_memory()\n'
         'print(sys.argv[1:], os.environ["GLIBC_TUNABLES"])'

@@ -13,7 +13,7 @@ from run.test_processes import run_together
 SICK = """
 import os, resource, signal
 from pretrax.config import register
-from pretrax.data.synthetic import SyntheticSource
+from pretrax.data.batches.synthetic import SyntheticSource
 from bigram import Bigram
 
 register('model', 'bigram')(lambda request: Bigram(request.vocab_size))

@@ -149,8 +149,8 @@ def test_a_file_that_changes_while_it_is_indexed_is_refused(tmp_path):
 # Indexes a file, and stands still at the n-th time that it would tell its progress, force bytes to the disk, or rename.
 STANDS_STILL = """
 import os, pathlib, signal, sys
-from pretrax.data import line_index
-from pretrax.data.files import find_files
+from pretrax.data.corpus import line_index
+from pretrax.data.corpus.files import find_files
 left = int(sys.argv[2])
 def moment(*_, then=lambda *_: None):
     global left

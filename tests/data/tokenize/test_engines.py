@@ -99,9 +99,9 @@ def test_a_mistake_in_a_worker_is_the_users_and_what_is_finished_is_kept(corpus,
 PROGRAM = textwrap.dedent("""
     import sys
     from pathlib import Path
-    from pretrax.data import prepare
-    from pretrax.data.corpus import Corpus, Selection
-    from pretrax.data.files import find_files
+    from pretrax.data.tokenize import prepare
+    from pretrax.data.corpus.corpus import Corpus, Selection
+    from pretrax.data.corpus.files import find_files
 
     prepare.SHARD_BYTES = 3_000
     corpus = Corpus(find_files(sys.argv[1]), Selection(deduplicate=True, max_characters=400))

@@ -295,8 +295,8 @@ PROGRAM = textwrap.dedent("""
     import resource, sys
     from pathlib import Path
     import numpy as np
-    from pretrax.data.flat_tokens import TokenizerIdentity
-    from pretrax.data.flat_tokens_writer import create
+    from pretrax.data.tokens.flat_tokens import TokenizerIdentity
+    from pretrax.data.tokens.flat_tokens_writer import create
 
     directory, limit = Path(sys.argv[1]), int(sys.argv[2])
     if limit:
