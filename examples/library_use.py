@@ -1,6 +1,6 @@
-"""Trains without the command line, looks at the result, and writes text with the weights.
+"""Train from Python, read the final loss, and generate text with the trained weights.
 
-Run it in the repository: python examples/library_use.py [key=value ...]
+Run it in the root of the repository: python examples/library_use.py [key=value ...]
 """
 
 import math

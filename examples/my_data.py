@@ -1,7 +1,7 @@
-"""A data source of your own: sums such as '12+34=46', made up on the fly, a byte a token.
+"""Your own data source: sums such as '12+34=46', generated on the fly, with one token per byte.
 
-A source has `vocab_size` and `batch`, a pure function of (seed, step, row): that is all it takes to resume exactly and
-to give the same batches on any number of processes. With `tokenizer`, the model can write text too.
+A source has `vocab_size` and `batch`. `batch` is a pure function of (seed, step, row), so runs resume exactly and get the
+same batches on any number of processes. If the source has a `tokenizer`, the model can also generate text.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from pretrax.data.batches.source import DataRequest, HostBatch, pack_rows
 @register('data', 'sums')
 class Sums:
     vocab_size = 128
-    end_of_text = ord('\n')  # each sum is a document of its own, and ends with a line
+    end_of_text = ord('\n')  # each sum is a document, and ends with a newline
 
     def __init__(self, request: DataRequest, *, largest: int = 99):
         self.seed, self.length, self.largest, self.tokenizer = request.seed, request.sequence_length, largest, self

@@ -1,7 +1,7 @@
-"""A model of your own: a bigram table of low rank, logits = embed[token] @ unembed^T, on any mesh.
+"""Your own model: a low-rank bigram table, logits = embed[token] @ unembed^T, on any mesh.
 
 Letters: B batch, L length, M width, V vocabulary. A model has `Weights`, whose types say how each array is sharded;
-`init`; and `loss`, which runs per device, communication included, and gives each term as (numerator, denominator).
+`init`; and `loss`, which runs per device with its own collectives and returns each term as (numerator, denominator).
 """
 
 from jax import random, tree

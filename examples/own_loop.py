@@ -1,4 +1,4 @@
-"""A training loop of your own: the state is one pytree, the step is pure, and a batch is a function of its number."""
+"""Your own training loop: the state is one pytree, the step is pure, and a batch is a function of the step number."""
 
 import jax
 

@@ -1,4 +1,4 @@
-"""Text from the module that examples/nnx_gpt2 trained, read from the run's Orbax checkpoint: the whole row each token.
+"""Generate text with the module that examples/nnx_gpt2 trained. Each token costs a forward pass over the whole row.
 
 PYTHONPATH=examples/nnx_gpt2 python examples/nnx_gpt2/generate.py runs/nnx-gpt2 'def '
 """

@@ -1,7 +1,7 @@
 """GPT-2 as a Flax NNX module: Radford et al. 2019, with learned positions, pre-LayerNorm and a tied head.
 
-Letters: B batch, L length, M d_model, H heads, D head, V vocabulary. Annotations name a mesh of (batch, model); the
-configuration says which of pretrax's axes these are. `segments` keeps the documents of a packed row apart.
+Letters: B batch, L length, M d_model, H heads, D head, V vocabulary. The annotations name the mesh axes (batch, model);
+`model.axes` in the configuration maps them to axes of pretrax. `segments` separates the documents of a packed row.
 """
 
 import jax
@@ -16,7 +16,7 @@ def sharded(*axes, init=normal):
 
 
 class Linear(nnx.Linear):
-    """A product whose weights are sharded over `model` along one side."""
+    """A linear layer whose weights are sharded over `model` along one dimension."""
 
     def __init__(self, n_in, n_out, axes, dtype, rngs, init=normal):
         bias = sharded(axes[1], init=nnx.initializers.zeros_init())
