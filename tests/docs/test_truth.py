@@ -61,6 +61,13 @@ def test_links_lead_to_files(page):
     assert not [target for target in targets if not (REPOSITORY / target).exists()]
 
 
+@pytest.mark.parametrize('page', ['README.md', 'CONTRIBUTING.md', *(f'docs/{page}' for page in PAGES)])
+def test_advice_to_install_keeps_extras_and_names_no_package_index(page):
+    text = (REPOSITORY / page).read_text()
+    assert not re.findall(r"pip install '?pretrax.*", text)
+    assert not [line for line in re.findall(r'uv sync.*--extra.*', text) if '--inexact' not in line]
+
+
 @pytest.mark.parametrize(('title', 'kind'), [('Optimizers', 'optimizer'), ('Schedules', 'schedule')])
 def test_readme_names_every_registered_component(title, kind):
     built_in = [name for name in registry.names(kind) if isinstance(registry._components[kind][name].factory, str)]
