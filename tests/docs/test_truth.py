@@ -1,5 +1,6 @@
 """README and the list of pages say what is true: every page is linked, and what README names exists or does not."""
 
+import json
 import re
 from pathlib import Path
 from typing import get_args
@@ -9,7 +10,7 @@ import pytest
 from pretrax.cli import main
 from pretrax.config import registry
 from pretrax.config.schema import Mesh, Precision
-from pretrax.model.families import FAMILIES
+from pretrax.model.families import FAMILIES, TransformerOptions
 
 REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / 'README.md').read_text()
@@ -28,6 +29,10 @@ def item(title):
 
 def code(text):
     return re.findall(r'`([^`\n]+)`', text)
+
+
+def built_in(kind):
+    return [name for name in registry.names(kind) if isinstance(registry._components[kind][name].factory, str)]
 
 
 def help_text(capsys, *words):
@@ -70,8 +75,25 @@ def test_advice_to_install_keeps_extras_and_names_no_package_index(page):
 
 @pytest.mark.parametrize(('title', 'kind'), [('Optimizers', 'optimizer'), ('Schedules', 'schedule')])
 def test_readme_names_every_registered_component(title, kind):
-    built_in = [name for name in registry.names(kind) if isinstance(registry._components[kind][name].factory, str)]
-    assert sorted(code(item(title))) == built_in
+    assert sorted(code(item(title))) == built_in(kind)
+
+
+@pytest.mark.parametrize(
+    ('kind', 'name'), [(kind, name) for kind in ('optimizer', 'schedule') for name in built_in(kind)]
+)
+def test_the_configuration_page_has_every_option_and_its_default(kind, name):
+    page = (REPOSITORY / 'docs/configuration.md').read_text()
+    [row] = re.findall(rf'^\| `{name}` \|(.*)', page, re.MULTILINE)
+    written = {key: value for key, _, value in (option.partition(': ') for option in code(row)) if value}
+    options = registry.options_model(kind, name).model_fields
+    assert {key: json.loads(value) for key, value in written.items()} == {
+        key: field.default for key, field in options.items()
+    }
+
+
+def test_the_models_page_has_every_option_of_the_decoder():
+    page = (REPOSITORY / 'docs/models.md').read_text()
+    assert not [key for key in TransformerOptions.model_fields if f'`{key}`' not in page]
 
 
 def test_readme_names_every_mesh_axis():
