@@ -1,14 +1,14 @@
-"""Training speed on one accelerator, beside PyTorch on the same one, part by part: one command, that can be continued.
+"""Compares training speed with PyTorch on one accelerator, part by part, in one command that can be resumed.
 
-    python benchmarks/accelerator.py                      # everything, on whatever device there is
+    python benchmarks/accelerator.py                      # everything, on the device of this machine
     python benchmarks/accelerator.py --list               # the parts, most important first
-    python benchmarks/accelerator.py --limit-seconds 570  # as many as fit; the same command goes on (exit code 75)
-    python benchmarks/accelerator.py --tiny               # the same parts with toy shapes, to see that all of it runs
+    python benchmarks/accelerator.py --limit-seconds 570  # as many as fit; the same command resumes (exit code 75)
+    python benchmarks/accelerator.py --tiny               # the same parts with toy shapes, to check that they run
 
-Every part is a process of its own, so the two frameworks never hold the device at once. What a part gave is kept at once
-in `<out>/accelerator-<device>.json`, from which the next call goes on and the table is made. Nothing is downloaded. A
-machine that has JAX, Optax and PyTorch lacks pydantic, perhaps: `--make-wheels DIR` fetches its wheels where there is a
-network, `--wheels DIR` uses them where there is none.
+Every part is a process of its own, so the two frameworks never hold the device at the same time. The result of each part
+is written at once to `<out>/accelerator-<device>.json`; the next call resumes from this file, and the table is made from it.
+Nothing is downloaded. A machine with JAX, Optax and PyTorch may lack pydantic: `--make-wheels DIR` downloads its wheels on
+a machine with a network, and `--wheels DIR` uses them on a machine without one.
 """
 
 import argparse
@@ -49,7 +49,12 @@ MODELS: dict[str, dict[str, Any]] = {
     '1.3B': {'model': LLAMA | {'n_layers': 24, 'd_model': 2048, 'n_heads': 16, 'd_ff': 5504}, 'length': 2048},
     '2.6B': {'model': LLAMA | {'n_layers': 32, 'd_model': 2560, 'n_heads': 20, 'd_ff': 6848}, 'length': 4096},
 }
-ROWS = ((130e9, (64, 16, 4)), (70e9, (32, 8, 1)), (30e9, (16, 2, 1)), (0, (4, 1, 1)))  # of each, by memory
+ROWS = (
+    (130e9, (64, 16, 4)),
+    (70e9, (32, 8, 1)),
+    (30e9, (16, 2, 1)),
+    (0, (4, 1, 1)),
+)  # sequences of each model, by memory
 TARGETS = {'124M': 600e3, '1.3B': 72e3, '2.6B': 35e3, '1.3B, fp8': 90e3}  # tokens/s on an H200
 TORCH = {
     'PyTorch, compile': {'compile': True},
@@ -57,23 +62,23 @@ TORCH = {
     'PyTorch, compile max-autotune': {'compile': True, 'mode': 'max-autotune-no-cudagraphs'},
 }
 CHECKED = {'PyTorch, eager': {}, 'PyTorch, compile': {'compile': True}}
-# What is switched off or on: model, change, what was expected beforehand
+# Optimizations to switch on or off: model, change, expected effect
 LEVERS: dict[str, tuple[str, dict[str, Any], str]] = {
     'fp8': ('1.3B', {'matmul': 'fp8'}, '1.2x'),
     'layers in a loop': ('1.3B', {'options': {'layers': 'scan'}}, '0.95x, and more memory'),
     'products differentiated by JAX': ('1.3B', {'off': 'own products'}, '0.7x: backward products are f32'),
-    'loss differentiated by JAX': ('124M', {'off': 'own loss'}, '0.88x: 14 ms more for 65,536 tokens'),
+    'loss differentiated by JAX': ('124M', {'off': 'own loss'}, '0.88x: 14 ms longer for 65,536 tokens'),
     'products differentiated by JAX, 124M': ('124M', {'off': 'own products'}, '0.75x'),
     'layers in a loop, 124M': ('124M', {'options': {'layers': 'scan'}}, '0.95x'),
     'loss in chunks, 124M': ('124M', {'options': {'loss_chunks': 8}}, '0.92x, and a fifth less memory'),
     'attention in plain XLA': ('124M', {'options': {'attention': 'blockwise'}}, '0.6x'),
-    'layers computed again': ('1.3B', {'options': {'save': 'none'}}, '0.78x'),
-    'attention kept, the rest computed again': ('1.3B', {'options': {'save': 'attention'}}, '0.82x'),
+    'recomputed layers': ('1.3B', {'options': {'save': 'none'}}, '0.78x'),
+    'attention kept, the rest recomputed': ('1.3B', {'options': {'save': 'attention'}}, '0.82x'),
     'fp8, 124M': ('124M', {'matmul': 'fp8'}, '1.0x'),
-    'int8, 124M': ('124M', {'matmul': 'int8'}, '0.5x: no units for it'),
+    'int8, 124M': ('124M', {'matmul': 'int8'}, '0.5x: no hardware units'),
     'f32 products': ('124M', {'compute': 'f32'}, '0.3x'),
     'q, k, v in one product': ('124M', {'compiler_options': {'xla_gpu_dot_merger_threshold_mb': 4096}}, '0.98x'),
-    'state not given up': ('124M', {'off': 'donation'}, '1.0x, and 0.6 GB more'),
+    'state not donated': ('124M', {'off': 'donation'}, '1.0x, and 0.6 GB more'),
     'no Triton products': ('124M', {'compiler_options': {'xla_gpu_enable_triton_gemm': False}}, '1.0x'),
     'no command buffers': ('124M', {'compiler_options': {'xla_gpu_enable_command_buffer': ''}}, '0.98x'),
     'latency-hiding scheduler': (
@@ -84,10 +89,10 @@ LEVERS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A process, or a few, and what it is told. `seconds`: what it usually takes, at most."""
+    """One or more processes and their specification. `seconds`: upper end of the usual duration."""
 
     name: str
-    side: str  # 'ours', 'torch', or 'check': both, one after the other
+    side: str  # 'ours', 'torch', or 'check' for both, one after the other
     spec: dict[str, Any]
     seconds: float
 
@@ -95,15 +100,15 @@ class Part:
 Launch = Callable[[str, dict[str, Any], float], dict[str, Any]]
 
 
-class NoMemory(Exception):  # noqa: N818  it is no mistake
-    """A process found the device too small."""
+class NoMemory(Exception):  # noqa: N818  not an error
+    """A process ran out of device memory."""
 
 
 @dataclasses.dataclass
 class Processes:
-    """Runs a part's side in a process of its own."""
+    """Runs one side of a part in a process of its own."""
 
-    python: dict[str, str]  # of each side
+    python: dict[str, str]  # interpreter of each side
     path: str  # PYTHONPATH
 
     def __call__(self, side: str, spec: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -125,12 +130,12 @@ class Processes:
         if process.returncode:
             if re.search('RESOURCE_EXHAUSTED|out of memory|OutOfMemory', error):
                 raise NoMemory
-            raise BenchmarkError(f'{side} ended with {process.returncode}:\n{error.strip()[-3000:]}')
+            raise BenchmarkError(f'{side} failed with exit code {process.returncode}:\n{error.strip()[-3000:]}')
         return json.loads(out.strip().splitlines()[-1])
 
 
 def parts(device: dict[str, Any], tiny: bool, with_torch: bool, seconds: float) -> list[Part]:
-    """All there is to measure, most important first."""
+    """All parts, most important first."""
     rows = dict(zip(MODELS, next(rows for memory, rows in ROWS if tiny or device['memory'] >= memory), strict=True))
     specs = {
         name: {
@@ -177,7 +182,7 @@ def parts(device: dict[str, Any], tiny: bool, with_torch: bool, seconds: float) 
 
 
 def carry_out(part: Part, launch: Launch, seconds: float) -> dict[str, Any]:
-    """What a part gives. Where the memory does not suffice the batch is taken in more passes, and the result says so."""
+    """Result of a part. If memory runs out, the batch is split into more passes, and the result records their number."""
     if part.side == 'check':
         return compared(part, launch, seconds)
     passes = 1
@@ -195,7 +200,7 @@ def compared(part: Part, launch: Launch, seconds: float) -> dict[str, Any]:
     """Losses of both sides from the same weights on the same batches, in f32 and in bf16.
 
     Raises:
-        BenchmarkError: they differ, so that speeds do not compare.
+        BenchmarkError: the losses differ, so the speeds are not comparable.
     """
     losses, largest = {}, {}
     with tempfile.TemporaryDirectory() as directory:
@@ -217,7 +222,7 @@ def compared(part: Part, launch: Launch, seconds: float) -> dict[str, Any]:
 
 
 def flops(spec: dict[str, Any]) -> Flops:
-    """Training FLOPs of a token."""
+    """Training FLOPs per token."""
     model, M = spec['model'], spec['model']['d_model']
     layer = 12 * M * M if model['family'] == 'gpt2' else 4 * M * M + 3 * M * model['d_ff']
     return flops_per_token(
@@ -236,16 +241,16 @@ def table(result: dict[str, Any]) -> str:
         ', '.join(f'{name} {version}' for name, version in result['versions'].items()) + '.', '',
     ]  # fmt: skip
     if result['tiny']:
-        lines += ['**Toy shapes: these numbers say that it runs, and nothing else.**', '']
+        lines += ['**Toy shapes: these numbers only show that the benchmark runs.**', '']
     if result['busy'] > QUIET:
-        lines += [f"**Other programs took {result['busy']:.0%} of the host's cores.**", '']
+        lines += [f"**Other programs used {result['busy']:.0%} of the host's cores.**", '']
     ceiling = done.get('ceilings', {}).get('result', {})
     if ceiling:
         lines += [f'Ceilings: product {ceiling["matmul"] / 1e12:,.4g} TFLOP/s in bf16, copy {ceiling["copy"] / 1e12:,.3g} TB/s.', '']  # fmt: skip
     lines += [
-        'The limit is the product\'s rate over the FLOPs of a token (causal attention): no step can be faster. '
-        f'MFU, formula {FORMULA_VERSION}, by both conventions for attention, of the maker\'s peak.', '',
-        '| model | | batch | tokens/s | ms a step | pretrax is faster by | of the limit | MFU causal, full | target (H200) |',
+        'The limit is the rate of the product divided by the FLOPs per token (causal attention): no step can be faster. '
+        f'MFU (formula {FORMULA_VERSION}) is relative to the published peak, with causal and with full attention.', '',
+        '| model | | batch | tokens/s | ms per step | pretrax is faster by | of the limit | MFU causal, full | target (H200) |',
         '|---|---|---|---|---|---|---|---|---|',
     ]  # fmt: skip
     for name in MODELS:
@@ -261,7 +266,7 @@ def table(result: dict[str, Any]) -> str:
                 continue
             each, rate = flops(spec), found['tokens_per_second']
             limit = f'{rate * each.causal / ceiling["matmul"]:.0%}' if ceiling else ''
-            mfu = f'{rate * each.causal / peak:.1%}, {rate * each.full / peak:.1%}' if peak else 'peak not known'
+            mfu = f'{rate * each.causal / peak:.1%}, {rate * each.full / peak:.1%}' if peak else 'unknown peak'
             ratio = f'{ours / rate:.2f}x' if ours and peer != 'pretrax' else ''
             target = f'{TARGETS[name]:,.0f}' if peer == 'pretrax' else ''
             batch += f' in {found["passes"]} passes' if found.get('passes', 1) > 1 else ''
@@ -271,7 +276,7 @@ def table(result: dict[str, Any]) -> str:
             )
     lines += [
         '',
-        '| switched | model | tokens/s | to the default | expected beforehand | temporaries |',
+        '| change | model | tokens/s | relative to default | expected | temporaries |',
         '|---|---|---|---|---|---|',
     ]
     for lever, (name, _, expected) in LEVERS.items():
@@ -293,16 +298,14 @@ def table(result: dict[str, Any]) -> str:
         lines += [f'| {name.removeprefix("decode ")} | {_rate(found)} |' for name, found in decoded.items()]
     rates = {name: part['result']['rates'] for name, part in done.items() if 'rates' in part['result']}
     if rates:
-        lines += ['', '| alone | TFLOP/s |', '|---|---|']
+        lines += ['', '| kernel alone | TFLOP/s |', '|---|---|']
         lines += [f'| {name.removeprefix("kernels ")}: {one} | {r / 1e12:,.4g} |' for name, each in rates.items() for one, r in each.items()]  # fmt: skip
     chose = next((part['result']['chose'] for part in done.values() if 'chose' in part['result']), {})
-    lines += ['', 'What pretrax chose by itself:', '', *(f'- {key}: {value}' for key, value in chose.items())] * bool(
-        chose
-    )
+    lines += ['', 'Chosen by pretrax:', '', *(f'- {key}: {value}' for key, value in chose.items())] * bool(chose)
     agreed = {name: part['result']['largest_difference'] for name, part in done.items() if name.startswith('check')}
     for name, differences in agreed.items():
-        told = ', '.join(f'{peer} {difference:.1e}' for peer, difference in differences.items())
-        lines += ['', f'{name}: losses of the first steps from the same weights differ by at most (nats): {told}.']
+        largest = ', '.join(f'{peer} {difference:.1e}' for peer, difference in differences.items())
+        lines += ['', f'{name}: losses of the first steps from the same weights differ by at most (nats): {largest}.']
     for name, part in done.items():
         if part['result'].get('failed', 'out of memory') != 'out of memory':
             lines += ['', f'{name} failed:', '', '```text', part['result']['failed'], '```']
@@ -320,7 +323,7 @@ def _rate(found: dict[str, Any]) -> str:
 
 
 def make_wheels(directory: Path) -> None:
-    """The wheels of what a machine with JAX lacks, in the versions that are installed here, for x86-64 and Python 3.12."""
+    """Downloads the wheels that a machine with JAX lacks, in the versions installed here, for x86-64 and Python 3.12."""
     names = [f'{name}=={importlib.metadata.version(name)}' for name in WHEELS]
     platforms = [f'--platform=manylinux_2_{n}_x86_64' for n in (17, 27, 28)] + ['--platform=manylinux2014_x86_64']
     subprocess.run(
@@ -331,10 +334,10 @@ def make_wheels(directory: Path) -> None:
 
 
 def unpacked(wheels: Path | None, into: Path) -> str:
-    """PYTHONPATH with pretrax and the wheels, which are archives of what is to be imported."""
+    """PYTHONPATH with pretrax and the unpacked wheels."""
     found = sorted(wheels.glob('*.whl')) if wheels else []
     if wheels and not found:
-        raise BenchmarkError(f'--wheels {wheels}: there are no .whl files\nmake them with --make-wheels {wheels}')
+        raise BenchmarkError(f'--wheels {wheels}: there are no .whl files\ndownload them with --make-wheels {wheels}')
     for wheel in found:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(into)
@@ -343,7 +346,7 @@ def unpacked(wheels: Path | None, into: Path) -> str:
 
 
 def find_torch(given: str | None) -> str | None:
-    """A Python that has PyTorch: the given one, this one, or that of cpu.py; None if there is none."""
+    """A Python with PyTorch: the given one, this one, or the one of cpu.py; None if there is none."""
     candidates = [given] if given else [sys.executable, str(HERE.parent / '.cache' / 'torch-env' / 'bin' / 'python')]
     for python in candidates:
         if has_torch(python):
@@ -354,16 +357,16 @@ def find_torch(given: str | None) -> str | None:
 
 
 def read_earlier(paths: list[Path], result: dict[str, Any]) -> None:
-    """Takes over the parts that earlier calls have done, on the same device with the same versions."""
+    """Adds the parts that earlier calls have measured, on the same device with the same versions."""
     for path in paths:
         try:
             earlier = json.loads(path.read_text())
         except (OSError, ValueError) as error:
-            raise BenchmarkError(f'{path} is no result of an earlier call: {error}') from error
+            raise BenchmarkError(f'{path} is not a result of this benchmark: {error}') from error
         for key in ('device', 'versions', 'tiny'):
             if earlier.get(key) != result[key]:
                 raise BenchmarkError(
-                    f'{path} has {key} {earlier.get(key)}, and here it is {result[key]}\ngive another --out, or --again'
+                    f'{path} has {key} {earlier.get(key)}, but here it is {result[key]}\nuse another --out, or --again'
                 )
         result['parts'] |= earlier['parts']
 
@@ -373,16 +376,18 @@ def main(arguments: list[str] | None = None, launch: Launch | None = None) -> in
     parser.add_argument('wanted', nargs='*', help='parts whose names contain one of these (default: all)')
     parser.add_argument('--list', action='store_true', help='print the parts')
     parser.add_argument('--tiny', action='store_true', help='toy shapes')
-    parser.add_argument('--seconds', type=float, help='of one timed part (default 12; tiny 0.2)')
+    parser.add_argument('--seconds', type=float, help='duration of a timed part (default 12; tiny 0.2)')
     parser.add_argument(
-        '--limit-seconds', type=float, default=float('inf'), help='begin no part that may not end by then'
+        '--limit-seconds', type=float, default=float('inf'), help='start no part that may exceed this limit'
     )
-    parser.add_argument('--again', action='store_true', help='measure parts that are done already')
+    parser.add_argument('--again', action='store_true', help='measure finished parts again')
     parser.add_argument('--from', dest='earlier', type=Path, nargs='*', default=[], help='results of earlier calls')
-    parser.add_argument('--no-torch', action='store_true', help='leave PyTorch out')
-    parser.add_argument('--torch-python', help='a Python that has PyTorch')
-    parser.add_argument('--wheels', type=Path, help='directory of wheels that this machine lacks')
-    parser.add_argument('--make-wheels', type=Path, metavar='DIR', help='fetch them into a directory, and end')
+    parser.add_argument('--no-torch', action='store_true', help='skip PyTorch')
+    parser.add_argument('--torch-python', help='a Python with PyTorch')
+    parser.add_argument('--wheels', type=Path, help='directory with the wheels that this machine lacks')
+    parser.add_argument(
+        '--make-wheels', type=Path, metavar='DIR', help='download these wheels to a directory, and exit'
+    )
     parser.add_argument('--out', type=Path, default=HERE / 'results', help='directory of the JSON and the table')
     given = parser.parse_args(arguments)
     if given.make_wheels:
@@ -392,7 +397,7 @@ def main(arguments: list[str] | None = None, launch: Launch | None = None) -> in
     with tempfile.TemporaryDirectory() as site:
         torch = None if given.no_torch else find_torch(given.torch_python)
         if torch is None:
-            print('no PyTorch here: its parts are left out')
+            print('PyTorch is not installed: skipping its parts')
         python = {'ours': sys.executable, 'torch': torch or ''}
         launch = launch or Processes(python, unpacked(given.wheels, Path(site)))
         device = launch('ours', {'kind': 'device'}, 300)
@@ -411,32 +416,30 @@ def main(arguments: list[str] | None = None, launch: Launch | None = None) -> in
         read_earlier([*given.earlier, *([path] if path.exists() and not given.again else [])], result)
         given.out.mkdir(parents=True, exist_ok=True)
         left = [part for part in chosen if part.name not in result['parts'] or given.again]
-        print(f'{device["kind"]}: {len(left)} of {len(chosen)} parts to do')
+        print(f'{device["kind"]}: {len(left)} of {len(chosen)} parts left')
         for number, part in enumerate(left):
             remaining = given.limit_seconds - (time.monotonic() - began)
             if remaining < (part.seconds if not given.tiny else 1):
-                print(f'time is up; {len(left) - number} parts are left: the same command goes on with {part.name}')
+                print(f'time limit: {len(left) - number} parts left; the same command resumes with {part.name}')
                 return MORE_TO_DO
             start = time.monotonic()
             try:
                 found = carry_out(part, launch, min(remaining, 4 * part.seconds))
             except subprocess.TimeoutExpired:
                 if remaining < 4 * part.seconds:
-                    print(
-                        f'time is up in the midst of {part.name}; {len(left) - number} parts are left: the same command goes on'
-                    )
+                    print(f'time limit during {part.name}: {len(left) - number} parts left; the same command resumes')
                     return MORE_TO_DO
-                found = {'failed': f'not done in {time.monotonic() - start:.0f} s'}
+                found = {'failed': f'not done after {time.monotonic() - start:.0f} s'}
             except BenchmarkError as error:
-                if part.side == 'check':  # speeds of different models do not compare
+                if part.side == 'check':  # speeds of different models are not comparable
                     raise
                 found = {'failed': str(error)}
             result['parts'][part.name] = {'spec': part.spec, 'result': found, 'seconds': time.monotonic() - start}
             path.write_text(json.dumps(result, indent=1) + '\n')
             path.with_suffix('.md').write_text(table(result))
-            told = _rate(found) if 'failed' in found else 'done'
-            told = f'{_rate(found)} tokens/s' if 'tokens_per_second' in found else told
-            print(f'  {part.name}: {told} ({time.monotonic() - start:.0f} s)', flush=True)
+            outcome = _rate(found) if 'failed' in found else 'done'
+            outcome = f'{_rate(found)} tokens/s' if 'tokens_per_second' in found else outcome
+            print(f'  {part.name}: {outcome} ({time.monotonic() - start:.0f} s)', flush=True)
     print(f'\n{table(result)}\nwritten to {path} and .md')
     return 0
 

@@ -1,11 +1,11 @@
-"""The JAX side of accelerator.py: one part of the benchmark in a process of its own, from a JSON line to a JSON line.
+"""The JAX side of accelerator.py: runs one part in a process of its own, with JSON as input and output.
 
     python benchmarks/accelerator_ours.py '{"kind": "device"}'
 
-What trains is the step of `pretrax train` on one device, built from its parts rather than from a configuration: so it
-needs JAX, Optax and pydantic, and nothing else of what pretrax installs.
+It trains with the step of `pretrax train` on one device, built from its parts and not from a configuration. So it needs
+only JAX, Optax and pydantic of all that pretrax installs.
 
-Letters: B batch, L length, M d_model, H heads, D head, N and K the sides of a product.
+Letters: B batch, L length, M d_model, H heads, D head, N and K the sizes of a product.
 """
 
 import importlib.metadata
@@ -41,19 +41,19 @@ from pretrax.train import optimizer
 from pretrax.train.decay import DEFAULT_NO_DECAY
 from pretrax.train.step import Recipe, init_state, make_step
 
-BATCHES = 8  # different ones, on the device before anything is timed, on both sides
+BATCHES = 8  # distinct, on the device before timing starts, on both sides
 DTYPES = {'bf16': jnp.bfloat16, 'f32': jnp.float32}
 
 
 def run(spec: dict[str, Any]) -> dict[str, Any]:
-    """One part. `kind` says which; what else a part is told stands at its function."""
+    """Runs the part `kind`; its function documents the other keys."""
     return {
         'device': device, 'ceilings': ceilings, 'kernels': kernels, 'check': check, 'train': train, 'decode': decode,
     }[spec['kind']](spec)  # fmt: skip
 
 
 def device(spec: dict[str, Any]) -> dict[str, Any]:
-    """What there is, and the versions."""
+    """The device and the versions."""
     one = jax.devices()[0]
     names = ('jax', 'jaxlib', 'jax-cuda13-plugin', 'optax', 'numpy')
     installed = {d.metadata['Name'] for d in importlib.metadata.distributions()}
@@ -65,17 +65,17 @@ def device(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def ceilings(spec: dict[str, Any]) -> dict[str, Any]:
-    """The two rates that nothing here can exceed: a large bf16 product and a large copy (bytes read and written)."""
+    """The two limiting rates: a large bf16 product and a large copy (bytes read and written)."""
     size, values = spec['size'], spec['values']
     a, b = (_random((size, size), seed) for seed in (0, 1))
     big = _random((values,), 2)
     product = _seconds(lambda a, b: a @ b, a, b)
-    copy = _seconds(lambda x: -x, big)  # a change of sign, since XLA may leave a copy out
+    copy = _seconds(lambda x: -x, big)  # changes the sign, because XLA may remove a copy
     return {'matmul': 2 * size**3 / product, 'copy': 2 * big.nbytes / copy}
 
 
 def kernels(spec: dict[str, Any]) -> dict[str, Any]:
-    """FLOP/s of the products of a block and of attention alone, at the shapes of a model."""
+    """FLOP/s of the products of a block and of attention, each alone, at the shapes of a model."""
     tokens, rates = spec['tokens'], {}
     for name, (k, n) in spec['products'].items():
         x, w, dy = _random((tokens, k), 0), _random((k, n), 1), _random((tokens, n), 2)
@@ -104,9 +104,9 @@ def kernels(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(spec: dict[str, Any]) -> dict[str, Any]:
-    """Losses of the first steps; leaves weights, batches and settings in a file, for the other side to start from."""
+    """Losses of the first steps. Writes weights and batches to a file, from which the other side starts."""
     if spec['compute'] == 'f32':
-        jax.config.update('jax_default_matmul_precision', 'highest')  # else NVIDIA's units multiply in TF32
+        jax.config.update('jax_default_matmul_precision', 'highest')  # otherwise NVIDIA GPUs use TF32
     mesh, recipe = build(spec)
     batches = _batches(spec)
     with jax.set_mesh(mesh):
@@ -125,7 +125,7 @@ def check(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def train(spec: dict[str, Any]) -> dict[str, Any]:
-    """Tokens/s of the step; how long it took to compile, and what memory it takes."""
+    """Tokens/s, compilation time and memory of the step."""
     off = spec.get('off')
     if off:
         SWITCHES[off]()
@@ -160,7 +160,7 @@ def train(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def decode(spec: dict[str, Any]) -> dict[str, Any]:
-    """Tokens/s of `generate` from random weights: the prompt and the compilation are outside of the time."""
+    """Tokens/s of `generate` from random weights, without the prompt and compilation."""
     mesh, recipe = build(spec)
     model: Any = recipe.model
     with jax.set_mesh(mesh):
@@ -171,13 +171,13 @@ def decode(spec: dict[str, Any]) -> dict[str, Any]:
         for tokens, found in times.items():
             start = time.perf_counter()
             generate(model, weights, prompts, tokens=tokens, temperature=0)
-            found.extend([time.perf_counter() - start] * (turn > 0))  # the first one compiles
+            found.extend([time.perf_counter() - start] * (turn > 0))  # the first turn compiles
     short, long = (statistics.median(found) for found in times.values())
     return {'tokens_per_second': spec['rows'] * spec['new'] / max(long - short, 1e-9)}
 
 
 def build(spec: dict[str, Any]) -> tuple[Any, Recipe]:
-    """A mesh of one device, and what a configuration would say of the step."""
+    """A mesh of one device, and the recipe of the step."""
     one = jax.devices()[0]
     mesh = jax.make_mesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=[one])
     request = ModelRequest(
@@ -196,26 +196,26 @@ def build(spec: dict[str, Any]) -> tuple[Any, Recipe]:
 
 
 def _plain_products() -> None:
-    """Products with weights as most write them: JAX differentiates an einsum that accumulates in f32."""
+    """Uses the common form of products with weights: JAX differentiates an einsum that accumulates in f32."""
     matmul_module._dot = lambda equation, x, w: jnp.einsum(
         equation, x, w.astype(x.dtype), preferred_element_type=jnp.float32
     ).astype(x.dtype)  # type: ignore[assignment]
 
 
 def _plain_loss() -> None:
-    """Cross-entropy as most write it: log-softmax of f32 logits, and a gather of the target's."""
+    """Uses the common form of cross-entropy: log-softmax of f32 logits, and a gather of the target's."""
 
     def cross_entropy(logits: Any, targets: Any, vocab_size: int) -> tuple[Any, Any]:
         real = jnp.where(jnp.arange(logits.shape[-1]) < vocab_size, logits.astype(jnp.float32), -jnp.inf)
         log_z = jax.nn.logsumexp(real, axis=-1)
         target_logit = jnp.take_along_axis(real, targets[..., None], axis=-1)[..., 0]
-        return psum('t', log_z - target_logit), psum('t', log_z)  # of one device: no sum, but shardlib wants it said
+        return psum('t', log_z - target_logit), psum('t', log_z)  # one device: no sum, but shardlib requires it
 
     loss_module.cross_entropy = cross_entropy
 
 
 def _kept_state() -> None:
-    """A step that leaves the state that it is given as it is."""
+    """Uses a step that does not donate its state."""
     global make_step
     donating: Any = make_step
 
@@ -237,17 +237,17 @@ def _batches(spec: dict[str, Any]) -> list[Any]:
 
 
 def _placed(batch: Any) -> Batch:
-    """On the device, as the mesh in force has it."""
+    """The batch on the device, sharded for the current mesh."""
     return jax.device_put(Batch(*batch), make_shardings(Batch))
 
 
 def _random(shape: tuple[int, ...], seed: int) -> jax.Array:
-    """bf16 values that are no zeros: zeros multiply faster than what training has."""
+    """Random bf16 values: zeros would multiply faster than the values in training."""
     return jax.random.normal(jax.random.key(seed), shape, jnp.bfloat16)
 
 
 def _seconds(function: Callable[..., Any], *operands: Any) -> float:
-    """The median of several runs, each of as many calls as take some milliseconds."""
+    """The median over several runs; each run makes enough calls to take some milliseconds."""
     compiled = jax.jit(function)
     jax.block_until_ready(compiled(*operands))
     start = time.perf_counter()

@@ -1,11 +1,16 @@
-"""GB/s of saving and restoring a state, beside plain files on the same disk; how long a save blocks the training.
+"""Measures GB/s of saving and restoring a state, compared with plain files, and how long a save blocks training.
 
     uv run python benchmarks/checkpoint.py
 
-The state is random f32 in arrays of 64 MiB, on one device of the CPU. In each round, in turns: plain files of the same
-sizes are written, one after the other, each put on the disk; the state is saved, digests and manifest included; plain
-files are read into fresh memory; the state is restored, every digest compared; and Orbax restores it, which compares
-nothing. Reading is measured from the disk (what the system holds of the files is dropped before) and from memory.
+The state is random f32 in arrays of 64 MiB, on one CPU device. Each round has five parts:
+
+- writing plain files of the same sizes one after another, each with fsync
+- saving the state, with digests and manifest
+- reading the plain files into fresh memory
+- restoring the state, and checking every digest
+- restoring it with Orbax, which checks nothing
+
+Reading is measured from disk, after the page cache is dropped, and from memory.
 """
 
 import argparse
@@ -71,7 +76,7 @@ def read_plain(directory: Path) -> list[np.ndarray]:
 
 
 def forget(directory: Path) -> None:
-    """Has the system drop what it holds of these files in memory."""
+    """Drops these files from the page cache."""
     for path in (path for path in directory.rglob('*') if path.is_file()):
         with path.open('rb') as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -86,7 +91,7 @@ def restore_with_orbax(place: Path, like: Any) -> Any:
 
 
 def measure(directory: Path, state: Any) -> dict[str, float]:
-    """One round, in seconds."""
+    """Runs one round. Returns seconds."""
     plain, saved = directory / 'plain', directory / 'checkpoints'
     for place in (plain, saved):
         shutil.rmtree(place, ignore_errors=True)
@@ -113,7 +118,7 @@ def measure(directory: Path, state: Any) -> dict[str, float]:
 
 
 def summary(rounds: list[dict[str, float]], n_bytes: int) -> dict[str, Any]:
-    """Median GB/s, and the medians of each round's ratio to plain files."""
+    """Median GB/s, and the median over rounds of the ratio to plain files."""
     keys = [key for key in rounds[0] if key != 'save blocks']
     plain = {key: ' '.join([*key.split()[:-1], 'plain']) for key in keys}
     return {
@@ -125,7 +130,7 @@ def summary(rounds: list[dict[str, float]], n_bytes: int) -> dict[str, Any]:
 
 def warnings(result: dict[str, Any]) -> list[str]:
     if result['busy'] > QUIET:
-        return [f'Not a fair comparison: other programs took {result["busy"]:.0%} of the cores.']
+        return [f'Not a fair comparison: other programs used {result["busy"]:.0%} of the cores.']
     return []
 
 
@@ -137,23 +142,25 @@ def table(result: dict[str, Any]) -> str:
         + ', '.join(f'{name} {version}' for name, version in result['versions'].items())
         + f'. {result["gigabytes"]:.2f} GB, median of {result["rounds"]} rounds.', '',
         *(f'**{warning}**\n' for warning in warnings(result)),
-        '| | GB/s | of plain files |', '|---|---|---|',
+        '| | GB/s | relative to plain files |', '|---|---|---|',
     ]  # fmt: skip
     for key, speed in result['gigabytes_per_second'].items():
         lines.append(f'| {key} | {speed:.2f} | {result["of_plain"][key]:.2f} |')
     blocked = result['save_blocks_seconds']
     lines += [
         '',
-        f'A save blocks the training for {1000 * blocked:.0f} ms, {1000 * blocked / result["gigabytes"]:.0f} a GB.',
+        f'A save blocks training for {1000 * blocked:.0f} ms, {1000 * blocked / result["gigabytes"]:.0f} ms per GB.',
     ]
     return '\n'.join(lines) + '\n'
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--gigabytes', type=float, default=2.0, help='of the state')
+    parser.add_argument('--gigabytes', type=float, default=2.0, help='size of the state')
     parser.add_argument('--rounds', type=int, default=5)
-    parser.add_argument('--directory', type=Path, help='on the disk to measure; default: that of temporary files')
+    parser.add_argument(
+        '--directory', type=Path, help='a directory on the disk to measure (default: the one for temporary files)'
+    )
     parser.add_argument(
         '--out', type=Path, default=HERE / 'results', help='directory for checkpoint-<date>.json and .md'
     )
@@ -181,7 +188,7 @@ def main() -> None:
     for key in ('write pretrax', 'read disk pretrax', 'read memory pretrax'):
         reached = result['of_plain'][key]
         print(
-            f'{key}: {reached:.2f} of plain files, {"at least" if reached >= TARGET else "LESS THAN"} the aim of {TARGET}'
+            f'{key}: {reached:.2f} times plain files, {"at least" if reached >= TARGET else "LESS THAN"} the target of {TARGET}'
         )
 
 

@@ -1,13 +1,13 @@
-"""Tokens/s of pretrax, of PyTorch and of a plain Flax NNX module on the same small GPT-2s, side by side on this CPU.
+"""Compares tokens/s of pretrax, PyTorch and a plain Flax NNX module on this CPU, with the same small GPT-2 models.
 
     uv run python benchmarks/cpu.py
 
-The first model is nanoGPT's for CPUs: 4 layers, 128 wide, 4 heads, 64 tokens, batches of 12, no dropout. The second one
-has GPT-2's vocabulary instead of 65 characters, the third one is larger (`MODELS`). All sides start from the same weights
-and read the same batches; before anything is timed, their first losses have to agree. Then they take turns.
+The first model is nanoGPT's for CPUs: 4 layers, 128 wide, 4 heads, 64 tokens, batches of 12, no dropout. The second has
+GPT-2's vocabulary instead of 65 characters; the third is larger (`MODELS`). All sides start from the same weights and
+read the same batches. Their first losses must agree before timing starts. Then they take turns.
 
-The machine has to be quiet: PyTorch's threads wait for each other actively, and on cores that other programs use they
-lose far more than XLA's. How busy it was is measured while everyone here sleeps, and told with the result.
+The machine must be quiet: PyTorch's threads wait for each other actively, so they lose far more than XLA's on cores that
+other programs use. The benchmark measures how busy the cores are while all sides sleep, and reports it with the result.
 """
 
 import argparse
@@ -39,16 +39,16 @@ from pretrax.machine.process_memory import ask_for_kept_memory, with_kept_memory
 from pretrax.train.step import init_state, make_step
 
 HERE = Path(__file__).resolve().parent
-BATCHES = 32  # different ones, again and again
-CHECKED_STEPS = 10  # losses of these are compared
-TOLERANCE = {'f32': 1e-4, 'bf16': 5e-3}  # nats; weights are f32 on both sides, only products differ
+BATCHES = 32  # distinct batches, which repeat
+CHECKED_STEPS = 10  # steps whose losses are compared
+TOLERANCE = {'f32': 1e-4, 'bf16': 5e-3}  # nats; weights are f32 on all sides, only products differ
 TORCH = {
     'PyTorch, eager f32': [],
     'PyTorch, eager bf16': ['--bf16'],
     'PyTorch, compile f32': ['--compile'],
     'PyTorch, compile bf16': ['--compile', '--bf16'],
 }
-KEPT = 'PyTorch, compile bf16, kept huge pages'  # not what PyTorch does by itself; tells what they bring
+KEPT = 'PyTorch, compile bf16, kept huge pages'  # not the default in PyTorch; measures their effect
 NNX = 'Flax NNX, f32'
 PEERS = (*TORCH, KEPT, NNX)
 DEFAULT_PEER = 'PyTorch, eager f32'
@@ -98,8 +98,8 @@ class Turn:
     seconds: float
 
 
-class Ours:
-    """The real step with the default settings, fed as the training loop feeds it."""
+class Pretrax:
+    """The step of pretrax with default settings, fed as in the training loop."""
 
     def __init__(self, model: Model, *overrides: str):
         self.model = model
@@ -119,7 +119,7 @@ class Ours:
         self.number = 0
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """Everything the other side needs to compute the same: weights, batches, settings."""
+        """Weights, batches and settings, from which the other sides compute the same."""
         weights = {}
         for path, w in jax.tree_util.tree_leaves_with_path(jax.device_get(self.state.weights)):
             weights['weights.' + jax.tree_util.keystr(path, simple=True, separator='.')] = np.asarray(w)
@@ -148,7 +148,7 @@ class Ours:
         return losses
 
     def turn(self, seconds: float) -> Turn:
-        """Trains for so long. As in the loop, a step's end is awaited when the next one is on its way."""
+        """Trains for `seconds`. As in the training loop, it waits for a step after it has dispatched the next one."""
         first, before = self.number, None
         start = time.perf_counter()
         with (
@@ -167,12 +167,14 @@ class Ours:
             return Turn(self.number - first, time.perf_counter() - start)
 
 
-class Theirs:
-    """A process of another framework that trains when it is told to, and sleeps otherwise."""
+class Peer:
+    """A process of another framework. It trains on request, and sleeps otherwise."""
 
     def __init__(self, *command: str | Path, kept_memory: bool = False):
         self.command = [str(part) for part in command]
-        plain = {key: value for key, value in os.environ.items() if key != 'GLIBC_TUNABLES'}  # ours are not theirs
+        plain = {
+            key: value for key, value in os.environ.items() if key != 'GLIBC_TUNABLES'
+        }  # pretrax sets these for itself only
         self.process = subprocess.Popen(
             self.command, env=with_kept_memory(plain) if kept_memory else plain, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -190,7 +192,7 @@ class Theirs:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise BenchmarkError(f'it stopped with exit code {self.process.wait()}: {shlex.join(self.command)}')
+            raise BenchmarkError(f'a process failed with exit code {self.process.wait()}: {shlex.join(self.command)}')
         return json.loads(line)
 
     def close(self) -> None:
@@ -199,21 +201,21 @@ class Theirs:
 
 
 def compare(name: str, python: Path, rounds: int, seconds: float) -> dict[str, Any]:
-    """One model: the same start everywhere, then turns."""
+    """Compares the sides on one model: the same start for all, then turns."""
     model = MODELS[name]
     print(f'\n{name} ({model}): compiling')
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        exact, ours = Ours(model, 'precision.compute=f32'), Ours(model)
+        exact, ours = Pretrax(model, 'precision.compute=f32'), Pretrax(model)
         np.savez(directory / 'inputs.npz', allow_pickle=False, **ours.inputs())
         inputs, theirs = directory / 'inputs.npz', {}
         for peer, flags in TORCH.items():
-            theirs[peer] = Theirs(python, HERE / 'torch_gpt2.py', inputs, '--threads', str(cores()), *flags)
+            theirs[peer] = Peer(python, HERE / 'torch_gpt2.py', inputs, '--threads', str(cores()), *flags)
             stack.callback(theirs[peer].close)
         flags = ['--threads', str(cores()), *TORCH['PyTorch, compile bf16']]
-        theirs[KEPT] = Theirs(python, HERE / 'torch_gpt2.py', inputs, *flags, kept_memory=True)
+        theirs[KEPT] = Peer(python, HERE / 'torch_gpt2.py', inputs, *flags, kept_memory=True)
         stack.callback(theirs[KEPT].close)
-        theirs[NNX] = Theirs(sys.executable, HERE / 'nnx_gpt2.py', inputs)
+        theirs[NNX] = Peer(sys.executable, HERE / 'nnx_gpt2.py', inputs)
         stack.callback(theirs[NNX].close)
 
         reference = theirs[DEFAULT_PEER].losses
@@ -222,7 +224,7 @@ def compare(name: str, python: Path, rounds: int, seconds: float) -> dict[str, A
         for side, values in losses.items():
             difference = max(abs(a - b) for a, b in zip(values, reference, strict=True))
             allowed = TOLERANCE['f32' if side.endswith('f32') else 'bf16']
-            print(f'  {side}: losses {values[0]:.4f} .. {values[-1]:.4f}, the same within {difference:.1e}')
+            print(f'  {side}: losses {values[0]:.4f} .. {values[-1]:.4f}, equal within {difference:.1e}')
             if not difference <= allowed:
                 raise BenchmarkError(
                     f'{side} and {DEFAULT_PEER} do not train the same model: losses differ by {difference:.2e}'
@@ -248,7 +250,7 @@ def compare(name: str, python: Path, rounds: int, seconds: float) -> dict[str, A
         versions = {name: version for peer in theirs.values() for name, version in peer.versions.items()}
     medians = {side: statistics.median(values) for side, values in speeds.items()}
     strongest = max(TORCH, key=medians.__getitem__)
-    # Of each round by itself: what slows a round slows both.
+    # One ratio per round, because a slow round slows both sides.
     ratios = {
         side: statistics.median(a / b for a, b in zip(speeds['pretrax, default'], speeds[side], strict=True))
         for side in PEERS
@@ -262,11 +264,13 @@ def compare(name: str, python: Path, rounds: int, seconds: float) -> dict[str, A
 
 
 def warnings(result: dict[str, Any]) -> list[str]:
-    """What makes the comparison unfair."""
+    """Reasons why the comparison is unfair."""
     worst = max(row['busy'] for row in result['rows'])
     if worst <= QUIET:
         return []
-    return [f'Not a fair comparison: other programs took {worst:.0%} of the cores, which costs PyTorch more.']
+    return [
+        f'Not a fair comparison: other programs used {worst:.0%} of the cores, which slows PyTorch more than pretrax.'
+    ]
 
 
 def table(result: dict[str, Any]) -> str:
@@ -298,16 +302,16 @@ def table(result: dict[str, Any]) -> str:
             lines.append(f'| {row["name"]} | {name}{note} | {speed:,.0f} | {ratio} |')
     lines += [
         '',
-        'The limit is the FLOPs of a token at the rate of the fastest product that XLA manages on these cores:',
+        'No step can be faster than the FLOPs per token allow, at the rate of the fastest XLA product on these cores:',
         '',
     ]
     for row in result['rows']:
         limit = row['tokens_per_second']['pretrax, default'] / row['mfu']
-        lines.append(f'- {row["name"]}: {limit:,.0f} tokens/s, of which pretrax reaches {row["mfu"]:.0%}')
+        lines.append(f'- {row["name"]}: at most {limit:,.0f} tokens/s; pretrax reaches {row["mfu"]:.0%}')
     for row in result['rows']:
         lines += [
             '',
-            f'What pretrax chose by itself, {row["name"]}:',
+            f'Chosen by pretrax, {row["name"]}:',
             '',
             *(f'- {line}' for line in row['pretrax_report']),
         ]
@@ -315,10 +319,12 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description='pretrax, PyTorch and Flax NNX on the same small GPT-2s on the CPU')
-    parser.add_argument('--torch-python', help='an interpreter with PyTorch; default: makes .cache/torch-env')
+    parser = argparse.ArgumentParser(
+        description='Compare pretrax, PyTorch and Flax NNX with the same small GPT-2 models on the CPU'
+    )
+    parser.add_argument('--torch-python', help='a Python with PyTorch (default: creates .cache/torch-env)')
     parser.add_argument('--rounds', type=int, default=9)
-    parser.add_argument('--seconds', type=float, default=2.0, help='of one turn')
+    parser.add_argument('--seconds', type=float, default=2.0, help='duration of a turn')
     parser.add_argument('--model', choices=MODELS, nargs='+', default=list(MODELS))
     parser.add_argument('--out', type=Path, default=HERE / 'results', help='directory for cpu-<date>.json and .md')
     arguments = parser.parse_args()
@@ -343,7 +349,7 @@ def main() -> None:
         peer, best = DEFAULT_PEER, row['strongest']
         print(
             f'{row["name"]}: {row["ratio"][peer]:.2f} times the tokens/s of {peer}, '
-            f'{row["ratio"][best]:.2f} times those of its fastest form ({best}), {row["ratio"][NNX]:.2f} of {NNX}'
+            f'{row["ratio"][best]:.2f} times those of the fastest PyTorch ({best}), {row["ratio"][NNX]:.2f} times those of {NNX}'
         )
     print(*warnings(result), sep='\n')
 

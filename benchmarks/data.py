@@ -1,4 +1,4 @@
-"""Both benchmarks of data, one after the other: from text to tokens, and from tokens to batches.
+"""Runs both data benchmarks: from text to tokens, and from tokens to batches.
 
 uv run python benchmarks/data.py
 """

@@ -1,9 +1,10 @@
-"""Tokens/s of batches from flat-tokens, beside a plain memory map and Grain over it; seek; memory.
+"""Measures tokens/s of batches from flat-tokens, compared with a plain memory map and Grain; also seek time and memory.
 
     uv run python benchmarks/data_loading.py
 
-All sides read rows of the same length from the same tokens in a random order of their own, in one process, in turns.
-The corpus has to be larger than the 160 MiB that the loader keeps in memory here. Ours also finds documents, positions and masks.
+All sides read rows of the same length from the same tokens, each in its own random order, in turns in one process. The
+corpus must be larger than the 160 MiB that the loader keeps in memory here. Only pretrax also computes documents,
+positions and masks.
 """
 
 import argparse
@@ -36,7 +37,7 @@ FAR = 1_000_000  # the step to seek
 
 
 def write_corpus(directory: Path, n_tokens: int) -> None:
-    """Random tokens in documents of 50 to 2,000, as flat-tokens and as a plain file of uint16."""
+    """Writes random tokens in documents of 50 to 2,000, as flat-tokens and as a plain file of uint16."""
     rng = np.random.default_rng(0)
     identity = TokenizerIdentity(sha256='0' * 64, vocab_size=VOCABULARY, end_of_text=VOCABULARY - 1)
     with create(directory / 'flat', identity, b'{}', {}) as writer, (directory / 'plain.bin').open('wb') as plain:
@@ -58,7 +59,7 @@ def ours(directory: Path, length: int, packing: str) -> Callable[[int], object]:
 
 
 def memmap(directory: Path, length: int) -> Callable[[int], object]:
-    """nanoGPT's get_batch: windows at random places."""
+    """nanoGPT's get_batch: windows at random positions."""
     tokens = np.memmap(directory / 'plain.bin', np.uint16, 'r')
 
     def batch(step: int) -> object:
@@ -82,7 +83,7 @@ def grain_over_memmap(directory: Path, length: int) -> Iterator[object]:
 
 
 def speed(batch: Callable[[int], object], first: int, length: int, seconds: float) -> float:
-    """M tokens/s of the batches from step `first` on."""
+    """M tokens/s of the batches that start at step `first`."""
     began, step = time.perf_counter(), first
     while time.perf_counter() - began < seconds:
         batch(step)
@@ -91,7 +92,7 @@ def speed(batch: Callable[[int], object], first: int, length: int, seconds: floa
 
 
 class Generated:
-    """A store of documents of 50 tokens that are computed when they are read."""
+    """A token store of documents of 50 tokens, computed when they are read."""
 
     name, vocab_size, end_of_text, bytes_per_target, fingerprint, has_mask = 'generated', 1 << 20, None, None, '', False
 
@@ -110,7 +111,7 @@ class Generated:
 
 
 def peak_memory(n_documents: int, length: int, packing: str) -> float:
-    """MiB that a process takes at most to open so many documents and make 200 batches from there and from afar."""
+    """Peak MiB of a process that opens `n_documents`, makes 200 batches, and then one at a distant step."""
     command = [sys.executable, __file__, '--child', str(n_documents), '--length', str(length), '--packing', packing]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -126,11 +127,11 @@ def child(n_documents: int, length: int, packing: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--tokens', type=int, default=200_000_000, help='of the corpus')
-    parser.add_argument('--length', type=int, default=1024, help='tokens of a row')
-    parser.add_argument('--packing', default='concatenate', help='of the memory measured')
+    parser.add_argument('--tokens', type=int, default=200_000_000, help='size of the corpus')
+    parser.add_argument('--length', type=int, default=1024, help='tokens per row')
+    parser.add_argument('--packing', default='concatenate', help='packing for the memory measurement')
     parser.add_argument('--rounds', type=int, default=5)
-    parser.add_argument('--seconds', type=float, default=3.0, help='of each turn')
+    parser.add_argument('--seconds', type=float, default=3.0, help='duration of a turn')
     parser.add_argument('--documents', type=int, nargs='+', default=[1_000_000, 20_000_000], help='to compare memory')
     parser.add_argument('--out', type=Path, default=Path(__file__).parent / 'results')
     parser.add_argument('--child', type=int, help=argparse.SUPPRESS)
@@ -138,7 +139,7 @@ def main() -> None:
     if options.child:
         child(options.child, options.length, options.packing)
         return
-    # A little more than the blocks of one window, so that a corpus of 60 M tokens is read in blocks already.
+    # Slightly more than the blocks of one window, so that even a corpus of 60 M tokens is read in blocks.
     block_cache.MEMORY = 5 * order.WINDOW * windows.BLOCK
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -175,8 +176,8 @@ def main() -> None:
         'rounds': rounds,
     }
     for side, value in speeds.items():
-        print(f'{side:20} {value:8.1f} M tokens/s   {value / speeds["numpy.memmap"]:5.2f} of numpy.memmap')
-    print(f'open {opened - began:.2f} s, then step {FAR:,} in {seek:.3f} s')
+        print(f'{side:20} {value:8.1f} M tokens/s   {value / speeds["numpy.memmap"]:5.2f} x numpy.memmap')
+    print(f'opened in {opened - began:.2f} s, then read step {FAR:,} in {seek:.3f} s')
     print('peak memory: ' + ', '.join(f'{name} {value:,.0f} MiB' for name, value in memory.items()))
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / 'data_loading.json').write_text(json.dumps(result, indent=2) + '\n')

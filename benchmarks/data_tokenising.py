@@ -1,10 +1,10 @@
-"""Tokens/s from text files to flat-tokens, beside `tokenizers` and `tiktoken`; memory for few and many documents.
+"""Measures tokens/s from text files to flat-tokens, compared with `tokenizers` and `tiktoken`; also memory.
 
     uv run python benchmarks/data_tokenising.py
 
-The text is the Python standard library's sources, as often as needed, in a .jsonl file; the tokenizer is a byte-level
-BPE of 50,257 tokens trained on it. Ours reads the file, encodes, and writes a checked directory, on all cores. The
-others encode the same text out of memory into lists, on all cores, and neither read nor write.
+The text is the sources of the Python standard library, repeated as needed, in a .jsonl file. The tokenizer is a
+byte-level BPE of 50,257 tokens trained on it. pretrax reads the file, encodes it, and writes a verified directory. The
+others encode the same text from memory into lists, and neither read nor write. All of them use all cores.
 """
 
 import argparse
@@ -38,11 +38,11 @@ from pretrax.data.tokens.flat_tokens import verify
 HERE = Path(__file__).resolve().parent
 VOCABULARY = 50_257
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
-WANTED = 100e6 / 60  # tokens/s
+TARGET = 100e6 / 60  # tokens/s
 
 
 def write_text(path: Path, texts: list[str], megabytes: float) -> int:
-    """The texts again and again as lines of JSON; returns how many times each is there."""
+    """Writes the texts as lines of JSON, repeated. Returns the number of repetitions."""
     size = sum(len(text.encode()) for text in texts)
     times = max(1, round(megabytes * 1e6 / size))
     with path.open('w') as stream:
@@ -52,7 +52,7 @@ def write_text(path: Path, texts: list[str], megabytes: float) -> int:
 
 
 def of_tiktoken(tokenizer: Tokenizer) -> tiktoken.Encoding:
-    """The same merges in tiktoken."""
+    """The same tokenizer in tiktoken."""
     byte_of = {letter: byte for byte, letter in enumerate(byte_letters())}
     vocabulary: dict[str, int] = tokenizer.settings['model']['vocab']
     names = [name for name in sorted(vocabulary, key=vocabulary.__getitem__) if name != END_OF_TEXT]
@@ -67,7 +67,7 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 def speeds(directory: Path, megabytes: float, rounds: int) -> dict[str, Any]:
-    """Medians over rounds in which everyone has a turn; a ratio is the median of the ratios of each round."""
+    """Median speeds over rounds in which each side has a turn, and the median of the rounds' ratios."""
     texts = [document.text for document in Corpus(stdlib_files()).documents()]
     tokenizer = train_tokenizer(texts, VOCABULARY)
     (directory / 'tokenizer.json').write_bytes(tokenizer.content)
@@ -84,7 +84,7 @@ def speeds(directory: Path, megabytes: float, rounds: int) -> dict[str, Any]:
         taken = seconds(lambda place=place: run_ours(directory / 'text.jsonl', tokenizer, place))
         found['pretrax'].append(n_tokens / taken)
         if (counted := verify(place)['train'].tokens) != n_tokens:
-            raise SystemExit(f'{counted:,} tokens, not the {n_tokens:,} that tokenizers makes')
+            raise SystemExit(f'{counted:,} tokens, but tokenizers makes {n_tokens:,}')
         found['tokenizers'].append(expected / seconds(lambda: reference.encode_batch_fast(texts)))
         found['tiktoken'].append(expected / seconds(lambda: encoding.encode_ordinary_batch(texts, num_threads=cores())))
         print(f'  round {number + 1}/{rounds}: ' + ', '.join(f'{name} {v[-1] / 1e6:.2f}' for name, v in found.items()))
@@ -108,7 +108,7 @@ def run_ours(text: Path, tokenizer: Tokenizer, place: Path) -> None:
 
 
 def memory(directory: Path, n_documents: int) -> dict[str, Any]:
-    """Peak memory of the process that tokenises so many short documents, and of the largest of its workers."""
+    """Peak memory of a process that tokenizes `n_documents` short documents, and of its largest worker."""
     text = directory / f'{n_documents}.jsonl'
     with text.open('w') as stream:
         for n in range(n_documents):
@@ -120,7 +120,7 @@ def memory(directory: Path, n_documents: int) -> dict[str, Any]:
 
 
 def child(text: Path, tokenizer: Path) -> None:
-    """What `memory` runs: a process of its own, so that nothing else is in its peak."""
+    """Runs in a process of its own, so that the peak contains nothing else."""
     place = text.parent / f'tokens-of-{text.stem}'
     taken = seconds(lambda: run_ours(text, load_tokenizer(tokenizer), place))
     peaks = [resource.getrusage(of).ru_maxrss / 1024 for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -132,21 +132,21 @@ def table(result: dict[str, Any]) -> str:
     speed = result['speed']
     ours = speed['tokens_per_second']['pretrax']
     lines = [
-        f'# Tokenising, {result["date"]}', '', f'`{result["command"]}`', '',
+        f'# Tokenizing, {result["date"]}', '', f'`{result["command"]}`', '',
         f'{result["processor"]}, {result["cores"]} cores; '
         + ', '.join(f'{name} {version}' for name, version in result['versions'].items()) + '.', '',
     ]  # fmt: skip
     if speed['busy'] > QUIET:
-        lines += [f'**Not a fair comparison: other programs took {speed["busy"]:.0%} of the cores.**', '']
+        lines += [f'**Not a fair comparison: other programs used {speed["busy"]:.0%} of the cores.**', '']
     lines += [
         f'{speed["n_tokens"] / 1e6:,.0f} M tokens of a byte-level BPE of {VOCABULARY:,}: {speed["distinct_megabytes"]:.0f} MB '
-        f'of source code, {speed["times"]} times. pretrax reads .jsonl and writes flat-tokens, the others encode in memory.',
+        f'of source code, repeated {speed["times"]} times. pretrax reads .jsonl and writes flat-tokens; the others encode in memory.',
         '', '| | M tokens/s | M tokens/minute | pretrax is faster by |', '|---|---|---|---|',
     ]  # fmt: skip
     for name, value in speed['tokens_per_second'].items():
         ratio = f'{speed["ratio"][name]:.1f}x' if name in speed['ratio'] else ''
         lines.append(f'| {name} | {value / 1e6:.2f} | {value * 60 / 1e6:,.0f} | {ratio} |')
-    lines += ['', f'Wanted: 100 M tokens/minute; {"reached" if ours >= WANTED else "not reached"}.', '']
+    lines += ['', f'Target: 100 M tokens/minute, {"reached" if ours >= TARGET else "not reached"}.', '']
     lines += ['| documents | seconds | MiB, main process | MiB, largest worker |', '|---|---|---|---|']
     for row in result['memory']:
         lines.append(
@@ -157,7 +157,7 @@ def table(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--megabytes', type=float, default=500, help='of text')
+    parser.add_argument('--megabytes', type=float, default=500, help='size of the text')
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--documents', type=int, nargs='*', default=[1_000_000, 20_000_000], help='to compare memory')
     parser.add_argument('--out', type=Path, default=HERE / 'results')

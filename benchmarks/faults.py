@@ -1,10 +1,10 @@
-"""A run of several processes that are killed and stopped at random, beside the same run left alone.
+"""Compares a run whose processes are killed and stopped at random with an undisturbed run.
 
     uv run python benchmarks/faults.py                     # 4 processes, one killed about every 20 seconds
 
-Prints for each kill how long it took until it was noticed and until training went on, and at the end whether every logged
-loss of the two runs is the same number. Exits with 1 if one is not. The moments are drawn from the seed, whatever the run
-is doing then: starting, training, writing a checkpoint.
+For each kill it prints the time until it was detected and until training resumed. At the end it prints whether every logged
+loss is the same number in both runs, and exits with 1 if not. The moments of the kills come from the seed; the run may be
+starting, training, or writing a checkpoint.
 """
 
 import argparse
@@ -30,43 +30,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument('--processes', type=int, default=4)
     parser.add_argument('--steps', type=int, default=3000)
-    parser.add_argument('--seconds', type=float, default=20.0, help='between two kills, on average')
-    parser.add_argument('--kills', type=int, default=1000, help='at most')
-    parser.add_argument('--hangs', type=float, default=0.25, help='the share that is stopped (SIGSTOP), not killed')
+    parser.add_argument('--seconds', type=float, default=20.0, help='mean time between kills')
+    parser.add_argument('--kills', type=int, default=1000, help='largest number of kills')
+    parser.add_argument(
+        '--hangs', type=float, default=0.25, help='fraction of processes to stop (SIGSTOP) instead of killing'
+    )
     parser.add_argument('--heartbeat', type=int, default=5, help='seconds')
     parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--directory', type=Path, help='a new one for both runs (default: a temporary one)')
+    parser.add_argument('--directory', type=Path, help='a new directory for both runs (default: a temporary one)')
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         sys.exit(compare(options, options.directory or Path(temporary)))
 
 
 def compare(options: argparse.Namespace, directory: Path) -> int:
-    """Both runs, the tables, and the exit code."""
+    """Makes both runs and prints the comparison. Returns the exit code."""
     directory.mkdir(parents=True, exist_ok=True)
     config = directory / 'run.yaml'
     config.write_text(json.dumps(small_run(options)))
-    print(f'{machine.processor()}, {machine.cores()} cores; {machine.busy():.0%} in use by others')
+    print(f'{machine.processor()}, {machine.cores()} cores; {machine.busy():.0%} used by other programs')
     began = time.time()
-    with launched(config, directory / 'alone', options) as alone:
-        code = alone.wait()
+    with launched(config, directory / 'undisturbed', options) as undisturbed:
+        code = undisturbed.wait()
     if code:
-        raise SystemExit(f'the run left alone ended with code {code}: see {directory / "alone.txt"}')
-    print(f'left alone: {options.steps} steps in {time.time() - began:.0f} s')
+        raise SystemExit(f'the undisturbed run failed with exit code {code}: see {directory / "undisturbed.txt"}')
+    print(f'undisturbed: {options.steps} steps in {time.time() - began:.0f} s')
 
     began = time.time()
-    with launched(config, directory / 'hurt', options) as hurt:
-        kills = hurt_it(hurt, directory / 'hurt', options)
-        code = hurt.wait()
+    with launched(config, directory / 'killed', options) as killed:
+        kills = kill_at_random(killed, directory / 'killed', options)
+        code = killed.wait()
     print(f'killed {len(kills)} times: {options.steps} steps in {time.time() - began:.0f} s, exit code {code}')
-    report(kills, directory / 'hurt')
-    before, after = (losses(directory / name) for name in ('alone', 'hurt'))
+    report(kills, directory / 'killed')
+    before, after = (losses(directory / name) for name in ('undisturbed', 'killed'))
     other = [step for step in before if before[step] != after.get(step)]
-    print(f'final loss: {before[options.steps]!r} alone, {after.get(options.steps)!r} killed')
+    print(f'final loss: {before[options.steps]!r} undisturbed, {after.get(options.steps)!r} killed')
     print(
-        f'losses equal: {len(before) - len(other)} of {len(before)}{f", first other at step {other[0]}" if other else ""}'
+        f'losses equal: {len(before) - len(other)} of {len(before)}{f", first difference at step {other[0]}" if other else ""}'
     )
-    print(f'goodput: {read_metrics(directory / "hurt" / "metrics.jsonl")[-1]["goodput"]:.3f}')
+    print(f'goodput: {read_metrics(directory / "killed" / "metrics.jsonl")[-1]["goodput"]:.3f}')
     return 1 if other or code else 0
 
 
@@ -84,7 +86,7 @@ def small_run(options: argparse.Namespace) -> dict:
 
 @contextlib.contextmanager
 def launched(config: Path, run_dir: Path, options: argparse.Namespace):
-    """A run under the launcher; its output goes to a file beside it."""
+    """Starts a run under the launcher; its output goes to a file next to the run directory."""
     with run_dir.with_suffix('.txt').open('w') as output:
         process = subprocess.Popen(
             [*PRETRAX, 'launch', 'local', str(config), f'run_dir={run_dir}', f'--processes={options.processes}',
@@ -98,8 +100,8 @@ def launched(config: Path, run_dir: Path, options: argparse.Namespace):
         process.wait()
 
 
-def hurt_it(launcher: subprocess.Popen, run_dir: Path, options: argparse.Namespace) -> list[dict]:
-    """Kills and stops processes until the run is done; what was done to it."""
+def kill_at_random(launcher: subprocess.Popen, run_dir: Path, options: argparse.Namespace) -> list[dict]:
+    """Kills and stops processes until the run is done. Returns the kills."""
     draw, kills = random.Random(options.seed), []
     while len(kills) < options.kills:
         try:
@@ -109,10 +111,10 @@ def hurt_it(launcher: subprocess.Popen, run_dir: Path, options: argparse.Namespa
             pass
         events = read_attempts(run_dir)
         if not events or events[-1]['event'] == 'ended':
-            continue  # between two attempts there is nobody to kill
+            continue  # between two attempts there is no process to kill
         [*_, started] = (event for event in events if event['event'] == 'started')
         process = draw.randrange(options.processes)
-        # One that stops before it has joined the others is missed only after JAX's five minutes for slow starts.
+        # A process that stops before it has joined is detected only after JAX's five minutes for slow starts.
         joined = events[-1]['event'] != 'started'
         how = signal.SIGSTOP if joined and draw.random() < options.hangs else signal.SIGKILL
         kills.append({'time': time.time(), 'process': process, 'how': how.name, 'during': events[-1]['event']})
@@ -122,11 +124,11 @@ def hurt_it(launcher: subprocess.Popen, run_dir: Path, options: argparse.Namespa
 
 
 def report(kills: list[dict], run_dir: Path) -> None:
-    """A line for each kill, and the medians."""
+    """Prints a line for each kill, and the longest times."""
     events = read_attempts(run_dir)
     doing = {'started': 'starting', 'began': 'compiling', 'stepped': 'training'}
-    print(f'{"process":>8} {"how":>8} {"while":>10} {"noticed after":>14} {"trains again after":>19}')
-    noticed, recovered = [], []
+    print(f'{"process":>8} {"how":>8} {"while":>10} {"detected after":>15} {"training again after":>21}')
+    detected, recovered = [], []
     for kill, following in zip(kills, [*kills[1:], {'time': float('inf')}], strict=True):
         later = [event for event in events if event['time'] > kill['time']]
         found = {
@@ -138,11 +140,11 @@ def report(kills: list[dict], run_dir: Path) -> None:
         if found['stepped'] is not None and kill['time'] + found['stepped'] > following['time']:
             found['stepped'] = None  # killed again before it trained
         shown = [f'{value:.1f} s' if value is not None else '-' for value in found.values()]
-        print(f'{kill["process"]:>8} {kill["how"]:>8} {doing[kill["during"]]:>10} {shown[0]:>14} {shown[1]:>19}')
-        noticed += [found['ended']] if found['ended'] is not None else []
+        print(f'{kill["process"]:>8} {kill["how"]:>8} {doing[kill["during"]]:>10} {shown[0]:>15} {shown[1]:>21}')
+        detected += [found['ended']] if found['ended'] is not None else []
         recovered += [found['stepped']] if found['stepped'] is not None else []
-    if noticed and recovered:
-        print(f'longest: noticed after {max(noticed):.1f} s, trains again after {max(recovered):.1f} s')
+    if detected and recovered:
+        print(f'longest: detected after {max(detected):.1f} s, training again after {max(recovered):.1f} s')
 
 
 def losses(run_dir: Path) -> dict[int, float]:

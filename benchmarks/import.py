@@ -1,10 +1,10 @@
-"""How much host memory `pretrax import` and `pretrax export` take on a synthetic checkpoint, against its largest tensor.
+"""Measures the host memory of `pretrax import` and `pretrax export`, relative to the largest tensor of a checkpoint.
 
     python benchmarks/import.py --gigabytes 2 --directory /scratch
 
-Writes a Llama of random bf16 weights in shards, imports it, exports it, compares every tensor with the first ones, and
-prints the peak resident memory of each command, less what the same command takes on a model of a few kilobytes. The limit
-is twice the largest tensor, in f32, and a gigabyte.
+Writes a Llama of random bf16 weights in shards, imports it, exports it, and compares every tensor with the original. Prints the
+peak resident memory of each command, minus that of the same command on a model of a few kilobytes. The limit is twice
+the largest tensor in f32, plus one gigabyte.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def config(d_model: int, n_layers: int, vocab_size: int) -> dict:
 
 
 def write(directory: Path, values: dict) -> int:
-    """The checkpoint, a shard at a time; the size of its largest tensor in f32."""
+    """Writes the checkpoint, one shard at a time. Returns the f32 size of its largest tensor in bytes."""
     from safetensors.numpy import save_file
 
     M, F, V = values['hidden_size'], values['intermediate_size'], values['vocab_size']
@@ -74,9 +74,11 @@ atexit.register(lambda: print('peak', resource.getrusage(resource.RUSAGE_SELF).r
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description='Host memory of import and export')
-    parser.add_argument('--gigabytes', type=float, default=2.0, help='of the bf16 checkpoint')
-    parser.add_argument('--directory', help='where to write, five times as much (default: a temporary directory)')
+    parser = argparse.ArgumentParser(description='Measure the host memory of import and export')
+    parser.add_argument('--gigabytes', type=float, default=2.0, help='size of the bf16 checkpoint')
+    parser.add_argument(
+        '--directory', help='where to write; takes five times the size (default: a temporary directory)'
+    )
     arguments = parser.parse_args()
     place = Path(tempfile.mkdtemp(dir=arguments.directory))
     try:
@@ -102,13 +104,15 @@ def measure(place: Path, gigabytes: float) -> bool:
     for verb, words in verbs.items():
         base, full = peak(*words('small')), peak(*words('large'))
         ok &= full - base <= limit
-        print(f'{verb}: {full / 1e9:.2f} GB peak, {(full - base) / 1e9:.2f} over a tiny model; limit {limit / 1e9:.2f}')
+        print(
+            f'{verb}: {full / 1e9:.2f} GB peak, {(full - base) / 1e9:.2f} GB more than a tiny model; limit {limit / 1e9:.2f}'
+        )
     before, after = open_checkpoint(place / 'large'), open_checkpoint(place / 'out-large')
     same = before.tensors.keys() == after.tensors.keys() and all(
         np.array_equal(before.tensors[name].read().view(np.uint16), after.tensors[name].read().view(np.uint16))
         for name in before.tensors
     )
-    print('every tensor came back to the bit' if same else 'TENSORS DIFFER')
+    print('every tensor is equal bit for bit' if same else 'TENSORS DIFFER')
     return ok and same
 
 

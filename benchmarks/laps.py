@@ -1,15 +1,15 @@
-"""How both sides of benchmarks/accelerator.py time a step. Imports neither JAX nor PyTorch."""
+"""Times a step, for both sides of benchmarks/accelerator.py. Imports neither JAX nor PyTorch."""
 
 import time
 from collections.abc import Callable
 
 
 def laps(steps: Callable[[int], None], seconds: float) -> list[float]:
-    """Seconds of a step, of several laps. A lap has so many steps that waiting for its end does not count.
+    """Seconds per step, for several laps. A lap has enough steps that waiting for its end does not matter.
 
     Args:
-        steps: runs so many steps, and waits for the last.
-        seconds: to go on for, with at least three laps.
+        steps: runs the given number of steps and waits for the last one.
+        seconds: total duration; there are at least three laps.
     """
     steps(3)
     start = time.perf_counter()

@@ -1,15 +1,15 @@
-"""What a benchmark says of the machine it ran on."""
+"""The machine that a benchmark runs on: processor, cores, and how busy they are."""
 
 import os
 import platform
 import time
 from pathlib import Path
 
-QUIET = 0.05  # share of the cores that other programs may take
+QUIET = 0.05  # largest share of the cores that other programs may use
 
 
 def busy(seconds: float = 0.5) -> float:
-    """The share of our cores that is in use while we sleep; 0 where the system does not tell."""
+    """Share of this process's cores that is in use while it sleeps; 0 if the system does not report it."""
 
     def times() -> tuple[int, int]:
         lines = [line.split() for line in Path('/proc/stat').read_text().splitlines()]

@@ -1,11 +1,11 @@
-"""The memory of real steps, as compilers for devices that are not here tell it: what `pretrax plan` is compared with.
+"""Measures the memory of real steps with compilers for absent devices, to compare with `pretrax plan`.
 
-    uv sync --extra tpu --extra cuda
+    uv sync --inexact --extra tpu --extra cuda
     JAX_PLATFORMS=cpu python benchmarks/memory.py [part of a name]
 
-compiles each row (half a minute to two) and writes what it found to results/memory.json, with the versions; rows that are not
-asked for stay as they are. It prints the table of docs/scaling.md: what was compiled, and what `pretrax plan` predicts.
-`tests/ahead/test_memory.py` compares the two, and `tests/deviceless` compiles one row again.
+This compiles each row (half a minute to two minutes) and writes the results to results/memory.json, with the versions. Other
+rows keep their results. It prints the table of docs/scaling.md, with the compiled memory and the prediction of `pretrax
+plan`. `tests/ahead/test_memory.py` compares the two, and `tests/deviceless` compiles one row again.
 """
 
 import argparse
@@ -36,7 +36,7 @@ ROW = tuple[str, int, dict[str, Any]]
 
 
 def row(topology: str, model: dict[str, Any], rows: int, length: int, mesh: dict[str, int], **more: Any) -> ROW:
-    """A configuration and the hardware it is for. `more`: micro, slices, vocab_size, save and options of the model."""
+    """A configuration and its hardware. `more`: micro, slices, vocab_size, save and options of the model."""
     micro, slices, vocab = more.pop('micro', None), more.pop('slices', 1), more.pop('vocab_size', 32000)
     return topology, slices, {
         'name': 'memory', 'steps': 10, 'model': model | more, 'data': {'name': 'synthetic', 'vocab_size': vocab},
@@ -70,12 +70,12 @@ ROWS: dict[str, ROW] = {
 }  # fmt: skip
 
 
-# One step on a node of eight, its batch shared out in these ways; what a mixture is asked for e.
+# Meshes for one step on a node of eight; with e the model is a mixture.
 BY_AXIS = ({'r': 8}, {'d': 8}, {'d': 4, 't': 2}, {'d': 4, 'c': 2}, {'d': 4, 'p': 2}, {'d': 4, 'e': 2})
 
 
 def print_by_axis() -> None:
-    """Memory of a device by mesh, compiled and predicted. Nothing is recorded."""
+    """Prints memory per device for each mesh, compiled and predicted. Records nothing."""
     print('| model | mesh | compiled | predicted |\n' + '|---' * 4 + '|')
     for mesh in BY_AXIS:
         model, micro = (MOE if 'e' in mesh else LLAMA_1B), (2 if 'p' in mesh else None)
@@ -91,7 +91,7 @@ def print_by_axis() -> None:
 
 
 def compiled(name: str) -> dict[str, Any]:
-    """What the compiler says of a row, in bytes of one device."""
+    """The compiler's memory for a row, in bytes per device."""
     topology, slices, values = ROWS[name]
     began = time.perf_counter()
     ahead = compile_ahead(from_values(values), parse_topology(topology, slices), lambda text: None)
@@ -118,7 +118,7 @@ def installed() -> dict[str, str]:
 
 
 def table(results: dict[str, Any]) -> list[str]:
-    """Every row that was compiled beside what `pretrax plan` predicts for it."""
+    """Every compiled row with the prediction of `pretrax plan`."""
     lines = ['| hardware | step | compiled | predicted | error |', '|' + '---|' * 5]
     for name, (topology, slices, values) in ROWS.items():
         if name in results:
@@ -131,8 +131,8 @@ def table(results: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description='the memory of steps, as compilers tell it')
-    parser.add_argument('part', nargs='?', default='', help='of the names of the rows to compile')
+    parser = argparse.ArgumentParser(description='Measure the memory of steps with compilers')
+    parser.add_argument('part', nargs='?', default='', help='compile only rows whose names contain this')
     parser.add_argument('--out', type=pathlib.Path, default=RESULTS)
     parser.add_argument('--axes', action='store_true', help='one model on meshes of every axis, as a table')
     arguments = parser.parse_args()

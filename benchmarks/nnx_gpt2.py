@@ -1,8 +1,8 @@
-"""The Flax NNX side of cpu.py: the same GPT-2 as a walk-through writes it, trained in turns.
+"""The Flax NNX side of cpu.py: trains the same GPT-2 in turns, as a tutorial would write it.
 
-One `nnx.jit` step a batch, `nnx.value_and_grad`, Optax's AdamW, attention with a mask, f32, on the one CPU device that JAX
-has by itself. The module is that of examples/nnx_gpt2. Lines on standard input are numbers of seconds; each is answered
-by a line of JSON, as torch_gpt2.py does.
+It uses one `nnx.jit` step per batch, `nnx.value_and_grad`, Optax's AdamW, attention with a mask, and f32, on JAX's single
+default CPU device. The module is that of examples/nnx_gpt2. Input and output are those of torch_gpt2.py: seconds on
+standard input, one line of JSON as the answer.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from gpt2 import GPT2  # pyright: ignore[reportMissingImports]
 
 
 def load(model: Any, w: dict[str, Any]) -> None:
-    """Takes over weights that pretrax initialised: one array a name, the layers stacked."""
+    """Copies weights that pretrax initialized: one array per name, with stacked layers."""
 
     def put(module: Any, **arrays: Any) -> None:
         for name, value in arrays.items():
@@ -50,7 +50,7 @@ def load(model: Any, w: dict[str, Any]) -> None:
         put(block.up, kernel=of['up'], bias=of['up_bias'])
         put(block.down, kernel=of['down'], bias=of['down_bias'])
     for norm in (model.norm, *(norm for block in model.blocks for norm in (block.norm1, block.norm2))):
-        norm.epsilon = 1e-5  # GPT-2's, as on the other sides
+        norm.epsilon = 1e-5  # as in GPT-2 and on the other sides
 
 
 @nnx.jit
@@ -71,7 +71,7 @@ def main() -> None:
     settings = json.loads(str(inputs['settings']))
     V, M = weights['embed'].shape
     length = weights['positions'].shape[0]
-    with nnx.use_eager_sharding(False):  # one device; the module's annotations are for several
+    with nnx.use_eager_sharding(False):  # one device: the module's sharding annotations do not apply
         model = GPT2(V, M, settings['n_heads'], settings['n_layers'], length, rngs=nnx.Rngs(0))
     load(model, weights)
     adamw = optax.adamw(
@@ -95,7 +95,7 @@ def main() -> None:
             loss = step(number)
             number += 1
             if before is not None:
-                before.block_until_ready()  # one step is always on its way, as on our side
+                before.block_until_ready()  # one step is always in flight, as in pretrax
             before = loss
         jax.block_until_ready(before)
         print(json.dumps({'steps': number - first, 'seconds': time.perf_counter() - start}), flush=True)

@@ -1,12 +1,12 @@
-"""MaxText's scaling tables: every row compiled for its topology, fits or not, and the speed that `plan` predicts for it.
+"""Compiles the rows of MaxText's scaling tables, checks whether they fit, and compares their speed with `pretrax plan`.
 
-    uv sync --extra tpu
+    uv sync --inexact --extra tpu
     python benchmarks/scale.py [part of a name] [--predict] [--again]
 
-A row is `pretrax compile configs/scale/NAME.yaml` with the command that is printed, in a process of its own; it takes minutes
-and up to some GB of memory, and no device. Results go to results/scale.json row by row, and rows that are there are not done
-again, so that the table can be made in parts. `--predict` compiles nothing. The published MFU is that of MaxText's READMEs of
-its v5e and v5p configurations; mesh, sequences and recomputation are those of its scripts of the same names.
+Each row runs `pretrax compile configs/scale/NAME.yaml` in a process of its own, and prints the command. It takes minutes and up to
+a few GB of memory, but no device. Results are written to results/scale.json after each row, and finished rows are skipped, so
+the table can be made in parts. `--predict` compiles nothing. The published MFU comes from MaxText's READMEs of its v5e and
+v5p configurations; mesh, sequences and recomputation come from its scripts of the same names.
 """
 
 import argparse
@@ -33,7 +33,7 @@ LENGTH = 2048
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A line of a table. `sequences` of a chip; t of its mesh; `published`: MFU in percent; `copies`: r within a slice."""
+    """A row of a table. `sequences`: per chip; `t`: of the mesh; `published`: MFU in percent; `copies`: r within a slice."""
 
     decoder: str
     hardware: str
@@ -49,7 +49,7 @@ class Row:
         return f'{self.decoder} {self.slices}x {self.hardware}'
 
     def arguments(self) -> list[str]:
-        """What `pretrax compile` and `pretrax plan` are given."""
+        """Arguments of `pretrax compile` and `pretrax plan`."""
         chips = parse_topology(self.hardware).n_devices
         r, d = self.slices * self.copies, chips // self.t // self.copies
         mesh = [f'mesh.{axis}={n}' for axis, n in (('r', r), ('d', d), ('t', self.t)) if n > 1]
@@ -66,8 +66,8 @@ def _v5e(decoder: str, sequences: int, published: tuple[float, ...], t: int = 1)
     return [Row(decoder, 'v5e-256', 2**i, sequences, mfu, t) for i, mfu in enumerate(published)]
 
 
-# MaxText's 128b on v5e keeps products in host memory; here its layers are computed again. On v5p 'minimal' keeps products:
-# model.save=dots. The last row is published for a decoder of 1,160 billion parameters, whose sizes are not.
+# MaxText's 128b on v5e keeps products in host memory; here its layers are recomputed. On v5p, 'minimal' keeps products:
+# model.save=dots. The last row was published for a decoder of 1,160 billion parameters, whose sizes were not published.
 ROWS = (
     *_v5e('16b', 6, (61.10, 59.37, 59.14, 58.27, 56.56, 54.65)),
     *_v5e('32b', 4, (66.86, 64.81, 64.10, 63.67, 62.26, 60.40)),
@@ -89,13 +89,13 @@ ROWS = (
     Row('1024b', 'v5p-2048', 2, 2, 51.55, 16),
     Row('1024b', 'v5p-4096', 1, 2, 64.80, 16),
     Row('1024b', 'v5p-4096', 2, 2, 60.83, 16),
-    Row('1024b', 'v5p-12288', 1, 2, 66.23, 16, copies=3),  # 6,144 chips = 3 x 128 x 16: d has to divide the width
+    Row('1024b', 'v5p-12288', 1, 2, 66.23, 16, copies=3),  # 6,144 chips = 3 x 128 x 16: d must divide the width
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class GpuStep:
-    """Tokens/s of a GPU that others publish for a step in bf16. How they ran it is not known in full."""
+    """A published bf16 step, in tokens/s per GPU. Its settings are not fully known."""
 
     stack: str
     model: dict[str, Any]
@@ -111,13 +111,13 @@ GPU_STEPS = (
     GpuStep('torchtitan, compiled', {'preset': 'llama3-8b'}, 'h100x8', 8192, 6_700),
     GpuStep('KempnerForge', {'preset': 'llama2-7b'}, 'h200', 4096, 10_500),
 )
-GPU_SEQUENCES = 16  # of a GPU and step, from which the plan makes passes
+GPU_SEQUENCES = 16  # per GPU and step; the plan splits them into passes
 
 
 def gpu_table() -> list[str]:
-    """Each published step beside the fastest way that `plan` finds for the same model, length and hardware."""
+    """Each published step with the fastest combination that `plan` finds for the same model, length and hardware."""
     lines = [
-        '| stack | model | hardware | tokens/s a GPU, published | plan, at best | published of it | limited by |',
+        '| stack | model | hardware | tokens/s per GPU, published | plan, at best | published / plan | limited by |',
         '|' + '---|' * 7,
     ]
     for step in GPU_STEPS:
@@ -129,16 +129,16 @@ def gpu_table() -> list[str]:
             'batch': {'tokens': tokens, 'sequence_length': step.length}, 'optimizer': {'learning_rate': 1e-4},
         })  # fmt: skip
         planner = Planner(config, hardware, lambda text: None)
-        told = 'no way fits, with f32 weights, moments and gradients | | '
+        best = 'nothing fits, with f32 weights, moments and gradients | | '
         if fits := planner.fitting(planner.search()):
             speed = tokens / fits[0].prediction.seconds / hardware.n_devices
-            told = f'{speed:,.0f} | {step.published / speed:.0%} | {fits[0].prediction.bound}; `{fits[0].written()}`'
-        lines.append(f'| {step.stack} | {step.model["preset"]} | {step.hardware} | {step.published:,.0f} | {told} |')
+            best = f'{speed:,.0f} | {step.published / speed:.0%} | {fits[0].prediction.bound}; `{fits[0].written()}`'
+        lines.append(f'| {step.stack} | {step.model["preset"]} | {step.hardware} | {step.published:,.0f} | {best} |')
     return lines
 
 
 def compiled(row: Row) -> dict[str, Any]:
-    """What the compiler says of a row, and what it took to make it say so. In a process that does nothing else."""
+    """The compiler's result for a row, and the cost of compiling. Call it in a process that does nothing else."""
     from pretrax.ahead.step import compile_ahead
 
     config = load(HERE.parent / f'configs/scale/{row.decoder}.yaml', row.arguments())
@@ -151,7 +151,7 @@ def compiled(row: Row) -> dict[str, Any]:
 
 
 def predicted(row: Row) -> dict[str, Any]:
-    """What `pretrax plan` says of it."""
+    """The prediction of `pretrax plan` for a row."""
     config = load(HERE.parent / f'configs/scale/{row.decoder}.yaml', row.arguments())
     found = Planner(config, parse_topology(row.hardware, row.slices), lambda text: None).as_configured()
     return {
@@ -163,7 +163,7 @@ def predicted(row: Row) -> dict[str, Any]:
 
 def table(results: dict[str, dict[str, Any]]) -> list[str]:
     lines = [
-        '| decoder | hardware | memory a chip, compiled | predicted | MFU published | predicted | error | limited by |',
+        '| decoder | hardware | memory per chip, compiled | predicted | MFU published | predicted | error | limited by |',
         '|' + '---|' * 8,
     ]
     for row in ROWS:
@@ -182,13 +182,13 @@ def table(results: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="MaxText's scaling tables")
+    parser = argparse.ArgumentParser(description="Compile and predict MaxText's scaling tables")
     parser.add_argument(
-        'part', nargs='?', default='', help='of the names of the rows to compile, such as 16b or v5p-128'
+        'part', nargs='?', default='', help='compile only rows whose names contain this, such as 16b or v5p-128'
     )
     parser.add_argument('--predict', action='store_true', help='compile nothing')
-    parser.add_argument('--again', action='store_true', help='also rows that are done')
-    parser.add_argument('--one', help=argparse.SUPPRESS)  # what a row's own process is started with
+    parser.add_argument('--again', action='store_true', help='compile finished rows again')
+    parser.add_argument('--one', help=argparse.SUPPRESS)  # for the process of one row
     asked = parser.parse_args()
     if asked.one:
         print(json.dumps(compiled(next(row for row in ROWS if row.name == asked.one))))
@@ -202,7 +202,7 @@ def main() -> int:
             [sys.executable, __file__, '--one', row.name], stdout=subprocess.PIPE, text=True, check=False
         )
         if done.returncode:
-            print(f'    ended with {done.returncode}', flush=True)
+            print(f'    failed with exit code {done.returncode}', flush=True)
             continue
         results[row.name] = json.loads(done.stdout.splitlines()[-1]) | {'command': row.command()}
         print(f'    {results[row.name]}', flush=True)

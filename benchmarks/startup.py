@@ -1,10 +1,10 @@
-"""What a process does before its first step, in CPU seconds, which mean the same on a busy machine.
+"""Measures what a process does before its first step, in CPU seconds, which are comparable even on a busy machine.
 
     uv run python benchmarks/startup.py [CONFIG]
 
-Processes that prepare a run, draw its weights, compile its step and take it once: one with an empty cache of compiled
-programs, one with those of a process before. Prints user + system seconds of each part, and at the end the modules whose
-import costs most.
+Two processes prepare a run, initialize its weights, compile its step and run it once: one with an empty cache of compiled
+programs, one with a filled cache. Prints user + system seconds of each part, and then the modules with the slowest
+imports.
 """
 
 import argparse
@@ -44,7 +44,7 @@ run = setup.prepare(config, lambda text: None)
 part('model, shapes, report')
 with jax.set_mesh(run.mesh):
     state = jax.block_until_ready(init_state(run.recipe, config.seed))
-    part('drawing the weights')
+    part('initializing weights')
     lowered = make_step(run.recipe).lower(state, run.batch(0))
     part('tracing the step')
     step, how = compile_or_take(lowered)
@@ -56,27 +56,27 @@ print(json.dumps([how, parts]))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description='CPU seconds before the first step')
+    parser = argparse.ArgumentParser(description='Measure CPU seconds before the first step')
     parser.add_argument('config', nargs='?', default='configs/quickstart.yaml')
     config = parser.parse_args().config
     with tempfile.TemporaryDirectory() as scratch:
         environment = os.environ | {'XDG_CACHE_HOME': f'{scratch}/cache', 'JAX_ENABLE_COMPILATION_CACHE': 'true'}
         command = [sys.executable, '-c', PARTS, config, f'{scratch}/run']
-        run(command, environment)  # prepares the data, and leaves its programs
+        run(command, environment)  # prepares the data, and fills the cache
         first = run(command, environment | {'XDG_CACHE_HOME': f'{scratch}/empty'})
         second = run(command, environment)
         print(f'{"CPU seconds":<24}{"compiled":>10}{"from the cache":>16}')
         for name, seconds in first.items():
             print(f'{name:<24}{seconds:>10.2f}{second[name]:>16.2f}')
-        print(f'{"in all":<24}{sum(first.values()):>10.2f}{sum(second.values()):>16.2f}')
-    told = subprocess.run(
+        print(f'{"total":<24}{sum(first.values()):>10.2f}{sum(second.values()):>16.2f}')
+    timing = subprocess.run(
         [sys.executable, '-X', 'importtime', '-c', 'import pretrax.cli.train'],
         capture_output=True,
         text=True,
         check=True,
     ).stderr
-    rows = [(int(total), name) for total, name in re.findall(r'import time:\s+\d+ \|\s+(\d+) \|\s+(\S+)', told)]
-    print('\nimports, ms with all that they import')
+    rows = [(int(total), name) for total, name in re.findall(r'import time:\s+\d+ \|\s+(\d+) \|\s+(\S+)', timing)]
+    print('\nimports, in ms, with everything that they import')
     for total, name in sorted(rows, reverse=True)[:40]:
         print(f'{total / 1000:>8.0f}  {name}')
 

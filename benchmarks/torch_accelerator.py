@@ -1,8 +1,8 @@
-"""The PyTorch side of accelerator.py: the same decoders, one part in a process of its own, from JSON to JSON.
+"""The PyTorch side of accelerator.py: runs one part with the same decoders in a process of its own, with JSON as input and output.
 
-What a careful user of PyTorch writes for a GPU: weights in f32, cast where they are used; a residual stream in bf16; one
-product for q, k and v (and one for gate and up); fused attention; fused AdamW; gradients set to None; no value read
-from the device between steps. `compile` compiles the model with Inductor, `mode` is its mode.
+It is written as a careful PyTorch user would write it for a GPU: f32 weights that are cast when they are used; a bf16
+residual stream; one product for q, k and v, and one for gate and up; fused attention; fused AdamW; gradients set to None; no
+value read from the device between steps. `compile` compiles the model with Inductor, in the mode `mode`.
 
 Letters: B batch, L length, M d_model, H heads, D head, F feed-forward, V vocabulary.
 """
@@ -28,7 +28,7 @@ DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'
 
 
 class Linear(nn.Linear):
-    """A product in the dtype of what comes in, with weights kept in f32."""
+    """A linear layer in the dtype of its input, with weights in f32."""
 
     def forward(self, x):
         bias = None if self.bias is None else self.bias.to(x.dtype)
@@ -75,14 +75,14 @@ class Block(nn.Module):
 
 
 def rotated(x, turn):
-    """The pair (i, i + D/2) of each head turned by its angle. Su et al. 2021, arXiv:2104.09864."""
+    """Rotates the pair (i, i + D/2) of each head by its angle. Su et al. 2021, arXiv:2104.09864."""
     cos, sin = turn
     a, b = x.float().chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 
 
 class Decoder(nn.Module):
-    """GPT-2 (Radford et al. 2019) or Llama (Touvron et al. 2023); the unembedding is the embedding."""
+    """GPT-2 (Radford et al. 2019) or Llama (Touvron et al. 2023), with tied embeddings."""
 
     def __init__(self, spec):
         super().__init__()
@@ -115,7 +115,7 @@ class Decoder(nn.Module):
 
 
 def load(model, w):
-    """Copies weights that pretrax initialised: one array a name, the layers stacked."""
+    """Copies weights that pretrax initialized: one array per name, with stacked layers."""
 
     def put(parameter, value):
         assert parameter.shape == value.shape, (parameter.shape, value.shape)
@@ -201,7 +201,7 @@ def run(spec):
 
 
 def batches_of(spec, inputs):
-    """Those that pretrax trains on, or random ones of the same shape: on the device before anything is timed."""
+    """The batches that pretrax trains on, or random ones of the same shape, on the device before timing starts."""
     if inputs is not None:
         pairs = zip(inputs['tokens'], inputs['targets'], strict=True)
     else:

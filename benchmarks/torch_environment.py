@@ -1,4 +1,4 @@
-"""Which Python has PyTorch: no dependency of the project, so that a benchmark makes an environment for it."""
+"""Finds a Python with PyTorch, or makes an environment for it. PyTorch is not a dependency of the project."""
 
 import subprocess
 import tempfile
@@ -9,11 +9,11 @@ TORCH = 'torch==2.13.0'
 
 
 class BenchmarkError(Exception):
-    """What the person at the terminal can mend."""
+    """An error that the user can fix."""
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess:
-    # Elsewhere, so that the repository's .python-version, under which there may be no PyTorch, does not apply.
+    # In another directory: the repository's .python-version may name a Python without PyTorch.
     return subprocess.run(command, cwd=tempfile.gettempdir(), capture_output=True, text=True)
 
 
@@ -25,7 +25,7 @@ def has_torch(python: str | Path) -> bool:
 
 
 def torch_python(given: str | None) -> Path:
-    """An interpreter that has PyTorch: the given one, or that of an environment made for it in .cache/torch-env."""
+    """A Python with PyTorch: the given one, or that of the environment .cache/torch-env, which is made if needed."""
     if given:
         if not has_torch(Path(given).absolute()):
             raise BenchmarkError(f'--torch-python {given} cannot import torch and numpy')
@@ -36,7 +36,7 @@ def torch_python(given: str | None) -> Path:
         return python
     tried = []
     for candidate in ('python3.11', 'python3.12', 'python3.13', 'python3'):
-        print(f'making {home} with {candidate} and {TORCH}; this downloads PyTorch once')
+        print(f'creating {home} with {candidate} and {TORCH}; this downloads PyTorch once')
         try:
             for command in (
                 [candidate, '-m', 'venv', '--clear', home],
@@ -45,14 +45,14 @@ def torch_python(given: str | None) -> Path:
                 done = run(*command)
                 done.check_returncode()
         except FileNotFoundError:
-            tried.append(f'{candidate}: not there')
+            tried.append(f'{candidate}: not found')
         except subprocess.CalledProcessError as error:
-            said = (error.stderr or error.stdout).strip().splitlines() or ['nothing said']
-            tried.append(f'{candidate}: {said[-1]}')
+            output = (error.stderr or error.stdout).strip().splitlines() or ['no output']
+            tried.append(f'{candidate}: {output[-1]}')
         else:
             if has_torch(python):
                 return python
             tried.append(f'{candidate}: installed, but import torch fails')
     raise BenchmarkError(
-        '\n'.join([f'no Python here can install {TORCH}:', *tried, 'give one that has it: --torch-python PATH'])
+        '\n'.join([f'no Python here can install {TORCH}:', *tried, 'give a Python with PyTorch: --torch-python PATH'])
     )

@@ -1,7 +1,8 @@
-"""The PyTorch side of cpu.py, run by an interpreter that has PyTorch: the same GPT-2, trained in turns.
+"""The PyTorch side of cpu.py: trains the same GPT-2 in turns. It needs a Python with PyTorch.
 
-What a careful user of PyTorch writes for a CPU: one product for q, k and v, fused attention, fused AdamW, gradients set
-to None. Lines on standard input are numbers of seconds; each is answered by a line of JSON.
+It is written as a careful PyTorch user would write it for a CPU: one product for q, k and v, fused attention, fused AdamW,
+gradients set to None. It reads numbers of seconds from standard input, one per line, trains that long, and answers each
+with a line of JSON.
 
 Letters: B batch, L length, M d_model, H heads, V vocabulary.
 """
@@ -38,7 +39,7 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """Radford et al. 2019; the unembedding is the embedding."""
+    """GPT-2 (Radford et al. 2019), with tied embeddings."""
 
     def __init__(self, V, L, M, H, n_layers):
         super().__init__()
@@ -55,7 +56,7 @@ class GPT2(nn.Module):
 
 
 def load(model, w):
-    """Copies weights that pretrax initialised: one array a name, the layers stacked."""
+    """Copies weights that pretrax initialized: one array per name, with stacked layers."""
 
     def put(parameter, value):
         assert parameter.shape == value.shape, (parameter.shape, value.shape)

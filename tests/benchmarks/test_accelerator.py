@@ -1,5 +1,7 @@
-"""What benchmarks/accelerator.py promises apart from numbers: it goes on where it stopped, compares like with like, and
-its JAX side runs from end to end. The PyTorch side needs PyTorch, and is held by the check of losses when it is run."""
+"""benchmarks/accelerator.py resumes where it stopped, compares the same models, and its JAX side runs from end to end.
+
+The PyTorch side needs PyTorch. The benchmark itself checks its losses.
+"""
 
 import importlib
 import json
@@ -11,11 +13,11 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
-# What a CUDA machine has beside JAX, Optax and PyTorch, as far as our side imports it, and the wheels that are carried
+# Packages that a CUDA machine with JAX, Optax and PyTorch has, as far as the JAX side imports them
 THERE = {
     'jax', 'jaxlib', 'numpy', 'optax', 'ml_dtypes', 'opt_einsum', 'scipy', 'absl', 'chex', 'toolz', 'typing_extensions',
     'etils', 'cloudpickle', 'filelock', 'fsspec', 'pygments', 'packaging', 'flatbuffers',
-    'zstandard',  # JAX does without it
+    'zstandard',  # optional for JAX
 }  # fmt: skip
 CARRIED = {'pydantic', 'pydantic_core', 'annotated_types', 'typing_inspection'}
 
@@ -28,7 +30,7 @@ def benchmark():
 
 
 class Fake:
-    """Stands for the processes: answers at once, and remembers what it was asked."""
+    """A stand-in for the processes: answers at once, and records the requests."""
 
     def __init__(self, loss=1.0, rows_that_fit=99):
         self.asked, self.loss, self.rows_that_fit = [], {'ours': 1.0, 'torch': loss}, rows_that_fit
@@ -62,16 +64,19 @@ def results(directory):
 
 
 @pytest.mark.usefixtures('with_torch')
-def test_a_second_call_measures_only_what_is_missing(benchmark, tmp_path):
+def test_a_second_call_measures_only_missing_parts(benchmark, tmp_path):
     out = ['--out', str(tmp_path)]
     assert benchmark.main([*out, 'ceilings', '1.3B, pretrax'], Fake()) == 0
     fake = Fake()
     assert benchmark.main([*out, 'ceilings', '1.3B, ', 'lever: fp8'], fake) == 0
     assert [(side, spec['kind']) for side, spec in fake.asked].count(('ours', 'ceilings')) == 0
     ours = [spec for side, spec in fake.asked if (side, spec['kind']) == ('ours', 'train')]
-    assert [spec.get('matmul') for spec in ours] == ['fp8', 'fp8']  # at 1.3B and 124M, and not the default again
+    assert [spec.get('matmul') for spec in ours] == [
+        'fp8',
+        'fp8',
+    ]  # at 1.3B and 124M; the default is not measured again
     result, table = results(tmp_path)
-    # Ceiling 800 TFLOP/s; 6 (24 (4 M^2 + 3 M F) + V M) + 6 * 24 M L FLOPs a token
+    # Ceiling 800 TFLOP/s; 6 (24 (4 M^2 + 3 M F) + V M) + 6 * 24 M L FLOPs per token
     M, F, V, L = 2048, 5504, 50304, 2048
     a_token = 6 * (24 * (4 * M * M + 3 * M * F) + V * M) + 6 * 24 * M * L
     assert f'| 1.3B | pretrax | 16 x 2048 | 100,000 | 100 (± 0.5%) |  | {100e3 * a_token / 800e12:.0%} |' in table
@@ -85,15 +90,15 @@ def test_a_second_call_measures_only_what_is_missing(benchmark, tmp_path):
 
 
 @pytest.mark.usefixtures('with_torch')
-def test_the_time_limit_ends_it_with_75_before_a_part_that_may_not_end(benchmark, tmp_path, capsys):
+def test_no_part_starts_that_may_exceed_the_time_limit(benchmark, tmp_path, capsys):
     fake = Fake()
     assert benchmark.main(['--out', str(tmp_path), '--limit-seconds', '60', 'ceilings', '124M, pretrax'], fake) == 75
-    assert [spec['kind'] for _, spec in fake.asked] == ['device', 'device', 'ceilings']  # 45 s; a model wants 150
-    assert 'goes on with 124M, pretrax' in capsys.readouterr().out
+    assert [spec['kind'] for _, spec in fake.asked] == ['device', 'device', 'ceilings']  # 45 s; a model needs 150
+    assert 'resumes with 124M, pretrax' in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures('with_torch')
-def test_a_batch_that_does_not_fit_is_taken_in_passes_and_the_table_says_so(benchmark, tmp_path):
+def test_a_batch_that_does_not_fit_is_split_into_passes(benchmark, tmp_path):
     benchmark.main(['--out', str(tmp_path), '124M, pretrax'], Fake(rows_that_fit=20))
     result, table = results(tmp_path)
     assert result['parts']['124M, pretrax']['result']['passes'] == 4
@@ -107,7 +112,7 @@ def test_speeds_of_different_models_are_not_compared(benchmark, tmp_path):
     assert list(results(tmp_path)[0]['parts']) == ['ceilings']
 
 
-def test_our_side_imports_nothing_that_a_cuda_machine_lacks():
+def test_the_jax_side_imports_only_what_a_cuda_machine_has():
     program = (
         'import sys; before = set(sys.modules); import accelerator_ours\n'
         'print(*{name.split(".")[0] for name, m in sys.modules.items() if name not in before and "site-packages" in '
@@ -119,7 +124,7 @@ def test_our_side_imports_nothing_that_a_cuda_machine_lacks():
     assert {'pydantic', 'optax'} <= found
 
 
-def test_wheels_are_unpacked_beside_pretrax(benchmark, tmp_path):
+def test_wheels_are_unpacked_next_to_pretrax(benchmark, tmp_path):
     (tmp_path / 'wheels').mkdir()
     with zipfile.ZipFile(tmp_path / 'wheels' / 'carried-1-py3-none-any.whl', 'w') as wheel:
         wheel.writestr('carried/__init__.py', 'x = 1')
@@ -131,7 +136,7 @@ def test_wheels_are_unpacked_beside_pretrax(benchmark, tmp_path):
 
 
 @pytest.mark.slow
-def test_our_side_of_every_kind_of_part_runs_with_toy_shapes(benchmark, tmp_path, monkeypatch):
+def test_the_jax_side_runs_every_kind_of_part_with_toy_shapes(benchmark, tmp_path, monkeypatch):
     ours = importlib.import_module('accelerator_ours')
     monkeypatch.setattr(benchmark, 'find_torch', lambda given: None)
     launch = lambda side, spec, seconds: ours.run(spec)  # noqa: E731
@@ -149,14 +154,14 @@ def test_our_side_of_every_kind_of_part_runs_with_toy_shapes(benchmark, tmp_path
 
 
 @pytest.mark.slow
-def test_switches_change_the_program_and_not_what_it_computes(benchmark, monkeypatch):
+def test_switches_change_the_program_but_not_the_loss(benchmark, monkeypatch):
     ours = importlib.import_module('accelerator_ours')
     for module, name in ((ours, 'make_step'), (ours.matmul_module, '_dot'), (ours.loss_module, 'cross_entropy')):
-        monkeypatch.setattr(module, name, getattr(module, name))  # put back at the end
+        monkeypatch.setattr(module, name, getattr(module, name))  # restored at the end
     device = {'memory': 0, 'platform': 'cpu'}
     specs = {part.name: part.spec for part in benchmark.parts(device, tiny=True, with_torch=False, seconds=0.01)}
     usual = ours.run(specs['124M, pretrax'])
-    for lever in ('state not given up', 'loss differentiated by JAX', 'products differentiated by JAX, 124M'):
+    for lever in ('state not donated', 'loss differentiated by JAX', 'products differentiated by JAX, 124M'):
         found = ours.run(specs[f'lever: {lever}'])
         assert found['first_loss'] == pytest.approx(usual['first_loss'], abs=2e-3), lever
         assert found['temporary_bytes'] != usual['temporary_bytes'], lever

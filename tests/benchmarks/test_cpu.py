@@ -1,4 +1,4 @@
-"""The side of benchmarks/cpu.py that needs no PyTorch. That both sides compute the same, it checks by itself when run."""
+"""The sides of benchmarks/cpu.py that need no PyTorch. The benchmark itself checks that all sides compute the same."""
 
 import importlib.util
 import json
@@ -17,14 +17,14 @@ def benchmark():
     sys.path.insert(0, str(SCRIPT.parent))  # as if the script were run
     spec = importlib.util.spec_from_file_location('benchmark_cpu', SCRIPT)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module
     spec.loader.exec_module(module)
     sys.path.remove(str(SCRIPT.parent))
     return module
 
 
-def test_the_other_sides_get_all_weights_and_train_the_same_model(benchmark, tmp_path):
-    ours = benchmark.Ours(benchmark.MODELS['small'], 'precision.compute=f32', 'mesh.r=2', 'mesh.d=2', 'mesh.t=2')
+def test_all_sides_start_from_the_same_weights_and_train_the_same_model(benchmark, tmp_path):
+    ours = benchmark.Pretrax(benchmark.MODELS['small'], 'precision.compute=f32', 'mesh.r=2', 'mesh.d=2', 'mesh.t=2')
     inputs = ours.inputs()
     weights = {name: value for name, value in inputs.items() if name.startswith('weights.')}
     assert weights['weights.embed'].shape == (65, 128)
@@ -36,7 +36,7 @@ def test_the_other_sides_get_all_weights_and_train_the_same_model(benchmark, tmp
     np.testing.assert_array_equal(inputs['tokens'][3], np.asarray(ours.run.batch(3 + benchmark.BATCHES).tokens))
     assert json.loads(str(inputs['settings']))['learning_rate'] == 1e-3
     np.savez(tmp_path / 'inputs.npz', allow_pickle=False, **inputs)
-    nnx = benchmark.Theirs(sys.executable, SCRIPT.with_name('nnx_gpt2.py'), tmp_path / 'inputs.npz')
+    nnx = benchmark.Peer(sys.executable, SCRIPT.with_name('nnx_gpt2.py'), tmp_path / 'inputs.npz')
     losses = ours.first_losses()
     np.testing.assert_allclose(nnx.losses, losses, rtol=0, atol=benchmark.TOLERANCE['f32'])
     assert nnx.turn(0.01).steps > 0
@@ -48,7 +48,7 @@ def test_the_other_sides_get_all_weights_and_train_the_same_model(benchmark, tmp
     assert turn.seconds > 0
 
 
-def test_the_fastest_form_and_a_busy_machine_are_told(benchmark):
+def test_the_table_shows_the_fastest_peer_and_warns_of_a_busy_machine(benchmark):
     row = {
         'name': 'small', 'model': '4 layers', 'tokens_per_second': {'pretrax, default': 30.0, 'PyTorch, eager f32': 10.0},
         'ratio': {'PyTorch, eager f32': 3.0}, 'strongest': 'PyTorch, eager f32', 'mfu': 0.3, 'busy': 0.01,
@@ -59,13 +59,13 @@ def test_the_fastest_form_and_a_busy_machine_are_told(benchmark):
         'rows': [row],
     }  # fmt: skip
     assert '| small | PyTorch, eager f32 (its fastest) | 10 | 3.00x |' in benchmark.table(result).splitlines()
-    assert '- small: 100 tokens/s, of which pretrax reaches 30%' in benchmark.table(result).splitlines()
+    assert '- small: at most 100 tokens/s; pretrax reaches 30%' in benchmark.table(result).splitlines()
     assert 'Not a fair comparison' not in benchmark.table(result)
     row['busy'] = 0.4
-    assert 'Not a fair comparison: other programs took 40% of the cores' in benchmark.table(result)
+    assert 'Not a fair comparison: other programs used 40% of the cores' in benchmark.table(result)
 
 
-def test_an_interpreter_without_pytorch_is_refused_in_words():
+def test_a_python_without_pytorch_is_refused_with_a_readable_error():
     done = subprocess.run(
         [sys.executable, SCRIPT, '--torch-python', '/nowhere/python'], capture_output=True, text=True
     )  # fmt: skip
