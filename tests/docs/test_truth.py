@@ -15,6 +15,7 @@ from pretrax.model.families import FAMILIES, TransformerOptions
 REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / 'README.md').read_text()
 PAGES = sorted(path.name for path in (REPOSITORY / 'docs').glob('*.md'))
+ALL_PAGES = ['README.md', 'CONTRIBUTING.md', *(f'docs/{page}' for page in PAGES)]
 WORKS = README.partition('\n## What works today\n')[2].partition('\n## ')[0]
 PLANNED = README.partition('\n## Planned\n')[2].partition('\n## ')[0]
 AXES = {'r': 'replica', 'd': 'data', 'e': 'expert', 'c': 'context', 't': 'tensor', 'p': 'pipeline'}
@@ -66,7 +67,16 @@ def test_links_lead_to_files(page):
     assert not [target for target in targets if not (REPOSITORY / target).exists()]
 
 
-@pytest.mark.parametrize('page', ['README.md', 'CONTRIBUTING.md', *(f'docs/{page}' for page in PAGES)])
+@pytest.mark.parametrize('page', ALL_PAGES)
+def test_tables_have_a_head_and_rows_of_one_width(page):
+    text = re.sub(r'^```.*?^```', '', (REPOSITORY / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    for table in re.findall(r'(?:^\|.*\|\n)+', text, re.MULTILINE):
+        rows = [re.sub(r'\\\|', '', row) for row in table.splitlines()]
+        assert set(rows[1]) <= set('|-: '), table
+        assert len({row.count('|') for row in rows}) == 1, table
+
+
+@pytest.mark.parametrize('page', ALL_PAGES)
 def test_advice_to_install_keeps_extras_and_names_no_package_index(page):
     text = (REPOSITORY / page).read_text()
     assert not re.findall(r"pip install '?pretrax.*", text)
