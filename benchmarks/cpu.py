@@ -112,7 +112,7 @@ class Pretrax:
             'optimizer': {'name': 'adamw', 'learning_rate': 1e-3, 'weight_decay': 0.1},
             'schedule': {'name': 'constant'},
         }, overrides)  # fmt: skip
-        self.run = pretrax.prepare(self.config, say=lambda _: None)
+        self.run = pretrax.prepare(self.config, report=lambda _: None)
         with jax.set_mesh(self.run.mesh):
             self.state = init_state(self.run.recipe, self.config.seed)
             self.step = make_step(self.run.recipe)
@@ -243,9 +243,9 @@ def compare(name: str, python: Path, rounds: int, seconds: float) -> dict[str, A
                 speeds[side].append(turn.steps * model.rows * model.length / turn.seconds)
             print(f'  round {number + 1}/{rounds}: ' + ', '.join(f'{side} {v[-1]:,.0f}' for side, v in speeds.items()))
         report = [
-            line
-            for line in ours.run.report
-            if line.split(':')[0] in ('devices', 'process memory', 'compute', 'attention', 'layers')
+            str(line)
+            for line in ours.run.startup
+            if line.topic in ('devices', 'process memory', 'compute', 'attention', 'layers')
         ]
         versions = {name: version for peer in theirs.values() for name, version in peer.versions.items()}
     medians = {side: statistics.median(values) for side, values in speeds.items()}

@@ -1,9 +1,13 @@
-"""What the user can mend, as an exception and as exit codes. The command line prints the one and ends with the other."""
+"""How pretrax talks to its user: reported lines, errors that the user can fix, and exit codes."""
+
+from collections.abc import Callable
+
+Report = Callable[[str], None]  # shows the user a line of text
 
 DONE = 0  # done, or stopped as asked
 MISTAKE = 2  # a UserError: the same command would fail again
-TRY_AGAIN = 75  # there is more to do: start the same command again
-CONFIGURATION = 78  # what other programs say instead of 2 (EX_CONFIG of sysexits.h)
+TRY_AGAIN = 75  # start the same command again to continue
+CONFIGURATION = 78  # what other programs use instead of 2 (EX_CONFIG in sysexits.h)
 
 MOST_LINES = 10
 

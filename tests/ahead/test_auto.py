@@ -138,5 +138,5 @@ def test_in_a_program_auto_has_to_be_settled_first(values):
         prepare(from_values(TINY | values), lambda text: None)
     if 'mesh' in values:
         assert jax.device_count() == 8
-    with pytest.raises(UserError, match='auto is measured'):
+    with pytest.raises(UserError, match='measures auto'):
         prepare(from_values(TINY), lambda text: None)

@@ -183,7 +183,7 @@ def test_a_real_sweep_is_stopped_and_goes_on(tmp_path):
     with (tmp_path / 'out' / 'results.csv').open() as file:
         first, refused, last = csv.DictReader(file)
     assert [row['status'] for row in (first, refused, last)] == ['done', 'refused', 'done']
-    assert '3 sequences a step cannot be shared by mesh r=2' in refused['why']
+    assert '3 sequences per step cannot be sharded evenly over mesh r=2' in refused['why']
     for row, tokens in ((first, 64), (last, 128)):
         assert float(row['tokens_per_second']) == pytest.approx(tokens / float(row['step_seconds']))
         assert (row['devices'], row['n_params']) == ('2', str(96 * 96 + 96))

@@ -42,7 +42,7 @@ def test_a_process_gets_what_the_mesh_asks_or_its_share(config_of, monkeypatch, 
     [
         ({'r': 2, 'd': 2}, 3, None, r'(?s)r=2 d=2 has 4 devices, which 3 processes cannot share.*--processes [24]'),
         ({'r': 2, 'd': 2}, 2, 1, r'(?s)2 processes with 1 device each: mesh: .* makes 4 devices, but there are 2'),
-        ({'d': 'auto'}, 5, 1, '12 sequences a step cannot be shared by 5 devices'),
+        ({'d': 'auto'}, 5, 1, '12 sequences per step cannot be sharded evenly over mesh r=1 x d=5 = 5 devices'),
         ({'d': 'auto', 't': 2}, 3, 1, 'leaves nothing whole for d'),
     ],
 )

@@ -80,5 +80,5 @@ def test_what_would_fail_fails(small, tmp_path):
         said_by(small | {'run_dir': str(tmp_path / 'file' / 'run')})
     with only_one(tmp_path / 'run'), pytest.raises(UserError, match='is being trained by process'):
         said_by(small)
-    with pytest.raises(UserError, match='cannot be shared by mesh'):
+    with pytest.raises(UserError, match='cannot be sharded evenly over mesh'):
         said_by(small | {'mesh': {'r': 8}, 'batch': {'tokens': 48, 'sequence_length': 16}})

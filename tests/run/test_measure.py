@@ -51,7 +51,7 @@ def test_the_process_tells_what_was_wrong(small, tmp_path, monkeypatch, capsys):
 
     refused = run(small | {'batch': {'tokens': 48, 'sequence_length': 16}})
     assert refused['status'] == 'refused'
-    assert refused['why'].startswith('batch: 3 sequences a step cannot be shared by mesh')
+    assert refused['why'].startswith('batch: 3 sequences per step cannot be sharded evenly over mesh')
 
     def fails(config, steps, warmup):
         raise ValueError('of our own\nmaking')

@@ -120,7 +120,7 @@ def test_a_run_in_stages_evaluates_writes_and_goes_on_without_them(values):
                'eval': {'every': 2, 'batches': 1}, 'sample': {'every': 2, 'tokens': 4}}  # fmt: skip
     values['model'] |= {'n_layers': 2}
     run = pretrain(config_from_values(values), progress=(progress := Quiet()))
-    report = '\n'.join(run.run.report)
+    report = '\n'.join(map(str, run.run.startup))
     assert '8 a device, 8 micro-batches of 1' in report
     assert 'pipeline: 2 stages, 8 micro-batches, 1 round: bubble 11.1 % = (2 - 1) / (1 x 8 + 2 - 1)' in report
     assert np.isfinite(list(run.validation.values())).all()
@@ -164,10 +164,10 @@ def test_layers_that_make_no_stages_are_refused_with_what_does(case):
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'batch': {'tokens': 192}}, r'the 3 sequences of each device are too few .* mesh.p = 2 stages.*\n.*batch.tokens=256'),
-        ({'batch': {'micro': 4}}, r'batch.micro = 4 makes 1 micro-batches a device; mesh.p = 2 .*\nuse batch.micro=2'),
-        ({'batch': {'micro': 3}}, r'batch.micro = 3 does not divide the 4 sequences of each device\nuse batch.micro=2'),
-        ({'model': BIGRAM}, r'mesh.p = 2: model.name = bigram-of-tests does not come in stages\nuse mesh.p=1'),
+        ({'batch': {'tokens': 192}}, r'3 sequences per device do not fill mesh.p = 2 stages.*\n.*batch.tokens=256'),
+        ({'batch': {'micro': 4}}, r'batch.micro = 4 makes 1 micro-batches per device, not a multiple of mesh.p = 2 .*\nuse batch.micro=2'),
+        ({'batch': {'micro': 3}}, r'batch.micro = 3 does not divide the 4 sequences per device\nuse batch.micro=2'),
+        ({'model': BIGRAM}, r'mesh.p = 2: model.name = bigram-of-tests does not support pipeline parallelism\nuse mesh.p=1'),
     ],
 )  # fmt: skip
 def test_what_does_not_fill_the_stages_is_refused_with_what_does(values, changes, message):
@@ -176,7 +176,7 @@ def test_what_does_not_fill_the_stages_is_refused_with_what_does(values, changes
     for name, change in changes.items():
         values[name] = change if name == 'model' else values[name] | change
     with pytest.raises(UserError, match=message):
-        prepare(config_from_values(values), say=lambda text: None)
+        prepare(config_from_values(values), lambda text: None)
 
 
 def test_micro_batches_are_so_many_that_the_bubble_is_below_a_fifth():

@@ -47,12 +47,12 @@ def test_a_run_with_its_state_in_host_memory_resumes_to_the_same_losses(values, 
 
 def test_what_cannot_be_in_eight_bits_is_refused_and_what_is_slow_is_said(values):
     eight = values | {'precision': {'compute': 'f32', 'matmul': 'int8', 'exempt': ['head']}}
-    report = prepare(config_from_values(eight), say=lambda text: None).report
-    (line,) = [line for line in report if line.startswith('products: ')]
+    report = prepare(config_from_values(eight), lambda text: None).startup
+    (line,) = [line for line in map(str, report) if line.startswith('products: ')]
     assert 'int8 (a scale a row and column, gradients rounded by chance) in 7 of 8; compute dtype: head' in line
     assert 'SLOW: TPUs have units for it, and cpu only imitates them' in line
-    with pytest.raises(UserError, match=r'products of model.name=bigram-of-tests are its own'):
-        prepare(config_from_values(eight | {'model': BIGRAM}), say=lambda text: None)
+    with pytest.raises(UserError, match=r'model.name = bigram-of-tests computes its own matrix products'):
+        prepare(config_from_values(eight | {'model': BIGRAM}), lambda text: None)
 
 
 def test_what_is_kept_recomputed_or_offloaded_changes_no_gradient():

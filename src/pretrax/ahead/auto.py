@@ -14,12 +14,12 @@ import jax
 
 from pretrax.ahead.plan import Choice, Planner
 from pretrax.config import RunConfig, diff, is_harmless, load, resolve_mesh, settle
-from pretrax.errors import UserError
+from pretrax.config.batch import n_sequences
+from pretrax.errors import Report, UserError
 from pretrax.run.devices import simulate_cpus
 from pretrax.run.micro_batch import measured_micro
 from pretrax.run.placement import n_slices
 from pretrax.run.processes import join_processes
-from pretrax.run.setup import Say
 from pretrax.scale.devices import Device, lookup
 from pretrax.scale.memory import memory_here, size
 from pretrax.scale.topology import Topology
@@ -39,7 +39,7 @@ class Here:
         return f'{self.n_devices} x {self.device.name}, here'
 
 
-def settled(config: RunConfig, say: Say, topology: Topology | None = None) -> RunConfig:
+def settled(config: RunConfig, say: Report, topology: Topology | None = None) -> RunConfig:
     """The configuration with a number for each `auto` of `mesh:` and `batch.micro`; the choices are said.
 
     Args:
@@ -57,7 +57,7 @@ def settled(config: RunConfig, say: Say, topology: Topology | None = None) -> Ru
         join_processes(config)
         if jax.distributed.is_initialized() and jax.process_index():
             say = lambda text: None  # noqa: E731 - the first process speaks
-        simulate_cpus(config.mesh.plain(), config.batch.tokens // config.batch.sequence_length)
+        simulate_cpus(config.mesh.plain(), n_sequences(config.batch))
         if (before := _as_it_began(config, len(jax.devices()))) is not None:
             return _told(before, say)
         hardware = _here()
@@ -68,7 +68,7 @@ def settled(config: RunConfig, say: Say, topology: Topology | None = None) -> Ru
     return _told(config, say)
 
 
-def _told(config: RunConfig, say: Say) -> RunConfig:
+def _told(config: RunConfig, say: Report) -> RunConfig:
     for key in ('mesh', 'batch.micro'):
         origin = config.origins.get(tuple(key.split('.')), '')
         if origin.startswith('auto'):
@@ -139,7 +139,7 @@ def _why(choice: Choice, hardware: Topology | Here) -> str:
     )
 
 
-def _with_micro(config: RunConfig, hardware: Topology | Here | None, say: Say, is_here: bool) -> RunConfig:
+def _with_micro(config: RunConfig, hardware: Topology | Here | None, say: Report, is_here: bool) -> RunConfig:
     if is_here and jax.process_count() == 1:
         micro, why = measured_micro(config, say)
         return settle(config, micro=micro, origin=f'auto: {why}')

@@ -11,11 +11,18 @@ import jax
 from jax.sharding import AxisType
 
 from pretrax.config import RunConfig, build, resolve_mesh
-from pretrax.errors import UserError
-from pretrax.model.axes import AXES, ROWS, along
+from pretrax.config.batch import (
+    micro_batch_size,
+    micro_batch_sizes,
+    n_sequences,
+    sequence_shards,
+    sequences_per_device,
+)
+from pretrax.errors import Report, UserError
+from pretrax.model.axes import AXES
 from pretrax.model.remat import choose_saved
 from pretrax.model.request import ModelRequest
-from pretrax.run.setup import Say, choose_passes, memory_sizes, open_source
+from pretrax.run.setup import memory_sizes, open_source
 from pretrax.scale.devices import Device
 from pretrax.scale.flops import causal_keys
 from pretrax.scale.memory import Memory, expected_memory, size
@@ -79,9 +86,9 @@ class Planner:
         UserError: the model does not tell its sizes, or the configuration cannot be on any mesh.
     """
 
-    def __init__(self, config: RunConfig, hardware: Hardware, say: Say):
+    def __init__(self, config: RunConfig, hardware: Hardware, say: Report):
         self.config, self.hardware = config, hardware
-        self.length, self.rows = config.batch.sequence_length, config.batch.tokens // config.batch.sequence_length
+        self.length, self.rows = config.batch.sequence_length, n_sequences(config.batch)
         self._source = open_source(config, self.rows, say)
         self._models: dict[tuple[int, ...], Any] = {}
         whole = self._model(dict.fromkeys(AXES, 1))
@@ -108,10 +115,7 @@ class Planner:
         problem = self._model(mesh)
         if isinstance(problem, UserError):
             raise problem
-        if self.rows % along(ROWS, mesh):
-            raise UserError(f'batch: {self.rows} sequences a step cannot be shared by {along(ROWS, mesh)} devices')
-        passes = choose_passes(self.config, self.rows, mesh)[0]
-        return self.choice(mesh, self.rows // along(ROWS, mesh) // passes, self.save)
+        return self.choice(mesh, micro_batch_size(self.config.batch, mesh), self.save)
 
     @property
     def save(self) -> Any:
@@ -122,7 +126,7 @@ class Planner:
         """One way; the model has to be possible on the mesh."""
         model = self._model(mesh)
         saved = choose_saved(save, mesh, True)[0]
-        passes = self.rows // along(ROWS, mesh) // micro
+        passes = sequences_per_device(self.config.batch, mesh) // micro
         rounds = getattr(self.config.model.options, 'pipeline_rounds', 1)
         memory = expected_memory(
             **self._shape, tokens=self.config.batch.tokens // passes, mesh=mesh, moments=self._moments, saved=saved,
@@ -143,9 +147,7 @@ class Planner:
         for mesh in _meshes(self.hardware, self.arch, self.rows):
             if any(mesh[axis] != n for axis, n in (only or {}).items()) or isinstance(self._model(mesh), UserError):
                 continue
-            of_device = self.rows // along(ROWS, mesh)
-            # so many micro-batches at a time as there are stages
-            micros = [n for n in _divisors(of_device) if of_device // n % mesh['p'] == 0]
+            micros = micro_batch_sizes(sequences_per_device(self.config.batch, mesh), mesh['p'])
             found += [self.choice(mesh, micro, save) for micro in micros for save in saves]
         return found
 
@@ -171,7 +173,7 @@ class Planner:
         return self._models[key]
 
 
-def make_plan(config: RunConfig, hardware: Hardware, say: Say) -> Plan:
+def make_plan(config: RunConfig, hardware: Hardware, say: Report) -> Plan:
     """Predicts a run on some hardware, and searches.
 
     Raises:
@@ -215,12 +217,8 @@ def _meshes(hardware: Hardware, arch: Any, rows: int) -> Iterator[dict[str, int]
             continue
         d = n // (t * e * p)
         mesh = {'r': hardware.slices, 'd': d, 'e': e, 'c': 1, 't': t, 'p': p}
-        if rows % along(ROWS, mesh) == 0:
+        if rows % sequence_shards(mesh) == 0:
             yield mesh
-
-
-def _divisors(n: int) -> list[int]:
-    return [m for m in range(1, n + 1) if n % m == 0]
 
 
 def report(plan: Plan, shown: int = 5) -> list[str]:

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from pretrax.ahead.activations import named_bytes
 from pretrax.ahead.step import Ahead, bytes_held
-from pretrax.model.axes import ROWS, along
+from pretrax.config.batch import sequences_per_device
+from pretrax.model.axes import along
 from pretrax.run.setup import memory_with
 from pretrax.scale.costs import costs, in_all
 from pretrax.scale.hlo import collectives, summed
@@ -111,7 +112,7 @@ def _what_to_change(ahead: Ahead) -> Iterator[str]:
 def _choices(ahead: Ahead) -> Iterator[tuple[str, str, Memory]]:
     run = ahead.run
     sizes = dict(run.mesh.shape)
-    micro = run.rows // run.recipe.accumulation // along(ROWS, sizes)
+    micro = sequences_per_device(run.config.batch, sizes) // run.recipe.accumulation
 
     def having(**changes):
         found = memory_with(run, **changes)
@@ -125,7 +126,7 @@ def _choices(ahead: Ahead) -> Iterator[tuple[str, str, Memory]]:
         yield (
             f'batch.micro={less}',
             f'sequences a pass, not {micro}; more passes',
-            having(accumulation=run.rows // along(ROWS, sizes) // less),
+            having(accumulation=sequences_per_device(run.config.batch, sizes) // less),
         )
     here = run.config.batch.sequence_length // along('c t', sizes)
     if getattr(run.recipe.model, 'loss_chunks', None) == 1 and here % CHUNKS == 0:

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 
 from pretrax.config import RunConfig
-from pretrax.run.setup import Run, Say, prepare
+from pretrax.errors import Report
+from pretrax.run.setup import Run, prepare
 from pretrax.scale.memory import memory_here, memory_of
 from pretrax.scale.topology import Topology, absent_devices
 from pretrax.train.step import make_step
@@ -42,7 +43,7 @@ class Ahead:
         return self.compiled is not None and (self.limit is None or self.needed <= self.limit)
 
 
-def compile_ahead(config: RunConfig, topology: Topology | None, say: Say) -> Ahead:
+def compile_ahead(config: RunConfig, topology: Topology | None, say: Report) -> Ahead:
     """Prepares a run as `train` does, and compiles its step.
 
     Raises:

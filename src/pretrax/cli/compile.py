@@ -26,7 +26,7 @@ def compile_step(config: RunConfig, options: dict[str, str]) -> None:
     from pretrax.ahead.step import compile_ahead
 
     ahead = compile_ahead(settled(config, print, topology), topology, print)
-    print('\n'.join([*ahead.run.report, '', *report(ahead)]))
+    print('\n'.join([*map(str, ahead.run.startup), '', *report(ahead)]))
     if 'save' in options:
         from pretrax.ahead.saved import save
 

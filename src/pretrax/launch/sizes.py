@@ -5,6 +5,7 @@ import os
 import pathlib
 
 from pretrax.config import RunConfig, resolve_mesh
+from pretrax.config.batch import check_batch
 from pretrax.errors import UserError
 
 
@@ -37,18 +38,11 @@ def devices_per_process(config: RunConfig, processes: int, wanted: int | None) -
 
 
 def misfit(config: RunConfig, devices: int) -> str | None:
-    """Why a run cannot be trained on so many devices, as far as the configuration tells; None: it can."""
-    rows = config.batch.tokens // config.batch.sequence_length
+    """The reason why this configuration cannot be trained on `devices` devices; None: it can."""
     try:
-        sizes = resolve_mesh(config.mesh.plain(), devices, 'cpu')
+        check_batch(config.batch, resolve_mesh(config.mesh.plain(), devices, 'cpu'))
     except UserError as error:
         return error.told()
-    share = sizes['r'] * sizes['d'] * sizes['e']
-    if rows % share:
-        return f'{rows} sequences a step cannot be shared by {share} devices'
-    micro = config.batch.micro
-    if isinstance(micro, int) and rows // share % micro:
-        return f'batch.micro = {micro} does not divide the {rows // share} sequences of each device'
     return None
 
 

@@ -1,4 +1,4 @@
-"""Which devices a run uses, how they are arranged, and why: decided here, once, and said."""
+"""The devices of a run, their mesh, and the dtype of matrix products."""
 
 import math
 import os
@@ -7,106 +7,89 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh
 
 from pretrax.config import Mesh as MeshSection
-from pretrax.config import resolve_mesh
-from pretrax.errors import UserError
+from pretrax.config import RunConfig, resolve_mesh
+from pretrax.config.batch import check_batch, n_sequences
 from pretrax.machine import process_memory
-from pretrax.model.axes import AXES, ROWS, along
+from pretrax.model.axes import AXES
 from pretrax.run.placement import n_slices, place
 
 MEANING = {
-    'r': 'replicas', 'd': 'weights sharded', 'e': 'experts', 'c': 'context', 't': 'tensor parallel', 'p': 'pipeline stages',
-}  # fmt: skip
+    'r': 'replicas',
+    'd': 'weights sharded',
+    'e': 'experts',
+    'c': 'context',
+    't': 'tensor parallel',
+    'p': 'pipeline stages',
+}
 
 
-def choose_mesh(
-    section: MeshSection, rows: int, length: int, absent: Sequence[Any] | None = None
-) -> tuple[Mesh, dict[str, int], list[str]]:
-    """The mesh of a run, the size of each axis, and the reasons, a line each.
+def choose_mesh(config: RunConfig, absent: Sequence[Any] | None = None) -> tuple[Mesh, dict[str, str]]:
+    """The mesh of a run, and its part of the start-up report, {topic: text}.
 
     Args:
-        section: the `mesh:` line.
-        rows: sequences in a batch, which r, d and e share.
-        length: tokens in a sequence, which c shares.
-        absent: devices to compile for; None: those that are here.
+        config: the run; `mesh:` and `batch:` are read.
+        absent: devices to compile for that are not in this machine; None: the devices of this machine.
 
     Raises:
-        UserError: the line does not fit the devices, or the devices do not divide the batch.
+        UserError: `mesh:` does not fit the devices, or the batch cannot be sharded over the mesh.
     """
-    simulated = simulate_cpus(section, rows) if absent is None else ''
+    simulated = simulate_cpus(config.mesh, n_sequences(config.batch)) if absent is None else ''
     devices = list(absent or jax.devices())
     platform = devices[0].platform
-    sizes = resolve_mesh(section, len(devices), platform, n_slices(devices))
-    share = along(ROWS, sizes)
-    if rows % share:
-        near = [n for n in (rows // share * share, -(-rows // share) * share) if n]
-        raise UserError(
-            f'batch: {rows} sequences a step cannot be shared by mesh {_written(ROWS, sizes)} = {share} devices\n'
-            f'give batch.tokens for {" or ".join(map(str, near))} sequences, or a mesh whose {_product(sizes)} divides {rows}'
-        )
-    if length % sizes['c']:
-        near = max(1, round(length / sizes['c'])) * sizes['c']
-        raise UserError(
-            f'batch.sequence_length = {length} is not divisible by mesh.c = {sizes["c"]}\nuse {near}, or another mesh.c'
-        )
+    sizes = resolve_mesh(config.mesh, len(devices), platform, n_slices(devices))
     assert tuple(sizes) == AXES
-    placed, where = place(devices, sizes)
+    check_batch(config.batch, sizes)
+    placed, placement = place(devices, sizes)
     mesh = Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    kind = devices[0].device_kind if platform != 'cpu' else 'CPU device'
-    why = simulated if platform == 'cpu' else f'the {platform} backend is installed and has them'
-    why = 'not here: to compile for' if absent else why
-    here = f', {jax.local_device_count()} in each of {jax.process_count()} processes' if jax.process_count() > 1 else ''
-    used = {axis: size for axis, size in sizes.items() if size > 1 or axis in 'rdt'}
-    arranged = ', '.join(f'{axis}={size} ({MEANING[axis]})' for axis, size in used.items())
-    lines = [f'devices: {len(devices)} x {kind}{here} ({why})', f'mesh: {arranged}', f'placement: {where}']
+    kind = 'CPU device' if platform == 'cpu' else devices[0].device_kind
+    reason = 'not in this machine' if absent else simulated if platform == 'cpu' else f'{platform} backend'
+    processes = jax.process_count()
+    spread = f', {jax.local_device_count()} in each of {processes} processes' if processes > 1 else ''
+    shown = ', '.join(f'{axis}={n} ({MEANING[axis]})' for axis, n in sizes.items() if n > 1 or axis in 'rdt')
+    facts = {
+        'devices': f'{len(devices)} x {kind}{spread} ({reason})',
+        'mesh': shown,
+        'placement': placement,
+    }
     if platform == 'cpu' and not absent:
-        lines.append(f'process memory: {process_memory.described()}')
-    return mesh, sizes, lines
+        facts['process memory'] = process_memory.described()
+    return mesh, facts
 
 
-def _written(axes: str, sizes: dict[str, int]) -> str:
-    """'r=2 x d=4', leaving out the axes of size 1 that few use."""
-    return ' x '.join(f'{axis}={sizes[axis]}' for axis in axes.split() if sizes[axis] > 1 or axis in 'rd')
+def simulate_cpus(section: MeshSection, n_sequences: int) -> str:
+    """Splits the CPU into as many devices as the mesh needs, or one per two cores. Returns the reason.
 
-
-def _product(sizes: dict[str, int]) -> str:
-    return ' x '.join(axis for axis in ROWS.split() if sizes[axis] > 1 or axis in 'rd')
-
-
-def simulate_cpus(section: MeshSection, rows: int) -> str:
-    """Makes the CPU, if it comes to that, as many devices as the mesh asks for, or one for two cores. Returns the reason.
-
-    XLA shares out the work of a device over the cores; two devices update the same weights twice and wait for each other
-    (docs/lab-notes.md has what was measured).
+    XLA spreads the work of one device over the cores. More devices than that cost time: each updates its own copy of
+    the weights, and they wait for each other (measurements: docs/lab-notes.md).
     """
     if 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', ''):
-        return 'no accelerator; as many as XLA_FLAGS says'
+        return 'no accelerator; the number is from XLA_FLAGS'
     if jax.distributed.is_initialized():
-        return f'no accelerator; {jax.config.jax_num_cpu_devices} in each process'
+        return f'no accelerator; {jax.config.jax_num_cpu_devices} per process'
     if 'JAX_NUM_CPU_DEVICES' in os.environ:
-        return 'no accelerator; as many as JAX_NUM_CPU_DEVICES says'
-    given = {axis: getattr(section, axis) for axis in AXES}
-    asked = math.prod(size for size in given.values() if isinstance(size, int))
-    free = 'auto' in (section.r, section.d)
+        return 'no accelerator; the number is from JAX_NUM_CPU_DEVICES'
+    sizes = {axis: getattr(section, axis) for axis in AXES}
+    needed = math.prod(size for size in sizes.values() if isinstance(size, int))
+    shards = math.prod(size for axis, size in sizes.items() if isinstance(size, int) and axis in 'rde')
+    is_free = 'auto' in (section.r, section.d)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-    share = asked // math.prod(size for size in (section.c, section.t, section.p) if isinstance(size, int))
-    fits = [n for n in range(1, max(cores // 2 // asked, 1) + 1) if rows % (share * n) == 0] if free else []
-    count = asked * max(fits, default=1)
+    copies = range(1, max(cores // 2 // needed, 1) + 1) if is_free else range(0)
+    count = needed * max((n for n in copies if n_sequences % (shards * n) == 0), default=1)
     try:
         jax.config.update('jax_num_cpu_devices', count)
-    except RuntimeError:  # JAX is already running, in a program that uses pretrax as a library
+    except RuntimeError:  # the program that uses pretrax as a library has started JAX already
         return 'no accelerator; JAX was already running with them'
-    return f'no accelerator; one for two cores, of {cores}' if free else 'no accelerator; simulated, as the mesh asks'
+    return f'no accelerator; one per two cores of {cores}' if is_free else 'no accelerator; simulated, as mesh asks'
 
 
-def choose_compute(wanted: str, platform: str) -> tuple[Any, str]:
-    """The dtype of matrix products and the reason."""
-    import jax.numpy as jnp
-
-    if wanted != 'auto':
-        return {'bf16': jnp.bfloat16, 'f32': jnp.float32}[wanted], 'as configured'
+def choose_compute(choice: str, platform: str) -> tuple[Any, str]:
+    """The dtype of matrix products, and the reason."""
+    if choice != 'auto':
+        return {'bf16': jnp.bfloat16, 'f32': jnp.float32}[choice], 'as configured'
     if platform != 'cpu':
         return jnp.bfloat16, f'{platform} multiplies bf16 fastest'
     flags = _cpu_flags()

@@ -17,12 +17,12 @@ import jax
 
 from pretrax.checkpoint import restore_newest
 from pretrax.config import RunConfig
-from pretrax.errors import UserError
+from pretrax.errors import Report, UserError
 from pretrax.infer.sample import check_can_sample
 from pretrax.run.processes import ending_at_once
 from pretrax.run.program_cache import compile_or_take
 from pretrax.run.resume import check_same_data, check_unchanged
-from pretrax.run.setup import Run, Say, prepare
+from pretrax.run.setup import Run, prepare
 from pretrax.run.warm_start import start_state
 from pretrax.scale.memory import memory_of, size, temporaries_of
 from pretrax.train.step import TrainState, init_state, make_step
@@ -33,7 +33,7 @@ def dry_run(
     config: RunConfig,
     *,
     allow_changes: bool = False,
-    say: Say = print,
+    say: Report = print,
     saved: Callable[[Run, Any], Any] | None = None,
 ) -> None:
     """Says what `train` would do, up to its first step.
@@ -57,14 +57,14 @@ def dry_run(
         run = prepare(config.model_copy(update={'run_dir': elsewhere}), lambda text: say(text.replace(scratch, '...')))
         if config.sample.every:
             check_can_sample(run.recipe.model, run.source, config.sample)
-        for line in run.report:
-            say(line)
+        for line in run.startup:
+            say(str(line))
         with jax.set_mesh(run.mesh):
             _without_a_step(config, run, allow_changes, say, saved, place)
 
 
 def _without_a_step(
-    config: RunConfig, run: Run, allow_changes: bool, say: Say, saved: Callable[[Run, Any], Any] | None, place: pathlib.Path,
+    config: RunConfig, run: Run, allow_changes: bool, say: Report, saved: Callable[[Run, Any], Any] | None, place: pathlib.Path,
 ) -> None:  # fmt: skip
     def check(description: dict[str, Any]) -> None:
         check_same_data(config, description, getattr(run.source, 'fingerprint', None), allow_changes)

@@ -76,8 +76,8 @@ def train(
         run = prepare(config, say)
         if config.sample.every:
             check_can_sample(run.recipe.model, run.source, config.sample)
-        for line in run.report:
-            say(line)
+        for line in run.startup:
+            say(str(line))
         limit = config.faults.time_limit_minutes
         requests = Requests(60 * limit if limit else None)
         section = config.checkpoint

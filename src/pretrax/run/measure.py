@@ -60,7 +60,7 @@ def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:
         UserError: the configuration does not fit the data or the devices.
     """
     run = prepare(config)
-    for line in run.report:
+    for line in run.startup:
         print(line, flush=True)
     expected, limit = memory_with(run), _memory_of_device(run)
     found: dict[str, Any] = {

@@ -15,12 +15,12 @@ from typing import Any
 import jax
 
 from pretrax.config import RunConfig, is_harmless, settle
-from pretrax.errors import UserError
+from pretrax.config.batch import micro_batch_sizes, sequences_per_device
+from pretrax.errors import Report, UserError
 from pretrax.machine.cache import cache_directory, read_entries, write_entries
 from pretrax.machine.cpu import available_memory, cpu_name
 from pretrax.machine.software import flags, versions
-from pretrax.model.axes import ROWS, along
-from pretrax.run.setup import Run, Say, prepare
+from pretrax.run.setup import Run, prepare
 from pretrax.scale.memory import memory_here, memory_of, size
 from pretrax.train.step import init_state, make_step
 
@@ -28,7 +28,7 @@ PAYS = 1.02  # a larger micro-batch has to be so much faster
 STEPS = 3  # timed ones of each size, after one that is not; the fastest counts
 
 
-def measured_micro(config: RunConfig, say: Say, cache: pathlib.Path | None = None) -> tuple[int, str]:
+def measured_micro(config: RunConfig, say: Report, cache: pathlib.Path | None = None) -> tuple[int, str]:
     """The fastest number of sequences for a device and pass, and why.
 
     Args:
@@ -68,12 +68,10 @@ def measured_micro(config: RunConfig, say: Say, cache: pathlib.Path | None = Non
 
 
 def _sizes(run: Run) -> list[int]:
-    """Sequences of a device and pass that divide its share of the batch, each at least twice the one before."""
-    mesh = dict(run.mesh.shape)
-    of_device = run.rows // along(ROWS, mesh)
+    """The micro-batch sizes to try, each at least twice the one before."""
     sizes: list[int] = []
-    for n in range(1, of_device + 1):
-        if of_device % n == 0 and of_device // n % mesh['p'] == 0 and (not sizes or n >= 2 * sizes[-1]):
+    for n in micro_batch_sizes(sequences_per_device(run.config.batch, run.mesh.shape), run.mesh.shape['p']):
+        if not sizes or n >= 2 * sizes[-1]:
             sizes.append(n)
     return sizes
 

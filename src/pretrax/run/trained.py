@@ -48,7 +48,7 @@ def open_trained(path: str) -> Trained:
     n = len(jax.devices())
     values['mesh'] = {('r' if jax.default_backend() == 'cpu' else 'd'): n}
     values['batch'] = values['batch'] | {'tokens': n * values['batch']['sequence_length'], 'micro': None}
-    run = prepare(from_values(values), say=lambda text: None)
+    run = prepare(from_values(values), lambda text: None)
     wrote, reads = description.get('tokenizer'), getattr(getattr(run.source, 'tokenizer', None), 'sha256', None)
     if wrote and reads and wrote != reads:
         raise UserError(

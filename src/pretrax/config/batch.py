@@ -1,0 +1,109 @@
+"""The sizes of a training batch, and the numbers that must divide each other.
+
+    batch.tokens         = sequences x batch.sequence_length
+    sequences            = devices along r, d and e x sequences per device
+    sequences per device = micro-batches x batch.micro
+
+With pipeline stages, the number of micro-batches is a multiple of mesh.p. `mesh` is the size of every axis, as
+`resolve_mesh` returns it.
+"""
+
+import math
+from collections.abc import Mapping
+
+from pretrax.config.schema import Batch
+from pretrax.errors import UserError
+
+SEQUENCE_AXES = ('r', 'd', 'e')  # the mesh axes that shard the sequences of a batch
+
+
+def n_sequences(batch: Batch) -> int:
+    """Sequences per step, over all devices."""
+    return batch.tokens // batch.sequence_length
+
+
+def sequence_shards(mesh: Mapping[str, int]) -> int:
+    """The number of parts that the sequences of a batch are sharded into."""
+    return math.prod(mesh[axis] for axis in SEQUENCE_AXES)
+
+
+def sequences_per_device(batch: Batch, mesh: Mapping[str, int]) -> int:
+    """Sequences per step and device. Raises UserError if they do not divide evenly."""
+    n, shards = n_sequences(batch), sequence_shards(mesh)
+    if n % shards:
+        axes = [axis for axis in SEQUENCE_AXES if mesh[axis] > 1 or axis in 'rd']
+        sizes = ' x '.join(f'{axis}={mesh[axis]}' for axis in axes)
+        nearest = [m for m in (n // shards * shards, -(-n // shards) * shards) if m]
+        tokens = ' or '.join(f'batch.tokens={m * batch.sequence_length}' for m in nearest)
+        raise UserError(
+            f'batch: {n} sequences per step cannot be sharded evenly over mesh {sizes} = {shards} devices\n'
+            f'use {tokens}, or a mesh whose {" x ".join(axes)} divides {n}'
+        )
+    return n // shards
+
+
+def micro_batch_sizes(per_device: int, stages: int) -> list[int]:
+    """The possible values of batch.micro, ascending, for some sequences per device and pipeline stages."""
+    return [n for n in range(1, per_device + 1) if per_device % n == 0 and per_device // n % stages == 0]
+
+
+def micro_batch_size(batch: Batch, mesh: Mapping[str, int]) -> int:
+    """Sequences per micro-batch and device: batch.micro, or its default.
+
+    The default is all sequences at once. With a pipeline it is the largest micro-batch that leaves at least four
+    micro-batches per stage, so that the pipeline bubble stays below a fifth.
+
+    Raises:
+        UserError: the sequences do not divide evenly into such micro-batches, or batch.micro is still 'auto'.
+    """
+    per_device, stages, micro = sequences_per_device(batch, mesh), mesh['p'], batch.micro
+    sizes = micro_batch_sizes(per_device, stages)
+    if not sizes:
+        enough = -(-per_device // stages) * stages * sequence_shards(mesh)
+        raise UserError(
+            f'batch: {per_device} sequences per device do not fill mesh.p = {stages} stages: the number of '
+            f'micro-batches must be a multiple of {stages}\n'
+            f'use batch.tokens={enough * batch.sequence_length} for {enough} sequences, or a smaller mesh.p'
+        )
+    if micro == 'auto':
+        raise UserError(
+            'batch.micro: `pretrax train` measures auto before the run\n'
+            'in a program, use config = pretrax.ahead.auto.settled(config, print)'
+        )
+    if micro is None:
+        if stages == 1:
+            return per_device
+        return next((n for n in reversed(sizes) if per_device // n >= 4 * stages), sizes[0])
+    if micro not in sizes:
+        problem = f'does not divide the {per_device} sequences per device'
+        if per_device % micro == 0:
+            problem = (
+                f'makes {per_device // micro} micro-batches per device, not a multiple of mesh.p = {stages} stages'
+            )
+        nearest = min(reversed(sizes), key=lambda n: abs(n - micro))
+        raise UserError(f'batch.micro = {micro} {problem}\nuse batch.micro={nearest}')
+    return micro
+
+
+def check_batch(batch: Batch, mesh: Mapping[str, int]) -> None:
+    """Raises UserError if a batch cannot be sharded over a mesh; batch.micro may still be 'auto'."""
+    sequences_per_device(batch, mesh)
+    if batch.sequence_length % mesh['c']:
+        nearest = max(1, round(batch.sequence_length / mesh['c'])) * mesh['c']
+        raise UserError(
+            f'batch.sequence_length = {batch.sequence_length} is not divisible by mesh.c = {mesh["c"]}\n'
+            f'use batch.sequence_length={nearest}, or another mesh.c'
+        )
+    if batch.micro != 'auto':
+        micro_batch_size(batch, mesh)
+
+
+def describe_batch(batch: Batch, mesh: Mapping[str, int]) -> str:
+    """'4,096 tokens = 16 sequences x 256; 8 per device, 2 passes of 4'."""
+    per_device, micro = sequences_per_device(batch, mesh), micro_batch_size(batch, mesh)
+    count = per_device // micro
+    noun = 'micro-batches' if mesh['p'] > 1 else 'pass' if count == 1 else 'passes'
+    return (
+        f'{batch.tokens:,} tokens = {n_sequences(batch)} sequences x {batch.sequence_length}; '
+        f'{per_device} per device, {count} {noun} of {micro}'
+    )
