@@ -47,7 +47,7 @@ def raised(function, *arguments):
     return str(error.value)
 
 
-def test_a_forgotten_gather_says_what_the_document_says(example):
+def test_missing_gather_raises_the_documented_error(example):
     @typed_shard_map
     def forgotten(w: example['Weights'], x: f32['batch/d inputs']) -> f32['batch/d hidden/t']:
         return einsum('batch/d inputs, inputs/d hidden/t -> batch/d hidden/t', x, w.first)
@@ -55,7 +55,7 @@ def test_a_forgotten_gather_says_what_the_document_says(example):
     assert raised(forgotten, example['w'], example['x']) == ERRORS[0].rstrip()
 
 
-def test_a_forgotten_reduction_says_what_the_document_says(example):
+def test_missing_reduction_raises_the_documented_error(example):
     @typed_shard_map
     def forgotten(w: example['Weights'], h: f32['batch/d hidden/t']) -> f32['']:
         second = all_gather('hidden/t width/d -> hidden/t width', w.second)
@@ -70,5 +70,5 @@ def test_a_forgotten_reduction_says_what_the_document_says(example):
     assert place.startswith('test_document.py, line')
 
 
-def test_a_reused_letter_says_what_the_document_says():
+def test_reused_axis_raises_the_documented_error():
     assert raised(lambda: f32['batch/d width/d']) == ERRORS[2].rstrip()

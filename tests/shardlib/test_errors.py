@@ -1,6 +1,5 @@
-"""Every kind of wrong type is refused while tracing, in words that name the mend."""
+"""Every kind of wrong type is rejected while tracing, with an error that names the fix."""
 
-import ast
 import pathlib
 
 import jax
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-import pretrax.shardlib
 from pretrax.shardlib import (
     Array,
     ShardingError,
@@ -85,17 +83,17 @@ CASES = {
     ),
     'a sum too many': (
         lambda: inside(lambda x: psum('t', jnp.sum(x)))(ONES),
-        ["the same on all devices along 't'", 'would multiply'],
+        ["replicated along 't'", 'would multiply'],
     ),
     'a scatter of what is whole': (
         lambda: inside(lambda x: psum_scatter('B/d M -> B/d M/t', x), result=f32['B/d M/t'])(ONES),
-        ["the same on all devices along 't'"],
+        ["replicated along 't'"],
     ),
     'a letter with two shardings': (
         lambda: inside(lambda x: einsum('B/d M, M/t F -> B/d F', x, x))(ONES),
         ["'M' is 'M'", "'M/t'", 'all_gather'],
     ),
-    'a letter twice': (lambda: inside(lambda x: einsum('M M -> M', x))(ONES), ["'M' stands twice"]),
+    'a letter twice': (lambda: inside(lambda x: einsum('M M -> M', x))(ONES), ["'M' appears twice"]),
     'a letter from nowhere': (lambda: inside(lambda x: einsum('B/d M -> B/d F', x))(ONES), ["'F'"]),
     'a partial sum in a product': (
         lambda: inside(lambda x: einsum('M, M -> M', jnp.sum(x, 0), jnp.sum(x, 0)), result=f32['M'])(ONES),
@@ -127,7 +125,7 @@ CASES = {
     ),
     'a sum over other axes than those apart': (
         lambda: inside(lambda x: working_apart(x, 't'), result=f32['B/d M'])(ONES),
-        ["f32['C M'] is the same on all devices along 'd'", 'where: test_errors.py, line'],
+        ["f32['C M'] is replicated along 'd'", 'where: test_errors.py, line'],
     ),
     'apart along nothing': (lambda: inside(lambda x: working_apart(x, 'q'))(ONES), ["apart('q')", "'q' is not a mesh"]),
     'an axis that is not': (lambda: inside(lambda x: psum('q', jnp.sum(x)))(ONES), ["'q'", 'd=4, t=2']),
@@ -135,7 +133,7 @@ CASES = {
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_wrong_types_are_refused(case):
+def test_wrong_types_are_rejected(case):
     wrong, expected = CASES[case]
     with pytest.raises(ShardingError) as error:
         wrong()
@@ -163,7 +161,7 @@ def test_a_name_has_one_size_within_a_scope_and_another_in_the_next():
     nested(jnp.asarray(ONES))
 
 
-def test_apart_types_leave_out_the_axis_and_sizes_are_those_of_one_place():
+def test_types_inside_apart_omit_the_axis_and_sizes_are_per_index():
     @typed_shard_map
     def run(x: f32['B/d M']) -> tuple[f32['B/d M'], f32['M']]:
         doubled = working_apart(x)  # C is 2 there, and f32['C M'] says nothing of d
@@ -174,7 +172,7 @@ def test_apart_types_leave_out_the_axis_and_sizes_are_those_of_one_place():
     np.testing.assert_array_equal(total, 2 * ONES.sum(0))
 
 
-def test_annotated_locals_are_checked_with_their_line():
+def test_annotated_locals_are_checked_and_errors_name_the_line():
     number = 2.0
 
     @typechecked
@@ -189,7 +187,7 @@ def test_annotated_locals_are_checked_with_their_line():
     assert pathlib.Path(__file__).read_text().splitlines()[line - 1].strip() == "z: f32['B M'] = y"
 
 
-def test_a_slice_taken_for_the_whole_is_told_its_axis():
+def test_error_names_the_axis_of_a_slice_mistaken_for_the_whole_array():
     with pytest.raises(ShardingError, match=r"write 'B/d'|all_gather") as error:
 
         @typed_shard_map
@@ -201,7 +199,7 @@ def test_a_slice_taken_for_the_whole_is_told_its_axis():
     assert "'d'" in str(error.value) or '/d' in str(error.value)
 
 
-def test_arrays_need_types_and_results_too():
+def test_array_arguments_and_results_need_types():
     @typed_shard_map
     def untyped(x, n: int) -> f32['B/d M']:
         return x
@@ -213,13 +211,13 @@ def test_arrays_need_types_and_results_too():
     def silent(x: f32['B/d M']):
         return x
 
-    with pytest.raises(ShardingError, match='needs the type of its result'):
+    with pytest.raises(ShardingError, match='needs a return type'):
         silent(ONES)
 
 
-def test_without_a_mesh_it_says_how_to_set_one(mesh):
+def test_error_without_a_mesh_explains_how_to_set_one(mesh):
     empty = jax.sharding.Mesh(np.empty((), object), ())
-    with jax.set_mesh(empty), pytest.raises(ShardingError, match='no mesh is in force'):
+    with jax.set_mesh(empty), pytest.raises(ShardingError, match='no mesh is set'):
         identity(f32['B/d M'])(ONES)
 
 
@@ -250,11 +248,11 @@ def test_specs_shardings_and_abstract_values_come_from_types(mesh):
     assert not is_fully_sharded(Net)
     with pytest.raises(ShardingError, match=r'layers\.w.*size 6'):
         make_abstract(Net, sizes | {'M': 6})
-    with pytest.raises(ShardingError, match="'F', whose size is not given"):
+    with pytest.raises(ShardingError, match="'F', but no size is given for it"):
         make_abstract(Net, {'layers': 3, 'M': 8, 'V': 16})
 
 
-def test_checks_leave_nothing_in_the_program(mesh):
+def test_compiled_program_contains_no_checks(mesh):
     @typechecked
     def checked(x: f32['B M']) -> f32['M']:
         y: f32['B M'] = jnp.tanh(x)
@@ -269,7 +267,7 @@ def test_checks_leave_nothing_in_the_program(mesh):
     assert program(checked) == program(unchecked)
 
 
-def test_names_say_what_is_kept_and_gradients_do_not_change():
+def test_saved_names_control_residuals_and_gradients_do_not_change():
     def deep(x, choices):
         def layer(x):
             return jnp.sin(save(jnp.sin(save(jnp.sin(x), 'a')), 'b'))
@@ -296,17 +294,3 @@ def test_works_under_vmap():
 
     batch = np.stack([ONES, 2 * ONES])
     np.testing.assert_allclose(jax.jit(jax.vmap(total))(batch), np.sum(batch**2, axis=(1, 2)))
-
-
-def test_it_stands_alone():
-    package = pathlib.Path(pretrax.shardlib.__file__).parent
-    allowed = {'jax', 'numpy', 'ast', 'collections', 'contextlib', 'contextvars', 'dataclasses', 'functools',
-               'inspect', 'itertools', 'math', 'pathlib', 'sys', 'textwrap', 'types', 'typing', 'warnings'}  # fmt: skip
-    for path in package.glob('*.py'):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.level == 0:
-                assert node.module.split('.')[0] in allowed, (path.name, node.module)
-            if isinstance(node, ast.ImportFrom):
-                assert node.level < 2, f'{path.name} imports from outside the package'
-            if isinstance(node, ast.Import):
-                assert {name.name.split('.')[0] for name in node.names} <= allowed, path.name

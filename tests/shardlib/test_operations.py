@@ -64,7 +64,7 @@ def weighted(array_type, total_over, operation):
 
 @LIGHT
 @hypothesis.given(layouts(), strategies.integers(0, 2))
-def test_all_gather_is_the_identity_on_whole_arrays(layout, gathered):
+def test_all_gather_is_the_identity_on_global_arrays(layout, gathered):
     sizes, axes = layout
     after = [own if i != gathered else [] for i, own in enumerate(axes)]
     hypothesis.assume(axes[gathered])
@@ -81,7 +81,7 @@ def test_all_gather_is_the_identity_on_whole_arrays(layout, gathered):
 
 @LIGHT
 @hypothesis.given(layouts(), strategies.integers(0, 2), strategies.integers(0, 2))
-def test_psum_scatter_adds_what_an_einsum_left_partial(layout, contracted, kept):
+def test_psum_scatter_reduces_partial_sums_of_an_einsum(layout, contracted, kept):
     """sum over one dimension, sharded; the sum is scattered over another."""
     sizes, axes = layout
     hypothesis.assume(contracted != kept and axes[contracted])
@@ -121,7 +121,7 @@ def test_reductions_of_partial_sums(layout, reduction):
         equal(jax.value_and_grad(run)(x, weigh), plain(x))
 
 
-def test_pmax_is_the_maximum_and_its_result_is_whole():
+def test_pmax_is_the_maximum_and_its_result_is_replicated():
     with mesh_of({'a': 2, 'b': 4}):
 
         @typed_shard_map
@@ -132,7 +132,7 @@ def test_pmax_is_the_maximum_and_its_result_is_whole():
         np.testing.assert_array_equal(run(x), x.max(1))
 
 
-def test_the_gradient_of_a_maximum_goes_in_equal_parts_to_the_largest():
+def test_gradient_of_pmax_is_split_equally_among_ties():
     with mesh_of({'a': 2, 'b': 4}):
 
         @typed_shard_map
@@ -144,7 +144,7 @@ def test_the_gradient_of_a_maximum_goes_in_equal_parts_to_the_largest():
         equal(jax.grad(run)(x, np.array([7, 11], np.float32)), plain(x))
 
 
-def test_a_number_that_is_one_everywhere_counts_once_in_a_gradient_taken_inside():
+def test_replicated_scalar_counts_once_in_a_gradient_taken_inside():
     """It is made of gathered values, of which every device has its own part of the gradient."""
     with mesh_of({'a': 2, 'b': 4}):
 
@@ -162,7 +162,7 @@ def test_a_number_that_is_one_everywhere_counts_once_in_a_gradient_taken_inside(
 
 @LIGHT
 @hypothesis.given(layouts(n_dims=2))
-def test_all_to_all_is_the_identity_on_whole_arrays(layout):
+def test_all_to_all_is_the_identity_on_global_arrays(layout):
     sizes, axes = layout
     hypothesis.assume(axes[0])
     moved = axes[0][-1:]
@@ -178,7 +178,7 @@ def test_all_to_all_is_the_identity_on_whole_arrays(layout):
 
 
 @pytest.mark.parametrize('shift', [1, 3, -1])
-def test_ppermute_passes_slices_around_the_ring(shift):
+def test_ppermute_sends_slices_around_the_ring(shift):
     with mesh_of({'a': 2, 'b': 4}):
         x, weigh = random(16), random(16, seed=1)
         run = weighted((f32['X/b'], f32['X/b']), 'b', lambda x: shardlib.ppermute('b', x, shift=shift))
@@ -186,7 +186,7 @@ def test_ppermute_passes_slices_around_the_ring(shift):
         equal(jax.value_and_grad(run)(x, weigh), plain(x))
 
 
-def test_ppermute_sends_each_slice_where_it_is_told():
+def test_ppermute_sends_each_slice_to_the_given_device():
     with mesh_of({'a': 2, 'b': 4}):
         x, weigh = random(16), random(16, seed=1)
         run = weighted((f32['X/b'], f32['X/b']), 'b', lambda x: shardlib.ppermute('b', x, to=[2, 0, 3, 1]))
@@ -197,7 +197,7 @@ def test_ppermute_sends_each_slice_where_it_is_told():
 
 @LIGHT
 @hypothesis.given(layouts(n_dims=4))
-def test_einsum_and_psum_are_the_product_of_whole_arrays(layout):
+def test_einsum_and_psum_equal_the_product_of_global_arrays(layout):
     """'B X Y, X Y F -> B F' with any of the four letters sharded, contracted ones too."""
     sizes, (b, x_, y, f) = layout
     left, right = spec('BXY', [b, x_, y]), spec('XYF', [x_, y, f])
@@ -218,7 +218,7 @@ def test_einsum_and_psum_are_the_product_of_whole_arrays(layout):
 
 
 @pytest.mark.parametrize('table_axes', ['', '/b', '/b/a'])
-def test_take_looks_up_rows_wherever_they_are(table_axes):
+def test_take_looks_up_rows_of_a_sharded_table(table_axes):
     table, weigh = random(16, 3), random(4, 5, 3, seed=1)
     ids = np.random.default_rng(2).integers(0, 16, (4, 5)).astype(np.int32)
     ids[0, 0] = 99  # no such row: zeros
@@ -240,7 +240,7 @@ def test_take_looks_up_rows_wherever_they_are(table_axes):
         equal(jax.value_and_grad(run)(table, ids, weigh), jax.value_and_grad(plain)(table))
 
 
-def test_a_gather_on_a_narrow_wire_rounds_the_value_and_adds_gradients_in_f32():
+def test_gather_with_wire_dtype_rounds_the_value_and_reduces_gradients_in_f32():
     with mesh_of({'a': 8, 'b': 1}):
         x = random(16)
         # Gradients of the eight devices: 256 once and 1 seven times. In bf16, 256 + 1 is 256 again.
@@ -258,7 +258,7 @@ def test_a_gather_on_a_narrow_wire_rounds_the_value_and_adds_gradients_in_f32():
         np.testing.assert_array_equal(gradient, np.full(16, 263, np.float32))
 
 
-def test_axis_size_and_index_count_the_first_axis_as_major():
+def test_first_axis_is_major_in_axis_size_and_axis_index():
     with mesh_of({'a': 2, 'b': 4}):
 
         @typed_shard_map
@@ -269,7 +269,7 @@ def test_axis_size_and_index_count_the_first_axis_as_major():
 
 
 @pytest.mark.parametrize('passes', [1, 3])
-def test_deferred_gradients_of_a_scan_are_added_once_at_the_end(passes):
+def test_deferred_gradients_of_a_scan_are_reduced_once_at_the_end(passes):
     """Stacked, replicated weights through `scan`, gradients of several passes added before one psum."""
     w, x, weigh = random(4, 8, 8), random(16, 8, seed=1), random(16, 8, seed=2)
 
@@ -296,7 +296,7 @@ def test_deferred_gradients_of_a_scan_are_added_once_at_the_end(passes):
         np.testing.assert_allclose(gradient(w, x, weigh), passes * jax.grad(plain)(w), rtol=1e-4, atol=1e-4)
 
 
-def test_collectives_over_one_device_are_not_in_the_program():
+def test_collectives_over_one_device_are_not_compiled():
     with mesh_of({'a': 8, 'b': 1}):
 
         @typed_shard_map

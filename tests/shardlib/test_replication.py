@@ -135,7 +135,7 @@ def run(program, x, w, g):
 @hypothesis.given(
     programs(), strategies.sets(strategies.sampled_from(AXES)), strategies.sampled_from(['', 'jit', 'vmap'])
 )
-def test_a_claim_about_a_random_program_is_refused_just_when_it_is_wrong(made, sharded, transformation):
+def test_claims_about_random_programs_are_rejected_exactly_when_false(made, sharded, transformation):
     program, differs = made
     claim = f32['/'.join(['N', *sorted(sharded)])]
 
@@ -317,25 +317,25 @@ def traced(work, result):
 
 
 @pytest.mark.parametrize('case', WRONG)
-def test_a_wrong_claim_is_refused(case):
-    with pytest.raises(ShardingError, match=r'the same on all devices along .* but the value differs along it'):
+def test_false_claim_is_rejected(case):
+    with pytest.raises(ShardingError, match=r'replicated along .* but the value differs along it'):
         traced(*WRONG[case])
 
 
 @pytest.mark.parametrize('case', ADDED_TWICE)
-def test_adding_up_what_is_whole_is_refused(case):
-    with pytest.raises(ShardingError, match=r'the same on all devices along .* would multiply it'):
+def test_psum_of_a_replicated_value_is_rejected(case):
+    with pytest.raises(ShardingError, match=r'replicated along .* would multiply it'):
         traced(ADDED_TWICE[case], f32[''])
 
 
-def test_a_mean_of_what_is_whole_is_no_mean():
+def test_pmean_of_a_replicated_value_is_rejected():
     with pytest.raises(ShardingError, match='there is nothing to reduce') as error:
         traced(lambda x: pmean('a b', jnp.sum(whole(x))), f32[''])
     assert 'multiply' not in str(error.value)
 
 
 @pytest.mark.parametrize('case', RIGHT)
-def test_a_right_claim_is_not(case):
+def test_true_claim_is_accepted(case):
     traced(*RIGHT[case])
 
 

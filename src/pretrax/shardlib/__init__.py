@@ -1,6 +1,6 @@
-"""shardlib: programs for many devices in which sharding is part of an array's type and communication a line of code.
+"""shardlib: multi-device programs in which sharding is part of an array's type and communication is a line of code.
 
-Stands alone: it knows nothing of language models. `docs/shardlib.md` introduces it.
+It is independent of the rest of pretrax and knows nothing about language models. `docs/shardlib.md` introduces it.
 """
 
 from pretrax.shardlib.check import apart, as_here, check, scope

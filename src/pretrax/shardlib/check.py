@@ -1,8 +1,8 @@
-"""Checks of values against array types while a program is traced; nothing of it is left in the compiled program.
+"""Checks values against array types while a program is traced. The compiled program contains no checks.
 
-Four things are compared: dtype, rank, sizes (a name means one size within a scope), and replication: a type names the
-axes over which an array is sharded, so a value that differs along another axis is a partial sum, or a slice, that the
-program takes for the whole. `replication.py` finds that out.
+Four properties are checked: dtype, rank, sizes (within a scope, a dimension name has one size), and replication. A type
+names the axes that shard an array. If the value also differs along another axis, the program mistakes a partial sum or a
+slice for the whole array; `replication.py` detects this.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _apart: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar('apart',
 
 @contextlib.contextmanager
 def scope() -> Iterator[None]:
-    """Opens a scope: inside it every dimension name has one size, whatever the name meant outside."""
+    """Opens a scope, in which each dimension name has one size. Sizes outside the scope do not apply."""
     token = _sizes.set({})
     try:
         yield
@@ -49,11 +49,10 @@ def scope() -> Iterator[None]:
 
 @contextlib.contextmanager
 def apart(axes: str) -> Iterator[None]:
-    """Inside, devices along mesh axes work each on something else, such as stages of a pipeline: `with apart('p'):`.
+    """Marks code in which devices along `axes` work on different things, such as pipeline stages: `with apart('p'):`.
 
-    A type inside is that of one such device's arrays, or of those that share its place along `axes`; it names the other
-    axes alone, and that a value differs along `axes` goes without saying. What leaves is checked against the types
-    outside. It opens a scope: sizes too are those of one place.
+    Inside, a type describes the arrays at one index along `axes` and names only the other axes; values may differ along
+    `axes`. Results are checked against the types outside. Opens a scope, since sizes too are those of one index.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if unknown := sorted(set(axes.split()) - set(mesh.manual_axes)):
@@ -69,7 +68,7 @@ def apart(axes: str) -> Iterator[None]:
 
 
 def as_here[F: Callable](function: F) -> F:
-    """The function as if called here. A rule of a `custom_vjp` is traced later, when the `apart` around it has ended."""
+    """Binds a function to the current `apart` context. A `custom_vjp` rule is traced later, after that context has ended."""
     axes = ' '.join(sorted(_apart.get()))
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -80,15 +79,15 @@ def as_here[F: Callable](function: F) -> F:
 
 
 def current_scope() -> contextlib.AbstractContextManager[None]:
-    """The scope that is open, or a new one."""
+    """The open scope if there is one, otherwise a new scope."""
     return scope() if _sizes.get() is None else contextlib.nullcontext()
 
 
 def check(value: Any, annotation: Any, what: str) -> Any:
-    """Checks a value, or a pytree of values, against its annotation; use the result, which is the same value.
+    """Checks a value, or a pytree of values, against its annotation. Returns the value; use the returned one.
 
-    Annotations that say nothing about arrays are ignored. `what` names the value in messages; '{}' in it is where the
-    path of an array inside the value goes. Raises ShardingError.
+    Annotations without array types are ignored. `what` names the value in error messages; '{}' in it is replaced by the
+    path of an array inside the value. Raises ShardingError.
     """
     return _check(value, annotation, what if '{}' in what else what + '{}', '', ())
 
@@ -132,11 +131,11 @@ def _check(value: Any, annotation: Any, named: str, path: str, leading: tuple[Di
 
 
 def check_array(value: Any, array: ArrayType, what: str, partial: frozenset[str] = frozenset()) -> Any:
-    """Checks one array. `partial` are further axes over which it may vary: those about to be reduced."""
+    """Checks one array. It may also vary over the axes `partial`, which are about to be reduced."""
     if not isinstance(value, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
         raise ShardingError(
             f'{what}: {array} expected', found=f'{type(value).__name__} {value!r:.60}',
-            mend='make it an array, as in jnp.float32(x)' if isinstance(value, bool | int | float) else None,
+            fix='make it an array, as in jnp.float32(x)' if isinstance(value, bool | int | float) else None,
         )  # fmt: skip
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
@@ -146,12 +145,12 @@ def check_array(value: Any, array: ArrayType, what: str, partial: frozenset[str]
         is_key = array.dtype_name == 'key'
         raise ShardingError(
             f"{what}: {array} expected, not {value.dtype}",
-            **shown, mend='pass a key made by jax.random.key' if is_key else f'x.astype(jnp.{np.dtype(array.dtype)})',
+            **shown, fix='pass a key made by jax.random.key' if is_key else f'x.astype(jnp.{np.dtype(array.dtype)})',
         )  # fmt: skip
     if len(value.shape) != len(array.dims):
         raise ShardingError(
             f'{what}: {array} has {len(array.dims)} dimensions, the value has {len(value.shape)}',
-            **shown, mend='name every dimension of the value, in order',
+            **shown, fix='name every dimension of the value, in order',
         )  # fmt: skip
     in_shard_map = bool(mesh.manual_axes)
     known = not isinstance(value, np.ndarray | np.generic | jax.ShapeDtypeStruct)
@@ -169,14 +168,14 @@ def check_array(value: Any, array: ArrayType, what: str, partial: frozenset[str]
         if expected != whole:
             raise ShardingError(
                 f"{what}: {array} has {dim.name} = {whole}, but {dim.name} is {expected} by {by}",
-                **shown, mend=_mend_size(array, dim, whole, expected, mesh, extra),
+                **shown, fix=_fix_for_size(array, dim, whole, expected, mesh, extra),
             )  # fmt: skip
         if sizes is not None and not dim.name.isdecimal():
             sizes.setdefault(dim.name, (whole, what))
     if not extra:
         return value
     value = claim_same(value, extra, lambda: _not_the_same(array, what, extra, shown))
-    # One number, such as a loss, is one for JAX too: or its gradient would count it once for every device.
+    # A scalar such as a loss must be replicated for JAX too. Otherwise its gradient counts it once per device.
     return value if array.dims or partial else settle(value, extra)
 
 
@@ -186,33 +185,33 @@ def _whole(dim: Dim, size: int, mesh: Any) -> int:
 
 
 def _describe(value: Any, array: ArrayType, mesh: Any) -> str:
-    """Dtype and shape of a value, on one device and in all."""
+    """Dtype and shape of a value, per device and global."""
     local = tuple(value.shape)
     if not mesh.manual_axes or len(local) != len(array.dims):
-        return f'{value.dtype} of shape {local}' + (' on each device' if mesh.manual_axes else '')
+        return f'{value.dtype} of shape {local}' + (' per device' if mesh.manual_axes else '')
     whole = tuple(_whole(dim, size, mesh) for dim, size in zip(array.dims, local, strict=True))
-    return f'{value.dtype} of shape {local} on each device, {whole} in all'
+    return f'{value.dtype} of shape {local} per device, {whole} globally'
 
 
 def _not_the_same(array: ArrayType, what: str, extra: frozenset[str], shown: dict[str, Any]) -> ShardingError:
     axes = ' '.join(axis for axis in shown['mesh'].axis_names if axis in extra)
-    mend = f"a partial sum needs psum('{axes}', x)"
+    fix = f"a partial sum needs psum('{axes}', x)"
     if array.dims:
-        mend += f" or psum_scatter; a slice needs all_gather, or '{axes}' on the dimension that it shards"
+        fix += f" or psum_scatter; a slice needs all_gather, or '{axes}' on the dimension that it shards"
     return ShardingError(
-        f"{what}: {array} is the same on all devices along '{axes}', but the value differs along it", **shown, mend=mend
+        f"{what}: {array} is replicated along '{axes}', but the value differs along it", **shown, fix=fix
     )
 
 
-def _mend_size(array: ArrayType, dim: Dim, whole: int, expected: int, mesh: Any, extra: frozenset[str]) -> str:
+def _fix_for_size(array: ArrayType, dim: Dim, whole: int, expected: int, mesh: Any, extra: frozenset[str]) -> str:
     for axis in mesh.manual_axes:
         if axis in extra and whole * mesh.shape[axis] == expected:
             slices = [Dim(d.name, (*d.axes, axis)) if d == dim else d for d in array.dims]
             before, after = ' '.join(map(str, slices)), ' '.join(map(str, array.dims))
             return f"the value is a slice along '{axis}': all_gather('{before} -> {after}', x), or write '{dim}/{axis}'"
         if dim.axes[-1:] == (axis,) and whole == expected * mesh.shape[axis]:
-            return f"the value is already whole: write '{Dim(dim.name, dim.axes[:-1])}'"
-    return f'give one of the two another name, or open a scope() if {dim.name} means something else here'
+            return f"the value is already gathered: write '{Dim(dim.name, dim.axes[:-1])}'"
+    return f'rename one of the two dimensions, or open a scope() if {dim.name} has another meaning here'
 
 
 def _same_dtype(dtype: Any, array: ArrayType) -> bool:

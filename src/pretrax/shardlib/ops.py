@@ -1,14 +1,13 @@
-"""Communication and products as lines of code, each driven by a string and checked before and after.
+"""Collectives and einsum. A string gives the types of the operands and of the result, which are checked.
 
-A string gives the type of the argument and of the result without the dtype: `'M/d F/t -> M F/t'` gathers over `d`.
-Seen over the whole mesh, `all_gather`, `psum_scatter` and `all_to_all` only move data: the global array stays the same,
-except that `psum_scatter`, like `psum`, first adds up partial sums. Everything here is per device: call it inside
-`typed_shard_map`.
+The string omits dtypes: `'M/d F/t -> M F/t'` gathers over `d`. `all_gather`, `psum_scatter` and `all_to_all` move data and
+leave the global array unchanged, except that `psum_scatter`, like `psum`, first reduces partial sums. All functions here
+run per device: call them inside `typed_shard_map`.
 
-Along a mesh axis a value is one of three kinds: it differs from device to device (a slice, or a partial sum); it is the
-same everywhere, and JAX adds up its gradient at each use; or it is the same everywhere and its gradient is still a
-partial sum on each device, which is what `all_gather` and `defer_reduction` give. The gradient of a gathered value is
-added up by the `psum_scatter` that is the transpose of the gather, and not before.
+Along a mesh axis a value is one of three kinds. It may differ between devices (a slice or a partial sum). It may be
+replicated, with a gradient that JAX reduces at each use. Or it may be replicated with a gradient that remains a partial
+sum on each device, as the results of `all_gather` and `defer_reduction` are: the gradient of a gathered value is reduced
+only by the `psum_scatter` that is the transpose of the gather.
 """
 
 import functools
@@ -25,17 +24,18 @@ from pretrax.shardlib.replication import claim_differs, known_same, settle, vary
 from pretrax.shardlib.types import ArrayType, Dim, parse_dims
 
 Dims = tuple[Dim, ...]
-Moves = list[tuple[int, tuple[str, ...]]]  # which dimension, along which axes
+Moves = list[tuple[int, tuple[str, ...]]]  # (dimension, mesh axes) pairs
 
 
 def all_gather(spec: str, x: Any, *, wire: Any = None) -> Any:
-    """Gathers slices: `all_gather('M/d F/t -> M F/t', w)`. The gradient is summed and scattered over the same axes.
+    """Gathers slices: `all_gather('M/d F/t -> M F/t', w)`. The gradient is reduced and scattered over the same axes.
 
     Args:
-        spec: argument and result; the axes to gather are those that the result lacks, the last ones of their dimension.
-        x: per-device slice.
-        wire: dtype in which the slices travel (rounds the values to it). The result and the gradient's sum keep x's
-            dtype: `wire=jnp.bfloat16` halves the bytes of the gather and still adds gradients in f32.
+        spec: types of the argument and the result. The axes that the result lacks are gathered; they must be the last axes
+            of their dimension.
+        x: the slice on this device.
+        wire: dtype in which slices are sent, to which values are rounded. The result and the reduced gradient keep x's
+            dtype: `wire=jnp.bfloat16` halves the bytes of the gather and still reduces gradients in f32.
     """
     what = f"all_gather('{spec}')"
     (before,), after = _parse(what, spec, operands=1)
@@ -47,7 +47,7 @@ def all_gather(spec: str, x: Any, *, wire: Any = None) -> Any:
 
 
 def psum_scatter(spec: str, x: Any) -> Any:
-    """Adds partial sums and keeps one slice: `psum_scatter('B/d L M -> B/d L/t M', x)`."""
+    """Reduces partial sums and keeps one slice: `psum_scatter('B/d L M -> B/d L/t M', x)`."""
     what = f"psum_scatter('{spec}')"
     (before,), after = _parse(what, spec, operands=1)
     moves = _removed_axes(what, after, before)
@@ -62,7 +62,7 @@ def psum_scatter(spec: str, x: Any) -> Any:
 def all_to_all(spec: str, x: Any, *, partial: str = '') -> Any:
     """Moves the sharding from one dimension to another: `all_to_all('B/e F -> B F/e', x)`.
 
-    Along the axes `partial` x may be a partial sum on each device, and so is the result: what is moved is added up later.
+    Along the axes `partial`, x may be a partial sum, and then the result is one too.
     """
     what = f"all_to_all('{spec}')"
     (before,), after = _parse(what, spec, operands=1)
@@ -78,13 +78,13 @@ def all_to_all(spec: str, x: Any, *, partial: str = '') -> Any:
             x = jax.lax.all_to_all(x, many, target, source, tiled=True) if many else x
             return _checked(what, x, after, partial=unreduced)
     raise ShardingError(
-        f'{what}: it moves axes from the end of one dimension to the end of another',
-        mend="write the same dimensions on both sides, as in 'B/e F -> B F/e'",
+        f'{what}: all_to_all moves axes from the end of one dimension to the end of another',
+        fix="write the same dimensions on both sides, as in 'B/e F -> B F/e'",
     )
 
 
 def psum(axes: str, x: Any) -> Any:
-    """Adds partial sums over mesh axes: `psum('t', x)`, `psum('r d', x)`. Takes a pytree."""
+    """Reduces partial sums over mesh axes: `psum('t', x)`, `psum('r d', x)`. Takes a pytree."""
     return _reduce('psum', jax.lax.psum, axes, x)
 
 
@@ -96,61 +96,61 @@ def pmean(axes: str, x: Any) -> Any:
 def pmax(axes: str, x: Any) -> Any:
     """The maximum over mesh axes of values that vary over them. Takes a pytree.
 
-    Like that of `jnp.max` the gradient goes to the largest value, in equal parts where there are several. It costs two
-    `psum`, which `pmax(axes, jax.lax.stop_gradient(x))` does without.
+    As for `jnp.max`, the gradient goes to the largest value and is split equally among ties. It costs two `psum`, which
+    `pmax(axes, jax.lax.stop_gradient(x))` avoids.
     """
     return _reduce('pmax', _pmax, axes, x)
 
 
 def ppermute(axis: str, x: Any, *, shift: int = 1, to: Sequence[int] | None = None) -> Any:
-    """Passes a value `shift` devices on around the ring of a mesh axis, or device i's to device `to[i]`. Takes a pytree."""
+    """Sends a value `shift` devices ahead around the ring of a mesh axis, or from device i to device `to[i]`. Takes a pytree."""
     (name,) = _axis_names(axis)
     size = jax.lax.axis_size(name)
     to = [(i + shift) % size for i in range(size)] if to is None else [int(place) for place in to]
     if sorted(to) != list(range(size)):
         raise ShardingError(
-            f"ppermute('{axis}', x, to={to}): some device would get nothing, or more than one value",
-            mend=f'name each of the {size} devices along {name} once',
+            f"ppermute('{axis}', x, to={to}): each device must receive exactly one value",
+            fix=f'list each of the {size} devices along {name} once',
         )
     return jax.tree.map(lambda leaf: jax.lax.ppermute(vary(leaf, (name,)), name, list(enumerate(to))), x)
 
 
 def whole(axes: str, x: Any) -> Any:
-    """x, sharded over mesh axes of one device each, so that its slice is all of it. Takes a pytree.
+    """Removes mesh axes of size 1 from the types of arrays. Takes a pytree.
 
-    What `all_gather` does for one array and its type, for many of any type.
+    Along such an axis the slice on the device is the whole array, so nothing needs to be gathered.
     """
     names = _axis_names(axes)
     if many := _with_many(names):
         raise ShardingError(
-            f"whole('{axes}', x): along '{' '.join(many)}' are several devices, each with a slice",
+            f"whole('{axes}', x): there are several devices along '{' '.join(many)}', each with a slice",
             mesh=jax.sharding.get_abstract_mesh(),
-            mend='all_gather the slices, or work apart() on each',
+            fix='all_gather the slices, or work on each one inside apart()',
         )
     return jax.tree.map(lambda leaf: known_same(vary(leaf, names), names), x)
 
 
 def axis_size(axes: str) -> int:
-    """How many devices there are along mesh axes: `axis_size('r d')`."""
+    """The number of devices along mesh axes: `axis_size('r d')`."""
     return math.prod(jax.lax.axis_size(axis) for axis in _axis_names(axes))
 
 
 def axis_index(axes: str) -> jax.Array:
-    """This device's place along mesh axes, the first axis being the major one. i32[]."""
+    """The index of this device along mesh axes, the first axis being the major one. i32[]."""
     return jax.lax.axis_index(_axis_names(axes))
 
 
 def einsum(spec: str, *operands: Any, dot: Callable[..., Any] | None = None) -> Any:
-    """A product of what is on this device: `einsum('B/d L M, M F/t -> B/d L F/t', x, w)`. No communication.
+    """The product of the arrays on this device: `einsum('B/d L M, M F/t -> B/d L F/t', x, w)`. No communication.
 
-    A letter has the same axes wherever it stands. Contracting a letter that is sharded, as in
-    `'B F/t, F/t M -> B M'`, leaves a partial sum on each device: the result still has to be reduced over `t`, and
-    annotating it before it is raises.
+    A dimension has the same axes in every operand. Contracting a sharded dimension, as in `'B F/t, F/t M -> B M'`, leaves a
+    partial sum on each device. Reduce it over `t`; annotating it before that raises ShardingError.
 
     Args:
-        spec: the types of the operands and of the result.
-        operands: per-device arrays, no partial sums among them.
-        dot: what computes the plain equation, such as 'abc,cd->abd' (default: `jnp.einsum`). A hook for other numerics.
+        spec: types of the operands and of the result.
+        operands: arrays on this device. Partial sums are not allowed.
+        dot: function that computes the plain equation, such as 'abc,cd->abd' (default: `jnp.einsum`). Use it for other
+            numerics.
     """
     what = f"einsum('{spec}')"
     befores, after = _parse(what, spec, operands=len(operands))
@@ -166,59 +166,61 @@ def einsum(spec: str, *operands: Any, dot: Callable[..., Any] | None = None) -> 
 
 
 def _check_letters(what: str, befores: list[Dims], after: Dims) -> list[str]:
-    """The letters of an einsum, in the order in which they come."""
+    """The dimension names of an einsum, in order of appearance."""
     known: dict[str, tuple[Dim, Dims]] = {}
     for dims in (*befores, after):
         names = [dim.name for dim in dims]
         for dim in dims:
             if names.count(dim.name) > 1:
-                raise ShardingError(f"{what}: '{dim.name}' stands twice in '{_text(dims)}'", mend='give it two names')
+                raise ShardingError(f"{what}: '{dim.name}' appears twice in '{_text(dims)}'", fix='rename one of them')
             seen, place = known.setdefault(dim.name, (dim, dims))
             if seen.axes != dim.axes:
                 raise ShardingError(
                     f"{what}: '{dim.name}' is '{seen}' in '{_text(place)}' and '{dim}' in '{_text(dims)}'",
-                    mend=_mend_letter(seen, place, dim, dims, dims is after),
+                    fix=_fix_for_letter(seen, place, dim, dims, dims is after),
                 )
     for dim in after:
         if not any(dim in dims for dims in befores):
-            raise ShardingError(f"{what}: '{dim}' of the result stands in no operand")
+            raise ShardingError(f"{what}: '{dim}' of the result is in no operand")
     letters = [dim for dim, _ in known.values()]
     for axis in sorted(_axes_of(letters)):
         first, *others = (dim for dim in letters if axis in dim.axes)
         if others:
             raise ShardingError(
-                f"{what}: the mesh axis '{axis}' shards '{first}' and '{others[0]}'; each device would "
-                'multiply its slice of one by its slice of the other only',
-                mend='all_gather one of them first',
+                f"{what}: the mesh axis '{axis}' shards '{first}' and '{others[0]}'; each device "
+                'would multiply only its own slices',
+                fix='all_gather one of them first',
             )
     return list(known)
 
 
-def _mend_letter(one: Dim, one_in: Dims, other: Dim, other_in: Dims, other_is_result: bool) -> str:
-    """What to do about a letter with different axes in two places."""
+def _fix_for_letter(one: Dim, one_in: Dims, other: Dim, other_in: Dims, other_is_result: bool) -> str:
+    """The fix for a dimension that has different axes in two places."""
     (more, there), (less, _) = sorted([(one, one_in), (other, other_in)], key=lambda place: -len(place[0].axes))
     if more.axes[: len(less.axes)] != less.axes or (other_is_result and more is other):
-        return 'a product keeps the axes of a letter: write it alike everywhere, and communicate before or after'
+        return (
+            'an einsum keeps the axes of a dimension: write the same axes everywhere, and communicate before or after'
+        )
     gathered = tuple(less if dim is more else dim for dim in there)
     return f"all_gather('{_text(there)} -> {_text(gathered)}', x) first"
 
 
 def take(spec: str, table: Any, indices: Any) -> Any:
-    """Looks rows up in a table whose first dimension may be sharded: `take('V/t M, B/d L -> B/d L M', table, ids)`.
+    """Looks up rows of a table whose first dimension may be sharded: `take('V/t M, B/d L -> B/d L M', table, ids)`.
 
-    Each device contributes the rows that it holds and zeros elsewhere, so over the table's axes the result is a partial
-    sum: `psum` or `psum_scatter` it. An index outside the table gives zeros.
+    Each device contributes the rows it holds and zeros elsewhere, so the result is a partial sum over the table's axes:
+    apply `psum` or `psum_scatter`. An index outside the table gives zeros.
     """
     what = f"take('{spec}')"
     (rows, places), after = _parse(what, spec, operands=2)
     if after != (*places, *rows[1:]):
-        raise ShardingError(f"{what}: the result of these is '{_text((*places, *rows[1:]))}'")
+        raise ShardingError(f"{what}: the result must be '{_text((*places, *rows[1:]))}'")
     for axis in rows[0].axes:
         if axis in _axes_of(places):
             raise ShardingError(
                 f"{what}: the mesh axis '{axis}' shards the table's '{rows[0]}' and the indices; each device "
-                'would look its indices up in its rows only',
-                mend='all_gather the table or the indices first',
+                'would look up its indices only in its own rows',
+                fix='all_gather the table or the indices first',
             )
     table, indices = _check_operand(what, table, rows), _check_operand(what, indices, places)
     axes = varying_axes(table) | varying_axes(indices)
@@ -233,42 +235,42 @@ def take(spec: str, table: Any, indices: Any) -> Any:
 
 
 def defer_reduction(axes: str, x: Any) -> Any:
-    """Leaves the gradient of a replicated value a partial sum along mesh axes, so that it can be summed once, later.
+    """Keeps the gradient of a replicated value a partial sum along mesh axes, so that it can be reduced once, later.
 
-    The gradients of the result, taken inside the same `typed_shard_map`, are partial sums: add as many as you like,
-    then `psum` them. Takes a pytree.
+    Gradients of the result, taken inside the same `typed_shard_map`, are partial sums. Accumulate them, then `psum` the
+    total. Takes a pytree.
     """
     names = _axis_names(axes)
     for leaf in jax.tree.leaves(x):
         if already := varying_axes(leaf) & set(names):
             raise ShardingError(
-                f"defer_reduction('{axes}', x): along '{' '.join(sorted(already))}' each device has its own value, and "
-                'its own gradient',
+                f"defer_reduction('{axes}', x): along '{' '.join(sorted(already))}' each device already has its own "
+                'value and gradient',
                 found=f'{jax.typeof(leaf)}',
-                mend='leave the axis out',
+                fix='leave the axis out',
             )
     return jax.tree.map(lambda leaf: vary(leaf, names), x)
 
 
 def zero_gradient(x: Any) -> Any:
-    """Zeros typed like the gradient of x: where x is gathered or deferred they wait to be reduced. Takes a pytree.
+    """Zeros with the type of the gradient of x, unreduced if x is gathered or deferred. Takes a pytree.
 
-    A start for adding up gradients in a `scan`.
+    Use it as the initial value to accumulate gradients in a `scan`.
     """
     return jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype), varying_axes(leaf)), x)
 
 
 def alike(*arrays: Any) -> tuple[Any, ...]:
-    """The same values, typed alike for JAX: each varies along all axes along which one of them does.
+    """Casts arrays so that all of them vary, for JAX, over the axes over which any of them varies.
 
-    For the operands of a function with its own derivative, which is then typed as they are.
+    Use it for the operands of a `custom_vjp` function, whose gradients then have the operands' types.
     """
     axes = frozenset().union(*map(varying_axes, arrays))
     return tuple(vary(x, axes) for x in arrays)
 
 
 def vary(x: Any, axes: Iterable[str]) -> Any:
-    """The same value, its gradient from here on each device's own; the transpose is the sum over `axes`."""
+    """Casts x to vary over `axes`: its gradient is then per device, and the transpose is the sum over `axes`."""
     same = tuple(sorted(set(axes) - varying_axes(x)))
     return jax.lax.pcast(x, same, to='varying') if same else x
 
@@ -283,7 +285,7 @@ def _gather(moves: Moves, x: Any) -> Any:
 
 
 def _scatter(moves: Moves, x: Any) -> Any:
-    """Sums of values that vary over axes; each device keeps its slice."""
+    """Reduces values that vary over axes and keeps this device's slice."""
     for position, names in moves:
         if many := _with_many(names):
             x = jax.lax.psum_scatter(x, many, scatter_dimension=position, tiled=True)
@@ -291,12 +293,12 @@ def _scatter(moves: Moves, x: Any) -> Any:
 
 
 def _with_many(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The axes with more than one device. Along the others there is nothing to communicate."""
+    """The axes of size greater than 1. The others need no communication."""
     return tuple(axis for axis in names if jax.lax.axis_size(axis) > 1)
 
 
 def _gather_through(moves: Moves, wire: Any, x: Any) -> Any:
-    """The gather of x rounded to `wire`; its transpose adds up in x's own dtype, not in `wire`."""
+    """Gathers x rounded to `wire`. The transpose reduces in x's own dtype, not in `wire`."""
     x = vary(x, [axis for _, names in moves for axis in names])
 
     @jax.custom_vjp
@@ -339,30 +341,30 @@ def _reduce(name: str, reduction: Any, axes: str, x: Any) -> Any:
 
 
 def _need_partial(what: str, x: Any, axes: frozenset[str], adds: bool = True) -> Any:
-    def complaint() -> ShardingError:
+    def error() -> ShardingError:
         mesh = jax.sharding.get_abstract_mesh()
         same = axes - varying_axes(x) or axes
         along = ' '.join(axis for axis in mesh.axis_names if axis in same)
         return ShardingError(
-            f"{what}: the value is the same on all devices along '{along}'; "
-            + ('adding it up would multiply it' if adds else 'there is nothing to reduce'),
+            f"{what}: the value is replicated along '{along}'; "
+            + ('a psum would multiply it' if adds else 'there is nothing to reduce'),
             found=f'{jax.typeof(x)}',
             mesh=mesh,
-            mend='leave the axis out' + (', or multiply by axis_size if that is meant' if adds else ''),
+            fix='leave the axis out' + (', or multiply by axis_size if that is intended' if adds else ''),
         )
 
-    return claim_differs(x, axes, complaint)
+    return claim_differs(x, axes, error)
 
 
 def _axis_names(axes: str) -> tuple[str, ...]:
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.manual_axes:
-        raise ShardingError(f"'{axes}': no code runs per device here", mend='call it inside typed_shard_map')
+        raise ShardingError(f"'{axes}': this code does not run per device", fix='call it inside typed_shard_map')
     names = tuple(axes.replace('/', ' ').split())
     for name in names:
         if name not in mesh.manual_axes:
             raise ShardingError(
-                f"'{name}' is not a mesh axis", mesh=mesh, mend=f'name some of {", ".join(mesh.manual_axes)}'
+                f"'{name}' is not a mesh axis", mesh=mesh, fix=f'the axes are {", ".join(mesh.manual_axes)}'
             )
         if names.count(name) > 1:
             raise ShardingError(f"'{axes}' names '{name}' twice")
@@ -378,20 +380,20 @@ def _parse(what: str, spec: str, operands: int) -> tuple[list[Dims], Dims]:
 
 
 def _removed_axes(what: str, longer: Dims, shorter: Dims) -> Moves:
-    """Which axes each dimension of `shorter` lacks, by position. They are the minor ones: slices then lie in order."""
+    """The axes that each dimension of `shorter` lacks, by position. They are the minor axes, so slices are in order."""
     moves = []
     if [dim.name for dim in longer] != [dim.name for dim in shorter]:
-        raise ShardingError(f'{what} names different dimensions on its two sides', mend='only the axes may change')
+        raise ShardingError(f'{what} has different dimensions on its two sides', fix='only the axes may change')
     for position, (a, b) in enumerate(zip(longer, shorter, strict=True)):
         if a.axes[: len(b.axes)] != b.axes:
             raise ShardingError(
                 f"{what}: '{a}' and '{b}' do not differ in their last axes",
-                mend=f"axes come and go at the end: '{a}' and '{Dim(a.name, a.axes[:-1])}'",
+                fix=f"axes are added and removed at the end: '{a}' and '{Dim(a.name, a.axes[:-1])}'",
             )
         if len(a.axes) > len(b.axes):
             moves.append((position, a.axes[len(b.axes) :]))
     if not moves:
-        raise ShardingError(f'{what} changes nothing', mend='leave the line out')
+        raise ShardingError(f'{what} changes nothing', fix='remove the line')
     return moves
 
 
@@ -399,15 +401,15 @@ def _check_split(what: str, dim: Dim, size: int, axes: tuple[str, ...]) -> None:
     parts = math.prod(jax.lax.axis_size(axis) for axis in axes)
     if size % parts:
         raise ShardingError(
-            f"{what}: the local size {size} of '{dim}' does not divide by the {parts} devices along {' '.join(axes)}",
+            f"{what}: the local size {size} of '{dim}' is not divisible by the {parts} devices along {' '.join(axes)}",
             mesh=jax.sharding.get_abstract_mesh(),
-            mend=f'make {dim.name} a multiple of {parts} on each device',
+            fix=f'make the local size of {dim.name} a multiple of {parts}',
         )
 
 
 def _check_operand(what: str, x: Any, dims: Dims, partial: frozenset[str] = frozenset()) -> Any:
     if not jax.sharding.get_abstract_mesh().manual_axes:
-        raise ShardingError(f'{what}: no code runs per device here', mend='call it inside typed_shard_map')
+        raise ShardingError(f'{what}: this code does not run per device', fix='call it inside typed_shard_map')
     with current_scope():
         return check_array(x, ArrayType('num', dims), what, partial)
 

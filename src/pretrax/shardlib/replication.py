@@ -1,12 +1,12 @@
-"""Which values are the same on all devices, where JAX's own types do not tell.
+"""Finds out which values are replicated, beyond what JAX's own types express.
 
-Inside `shard_map` JAX knows over which mesh axes a value varies (`jax.typeof(x).manual_axis_type`). It counts what
-`all_gather` and `pcast` give as varying, as the gradient of it does: on each device, that device's part. But the value
-is the same everywhere, and so is what is computed from it alone.
+Inside `shard_map`, JAX tracks the mesh axes over which a value varies (`jax.typeof(x).manual_axis_type`). It treats the
+results of `all_gather` and `pcast` as varying because their gradients vary: each device has its own partial sum. The
+values themselves, and everything computed from them alone, are replicated.
 
-So where a value that varies for JAX has to be the same (or the other way round), a claim leaves a mark in the traced
-program: an identity, of which nothing is compiled. `verify` then follows the values through the program, once, before
-it is compiled, and raises the complaint of a claim that does not hold.
+Therefore, if a value that varies for JAX must be replicated (or the reverse), a claim marks it in the traced program with
+an identity primitive, which compiles to nothing. `verify` follows the values through the program once, before it is
+compiled, and raises the error of the first claim that is false.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _claims_are_verified: contextvars.ContextVar[bool] = contextvars.ContextVar('cla
 
 @contextlib.contextmanager
 def verified_later() -> Iterator[None]:
-    """What is traced inside will be given to `verify`, so `claim` need not decide."""
+    """Defers claims made inside to `verify`, which the caller runs on the traced program."""
     token = _claims_are_verified.set(True)
     try:
         yield
@@ -38,54 +38,54 @@ def verified_later() -> Iterator[None]:
 
 
 def varying_axes(x: Any) -> frozenset[str]:
-    """Mesh axes over which a value differs from device to device as far as JAX can tell; none outside shard_map."""
+    """The mesh axes over which a value varies according to JAX; none outside shard_map."""
     return jax.typeof(x).manual_axis_type.varying
 
 
-def claim_same(x: Any, axes: frozenset[str], complaint: Callable[[], ShardingError]) -> Any:
-    """x, which has to be the same along some axes although it varies over them as far as JAX can tell."""
+def claim_same(x: Any, axes: frozenset[str], error: Callable[[], ShardingError]) -> Any:
+    """Returns x and claims that it is replicated along axes over which it varies according to JAX."""
     if not _claims_are_verified.get():
-        raise complaint()
-    return _claim.bind(x, kind='same', axes=tuple(sorted(axes)), complaint=_with_place(complaint))
+        raise error()
+    return _claim.bind(x, kind='same', axes=tuple(sorted(axes)), error=_with_place(error))
 
 
-def claim_differs(x: Any, axes: frozenset[str], complaint: Callable[[], ShardingError]) -> Any:
-    """x, which has to differ along every one of some axes."""
+def claim_differs(x: Any, axes: frozenset[str], error: Callable[[], ShardingError]) -> Any:
+    """Returns x and claims that it differs along each of the axes."""
     if not varying_axes(x) >= axes:
-        raise complaint()
-    axes = frozenset(axis for axis in axes if jax.lax.axis_size(axis) > 1)  # one device alone does not matter
+        raise error()
+    axes = frozenset(axis for axis in axes if jax.lax.axis_size(axis) > 1)  # an axis of size 1 cannot differ
     if not axes or not _claims_are_verified.get():
         return x
-    return _claim.bind(x, kind='differs', axes=tuple(sorted(axes)), complaint=_with_place(complaint))
+    return _claim.bind(x, kind='differs', axes=tuple(sorted(axes)), error=_with_place(error))
 
 
 def known_same(x: Any, axes: Iterable[str]) -> Any:
-    """x, of which the caller knows that it is the same along some axes."""
+    """Returns x, which the caller knows to be replicated along the axes."""
     return _known_same.bind(x, axes=tuple(sorted(axes))) if axes else x
 
 
 def settle(x: Any, axes: Iterable[str]) -> Any:
-    """x, which is the same along some axes, as one value there also for JAX. Its gradient goes to the first device."""
+    """Makes a value that is replicated along the axes replicated for JAX too. Its gradient goes to the first device."""
     return _settle.bind(x, axes=tuple(sorted(axes))) if axes else x
 
 
-Varies = frozenset[str]  # the mesh axes over which a value varies, and INPUT if it depends on more than constants
+Varies = frozenset[str]  # mesh axes over which a value varies, plus INPUT if it depends on an input
 INPUT = '(an input)'
 
 
 def verify(program: Any, inputs: Sequence[Varies] | None = None, final: bool = True) -> list[Varies]:
-    """Raises the complaint of the first claim in a jaxpr that is wrong; returns over which axes each result varies.
+    """Raises the error of the first false claim in a jaxpr. Returns the axes over which each result varies.
 
-    A result varies where an operand does, or where communication makes it; JAX's types bound this from above.
+    A result varies over an axis if an operand does or if communication introduces it. JAX's types are an upper bound.
 
     Args:
-        program: a jaxpr, with its constants or without.
-        inputs: over which axes each input varies (default: as JAX says).
-        final: whether the inputs are known; before, when a loop is followed, they are a lower bound.
+        program: a jaxpr, open or closed.
+        inputs: the axes over which each input varies (default: according to JAX).
+        final: whether the inputs are exact. While a loop is iterated to a fixed point, they are a lower bound.
     """
     program = getattr(program, 'jaxpr', program)
     if inputs is None:
-        inputs = [_as_jax_says(variable) for variable in program.invars]
+        inputs = [_varies_for_jax(variable) for variable in program.invars]
     varies = dict(zip(program.invars, inputs, strict=True))
 
     def read(atom: Any) -> Varies:
@@ -94,11 +94,11 @@ def verify(program: Any, inputs: Sequence[Varies] | None = None, final: bool = T
     for equation in program.eqns:
         results = _results(equation, [read(atom) for atom in equation.invars], final)
         for variable, axes in zip(equation.outvars, results, strict=True):
-            varies[variable] = axes & _as_jax_says(variable)
+            varies[variable] = axes & _varies_for_jax(variable)
     return [read(atom) for atom in program.outvars]
 
 
-def _as_jax_says(variable: Any) -> Varies:
+def _varies_for_jax(variable: Any) -> Varies:
     kind = getattr(variable.aval, 'manual_axis_type', None)
     return (kind.varying if kind is not None else frozenset()) | {INPUT}
 
@@ -117,7 +117,7 @@ def _results(equation: Any, operands: list[Varies], final: bool) -> list[Varies]
         case 'all_gather' if params['axis_index_groups'] is None:
             return [union - _axes(params)]
         case 'ppermute' if len(params['perm']) == math.prod(_mesh_size(axis) for axis in _axes(params)):
-            return [union]  # every device gets what another one has
+            return [union]  # a permutation: every device receives a value
         case 'optimization_barrier':
             return operands
         case 'scan':
@@ -134,16 +134,16 @@ def _results(equation: Any, operands: list[Varies], final: bool) -> list[Varies]
             return verify(inner, operands, final)  # a call: jit, checkpoint, custom_vjp
     for program in programs:
         verify(program)
-    # Communication along an axis can make a value differ along it, and along no other.
+    # Communication along an axis can make a value vary along that axis only.
     return [union | _axes(params)] * len(equation.outvars)
 
 
-def _check_claim(varies: Varies, final: bool, *, kind: str, axes: tuple[str, ...], complaint: str) -> None:
+def _check_claim(varies: Varies, final: bool, *, kind: str, axes: tuple[str, ...], error: str) -> None:
     if kind == 'same' and not varies.isdisjoint(axes):
-        raise ShardingError(complaint)
-    # Constants, such as the gradient of an unused weight, may be added up all the same.
+        raise ShardingError(error)
+    # Constants, such as the gradient of an unused weight, may be reduced nevertheless.
     if kind == 'differs' and final and INPUT in varies and not varies.issuperset(axes):
-        raise ShardingError(complaint)
+        raise ShardingError(error)
 
 
 def _axes(params: dict[str, Any]) -> frozenset[str]:
@@ -158,7 +158,7 @@ def _mesh_size(axis: str) -> int:
 
 
 def _scan(equation: Any, operands: list[Varies], final: bool) -> list[Varies]:
-    """Operands are constants, carries, slices; results are carries, slices. A slice has a dimension less inside."""
+    """Operands are constants, carries and slices; results are carries and slices. Inside, a slice has one dimension fewer."""
     program = getattr(equation.params['jaxpr'], 'jaxpr', equation.params['jaxpr'])
     differ_in_rank = lambda a, b: len(a.aval.shape) != len(b.aval.shape)  # noqa: E731
     n_slices = sum(map(differ_in_rank, equation.invars, program.invars))
@@ -173,13 +173,13 @@ def _scan(equation: Any, operands: list[Varies], final: bool) -> list[Varies]:
 
 
 def _while(params: dict[str, Any], operands: list[Varies], final: bool) -> list[Varies]:
-    """Operands are the condition's constants, the body's constants, carries."""
+    """Operands are the condition's constants, the body's constants and the carries."""
     first, second = params['cond_nconsts'], params['cond_nconsts'] + params['body_nconsts']
 
     def body(carries: list[Varies], final: bool = False) -> list[Varies]:
         (runs_on,) = verify(params['cond_jaxpr'], [*operands[:first], *carries], final)
         results = verify(params['body_jaxpr'], [*operands[first:second], *carries], final)
-        return [result | runs_on for result in results]  # how often it runs is in the result
+        return [result | runs_on for result in results]  # the number of iterations affects the result
 
     carries = _until_stable(operands[second:], body)
     body(carries, final)
@@ -194,12 +194,12 @@ def _until_stable(carries: list[Varies], body: Callable[[list[Varies]], list[Var
         carries = joined
 
 
-def _with_place(complaint: Callable[[], ShardingError]) -> str:
-    return f'{complaint()}\n  where: {_place_in_users_code()}'
+def _with_place(error: Callable[[], ShardingError]) -> str:
+    return f'{error()}\n  where: {_place_in_users_code()}'
 
 
 def _place_in_users_code() -> str:
-    """File and line of the innermost caller that belongs neither to this package nor to JAX."""
+    """File and line of the innermost caller outside this package and JAX."""
     ours = (str(Path(__file__).parent), str(Path(jax.__file__).parent))
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
@@ -208,7 +208,7 @@ def _place_in_users_code() -> str:
 
 
 def _identity(name: str) -> Primitive:
-    """A primitive that gives its operand; nothing of it is compiled."""
+    """An identity primitive, which compiles to nothing."""
     primitive = Primitive(name)
     primitive.def_abstract_eval(lambda x, **_: x)
     batching.primitive_batchers[primitive] = lambda operands, dims, **params: (
@@ -220,7 +220,7 @@ def _identity(name: str) -> Primitive:
 
 
 _claim, _known_same, _settle = map(_identity, ('claim', 'known_same', 'settle'))
-for _marks in (_claim, _known_same):  # what is said is said of the value, not of its derivative
+for _marks in (_claim, _known_same):  # a claim is about the value, not about its tangent
     ad.primitive_jvps[_marks] = lambda primals, tangents, _p=_marks, **params: (_p.bind(*primals, **params), *tangents)
 
 

@@ -1,4 +1,4 @@
-"""What is kept for the backward pass, by name: `save(x, 'q')` in the model; keep, recompute or offload elsewhere."""
+"""Activation memory by name: `save(x, 'q')` in the model names a value; a policy keeps, recomputes or offloads it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -6,20 +6,20 @@ from typing import Any, Literal
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-Choice = Literal['keep', 'recompute', 'offload']  # offload: kept in the host's memory
+Choice = Literal['keep', 'recompute', 'offload']  # offload: keep in host memory
 
 
 def save(x: Any, name: str) -> Any:
-    """Names a value so that a policy can choose what becomes of it between the forward and the backward pass."""
+    """Names a value, so that a policy can keep, recompute or offload it for the backward pass."""
     return checkpoint_name(x, name)
 
 
 def recompute_by_name(function: Callable[..., Any], choices: Mapping[str, Choice] | None) -> Callable[..., Any]:
-    """`function` with only the values named 'keep' or 'offload' held for its backward pass; others are computed again.
+    """Rematerializes `function` in the backward pass, except for the values named 'keep' or 'offload'.
 
     Args:
-        function: what to differentiate, such as one layer.
-        choices: 'keep', 'recompute' or 'offload' for each name; None keeps everything, and nothing is computed twice.
+        function: the function to differentiate, such as one layer.
+        choices: 'keep', 'recompute' or 'offload' for each name; None keeps everything and recomputes nothing.
     """
     if choices is None:
         return function
@@ -27,7 +27,7 @@ def recompute_by_name(function: Callable[..., Any], choices: Mapping[str, Choice
 
 
 def keep_by_name(choices: Mapping[str, Choice]) -> Callable[..., Any]:
-    """The policy of `jax.checkpoint` that does with each value what its name's choice says."""
+    """The `jax.checkpoint` policy for these choices."""
     kept = [name for name, choice in choices.items() if choice == 'keep']
     offloaded = [name for name, choice in choices.items() if choice == 'offload']
     if not offloaded:

@@ -1,4 +1,4 @@
-"""`scan` over stacked weights, for which no gathered weight is kept until the backward pass."""
+"""`scan` over stacked weights that keeps no gathered weight for the backward pass."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,15 +17,15 @@ def scan[X](
     stacked: Any,
     choices: Mapping[str, Choice] | None = None,
 ) -> tuple[X, Any]:
-    """`jax.lax.scan(body, init, stacked)` that holds on to the slices of the weights, not to the gathered weights.
+    """`jax.lax.scan(body, init, stacked)` that keeps the sharded weights for the backward pass, not the gathered ones.
 
     Args:
-        body: carry, one slice of the weights -> carry, output. Several take turns, one slice each: the loop then goes
-            over groups of slices, and those that are left for no whole group come after it.
-        init: the first carry.
+        body: maps (carry, one slice of the weights) to (carry, output). A sequence of bodies alternates, one slice
+            each: the loop is over groups of slices, followed by any remaining slices.
+        init: the initial carry.
         stacked: weights with a leading dimension to loop over.
-        choices: what of the body is kept for the backward pass, as in `recompute_by_name`; None keeps what was
-            computed and gathers again (as in Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2).
+        choices: the values of the body to keep for the backward pass, as in `recompute_by_name`; None keeps computed
+            values and gathers weights again (as in Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2).
     """
     bodies = [body] if callable(body) else list(body)
     init = as_carried(bodies, init, stacked)
@@ -56,9 +56,9 @@ def unroll[X](
     stacked: Any,
     choices: Mapping[str, Choice] | None = None,
 ) -> tuple[X, Any]:
-    """`scan` without a loop in the program: it compiles longer, and XLA may join what the slices do.
+    """`scan` without a loop in the program. Compilation takes longer, and XLA can optimize across slices.
 
-    With None for `choices` everything is kept that the backward pass needs, gathered weights too.
+    If `choices` is None, everything that the backward pass needs is kept, including gathered weights.
     """
     bodies = [recompute_by_name(one, choices) for one in ([body] if callable(body) else body)]
     count = jax.tree.leaves(stacked)[0].shape[0]
@@ -66,7 +66,7 @@ def unroll[X](
 
 
 def _in_turn(bodies: list[Any], carry: Any, slices: Any, count: int) -> tuple[Any, Any]:
-    """The first `count` bodies, each on its own slice; the outputs are stacked."""
+    """Runs the first `count` bodies, each on its own slice, and stacks the outputs."""
     outputs = []
     for i, one in enumerate(bodies[:count]):
         carry, output = one(carry, jax.tree.map(lambda x, i=i: x[i], slices))
@@ -75,9 +75,9 @@ def _in_turn(bodies: list[Any], carry: Any, slices: Any, count: int) -> tuple[An
 
 
 def as_carried[X](bodies: Sequence[Callable[[X, Any], tuple[X, Any]]], init: X, stacked: Any) -> X:
-    """The first carry of a loop, varying for JAX as the bodies' results do, which `jax.lax.scan` asks for.
+    """Makes the initial carry vary over the same axes as the bodies' results, which `jax.lax.scan` requires.
 
-    They vary along the axes of gathered weights.
+    The results vary along the axes over which weights are gathered.
     """
     axes = jax.sharding.get_abstract_mesh().manual_axes
     one = jax.tree.map(lambda x: x[0], stacked)
@@ -89,13 +89,13 @@ def as_carried[X](bodies: Sequence[Callable[[X, Any], tuple[X, Any]]], init: X, 
                 return init
             carried = jax.eval_shape(lambda x, body=body: body(x, one)[0], init)
             if jax.tree.structure(carried) != jax.tree.structure(init):
-                return init  # jax.lax.scan says so
+                return init  # jax.lax.scan raises the error
             init = jax.tree.map(lambda x, after: vary(x, after.manual_axis_type.varying), init, carried)
     return init
 
 
 def _was_computed(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Whether a value is more than another one moved or rounded: those are made again from what is kept."""
+    """Whether a value is the result of a computation, not merely another value moved or rounded, which is cheap to repeat."""
     return primitive.name not in _MOVES
 
 

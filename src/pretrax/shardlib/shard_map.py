@@ -1,4 +1,4 @@
-"""`typed_shard_map`: the types in a function's signature say how its arguments and results lie on the mesh."""
+"""`typed_shard_map`: the types in a function's signature give the sharding of its arguments and results."""
 
 import functools
 import inspect
@@ -17,15 +17,16 @@ from pretrax.shardlib.types import current_mesh, make_partition_specs
 
 
 def typed_shard_map[F: Callable](function: F) -> F:
-    """Runs a function once per device, on its slice of every argument, as the signature's types say.
+    """Runs a function on each device's slice of the arguments. The types in its signature give the slices.
 
-    Inside, code is per device and communication is explicit. Arguments whose annotation holds no array type are passed
-    as they are. The mesh is the one in force (`jax.set_mesh`). Arguments, results and annotated locals are checked.
-    `jax.shard_map` runs with `check_vma=True`: JAX tracks over which axes each value varies. Every call traces the
-    function anew: put `jax.jit` around what is called often.
+    Inside, code is per device and communication is explicit. Arguments without an array type are passed unchanged. The
+    mesh is the current one (`jax.set_mesh`). Arguments, results and annotated locals are checked. `jax.shard_map` runs
+    with `check_vma=True`, so JAX tracks the axes over which each value varies. Each call traces the function again: wrap
+    it in `jax.jit` if it is called often.
 
     Raises:
-        ShardingError: an argument, a local or the result does not have its type; arrays in an argument without one.
+        ShardingError: an argument, a local or the result does not have its annotated type, or an argument that holds
+            arrays has no array type.
     """
     inner = typechecked(function)
     signature = inspect.signature(function)
@@ -68,19 +69,21 @@ def _check_call(name: str, hints: dict[str, Any], untyped: dict[str, Any]) -> No
     for argument, value in untyped.items():
         if any(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves(value)):
             raise ShardingError(
-                f"argument '{argument}' of {name} holds arrays, but its annotation does not type them",
-                mend="annotate it, as in x: f32['batch/d d_model']",
+                f"argument '{argument}' of {name} holds arrays, but its annotation is no array type",
+                fix="annotate it, as in x: f32['batch/d d_model']",
             )
     if 'return' not in hints:
-        raise ShardingError(f'{name} needs the type of its result', mend="-> f32['batch/d d_model']")
+        raise ShardingError(f'{name} needs a return type', fix="-> f32['batch/d d_model']")
     mesh = current_mesh()
     if jax.sharding.get_abstract_mesh().manual_axes:
         raise ShardingError(
-            f'{name} is called per device already', mesh=mesh, mend='use typechecked for functions called inside'
+            f'{name} is already called per device',
+            mesh=mesh,
+            fix='use typechecked for functions called inside typed_shard_map',
         )
 
 
 def _settle_all(spec: PartitionSpec, values: Any) -> Any:
-    """The results, checked before, as JAX wants them: varying over the axes that their types name, and no others."""
+    """Results that vary, for JAX, over exactly the axes that their types name. They were checked before."""
     named = {axis for axes in spec for axis in (axes if isinstance(axes, tuple) else (axes,))}
     return jax.tree.map(lambda x: settle(x, varying_axes(x) - named), values)

@@ -1,4 +1,4 @@
-"""`typechecked`: arguments, result and annotated local assignments of a function are checked while it is traced."""
+"""`typechecked`: checks the arguments, the result and annotated locals of a function while it is traced."""
 
 import ast
 import functools
@@ -21,9 +21,9 @@ _HERE = str(Path(__file__).parent)
 def typechecked[F: Callable](function: F) -> F:
     """Checks the arguments, the result and every annotated local assignment `x: f32['B/d M'] = ...` of a function.
 
-    The outermost checked function opens a scope; the functions that it calls share it. Annotations that are not array
-    types are ignored. Local assignments are found in the source of the function; without source a warning says that
-    they go unchecked. Put it below other decorators, next to the function.
+    The outermost checked function opens a scope, and the functions it calls share it. Annotations other than array
+    types are ignored. Local assignments are read from the function's source; if there is no source, a warning reports
+    that they are not checked. Apply it as the innermost decorator.
     """
     if not hasattr(function, '__name__'):
         raise TypeError(f'{function!r:.60} is not a function: decorate the function that it calls')
@@ -46,7 +46,7 @@ def typechecked[F: Callable](function: F) -> F:
 
 
 def array_hints(function: Any, signature: inspect.Signature) -> dict[str, Any]:
-    """The annotations of a function that say something about arrays; those written as text are evaluated."""
+    """The annotations of a function that contain array types. Annotations written as strings are evaluated."""
     annotations = function.__annotations__
     if any(isinstance(annotation, str) for annotation in annotations.values()):
         unwrapped = inspect.unwrap(function)
@@ -54,8 +54,8 @@ def array_hints(function: Any, signature: inspect.Signature) -> dict[str, Any]:
             annotations = typing.get_type_hints(unwrapped, localns=dict(inspect.getclosurevars(unwrapped).nonlocals))
         except NameError as error:
             raise ShardingError(
-                f"an annotation of {function.__name__} names '{error.name}', which is not known where it is evaluated",
-                mend='annotations written as text (from __future__ import annotations) know global names only',
+                f"an annotation of {function.__name__} names '{error.name}', which is not defined where the annotation is evaluated",
+                fix='string annotations (from __future__ import annotations) can use only global names',
             ) from error
     hints = {name: annotation for name, annotation in annotations.items() if is_array_annotation(annotation)}
     for name, parameter in signature.parameters.items():
@@ -67,7 +67,7 @@ def array_hints(function: Any, signature: inspect.Signature) -> dict[str, Any]:
 
 
 class _CheckLocals(ast.NodeTransformer):
-    """Rewrites `x: T = value` to `x: T = check(value, T, 'x')`, in one function, not in those defined inside it."""
+    """Rewrites `x: T = value` to `x = check(value, T, 'x')` in one function, but not in functions defined inside it."""
 
     def __init__(self, checker: str):
         self.checker, self.changed, self.depth = checker, False, 0
@@ -100,13 +100,13 @@ class _CheckLocals(ast.NodeTransformer):
 
 
 def _with_checked_locals(function: Any) -> Any:
-    """The same function with its annotated local assignments checked."""
+    """The same function, with checks of its annotated local assignments."""
     if getattr(function, '_locals_are_checked', False) or function.__name__ == '<lambda>':
         return function
     if not isinstance(function, types.FunctionType) or hasattr(function, '__wrapped__'):
         warnings.warn(
-            f'{function.__name__} is wrapped by another decorator: its locals go unchecked. Put typechecked or '
-            'typed_shard_map next to the function',
+            f'{function.__name__} is wrapped by another decorator: its locals are not checked. Make typechecked or '
+            'typed_shard_map the innermost decorator',
             skip_file_prefixes=(_HERE,),
         )
         return function
@@ -114,10 +114,11 @@ def _with_checked_locals(function: Any) -> Any:
         lines, first = inspect.getsourcelines(function)
     except OSError:
         warnings.warn(
-            f'the source of {function.__name__} is not at hand: its locals go unchecked', skip_file_prefixes=(_HERE,)
+            f'the source of {function.__name__} is not available: its locals are not checked',
+            skip_file_prefixes=(_HERE,),
         )
         return function
-    if lines[0][:1].isspace():  # under a condition the source may stay indented as it is
+    if lines[0][:1].isspace():  # inside `if True:` the source can keep its indentation
         module = ast.increment_lineno(ast.parse('if True:\n' + ''.join(lines)), first - 2)
         definition = typing.cast(ast.If, module.body[0]).body[0]
     else:

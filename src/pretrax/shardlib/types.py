@@ -1,8 +1,8 @@
 """Array types that carry their sharding: `f32['batch/d d_model']` is a dtype, named dimensions and mesh axes.
 
-A dimension is a name, followed by the mesh axes it is sharded over, major axis first: `batch/r/d`. A type of many
-arrays is a `pytree_dataclass` of such types, and `Array['layers', Layer]` is `Layer` with one more leading dimension on
-every array. From one declaration come partition specs, shardings, abstract values and the checks of `check.py`.
+A dimension is a name followed by the mesh axes that shard it, major axis first: `batch/r/d`. A `pytree_dataclass` of such
+types describes several arrays, and `Array['layers', Layer]` is `Layer` with one more leading dimension on every array.
+This one declaration provides partition specs, shardings, abstract values and the checks of `check.py`.
 """
 
 import dataclasses
@@ -30,31 +30,31 @@ class Dim:
 
 
 def parse_dims(spec: str) -> tuple[Dim, ...]:
-    """'batch/r/d d_model' -> (Dim('batch', ('r', 'd')), Dim('d_model')). Raises ShardingError if the text is wrong."""
+    """'batch/r/d d_model' -> (Dim('batch', ('r', 'd')), Dim('d_model')). Raises ShardingError if the string is malformed."""
     if not isinstance(spec, str):
-        raise ShardingError(f'{spec!r} is not a type', mend="write one string, as in 'batch/d d_model'")
+        raise ShardingError(f'{spec!r} is not a type', fix="write one string, as in 'batch/d d_model'")
     dims = []
     for word in spec.split():
         name, *axes = word.split('/')
         if not (name.isidentifier() or name.isdecimal()) or not all(axis.isidentifier() for axis in axes):
             raise ShardingError(
                 f"'{word}' in the type '{spec}' is not 'name' or 'name/axis/axis'",
-                mend="names and axes are identifiers, separated by single blanks and slashes: 'batch/r/d d_model'",
+                fix="names and axes are identifiers; separate dimensions by spaces and axes by slashes: 'batch/r/d d_model'",
             )
         dims.append(Dim(name, tuple(axes)))
     used = [axis for dim in dims for axis in dim.axes]
     for axis in used:
         if used.count(axis) > 1:
             raise ShardingError(
-                f"the mesh axis '{axis}' shards two dimensions of '{spec}'; a device holds one slice along an axis",
-                mend=f"gather one of them first, as in all_gather('... X/{axis} -> ... X', x)",
+                f"the mesh axis '{axis}' shards two dimensions of '{spec}'; an axis can shard only one dimension",
+                fix=f"gather one of them first, as in all_gather('... X/{axis} -> ... X', x)",
             )
     return tuple(dims)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ArrayType:
-    """The type of one array: `dtype_name` is the name it was written with, `dims` are its dimensions."""
+    """The type of one array: the dtype's name as written, and the dimensions."""
 
     dtype_name: str
     dims: tuple[Dim, ...]
@@ -81,7 +81,7 @@ class ArrayType:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Maybe:
-    """`f32['M'] | None`: arrays that a configuration may leave out."""
+    """`f32['M'] | None`: an array that some configurations omit."""
 
     inner: Any
 
@@ -105,12 +105,12 @@ class Stacked:
 
 def _either(one: Any, other: Any) -> Maybe:
     if other is not None:
-        raise ShardingError(f'{type_name(one)} | {type_name(other)}: only | None may follow a type')
+        raise ShardingError(f'{type_name(one)} | {type_name(other)}: a type may only be followed by | None')
     return Maybe(one)
 
 
 def type_name(annotation: Any) -> str:
-    """An annotation as it was written."""
+    """The annotation as written in the source."""
     return annotation.__name__ if isinstance(annotation, type) else repr(annotation)
 
 
@@ -125,13 +125,13 @@ _DTYPES: dict[str, Any] = {
     'i8': jnp.int8,
     'u8': jnp.uint8,
     'bool_': jnp.bool_,
-    'num': None,  # any dtype, for code that serves several
+    'num': None,  # any dtype
     'key': jax.dtypes.prng_key,
 }
 
 if TYPE_CHECKING:
 
-    class _Typed(jax.Array):  # to a type checker every typed array is a jax.Array
+    class _Typed(jax.Array):  # type checkers treat every typed array as a jax.Array
         def __class_getitem__(cls, spec: str) -> Any: ...
 
     class f32(_Typed): ...  # noqa: N801
@@ -179,7 +179,7 @@ else:
 
         def __class_getitem__(cls, item: tuple[str, Any]) -> Stacked:
             if not isinstance(item, tuple) or len(item) != 2:
-                raise ShardingError(f'Array[{item!r}] is not a type', mend="write Array['layers', Layer]")
+                raise ShardingError(f'Array[{item!r}] is not a type', fix="write Array['layers', Layer]")
             spec, inner = item
             for dim in reversed(parse_dims(spec)):
                 inner = Stacked(dim, inner)
@@ -188,25 +188,25 @@ else:
 
 @dataclass_transform()
 def pytree_dataclass(cls: type) -> Any:
-    """A frozen dataclass of arrays that JAX treats as a pytree; every field has an array type, or a type of them."""
+    """A frozen dataclass that JAX treats as a pytree. Every field has an array type or is itself a pytree_dataclass."""
     cls = dataclasses.dataclass(frozen=True)(cls)
     jax.tree_util.register_dataclass(cls, [field.name for field in dataclasses.fields(cls)], [])
     return cls
 
 
 def plain(annotation: Any) -> Any:
-    """The annotation with `Layer | None` and `Optional[f32['M']]`, which Python makes, as `Maybe`."""
+    """The annotation, with Python's own unions such as `Layer | None` and `Optional[f32['M']]` converted to `Maybe`."""
     if typing.get_origin(annotation) in (types.UnionType, typing.Union):
         alternatives = [inner for inner in typing.get_args(annotation) if inner is not types.NoneType]
         if any(map(is_array_annotation, alternatives)):
             if len(alternatives) > 1 or len(typing.get_args(annotation)) == 1:
-                raise ShardingError(f'{annotation!r}: only | None may follow a type')
+                raise ShardingError(f'{annotation!r}: a type may only be followed by | None')
             return Maybe(alternatives[0])
     return annotation
 
 
 def is_array_annotation(annotation: Any) -> bool:
-    """Whether an annotation says anything about arrays (other annotations are not ours to check)."""
+    """Whether an annotation contains an array type."""
     annotation = plain(annotation)
     if isinstance(annotation, ArrayType | Maybe | Stacked):
         return True
@@ -227,15 +227,15 @@ def field_types(cls: Any) -> dict[str, Any]:
 
 
 def with_leading(array: ArrayType, leading: tuple[Dim, ...]) -> ArrayType:
-    """The type of many such arrays, stacked. Raises ShardingError if an axis then shards two dimensions."""
+    """The type of such arrays stacked along leading dimensions. Raises ShardingError if an axis then shards two dimensions."""
     return ArrayType(array.dtype_name, parse_dims(' '.join(map(str, leading + array.dims)))) if leading else array
 
 
 def map_type(f: Any, annotation: Any, path: str = '', leading: tuple[Dim, ...] = (), omit: tuple[str, ...] = ()) -> Any:
-    """The pytree that has f(path, array type) in the place of every array of `annotation`, None for those to omit.
+    """Maps f(path, array type) over the arrays of `annotation`. The fields to omit become None.
 
-    `dict[str, T]`, `list[T]` and `tuple[T, ...]` do not tell their length, so they give one value, a prefix of the
-    pytree: what f gives for every array of T, which has to be the same.
+    `dict[str, T]`, `list[T]` and `tuple[T, ...]` have no known length, so each gives one value, which is a prefix of the
+    pytree. f must return the same value for every array of T.
     """
     match annotation := plain(annotation):
         case ArrayType():
@@ -249,7 +249,9 @@ def map_type(f: Any, annotation: Any, path: str = '', leading: tuple[Dim, ...] =
         every = arguments[1] if origin is dict else arguments[0]
         first, *others = jax.tree.leaves(map_type(f, every, f'{path}[...]', leading, omit))
         if any(other != first for other in others):
-            raise ShardingError(f'{annotation!r}{path}: all arrays in it need one type', mend='use a pytree_dataclass')
+            raise ShardingError(
+                f'{annotation!r}{path}: all its arrays must have the same type', fix='use a pytree_dataclass'
+            )
         return first
     if origin is tuple:
         return tuple(map_type(f, inner, f'{path}[{i}]', leading, omit) for i, inner in enumerate(arguments))
@@ -261,16 +263,16 @@ def map_type(f: Any, annotation: Any, path: str = '', leading: tuple[Dim, ...] =
         return annotation(**fields)
     if annotation is None or annotation is types.NoneType:
         return None
-    raise ShardingError(f'{type_name(annotation)}{f" at {path}" if path else ""} is not a type of arrays')
+    raise ShardingError(f'{type_name(annotation)}{f" at {path}" if path else ""} is not an array type')
 
 
 def make_partition_specs(annotation: Any) -> Any:
-    """The `PartitionSpec` of every array of a type, in the type's own structure."""
+    """The `PartitionSpec` of every array of a type, as a pytree of the same structure."""
     return map_type(lambda _, array: array.partition_spec, annotation)
 
 
 def make_shardings(annotation: Any, mesh: Any = None) -> Any:
-    """The `NamedSharding` of every array of a type on `mesh` (default: the mesh in force)."""
+    """The `NamedSharding` of every array of a type on `mesh` (default: the current mesh)."""
     mesh = current_mesh() if mesh is None else mesh
 
     def sharding(path: str, array: ArrayType) -> NamedSharding:
@@ -281,16 +283,16 @@ def make_shardings(annotation: Any, mesh: Any = None) -> Any:
 
 
 def make_abstract(annotation: Any, sizes: dict[str, int], mesh: Any = None, omit: tuple[str, ...] = ()) -> Any:
-    """Shapes, dtypes and shardings of a type, for `jax.eval_shape`, checkpoints and compilation ahead of time.
+    """Shapes, dtypes and shardings of a type, for `jax.eval_shape`, checkpoints and ahead-of-time compilation.
 
     Args:
         annotation: an array type or a type of array types.
         sizes: the global size of every named dimension.
-        mesh: where the arrays live (default: the mesh in force).
-        omit: names of `| None` fields that this configuration leaves out.
+        mesh: the mesh that shards the arrays (default: the current mesh).
+        omit: names of `| None` fields to omit.
 
     Raises:
-        ShardingError: a dimension without a size, or one that its mesh axes do not divide.
+        ShardingError: a dimension has no size, or its mesh axes do not divide it.
     """
     mesh = current_mesh() if mesh is None else mesh
 
@@ -298,11 +300,11 @@ def make_abstract(annotation: Any, sizes: dict[str, int], mesh: Any = None, omit
         what = f'{path}: {array}' if path else f'{array}'
         check_axes_exist(array, mesh, path)
         if array.dtype is None:
-            raise ShardingError(f'{what} leaves the dtype open', mend='name one, as in f32')
+            raise ShardingError(f'{what} has no dtype', fix='name one, such as f32')
         shape = []
         for dim in array.dims:
             if dim.name not in sizes and not dim.name.isdecimal():
-                raise ShardingError(f"{what} has the dimension '{dim.name}', whose size is not given")
+                raise ShardingError(f"{what} has the dimension '{dim.name}', but no size is given for it")
             size = int(dim.name) if dim.name.isdecimal() else sizes[dim.name]
             check_divisible(dim, size, mesh, what)
             shape.append(size)
@@ -313,44 +315,44 @@ def make_abstract(annotation: Any, sizes: dict[str, int], mesh: Any = None, omit
 
 
 def is_fully_sharded(annotation: Any, axes: tuple[str, ...] | None = None) -> bool:
-    """Whether every array of a type is sharded over every one of `axes` (default: all axes of the mesh in force)."""
+    """Whether every array of a type is sharded over every one of `axes` (default: all axes of the current mesh)."""
     axes = axes if axes is not None else tuple(current_mesh().axis_names)
     return all(jax.tree.leaves(map_type(lambda _, array: set(axes) <= set(array.axes), annotation)))
 
 
 def current_mesh() -> Any:
-    """The mesh that `jax.set_mesh` put in force (abstract while a function is traced). Raises if there is none."""
+    """The mesh set by `jax.set_mesh` (abstract while a function is traced). Raises ShardingError if there is none."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         raise ShardingError(
-            'no mesh is in force', mend="call jax.set_mesh(jax.make_mesh((4, 2), ('d', 't'))) or use it as a context"
+            'no mesh is set', fix="call jax.set_mesh(jax.make_mesh((4, 2), ('d', 't'))) or use it as a context"
         )
     try:
         return jax.sharding.get_mesh()
-    except ValueError:  # JAX gives the devices themselves only outside jit; their abstraction serves inside
+    except ValueError:  # inside jit JAX provides only the abstract mesh
         return mesh
 
 
 def check_axes_exist(array: ArrayType, mesh: Any, what: str) -> None:
-    """Every axis that the type names is an axis of the mesh."""
+    """Raises ShardingError if the type names an axis that the mesh does not have."""
     for axis in array.axes:
         if axis not in mesh.shape:
             raise ShardingError(
                 f"{f'{what}: ' if what else ''}{array} names the mesh axis '{axis}', which the mesh does not have",
                 mesh=mesh,
-                mend=f"name one of {', '.join(mesh.axis_names)}, or add '{axis}' to the mesh (size 1 when unused)",
+                fix=f"name one of {', '.join(mesh.axis_names)}, or add '{axis}' to the mesh (size 1 when unused)",
             )
 
 
 def check_divisible(dim: Dim, size: int, mesh: Any, what: str) -> None:
-    """The mesh axes that shard a dimension divide its size."""
+    """Raises ShardingError if the mesh axes of a dimension do not divide its size."""
     parts = 1
     for axis in dim.axes:
         parts *= mesh.shape[axis]
     if size % parts:
         raise ShardingError(
-            f"{what}: dimension '{dim}' has size {size}, which its {parts} shards do not divide",
+            f"{what}: dimension '{dim}' has size {size}, which is not divisible by its {parts} shards",
             mesh=mesh,
-            mend=f'make {dim.name} a multiple of {parts} (nearest: {max(1, round(size / parts)) * parts}), '
+            fix=f'make {dim.name} a multiple of {parts} (nearest: {max(1, round(size / parts)) * parts}), '
             'or make the axes smaller',
         )
