@@ -35,8 +35,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 import pretrax
-from machine import QUIET, busy, cores, processor
+from machine import QUIET, busy, processor
 from pretrax.checkpoint import Checkpoints, restore
+from pretrax.machine.cores import usable_cores
 
 HERE = Path(__file__).resolve().parent
 ARRAY = 64 << 20  # bytes
@@ -173,7 +174,7 @@ def main() -> None:
     result = {
         'date': datetime.date.today().isoformat(),
         'command': shlex.join(['uv', 'run', 'python', 'benchmarks/checkpoint.py', *sys.argv[1:]]),
-        'processor': processor(), 'cores': cores(), 'busy': share, 'gigabytes': n_bytes / 1e9, 'rounds': options.rounds,
+        'processor': processor(), 'cores': usable_cores(), 'busy': share, 'gigabytes': n_bytes / 1e9, 'rounds': options.rounds,
         'versions': {
             'pretrax': pretrax.__version__, 'jax': jax.__version__,
             'orbax': importlib.metadata.version('orbax-checkpoint'),

@@ -32,9 +32,10 @@ import numpy as np
 from torch_environment import BenchmarkError, torch_python
 
 import pretrax
-from machine import QUIET, busy, cores, processor
+from machine import QUIET, busy, processor
 from pretrax.data.batches.prefetch import prefetch
 from pretrax.data.batches.source import DataRequest, HostBatch, pack_rows
+from pretrax.machine.cores import usable_cores
 from pretrax.machine.process_memory import ask_for_kept_memory, with_kept_memory
 from pretrax.train.step import init_state, make_step
 
@@ -210,9 +211,9 @@ def compare(name: str, python: Path, rounds: int, seconds: float) -> dict[str, A
         np.savez(directory / 'inputs.npz', allow_pickle=False, **ours.inputs())
         inputs, theirs = directory / 'inputs.npz', {}
         for peer, flags in TORCH.items():
-            theirs[peer] = Peer(python, HERE / 'torch_gpt2.py', inputs, '--threads', str(cores()), *flags)
+            theirs[peer] = Peer(python, HERE / 'torch_gpt2.py', inputs, '--threads', str(usable_cores()), *flags)
             stack.callback(theirs[peer].close)
-        flags = ['--threads', str(cores()), *TORCH['PyTorch, compile bf16']]
+        flags = ['--threads', str(usable_cores()), *TORCH['PyTorch, compile bf16']]
         theirs[KEPT] = Peer(python, HERE / 'torch_gpt2.py', inputs, *flags, kept_memory=True)
         stack.callback(theirs[KEPT].close)
         theirs[NNX] = Peer(sys.executable, HERE / 'nnx_gpt2.py', inputs)
@@ -333,7 +334,7 @@ def main() -> None:
     result = {
         'date': datetime.date.today().isoformat(),
         'command': shlex.join(['uv', 'run', 'python', 'benchmarks/cpu.py', *sys.argv[1:]]),
-        'processor': processor(), 'cores': cores(),
+        'processor': processor(), 'cores': usable_cores(),
         'versions': {
             'pretrax': pretrax.__version__, 'jax': jax.__version__, 'jaxlib': importlib.metadata.version('jaxlib'),
             **rows[0]['versions'],

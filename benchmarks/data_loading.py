@@ -30,6 +30,7 @@ from pretrax.data.batches.source import DataRequest
 from pretrax.data.batches.token_source import open_stores
 from pretrax.data.tokens.flat_tokens import TokenizerIdentity, open_split
 from pretrax.data.tokens.flat_tokens_writer import create
+from pretrax.machine.cores import usable_cores
 
 ROWS = 64
 VOCABULARY = 50_257
@@ -167,7 +168,7 @@ def main() -> None:
         'command': ' '.join(['python', 'benchmarks/data_loading.py', *sys.argv[1:]]),
         'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
         'pretrax': pretrax.__version__,
-        'machine': f'{platform.machine()}, {os.cpu_count()} cores',
+        'machine': f'{platform.machine()}, {usable_cores()} cores',
         'load': os.getloadavg()[0],
         'million_tokens_per_second': speeds,
         'seconds_to_open': opened - began,

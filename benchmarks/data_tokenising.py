@@ -25,7 +25,7 @@ from typing import Any
 import tiktoken
 import tokenizers
 
-from machine import QUIET, busy, cores, processor
+from machine import QUIET, busy, processor
 from pretrax.data.corpus.corpus import Corpus
 from pretrax.data.corpus.files import find_files
 from pretrax.data.corpus.stdlib import stdlib_files
@@ -34,6 +34,7 @@ from pretrax.data.tokenizers.tokenizer import END_OF_TEXT, Tokenizer
 from pretrax.data.tokenizers.tokenizer_files import byte_letters, load_tokenizer
 from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
 from pretrax.data.tokens.flat_tokens import verify
+from pretrax.machine.cores import usable_cores
 
 HERE = Path(__file__).resolve().parent
 VOCABULARY = 50_257
@@ -86,7 +87,9 @@ def speeds(directory: Path, megabytes: float, rounds: int) -> dict[str, Any]:
         if (counted := verify(place)['train'].tokens) != n_tokens:
             raise SystemExit(f'{counted:,} tokens, but tokenizers makes {n_tokens:,}')
         found['tokenizers'].append(expected / seconds(lambda: reference.encode_batch_fast(texts)))
-        found['tiktoken'].append(expected / seconds(lambda: encoding.encode_ordinary_batch(texts, num_threads=cores())))
+        found['tiktoken'].append(
+            expected / seconds(lambda: encoding.encode_ordinary_batch(texts, num_threads=usable_cores()))
+        )
         print(f'  round {number + 1}/{rounds}: ' + ', '.join(f'{name} {v[-1] / 1e6:.2f}' for name, v in found.items()))
     return {
         'n_tokens': n_tokens,
@@ -171,7 +174,7 @@ def main() -> None:
     result = {
         'date': datetime.date.today().isoformat(),
         'command': shlex.join(['uv', 'run', 'python', 'benchmarks/data_tokenising.py', *sys.argv[1:]]),
-        'processor': processor(), 'cores': cores(),
+        'processor': processor(), 'cores': usable_cores(),
         'versions': {
             name: importlib.metadata.version(name) for name in ('pretrax', 'fastokens', 'tokenizers', 'tiktoken')
         },

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 import machine
+from pretrax.machine.cores import usable_cores
 from pretrax.observe.attempts import read_attempts
 from pretrax.observe.metrics import read_metrics
 
@@ -48,7 +49,7 @@ def compare(options: argparse.Namespace, directory: Path) -> int:
     directory.mkdir(parents=True, exist_ok=True)
     config = directory / 'run.yaml'
     config.write_text(json.dumps(small_run(options)))
-    print(f'{machine.processor()}, {machine.cores()} cores; {machine.busy():.0%} used by other programs')
+    print(f'{machine.processor()}, {usable_cores()} cores; {machine.busy():.0%} used by other programs')
     began = time.time()
     with launched(config, directory / 'undisturbed', options) as undisturbed:
         code = undisturbed.wait()

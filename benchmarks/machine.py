@@ -1,9 +1,10 @@
 """The machine that a benchmark runs on: processor, cores, and how busy they are."""
 
 import os
-import platform
 import time
 from pathlib import Path
+
+from pretrax.machine.cores import cpu_flags, cpu_name
 
 QUIET = 0.05  # largest share of the cores that other programs may use
 
@@ -25,16 +26,8 @@ def busy(seconds: float = 0.5) -> float:
     return 1 - (idle_after - idle_before) / max(all_after - all_before, 1)
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-
-
 def processor() -> str:
     """The name of the processor and the extensions that matter for matrix products."""
-    info = Path('/proc/cpuinfo')
-    if not info.exists():
-        return platform.processor() or platform.machine()
-    fields = dict(line.split(':', 1) for line in info.read_text().split('\n\n')[0].splitlines() if ':' in line)
-    fields = {key.strip(): value.strip() for key, value in fields.items()}
-    flags = [flag for flag in ('amx_bf16', 'avx512_bf16', 'avx512f', 'avx2') if flag in fields.get('flags', '').split()]
-    return f'{fields.get("model name", platform.machine())} ({", ".join(flags)})'
+    known = cpu_flags()
+    flags = [flag for flag in ('amx_bf16', 'avx512_bf16', 'avx512f', 'avx2') if flag in known]
+    return f'{cpu_name()} ({", ".join(flags)})'

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import pathlib
-import platform
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from pretrax.config import resolved_yaml
 from pretrax.errors import UserError
 from pretrax.launch.local import devices_of
 from pretrax.launch.sweep import Row, Sweep
+from pretrax.machine.cores import cpu_name, usable_cores
 
 RESULTS = 'results.jsonl'
 FINAL = ('done', 'too large', 'out of memory', 'refused')  # would come again; `failed`, `killed`, `time limit` may not
@@ -186,15 +186,11 @@ def probe() -> dict[str, Any]:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ['no reason given'])[-1]
         raise UserError(f'JAX does not start here: {last[:300]}')
-    return {'pretrax': __version__, 'cpu': _cpu(), **json.loads(done.stdout.splitlines()[-1])}
-
-
-def _cpu() -> str:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
-    info = pathlib.Path('/proc/cpuinfo')
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(':')[2].strip() for line in lines if line.startswith('model name')]
-    return f'{names[0] if names else platform.machine()}, {cores} cores'
+    return {
+        'pretrax': __version__,
+        'cpu': f'{cpu_name()}, {usable_cores()} cores',
+        **json.loads(done.stdout.splitlines()[-1]),
+    }
 
 
 def _held(directory: pathlib.Path) -> Any:

@@ -7,6 +7,7 @@ import pathlib
 from pretrax.config import RunConfig, resolve_mesh
 from pretrax.config.batch import check_batch
 from pretrax.errors import UserError
+from pretrax.machine.cores import usable_cores
 
 
 def devices_per_process(config: RunConfig, processes: int, wanted: int | None) -> tuple[int, str]:
@@ -55,8 +56,7 @@ def _devices_here() -> tuple[int, str]:
         gpus = [name for name in visible.split(',') if name and not name.startswith('-')]
     if gpus and os.environ.get('JAX_PLATFORMS', '') != 'cpu':
         return len(gpus), 'GPUs'
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-    return cores, 'cores'
+    return usable_cores(), 'cores'
 
 
 def _written(axes: dict[str, int]) -> str:

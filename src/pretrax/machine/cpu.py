@@ -6,14 +6,13 @@ CPU, number of cores, number of simulated devices and JAX version; delete the fi
 the machine was busy the first time.
 """
 
-import os
 import pathlib
-import platform
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from pretrax.machine.cache import cache_directory, read_entries, write_entries
+from pretrax.machine.cores import cpu_name, total_memory, usable_cores
 from pretrax.scale.devices import Device
 
 SIZES = (512, 1024, 2048)  # square products; the largest ones are skipped where they would take too long
@@ -29,7 +28,7 @@ def measured_cpu(devices: Sequence[Any], cache_dir: pathlib.Path | None = None) 
     """
     import jax
 
-    name, cores = cpu_name(), _cores()
+    name, cores = cpu_name(), usable_cores()
     path = (cache_dir or cache_directory()) / 'cpu.json'
     key = f'{name} | {cores} cores | {len(devices)} devices | jax {jax.__version__}'
     entries = {key: peaks for key, peaks in read_entries(path).items() if _sound(peaks)}
@@ -39,7 +38,7 @@ def measured_cpu(devices: Sequence[Any], cache_dir: pathlib.Path | None = None) 
     else:
         peaks = {dtype: measure(devices, dtype) / len(devices) for dtype in ('bf16', 'f32')}
         source = f'measured now, {write_entries(path, entries | {key: peaks})}'
-    memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // len(devices)
+    memory = total_memory() // len(devices)
     return Device(f'{name}, {cores} cores', peaks['bf16'], peaks['f32'], memory, None, source)
 
 
@@ -77,30 +76,3 @@ def _sound(peaks: Any) -> bool:
     return isinstance(peaks, dict) and all(
         isinstance(peaks.get(dtype), float) and 0 < peaks[dtype] < float('inf') for dtype in ('bf16', 'f32')
     )
-
-
-def available_memory() -> int:
-    """Bytes of the machine's memory that programs may still take."""
-    try:
-        lines = pathlib.Path('/proc/meminfo').read_text().splitlines()
-    except OSError:  # not Linux
-        lines = []
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith('MemAvailable')]
-    return found[0] if found else os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // 2
-
-
-def _cores() -> int:
-    """Cores that this process may use (a container or `taskset` may give it fewer than there are)."""
-    if hasattr(os, 'sched_getaffinity'):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def cpu_name() -> str:
-    """Of this machine, as its kernel has it."""
-    try:
-        lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
-    except OSError:  # not Linux
-        return platform.processor() or platform.machine()
-    names = [line.split(':', 1)[1].strip() for line in lines if line.startswith('model name')]
-    return names[0] if names else platform.machine()

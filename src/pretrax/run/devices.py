@@ -2,7 +2,6 @@
 
 import math
 import os
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from pretrax.config import Mesh as MeshSection
 from pretrax.config import RunConfig, resolve_mesh
 from pretrax.config.batch import check_batch, n_sequences
 from pretrax.machine import process_memory
+from pretrax.machine.cores import cpu_flags, usable_cores
 from pretrax.model.axes import AXES
 from pretrax.run.placement import n_slices, place
 
@@ -76,7 +76,7 @@ def simulate_cpus(section: MeshSection, n_sequences: int) -> str:
     needed = math.prod(size for size in sizes.values() if isinstance(size, int))
     shards = math.prod(size for axis, size in sizes.items() if isinstance(size, int) and axis in 'rde')
     is_free = 'auto' in (section.r, section.d)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+    cores = usable_cores()
     copies = range(1, max(cores // 2 // needed, 1) + 1) if is_free else range(0)
     count = needed * max((n for n in copies if n_sequences % (shards * n) == 0), default=1)
     try:
@@ -92,14 +92,8 @@ def choose_compute(choice: str, platform: str) -> tuple[Any, str]:
         return {'bf16': jnp.bfloat16, 'f32': jnp.float32}[choice], 'as configured'
     if platform != 'cpu':
         return jnp.bfloat16, f'{platform} multiplies bf16 fastest'
-    flags = _cpu_flags()
+    flags = cpu_flags()
     for flag in ('amx_bf16', 'avx512_bf16'):
         if flag in flags:
             return jnp.bfloat16, f'the processor multiplies bf16 ({flag})'
     return jnp.float32, 'the processor has no bf16 products'
-
-
-def _cpu_flags() -> set[str]:
-    info = pathlib.Path('/proc/cpuinfo')
-    text = info.read_text() if info.exists() else ''
-    return set(next((line for line in text.splitlines() if line.startswith('flags')), '').split())

@@ -7,7 +7,6 @@ is respected), one entry for each device, versions and configuration; delete the
 
 import hashlib
 import json
-import os
 import pathlib
 import time
 from typing import Any
@@ -18,7 +17,7 @@ from pretrax.config import RunConfig, is_harmless, settle
 from pretrax.config.batch import micro_batch_sizes, sequences_per_device
 from pretrax.errors import Report, UserError
 from pretrax.machine.cache import cache_directory, read_entries, write_entries
-from pretrax.machine.cpu import available_memory, cpu_name
+from pretrax.machine.cores import available_memory, cpu_name, usable_cores
 from pretrax.machine.software import flags, versions
 from pretrax.run.setup import Run, prepare
 from pretrax.scale.memory import memory_here, memory_of, size
@@ -115,7 +114,7 @@ def _key(run: Run) -> str:
     made_of = {key: value for key, value in values.items() if not is_harmless(key) and key not in ('data', 'init_from')}
     said: dict[str, Any] = {
         'config': made_of | {'mesh': dict(run.mesh.shape), 'memory': values['memory']}, 'versions': versions(),
-        'flags': flags(), 'cores': os.cpu_count(), 'vocabulary': run.source.vocab_size,
+        'flags': flags(), 'cores': usable_cores(), 'vocabulary': run.source.vocab_size,
     }  # fmt: skip
     digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
     kind = cpu_name() if device.platform == 'cpu' else device.device_kind

@@ -4,13 +4,13 @@ Results are the same whichever it is. A function is called as `function(*argumen
 picklable, and it may tell `progress(bytes, tokens)` meanwhile.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from pretrax.data.corpus.corpus import Shard
 from pretrax.data.tokenize.pieces import Job, Piece, Progress, write_piece
+from pretrax.machine.cores import usable_cores
 
 type EngineName = Literal['local', 'ray']
 
@@ -63,7 +63,7 @@ def make_engine(name: EngineName, workers: int | None, n_shards: int) -> Engine:
         from pretrax.data.tokenize.engine_ray import Ray
 
         return Ray(workers)
-    n_workers = min(workers or cores(), n_shards)
+    n_workers = min(workers or usable_cores(), n_shards)
     if n_workers <= 1:
         return InProcess()
     from pretrax.data.tokenize.engine_local import Processes
@@ -80,8 +80,3 @@ def in_order(engine: Engine, function: Callable[..., Any], calls: Iterable[tuple
         while position in waiting:
             yield waiting.pop(position)
             position += 1
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
