@@ -7,11 +7,11 @@ same batches on any number of processes. If the source has a `tokenizer`, the mo
 import numpy as np
 
 from pretrax import register
-from pretrax.data.batches.source import DataRequest, HostBatch, pack_rows
+from pretrax.data.batches.source import DataRequest, HostBatch, Source, pack_rows
 
 
 @register('data', 'sums')
-class Sums:
+class Sums(Source):
     vocab_size = 128
     end_of_text = ord('\n')  # each sum is a document, and ends with a newline
 

@@ -44,6 +44,7 @@ def test_two_and_four_processes_train_like_one(values, tmp_path):
 RECORDER = """
 import json, os
 from pretrax.config import register
+from pretrax.data.batches.source import Source
 from pretrax.data.options import TextOptions
 from pretrax.data.text import open_text
 from bigram import Bigram
@@ -53,7 +54,7 @@ def bigram(request):
     return Bigram(request.vocab_size)
 
 @register('data', 'recorded', options=TextOptions)
-class Recorded:
+class Recorded(Source):
     def __init__(self, request, *, options):
         self.source = open_text(request, options=options)
         self.vocab_size = self.source.vocab_size

@@ -1,4 +1,4 @@
-"""pack_rows, compared with a plain loop over each row."""
+"""The defaults of a data source, and `pack_rows` compared with a plain loop over each row."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from pretrax.data.batches.source import HostBatch, pack_rows
+from pretrax.data.batches.source import HostBatch, Source, check_source, pack_rows
+from pretrax.errors import UserError
 
 
 def pack_row_by_row(tokens: np.ndarray, starts: np.ndarray, wanted: np.ndarray) -> HostBatch:
@@ -47,6 +48,47 @@ def test_attention_never_crosses_documents():
     assert batch.segments.tolist() == [[1, 1, 2, 2, 2]]
     assert batch.positions.tolist() == [[0, 1, 0, 1, 2]]
     assert batch.mask.tolist() == [[1, 0, 1, 1, 0]]
+
+
+class Counting(Source):
+    """The least that a plugin has to write."""
+
+    vocab_size = 9
+
+    def batch(self, step: int, rows: slice, batch_rows: int) -> HostBatch:
+        return pack_rows(np.array([[1, 2, 3]] * batch_rows)[rows], np.zeros((batch_rows, 3), bool)[rows])
+
+
+def test_a_source_needs_only_vocab_size_and_batch():
+    source = check_source(Counting(), 'counting')
+    assert source.batch(0, slice(None), 2).tokens.tolist() == [[1, 2]] * 2
+    assert source.tokenizer is source.fingerprint is source.documents_per_row is source.reading is None
+    assert source.validation_parts == {}
+    assert source.tokenizer_sha256 is None
+    with pytest.raises(TypeError, match='batch'):
+        type('Empty', (Source,), {'vocab_size': 9})()
+
+
+def test_a_plugin_writes_validation_as_a_method():
+    class Validated(Counting):
+        def validation(self, index: int, rows: slice, batch_rows: int) -> HostBatch:
+            return self.batch(index, rows, batch_rows)
+
+    [(name, (weight, batch))] = Validated().validation_parts.items()
+    assert (name, weight) == ('', 1.0)
+    assert batch(0, slice(None), 1).targets.tolist() == [[2, 3]]
+
+
+@pytest.mark.parametrize(
+    ('built', 'message'),
+    [
+        (object(), r'data\.name=mine: the component returned object(.|\n)*derive object from .*Source'),
+        (type('Mine', (Source,), {'batch': Counting.batch})(), 'Mine has no vocab_size'),
+    ],
+)
+def test_a_component_that_is_no_source_is_refused(built, message):
+    with pytest.raises(UserError, match=message):
+        check_source(built, 'mine')
 
 
 def test_wrong_shapes_are_refused():

@@ -32,5 +32,4 @@ class _Batches:
         return self._source.batch(index, self._rows, self._batch_rows)
 
     def __repr__(self) -> str:
-        fingerprint = getattr(self._source, 'fingerprint', None)  # Grain's checkpoints compare it
-        return f'batches of {self._batch_rows} rows, {fingerprint}'
+        return f'batches of {self._batch_rows} rows, {self._source.fingerprint}'  # Grain's checkpoints compare it

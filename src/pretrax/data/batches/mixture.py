@@ -8,12 +8,12 @@ stored is a short table of treads, so any step is found at once, and every row o
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pretrax.data.batches.source import DataRequest, HostBatch
+from pretrax.data.batches.source import BatchFunction, DataRequest, HostBatch, Source
 from pretrax.data.batches.token_source import SHARE_FOR_BLOCKS, TokenSource, row_numbers
 from pretrax.errors import UserError
 
@@ -162,7 +162,7 @@ class Member(NamedTuple):
     source: TokenSource
 
 
-class Mixture:
+class Mixture(Source):
     """A `Source` that takes each row from one of its members; every member keeps its own order and epochs.
 
     A row with padding has fewer tokens, so a member's share of the rows is its weight over the density of its rows.
@@ -170,16 +170,14 @@ class Mixture:
     batches.
     """
 
-    validation = None
-
     def __init__(self, members: Sequence[Member], exhausted: Exhausted):
         self.members = members
         sources = [member.source for member in members]
         _check_tokenizers(members)
         self.vocab_size = max(source.vocab_size for source in sources)
         self.tokenizer = next((source.tokenizer for source in sources if source.tokenizer), None)
-        self.n_tokens = sum(source.n_tokens for source in sources)
-        self.documents_per_row = max(source.documents_per_row for source in sources)
+        self.n_tokens = sum(source.train.tokens.n_tokens for source in sources)
+        self.documents_per_row = max(source.documents_per_row or 1 for source in sources)
         self.fingerprint = ' '.join(f'{member.name}:{member.source.fingerprint}' for member in members)
         self._exhausted: Exhausted = exhausted
         self.assignment = functools.lru_cache(self._assignment)
@@ -189,7 +187,7 @@ class Mixture:
         self.bytes_per_token = _mean([s.bytes_per_token for s in sources], last) if constant else None
         held_out = [(w, member) for w, member in zip(last, members, strict=True) if member.source.validation and w]
         total = math.fsum(weight for weight, _ in held_out)
-        self.validation_parts: Mapping[str, tuple[float, Callable[[int, slice, int], HostBatch]]] = {
+        self._validation_parts: dict[str, tuple[float, BatchFunction]] = {
             member.name: (weight / total, member.source.validation)
             for weight, member in held_out
             if member.source.validation
@@ -217,6 +215,10 @@ class Mixture:
         ]
         back = np.argsort(np.concatenate([here for here in places if len(here)]))
         return HostBatch(*(np.concatenate(arrays)[back] for arrays in zip(*parts, strict=True)))
+
+    @property
+    def validation_parts(self) -> Mapping[str, tuple[float, BatchFunction]]:
+        return self._validation_parts
 
     @property
     def reading(self) -> str | None:

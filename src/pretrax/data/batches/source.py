@@ -1,22 +1,31 @@
-"""What training needs from data: a batch for a step, a pure function of (seed, step, row) on any number of processes.
+"""The interface between data and training: a batch is a pure function of (seed, step, row), on any number of processes.
 
-Anything with `vocab_size` and `batch` is a `Source`; `pack_rows` turns consecutive tokens into what a model reads.
+Derive a data source from `Source`; `pack_rows` makes a batch of consecutive tokens.
 Letters: R rows (sequences), L sequence length.
 """
 
+import abc
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from pretrax.errors import UserError
 
 
 @dataclass(frozen=True)
 class DataRequest:
-    """What pretrax tells a data component: where it may keep files, how long a row is, and how to speak to the user.
+    """The facts about a run that a data source is built from.
 
-    `steps` and `batch_rows` are what the run is going to ask for, where that is known; batches do not depend on them.
+    Attributes:
+        seed: any integer.
+        sequence_length: tokens of a row.
+        directory: where the source may keep files.
+        say: prints a line for the user.
+        steps: steps of the run; None if unknown. Batches do not depend on it.
+        batch_rows: rows of a step over all processes; None if unknown. Batches do not depend on it.
     """
 
     seed: int
@@ -28,11 +37,14 @@ class DataRequest:
 
 
 class HostBatch(NamedTuple):
-    """One step's rows in host memory; each array is [R, L].
+    """Rows of one step in host memory; each array is [R, L].
 
-    tokens int32; targets int32, the token after each one; segments int32, the number 1, 2, .. of the document inside
-    the row (attention stays inside a segment); positions int32, restarting at 0 with each segment; mask float32, 1
-    where the target counts.
+    Attributes:
+        tokens: int32.
+        targets: int32, the token after each token.
+        segments: int32, the number 1, 2, .. of the document in the row; attention stays inside a segment.
+        positions: int32, restarting at 0 with each segment.
+        mask: float32, 1 where the target counts, otherwise 0.
     """
 
     tokens: np.ndarray
@@ -42,35 +54,82 @@ class HostBatch(NamedTuple):
     mask: np.ndarray
 
 
-@runtime_checkable
-class Source(Protocol):
-    """A supply of batches.
+# (index, rows, batch_rows) -> the rows `rows` of batch `index`, which has `batch_rows` rows over all processes.
+type BatchFunction = Callable[[int, slice, int], HostBatch]
 
-    `batch(step, rows, batch_rows)` returns the rows `rows` of the `batch_rows` rows that make up step `step`, the same
-    ones whichever process asks and whatever was asked before. A source may also have `tokenizer` (encode, decode,
-    end_of_text), `bytes_per_token` and `validation_bytes_per_token` (bytes of text per target that counts), `n_tokens`,
-    `fingerprint` (identifies the training tokens), `documents_per_row` (at most, which the fused kernels need to know),
-    `reading` (what is being read at this moment) and `validation(index, rows, batch_rows)`, or None in their place.
-    Where losses are to be told apart, `validation_parts` takes the place of `validation`: {name: (weight in the whole,
-    the same function)}.
+
+class Source(abc.ABC):
+    """The base class of data sources. A source has to define `vocab_size` and `batch`; the rest has defaults.
+
+    Attributes:
+        vocab_size: number of token ids; every id is below it.
+        tokenizer: has `encode(text)`, `decode(ids)` and `end_of_text`; without it, the run cannot generate text.
+        n_tokens: number of training tokens; None if unknown or endless.
+        fingerprint: identifies the training tokens, so that a resumed run notices changed data; None skips the check.
+        documents_per_row: the largest number of segments in a row, for the attention kernels; None if unknown.
+        bytes_per_token: UTF-8 bytes of text per training target that counts; None omits bits per byte from the metrics.
+        validation_bytes_per_token: UTF-8 bytes of text per validation target that counts; None likewise.
+        validation: returns a batch of held-out rows; None if no text is held out. Rows past the last one have mask 0.
     """
 
-    @property
-    def vocab_size(self) -> int: ...
+    vocab_size: int
+    tokenizer: Any = None
+    n_tokens: int | None = None
+    fingerprint: str | None = None
+    documents_per_row: int | None = None
+    bytes_per_token: float | None = None
+    validation_bytes_per_token: float | None = None
+    validation: BatchFunction | None = None
 
-    def batch(self, step: int, rows: slice, batch_rows: int) -> HostBatch: ...
+    @abc.abstractmethod
+    def batch(self, step: int, rows: slice, batch_rows: int) -> HostBatch:
+        """The rows `rows` of the `batch_rows` rows of a step.
+
+        A pure function of its arguments and the seed: the result depends neither on the process nor on earlier calls.
+        """
+
+    @property
+    def validation_parts(self) -> Mapping[str, tuple[float, BatchFunction]]:
+        """{name: (weight in the validation loss, batches)}; by default `validation` under the name ''."""
+        return {} if self.validation is None else {'': (1.0, self.validation)}
+
+    @property
+    def reading(self) -> str | None:
+        """What is being read at this moment, for the message about a stall; by default None."""
+        return None
+
+    @property
+    def tokenizer_sha256(self) -> str | None:
+        """Identifies the tokenizer; by default its `sha256`, or None if it has none."""
+        return getattr(self.tokenizer, 'sha256', None)
+
+
+def check_source(source: Any, name: str) -> Source:
+    """Returns the object that the data component `name` built. Raises UserError if it is not a data source."""
+    kind = type(source).__name__
+    if not isinstance(source, Source):
+        raise UserError(
+            f'data.name={name}: the component returned {kind}, expected a data source\n'
+            f'derive {kind} from pretrax.data.batches.source.Source'
+        )
+    if not hasattr(source, 'vocab_size'):
+        raise UserError(f'data.name={name}: {kind} has no vocab_size\nset self.vocab_size to the number of token ids')
+    return source
 
 
 def pack_rows(tokens: np.ndarray, starts: np.ndarray, counts: np.ndarray | None = None) -> HostBatch:
-    """Rows of L + 1 consecutive tokens -> inputs, targets, segments, positions and mask of length L.
+    """Converts rows of L + 1 consecutive tokens to a batch of length L.
+
+    A row starts a segment even if it begins inside a document. The first token of a document cannot be predicted from
+    the document before it, so as a target it has mask 0.
 
     Args:
         tokens: [R, L + 1] integers.
-        starts: [R, L + 1] bool, true where a token is the first of its document. A row that begins inside a document
-            begins a segment all the same.
-        counts: [R, L + 1] bool, false where a token is not to be learnt (a prompt, say); None: all are.
+        starts: [R, L + 1] bool, true for the first token of each document.
+        counts: [R, L + 1] bool, false for tokens that do not count as targets, such as a prompt; None: all count.
 
-    Nothing inside a row tells which document comes next, so a target that starts one has mask 0.
+    Raises:
+        ValueError: the shapes differ.
     """
     if tokens.ndim != 2 or tokens.shape != starts.shape or tokens.shape[1] < 2:
         raise ValueError(f'tokens {tokens.shape}, starts {starts.shape}: expected two arrays of one shape [R, L + 1]')

@@ -3,21 +3,20 @@
 data: {name: synthetic, vocab_size: 50304}
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
-from pretrax.data.batches.source import DataRequest, HostBatch, pack_rows
+from pretrax.data.batches.source import DataRequest, HostBatch, Source, pack_rows
 from pretrax.errors import UserError
 
 
-class SyntheticSource:
+class SyntheticSource(Source):
     """Documents of one length, of tokens drawn from Zipf's law, as frequencies of words are: token k is drawn with a
     probability in proportion to 1 / (k + 1). Each row is drawn from the seed and its number in the run."""
 
     def __init__(self, request: DataRequest, vocab_size: int, document_length: int):
         self.vocab_size = vocab_size
         self.fingerprint = f'synthetic {vocab_size} {document_length}'
+        self.validation = self._held_out
         self.documents_per_row = -(-request.sequence_length // document_length)
         self._seed, self._length, self._document = request.seed, request.sequence_length, document_length
         # By the inverse of the cumulative distribution, which for 1 / x is exponential.
@@ -26,10 +25,8 @@ class SyntheticSource:
     def batch(self, step: int, rows: slice, batch_rows: int) -> HostBatch:
         return self._rows(0, step * batch_rows + np.arange(batch_rows)[rows])
 
-    @property
-    def validation(self) -> Callable[[int, slice, int], HostBatch]:
-        """(index, rows, batch_rows) -> rows that training does not have."""
-        return lambda index, rows, batch_rows: self._rows(1, index * batch_rows + np.arange(batch_rows)[rows])
+    def _held_out(self, index: int, rows: slice, batch_rows: int) -> HostBatch:
+        return self._rows(1, index * batch_rows + np.arange(batch_rows)[rows])
 
     def _rows(self, split: int, numbers: np.ndarray) -> HostBatch:
         uniform = np.stack(

@@ -4,7 +4,6 @@ Row `row` of step `step` has the number g = step * batch_rows + row in the run. 
 function of the seed and g. Letters: R rows, L sequence length.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -13,7 +12,7 @@ import numpy as np
 from pretrax.data.batches.block_cache import MEMORY, BlockCache
 from pretrax.data.batches.order import Order
 from pretrax.data.batches.packing import PackedDocuments
-from pretrax.data.batches.source import DataRequest, HostBatch
+from pretrax.data.batches.source import DataRequest, HostBatch, Source
 from pretrax.data.batches.windows import Windows
 from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.data.tokens.flat_tokens import open_split, read_tokenizer_json, splits
@@ -50,7 +49,7 @@ class Rows(Protocol):
         ...
 
 
-class TokenSource:
+class TokenSource(Source):
     """A `Source` over the rows of what trains and of what is held out."""
 
     def __init__(self, train: Rows, held_out: Rows | None, tokenizer: Tokenizer | None, seed: int):
@@ -62,6 +61,7 @@ class TokenSource:
         self.validation_bytes_per_token = held_out.tokens.bytes_per_target if held_out else None
         self.documents_per_row = max(rows.documents_per_row for rows in (train, held_out) if rows)
         self.fingerprint = train.tokens.fingerprint
+        self.validation = None if held_out is None else self._validation
         self._order = Order(train.n, train.block, seed)
 
     def batch(self, step: int, rows: slice, batch_rows: int) -> HostBatch:
@@ -72,13 +72,8 @@ class TokenSource:
         """Rows by their numbers in the run, int64 [R]; `whole_blocks` reads what lies around them as well."""
         return self.train.read(self._order(number), whole_blocks)
 
-    @property
-    def validation(self) -> Callable[[int, slice, int], HostBatch] | None:
-        """(index, rows, batch_rows) -> rows of held-out text, or None where none is held out. The order depends on no
-        seed; each row comes once, and rows past the last one have mask 0."""
-        return None if self.held_out is None else self._validation
-
     def _validation(self, index: int, rows: slice, batch_rows: int) -> HostBatch:
+        """Each held-out row once, in an order that does not depend on the seed; rows past the last one have mask 0."""
         assert self.held_out is not None
         number = row_numbers(rows, batch_rows)
         share = len(number) >= SHARE_FOR_BLOCKS * batch_rows

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tokenizers
 
-from pretrax.data.batches.source import DataRequest, HostBatch
+from pretrax.data.batches.source import DataRequest, HostBatch, Source
 from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.errors import UserError
 
@@ -27,19 +27,21 @@ class PromptTokenizer(Tokenizer):
         return self.prefix + super().encode(text)
 
 
-class TokenizerOnly:
+class TokenizerOnly(Source):
     """A source of no batches. `tokenizer` is None where the imported checkpoint had no tokenizer.json."""
 
-    bytes_per_token = None
     documents_per_row = 1
 
     def __init__(self, request: DataRequest, *, vocab_size: int | None = None):
         self._directory = request.directory
         path = Path(request.directory) / FILE
         self.tokenizer = PromptTokenizer(path.read_bytes(), str(path)) if path.is_file() else None
-        if self.tokenizer is None and vocab_size is None:
-            raise UserError(f'{path}: no such file, and data.vocab_size does not say how many tokens there are')
-        self.vocab_size = vocab_size if self.tokenizer is None else self.tokenizer.vocab_size
+        if self.tokenizer is not None:
+            self.vocab_size = self.tokenizer.vocab_size
+        elif vocab_size is not None:
+            self.vocab_size = vocab_size
+        else:
+            raise UserError(f'{path}: no such file, and data.vocab_size is not given\n  set data.vocab_size')
 
     def batch(self, step: int, rows: slice, batch_rows: int) -> HostBatch:
         raise UserError(
