@@ -92,7 +92,7 @@ class Part:
     """One or more processes and their specification. `seconds`: upper end of the usual duration."""
 
     name: str
-    side: str  # 'ours', 'torch', or 'check' for both, one after the other
+    side: str  # 'pretrax', 'torch', or 'check' for both, one after the other
     spec: dict[str, Any]
     seconds: float
 
@@ -112,7 +112,7 @@ class Processes:
     path: str  # PYTHONPATH
 
     def __call__(self, side: str, spec: dict[str, Any], seconds: float) -> dict[str, Any]:
-        script = HERE / {'ours': 'accelerator_ours.py', 'torch': 'torch_accelerator.py'}[side]
+        script = HERE / {'pretrax': 'accelerator_pretrax.py', 'torch': 'torch_accelerator.py'}[side]
         environment = {
             **os.environ, 'PYTHONPATH': self.path, 'XLA_PYTHON_CLIENT_MEM_FRACTION': '0.95',
             'PYTORCH_ALLOC_CONF': 'expandable_segments:True', 'TF_CPP_MIN_LOG_LEVEL': '2',
@@ -150,7 +150,7 @@ def parts(device: dict[str, Any], tiny: bool, with_torch: bool, seconds: float) 
             d_ff = {'d_ff': 128} if 'd_ff' in spec['model'] else {}
             specs[name] = spec | {'model': spec['model'] | small | d_ff, 'length': 32, 'rows': 4, 'vocab_size': 384}
     found = [
-        Part('ceilings', 'ours', {'kind': 'ceilings', 'size': 256 if tiny else 8192, 'values': 2**16 if tiny else 2**31}, 45)
+        Part('ceilings', 'pretrax', {'kind': 'ceilings', 'size': 256 if tiny else 8192, 'values': 2**16 if tiny else 2**31}, 45)
     ]  # fmt: skip
     if with_torch:
         for name in ('124M', '1.3B'):
@@ -158,33 +158,33 @@ def parts(device: dict[str, Any], tiny: bool, with_torch: bool, seconds: float) 
             spec = specs[name] | {'kind': 'check', 'model': shallow, 'rows': 4, 'steps': 5}
             found += [Part(f'check {name}', 'check', spec, 240)]
     for name, spec in specs.items():
-        found.append(Part(f'{name}, pretrax', 'ours', spec, 150))
+        found.append(Part(f'{name}, pretrax', 'pretrax', spec, 150))
         for peer, how in TORCH.items() if with_torch else ():
             found.append(Part(f'{name}, {peer}', 'torch', spec | how, 200))
     for lever, (name, change, _) in LEVERS.items():
         fits = {'exempt': ['head']} if tiny and 'matmul' in change else {}
         spec = specs[name] | change | fits | {'seconds': seconds / 2}
         if not (tiny and 'compiler_options' in change):
-            found.append(Part(f'lever: {lever}', 'ours', spec, 120))
+            found.append(Part(f'lever: {lever}', 'pretrax', spec, 120))
     for name in ('1.3B', '124M'):
         spec = specs[name]
         M, F = spec['model']['d_model'], spec['model'].get('d_ff', 4 * spec['model']['d_model'])
         products = {'q': (M, M), 'up': (M, F), 'down': (F, M), 'head': (M, spec['vocab_size'])}
         attention = (spec['rows'], spec['length'], spec['model']['n_heads'], M // spec['model']['n_heads'])
         tokens = spec['rows'] * spec['length']
-        found.append(Part(f'kernels {name}', 'ours', {'kind': 'kernels', 'products': products, 'tokens': tokens, 'attention': attention}, 120))  # fmt: skip
+        found.append(Part(f'kernels {name}', 'pretrax', {'kind': 'kernels', 'products': products, 'tokens': tokens, 'attention': attention}, 120))  # fmt: skip
         for batch in (1, 32):
             decode = spec | {'kind': 'decode', 'rows': batch, 'new': 8 if tiny else 128}
-            found.append(Part(f'decode {name}, batch {batch}', 'ours', decode, 150))
+            found.append(Part(f'decode {name}, batch {batch}', 'pretrax', decode, 150))
     first = ['ceilings', *(f'check {name}' for name in MODELS), '1.3B, pretrax', '1.3B, PyTorch, compile']
     first += ['124M, pretrax', '124M, PyTorch, compile', '2.6B, pretrax', '2.6B, PyTorch, compile', 'lever: fp8']
     return sorted(found, key=lambda part: first.index(part.name) if part.name in first else len(first))
 
 
-def carry_out(part: Part, launch: Launch, seconds: float) -> dict[str, Any]:
+def run_part(part: Part, launch: Launch, seconds: float) -> dict[str, Any]:
     """Result of a part. If memory runs out, the batch is split into more passes, and the result records their number."""
     if part.side == 'check':
-        return compared(part, launch, seconds)
+        return compare_losses(part, launch, seconds)
     passes = 1
     while True:
         try:
@@ -196,7 +196,7 @@ def carry_out(part: Part, launch: Launch, seconds: float) -> dict[str, Any]:
                 return {'failed': 'out of memory'}
 
 
-def compared(part: Part, launch: Launch, seconds: float) -> dict[str, Any]:
+def compare_losses(part: Part, launch: Launch, seconds: float) -> dict[str, Any]:
     """Losses of both sides from the same weights on the same batches, in f32 and in bf16.
 
     Raises:
@@ -206,7 +206,7 @@ def compared(part: Part, launch: Launch, seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         for compute in ('f32', 'bf16'):
             spec = part.spec | {'compute': compute, 'inputs': str(Path(directory) / f'{compute}.npz')}
-            ours = losses[f'pretrax, {compute}'] = launch('ours', spec, seconds)['losses']
+            ours = losses[f'pretrax, {compute}'] = launch('pretrax', spec, seconds)['losses']
             for peer, how in CHECKED.items():
                 if compute == 'f32' and how:
                     continue
@@ -398,9 +398,9 @@ def main(arguments: list[str] | None = None, launch: Launch | None = None) -> in
         torch = None if given.no_torch else find_torch(given.torch_python)
         if torch is None:
             print('PyTorch is not installed: skipping its parts')
-        python = {'ours': sys.executable, 'torch': torch or ''}
+        python = {'pretrax': sys.executable, 'torch': torch or ''}
         launch = launch or Processes(python, unpacked(given.wheels, Path(site)))
-        device = launch('ours', {'kind': 'device'}, 300)
+        device = launch('pretrax', {'kind': 'device'}, 300)
         versions = device.pop('versions') | (launch('torch', {'kind': 'device'}, 300)['versions'] if torch else {})
         every = parts(device, given.tiny, torch is not None, given.seconds or (0.2 if given.tiny else 12))
         chosen = [part for part in every if not given.wanted or any(one in part.name for one in given.wanted)]
@@ -424,7 +424,7 @@ def main(arguments: list[str] | None = None, launch: Launch | None = None) -> in
                 return MORE_TO_DO
             start = time.monotonic()
             try:
-                found = carry_out(part, launch, min(remaining, 4 * part.seconds))
+                found = run_part(part, launch, min(remaining, 4 * part.seconds))
             except subprocess.TimeoutExpired:
                 if remaining < 4 * part.seconds:
                     print(f'time limit during {part.name}: {len(left) - number} parts left; the same command resumes')

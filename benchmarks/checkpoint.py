@@ -76,7 +76,7 @@ def read_plain(directory: Path) -> list[np.ndarray]:
     return found
 
 
-def forget(directory: Path) -> None:
+def drop_page_cache(directory: Path) -> None:
     """Drops these files from the page cache."""
     for path in (path for path in directory.rglob('*') if path.is_file()):
         with path.open('rb') as file:
@@ -113,7 +113,7 @@ def measure(directory: Path, state: Any) -> dict[str, float]:
     for where in ('disk', 'memory'):
         for side, (files, read) in sides.items():
             if where == 'disk':
-                forget(files)
+                drop_page_cache(files)
             found[f'read {where} {side}'] = seconds(read)
     return found
 

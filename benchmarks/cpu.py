@@ -209,19 +209,19 @@ def compare(name: str, python: Path, rounds: int, seconds: float) -> dict[str, A
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         exact, ours = Pretrax(model, 'precision.compute=f32'), Pretrax(model)
         np.savez(directory / 'inputs.npz', allow_pickle=False, **ours.inputs())
-        inputs, theirs = directory / 'inputs.npz', {}
+        inputs, peers = directory / 'inputs.npz', {}
         for peer, flags in TORCH.items():
-            theirs[peer] = Peer(python, HERE / 'torch_gpt2.py', inputs, '--threads', str(usable_cores()), *flags)
-            stack.callback(theirs[peer].close)
+            peers[peer] = Peer(python, HERE / 'torch_gpt2.py', inputs, '--threads', str(usable_cores()), *flags)
+            stack.callback(peers[peer].close)
         flags = ['--threads', str(usable_cores()), *TORCH['PyTorch, compile bf16']]
-        theirs[KEPT] = Peer(python, HERE / 'torch_gpt2.py', inputs, *flags, kept_memory=True)
-        stack.callback(theirs[KEPT].close)
-        theirs[NNX] = Peer(sys.executable, HERE / 'nnx_gpt2.py', inputs)
-        stack.callback(theirs[NNX].close)
+        peers[KEPT] = Peer(python, HERE / 'torch_gpt2.py', inputs, *flags, kept_memory=True)
+        stack.callback(peers[KEPT].close)
+        peers[NNX] = Peer(sys.executable, HERE / 'nnx_gpt2.py', inputs)
+        stack.callback(peers[NNX].close)
 
-        reference = theirs[DEFAULT_PEER].losses
+        reference = peers[DEFAULT_PEER].losses
         losses = {'pretrax, f32': exact.first_losses(), 'pretrax, default': ours.first_losses()}
-        losses |= {side: peer.losses for side, peer in theirs.items()}
+        losses |= {side: peer.losses for side, peer in peers.items()}
         for side, values in losses.items():
             difference = max(abs(a - b) for a, b in zip(values, reference, strict=True))
             allowed = TOLERANCE['f32' if side.endswith('f32') else 'bf16']
@@ -231,7 +231,7 @@ def compare(name: str, python: Path, rounds: int, seconds: float) -> dict[str, A
                     f'{side} and {DEFAULT_PEER} do not train the same model: losses differ by {difference:.2e}'
                 )
 
-        runners = {'pretrax, default': ours, **theirs}
+        runners = {'pretrax, default': ours, **peers}
         speeds: dict[str, list[float]] = {side: [] for side in runners}
         for runner in runners.values():
             runner.turn(seconds / 2)  # warm-up
@@ -248,7 +248,7 @@ def compare(name: str, python: Path, rounds: int, seconds: float) -> dict[str, A
             for line in ours.run.startup
             if line.topic in ('devices', 'process memory', 'compute', 'attention', 'layers')
         ]
-        versions = {name: version for peer in theirs.values() for name, version in peer.versions.items()}
+        versions = {name: version for peer in peers.values() for name, version in peer.versions.items()}
     medians = {side: statistics.median(values) for side, values in speeds.items()}
     strongest = max(TORCH, key=medians.__getitem__)
     # One ratio per round, because a slow round slows both sides.

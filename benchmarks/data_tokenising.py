@@ -52,7 +52,7 @@ def write_text(path: Path, texts: list[str], megabytes: float) -> int:
     return times
 
 
-def of_tiktoken(tokenizer: Tokenizer) -> tiktoken.Encoding:
+def to_tiktoken(tokenizer: Tokenizer) -> tiktoken.Encoding:
     """The same tokenizer in tiktoken."""
     byte_of = {letter: byte for byte, letter in enumerate(byte_letters())}
     vocabulary: dict[str, int] = tokenizer.settings['model']['vocab']
@@ -74,7 +74,7 @@ def speeds(directory: Path, megabytes: float, rounds: int) -> dict[str, Any]:
     (directory / 'tokenizer.json').write_bytes(tokenizer.content)
     times = write_text(directory / 'text.jsonl', texts, megabytes)
     reference = tokenizers.Tokenizer.from_str(tokenizer.content.decode())
-    encoding = of_tiktoken(tokenizer)
+    encoding = to_tiktoken(tokenizer)
     expected = sum(len(ids) for ids in tokenizer.encode_batch(texts))
     n_tokens = (expected + len(texts)) * times
     found: dict[str, list[float]] = {'pretrax': [], 'tokenizers': [], 'tiktoken': []}

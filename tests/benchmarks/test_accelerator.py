@@ -33,7 +33,7 @@ class Fake:
     """A stand-in for the processes: answers at once, and records the requests."""
 
     def __init__(self, loss=1.0, rows_that_fit=99):
-        self.asked, self.loss, self.rows_that_fit = [], {'ours': 1.0, 'torch': loss}, rows_that_fit
+        self.asked, self.loss, self.rows_that_fit = [], {'pretrax': 1.0, 'torch': loss}, rows_that_fit
         self.versions = {'jax': '0.11.2'}
 
     def __call__(self, side, spec, seconds):
@@ -47,7 +47,7 @@ class Fake:
         if spec['rows'] / spec.get('passes', 1) > self.rows_that_fit:
             raise sys.modules['accelerator'].NoMemory
         return {
-            'tokens_per_second': 100e3 if side == 'ours' else 80e3, 'step_seconds': 0.1, 'spread': 0.01,
+            'tokens_per_second': 100e3 if side == 'pretrax' else 80e3, 'step_seconds': 0.1, 'spread': 0.01,
             'temporary_bytes': 1e9, 'chose': {'attention': 'cudnn'},
         }  # fmt: skip
 
@@ -69,8 +69,8 @@ def test_a_second_call_measures_only_missing_parts(benchmark, tmp_path):
     assert benchmark.main([*out, 'ceilings', '1.3B, pretrax'], Fake()) == 0
     fake = Fake()
     assert benchmark.main([*out, 'ceilings', '1.3B, ', 'lever: fp8'], fake) == 0
-    assert [(side, spec['kind']) for side, spec in fake.asked].count(('ours', 'ceilings')) == 0
-    ours = [spec for side, spec in fake.asked if (side, spec['kind']) == ('ours', 'train')]
+    assert [(side, spec['kind']) for side, spec in fake.asked].count(('pretrax', 'ceilings')) == 0
+    ours = [spec for side, spec in fake.asked if (side, spec['kind']) == ('pretrax', 'train')]
     assert [spec.get('matmul') for spec in ours] == [
         'fp8',
         'fp8',
@@ -114,7 +114,7 @@ def test_speeds_of_different_models_are_not_compared(benchmark, tmp_path):
 
 def test_the_jax_side_imports_only_what_a_cuda_machine_has():
     program = (
-        'import sys; before = set(sys.modules); import accelerator_ours\n'
+        'import sys; before = set(sys.modules); import accelerator_pretrax\n'
         'print(*{name.split(".")[0] for name, m in sys.modules.items() if name not in before and "site-packages" in '
         '(getattr(m, "__file__", None) or "")})'
     )
@@ -137,7 +137,7 @@ def test_wheels_are_unpacked_next_to_pretrax(benchmark, tmp_path):
 
 @pytest.mark.slow
 def test_the_jax_side_runs_every_kind_of_part_with_toy_shapes(benchmark, tmp_path, monkeypatch):
-    ours = importlib.import_module('accelerator_ours')
+    ours = importlib.import_module('accelerator_pretrax')
     monkeypatch.setattr(benchmark, 'find_torch', lambda given: None)
     launch = lambda side, spec, seconds: ours.run(spec)  # noqa: E731
     wanted = ['ceilings', '124M, pretrax', 'lever: fp8, 124M', 'kernels 124M', 'decode 124M, batch 1']
@@ -155,7 +155,7 @@ def test_the_jax_side_runs_every_kind_of_part_with_toy_shapes(benchmark, tmp_pat
 
 @pytest.mark.slow
 def test_switches_change_the_program_but_not_the_loss(benchmark, monkeypatch):
-    ours = importlib.import_module('accelerator_ours')
+    ours = importlib.import_module('accelerator_pretrax')
     for module, name in ((ours, 'make_step'), (ours.matmul_module, '_dot'), (ours.loss_module, 'cross_entropy')):
         monkeypatch.setattr(module, name, getattr(module, name))  # restored at the end
     device = {'memory': 0, 'platform': 'cpu'}

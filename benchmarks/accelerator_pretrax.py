@@ -1,6 +1,6 @@
 """The JAX side of accelerator.py: runs one part in a process of its own, with JSON as input and output.
 
-    python benchmarks/accelerator_ours.py '{"kind": "device"}'
+    python benchmarks/accelerator_pretrax.py '{"kind": "device"}'
 
 It trains with the step of `pretrax train` on one device, built from its parts and not from a configuration. So it needs
 only JAX, Optax and pydantic of all that pretrax installs.
@@ -119,7 +119,7 @@ def check(spec: dict[str, Any]) -> dict[str, Any]:
             np.savez(path, allow_pickle=False, **weights, **tokens)
         step, losses = make_step(recipe), []
         for batch in batches[: spec['steps']]:
-            state, metrics = step(state, _placed(batch))
+            state, metrics = step(state, _on_device(batch))
             losses.append(float(metrics['loss']))
     return {'losses': losses}
 
@@ -132,7 +132,7 @@ def train(spec: dict[str, Any]) -> dict[str, Any]:
     mesh, recipe = build(spec)
     model: Any = recipe.model
     with jax.set_mesh(mesh):
-        batches = [_placed(batch) for batch in _batches(spec)]
+        batches = [_on_device(batch) for batch in _batches(spec)]
         state = init_state(recipe, 0)
         start = time.perf_counter()
         step = make_step(recipe).lower(state, batches[0]).compile(compiler_options=spec.get('compiler_options') or {})
@@ -214,7 +214,7 @@ def _plain_loss() -> None:
     loss_module.cross_entropy = cross_entropy
 
 
-def _kept_state() -> None:
+def _without_donation() -> None:
     """Uses a step that does not donate its state."""
     global make_step
     donating: Any = make_step
@@ -224,7 +224,7 @@ def _kept_state() -> None:
 
 
 SWITCHES: dict[str, Callable[[], None]] = {
-    'own products': _plain_products, 'own loss': _plain_loss, 'donation': _kept_state,
+    'own products': _plain_products, 'own loss': _plain_loss, 'donation': _without_donation,
 }  # fmt: skip
 
 
@@ -236,7 +236,7 @@ def _batches(spec: dict[str, Any]) -> list[Any]:
     return [pack_rows(tokens, np.zeros(shape, bool)) for tokens in every]
 
 
-def _placed(batch: Any) -> Batch:
+def _on_device(batch: Any) -> Batch:
     """The batch on the device, sharded for the current mesh."""
     return jax.device_put(Batch(*batch), make_shardings(Batch))
 
