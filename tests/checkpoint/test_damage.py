@@ -1,4 +1,4 @@
-"""Whatever happens to a file of a checkpoint is seen before a weight is read, and an earlier checkpoint is taken."""
+"""Damage to any file of a checkpoint is detected before a weight is used, and an earlier checkpoint is restored."""
 
 import json
 import random
@@ -63,7 +63,7 @@ def delete(path):
 
 
 @pytest.mark.parametrize('harm', [flip, cut, empty, delete])
-def test_damage_to_a_file_of_any_kind_is_seen(harm, directory, whole):
+def test_damage_to_any_kind_of_file_is_detected(harm, directory, whole):
     files = kinds(directory)
     assert len(files) >= 5, files
     for name in files:
@@ -80,7 +80,7 @@ def test_damage_to_a_file_of_any_kind_is_seen(harm, directory, whole):
     verify(directory, 4)
 
 
-def test_each_bit_of_the_manifest_counts(directory):
+def test_every_flipped_bit_of_the_manifest_is_detected(directory):
     """But for white space: a flipped bit is either an error or the same JSON."""
     path = directory / '4' / 'manifest.json'
     original = path.read_bytes()
@@ -99,7 +99,7 @@ def test_each_bit_of_the_manifest_counts(directory):
         assert json.loads(content) == json.loads(original)
 
 
-def test_weights_read_in_pieces_are_checked_too(directory):
+def test_weights_read_in_pieces_are_verified(directory):
     """As an export and init_from read them: a flipped bit in an array is no other weight."""
     assert CheckpointWeights(directory, 4).shapes == {'table': (100, 104), 'bias': (104,)}
     flip(directory / '4' / 'state' / 'weights.bias' / '0')
@@ -107,19 +107,19 @@ def test_weights_read_in_pieces_are_checked_too(directory):
         CheckpointWeights(directory, 4)
 
 
-def test_a_checkpoint_under_another_number_is_refused(directory):
+def test_checkpoint_renamed_to_another_step_is_rejected(directory):
     (directory / '4').rename(directory / '6')
-    with pytest.raises(UserError, match='its manifest is that of step 4'):
+    with pytest.raises(UserError, match='its manifest is for step 4'):
         verify(directory, 6)
 
 
-def test_a_file_too_many_is_told(directory):
+def test_extra_file_is_reported(directory):
     (directory / '4' / 'stray').write_text('')
     with pytest.raises(UserError, match='stray does not belong to it'):
         verify(directory, 4)
 
 
-def test_where_none_is_readable_nothing_begins_anew(directory):
+def test_training_does_not_restart_if_no_checkpoint_is_readable(directory):
     for step in (2, 4):
         flip(directory / str(step) / 'manifest.json')
     with pytest.raises(UserError, match=r'none of the 2 checkpoints in .* is readable'):
@@ -136,17 +136,17 @@ class Wider(Bigram):
     ('model', 'reason'),
     [
         (Wider(), 'weights.table: 100 x 104 in the checkpoint, 200 x 208 in the model'),
-        (transformer(LLAMA), 'weights.embed: the checkpoint has none'),
+        (transformer(LLAMA), 'weights.embed: missing in the checkpoint'),
     ],
 )
-def test_another_model_is_refused(model, reason, whole):
-    with pytest.raises(UserError, match='is of another model or optimizer than the configuration') as refusal:
+def test_checkpoint_of_another_model_is_rejected(model, reason, whole):
+    with pytest.raises(UserError, match='does not match the model or optimizer of the configuration') as refusal:
         restored(whole, 2, mesh_of(), model)
     assert reason in str(refusal.value)
     assert len(str(refusal.value).splitlines()) <= 10
 
 
-def test_what_cannot_be_written_is_a_save_error_and_leaves_nothing(tmp_path):
+def test_failed_save_raises_save_error_and_leaves_nothing(tmp_path):
     """A file stands where the directory should be."""
     (tmp_path / 'checkpoints').write_text('')
     checkpoints = Checkpoints(tmp_path / 'checkpoints', 3)

@@ -1,4 +1,4 @@
-"""Checkpoints come back bit by bit, on any mesh; what is not whole is never taken for whole."""
+"""Checkpoints are restored bit-exactly on any mesh, and an incomplete one is never used."""
 
 import jax
 import numpy as np
@@ -39,7 +39,7 @@ def restored(directory, step, mesh, model=None):
 
 
 @pytest.mark.parametrize('mesh', [(1, 1, 1), (2, 2, 2), (1, 4, 1)])
-def test_a_state_comes_back_bit_by_bit_on_any_mesh(mesh, tmp_path):
+def test_state_is_restored_bit_exactly_on_any_mesh(mesh, tmp_path):
     state = state_on(mesh_of(2, 2, 2))
     saved(tmp_path, state)
     back = restored(tmp_path, 2, mesh_of(*mesh))
@@ -51,32 +51,32 @@ def test_a_state_comes_back_bit_by_bit_on_any_mesh(mesh, tmp_path):
     assert back.optimizer.mu.table.sharding == back.weights.table.sharding
 
 
-def test_the_description_is_read_without_the_state(tmp_path):
+def test_description_is_read_without_the_state(tmp_path):
     saved(tmp_path, state_on(mesh_of(), steps=0))
     assert read_description(tmp_path, 2) == DESCRIPTION
     with pytest.raises(UserError, match='no readable description'):
         read_description(tmp_path, 3)
 
 
-def test_only_the_newest_are_kept(tmp_path):
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
     saved(tmp_path, state_on(mesh_of(), steps=0), steps=(1, 2, 30, 4000), keep=2)
     assert steps_in(tmp_path) == [30, 4000]
 
 
-def test_a_step_that_is_saved_stays_as_it_is(tmp_path):
+def test_saving_a_saved_step_again_changes_nothing(tmp_path):
     first, second = state_on(mesh_of(), steps=0), state_on(mesh_of(), steps=1)
     saved(tmp_path, first)
     saved(tmp_path, second)
     assert np.array_equal(restored(tmp_path, 2, mesh_of()).weights.table, first.weights.table)
 
 
-def test_reading_makes_no_directory(tmp_path):
+def test_reading_creates_no_directory(tmp_path):
     assert steps_in(tmp_path / 'none') == []
     assert restore_newest(tmp_path / 'none', {}, print, print) is None
     assert not (tmp_path / 'none').exists()
 
 
-def test_a_half_written_checkpoint_is_not_one(tmp_path):
+def test_incomplete_checkpoint_is_ignored(tmp_path):
     """A process that is killed leaves a directory by another name, which neither listing nor restoring looks at."""
     saved(tmp_path, state_on(mesh_of(), steps=0))
     (tmp_path / '7.partial').mkdir()
@@ -86,7 +86,7 @@ def test_a_half_written_checkpoint_is_not_one(tmp_path):
 
 
 @pytest.mark.parametrize('place', ['7.partial', '7.deleting'])
-def test_what_a_killed_process_left_is_removed_by_the_next_writer(place, tmp_path):
+def test_leftovers_of_a_killed_process_are_removed_by_the_next_writer(place, tmp_path):
     saved(tmp_path, state_on(mesh_of(), steps=0))
     (tmp_path / place).mkdir()
     restored(tmp_path, 2, mesh_of())
@@ -95,7 +95,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_writer(place, tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ['2']
 
 
-def test_part_of_a_state_comes_back_in_another_dtype(tmp_path):
+def test_part_of_a_state_is_restored_in_another_dtype(tmp_path):
     """As the arrays cast by NumPy."""
     state = state_on(mesh_of())
     saved(tmp_path, state)
@@ -116,11 +116,11 @@ def test_part_of_a_state_comes_back_in_another_dtype(tmp_path):
         (Keep(last=9), {1, 2, 3, 4, 5}),
     ],
 )
-def test_what_stays(keep, stay):
+def test_keep_chooses_checkpoints(keep, stay):
     assert keep.chosen({1: 5.0, 2: 3.0, 3: 2.0, 4: None, 5: 4.0}) == stay
 
 
-def test_the_best_and_every_second_stay_on_the_disk(tmp_path):
+def test_best_and_every_second_checkpoint_are_kept_on_disk(tmp_path):
     state = state_on(mesh_of(), steps=0)
     checkpoints = Checkpoints(tmp_path, Keep(last=1, every=4, best=1))
     for step, loss in [(1, 3.0), (2, 1.0), (4, 2.0), (5, 2.5), (6, 2.5)]:

@@ -7,7 +7,7 @@ from pretrax.checkpoint.keep import Keep
 from pretrax.checkpoint.manifest import (
     DamagedError,
     Manifest,
-    glance,
+    check_sizes,
     read_description,
     read_manifest,
     steps_in,
@@ -22,9 +22,26 @@ if TYPE_CHECKING:
     from pretrax.checkpoint.streamed import StreamedArray, write_streamed
 
 __all__ = [
-    'CheckpointArrays', 'CheckpointWeights', 'Checkpoints', 'DamagedError', 'Keep', 'Manifest', 'SaveError', 'StreamedArray',
-    'checkpoints_of', 'find_checkpoint', 'glance', 'is_checkpoint', 'is_stacked', 'read_description', 'read_manifest', 'restore', 'restore_newest',
-    'steps_in', 'verify', 'write_streamed',
+    'CheckpointArrays',
+    'CheckpointWeights',
+    'Checkpoints',
+    'DamagedError',
+    'Keep',
+    'Manifest',
+    'SaveError',
+    'StreamedArray',
+    'check_sizes',
+    'checkpoints_of',
+    'find_checkpoint',
+    'is_checkpoint',
+    'is_stacked',
+    'read_description',
+    'read_manifest',
+    'restore',
+    'restore_newest',
+    'steps_in',
+    'verify',
+    'write_streamed',
 ]  # fmt: skip
 
 _WITH_JAX = {

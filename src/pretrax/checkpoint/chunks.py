@@ -1,6 +1,6 @@
-"""The files of one array of a checkpoint: read from where they lie to where they are wanted, without JAX.
+"""Reads the files of one array of a checkpoint straight into the arrays that need them. Imports no JAX.
 
-An array is what Orbax writes without compression: a directory with `.zarray` (zarr v2) and a file a chunk, row-major.
+Orbax writes an uncompressed array as a directory with `.zarray` (zarr v2) and one row-major file per chunk.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import xxhash
 
 from pretrax.checkpoint.manifest import STATE, DamagedError, File, Manifest
 
-_BLOCK = 4 << 20  # bytes that are read and digested together: small enough for the cache
+_BLOCK = 4 << 20  # bytes read and digested at once; small enough for the CPU cache
 
 type Index = tuple[tuple[int, int], ...]  # start and stop along each dimension
 
@@ -35,7 +35,7 @@ class Chunks:
         self.folder = f'{STATE}/{self.name}'
         content = json.loads(check_file(self.place, self.manifest, f'{self.folder}/.zarray'))
         plain = content['compressor'] is None and not content.get('filters') and content['order'] == 'C'
-        assert plain, f'{self.folder} is stored in another way than pretrax writes: {content}'
+        assert plain, f'{self.folder} is not stored the way pretrax writes arrays: {content}'
         name = content['dtype']
         self.dtype = np.dtype(ml_dtypes.bfloat16 if name == 'bfloat16' else name)
         self.shape, self.chunk = tuple(content['shape']), tuple(content['chunks'])
@@ -43,7 +43,7 @@ class Chunks:
         self.counts = [-(-size // step) for size, step in zip(self.shape, self.chunk, strict=True)]
 
     def __iter__(self) -> Iterator[tuple[str, Index]]:
-        """Each file, and what part of the array it holds; at the edges a chunk may reach further than the array."""
+        """Yields each file with the part of the array it holds. At the edges a chunk may extend beyond the array."""
         for at in itertools.product(*map(range, self.counts)):
             file = self.separator.join(map(str, at)) or '0'
             yield (
@@ -52,12 +52,12 @@ class Chunks:
             )
 
     def overlapping(self, index: Index) -> Iterator[tuple[str, Index]]:
-        """The files that hold a part of the array."""
+        """The files that overlap a part of the array."""
         return ((file, at) for file, at in self if overlap(index, at) is not None)
 
     def read(self, file: str, at: Index, targets: list[tuple[Index, np.ndarray]], compare: bool) -> None:
-        """Reads a chunk into the parts of the array that it overlaps."""
-        said = _said(self.place, self.manifest, file)
+        """Reads a chunk into the target arrays that it overlaps, and checks its digest if `compare` is set."""
+        entry = _entry(self.place, self.manifest, file)
         expected = math.prod(self.chunk) * self.dtype.itemsize
         digest = xxhash.xxh3_128()
         with (self.place / file).open('rb', buffering=0) as stream:
@@ -80,13 +80,13 @@ class Chunks:
                     assert both is not None
                     if not np.may_share_memory(array, values):
                         array[_within(both, index)] = values[_within(both, block)]
-            if said.size != expected or stream.read(1):
-                raise DamagedError(f'the checkpoint {self.place} is damaged\n{file} has not {said.size} bytes')
-        if compare and digest.hexdigest() != said.xxh3:
+            if entry.size != expected or stream.read(1):
+                raise DamagedError(f'the checkpoint {self.place} is damaged\n{file} does not have {entry.size} bytes')
+        if compare and digest.hexdigest() != entry.xxh3:
             raise DamagedError(f'the checkpoint {self.place} is damaged\n{file} differs from what was written')
 
     def _whole(self, target: tuple[Index, np.ndarray], block: Index) -> memoryview | None:
-        """The memory of a target in which the whole of a block lies in one piece, as it does in the file."""
+        """The memory of a target that holds the whole block contiguously, as in the file; None if there is none."""
         index, array = target
         if overlap(index, block) != block or array.dtype != self.dtype:
             return None
@@ -95,7 +95,7 @@ class Chunks:
 
 
 def _blocks(at: Index, itemsize: int) -> Iterator[Index]:
-    """A chunk in pieces that lie together in its file, of about `_BLOCK` bytes."""
+    """Splits a chunk into blocks of about `_BLOCK` bytes that are contiguous in its file."""
     lengths = [stop - start for start, stop in at]
     axis = next((i for i, length in enumerate(lengths) if length > 1), None)
     if axis is None:
@@ -114,14 +114,14 @@ def overlap(one: Index, other: Index) -> Index | None:
 
 def _within(part: Index, whole: Index) -> tuple[Any, ...]:
     slices = (slice(start - first, stop - first) for (start, stop), (first, _) in zip(part, whole, strict=True))
-    return (*slices, ...)  # of an array without dimensions, still a view
+    return (*slices, ...)  # the ellipsis keeps a view of a 0-d array
 
 
 _own = threading.local()
 
 
 def _scratch(size: int) -> memoryview:
-    """Memory of this thread, used again and again: fresh memory costs more than what is read into it."""
+    """A buffer that this thread reuses: allocating fresh memory costs more than reading into it."""
     if len(getattr(_own, 'memory', b'')) < size:
         _own.memory = bytearray(size)
     return memoryview(_own.memory)[:size]
@@ -132,19 +132,19 @@ def _fill(content: memoryview, stream: Any, place: pathlib.Path, file: str) -> N
     while done < len(content):
         n = stream.readinto(content[done:])
         if not n:
-            raise DamagedError(f'the checkpoint {place} is damaged\n{file} is cut short')
+            raise DamagedError(f'the checkpoint {place} is damaged\n{file} is truncated')
         done += n
 
 
-def _said(place: pathlib.Path, manifest: Manifest, file: str) -> File:
+def _entry(place: pathlib.Path, manifest: Manifest, file: str) -> File:
     if file not in manifest.files:
         raise DamagedError(f'the checkpoint {place} is damaged\nits manifest does not list {file}')
     return manifest.files[file]
 
 
 def check_file(place: pathlib.Path, manifest: Manifest, file: str) -> bytes:
-    """The content of a small file."""
-    said, content = _said(place, manifest, file), (place / file).read_bytes()
-    if xxhash.xxh3_128_hexdigest(content) != said.xxh3:
+    """Reads a small file and checks its digest."""
+    entry, content = _entry(place, manifest, file), (place / file).read_bytes()
+    if xxhash.xxh3_128_hexdigest(content) != entry.xxh3:
         raise DamagedError(f'the checkpoint {place} is damaged\n{file} differs from what was written')
     return content

@@ -1,4 +1,4 @@
-"""Which checkpoints stay, and why."""
+"""Which checkpoints to keep, and why."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class Keep:
-    """Which checkpoints stay when a new one is whole: the union of what each field asks for.
+    """Which checkpoints to keep after a save: the union of the rules below.
 
     Attributes:
-        last: the newest ones.
-        every: those of steps that it divides; 0 for none.
-        best: those with the lowest `val_loss` in their description; 0 for none.
+        last: keep the newest `last` checkpoints.
+        every: keep each checkpoint whose step is a multiple of `every`; 0: none.
+        best: keep the `best` checkpoints with the lowest `val_loss`; 0: none.
     """
 
     last: int = 3
@@ -19,7 +19,7 @@ class Keep:
     best: int = 0
 
     def reasons(self, losses: Mapping[int, float | None]) -> dict[int, list[str]]:
-        """Why each step stays, of steps and their validation losses (None: not evaluated there); [] for no reason."""
+        """The reasons to keep each step. `losses` has the validation loss of each step, None if it was not evaluated."""
         steps = sorted(losses)
         rated = sorted((loss, step) for step, loss in losses.items() if loss is not None)
         kept = {
@@ -30,5 +30,5 @@ class Keep:
         return {step: [reason for reason, which in kept.items() if step in which] for step in steps}
 
     def chosen(self, losses: Mapping[int, float | None]) -> set[int]:
-        """The steps that stay."""
+        """The steps to keep."""
         return {step for step, reasons in self.reasons(losses).items() if reasons}

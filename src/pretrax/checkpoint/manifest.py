@@ -1,7 +1,7 @@
-"""What a checkpoint says of itself: `<run_dir>/checkpoints/<step>/manifest.json`, plain JSON that is read without JAX.
+"""The manifest of a checkpoint: `<run_dir>/checkpoints/<step>/manifest.json`, plain JSON that is read without JAX.
 
-The manifest is the last file of a checkpoint and lists all others with size and digest. A directory whose name is a
-number is a whole checkpoint: it has another name until its manifest is on the disk.
+The manifest is written last and lists all other files with size and digest. A directory whose name is a number is a
+complete checkpoint: it has another name until its manifest is on disk.
 """
 
 import concurrent.futures
@@ -18,15 +18,15 @@ import xxhash
 from pretrax.errors import UserError
 
 MANIFEST = 'manifest.json'
-STATE = 'state'  # what Orbax writes, inside a checkpoint
-PARTIAL = '.partial'  # ends the name of what is not a whole checkpoint yet
-DELETING = '.deleting'  # ends the name of what is no checkpoint any more
+STATE = 'state'  # the subdirectory that Orbax writes
+PARTIAL = '.partial'  # suffix of an incomplete checkpoint
+DELETING = '.deleting'  # suffix of a checkpoint that is being deleted
 UNFINISHED = (PARTIAL, DELETING)
-_BLOCK = 4 << 20  # small enough to be digested out of the cache
+_BLOCK = 4 << 20  # bytes; small enough for the CPU cache
 
 
 class DamagedError(UserError):
-    """A checkpoint is not what was written."""
+    """A checkpoint differs from what was written."""
 
 
 class Array(pydantic.BaseModel):
@@ -44,8 +44,8 @@ class File(pydantic.BaseModel):
 
 
 class Manifest(pydantic.BaseModel):
-    """Attributes: step; description (what the writer tells: versions, configuration, data); arrays by dotted name;
-    files by path inside the checkpoint."""
+    """Attributes: the step; the writer's description (versions, configuration, data); arrays by dotted name; files by
+    path inside the checkpoint."""
 
     model_config = pydantic.ConfigDict(extra='forbid')
 
@@ -58,7 +58,7 @@ class Manifest(pydantic.BaseModel):
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """Such as '50257 x 768'."""
+    """The shape as text, such as '50257 x 768'."""
     return ' x '.join(map(str, shape)) or 'a scalar'
 
 
@@ -70,7 +70,7 @@ def steps_in(directory: pathlib.Path) -> list[int]:
 
 
 def read_manifest(directory: pathlib.Path, step: int) -> Manifest:
-    """Raises DamagedError where it is missing or damaged."""
+    """Reads and checks a manifest. Raises DamagedError if it is missing or damaged."""
     path = directory / str(step) / MANIFEST
     try:
         content = json.loads(path.read_bytes())
@@ -85,19 +85,19 @@ def read_manifest(directory: pathlib.Path, step: int) -> Manifest:
         raise DamagedError(f'the checkpoint {directory / str(step)} is damaged\n{path}: its digest differs')
     if manifest.step != step:
         raise DamagedError(
-            f'the checkpoint {directory / str(step)} is damaged\nits manifest is that of step {manifest.step}'
+            f'the checkpoint {directory / str(step)} is damaged\nits manifest is for step {manifest.step}'
         )
     return manifest
 
 
 def read_description(directory: pathlib.Path, step: int) -> dict[str, Any]:
-    """What the writer of a checkpoint told of it. Raises DamagedError where it is missing or damaged."""
+    """The writer's description of a checkpoint. Raises DamagedError if it is missing or damaged."""
     return read_manifest(directory, step).description
 
 
 def named_arrays(state: Any) -> dict[str, Array]:
     """Shape and dtype of every array of a state by its dotted name."""
-    import jax  # the rest of this file needs none
+    import jax  # the rest of this file does not need JAX
 
     return {
         jax.tree_util.keystr(path, simple=True, separator='.'): Array(shape=tuple(leaf.shape), dtype=str(leaf.dtype))
@@ -105,14 +105,14 @@ def named_arrays(state: Any) -> dict[str, Array]:
     }
 
 
-def partial_place(directory: pathlib.Path, step: int) -> pathlib.Path:
-    """Where the files of a checkpoint are put, until `publish` gives it its name."""
+def partial_directory(directory: pathlib.Path, step: int) -> pathlib.Path:
+    """The directory in which a checkpoint is written, until `publish` renames it."""
     return directory / f'{step}{PARTIAL}'
 
 
-def shared_out(files: Iterable[str], processes: int) -> dict[str, int]:
-    """Which process digests which file. The chunks of an array go to the processes in their order, as shards mostly do,
-    so that a process digests what it writes or reads anyway."""
+def assign_to_processes(files: Iterable[str], processes: int) -> dict[str, int]:
+    """Assigns each file to the process that digests it. Chunks of an array are assigned in order, as shards mostly
+    are, so that a process digests what it writes or reads anyway."""
     folders: dict[str, list[str]] = {}
     found = {}
     for number, file in enumerate(sorted(files, key=_by_number)):
@@ -128,12 +128,12 @@ def shared_out(files: Iterable[str], processes: int) -> dict[str, int]:
 
 
 def written(place: pathlib.Path) -> set[str]:
-    """The files below a directory that is to become a checkpoint."""
+    """The files in a directory that will become a checkpoint."""
     return set(_files(place))
 
 
 def digests(place: pathlib.Path, names: Iterable[str]) -> dict[str, File]:
-    """Puts these files on the disk, and tells what they are. Raises OSError."""
+    """Syncs these files to disk. Returns their sizes and digests. Raises OSError."""
     found = _digests(place, names, sync=True)
     return {name: File(size=size, xxh3=digest) for name, (size, digest) in found.items()}
 
@@ -141,8 +141,8 @@ def digests(place: pathlib.Path, names: Iterable[str]) -> dict[str, File]:
 def publish(
     directory: pathlib.Path, step: int, description: dict[str, Any], arrays: dict[str, Array], files: dict[str, File]
 ) -> None:
-    """Makes a checkpoint of what lies at its `partial_place`, by listing its files with their `digests`. Raises OSError."""
-    place = partial_place(directory, step)
+    """Completes the checkpoint in `partial_directory`: writes its manifest and renames it. Raises OSError."""
+    place = partial_directory(directory, step)
     manifest = Manifest(
         format='pretrax-checkpoint', version=1, step=step, description=description, arrays=arrays, files=files
     )
@@ -156,11 +156,11 @@ def publish(
     _sync_directory(directory)
 
 
-def glance(directory: pathlib.Path, step: int) -> Manifest:
-    """Compares names and sizes of the files of a checkpoint with its manifest; reads none of them but that.
+def check_sizes(directory: pathlib.Path, step: int) -> Manifest:
+    """Compares the names and sizes of a checkpoint's files with its manifest. Reads only the manifest.
 
     Raises:
-        DamagedError: naming what differs.
+        DamagedError: something differs; the message names it.
     """
     manifest = read_manifest(directory, step)
     place = directory / str(step)
@@ -177,12 +177,12 @@ def glance(directory: pathlib.Path, step: int) -> Manifest:
 
 
 def verify(directory: pathlib.Path, step: int, prefix: str = '') -> Manifest:
-    """Reads the files of a checkpoint, all or those whose names begin with `prefix`, and compares them with the manifest.
+    """Reads the files of a checkpoint whose names start with `prefix` and compares them with the manifest.
 
     Raises:
-        DamagedError: naming what differs.
+        DamagedError: something differs; the message names it.
     """
-    manifest = glance(directory, step)
+    manifest = check_sizes(directory, step)
     place = directory / str(step)
     for name, (_, digest) in _digests(place, [name for name in manifest.files if name.startswith(prefix)]).items():
         if digest != manifest.files[name].xxh3:
@@ -191,7 +191,7 @@ def verify(directory: pathlib.Path, step: int, prefix: str = '') -> Manifest:
 
 
 def _sync_directory(directory: pathlib.Path) -> None:
-    """Puts the names in a directory on the disk."""
+    """Syncs the entries of a directory to disk."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -213,7 +213,7 @@ def _files(place: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 def _digests(place: pathlib.Path, names: Iterable[str], sync: bool = False) -> dict[str, tuple[int, str]]:
-    """Size and digest of these files of a checkpoint, which are read side by side."""
+    """Size and digest of these files, which are read in parallel."""
 
     def digest(name: str) -> tuple[int, str]:
         total, size = xxhash.xxh3_128(), 0
@@ -232,5 +232,5 @@ def _digests(place: pathlib.Path, names: Iterable[str], sync: bool = False) -> d
             return dict(zip(names, pool.map(digest, names), strict=True))
     except OSError as error:
         if sync:
-            raise  # it is being written
+            raise  # raised while writing
         raise DamagedError(f'the checkpoint {place} cannot be read\n{error.filename}: {error.strerror}') from error

@@ -1,4 +1,4 @@
-"""Arrays out of a checkpoint a piece at a time, so that memory holds a part of one and not the model. Needs no JAX."""
+"""Reads arrays of a checkpoint in pieces, so that the model need not fit in memory. Imports no JAX."""
 
 import math
 import pathlib
@@ -9,24 +9,24 @@ import numpy as np
 from pretrax.checkpoint.chunks import Chunks
 from pretrax.checkpoint.manifest import STATE, DamagedError, verify
 
-_TOGETHER = 64 << 20  # bytes that `rows` reads at once, or one row
+_TOGETHER = 64 << 20  # bytes that `rows` reads at once, at least one row
 
-type Piece = tuple[tuple[int, ...], np.ndarray]  # where along the leading dimensions, and values
+type Piece = tuple[tuple[int, ...], np.ndarray]  # (index along the leading dimensions, values)
 
 
 class CheckpointArrays:
-    """The arrays of one field of a state, by path ('layers.q'), in f32 and read in pieces.
+    """The arrays of one field of a state, by path ('layers.q'), read in pieces and in f32.
 
     Args:
-        directory: `checkpoints`.
-        step: of the checkpoint.
+        directory: the `checkpoints` directory.
+        step: step of the checkpoint.
         field: 'weights' or 'optimizer'.
 
     Attributes:
-        shapes: of each array.
+        shapes: shape of each array, by path.
 
     Raises:
-        DamagedError: a file of theirs is not what was written, or there are none.
+        DamagedError: one of their files differs from what was written, or there are none.
     """
 
     def __init__(self, directory: pathlib.Path, step: int, field: str):
@@ -39,7 +39,7 @@ class CheckpointArrays:
             raise DamagedError(f'the checkpoint {self.place} has no {field}')
 
     def read(self, path: str, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """An array, or its rows from `start` to `stop`."""
+        """Reads an array, or its rows from `start` to `stop`."""
         shape = self.shapes[path]
         index = tuple((0, size) for size in shape)
         if shape:
@@ -56,7 +56,7 @@ class CheckpointArrays:
         return values
 
     def rows(self, path: str) -> Iterator[tuple[slice, np.ndarray]]:
-        """An array by its rows, as many at once as fit into a small part of the memory."""
+        """Reads an array in groups of rows that fit in little memory."""
         shape = self.shapes[path]
         if not shape:
             yield slice(None), self.read(path)[None]
@@ -68,13 +68,13 @@ class CheckpointArrays:
 
 
 class CheckpointWeights(CheckpointArrays):
-    """The weights in a checkpoint."""
+    """The weights of a checkpoint."""
 
     def __init__(self, directory: pathlib.Path, step: int):
         super().__init__(directory, step, 'weights')
 
     def pieces(self, path: str) -> Iterator[Piece]:
-        """A weight; one that is stacked over layers a layer at a time."""
+        """Reads a weight: layer by layer if it is stacked over layers, otherwise in one piece."""
         if not is_stacked(path, self.shapes[path]):
             yield (), self.read(path)
             return
@@ -83,5 +83,5 @@ class CheckpointWeights(CheckpointArrays):
 
 
 def is_stacked(path: str, shape: tuple[int, ...]) -> bool:
-    """Whether a weight is one of each layer, along its first dimension."""
+    """Whether the first dimension of a weight counts layers."""
     return path.startswith('layers.') and len(shape) > 0

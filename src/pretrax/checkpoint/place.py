@@ -1,4 +1,4 @@
-"""Which checkpoint a path means."""
+"""Finds the checkpoint that a path refers to."""
 
 import pathlib
 
@@ -7,16 +7,14 @@ from pretrax.errors import UserError
 
 
 def checkpoints_of(path: pathlib.Path) -> pathlib.Path:
-    """The directory `checkpoints` of a run, which may be named itself.
+    """The `checkpoints` directory of a run. The path may also be that directory.
 
     Raises:
-        UserError: no such directory, or it has no checkpoint.
+        UserError: there is no such directory, or it has no checkpoint.
     """
     if not path.is_dir():
         beside = sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir()) if path.parent.is_dir() else []
-        raise UserError(
-            f'{path}: no such run or checkpoint' + (f'\nthere are: {", ".join(beside[:8])}' if beside else '')
-        )
+        raise UserError(f'{path}: no such run or checkpoint' + (f'\nfound: {", ".join(beside[:8])}' if beside else ''))
     directory = path if path.name == 'checkpoints' else path / 'checkpoints'
     if not steps_in(directory):
         raise UserError(f'{path} has no checkpoint yet\ntrain it first, or give a run such as runs/quickstart')
@@ -24,15 +22,15 @@ def checkpoints_of(path: pathlib.Path) -> pathlib.Path:
 
 
 def is_checkpoint(path: pathlib.Path) -> bool:
-    """Whether a path is one checkpoint, and not a run or all of its checkpoints."""
+    """Whether a path is a single checkpoint, not a run or its `checkpoints` directory."""
     return path.is_dir() and path.name.isdigit() and path.parent.name == 'checkpoints'
 
 
 def find_checkpoint(path: pathlib.Path) -> tuple[pathlib.Path, int]:
-    """The `checkpoints` directory and the step that a path means: a run (its newest), its checkpoints, or one of them.
+    """The `checkpoints` directory and the step of a path: a checkpoint, or the newest one of a run or its `checkpoints`.
 
     Raises:
-        UserError: nothing of the kind is there.
+        UserError: there is no checkpoint at this path.
     """
     if is_checkpoint(path):
         return path.parent, int(path.name)

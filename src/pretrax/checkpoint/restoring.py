@@ -1,11 +1,11 @@
-"""Arrays of a checkpoint onto devices: every file is read once, and compared with its digest as it is read.
+"""Restores arrays of a checkpoint onto devices. Every file is read once, and its digest is checked as it is read.
 
-The arrays lie there as Orbax writes them without compression: a directory each, with `.zarray` (zarr v2) and a file a
-chunk, row-major. Orbax itself reads them at a third of this speed or less, and after every file was read once for its
-digest (docs/lab-notes.md): here bytes go from a file to where the device takes them, and are digested on the way.
+Orbax writes each uncompressed array as a directory with `.zarray` (zarr v2) and one row-major file per chunk. Orbax reads
+them at a third of this module's speed or less, and only after each file was read once for its digest (docs/lab-notes.md).
+Here bytes go straight from the file to the memory that the device takes them from, and are digested on the way.
 
-Of several processes each reads what its own devices need, and a share of all chunks to compare them with their digests:
-chunks in the order of the array, so that on the mesh that wrote them they are mostly the same ones.
+Each process reads what its own devices need and verifies the digests of a share of all chunks. Chunks are assigned in the
+order of the array, so on the mesh that wrote them a process mostly verifies what it reads.
 """
 
 import collections
@@ -19,33 +19,34 @@ from typing import Any
 import jax
 import numpy as np
 
-from pretrax.checkpoint.agreement import agree, tell
+from pretrax.checkpoint.agreement import agree, broadcast
 from pretrax.checkpoint.chunks import Chunks, Index, check_file, overlap
 from pretrax.checkpoint.manifest import (
     STATE,
     Array,
     DamagedError,
     Manifest,
+    assign_to_processes,
     named_arrays,
     read_manifest,
     shape_text,
-    shared_out,
     steps_in,
 )
 from pretrax.errors import UserError
 
-_AHEAD = 8 << 30  # bytes of arrays that may wait in the host's memory for their device
+_AHEAD = 8 << 30  # bytes of arrays that may wait in host memory for their device
 _THREADS = 8
-_ALIGNED = 64  # bytes; from such a place the CPU backend takes an array without a copy
+_ALIGNED = 64  # bytes; the CPU backend takes an array with this alignment without a copy
 
 
 def restore(directory: pathlib.Path, step: int, like: Any) -> Any:
-    """The state of a step as `like` has it: shapes, dtypes and shardings. Part of a state may be asked for: a dict
-    with some of its fields, such as {'weights': ...}; then only the files of that part are read.
+    """Restores the state of a step with the shapes, dtypes and shardings of `like`.
+
+    To restore part of a state, pass a dict with some of its fields, such as {'weights': ...}. Only their files are read.
 
     Raises:
-        DamagedError: a file is not what was written, for this process or another one.
-        UserError: the arrays are not those of `like`.
+        DamagedError: a file differs from what was written, in this process or another one.
+        UserError: the arrays do not match `like`.
     """
     return _restore(directory, _read_agreed(directory, step), like)
 
@@ -64,7 +65,7 @@ def _restore(directory: pathlib.Path, manifest: Manifest, like: Any) -> Any:
 
 
 def _read_agreed(directory: pathlib.Path, step: int) -> Manifest:
-    """The manifest of a checkpoint. Raises DamagedError in all processes where one of them cannot read it."""
+    """Reads the manifest of a checkpoint. Raises DamagedError in all processes if one of them cannot read it."""
     manifest, problem = None, ''
     try:
         manifest = read_manifest(directory, step)
@@ -79,18 +80,23 @@ def _read_agreed(directory: pathlib.Path, step: int) -> Manifest:
 def restore_newest(
     directory: pathlib.Path, like: Any, say: Callable[[str], None], check: Callable[[dict[str, Any]], None]
 ) -> tuple[int, Any, dict[str, Any]] | None:
-    """Step, state and description of the newest checkpoint that is as it was written, or None where there is none at all. Says what it passes over.
+    """Restores the newest undamaged checkpoint. Reports the checkpoints that it skips.
 
     Args:
-        directory: `checkpoints`.
-        like: the state, as `restore` takes it.
-        say: told about what is not readable.
-        check: given the description of a state before it is read; raises UserError where it is not to be used.
+        directory: the `checkpoints` directory.
+        like: the state, as for `restore`.
+        say: reports each damaged checkpoint.
+        check: receives the description of a state before it is read; raises UserError if the state must not be used.
+
+    Returns:
+        Step, state and description, or None if there is no checkpoint.
 
     Raises:
-        UserError: there are checkpoints, and none is readable. Training from step 0 over them would lose the run.
+        UserError: there are checkpoints, but none is readable. Training from step 0 over them would lose the run.
     """
-    steps = json.loads(tell('steps', json.dumps(steps_in(directory))))  # another process may see others, for a while
+    steps = json.loads(
+        broadcast('steps', json.dumps(steps_in(directory)))
+    )  # a shared file system may show different processes different files for a while
     for step in reversed(steps):
         try:
             manifest = _read_agreed(directory, step)
@@ -101,18 +107,20 @@ def restore_newest(
     if steps:
         raise UserError(
             f'none of the {len(steps)} checkpoints in {directory} is readable\n'
-            'restore one from a copy, or move the directory away to begin at step 0'
+            'restore one from a backup, or move the directory away to start at step 0'
         )
     return None
 
 
 def _read_arrays(place: pathlib.Path, manifest: Manifest, like: Any) -> Any:
-    """The arrays of a checkpoint that `like` names, in its dtypes and shardings.
+    """Reads the arrays of a checkpoint that `like` names, with its dtypes and shardings.
 
     Raises:
-        DamagedError: a file is not what was written.
+        DamagedError: a file differs from what was written.
     """
-    mine = {file for file, n in shared_out(manifest.files, jax.process_count()).items() if n == jax.process_index()}
+    mine = {
+        file for file, n in assign_to_processes(manifest.files, jax.process_count()).items() if n == jax.process_index()
+    }
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     waiting: collections.deque[_Incoming] = collections.deque()
     arrays: list[jax.Array] = []
@@ -160,7 +168,7 @@ class _Incoming:
 
         array = jax.make_array_from_callback(self.like.shape, self.like.sharding, shard)
         if next(iter(array.sharding.device_set)).platform != 'cpu':
-            array.block_until_ready()  # the host's memory is free again
+            array.block_until_ready()  # then the host memory can be freed
         self.held.clear()
         return array
 
@@ -183,7 +191,7 @@ def _of_arrays(manifest: Manifest) -> set[str]:
 
 
 def _check_arrays(place: pathlib.Path, stored: dict[str, Array], wanted: dict[str, Array], fields: set[str]) -> None:
-    """`fields` of a state are asked for: what else it has does not matter."""
+    """Raises UserError unless the stored arrays of these fields match. Other fields of the state are ignored."""
     missing = sorted(wanted.keys() - stored)
     surplus = sorted(name for name in stored.keys() - wanted if name.split('.')[0] in fields)
     other = [name for name in sorted(wanted.keys() & stored) if wanted[name].shape != stored[name].shape]
@@ -192,7 +200,7 @@ def _check_arrays(place: pathlib.Path, stored: dict[str, Array], wanted: dict[st
     missing, surplus, other = (
         sorted(x, key=lambda name: not name.startswith('weights')) for x in (missing, surplus, other)
     )
-    lines = [f'{name}: the checkpoint has none' for name in missing]
+    lines = [f'{name}: missing in the checkpoint' for name in missing]
     lines += [f'{name}: only the checkpoint has it' for name in surplus]
     lines += [
         f'{name}: {shape_text(stored[name].shape)} in the checkpoint, {shape_text(wanted[name].shape)} in the model'
@@ -201,6 +209,6 @@ def _check_arrays(place: pathlib.Path, stored: dict[str, Array], wanted: dict[st
     more = [f'and {len(lines) - 4} more'] if len(lines) > 4 else []
     raise UserError(
         '\n'.join(
-            [f'the checkpoint {place} is of another model or optimizer than the configuration:', *lines[:4], *more]
+            [f'the checkpoint {place} does not match the model or optimizer of the configuration:', *lines[:4], *more]
         )
     )

@@ -1,6 +1,7 @@
-"""Weights into a checkpoint a piece at a time, so that memory holds one tensor and not the model.
+"""Writes weights into a checkpoint in pieces, so that memory holds one tensor, not the model.
 
-What is written is an ordinary Orbax checkpoint whose state has `weights` and nothing else. A piece is (where along the leading dimensions, values): of weights stacked over layers, one layer.
+The result is an ordinary Orbax checkpoint whose state has only `weights`. A piece is (index along the leading dimensions,
+values). Weights that are stacked over layers have one piece per layer.
 """
 
 import pathlib
@@ -15,17 +16,17 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 from orbax.checkpoint import future, type_handlers
 
-from pretrax.checkpoint.manifest import STATE, digests, named_arrays, partial_place, publish, written
+from pretrax.checkpoint.manifest import STATE, digests, named_arrays, partial_directory, publish, written
 
 Piece = tuple[tuple[int, ...], np.ndarray]
 
 
 @dataclass(frozen=True)
 class StreamedArray:
-    """An f32 array that is not in memory: its pieces are made when they are written."""
+    """An f32 array that is not in memory. Its pieces are created when they are written."""
 
     shape: tuple[int, ...]
-    counted: int  # leading dimensions that pieces count
+    counted: int  # leading dimensions that index the pieces
     pieces: Callable[[], Iterable[Piece]]
 
     dtype = np.dtype(np.float32)
@@ -35,10 +36,10 @@ class StreamedArray:
 
 
 class _StreamedHandler(type_handlers.NumpyHandler):
-    """Writes streamed arrays in the format of Orbax, one after the other, a chunk a piece."""
+    """Writes streamed arrays in Orbax's format, one after the other, with one chunk per piece."""
 
     def typestr(self) -> str:
-        return 'jax.Array'  # so is it read
+        return 'jax.Array'  # the type to restore
 
     async def serialize(
         self, values: Sequence[Any], infos: Sequence[Any], args: Sequence[Any] | None = None
@@ -63,12 +64,12 @@ class _StreamedHandler(type_handlers.NumpyHandler):
 def write_streamed(
     directory: pathlib.Path, step: int, weights: Mapping[str, Any], description: dict[str, Any]
 ) -> pathlib.Path:
-    """Writes `<directory>/<step>` of StreamedArrays; whole or, after an interruption, under another name."""
+    """Writes StreamedArrays to `<directory>/<step>`. If interrupted, the directory keeps its temporary name."""
     registry = type_handlers.create_type_handler_registry(
         (StreamedArray, _StreamedHandler()), (jax.Array, type_handlers.ArrayHandler())
     )
-    place = partial_place(directory.absolute(), step)
-    if place.exists():  # left by an import that was interrupted
+    place = partial_directory(directory.absolute(), step)
+    if place.exists():  # left by an interrupted import
         shutil.rmtree(place)
     place.mkdir(parents=True)
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False, type_handler_registry=registry)

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from pretrax.checkpoint import DamagedError, Keep, Manifest, checkpoints_of, glance, steps_in
+from pretrax.checkpoint import DamagedError, Keep, Manifest, check_sizes, checkpoints_of, steps_in
 from pretrax.checkpoint.manifest import MANIFEST, UNFINISHED
 from pretrax.scale.memory import size
 
@@ -16,7 +16,7 @@ def list_checkpoints(path: str) -> None:
     found: dict[int, Manifest | str] = {}
     for step in steps_in(directory):
         try:
-            found[step] = glance(directory, step)
+            found[step] = check_sizes(directory, step)
         except DamagedError as error:
             found[step] = ' '.join(str(error).splitlines()[1:])
     whole = {step: manifest for step, manifest in found.items() if isinstance(manifest, Manifest)}
