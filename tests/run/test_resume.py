@@ -67,7 +67,7 @@ def test_a_file_system_without_locks_is_no_run_that_is_being_trained(tmp_path, m
     with only_one(tmp_path / 'run', said.append):
         assert (tmp_path / 'run' / 'lock').read_text().startswith(f'process {os.getpid()} on ')
     [warning] = said
-    assert 'cannot be locked (No locks available): nothing keeps a second run out of it' in warning
+    assert 'cannot be locked (No locks available), so a second run could write in it too' in warning
 
 
 def test_a_checkpoint_that_cannot_be_written_is_told_and_tried_again(small):

@@ -8,7 +8,6 @@ Imports no JAX: the devices are for the rows.
 import contextlib
 import ctypes
 import datetime
-import fcntl
 import hashlib
 import json
 import os
@@ -17,7 +16,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import IO, Any
 
 from pretrax import __version__
 from pretrax.config import resolved_yaml
@@ -25,6 +24,7 @@ from pretrax.errors import UserError
 from pretrax.launch.local import devices_of
 from pretrax.launch.sweep import Row, Sweep
 from pretrax.machine.cores import cpu_name, usable_cores
+from pretrax.machine.locks import LockedError, lock_directory
 
 RESULTS = 'results.jsonl'
 FINAL = ('done', 'too large', 'out of memory', 'refused')  # would come again; `failed`, `killed`, `time limit` may not
@@ -58,7 +58,7 @@ class Bench:
     ):  # fmt: skip
         self._sweep, self._rows, self._directory, self._say = sweep, rows, directory, say
         self._hardware, self._command = hardware, command
-        self._lock = _held(directory)
+        self._lock = _locked(directory)
         try:
             _cut_torn_line(directory / RESULTS)
             self._found = read_results(directory)
@@ -193,21 +193,18 @@ def probe() -> dict[str, Any]:
     }
 
 
-def _held(directory: pathlib.Path) -> Any:
-    """The directory, for one process at a time."""
+def _locked(directory: pathlib.Path) -> IO[str]:
+    """The lock of the directory. A file system that does not support locks is accepted silently."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / 'lock').open('a')
+        return lock_directory(directory, warn=lambda reason: None)
+    except LockedError as locked:
+        raise UserError(
+            f'{directory}: another process runs this sweep ({locked.holder})\nwait until it ends, or give another --out'
+        ) from None
     except OSError as error:
-        raise UserError(f'{directory} cannot be written: {error.strerror}\ngive another one: --out DIR') from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise UserError(f'{directory}: another process runs this sweep\nwait for it, or give another --out') from None
-    except OSError:  # a file system without locks
-        return lock
-    return lock
+        raise UserError(
+            f'{directory} cannot be written: {error.strerror}\ngive another directory: --out DIR'
+        ) from error
 
 
 def _in_the_child() -> None:

@@ -1,40 +1,98 @@
-"""One process at a time in a directory, on every machine that sees it; the system lets go of the lock of a dead one."""
+"""Locks for one process at a time, on every machine that shares the file system.
 
-import contextlib
+The operating system releases a lock when its process ends, however it ends.
+"""
+
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
-from pretrax.errors import UserError
+
+class LockedError(Exception):
+    """Another process has the lock of a directory. `holder`: 'process PID on HOST', or 'another process'."""
+
+    def __init__(self, holder: str):
+        super().__init__(f'locked by {holder}')
+        self.holder = holder
 
 
-@contextlib.contextmanager
-def only_one(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Make a directory and hold it. Others wait; when the holder removes it, the next one makes it again."""
+def lock(file: IO, wait: bool = False) -> None:
+    """Locks an open file until it is closed.
+
+    Raises:
+        BlockingIOError: another process has the lock, and `wait` is False.
+        OSError: the file system does not support locks, as on some clusters.
+    """
+    fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+def lock_directory(
+    directory: Path, warn: Callable[[str], None], before_waiting: Callable[[], None] | None = None
+) -> IO[str]:
+    """Creates a directory and locks it. The holder's identity is written in its file `lock`.
+
+    Args:
+        directory: to lock; if the previous holder removes it, it is created again.
+        warn: receives the reason if the file system does not support locks; the directory is then not locked.
+        before_waiting: called before this process waits for another one; None: it does not wait.
+
+    Returns:
+        An open file; closing it releases the lock.
+
+    Raises:
+        LockedError: another process has the lock, and `before_waiting` is None.
+        OSError: the directory cannot be written.
+    """
+    path = directory / 'lock'
     while True:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = path.open('a+')
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            stream = (directory / 'lock').open('w')
-        except OSError as error:
-            raise UserError(f'{directory.parent}: cannot write the tokens: {error.strerror}') from error
-        with stream:
             try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(file)
             except BlockingIOError:
-                say(f'tokens: another process works in {directory}; waiting for it')
-                fcntl.flock(stream, fcntl.LOCK_EX)
-            except OSError as error:  # some cluster file systems have no locks; two processes would do the same twice
-                say(
-                    f'tokens: {directory} cannot be locked ({error.strerror}); do not tokenise the same text twice at once'
-                )
-            if _is_still(directory / 'lock', stream.fileno()):
-                yield
-                return
+                if before_waiting is None:
+                    file.seek(0)
+                    raise LockedError(_holder(file)) from None
+                before_waiting()
+                lock(file, wait=True)
+            except OSError as error:
+                warn(error.strerror)
+            if is_at(file, path):
+                file.truncate(0)
+                os.write(file.fileno(), f'process {os.getpid()} on {socket.gethostname()}\n'.encode())
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
 
 
-def _is_still(path: Path, descriptor: int) -> bool:
+def holder_of(directory: Path) -> str | None:
+    """The process that has the lock of a directory; None: no process, or the file system does not support locks."""
+    path = directory / 'lock'
+    if not path.is_file():
+        return None
+    with path.open() as file:
+        try:
+            lock(file)
+        except BlockingIOError:
+            return _holder(file)
+        except OSError:
+            return None
+    return None
+
+
+def is_at(file: IO, path: Path) -> bool:
+    """Whether an open file is still the one at a path."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
         return False
+
+
+def _holder(file: IO[str]) -> str:
+    return file.read().strip() or 'another process'

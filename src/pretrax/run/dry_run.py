@@ -4,7 +4,6 @@ Configuration, data, mesh, model, state and step are made as `train` makes them,
 Nothing is written in the run's directory, no tracker is started, and no other run is kept out.
 """
 
-import fcntl
 import os
 import pathlib
 import shutil
@@ -19,9 +18,10 @@ from pretrax.checkpoint import restore_newest
 from pretrax.config import RunConfig
 from pretrax.errors import Report, UserError
 from pretrax.infer.sample import check_can_sample
+from pretrax.machine.locks import holder_of
 from pretrax.run.processes import ending_at_once
 from pretrax.run.program_cache import compile_or_take
-from pretrax.run.resume import check_same_data, check_unchanged
+from pretrax.run.resume import being_trained, check_same_data, check_unchanged
 from pretrax.run.setup import Run, prepare
 from pretrax.run.warm_start import start_state
 from pretrax.scale.memory import memory_of, size, temporaries_of
@@ -46,7 +46,8 @@ def dry_run(
     Raises:
         UserError: what `train` would raise.
     """
-    _check_free(config.run_dir)
+    if (holder := holder_of(config.run_dir)) is not None:
+        raise being_trained(config.run_dir, holder)
     place = _check_writable(config.run_dir)
     check_unchanged(config, allow_changes, say)
     for note in config.notes:
@@ -97,23 +98,6 @@ def _without_a_step(
         say(f'trackers: {" and ".join(trackers)} would be started')
     would = 'all steps are done: it would not train' if int(state.step) >= config.steps else f'it {begins}'
     say(f'dry run: nothing is in the way of {config.steps} steps; {would}. Nothing was written in {config.run_dir}')
-
-
-def _check_free(directory: pathlib.Path) -> None:
-    """Raises UserError if the run is being trained just now."""
-    lock = directory / 'lock'
-    if not lock.is_file():
-        return
-    with lock.open() as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f'{directory} is being trained by {held.read().strip() or "another process"}\n'
-                'stop that one first, or give another name='
-            ) from None
-        except OSError:  # a file system without locks: `train` would say so and go on
-            return
 
 
 def _check_writable(directory: pathlib.Path) -> pathlib.Path:

@@ -2,16 +2,14 @@
 
 import contextlib
 import errno
-import fcntl
-import os
 import pathlib
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from pretrax.checkpoint import read_description, steps_in
 from pretrax.config import RunConfig, diff, from_values, is_harmless
 from pretrax.errors import UserError
+from pretrax.machine.locks import LockedError, lock_directory
 
 Say = Callable[[str], None]
 
@@ -20,32 +18,27 @@ _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 
 @contextlib.contextmanager
 def only_one(directory: pathlib.Path, say: Say = print) -> Iterator[None]:
-    """Holds the run's directory. The system gives it free when the process ends, in whatever way.
+    """Locks the run's directory.
 
     Raises:
-        UserError: another process has it, or it cannot be written.
+        UserError: another process trains in it, or it cannot be written.
     """
-    with writable(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / 'lock').open('a+')
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise UserError(
-                f'{directory} is being trained by {lock.read().strip() or "another process"}\n'
-                'stop that one first, or give another name='
-            ) from None
-        except OSError as error:  # some cluster file systems have no locks
-            say(
-                f'WARNING: {directory} cannot be locked ({error.strerror}): nothing keeps a second run out of it; '
-                'start it only once'
-            )
+
+    def warn(reason: str) -> None:
+        say(f'WARNING: {directory} cannot be locked ({reason}), so a second run could write in it too: start only one')
+
+    try:
         with writable(directory):
-            lock.truncate(0)
-            os.write(lock.fileno(), f'process {os.getpid()} on {socket.gethostname()}\n'.encode())
+            lock = lock_directory(directory, warn)
+    except LockedError as locked:
+        raise being_trained(directory, locked.holder) from None
+    with lock:
         yield
+
+
+def being_trained(directory: pathlib.Path, holder: str) -> UserError:
+    """The error for a run that another process trains."""
+    return UserError(f'{directory} is being trained by {holder}\nstop that process first, or give another name=')
 
 
 @contextlib.contextmanager

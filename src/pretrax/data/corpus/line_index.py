@@ -12,7 +12,6 @@ An index of another state of the file (size, time of change), or one that is dam
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import zlib
@@ -29,6 +28,7 @@ from pretrax.data.corpus.blocks import blocks
 from pretrax.data.corpus.files import INDEX_SUFFIX, TextFile
 from pretrax.data.corpus.storage import state
 from pretrax.errors import UserError
+from pretrax.machine.locks import is_at, lock
 
 MAGIC = b'PTXLINES'
 VERSION = 1
@@ -168,10 +168,10 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
     partial = path.with_name(f'.{path.name}.partial')
     with partial.open('ab') as held:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(held)
         except BlockingIOError:
             raise UserError(f'{path}: another process is writing this index') from None
-        if not partial.exists() or not os.path.samestat(os.fstat(held.fileno()), partial.stat()):
+        if not is_at(held, partial):
             raise UserError(f'{path}: another process has just written this index')
         try:
             with partial.open('r+b') as out:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pretrax.data.corpus.corpus import Corpus, Counts, Shard, shards
 from pretrax.data.corpus.document import Document
@@ -32,7 +32,7 @@ from pretrax.data.tokenizers.tokenizer_training import ModelName, train_and_say
 from pretrax.data.tokens.flat_tokens import VERSION, TokenizerIdentity, open_split
 from pretrax.data.tokens.flat_tokens_writer import Writer, create, write_file
 from pretrax.errors import UserError
-from pretrax.machine.locks import only_one
+from pretrax.machine.locks import lock_directory
 
 SHARD_BYTES = 32 << 20  # of the text as it is stored: what a worker takes at a time
 # Where fewer whole documents than this would be held out, the end of each document is held out instead.
@@ -83,7 +83,7 @@ def prepare(
     if not named:
         _say_others(place, recipe, say)
     pieces = place.parent / f'.{place.name}.{key[:12]}.pieces'
-    with only_one(pieces, say):
+    with _locked(pieces, say):
         for left in pieces.glob('*.partial-*'):  # of a run that was killed
             shutil.rmtree(left, ignore_errors=True)
         if _is_there(place, named, recipe, say):  # by now, from the process that was waited for
@@ -99,6 +99,21 @@ def prepare(
             raise
         shutil.rmtree(pieces)
     return place
+
+
+def _locked(pieces: Path, say: Say) -> IO[str]:
+    """The lock of the directory of pieces; waits for another process that works in it."""
+
+    def warn(reason: str) -> None:
+        say(f'tokens: {pieces} cannot be locked ({reason}); do not tokenise the same text twice at the same time')
+
+    def before_waiting() -> None:
+        say(f'tokens: another process works in {pieces}; waiting for it')
+
+    try:
+        return lock_directory(pieces, warn, before_waiting)
+    except OSError as error:
+        raise UserError(f'{pieces.parent}: cannot write the tokens: {error.strerror}') from error
 
 
 def _is_there(place: Path, named: bool, recipe: dict[str, Any], say: Say) -> bool:
