@@ -16,6 +16,7 @@ import pydantic
 import xxhash
 
 from pretrax.errors import UserError
+from pretrax.machine.atomic import sync_directory, sync_file
 
 MANIFEST = 'manifest.json'
 STATE = 'state'  # the subdirectory that Orbax writes
@@ -149,11 +150,10 @@ def publish(
     content = manifest.model_dump(mode='json') | {'manifest_xxh3': _self_digest(manifest)}
     with (place / MANIFEST).open('w') as stream:
         json.dump(content, stream, indent=1)
-        stream.flush()
-        os.fsync(stream.fileno())
-    _sync_directory(place)
+        sync_file(stream)
+    sync_directory(place)
     place.rename(directory / str(step))
-    _sync_directory(directory)
+    sync_directory(directory)
 
 
 def check_sizes(directory: pathlib.Path, step: int) -> Manifest:
@@ -188,15 +188,6 @@ def verify(directory: pathlib.Path, step: int, prefix: str = '') -> Manifest:
         if digest != manifest.files[name].xxh3:
             raise DamagedError(f'the checkpoint {place} is damaged\n{name} differs from what was written')
     return manifest
-
-
-def _sync_directory(directory: pathlib.Path) -> None:
-    """Syncs the entries of a directory to disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _self_digest(manifest: Manifest) -> str:

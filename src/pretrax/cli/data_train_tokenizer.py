@@ -11,6 +11,7 @@ from pretrax.data.text import find_corpus
 from pretrax.data.tokenize.prepare import Work, train_on_corpus
 from pretrax.data.tokenizers.tokenizer_training import MODELS
 from pretrax.errors import UserError
+from pretrax.machine.atomic import write_file
 
 
 def train_tokenizer(source: str, overrides: list[str], out: str, vocab_size: int | None, model: str) -> None:
@@ -34,11 +35,9 @@ def train_tokenizer(source: str, overrides: list[str], out: str, vocab_size: int
     work = Work(options.engine or 'local', options.workers)
     corpus = find_corpus(options, print)
     tokenizer = train_on_corpus(corpus, print, vocab_size or options.vocab_size or 4096, MODELS[model], work)
-    partial = path.with_name(f'.{path.name}.partial')
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(tokenizer.content)
-        partial.rename(path)
+        write_file(path, tokenizer.content)
     except OSError as error:
         raise UserError(f'--out {out}: cannot write: {error.strerror}') from error
     print(f'wrote {out}\nnext: data.tokenizer={out} in a configuration, or after pretrax train CONFIG')

@@ -6,8 +6,6 @@ The place of every tensor is known before any is written, so each part goes wher
 import contextlib
 import json
 import math
-import os
-import shutil
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +15,7 @@ import numpy as np
 
 from pretrax.errors import UserError
 from pretrax.huggingface.files import DTYPES, INDEX, SINGLE
+from pretrax.machine import atomic
 
 LARGEST_FILE = 5_000_000_000  # bytes, as transformers has it
 
@@ -90,21 +89,11 @@ def new_directory(directory: Path) -> Iterator[Path]:
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f'{directory} exists and is not empty\ngive a new directory')
-    partial = directory.with_name(f'.{directory.name}.partial')
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        yield partial
-        for path in partial.iterdir():
-            with path.open('rb') as file:
-                os.fsync(file.fileno())
-        if directory.exists():
-            directory.rmdir()
-        partial.rename(directory)
+        with atomic.new_directory(directory, sync=True) as partial:
+            yield partial
     except OSError as error:
         raise UserError(f'cannot write {directory}: {error.strerror}') from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -6,6 +6,8 @@ import pathlib
 import tempfile
 from typing import Any
 
+from pretrax.machine.atomic import write_file
+
 
 def own_directory() -> pathlib.Path:
     """`~/.cache/pretrax`; `XDG_CACHE_HOME` is respected. Relative where the user, such as a container's, has no home."""
@@ -29,11 +31,9 @@ def read_entries(path: pathlib.Path) -> dict[str, Any]:
 
 def write_entries(path: pathlib.Path, entries: dict[str, Any]) -> str:
     """Keep the entries and say where; a place that cannot be written costs a measurement each time, not the run."""
-    partial = path.with_name(f'{path.name}.{os.getpid()}')  # two runs may start at once: each replaces a whole file
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(entries, indent=1))
-        os.replace(partial, path)
+        write_file(path, json.dumps(entries, indent=1).encode())
     except OSError as error:
         return f'not kept ({path}: {error.strerror})'
     return f'kept in {path}'

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pretrax.errors import UserError
+from pretrax.machine.atomic import new_file
 from pretrax.observe.trackers import Tracker
 
 
@@ -143,8 +144,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 def _rewind(path: pathlib.Path, last_step: int, say: Callable[[str], None]) -> None:
     """Keep the whole lines up to `last_step`. A new file replaces the old one at once: a kill here loses nothing."""
     later = torn = 0
-    partial = path.with_name(path.name + '.rewinding')
-    with open(partial, 'wb') as kept:
+    with new_file(path, sync=True) as kept:
         for line, record in _parse(path):
             if record is None:
                 torn += 1
@@ -152,9 +152,6 @@ def _rewind(path: pathlib.Path, last_step: int, say: Callable[[str], None]) -> N
                 later += 1
             else:
                 kept.write(line.rstrip(b'\r\n') + b'\n')
-        kept.flush()
-        os.fsync(kept.fileno())
-    os.replace(partial, path)
     if torn:
         say(f'{path.name}: removed {_lines(torn)} cut short when the run was stopped')
     if later:

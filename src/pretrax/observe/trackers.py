@@ -5,13 +5,13 @@ run: its identity is kept beside the checkpoints.
 """
 
 import json
-import os
 import pathlib
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from pretrax.errors import UserError
+from pretrax.machine.atomic import write_file
 
 
 class Tracker(Protocol):
@@ -183,9 +183,7 @@ def _needs(module: str, extra: str) -> Any:
 def _remember(file: pathlib.Path, make: Callable[[], str]) -> str:
     """The text in the file; made and written there if there is none."""
     if not file.exists():
-        partial = file.with_name(f'{file.name}.{os.getpid()}')
-        partial.write_text(make())
-        os.replace(partial, file)
+        write_file(file, make().encode())
     return file.read_text().strip()
 
 

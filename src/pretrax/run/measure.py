@@ -1,6 +1,7 @@
 """A row of `pretrax bench`, in a process of its own: a run is prepared as `train` does, and a few of its steps are timed.
 
-    python -c 'from pretrax.run.measure import main; main()' CONFIG RESULT STEPS WARMUP
+    python -c 'from pretrax.machine.atomic import write_file
+from pretrax.run.measure import main; main()' CONFIG RESULT STEPS WARMUP
 
 writes what came of it to RESULT, a JSON object with a `status`. Nothing is saved, logged or evaluated.
 """
@@ -43,9 +44,7 @@ def main() -> None:
         ran_out = isinstance(error, jax.errors.JaxRuntimeError) and 'RESOURCE_EXHAUSTED' in str(error)
         found = {'status': OUT_OF_MEMORY if ran_out else FAILED, 'why': _first_line(error)}
         traceback.print_exc()
-    partial = pathlib.Path(f'{result}.partial')
-    partial.write_text(json.dumps(found))
-    partial.replace(result)
+    write_file(pathlib.Path(result), json.dumps(found).encode())
 
 
 def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:

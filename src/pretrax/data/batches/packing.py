@@ -9,8 +9,6 @@ import functools
 import hashlib
 import heapq
 import itertools
-import os
-import tempfile
 import time
 import zipfile
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from pretrax.data.batches.block_cache import BlockCache, Tokens
 from pretrax.data.batches.source import HostBatch
 from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import UserError
+from pretrax.machine.atomic import new_file
 
 # A plan covers consecutive documents of about so many tokens, and of so many rows if that is more.
 PLANNED_TOKENS = 1 << 18
@@ -164,9 +163,8 @@ class PackedDocuments:
         index = self._make_index()
         say(f'packing: planned {self.tokens.n_documents:,} documents in {time.perf_counter() - started:.1f} s: {path}')
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=directory, prefix=f'.{path.name}-', delete=False) as file:
+        with new_file(path) as file:
             np.savez(file, **index._asdict())
-        os.replace(file.name, path)
         return index
 
     def _make_index(self) -> Index:

@@ -13,7 +13,6 @@ An index of another state of the file (size, time of change), or one that is dam
 
 import contextlib
 import json
-import os
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from pretrax.data.corpus.blocks import blocks
 from pretrax.data.corpus.files import INDEX_SUFFIX, TextFile
 from pretrax.data.corpus.storage import state
 from pretrax.errors import UserError
+from pretrax.machine.atomic import sync_directory, sync_file
 from pretrax.machine.locks import is_at, lock
 
 MAGIC = b'PTXLINES'
@@ -129,8 +129,7 @@ def write_index(file: TextFile, say: Callable[[int], None] = lambda _: None) -> 
                 version=VERSION, size=file.state.size or 0, stamp=file.state.stamp, n_bytes=n_bytes, n_lines=n_lines,
                 n_frames=len(frames) // 2, crc32=zlib.crc32(rest, crc),
             )  # fmt: skip
-            out.flush()
-            os.fsync(out.fileno())
+            sync_file(out)
             out.seek(0)
             out.write(MAGIC + header.model_dump_json().encode().ljust(_HEADER - len(MAGIC)))
     except OSError as error:
@@ -177,14 +176,9 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
             with partial.open('r+b') as out:
                 out.truncate(0)
                 yield out
-                out.flush()
-                os.fsync(out.fileno())
+                sync_file(out)
             partial.rename(path)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_directory(path.parent)

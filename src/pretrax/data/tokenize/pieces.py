@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from pretrax.data.corpus.selection import Counts as Rows
 from pretrax.data.tokenizers.encoders import Encoder, EncoderName, make_encoder
 from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.errors import UserError
+from pretrax.machine.atomic import partial_path, rename_directory, sync_file
 
 TRAIN, VALIDATION = 'train', 'validation'
 _ENCODED_AT_ONCE = 4 << 20  # characters
@@ -132,7 +132,7 @@ class PieceWriter:
 
     def __init__(self, directory: Path, number: int):
         self._place = directory / piece_name(number)
-        self._partial = directory / f'{piece_name(number)}.partial-{os.getpid()}-{id(self):x}'
+        self._partial = partial_path(self._place)
         self._splits: dict[str, SplitCounts] = {}
         self._files = contextlib.ExitStack()
         self._open: dict[str, BinaryIO] = {}
@@ -158,15 +158,11 @@ class PieceWriter:
         with _writing(self._place):
             with (self._partial / 'counts.json').open('wb') as stream:
                 stream.write(piece.to_json())
-                _sync(stream)
+                sync_file(stream)
             for stream in self._open.values():
-                _sync(stream)
+                sync_file(stream)
             self._files.close()
-            try:
-                self._partial.rename(self._place)
-            except OSError:
-                if not self._place.is_dir():
-                    raise  # otherwise another worker has made the same piece
+            rename_directory(self._partial, self._place, keep_existing=True)  # another worker may have made it
         return piece
 
     def __enter__(self) -> 'PieceWriter':
@@ -315,8 +311,3 @@ def _writing(place: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f'{place.parent}: cannot write the tokens: {error.strerror or error}') from error
-
-
-def _sync(stream) -> None:
-    stream.flush()
-    os.fsync(stream.fileno())

@@ -30,8 +30,9 @@ from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.data.tokenizers.tokenizer_files import TOKENIZER_JSON
 from pretrax.data.tokenizers.tokenizer_training import ModelName, train_and_say
 from pretrax.data.tokens.flat_tokens import VERSION, TokenizerIdentity, open_split
-from pretrax.data.tokens.flat_tokens_writer import Writer, create, write_file
+from pretrax.data.tokens.flat_tokens_writer import Writer, create
 from pretrax.errors import UserError
+from pretrax.machine.atomic import write_file
 from pretrax.machine.locks import lock_directory
 
 SHARD_BYTES = 32 << 20  # of the text as it is stored: what a worker takes at a time
@@ -187,7 +188,7 @@ class _Preparation:
             self.say('tokenizer: trained by the run that was interrupted')
             return Tokenizer(file.read_bytes(), str(file))
         tokenizer, self.n_documents = _train(self.engine, self.shards, self.say, vocab_size, 'bpe')
-        write_file(file, tokenizer.content)
+        write_file(file, tokenizer.content, sync=True)
         return tokenizer
 
     def _cuts(self) -> bool:

@@ -3,9 +3,6 @@
 import contextlib
 import hashlib
 import json
-import os
-import shutil
-import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from pretrax.data.tokens.flat_tokens import (
     little_endian,
 )
 from pretrax.errors import UserError
+from pretrax.machine.atomic import new_directory, remove_abandoned, write_file
 
 _CHUNK = 1 << 14  # the least that is read at once
 _ONES = 1 << 20
@@ -92,7 +90,7 @@ class Writer:
         for name, split in self._splits.items():
             split.finish(name, tokenizer, source)
         if tokenizer_json is not None:
-            write_file(self._directory / TOKENIZER_FILE, tokenizer_json)
+            write_file(self._directory / TOKENIZER_FILE, tokenizer_json, sync=True)
         attributes = {'format': FORMAT, 'version': VERSION, 'splits': list(self._splits)}
         if self._documents is not None:
             attributes['documents'] = self._documents
@@ -110,28 +108,14 @@ def create(
         tokenizer, tokenizer_json: what the ids mean; None where the tokenizer is not known.
         source: what the text was, any JSON.
     """
-    partial = directory.parent / f'.{directory.name}.partial-{socket.gethostname()}-{os.getpid()}'
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(directory.parent)
-        if partial.exists():  # left by an earlier process of this number; containers give out the same one every time
-            shutil.rmtree(partial)
-        partial.mkdir()
-        writer = Writer(partial)
-        yield writer
-        writer.finish(tokenizer, tokenizer_json, source)
-        for folder, _, _ in os.walk(partial):
-            _sync(Path(folder))
-        try:
-            partial.rename(directory)
-        except OSError:
-            if not directory.is_dir():
-                raise  # otherwise another process was quicker, and what it wrote is the same
-        _sync(directory.parent)
+        remove_abandoned(directory.parent)
+        with new_directory(directory, sync=True, keep_existing=True) as partial:
+            writer = Writer(partial)
+            yield writer
+            writer.finish(tokenizer, tokenizer_json, source)
     except OSError as error:
         raise UserError(f'{directory}: cannot write the tokens: {error.strerror or error}') from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 class _Split:
@@ -253,37 +237,4 @@ def _sum(a: int | None, b: int | None) -> int | None:
 
 def _write_group(path: Path, attributes: dict[str, Any]) -> None:
     group = {'zarr_format': 3, 'node_type': 'group', 'attributes': attributes}
-    write_file(path / 'zarr.json', (json.dumps(group, indent=2) + '\n').encode())
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file so that it is on the disk when this returns."""
-    with path.open('wb') as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove_abandoned(parent: Path) -> None:
-    """What processes of this machine that are no more left half-written."""
-    for path in parent.glob(f'.*.partial-{socket.gethostname()}-*'):
-        if not _lives(int(path.name.rpartition('-')[2])):
-            shutil.rmtree(path)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    write_file(path / 'zarr.json', (json.dumps(group, indent=2) + '\n').encode(), sync=True)

@@ -7,8 +7,6 @@ the size and the time of the files are the same.
 import dataclasses
 import hashlib
 import json
-import os
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +17,7 @@ import numpy as np
 from pretrax.data.tokens.flat_tokens import little_endian
 from pretrax.data.tokens.foreign_layout import GPT2_END_OF_TEXT, Layout
 from pretrax.errors import UserError
+from pretrax.machine.atomic import new_directory
 
 LARGEST_ID = 2**31 - 2  # of flat-tokens
 _AT_ONCE = 1 << 22  # tokens
@@ -70,19 +69,13 @@ def _kept_or_made(layout: Layout, directory: Path | None, say: Say) -> Survey:
 
 
 def _keep(found: Survey, place: Path) -> None:
-    partial = place.with_name(f'.{place.name}.partial-{os.getpid()}')
-    shutil.rmtree(partial, ignore_errors=True)
+    rest = {name: value for name, value in found._asdict().items() if name != 'starts'}
     try:
-        partial.mkdir(parents=True)
-        np.save(partial / 'starts.npy', found.starts)
-        rest = {name: value for name, value in found._asdict().items() if name != 'starts'}
-        (partial / 'survey.json').write_text(json.dumps(rest))
-        partial.rename(place)
+        with new_directory(place, keep_existing=True) as partial:  # what another process wrote is the same
+            np.save(partial / 'starts.npy', found.starts)
+            (partial / 'survey.json').write_text(json.dumps(rest))
     except OSError as error:
-        if not place.is_dir():  # otherwise another process was quicker, and what it wrote is the same
-            raise UserError(f'{place}: cannot write what the token file holds: {error.strerror}') from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        raise UserError(f'{place}: cannot write what the token file holds: {error.strerror}') from error
 
 
 def _make(layout: Layout, say: Say) -> Survey:

@@ -1,9 +1,7 @@
 """Token files -> other token files: convert, merge, split, shuffle. The documents stay what they are."""
 
 import hashlib
-import os
 import shutil
-import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from pretrax.data.tokens.token_copy import Documents, Say, TextBytes, output, re
 from pretrax.data.tokens.token_files import TokenFiles, is_flat_tokens, open_token_files
 from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import UserError
+from pretrax.machine.atomic import new_directory, partial_path
 
 # A shuffle keeps this many tokens in memory, and the rest in files of about so many.
 BUCKET = 1 << 25
@@ -37,23 +36,16 @@ def convert_to_nanogpt(files: TokenFiles, out: Path, say: Say) -> None:
         )
     if any(store.has_mask for store in files.splits.values()):
         raise UserError(f'{files.path}: it has a loss mask, and a nanoGPT .bin has no place for it')
-    partial = out.with_name(f'.{out.name}.partial-{socket.gethostname()}-{os.getpid()}')
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        partial.mkdir(parents=True)
-        for split, store in files.splits.items():
-            name = 'val.bin' if split == 'validation' else f'{split}.bin'
-            with (partial / name).open('wb') as stream:
-                for documents in read_documents(store, say):
-                    (documents.encoded >> 1).astype('<u2').tofile(stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            say(f'{out / name}: {store.n_documents:,} documents, {(partial / name).stat().st_size // 2:,} tokens')
-        partial.rename(out)
+        with new_directory(out, sync=True) as partial:
+            for split, store in files.splits.items():
+                name = 'val.bin' if split == 'validation' else f'{split}.bin'
+                with (partial / name).open('wb') as stream:
+                    for documents in read_documents(store, say):
+                        (documents.encoded >> 1).astype('<u2').tofile(stream)
+                say(f'{out / name}: {store.n_documents:,} documents, {(partial / name).stat().st_size // 2:,} tokens')
     except OSError as error:
         raise UserError(f'{out}: cannot write the tokens: {error.strerror or error}') from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     if files.identity.end_of_text is None:
         say(f'{out}: where documents end is lost: no token ends them, and a nanoGPT .bin says nothing else of it')
     else:
@@ -151,7 +143,7 @@ def shuffle(path: Path, out: Path, say: Say, *, seed: int) -> None:
     with output(out, list(files.splits.values()), files.identity, files.tokenizer, how, say) as made:
         for name, store in files.splits.items():
             # Named like what a writer leaves, so that the next one removes it after a kill.
-            buckets = out.with_name(f'.{out.name}-{name}.partial-{socket.gethostname()}-{os.getpid()}')
+            buckets = partial_path(out.with_name(f'{out.name}-{name}'))
             random = np.random.Generator(np.random.Philox(key=[seed, int.from_bytes(name.encode()[:8], 'little')]))
             try:
                 for documents, n_bytes in _with_known_bytes(store, _shuffled(store, buckets, random, say)):
