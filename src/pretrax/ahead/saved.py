@@ -28,6 +28,8 @@ from jax.experimental import serialize_executable
 from pretrax.ahead.step import Ahead
 from pretrax.config import RunConfig, diff, from_values
 from pretrax.errors import UserError
+from pretrax.jax_compat import EXECUTABLE_CLASSES, ExecutableUnpickler
+from pretrax.machine.atomic import new_file
 from pretrax.machine.software import flags, versions
 from pretrax.run.setup import Run
 
@@ -65,13 +67,11 @@ def save(ahead: Ahead, path: pathlib.Path) -> int:
         raise UserError(f'save={path}: the step does not fit, so there is nothing to save')
     executable, _, _ = serialize_executable.serialize(ahead.compiled)
     manifest = _manifest(ahead.run, ahead.lowered, executable)
-    partial = path.with_name(path.name + '.partial')
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(partial, 'w', zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        with new_file(path) as file, zipfile.ZipFile(file, 'w', zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
             archive.writestr('manifest.json', manifest.model_dump_json(indent=1))
             archive.writestr('executable', executable)
-        partial.replace(path)
     except OSError as error:
         raise UserError(f'save={path}: cannot be written: {error.strerror}') from error
     return path.stat().st_size
@@ -204,38 +204,13 @@ def _differs(path: pathlib.Path, what: str, *lines: str) -> UserError:
     )
 
 
-class _Unpickler(serialize_executable._JaxPjrtUnpickler):
+class _Unpickler(ExecutableUnpickler):
     """JAX's, which would import whatever a file names; this one knows the parts of an executable."""
-
-    ALLOWED = frozenset(
-        {
-            ('jax._src.interpreters.pxla', 'UnloadedMeshExecutable'),
-            ('jax._src.interpreters.pxla', 'AllArgsInfo'),
-            ('jaxlib._jax', 'DeviceList'),
-            ('jaxlib._jax', 'PjRtLayout'),
-            ('jax._src.core', 'ShapedArray'),
-            ('jax._src.core', 'ManualAxisType'),
-            ('jax._src.core', 'MemorySpace'),
-            ('jax._src.named_sharding', '_unpickle_named_sharding'),
-            ('jax._src.mesh', 'AbstractMesh'),
-            ('jax._src.mesh', 'Mesh'),
-            ('jax._src.mesh', 'AxisType'),
-            ('jax._src.mesh', 'AbstractDevice'),
-            ('jax._src.layout', 'AutoLayoutSingleton'),
-            ('jax._src.layout', 'Layout'),
-            ('jax._src.linear_util', 'DebugInfo'),
-            ('jax._src.stages', 'ArgInfo'),
-            ('jax', 'P'),
-            ('numpy', 'dtype'),
-            ('numpy', 'ndarray'),
-            ('numpy._core.multiarray', '_reconstruct'),
-        }
-    )
 
     def __init__(self, content: bytes, client: Any, devices: list[Any]):
         super().__init__(io.BytesIO(content), client, devices)
 
     def find_class(self, module: str, name: str, /) -> Any:
-        if (module, name) not in self.ALLOWED:
+        if (module, name) not in EXECUTABLE_CLASSES:
             raise pickle.UnpicklingError(f'it names {module}.{name}, which is no part of an executable')
         return super().find_class(module, name)

@@ -2,10 +2,10 @@
 
 import itertools
 from collections import defaultdict
-from typing import Any
 
 import jax
-from jax._src import distributed  # JAX has no public way to its key-value store
+
+from pretrax.jax_compat import coordination_client
 
 _A_DAY = 24 * 3600 * 1000  # milliseconds. If a process dies, JAX's heartbeat ends the others long before.
 _MARK = '='  # prefix of every value, since the store refuses empty values
@@ -31,7 +31,7 @@ def gather(about: str, text: str) -> list[str]:
     """Gathers the texts of all processes in process 0. Returns [] in the other processes."""
     if jax.process_count() == 1:
         return [text]
-    client, key = _client(), f'pretrax/{about}/{next(_exchanges[about])}'
+    client, key = coordination_client(), f'pretrax/{about}/{next(_exchanges[about])}'
     client.key_value_set(f'{key}/{jax.process_index()}', _MARK + text)
     if jax.process_index() != 0:
         return []
@@ -42,13 +42,7 @@ def broadcast(about: str, text: str) -> str:
     """Returns the text of process 0 in every process."""
     if jax.process_count() == 1:
         return text
-    client, key = _client(), f'pretrax/{about}/{next(_exchanges[about])}'
+    client, key = coordination_client(), f'pretrax/{about}/{next(_exchanges[about])}'
     if jax.process_index() == 0:
         client.key_value_set(key, _MARK + text)
     return client.blocking_key_value_get(key, _A_DAY)[1:]
-
-
-def _client() -> Any:
-    client = distributed.global_state.client
-    assert client is not None
-    return client

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pretrax.jax_compat import MESH_LOGGER
 from pretrax.model.axes import AXES
 
 OUTSIDE_IN = ('r', 'p', 'd', 'e', 'c', 't')
@@ -37,7 +38,7 @@ def _on_torus(devices: list[Any], shape: list[int], slices: int) -> np.ndarray:
     from jax.experimental import mesh_utils
 
     inside = [shape[0] // slices, *shape[1:]]
-    logging.getLogger('jax._src.mesh_utils').setLevel(logging.ERROR)  # it warns of tori it has no rule for
+    logging.getLogger(MESH_LOGGER).setLevel(logging.ERROR)  # it warns of tori it has no rule for
     try:
         return mesh_utils.create_hybrid_device_mesh(
             inside, [slices] + [1] * (len(shape) - 1), devices, allow_split_physical_axes=True

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 import jax
-from jax._src import compilation_cache, compiler, distributed
 
+from pretrax.jax_compat import cache_programs_in_every_cpu_process
 from pretrax.machine.cache import own_directory
 
 Say = Callable[[str], None]
@@ -46,7 +46,7 @@ def keep_programs(say: Say) -> None:
         own = _place()  # switched on before, in this process
     if own is not None and _is_first():
         remove_oldest(own, LARGEST)
-    _write_in_every_process_of_cpus()
+    cache_programs_in_every_cpu_process()
     before = warnings.showwarning
     warnings.showwarning = _Failures(before.before if isinstance(before, _Failures) else before, own, say)
 
@@ -84,26 +84,6 @@ def remove_oldest(directory: pathlib.Path, most: int) -> None:
             break
         _remove(path)
         total -= size
-
-
-def _write_in_every_process_of_cpus() -> None:
-    """JAX lets the first of several processes write, since the keys of all are the same. Of CPUs they are not: a key has
-    the number of the process in it, and the others would compile at every start. JAX has no setting for this, so its
-    function is replaced; accelerators go the way that it has."""
-    write = compiler._cache_write
-    if write.__module__ == __name__:
-        return
-
-    def write_own(key: str, seconds: float, name: str, backend: Any, executable: Any) -> None:
-        if backend.platform != 'cpu' or distributed.global_state.process_id == 0:
-            write(key, seconds, name, backend, executable)
-        elif seconds >= jax.config.jax_persistent_cache_min_compile_time_secs:
-            try:
-                compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
-            except Exception as error:  # as JAX does: whatever it is, the program is there and the training goes on
-                warnings.warn(f"Error writing persistent compilation cache entry for '{name}': {error}", stacklevel=1)
-
-    compiler._cache_write = write_own
 
 
 def _place() -> pathlib.Path:

@@ -180,6 +180,8 @@ def absent_devices(topology: Topology) -> list[Any]:
         )
     from jax.experimental import topologies
 
+    from pretrax.jax_compat import assume_cudnn
+
     shape = 'x'.join(map(str, topology.shape))
     if topology.platform == 'tpu':
         # libtpu would ask Google's metadata server where it is.
@@ -191,22 +193,13 @@ def absent_devices(topology: Topology) -> list[Any]:
         }
         several = {'num_slices': topology.slices} if topology.slices > 1 else {}
         return list(topologies.get_topology_desc(f'{topology.version}:{shape}', 'tpu', **several).devices)
-    _answer_for_cudnn(_GPUS[topology.version])
+    assume_cudnn('.'.join(map(str, _GPUS[topology.version].capability)))
     return list(
         topologies.get_topology_desc(
             platform='cuda', topology_name=topology.version, topology=f'1x{topology.slices}x{shape}',
             target_config=_target_config(topology.version),
         ).devices
     )  # fmt: skip
-
-
-def _answer_for_cudnn(gpu: Gpu) -> None:
-    """cuDNN's checks ask the local backend, which has none, so they are answered here. The names are JAX's own."""
-    import jax._src.cudnn.fused_attention_stablehlo as cudnn
-
-    cudnn.check_cudnn_version = lambda: 91900
-    cudnn.check_compute_capability = lambda capability: True
-    cudnn.is_cuda_compute_capability_equal = lambda capability: capability == '.'.join(map(str, gpu.capability))
 
 
 def _target_config(version: str) -> str:

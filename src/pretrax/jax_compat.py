@@ -1,0 +1,117 @@
+"""Private names of JAX that pretrax needs, each with the JAX version that it was checked with and what would replace it.
+
+No other file imports `jax._src` (tests/test_house.py). When JAX is upgraded, this is the file to read.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import jax
+from jax._src import compilation_cache, compiler, distributed
+from jax.experimental import serialize_executable
+
+# Logger that warns about TPU topologies for which JAX has no rule. JAX 0.12; a public setting for the warning.
+MESH_LOGGER = 'jax._src.mesh_utils'
+
+# Classes that occur in the pickle of an executable. JAX 0.12; a public format for executables that is not a pickle.
+EXECUTABLE_CLASSES = frozenset(
+    {
+        ('jax._src.interpreters.pxla', 'UnloadedMeshExecutable'),
+        ('jax._src.interpreters.pxla', 'AllArgsInfo'),
+        ('jaxlib._jax', 'DeviceList'),
+        ('jaxlib._jax', 'PjRtLayout'),
+        ('jax._src.core', 'ShapedArray'),
+        ('jax._src.core', 'ManualAxisType'),
+        ('jax._src.core', 'MemorySpace'),
+        ('jax._src.named_sharding', '_unpickle_named_sharding'),
+        ('jax._src.mesh', 'AbstractMesh'),
+        ('jax._src.mesh', 'Mesh'),
+        ('jax._src.mesh', 'AxisType'),
+        ('jax._src.mesh', 'AbstractDevice'),
+        ('jax._src.layout', 'AutoLayoutSingleton'),
+        ('jax._src.layout', 'Layout'),
+        ('jax._src.linear_util', 'DebugInfo'),
+        ('jax._src.stages', 'ArgInfo'),
+        ('jax', 'P'),
+        ('numpy', 'dtype'),
+        ('numpy', 'ndarray'),
+        ('numpy._core.multiarray', '_reconstruct'),
+    }
+)
+ExecutableUnpickler = serialize_executable._JaxPjrtUnpickler
+
+
+def coordination_client() -> Any:
+    """The key-value store that all processes of a run share. JAX 0.12; a public `jax.distributed` client."""
+    client = distributed.global_state.client
+    assert client is not None
+    return client
+
+
+def cache_programs_in_every_cpu_process() -> None:
+    """Makes every process of a CPU run write the compilation cache, not only the first one.
+
+    JAX assumes that all processes have the same cache keys. On CPUs a key contains the number of the process, so the others
+    would compile at every start. JAX 0.12; a setting of the compilation cache.
+    """
+    write = compiler._cache_write
+    if write.__module__ == __name__:
+        return
+
+    def write_own(key: str, seconds: float, name: str, backend: Any, executable: Any) -> None:
+        if backend.platform != 'cpu' or distributed.global_state.process_id == 0:
+            write(key, seconds, name, backend, executable)
+        elif seconds >= jax.config.jax_persistent_cache_min_compile_time_secs:
+            try:
+                compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
+            except Exception as error:  # as JAX does: the program is compiled, so training continues
+                warnings.warn(f"Error writing persistent compilation cache entry for '{name}': {error}", stacklevel=1)
+
+    compiler._cache_write = write_own
+
+
+def cudnn_attention() -> ModuleType:
+    """NVIDIA's fused attention with offsets of packed documents. JAX 0.12; offsets in `jax.nn.dot_product_attention`."""
+    from jax._src.cudnn import fused_attention_stablehlo
+
+    return fused_attention_stablehlo
+
+
+def assume_cudnn(capability: str) -> None:
+    """Answers JAX's checks of cuDNN for a GPU that is not in this machine, so that a step can be compiled for it.
+
+    JAX 0.12; checks against the devices that are compiled for, instead of those of the local backend.
+
+    Args:
+        capability: of the GPU, such as '9.0'.
+    """
+    cudnn = cudnn_attention()
+    cudnn.check_cudnn_version = lambda: 91900
+    cudnn.check_compute_capability = lambda capability: True
+    cudnn.is_cuda_compute_capability_equal = lambda wanted: wanted == capability
+
+
+@contextlib.contextmanager
+def pallas_results_vary_like(kind: Any) -> Iterator[None]:
+    """Pallas calls inside the block have results that vary over the mesh like `kind`, unless they declare it themselves.
+
+    JAX's own TPU kernels do not declare it (`manual_axis_type` of their results), and nothing public declares it from
+    outside. JAX 0.12; kernels that declare it.
+    """
+    from jax._src.pallas import core
+
+    read = core._convert_out_shape_to_aval
+
+    def read_with_kind(declared: Any) -> Any:
+        if isinstance(declared, jax.ShapeDtypeStruct) and declared.manual_axis_type is None:
+            declared = declared.update(manual_axis_type=kind)
+        return read(declared)
+
+    core._convert_out_shape_to_aval = read_with_kind
+    try:
+        yield
+    finally:
+        core._convert_out_shape_to_aval = read
