@@ -17,7 +17,7 @@ ASKED = (
 @pytest.fixture
 def system(tmp_path, monkeypatch):
     """A Linux with glibc, and without accelerators unless the file given back exists."""
-    monkeypatch.setattr(process_memory, '_ACCELERATORS', (str(tmp_path / 'accelerator'),))
+    monkeypatch.setattr(process_memory, 'has_accelerator', (tmp_path / 'accelerator').exists)
     monkeypatch.setattr(process_memory, '_has_glibc', lambda: True)
     return tmp_path / 'accelerator'
 
@@ -42,7 +42,7 @@ def test_a_host_of_accelerators_is_left_alone(system, monkeypatch):
 @pytest.mark.parametrize('given', ['', 'glibc.malloc.hugetlb=0'])
 def test_the_program_starts_again_once_with_its_arguments(given):
     program = (
-        'import os, sys\nfrom pretrax.machine import process_memory\nprocess_memory._ACCELERATORS = ()\n'
+        'import os, sys\nfrom pretrax.machine import process_memory\nprocess_memory.has_accelerator = lambda: False\n'
         'process_memory._has_glibc = lambda: True\n'
         'print("started", flush=True)\nprocess_memory.ask_for_kept_memory()\n'
         'print(sys.argv[1:], os.environ["GLIBC_TUNABLES"])'

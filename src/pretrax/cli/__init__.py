@@ -11,6 +11,7 @@ import typer
 
 from pretrax import __version__
 from pretrax.errors import MISTAKE, UserError
+from pretrax.machine.accelerators import skip_absent_accelerators
 from pretrax.machine.process_memory import ask_for_kept_memory
 
 app = typer.Typer(
@@ -41,6 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs the command line; exits with 2 after a mistake of the user."""
     if arguments is None and sys.argv[1:2] == ['train']:
         ask_for_kept_memory()
+    skip_absent_accelerators()
     try:
         app(arguments)
     except UserError as error:

@@ -6,10 +6,11 @@ starts, and not later. So `pretrax train` starts itself again, once, at its very
 brings. Where GLIBC_TUNABLES says something about one of these already, all are left alone.
 """
 
-import glob
 import os
 import pathlib
 import sys
+
+from pretrax.machine.accelerators import has_accelerator
 
 _HUGE = 'glibc.malloc.hugetlb=1'
 _KEPT = (
@@ -18,7 +19,6 @@ _KEPT = (
     'glibc.malloc.arena_max=1',  # what one thread frees, every other takes
 )
 _ENABLED = pathlib.Path('/sys/kernel/mm/transparent_hugepage/enabled')
-_ACCELERATORS = ('/dev/nvidia[0-9]*', '/dev/kfd', '/dev/accel*', '/dev/vfio/[0-9]*')
 
 
 def ask_for_kept_memory() -> None:
@@ -36,7 +36,7 @@ def with_kept_memory(variables: dict[str, str]) -> dict[str, str] | None:
     wanted = (_HUGE, *_KEPT)
     if any(tunable.partition('=')[0] in given for tunable in wanted):
         return None
-    if not _has_glibc() or (_has_accelerator() and variables.get('JAX_PLATFORMS') != 'cpu'):
+    if not _has_glibc() or (has_accelerator() and variables.get('JAX_PLATFORMS') != 'cpu'):
         return None
     return variables | {'GLIBC_TUNABLES': ':'.join(filter(None, [given, *wanted]))}
 
@@ -48,10 +48,6 @@ def described() -> str:
     huge = '[always]' in enabled or ('[madvise]' in enabled and _HUGE in given)
     kept = all(tunable in given for tunable in _KEPT)
     return f'{"huge pages" if huge else "small pages"}, {"kept" if kept else "given back"} when free'
-
-
-def _has_accelerator() -> bool:
-    return any(glob.glob(pattern) for pattern in _ACCELERATORS)
 
 
 def _has_glibc() -> bool:

@@ -13,6 +13,7 @@ from pretrax.config import Mesh as MeshSection
 from pretrax.config import RunConfig, resolve_mesh
 from pretrax.config.batch import check_batch, n_sequences
 from pretrax.machine import process_memory
+from pretrax.machine.accelerators import idle_plugins, skip_absent_accelerators
 from pretrax.machine.cores import cpu_flags, usable_cores
 from pretrax.model.axes import AXES
 from pretrax.run.placement import n_slices, place
@@ -47,6 +48,8 @@ def choose_mesh(config: RunConfig, absent: Sequence[Any] | None = None) -> tuple
     mesh = Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
     kind = 'CPU device' if platform == 'cpu' else devices[0].device_kind
     reason = 'not in this machine' if absent else simulated if platform == 'cpu' else f'{platform} backend'
+    if idle := '' if absent else idle_plugins():
+        reason += f'; {idle}'
     processes = jax.process_count()
     spread = f', {jax.local_device_count()} in each of {processes} processes' if processes > 1 else ''
     shown = ', '.join(f'{axis}={n} ({MEANING[axis]})' for axis, n in sizes.items() if n > 1 or axis in 'rdt')
@@ -66,6 +69,7 @@ def simulate_cpus(section: MeshSection, n_sequences: int) -> str:
     XLA spreads the work of one device over the cores. More devices than that cost time: each updates its own copy of
     the weights, and they wait for each other (measurements: docs/lab-notes.md).
     """
+    skip_absent_accelerators()
     if 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', ''):
         return 'no accelerator; the number is from XLA_FLAGS'
     if jax.distributed.is_initialized():

@@ -1,0 +1,83 @@
+"""Accelerators of this machine, found without JAX, and JAX plugins for accelerators that it does not have.
+
+Such a plugin is installed to compile ahead for other hardware. JAX starts every plugin that it finds, and each of these
+then prints errors and a traceback before JAX falls back to the CPU. So JAX is told beforehand which platforms to start.
+"""
+
+import glob
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import sys
+from collections.abc import MutableMapping
+
+# Plugins, by module: the platform that JAX starts for it, and its chip.
+_PLUGINS = {
+    'libtpu': ('tpu', 'TPU'),
+    'jax_cuda13_plugin': ('cuda', 'NVIDIA GPU'),
+    'jax_cuda12_plugin': ('cuda', 'NVIDIA GPU'),
+}
+# Device files of the drivers.
+_DEVICES = {
+    'TPU': ('/dev/accel*', '/dev/vfio/[0-9]*'),
+    'NVIDIA GPU': ('/dev/nvidia*', '/dev/dxg', '/dev/nvhost*', '/dev/nvgpu*'),  # dxg: in WSL; the last two: Jetson
+    'AMD GPU': ('/dev/kfd',),
+}
+_PCI = '/sys/bus/pci/devices/*/vendor'
+_NVIDIA = '0x10de'
+
+
+def has_accelerator() -> bool:
+    """Whether the machine has an accelerator whose driver is loaded."""
+    return any(_has_driver(chip) for chip in _DEVICES)
+
+
+def skip_absent_accelerators(variables: MutableMapping[str, str] = os.environ) -> None:
+    """Sets JAX_PLATFORMS so that JAX does not start plugins of absent chips. The user's own JAX_PLATFORMS stays.
+
+    Call it before JAX starts its backends; JAX may be imported already.
+    """
+    if 'JAX_PLATFORMS' in variables or not idle_plugins() or _has_other_plugins():
+        return
+    present = dict.fromkeys(platform for plugin, (platform, chip) in _PLUGINS.items() if _runs(plugin, chip))
+    variables['JAX_PLATFORMS'] = platforms = ','.join([*present, 'cpu'])
+    jax = sys.modules.get('jax')
+    if jax is not None and variables is os.environ and not jax.config.jax_platforms:  # it has read its variables
+        jax.config.update('jax_platforms', platforms)
+
+
+def idle_plugins() -> str:
+    """Plugins without their chip: 'libtpu is installed, but this machine has no TPU'; '' if there are none."""
+    idle = {plugin: chip for plugin, (_, chip) in _PLUGINS.items() if _is_installed(plugin) and not _has(chip)}
+    if not idle:
+        return ''
+    plugins, chips = ' and '.join(idle), ' and no '.join(dict.fromkeys(idle.values()))
+    return f'{plugins} {"is" if len(idle) == 1 else "are"} installed, but this machine has no {chips}'
+
+
+def _runs(plugin: str, chip: str) -> bool:
+    return _is_installed(plugin) and _has(chip)
+
+
+def _is_installed(plugin: str) -> bool:
+    return importlib.util.find_spec(plugin) is not None
+
+
+def _has_other_plugins() -> bool:
+    """Whether JAX would find a plugin that this file does not know, such as that of another maker."""
+    found = {point.value.partition(':')[0] for point in importlib.metadata.entry_points(group='jax_plugins')}
+    return any(not name.startswith('jax_plugins.xla_cuda') for name in found)
+
+
+def _has(chip: str) -> bool:
+    """Whether the chip is present. A GPU without a driver is: then JAX's own error says what is wrong."""
+    return _has_driver(chip) or (chip == 'NVIDIA GPU' and _NVIDIA in _pci_vendors())
+
+
+def _has_driver(chip: str) -> bool:
+    return any(glob.glob(pattern) for pattern in _DEVICES[chip])
+
+
+def _pci_vendors() -> set[str]:
+    return {pathlib.Path(path).read_text().strip() for path in glob.glob(_PCI)}
