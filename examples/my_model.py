@@ -7,11 +7,12 @@ Letters: B batch, L length, M width, V vocabulary. A model has `Weights`, whose 
 from jax import random, tree
 
 from pretrax import register, shardlib
-from pretrax.model.loss import Batch, LossTerms, denominators, loss_terms
+from pretrax.model.base import Model
+from pretrax.model.loss import Batch, LossTerms, loss_terms
 
 
 @register('model', 'bigram')
-class Bigram:
+class Bigram(Model):
     @shardlib.pytree_dataclass
     class Weights:
         embed: shardlib.f32['V/t M/d']
@@ -23,11 +24,10 @@ class Bigram:
     def init(self, key) -> Weights:
         return tree.map(lambda w: 0.1 * random.normal(key, w.shape), shardlib.make_abstract(self.Weights, self.sizes))
 
-    def loss(self, weights: Weights, batch: Batch) -> LossTerms:
+    def logits(self, weights: Weights, tokens):
         w = tree.map(lambda w: shardlib.all_gather('V/t M/d -> V/t M', w), weights)
-        x = shardlib.psum('t', shardlib.take('V/t M, B/r/d/e L/c -> B/r/d/e L/c M', w.embed, batch.tokens))
-        logits = shardlib.einsum('B/r/d/e L/c M, V/t M -> B/r/d/e L/c V/t', x, w.unembed)
-        return loss_terms(logits, batch, self.sizes['V'], 0.0)
+        x = shardlib.psum('t', shardlib.take('V/t M, B/r/d/e L/c -> B/r/d/e L/c M', w.embed, tokens))
+        return shardlib.einsum('B/r/d/e L/c M, V/t M -> B/r/d/e L/c V/t', x, w.unembed)
 
-    def denominators(self, batch: Batch):
-        return denominators(batch, z_loss=0.0)
+    def loss(self, weights: Weights, batch: Batch) -> LossTerms:
+        return loss_terms(self.logits(weights, batch.tokens), batch, self.sizes['V'], z_loss=0.0)

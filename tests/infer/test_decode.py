@@ -9,7 +9,8 @@ import pytest
 
 import reference
 from pretrax.errors import UserError
-from pretrax.infer.decode import _sample, generate, run_on
+from pretrax.infer.decode import decoding_mesh, generate
+from pretrax.infer.next_token import Sampling, choose_token
 from small import GPT2, LLAMA, MIXTURE, VOCAB, mesh_of, random_weights, transformer
 
 MODELS = {
@@ -78,7 +79,7 @@ def test_padding_tokens_are_never_written():
 @pytest.mark.parametrize(
     ('prompts', 'tokens', 'message'),
     [
-        ([[1] * 40], 9, r'40 tokens and 9 new ones exceed the 48 positions .*\n?.*at most 8 new tokens'),
+        ([[1] * 40], 9, r'40 tokens and 9 new ones exceed the 48 positions.*\n?.*at most 8 new tokens'),
         ([[1], []], 9, 'a prompt is empty'),
         ([], 9, 'a prompt is empty'),
     ],
@@ -111,7 +112,7 @@ PROBABILITY = np.array([0.05, 0.5, 0.1, 0.2, 0.15])
 )
 def test_distribution_of_a_choice(temperature, top_k, top_p, kept):
     n = 20_000
-    draw = jax.vmap(functools.partial(_sample, temperature, top_k, top_p), in_axes=(0, None))
+    draw = jax.vmap(functools.partial(choose_token, Sampling(temperature, top_k, top_p)), in_axes=(0, None))
     drawn = np.asarray(draw(jax.random.split(jax.random.key(0), n), jnp.log(PROBABILITY) + 7))
     p = np.zeros(5)
     p[kept] = (PROBABILITY[kept] / PROBABILITY[kept].max()) ** (1 / temperature)
@@ -128,5 +129,5 @@ def test_distribution_of_a_choice(temperature, top_k, top_p, kept):
 def test_a_mesh_to_write_on_has_all_devices_and_divides_the_width(trained_on, width, r, d):
     """Three stages divide the layers, but not the width, over which each weight lies here."""
     mesh = mesh_of(**trained_on)
-    assert dict(run_on(mesh, width).shape) == {'r': r, 'd': d, 'e': 1, 'c': 1, 't': 1, 'p': 1}
-    assert set(run_on(mesh, width).devices.flat) == set(mesh.devices.flat)
+    assert dict(decoding_mesh(mesh, width).shape) == {'r': r, 'd': d, 'e': 1, 'c': 1, 't': 1, 'p': 1}
+    assert set(decoding_mesh(mesh, width).devices.flat) == set(mesh.devices.flat)

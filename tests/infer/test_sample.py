@@ -9,6 +9,7 @@ import pytest
 
 from pretrax.errors import UserError
 from pretrax.infer.sample import check_can_sample, sample
+from pretrax.model.base import Model
 from small import LLAMA, mesh_of, random_weights, transformer
 
 END = 26
@@ -45,8 +46,8 @@ def test_texts_begin_with_their_prompt_and_end_where_the_model_ends_them():
 
 
 def test_what_cannot_write_text_says_so():
-    with pytest.raises(UserError, match='str has no way to generate text'):
-        check_can_sample('a model', types.SimpleNamespace(tokenizer=Letters()))
+    with pytest.raises(UserError, match='Model cannot generate text'):
+        check_can_sample(Model(), types.SimpleNamespace(tokenizer=Letters()))
     with pytest.raises(UserError, match='no tokenizer'):
         check_can_sample(transformer(LLAMA), types.SimpleNamespace(tokenizer=None))
     check_can_sample(transformer(LLAMA), types.SimpleNamespace(tokenizer=Letters()))

@@ -20,6 +20,7 @@ from pretrax.config.batch import (
 )
 from pretrax.errors import Report, UserError
 from pretrax.model.axes import AXES
+from pretrax.model.base import check_model
 from pretrax.model.remat import choose_saved
 from pretrax.model.request import ModelRequest
 from pretrax.run.setup import memory_sizes, open_source
@@ -94,7 +95,7 @@ class Planner:
         whole = self._model(dict.fromkeys(AXES, 1))
         if isinstance(whole, UserError):
             raise whole
-        if getattr(whole, 'arch', None) is None:
+        if whole.arch is None:
             raise UserError(
                 f'model.name={config.model.name} does not tell its sizes, so that there is nothing to plan with'
             )
@@ -130,13 +131,13 @@ class Planner:
         rounds = getattr(self.config.model.options, 'pipeline_rounds', 1)
         memory = expected_memory(
             **self._shape, tokens=self.config.batch.tokens // passes, mesh=mesh, moments=self._moments, saved=saved,
-            unrolled=model.unrolled, platform=self.hardware.platform, passes=1 if mesh['p'] > 1 else passes,
-            compute='f32' if self.config.precision.compute == 'f32' else 'bf16', loss_chunks=model.loss_chunks,
+            unrolled=model.plan.unrolled, platform=self.hardware.platform, passes=1 if mesh['p'] > 1 else passes,
+            compute='f32' if self.config.precision.compute == 'f32' else 'bf16', loss_chunks=model.plan.loss_chunks,
             **({'rounds': rounds, 'micro_batches': passes} if mesh['p'] > 1 else {}),
         )  # fmt: skip
         prediction = predict(
             self._sizes, self.hardware.device, mesh, self.config.batch.tokens, passes, recompute=saved == {},
-            loss_again=model.loss_chunks > 1,
+            loss_again=model.plan.loss_chunks > 1,
         )  # fmt: skip
         assert prediction is not None
         return Choice(mesh, micro, save, memory, prediction)
@@ -167,7 +168,7 @@ class Planner:
                     documents_per_row=getattr(self._source, 'documents_per_row', None), micro_batches=mesh['p'],
                     host_memory=True,
                 )  # fmt: skip
-                self._models[key] = build('model', self.config.model, request)
+                self._models[key] = check_model(build('model', self.config.model, request), self.config.model.name)
             except UserError as error:
                 self._models[key] = error
         return self._models[key]

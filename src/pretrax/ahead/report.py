@@ -53,7 +53,7 @@ def _memory(ahead: Ahead) -> Iterator[str]:
         rows.append(('program and results', ahead.needed - arguments - temporaries))
     yield from (f'    {name:<44}{size(n):>10}' for name, n in rows)
     yield '  in the temporaries, at most'
-    saved = getattr(ahead.run.recipe.model, 'saved', None)
+    saved = ahead.run.recipe.model.plan.saved
     parts = [('gradients, f32', weights)]
     if (expected := memory_with(ahead.run)) is not None and expected.head:
         parts.append(('logits and the stream they are made of', expected.head))
@@ -119,7 +119,7 @@ def _choices(ahead: Ahead) -> Iterator[tuple[str, str, Memory]]:
         assert found is not None
         return found
 
-    if getattr(run.recipe.model, 'saved', None) != {}:
+    if run.recipe.model.plan.saved != {}:
         yield 'model.save=none', 'the backward pass computes each layer again', having(recompute=True)
     if micro > 1:
         less = max(n for n in range(1, micro) if micro % n == 0)
@@ -129,7 +129,7 @@ def _choices(ahead: Ahead) -> Iterator[tuple[str, str, Memory]]:
             having(accumulation=sequences_per_device(run.config.batch, sizes) // less),
         )
     here = run.config.batch.sequence_length // along('c t', sizes)
-    if getattr(run.recipe.model, 'loss_chunks', None) == 1 and here % CHUNKS == 0:
+    if run.recipe.model.plan.loss_chunks == 1 and here % CHUNKS == 0:
         yield f'model.loss_chunks={CHUNKS}', 'logits of a part of each sequence at a time', having(loss_chunks=CHUNKS)
     if sizes['r'] > 1:
         yield (

@@ -1,7 +1,7 @@
 """Text from a trained decoder: the prompt in one pass, then one token at a time against cached keys and values.
 
 Letters: B rows, P prompt length, N new tokens, S cache length (P + N), K key/value heads, D head, V vocabulary.
-The model's own blocks run here; only attention differs. The vocabulary is whole on every device (t = 1): `run_on`
+The model's own blocks run here; only attention differs. The vocabulary is whole on every device (t = 1): `decoding_mesh`
 turns a training mesh into one like that.
 """
 
@@ -18,9 +18,12 @@ from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from pretrax.errors import UserError
+from pretrax.infer.next_token import Sampling, choose_tokens
+from pretrax.infer.recompute import compile_recompute
 from pretrax.model.architecture import Architecture, LayerKind
 from pretrax.model.attention import attend_visible, in_sight
 from pretrax.model.axes import AXES, ROWS, along
+from pretrax.model.base import Model
 from pretrax.model.numerics import COMPUTE
 from pretrax.model.transformer import FeedForward, Transformer, block, leave, mlp_of, stream
 from pretrax.model.weights import Layer, Weights
@@ -48,8 +51,8 @@ class Cache:
 
 
 def generate(
-    model: Transformer,
-    weights: Weights,
+    model: Model,
+    weights: Any,
     prompts: Sequence[Sequence[int]],
     *,
     tokens: int,
@@ -60,9 +63,11 @@ def generate(
 ) -> list[list[int]]:
     """Continues each prompt by `tokens` token ids. The same seed gives the same text on any mesh.
 
+    The decoder caches keys and values; for every other model the whole sequence is computed again for each token.
+
     Args:
-        model: the decoder.
-        weights: its weights, wherever they lie.
+        model: any model that gives logits.
+        weights: its weights, on any mesh.
         prompts: token ids, at least one in each.
         tokens: how many to add.
         temperature: divides the logits; 0 takes the likeliest token.
@@ -71,36 +76,42 @@ def generate(
         seed: of the choices.
 
     Raises:
-        UserError: an empty prompt, or more positions than were learned.
+        UserError: an empty prompt, a sequence longer than the model can read, or a model without logits.
     """
     if not prompts or not all(len(prompt) for prompt in prompts):
         raise UserError('a prompt is empty\ngive at least one token to continue')
     longest = max(map(len, prompts))
-    if model.arch.positions == 'learned' and longest + tokens > model.arch.max_sequence_length:
+    if model.max_length is not None and longest + tokens > model.max_length:
         raise UserError(
-            f'a prompt of {longest} tokens and {tokens} new ones exceed the {model.arch.max_sequence_length} positions '
-            f'that the model has learned\nask for at most {max(model.arch.max_sequence_length - longest, 0)} new tokens'
+            f'a prompt of {longest} tokens and {tokens} new ones exceed the {model.max_length} positions of the model\n'
+            f'ask for at most {max(model.max_length - longest, 0)} new tokens'
         )
-    mesh = run_on(jax.tree.leaves(weights)[0].sharding.mesh, model.arch.d_model)
+    how = Sampling(temperature, top_k, top_p)
+    mesh = jax.tree.leaves(weights)[0].sharding.mesh
+    cached = isinstance(model, Transformer)
+    if cached:
+        mesh = decoding_mesh(mesh, model.arch.d_model)
     with jax.set_mesh(mesh):
-        share = along(ROWS, mesh.shape)
-        rows = math.ceil(len(prompts) / share) * share
-        padded = 32 * math.ceil(longest / 32)  # few different lengths, few compilations
-        if model.arch.positions == 'learned':
-            padded = min(padded, model.arch.max_sequence_length - tokens)
-        prompt = np.zeros((rows, padded), np.int32)
-        lengths = np.ones((rows,), np.int32)
+        multiple = 32 * along('c t', mesh.shape)  # few different lengths, few compilations
+        padded = multiple * math.ceil((longest if cached else longest + tokens) / multiple)
+        if model.max_length is not None:
+            padded = min(padded, model.max_length - tokens if cached else model.max_length)
+        rows = along(ROWS, mesh.shape) * math.ceil(len(prompts) / along(ROWS, mesh.shape))
+        sequences, lengths = np.zeros((rows, padded), np.int32), np.ones((rows,), np.int32)
         for row, ids in enumerate(prompts):
-            prompt[row, : len(ids)] = ids
+            sequences[row, : len(ids)] = ids
             lengths[row] = len(ids)
-        run = _compiled(model, tokens, temperature, top_k, top_p)
-        placed = jax.device_put(weights, make_shardings(Weights))
-        out = run(placed, _place(prompt, i32['B/r/d/e prompt']), _place(lengths, i32['B/r/d/e']), jax.random.key(seed))
+        if cached:
+            run, weights = compile_cached(model, tokens, how), jax.device_put(weights, make_shardings(Weights))
+        else:
+            run = compile_recompute(model, tokens, how)
+        placed = _place(sequences, i32['B/r/d/e L']), _place(lengths, i32['B/r/d/e'])
+        out = run(weights, *placed, jax.random.key(seed))
         return np.asarray(process_allgather(out, tiled=True))[: len(prompts)].tolist()
 
 
-def run_on(mesh: Mesh, width: int) -> Mesh:
-    """The same devices along `r` and `d` alone: what other axes split is split over `d`, as far as it divides `width`."""
+def decoding_mesh(mesh: Mesh, width: int) -> Mesh:
+    """The same devices along `r` and `d` alone; `d` is the largest size that divides `width`."""
     assert mesh.axis_names == AXES
     d = math.gcd(mesh.size // mesh.shape['r'], width)
     return Mesh(mesh.devices.reshape(-1, d, *[1] * (len(AXES) - 2)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
@@ -112,9 +123,9 @@ def _place(x: np.ndarray, annotation: Any) -> jax.Array:
 
 
 @functools.lru_cache(maxsize=8)
-def _compiled(model: Transformer, tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> Any:
-    """The program that continues prompts; kept, since sampling while training runs it again and again."""
-    # Experts have room for all: a token's text is not to depend on what others are generated beside it.
+def compile_cached(model: Transformer, tokens: int, how: Sampling) -> Any:
+    """The program that continues prompts; kept, since sampling during training runs it again and again."""
+    # No capacity of experts: a text must not depend on the texts that are generated with it.
     arch, dtype = dataclasses.replace(model.arch, capacity=None), model.dtype
 
     @jax.jit
@@ -127,7 +138,7 @@ def _compiled(model: Transformer, tokens: int, temperature: float, top_k: int | 
 
         def read(cache: Cache, ids: Any, positions: Any) -> tuple[Any, Cache]:
             def blocks(x: Any, layers: Layer) -> tuple[Any, Cache]:
-                mlp = mlp_of(arch, model.grouped, None, COMPUTE)
+                mlp = mlp_of(arch, model.plan.grouped, None, COMPUTE)
                 kinds = [functools.partial(_cached_block, positions, arch, kind, mlp) for kind in arch.kinds]
                 return scan(kinds, x, (layers, cache))
 
@@ -136,9 +147,7 @@ def _compiled(model: Transformer, tokens: int, temperature: float, top_k: int | 
                 return leave(w, unembed, x, arch, COMPUTE['head']), cache
 
         def choose(logits: Any, count: Any) -> Any:
-            logits = jnp.where(jnp.arange(logits.shape[-1]) < arch.vocab_size, logits.astype(jnp.float32), -jnp.inf)
-            keys = jax.vmap(lambda r: jax.random.fold_in(jax.random.fold_in(seed, r), count))(row)
-            return pmax('t', jax.vmap(functools.partial(_sample, temperature, top_k, top_p))(keys, logits))
+            return pmax('t', choose_tokens(how, arch.vocab_size, seed, row, count, logits))
 
         positions = jnp.broadcast_to(jnp.arange(padded, dtype=jnp.int32), prompt.shape)
         logits, cache = read(cache, prompt, positions)
@@ -172,18 +181,3 @@ def _cached_block(
 
     x, cache, _ = block(x, w, positions, arch, kind, attention, mlp, COMPUTE)
     return x, cache
-
-
-def _sample(temperature: float, top_k: int | None, top_p: float | None, key: Any, logits: Any) -> Any:
-    """One token id from f32[V] logits."""
-    if temperature == 0:
-        return jnp.argmax(logits).astype(jnp.int32)
-    logits = (logits - jnp.max(logits)) / temperature  # so that a tiny temperature divides nothing to infinity
-    if top_k is not None and top_k < logits.shape[0]:
-        logits = jnp.where(logits < jax.lax.top_k(logits, top_k)[0][-1], -jnp.inf, logits)
-    if top_p is not None:
-        ordered = jnp.sort(logits, descending=True)
-        before = jnp.cumsum(jax.nn.softmax(ordered)) - jax.nn.softmax(ordered)  # probability of the likelier ones
-        least = jnp.min(jnp.where(before < top_p, ordered, jnp.inf))
-        logits = jnp.where(logits < least, -jnp.inf, logits)
-    return jax.random.categorical(key, logits).astype(jnp.int32)

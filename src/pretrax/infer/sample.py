@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from pretrax.errors import UserError
 from pretrax.infer.decode import generate
-from pretrax.model.transformer import Transformer
+from pretrax.model.base import Model
 
 
 class Choices(Protocol):
@@ -24,28 +24,29 @@ class Choices(Protocol):
     def top_p(self) -> float | None: ...
 
 
-def check_can_sample(model: Any, source: Any, choices: Choices | None = None) -> None:
-    """Raises UserError where a model or its data cannot write text, or not as much as `choices` ask for."""
-    if not isinstance(model, Transformer):
-        raise UserError(f'sample: {type(model).__name__} has no way to generate text\nset sample.every=0')
+def check_can_sample(model: Model, source: Any, choices: Choices | None = None) -> None:
+    """Raises UserError if a model or its data cannot write text, or not as much as `choices` ask for."""
+    if not model.can_generate:
+        raise UserError(
+            f'sample: {type(model).__name__} cannot generate text: it has no logits(weights, tokens)\nset sample.every=0'
+        )
     if getattr(source, 'tokenizer', None) is None:
         raise UserError('sample: the data has no tokenizer to read tokens with\nset sample.every=0')
     if choices is not None and (room := most_new_tokens(model, source.tokenizer, choices.prompts)) < choices.tokens:
         raise UserError(
-            f'sample.tokens is {choices.tokens}, but the {model.arch.max_sequence_length} positions that the model '
-            f'learns leave {room} after the longest of sample.prompts\n'
-            + (f'set sample.tokens={room}' if room else 'shorten the prompts')
+            f'sample.tokens is {choices.tokens}, but the {model.max_length} positions of the model leave {room} after '
+            'the longest of sample.prompts\n' + (f'set sample.tokens={room}' if room else 'shorten the prompts')
         )
 
 
-def most_new_tokens(model: Any, tokenizer: Any, prompts: Sequence[str]) -> float:
-    """How many tokens can follow the longest of the prompts: where positions are learned, no more than there are."""
-    if model.arch.positions != 'learned':
+def most_new_tokens(model: Model, tokenizer: Any, prompts: Sequence[str]) -> float:
+    """How many tokens can follow the longest of the prompts."""
+    if model.max_length is None:
         return math.inf
-    return max(model.arch.max_sequence_length - max(len(ids) for ids in _encoded(tokenizer, prompts)), 0)
+    return max(model.max_length - max(len(ids) for ids in _encoded(tokenizer, prompts)), 0)
 
 
-def sample(model: Any, weights: Any, tokenizer: Any, choices: Choices, seed: int = 0) -> list[str]:
+def sample(model: Model, weights: Any, tokenizer: Any, choices: Choices, seed: int = 0) -> list[str]:
     """Each prompt and its continuation, up to the end of the text."""
     prompts = _encoded(tokenizer, choices.prompts)
     continued = generate(

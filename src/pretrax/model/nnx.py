@@ -2,7 +2,7 @@
 
 The module maps tokens [B, L] to logits [B, L, V]. It runs under `jit` on whole arrays: XLA places the communication, from
 the annotations that the module gives its parameters (`nnx.with_partitioning`). That is the other way than the decoder's,
-whose code is per device; so this model brings its own gradients, evaluation and shardings (train/step.py, `Automatic`).
+whose code is per device; so this model brings its own gradients, evaluation and shardings (`base.AutomaticModel`).
 Trained are its `nnx.Param`s. It is called as in evaluation (`module.eval()`): dropout is off.
 """
 
@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pretrax.errors import UserError
 from pretrax.model.axes import ROWS, along
+from pretrax.model.base import AutomaticModel
 from pretrax.model.loss import Batch
 from pretrax.model.nnx_options import NnxOptions
 from pretrax.model.request import ModelRequest
@@ -24,7 +25,7 @@ from pretrax.model.request import ModelRequest
 CALLED_WITH = ('positions', 'segments')  # of the batch, where the module's call has parameters of these names
 
 
-class NnxModel:
+class NnxModel(AutomaticModel):
     """An `nnx.Module` as a model.
 
     Raises:
@@ -41,6 +42,7 @@ class NnxModel:
         self.arguments = _arguments(self.target, options, supplied)
         call = set(inspect.signature(self.target.__call__).parameters)
         self.called_with = [name for name in CALLED_WITH if name in call]
+        self.vocab_size, self.max_length = request.vocab_size, request.sequence_length
         self.params = self._abstract()
         self.n_params = sum(leaf.size for leaf in jax.tree.leaves(self.params))
         self.flops_per_token = options.flops_per_token or 6.0 * self.n_params
@@ -59,8 +61,12 @@ class NnxModel:
         with self.nnx.use_eager_sharding(False):
             return _text_keys(self.nnx.to_pure_dict(self.nnx.state(self._module(key), self.nnx.Param)))
 
-    def logits(self, weights: Any, batch: Batch) -> jax.Array:
-        """[B, L, V] of whole arrays."""
+    def logits(self, weights: Any, tokens: jax.Array) -> jax.Array:
+        """[B, L] -> [B, L, V], whole arrays, one document per row."""
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=tokens.dtype), tokens.shape)
+        return self._logits(weights, tokens, {'positions': positions, 'segments': jnp.ones_like(tokens)})
+
+    def _logits(self, weights: Any, tokens: jax.Array, others: dict[str, jax.Array]) -> jax.Array:
         nnx = self.nnx
         with nnx.use_eager_sharding(False):
             module = self._module(jax.random.key(0))  # what it initialises is replaced, so XLA leaves it out
@@ -68,7 +74,7 @@ class NnxModel:
             nnx.replace_by_pure_dict(state, nnx.restore_int_paths(weights))
             nnx.update(module, state)
             module.eval()
-            return module(batch.tokens, **{name: getattr(batch, name) for name in self.called_with})
+            return module(tokens, **{name: others[name] for name in self.called_with})
 
     def shardings(self, like: Any) -> Any:
         """Where each parameter lies on the mesh in force, by the module's annotations and `model.axes`."""
@@ -119,7 +125,8 @@ class NnxModel:
 
     def _nll(self, weights: Any, batch: Batch) -> jax.Array:
         """-log p(target) of each token, in f32."""
-        log_p = jax.nn.log_softmax(self.logits(weights, batch).astype(jnp.float32), axis=-1)
+        logits = self._logits(weights, batch.tokens, {'positions': batch.positions, 'segments': batch.segments})
+        log_p = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
         return -jnp.take_along_axis(log_p, batch.targets[..., None], axis=-1)[..., 0]
 
     def _module(self, key: jax.Array) -> Any:

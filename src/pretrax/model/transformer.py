@@ -8,6 +8,7 @@ A weight is gathered over `d` where it is used and travels in the compute dtype;
 transpose of the gather.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -17,21 +18,22 @@ import jax
 import jax.numpy as jnp
 
 from pretrax.model.architecture import Architecture, LayerKind
-from pretrax.model.attention import Kernel, choose_kernel
-from pretrax.model.context import attend_across, choose_context, column_order, kernel_for, places
+from pretrax.model.base import Model
+from pretrax.model.context import attend_across, column_order, places
 from pretrax.model.families import TransformerOptions, resolve
 from pretrax.model.loss import Batch, LossTerms, denominators, loss_terms
-from pretrax.model.loss_chunks import check_loss_chunks, in_chunks
-from pretrax.model.matmul import choose_grouped, gather, plus, product
+from pretrax.model.loss_chunks import in_chunks
+from pretrax.model.matmul import gather, plus, product
 from pretrax.model.mlp import feed_forward
 from pretrax.model.moe import mixture
 from pretrax.model.norm import norm, qk_norm
-from pretrax.model.numerics import Format, Formats, choose_numerics
-from pretrax.model.pipeline import Schedule, choose_schedule, in_stages
-from pretrax.model.remat import ALL_NAMED, choose_saved, choose_unrolled
+from pretrax.model.numerics import Format, Formats
+from pretrax.model.pipeline import Schedule, in_stages
+from pretrax.model.plan import choose_plan
+from pretrax.model.remat import ALL_NAMED
 from pretrax.model.request import ModelRequest
 from pretrax.model.rope import rotate
-from pretrax.model.routing import counted, describe_routing, load, routing_denominators, routing_metrics, routing_terms
+from pretrax.model.routing import counted, load, routing_denominators, routing_metrics, routing_terms
 from pretrax.model.softcap import softcap
 from pretrax.model.weights import Layer, Weights, abstract_weights, init_weights
 from pretrax.shardlib import all_gather, f32, i32, num, psum_scatter, save, scan, take, typechecked, unroll, whole
@@ -143,43 +145,24 @@ def mlp_of(arch: Architecture, method: str, counts: Any, formats: Formats) -> Fe
     return lambda h, w: mixture(h, w, counts, arch, method, formats)
 
 
-class Transformer:
+class Transformer(Model):
     """The decoder as a model: weights, their initial values and the loss. Methods with arrays run per device."""
 
     Weights = Weights
 
     def __init__(self, request: ModelRequest, *, options: TransformerOptions):
-        self.arch = resolve(options, request.vocab_size, request.sequence_length)
+        self.arch: Architecture = resolve(options, request.vocab_size, request.sequence_length)
         self.arch.check_mesh(request.mesh, request.sequence_length)
+        self.plan = choose_plan(options, request, self.arch)
         self.dtype = request.dtype
-        self.context, why_context = choose_context(options.context, self.arch, request.mesh, request.sequence_length)
-        self.column_order = column_order(self.context, request.sequence_length, request.mesh['c'])
-        self.kernel: Kernel = choose_kernel(
-            kernel_for(self.context, options.attention), request.platform, request.dtype, self.arch.d_head, request.sequence_length,
-            request.documents_per_row, self.arch.attention_softcap,
-        )  # fmt: skip
-        self.unrolled, why_unrolled = choose_unrolled(options.layers, self.arch.n_layers, request.mesh)
-        self.saved, why_saved = choose_saved(options.save, request.mesh, request.host_memory)
-        self.loss_chunks = check_loss_chunks(options.loss_chunks, request.mesh, request.sequence_length)
-        self.schedule, why_schedule = choose_schedule(
-            request.mesh['p'], options.pipeline_rounds, request.micro_batches, self.arch
-        )
-        self.grouped, why_grouped = choose_grouped(request.platform)
-        self.numerics, why_numerics = choose_numerics(
-            request.matmul, request.exempt, self.arch, self.grouped, request.mesh, request.platform, request.device_kind
-        )
-        self.draws = self.numerics.draws  # then `loss` is to be given a key
+        self.choices = {'architecture': self.arch.describe(), **self.plan.reasons}
+        self.max_length = self.arch.max_sequence_length if self.arch.positions == 'learned' else None
+        self.vocab_size = self.arch.vocab_size
+        self.column_order = column_order(self.plan.context, request.sequence_length, request.mesh['c'])
+        assert self.plan.numerics is not None
+        self.numerics = self.plan.numerics
+        self.draws = self.numerics.draws
         self.survey = self._survey if self.arch.balance_loss and self.arch.balance_over == 'batch' else None
-        self.choices = {
-            'architecture': self.arch.describe(),
-            'attention': str(self.kernel),
-            **({'context': f'{self.context} ({why_context})'} if request.mesh['c'] > 1 else {}),
-            **({'experts': describe_routing(self.arch, why_grouped)} if self.arch.n_experts else {}),
-            **({'pipeline': why_schedule} if self.schedule or options.pipeline_rounds > 1 else {}),
-            **({'products': why_numerics} if request.matmul != 'compute' else {}),
-            'layers': why_unrolled,
-            'activations': why_saved,
-        }
 
     def init(self, key: jax.Array) -> Weights:
         """Initial weights (under jit, outside the manual region)."""
@@ -191,16 +174,16 @@ class Transformer:
 
     def loss(self, weights: Weights, batch: Batch, known: Any = None, key: Any = None) -> LossTerms:
         """This device's terms of the loss. `known` is the `survey` of the whole step, where this is a part of it."""
-        if self.schedule is None:
+        if self.plan.pipeline is None:
             seeds, of_head = self.numerics.seeds(key)
             x, unembed, routed = self._stream(weights, batch, seeds)
             head = Formats({'head': self.numerics.head}, of_head)['head']
             terms = self._terms(weights, unembed, x, batch, head)
         else:
-            terms, routed = self._terms_in_stages(weights, batch, self.schedule)
+            terms, routed = self._terms_in_stages(weights, batch, self.plan.pipeline)
         if not self.arch.n_experts:
             return terms
-        return terms | routing_terms(routed, batch, places(batch, self.context), self.arch, known)
+        return terms | routing_terms(routed, batch, places(batch, self.plan.context), self.arch, known)
 
     def _terms(self, weights: Weights, unembed: Any, x: Any, batch: Batch, head: Format) -> LossTerms:
         """The terms that judge the text, of what comes out of the last block."""
@@ -208,7 +191,7 @@ class Transformer:
         def judge(x: Any, part: Batch) -> LossTerms:
             return loss_terms(leave(weights, unembed, x, self.arch, head), part, self.arch.vocab_size, self.arch.z_loss)
 
-        return in_chunks(judge, x, batch, self.loss_chunks)
+        return in_chunks(judge, x, batch, self.plan.loss_chunks)
 
     def _terms_in_stages(self, weights: Weights, batch: Batch, schedule: Schedule) -> tuple[LossTerms, Any]:
         """`_terms`, and what routers did, where p shares out the layers: `pipeline.py` says how."""
@@ -221,38 +204,38 @@ class Transformer:
         sums, routed = in_stages(
             lambda part: enter(weights, embed, part.tokens, part.positions, arch, self.dtype),
             lambda x, layers, part: self._blocks(part)(x, layers),
-            judge, weights.layers, batch, schedule, self.saved,
+            judge, weights.layers, batch, schedule, self.plan.saved,
         )  # fmt: skip
         counts = denominators(batch, arch.z_loss)
         return {name: (total, counts[name]) for name, total in sums.items()}, routed
 
     def _survey(self, weights: Weights, batch: Batch) -> Any:
         """How many tokens chose each expert, which the gradient of a loss on the load of the whole batch depends on."""
-        return load(self._stream(weights, batch)[2], batch, places(batch, self.context), self.arch)
+        return load(self._stream(weights, batch)[2], batch, places(batch, self.plan.context), self.arch)
 
     def _stream(self, weights: Weights, batch: Batch, seeds: Any = None) -> tuple[Any, Any, Any]:
         return stream(weights, batch.tokens, batch.positions, self.arch, self.dtype, self._blocks(batch, seeds))
 
     def _blocks(self, batch: Batch, seeds: Any = None) -> Callable[[Any, Layer], tuple[Any, Any]]:
         """What takes the stream of a batch through stacked layers, and tells what their routers did."""
-        counts = counted(batch, places(batch, self.context))
+        counts = counted(batch, places(batch, self.plan.context))
 
         def one(kind: LayerKind, numbers: Any, x: Any, of_layer: tuple[Layer, Any]) -> tuple[Any, Any]:
             layer, formats = of_layer[0], Formats(numbers, of_layer[1])
-            mlp = mlp_of(self.arch, self.grouped, counts, formats)
+            mlp = mlp_of(self.arch, self.plan.grouped, counts, formats)
 
             def attention(q: Any, k: Any, v: Any) -> tuple[Any, None]:
                 scores = self.arch.scores(kind)
-                return attend_across(q, k, v, batch.segments, self.kernel, scores, self.context), None
+                return attend_across(q, k, v, batch.segments, self.plan.kernel, scores, self.plan.context), None
 
             x, _, routed = block(save(x, 'input'), layer, batch.positions, self.arch, kind, attention, mlp, formats)
             return x, routed
 
         # A stage whose input alone is kept makes the rest again, all layers at a time; of that everything is kept.
-        saved = ALL_NAMED if self.schedule and self.saved == {} else self.saved
+        saved = ALL_NAMED if self.plan.pipeline and self.plan.saved == {} else self.plan.saved
 
         def blocks(x: Any, stacked: Layer) -> tuple[Any, Any]:
-            every, kinds, run = [], self.arch.kinds, unroll if self.unrolled else scan
+            every, kinds, run = [], self.arch.kinds, unroll if self.plan.unrolled else scan
             for part, numbers in self.numerics.runs(stacked.q.shape[0]):  # mostly one: all layers
                 first = part.start or 0
                 turns = [functools.partial(one, kinds[(first + i) % len(kinds)], numbers) for i in range(len(kinds))]
@@ -263,9 +246,18 @@ class Transformer:
 
         return blocks
 
+    def logits(self, weights: Weights, tokens: i32['B/r/d/e L/c']) -> num['B/r/d/e L/c V/t']:
+        """The logits of whole sequences, one document per row."""
+        ones = jnp.ones_like(tokens)
+        batch = Batch(tokens, tokens, ones, ones, ones.astype(jnp.float32))
+        columns = jnp.broadcast_to(places(batch, self.plan.context), tokens.shape)
+        batch = dataclasses.replace(batch, positions=columns)
+        x, unembed, _ = self._stream(weights, batch)
+        return leave(weights, unembed, x, self.arch, Format(self.numerics.head))
+
     def denominators(self, batch: Batch) -> dict[str, Any]:
         """The denominators of the terms of `loss`, which depend on the batch alone."""
-        where = places(batch, self.context)
+        where = places(batch, self.plan.context)
         return denominators(batch, self.arch.z_loss) | routing_denominators(batch, where, self.arch)
 
     def summarize(self, tables: dict[str, Any]) -> dict[str, Any]:

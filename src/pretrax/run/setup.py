@@ -12,6 +12,7 @@ from pretrax.config import RunConfig, build
 from pretrax.config.batch import describe_batch, micro_batch_size, n_sequences, sequences_per_device
 from pretrax.data.batches.source import DataRequest, HostBatch, Source
 from pretrax.errors import Report, UserError
+from pretrax.model.base import Model, check_model
 from pretrax.model.loss import Batch
 from pretrax.model.request import ModelRequest
 from pretrax.run.devices import choose_compute, choose_mesh
@@ -69,7 +70,7 @@ class Run:
     def place(self, host: Callable[[slice], HostBatch]) -> Batch:
         """A batch on the devices. Each process asks `host` only for the rows of its own devices."""
         fetched: dict[tuple[int, int], HostBatch] = {}
-        order = getattr(self.recipe.model, 'column_order', None)
+        order = self.recipe.model.column_order
 
         def rows_of(index: Any) -> HostBatch:
             start, stop, _ = index[0].indices(self.rows)
@@ -129,7 +130,7 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
         'model': f'{config.model.name}, {_parameters(run)}',
         'compute': f'{compute} ({dtype_reason}); weights, optimizer, norms and loss f32',
         'offload': _offload(config),
-        **getattr(model, 'choices', {}),
+        **model.choices,
         'memory': str(memory_with(run) or ''),
         'mfu': peak,
     }
@@ -152,7 +153,7 @@ def open_source(config: RunConfig, rows: int, report: Report) -> Source:
 
 def _build_model(
     config: RunConfig, source: Source, mesh: Mesh, dtype: Any, micro_batches: int, host_memory: bool
-) -> Any:
+) -> Model:
     """The model of a run. Raises UserError if it does not support a setting of the run."""
     stages, device = mesh.shape['p'], mesh.devices.flat[0]
     request = ModelRequest(
@@ -168,14 +169,14 @@ def _build_model(
         exempt=config.precision.exempt,
         host_memory=host_memory,
     )
-    model = build('model', config.model, request)
     name = config.model.name
-    if config.precision.matmul != 'compute' and not hasattr(model, 'numerics'):
+    model = check_model(build('model', config.model, request), name)
+    if config.precision.matmul != 'compute' and model.plan.numerics is None:
         raise UserError(
             f'precision.matmul = {config.precision.matmul}: model.name = {name} computes its own matrix products\n'
             'leave out precision.matmul, or use model.name=transformer'
         )
-    if stages > 1 and getattr(model, 'schedule', None) is None:
+    if stages > 1 and model.plan.pipeline is None:
         raise UserError(f'mesh.p = {stages}: model.name = {name} does not support pipeline parallelism\nuse mesh.p=1')
     return model
 
@@ -197,7 +198,7 @@ def _build_recipe(config: RunConfig, model: Any, accumulation: int) -> Recipe:
 
 
 def _parameters(run: Run) -> str:
-    arch = getattr(run.recipe.model, 'arch', None)
+    arch = run.recipe.model.arch
     idle = arch.n_idle_params if arch is not None else 0
     active = f', {run.n_params - idle:,} of them per token' if idle else ''
     return f'{run.n_params:,} parameters{active}'
@@ -218,21 +219,21 @@ def memory_with(
 ) -> Memory | None:
     """Expected memory of a run, as it is or with something changed; None for a model without an architecture."""
     model: Any = run.recipe.model
-    arch = getattr(model, 'arch', None)
+    arch = model.arch
     if arch is None:
         return None
     n_params = sum(leaf.size for leaf in jax.tree.leaves(run.like.weights))
     n_moments = sum(leaf.size for leaf in jax.tree.leaves(run.like.optimizer)) / n_params
     compute: Any = run.compute
-    schedule = getattr(model, 'schedule', None)
+    schedule = model.plan.pipeline
     parts = (accumulation or run.recipe.accumulation) * (schedule.micro_batches if schedule else 1)
     return expected_memory(
         **memory_sizes(arch, n_params), mesh=mesh or dict(run.mesh.shape), compute=compute,
         moments=n_moments if moments is None else moments,
         tokens=run.config.batch.tokens // parts,
-        saved={} if recompute else getattr(model, 'saved', None), unrolled=getattr(model, 'unrolled', False),
+        saved={} if recompute else model.plan.saved, unrolled=model.plan.unrolled,
         platform=run.mesh.devices.flat[0].platform, passes=accumulation or run.recipe.accumulation,
-        loss_chunks=loss_chunks or model.loss_chunks,
+        loss_chunks=loss_chunks or model.plan.loss_chunks,
         **({'rounds': schedule.rounds, 'micro_batches': schedule.micro_batches} if schedule else {}),
     )  # fmt: skip
 

@@ -1,0 +1,123 @@
+"""The base class of every model: what training, planning and generation ask of a model, with a default for each.
+
+A model of your own derives from `Model` and defines `Weights`, `init` and `loss`; everything else has a default.
+`examples/my_model.py` is one in 20 lines.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pretrax.errors import UserError
+from pretrax.model.architecture import Architecture
+from pretrax.model.loss import Batch, LossTerms
+from pretrax.model.plan import ExecutionPlan
+from pretrax.shardlib import i32, num
+
+
+class Model:
+    """A model whose code runs per device, inside `typed_shard_map`, with its collectives written out."""
+
+    Weights: Any
+    """The type of the weights: a `pytree_dataclass` of array types, which give shardings and checkpoints."""
+
+    arch: Architecture | None = None
+    """The sizes of a decoder. Without them memory and running time are not estimated."""
+
+    plan: ExecutionPlan = ExecutionPlan()
+    """How the model runs. The default is a model without a pipeline that keeps every activation."""
+
+    choices: Mapping[str, str] = {}
+    """What was chosen for this run and why, by topic: lines of the start-up report."""
+
+    flops_per_token: float | None = None
+    """Training FLOPs per token, for MFU. None: computed from `arch`, and without `arch` there is no MFU."""
+
+    max_length: int | None = None
+    """The longest sequence that the model can read. None: any length."""
+
+    vocab_size: int | None = None
+    """The columns of the logits that are tokens; generation ignores the rest. None: all of them."""
+
+    column_order: np.ndarray | None = None
+    """The order in which the columns of a batch are sharded over the mesh axis c. None: as they are."""
+
+    draws: bool = False
+    """Whether the model draws random numbers in training. If so, `loss` gets a `key`, except in an evaluation."""
+
+    survey: Callable[[Any, Batch], Any] | None = None
+    """weights, batch -> sums that `loss` needs of the whole step. None: `loss` needs its own micro-batch alone.
+
+    If a step has several micro-batches, the sums of all of them are the third argument of `loss`.
+    """
+
+    def init(self, key: jax.Array) -> Any:
+        """Initial weights, f32. Runs under `jit`; use keys that depend on a weight's name alone, not on the mesh."""
+        raise NotImplementedError(f'{type(self).__name__}.init')
+
+    def loss(self, weights: Any, batch: Batch) -> LossTerms:
+        """{name: (numerator, denominator)}: this device's partial sums over `axes.TOKENS`. Runs per device.
+
+        The loss is the sum of the quotients of the totals. A denominator of None marks a table of sums, num['rows columns'],
+        for `summarize`.
+        """
+        raise NotImplementedError(f'{type(self).__name__}.loss')
+
+    def denominators(self, batch: Batch) -> dict[str, num['']]:
+        """The denominators of `loss`, computed from the batch alone. The default is that of a loss of one term, 'nll'."""
+        return {'nll': jnp.sum(batch.mask)}
+
+    def summarize(self, tables: dict[str, num['rows columns']]) -> dict[str, num['']]:
+        """Metrics from the tables of `loss`, summed over a step."""
+        del tables
+        return {}
+
+    def logits(self, weights: Any, tokens: i32['B/r/d/e L/c']) -> num['B/r/d/e L/c V/t']:
+        """The logits of whole sequences, one document per row. Runs per device. A model that has them can generate text.
+
+        The logits of a token may not depend on the tokens after it. Columns past the vocabulary are ignored.
+        """
+        raise self._no_logits()
+
+    @property
+    def can_generate(self) -> bool:
+        """Whether the model defines `logits`."""
+        return type(self).logits not in (Model.logits, AutomaticModel.logits)
+
+    def _no_logits(self) -> UserError:
+        return UserError(
+            f'{type(self).__name__} cannot generate text: it has no logits\ndefine the method logits(weights, tokens)'
+        )
+
+
+class AutomaticModel(Model):
+    """A model whose code sees whole arrays and runs under `jit`: XLA shards it and adds the communication."""
+
+    def shardings(self, like: Any) -> Any:
+        """The sharding of each weight on the mesh in force; `like` has their shapes."""
+        raise NotImplementedError(f'{type(self).__name__}.shardings')
+
+    def make_gradients(self, accumulation: int) -> Callable[[Any, Batch], tuple[Any, dict[str, jax.Array], dict]]:
+        """weights, batch -> gradient and terms of the mean loss in `accumulation` passes, and tables."""
+        raise NotImplementedError(f'{type(self).__name__}.make_gradients')
+
+    def make_evaluate(self) -> Callable[[Any, Batch], dict[str, tuple[jax.Array, jax.Array]]]:
+        """weights, batch -> numerator and denominator of every term of the loss."""
+        raise NotImplementedError(f'{type(self).__name__}.make_evaluate')
+
+    def logits(self, weights: Any, tokens: jax.Array) -> jax.Array:
+        """[B, L] -> [B, L, V], whole arrays. A model that has them can generate text."""
+        raise self._no_logits()
+
+
+def check_model(model: object, name: str) -> Model:
+    """The model, if it is one. Raises UserError if its class does not derive from `Model`."""
+    if isinstance(model, Model):
+        return model
+    raise UserError(
+        f'model.name={name}: {type(model).__name__} is not a model of pretrax\n'
+        f'derive it from Model: from pretrax.model.base import Model; class {type(model).__name__}(Model)'
+    )

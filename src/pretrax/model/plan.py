@@ -1,0 +1,72 @@
+"""How a model runs on this mesh and these devices: everything that is chosen before the program is traced, and why."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from pretrax.model.architecture import Architecture
+from pretrax.model.attention import Kernel, choose_kernel
+from pretrax.model.context import choose_context, kernel_for
+from pretrax.model.families import TransformerOptions
+from pretrax.model.loss_chunks import check_loss_chunks
+from pretrax.model.matmul import choose_grouped
+from pretrax.model.numerics import Numerics, choose_numerics
+from pretrax.model.pipeline import Schedule, choose_schedule
+from pretrax.model.remat import choose_saved, choose_unrolled
+from pretrax.model.request import ModelRequest
+from pretrax.model.routing import describe_routing
+from pretrax.shardlib import Choice
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutionPlan:
+    """How a model runs: kernels, number formats, memory and the pipeline."""
+
+    kernel: Kernel = dataclasses.field(default=Kernel('blockwise', 'the default', None))
+    context: str = 'all_to_all'  # how attention treats sequences that are sharded over c: 'all_to_all' or 'ring'
+    grouped: str = 'blocks'  # method of the products of experts: 'blocks' or 'ragged'
+    numerics: Numerics | None = None  # formats of the matrix products; None: `precision.matmul` is not supported
+    unrolled: bool = False  # layers one after another in the program, not one layer in a loop
+    saved: Mapping[str, Choice] | None = None  # what the backward pass keeps, by name; None: everything
+    loss_chunks: int = 1  # parts of a sequence whose logits exist one at a time
+    pipeline: Schedule | None = None  # None: no pipeline stages
+    reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)  # topic -> what was chosen and why
+
+    def __str__(self) -> str:
+        return '\n'.join(f'{topic}: {reason}' for topic, reason in self.reasons.items())
+
+
+def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Architecture) -> ExecutionPlan:
+    """Chooses how a decoder runs.
+
+    Raises:
+        UserError: the options ask for something that cannot run on this mesh or these devices.
+    """
+    mesh, length = request.mesh, request.sequence_length
+    context, why_context = choose_context(options.context, arch, mesh, length)
+    kernel = choose_kernel(
+        kernel_for(context, options.attention),
+        request.platform,
+        request.dtype,
+        arch.d_head,
+        length,
+        request.documents_per_row,
+        arch.attention_softcap,
+    )
+    unrolled, why_unrolled = choose_unrolled(options.layers, arch.n_layers, mesh)
+    saved, why_saved = choose_saved(options.save, mesh, request.host_memory)
+    loss_chunks = check_loss_chunks(options.loss_chunks, mesh, length)
+    pipeline, why_pipeline = choose_schedule(mesh['p'], options.pipeline_rounds, request.micro_batches, arch)
+    grouped, why_grouped = choose_grouped(request.platform)
+    numerics, why_numerics = choose_numerics(
+        request.matmul, request.exempt, arch, grouped, mesh, request.platform, request.device_kind
+    )
+    reasons = {
+        'attention': str(kernel),
+        **({'context': f'{context} ({why_context})'} if mesh['c'] > 1 else {}),
+        **({'experts': describe_routing(arch, why_grouped)} if arch.n_experts else {}),
+        **({'pipeline': why_pipeline} if pipeline or options.pipeline_rounds > 1 else {}),
+        **({'products': why_numerics} if request.matmul != 'compute' else {}),
+        'layers': why_unrolled,
+        'activations': why_saved,
+    }
+    return ExecutionPlan(kernel, context, grouped, numerics, unrolled, saved, loss_chunks, pipeline, reasons)
