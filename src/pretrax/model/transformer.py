@@ -149,9 +149,10 @@ class Transformer(Model):
     """The decoder as a model: weights, their initial values and the loss. Methods with arrays run per device."""
 
     Weights = Weights
+    arch: Architecture  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, request: ModelRequest, *, options: TransformerOptions):
-        self.arch: Architecture = resolve(options, request.vocab_size, request.sequence_length)
+        self.arch = resolve(options, request.vocab_size, request.sequence_length)
         self.arch.check_mesh(request.mesh, request.sequence_length)
         self.plan = choose_plan(options, request, self.arch)
         self.dtype = request.dtype

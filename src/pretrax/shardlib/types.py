@@ -129,20 +129,37 @@ _DTYPES: dict[str, Any] = {
     'key': jax.dtypes.prng_key,
 }
 
-if TYPE_CHECKING:  # to a type checker a typed array may be anything: shardlib checks it while the program is traced
-    f32: Any
-    bf16: Any
-    f16: Any
-    f8: Any
-    f8_e5m2: Any
-    i32: Any
-    u32: Any
-    i8: Any
-    u8: Any
-    bool_: Any
-    num: Any
-    key: Any
-    Array: Any
+if TYPE_CHECKING:
+
+    class _Typed(jax.Array):  # type checkers treat every typed array as a jax.Array
+        def __class_getitem__(cls, spec: str) -> Any: ...
+
+    class f32(_Typed): ...  # noqa: N801
+
+    class bf16(_Typed): ...  # noqa: N801
+
+    class f16(_Typed): ...  # noqa: N801
+
+    class f8(_Typed): ...  # noqa: N801
+
+    class f8_e5m2(_Typed): ...  # noqa: N801
+
+    class i32(_Typed): ...  # noqa: N801
+
+    class u32(_Typed): ...  # noqa: N801
+
+    class i8(_Typed): ...  # noqa: N801
+
+    class u8(_Typed): ...  # noqa: N801
+
+    class bool_(_Typed): ...  # noqa: N801
+
+    class num(_Typed): ...  # noqa: N801
+
+    class key(_Typed): ...  # noqa: N801
+
+    class Array:
+        def __class_getitem__(cls, item: Any) -> Any: ...
 else:
 
     class _DType:
