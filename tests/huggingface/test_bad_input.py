@@ -51,7 +51,7 @@ def with_tensors(source, change):
         ({'model_type': 'mamba', 'architectures': ['MambaForCausalLM']}, "model_type is 'mamba' (architectures: Mamba"),
         ({'alibi_slopes': 8}, 'does not know for llama: alibi_slopes (8)'),
         ({'hidden_act': 'relu'}, "hidden_act is 'relu'; supported: 'silu'"),
-        ({'quantization_config': {'bits': 4}}, 'quantised weights cannot be trained'),
+        ({'quantization_config': {'bits': 4}}, 'quantized weights cannot be trained'),
         ({'hidden_size': None}, 'config.json has no hidden_size'),
         (
             {'rope_scaling': {'rope_type': 'dynamic', 'factor': 2}, 'rope_parameters': None},
@@ -59,30 +59,30 @@ def with_tensors(source, change):
         ),
         ({'num_attention_heads': 5}, 'n_heads = 5'),
         ({'num_attention_heads': 'four'}, 'n_heads'),
-        ({'intermediate_size': 44}, 'gate_proj.weight is [40, 24], and config.json makes it [44, 24]'),
+        ({'intermediate_size': 44}, 'gate_proj.weight has shape [40, 24], but config.json implies [44, 24]'),
     ],
 )
-def test_a_config_that_pretrax_cannot_compute(source, capsys, fields, message):
+def test_unsupported_config_is_rejected(source, capsys, fields, message):
     with_config(source, **fields)
     assert message in refused(source, capsys)
 
 
-def test_tensors_that_are_missing_or_unknown_are_listed(source, capsys):
+def test_missing_and_unknown_tensors_are_listed(source, capsys):
     with_tensors(source, lambda tensors: tensors.pop(Q))
     assert f'the files lack 1 of 21 tensors:\n  {Q}' in refused(source, capsys)
     with_tensors(source, lambda tensors: tensors.update({Q: np.zeros((24, 24), np.float32)}))
     with_tensors(source, lambda tensors: tensors.update({f'extra.{i}': np.zeros(1, np.float32) for i in range(9)}))
     said = refused(source, capsys)
-    assert '9 tensors are no weights of this architecture:\n  extra.0' in said
+    assert '9 tensors do not belong to this architecture:\n  extra.0' in said
     assert 'and 3 more' in said
 
 
-def test_files_that_are_cut_missing_or_quantised(source, capsys):
+def test_truncated_missing_and_quantized_files_are_rejected(source, capsys):
     path = source / 'model.safetensors'
     whole = path.read_bytes()
     for cut in (0, 5, 100, len(whole) - 1):
         path.write_bytes(whole[:cut])
-        assert 'model.safetensors: damaged or cut short' in refused(source, capsys)
+        assert 'model.safetensors: damaged or truncated' in refused(source, capsys)
     path.write_bytes(whole)
     with_tensors(source, lambda tensors: tensors.update({Q: np.zeros((24, 24), np.int8)}))
     assert f'{Q} is I8; expected F32, BF16, F16' in refused(source, capsys)
@@ -94,7 +94,7 @@ def test_files_that_are_cut_missing_or_quantised(source, capsys):
     assert 'no config.json' in refused(source, capsys)
 
 
-def test_an_index_and_its_files_have_to_agree(source, capsys):
+def test_index_must_match_its_files(source, capsys):
     tensors = load_file(source / 'model.safetensors')
     index = source / 'model.safetensors.index.json'
     first = dict(list(tensors.items())[:5])
@@ -105,7 +105,7 @@ def test_an_index_and_its_files_have_to_agree(source, capsys):
     save_file(first, source / names[0])
     assert f'1 of 2 files are missing: {names[1]}' in refused(source, capsys)
     save_file(rest | {'more': np.zeros(1, np.float32)}, source / names[1])
-    assert 'the files hold more, which model.safetensors.index.json does not list' in refused(source, capsys)
+    assert 'the files contain more, which model.safetensors.index.json does not list' in refused(source, capsys)
     save_file(dict(list(rest.items())[1:]), source / names[1])
     assert f'lists {next(iter(rest))}, which the files do not hold' in refused(source, capsys)
     index.write_text(json.dumps({'weight_map': {'a': '../elsewhere.safetensors'}}))
@@ -125,18 +125,18 @@ def test_pickles_are_never_opened(source, capsys, name, monkeypatch):
     (source / 'model.safetensors').unlink()
     (source / name).write_bytes(pickle.dumps(Bomb()))
     said = refused(source, capsys)
-    assert f'the weights are in {name}, pickled' in said
+    assert f'the weights are pickled in {name}' in said
     assert 'save_pretrained' in said
     assert not (source / 'exploded').exists()
 
 
-def test_places_that_hold_nothing(source, capsys, monkeypatch):
+def test_paths_without_a_checkpoint_are_rejected(source, capsys, monkeypatch):
     monkeypatch.setenv('HF_HUB_OFFLINE', '1')
-    assert 'no such directory, and no id of the hub' in refused(source.parent / 'no such place', capsys)
+    assert 'neither a directory nor the id of a hub repository' in refused(source.parent / 'no such place', capsys)
     assert 'is a file' in refused(source / 'config.json', capsys)
 
 
-def test_a_run_is_not_written_over(source, capsys):
+def test_existing_run_is_not_overwritten(source, capsys):
     (source.parent / 'run' / 'checkpoints' / '3').mkdir(parents=True)
     with pytest.raises(SystemExit):
         main(['import', str(source), '--out', str(source.parent / 'run')])

@@ -71,7 +71,7 @@ def cache(tmp_path):
     return tmp_path / 'hub'
 
 
-def test_an_id_comes_from_the_cache_by_its_revision_and_a_missing_one_is_refused(cache, tmp_path):
+def test_hub_id_is_read_from_the_cache_by_revision(cache, tmp_path):
     places = {'main': 'org/tiny', 'tag': 'org/tiny@v1', 'commit': f'org/tiny@{OLDER}'}
     commands = [command for name, place in places.items() for command in (
         ('import', place, '--out', tmp_path / name), ('export', tmp_path / name, tmp_path / 'out' / name))]  # fmt: skip
@@ -84,17 +84,17 @@ def test_an_id_comes_from_the_cache_by_its_revision_and_a_missing_one_is_refused
         assert found.keys() == expected.keys()
         assert all(np.array_equal(found[key], x + more) for key, x in expected.items()), name
     for place in ('org/other', 'org/tiny@v9'):
-        assert f'{place}: no such directory, and the hub has not given it; HF_HUB_OFFLINE is set' in said
+        assert f'{place}: no such directory, and it cannot be downloaded from the hub; HF_HUB_OFFLINE is set' in said
     assert not (tmp_path / 'no').exists()
 
 
-def test_a_download_that_was_interrupted_is_refused(cache, tmp_path):
+def test_interrupted_download_is_rejected(cache, tmp_path):
     """The snapshot is there, and a link of it leads nowhere, or a file of it was never asked for."""
     snapshot = cache / 'models--org--tiny' / 'snapshots' / MAIN
     (snapshot / 'model.safetensors').resolve().unlink()
     codes, said = pretrax(cache, ('import', 'org/tiny', '--out', tmp_path / 'run'))
     assert codes == [2], said
-    assert f'{MAIN}: model.safetensors leads to no file\n' in said
+    assert f'{MAIN}: model.safetensors is a broken link\n' in said
     (snapshot / 'model.safetensors').unlink()
     codes, said = pretrax(cache, ('import', 'org/tiny', '--out', tmp_path / 'run'))
     assert codes == [2], said

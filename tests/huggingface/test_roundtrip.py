@@ -34,7 +34,7 @@ def there_and_back(source, directory, *flags):
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_every_tensor_comes_back_to_the_bit(case, tmp_path):
+def test_every_tensor_round_trips_bit_exactly(case, tmp_path):
     before, after = open_checkpoint(GOLDENS / case), open_checkpoint(there_and_back(GOLDENS / case, tmp_path))
     assert set(after.tensors) == set(before.tensors)
     for name, tensor in before.tensors.items():
@@ -47,7 +47,7 @@ def test_every_tensor_comes_back_to_the_bit(case, tmp_path):
 
 
 @pytest.mark.parametrize('dtype', [ml_dtypes.bfloat16, np.float16])
-def test_bf16_and_f16_files_come_back_to_the_bit_in_shards(dtype, tmp_path, monkeypatch):
+def test_bf16_and_f16_shards_round_trip_bit_exactly(dtype, tmp_path, monkeypatch):
     """As many files as it takes, an index that lists every tensor, and the dtype that was imported."""
     source = tmp_path / 'source'
     source.mkdir()
@@ -67,7 +67,7 @@ def test_bf16_and_f16_files_come_back_to_the_bit_in_shards(dtype, tmp_path, monk
         assert found[name].tobytes() == x.tobytes(), name
 
 
-def test_a_tied_head_may_be_in_the_file_and_names_may_lack_their_prefix(tmp_path):
+def test_tied_head_may_be_stored_and_names_may_lack_their_prefix(tmp_path):
     """The files of gpt2 on the hub: saved without the head's class, with the masks of old versions."""
     source = tmp_path / 'source'
     source.mkdir()
@@ -81,10 +81,10 @@ def test_a_tied_head_may_be_in_the_file_and_names_may_lack_their_prefix(tmp_path
     assert all(np.array_equal(found[name], x) for name, x in whole.items())
 
 
-def test_a_head_that_is_said_to_be_tied_and_is_not_is_refused(tmp_path, capsys):
+def test_tied_head_that_differs_from_the_embedding_is_rejected(tmp_path, capsys):
     (tmp_path / 'config.json').write_text((GOLDENS / 'gpt2' / 'config.json').read_text())
     tensors = load_file(GOLDENS / 'gpt2' / 'model.safetensors')
     head = tensors['transformer.wte.weight'] + 1
     save_file(tensors | {'lm_head.weight': head}, tmp_path / 'model.safetensors')
     assert command('import', tmp_path, '--out', tmp_path / 'run') == 2
-    assert 'ties lm_head to the embedding, and they differ' in capsys.readouterr().err
+    assert 'ties lm_head to the embedding, but they differ' in capsys.readouterr().err

@@ -1,1 +1,1 @@
-"""Checkpoints of Hugging Face, in and out: one table of names and one of configuration fields a family."""
+"""Import and export of Hugging Face checkpoints. Each family has one table of names and one of configuration fields."""

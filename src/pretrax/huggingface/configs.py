@@ -1,7 +1,7 @@
-"""config.json of Hugging Face and the choices of our decoder, one table a family. No JAX here.
+"""Converts between Hugging Face's config.json and pretrax's model options, with one table per family. Imports no JAX.
 
-A table is a list of fields, each of which knows how to read itself into our options and how to write itself from an
-architecture. A field that no table row mentions is refused by name unless it is in HARMLESS: nothing is dropped unseen.
+A table is a list of fields. Each field can be read into options and written from an architecture. A field of config.json
+that no table row mentions is rejected by name, unless it is in HARMLESS: nothing is dropped silently.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ from pretrax.huggingface.layers import NoPositions, Rope, Windows
 from pretrax.model.families import Architecture, TransformerOptions, resolve
 
 Options = dict[str, Any]
-NEEDED = object()
+REQUIRED = object()
 
-# Fields that change nothing in what a decoder computes: bookkeeping, other heads, other ways of running it.
+# Fields that do not affect what a decoder computes: bookkeeping, other heads, execution options.
 HARMLESS = (
     '_name_or_path', '_attn_implementation*', 'architectures', 'auto_map', 'bos_token_id', 'cache_implementation',
     'chunk_size_feed_forward',
@@ -26,17 +26,17 @@ HARMLESS = (
     'pad_token_id', 'pretraining_tp', 'problem_type', 'return_dict', 'summary_*', 'task_specific_params', 'torch_dtype',
     'torchscript', 'transformers_version', 'unsloth_*', 'use_cache', 'use_return_dict',
 )  # fmt: skip
-# Dropout is not applied here, in training either: said where a checkpoint was trained with some.
+# pretrax applies no dropout, not even in training. A note reports it if a checkpoint was trained with dropout.
 DROPOUT = ('attention_dropout', 'attn_pdrop', 'dropout', 'embd_pdrop', 'resid_pdrop', 'router_jitter_noise')
 
 
 @dataclass(frozen=True)
-class Same:
-    """A field that is one of our options under another name. `default` is what the absent field means."""
+class Renamed:
+    """A field that corresponds to one option. `default` is the value if the field is absent."""
 
     field: str
     option: str
-    default: Any = NEEDED  # a value, or a function of the configuration
+    default: Any = REQUIRED  # a value, or a function of the configuration
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ class Same:
     def read(self, config: Mapping[str, Any]) -> Options:
         value = config.get(self.field)
         if value is None:
-            if self.default is NEEDED:
+            if self.default is REQUIRED:
                 raise UserError(f'config.json has no {self.field}')
             value = self.default(config) if callable(self.default) else self.default
         return {} if value is None else {self.option: value}
@@ -53,13 +53,13 @@ class Same:
     def write(self, arch: Architecture) -> dict[str, Any]:
         value = getattr(arch, self.option)
         if isinstance(self.default, int) and isinstance(value, float) and value.is_integer():
-            value = int(value)  # transformers checks the types of fields
+            value = int(value)  # transformers checks field types
         return {self.field: value}
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A field whose values stand for choices of ours: `{'silu': {'activation': 'swiglu'}}`. Absent: the first."""
+class Enumerated:
+    """A field whose values correspond to options: `{'silu': {'activation': 'swiglu'}}`. If absent, the first applies."""
 
     field: str
     choices: Mapping[Any, Options]
@@ -73,7 +73,7 @@ class Choice:
         if isinstance(value, list | dict) or value not in self.choices:
             raise UserError(
                 f'config.json: {self.field} is {value!r}; supported: {", ".join(map(repr, self.choices))}\n'
-                'pretrax cannot compute what this checkpoint computes'
+                'pretrax does not support this variant'
             )
         return dict(self.choices[value])
 
@@ -84,14 +84,14 @@ class Choice:
         return {}
 
 
-def only(field: str, *values: Any) -> Choice:
-    """A field that has to have one of these values: any other would be another model."""
-    return Choice(field, {value: {} for value in values})
+def only(field: str, *values: Any) -> Enumerated:
+    """A field that must have one of these values."""
+    return Enumerated(field, {value: {} for value in values})
 
 
 @dataclass(frozen=True)
 class Cap:
-    """A soft cap: null is none, and an absent field is `absent`."""
+    """A soft cap. null means no cap; an absent field means `absent`."""
 
     field: str
     option: str
@@ -110,7 +110,7 @@ class Cap:
 
 @dataclass(frozen=True)
 class Unused:
-    """Fields that mean nothing in the models that the other rows let in."""
+    """Fields without effect in the models that the other rows accept."""
 
     fields: tuple[str, ...]
 
@@ -123,7 +123,7 @@ class Unused:
 
 @dataclass(frozen=True)
 class Experts:
-    """Experts in every layer, balanced over the batch; `fields` may say that some layers have none."""
+    """Experts in every layer, balanced over the batch. `fields` are those that could disable experts in some layers."""
 
     fields: tuple[str, ...] = ()
 
@@ -132,7 +132,7 @@ class Experts:
             if config.get(name) not in (None, [], 1):
                 raise UserError(
                     f'config.json: {name} is {config[name]}, so some layers have no experts\n'
-                    'pretrax has decoders with experts in every layer, or in none'
+                    'pretrax supports experts in every layer or in none'
                 )
         return {'balance_over': 'batch'}
 
@@ -140,16 +140,16 @@ class Experts:
         return {}
 
 
-Field = Same | Choice | Rope | Windows | NoPositions | Cap | Unused | Experts
+Field = Renamed | Enumerated | Rope | Windows | NoPositions | Cap | Unused | Experts
 
 
 @dataclass(frozen=True)
 class ConfigTable:
-    """A family as Hugging Face has it: its model type, its class, and its fields.
+    """A family in Hugging Face: its model type, its class and its fields.
 
     Args:
-        family: our row of choices that the fields start from.
-        names: its table of names, in `names.TABLES`.
+        family: the pretrax family whose options the fields override.
+        names: key of its table of names in `names.TABLES`.
     """
 
     model_type: str
@@ -163,51 +163,51 @@ def _heads(config: Mapping[str, Any]) -> Any:
     return config.get('num_attention_heads')
 
 
-_TIED = Choice('tie_word_embeddings', {False: {'tied': False}, True: {'tied': True}})
-_TIED_UNLESS_SAID = Choice('tie_word_embeddings', {True: {'tied': True}, False: {'tied': False}})
-_SWIGLU = Choice('hidden_act', {'silu': {'activation': 'swiglu'}, 'swish': {'activation': 'swiglu'}})
+_TIED = Enumerated('tie_word_embeddings', {False: {'tied': False}, True: {'tied': True}})
+_TIED_UNLESS_SAID = Enumerated('tie_word_embeddings', {True: {'tied': True}, False: {'tied': False}})
+_SWIGLU = Enumerated('hidden_act', {'silu': {'activation': 'swiglu'}, 'swish': {'activation': 'swiglu'}})
 _NO_ATTENTION_BIAS = only('attention_bias', False)
 _GEGLU = {'gelu_pytorch_tanh': {'activation': 'geglu'}, None: {'activation': 'geglu'}}
 _SIZES = (
-    Same('vocab_size', 'vocab_size'),
-    Same('hidden_size', 'd_model'),
-    Same('intermediate_size', 'd_ff'),
-    Same('num_hidden_layers', 'n_layers'),
-    Same('num_attention_heads', 'n_heads'),
-    Same('num_key_value_heads', 'n_kv_heads', _heads),
-    Same('head_dim', 'd_head', None),
-    Same('max_position_embeddings', 'max_sequence_length', 2048),
-    Same('rms_norm_eps', 'norm_eps', 1e-6),
+    Renamed('vocab_size', 'vocab_size'),
+    Renamed('hidden_size', 'd_model'),
+    Renamed('intermediate_size', 'd_ff'),
+    Renamed('num_hidden_layers', 'n_layers'),
+    Renamed('num_attention_heads', 'n_heads'),
+    Renamed('num_key_value_heads', 'n_kv_heads', _heads),
+    Renamed('head_dim', 'd_head', None),
+    Renamed('max_position_embeddings', 'max_sequence_length', 2048),
+    Renamed('rms_norm_eps', 'norm_eps', 1e-6),
 )
 
-_BALANCE = Same('router_aux_loss_coef', 'balance_loss', 0.001)
+_BALANCE = Renamed('router_aux_loss_coef', 'balance_loss', 0.001)
 _QWEN_MOE = (
-    *(Same('moe_intermediate_size', 'd_ff') if same.fields == ('intermediate_size',) else same for same in _SIZES),
+    *(Renamed('moe_intermediate_size', 'd_ff') if size.fields == ('intermediate_size',) else size for size in _SIZES),
     _SWIGLU, _TIED, Rope(), Windows(by_layer=True, switch=True), _BALANCE,
-    Same('num_experts', 'n_experts', lambda config: config.get('num_local_experts')),
-    Same('num_experts_per_tok', 'experts_per_token'), Experts(('decoder_sparse_step', 'mlp_only_layers')),
-    Choice('norm_topk_prob', {False: {'normalize_router': False}, True: {'normalize_router': True}}),
-    # Of the layers without experts, of which there are none; and another name of num_experts
+    Renamed('num_experts', 'n_experts', lambda config: config.get('num_local_experts')),
+    Renamed('num_experts_per_tok', 'experts_per_token'), Experts(('decoder_sparse_step', 'mlp_only_layers')),
+    Enumerated('norm_topk_prob', {False: {'normalize_router': False}, True: {'normalize_router': True}}),
+    # Fields of layers without experts, which do not exist here, and an alias of num_experts
     Unused(('intermediate_size', 'num_local_experts')),
 )  # fmt: skip
 
 _GEMMA2 = (
-    Choice('hidden_activation', _GEGLU), _TIED_UNLESS_SAID, _NO_ATTENTION_BIAS,
-    only('use_bidirectional_attention', None, False), Same('query_pre_attn_scalar', 'query_pre_attn_scalar', 256),
+    Enumerated('hidden_activation', _GEGLU), _TIED_UNLESS_SAID, _NO_ATTENTION_BIAS,
+    only('use_bidirectional_attention', None, False), Renamed('query_pre_attn_scalar', 'query_pre_attn_scalar', 256),
 )  # fmt: skip
 
 TABLES = (
     ConfigTable(
         'gpt2', 'GPT2LMHeadModel', 'gpt2', 'gpt2',
         (
-            Same('vocab_size', 'vocab_size'),
-            Same('n_embd', 'd_model'),
-            Same('n_layer', 'n_layers'),
-            Same('n_head', 'n_heads'),
-            Same('n_inner', 'd_ff', lambda config: 4 * config['n_embd'] if 'n_embd' in config else None),
-            Same('n_positions', 'max_sequence_length', 1024),
-            Same('layer_norm_epsilon', 'norm_eps', 1e-5),
-            Choice('activation_function', {'gelu_new': {'activation': 'gelu'}, 'gelu_pytorch_tanh': {'activation': 'gelu'}}),
+            Renamed('vocab_size', 'vocab_size'),
+            Renamed('n_embd', 'd_model'),
+            Renamed('n_layer', 'n_layers'),
+            Renamed('n_head', 'n_heads'),
+            Renamed('n_inner', 'd_ff', lambda config: 4 * config['n_embd'] if 'n_embd' in config else None),
+            Renamed('n_positions', 'max_sequence_length', 1024),
+            Renamed('layer_norm_epsilon', 'norm_eps', 1e-5),
+            Enumerated('activation_function', {'gelu_new': {'activation': 'gelu'}, 'gelu_pytorch_tanh': {'activation': 'gelu'}}),
             _TIED_UNLESS_SAID,
             only('scale_attn_weights', True),
             only('scale_attn_by_inverse_layer_idx', False),
@@ -230,18 +230,18 @@ TABLES = (
     ),
     ConfigTable(
         'mixtral', 'MixtralForCausalLM', 'mixtral', 'mixtral',
-        (*_SIZES, _SWIGLU, _TIED, Rope(), Windows(), Experts(), _BALANCE, Same('num_local_experts', 'n_experts', 8),
-         Same('num_experts_per_tok', 'experts_per_token', 2)),
+        (*_SIZES, _SWIGLU, _TIED, Rope(), Windows(), Experts(), _BALANCE, Renamed('num_local_experts', 'n_experts', 8),
+         Renamed('num_experts_per_tok', 'experts_per_token', 2)),
     ),
     ConfigTable(
         'qwen2_moe', 'Qwen2MoeForCausalLM', 'qwen2-moe', 'qwen2-moe',
-        (*_QWEN_MOE, Same('shared_expert_intermediate_size', 'd_shared', 5632), only('qkv_bias', True)),
+        (*_QWEN_MOE, Renamed('shared_expert_intermediate_size', 'd_shared', 5632), only('qkv_bias', True)),
     ),
     ConfigTable('qwen3_moe', 'Qwen3MoeForCausalLM', 'qwen3-moe', 'qwen3-moe', (*_QWEN_MOE, _NO_ATTENTION_BIAS)),
     ConfigTable(
         'gemma', 'GemmaForCausalLM', 'gemma', 'llama',
-        # 'gelu' stands in the released files, whose code computes the tanh form all the same
-        (*_SIZES, Choice('hidden_act', _GEGLU | {'gelu': {'activation': 'geglu'}}), Choice('hidden_activation', _GEGLU),
+        # the released files say 'gelu', but their code computes the tanh approximation
+        (*_SIZES, Enumerated('hidden_act', _GEGLU | {'gelu': {'activation': 'geglu'}}), Enumerated('hidden_activation', _GEGLU),
          _TIED_UNLESS_SAID, Rope(), _NO_ATTENTION_BIAS, only('use_bidirectional_attention', None, False)),
     ),
     ConfigTable(
@@ -266,38 +266,38 @@ TABLES = (
     ConfigTable(
         'phi3', 'Phi3ForCausalLM', 'phi3', 'phi3',
         (*_SIZES, _SWIGLU, _TIED, Rope(), Windows(), only('partial_rotary_factor', 1.0), _NO_ATTENTION_BIAS,
-         Unused(('original_max_position_embeddings',))),  # of a scaling that Rope refuses
+         Unused(('original_max_position_embeddings',))),  # belongs to a scaling that Rope rejects
     ),
 )  # fmt: skip
 
 BY_TYPE = {table.model_type: table for table in TABLES}
-# What differs without changing what is computed.
+# Options that may differ because they do not affect the forward pass.
 _NOT_COMPUTED = ('init_std', 'z_loss', 'balance_loss', 'balance_over', 'router_z_loss', 'capacity')
 
 
 def table_of(config: Mapping[str, Any]) -> ConfigTable:
-    """The table of a config.json. Raises UserError for a family that there is none for."""
+    """The table for a config.json. Raises UserError if the family is not supported."""
     kind = config.get('model_type')
     if kind not in BY_TYPE:
         architecture = ', '.join(config.get('architectures') or []) or 'none named'
         raise UserError(
-            f"config.json: model_type is '{kind}' (architectures: {architecture}), which pretrax has no decoder for\n"
+            f"config.json: model_type is '{kind}' (architectures: {architecture}), which pretrax does not support\n"
             f'supported: {", ".join(sorted(BY_TYPE))}'
         )
     return BY_TYPE[kind]
 
 
 def read_options(config: Mapping[str, Any]) -> tuple[Options, list[str]]:
-    """Our options for what a config.json says, and what a user should be told.
+    """The options for a config.json, and notes for the user.
 
     Raises:
-        UserError: a family without a table, or a field that no row knows, by name.
+        UserError: the family has no table, or no row knows a field; the message names it.
     """
     table = table_of(config)
     if 'quantization_config' in config:
         raise UserError(
-            'config.json: quantization_config is set, and quantised weights cannot be trained\n'
-            'take the checkpoint that they were made of'
+            'config.json: quantization_config is set, but quantized weights cannot be trained\n'
+            'use the checkpoint that they were made from'
         )
     known = {name for field in table.fields for name in field.fields}
     strange = [name for name, value in config.items() if name not in known and not _is_harmless(name, value)]
@@ -305,26 +305,28 @@ def read_options(config: Mapping[str, Any]) -> tuple[Options, list[str]]:
         said = ', '.join(f'{name} ({str(config[name])[:60]})' for name in strange[:5])
         raise UserError(
             f'config.json has fields that pretrax does not know for {table.model_type}: {said}\n'
-            'they may change what the model computes, so it is not imported without them\n'
-            'if you know that they do not, take them out of config.json'
+            'they may change what the model computes, so the model is not imported\n'
+            'if they do not, remove them from config.json'
         )
     options: Options = {'family': table.family}
     for field in table.fields:
         options |= field.read(config)
     dropped = {name: config[name] for name in DROPOUT if config.get(name)}
-    notes = [f'{name} = {value} of config.json is not applied: there is no dropout' for name, value in dropped.items()]
+    notes = [
+        f'{name} = {value} of config.json is not applied: pretrax has no dropout' for name, value in dropped.items()
+    ]
     return options, notes
 
 
 def write_config(arch: Architecture, family: str | None = None) -> tuple[dict[str, Any], ConfigTable]:
-    """The config.json of an architecture, and the family of Hugging Face whose classes compute it.
+    """The config.json for an architecture, and the Hugging Face family that computes it.
 
     Args:
-        arch: every choice of the decoder.
-        family: our family that is looked at first.
+        arch: the architecture of the decoder.
+        family: the pretrax family to try first.
 
     Raises:
-        UserError: no family has these choices together; the nearest one and what differs are named.
+        UserError: no family computes this architecture; the message names the nearest one and the differences.
     """
     nearest: tuple[int, str, dict[str, str]] | None = None
     for table in sorted(TABLES, key=lambda table: table.family != family):
@@ -333,7 +335,7 @@ def write_config(arch: Architecture, family: str | None = None) -> tuple[dict[st
             config |= field.write(arch)
         try:
             differences = _differences(config, arch)
-        except (UserError, ValueError) as error:  # these sizes are none of that family's: it is not the one
+        except (UserError, ValueError) as error:  # the family does not allow these sizes
             differences = {'': str(error).splitlines()[0]}
         if not differences:
             return config, table
@@ -342,20 +344,20 @@ def write_config(arch: Architecture, family: str | None = None) -> tuple[dict[st
     assert nearest is not None
     said = '; '.join(f'{name}: {what}' if name else what for name, what in nearest[2].items())
     raise UserError(
-        f'no class of transformers computes this decoder; the nearest is {nearest[1]}, but\n  {said}\n'
-        'train with the choices of a family to be able to export'
+        f'no class of transformers computes this architecture; the nearest is {nearest[1]}, but\n  {said}\n'
+        'to export, train with the options of one family'
     )
 
 
 def _differences(config: dict[str, Any], arch: Architecture) -> dict[str, str]:
-    """What an architecture has that a config.json does not say: found by reading it back."""
+    """The differences between an architecture and its config.json, found by reading the config.json back."""
     options, _ = read_options(config)
     back = resolve(TransformerOptions(**options), arch.vocab_size, arch.max_sequence_length)
     return compare(back, arch, 'in the class', 'here')
 
 
 def compare(one: Architecture, other: Architecture, of_one: str, of_other: str) -> dict[str, str]:
-    """The choices in which two architectures compute different things, in words."""
+    """The options by which two architectures compute different results, as text."""
     found = {}
     for field in dataclasses.fields(Architecture):
         a, b = getattr(one, field.name), getattr(other, field.name)

@@ -1,6 +1,6 @@
-"""Weights of ours as a Hugging Face checkpoint: safetensors with an index, config.json, tokenizer, generation settings.
+"""Exports weights as a Hugging Face checkpoint: safetensors with an index, config.json, tokenizer, generation settings.
 
-The place of every tensor is known before any is read, so each piece is written where it belongs as it comes.
+The offset of every tensor is known before any is read, so each piece is written as soon as it is read.
 """
 
 import shutil
@@ -20,7 +20,7 @@ TORCH_NAMES = {'F32': 'float32', 'BF16': 'bfloat16', 'F16': 'float16'}
 
 
 class Weights(Protocol):
-    """Where the weights come from: a checkpoint of ours, or one of theirs."""
+    """The source of the weights: a pretrax or a Hugging Face checkpoint."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]: ...
@@ -32,23 +32,23 @@ def export(
     weights: Weights, arch: Architecture, like: Any, directory: Path, *, dtype: str, family: str | None = None,
     tokenizer: Any = None, kept: Path | None = None, say: Callable[[str], None] = print,
 ) -> list[str]:  # fmt: skip
-    """Writes a checkpoint that the stock classes of `transformers` load.
+    """Writes a checkpoint that the standard classes of `transformers` load.
 
     Args:
-        weights: their source.
-        arch: every choice of the decoder.
-        like: the weights' shapes.
+        weights: the source of the weights.
+        arch: the architecture of the decoder.
+        like: arrays with the shapes of the weights.
         directory: a new or empty directory.
-        dtype: 'F32', 'BF16' or 'F16', of the file's tensors.
-        family: our family that config.json is written for if it can be.
-        tokenizer: the one that made the tokens, or None.
-        kept: the files that an import kept, of which the tokenizer's and the generation's settings are given back.
+        dtype: dtype of the tensors in the files: 'F32', 'BF16' or 'F16'.
+        family: the pretrax family to write config.json for, if possible.
+        tokenizer: the tokenizer of the training data, or None.
+        kept: directory with the tokenizer and generation files that an import kept, to be written again.
 
     Returns:
         The names of the files.
 
     Raises:
-        UserError: the directory is not empty, the disk is full, or no class of transformers has these choices.
+        UserError: the directory is not empty, the disk is full, or no class of transformers computes this architecture.
     """
     config, table = write_config(arch, family)
     config |= {'torch_dtype': TORCH_NAMES[dtype]}
@@ -61,7 +61,7 @@ def export(
 
 
 def _harmless(kept: Path | None) -> dict[str, Any]:
-    """What the imported config.json said of tokens, which the decoder does not know."""
+    """The token ids of the imported config.json, which the decoder does not know."""
     if kept is None or not (kept / 'config.json').is_file():
         return {}
     names = [name for name in HARMLESS if name.endswith('_token_id')]

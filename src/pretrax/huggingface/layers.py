@@ -1,4 +1,4 @@
-"""Fields of config.json that say how positions and windows go through the layers. No JAX here."""
+"""Fields of config.json for the positions and windows of each layer. Imports no JAX."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ _LLAMA3 = {
 
 @dataclass(frozen=True)
 class Rope:
-    """The base and scaling of rotary positions, in the old form (rope_theta, rope_scaling) and the new (rope_parameters).
+    """Base and scaling of rotary positions, in the old form (rope_theta, rope_scaling) and the new one (rope_parameters).
 
     Args:
-        default: the base of a configuration that says none.
-        local: Gemma 3: the base of layers with a window where nothing is said; None: all layers have one base.
+        default: the base if the configuration has none.
+        local: the default base of layers with a window (Gemma 3); None: all layers have the same base.
     """
 
     default: float = 10000.0
@@ -40,7 +40,7 @@ class Rope:
             local = said.get(WINDOW, {}) if by_layer else {}
             local = self._one({'rope_theta': config.get('rope_local_base_freq', self.local), **local})
             if 'rope_scaling' in local:
-                raise UserError('config.json: rope_parameters scale layers with a window, which pretrax does not')
+                raise UserError('config.json: rope_parameters scale layers with a window, which is not supported')
             options['local_rope_base'] = local['rope_base']
         return options
 
@@ -69,12 +69,12 @@ class Rope:
 
 @dataclass(frozen=True)
 class Windows:
-    """The window, and which layers have it.
+    """The sliding window and the layers that have it.
 
     Args:
-        by_layer: the class knows `layer_types`.
-        switch: Qwen: there is a window only if `use_sliding_window`, in the layers from `max_window_layers` on.
-        pattern: each n-th layer has none where nothing is said (Gemma).
+        by_layer: the class has `layer_types`.
+        switch: a window exists only if `use_sliding_window`, from layer `max_window_layers` on (Qwen).
+        pattern: by default every n-th layer has full attention (Gemma).
     """
 
     by_layer: bool = False
@@ -108,7 +108,7 @@ class Windows:
             every = types.index(FULL) + 1 if FULL in types else 0
             if list(types) != layer_types(count, every):
                 raise UserError(
-                    'config.json: layer_types is no regular pattern, each n-th layer seeing everything: it is not supported'
+                    'config.json: layer_types must repeat a pattern in which every n-th layer has full attention'
                 )
         return {'window': window, 'global_every': every}
 
@@ -122,13 +122,13 @@ class Windows:
 
 
 def layer_types(count: int, every: int) -> list[str]:
-    """`count` layers, each n-th of which sees everything (0: none does)."""
+    """Types of `count` layers. Every n-th layer has full attention (0: none)."""
     return [FULL if every and (i + 1) % every == 0 else WINDOW for i in range(count)]
 
 
 @dataclass(frozen=True)
 class NoPositions:
-    """SmolLM3: the layers without positions, a list of 1 (positions) and 0 (none)."""
+    """The layers without positions, as a list of 1 (positions) and 0 (no positions). SmolLM3."""
 
     fields = ('no_rope_layers', 'no_rope_layer_interval')
 
@@ -138,7 +138,9 @@ class NoPositions:
         if said is not None:
             every = list(said).index(0) + 1 if 0 in said else 0
             if list(said) != [int(not every or (i + 1) % every != 0) for i in range(count)]:
-                raise UserError('config.json: no_rope_layers is no regular pattern: it is not supported')
+                raise UserError(
+                    'config.json: no_rope_layers must repeat a pattern in which every n-th layer has no positions'
+                )
         return {'nope_every': every}
 
     def write(self, arch: Architecture) -> dict[str, Any]:

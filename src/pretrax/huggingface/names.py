@@ -1,9 +1,9 @@
-"""Which tensor of a Hugging Face checkpoint holds which of our weights: one table a family, and what a row means.
+"""Maps tensors of Hugging Face checkpoints to pretrax weights, with one table per family.
 
-A row is a tensor's name and its axes in the letters of `model/weights.py`: `'layers.q: (H D) M'` is a matrix whose rows
-are the heads' dimensions, head by head. Where one tensor holds several of our weights side by side along an axis, the
-row lists them, as in `Fused(1, 'layers.q: M (H D)', 'layers.k: M (K D)')`. {layer} and {expert} in a name count the
-leading dimensions `layers` and `E` of ours, which the row then leaves out.
+A row has a tensor's name and its axes in the letters of `model/weights.py`: `'layers.q: (H D) M'` is a matrix whose rows
+are the dimensions of all heads, head by head. If one tensor concatenates several weights along an axis, the row lists
+them, as in `Fused(1, 'layers.q: M (H D)', 'layers.k: M (K D)')`. {layer} and {expert} in a name index the leading dimensions
+`layers` and `E` of the pretrax weight, which the row omits.
 """
 
 import re
@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Fused:
-    """Several weights, side by side along an axis of one tensor."""
+    """Several weights, concatenated along an axis of one tensor."""
 
     axis: int
     parts: tuple[str, ...]
@@ -30,9 +30,9 @@ class NameTable:
     """The tensors of a family.
 
     Args:
-        rows: by the tensor's name.
-        prefix: what names have that files saved from the model without its head leave out.
-        ignored: patterns of tensors that are no weights: masks and tables that old versions saved.
+        rows: rows by tensor name.
+        prefix: prefix of tensor names, which files saved from the model without its head omit.
+        ignored: patterns of tensors that are not weights: masks and tables that old versions saved.
     """
 
     rows: Mapping[str, str | Fused]
@@ -46,7 +46,7 @@ GPT2 = NameTable(
         'transformer.wpe.weight': 'positions: P M',
         'transformer.h.{layer}.ln_1.weight': 'layers.norm1: M',
         'transformer.h.{layer}.ln_1.bias': 'layers.norm1_bias: M',
-        # Conv1D: input times output, the other way round than a Linear
+        # Conv1D has [input, output] weights, the transpose of Linear
         'transformer.h.{layer}.attn.c_attn.weight': Fused(
             1, 'layers.q: M (H D)', 'layers.k: M (K D)', 'layers.v: M (K D)'
         ),
@@ -157,42 +157,42 @@ TABLES = {
 
 
 @dataclass(frozen=True)
-class Part:
-    """One of our weights inside a tensor: its path and the letters of the tensor's axes, several where they are merged."""
+class TensorPart:
+    """A pretrax weight inside a tensor: its path and the letters of the tensor's axes, grouped where axes are merged."""
 
     path: str
     axes: tuple[tuple[str, ...], ...]
 
     @staticmethod
-    def parse(text: str) -> 'Part':
+    def parse(text: str) -> 'TensorPart':
         path, _, axes = text.partition(':')
-        groups = re.findall(r'\(([^)]*)\)|(\w+)', axes)  # '()' is an axis of size one
-        return Part(path.strip(), tuple(tuple((merged or single).split()) for merged, single in groups))
+        groups = re.findall(r'\(([^)]*)\)|(\w+)', axes)  # '()' is an axis of size 1
+        return TensorPart(path.strip(), tuple(tuple((merged or single).split()) for merged, single in groups))
 
     @property
     def letters(self) -> tuple[str, ...]:
         return tuple(letter for group in self.axes for letter in group)
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Of the tensor, or of this weight's share of it."""
+        """The shape of this weight inside the tensor."""
         return tuple(int(np.prod([sizes[letter] for letter in group])) for group in self.axes)
 
     def to_ours(self, array: np.ndarray, ours: tuple[str, ...], sizes: Mapping[str, int]) -> np.ndarray:
-        """The tensor with the axes that our weight has (a view)."""
+        """Converts the tensor to the axes of the pretrax weight (a view)."""
         split = array.reshape([sizes[letter] for letter in self.letters])
         return split.transpose([self.letters.index(letter) for letter in ours])
 
     def to_theirs(self, array: np.ndarray, ours: tuple[str, ...], sizes: Mapping[str, int]) -> np.ndarray:
-        """Our weight with the axes of the tensor."""
+        """Converts the pretrax weight to the axes of the tensor."""
         return array.transpose([ours.index(letter) for letter in self.letters]).reshape(self.shape(sizes))
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of a table, read: a tensor's name, and its parts in order along `axis`."""
+class TensorRow:
+    """A parsed row of a table: a tensor's name and its parts, in order along `axis`."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[TensorPart, ...]
     axis: int
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -201,17 +201,17 @@ class Row:
             sum(shape[axis] for shape in shapes) if axis == self.axis else size for axis, size in enumerate(shapes[0])
         )
 
-    def share(self, part: Part, sizes: Mapping[str, int]) -> tuple[slice, ...]:
-        """Where a part lies in the tensor."""
+    def slices(self, part: TensorPart, sizes: Mapping[str, int]) -> tuple[slice, ...]:
+        """The slices of a part in the tensor."""
         before = sum(other.shape(sizes)[self.axis] for other in self.parts[: self.parts.index(part)])
         along = slice(before, before + part.shape(sizes)[self.axis])
         return tuple(along if axis == self.axis else slice(None) for axis in range(len(part.axes)))
 
 
-def rows(table: NameTable) -> list[Row]:
-    """The rows of a table, read."""
+def rows(table: NameTable) -> list[TensorRow]:
+    """Parses the rows of a table."""
     found = []
     for name, row in table.rows.items():
         texts, axis = ((row,), 0) if isinstance(row, str) else (row.parts, row.axis)
-        found.append(Row(name, tuple(Part.parse(text) for text in texts), axis))
+        found.append(TensorRow(name, tuple(TensorPart.parse(text) for text in texts), axis))
     return found

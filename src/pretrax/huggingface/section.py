@@ -1,6 +1,6 @@
-"""The `model:` section that `init_from:` stands for, so that a configuration need not repeat what a checkpoint says.
+"""The `model:` section that `init_from:` implies, so that a configuration need not repeat what a checkpoint states.
 
-Read while a configuration is checked: no JAX, and no weights.
+It is read while a configuration is checked: without JAX and without weights.
 """
 
 from pathlib import Path
@@ -15,11 +15,11 @@ HF = 'hf:'
 
 
 def model_section(place: str) -> dict[str, Any]:
-    """What a checkpoint of Hugging Face (hf:DIR_OR_ID) or of a run says of its model, without what it leaves open."""
+    """The model options stated by a Hugging Face checkpoint (hf:DIR_OR_ID) or by a run's checkpoint."""
     if place.startswith(HF):
         directory = find(place.removeprefix(HF))
         if not (directory / 'config.json').is_file():
-            raise UserError(f'init_from: {directory} has no config.json, so it is no Hugging Face checkpoint')
+            raise UserError(f'init_from: {directory} is not a Hugging Face checkpoint: it has no config.json')
         return read_options(read_json(directory / 'config.json'))[0]
     path = Path(place)
     try:
@@ -27,8 +27,8 @@ def model_section(place: str) -> dict[str, Any]:
     except UserError as error:
         is_hub = (path / 'config.json').is_file()
         hint = f'\nfor a Hugging Face checkpoint write init_from: {HF}{place}' if is_hub else ''
-        raise UserError(f'init_from: {place} is no run with a checkpoint, and no checkpoint{hint}') from error
+        raise UserError(f'init_from: {place} is neither a checkpoint nor a run with one{hint}') from error
     section = (read_description(directory, step).get('config') or {}).get('model')
     if section is None:
-        raise UserError(f'init_from: {directory / str(step)} does not say what model it is of')
+        raise UserError(f'init_from: {directory / str(step)} does not describe its model')
     return {key: value for key, value in section.items() if value is not None}

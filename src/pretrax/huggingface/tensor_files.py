@@ -1,6 +1,6 @@
-"""Tensors into files of safetensors, with an index where they are several, in any order and a part at a time.
+"""Writes tensors to safetensors files, in any order and in parts, with an index if there are several files.
 
-The place of every tensor is known before any is written, so each part goes where it belongs as it comes.
+The offset of every tensor is known before any is written, so each part is written as soon as it arrives.
 """
 
 import contextlib
@@ -17,17 +17,17 @@ from pretrax.errors import UserError
 from pretrax.huggingface.files import DTYPES, INDEX, SINGLE
 from pretrax.machine import atomic
 
-LARGEST_FILE = 5_000_000_000  # bytes, as transformers has it
+LARGEST_FILE = 5_000_000_000  # bytes; the default of transformers
 
 
 class TensorFiles:
-    """Files that are being written, of tensors of one dtype.
+    """Safetensors files that are being written. All tensors have one dtype.
 
     Args:
-        directory: where.
-        shapes: of all tensors, by name.
+        directory: directory of the files.
+        shapes: shapes of all tensors, by name.
         dtype: 'F32', 'BF16' or 'F16'.
-        metadata: text that the head of each file has.
+        metadata: text for the header of each file.
     """
 
     def __init__(self, directory: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str, metadata: Mapping[str, str]):
@@ -49,7 +49,7 @@ class TensorFiles:
             write_json(self._directory / INDEX, {'metadata': {'total_size': total}, 'weight_map': weight_map})
 
     def write(self, name: str, where: tuple[slice, ...], values: np.ndarray) -> None:
-        """Writes the part `where` of a tensor: whole rows at once, shares of rows one by one."""
+        """Writes the part `where` of a tensor: complete rows at once, parts of rows one by one."""
         file, start = self._starts[name]
         shape, values = self._shapes[name], np.ascontiguousarray(values)
         row = values.itemsize * math.prod(shape[1:])
@@ -82,10 +82,10 @@ class TensorFiles:
 
 @contextlib.contextmanager
 def new_directory(directory: Path) -> Iterator[Path]:
-    """A directory to write files into, which gets its name when the block ends well, and leaves nothing otherwise.
+    """Creates a directory atomically: it gets its name when the block succeeds and is removed if the block fails.
 
     Raises:
-        UserError: there is one that is not empty, or it cannot be written.
+        UserError: the directory exists and is not empty, or it cannot be written.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f'{directory} exists and is not empty\ngive a new directory')
@@ -101,7 +101,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _files(sizes: dict[str, int]) -> dict[str, list[str]]:
-    """Which tensors lie in which file."""
+    """Groups tensors into files."""
     groups: list[list[str]] = [[]]
     filled = 0
     for name, size in sizes.items():

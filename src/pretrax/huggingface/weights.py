@@ -1,7 +1,7 @@
-"""Our weights out of a Hugging Face checkpoint and back, a piece at a time.
+"""Converts weights between Hugging Face checkpoints and pretrax, piece by piece.
 
-A piece is what one tensor holds of one of our weights: of a stacked weight, a layer (of stacked experts, an expert of a
-layer). Nothing here is larger than a tensor of the checkpoint in f32.
+A piece is the part of one pretrax weight that one tensor holds: one layer of a stacked weight, or one expert of one layer.
+No array here is larger than one tensor of the checkpoint in f32.
 """
 
 import fnmatch
@@ -16,39 +16,39 @@ import numpy as np
 
 from pretrax.errors import UserError
 from pretrax.huggingface.files import DTYPES, HuggingFaceCheckpoint
-from pretrax.huggingface.names import NameTable, Part, Row, rows
+from pretrax.huggingface.names import NameTable, TensorPart, TensorRow, rows
 from pretrax.model.families import Architecture
 from pretrax.model.weights import Weights
 from pretrax.shardlib.types import map_type
 
 COUNTED = {'layer': 'layers', 'expert': 'E'}
-Piece = tuple[tuple[int, ...], np.ndarray]  # where along the leading dimensions, and the rest
+Piece = tuple[tuple[int, ...], np.ndarray]  # (index along the leading dimensions, values)
 
 
 def letters(annotation: Any = Weights) -> dict[str, tuple[str, ...]]:
-    """The letters of each weight's dimensions, by its path."""
+    """The dimension letters of each weight, by path."""
     found: dict[str, tuple[str, ...]] = {}
     map_type(lambda path, array: found.setdefault(path, tuple(dim.name for dim in array.dims)), annotation)
     return found
 
 
 def shapes(like: Any) -> dict[str, tuple[int, ...]]:
-    """The shape of each weight that a model has, by its path."""
+    """The shape of each weight of a model, by path."""
     leaves = jax.tree_util.tree_leaves_with_path(like)
     return {jax.tree_util.keystr(path, simple=True, separator='.'): leaf.shape for path, leaf in leaves}
 
 
 @dataclass(frozen=True)
 class Mapped:
-    """One tensor of a checkpoint and what it is to us."""
+    """One tensor of a checkpoint and the table row that maps it."""
 
-    row: Row
-    name: str  # as it stands in the file
-    at: tuple[int, ...]  # layer, and expert
+    row: TensorRow
+    name: str  # the name in the file
+    at: tuple[int, ...]  # (layer,) or (layer, expert)
 
 
 def mapped(table: NameTable, arch: Architecture, present: set[str]) -> list[Mapped]:
-    """Every tensor that a checkpoint of this architecture has; `present` are the paths of our weights."""
+    """Every tensor of a checkpoint of this architecture. `present` has the paths of the pretrax weights."""
     found = []
     for row in rows(table):
         if not all(part.path in present for part in row.parts):
@@ -61,16 +61,16 @@ def mapped(table: NameTable, arch: Architecture, present: set[str]) -> list[Mapp
 
 
 class HuggingFaceWeights:
-    """Our weights as a checkpoint holds them.
+    """The pretrax weights, read from a Hugging Face checkpoint.
 
     Args:
-        checkpoint: open files.
-        table: the names of its family.
+        checkpoint: the open checkpoint.
+        table: table of names of its family.
         arch: the architecture, from its config.json.
-        like: our weights' shapes.
+        like: arrays with the shapes of the pretrax weights.
 
     Raises:
-        UserError: tensors that are missing, unknown, or of another shape, each named.
+        UserError: tensors are missing, unknown, or have another shape; the message names them.
     """
 
     def __init__(self, checkpoint: HuggingFaceCheckpoint, table: NameTable, arch: Architecture, like: Any):
@@ -84,7 +84,7 @@ class HuggingFaceWeights:
             for m in mapped(table, arch, set(self.shapes))
         ]
         self._check(table, bare)
-        self._of: dict[str, list[tuple[Mapped, Part]]] = {path: [] for path in self.shapes}
+        self._of: dict[str, list[tuple[Mapped, TensorPart]]] = {path: [] for path in self.shapes}
         for m in self.mapped:
             for part in m.row.parts:
                 self._of[part.path].append((m, part))
@@ -101,44 +101,44 @@ class HuggingFaceWeights:
         )  # fmt: skip
         if unknown:
             raise UserError(
-                _listed(f'{where}: {len(unknown)} tensors are no weights of this architecture', unknown)
-                + '\nconfig.json may be of another model, or a part of the model is one that pretrax does not have'
+                _listed(f'{where}: {len(unknown)} tensors do not belong to this architecture', unknown)
+                + '\nconfig.json may belong to another model, or pretrax does not support a part of this one'
             )
         for m in self.mapped:
             found, wanted = tensors[m.name].shape, m.row.shape(self.sizes)
             if found != wanted:
                 raise UserError(
-                    f'{where}: {m.name} is {list(found)}, and config.json makes it {list(wanted)}\n'
-                    'config.json and the weights are not of one model'
+                    f'{where}: {m.name} has shape {list(found)}, but config.json implies {list(wanted)}\n'
+                    'config.json and the weights belong to different models'
                 )
 
     def _repeats_embedding(self, name: str) -> bool:
-        """A tied head may stand in the file all the same; it then has to be the embedding."""
+        """Whether a tensor is a tied head stored separately. It must then equal the embedding."""
         if name != 'lm_head.weight' or 'unembed' in self.shapes:
             return False
         embedding = next(m.name for m in self.mapped if m.row.parts[0].path == 'embed')
         one, other = self.checkpoint.tensors[name].read(), self.checkpoint.tensors[embedding].read()
         if not np.array_equal(one.view(np.uint8), other.view(np.uint8)):
             raise UserError(
-                f'{self.checkpoint.directory}: config.json ties lm_head to the embedding, and they differ in the file\n'
-                'write "tie_word_embeddings": false into config.json if the head is its own'
+                f'{self.checkpoint.directory}: config.json ties lm_head to the embedding, but they differ\n'
+                'set "tie_word_embeddings": false in config.json if the head is separate'
             )
         return True
 
     def pieces(self, path: str) -> Iterator[Piece]:
-        """The pieces of one of our weights, f32, in the order of the dimensions that they count."""
+        """The f32 pieces of one weight, in the order of their leading dimensions."""
         for m, part in self._of[path]:
             whole = self.checkpoint.tensors[m.name].read()
-            share = whole[m.row.share(part, self.sizes)]
-            ours = part.to_ours(share, self.letters[path][len(m.at) :], self.sizes)
+            values = whole[m.row.slices(part, self.sizes)]
+            ours = part.to_ours(values, self.letters[path][len(m.at) :], self.sizes)
             yield m.at, self._padded(ours.astype(np.float32), path, len(m.at))
 
     def counted(self, path: str) -> int:
-        """How many leading dimensions its pieces count."""
+        """The number of leading dimensions that index its pieces."""
         return len(self._of[path][0][0].at)
 
     def _padded(self, array: np.ndarray, path: str, counted: int) -> np.ndarray:
-        """Rows of zeros where our vocabulary is padded."""
+        """Pads with zeros where pretrax pads the vocabulary."""
         more = [(0, ours - theirs) for ours, theirs in zip(self.shapes[path][counted:], array.shape, strict=True)]
         return np.pad(array, more) if any(after for _, after in more) else np.ascontiguousarray(array)
 
@@ -148,19 +148,19 @@ def tensors_of(
 ) -> tuple[
     dict[str, tuple[int, ...]], Callable[[str, tuple[int, ...], np.ndarray], Iterator[tuple[str, tuple, np.ndarray]]]
 ]:
-    """The tensors that an export writes, and how a piece of ours becomes parts of them.
+    """The tensors that an export writes, and the conversion of pieces to parts of these tensors.
 
     Returns:
-        The shape of each tensor by name, and `convert(path, at, piece)`: (name, where in it, values) of each.
+        The shape of each tensor by name, and `convert(path, at, piece)`, which yields (name, index, values).
     """
     sizes, ours, present = arch.sizes | {'V': arch.vocab_size}, letters(), shapes(like)
     found = mapped(table, arch, set(present))
-    by_path: dict[str, dict[tuple[int, ...], tuple[Mapped, Part]]] = {path: {} for path in present}
+    by_path: dict[str, dict[tuple[int, ...], tuple[Mapped, TensorPart]]] = {path: {} for path in present}
     for m in found:
         for part in m.row.parts:
             by_path[part.path][m.at] = m, part
     if unmapped := [path for path, places in by_path.items() if not places]:
-        raise UserError(f'weights that the tensors of this family have no name for: {", ".join(unmapped)}')
+        raise UserError(f'this family has no tensor names for the weights {", ".join(unmapped)}')
 
     def convert(path: str, at: tuple[int, ...], piece: np.ndarray) -> Iterator[tuple[str, tuple, np.ndarray]]:
         counted = len(next(iter(by_path[path])))
@@ -168,8 +168,8 @@ def tensors_of(
         for more in itertools.product(*inner):
             m, part = by_path[path][at + more]
             own = ours[path][counted:]
-            values = piece[more][tuple(slice(sizes[letter]) for letter in own)]  # without the vocabulary's padding
-            yield m.name, m.row.share(part, sizes), part.to_theirs(values, own, sizes).astype(DTYPES[dtype])
+            values = piece[more][tuple(slice(sizes[letter]) for letter in own)]  # removes the vocabulary's padding
+            yield m.name, m.row.slices(part, sizes), part.to_theirs(values, own, sizes).astype(DTYPES[dtype])
 
     return {m.name: m.row.shape(sizes) for m in found}, convert
 
