@@ -57,9 +57,9 @@ class Row:
         return [*mesh, f'batch.tokens={tokens}', *[f'model.save={self.save}'] * (self.save != 'none')]
 
     def command(self) -> str:
-        slices = f' slices={self.slices}' if self.slices > 1 else ''
+        slices = f' --slices {self.slices}' if self.slices > 1 else ''
         file = f'configs/scale/{self.decoder}.yaml'
-        return f'pretrax compile {file} topology={self.hardware}{slices} {" ".join(self.arguments())}'
+        return f'pretrax compile {file} --topology {self.hardware}{slices} {" ".join(self.arguments())}'
 
 
 def _v5e(decoder: str, sequences: int, published: tuple[float, ...], t: int = 1) -> list[Row]:

@@ -57,10 +57,13 @@ def test_where_nothing_fits_it_says_so():
 @pytest.mark.parametrize(
     ('arguments', 'said'),
     [
-        (['plan', 'configs/quickstart.yaml'], 'for which hardware'),
-        (['plan', 'configs/quickstart.yaml', 'topology=h300'], 'did you mean h200'),
-        (['compile', 'configs/quickstart.yaml', 'slices=2'], 'of what'),
-        (['compile', 'configs/quickstart.yaml', 'topology=h100x8', 'slices=two'], 'expected a number'),
+        (['plan', 'configs/quickstart.yaml'], 'plan needs --topology'),
+        (['plan', 'configs/quickstart.yaml', '--topology', 'h300'], 'did you mean h200'),
+        (['compile', 'configs/quickstart.yaml', '--slices', '2'], '--slices 2 needs --topology'),
+        (
+            ['compile', 'configs/quickstart.yaml', '--topology=h100x8', '--slices=two'],
+            'Input should be a valid integer',
+        ),
     ],
 )
 def test_wrong_requests(arguments, said, capsys):

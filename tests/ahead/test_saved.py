@@ -75,8 +75,8 @@ def test_a_step_saved_by_one_process_is_run_by_another_without_compiling(tmp_pat
         return done.stdout + done.stderr
 
     plain = pretrax('train', 'a.yaml', 'name=plain')
-    pretrax('compile', 'a.yaml', 'save=step')  # compiled anew: what comes out of XLA's cache cannot be saved
-    loaded = pretrax('train', 'a.yaml', 'name=loaded', 'compiled=step')
+    pretrax('compile', 'a.yaml', '--save', 'step')  # compiled afresh: a program from XLA's cache cannot be saved
+    loaded = pretrax('train', 'a.yaml', 'name=loaded', '--compiled', 'step')
     assert 'compiled the step in' in plain
     assert 'loaded the compiled step in' in loaded
     assert losses(tmp_path / 'runs' / 'plain') == losses(tmp_path / 'runs' / 'loaded')

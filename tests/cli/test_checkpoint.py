@@ -57,7 +57,7 @@ def test_list_tells_why_each_is_kept_and_what_is_missing(run, capsys):
     assert code in (0, None)
     lines = {line.split()[0]: line for line in out.splitlines()}
     assert 'newest' in lines['8']
-    assert lines['8'].endswith(', all there')
+    assert lines['8'].endswith(', all present')
     assert f'DAMAGED: state/weights.embed/{array.name} has' in lines['6']
     assert lines['9.partial:'].endswith('the run removes it')
     losses = {
@@ -156,8 +156,8 @@ def test_an_average_is_the_mean_and_writes_text(run, tmp_path, capsys):
 def test_what_cannot_be_averaged_is_refused_and_leaves_nothing(run, tmp_path, capsys):
     out = tmp_path / 'mean'
     for arguments, message in [
-        ([run], 'an average takes at least two'),
-        ([run, '--last', '9'], 'checkpoint.keep says how many stay'),
+        ([run], 'an average needs at least two'),
+        ([run, '--last', '9'], 'checkpoint.keep sets how many are kept'),
         ([run, tmp_path / 'nowhere'], 'no such run or checkpoint'),
     ]:
         code, _, err = said(capsys, 'average', *arguments, '--out', out)
@@ -165,11 +165,11 @@ def test_what_cannot_be_averaged_is_refused_and_leaves_nothing(run, tmp_path, ca
         assert message in err
     other = shutil.copytree(run, tmp_path / 'other')
     edit_manifest(other, 8, lambda m: m['description'].update(tokenizer='0' * 64))
-    assert 'another tokenizer' in said(capsys, 'average', run, other, '--out', out)[2]
+    assert 'different tokenizers' in said(capsys, 'average', run, other, '--out', out)[2]
     edit_manifest(other, 8, lambda m: m['description'].update(tokenizer=None))
     edit_manifest(run, 8, lambda m: m['description'].update(tokenizer=None))
     edit_manifest(other, 8, lambda m: m['arrays'].pop('weights.embed'))
-    assert 'these are not of one model: embed is ' in said(capsys, 'average', run, other, '--out', out)[2]
+    assert 'these are different models: embed is ' in said(capsys, 'average', run, other, '--out', out)[2]
     assert not out.exists()
     assert said(capsys, 'average', run, run, '--out', run)[0] == 2  # not over a run
 

@@ -1,12 +1,14 @@
 """The command line around configurations: verbs, exit codes, and what importing it costs."""
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from pretrax.cli import app, main
+from pretrax.cli import main
 from pretrax.errors import UserError
 
 VALID = """\
@@ -72,36 +74,53 @@ def test_a_long_message_is_cut_to_ten_lines(
     def fail(*_: object) -> None:
         raise UserError('\n'.join(f'line {i}' for i in range(30)))
 
-    monkeypatch.setattr('pretrax.cli.config.show', fail)
+    monkeypatch.setattr('pretrax.config.load', fail)
     assert run('config', 'show', 'x') == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 10
     assert lines[-1] == '(21 more lines)'
 
 
-def test_a_defect_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_pretrax_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError('ours')
 
-    monkeypatch.setattr('pretrax.cli.config.show', fail)
+    monkeypatch.setattr('pretrax.config.load', fail)
     with pytest.raises(RuntimeError, match='ours'):
         main(['config', 'show', 'x'])
 
 
-def test_train_and_generate_pass_on_what_was_asked(valid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class ReachedError(Exception):
+    """The verb got as far as its work."""
+
+
+def test_train_passes_on_its_options(valid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    train, generate = type(sys)('pretrax.cli.train'), type(sys)('pretrax.cli.generate')
-    train.train = lambda config, allow_changes, compiled: calls.append((config.steps, config.mesh.d, allow_changes))  # type: ignore
-    generate.generate = lambda *arguments: calls.append(arguments)  # type: ignore
-    monkeypatch.setitem(sys.modules, 'pretrax.cli.train', train)
-    monkeypatch.setitem(sys.modules, 'pretrax.cli.generate', generate)
-    assert run('train', valid, 'mesh.d=4', '--allow-changes', 'steps=7') == 0
-    assert run('generate', 'runs/x', '--prompt', 'a', '--prompt', 'b', '--top-k', 5) == 0
-    assert calls == [(7, 4, True), ('runs/x', ['a', 'b'], 128, 0.8, 5, None, 0)]
-    assert {command.callback.__name__ for command in app.registered_commands if command.callback} >= {
-        'train',
-        'generate',
-    }
+
+    def train(config, *, allow_changes, **_):
+        calls.append((config.steps, config.mesh.d, allow_changes))
+        raise ReachedError
+
+    monkeypatch.setattr('pretrax.run.loop.train', train)
+    with pytest.raises(ReachedError):
+        main(['train', str(valid), 'mesh.d=4', '--allow-changes', 'steps=7'])
+    assert calls == [(7, 4, True)]
+
+
+def test_generate_passes_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def sample(model, weights, tokenizer, choices, seed):
+        calls.append((choices.prompts, choices.tokens, choices.temperature, choices.top_k, choices.top_p, seed))
+        raise ReachedError
+
+    monkeypatch.setattr('pretrax.run.trained.open_trained', lambda path: mock.MagicMock())
+    monkeypatch.setattr('pretrax.infer.sample.check_can_sample', lambda *_: None)
+    monkeypatch.setattr('pretrax.infer.sample.sample', sample)
+    monkeypatch.setattr('jax.set_mesh', lambda mesh: contextlib.nullcontext())
+    with pytest.raises(ReachedError):
+        main(['generate', 'runs/x', '--prompt', 'a', '--prompt', 'b', '--top-k', '5'])
+    assert calls == [(('a', 'b'), 128, 0.8, 5, None, 0)]
 
 
 @pytest.mark.parametrize('arguments', [['--help'], ['--version'], ['config', '--help'], ['train', '--help']])

@@ -98,7 +98,7 @@ def test_inspect_of_another_tool(run, tmp_path):
     code, out, _ = run('inspect', path)
     assert code == 0
     assert 'Megatron .bin/.idx' in out
-    assert 'tokenizer: not known' in out
+    assert 'tokenizer: unknown' in out
     (tmp_path / 't.json').write_bytes(TOKENIZER.content)
     code, out, _ = run('inspect', path, '--tokenizer', tmp_path / 't.json')
     assert "document 0: 'chapter 0 and <|endoftext|>'" in out

@@ -1,4 +1,4 @@
-"""The end of `pretrax train`: what it names exists, and what it tells to try next works."""
+"""The summary of `pretrax train`: the files it names exist, and the commands it suggests work."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ import pytest
 
 from pretrax import config_from_values, load_config, pretrain
 from pretrax.cli import main
-from pretrax.cli.summary import summary
+from pretrax.cli._summary import summary
 from pretrax.config import resolve_mesh
 from runs import BIGRAM, Quiet
 
@@ -26,8 +26,8 @@ def result(values):
 
 def commands(lines):
     start = lines.index('Try next:')
-    found = [shlex.split(line, comments=True) for line in lines[start + 1 :] if line.startswith('    uv run pretrax ')]
-    return [command[3:] for command in found]
+    found = [shlex.split(line.replace('uv run ', ''), comments=True) for line in lines[start + 1 :]]
+    return [command[1:] for command in found if command[:1] == ['pretrax']]
 
 
 def test_files_and_numbers_are_those_of_the_run(result):
@@ -46,6 +46,7 @@ def test_the_next_commands_are_configurations_that_exist(result, values, tmp_pat
         [],  # as a library
         given,
         [*given, '--allow-changes', 'steps=6', 'seed=0', 'name=small'],
+        [*given, '--compiled', 'a.step', '--verbose', 'seed=0', '--compiled=b.step'],
         [*given, f'data.text={values["data"]["text"]}', f'run_dir={tmp_path / "run"}'],
     ):
         found = commands(summary(result, typed))
@@ -59,7 +60,7 @@ def test_the_next_commands_are_configurations_that_exist(result, values, tmp_pat
 def test_a_stopped_run_is_told_how_to_go_on(result):
     typed = ['train', 'small.yaml', 'steps=6']
     lines = summary(dataclasses.replace(result, stopped=True), typed)
-    assert lines[1] == 'Stopped at step 6 of 6. The checkpoint is whole.'
+    assert lines[1] == 'Stopped at step 6 of 6. The checkpoint is complete.'
     assert typed in commands(lines)
 
 

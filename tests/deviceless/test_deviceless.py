@@ -19,7 +19,7 @@ HERE = pathlib.Path(__file__).parent
 @pytest.fixture(scope='module')
 def python() -> str:
     environment = ROOT / '.cache' / 'deviceless'
-    command = ['uv', 'sync', '--quiet', '--locked', '--no-default-groups', '--extra', 'cuda', '--extra', 'tpu']
+    command = ['uv', 'sync', '--quiet', '--locked', '--no-default-groups', '--extra', 'cuda-local', '--extra', 'tpu']
     variables = {**os.environ, 'UV_PROJECT_ENVIRONMENT': str(environment)}
     variables.pop('VIRTUAL_ENV', None)
     subprocess.run(
@@ -128,7 +128,7 @@ def test_a_step_too_large_for_a_tpu_is_told_with_its_largest_arrays_and_what_to_
         'data: {name: synthetic, vocab_size: 32000}\nbatch: {tokens: 4194304, sequence_length: 2048}\n'
         'optimizer: {learning_rate: 1e-3}\nmesh: {d: 4}\n'
     )
-    command = pathlib.Path(python).parent / 'pretrax', 'compile', tmp_path / 'large.yaml', 'topology=v5e:2x2'
+    command = pathlib.Path(python).parent / 'pretrax', 'compile', tmp_path / 'large.yaml', '--topology=v5e:2x2'
     printed = run(python, *command, code=1)
     tokens = 4194304 // 4
     logits, kept = 2 * tokens * 32000, 2 * 2 * tokens * (5 * 512 + 2 * 2048)  # q k v attention attention_out; up gate
@@ -156,7 +156,7 @@ def test_a_plan_is_verified_by_the_compiler(python, tmp_path):
         'optimizer: {learning_rate: 1e-3}\n'
     )
     lines = run(
-        python, pathlib.Path(python).parent / 'pretrax', 'plan', tmp_path / 'small.yaml', 'topology=h200', '--verify'
+        python, pathlib.Path(python).parent / 'pretrax', 'plan', tmp_path / 'small.yaml', '--topology=h200', '--verify'
     ).splitlines()
     rows = [line for line in lines if ', fits' in line]
     assert len(rows) == 3

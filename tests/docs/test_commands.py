@@ -48,8 +48,8 @@ FOR_A_TPU = 'compiling for a TPU takes minutes; tests/deviceless compiles such a
 NOT_RUN = {
     'pip install uv && uv run pytest': 'it would run this test',
     'uv sync --inexact --extra tpu': FOR_A_TPU,
-    'uv run pretrax compile configs/scale/16b.yaml topology=v5e-256 slices=2 mesh.r=2 mesh.d=256 batch.tokens=4194304': FOR_A_TPU,
-    'uv run pretrax plan configs/scale/16b.yaml topology=v5e-256 mesh.d=256 --verify': FOR_A_TPU,
+    'uv run pretrax compile configs/scale/16b.yaml --topology v5e-256 --slices 2 mesh.r=2 mesh.d=256 batch.tokens=4194304': FOR_A_TPU,
+    'uv run pretrax plan configs/scale/16b.yaml --topology v5e-256 mesh.d=256 --verify': FOR_A_TPU,
     'uv run python benchmarks/scale.py v5p-128': FOR_A_TPU,
 }  # fmt: skip
 

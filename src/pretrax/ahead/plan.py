@@ -248,7 +248,7 @@ def report(plan: Plan, shown: int = 5) -> list[str]:
             f'    {seconds:7.3g}s{one.prediction.mfu:7.1%}{size(one.memory.total):>10}  {one.prediction.bound:<10}  {one.written()}'
         )
     if not plan.found:
-        lines.append('    more devices (topology=, slices=), a smaller batch.sequence_length, or optimizer.name=lion')
+        lines.append('    more devices (--topology, --slices), a smaller batch.sequence_length, or optimizer.name=lion')
     return lines
 
 

@@ -1,4 +1,4 @@
-"""A compiled step as a file: written by `pretrax compile save=FILE`, run by `pretrax train compiled=FILE`.
+"""A compiled step as a file: written by `pretrax compile --save FILE`, run by `pretrax train --compiled FILE`.
 
 The file is a ZIP of `manifest.json`, `executable` (as JAX serialises it) and nothing else. Loading an executable is
 running a program, so who may have written it matters:
@@ -64,7 +64,7 @@ def save(ahead: Ahead, path: pathlib.Path) -> int:
         UserError: it does not fit and so there is none, or the file cannot be written.
     """
     if ahead.compiled is None:
-        raise UserError(f'save={path}: the step does not fit, so there is nothing to save')
+        raise UserError(f'--save {path}: the step does not fit, so there is nothing to save')
     executable, _, _ = serialize_executable.serialize(ahead.compiled)
     manifest = _manifest(ahead.run, ahead.lowered, executable)
     try:
@@ -73,7 +73,7 @@ def save(ahead: Ahead, path: pathlib.Path) -> int:
             archive.writestr('manifest.json', manifest.model_dump_json(indent=1))
             archive.writestr('executable', executable)
     except OSError as error:
-        raise UserError(f'save={path}: cannot be written: {error.strerror}') from error
+        raise UserError(f'--save {path}: cannot be written: {error.strerror}') from error
     return path.stat().st_size
 
 
@@ -137,23 +137,23 @@ def _read(path: pathlib.Path) -> tuple[Manifest, bytes]:
         owner = path.stat().st_uid
         if owner not in (os.getuid(), 0):
             raise UserError(
-                f'compiled={path}: it belongs to another user (number {owner}), and loading it runs what is in it\n'
+                f'--compiled {path}: it belongs to another user (number {owner}), and loading it runs what is in it\n'
                 'if you trust it, make a copy of your own'
             )
         with zipfile.ZipFile(path) as archive:
             if sorted(archive.namelist()) != ['executable', 'manifest.json'] or any(
                 i.file_size > _LARGEST for i in archive.infolist()
             ):
-                raise UserError(f'compiled={path}: it is no compiled step of pretrax')
+                raise UserError(f'--compiled {path}: it is no compiled step of pretrax')
             manifest = Manifest.model_validate_json(archive.read('manifest.json'))
             executable = archive.read('executable')
     except OSError as error:
-        raise UserError(f'compiled={path}: cannot be read: {error.strerror}') from error
+        raise UserError(f'--compiled {path}: cannot be read: {error.strerror}') from error
     except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, RuntimeError) as error:
         what = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise UserError(f'compiled={path}: it is no compiled step of pretrax, or it is damaged\n{what}') from error
+        raise UserError(f'--compiled {path}: it is no compiled step of pretrax, or it is damaged\n{what}') from error
     if hashlib.sha256(executable).hexdigest() != manifest.executable:
-        raise UserError(f'compiled={path}: it is damaged: the executable is not the one that the manifest describes')
+        raise UserError(f'--compiled {path}: it is damaged: the executable is not the one that the manifest describes')
     return manifest, executable
 
 
@@ -180,7 +180,7 @@ def _load(path: pathlib.Path, manifest: Manifest, executable: bytes, run: Run, l
         return jax.stages.Compiled(unloaded.load(), [], lowered.args_info, lowered.out_tree, no_kwargs=no_kwargs)
     except (pickle.UnpicklingError, jax.errors.JaxRuntimeError) as error:
         raise UserError(
-            f'compiled={path}: the executable cannot be loaded here\n{str(error).splitlines()[0][:300]}'
+            f'--compiled {path}: the executable cannot be loaded here\n{str(error).splitlines()[0][:300]}'
         ) from error
 
 
@@ -196,9 +196,9 @@ def _differs(path: pathlib.Path, what: str, *lines: str) -> UserError:
     return UserError(
         '\n'.join(
             [
-                f'compiled={path}: {what}',
+                f'--compiled {path}: {what}',
                 *lines,
-                'compile it again for this run: pretrax compile CONFIG save=FILE, or leave compiled= out',
+                'compile it again for this run: pretrax compile CONFIG --save FILE, or leave --compiled out',
             ]
         )
     )

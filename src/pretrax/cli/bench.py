@@ -1,40 +1,47 @@
-"""`pretrax bench SWEEP.yaml`: times the rows of a sweep, and writes them as a table and as plots."""
+"""Time the training steps of a grid of configurations.
+
+Each configuration runs in its own process. Results that are already there are kept, so the same command resumes a sweep. The exit code is 1 if a row failed, and 130
+after Ctrl-C.
+"""
 
 import functools
 import pathlib
 import signal
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-from pretrax.launch.bench import FINAL, Bench, measure_command, probe
-from pretrax.launch.sweep import read_sweep
-from pretrax.observe.sweep_report import table_text, write_report
 
+def bench(
+    sweep: Annotated[str, typer.Argument(metavar='SWEEP', help='A YAML file, such as configs/sweeps/quick.yaml.')],
+    out: Annotated[
+        str | None, typer.Option('--out', '-o', metavar='DIR', help='Directory for the results. [default: sweeps/NAME]')
+    ] = None,
+) -> None:
+    from pretrax.launch.bench import FINAL, Bench, measure_command, probe
+    from pretrax.launch.sweep import read_sweep
+    from pretrax.observe.sweep_report import table_text, write_report
 
-def bench(path: str, out: str | None) -> None:
-    """Runs what is missing; exits with 1 if a row failed, and with 130 after Ctrl-C, which keeps what is there."""
-    file = pathlib.Path(path)
+    file = pathlib.Path(sweep)
     directory = pathlib.Path(out) if out else pathlib.Path('sweeps') / file.stem
     say = functools.partial(print, flush=True)
-    sweep, rows = read_sweep(file, directory / 'run')
+    grid, rows = read_sweep(file, directory / 'run')
     hardware = probe()
-    with Bench(sweep, rows, directory, hardware, measure_command(), say) as running:
+    command = f'pretrax bench {sweep}' + (f' --out {out}' if out else '')
+    with Bench(grid, rows, directory, hardware, measure_command(), say) as running:
         here = hardware['cpu'] if hardware['platform'] == 'cpu' else f'{hardware["count"]} x {hardware["device"]}'
         say(f'{len(rows)} rows on {here}; results in {directory}')
-        for number in (signal.SIGINT, signal.SIGTERM):  # a shell that starts it in the background has SIGINT ignored
+        for number in (signal.SIGINT, signal.SIGTERM):  # a shell that starts this in the background ignores SIGINT
             signal.signal(number, _interrupt)
-        report = functools.partial(
-            write_report, directory, file.stem, hardware, f'pretrax bench {path}' + (f' --out {out}' if out else '')
-        )  # fmt: skip
+        report = functools.partial(write_report, directory, file.stem, hardware, command)
         try:
             for _ in running.run():
-                report(running.results())  # after each row: whatever comes next, the table is there
+                report(running.results())  # after each row, so that the table survives whatever comes next
         except KeyboardInterrupt:
             report(running.results())
             left = sum(result['status'] not in FINAL for result in running.results())
-            say(f'stopped; {len(rows) - left} of {len(rows)} rows are done, the same command goes on')
+            say(f'stopped; {len(rows) - left} of {len(rows)} rows are done; the same command resumes')
             raise typer.Exit(130) from None
         results = running.results()
         report(results)

@@ -1,33 +1,50 @@
-"""`pretrax export RUN_OR_CHECKPOINT DIR`: a checkpoint as the stock classes of `transformers` load it."""
+"""Export a checkpoint to Hugging Face format.
+
+Writes safetensors, config.json and the tokenizer, which the stock classes of transformers load.
+"""
 
 import pathlib
+from typing import Annotated
 
-from pretrax.cli.import_ import KEPT
+import typer
+
+from pretrax.cli._arguments import RunOrCheckpoint
 from pretrax.errors import UserError
-from pretrax.huggingface.export import export
-from pretrax.model.transformer import Transformer
-from pretrax.run.trained import open_trained
 
 DTYPES = {'f32': 'F32', 'bf16': 'BF16', 'f16': 'F16'}
 
 
-def export_checkpoint(path: str, out: str, dtype: str | None) -> None:
-    """Writes the directory and says what is in it."""
+def export(
+    path: RunOrCheckpoint,
+    out: Annotated[str, typer.Argument(metavar='DIR', help='A new directory.')],
+    dtype: Annotated[
+        str | None, typer.Option(metavar='DTYPE', help='bf16, f16 or f32. [default: that of the import, or f32]')
+    ] = None,
+) -> None:
     if dtype is not None and dtype not in DTYPES:
         raise UserError(f'--dtype is {dtype}; expected one of {", ".join(DTYPES)}')
+    from pretrax.huggingface.export import export as write
+    from pretrax.model.transformer import Transformer
+    from pretrax.run.imported import KEPT
+    from pretrax.run.trained import open_trained
+
     trained = open_trained(path)
     model, source = trained.run.recipe.model, trained.run.source
     if not isinstance(model, Transformer):
-        raise UserError(f'{path}: its model is {type(model).__name__}, which no class of transformers computes')
-    was = (trained.description.get('imported') or {}).get('dtype')
-    stored = DTYPES[dtype] if dtype else was or 'F32'
-    why = 'as asked' if dtype else 'as the imported files' if was else 'exact; --dtype bf16 halves the size'
+        raise UserError(f'{path}: no class of transformers computes its model, {type(model).__name__}')
+    imported = (trained.description.get('imported') or {}).get('dtype')
+    stored = DTYPES[dtype] if dtype else imported or 'F32'
+    why = 'as requested' if dtype else 'as in the imported files' if imported else 'exact; --dtype bf16 halves the size'
     kept = trained.directory.parent / KEPT
-    options = trained.run.config.model.options
-    files = export(
-        trained.pieces, model.arch, trained.run.like.weights, pathlib.Path(out), dtype=stored,
-        family=getattr(options, 'family', None), tokenizer=getattr(source, 'tokenizer', None),
+    files = write(
+        trained.pieces,
+        model.arch,
+        trained.run.like.weights,
+        pathlib.Path(out),
+        dtype=stored,
+        family=getattr(trained.run.config.model.options, 'family', None),
+        tokenizer=getattr(source, 'tokenizer', None),
         kept=kept if kept.is_dir() else None,
-    )  # fmt: skip
+    )
     print(f'exported step {trained.step} of {path} to {out}, {stored} ({why}): {", ".join(files)}')
     print(f"load it with transformers.AutoModelForCausalLM.from_pretrained('{out}')")

@@ -1,110 +1,21 @@
-"""`pretrax import HF_DIR_OR_ID --out runs/NAME`: a Hugging Face checkpoint as a run of ours. Memory holds one tensor."""
+"""Import a Hugging Face checkpoint as a run.
 
-import itertools
-import pathlib
-import re
-import shutil
+The run can generate text, be exported, and be the init_from of another run.
+"""
 
-import jax
+from typing import Annotated
 
-from pretrax import __version__
-from pretrax.checkpoint import StreamedArray, steps_in, write_streamed
-from pretrax.config import from_values, resolved_yaml
-from pretrax.errors import UserError
-from pretrax.huggingface.model import TOKENIZER, HuggingFaceModel, open_model
-from pretrax.huggingface.weights import HuggingFaceWeights
-from pretrax.run.setup import prepare
-
-KEPT = 'huggingface'  # what an export gives back, below the run
-LONGEST = 1024  # tokens of a row, where the model does not limit them
+import typer
 
 
-def import_checkpoint(place: str, out: str | None) -> None:
-    """Writes the run and says what is in it."""
-    model = open_model(place)
-    directory = pathlib.Path(out or f'runs/{_name(place)}')
-    if steps_in(directory / 'checkpoints'):
-        raise UserError(f'{directory} has checkpoints already\ngive another --out, or remove it')
-    for note in model.notes:
-        print(note)
-    new = not directory.exists()
-    try:
-        count = _write(model, place, directory)
-    except BaseException:
-        if new:  # half a run would be in the way of the next attempt
-            shutil.rmtree(directory, ignore_errors=True)
-        raise
-    print(f'imported {len(model.checkpoint.tensors)} tensors, {count:,} parameters with padding, into {directory}')
-    print(
-        f'try: pretrax generate {directory}; init_from: {directory} in a configuration; pretrax export {directory} DIR'
-    )
+def import_(
+    source: Annotated[
+        str, typer.Argument(metavar='HF_DIR_OR_ID', help='A directory, or org/name[@revision] on the hub.')
+    ],
+    out: Annotated[
+        str | None, typer.Option('--out', '-o', metavar='RUN', help='Directory of the new run. [default: runs/NAME]')
+    ] = None,
+) -> None:
+    from pretrax.run.imported import import_checkpoint
 
-
-def _write(model: HuggingFaceModel, place: str, directory: pathlib.Path) -> int:
-    """Writes the run; the number of its parameters."""
-    model.copy_files(directory / KEPT)
-    (directory / 'data').mkdir(exist_ok=True)
-    if (directory / KEPT / TOKENIZER).is_file():
-        shutil.copyfile(directory / KEPT / TOKENIZER, directory / 'data' / TOKENIZER)
-    else:
-        print(f'there is no {TOKENIZER}: the weights can be trained and exported, and cannot write text')
-    config = from_values(_values(model, directory))
-    run = prepare(config, print)
-    like = run.like.weights
-    weights = model.weights(like)
-    description = {
-        'pretrax': __version__,
-        'jax': jax.__version__,
-        'config': config.model_dump(mode='json'),
-        'tokens': 0,
-        'data': None,
-        'tokenizer': getattr(run.source.tokenizer, 'sha256', None),
-        'vocab_size': model.arch.vocab_size,
-        'imported': {'from': place, 'model_type': model.table.model_type, 'dtype': model.checkpoint.dtype},
-    }
-    write_streamed(directory / 'checkpoints', 0, _streamed(weights), description)
-    (directory / 'config.yaml').write_text(resolved_yaml(config))
-    return sum(leaf.size for leaf in jax.tree.leaves(like))
-
-
-def _streamed(weights: HuggingFaceWeights) -> dict:
-    """The tree of weights as Orbax stores it, each written when its turn comes."""
-    return nested(
-        {
-            path: StreamedArray(shape, weights.counted(path), lambda path=path: weights.pieces(path))
-            for path, shape in weights.shapes.items()
-        }
-    )
-
-
-def nested(by_path: dict[str, StreamedArray]) -> dict:
-    """A tree, of its leaves by dotted path."""
-    tree: dict = {}
-    for path, leaf in by_path.items():
-        *above, name = path.split('.')
-        node = tree
-        for part in above:
-            node = node.setdefault(part, {})
-        node[name] = leaf
-    return tree
-
-
-def _values(model: HuggingFaceModel, directory: pathlib.Path) -> dict:
-    """A configuration that has the model and its tokenizer, and no text."""
-    length = min(model.options.get('max_sequence_length') or LONGEST, LONGEST)
-    has_tokenizer = (directory / 'data' / TOKENIZER).is_file()
-    n = len(jax.devices())
-    return {
-        'name': _name(directory.name),
-        'run_dir': str(directory),
-        'steps': 1,
-        'model': model.options,
-        'data': {'name': 'tokenizer'} | ({} if has_tokenizer else {'vocab_size': model.options['vocab_size']}),
-        'batch': {'tokens': n * length, 'sequence_length': length},
-        'optimizer': {'learning_rate': 1e-5},
-    }
-
-
-def _name(place: str) -> str:
-    last = list(itertools.chain([''], filter(None, re.split(r'[/\\]', place.split('@')[0]))))[-1]
-    return re.sub(r'[^A-Za-z0-9._-]+', '-', last).strip('.-')[:100] or 'imported'
+    import_checkpoint(source, out)

@@ -1,25 +1,44 @@
-"""`pretrax plan CONFIG topology=v5p-128 slices=2`: memory and speed from sizes alone, and what would be faster."""
+"""Predict the memory and speed of a training step.
 
-from pretrax.cli.compile import asked_topology, without_accelerators
-from pretrax.config import RunConfig
+Nothing is compiled. The plan also lists the layouts that would be faster.
+"""
+
+from typing import Annotated
+
+import typer
+
+from pretrax.cli._arguments import ConfigFile, HardwareOption, Overrides, SlicesOption
 from pretrax.errors import UserError
 
 
-def plan(config: RunConfig, options: dict[str, str], verify: bool = False) -> None:
-    """Prints the plan; with `verify` also what the compiler says of the best few."""
-    topology = asked_topology(options)
+def plan(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    topology: HardwareOption = None,
+    slices: SlicesOption = None,
+    verify: Annotated[
+        bool, typer.Option('--verify', help='Compile the fastest layouts, and compare their memory with the plan.')
+    ] = False,
+) -> None:
+    from pretrax.config import load
+    from pretrax.scale.topology import parse_topology
+
+    loaded = load(config, overrides or [])
     if topology is None:
-        raise UserError('plan: for which hardware?\n  give topology=, such as topology=v5e-256 or topology=h200')
-    without_accelerators()
+        raise UserError('plan needs --topology, such as --topology v5e-256 or --topology h200')
+    hardware = parse_topology(topology, slices or 1)
+    import jax
+
+    jax.config.update('jax_platforms', 'cpu')  # a plugin must not look for a TPU or GPU that is not here
     from pretrax.ahead.auto import settled
     from pretrax.ahead.plan import make_plan, report
 
-    config = settled(config, print, topology)
-    found = make_plan(config, topology, print)
+    loaded = settled(loaded, print, hardware)
+    found = make_plan(loaded, hardware, print)
     print('\n'.join(report(found)))
     if verify:
         from pretrax.ahead.verify import verified
 
         print()
-        for line in verified(config, topology, found):
+        for line in verified(loaded, hardware, found):
             print(line, flush=True)

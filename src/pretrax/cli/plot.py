@@ -1,20 +1,28 @@
-"""`pretrax plot RUN...`: compare the curves of runs, in the terminal or as a file."""
+"""Draw a metric of one or more runs."""
 
 import pathlib
 import shutil
+from typing import Annotated
+
+import typer
 
 from pretrax.errors import UserError
 
 
-def plot(runs: list[str], out: str | None = None, key: str = 'loss') -> None:
-    """Draw one key of `metrics.jsonl` for each run: in the terminal, or to OUT (.svg, or .html that holds the SVG)."""
+def plot(
+    runs: Annotated[list[str], typer.Argument(metavar='RUN...', help='Directories of runs.')],
+    out: Annotated[
+        str | None, typer.Option('--out', '-o', metavar='FILE', help='An .svg or .html file. [default: the terminal]')
+    ] = None,
+    key: Annotated[str, typer.Option('--key', '-k', help='A key of metrics.jsonl.')] = 'loss',
+) -> None:
     from pretrax.observe import plot as chart
 
     suffix = pathlib.Path(out).suffix.lower() if out else None
     if suffix not in (None, '.svg', '.html'):
         raise UserError(
             f'cannot draw {out}: expected a name that ends in .svg or .html\n'
-            'for another format open the .svg in a browser or a drawing program; for other tools read metrics.jsonl'
+            'for another format, open the .svg in a browser or a drawing program; other tools can read metrics.jsonl'
         )
     series = chart.load_series(runs, key)
     if out is None:

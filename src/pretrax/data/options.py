@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pretrax.data.corpus.selection import Filter
+from pretrax.errors import UserError
 
 STDLIB = 'stdlib'
 PREFIX = 'hf:'  # of a data set of Hugging Face
@@ -207,3 +208,14 @@ def _shared_by_mixture(options: type[TextOptions], given: dict[str, Any]) -> dic
 def keys_of_text(options: TextOptions) -> list[str]:
     """The keys that were given and that would mean nothing beside `tokens`."""
     return [name for name in _OF_TEXT if name in options.model_fields_set and getattr(options, name) is not None]
+
+
+def options_of_text(name: str, options: object) -> TextOptions:
+    """The options of the data component `name`. Raises UserError if it does not read text."""
+    if not isinstance(options, TextOptions):
+        raise UserError(f'data.name: {name} makes batches without text\n  expected data.name=text')
+    if options.tokens is not None:
+        raise UserError(
+            f'data.tokens: {options.tokens} is already tokenised\n  data.tokens=null data.text=... reads text'
+        )
+    return options

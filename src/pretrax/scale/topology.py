@@ -100,7 +100,7 @@ def parse_topology(name: str, slices: int = 1) -> Topology:
         UserError: there is none of that name, or not of that size; with the nearest names that are.
     """
     if slices < 1:
-        raise UserError(f'slices={slices}: expected 1 or more')
+        raise UserError(f'--slices {slices}: expected 1 or more')
     plain = name.strip().lower()
     version, separator, size = re.fullmatch(r'(.*?)(?:([-:])(.*))?', plain).groups('')  # type: ignore[union-attr]
     version = _ALSO.get(version, version)
@@ -108,7 +108,7 @@ def parse_topology(name: str, slices: int = 1) -> Topology:
         here = int(gpu[2] or 1)
         if here not in (1, 2, 4, 8):
             raise UserError(
-                f'topology={name}: a node has 1, 2, 4 or 8 of them\nfor more give slices=, the number of nodes'
+                f'--topology {name}: a node has 1, 2, 4 or 8 of them\nfor more, give --slices, the number of nodes'
             )
         return Topology(plain, gpu[1], (here,), slices)
     if version in _TPUS and separator == '-' and size.isdigit():
@@ -118,7 +118,7 @@ def parse_topology(name: str, slices: int = 1) -> Topology:
         dimensions = _TPUS[version][2]
         if len(shape) != dimensions or math.prod(shape) > _TPUS[version][3] or 0 in shape:
             raise UserError(
-                f'topology={name}: a {version} slice has {dimensions} dimensions and at most {_TPUS[version][3]} chips'
+                f'--topology {name}: a {version} slice has {dimensions} dimensions and at most {_TPUS[version][3]} chips'
             )
         return Topology(plain, version, shape, slices)
     examples = [
@@ -128,7 +128,7 @@ def parse_topology(name: str, slices: int = 1) -> Topology:
     ]
     near = difflib.get_close_matches(plain, examples, 1, 0.5)
     raise UserError(
-        f'topology={name}: no such hardware'
+        f'--topology {name}: no such hardware'
         + (f'; did you mean {near[0]}?' if near else '')
         + f'\n    TPU: {", ".join(_TPUS)} with -SIZE or :SHAPE, such as v5e-256, v5p-128 or v5p:4x4x4'
         + f'\n    GPU: {", ".join(_GPUS)}, with x8 for a node of eight'
@@ -150,7 +150,7 @@ def _shape(name: str, version: str, size: int) -> tuple[int, ...]:
     near = sorted(sorted(sizes, key=lambda s: abs(s - size))[:4])
     what = 'chips' if cores == 1 else 'cores, two a chip'
     raise UserError(
-        f'topology={name}: no {version} slice has {size} {what}\nnear: {", ".join(f"{version}-{s}" for s in near)}'
+        f'--topology {name}: no {version} slice has {size} {what}\nnear: {", ".join(f"{version}-{s}" for s in near)}'
     )
 
 

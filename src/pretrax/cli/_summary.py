@@ -1,5 +1,6 @@
-"""What `pretrax train` says at the end: how it went, a sample, where everything is, and commands to try next."""
+"""The summary that `pretrax train` prints at the end: the result, a sample, the files, and commands to try next."""
 
+import os
 import shlex
 from collections.abc import Callable, Mapping
 
@@ -10,22 +11,23 @@ from pretrax.run.loop import Result
 
 
 def summary(result: Result, arguments: list[str]) -> list[str]:
-    """The lines of the summary. The next commands are made of the `arguments` of the one that ran."""
+    """The lines of the summary. `arguments` are those of the command that ran; the next commands vary them."""
     config, run = result.run.config, result.run
     step = int(result.state.step)
     directory = shlex.quote(str(config.run_dir))
     if result.stopped:
-        lines = ['', f'Stopped at step {step} of {config.steps}. The checkpoint is whole.']
+        lines = ['', f'Stopped at step {step} of {config.steps}. The checkpoint is complete.']
     else:
         measured = {'validation loss': result.validation.get('val_loss'), 'loss': result.metrics.get('loss')}
-        told = [f', {name} {value:.4f}' for name, value in measured.items() if value is not None]
-        lines = ['', f'Done: {step} steps' + ''.join(told[:1])]
+        losses = [f', {name} {value:.4f}' for name, value in measured.items() if value is not None]
+        lines = ['', f'Done: {step} steps' + ''.join(losses[:1])]
     model, tokenizer = run.recipe.model, getattr(run.source, 'tokenizer', None)
     writes = _allowed(lambda: check_can_sample(model, run.source))
     if writes and (room := most_new_tokens(model, tokenizer, config.sample.prompts)):
         choices = config.sample.model_copy(update={'tokens': min(config.sample.tokens, room)})
         text = sample(model, result.state.weights, tokenizer, choices)[0]
         lines += ['', 'The model writes:', *(f'    {line}' for line in text.splitlines())]
+    prefix = 'uv run ' if 'UV' in os.environ else ''  # as this command was started
     return [
         *lines,
         '',
@@ -34,20 +36,20 @@ def summary(result: Result, arguments: list[str]) -> list[str]:
         f'{directory}/config.yaml   every value and where it came from',
         '',
         'Try next:',
-        *(f'    uv run {command}   # {what}' for command, what in _next(result, arguments, writes)),
+        *(f'    {prefix}{command}   # {what}' for command, what in _next(result, arguments, writes)),
     ]
 
 
 def _next(result: Result, arguments: list[str], writes: bool) -> list[tuple[str, str]]:
-    """Commands that work after this run, each with what it does."""
+    """Commands that work after this run, each with its purpose."""
     config, run = result.run.config, result.run
     directory = shlex.quote(str(config.run_dir))
     commands = []
     if writes and (room := most_new_tokens(run.recipe.model, run.source.tokenizer, ['class '])):
-        shorter = f' --tokens {room}' if room < 128 else ''  # generate asks for 128
+        shorter = f' --tokens {room}' if room < 128 else ''  # the default of generate is 128
         commands.append((f"pretrax generate {directory} --prompt 'class '{shorter}", 'more text'))
     more = {} if result.stopped else {'steps': str(2 * config.steps)}
-    commands.append((_again(config, arguments, more), 'goes on'))
+    commands.append((_again(config, arguments, more), 'continues'))
     if config.data.name == 'text' and getattr(config.data.options, 'text', None):
         commands.append((_again(config, arguments, {'name': 'mine', 'data.text': 'path/to/*.txt'}), 'your own text'))
     arch = getattr(run.recipe.model, 'arch', None)
@@ -65,14 +67,19 @@ def _next(result: Result, arguments: list[str], writes: bool) -> list[tuple[str,
 
 
 def _again(config: RunConfig, arguments: list[str], changes: Mapping[str, str]) -> str:
-    """The same command with other values, as it can be typed."""
+    """The same command with other values."""
     typed = arguments[:1] == ['train']
     changes = dict(changes)
     if 'name' in changes and (not typed or config.run_dir.as_posix() != f'runs/{config.name}'):
-        changes['run_dir'] = str(config.run_dir.parent / changes['name'])  # this one does not follow the name
+        changes['run_dir'] = str(config.run_dir.parent / changes['name'])  # this run_dir does not follow the name
     given = arguments if typed else ['train', str(config.run_dir / 'config.yaml')]
-    replaced = {*changes, '--allow-changes', 'compiled'} | ({'mesh'} if 'mesh.d' in changes else set())
-    kept = [word for word in given if word.partition('=')[0] not in replaced]
+    replaced = {*changes} | ({'mesh'} if 'mesh.d' in changes else set())
+    pairs = zip(given, ['', *given], strict=False)  # each word and the one before it
+    kept = [
+        word
+        for word, before in pairs
+        if not word.startswith('--') and before != '--compiled' and word.partition('=')[0] not in replaced
+    ]
     return shlex.join(['pretrax', *kept, *(f'{key}={value}' for key, value in changes.items())])
 
 

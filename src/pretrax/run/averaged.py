@@ -1,7 +1,7 @@
-"""`pretrax checkpoint average RUN_OR_CHECKPOINT... --out RUN`: the mean of weights, as a run that holds weights alone.
+"""The mean of the weights of several checkpoints, written as a run that holds only weights.
 
-Of the last checkpoints of a run it smooths the noise of the last steps; of runs that began with the same weights it is a
-model soup (Wortsman et al. 2022, arXiv:2203.05482). Memory holds one weight; sums are f64.
+Averaging the last checkpoints of a run smooths the noise of its last steps; averaging runs that started from the same
+weights gives a model soup (Wortsman et al. 2022, arXiv:2203.05482). One weight at a time is in memory; sums are f64.
 """
 
 import shutil
@@ -23,17 +23,22 @@ from pretrax.checkpoint import (
     steps_in,
     write_streamed,
 )
-from pretrax.cli.import_ import KEPT, TOKENIZER, nested
 from pretrax.errors import UserError
+from pretrax.huggingface.model import TOKENIZER
+from pretrax.run.imported import KEPT, nested
 from pretrax.run.trained import tokenizer_of
 
 
-def average(paths: list[str], out: str, last: int) -> None:
-    """Writes the mean of some checkpoints, `last` of each run that is named, and says of what."""
+def write_average(paths: list[str], out: str, last: int) -> None:
+    """Writes the mean of the given checkpoints, or of the last `last` checkpoints of each given run.
+
+    Raises:
+        UserError: fewer than two checkpoints, different models or tokenizers, or `out` is not empty.
+    """
     places = [place for path in paths for place in _places(Path(path), last)]
     if len(places) < 2:
         raise UserError(
-            'an average takes at least two checkpoints\ngive more of them, or --last N for the last N of a run'
+            'an average needs at least two checkpoints\ngive more of them, or --last N for the last N of a run'
         )
     run = Path(out)
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
@@ -43,14 +48,14 @@ def average(paths: list[str], out: str, last: int) -> None:
     for name, description in zip(names, descriptions, strict=True):
         if description.get('tokenizer') != descriptions[0].get('tokenizer'):
             raise UserError(
-                f'{name} was trained with another tokenizer than {names[0]}: their tokens do not mean the same'
+                f'{name} and {names[0]} were trained with different tokenizers: their tokens differ in meaning'
             )
     sources = [CheckpointWeights(*place) for place in places]
     _check_shapes(sources, names)
     try:
         _write(run, sources, places[0][0].parent, descriptions[0], names)
     except BaseException:
-        shutil.rmtree(run, ignore_errors=True)  # half a run would be in the way of the next attempt
+        shutil.rmtree(run, ignore_errors=True)  # so that the next attempt finds no partial run
         raise
     print(f'{run}: the mean of {len(names)} checkpoints: {", ".join(names)}')
     print(f'try: pretrax generate {run}; init_from: {run} in a configuration; pretrax export {run} DIR')
@@ -62,7 +67,9 @@ def _places(path: Path, last: int) -> list[tuple[Path, int]]:
         return [(directory, step)]
     steps = steps_in(checkpoints_of(path))
     if len(steps) < last:
-        raise UserError(f'--last {last}, but {path} has {len(steps)} checkpoints; checkpoint.keep says how many stay')
+        raise UserError(
+            f'--last {last}, but {path} has {len(steps)} checkpoints; checkpoint.keep sets how many are kept'
+        )
     return [(directory, step) for step in steps[-last:]]
 
 
@@ -73,7 +80,7 @@ def _check_shapes(sources: list[CheckpointWeights], names: list[str]) -> None:
             ours, theirs = first.get(path), source.shapes.get(path)
             if ours != theirs:
                 raise UserError(
-                    f'these are not of one model: {path} is {list(ours) if ours else "missing"} in {names[0]}, '
+                    f'these are different models: {path} is {list(ours) if ours else "missing"} in {names[0]}, '
                     f'and {list(theirs) if theirs else "missing"} in {name}'
                 )
 
@@ -85,14 +92,14 @@ def _write(
     tokenizer = tokenizer_of(first, description)
     if tokenizer is not None:
         (run / 'data' / TOKENIZER).write_bytes(tokenizer)
-    if (first / KEPT).is_dir():  # what an export gives back
+    if (first / KEPT).is_dir():  # files for `pretrax export`
         shutil.copytree(first / KEPT, run / KEPT)
     data = {'name': 'tokenizer'} | ({} if tokenizer is not None else {'vocab_size': description.get('vocab_size')})
     config = description['config'] | {'name': run.name, 'run_dir': str(run), 'data': data}
-    told = {'pretrax': __version__, 'tokens': 0, 'data': None, 'config': config, 'averaged': names}
+    added = {'pretrax': __version__, 'tokens': 0, 'data': None, 'config': config, 'averaged': names}
     kept = {key: description.get(key) for key in ('jax', 'tokenizer', 'vocab_size')}
     weights = {path: _mean(sources, path) for path in sources[0].shapes}
-    write_streamed(run / 'checkpoints', 0, nested(weights), kept | told)
+    write_streamed(run / 'checkpoints', 0, nested(weights), kept | added)
 
 
 def _mean(sources: list[CheckpointWeights], path: str) -> StreamedArray:

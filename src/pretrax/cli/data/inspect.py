@@ -1,26 +1,38 @@
-"""`pretrax data inspect PATH`: what token files hold, in the terminal and as a picture."""
+"""Print counts, lengths, checksums and first documents of token files."""
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from pretrax.cli.token_files import opened
-from pretrax.data.tokens.flat_tokens import FlatTokens
-from pretrax.data.tokens.token_summary import Lengths, first_documents, lengths
+import typer
+
+from pretrax.cli.data._token_files import EndOfText, Tokenizer, TokenPath, VocabSize, opened
 from pretrax.errors import UserError
-from pretrax.observe.bars import bars_svg, bars_text
 
-_SHOWN = 60  # tokens of a document
+if TYPE_CHECKING:
+    from pretrax.data.tokens.flat_tokens import FlatTokens
+    from pretrax.data.tokens.token_summary import Lengths
+
+_SHOWN = 60  # tokens per document
 
 
 def inspect(
-    path: str, plot: str | None, documents: int, tokenizer: str | None, vocab_size: int | None, end_of_text: int | None
+    path: TokenPath,
+    plot: Annotated[str | None, typer.Option(metavar='FILE.svg', help='Draw the lengths of documents.')] = None,
+    documents: Annotated[int, typer.Option(min=0, metavar='N', help='Print the first N documents of each split.')] = 3,
+    tokenizer: Tokenizer = None,
+    vocab_size: VocabSize = None,
+    end_of_text: EndOfText = None,
 ) -> None:
-    """Prints counts, lengths, tokenizer, checksums and the first documents; draws the lengths into a file."""
+    from pretrax.data.tokens.flat_tokens import FlatTokens
+    from pretrax.data.tokens.token_summary import Lengths, first_documents, lengths
+    from pretrax.observe.bars import bars_text
+
     if plot is not None and Path(plot).suffix != '.svg':
         raise UserError(f'--plot {plot}: expected a name that ends in .svg')
     files = opened(path, tokenizer, vocab_size, end_of_text)
     identity = files.identity
-    known = 'not known' if files.tokenizer is None else f'sha256 {files.tokenizer.sha256[:16]}..'
+    known = 'unknown' if files.tokenizer is None else f'sha256 {files.tokenizer.sha256[:16]}..'
     ends = 'none' if identity.end_of_text is None else f'token {identity.end_of_text}'
     print(f'tokenizer: {known}, {identity.vocab_size:,} tokens, end of text: {ends}')
     width = min(shutil.get_terminal_size().columns, 100)
@@ -31,7 +43,7 @@ def inspect(
             _print_manifest(store)
         found = drawn[split] = lengths(store)
         print(
-            f'  tokens a document: {found.shortest:,} to {found.longest:,}, mean {found.mean:,.1f}, '
+            f'  tokens per document: {found.shortest:,} to {found.longest:,}, mean {found.mean:,.1f}, '
             f'median {found.median:,}{" or more" if found.median >= 1 << 16 else ""}'
         )
         print('\n'.join(f'  {line}' for line in bars_text(*_bars(found), width - 2)))
@@ -42,11 +54,11 @@ def inspect(
         _draw(Path(plot).expanduser(), drawn, path)
 
 
-def _print_manifest(store: FlatTokens) -> None:
+def _print_manifest(store: 'FlatTokens') -> None:
     counts, manifest = store.manifest.counts, store.manifest
     if counts.bytes is not None:
-        print(f'  text: {counts.bytes:,} bytes, {counts.bytes / counts.tokens:.2f} a token')
-    print(f'  targets: {counts.targets:,}{" (a loss mask leaves some out)" if store.has_mask else ""}')
+        print(f'  text: {counts.bytes:,} bytes, {counts.bytes / counts.tokens:.2f} per token')
+    print(f'  targets: {counts.targets:,}{" (a loss mask excludes some)" if store.has_mask else ""}')
     for name, value in manifest.source.items():
         if not isinstance(value, dict | list):
             print(f'  source: {name} {value}')
@@ -56,16 +68,18 @@ def _print_manifest(store: FlatTokens) -> None:
         print(f'  sha256: {name} {digest[:16]}.. (compared by `pretrax data verify`)')
 
 
-def _bars(found: Lengths) -> tuple[list[str], list[int]]:
+def _bars(found: 'Lengths') -> tuple[list[str], list[int]]:
     labels = [f'{least:,}' if least == most else f'{least:,}-{most:,}' for least, most, _ in found.buckets]
     return labels, [count for _, _, count in found.buckets]
 
 
-def _draw(file: Path, drawn: dict[str, Lengths], name: str) -> None:
+def _draw(file: Path, drawn: dict[str, 'Lengths'], name: str) -> None:
+    from pretrax.observe.bars import bars_svg
+
     series = {split: _bars(found) for split, found in drawn.items()}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(bars_svg(series, f'Documents of {name}', 'tokens in a document, and how many have so many'))
+        file.write_text(bars_svg(series, f'Documents of {name}', 'tokens per document, and the number of documents'))
     except OSError as error:
         raise UserError(f'cannot write {file}: {error.strerror}') from error
     print(f'\nwrote {file}')

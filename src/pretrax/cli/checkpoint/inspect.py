@@ -1,19 +1,26 @@
-"""`pretrax checkpoint inspect RUN_OR_CHECKPOINT`: what a checkpoint says of itself."""
+"""Print the configuration, arrays and sizes of a checkpoint."""
 
 import math
 from pathlib import Path
+from typing import Annotated
 
-import yaml
+import typer
 
-from pretrax.checkpoint import find_checkpoint, read_manifest
-from pretrax.checkpoint.manifest import shape_text
-from pretrax.scale.memory import size
+from pretrax.cli._arguments import RunOrCheckpoint
 
 _BYTES = {'bfloat16': 2, 'float16': 2, 'bool': 1}
 
 
-def inspect(path: str, files: bool) -> None:
-    """Prints description, configuration and arrays; `files`: each file with its digest as well."""
+def inspect(
+    path: RunOrCheckpoint,
+    files: Annotated[bool, typer.Option('--files', help='List each file with its size and digest.')] = False,
+) -> None:
+    import yaml
+
+    from pretrax.checkpoint import find_checkpoint, read_manifest
+    from pretrax.checkpoint.manifest import shape_text
+    from pretrax.scale.memory import size
+
     directory, step = find_checkpoint(Path(path))
     manifest = read_manifest(directory, step)
     description = dict(manifest.description)

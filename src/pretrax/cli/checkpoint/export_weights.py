@@ -1,21 +1,32 @@
-"""`pretrax checkpoint export-weights RUN_OR_CHECKPOINT DIR`: the weights alone, as safetensors of our own names."""
+"""Write the weights as safetensors, with pretrax's own names.
+
+`pretrax export` writes them in Hugging Face format.
+"""
 
 import json
 from pathlib import Path
+from typing import Annotated
 
-from pretrax.checkpoint import CheckpointWeights, find_checkpoint, read_description
+import typer
+
+from pretrax.cli._arguments import RunOrCheckpoint
 from pretrax.errors import UserError
-from pretrax.huggingface.files import DTYPES
-from pretrax.huggingface.tensor_files import TensorFiles, new_directory
-from pretrax.scale.memory import size
 
 NAMES = {'f32': 'F32', 'bf16': 'BF16', 'f16': 'F16'}
 
 
-def export_weights(path: str, out: str, dtype: str) -> None:
-    """Writes the directory, a part of a weight at a time, and says what is in it."""
+def export_weights(
+    path: RunOrCheckpoint,
+    out: Annotated[str, typer.Argument(metavar='DIR', help='A new directory.')],
+    dtype: Annotated[str, typer.Option(metavar='DTYPE', help='f32, bf16 or f16.')] = 'f32',
+) -> None:
     if dtype not in NAMES:
         raise UserError(f'--dtype is {dtype}; expected one of {", ".join(NAMES)}')
+    from pretrax.checkpoint import CheckpointWeights, find_checkpoint, read_description
+    from pretrax.huggingface.files import DTYPES
+    from pretrax.huggingface.tensor_files import TensorFiles, new_directory
+    from pretrax.scale.memory import size
+
     directory, step = find_checkpoint(Path(path))
     description = read_description(directory, step)
     weights = CheckpointWeights(directory, step)

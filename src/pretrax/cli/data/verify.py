@@ -1,27 +1,36 @@
-"""`pretrax data verify PATH`: read token files whole, and compare them with all that they say of themselves."""
+"""Check token files, and tokenise a sample of them again."""
 
 import itertools
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from pretrax.cli.token_files import opened
-from pretrax.data.corpus.corpus import Corpus
-from pretrax.data.corpus.files import find_files
-from pretrax.data.corpus.selection import Selection
-from pretrax.data.corpus.stdlib import stdlib_files
-from pretrax.data.tokens import flat_tokens
-from pretrax.data.tokens.flat_tokens import FlatTokens
-from pretrax.data.tokens.token_files import TokenFiles, is_flat_tokens
-from pretrax.data.tokens.token_summary import missing_from, tokenised_differently
+import typer
+
+from pretrax.cli.data._token_files import EndOfText, Tokenizer, TokenPath, VocabSize, opened
 from pretrax.errors import UserError
+
+if TYPE_CHECKING:
+    from pretrax.data.tokens.token_files import TokenFiles
 
 _SAMPLE = 200  # documents to tokenise again
 _LONGEST = 1 << 16  # tokens
 
 
 def verify(
-    path: str, tokenizer: str | None, vocab_size: int | None, end_of_text: int | None, text: str | None, field: str
+    path: TokenPath,
+    tokenizer: Tokenizer = None,
+    vocab_size: VocabSize = None,
+    end_of_text: EndOfText = None,
+    text: Annotated[
+        str | None, typer.Option(metavar='TEXT', help='The text: check that its first documents are in the tokens.')
+    ] = None,
+    field: Annotated[str, typer.Option(metavar='NAME', help='The field of a row that holds the text.')] = 'text',
 ) -> None:
-    """Prints what was compared; raises UserError at the first thing that is not as it was written."""
+    from pretrax.data.tokens import flat_tokens
+    from pretrax.data.tokens.flat_tokens import FlatTokens
+    from pretrax.data.tokens.token_files import is_flat_tokens
+    from pretrax.data.tokens.token_summary import tokenised_differently
+
     place = Path(path).expanduser()
     files = opened(path, tokenizer, vocab_size, end_of_text)
     if is_flat_tokens(place):
@@ -45,8 +54,14 @@ def verify(
         _verify_text(path, files, text, field)
 
 
-def _verify_text(path: str, files: TokenFiles, text: str, field: str) -> None:
-    """The first documents of the text, tokenised, have to be among the tokens."""
+def _verify_text(path: str, files: 'TokenFiles', text: str, field: str) -> None:
+    """Checks that the first documents of the text are in the tokens."""
+    from pretrax.data.corpus.corpus import Corpus
+    from pretrax.data.corpus.files import find_files
+    from pretrax.data.corpus.selection import Selection
+    from pretrax.data.corpus.stdlib import stdlib_files
+    from pretrax.data.tokens.token_summary import missing_from
+
     if files.tokenizer is None:
         raise UserError(f'{path}: no tokenizer is known to tokenise {text} with\n  name it: --tokenizer')
     corpus = Corpus(stdlib_files() if text == 'stdlib' else find_files(text), Selection(field=field))

@@ -1,18 +1,23 @@
-"""`pretrax checkpoint list RUN`: what a run has saved, at a glance: no file but the manifests is read."""
+"""List the checkpoints of a run, and why each is kept."""
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from pretrax.checkpoint import DamagedError, Keep, Manifest, check_sizes, checkpoints_of, steps_in
-from pretrax.checkpoint.manifest import MANIFEST, UNFINISHED
-from pretrax.scale.memory import size
+import typer
+
+if TYPE_CHECKING:
+    from pretrax.checkpoint import Keep, Manifest
 
 _HEAD = ('step', 'size', 'written', 'val_loss', 'kept as', 'files')
 
 
-def list_checkpoints(path: str) -> None:
-    """Prints a line for each checkpoint, oldest first."""
-    directory = checkpoints_of(Path(path))
+def list_(run: Annotated[str, typer.Argument(metavar='RUN', help='The directory of a run: runs/NAME.')]) -> None:
+    from pretrax.checkpoint import DamagedError, Manifest, check_sizes, checkpoints_of, steps_in
+    from pretrax.checkpoint.manifest import MANIFEST, UNFINISHED
+    from pretrax.scale.memory import size
+
+    directory = checkpoints_of(Path(run))
     found: dict[int, Manifest | str] = {}
     for step in steps_in(directory):
         try:
@@ -33,8 +38,8 @@ def list_checkpoints(path: str) -> None:
                 size(sum(file.size for file in manifest.files.values())),
                 _ago(time.time() - written),
                 '-' if loss is None else f'{loss:.4f}',
-                ', '.join(reasons[step]) or '(goes next)',
-                f'{len(manifest.files)}, all there',
+                ', '.join(reasons[step]) or '(deleted next)',
+                f'{len(manifest.files)}, all present',
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD) - 1)]
@@ -54,8 +59,10 @@ def _ago(seconds: float) -> str:
     return f'{max(seconds, 0):.0f} s ago'
 
 
-def _keep(whole: dict[int, Manifest]) -> Keep:
-    """As the newest checkpoint's configuration says."""
+def _keep(whole: dict[int, 'Manifest']) -> 'Keep':
+    """The rule in the newest checkpoint's configuration."""
+    from pretrax.checkpoint import Keep
+
     newest = whole[max(whole)].description if whole else {}
     section = (newest.get('config') or {}).get('checkpoint') or {}
     return Keep(section.get('keep', 3), section.get('keep_every', 0), section.get('keep_best', 0))

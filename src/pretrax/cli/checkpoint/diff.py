@@ -1,20 +1,24 @@
-"""`pretrax checkpoint diff A B`: two checkpoints, or two runs: configuration, arrays, and how far their values lie apart."""
+"""Compare configurations, shapes and values of two checkpoints.
+
+The arrays with the largest differences come first.
+"""
 
 import dataclasses
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
+import typer
 
-from pretrax.checkpoint import CheckpointArrays, find_checkpoint, read_manifest
-from pretrax.checkpoint.manifest import shape_text
-from pretrax.config import ABSENT, diff_values
 from pretrax.errors import UserError
+
+if TYPE_CHECKING:
+    from pretrax.checkpoint import CheckpointArrays
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Of two arrays a and b."""
+    """The distance between two arrays a and b."""
 
     name: str
     norm: float  # |b - a|
@@ -25,8 +29,15 @@ class Difference:
         return self.norm / self.of if self.of else math.inf if self.norm else 0.0
 
 
-def diff(one: str, other: str, optimizer: bool, most: int) -> None:
-    """Prints what differs, the arrays that lie furthest apart first, at most `most` of them."""
+def diff(
+    one: Annotated[str, typer.Argument(metavar='A', help='A run or a checkpoint.')],
+    other: Annotated[str, typer.Argument(metavar='B', help='Another run or checkpoint.')],
+    optimizer: Annotated[bool, typer.Option('--optimizer', help='Compare the optimizer state as well.')] = False,
+    most: Annotated[int, typer.Option(min=1, metavar='N', help='Print at most N arrays.')] = 20,
+) -> None:
+    from pretrax.checkpoint import find_checkpoint, read_manifest
+    from pretrax.config import diff_values
+
     places = [find_checkpoint(Path(path)) for path in (one, other)]
     before, after = (read_manifest(*place) for place in places)
     print(f'{one}: step {before.step:,}\n{other}: step {after.step:,}')
@@ -39,6 +50,8 @@ def diff(one: str, other: str, optimizer: bool, most: int) -> None:
 
 
 def _diff_field(places: list[tuple[Path, int]], field: str, most: int) -> None:
+    from pretrax.checkpoint import CheckpointArrays
+
     one, other = (CheckpointArrays(*place, field) for place in places)
     unlike = [
         f'{path}: {_shape(one.shapes.get(path))} -> {_shape(other.shapes.get(path))}'
@@ -62,7 +75,9 @@ def _diff_field(places: list[tuple[Path, int]], field: str, most: int) -> None:
         print(f'  and {len(found) - same - most} more; --most shows them')
 
 
-def _difference(one: CheckpointArrays, other: CheckpointArrays, path: str) -> Difference:
+def _difference(one: 'CheckpointArrays', other: 'CheckpointArrays', path: str) -> Difference:
+    import numpy as np
+
     apart = size = 0.0
     for (_, a), (_, b) in zip(one.rows(path), other.rows(path), strict=True):
         apart += float(np.sum(np.square(b.astype(np.float64) - a)))
@@ -71,4 +86,7 @@ def _difference(one: CheckpointArrays, other: CheckpointArrays, path: str) -> Di
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
+    from pretrax.checkpoint.manifest import shape_text
+    from pretrax.config import ABSENT
+
     return str(ABSENT) if shape is None else shape_text(shape)

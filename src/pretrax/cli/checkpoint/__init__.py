@@ -1,0 +1,1 @@
+"""Inspect, compare, average and export checkpoints."""

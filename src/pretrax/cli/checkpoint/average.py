@@ -1,0 +1,18 @@
+"""Write the mean of several checkpoints as a new run."""
+
+from typing import Annotated
+
+import typer
+
+
+def average(
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar='RUN_OR_CHECKPOINT...', help='Runs or checkpoints of the same model.'),
+    ],
+    out: Annotated[str, typer.Option('--out', '-o', metavar='RUN', help='A new directory, such as runs/average.')],
+    last: Annotated[int, typer.Option(min=1, help='Take the last N checkpoints of each run.', metavar='N')] = 1,
+) -> None:
+    from pretrax.run.averaged import write_average
+
+    write_average(paths, out, last)

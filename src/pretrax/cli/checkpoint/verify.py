@@ -1,0 +1,37 @@
+"""Compare every file of checkpoints with its digest.
+
+The exit code is 2 if a file differs.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pretrax.errors import UserError
+
+
+def verify(
+    paths: Annotated[
+        list[str], typer.Argument(metavar='RUN_OR_CHECKPOINT...', help='For a run, all of its checkpoints are read.')
+    ],
+) -> None:
+    from pretrax.checkpoint import DamagedError, checkpoints_of, find_checkpoint, is_checkpoint, steps_in
+    from pretrax.checkpoint import verify as read_and_compare
+    from pretrax.scale.memory import size
+
+    damaged: list[str] = []
+    for path in map(Path, paths):
+        directory, newest = find_checkpoint(path)
+        for step in [newest] if is_checkpoint(path) else steps_in(checkpoints_of(path)):
+            place = directory / str(step)
+            try:
+                manifest = read_and_compare(directory, step)
+            except DamagedError as error:
+                damaged.append('; '.join(str(error).splitlines()))
+                print(f'{place}: DAMAGED')
+            else:
+                total = size(sum(file.size for file in manifest.files.values()))
+                print(f'{place}: {len(manifest.files)} files, {total}, all as they were written')
+    if damaged:
+        raise UserError('\n'.join([*damaged[:8], 'train resumes from the newest checkpoint that is not damaged']))

@@ -1,0 +1,1 @@
+"""Print, compare and describe configurations."""

@@ -1,0 +1,23 @@
+"""Print the keys whose values differ between two configurations."""
+
+import json
+from typing import Annotated
+
+import typer
+
+
+def diff(
+    old: Annotated[str, typer.Argument(metavar='A', help='A YAML file.')],
+    new: Annotated[str, typer.Argument(metavar='B', help='Another YAML file.')],
+) -> None:
+    from pretrax.config import ABSENT, load
+    from pretrax.config import diff as differences
+
+    def shown(value: object) -> str:
+        return str(value) if value is ABSENT else json.dumps(value, ensure_ascii=False)
+
+    changes = differences(load(old), load(new))
+    for key, before, after in changes:
+        print(f'{key}: {shown(before)} -> {shown(after)}')
+    if not changes:
+        print('no differences')

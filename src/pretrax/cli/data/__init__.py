@@ -1,0 +1,1 @@
+"""Create, inspect and change token files."""

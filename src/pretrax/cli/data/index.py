@@ -1,0 +1,62 @@
+"""Index huge .jsonl files, so that workers can share one file.
+
+The index of a file, with the position of each document, is written next to it.
+"""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pretrax.errors import UserError
+
+if TYPE_CHECKING:
+    from pretrax.data.corpus.files import TextFile
+    from pretrax.data.corpus.line_index import LineIndex
+
+_PAUSE = 10.0  # seconds between progress lines
+
+
+def index(
+    files: Annotated[list[str], typer.Argument(metavar='FILE...', help='.jsonl files; .gz and .zst are supported.')],
+) -> None:
+    from pretrax.data.corpus.files import INDEX_SUFFIX, find_files
+    from pretrax.data.corpus.line_index import write_index
+
+    for file in [file for spec in files for file in find_files(spec)]:
+        fresh = _fresh(file)
+        found = fresh or write_index(file, _progress(file))
+        print(f'{file.path}: {len(found.starts):,} lines, {found.n_bytes / 1e6:,.1f} MB{_frames(file, found)}')
+        print(f'  {file.path}{INDEX_SUFFIX}: {"up to date" if fresh else "written"}')
+
+
+def _fresh(file: 'TextFile') -> 'LineIndex | None':
+    from pretrax.data.corpus.line_index import find_index
+
+    try:
+        return find_index(file)
+    except UserError as error:
+        print(error.args[0].splitlines()[0])
+        return None
+
+
+def _frames(file: 'TextFile', found: 'LineIndex') -> str:
+    if not file.is_compressed:
+        return ''
+    if len(found.frames) > 1:
+        return f' in {len(found.frames):,} frames'
+    tool = 'bgzip' if file.path.suffix == '.gz' else 'pzstd'
+    return f' in one frame: one worker reads it from the beginning ({tool} writes several frames)'
+
+
+def _progress(file: 'TextFile') -> Callable[[int], None]:
+    printed = time.perf_counter()
+
+    def report(n_bytes: int) -> None:
+        nonlocal printed
+        if (now := time.perf_counter()) - printed > _PAUSE:
+            printed = now
+            print(f'{file.path}: {n_bytes / 1e9:,.1f} GB read')
+
+    return report

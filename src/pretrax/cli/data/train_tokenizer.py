@@ -1,0 +1,58 @@
+"""Train a tokenizer on text."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pretrax.errors import UserError
+
+
+def train_tokenizer(
+    source: Annotated[
+        str, typer.Argument(metavar='CONFIG|TEXT', help='A YAML file, or a value of data.text: files or stdlib.')
+    ],
+    out: Annotated[str, typer.Option('--out', '-o', metavar='FILE', help='A new tokenizer.json.')],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar='KEY=VALUE', help='Changes to the configuration.')
+    ] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(min=257, metavar='N', help='Vocabulary size. [default: data.vocab_size]')
+    ] = None,
+    model: Annotated[str, typer.Option(metavar='MODEL', help='bpe or unigram.')] = 'bpe',
+) -> None:
+    import pydantic
+
+    from pretrax.config import load
+    from pretrax.data.options import TextOptions, options_of_text
+    from pretrax.data.text import find_corpus
+    from pretrax.data.tokenize.prepare import Work, train_on_corpus
+    from pretrax.data.tokenizers.tokenizer_training import MODELS
+    from pretrax.machine.atomic import write_file
+
+    if model not in MODELS:
+        raise UserError(f'--model {model}: no such model\n  expected {" or ".join(MODELS)}')
+    path = Path(out).expanduser()
+    if path.exists():
+        raise UserError(f'--out {out}: this file already exists\n  remove it, or write to another file')
+    if source.endswith(('.yaml', '.yml')):
+        section = load(source, overrides or []).data
+        options = options_of_text(section.name, section.options)
+    elif overrides:
+        raise UserError(
+            f'{" ".join(overrides)}: changes a configuration, but {source} is not one\n  expected a .yaml file'
+        )
+    else:
+        try:
+            options = TextOptions.model_validate({'text': source})
+        except pydantic.ValidationError as error:
+            raise UserError(f'{source!r}: {error.errors()[0]["msg"]}') from None
+    work = Work(options.engine or 'local', options.workers)
+    corpus = find_corpus(options, print)
+    tokenizer = train_on_corpus(corpus, print, vocab_size or options.vocab_size or 4096, MODELS[model], work)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, tokenizer.content)
+    except OSError as error:
+        raise UserError(f'--out {out}: cannot write: {error.strerror}') from error
+    print(f'wrote {out}\nnext: data.tokenizer={out} in a configuration, or after pretrax train CONFIG')

@@ -1,0 +1,60 @@
+"""Train in several processes of this machine.
+
+If a process is lost, all of them restart from the newest checkpoint.
+"""
+
+import functools
+from typing import Annotated
+
+import typer
+
+from pretrax.cli._arguments import AllowChanges, ConfigFile, Overrides, Verbose
+from pretrax.errors import UserError
+
+
+def local(
+    config: ConfigFile,
+    processes: Annotated[int, typer.Option('--processes', '-n', min=1, help='Number of processes.')],
+    overrides: Overrides = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            '--devices-per-process', min=1, help='Devices per process. [default: what the mesh needs, or all]'
+        ),
+    ] = None,
+    retries: Annotated[
+        int, typer.Option(min=0, help='Restarts in a row without a new checkpoint before it gives up.')
+    ] = 3,
+    elastic: Annotated[
+        bool, typer.Option('--elastic', help='Continue with fewer processes if one is lost repeatedly.')
+    ] = False,
+    allow_changes: AllowChanges = False,
+    verbose: Verbose = False,
+) -> None:
+    from pretrax.config import load
+    from pretrax.launch.local import LocalLaunch, train_command
+    from pretrax.launch.sizes import devices_per_process
+
+    loaded = load(config, overrides or [])
+    section = loaded.processes
+    if section.index is not None or section.coordinator is not None:
+        raise UserError('the launcher sets processes.index and processes.coordinator; leave them out')
+    if section.count is not None and (elastic or section.count != processes):
+        raise UserError(
+            f'processes.count is {section.count}, but --processes is {processes}'
+            f'{" or fewer (--elastic)" if elastic else ""}\nleave processes.count out'
+        )
+    count, why = devices_per_process(loaded, processes, devices)
+    say = functools.partial(print, flush=True)
+    others = f'; output of {"1" if processes == 2 else f"1 to {processes - 1}"} in {loaded.run_dir}/output'
+    say(
+        f'launch: {processes} process{"es" if processes > 1 else ""} '
+        f'with {count} device{"s" if count > 1 else ""} each ({why}){others if processes > 1 else ""}'
+    )
+    flags = [*(['--allow-changes'] if allow_changes else []), *(['--verbose'] if verbose else [])]
+    command = train_command([config, *(overrides or []), *flags])
+    code = LocalLaunch(
+        loaded, command, processes=processes, devices=count, retries=retries, elastic=elastic, say=say
+    ).run()
+    if code:
+        raise typer.Exit(code)

@@ -1,0 +1,115 @@
+"""A Hugging Face checkpoint written as a run of pretrax. One tensor at a time is in memory."""
+
+import itertools
+import pathlib
+import re
+import shutil
+
+import jax
+
+from pretrax import __version__
+from pretrax.checkpoint import StreamedArray, steps_in, write_streamed
+from pretrax.config import from_values, resolved_yaml
+from pretrax.errors import UserError
+from pretrax.huggingface.model import TOKENIZER, HuggingFaceModel, open_model
+from pretrax.huggingface.weights import HuggingFaceWeights
+from pretrax.run.setup import prepare
+
+KEPT = 'huggingface'  # folder of a run with the original configuration and tokenizer, for `pretrax export`
+LONGEST = 1024  # tokens per sequence, unless the model allows fewer
+
+
+def import_checkpoint(place: str, out: str | None) -> None:
+    """Writes the run and prints what is in it.
+
+    Args:
+        place: a directory, or org/name[@revision] on the hub.
+        out: directory of the run; None: runs/NAME.
+    """
+    model = open_model(place)
+    directory = pathlib.Path(out or f'runs/{_name(place)}')
+    if steps_in(directory / 'checkpoints'):
+        raise UserError(f'{directory} already has checkpoints\ngive another --out, or remove it')
+    for note in model.notes:
+        print(note)
+    new = not directory.exists()
+    try:
+        count = _write(model, place, directory)
+    except BaseException:
+        if new:  # so that the next attempt finds no partial run
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
+    print(f'imported {len(model.checkpoint.tensors)} tensors, {count:,} parameters with padding, into {directory}')
+    print(
+        f'try: pretrax generate {directory}; init_from: {directory} in a configuration; pretrax export {directory} DIR'
+    )
+
+
+def _write(model: HuggingFaceModel, place: str, directory: pathlib.Path) -> int:
+    """Writes the run and returns its number of parameters."""
+    model.copy_files(directory / KEPT)
+    (directory / 'data').mkdir(exist_ok=True)
+    if (directory / KEPT / TOKENIZER).is_file():
+        shutil.copyfile(directory / KEPT / TOKENIZER, directory / 'data' / TOKENIZER)
+    else:
+        print(f'there is no {TOKENIZER}: the weights can be trained and exported, but cannot generate text')
+    config = from_values(_values(model, directory))
+    run = prepare(config, print)
+    like = run.like.weights
+    weights = model.weights(like)
+    description = {
+        'pretrax': __version__,
+        'jax': jax.__version__,
+        'config': config.model_dump(mode='json'),
+        'tokens': 0,
+        'data': None,
+        'tokenizer': getattr(run.source.tokenizer, 'sha256', None),
+        'vocab_size': model.arch.vocab_size,
+        'imported': {'from': place, 'model_type': model.table.model_type, 'dtype': model.checkpoint.dtype},
+    }
+    write_streamed(directory / 'checkpoints', 0, _streamed(weights), description)
+    (directory / 'config.yaml').write_text(resolved_yaml(config))
+    return sum(leaf.size for leaf in jax.tree.leaves(like))
+
+
+def _streamed(weights: HuggingFaceWeights) -> dict:
+    """The tree of weights as Orbax stores it; each is read when it is written."""
+    return nested(
+        {
+            path: StreamedArray(shape, weights.counted(path), lambda path=path: weights.pieces(path))
+            for path, shape in weights.shapes.items()
+        }
+    )
+
+
+def nested(by_path: dict[str, StreamedArray]) -> dict:
+    """{'a.b': leaf} -> {'a': {'b': leaf}}"""
+    tree: dict = {}
+    for path, leaf in by_path.items():
+        *above, name = path.split('.')
+        node = tree
+        for part in above:
+            node = node.setdefault(part, {})
+        node[name] = leaf
+    return tree
+
+
+def _values(model: HuggingFaceModel, directory: pathlib.Path) -> dict:
+    """A configuration with the model and its tokenizer, but no text."""
+    length = min(model.options.get('max_sequence_length') or LONGEST, LONGEST)
+    has_tokenizer = (directory / 'data' / TOKENIZER).is_file()
+    n = len(jax.devices())
+    return {
+        'name': _name(directory.name),
+        'run_dir': str(directory),
+        'steps': 1,
+        'model': model.options,
+        'data': {'name': 'tokenizer'} | ({} if has_tokenizer else {'vocab_size': model.options['vocab_size']}),
+        'batch': {'tokens': n * length, 'sequence_length': length},
+        'optimizer': {'learning_rate': 1e-5},
+    }
+
+
+def _name(place: str) -> str:
+    last = list(itertools.chain([''], filter(None, re.split(r'[/\\]', place.split('@')[0]))))[-1]
+    return re.sub(r'[^A-Za-z0-9._-]+', '-', last).strip('.-')[:100] or 'imported'
