@@ -1,5 +1,6 @@
 """Arguments and options that several verbs take."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +15,10 @@ Overrides = Annotated[
 AllowChanges = Annotated[
     bool, typer.Option('--allow-changes', help='Resume even if the configuration or the data has changed.')
 ]
+Compiled = Annotated[
+    Path | None, typer.Option(metavar='FILE', help='Run the step that `pretrax compile --save FILE` wrote.')
+]
+DryRun = Annotated[bool, typer.Option('--dry-run', help='Do all but train: check and compile everything.')]
 Verbose = Annotated[bool, typer.Option('--verbose', help='Print the whole start-up report.')]
 RunOrCheckpoint = Annotated[
     str,

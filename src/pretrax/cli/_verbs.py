@@ -39,7 +39,7 @@ class Group(TyperGroup):
             assert isinstance(group, Group)
             group.folder = path
             return group
-        module = importlib.import_module('.'.join(['pretrax.cli', *path.relative_to(ROOT).with_suffix('').parts]))
+        module = importlib.import_module('.'.join([str(__package__), *path.relative_to(ROOT).with_suffix('').parts]))
         app.command(cmd_name, cls=Verb, help=module.__doc__)(getattr(module, path.stem))
         return typer.main.get_command(app)
 
