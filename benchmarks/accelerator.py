@@ -37,7 +37,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / 'src'))  # pretrax need not be installed
 
 from pretrax.scale.devices import lookup  # noqa: E402
-from pretrax.scale.flops import FORMULA_VERSION, Flops, flops_per_token  # noqa: E402
+from pretrax.scale.flops import FORMULA_VERSION, Flops, count_flops  # noqa: E402
 
 WHEELS = ('pydantic', 'pydantic-core', 'annotated-types', 'typing-inspection')
 MORE_TO_DO = 75
@@ -225,7 +225,7 @@ def flops(spec: dict[str, Any]) -> Flops:
     """Training FLOPs per token."""
     model, M = spec['model'], spec['model']['d_model']
     layer = 12 * M * M if model['family'] == 'gpt2' else 4 * M * M + 3 * M * model['d_ff']
-    return flops_per_token(
+    return count_flops(
         n_matmul_params=model['n_layers'] * layer + spec['vocab_size'] * M, n_layers=model['n_layers'],
         n_heads=model['n_heads'], d_head=M // model['n_heads'], sequence_length=spec['length'],
     )  # fmt: skip

@@ -22,7 +22,7 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 from pretrax.ahead.plan import Planner
 from pretrax.ahead.step import compile_ahead
 from pretrax.config import from_values
-from pretrax.run.setup import memory_with
+from pretrax.run.setup import memory_of_run
 from pretrax.scale.memory import memory_of, size, temporaries_of
 from pretrax.scale.topology import parse_topology
 
@@ -81,7 +81,7 @@ def print_by_axis() -> None:
         model, micro = (MOE if 'e' in mesh else LLAMA_1B), (2 if 'p' in mesh else None)
         values = row('h200x8', model, 32, 2048, mesh, save='full', micro=micro)[2]
         ahead = compile_ahead(from_values(values), parse_topology('h200x8'), lambda text: None)
-        expected = memory_with(ahead.run)
+        expected = memory_of_run(ahead.run)
         assert expected is not None
         written = ' '.join(f'{axis}={n}' for axis, n in mesh.items())
         print(

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pretrax.scale.flops import flops_per_token, mfu
+from pretrax.scale.flops import count_flops, mfu
 
 
 def gpt2_124m(sequence_length: int = 1024):
-    return flops_per_token(
+    return count_flops(
         n_matmul_params=12 * 12 * 768**2 + 768 * 50257,
         n_layers=12,
         n_heads=12,
@@ -21,8 +21,8 @@ def gpt2_124m(sequence_length: int = 1024):
 def test_palm_540b():
     """PaLM, arXiv:2204.02311, appendix B: 238.3K tokens/s on 6,144 TPU v4 are 46.2 % with, 45.7 % without attention."""
     shape = {'n_matmul_params': 540_000_000_000, 'n_layers': 118, 'n_heads': 48, 'd_head': 256}
-    with_attention = flops_per_token(**shape, sequence_length=2048).full
-    without = flops_per_token(**shape, sequence_length=0).full
+    with_attention = count_flops(**shape, sequence_length=2048).full
+    without = count_flops(**shape, sequence_length=0).full
     assert mfu(238_300, with_attention, 275e12, 6144) == pytest.approx(0.462, abs=0.001)
     assert mfu(238_300, without, 275e12, 6144) == pytest.approx(0.457, abs=0.001)
 
@@ -51,13 +51,13 @@ def test_causal_attention_is_half_of_full():
 def test_windows_by_counting_the_pairs_that_a_mask_leaves(window):
     """A pair on the diagonal is half a pair, with a window and without: L / 2 keys on average, not (L + 1) / 2."""
     length, shape = 256, {'n_matmul_params': 0, 'n_layers': 2, 'n_heads': 3, 'd_head': 5}
-    flops = flops_per_token(**shape, sequence_length=length, windows=[window, 0])
+    flops = count_flops(**shape, sequence_length=length, windows=[window, 0])
     behind = np.arange(length)[:, None] - np.arange(length)
     pairs = sum(((behind >= 0) & (behind < w)).sum() for w in (window, length))
     assert flops.causal * length / (12 * 3 * 5) == pytest.approx(pairs - (min(window, length) + length) / 2)
     assert flops.full == 12 * 3 * 5 * (min(window, length) + length)
     if window >= length:
-        assert flops == flops_per_token(**shape, sequence_length=length)
+        assert flops == count_flops(**shape, sequence_length=length)
 
 
 def test_a_step_is_its_tokens():
@@ -92,8 +92,6 @@ def test_xla_counts_the_same_in_a_plain_transformer(n_kv_heads):
     n_matmul_params = sum(np.prod(w.shape) for w in jax.tree.leaves(weights)) - V * M  # the embedding is a lookup
     tokens = jax.ShapeDtypeStruct((B, L + 1), jnp.int32)
     xla = jax.jit(jax.value_and_grad(transformer_loss)).lower(weights, tokens).compile().cost_analysis()
-    ours = flops_per_token(
-        n_matmul_params=int(n_matmul_params), n_layers=n_layers, n_heads=H, d_head=D, sequence_length=L
-    )
+    ours = count_flops(n_matmul_params=int(n_matmul_params), n_layers=n_layers, n_heads=H, d_head=D, sequence_length=L)
     # XLA also counts norms, softmax and activations: 0.3 % at this width, less at a real one.
     assert xla['flops'] == pytest.approx(ours.full * B * L, rel=0.01)

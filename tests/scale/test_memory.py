@@ -4,70 +4,65 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from decoders import gpt
 from pretrax.scale.memory import expected_memory
+from pretrax.scale.step_facts import StepFacts
 
-GPT = {
-    'n_params': 1_000_000,
-    'n_layers': 4,
-    'd_model': 64,
-    'n_heads': 4,
-    'n_kv_heads': 4,
-    'd_head': 16,
-    'd_ff': 256,
-    'vocab_size': 1000,
-    'gated': False,
-}
+GPT = gpt()
+N_PARAMS = 1_000_000
+
+
+def memory_of(arch=GPT, n_params=N_PARAMS, mesh=None, **step):
+    return expected_memory(arch, n_params, StepFacts(mesh=mesh or {}, **step))
 
 
 def test_adamw_in_f32_is_sixteen_bytes_a_parameter():
-    memory = expected_memory(**GPT, tokens=1, mesh={}, unrolled=True)
+    memory = memory_of(tokens=1, unrolled=True)
     assert memory.phase == 'update'  # of one token nothing is as large as the gradients
-    assert memory.weights + memory.moments + memory.gradients == 16 * GPT['n_params']
-    assert expected_memory(**GPT, tokens=512, mesh={}, moments=1).moments == 4 * GPT['n_params']
+    assert memory.weights + memory.moments + memory.gradients == 16 * N_PARAMS
+    assert memory_of(tokens=512, moments=1).moments == 4 * N_PARAMS
 
 
 def test_a_gpt_layer_keeps_what_the_paper_says_without_dropout_and_scores():
     """Korthikanti et al. 2022, section 4.1: 34 s b h, of which two dropout masks are s b h each."""
-    memory = expected_memory(**GPT, tokens=4096, mesh={})
-    assert memory.activations == GPT['n_layers'] * (34 - 2) * 4096 * GPT['d_model']
+    memory = memory_of(tokens=4096)
+    assert memory.activations == GPT.n_layers * (34 - 2) * 4096 * GPT.d_model
 
 
 def test_more_norms_keep_their_inputs_and_outputs():
     """Two more norms of the stream: 4 M; of queries and keys of 4 heads of 16: 2 M here. In bf16, in each layer."""
     plain, more = (
-        expected_memory(**GPT, tokens=4096, mesh={}),
-        expected_memory(**GPT, tokens=4096, mesh={}, n_norms=4, qk_norm=True),
+        memory_of(tokens=4096),
+        memory_of(gpt(block_norms='sandwich', qk_norm='head'), tokens=4096),
     )
-    assert more.activations - plain.activations == 4 * 2 * 4096 * (4 + 2) * GPT['d_model']
+    assert more.activations - plain.activations == 4 * 2 * 4096 * (4 + 2) * GPT.d_model
 
 
 def test_recomputing_keeps_the_inputs_of_layers_and_what_is_named():
-    none, named = (
-        expected_memory(**GPT, tokens=4096, mesh={}, saved=saved) for saved in ({}, {'q': 'keep', 'up': 'keep'})
-    )
-    assert none.activations == 4 * 2 * 4096 * GPT['d_model']
-    assert named.activations - none.activations == 4 * 2 * 4096 * (GPT['d_model'] + GPT['d_ff'])
+    none, named = (memory_of(tokens=4096, saved=saved) for saved in ({}, {'q': 'keep', 'up': 'keep'}))
+    assert none.activations == 4 * 2 * 4096 * GPT.d_model
+    assert named.activations - none.activations == 4 * 2 * 4096 * (GPT.d_model + GPT.d_ff)
 
 
 def test_gradients_that_are_added_up_are_there_beside_those_of_a_pass():
-    one, four = (expected_memory(**GPT, tokens=4096, mesh={'d': 2}, saved={}, passes=passes) for passes in (1, 4))
-    assert four.total - one.total == pytest.approx(4 * GPT['n_params'] / 2, abs=4)
+    one, four = (memory_of(tokens=4096, mesh={'d': 2}, saved={}, passes=passes) for passes in (1, 4))
+    assert four.total - one.total == pytest.approx(4 * N_PARAMS / 2, abs=4)
 
 
 def test_a_loss_in_chunks_holds_the_logits_of_one_and_the_gradient_of_the_table():
-    large = GPT | {'vocab_size': 100_000, 'n_params': 10_000_000}
-    whole, parts = (expected_memory(**large, tokens=4096, mesh={}, unrolled=True, loss_chunks=n) for n in (1, 8))
+    large = gpt(vocab_size=100_000)
+    whole, parts = (memory_of(large, 10_000_000, tokens=4096, unrolled=True, loss_chunks=n) for n in (1, 8))
     assert whole.phase == parts.phase == 'loss'
-    saved = 2 * 4096 * 100_000 * 7 / 8 - 4 * 100_000 * GPT['d_model']
+    saved = 2 * 4096 * 100_000 * 7 / 8 - 4 * 100_000 * GPT.d_model
     assert whole.head - parts.head == pytest.approx(saved, abs=4)
 
 
 def test_the_phase_is_that_which_takes_most():
     """A large vocabulary is most in the loss, a large layer in its backward pass, and few tokens in the update."""
-    large = {'n_params': 10_000_000, 'n_layers': 1}
-    assert expected_memory(**GPT | large | {'vocab_size': 100_000}, tokens=4096, mesh={}, unrolled=True).phase == 'loss'
-    assert expected_memory(**GPT | large | {'d_ff': 30_000}, tokens=4096, mesh={}, saved={}).phase == 'layers'
-    assert expected_memory(**GPT | large, tokens=1, mesh={}).phase == 'update'
+    vocabulary, wide, small = (gpt(n_layers=1, **sizes) for sizes in ({'vocab_size': 100_000}, {'d_ff': 30_000}, {}))
+    assert memory_of(vocabulary, 10_000_000, tokens=4096, unrolled=True).phase == 'loss'
+    assert memory_of(wide, 10_000_000, tokens=4096, saved={}).phase == 'layers'
+    assert memory_of(small, 10_000_000, tokens=1).phase == 'update'
 
 
 @pytest.mark.parametrize(
@@ -82,21 +77,21 @@ def test_the_phase_is_that_which_takes_most():
     ],
 )
 def test_each_axis_divides_what_it_shards(mesh, weights, activations):
-    one, many = (expected_memory(**GPT, tokens=4096, mesh=m) for m in ({}, mesh))
+    one, many = (memory_of(tokens=4096, mesh=m) for m in ({}, mesh))
     assert one.weights / many.weights == weights
     assert one.moments / many.moments == weights
     assert one.activations / many.activations == activations
 
 
 def test_e_divides_the_experts_alone():
-    experts = GPT['n_layers'] * 8 * 2 * GPT['d_model'] * GPT['d_ff']
-    options = GPT | {'n_experts': 8, 'experts_per_token': 2, 'n_params': GPT['n_params'] + experts}
-    one, four = (expected_memory(**options, tokens=512, mesh=mesh) for mesh in ({}, {'e': 4}))
+    experts = GPT.n_layers * 8 * 2 * GPT.d_model * GPT.d_ff
+    arch = gpt(n_experts=8, experts_per_token=2)
+    one, four = (memory_of(arch, N_PARAMS + experts, tokens=512, mesh=mesh) for mesh in ({}, {'e': 4}))
     assert one.weights - four.weights == 4 * (experts - experts // 4)
 
 
 def test_it_reads_as_one_line_with_the_largest_part_first():
-    line = str(expected_memory(**GPT, tokens=4096, mesh={}))
+    line = str(memory_of(tokens=4096))
     assert line.startswith('about ')
     names = [part.split()[0] for part in line.partition(': ')[2].split(', ')]
     assert names[:3] == ['activations', 'layer', 'head']
@@ -117,20 +112,10 @@ def test_activations_are_near_what_xla_allocates():
 
     weights = [(array(M, F), array(M, F), array(F, M)) for _ in range(n_layers)]
     compiled = jax.jit(jax.grad(loss)).lower(weights, array(B, M)).compile()
-    ours = expected_memory(
-        n_params=3 * M * F * n_layers,
-        n_layers=n_layers,
-        d_model=M,
-        n_heads=0,
-        n_kv_heads=0,
-        d_head=0,
-        d_ff=F,
-        vocab_size=0,
-        gated=True,
-        tokens=B,
-        mesh={},
-        compute='f32',
+    arch = gpt(
+        n_layers=n_layers, d_model=M, n_heads=0, n_kv_heads=0, d_head=0, d_ff=F, vocab_size=0, activation='swiglu'
     )
+    ours = memory_of(arch, 3 * M * F * n_layers, tokens=B, compute='f32')
     xla = compiled.memory_analysis()
     assert xla.output_size_in_bytes == pytest.approx(ours.gradients, rel=0.001)
     assert 0.9 < xla.temp_size_in_bytes / ours.activations < 1.6

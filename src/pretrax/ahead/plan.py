@@ -23,11 +23,11 @@ from pretrax.model.axes import AXES
 from pretrax.model.base import check_model
 from pretrax.model.remat import choose_saved
 from pretrax.model.request import ModelRequest
-from pretrax.run.setup import memory_sizes, open_source
+from pretrax.run.setup import open_source
 from pretrax.scale.devices import Device
-from pretrax.scale.flops import causal_keys
 from pretrax.scale.memory import Memory, expected_memory, size
-from pretrax.scale.roofline import Prediction, Sizes, predict
+from pretrax.scale.roofline import Prediction, predict
+from pretrax.scale.step_facts import StepFacts
 
 MARGIN = 0.95  # of the memory that a plan may fill: the formula is not the compiler
 
@@ -103,7 +103,6 @@ class Planner:
         with jax.set_mesh(one):
             weights = jax.eval_shape(whole.init, jax.random.key(0))
         self.arch, self.n_params = whole.arch, sum(leaf.size for leaf in jax.tree.leaves(weights))
-        self._sizes, self._shape = _sizes(self.arch, self.n_params, self.length), memory_sizes(self.arch, self.n_params)
         self._moments = _moments(config)
 
     def as_configured(self) -> Choice:
@@ -128,17 +127,22 @@ class Planner:
         model = self._model(mesh)
         saved = choose_saved(save, mesh, True)[0]
         passes = sequences_per_device(self.config.batch, mesh) // micro
-        rounds = getattr(self.config.model.options, 'pipeline_rounds', 1)
-        memory = expected_memory(
-            **self._shape, tokens=self.config.batch.tokens // passes, mesh=mesh, moments=self._moments, saved=saved,
-            unrolled=model.plan.unrolled, platform=self.hardware.platform, passes=1 if mesh['p'] > 1 else passes,
-            compute='f32' if self.config.precision.compute == 'f32' else 'bf16', loss_chunks=model.plan.loss_chunks,
-            **({'rounds': rounds, 'micro_batches': passes} if mesh['p'] > 1 else {}),
-        )  # fmt: skip
-        prediction = predict(
-            self._sizes, self.hardware.device, mesh, self.config.batch.tokens, passes, recompute=saved == {},
-            loss_again=model.plan.loss_chunks > 1,
-        )  # fmt: skip
+        staged = mesh['p'] > 1
+        step = StepFacts(
+            mesh=mesh,
+            tokens=self.config.batch.tokens // passes,
+            platform=self.hardware.platform,
+            compute='f32' if self.config.precision.compute == 'f32' else 'bf16',
+            moments=self._moments,
+            saved=saved,
+            unrolled=model.plan.unrolled,
+            passes=1 if staged else passes,
+            rounds=getattr(self.config.model.options, 'pipeline_rounds', 1) if staged else 1,
+            micro_batches=passes if staged else 1,
+            loss_chunks=model.plan.loss_chunks,
+        )
+        memory = expected_memory(self.arch, self.n_params, step)
+        prediction = predict(self.arch, self.n_params, self.length, self.hardware.device, step)
         assert prediction is not None
         return Choice(mesh, micro, save, memory, prediction)
 
@@ -188,17 +192,6 @@ def make_plan(config: RunConfig, hardware: Hardware, say: Report) -> Plan:
         why = str(error).splitlines()[0]
     every = planner.search()
     return Plan(hardware, now, why, planner.fitting(every), len(every), planner.n_params)
-
-
-def _sizes(arch: Any, n_params: int, length: int) -> Sizes:
-    head = arch.padded_vocab_size * arch.d_model
-    return Sizes(
-        n_layers=arch.n_layers, d_model=arch.d_model, n_heads=arch.n_heads, n_kv_heads=arch.n_kv_heads,
-        d_head=arch.d_head, d_ff=arch.d_ff, vocab_size=arch.padded_vocab_size,
-        matmul_params=arch.n_matmul_params - head, params=n_params,
-        keys=sum(causal_keys(window, length) for window in arch.windows) / arch.n_layers,
-        experts_per_token=arch.experts_per_token if arch.n_experts else 0,
-    )  # fmt: skip
 
 
 def _moments(config: RunConfig) -> float:

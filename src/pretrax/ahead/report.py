@@ -1,15 +1,17 @@
 """`pretrax compile` in words: does it fit, what takes the memory, what travels, and what to change."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pretrax.ahead.activations import named_bytes
 from pretrax.ahead.step import Ahead, bytes_held
 from pretrax.config.batch import sequences_per_device
 from pretrax.model.axes import along
-from pretrax.run.setup import memory_with
+from pretrax.run.setup import memory_of_run, step_facts
 from pretrax.scale.costs import costs, in_all
 from pretrax.scale.hlo import collectives, summed
-from pretrax.scale.memory import Memory, size, temporaries_of
+from pretrax.scale.memory import size, temporaries_of
+from pretrax.scale.step_facts import StepFacts
 
 CHUNKS = 8  # of a loss, that are proposed
 
@@ -55,7 +57,7 @@ def _memory(ahead: Ahead) -> Iterator[str]:
     yield '  in the temporaries, at most'
     saved = ahead.run.recipe.model.plan.saved
     parts = [('gradients, f32', weights)]
-    if (expected := memory_with(ahead.run)) is not None and expected.head:
+    if (expected := memory_of_run(ahead.run)) is not None and expected.head:
         parts.append(('logits and the stream they are made of', expected.head))
     for name, (n, one) in named_bytes(ahead.run).items():
         becomes = 'as XLA decides' if saved is None else saved.get(name, 'recompute')
@@ -98,49 +100,39 @@ def _communication(ahead: Ahead, text: str) -> Iterator[str]:
 
 
 def _what_to_change(ahead: Ahead) -> Iterator[str]:
-    """The next knobs, each with what the memory formula says that it would save."""
-    run = ahead.run
-    now = memory_with(run)
+    """Changes that save memory, the largest saving first, each with the saving that the memory formula predicts."""
+    now = memory_of_run(ahead.run)
     if now is None:
         return
+    found = []
+    for change, effect, step in _candidates(ahead):
+        then = memory_of_run(ahead.run, step)
+        assert then is not None
+        found.append((then.total, change, effect))
     yield f'to change (now {size(now.total)} by the formula of docs/scaling.md):'
-    for change, what, then in sorted(_choices(ahead), key=lambda choice: choice[2].total):
-        if then.total < now.total:
-            yield f'    {change:<28}{what:<48}saves {size(now.total - then.total)} a device'
+    for total, change, effect in sorted(found, key=lambda one: one[0]):
+        if total < now.total:
+            yield f'    {change:<28}{effect:<48}saves {size(now.total - total)} per device'
 
 
-def _choices(ahead: Ahead) -> Iterator[tuple[str, str, Memory]]:
-    run = ahead.run
-    sizes = dict(run.mesh.shape)
-    micro = sequences_per_device(run.config.batch, sizes) // run.recipe.accumulation
-
-    def having(**changes):
-        found = memory_with(run, **changes)
-        assert found is not None
-        return found
-
-    if run.recipe.model.plan.saved != {}:
-        yield 'model.save=none', 'the backward pass computes each layer again', having(recompute=True)
+def _candidates(ahead: Ahead) -> Iterator[tuple[str, str, StepFacts]]:
+    """Changes of the configuration that may save memory: key=value, what it does, and the step that it makes."""
+    batch, now = ahead.run.config.batch, step_facts(ahead.run)
+    mesh, sequences = dict(now.mesh), sequences_per_device(batch, now.mesh)
+    micro = sequences // now.passes
+    if now.saved != {}:
+        yield 'model.save=none', 'the backward pass recomputes each layer', replace(now, saved={})
     if micro > 1:
         less = max(n for n in range(1, micro) if micro % n == 0)
-        yield (
-            f'batch.micro={less}',
-            f'sequences a pass, not {micro}; more passes',
-            having(accumulation=sequences_per_device(run.config.batch, sizes) // less),
-        )
-    here = run.config.batch.sequence_length // along('c t', sizes)
-    if run.recipe.model.plan.loss_chunks == 1 and here % CHUNKS == 0:
-        yield f'model.loss_chunks={CHUNKS}', 'logits of a part of each sequence at a time', having(loss_chunks=CHUNKS)
-    if sizes['r'] > 1:
-        yield (
-            f'mesh.r=1 mesh.d={sizes["d"] * sizes["r"]}',
-            'weights are shared out further',
-            having(mesh=sizes | {'r': 1, 'd': sizes['d'] * sizes['r']}),
-        )
-    if sizes['d'] % 2 == 0:
-        yield (
-            f'mesh.d={sizes["d"] // 2} mesh.t={sizes["t"] * 2}',
-            'layers are shared out as well',
-            having(mesh=sizes | {'d': sizes['d'] // 2, 't': sizes['t'] * 2}),
-        )
-    yield 'optimizer.name=lion', 'one moment, not two', having(moments=1.0)
+        passes = sequences // less
+        fewer = replace(now, passes=passes, tokens=batch.tokens // (passes * now.micro_batches))
+        yield f'batch.micro={less}', f'sequences per pass, not {micro}; more passes', fewer
+    if now.loss_chunks == 1 and (batch.sequence_length // along('c t', mesh)) % CHUNKS == 0:
+        yield f'model.loss_chunks={CHUNKS}', 'logits of one part of each sequence', replace(now, loss_chunks=CHUNKS)
+    if mesh['r'] > 1:
+        wider = mesh | {'r': 1, 'd': mesh['d'] * mesh['r']}
+        yield f'mesh.r=1 mesh.d={wider["d"]}', 'weights are sharded over more devices', replace(now, mesh=wider)
+    if mesh['d'] % 2 == 0:
+        split = mesh | {'d': mesh['d'] // 2, 't': mesh['t'] * 2}
+        yield f'mesh.d={split["d"]} mesh.t={split["t"]}', 'layers are sharded as well', replace(now, mesh=split)
+    yield 'optimizer.name=lion', 'one moment, not two', replace(now, moments=1.0)

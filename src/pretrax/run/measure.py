@@ -24,7 +24,7 @@ from pretrax.config import RunConfig, load
 from pretrax.data.batches.prefetch import prefetch
 from pretrax.errors import UserError
 from pretrax.run.program_cache import compile_or_take
-from pretrax.run.setup import Run, memory_with, prepare
+from pretrax.run.setup import Run, memory_of_run, prepare
 from pretrax.scale.devices import lookup
 from pretrax.scale.memory import memory_here, size
 from pretrax.train.step import init_state, make_step
@@ -61,7 +61,7 @@ def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:
     run = prepare(config)
     for line in run.startup:
         print(line, flush=True)
-    expected, limit = memory_with(run), _memory_of_device(run)
+    expected, limit = memory_of_run(run), _memory_of_device(run)
     found: dict[str, Any] = {
         'n_params': sum(leaf.size for leaf in jax.tree.leaves(run.like.weights)),
         'batch_tokens': config.batch.tokens,

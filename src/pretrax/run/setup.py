@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from pretrax.run.startup import StartupLine
 from pretrax.run.utilisation import Utilisation, choose_utilisation, training_flops
 from pretrax.scale.flops import Flops
 from pretrax.scale.memory import Memory, expected_memory
+from pretrax.scale.step_facts import StepFacts
 from pretrax.shardlib import make_abstract, make_shardings
 from pretrax.train.host_memory import check_host_memory, has_host_memory
 from pretrax.train.step import Recipe, TrainState, abstract_state
@@ -36,7 +37,7 @@ class Run:
     source: Any
     recipe: Recipe
     like: TrainState  # shapes, dtypes and shardings of the state
-    compute: str  # dtype of matrix products: 'bf16' or 'f32'
+    compute: Literal['bf16', 'f32']  # dtype of matrix products
     flops: Flops | None  # per token; None: not known
     mfu: Utilisation
     startup: list[StartupLine]
@@ -121,7 +122,7 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     with jax.set_mesh(mesh):
         like = abstract_state(recipe)
 
-    compute = {2: 'bf16', 4: 'f32'}[np.dtype(dtype).itemsize]
+    compute: Literal['bf16', 'f32'] = 'bf16' if np.dtype(dtype).itemsize == 2 else 'f32'
     flops = training_flops(model, config.batch.sequence_length)
     utilisation, peak = choose_utilisation(mesh, compute, flops)
     run = Run(config, mesh, source, recipe, like, compute, flops, utilisation, startup=[])
@@ -131,7 +132,7 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
         'compute': f'{compute} ({dtype_reason}); weights, optimizer, norms and loss f32',
         'offload': _offload(config),
         **model.choices,
-        'memory': str(memory_with(run) or ''),
+        'memory': str(memory_of_run(run) or ''),
         'mfu': peak,
     }
     lines = [StartupLine(topic, text) for topic, text in facts.items() if text]
@@ -209,41 +210,26 @@ def _offload(config: RunConfig) -> str:
     return f'{parts} in host memory between steps' if parts else ''
 
 
-def memory_with(
-    run: Run,
-    mesh: Mapping[str, int] | None = None,
-    accumulation: int | None = None,
-    recompute: bool = False,
-    moments: float | None = None,
-    loss_chunks: int | None = None,
-) -> Memory | None:
-    """Expected memory of a run, as it is or with something changed; None for a model without an architecture."""
-    model: Any = run.recipe.model
-    arch = model.arch
-    if arch is None:
-        return None
-    n_params = sum(leaf.size for leaf in jax.tree.leaves(run.like.weights))
-    n_moments = sum(leaf.size for leaf in jax.tree.leaves(run.like.optimizer)) / n_params
-    compute: Any = run.compute
-    schedule = model.plan.pipeline
-    parts = (accumulation or run.recipe.accumulation) * (schedule.micro_batches if schedule else 1)
-    return expected_memory(
-        **memory_sizes(arch, n_params), mesh=mesh or dict(run.mesh.shape), compute=compute,
-        moments=n_moments if moments is None else moments,
-        tokens=run.config.batch.tokens // parts,
-        saved={} if recompute else model.plan.saved, unrolled=model.plan.unrolled,
-        platform=run.mesh.devices.flat[0].platform, passes=accumulation or run.recipe.accumulation,
-        loss_chunks=loss_chunks or model.plan.loss_chunks,
-        **({'rounds': schedule.rounds, 'micro_batches': schedule.micro_batches} if schedule else {}),
-    )  # fmt: skip
+def step_facts(run: Run) -> StepFacts:
+    """How the step of a run runs, as far as its memory and time depend on it."""
+    plan, accumulation = run.recipe.model.plan, run.recipe.accumulation
+    rounds, micro_batches = (plan.pipeline.rounds, plan.pipeline.micro_batches) if plan.pipeline else (1, 1)
+    return StepFacts(
+        mesh=dict(run.mesh.shape),
+        tokens=run.config.batch.tokens // (accumulation * micro_batches),
+        platform=run.mesh.devices.flat[0].platform,
+        compute=run.compute,
+        moments=sum(leaf.size for leaf in jax.tree.leaves(run.like.optimizer)) / run.n_params,
+        saved=plan.saved,
+        unrolled=plan.unrolled,
+        passes=accumulation,
+        rounds=rounds,
+        micro_batches=micro_batches,
+        loss_chunks=plan.loss_chunks,
+    )
 
 
-def memory_sizes(arch: Any, n_params: int) -> dict[str, Any]:
-    """What `expected_memory` has to know of an architecture."""
-    return {
-        'n_params': n_params, 'n_layers': arch.n_layers, 'd_model': arch.d_model, 'n_heads': arch.n_heads,
-        'n_kv_heads': arch.n_kv_heads, 'd_head': arch.d_head, 'd_ff': arch.d_ff, 'vocab_size': arch.padded_vocab_size,
-        'gated': arch.gated, 'n_experts': max(1, arch.n_experts), 'd_shared': arch.d_shared,
-        'experts_per_token': arch.experts_per_token if arch.n_experts else 1,
-        'n_norms': arch.n_norms, 'qk_norm': arch.qk_norm != 'none',
-    }  # fmt: skip
+def memory_of_run(run: Run, step: StepFacts | None = None) -> Memory | None:
+    """Expected memory of a run, or of another step with its weights; None for a model without an architecture."""
+    arch = run.recipe.model.arch
+    return None if arch is None else expected_memory(arch, run.n_params, step or step_facts(run))

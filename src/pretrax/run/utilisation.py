@@ -19,14 +19,7 @@ def training_flops(model: Any, sequence_length: int) -> Flops | None:
     if arch is None:
         own: Any = getattr(model, 'flops_per_token', None)
         return None if own is None else Flops(own, own)
-    return flops_per_token(
-        n_matmul_params=arch.n_matmul_params,
-        n_layers=arch.n_layers,
-        n_heads=arch.n_heads,
-        d_head=arch.d_head,
-        sequence_length=sequence_length,
-        windows=arch.windows,
-    )
+    return flops_per_token(arch, sequence_length)
 
 
 def choose_utilisation(mesh: Mesh, compute: Any, per_token: Flops | None) -> tuple[Utilisation, str]:

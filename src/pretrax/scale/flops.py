@@ -20,6 +20,8 @@ causal count has what the mask leaves there, W - W^2 / 2L keys on average, which
 import dataclasses
 from collections.abc import Sequence
 
+from pretrax.model.architecture import Architecture
+
 FORMULA_VERSION = 1  # written beside every recorded MFU; goes up when any number here would change
 
 
@@ -34,7 +36,19 @@ class Flops:
         return Flops(self.causal * times, self.full * times)
 
 
-def flops_per_token(
+def flops_per_token(arch: Architecture, sequence_length: int) -> Flops:
+    """Training FLOPs per token of a decoder; times the global batch in tokens, those of a step."""
+    return count_flops(
+        n_matmul_params=arch.n_matmul_params,
+        n_layers=arch.n_layers,
+        n_heads=arch.n_heads,
+        d_head=arch.d_head,
+        sequence_length=sequence_length,
+        windows=arch.windows,
+    )
+
+
+def count_flops(
     *,
     n_matmul_params: int,
     n_layers: int,
@@ -43,13 +57,13 @@ def flops_per_token(
     sequence_length: int,
     windows: Sequence[int] | None = None,
 ) -> Flops:
-    """Training FLOPs for one token; times the global batch in tokens it is those of a step.
+    """Training FLOPs per token, from sizes.
 
     Args:
-        n_matmul_params: parameters that multiply an activation: attention and feed-forward matrices and the head,
-            which counts once when it is tied. Of experts, those that one token visits. No embedding table, no norms.
+        n_matmul_params: parameters that multiply an activation: attention and feed-forward matrices and the unembedding,
+            which counts once if it is tied. Only experts that a token visits. No embedding table, no norms.
         n_heads: query heads.
-        windows: of each layer, how many tokens a token sees, itself included; 0 is all. None: all layers see all.
+        windows: for each layer, the number of tokens that a token sees, including itself; 0: all. None: all in all layers.
     """
     weights = 6 * n_matmul_params
     keys = [min(window or sequence_length, sequence_length) for window in windows or [0] * n_layers]

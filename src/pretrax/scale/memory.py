@@ -33,8 +33,10 @@ logits of one, and the gradients of its layers twice: of the pass, and of all. O
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
+
+from pretrax.model.architecture import Architecture
+from pretrax.scale.step_facts import StepFacts
 
 BYTES = {'f32': 4, 'bf16': 2}
 ROOM = 1.25  # places of an exchange over an even load's, as in model/exchange.py
@@ -67,66 +69,29 @@ class Memory:
         return f'about {size(self.total)} a device: ' + ', '.join(f'{name} {size(n)}' for name, n in parts if n)
 
 
-def expected_memory(
-    *,
-    n_params: int,
-    n_layers: int,
-    d_model: int,
-    n_heads: int,
-    n_kv_heads: int,
-    d_head: int,
-    d_ff: int,
-    vocab_size: int,
-    gated: bool,
-    tokens: int,
-    mesh: Mapping[str, int],
-    moments: float = 2.0,
-    compute: Literal['bf16', 'f32'] = 'bf16',
-    saved: Mapping[str, Any] | None = None,
-    unrolled: bool = False,
-    platform: str = 'tpu',
-    passes: int = 1,
-    n_experts: int = 1,
-    experts_per_token: int = 1,
-    d_shared: int = 0,
-    n_norms: int = 2,
-    qk_norm: bool = False,
-    rounds: int = 1,
-    micro_batches: int = 1,
-    loss_chunks: int = 1,
-) -> Memory:
-    """Expected memory of one device.
+def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memory:
+    """Expected memory per device.
 
     Args:
+        arch: the decoder.
         n_params: all parameters of the model.
-        tokens: tokens of one forward pass over the whole mesh (with accumulation: of one micro-batch, not the batch).
-        mesh: size of each mesh axis; `d`, `t`, `p` shard weights, `e` those of experts, `r`, `d`, `e` the batch, `c` the
-            sequence, missing is 1.
-        moments: optimizer state over parameters, as f32: AdamW 2, Lion and momentum 1, Adafactor about 0.
-        saved: names of values to 'keep' for the backward pass; those left out are made again; None: all are kept.
-        unrolled: each layer is a part of the program, and not a turn of a loop.
-        platform: 'tpu', 'cuda' or 'cpu'.
-        passes: forward and backward passes whose gradients are added up.
-        n_experts: feed-forwards of width d_ff in a layer, and `experts_per_token` that each token visits.
-        d_shared: width of the feed-forward that every token visits beside them.
-        n_norms: of the residual stream, in a layer.
-        qk_norm: queries and keys are normed.
-        rounds: of a pipeline (`p` > 1), in which every stage holds the activations of all its passes.
-        micro_batches: that go through it in a step, each of `tokens`.
-        loss_chunks: parts of a sequence whose logits are made one after the other.
+        step: how its step runs.
     """
-    n = {axis: mesh.get(axis, 1) for axis in ('r', 'd', 'e', 'c', 't', 'p')}
-    width, t, whole = BYTES[compute], n['t'], n['d'] == 1
-    device_tokens = math.ceil(tokens / (n['r'] * n['d'] * n['e'] * n['c']))
-    layers = math.ceil(n_layers / n['p'])
+    n = {axis: step.mesh.get(axis, 1) for axis in 'rdectp'}
+    width, t, whole = BYTES[step.compute], n['t'], n['d'] == 1
+    saved, unrolled, platform = step.saved, step.unrolled, step.platform
+    d_model, d_head, d_ff, d_shared = arch.d_model, arch.d_head, arch.d_ff, arch.d_shared
+    n_experts, experts_per_token = (arch.n_experts, arch.experts_per_token) if arch.n_experts else (1, 1)
+    device_tokens = math.ceil(step.tokens / (n['r'] * n['d'] * n['e'] * n['c']))
+    layers = math.ceil(arch.n_layers / n['p'])
 
-    matrices = 3 if gated else 2
-    heads = d_head * (n_heads + n_kv_heads)
+    matrices = 3 if arch.gated else 2
+    heads = d_head * (arch.n_heads + arch.n_kv_heads)
     dense = d_model * (2 * heads + matrices * d_shared)
     rows = n_experts * d_ff / (n['e'] if n_experts > 1 else 1)  # of w_down: experts of this device, or the feed-forward
     experts = matrices * d_model * rows
     one_layer = (dense + experts) / t
-    all_layers = n_layers * (dense + matrices * d_model * n_experts * d_ff)
+    all_layers = arch.n_layers * (dense + matrices * d_model * n_experts * d_ff)
     of_layers = layers * one_layer / n['d']
     shard = of_layers + (n_params - all_layers) / (n['d'] * t)
 
@@ -136,11 +101,16 @@ def expected_memory(
     moe = experts_per_token * d_model if n_experts > 1 else 0  # each token's row, once for each of its experts
     far = ROOM if exchanged else 1.0
     named = {
-        'q': d_head * n_heads, 'k': d_head * n_kv_heads, 'v': d_head * n_kv_heads, 'attention': d_head * n_heads,
-        'attention_out': d_model, 'up': near, 'gate': near if gated else 0,
-        'mlp_out': d_model if n_norms == 4 else 0,  # read by a norm only
+        'q': d_head * arch.n_heads, 'k': d_head * arch.n_kv_heads, 'v': d_head * arch.n_kv_heads, 'attention': d_head * arch.n_heads,
+        'attention_out': d_model, 'up': near, 'gate': near if arch.gated else 0,
+        'mlp_out': d_model if arch.n_norms == 4 else 0,  # read by a norm only
     }  # fmt: skip
-    everything = 2 * n_norms * d_model + (3 if qk_norm else 2) * heads + matrices * near + (0 if exchanged else moe)
+    everything = (
+        2 * arch.n_norms * d_model
+        + (3 if arch.qk_norm != 'none' else 2) * heads
+        + matrices * near
+        + (0 if exchanged else moe)
+    )
     if saved is None:
         kept = everything
     else:
@@ -148,9 +118,11 @@ def expected_memory(
         kept += d_model if saved.get('input', 'keep') == 'keep' else 0
     activations = width * device_tokens * layers * kept / t
     if n['p'] > 1:  # of every pass what is kept of a chunk, and the chunk at work; what enters and leaves
-        ticks, stream = rounds * micro_batches + n['p'] - 1, width * device_tokens * d_model / t
-        chunk = width * device_tokens * layers / rounds * (sum(named.values()) + d_model if saved == {} else kept) / t
-        activations = ticks * (stream if saved == {} else chunk) + chunk + 2 * micro_batches * stream
+        ticks, stream = step.rounds * step.micro_batches + n['p'] - 1, width * device_tokens * d_model / t
+        chunk = (
+            width * device_tokens * layers / step.rounds * (sum(named.values()) + d_model if saved == {} else kept) / t
+        )
+        activations = ticks * (stream if saved == {} else chunk) + chunk + 2 * step.micro_batches * stream
 
     copies = 0.0
     if unrolled:
@@ -158,21 +130,21 @@ def expected_memory(
     elif platform == 'tpu':
         copies = width * of_layers if width < 4 else 0.0
     elif platform != 'cpu':
-        copies = 4 * layers * d_model * (d_head * n_heads + rows) / t / n['d']
+        copies = 4 * layers * d_model * (d_head * arch.n_heads + rows) / t / n['d']
 
-    table = vocab_size * d_model / t
-    added_up = 4 * table if loss_chunks > 1 else 0.0  # the gradient of the unembedding, over the chunks
-    head = width * device_tokens * (vocab_size / t / loss_chunks + d_model) + added_up
+    table = arch.padded_vocab_size * d_model / t
+    added_up = 4 * table if step.loss_chunks > 1 else 0.0  # the gradient of the unembedding, over the chunks
+    head = width * device_tokens * (arch.padded_vocab_size / t / step.loss_chunks + d_model) + added_up
     # rows that travel over e: in the order of devices, as they arrive, in that of experts, and what these make of them
     inside = platform == 'tpu'  # of products: functions of elements
-    wide = (2 if inside else 4) + gated
+    wide = (2 if inside else 4) + arch.gated
     at_work = 2 * heads + far * (wide * inner + (4 if exchanged else 1) * moe)
     layer = width * device_tokens * (at_work / t + (3 / t + 3) * d_model)
     if unrolled and saved is None:
-        layer = width * device_tokens * ((3 if gated else 2) * inner + 3 * d_model)
+        layer = width * device_tokens * ((3 if arch.gated else 2) * inner + 3 * d_model)
     if not whole:
         layer += (width + (3 if inside else 4)) * one_layer
-    earlier = 4 * shard if passes > 1 else 0.0
+    earlier = 4 * shard if step.passes > 1 else 0.0
     after_loop = 0.0 if unrolled or n['p'] > 1 else added_up or head
     summed = 2 if n['p'] > 1 else 1  # gradients of all passes of a stage, and of one
 
@@ -187,7 +159,7 @@ def expected_memory(
         },
     }  # fmt: skip
     phase = max(phases, key=lambda name: sum(phases[name].values()))
-    parts = {'weights': 4 * shard, 'moments': 4 * moments * shard, 'copies': copies} | phases[phase]
+    parts = {'weights': 4 * shard, 'moments': 4 * step.moments * shard, 'copies': copies} | phases[phase]
     return Memory(**{name: math.ceil(n) for name, n in parts.items()}, phase=phase)
 
 

@@ -22,9 +22,11 @@ Per device and step, T tokens, P parameters of the layers that multiply an activ
 """
 
 import dataclasses
-from collections.abc import Mapping
 
+from pretrax.model.architecture import Architecture
 from pretrax.scale.devices import Device
+from pretrax.scale.flops import causal_keys
+from pretrax.scale.step_facts import StepFacts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,23 +69,7 @@ class Reach:
 # softmax has to wait for its vector unit.
 REACH_GPU = Reach(0.79, 0.52, 0.9)
 REACH_TPU = Reach(0.92, 0.45, 0.9)
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """A decoder, as far as its cost goes. `matmul_params`: of the layers, those that a token visits; `params`: all."""
-
-    n_layers: int
-    d_model: int
-    n_heads: int
-    n_kv_heads: int
-    d_head: int
-    d_ff: int
-    vocab_size: int
-    matmul_params: int
-    params: int
-    keys: float  # that a query meets on average, in a causal layer: L / 2 without windows
-    experts_per_token: int = 0
+_WIDTH = 2  # bytes of bf16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,46 +100,52 @@ class Prediction:
 
 
 def predict(
-    sizes: Sizes, device: Device, mesh: Mapping[str, int], tokens: int, passes: int, recompute: bool, width: int = 2,
-    loss_again: bool = False,
-) -> Prediction | None:  # fmt: skip
-    """The step of a mesh; None for a device whose links are not known.
+    arch: Architecture, n_params: int, sequence_length: int, device: Device, step: StepFacts
+) -> Prediction | None:
+    """Predicts the time of a step in bf16; None for a device whose links are not known.
 
     Args:
-        tokens: of a step, over all devices.
-        passes: forward and backward passes a step.
-        recompute: layers are computed again in the backward pass.
-        width: bytes of the compute dtype.
-        loss_again: the logits are computed again in the backward pass.
+        arch: the decoder.
+        n_params: all parameters of the model.
+        sequence_length: tokens per sequence.
+        device: each device of the mesh.
+        step: how it runs.
     """
     link, bandwidth = _LINKS.get(device.name), device.bandwidth
     if link is None or bandwidth is None:
         return None
+    tokens, passes = step.tokens * step.all_passes, step.all_passes
+    recompute, loss_again = step.saved == {}, step.loss_chunks > 1
+    keys = sum(causal_keys(window, sequence_length) for window in arch.windows) / arch.n_layers
+    experts_per_token = arch.experts_per_token if arch.n_experts else 0
+    head = arch.padded_vocab_size * arch.d_model
+    matmul_params = arch.n_matmul_params - head
     reach = REACH_TPU if device.name.startswith('TPU') else REACH_GPU
-    r, d, e, c, t, p = (mesh.get(axis, 1) for axis in 'rdectp')
+    r, d, e, c, t, p = (step.mesh.get(axis, 1) for axis in 'rdectp')
     devices = r * d * e * c * t * p
     here = tokens / (r * d * e * c)  # tokens of a device
-    layers, s = sizes.n_layers / p, sizes
-    head = s.vocab_size * s.d_model
-    shared = s.matmul_params * tokens / devices
+    layers = arch.n_layers / p
+    shared = matmul_params * tokens / devices
     products = (8 if recompute else 6) * shared / (device.peak('bf16') * reach.products)
-    scores = 4 * s.keys * s.n_heads * s.d_head * here * layers / t * (1 + 2.5 + recompute)
+    scores = 4 * keys * arch.n_heads * arch.d_head * here * layers / t * (1 + 2.5 + recompute)
     attention = scores / (device.peak('bf16') * reach.attention)
-    values = 10 * s.d_model + (3 * s.d_ff * max(1, s.experts_per_token) + 2 * (s.n_heads + 2 * s.n_kv_heads) * s.d_head)
-    elementwise = width * values * here / t * layers * (4 if recompute else 3) / (bandwidth * reach.memory)
-    logits = (5 if loss_again else 4) * width * s.vocab_size * here / t / p / (bandwidth * reach.memory)
+    values = 10 * arch.d_model + (
+        3 * arch.d_ff * max(1, experts_per_token) + 2 * (arch.n_heads + 2 * arch.n_kv_heads) * arch.d_head
+    )
+    elementwise = _WIDTH * values * here / t * layers * (4 if recompute else 3) / (bandwidth * reach.memory)
+    logits = (5 if loss_again else 4) * _WIDTH * arch.padded_vocab_size * here / t / p / (bandwidth * reach.memory)
     unembed = (8 if loss_again else 6) * head * tokens / devices / (device.peak('bf16') * reach.products)
-    update = 28 * s.params / (d * e * t * p) / (bandwidth * reach.memory)
+    update = 28 * n_params / (d * e * t * p) / (bandwidth * reach.memory)
 
     def ring(n: float, size: int) -> float:
         return n * (size - 1) / size / link.inside
 
-    weights = width * s.params / (e * t * p)
+    weights = _WIDTH * n_params / (e * t * p)
     over_d = passes * ring(3 * weights, d)
-    over_t = ring(10 * layers * width * here * s.d_model, t)
-    over_r = 2 * 4 * s.params / (d * e * t * p) * (r - 1) / r / link.between
-    over_e = ring(4 * layers * width * here * s.experts_per_token * s.d_model, e)
-    over_c = (c - 1) * layers * 6 * width * here * s.n_kv_heads * s.d_head / t / link.inside
+    over_t = ring(10 * layers * _WIDTH * here * arch.d_model, t)
+    over_r = 2 * 4 * n_params / (d * e * t * p) * (r - 1) / r / link.between
+    over_e = ring(4 * layers * _WIDTH * here * experts_per_token * arch.d_model, e)
+    over_c = (c - 1) * layers * 6 * _WIDTH * here * arch.n_kv_heads * arch.d_head / t / link.inside
     hidden = max(0.0, over_d - (products + attention + elementwise))
     phases = [
         Phase('products of the layers', products, products, 'products'),
@@ -173,5 +165,5 @@ def predict(
         phases.append(Phase('pipeline bubble', bubble, bubble, 'p'))
         busy += bubble
     used = [phase for phase in phases if phase.seconds]
-    per_token = 6 * (s.matmul_params + head) + 12 * s.keys * s.n_heads * s.d_head * s.n_layers
+    per_token = 6 * (matmul_params + head) + 12 * keys * arch.n_heads * arch.d_head * arch.n_layers
     return Prediction(tuple(used), busy, per_token * tokens / (busy * devices * device.peak('bf16')))

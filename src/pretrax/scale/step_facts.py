@@ -1,0 +1,42 @@
+"""Facts of a training step that its memory and time depend on, besides the architecture."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class StepFacts:
+    """How a training step runs on a mesh.
+
+    Attributes:
+        mesh: size of each mesh axis, 1 if missing. `d`, `t` and `p` shard the weights, `e` those of experts, `r`, `d` and `e`
+            the batch, `c` the sequence.
+        tokens: tokens of one forward pass over the whole mesh (with accumulation: of one micro-batch, not of the batch).
+        platform: 'tpu', 'cuda' or 'cpu'.
+        compute: dtype of matrix products.
+        moments: values of optimizer state per parameter, in f32: AdamW 2, Lion and momentum 1, Adafactor about 0.
+        saved: names of values to 'keep' for the backward pass, which recomputes the others; None: all are kept.
+        unrolled: the program contains every layer, instead of a loop over them.
+        passes: forward and backward passes per step whose gradients are summed.
+        rounds: chunks of layers per stage of a pipeline (`p` > 1).
+        micro_batches: passes per step that a pipeline overlaps, each of `tokens`.
+        loss_chunks: parts of a sequence whose logits exist one after the other.
+    """
+
+    mesh: Mapping[str, int]
+    tokens: int
+    platform: str = 'tpu'
+    compute: Literal['bf16', 'f32'] = 'bf16'
+    moments: float = 2.0
+    saved: Mapping[str, Any] | None = None
+    unrolled: bool = False
+    passes: int = 1
+    rounds: int = 1
+    micro_batches: int = 1
+    loss_chunks: int = 1
+
+    @property
+    def all_passes(self) -> int:
+        """Forward and backward passes per step."""
+        return self.passes * self.micro_batches

@@ -1,0 +1,15 @@
+"""Architectures for tests of formulas: a small GPT without padding, and changes of it."""
+
+import dataclasses
+from typing import Any
+
+from pretrax.model.architecture import Architecture
+from pretrax.model.families import TransformerOptions, resolve
+
+
+def gpt(**changes: Any) -> Architecture:
+    """4 layers of 4 heads, width 64, feed-forward 256 without a gate, 1000 tokens; `changes` are fields."""
+    options = TransformerOptions(family='gpt2', n_layers=4, d_model=64, n_heads=4)
+    vocab_size = changes.get('vocab_size', 1000)
+    changes = {'vocab_size': vocab_size, 'padded_vocab_size': vocab_size} | changes
+    return dataclasses.replace(resolve(options, vocab_size=1000, sequence_length=128), **changes)
