@@ -1,7 +1,6 @@
 """A row of `pretrax bench`, in a process of its own: a run is prepared as `train` does, and a few of its steps are timed.
 
-    python -c 'from pretrax.machine.atomic import write_file
-from pretrax.run.measure import main; main()' CONFIG RESULT STEPS WARMUP
+    python -c 'from pretrax.run.measure import main; main()' CONFIG RESULT STEPS WARMUP
 
 writes what came of it to RESULT, a JSON object with a `status`. Nothing is saved, logged or evaluated.
 """
@@ -23,6 +22,7 @@ import jax
 from pretrax.config import RunConfig, load
 from pretrax.data.batches.prefetch import prefetch
 from pretrax.errors import UserError
+from pretrax.machine.atomic import write_file
 from pretrax.run.program_cache import compile_or_take
 from pretrax.run.setup import Run, memory_of_run, prepare
 from pretrax.scale.devices import lookup
