@@ -30,15 +30,15 @@ config = load(sys.argv[1], ['run_dir=' + sys.argv[2]])
 part('configuration')
 import jax
 from pretrax.run import setup
-from pretrax.run.program_cache import compile_or_take, keep_programs
+from pretrax.run.program_cache import compile_or_load, keep_programs
 from pretrax.train.step import init_state, make_step
 config.run_dir.mkdir(exist_ok=True)
 inner = setup.open_source
 def open_source(*arguments):
     part('devices')
-    found = inner(*arguments)
+    source = inner(*arguments)
     part('data')
-    return found
+    return source
 setup.open_source = open_source
 run = setup.prepare(config, lambda text: None)
 part('model, shapes, report')
@@ -47,11 +47,11 @@ with jax.set_mesh(run.mesh):
     part('initializing weights')
     lowered = make_step(run.recipe).lower(state, run.batch(0))
     part('tracing the step')
-    step, how = compile_or_take(lowered)
+    step, cache = compile_or_load(lowered)
     part('compiling the step')
     jax.block_until_ready(step(state, run.batch(0)))
     part('first step')
-print(json.dumps([how, parts]))
+print(json.dumps([f'loaded the step from {cache}' if cache else 'compiled the step', parts]))
 """
 
 

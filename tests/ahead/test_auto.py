@@ -51,8 +51,8 @@ def test_a_micro_batch_is_measured_said_recorded_and_remembered(cache, tmp_path,
 @pytest.mark.parametrize(
     ('speeds', 'chosen', 'tried', 'ended'),
     [
-        ([100, 150, 151, 400], 4, [1, 2, 4], '4 does not pay'),
-        ([100, 150, 300, 400], 8, [1, 2, 4, 8], 'all at once is the largest'),
+        ([100, 150, 151, 400], 4, [1, 2, 4], '4 is not faster'),
+        ([100, 150, 300, 400], 8, [1, 2, 4, 8], 'the largest is all sequences at once'),
         ([100, 150, 'does not fit: 3 GB of 2 GB'], 2, [1, 2, 4], '4 does not fit: 3 GB of 2 GB'),
     ],
 )

@@ -205,5 +205,5 @@ def test_a_run_of_averaged_weights_is_not_trained_on(run, tmp_path, capsys):
     config = json.loads((tmp_path / 'mean' / 'checkpoints' / '0' / 'manifest.json').read_text())['description'][
         'config'
     ]
-    with pytest.raises(UserError, match='holds weights that were averaged, and no state of a training'):
+    with pytest.raises(UserError, match='holds weights that were averaged, and no training state'):
         pretrain(config_from_values(config), progress=Quiet())

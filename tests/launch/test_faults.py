@@ -77,7 +77,7 @@ def test_two_processes_killed_at_random_end_with_the_loss_of_a_run_left_alone(tm
     assert [event['code'] for event in hurt.events('ended')] == [-9] * 5 + [0]
     assert hurt.losses() == alone.losses()
     assert len(hurt.losses()) == 100
-    assert hurt.said.count('took the compiled step from ') == 5, 'all attempts but the first'
+    assert hurt.said.count('loaded the compiled step from ') == 5, 'all attempts but the first'
     other = (hurt.run_dir / 'output' / 'process-1.txt').read_text()
     assert other.count("cache hit for 'jit__lambda'") >= 5, 'in the other process too'
 

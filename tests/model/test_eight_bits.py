@@ -19,7 +19,7 @@ from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
 from pretrax.shardlib import all_gather, defer_reduction, f32, num, psum, typed_shard_map  # fmt: skip
 from pretrax.train import optimizer
-from pretrax.train.step import Recipe, draws, make_gradients, make_step
+from pretrax.train.step import Recipe, make_gradients, make_step, step_keys
 from run.test_equivalence import fresh_state
 from small import LENGTH, LLAMA, MIXTURE, VOCAB, assert_same, mesh_of, random_batch, random_weights
 
@@ -259,9 +259,9 @@ def test_training_in_eight_bits_ends_beside_the_compute_dtype_and_is_repeated_ex
                     once.append(np.asarray(step(again, chain(0))[0].optimizer.mu.layers.q))
                 assert np.array_equal(once[0], once[1])
                 assert not np.array_equal(once[0], once[2])  # other roundings in another step
-                assert draws(recipe, 0)
+                assert step_keys(recipe, 0)
             else:
-                assert not draws(recipe, 0)
+                assert not step_keys(recipe, 0)
     ends = {matmul: np.mean(values[-20:]) for matmul, values in losses.items()}
     assert losses['compute'][0] > 4.5
     assert ends['compute'] < 1.6  # it has learned: the chain itself has log(4) = 1.39

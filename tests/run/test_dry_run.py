@@ -1,4 +1,4 @@
-"""`pretrax train --dry-run`: it says what a training would do, fails where that would fail, and leaves nothing behind."""
+"""`pretrax train --dry-run`: it reports what `train` would do, fails if `train` would fail, and leaves nothing behind."""
 
 import json
 import pathlib
@@ -24,7 +24,7 @@ def files(directory: pathlib.Path) -> dict[str, tuple[int, bytes]]:
 
 def said_by(values, **options):
     said = []
-    dry_run(config_from_values(values), say=said.append, **options)
+    dry_run(config_from_values(values), report=said.append, **options)
     return said
 
 
@@ -47,13 +47,12 @@ def test_a_run_that_has_not_begun(small, tmp_path, capsys):
     for beginning in [*beginnings, 'memory: ', f'checkpoints: {tmp_path}/run/checkpoints, ']:
         assert [line for line in said if line.startswith(beginning)], beginning
     assert (
-        said[-1]
-        == f'dry run: nothing is in the way of 6 steps; it would begin anew. Nothing was written in {tmp_path}/run'
+        said[-1] == f'dry run: no problem found; the run would start at step 0. Nothing was written in {tmp_path}/run'
     )
 
 
 def test_a_run_that_goes_on(small, tmp_path):
-    """It reads the tokens that the run has prepared, and the checkpoint that it would go on from."""
+    """It reads the tokens that the run has prepared, and the checkpoint that the run would resume from."""
     pretrain(
         config_from_values(small | {'log': {'every': 1}, 'steps': 4, 'checkpoint': {'every': 2}}), progress=Quiet()
     )
@@ -62,8 +61,8 @@ def test_a_run_that_goes_on(small, tmp_path):
     assert files(tmp_path) == before
     assert [line for line in said if line.startswith('tokens: reused from ')]
     assert 'trackers: wandb would be started' in said
-    assert f'; it would go on from step 4, checkpoint {tmp_path}/run/checkpoints/4. ' in said[-1]
-    assert '; all steps are done: it would not train. ' in said_by(small | {'steps': 4})[-1]
+    assert f'; the run would resume from step 4, checkpoint {tmp_path}/run/checkpoints/4. ' in said[-1]
+    assert '; all 4 steps are done, so the run would not train. ' in said_by(small | {'steps': 4})[-1]
 
     with pytest.raises(UserError, match=r'optimizer.learning_rate: 0.01 -> 0.5'):
         said_by(small | {'optimizer': {'learning_rate': 0.5, 'weight_decay': 0.1}})
@@ -71,7 +70,7 @@ def test_a_run_that_goes_on(small, tmp_path):
     chunk.write_bytes(chunk.read_bytes()[:-1])
     said = said_by(small)
     assert [line for line in said if line.startswith('WARNING') and 'checkpoints/4' in line]
-    assert 'would go on from step 2' in said[-1]
+    assert 'would resume from step 2' in said[-1]
 
 
 def test_what_would_fail_fails(small, tmp_path):

@@ -16,6 +16,7 @@ import reference
 from pretrax import config_from_values, pretrain, register
 from pretrax.checkpoint import steps_in
 from pretrax.cli import main
+from pretrax.data.batches.source import Source
 from pretrax.errors import UserError
 from pretrax.observe.metrics import read_metrics
 from pretrax.run import watch
@@ -87,7 +88,7 @@ def test_a_stopped_run_goes_on_bit_by_bit(values, tmp_path):
     assert steps_in(tmp_path / 'run' / 'checkpoints') == [3]
     second = Quiet()
     rest = pretrain(config_from_values(values), progress=second)
-    assert any('continuing from step 3' in line for line in second.said)
+    assert any('resuming from step 3' in line for line in second.said)
 
     assert [without_clock(a) for a in lines_of(values)] == [without_clock(b) for b in lines_of(straight)]
     same = jax.tree.map(np.array_equal, jax.device_get(rest.state), jax.device_get(whole.state))
@@ -98,7 +99,7 @@ def test_a_finished_run_says_so_and_goes_on_with_more_steps(small_values):
     pretrain(config_from_values({**small_values, 'steps': 2}), progress=Quiet())
     again = Quiet()
     result = pretrain(config_from_values({**small_values, 'steps': 2}), progress=again)
-    assert any('all 2 steps are done; give a larger steps=' in line for line in again.said)
+    assert any('all 2 steps are done; to train more, use a larger steps=' in line for line in again.said)
     assert int(result.state.step) == 2
     result = pretrain(config_from_values({**small_values, 'steps': 4}), progress=Quiet())
     assert [line['step'] for line in lines_of(small_values)] == [1, 2, 3, 4]
@@ -202,7 +203,7 @@ def test_the_loss_of_each_source_of_a_mixture_is_told(small_values, documents):
         np.testing.assert_allclose(line[f'val_loss/{name}'], top / bottom, rtol=1e-5)
 
 
-class PoisonedSource:
+class PoisonedSource(Source):
     """Batches for the bigram model; that of step 2 has a target that weighs not-a-number."""
 
     vocab_size = VOCAB
@@ -255,7 +256,7 @@ def test_a_signal_that_comes_twice_at_once_counts_once(capfd, monkeypatch):
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         assert (requests.stop(2), requests.why, ended) == (True, 'signal', [])
-        assert capfd.readouterr().err.count('stopping: this step ends, and the state is saved') == 1
+        assert capfd.readouterr().err.count('stopping after this step, and saving the state') == 1
         later = time.monotonic() + 1.5
         monkeypatch.setattr(watch.time, 'monotonic', lambda: later)
         signal.raise_signal(signal.SIGINT)
@@ -314,7 +315,7 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_goes_on(values, 
 
     rest = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert rest.returncode == 0, rest.stderr
-    assert f'continuing from step {step}' in rest.stdout
+    assert f'resuming from step {step}' in rest.stdout
     whole = lines_of({'run_dir': tmp_path / 'straight'})
     assert len(whole) == 120
     assert [without_clock(line) for line in lines_of(values)] == [without_clock(line) for line in whole]

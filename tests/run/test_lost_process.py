@@ -42,7 +42,7 @@ def test_the_survivor_notices_and_leaves_with_75(tmp_path, victim):
             process.kill()
             process.communicate()
     assert both[1 - victim].returncode == 75, said
-    assert f'process {1 - victim}: another process of this run is lost (no sign of life for 3 s' in said
+    assert f'process {1 - victim}: another process of this run is lost (no heartbeat for 3 s' in said
     stacks = (tmp_path / 'run' / 'stacks' / f'process-{1 - victim}.txt').read_text()
     assert 'Fatal Python error: Aborted' in stacks
     assert 'in train' in stacks
@@ -52,20 +52,20 @@ def test_the_survivor_notices_and_leaves_with_75(tmp_path, victim):
 @pytest.mark.parametrize(
     ('variables', 'section', 'message'),
     [
-        ({'JAX_NUM_PROCESSES': '4'}, {}, 'nothing says which one'),
-        ({'JAX_PROCESS_ID': '0'}, {}, 'nothing says how many there are'),
+        ({'JAX_NUM_PROCESSES': '4'}, {}, 'its number is not set'),
+        ({'JAX_PROCESS_ID': '0'}, {}, 'the number of processes is not set'),
         (
             {'JAX_NUM_PROCESSES': '4', 'JAX_PROCESS_ID': '1'},
             {},
-            '(?s)where the first one listens.*JAX_COORDINATOR_ADDRESS',
+            '(?s)the address of the first process is not set.*JAX_COORDINATOR_ADDRESS',
         ),
         ({'JAX_NUM_PROCESSES': '2', 'JAX_PROCESS_ID': '2', 'JAX_COORDINATOR_ADDRESS': 'a:1'}, {}, 'number 2 of 2'),
-        ({'JAX_NUM_PROCESSES': 'two'}, {}, "JAX_NUM_PROCESSES='two' is no number of processes"),
-        ({'JAX_NUM_PROCESSES': '0'}, {}, "JAX_NUM_PROCESSES='0' is no number of processes"),
+        ({'JAX_NUM_PROCESSES': 'two'}, {}, "JAX_NUM_PROCESSES='two': expected a positive number of processes"),
+        ({'JAX_NUM_PROCESSES': '0'}, {}, "JAX_NUM_PROCESSES='0': expected a positive number of processes"),
         ({'JAX_NUM_PROCESSES': '2'}, {'count': 4}, 'processes.count is 4, but JAX_NUM_PROCESSES=2'),
         ({'JAX_NUM_PROCESSES': '1'}, {'count': 4}, 'processes.count is 4, but JAX_NUM_PROCESSES=1'),
         ({}, {'count': 4}, '(?s)processes.count is 4, but this process is alone.*launch local'),
-        ({}, {'count': 2, 'index': 1}, 'where the first one listens'),
+        ({}, {'count': 2, 'index': 1}, 'the address of the first process is not set'),
     ],
 )
 def test_who_is_who_is_whole_or_refused(values, monkeypatch, variables, section, message):

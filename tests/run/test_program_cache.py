@@ -84,12 +84,12 @@ def test_a_run_takes_the_step_of_the_one_before_and_computes_the_same(tmp_path, 
         order('first'), order('second'), order('cut', cut=f'{cache}/pretrax/xla/*-cache'), order('after'),
         order('without', on=False), order('full', cache=str(disk)),
     )  # fmt: skip
-    took = f'took the compiled step from {cache}/pretrax/xla in '
+    loaded = f'loaded the compiled step from {cache}/pretrax/xla in '
 
     def spoke(said, beginning):
         return [line for line in said if line.startswith(beginning)]
 
-    assert [len(spoke(said, took)) for said, _ in (first, second, cut, after, without, full)] == [0, 1, 0, 1, 0, 0]
+    assert [len(spoke(said, loaded)) for said, _ in (first, second, cut, after, without, full)] == [0, 1, 0, 1, 0, 0]
     assert len(spoke(cut[0], 'WARNING: compiled programs: reading ')) == 1, cut[0]
     (warning,) = spoke(full[0], 'WARNING: compiled programs: writing ')
     assert 'No space left on device' in warning
@@ -144,7 +144,7 @@ def test_a_directory_that_others_can_write_in_is_not_trusted(tmp_path):
     keep_programs(said.append)
     assert jax.config.jax_compilation_cache_dir is None
     assert said == [
-        f'compiled programs are not kept: others may write in {place}; JAX_ENABLE_COMPILATION_CACHE=false switches it off'
+        f'WARNING: compiled programs are not kept: others may write to {place}; JAX_ENABLE_COMPILATION_CACHE=false switches it off'
     ]
 
 

@@ -48,7 +48,7 @@ def test_a_run_is_trained_by_one_process_at_a_time(small):
         assert holder.stdout.readline() == b'held\n'
         with pytest.raises(UserError, match=f'is being trained by process {holder.pid} on ') as refusal:
             pretrain(config_from_values(small), progress=Quiet())
-        assert 'give another name=' in str(refusal.value)
+        assert 'use another name=' in str(refusal.value)
         assert sorted(path.name for path in directory.iterdir()) == ['lock']
         holder.kill()
     assert 'process' in (directory / 'lock').read_text()  # left by the dead process, and no obstacle
@@ -67,7 +67,7 @@ def test_a_file_system_without_locks_is_no_run_that_is_being_trained(tmp_path, m
     with only_one(tmp_path / 'run', said.append):
         assert (tmp_path / 'run' / 'lock').read_text().startswith(f'process {os.getpid()} on ')
     [warning] = said
-    assert 'cannot be locked (No locks available), so a second run could write in it too' in warning
+    assert 'cannot be locked (No locks available), so nothing prevents a second process' in warning
 
 
 def test_a_checkpoint_that_cannot_be_written_is_told_and_tried_again(small):
@@ -80,7 +80,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told_and_tried_again(small):
     obstacle.write_text('')
     result = pretrain(config_from_values(values), progress=progress)
     [warning] = [line for line in progress.said if 'no checkpoint could be written' in line]
-    assert 'Training goes on' in warning
+    assert 'Training continues' in warning
     assert int(result.state.step) == 6
     assert steps_in(run / 'checkpoints') == [4, 6]
 
@@ -123,7 +123,7 @@ def test_an_unreadable_checkpoint_is_told_and_the_one_before_taken(small):
     progress = Quiet()
     pretrain(config_from_values(values), progress=progress)
     assert any(line.startswith(f'WARNING: the checkpoint {directory / "6"} is damaged') for line in progress.said)
-    assert any('continuing from step 4' in line for line in progress.said)
+    assert any('resuming from step 4' in line for line in progress.said)
     after = read_metrics(directory.parent / 'metrics.jsonl')
     assert [line['loss'] for line in after] == [line['loss'] for line in before]
 
@@ -152,10 +152,11 @@ HANGING = """
 import pathlib, sys, time
 sys.path.insert(0, sys.argv[3])
 from pretrax import config_from_values, pretrain, register
+from pretrax.data.batches.source import Source
 from bigram import Bigram
 import json
 
-class Stuck:
+class Stuck(Source):
     vocab_size = 100
     def batch(self, step, rows, batch_rows):
         from small import random_batch
@@ -182,7 +183,7 @@ def test_a_step_that_never_ends_ends_the_process_and_names_the_line(small):
         env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert run.returncode == 75, run.stderr
-    assert 'the process gives up; stacks are in' in run.stdout
+    assert 'the process ends; stacks are in' in run.stdout
     stacks = (Path(small['run_dir']) / 'stacks' / 'process-0.txt').read_text()
-    assert 'File "<string>", line 13 in batch' in stacks
+    assert 'File "<string>", line 14 in batch' in stacks
     assert steps_in(Path(small['run_dir']) / 'checkpoints') == [2]

@@ -8,6 +8,7 @@ import pytest
 
 from pretrax import config_from_values, pretrain, register
 from pretrax.checkpoint import read_description, steps_in
+from pretrax.data.batches.source import Source
 from pretrax.errors import UserError
 from pretrax.observe.metrics import read_metrics
 from pretrax.train.spikes import FEWEST_STEPS, is_spike
@@ -15,7 +16,7 @@ from runs import BIGRAM, Quiet
 from small import VOCAB, random_batch
 
 
-class Poisoned:
+class Poisoned(Source):
     """Batches whose numbers are in `bad` have a target that weighs not-a-number. Remembers which were asked for."""
 
     vocab_size = VOCAB
@@ -52,8 +53,8 @@ def test_after_some_skipped_steps_in_a_row_the_run_goes_back_and_past_the_data(f
     progress = Quiet()
     result = pretrain(config_from_values(faulty), progress=progress)
     # Steps 9, 10, 11 (batches 8, 9, 10) are skipped; the third is known of when step 12 is on its way.
-    [line] = [line for line in progress.said if 'going back' in line]
-    assert 'WARNING: 3 steps in a row were skipped: going back to step 6, and on with batch 12' in line
+    [line] = [line for line in progress.said if 'rolling back' in line]
+    assert 'WARNING: 3 steps in a row were skipped: rolling back to step 6, continuing with batch 12' in line
     assert (int(result.state.step), int(result.state.batch), int(result.state.skipped)) == (14, 20, 0)
     lines = read_metrics(Path(faulty['run_dir']) / 'metrics.jsonl')
     assert [line['step'] for line in lines] == list(range(1, 15))
@@ -96,7 +97,7 @@ def test_without_a_checkpoint_it_goes_back_to_the_beginning(faulty, monkeypatch)
     values = faulty | {'faults': {'rollback_after': 2}, 'checkpoint': {'every': 100}}
     progress = Quiet()
     result = pretrain(config_from_values(values), progress=progress)
-    assert any('going back to step 0, and on with batch 3' in line for line in progress.said)
+    assert any('rolling back to step 0, continuing with batch 3' in line for line in progress.said)
     assert (int(result.state.step), int(result.state.batch)) == (14, 17)
 
 

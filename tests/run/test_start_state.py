@@ -10,7 +10,7 @@ from pretrax import config_from_values, pretrain
 from pretrax.errors import UserError
 from pretrax.observe.metrics import read_metrics
 from pretrax.run.setup import prepare
-from pretrax.run.warm_start import start_state
+from pretrax.run.warm_start import warm_state
 from runs import BIGRAM, Quiet, small_values, write_documents
 
 
@@ -40,7 +40,7 @@ def test_with_optimizer_and_step_a_run_goes_on_as_if_it_were_the_other_one(train
     result = pretrain(config_from_values(again), progress=progress)
     assert losses(tmp_path / 'again') == {step: straight[step] for step in (4, 5, 6)}
     assert int(result.state.step) == 6
-    assert any('the optimizer goes on from theirs; the next step is 4' in line for line in progress.said)
+    assert any('the optimizer is restored; the next step is 4' in line for line in progress.said)
 
     start_of_weights = {'path': str(run), 'step': True}
     weights_alone = values | {'run_dir': str(tmp_path / 'weights'), 'init_from': start_of_weights}
@@ -49,9 +49,9 @@ def test_with_optimizer_and_step_a_run_goes_on_as_if_it_were_the_other_one(train
     assert found[4] == straight[4]
     assert found[5] != straight[5]  # the moments were not there for step 4
 
-    with pytest.raises(UserError, match='is at step 3, and steps is 3'):
+    with pytest.raises(UserError, match='is at step 3, and steps = 3 counts'):
         pretrain(config_from_values(again | {'run_dir': str(tmp_path / 'short'), 'steps': 3}), progress=Quiet())
-    with pytest.raises(UserError, match='of another model or optimizer') as refusal:
+    with pytest.raises(UserError, match='does not match the model or optimizer') as refusal:
         other = again | {'run_dir': str(tmp_path / 'lion'), 'optimizer': {'name': 'sgd', 'learning_rate': 1e-2}}
         pretrain(config_from_values(other), progress=Quiet())
     assert 'optimizer' in str(refusal.value)
@@ -65,11 +65,11 @@ def test_a_partial_start_takes_what_fits_and_says_so(trained, tmp_path):
     prepared = prepare(config_from_values(values | changes), lambda text: None)
     said = []
     with jax.set_mesh(prepared.mesh):
-        state = jax.device_get(start_state(prepared.config.init_from, prepared, said.append))
+        state = jax.device_get(warm_state(prepared.config.init_from, prepared, said.append))
         fresh = jax.device_get(prepared.recipe.model.init(jax.random.fold_in(jax.random.key(0), 0)))
     theirs = prepare(config_from_values(values | {'init_from': str(run)}), lambda text: None)
     with jax.set_mesh(theirs.mesh):
-        whole = jax.device_get(start_state(str(run), theirs, lambda text: None))
+        whole = jax.device_get(warm_state(str(run), theirs, lambda text: None))
     np.testing.assert_array_equal(state.weights.bias, whole.weights.bias)
     np.testing.assert_array_equal(state.weights.table, fresh.table)
     assert any('1 of 2 weights' in line for line in said), said
@@ -79,7 +79,7 @@ def test_a_partial_start_takes_what_fits_and_says_so(trained, tmp_path):
 @pytest.mark.parametrize(
     ('start', 'message'),
     [
-        ({'path': 'hf:somewhere', 'optimizer': True}, 'has nothing but whole weights\nleave out init_from.optimizer'),
+        ({'path': 'hf:somewhere', 'optimizer': True}, 'has only whole weights\nleave out init_from.optimizer'),
         ({'optimizer': True}, 'init_from.path'),
         ({'path': 'runs/a', 'optimiser': True}, 'init_from.optimiser is not a key that exists'),
         ({'path': 'runs/a', 'step': 3}, 'init_from.step is 3'),
@@ -89,4 +89,4 @@ def test_what_is_asked_wrongly_is_told(trained, start, message):
     _, values = trained
     with pytest.raises(UserError, match=message):
         config = config_from_values(values | {'init_from': start})
-        start_state(config.init_from, prepare(config, lambda text: None), print)
+        warm_state(config.init_from, prepare(config, lambda text: None), print)

@@ -34,7 +34,7 @@ def test_a_run_with_its_state_in_host_memory_resumes_to_the_same_losses(values, 
     offloaded = common | {'memory': {'offload': ['optimizer', 'weights']}}
     pretrain(config_from_values(offloaded | {'steps': 3}), progress=Quiet())
     again = Quiet()
-    result = pretrain(config_from_values(offloaded), progress=again)
+    result = pretrain(config_from_values(offloaded), progress=again, verbose=True)
     assert 'offload: optimizer and weights in host memory between steps' in again.said
     kinds = {leaf.sharding.memory_kind for leaf in jax.tree.leaves((result.state.weights, result.state.optimizer.mu))}
     assert kinds == {'pinned_host'}

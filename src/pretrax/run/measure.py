@@ -1,8 +1,8 @@
-"""A row of `pretrax bench`, in a process of its own: a run is prepared as `train` does, and a few of its steps are timed.
+"""One row of `pretrax bench`, in a process of its own: prepares a run as `train` does, and times some of its steps.
 
     python -c 'from pretrax.run.measure import main; main()' CONFIG RESULT STEPS WARMUP
 
-writes what came of it to RESULT, a JSON object with a `status`. Nothing is saved, logged or evaluated.
+writes RESULT, a JSON object with a `status`. Nothing is saved, logged or evaluated.
 """
 
 import contextlib
@@ -23,37 +23,37 @@ from pretrax.config import RunConfig, load
 from pretrax.data.batches.prefetch import prefetch
 from pretrax.errors import UserError
 from pretrax.machine.atomic import write_file
-from pretrax.run.program_cache import compile_or_take
+from pretrax.run.compiled_step import compile_step
 from pretrax.run.setup import Run, memory_of_run, prepare
 from pretrax.scale.devices import lookup
 from pretrax.scale.memory import memory_here, size
-from pretrax.train.step import init_state, make_step
+from pretrax.train.step import init_state
 
 DONE, TOO_LARGE, OUT_OF_MEMORY, REFUSED, FAILED = 'done', 'too large', 'out of memory', 'refused', 'failed'
 
 
 def main() -> None:
-    """The process of a row. What it does not write, its exit code says."""
+    """Measures a configuration, and writes the result or the reason of a failure."""
     config, result, steps, warmup = sys.argv[1:]
     try:
-        found = measure(load(config), int(steps), int(warmup))
+        measured = measure(load(config), int(steps), int(warmup))
     except UserError as error:
         print(error.told(), file=sys.stderr)
-        found = {'status': REFUSED, 'why': error.told().splitlines()[0]}
-    except Exception as error:  # the row ends with it, and its file says so; the traceback is in the output
+        measured = {'status': REFUSED, 'why': error.told().splitlines()[0]}
+    except Exception as error:  # the result names it; the output has the traceback
         ran_out = isinstance(error, jax.errors.JaxRuntimeError) and 'RESOURCE_EXHAUSTED' in str(error)
-        found = {'status': OUT_OF_MEMORY if ran_out else FAILED, 'why': _first_line(error)}
+        measured = {'status': OUT_OF_MEMORY if ran_out else FAILED, 'why': _first_line(error)}
         traceback.print_exc()
-    write_file(pathlib.Path(result), json.dumps(found).encode())
+    write_file(pathlib.Path(result), json.dumps(measured).encode())
 
 
 def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:
-    """Times `steps` steps after `warmup` others, one after the other with a batch fetched ahead, as in training.
+    """Times `steps` steps after `warmup` others, with batches fetched ahead, as in training.
 
     Returns:
-        `status`, the sizes of the run, and, where it ran: `step_seconds` (the median), `tokens_per_second`, `mfu` (of a
-        device whose peak is known), `memory` (bytes: the peak of the fullest device; on a CPU that of the process),
-        `loss` of the last step, `compile_seconds` where it was not taken from an earlier run.
+        `status` and the sizes of the run. If it ran, also `step_seconds` (the median), `tokens_per_second`, `mfu` (if
+        the peak of the device is known), `memory` (bytes: the peak of the fullest device; on a CPU, of the process),
+        `loss` of the last step, and `compile_seconds` if the step was not in the program cache.
 
     Raises:
         UserError: the configuration does not fit the data or the devices.
@@ -62,27 +62,25 @@ def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:
     for line in run.startup:
         print(line, flush=True)
     expected, limit = memory_of_run(run), _memory_of_device(run)
-    found: dict[str, Any] = {
-        'n_params': sum(leaf.size for leaf in jax.tree.leaves(run.like.weights)),
+    sizes: dict[str, Any] = {
+        'n_params': run.n_params,
         'batch_tokens': config.batch.tokens,
         'devices': run.mesh.size,
         'expected_memory': expected.total if expected else None,
     }
     if expected and limit and expected.total > limit:
-        why = f'about {size(expected.total)} a device, and there are {size(limit)}'
-        return {'status': TOO_LARGE, 'why': why, **found}
+        why = f'about {size(expected.total)} per device, which has {size(limit)}'
+        return {'status': TOO_LARGE, 'why': why, **sizes}
     with jax.set_mesh(run.mesh):
         state = init_state(run.recipe, config.seed)
-        began = time.perf_counter()
-        step, how = compile_or_take(make_step(run.recipe).lower(state, run.batch(0)))
-        compiling = time.perf_counter() - began
-        print(f'{how} in {compiling:.1f} s', flush=True)
+        step = compile_step(run, state, run.batch(0))
+        print(step, flush=True)
         ends, metrics = [], None
         with contextlib.closing(prefetch(run.batch, range(warmup + steps), 2)) as batches:
             for batch in batches:
                 before = metrics
-                state, metrics = step(state, batch)
-                if before is not None:  # the device already has the next one to do
+                state, metrics = step.call(state, batch)
+                if before is not None:  # the device already computes the next step
                     jax.block_until_ready(before)
                     ends.append(time.perf_counter())
         assert metrics is not None
@@ -93,19 +91,19 @@ def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:
     speed = config.batch.tokens / seconds
     return {
         'status': DONE,
-        **found,
+        **sizes,
         'step_seconds': seconds,
         'slowest_step_seconds': max(each),
         'tokens_per_second': speed,
         **run.mfu(speed),
         'memory': _peak_memory(run),
         'loss': loss,
-        **({} if how.startswith('took') else {'compile_seconds': compiling}),
+        **({'compile_seconds': step.seconds} if step.is_new else {}),
     }
 
 
 def _memory_of_device(run: Run) -> int | None:
-    """Bytes that a device of the run may take; None: not known. Devices of a CPU share the machine's memory."""
+    """Memory of a device of the run, in bytes; None: not known. The devices of a CPU share the machine's memory."""
     device = run.mesh.local_devices[0]
     if device.platform == 'cpu':
         return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // len(run.mesh.local_devices)
@@ -115,9 +113,9 @@ def _memory_of_device(run: Run) -> int | None:
 
 def _peak_memory(run: Run) -> int:
     peaks = [(device.memory_stats() or {}).get('peak_bytes_in_use') for device in run.mesh.local_devices]
-    told = [peak for peak in peaks if peak is not None]
+    known = [peak for peak in peaks if peak is not None]
     unit = 1 if sys.platform == 'darwin' else 1024
-    return max(told) if told else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return max(known) if known else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _first_line(error: Exception) -> str:

@@ -1,8 +1,9 @@
-"""`batch.micro: auto` on devices that are here: the real step is run with larger and larger micro-batches.
+"""Measures `batch.micro: auto`: runs the real step with larger and larger micro-batches.
 
-It begins with one sequence a pass and at least doubles, always with the same batch, until tokens/s no longer grows by `PAYS`
-or the compiler says that the next one does not fit. The answer is kept in `~/.cache/pretrax/micro.json` (`XDG_CACHE_HOME`
-is respected), one entry for each device, versions and configuration; delete the file to measure anew.
+Starts with one sequence per micro-batch and at least doubles it, always with the same batch, until tokens/s grows by
+less than `MIN_SPEEDUP` or the compiler reports that the next size does not fit. The result is kept in
+`~/.cache/pretrax/micro.json` (or in `XDG_CACHE_HOME`), one entry per device, versions and configuration. Delete the file
+to measure again.
 """
 
 import hashlib
@@ -23,17 +24,17 @@ from pretrax.run.setup import Run, prepare
 from pretrax.scale.memory import memory_here, memory_of, size
 from pretrax.train.step import init_state, make_step
 
-PAYS = 1.02  # a larger micro-batch has to be so much faster
-STEPS = 3  # timed ones of each size, after one that is not; the fastest counts
+MIN_SPEEDUP = 1.02  # of a larger micro-batch
+STEPS = 3  # timed steps per size, after one that is not timed; the fastest counts
 
 
-def measured_micro(config: RunConfig, say: Report, cache: pathlib.Path | None = None) -> tuple[int, str]:
-    """The fastest number of sequences for a device and pass, and why.
+def measured_micro(config: RunConfig, report: Report, cache: pathlib.Path | None = None) -> tuple[int, str]:
+    """The fastest number of sequences per device and micro-batch, and the reason.
 
     Args:
-        config: with numbers for its mesh.
-        say: told what is tried.
-        cache: directory of `micro.json`; None: the user's.
+        config: the run; every axis of its mesh is a number.
+        report: receives a line for each size that is tried.
+        cache: directory of `micro.json`; None: the user's cache.
 
     Raises:
         UserError: not even one sequence fits.
@@ -46,23 +47,23 @@ def measured_micro(config: RunConfig, say: Report, cache: pathlib.Path | None = 
     if isinstance(kept, dict) and isinstance(kept.get('micro'), int) and isinstance(kept.get('why'), str):
         return kept['micro'], f'{kept["why"]}; measured earlier, kept in {path}'
     speeds: dict[int, float] = {}
-    ended = 'all at once is the largest'
+    ended = 'the largest is all sequences at once'
     for micro in _sizes(smallest):
-        say(f'batch.micro: trying {micro}')
+        report(f'batch.micro: trying {micro}')
         speed = _speed(settle(config, micro=micro, origin=''))
         if isinstance(speed, str):
             ended = f'{micro} {speed}'
             break
         before = max(speeds.values(), default=0.0)
         speeds[micro] = speed
-        if speed < PAYS * before:
-            ended = f'{micro} does not pay'
+        if speed < MIN_SPEEDUP * before:
+            ended = f'{micro} is not faster'
             break
     if not speeds:
         raise UserError(f'batch.micro: {ended}\nuse model.save=none, more devices, or a smaller batch.sequence_length')
     best = max(speeds, key=lambda micro: speeds[micro])
-    told = ', '.join(f'{micro}: {speed:,.0f}' for micro, speed in speeds.items())
-    why = f'measured, tokens/s by micro-batch {told}; {ended}'
+    by_size = ', '.join(f'{micro}: {speed:,.0f}' for micro, speed in speeds.items())
+    why = f'measured, tokens/s by micro-batch {by_size}; {ended}'
     return best, f'{why}; {write_entries(path, entries | {key: {"micro": best, "why": why}})}'
 
 
@@ -76,7 +77,7 @@ def _sizes(run: Run) -> list[int]:
 
 
 def _speed(config: RunConfig) -> float | str:
-    """Tokens/s of the real step; or why there are none."""
+    """Tokens/s of the real step, or the reason why it cannot run."""
     run = prepare(config, lambda text: None)
     limit = _limit(run)
     with jax.set_mesh(run.mesh):
@@ -100,7 +101,7 @@ def _speed(config: RunConfig) -> float | str:
 
 
 def _limit(run: Run) -> int | None:
-    """Bytes that a device has for a program. Simulated devices share what the machine has left."""
+    """Memory for a program on one device, in bytes. Simulated devices share the free memory of the machine."""
     device = run.mesh.devices.flat[0]
     if device.platform != 'cpu':
         return memory_here(device)
@@ -108,14 +109,17 @@ def _limit(run: Run) -> int | None:
 
 
 def _key(run: Run) -> str:
-    """What the answer depends on: devices, versions, flags, and all of the configuration that a step is made of."""
+    """Everything that the result depends on: devices, versions, flags, and the keys that affect the step."""
     device = run.mesh.devices.flat[0]
     values = run.config.model_dump(mode='json')
-    made_of = {key: value for key, value in values.items() if not is_harmless(key) and key not in ('data', 'init_from')}
-    said: dict[str, Any] = {
-        'config': made_of | {'mesh': dict(run.mesh.shape), 'memory': values['memory']}, 'versions': versions(),
-        'flags': flags(), 'cores': usable_cores(), 'vocabulary': run.source.vocab_size,
-    }  # fmt: skip
-    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+    affects = {key: value for key, value in values.items() if not is_harmless(key) and key not in ('data', 'init_from')}
+    facts: dict[str, Any] = {
+        'config': affects | {'mesh': dict(run.mesh.shape), 'memory': values['memory']},
+        'versions': versions(),
+        'flags': flags(),
+        'cores': usable_cores(),
+        'vocabulary': run.source.vocab_size,
+    }
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     kind = cpu_name() if device.platform == 'cpu' else device.device_kind
     return f'{run.mesh.size} x {kind} | jax {jax.__version__} | {digest}'

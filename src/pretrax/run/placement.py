@@ -1,8 +1,9 @@
-"""Which device gets which place in the mesh: what talks most lies next to each other, what talks once a step far apart.
+"""The order of the devices in the mesh: the axes that communicate most connect neighbours.
 
-From the outside in: `r` (gradients, once a step), `p` (one activation a micro-batch), `d` (every weight, once or twice a
-pass), `e` and `c` (activations in every layer), `t` (activations, several times in every layer). Slices of TPUs and
-hosts are joined by the slowest network, so `r` is put across them. Inside a slice JAX's `mesh_utils` knows the torus.
+From the outermost axis to the innermost: `r` (gradients, once per step), `p` (one activation per micro-batch), `d`
+(every weight, once or twice per pass), `e` and `c` (activations in every layer), `t` (activations, several times in
+every layer). The network between TPU slices and between hosts is the slowest, so `r` crosses them. Inside a slice, JAX's
+`mesh_utils` knows the torus.
 """
 
 import logging
@@ -17,12 +18,12 @@ OUTSIDE_IN = ('r', 'p', 'd', 'e', 'c', 't')
 
 
 def n_slices(devices: list[Any]) -> int:
-    """How many slices of TPUs these devices are in; 1 for other devices."""
+    """The number of TPU slices that contain these devices; 1 for other devices."""
     return len({getattr(device, 'slice_index', 0) for device in devices})
 
 
 def place(devices: list[Any], sizes: dict[str, int]) -> tuple[np.ndarray, str]:
-    """The devices as an array with a dimension for each of AXES, and where each axis lies, in words."""
+    """The devices as an array with one dimension per mesh axis, in the order of AXES, and a description."""
     shape = [sizes[axis] for axis in OUTSIDE_IN]
     slices = n_slices(devices)
     if devices[0].platform == 'tpu' and sizes['r'] % slices == 0:
@@ -38,18 +39,19 @@ def _on_torus(devices: list[Any], shape: list[int], slices: int) -> np.ndarray:
     from jax.experimental import mesh_utils
 
     inside = [shape[0] // slices, *shape[1:]]
-    logging.getLogger(MESH_LOGGER).setLevel(logging.ERROR)  # it warns of tori it has no rule for
+    logging.getLogger(MESH_LOGGER).setLevel(logging.ERROR)  # it warns about tori that it has no rule for
     try:
-        return mesh_utils.create_hybrid_device_mesh(
-            inside, [slices] + [1] * (len(shape) - 1), devices, allow_split_physical_axes=True
-        ) if slices > 1 else mesh_utils.create_device_mesh(inside, devices, allow_split_physical_axes=True)  # fmt: skip
-    except NotImplementedError:  # no axes of the torus make up this shape: neighbours by number
+        if slices == 1:
+            return mesh_utils.create_device_mesh(inside, devices, allow_split_physical_axes=True)
+        across = [slices] + [1] * (len(shape) - 1)
+        return mesh_utils.create_hybrid_device_mesh(inside, across, devices, allow_split_physical_axes=True)
+    except NotImplementedError:  # the axes of the torus do not make up this shape: devices in the order of their ids
         near = sorted(devices, key=lambda d: (getattr(d, 'slice_index', 0), d.id))
         return np.array(near, dtype=object).reshape(shape)
 
 
 def describe(placed: np.ndarray) -> str:
-    """Which axes lie across slices, across hosts, inside a host: 'r across 2 slices; d across hosts; t inside a host'."""
+    """The axes that cross slices, that cross hosts, and the rest: 'r across 2 slices; d across hosts; t inside a host'."""
     by_reach: dict[str, list[str]] = {}
     for dimension, axis in enumerate(AXES):
         if placed.shape[dimension] > 1:
@@ -64,10 +66,10 @@ def describe(placed: np.ndarray) -> str:
 
 
 def _reach(lines: np.ndarray, placed: np.ndarray) -> str:
-    def together(place: Any) -> int:
-        return max(len({place(device) for device in line}) for line in lines)
+    def most(key: Any) -> int:
+        return max(len({key(device) for device in line}) for line in lines)
 
-    slices, hosts = together(lambda d: getattr(d, 'slice_index', 0)), together(lambda d: d.process_index)
+    slices, hosts = most(lambda d: getattr(d, 'slice_index', 0)), most(lambda d: d.process_index)
     if slices > 1:
         return f'across {slices} slices'
     if hosts > 1:

@@ -1,8 +1,8 @@
-"""Several processes that train one run: which of them this one is, and how it ends when it fails or another one is lost.
+"""Several processes that train one run: the identity of this process, and its end if it or another process fails.
 
-JAX's heartbeats notice a process that was killed, stopped or cut off, in all others and whatever Python is doing there;
-then JAX aborts them. Here that abort becomes stacks, a line that says what has happened, and exit code 75: try again.
-Who starts processes, starts them again and how often is no matter of this file: see `pretrax.launch`.
+JAX's heartbeats notice a process that was killed, stopped or disconnected. JAX then aborts all other processes, whatever
+Python is doing there. This module turns that abort into stacks, an explanation, and exit code 75: try again.
+Starting and restarting processes is the task of `pretrax.launch`.
 """
 
 import ctypes
@@ -26,15 +26,17 @@ from pretrax.config import Processes, RunConfig
 from pretrax.errors import MISTAKE, TRY_AGAIN, UserError
 
 _VARIABLES = {'count': 'JAX_NUM_PROCESSES', 'index': 'JAX_PROCESS_ID', 'coordinator': 'JAX_COORDINATOR_ADDRESS'}
-_kept: list[Any] = []  # what native code holds on to, for as long as the process lives
+_kept: list[Any] = []  # objects that native code uses until the process ends
 
 
 def join_processes(config: RunConfig) -> None:
-    """Joins the other processes of a run, if there are any. Who this one is says `processes:`, else the environment
-    (`JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`, `JAX_COORDINATOR_ADDRESS`), else what JAX finds: Slurm, Open MPI, a TPU.
+    """Joins the other processes of a run, if there are any.
+
+    The identity of this process comes from `processes:`, else from the environment (`JAX_NUM_PROCESSES`,
+    `JAX_PROCESS_ID`, `JAX_COORDINATOR_ADDRESS`), else from what JAX detects: Slurm, Open MPI, a TPU.
 
     Raises:
-        UserError: a part of it is missing or no number, or there are not as many processes as configured.
+        UserError: a part of the identity is missing or not a number, or the number of processes is not the configured one.
     """
     if jax.distributed.is_initialized():
         return
@@ -48,66 +50,81 @@ def join_processes(config: RunConfig) -> None:
         if missing:
             key = missing[0]
             raise UserError(
-                f'processes: this is one of several, but nothing says {_MEANING[key]}\n'
-                f'set {_VARIABLES[key]}, or processes.{key}; `pretrax launch local` sets all of it'
+                f'processes: this process is one of several, but {_MEANING[key]} is not set\n'
+                f'set {_VARIABLES[key]}, or processes.{key}; `pretrax launch local` sets them all'
             )
         count, index, coordinator = given.values()
         if index >= count:
-            raise UserError(f'processes: number {index} of {count}; they are counted from 0')
+            raise UserError(f'processes: number {index} of {count}; expected 0 to {count - 1}')
         _end_well_when_aborted(config.run_dir, index, heartbeat)
-        # Without the word, JAX would take the devices that Slurm means for its own kind of processes.
+        # Otherwise JAX would use the devices that Slurm assigns to its own kind of processes.
         jax.distributed.initialize(
-            coordinator, count, index, heartbeat_timeout_seconds=heartbeat,
+            coordinator,
+            count,
+            index,
+            heartbeat_timeout_seconds=heartbeat,
             cluster_detection_method='deactivate',
-        )  # fmt: skip
-    elif not alone and _may_be_found() and _initialize_as_found(heartbeat):
+        )
+    elif not alone and _may_be_detected() and _initialize_as_detected(heartbeat):
         _end_well_when_aborted(config.run_dir, jax.process_index(), heartbeat)
     count = jax.process_count() if jax.distributed.is_initialized() else 1
     if section.count is not None and section.count != count:
-        found = 'this process is alone' if count == 1 else f'there are {count}'
+        actual = 'this process is alone' if count == 1 else f'there are {count}'
         raise UserError(
-            f'processes.count is {section.count}, but {found}\nstart them with: pretrax launch local '
-            f'CONFIG --processes {section.count}; or leave processes.count out'
+            f'processes.count is {section.count}, but {actual}\nstart them with pretrax launch local '
+            f'CONFIG --processes {section.count}, or leave out processes.count'
         )
 
 
-_MEANING = {'count': 'how many there are', 'index': 'which one', 'coordinator': 'where the first one listens'}
+_MEANING = {
+    'count': 'the number of processes',
+    'index': 'its number',
+    'coordinator': 'the address of the first process',
+}
+
+
+def is_first_process() -> bool:
+    """Whether this process is alone, or the first of several: it writes the files of the run."""
+    return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def _given(section: Processes, key: str) -> Any:
-    """What `processes:` says, else the environment."""
+    """The value of `processes:`, else that of the environment."""
     text, configured = os.environ.get(_VARIABLES[key]), getattr(section, key)
     if text is None or (key != 'count' and configured is not None):
         return configured
     if key == 'coordinator':
         return text
     if not text.isdecimal() or (key == 'count' and int(text) == 0):
-        raise UserError(f'{_VARIABLES[key]}={text!r} is no {"number of processes" if key == "count" else "process"}')
+        expected = 'a positive number of processes' if key == 'count' else 'the number of a process, from 0'
+        raise UserError(f'{_VARIABLES[key]}={text!r}: expected {expected}')
     if configured is not None and configured != int(text):
-        raise UserError(f'processes.count is {configured}, but {_VARIABLES[key]}={text}\ntake one of the two away')
+        raise UserError(f'processes.count is {configured}, but {_VARIABLES[key]}={text}\nremove one of the two')
     return int(text)
 
 
-def _may_be_found() -> bool:
-    """Whether asking JAX is worth it. It would also ask the server of any Kubernetes cluster, often without the right."""
+def _may_be_detected() -> bool:
+    """Whether to ask JAX. It would also ask the server of any Kubernetes cluster, often without permission."""
     several = any(os.environ.get(name, '1') != '1' for name in ('SLURM_NTASKS', 'OMPI_COMM_WORLD_SIZE'))
     return several or importlib.util.find_spec('libtpu') is not None
 
 
-def _initialize_as_found(heartbeat: int) -> bool:
-    """Whether JAX has found other processes, and joined them."""
+def _initialize_as_detected(heartbeat: int) -> bool:
+    """Whether JAX has detected other processes, and joined them."""
     try:
         jax.distributed.initialize(heartbeat_timeout_seconds=heartbeat)
     except ValueError as error:
-        if 'defined' not in str(error):  # 'coordinator_address should be defined': it has found none
+        if 'defined' not in str(error):  # 'coordinator_address should be defined': it has detected none
             raise
         return False
     return True
 
 
 def _end_well_when_aborted(directory: pathlib.Path, index: int, heartbeat: int) -> None:
-    """JAX takes no callback from Python for a lost process (its status cannot be converted), and aborts instead. The
-    handler is called by the thread that aborts, after `faulthandler` has written the stacks of all threads.
+    """Explains JAX's abort after a lost process, and exits with code 75.
+
+    JAX cannot call Python when a process is lost (it cannot convert the status), and aborts instead. The thread that
+    aborts calls this handler, after `faulthandler` has written the stacks of all threads.
     """
     path = directory / 'stacks' / f'process-{index}.txt'
     try:
@@ -115,12 +132,12 @@ def _end_well_when_aborted(directory: pathlib.Path, index: int, heartbeat: int) 
         stacks = path.open('a')
     except OSError as error:
         raise UserError(
-            f'run_dir: {directory} cannot be written: {error.strerror}\ngive another one: run_dir=PATH'
+            f'run_dir: {directory} cannot be written: {error.strerror}\nuse another directory: run_dir=PATH'
         ) from error
-    restore = b'\x1b[?25h' if sys.stdout.isatty() else b''  # the cursor, which a progress bar hides
+    restore = b'\x1b[?25h' if sys.stdout.isatty() else b''  # shows the cursor, which a progress bar hides
     text = (
-        f'\nprocess {index}: another process of this run is lost (no sign of life for {heartbeat} s, or its connection '
-        f'broke), or native code failed, see above\nending with code {TRY_AGAIN}: try again; stacks are in {path}\n'
+        f'\nprocess {index}: another process of this run is lost (no heartbeat for {heartbeat} s, or its connection '
+        f'broke), or native code failed, see above\nexiting with code {TRY_AGAIN}: try again; stacks are in {path}\n'
     ).encode()
 
     def aborted(number: int) -> None:
@@ -130,15 +147,15 @@ def _end_well_when_aborted(directory: pathlib.Path, index: int, heartbeat: int) 
 
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted)
     _kept.extend((stacks, handler))
-    faulthandler.disable()  # if it is on already: it has to be called before ours
+    faulthandler.disable()  # it may be on already, and must be called before ours
     ctypes.CDLL(None).signal(signal.SIGABRT, handler)
     faulthandler.enable(stacks)
 
 
 def ending_at_once[**P, R](train: Callable[P, R]) -> Callable[P, R]:
-    """For a function whose first argument is the configuration: an exception in one of several processes ends it.
+    """Ends one of several processes at once if `train`, whose first argument is the configuration, raises an exception.
 
-    Python's ordinary end would wait in JAX's shutdown for the other processes, which wait for this one in a step.
+    Otherwise Python would wait in JAX's shutdown for the other processes, which wait for this one in a step.
     """
 
     @functools.wraps(train)
@@ -155,13 +172,11 @@ def ending_at_once[**P, R](train: Callable[P, R]) -> Callable[P, R]:
 
 
 def _end(error: BaseException, heartbeat: int) -> NoReturn:
-    if _may_come_of_a_loss(error):
+    if _may_be_a_lost_process(error):
         first = str(error).strip().partition('\n')[0][:200]
-        print(
-            f'{type(error).__name__}: {first}\nperhaps another process is lost: JAX knows in at most {heartbeat} s',
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
-        time.sleep(heartbeat + 5)  # if one is, `aborted` ends the process here
+        notice = f'another process may be lost: JAX notices within {heartbeat} s'
+        print(f'{type(error).__name__}: {first}\n{notice}', file=sys.stderr, flush=True)
+        time.sleep(heartbeat + 5)  # if one is lost, `aborted` ends the process here
     if isinstance(error, UserError):
         print(error.told(), file=sys.stderr)
     else:
@@ -171,8 +186,8 @@ def _end(error: BaseException, heartbeat: int) -> NoReturn:
     os._exit(MISTAKE if isinstance(error, UserError) else 1)
 
 
-def _may_come_of_a_loss(error: BaseException) -> bool:
-    """Whether it may have failed for want of another process: to talk to, or to write a checkpoint with."""
+def _may_be_a_lost_process(error: BaseException) -> bool:
+    """Whether communication with another process, or a checkpoint written together with it, may have failed."""
     words = re.search(r'gloo|nccl|connection|coordination|deadline|unavailable', str(error), re.IGNORECASE)
     return isinstance(error, SaveError) or (
         isinstance(error, ValueError | RuntimeError) and words is not None and not isinstance(error, UserError)

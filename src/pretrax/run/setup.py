@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from pretrax.config import RunConfig, build
 from pretrax.config.batch import describe_batch, micro_batch_size, n_sequences, sequences_per_device
-from pretrax.data.batches.source import DataRequest, HostBatch, Source
+from pretrax.data.batches.source import DataRequest, HostBatch, Source, check_source
 from pretrax.errors import Report, UserError
 from pretrax.model.base import Model, check_model
 from pretrax.model.loss import Batch
@@ -34,7 +34,7 @@ class Run:
 
     config: RunConfig
     mesh: Mesh
-    source: Any
+    source: Source
     recipe: Recipe
     like: TrainState  # shapes, dtypes and shardings of the state
     compute: Literal['bf16', 'f32']  # dtype of matrix products
@@ -57,16 +57,9 @@ class Run:
         return self.place(lambda rows: self.source.batch(step, rows, self.rows))
 
     def validation(self, index: int, part: str = '') -> Batch:
-        """A batch of held-out text from one of `validation_parts`."""
-        held_out = self.validation_parts[part][1]
+        """A batch of held-out text from one of the source's `validation_parts`."""
+        _, held_out = self.source.validation_parts[part]
         return self.place(lambda rows: held_out(index, rows, self.rows))
-
-    @property
-    def validation_parts(self) -> Mapping[str, tuple[float, Callable[[int, slice, int], HostBatch]]]:
-        """{name: (weight in the validation loss, batches)}; the name is '' if the data is not a mixture."""
-        parts = getattr(self.source, 'validation_parts', None)
-        whole = getattr(self.source, 'validation', None)
-        return parts if parts is not None else {'': (1.0, whole)} if whole else {}
 
     def place(self, host: Callable[[slice], HostBatch]) -> Batch:
         """A batch on the devices. Each process asks `host` only for the rows of its own devices."""
@@ -79,7 +72,7 @@ class Run:
                 fetched[start, stop] = host(slice(start, stop))
             return fetched[start, stop]
 
-        def put(field: int, sharding: Any) -> jax.Array:
+        def put(field: int, sharding: Any) -> Any:
             def shard(index: Any) -> np.ndarray:
                 whole: Any = rows_of(index)[field]
                 ordered = whole if order is None else whole[:, order]
@@ -143,13 +136,17 @@ def open_source(config: RunConfig, rows: int, report: Report) -> Source:
     """Opens the data. The first process prepares it; the others then find it prepared."""
     directory = config.run_dir / 'data'
     request = DataRequest(config.seed, config.batch.sequence_length, directory, report, config.steps, rows)
+
+    def build_source() -> Source:
+        return check_source(build('data', config.data, request), config.data.name)
+
     if jax.process_count() == 1:
-        return build('data', config.data, request)
+        return build_source()
     from jax.experimental.multihost_utils import sync_global_devices
 
-    prepared = build('data', config.data, request) if jax.process_index() == 0 else None
+    prepared = build_source() if jax.process_index() == 0 else None
     sync_global_devices('data is prepared')
-    return prepared or build('data', config.data, request)
+    return prepared or build_source()
 
 
 def _build_model(
@@ -160,7 +157,7 @@ def _build_model(
     request = ModelRequest(
         vocab_size=source.vocab_size,
         sequence_length=config.batch.sequence_length,
-        documents_per_row=getattr(source, 'documents_per_row', None),
+        documents_per_row=source.documents_per_row,
         dtype=dtype,
         platform=device.platform,
         mesh=dict(mesh.shape),

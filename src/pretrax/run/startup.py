@@ -4,12 +4,13 @@ The terminal shows the essential lines, or all of them with --verbose. `startup.
 """
 
 import pathlib
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from pretrax.errors import Report
 
 FILE = 'startup.txt'
-ESSENTIAL = {'text', 'data', 'tokens', 'devices', 'mesh', 'batch', 'model', 'compute', 'memory', 'mfu'}
+ESSENTIAL = {'text', 'data', 'tokens', 'mixture', 'devices', 'mesh', 'batch', 'model', 'compute', 'memory', 'mfu'}
 
 
 class StartupLine(NamedTuple):
@@ -23,7 +24,7 @@ class StartupLine(NamedTuple):
 
     @property
     def is_essential(self) -> bool:
-        return self.topic in ESSENTIAL or 'SLOW' in self.text or 'WARNING' in str(self)
+        return not self.topic or self.topic in ESSENTIAL or 'SLOW' in self.text or 'WARNING' in self.topic
 
 
 class StartupReport:
@@ -42,6 +43,11 @@ class StartupReport:
         """Adds a line given as text; a short text before the first colon is its topic."""
         topic, colon, rest = text.partition(': ')
         self.add(StartupLine(topic, rest) if colon and len(topic.split()) < 3 else StartupLine('', text))
+
+    def extend(self, lines: Iterable[StartupLine]) -> None:
+        """Adds lines."""
+        for line in lines:
+            self.add(line)
 
     def write(self, run_dir: pathlib.Path) -> None:
         """Writes all lines to `startup.txt`."""

@@ -1,4 +1,4 @@
-"""A run that was trained or imported before, opened again: to write text, to export it, to train on from it."""
+"""Opens a run that was trained or imported before: to generate text, to export it, or to start another run from it."""
 
 import dataclasses
 import hashlib
@@ -26,7 +26,7 @@ class Trained:
 
     @property
     def pieces(self) -> CheckpointWeights:
-        """The weights, to be read a piece at a time."""
+        """The weights, read piece by piece."""
         return CheckpointWeights(self.directory, self.step)
 
     def weights(self) -> Any:
@@ -36,10 +36,10 @@ class Trained:
 
 
 def open_trained(path: str) -> Trained:
-    """Opens `runs/<name>`, its `checkpoints`, or one of them, on any devices: what it was spread over does not matter.
+    """Opens `runs/<name>`, its `checkpoints`, or one of them, on the devices of this machine.
 
     Raises:
-        UserError: nothing of the kind is there, or its data or tokenizer is gone.
+        UserError: there is no checkpoint, or the data or the tokenizer of the run is gone.
     """
     directory, step = find_checkpoint(pathlib.Path(path))
     description = read_description(directory, step)
@@ -49,30 +49,31 @@ def open_trained(path: str) -> Trained:
     values['mesh'] = {('r' if jax.default_backend() == 'cpu' else 'd'): n}
     values['batch'] = values['batch'] | {'tokens': n * values['batch']['sequence_length'], 'micro': None}
     run = prepare(from_values(values), lambda text: None)
-    wrote, reads = description.get('tokenizer'), getattr(getattr(run.source, 'tokenizer', None), 'sha256', None)
-    if wrote and reads and wrote != reads:
+    trained_with = description.get('tokenizer')
+    current = run.source.tokenizer_sha256
+    if trained_with and current and trained_with != current:
         raise UserError(
             f'{directory.parent} was trained with another tokenizer than its data has now: the text has changed since\n'
-            'bring the text back, or train a run on the new one'
+            'restore the text, or train a run on the new text'
         )
     return Trained(run, directory, step, description)
 
 
 def _tokens_of_the_run(data: dict[str, Any], prepared: pathlib.Path, description: dict[str, Any]) -> dict[str, Any]:
-    """The section `data`, with the tokens that the run was trained on in the place of the text they were made of.
+    """The section `data`, with the tokens that the run was trained on instead of the text.
 
-    The text may have changed since, or be somewhere else; tokenised again it would give another tokenizer.
+    The text may have changed or moved since; tokenizing it again would train another tokenizer.
     """
     if data.get('text') is not None:
-        for place in sorted(prepared.glob('tokens-*')):
-            if open_split(place, 'train').fingerprint == description.get('data'):
-                return {'name': data['name'], 'tokens': str(place)}
+        for path in sorted(prepared.glob('tokens-*')):
+            if open_split(path, 'train').fingerprint == description.get('data'):
+                return {'name': data['name'], 'tokens': str(path)}
     return data
 
 
 def tokenizer_of(run_dir: pathlib.Path, description: dict[str, Any]) -> bytes | None:
-    """The content of the tokenizer.json that a run was trained with, where it has one."""
+    """The content of the tokenizer.json that a run was trained with; None: it has none."""
     sha256 = description.get('tokenizer')
-    found = [run_dir / 'data' / TOKENIZER, *sorted((run_dir / 'data').glob(f'*/{TOKENIZER}'))]
-    contents = [path.read_bytes() for path in found if path.is_file()]
+    paths = [run_dir / 'data' / TOKENIZER, *sorted((run_dir / 'data').glob(f'*/{TOKENIZER}'))]
+    contents = [path.read_bytes() for path in paths if path.is_file()]
     return next((c for c in contents if sha256 in (None, hashlib.sha256(c).hexdigest())), None)

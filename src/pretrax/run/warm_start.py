@@ -1,13 +1,14 @@
-"""`init_from:` weights of another checkpoint at the start of a run: of Hugging Face (hf:DIR_OR_ID), or of a run of ours.
+"""`init_from:` starts a run from the weights of another checkpoint: of Hugging Face (hf:DIR_OR_ID), or of a run.
 
-The weights come a piece at a time and go to where the mesh wants them: no device, and no host, holds them all.
+Weights are read piece by piece and copied to the devices that the mesh assigns them to. No device and no host ever holds
+all of them.
 """
 
 import dataclasses
 import hashlib
 import math
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import jax
@@ -16,7 +17,7 @@ import tokenizers
 
 from pretrax.checkpoint import CheckpointWeights, find_checkpoint, read_description, restore
 from pretrax.config import InitFrom
-from pretrax.errors import UserError
+from pretrax.errors import Report, UserError
 from pretrax.huggingface.configs import compare
 from pretrax.huggingface.model import TOKENIZER, open_model
 from pretrax.model.transformer import Transformer
@@ -27,11 +28,11 @@ from pretrax.train.step import TrainState, init_state
 HF = 'hf:'
 SIZED_BY_VOCABULARY = ('embed', 'unembed')
 
-Piece = tuple[tuple[int, ...], np.ndarray]
+Piece = tuple[tuple[int, ...], np.ndarray]  # its index along the leading dimensions of the weight, and its values
 
 
 class Pieces(Protocol):
-    """Where weights come from."""
+    """Weights that can be read piece by piece."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]: ...
@@ -41,31 +42,31 @@ class Pieces(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """Weights to start from: where they are said to be, their pieces, the rows of their vocabulary, their tokenizer."""
+    """Weights to start from."""
 
-    place: str
+    place: str  # as configured
     pieces: Pieces
-    vocab_size: int | None
+    vocab_size: int | None  # rows of the vocabulary that are tokens
     tokenizer: bytes | None  # content of tokenizer.json
     tokenizer_sha256: str | None
 
 
-def start_state(start: str | InitFrom, run: Run, say: Callable[[str], None]) -> TrainState:
-    """The state that a run starts from, on its devices: weights of elsewhere, and what else the configuration asks for.
+def warm_state(start: str | InitFrom, run: Run, report: Report) -> TrainState:
+    """The state that a run starts from, on its devices: weights of a checkpoint, and its optimizer and step if configured.
 
     Raises:
-        UserError: nothing is there, it has other sizes, or its tokenizer is not the one that made the data's tokens.
+        UserError: there is no checkpoint, its sizes differ, or its tokenizer is not that of the data.
     """
     start = InitFrom(path=start) if isinstance(start, str) else start
     asked = [key for key in ('optimizer', 'step', 'partial') if getattr(start, key)]
     if asked and start.path.startswith(HF):
-        raise UserError(f'init_from: {start.path} has nothing but whole weights\nleave out init_from.{asked[0]}')
+        raise UserError(f'init_from: {start.path} has only whole weights\nleave out init_from.{asked[0]}')
     seed, recipe = run.config.seed, run.recipe
     if start.partial:
         state = init_state(recipe, seed)
-        state = state._replace(weights=_fitting_weights(start.path, run, state.weights, say))
+        state = state._replace(weights=_partial_weights(start.path, run, state.weights, report))
     else:
-        state = init_state(recipe, seed, start_weights(start.path, run, say))
+        state = init_state(recipe, seed, start_weights(start.path, run, report))
     fields = (['optimizer'] if start.optimizer else []) + (['step', 'batch'] if start.step else [])
     if fields:
         directory, step = find_checkpoint(pathlib.Path(start.path))
@@ -73,56 +74,56 @@ def start_state(start: str | InitFrom, run: Run, say: Callable[[str], None]) -> 
         state = state._replace(**restore(directory, step, {field: like[field] for field in fields}))
         if int(state.step) >= run.config.steps:
             raise UserError(
-                f'init_from.step: {start.path} is at step {int(state.step)}, and steps is {run.config.steps}, of the whole\n'
-                'give more steps, or leave init_from.step out'
+                f'init_from.step: {start.path} is at step {int(state.step)}, and steps = {run.config.steps} counts its steps too\n'
+                'use a larger steps=, or leave out init_from.step'
             )
-    told = 'goes on from theirs' if start.optimizer else 'starts afresh'
-    say(f'init_from: the weights of {start.path}; the optimizer {told}; the next step is {int(state.step) + 1}')
+    optimizer = 'is restored' if start.optimizer else 'starts fresh'
+    report(f'init_from: the weights of {start.path}; the optimizer {optimizer}; the next step is {int(state.step) + 1}')
     return state
 
 
-def start_weights(place: str, run: Run, say: Callable[[str], None]) -> Any:
-    """All weights of a run, out of a checkpoint. Raises UserError as `start_state` does."""
+def start_weights(place: str, run: Run, report: Report) -> Any:
+    """All weights of a run, from a checkpoint. Raises UserError as `warm_state` does."""
     like = run.like.weights
-    start = _hugging_face(place, run, like, say) if place.startswith(HF) else _own(place)
-    _check_tokenizer(start, getattr(run.source, 'tokenizer', None), say)
-    weights = _Fitted(start, like, getattr(getattr(run.recipe.model, 'arch', None), 'vocab_size', None), say)
+    start = _hugging_face(place, run, like, report) if place.startswith(HF) else _own(place)
+    _check_tokenizer(start, run.source.tokenizer, report)
+    weights = _FittedPieces(start, like, getattr(getattr(run.recipe.model, 'arch', None), 'vocab_size', None), report)
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: _place(weights.pieces(jax.tree_util.keystr(path, simple=True, separator='.')), leaf), like
     )
 
 
-def _fitting_weights(place: str, run: Run, drawn: Any, say: Callable[[str], None]) -> Any:
-    """Weights that are drawn, but for those that a checkpoint has under the same name and in the same shape."""
+def _partial_weights(place: str, run: Run, drawn: Any, report: Report) -> Any:
+    """Drawn weights, except those that a checkpoint has with the same name and shape."""
     start = _own(place)
-    _check_tokenizer(start, getattr(run.source, 'tokenizer', None), say)
+    _check_tokenizer(start, run.source.tokenizer, report)
     theirs = start.pieces.shapes
     like = jax.tree_util.tree_leaves_with_path(drawn)
     ours = {jax.tree_util.keystr(path, simple=True, separator='.'): leaf.shape for path, leaf in like}
     fits = [name for name, shape in ours.items() if theirs.get(name) == shape]
     if not fits:
-        raise UserError(f'init_from: no weight of {place} has the name and the shape of one of the model')
+        raise UserError(f'init_from: no weight of {place} has the name and shape of a weight of the model')
     count, whole = (sum(math.prod(ours[name]) for name in names) for names in (fits, ours))
-    say(f'init_from: {len(fits)} of {len(ours)} weights, {count:,} of {whole:,} numbers, are those of {place}')
+    report(f'init_from: {len(fits)} of {len(ours)} weights, {count:,} of {whole:,} numbers, are from {place}')
     for name in ours.keys() - fits:
-        there = f'{list(theirs[name])} there' if name in theirs else 'not there'
-        say(f'init_from: {name} is drawn: {list(ours[name])} here, {there}')
+        there = f'{list(theirs[name])} there' if name in theirs else 'missing there'
+        report(f'init_from: {name} is drawn: {list(ours[name])} here, {there}')
     for name in theirs.keys() - ours:
-        say(f'init_from: {name} of {place} is not used: the model has none')
+        report(f'init_from: {name} of {place} is not used: the model has no such weight')
 
-    def one(path: Any, leaf: Any) -> Any:
+    def choose(path: Any, leaf: Any) -> Any:
         name = jax.tree_util.keystr(path, simple=True, separator='.')
         return _place(start.pieces.pieces(name), leaf) if name in fits else leaf
 
-    return jax.tree_util.tree_map_with_path(one, drawn)
+    return jax.tree_util.tree_map_with_path(choose, drawn)
 
 
-def _hugging_face(place: str, run: Run, like: Any, say: Callable[[str], None]) -> Start:
+def _hugging_face(place: str, run: Run, like: Any, report: Report) -> Start:
     model = open_model(place.removeprefix(HF))
     if not isinstance(run.recipe.model, Transformer):
-        raise UserError(f'init_from: {place} is a {model.table.model_type}, and model.name is {run.config.model.name}')
+        raise UserError(f'init_from: {place} is a {model.table.model_type}, but model.name is {run.config.model.name}')
     for note in model.notes:
-        say(f'init_from: {note}')
+        report(f'init_from: {note}')
     theirs, ours = model.arch, run.recipe.model.arch
     differences = compare(theirs, ours, f'in {place}', 'in the configuration')
     resized = ours.vocab_size > theirs.vocab_size
@@ -131,23 +132,23 @@ def _hugging_face(place: str, run: Run, like: Any, say: Callable[[str], None]) -
     if theirs.tied and not ours.tied:
         allowed |= {'tied'}
         like = dataclasses.replace(like, unembed=None)
-    # What the weights are made for. With these the same, any other choice can be computed with them.
+    # Differences that change the shapes or the meaning of weights. Any other choice works with the same weights.
     shaping = [name for name in differences if name not in allowed and _shapes_weights(name)]
     if shaping:
         raise UserError(
             f'init_from: model.{shaping[0]} differs: {differences[shaping[0]]}\n'
-            'leave the sizes out of model: and they are taken from there'
+            'leave the sizes out of model:, and those of the checkpoint are used'
         )
     for name, what in differences.items():
         if name not in allowed:
-            say(f'init_from: model.{name} differs: {what}')
+            report(f'init_from: model.{name} differs: {what}')
     file = model.directory / TOKENIZER
     content = file.read_bytes() if file.is_file() else None
     return Start(place, model.weights(like), theirs.vocab_size, content, None)
 
 
 def _shapes_weights(name: str) -> bool:
-    """Whether a choice decides which weights there are, or their sizes. The others can be changed on purpose."""
+    """Whether a choice decides which weights exist, or their sizes. Other choices may be changed on purpose."""
     return not any(word in name for word in ('rope', 'softcap', 'window', 'every', 'eps', 'query', 'scale', 'offset'))
 
 
@@ -159,31 +160,29 @@ def _own(place: str) -> Start:
     return Start(place, weights, description.get('vocab_size'), content, description.get('tokenizer'))
 
 
-def _check_tokenizer(start: Start, ours: Any, say: Callable[[str], None]) -> None:
-    """Tokens have to mean what they meant: the ids that both tokenizers have stand for the same tokens."""
+def _check_tokenizer(start: Start, ours: Any, report: Report) -> None:
+    """Raises UserError if an id that both tokenizers have is another token in each."""
     content = getattr(ours, 'content', None)
     if content is None or (start.tokenizer is None and start.tokenizer_sha256 is None):
-        say(
-            f'init_from: whether the tokenizer is the one of {start.place} is not known: one of them has no tokenizer.json'
-        )
+        report(f'init_from: cannot compare the tokenizer with that of {start.place}: one of them has no tokenizer.json')
         return
     if ours.sha256 == (start.tokenizer_sha256 or hashlib.sha256(start.tokenizer or b'').hexdigest()):
         return
     if start.tokenizer is None:
         raise UserError(
             f'init_from: {start.place} was trained with another tokenizer (sha256 {start.tokenizer_sha256}), '
-            f'and the data has one of {ours.sha256}\ngive its tokenizer.json: data.tokenizer=PATH'
+            f'and the data with {ours.sha256}\nuse its tokenizer.json: data.tokenizer=PATH'
         )
     before, now = (_by_id(tokenizers.Tokenizer.from_buffer(c)) for c in (start.tokenizer, content))
     differ = sorted(number for number in before.keys() & now.keys() if before[number] != now[number])
     if differ:
         raise UserError(
-            f'init_from: {start.place} was trained with another tokenizer: {len(differ):,} tokens mean something else,\n'
-            f'token {differ[0]} was {before[differ[0]]!r} and is {now[differ[0]]!r} in the data\n'
-            'give its tokenizer.json: data.tokenizer=PATH'
+            f'init_from: {start.place} was trained with another tokenizer: {len(differ):,} ids are other tokens,\n'
+            f'for example id {differ[0]}: {before[differ[0]]!r} there, {now[differ[0]]!r} in the data\n'
+            'use its tokenizer.json: data.tokenizer=PATH'
         )
-    say(
-        f'init_from: the tokenizer of {start.place} is another file; the {len(before.keys() & now.keys()):,} tokens agree'
+    report(
+        f'init_from: the tokenizer of {start.place} is another file, but the {len(before.keys() & now.keys()):,} tokens agree'
     )
 
 
@@ -191,10 +190,10 @@ def _by_id(tokenizer: tokenizers.Tokenizer) -> dict[int, str]:
     return {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
 
 
-class _Fitted:
-    """The pieces of a start, checked against the weights of the run; a smaller vocabulary is filled up."""
+class _FittedPieces:
+    """The pieces of a start, with shapes checked against the weights of the run. A smaller vocabulary is extended."""
 
-    def __init__(self, start: Start, like: Any, vocab_size: int | None, say: Callable[[str], None]):
+    def __init__(self, start: Start, like: Any, vocab_size: int | None, report: Report):
         self.start, self.vocab_size = start, vocab_size
         self.shapes = {
             jax.tree_util.keystr(path, simple=True, separator='.'): leaf.shape
@@ -205,23 +204,25 @@ class _Fitted:
         more = sorted(set(theirs) - set(self.shapes))
         missing = sorted(set(self.shapes) - set(theirs) - ({'unembed'} if self.unties else set()))
         if more or missing:
-            said = [f'{start.place} has {more[0]}, and the model does not'] * bool(more)
-            said += [f'the model has {missing[0]}, and {start.place} does not'] * bool(missing)
-            raise UserError(f'init_from: {"; ".join(said)}\nthe model in the configuration is another one')
+            problems = [f'{start.place} has {more[0]}, and the model does not'] * bool(more)
+            problems += [f'the model has {missing[0]}, and {start.place} does not'] * bool(missing)
+            raise UserError(f'init_from: {"; ".join(problems)}\nuse the model: section of that checkpoint')
         for path, ours in self.shapes.items():
-            found = theirs.get(path, theirs.get('embed'))
-            grows = path in SIZED_BY_VOCABULARY and found and ours[0] >= found[0] and ours[1:] == found[1:]
-            if found != ours and not grows:
+            shape = theirs.get(path, theirs.get('embed'))
+            grows = path in SIZED_BY_VOCABULARY and shape and ours[0] >= shape[0] and ours[1:] == shape[1:]
+            if shape != ours and not grows:
                 raise UserError(
-                    f'init_from: {path} is {list(found or ())} in {start.place}, and the model makes it {list(ours)}\n'
-                    'give model: the sizes of the checkpoint, or leave them out'
+                    f'init_from: {path} is {list(shape or ())} in {start.place}, but {list(ours)} in the model\n'
+                    'use the sizes of the checkpoint in model:, or leave them out'
                 )
         if self.unties:
-            say(f'init_from: the head of {start.place} is its embedding; here it begins as a copy of it')
+            report(
+                f'init_from: {start.place} shares its embedding with its unembedding; here the unembedding starts as a copy'
+            )
         if vocab_size is not None and start.vocab_size is not None and vocab_size > start.vocab_size:
-            say(
+            report(
                 f'init_from: the vocabulary grows from {start.vocab_size:,} to {vocab_size:,}; '
-                'new tokens begin as the mean of the old ones'
+                'new tokens start as the mean of the old ones'
             )
 
     def pieces(self, path: str) -> Iterator[Piece]:
@@ -230,8 +231,10 @@ class _Fitted:
             yield at, self._filled(piece, self.shapes[path]) if path in SIZED_BY_VOCABULARY else piece
 
     def _filled(self, table: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Rows of new tokens are the mean of the old ones, so that none is likelier than an old one. Hewitt 2021,
-        nlp.stanford.edu/~johnhew/vocab-expansion.html. Rows that pad the vocabulary are 0."""
+        """A table with rows for new tokens, which are the mean of the old rows, so that none is likelier than an old one.
+
+        Rows that pad the vocabulary are 0. Hewitt 2021, nlp.stanford.edu/~johnhew/vocab-expansion.html.
+        """
         old = self.start.vocab_size or len(table)
         new = self.vocab_size or old
         if table.shape == shape and new <= old:
@@ -243,7 +246,7 @@ class _Fitted:
 
 
 def _place(pieces: Iterator[Piece], like: jax.ShapeDtypeStruct) -> jax.Array:
-    """An array of pieces, of which each device gets its own slice."""
+    """An array from its pieces; each device gets its own slice."""
     sharding: Any = like.sharding
     indices = {_key(index, like.shape) for index in sharding.addressable_devices_indices_map(like.shape).values()}
     held = {key: np.empty([stop - start for start, stop in key], like.dtype) for key in indices}

@@ -1,6 +1,6 @@
-"""What watches over a training process: signals that ask it to stop or to save, and a clock that notices a hang.
+"""Watches a training process: signals that ask it to stop or to save, and steps that hang.
 
-Exit codes (docs/reliability.md): 0 done, or stopped as asked; 75 there is more to do, start the same command again.
+Exit codes (docs/reliability.md): 0 done, or stopped on request; 75 start the same command again to continue.
 """
 
 import contextlib
@@ -13,37 +13,43 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from pretrax.errors import TRY_AGAIN
+from pretrax.config.schema import Faults
+from pretrax.errors import TRY_AGAIN, Report
 
 TIME_LIMIT = 'time limit'
-_AGREE_EVERY = 20  # steps, where several processes have to come to one answer
+_AGREE_EVERY = 20  # steps, if several processes have to agree
 
 
 class Requests:
-    """What signals and the time limit ask for. The first SIGINT or SIGTERM: save and end; one a second later: end at
-    once. Those in between are the same one: `uv run`, `timeout` and Slurm pass on what the whole process group has got.
-    SIGUSR1: save and go on.
+    """Requests to stop or to save, from signals and from a time limit.
+
+    The first SIGINT or SIGTERM saves and stops; another one, more than a second later, ends the process at once. Signals
+    within that second are copies of the first: `uv run`, `timeout` and Slurm forward signals that the whole process group
+    has received. SIGUSR1 saves and continues.
+
+    Args:
+        minutes: the time limit; None or 0: none.
 
     Attributes:
-        why: in words, why the run is to end; None where it is not.
+        why: the reason to stop; None: continue.
     """
 
-    def __init__(self, time_limit: float | None):
+    def __init__(self, minutes: float | None):
         self.why: str | None = None
         self._save = False
         self._signalled: float | None = None
-        self._limit = time_limit
+        self._limit = 60 * minutes if minutes else None
         self._began = self._newest = time.monotonic()
         self._longest = 0.0
 
     def stop(self, number: int) -> bool:
-        """Whether step `number` is the last. Call it once a step; all processes get the same answer."""
+        """Whether to stop after step `number`. Call it once per step; the answer is the same in all processes."""
         now = time.monotonic()
         self._longest, self._newest = max(self._longest, now - self._newest), now
         if self._limit is not None and now - self._began + 2 * self._longest > self._limit and not self.why:
@@ -52,7 +58,9 @@ class Requests:
             return self.why is not None
         from jax.experimental import multihost_utils
 
-        if multihost_utils.reached_preemption_sync_point(number):  # SIGTERM in any process, at the same step in all
+        if multihost_utils.reached_preemption_sync_point(
+            number
+        ):  # SIGTERM in any process; true at the same step in all
             self.why = 'signal'
             return True
         if number % _AGREE_EVERY == 0:
@@ -63,7 +71,7 @@ class Requests:
         return False
 
     def save(self, number: int) -> bool:
-        """Whether a checkpoint was asked for; in several processes all get the same answer."""
+        """Whether a checkpoint was requested; the answer is the same in all processes."""
         if self._save and (jax.process_count() == 1 or number % _AGREE_EVERY == 0):
             self._save = False
             return True
@@ -71,13 +79,13 @@ class Requests:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator['Requests']:
-        """Signals reach this inside of the block."""
+        """Handles signals inside this context."""
         handlers = {signal.SIGINT: self._asked_to_stop, signal.SIGUSR1: self._asked_to_save}
-        if jax.process_count() == 1:  # otherwise JAX listens for it, see `stop`
+        if jax.process_count() == 1:  # otherwise JAX handles it, see `stop`
             handlers[signal.SIGTERM] = self._asked_to_stop
         try:
             before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        except ValueError:  # not the main thread, as in a notebook's worker: signals are someone else's
+        except ValueError:  # not the main thread, for example in a notebook: others handle the signals
             before = {}
         try:
             yield self
@@ -90,9 +98,11 @@ class Requests:
         if self._signalled is None:
             self._signalled = time.monotonic()
             self.why = 'signal'
-            os.write(2, b'\nstopping: this step ends, and the state is saved; once more: at once, without saving\n')
+            os.write(
+                2, b'\nstopping after this step, and saving the state; press again to stop at once without saving\n'
+            )
             if jax.process_count() > 1:
-                signal.raise_signal(signal.SIGTERM)  # which JAX tells to all processes
+                signal.raise_signal(signal.SIGTERM)  # JAX passes it on to all processes
         elif time.monotonic() - self._signalled > 1:
             os._exit(128 + number)
 
@@ -102,31 +112,33 @@ class Requests:
 
 
 class Watchdog:
-    """Notices a step that does not end: says so, writes the stacks of all threads, and at last ends the process.
+    """Reports a slow step with the stacks of all threads, and ends a process that hangs.
+
+    A step hangs if it takes longer than `faults.hang_seconds` and longer than 20 times the median step. The process then
+    exits with code 75, so that its launcher starts it again.
 
     Args:
-        directory: of the run; stacks go to `<directory>/stacks/process-<i>.txt`.
-        hang_seconds: without a sign of life for so long (or 20 times the median step, if that is more) the process ends
-            with code 75, so that whoever started it starts it again.
-        interval: seconds between stacks that are written whether or not something is wrong; 0 for none.
-        say: told about a slow step.
+        directory: the run directory; stacks are written to `<directory>/stacks/process-<i>.txt`.
+        faults: `hang_seconds`, and `stack_trace_interval_seconds` between stacks that are written in any case.
+        report: receives a line about each slow step.
     """
 
-    SLOW = 10.0  # times the median step, and at least so many seconds, is worth a line and a look
+    SLOW = 10.0  # times the median step, and at least this many seconds
 
-    def __init__(self, directory: pathlib.Path, hang_seconds: float, interval: float, say: Callable[[str], None]):
+    def __init__(self, directory: pathlib.Path, faults: Faults, report: Report):
         self.path = directory / 'stacks' / f'process-{jax.process_index()}.txt'
-        self._hang, self._interval, self._say = hang_seconds, interval, say
+        self._hang, self._interval = faults.hang_seconds, faults.stack_trace_interval_seconds
+        self._report = report
         self._steps: deque[float] = deque(maxlen=100)
         self._alive = time.monotonic()
-        self._told = False
+        self._reported = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name='watchdog', daemon=True)
 
     def __enter__(self) -> 'Watchdog':
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open('ab', buffering=0)  # nothing waits to be written when a disk is full
-        if jax.process_count() == 1:  # otherwise it is on, see `processes.py`, and stays on to the end of the process
+        self._file = self.path.open('ab', buffering=0)  # unbuffered: a full disk must not delay it
+        if jax.process_count() == 1:  # otherwise `processes.py` has enabled it, until the end of the process
             faulthandler.enable(self._file)
         faulthandler.register(signal.SIGUSR2, self._file)
         if self._interval:
@@ -144,24 +156,24 @@ class Watchdog:
         self._file.close()
 
     def alive(self, step: bool = False) -> None:
-        """A sign of life; `step`: it has been a step since the last one, whose length counts."""
+        """Resets the timer. `step`: the time since the last call was a step, and counts for the median."""
         now = time.monotonic()
         if step:
             self._steps.append(now - self._alive)
-        self._alive, self._told = now, False
+        self._alive, self._reported = now, False
 
     def _watch(self) -> None:
         while not self._over.wait(min(1.0, self._hang / 4)):
-            usual = statistics.median(self._steps) if self._steps else 0.0
+            median = statistics.median(self._steps) if self._steps else 0.0
             silent = time.monotonic() - self._alive
-            if silent > max(self._hang, 20 * usual):
-                self._say(f'no step has ended for {silent:.0f} s: the process gives up; stacks are in {self.path}')
+            if silent > max(self._hang, 20 * median):
+                self._report(f'no step has ended for {silent:.0f} s: the process ends; stacks are in {self.path}')
                 self._dump()
                 os._exit(TRY_AGAIN)
-            if self._steps and silent > max(self.SLOW, self.SLOW * usual) and not self._told:
-                self._told = True
-                self._say(
-                    f'this step has taken {silent:.0f} s so far, usually {usual:.2g} s; stacks are in {self.path}'
+            if self._steps and silent > max(self.SLOW, self.SLOW * median) and not self._reported:
+                self._reported = True
+                self._report(
+                    f'this step has taken {silent:.0f} s so far, the median is {median:.2g} s; stacks are in {self.path}'
                 )
                 self._dump()
 
@@ -169,8 +181,8 @@ class Watchdog:
         head = f'\n{time.strftime("%Y-%m-%d %H:%M:%S")} after {time.monotonic() - self._alive:.0f} s\n'.encode()
         try:
             self._file.write(head)
-        except OSError as error:  # a full disk does not keep the watchdog from ending a process that hangs
-            self._say(f'WARNING: {self.path} cannot be written: {error.strerror}; the stacks follow')
+        except OSError as error:  # a full disk must not stop the watchdog
+            self._report(f'WARNING: {self.path} cannot be written: {error.strerror}; the stacks follow')
             faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
         else:
             faulthandler.dump_traceback(self._file, all_threads=True)

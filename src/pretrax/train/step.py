@@ -1,6 +1,6 @@
-"""The training step: state, metrics = step(state, batch). Pure; all of training is this function, again and again.
+"""The training step: state, metrics = step(state, batch). It is pure; training applies it again and again.
 
-Gradients are computed per device with explicit communication (`typed_shard_map`); the update runs on the sharded arrays
+The gradient is computed per device with explicit communication (`typed_shard_map`). The update runs on sharded arrays
 under `jit`, so that norms are global.
 """
 
@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pretrax.model.axes import TOKENS
 from pretrax.model.loss import Batch, LossTerms
-from pretrax.shardlib import (  # fmt: skip
+from pretrax.shardlib import (
     check,
     defer_reduction,
     f32,
@@ -29,6 +29,12 @@ from pretrax.shardlib import (  # fmt: skip
 from pretrax.train.decay import decay_by_weight
 from pretrax.train.host_memory import in_host, on_device, to_host
 from pretrax.train.spikes import FADING, is_spike
+
+Weights = optax.Params  # a pytree of arrays
+Gradient = optax.Updates  # a pytree of arrays, shaped like the weights
+Metrics = dict[str, jax.Array]  # scalars by name
+Gradients = Callable[..., tuple[Gradient, dict[str, Any], dict[str, Any]]]  # weights, batch -> gradient, terms, tables
+Evaluate = Callable[[Weights, Batch], dict[str, tuple[Any, Any]]]  # -> {term: (numerator, denominator)}
 
 
 class Model(Protocol):
@@ -60,130 +66,57 @@ class TrainState(NamedTuple):
     """Everything that training changes."""
 
     step: jax.Array  # i32[]: steps taken, skipped ones included
-    batch: jax.Array  # i32[]: number of the next batch; ahead of `step` where a range of the data was passed over
-    skipped: jax.Array  # i32[]: steps that changed no weight: a gradient that was not finite, or a spike of the loss
-    skipped_in_a_row: jax.Array  # i32[]: of the newest steps, without one that was not skipped between them
-    usual_loss: jax.Array  # f32[3]: fading sums over the steps not skipped: of 1, of the loss, of its square
-    weights: Any
-    optimizer: Any  # Optax's state: arrays shaped and sharded like the weights, and scalars
+    batch: jax.Array  # i32[]: number of the next batch; ahead of `step` after a rollback, which skips batches
+    skipped: jax.Array  # i32[]: steps that changed no weight: the gradient was not finite, or the loss spiked
+    skipped_in_a_row: jax.Array  # i32[]: the newest steps that were skipped without another between them
+    usual_loss: jax.Array  # f32[3]: decaying sums over the steps not skipped: of 1, of the loss, of its square
+    weights: Weights
+    optimizer: optax.OptState  # arrays shaped and sharded like the weights, and scalars
 
 
 class Recipe(NamedTuple):
-    """What a configuration says about the step."""
+    """The parts of a training step that the configuration chooses."""
 
     model: Model | Automatic
     optimizer: optax.GradientTransformation
-    rate: Callable[[Any], Any]  # step -> learning rate
+    rate: Callable[[jax.Array], jax.Array]  # step -> learning rate
     weight_decay: float
-    no_decay: tuple[str, ...]  # patterns on the names of weights
+    no_decay: tuple[str, ...]  # patterns of the names of weights that do not decay
     clip_norm: float | None
-    accumulation: int  # forward and backward passes a step
-    seed: int = 0  # of what a model draws in training
-    offload: tuple[str, ...] = ()  # parts of the state that lie in host memory between steps
-    spike: float | None = None  # a loss so many standard deviations above the usual one is skipped
+    accumulation: int  # forward and backward passes per step
+    seed: int = 0  # of the random numbers that a model draws in training
+    offload: tuple[str, ...] = ()  # parts of the state that are in host memory between steps
+    spike: float | None = None  # a loss this many standard deviations above the usual loss is skipped
 
 
-def make_gradients(
-    model: Model | Automatic, accumulation: int
-) -> Callable[[Any, Batch], tuple[Any, dict[str, Any], Any]]:
-    """weights, batch -> gradient, terms and tables of the mean loss over the batch, whatever the mesh and accumulation.
-
-    A model that draws random numbers (`model.draws`) is given a key for each pass, from the one that comes third.
-    """
-    if isinstance(model, Automatic):
-        return model.make_gradients(accumulation)
-    weights_type = model.Weights
-
-    @typed_shard_map
-    def gradients(
-        weights: weights_type, batch: Batch, drawn: key[''] | None = None
-    ) -> tuple[weights_type, dict[str, f32['']], dict[str, f32['rows columns']]]:
-        counts = {name: psum(TOKENS, count) for name, count in model.denominators(batch).items()}
-        deferred = _defer_replicas(weights)
-
-        def mean_loss(weights: Any, micro: Batch, number: Any, *known: Any) -> tuple[Any, Any]:
-            given = {} if drawn is None else {'key': jax.random.fold_in(drawn, number)}
-            with scope():  # B is a micro-batch here
-                sums = model.loss(weights, micro, *known, **given)
-            tables = {name: table for name, (table, count) in sums.items() if count is None}
-            terms = {name: numerator / counts[name] for name, (numerator, _) in sums.items() if name not in tables}
-            return check(psum(TOKENS, sum(terms.values())), f32[''], 'the loss'), (terms, tables)
-
-        gradient = jax.grad(mean_loss, has_aux=True)
-        if accumulation == 1:
-            total, told = gradient(deferred, batch, 0)
-        else:
-            micros = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
-            known = _survey(model, weights, micros)
-
-            def add(total: Any, one: tuple[Batch, Any]) -> tuple[Any, Any]:
-                new, told = gradient(deferred, *one, *known)
-                return jax.tree.map(jnp.add, total, new), told
-
-            total, told = jax.lax.scan(add, zero_gradient(deferred), (micros, jnp.arange(accumulation)))
-            told = jax.tree.map(lambda x: jnp.sum(x, axis=0), told)
-        return jax.tree.map(_reduce_replicas, total, weights), *jax.tree.map(lambda x: psum(TOKENS, x), told)
-
-    return gradients
-
-
-def _survey(model: Model, weights: Any, micros: Batch) -> tuple[Any, ...]:
-    """What `model.loss` has to know of the whole step before the gradient of any part of it: a forward pass of all.
-
-    For a loss that is not a sum over tokens. Most models need none, and have no `survey`, or one that is None.
-    """
-    survey = getattr(model, 'survey', None)
-    if survey is None:
-        return ()
-
-    def one(_: None, micro: Batch) -> tuple[None, Any]:
-        with scope():
-            return None, survey(weights, micro)
-
-    sums = jax.lax.scan(one, None, micros)[1]
-    return (jax.tree.map(lambda x: psum(TOKENS, jnp.sum(x, axis=0)), sums),)
-
-
-def _defer_replicas(weights: Any) -> Any:
-    """Gradients along the axes that do not shard a weight are added up once a step, not in every layer and pass."""
-    axes = jax.sharding.get_abstract_mesh().manual_axes
-
-    def defer(w: Any) -> Any:
-        return defer_reduction(' '.join(a for a in axes if a not in jax.typeof(w).manual_axis_type.varying), w)
-
-    return jax.tree.map(defer, weights)
-
-
-def _reduce_replicas(gradient: Any, w: Any) -> Any:
-    left = sorted(jax.typeof(gradient).manual_axis_type.varying - jax.typeof(w).manual_axis_type.varying)
-    return psum(' '.join(left), gradient) if left else gradient
-
-
-def make_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
-    """The compiled step; it takes over the state that it is given."""
+def make_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """The jitted training step. It donates its state: the buffers of the argument are reused for the result."""
     gradients = make_gradients(recipe.model, recipe.accumulation)
 
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
-        gradient, terms, tables = gradients(state.weights, batch, *draws(recipe, state.step))
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        gradient, terms, tables = gradients(state.weights, batch, *step_keys(recipe, state.step))
         norm = optax.tree.norm(gradient)
         clip = 1.0 if recipe.clip_norm is None else jnp.minimum(1.0, recipe.clip_norm / (norm + 1e-6))
         gradient = jax.tree.map(lambda g: g * clip, gradient)  # Pascanu et al. 2013, arXiv:1211.5063
         direction, optimizer = recipe.optimizer.update(gradient, state.optimizer, state.weights)
         rate = recipe.rate(state.step)
         decay = decay_by_weight(state.weights, recipe.weight_decay, recipe.no_decay)
-        weights = jax.tree.map(lambda w, u, by: w - rate * (u + by * w), state.weights, direction, decay)
+        weights = jax.tree.map(lambda w, u, d: w - rate * (u + d * w), state.weights, direction, decay)
 
         loss = sum(terms.values())
-        good = jnp.isfinite(norm) & jnp.logical_not(is_spike(loss, state.usual_loss, recipe.spike))
-        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)  # noqa: E731
+        is_good = jnp.isfinite(norm) & jnp.logical_not(is_spike(loss, state.usual_loss, recipe.spike))
+
+        def if_good(new: Any, old: Any) -> Any:
+            return jax.tree.map(lambda a, b: jnp.where(is_good, a, b), new, old)
+
         after = TrainState(
             step=state.step + 1,
             batch=state.batch + 1,
-            skipped=state.skipped + jnp.where(good, 0, 1),
-            skipped_in_a_row=jnp.where(good, 0, state.skipped_in_a_row + 1),
-            usual_loss=keep(FADING * state.usual_loss + jnp.stack([jnp.ones(()), loss, loss**2]), state.usual_loss),
-            weights=keep(weights, state.weights),
-            optimizer=keep(optimizer, state.optimizer),
+            skipped=state.skipped + jnp.where(is_good, 0, 1),
+            skipped_in_a_row=jnp.where(is_good, 0, state.skipped_in_a_row + 1),
+            usual_loss=if_good(FADING * state.usual_loss + jnp.stack([jnp.ones(()), loss, loss**2]), state.usual_loss),
+            weights=if_good(weights, state.weights),
+            optimizer=if_good(optimizer, state.optimizer),
         )
         metrics = {
             'loss': loss,
@@ -201,16 +134,91 @@ def make_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainState,
     return jax.jit(lambda state, batch: step(on_device(state), batch), donate_argnums=0)
 
 
-def draws(recipe: Recipe, step: Any) -> tuple[jax.Array, ...]:
-    """The key of a step, of the seed and the step alone; nothing for a model that draws no random numbers."""
+def make_gradients(model: Model | Automatic, accumulation: int) -> Gradients:
+    """weights, batch -> gradient, terms and tables of the mean loss over the batch, for any mesh and accumulation.
+
+    A model that draws random numbers (`model.draws`) gets a key for each pass, derived from the third argument.
+    """
+    if isinstance(model, Automatic):
+        return model.make_gradients(accumulation)
+    weights_type = model.Weights
+
+    @typed_shard_map
+    def gradients(
+        weights: weights_type, batch: Batch, step_key: key[''] | None = None
+    ) -> tuple[weights_type, dict[str, f32['']], dict[str, f32['rows columns']]]:
+        counts = {name: psum(TOKENS, count) for name, count in model.denominators(batch).items()}
+        deferred = _defer_replicas(weights)
+
+        def mean_loss(weights: weights_type, micro: Batch, number: Any, *survey: Any) -> tuple[f32[''], Any]:
+            keys = {} if step_key is None else {'key': jax.random.fold_in(step_key, number)}
+            with scope():  # B is a micro-batch here
+                sums = model.loss(weights, micro, *survey, **keys)
+            tables = {name: table for name, (table, count) in sums.items() if count is None}
+            terms = {name: numerator / counts[name] for name, (numerator, _) in sums.items() if name not in tables}
+            return check(psum(TOKENS, sum(terms.values())), f32[''], 'the loss'), (terms, tables)
+
+        gradient = jax.grad(mean_loss, has_aux=True)
+        if accumulation == 1:
+            total, (terms, tables) = gradient(deferred, batch, 0)
+        else:
+            micros = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
+            survey = _survey(model, weights, micros)
+
+            def add(total: weights_type, micro: tuple[Batch, Any]) -> tuple[weights_type, Any]:
+                new, aux = gradient(deferred, *micro, *survey)
+                return jax.tree.map(jnp.add, total, new), aux
+
+            total, aux = jax.lax.scan(add, zero_gradient(deferred), (micros, jnp.arange(accumulation)))
+            terms, tables = jax.tree.map(lambda x: jnp.sum(x, axis=0), aux)
+        terms, tables = jax.tree.map(lambda x: psum(TOKENS, x), (terms, tables))
+        return jax.tree.map(_reduce_replicas, total, weights), terms, tables
+
+    return gradients
+
+
+def _survey(model: Model, weights: Weights, micros: Batch) -> tuple[Any, ...]:
+    """(The sums over the whole step that `model.loss` needs, from a forward pass over all micro-batches,), or ().
+
+    For a loss that is not a sum over tokens. Most models need none: their `survey` is None.
+    """
+    survey = getattr(model, 'survey', None)
+    if survey is None:
+        return ()
+
+    def add(_: None, micro: Batch) -> tuple[None, Any]:
+        with scope():
+            return None, survey(weights, micro)
+
+    sums = jax.lax.scan(add, None, micros)[1]
+    return (jax.tree.map(lambda x: psum(TOKENS, jnp.sum(x, axis=0)), sums),)
+
+
+def _defer_replicas(weights: Weights) -> Weights:
+    """Defers the sum of a gradient over the axes that replicate its weight to once per step, not per layer and pass."""
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+
+    def defer(w: jax.Array) -> jax.Array:
+        return defer_reduction(' '.join(a for a in axes if a not in jax.typeof(w).manual_axis_type.varying), w)
+
+    return jax.tree.map(defer, weights)
+
+
+def _reduce_replicas(gradient: jax.Array, w: jax.Array) -> jax.Array:
+    left = sorted(jax.typeof(gradient).manual_axis_type.varying - jax.typeof(w).manual_axis_type.varying)
+    return psum(' '.join(left), gradient) if left else gradient
+
+
+def step_keys(recipe: Recipe, step: jax.Array) -> tuple[jax.Array, ...]:
+    """(The random key of a step,), which depends on the seed and the step alone; () if the model draws nothing."""
     if not getattr(recipe.model, 'draws', False):
         return ()
     of_loss = jax.random.fold_in(jax.random.key(recipe.seed), zlib.crc32(b'loss'))
     return (jax.random.fold_in(of_loss, step),)
 
 
-def make_evaluate(model: Model | Automatic) -> Callable[[Any, Batch], dict[str, tuple[jax.Array, jax.Array]]]:
-    """weights, batch -> numerator and denominator of every term of the loss, added up over the mesh."""
+def make_evaluate(model: Model | Automatic) -> Evaluate:
+    """weights, batch -> numerator and denominator of every term of the loss, summed over the mesh."""
     if isinstance(model, Automatic):
         return model.make_evaluate()
     weights_type = model.Weights
@@ -223,42 +231,42 @@ def make_evaluate(model: Model | Automatic) -> Callable[[Any, Batch], dict[str, 
     return jax.jit(lambda weights, batch: evaluate(on_device(weights), batch))
 
 
-def init_state(recipe: Recipe, seed: int, weights: Any = None) -> TrainState:
-    """A fresh state; every device makes its own slice of the weights, unless they are given."""
+def init_state(recipe: Recipe, seed: int, weights: Weights | None = None) -> TrainState:
+    """A fresh state. Each device makes its own slice of the weights, unless `weights` are given, which are donated."""
 
-    def init(given: Any) -> TrainState:
-        drawn = recipe.model.init(jax.random.fold_in(jax.random.key(seed), 0)) if given is None else on_device(given)
-        return _fresh(recipe, drawn)
+    def init(given: Weights | None) -> TrainState:
+        key = jax.random.fold_in(jax.random.key(seed), 0)
+        return _fresh(recipe, recipe.model.init(key) if given is None else on_device(given))
 
     shardings = state_shardings(recipe, jax.eval_shape(init, weights))
     return jax.jit(init, out_shardings=shardings, donate_argnums=0)(weights)
 
 
-def _fresh(recipe: Recipe, weights: Any) -> TrainState:
+def _fresh(recipe: Recipe, weights: Weights) -> TrainState:
     zero = jnp.zeros((), jnp.int32)
     return TrainState(zero, zero, zero, zero, jnp.zeros(3), weights, recipe.optimizer.init(weights))
 
 
-def state_shardings(recipe: Recipe, like: TrainState) -> Any:
+def state_shardings(recipe: Recipe, like: TrainState) -> TrainState:
     """The sharding of every array of a state: weights by their types, the optimizer's moments like their weights."""
     mesh = jax.sharding.get_mesh()
-    whole = NamedSharding(mesh, PartitionSpec())
+    replicated = NamedSharding(mesh, PartitionSpec())
     model = recipe.model
     prefix = model.shardings(like.weights) if isinstance(model, Automatic) else make_shardings(model.Weights)
     weights = jax.tree.map(lambda sharding, part: jax.tree.map(lambda _: sharding, part), prefix, like.weights)
     flat, shardings = jax.tree_util.tree_leaves_with_path(like.weights), jax.tree.leaves(weights)
     by_path = {path: (w.shape, sharding) for (path, w), sharding in zip(flat, shardings, strict=True)}
 
-    def moment(path: tuple, x: Any) -> Any:
-        """A moment is stored under the path of its weight."""
+    def moment(path: tuple[Any, ...], x: jax.ShapeDtypeStruct) -> NamedSharding:
+        """The path of a moment ends with that of its weight."""
         for start in range(len(path)):
-            shape, sharding = by_path.get(path[start:], (None, whole))
+            shape, sharding = by_path.get(path[start:], (None, replicated))
             if shape == x.shape:
                 return sharding
-        return whole
+        return replicated
 
     moments = jax.tree_util.tree_map_with_path(moment, like.optimizer)
-    scalars: dict[str, Any] = dict.fromkeys(TrainState._fields[:-2], whole)
+    scalars: dict[str, Any] = dict.fromkeys(TrainState._fields[:-2], replicated)
     return in_host(TrainState(**scalars, weights=weights, optimizer=moments), like, recipe.offload)
 
 

@@ -263,7 +263,7 @@ class _Preparation:
                 f'tokens: {split} {counts.documents:,} documents, {counts.tokens:,} tokens{masked}, '
                 f'{(counts.bytes or 0) / counts.tokens:.2f} bytes a token'
             )
-        self.say(f'tokens: written to {place} in {seconds:.1f} s, {n_tokens / seconds / 1e6:.2f} M tokens/s')
+        self.say(f'prepared: {place} in {seconds:.1f} s, {n_tokens / seconds / 1e6:.2f} M tokens/s')
 
 
 def train_on_corpus(corpus: Corpus, say: Say, vocab_size: int, model: ModelName, work: Work) -> Tokenizer:
@@ -280,7 +280,7 @@ def _train(
     with TokenProgress(sum(shard.size for shard in shards), say, 'sample') as progress:
         rows, n_bytes, chosen = sample.sample(engine, shards, progress)
     _refuse_empty(rows)
-    say(f'text: {rows.kept:,} documents, {n_bytes / 1e6:,.1f} MB')
+    say(f'tokenizer: trains on {rows.kept:,} documents, {n_bytes / 1e6:,.1f} MB')
     return train_and_say(chosen, vocab_size, say, model), rows.kept
 
 

@@ -1,0 +1,41 @@
+"""The compiled training step: compiled now, taken from the program cache, or loaded from a file."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from pretrax.model.loss import Batch
+from pretrax.run.program_cache import compile_or_load
+from pretrax.run.setup import Run
+from pretrax.train.step import TrainState, make_step
+
+Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
+LoadStep = Callable[[Run, jax.stages.Lowered], Any]  # the run and the lowered step -> a compiled step
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledStep:
+    """The compiled step, and how it was made."""
+
+    call: Any  # a jax.stages.Compiled; call(state, batch) is a `Step`
+    how: str
+    seconds: float
+    is_new: bool  # compiled now, not loaded
+
+    def __str__(self) -> str:
+        return f'{self.how} in {self.seconds:.1f} s'
+
+
+def compile_step(run: Run, state: TrainState, batch: Batch, load: LoadStep | None = None) -> CompiledStep:
+    """Compiles the step of a run, or loads it. The mesh of the run must be set."""
+    began = time.perf_counter()
+    lowered = make_step(run.recipe).lower(state, batch)
+    if load is None:
+        call, cache = compile_or_load(lowered)
+        how = f'loaded the compiled step from {cache}' if cache else 'compiled the step'
+    else:
+        call, cache, how = load(run, lowered), None, 'loaded the compiled step'
+    return CompiledStep(call, how, time.perf_counter() - began, is_new=load is None and cache is None)

@@ -1,0 +1,46 @@
+"""The state that training starts from: restored from the newest checkpoint, warm from other weights, or fresh."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from pretrax.checkpoint import restore_newest
+from pretrax.errors import Report
+from pretrax.run.resume import check_same_data
+from pretrax.run.setup import Run
+from pretrax.run.warm_start import warm_state
+from pretrax.train.step import TrainState, init_state
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A state to train from, and the checkpoint that it was restored from."""
+
+    state: TrainState
+    step: int = 0  # of the checkpoint; 0: none
+    description: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the checkpoint; {}: none
+
+
+def restore_or_start(run: Run, checkpoints: pathlib.Path, allow_changes: bool, report: Report) -> Start:
+    """Restores the newest readable checkpoint of a run, or starts it. The mesh of the run must be set.
+
+    Raises:
+        UserError: checkpoints exist, but none is readable; the data has changed; or `init_from` does not fit the run.
+    """
+
+    def check(description: dict[str, Any]) -> None:
+        check_same_data(run.config, description, run.source.fingerprint, allow_changes)
+
+    restored = restore_newest(checkpoints, run.like, report, check)
+    if restored is None:
+        return Start(initial_state(run, report))
+    step, state, description = restored
+    report(f'resuming from step {step}, checkpoint {checkpoints / str(step)}')
+    return Start(state, step, description)
+
+
+def initial_state(run: Run, report: Report) -> TrainState:
+    """The state of a run before its first step."""
+    if run.config.init_from:
+        return warm_state(run.config.init_from, run, report)
+    return init_state(run.recipe, run.config.seed)
