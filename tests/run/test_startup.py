@@ -19,9 +19,7 @@ def test_the_terminal_shows_ten_lines_and_the_file_has_all(values):
     shown = start(values)
     assert len(shown) <= 10, shown
     topics = [line.partition(':')[0] for line in shown]
-    assert {'text', 'tokens', 'devices', 'mesh', 'batch', 'model', 'compute', 'memory', 'mfu'} == set(
-        topics
-    )
+    assert {'text', 'tokens', 'devices', 'mesh', 'batch', 'model', 'compute', 'memory', 'mfu'} == set(topics)
     lines = (Path(values['run_dir']) / 'startup.txt').read_text().splitlines()
     assert set(shown) < set(lines)
     assert {'tokenizer', 'documents', 'placement', 'architecture', 'attention', 'layers', 'activations'} <= {

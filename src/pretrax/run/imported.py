@@ -63,7 +63,7 @@ def _write(model: HuggingFaceModel, place: str, directory: pathlib.Path) -> int:
         'config': config.model_dump(mode='json'),
         'tokens': 0,
         'data': None,
-        'tokenizer': getattr(run.source.tokenizer, 'sha256', None),
+        'tokenizer': run.source.tokenizer_sha256,
         'vocab_size': model.arch.vocab_size,
         'imported': {'from': place, 'model_type': model.table.model_type, 'dtype': model.checkpoint.dtype},
     }

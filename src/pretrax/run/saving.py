@@ -15,7 +15,6 @@ def save(
     run: Run, checkpoints: Checkpoints, step: int, state: TrainState, description: dict[str, Any], report: Report
 ) -> None:
     """Starts to write a checkpoint in the background, described by the run and by `description`."""
-    arch = getattr(run.recipe.model, 'arch', None)
     whole = {
         'pretrax': __version__,
         'jax': jax.__version__,
@@ -23,7 +22,7 @@ def save(
         'tokens': step * run.config.batch.tokens,
         'data': run.source.fingerprint,
         'tokenizer': run.source.tokenizer_sha256,
-        'vocab_size': getattr(arch, 'vocab_size', None),
+        'vocab_size': run.recipe.model.vocab_size,
         **description,
     }
     for write in (checkpoints.wait, lambda: checkpoints.save(step, state, whole)):

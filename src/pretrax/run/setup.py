@@ -1,7 +1,7 @@
 """Prepares a run: from a configuration to its mesh, data, model and recipe."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax

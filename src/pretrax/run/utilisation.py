@@ -7,17 +7,17 @@ import jax
 from jax.sharding import Mesh
 
 from pretrax.machine.cpu import measured_cpu
+from pretrax.model.base import Model
 from pretrax.scale.devices import lookup
 from pretrax.scale.flops import FORMULA_VERSION, Flops, flops_per_token, mfu
 
 Utilisation = Callable[[float], dict[str, float]]  # tokens per second -> metrics; none if the peak is not known
 
 
-def training_flops(model: Any, sequence_length: int) -> Flops | None:
+def training_flops(model: Model, sequence_length: int) -> Flops | None:
     """Training FLOPs per token; None if the model has neither an architecture nor FLOPs of its own."""
-    arch = getattr(model, 'arch', None)
+    arch, own = model.arch, model.flops_per_token
     if arch is None:
-        own: Any = getattr(model, 'flops_per_token', None)
         return None if own is None else Flops(own, own)
     return flops_per_token(arch, sequence_length)
 

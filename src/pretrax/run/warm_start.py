@@ -87,7 +87,7 @@ def start_weights(place: str, run: Run, report: Report) -> Any:
     like = run.like.weights
     start = _hugging_face(place, run, like, report) if place.startswith(HF) else _own(place)
     _check_tokenizer(start, run.source.tokenizer, report)
-    weights = _FittedPieces(start, like, getattr(getattr(run.recipe.model, 'arch', None), 'vocab_size', None), report)
+    weights = _FittedPieces(start, like, run.recipe.model.vocab_size, report)
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: _place(weights.pieces(jax.tree_util.keystr(path, simple=True, separator='.')), leaf), like
     )

@@ -6,7 +6,7 @@ under `jit`, so that norms are global.
 
 import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,8 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pretrax.model.axes import TOKENS
-from pretrax.model.loss import Batch, LossTerms
+from pretrax.model.base import AutomaticModel, Model
+from pretrax.model.loss import Batch
 from pretrax.shardlib import (
     check,
     defer_reduction,
@@ -37,31 +38,6 @@ Gradients = Callable[..., tuple[Gradient, dict[str, Any], dict[str, Any]]]  # we
 Evaluate = Callable[[Weights, Batch], dict[str, tuple[Any, Any]]]  # -> {term: (numerator, denominator)}
 
 
-class Model(Protocol):
-    """What trains: a type of weights, their initial values, and a loss that runs per device."""
-
-    Weights: Any
-
-    def init(self, key: jax.Array) -> Any: ...
-
-    def loss(self, weights: Any, batch: Batch) -> LossTerms: ...
-
-    def denominators(self, batch: Batch) -> dict[str, Any]: ...
-
-
-@runtime_checkable
-class Automatic(Protocol):
-    """A model whose code is not per device: XLA shards it, and it brings what `typed_shard_map` gives the others."""
-
-    def init(self, key: jax.Array) -> Any: ...
-
-    def make_gradients(self, accumulation: int) -> Callable[[Any, Batch], tuple[Any, dict[str, Any], dict]]: ...
-
-    def make_evaluate(self) -> Callable[[Any, Batch], dict[str, tuple[Any, Any]]]: ...
-
-    def shardings(self, like: Any) -> Any: ...
-
-
 class TrainState(NamedTuple):
     """Everything that training changes."""
 
@@ -77,7 +53,7 @@ class TrainState(NamedTuple):
 class Recipe(NamedTuple):
     """The parts of a training step that the configuration chooses."""
 
-    model: Model | Automatic
+    model: Model
     optimizer: optax.GradientTransformation
     rate: Callable[[jax.Array], jax.Array]  # step -> learning rate
     weight_decay: float
@@ -127,19 +103,19 @@ def make_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainState,
             'weight_norm': optax.tree.norm(after.weights),
             'skipped_steps': after.skipped,
             'skipped_in_a_row': after.skipped_in_a_row,
-            **(recipe.model.summarize(tables) if tables else {}),  # type: ignore[attr-defined]
+            **(recipe.model.summarize(tables) if tables else {}),
         }
         return to_host(after, recipe.offload), metrics
 
     return jax.jit(lambda state, batch: step(on_device(state), batch), donate_argnums=0)
 
 
-def make_gradients(model: Model | Automatic, accumulation: int) -> Gradients:
+def make_gradients(model: Model, accumulation: int) -> Gradients:
     """weights, batch -> gradient, terms and tables of the mean loss over the batch, for any mesh and accumulation.
 
     A model that draws random numbers (`model.draws`) gets a key for each pass, derived from the third argument.
     """
-    if isinstance(model, Automatic):
+    if isinstance(model, AutomaticModel):
         return model.make_gradients(accumulation)
     weights_type = model.Weights
 
@@ -182,7 +158,7 @@ def _survey(model: Model, weights: Weights, micros: Batch) -> tuple[Any, ...]:
 
     For a loss that is not a sum over tokens. Most models need none: their `survey` is None.
     """
-    survey = getattr(model, 'survey', None)
+    survey = model.survey
     if survey is None:
         return ()
 
@@ -211,15 +187,15 @@ def _reduce_replicas(gradient: jax.Array, w: jax.Array) -> jax.Array:
 
 def step_keys(recipe: Recipe, step: jax.Array) -> tuple[jax.Array, ...]:
     """(The random key of a step,), which depends on the seed and the step alone; () if the model draws nothing."""
-    if not getattr(recipe.model, 'draws', False):
+    if not recipe.model.draws:
         return ()
     of_loss = jax.random.fold_in(jax.random.key(recipe.seed), zlib.crc32(b'loss'))
     return (jax.random.fold_in(of_loss, step),)
 
 
-def make_evaluate(model: Model | Automatic) -> Evaluate:
+def make_evaluate(model: Model) -> Evaluate:
     """weights, batch -> numerator and denominator of every term of the loss, summed over the mesh."""
-    if isinstance(model, Automatic):
+    if isinstance(model, AutomaticModel):
         return model.make_evaluate()
     weights_type = model.Weights
 
@@ -252,7 +228,7 @@ def state_shardings(recipe: Recipe, like: TrainState) -> TrainState:
     mesh = jax.sharding.get_mesh()
     replicated = NamedSharding(mesh, PartitionSpec())
     model = recipe.model
-    prefix = model.shardings(like.weights) if isinstance(model, Automatic) else make_shardings(model.Weights)
+    prefix = model.shardings(like.weights) if isinstance(model, AutomaticModel) else make_shardings(model.Weights)
     weights = jax.tree.map(lambda sharding, part: jax.tree.map(lambda _: sharding, part), prefix, like.weights)
     flat, shardings = jax.tree_util.tree_leaves_with_path(like.weights), jax.tree.leaves(weights)
     by_path = {path: (w.shape, sharding) for (path, w), sharding in zip(flat, shardings, strict=True)}
