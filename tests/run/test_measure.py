@@ -38,7 +38,7 @@ def test_what_cannot_fit_is_not_tried(small, capsys):
     found = measure.measure(config_from_values(small | {'model': model}), 3, 2)
     assert found['status'] == 'too large'
     assert found['expected_memory'] > 1e12
-    assert 'TB a device, and there are ' in found['why']
+    assert 'TB per device, which has ' in found['why']
     assert 'compiled' not in capsys.readouterr().out
 
 
