@@ -7,10 +7,12 @@ import sys
 import time
 from pathlib import Path
 
+from preloaded import programs
 from pretrax.checkpoint import steps_in
 from pretrax.observe.attempts import read_attempts
 from pretrax.observe.metrics import read_metrics
 
+PRETRAX = Path(sys.executable).with_name('pretrax')
 PATIENCE = 300  # seconds for what takes a few on a quiet machine
 
 # A bigram model, and batches that take a moment, as of a slow disk: so a process is killed in the middle of its work.
@@ -64,7 +66,8 @@ def write_run(directory: Path, **changes) -> Path:
 
 def environment(**changes) -> dict[str, str]:
     """Of a user: without the eight devices of the tests, but with their plugins."""
-    kept = {key: value for key, value in os.environ.items() if key != 'XLA_FLAGS'}
+    dropped = {'XLA_FLAGS', *(['JAX_COMPILATION_CACHE_DIR'] if 'XDG_CACHE_HOME' in changes else [])}
+    kept = {key: value for key, value in os.environ.items() if key not in dropped}
     return kept | {'PYTHONPATH': str(Path(__file__).parent), 'JAX_PLATFORMS': 'cpu'} | changes
 
 
@@ -77,14 +80,17 @@ def keeping(directory: Path) -> dict[str, str]:
 
 
 class Launched:
-    """A run under `pretrax launch local`, and what can be seen of it from outside."""
+    """A run under `pretrax launch local`, and what can be seen of it from outside.
 
-    def __init__(self, config: Path, run_dir: Path, *options: str, **changes: str):
+    Forked processes do not stop with SIGSTOP.
+    """
+
+    def __init__(self, config: Path, run_dir: Path, *options: str, forked: bool = True, **changes: str):
         self.run_dir = run_dir
         self._output = run_dir.with_suffix('.txt')
         with self._output.open('w') as output:
             self.process = subprocess.Popen(
-                [sys.executable, '-c', 'from pretrax.cli import main; main()', 'launch', 'local', str(config),
+                [programs() / 'pretrax' if forked else PRETRAX, 'launch', 'local', str(config),
                  f'run_dir={run_dir}', *options],
                 env=environment(**changes), stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip

@@ -65,7 +65,7 @@ def losses(directory: pathlib.Path) -> list[float]:
 def test_a_step_saved_by_one_process_is_run_by_another_without_compiling(tmp_path):
     values = VALUES | {'mesh': {'d': 2}, 'schedule': {'name': 'cosine', 'warmup': 1}}
     (tmp_path / 'a.yaml').write_text(yaml.safe_dump(values))
-    environment = {k: v for k, v in os.environ.items() if k not in ('XLA_FLAGS', 'JAX_ENABLE_COMPILATION_CACHE')}
+    environment = {k: v for k, v in os.environ.items() if k not in ('XLA_FLAGS', 'JAX_COMPILATION_CACHE_DIR')}
     environment |= {'XDG_CACHE_HOME': str(tmp_path), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
 
     def pretrax(*arguments: str) -> str:

@@ -25,6 +25,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+import preloaded
+
 REPOSITORY = Path(__file__).parents[2]
 PAGES = ['README.md', *sorted(f'docs/{path.name}' for path in (REPOSITORY / 'docs').glob('*.md'))]
 COMMAND = re.compile(r'\s*(\$ |[A-Z_]+=\S+ )*(pip|uv|pretrax|python3?|pytest|git|mkdocs)\s')
@@ -32,11 +34,11 @@ COMMAND = re.compile(r'\s*(\$ |[A-Z_]+=\S+ )*(pip|uv|pretrax|python3?|pytest|git
 STEPS = 5
 SMALLER = {
     'configs/quickstart.yaml': {
-        'steps': 3, 'model.n_layers': 1, 'data.text': 'src', 'data.vocab_size': 300, 'batch.tokens': 2048,
+        'steps': 3, 'model.n_layers': 1, 'data.text': 'src/pretrax/model', 'data.vocab_size': 300, 'batch.tokens': 2048,
         'schedule.warmup': 1, 'eval.batches': 1, 'sample.tokens': 8,
     },
     'configs/moe.yaml': {
-        'steps': 2, 'model.n_layers': 1, 'data.text': 'src', 'data.vocab_size': 300, 'batch.tokens': 2048,
+        'steps': 2, 'model.n_layers': 1, 'data.text': 'src/pretrax/model', 'data.vocab_size': 300, 'batch.tokens': 2048,
         'schedule.warmup': 1, 'eval.batches': 1,
     },
     'configs/sweeps/quick.yaml': {
@@ -102,9 +104,10 @@ def few_steps(text):
 def run_page(page, directory, caches, done_before=()):
     """Runs a page and returns what its commands printed."""
     environment = {
-        # a user has no 8 devices, and keeps compiled programs
-        **{k: v for k, v in os.environ.items() if k not in ('XLA_FLAGS', 'JAX_ENABLE_COMPILATION_CACHE')},
-        'PATH': f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}',
+        # a user has no 8 devices
+        **os.environ,
+        'XLA_FLAGS': '--xla_backend_optimization_level=0',
+        'PATH': f'{preloaded.programs()}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}',
         'XDG_CACHE_HOME': str(caches),
         'COLUMNS': '120',
     }
@@ -151,7 +154,6 @@ def after_readme(tmp_path_factory, caches):
     return directory, run_page('README.md', directory, caches)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('page', [page for page in PAGES if any(block.language == 'sh' for block in blocks(page))])
 def test_commands_run(page, after_readme, caches, tmp_path):
     directory, printed = after_readme

@@ -26,7 +26,7 @@ def test_killed_and_hung_processes_of_four_change_nothing(tmp_path, capsys):
     assert len(asked_for) == 1, 'one was asked for with SIGUSR1, at a step on which all processes agree'
 
     killed = []
-    with Launched(config, tmp_path / 'hurt', *four, **keeping(tmp_path / 'cache')) as hurt:
+    with Launched(config, tmp_path / 'hurt', *four, forked=False, **keeping(tmp_path / 'cache')) as hurt:
         for attempt, (process, how) in enumerate([(3, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)], 1):
             hurt.until_checkpoint(attempt)
             killed.append(time.time())

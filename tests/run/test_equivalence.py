@@ -13,6 +13,8 @@ from pretrax.train.decay import DEFAULT_NO_DECAY
 from pretrax.train.step import Recipe, abstract_state, make_step
 from small import GPT2, LLAMA, MIXTURE, assert_same, mesh_of, random_batch, random_weights, transformer
 
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+
 ROWS = 32
 # A large eps: Adam divides each gradient by its size, and would turn rounding noise around a zero into a full step.
 ADAM = {'b1': 0.8, 'b2': 0.9, 'eps': 1e-3}
@@ -46,24 +48,24 @@ def ground_truth(family):
     ('family', 'r', 'd', 't', 'accumulation', 'layers', 'save'),
     [
         ('llama', 1, 1, 1, 1, 'unroll', 'all'),
-        ('llama', 1, 1, 1, 4, 'scan', 'none'),
-        ('llama', 1, 1, 2, 2, 'scan', 'all'),
-        ('llama', 1, 8, 1, 2, 'scan', 'all'),
-        ('llama', 8, 1, 1, 4, 'unroll', 'none'),
-        ('llama', 1, 4, 2, 1, 'unroll', 'none'),
+        slow('llama', 1, 1, 1, 4, 'scan', 'none'),
+        slow('llama', 1, 1, 2, 2, 'scan', 'all'),
+        slow('llama', 1, 8, 1, 2, 'scan', 'all'),
+        slow('llama', 8, 1, 1, 4, 'unroll', 'none'),
+        slow('llama', 1, 4, 2, 1, 'unroll', 'none'),
         ('llama', 2, 2, 2, 2, 'scan', BY_NAME),
-        ('llama', 2, 2, 2, 4, 'unroll', 'all'),
-        ('gpt2', 1, 1, 1, 2, 'scan', BY_NAME),
+        slow('llama', 2, 2, 2, 4, 'unroll', 'all'),
+        slow('gpt2', 1, 1, 1, 2, 'scan', BY_NAME),
         ('gpt2', 1, 8, 1, 1, 'unroll', BY_NAME),
-        ('gpt2', 8, 1, 1, 1, 'scan', 'all'),
-        ('gpt2', 1, 4, 2, 4, 'scan', 'all'),
-        ('gpt2', 2, 2, 2, 1, 'scan', 'none'),
-        ('experts', 1, 1, 1, 1, 'unroll', 'all'),
+        slow('gpt2', 8, 1, 1, 1, 'scan', 'all'),
+        slow('gpt2', 1, 4, 2, 4, 'scan', 'all'),
+        slow('gpt2', 2, 2, 2, 1, 'scan', 'none'),
+        slow('experts', 1, 1, 1, 1, 'unroll', 'all'),
         ('experts', 1, 4, 1, 2, 'scan', 'all'),
-        ('experts', 1, 1, 2, 2, 'scan', 'none'),
-        ('experts', 2, 2, 2, 4, 'scan', BY_NAME),
-        ('experts by batch', 1, 2, 2, 1, 'scan', 'none'),
-        ('experts by batch', 2, 2, 2, 4, 'scan', 'all'),
+        slow('experts', 1, 1, 2, 2, 'scan', 'none'),
+        slow('experts', 2, 2, 2, 4, 'scan', BY_NAME),
+        slow('experts by batch', 1, 2, 2, 1, 'scan', 'none'),
+        slow('experts by batch', 2, 2, 2, 4, 'scan', 'all'),
         ('experts with capacity', 2, 2, 2, 4, 'scan', 'all'),
     ],
 )

@@ -4,11 +4,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 
 import pytest
 
 from launched import PATIENCE, environment, write_run
+from preloaded import programs
 from pretrax import config_from_values, pretrain
 from pretrax.errors import UserError
 from pretrax.observe.attempts import read_attempts
@@ -25,7 +25,7 @@ def test_the_survivor_notices_and_leaves_with_75(tmp_path, victim):
         address = f'localhost:{free.getsockname()[1]}'
     both = [
         subprocess.Popen(
-            [sys.executable, '-c', 'from pretrax.cli import main; main()', 'train', str(config), 'processes.count=2',
+            [programs() / 'pretrax', 'train', str(config), 'processes.count=2',
              f'processes.index={index}', f'processes.coordinator={address}'],
             env=environment(JAX_PROCESS_ID=str(index)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )

@@ -21,6 +21,8 @@ from run.test_equivalence import ADAM, fresh_state
 from runs import BIGRAM, Quiet
 from small import GPT2, LLAMA, MIXTURE, assert_same, mesh_of, random_batch, random_weights, transformer
 
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+
 ROWS = 16
 BALANCED = {'balance_loss': 0.3, 'router_z_loss': 0.02, 'z_loss': 0.02}
 FAMILIES = {
@@ -63,15 +65,14 @@ def one_step(model, mesh):
         return metrics, gradient, jax.device_get(state.weights), step.as_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ('family', 'mesh', 'micro_batches', 'choices'),
     [
         ('llama', {'p': 2}, 4, {'save': {'q': 'keep', 'attention': 'keep'}}),
-        ('llama', {'r': 2, 'p': 4}, 8, {'save': 'none'}),
-        ('gpt2', {'d': 2, 'p': 2}, 2, {'layers': 'unroll'}),
-        ('experts', {'d': 2, 't': 2, 'p': 2}, 4, {'pipeline_rounds': 2, 'save': 'none'}),
-        ('experts by batch', {'t': 2, 'p': 2}, 2, {}),
+        slow('llama', {'r': 2, 'p': 4}, 8, {'save': 'none'}),
+        slow('gpt2', {'d': 2, 'p': 2}, 2, {'layers': 'unroll'}),
+        slow('experts', {'d': 2, 't': 2, 'p': 2}, 4, {'pipeline_rounds': 2, 'save': 'none'}),
+        slow('experts by batch', {'t': 2, 'p': 2}, 2, {}),
     ],
 )
 def test_equals_the_reference_and_sends_what_the_schedule_says(family, mesh, micro_batches, choices):
@@ -114,6 +115,7 @@ def test_evaluation_and_a_round_trip_to_other_stages(tmp_path):
     np.testing.assert_allclose(told, [told[0]] * 3, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_in_stages_evaluates_writes_and_goes_on_without_them(values):
     # 32 sequences: 8 for each of r x d = 4, taken one by one so that the bubble is below a fifth
     values |= {'steps': 2, 'batch': {'tokens': 512, 'sequence_length': 16}, 'mesh': {'r': 2, 'd': 2, 'p': 2},

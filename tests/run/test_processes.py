@@ -4,12 +4,12 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from preloaded import programs
 from pretrax import config_from_values, pretrain
 from pretrax.data.batches.source import DataRequest
 from pretrax.data.options import TextOptions
@@ -18,7 +18,6 @@ from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
 from pretrax.observe.metrics import read_metrics
 from runs import BIGRAM, Quiet
 
-PRETRAX = str(Path(sys.executable).with_name('pretrax'))
 # Without the 8 devices of the tests, and with programs that compile quickly.
 QUIET = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0'}
 
@@ -141,6 +140,6 @@ def run_together(config, run_dir, steps, n_processes, devices, record=None):
 
 def start(config, run_dir, steps, **environment):
     return subprocess.Popen(
-        [PRETRAX, 'train', str(config), f'run_dir={run_dir}', f'steps={steps}'], env=QUIET | environment,
+        [programs() / 'pretrax', 'train', str(config), f'run_dir={run_dir}', f'steps={steps}'], env=QUIET | environment,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip

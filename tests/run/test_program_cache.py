@@ -45,7 +45,7 @@ for order in json.load(sys.stdin):
 
 def run_all(*orders):
     """[(what a run said, its losses), ...]"""
-    environment = {key: value for key, value in os.environ.items() if key != 'XLA_FLAGS'} | {
+    environment = {k: v for k, v in os.environ.items() if k not in ('XLA_FLAGS', 'JAX_COMPILATION_CACHE_DIR')} | {
         'PYTHONPATH': str(Path(__file__).parents[1]), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
     }  # fmt: skip
     done = subprocess.run(

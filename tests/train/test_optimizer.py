@@ -34,7 +34,10 @@ def train(name, mesh, n_steps, **options):
     return losses, early
 
 
-@pytest.mark.parametrize('name', RATES)
+SLOW = {'adafactor', 'lion', 'sgd'}
+
+
+@pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RATES])
 def test_lowers_the_loss_alike_on_any_mesh(name):
     losses, one = train(name, mesh_of(), 20)
     assert losses[-1] < losses[0] - 0.5
