@@ -45,7 +45,7 @@ def test_killed_and_hung_processes_of_four_change_nothing(tmp_path, capsys):
 
     # Asked to stop, all four end after the same step.
     stopped = max(hurt.checkpoints())
-    assert f'Stopped at step {stopped} of 100. The checkpoint is whole.' in hurt.said
+    assert f'Stopped at step {stopped} of 100. The checkpoint is complete.' in hurt.said
     for process in (1, 2, 3):
         output = (hurt.run_dir / 'output' / f'process-{process}.txt').read_text()
         assert f'Stopped at step {stopped} of 100.' in output
