@@ -8,8 +8,8 @@ from pretrax.data.batches.token_source import open_stores
 from token_arrays import ArrayStore
 
 
-def test_grain_gives_the_batches_of_the_source_from_any_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(block_cache, 'MEMORY', 2000)  # so that four threads want different blocks at once
+def test_grain_yields_the_batches_of_the_source_from_any_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(block_cache, 'MEMORY', 2000)  # so four threads need different blocks at once
     monkeypatch.setattr(windows, 'BLOCK', 64)
     lengths = np.random.default_rng(0).integers(1, 40, size=300).tolist()
     source = open_stores(ArrayStore(lengths), None, None, DataRequest(0, 8, tmp_path, lambda _: None))

@@ -9,12 +9,12 @@ from pretrax.data.batches.order import Order, permute, unpermute
 
 
 @given(n=st.integers(1, 3000), seed=st.integers(-(2**70), 2**70), epoch=st.integers(0, 2**40))
-def test_is_a_permutation(n, seed, epoch):
+def test_permute_is_a_permutation(n, seed, epoch):
     assert sorted(permute(np.arange(n), n, seed, np.array(epoch)).tolist()) == list(range(n))
 
 
 @given(n=st.integers(2**40, 2**61), data=st.data())
-def test_stays_in_range_and_apart_where_no_table_would_fit(n, data):
+def test_huge_ranges_need_no_table(n, data):
     index = data.draw(st.lists(st.integers(0, n - 1), unique=True, min_size=1, max_size=50))
     permuted = permute(np.array(index), n, 3, np.array(0))
     assert permuted.min() >= 0
@@ -22,7 +22,7 @@ def test_stays_in_range_and_apart_where_no_table_would_fit(n, data):
     assert len(set(permuted.tolist())) == len(index)
 
 
-def test_each_place_goes_everywhere_equally_often():
+def test_every_index_goes_everywhere_equally_often():
     n, draws = 7, 7000
     epochs = np.arange(draws)
     for index in range(n):
@@ -31,7 +31,7 @@ def test_each_place_goes_everywhere_equally_often():
         assert ((counts - draws / n) ** 2 / (draws / n)).sum() < 33
 
 
-def test_neighbours_part():
+def test_neighbours_are_separated():
     n = 10_000
     permuted = permute(np.arange(n), n, 0, np.array(0))
     assert (np.abs(np.diff(permuted)) < 10).mean() < 0.01
@@ -51,11 +51,11 @@ def test_a_batch_may_span_epochs():
 
 
 def test_the_order_is_the_same_in_every_version():
-    # A run that is continued with another version of this file must go on in the same order.
+    # A run that resumes with another version of this file must keep its order.
     assert permute(np.arange(10), 10, 0, np.array(0)).tolist() == [7, 9, 3, 4, 0, 2, 1, 8, 5, 6]
 
 
-def test_out_of_range_is_refused():
+def test_an_index_out_of_range_is_refused():
     with pytest.raises(ValueError, match=r'range\(10\)'):
         permute(np.array([10]), 10, 0, np.array(0))
 
@@ -80,8 +80,8 @@ def test_every_epoch_has_every_row_once(n, block, window, seed, epoch):
 
 
 @given(**ORDERS)
-def test_a_reader_that_keeps_one_window_reads_each_block_once(n, block, window, seed):
-    """What is said of locality: an LRU cache of `window` blocks, simulated over an epoch."""
+def test_a_cache_of_one_window_reads_each_block_once(n, block, window, seed):
+    """Simulates an LRU cache of `window` blocks over an epoch."""
     kept: dict[int, None] = {}
     n_reads = 0
     for touched in (Order(n, block, seed, window)(np.arange(n)) // block).tolist():
@@ -94,7 +94,7 @@ def test_a_reader_that_keeps_one_window_reads_each_block_once(n, block, window, 
 
 
 @given(data=st.data(), **ORDERS)
-def test_a_stretch_of_an_epoch_lies_in_few_blocks(data, n, block, window, seed):
+def test_consecutive_rows_of_an_epoch_lie_in_few_blocks(data, n, block, window, seed):
     start = data.draw(st.integers(0, n - 1))
     stretch = np.arange(start, data.draw(st.integers(start + 1, n)))
     touched = np.unique(Order(n, block, seed, window)(stretch) // block)
@@ -102,12 +102,12 @@ def test_a_stretch_of_an_epoch_lies_in_few_blocks(data, n, block, window, seed):
 
 
 @given(number=st.lists(st.integers(0, 10**14), min_size=1, max_size=20), **ORDERS)
-def test_rows_in_any_company_are_the_same(n, block, window, seed, number):
+def test_each_row_is_independent_of_the_others_in_the_call(n, block, window, seed, number):
     order = Order(n, block, seed, window)
     assert order(np.array(number)).tolist() == [int(order(np.array([one]))[0]) for one in number]
 
 
-def test_seeking_needs_no_time_or_memory_that_grows():
+def test_seeking_takes_constant_memory():
     order = Order(10**12, 256, 7)
     tracemalloc.start()
     far = order(np.arange(10**15, 10**15 + 64))
@@ -116,7 +116,7 @@ def test_seeking_needs_no_time_or_memory_that_grows():
     assert len(set(far.tolist())) == 64
 
 
-def test_rows_that_come_together_lie_apart():
+def test_a_batch_mixes_distant_rows():
     n, block = 64_000, 10
     rows = Order(n, block, 0)(np.arange(n)).reshape(-1, 64)  # 64 rows a step
     assert all(len(set((step // block).tolist())) > 30 for step in rows), 'a step mixes many blocks'

@@ -16,7 +16,7 @@ def test_yields_in_order_and_ends():
     assert not running()
 
 
-def test_fetches_in_the_background_no_further_ahead_than_depth():
+def test_fetches_in_the_background_at_most_depth_ahead():
     fetched = []
     third = threading.Event()
 
@@ -28,11 +28,11 @@ def test_fetches_in_the_background_no_further_ahead_than_depth():
 
     with contextlib.closing(prefetch(fetch, itertools.count(), depth=2)) as batches:
         assert next(batches) == 0
-        assert third.wait(timeout=60), 'the batches after the first are fetched before they are asked for'
+        assert third.wait(timeout=60), 'later batches are fetched before they are requested'
     assert fetched == [0, 1, 2]
 
 
-def test_an_exception_surfaces_in_its_place():
+def test_an_exception_is_raised_when_its_value_is_due():
     def fetch(index: int) -> int:
         if index == 3:
             raise OSError('the disk is gone')
@@ -45,7 +45,7 @@ def test_an_exception_surfaces_in_its_place():
     assert not running()
 
 
-def test_stop_iteration_in_fetch_is_not_the_end():
+def test_stop_iteration_in_fetch_is_an_error():
     def fetch(index: int) -> int:
         raise StopIteration(index)
 
@@ -60,7 +60,7 @@ def test_closing_ends_the_thread():
     assert not running()
 
 
-def test_a_wait_longer_than_the_patience_is_told():
+def test_a_wait_longer_than_the_patience_is_reported():
     told: list[tuple[int, float]] = []
     release = threading.Event()
 
@@ -71,7 +71,7 @@ def test_a_wait_longer_than_the_patience_is_told():
 
     def stalled(index: int, seconds: float) -> None:
         told.append((index, seconds))
-        release.set()  # only once the consumer has waited for its patience
+        release.set()  # only after the consumer ran out of patience
 
     assert list(prefetch(fetch, range(4), depth=1, patience=0.01, stalled=stalled)) == [0, 1, 2, 3]
     assert [index for index, _ in told] == [2, 2]

@@ -11,7 +11,7 @@ from pretrax.errors import UserError
 
 
 def pack_row_by_row(tokens: np.ndarray, starts: np.ndarray, wanted: np.ndarray) -> HostBatch:
-    """The definition of each array, one token at a time."""
+    """The definition of each array, token by token."""
     rows = []
     for row_tokens, row_starts, row_wanted in zip(tokens.tolist(), starts.tolist(), wanted.tolist(), strict=True):
         row = []
@@ -29,15 +29,15 @@ def pack_row_by_row(tokens: np.ndarray, starts: np.ndarray, wanted: np.ndarray) 
 
 
 @given(st.data(), array_shapes(min_dims=2, max_dims=2, max_side=9))
-def test_equals_the_definition(data, shape):
+def test_pack_rows_equals_the_definition(data, shape):
     shape = (shape[0], shape[1] + 1)
     tokens = data.draw(arrays(np.uint32, shape, elements=st.integers(0, 2**31 - 1)))
     starts = data.draw(arrays(np.bool_, shape))
     wanted = data.draw(arrays(np.bool_, shape))
     everything = np.ones(shape, bool)
-    for counts, meaning in ((None, everything), (wanted, wanted)):
+    for mask, meaning in ((None, everything), (wanted, wanted)):
         for got, expected in zip(
-            pack_rows(tokens, starts, counts), pack_row_by_row(tokens, starts, meaning), strict=True
+            pack_rows(tokens, starts, mask), pack_row_by_row(tokens, starts, meaning), strict=True
         ):
             assert got.dtype == expected.dtype
             np.testing.assert_array_equal(got, expected)
@@ -51,7 +51,7 @@ def test_attention_never_crosses_documents():
 
 
 class Counting(Source):
-    """The least that a plugin has to write."""
+    """The smallest possible plugin."""
 
     vocab_size = 9
 
@@ -91,8 +91,8 @@ def test_a_component_that_is_no_source_is_refused(built, message):
         check_source(built, 'mine')
 
 
-def test_wrong_shapes_are_refused():
+def test_pack_rows_refuses_wrong_shapes():
     with pytest.raises(ValueError, match=r'\[R, L \+ 1\]'):
         pack_rows(np.zeros((2, 5), int), np.zeros((2, 4), bool))
-    with pytest.raises(ValueError, match=r'counts \(2, 4\)'):
+    with pytest.raises(ValueError, match=r'mask \(2, 4\)'):
         pack_rows(np.zeros((2, 5), int), np.zeros((2, 5), bool), np.zeros((2, 4), bool))

@@ -13,7 +13,7 @@ def opened(seed=0, **options):
     return open_synthetic(DataRequest(seed, 64, None, lambda _: None), **options)  # type: ignore[arg-type]
 
 
-def test_rows_depend_on_the_seed_and_their_number_alone():
+def test_rows_depend_only_on_the_seed_and_their_number():
     source = opened(vocab_size=1000, document_length=20)
     assert isinstance(source, Source)
     whole = source.batch(3, slice(None), 8)
@@ -25,7 +25,7 @@ def test_rows_depend_on_the_seed_and_their_number_alone():
     assert source.validation(3, slice(None), 8).tokens.tolist() != whole.tokens.tolist()
 
 
-def test_documents_and_frequencies():
+def test_document_lengths_and_token_frequencies():
     source = opened(vocab_size=1000, document_length=20)
     batch = source.batch(0, slice(None), 2000)
     assert (batch.segments.max(), source.documents_per_row) == (4, 4)
@@ -33,17 +33,17 @@ def test_documents_and_frequencies():
     assert batch.tokens.min() == 0
     assert batch.tokens.max() == 999
     frequency = np.bincount(batch.tokens.ravel(), minlength=1000) / batch.tokens.size
-    # The law: log(1 + 1/k) / log(1001) is the share of token k - 1.
+    # Token k - 1 has the share log(1 + 1/k) / log(1001).
     np.testing.assert_allclose(frequency[:5], np.log(1 + 1 / np.arange(1, 6)) / np.log(1001), rtol=0.05)
     assert opened(vocab_size=10).documents_per_row == 1
 
 
-def test_nonsense_is_refused():
+def test_a_vocabulary_of_one_token_is_refused():
     with pytest.raises(UserError, match='vocab_size=1'):
         opened(vocab_size=1)
 
 
-def test_a_configuration_names_it():
+def test_a_configuration_selects_it():
     options = options_model('data', 'synthetic').model_validate({'vocab_size': 50})
     section = SimpleNamespace(name='synthetic', options=options)
     source = build('data', section, DataRequest(0, 8, None, lambda _: None))  # type: ignore[arg-type]

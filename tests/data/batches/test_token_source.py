@@ -1,4 +1,4 @@
-"""Batches: every window once an epoch, the same rows for any split of the work, from memory or from disk."""
+"""Every row comes once per epoch, and the rows of a step are the same on any number of processes, from memory or disk."""
 
 import itertools
 
@@ -23,7 +23,7 @@ IDENTITY = TokenizerIdentity(sha256=TOKENIZER.sha256, vocab_size=5000, end_of_te
 
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory):
-    """prepared(lengths) is a directory with documents of those lengths, whose ids count up through the stream."""
+    """prepared(lengths) writes documents of these lengths, whose ids count up through the stream."""
 
     def prepare(lengths: list[int], held_out: list[int] | None = None):
         directory = tmp_path_factory.mktemp('prepared') / 'tokens'
@@ -48,7 +48,7 @@ def rows_of(batch: HostBatch) -> list[tuple]:
     return [tuple(map(tuple, row)) for row in zip(*(array.tolist() for array in batch), strict=True)]
 
 
-def test_is_a_source(prepared):
+def test_a_flat_tokens_directory_opens_as_a_source(prepared):
     source = opened(prepared([50]))
     assert isinstance(source, Source)
     assert source.vocab_size == 5000
@@ -69,7 +69,7 @@ def source_of(store: ArrayStore, directory, sequence_length=4, seed=0, packing='
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(lengths=LENGTHS, sequence_length=st.integers(1, 11), seed=st.integers(0, 99), packing=PACKINGS, data=st.data())
 def test_an_epoch_has_every_target_once(tmp_path, lengths, sequence_length, seed, packing, data):
-    """To the last token, with and without a loss mask. ArrayStore's ids say where in the stream a token stands."""
+    """With and without a loss mask. The ids of ArrayStore are positions in the stream, from 1."""
     n_tokens, wanted = sum(lengths), None
     if data.draw(st.booleans()):
         wanted = np.array(data.draw(st.lists(st.booleans(), min_size=n_tokens, max_size=n_tokens)))
@@ -92,12 +92,12 @@ def test_an_epoch_has_every_target_once(tmp_path, lengths, sequence_length, seed
             zip(*row, strict=True)
         ):
             if next_segment == segment and next_token:
-                assert (next_token, next_position) == (token + 1, position + 1), 'one document, in its order'
+                assert (next_token, next_position) == (token + 1, position + 1), 'one document, in order'
                 assert next_token not in first
             elif next_segment != segment:
-                assert (next_segment, next_position) == (segment + 1, 0), 'a new one'
+                assert (next_segment, next_position) == (segment + 1, 0), 'a new document'
     assert int(batch.segments.max()) <= source.documents_per_row
-    assert source.documents_per_row == int(batch.segments.max()), 'no larger than need be, for the kernels'
+    assert source.documents_per_row == int(batch.segments.max()), 'a tight bound, for the kernels'
 
 
 def test_each_epoch_and_seed_has_its_own_order(prepared):
@@ -112,14 +112,14 @@ def test_each_epoch_and_seed_has_its_own_order(prepared):
 
 
 @given(st.integers(0, 10**9), st.integers(1, 40), st.data())
-def test_rows_do_not_depend_on_who_asks_for_which(prepared_once, step, batch_rows, data):
+def test_rows_do_not_depend_on_the_process_that_reads_them(prepared_once, step, batch_rows, data):
     whole = rows_of(prepared_once.batch(step, slice(0, batch_rows), batch_rows))
     cuts = sorted(data.draw(st.lists(st.integers(0, batch_rows), max_size=3)))
     parts = [slice(a, b) for a, b in zip([0, *cuts], [*cuts, batch_rows], strict=True)]
     assert [row for part in parts for row in rows_of(prepared_once.batch(step, part, batch_rows))] == whole
     assert rows_of(prepared_once.batch(0, slice(step % 7, step % 7 + 1), 7)) == rows_of(
         prepared_once.batch(step % 7, slice(None), 1)
-    ), 'only the number of the row in the run counts'
+    ), 'only the row number in the run matters'
 
 
 @pytest.fixture(scope='module')
@@ -127,7 +127,7 @@ def prepared_once(prepared) -> TokenSource:
     return opened(prepared([30, 1, 40, 7]))
 
 
-def test_disk_and_memory_give_the_same(prepared, monkeypatch):
+def test_rows_from_disk_equal_rows_from_memory(prepared, monkeypatch):
     directory = prepared([200, 1, 300])
     said = []
     memory = opened(directory, said=said)
@@ -139,7 +139,7 @@ def test_disk_and_memory_give_the_same(prepared, monkeypatch):
         assert rows_of(memory.batch(step, slice(None), 50)) == rows_of(disk.batch(step, slice(None), 50))
 
 
-def test_validation_gives_each_window_once_whatever_the_seed(prepared):
+def test_validation_gives_each_window_once_for_any_seed(prepared):
     directory = prepared([100], [41])
     batches = []
     for seed in (0, 1):
@@ -153,10 +153,10 @@ def test_validation_gives_each_window_once_whatever_the_seed(prepared):
     assert sorted(row[0][0] for row in counted) == list(range(1, 41, 4)), '10 windows'
 
 
-def test_the_end_of_the_stream_is_said_and_padded(prepared):
+def test_the_last_window_is_padded(prepared):
     said = []
     source = opened(prepared([23]), sequence_length=4, said=said)
-    assert 'an epoch is 6 windows of the stream of tokens, the last one with 2 of padding' in said[0]
+    assert 'an epoch is 6 windows of the token stream, the last one with 2 tokens of padding' in said[0]
     batch = source.batch(0, slice(None), 6)
     [last] = np.flatnonzero(batch.mask.min(axis=1) == 0)
     assert [array[last].tolist() for array in batch] == [
@@ -165,7 +165,7 @@ def test_the_end_of_the_stream_is_said_and_padded(prepared):
 
 
 @pytest.mark.parametrize('packing', ['concatenate', 'whole', 'best_fit'])
-def test_a_reader_of_blocks_reads_them_once_and_others_only_their_rows(tmp_path, monkeypatch, packing):
+def test_blocks_are_read_once_and_small_shares_read_only_their_rows(tmp_path, monkeypatch, packing):
     monkeypatch.setattr(block_cache, 'MEMORY', 4 * 20_000)
     monkeypatch.setattr(windows, 'BLOCK', 256)
     monkeypatch.setattr(packing_module, 'PLANNED_TOKENS', 128)
@@ -181,14 +181,14 @@ def test_a_reader_of_blocks_reads_them_once_and_others_only_their_rows(tmp_path,
 
     store.ranges.clear()
     apart = source_of(store, tmp_path, 16, packing=packing)
-    part = slice(5, 8)  # a process of ten or so
+    part = slice(5, 8)  # a small share of the batch
     got = [rows_of(apart.batch(step, part, batch_rows)) for step in range(n_steps)]
     assert got == [rows[part] for rows in everything]
     of_part = sum(len(row[0]) for step in got for row in step)
-    assert sum(stop - start for start, stop in store.ranges) <= 1.2 * of_part, 'it reads only its rows'
+    assert sum(stop - start for start, stop in store.ranges) <= 1.2 * of_part, 'reads only its rows'
 
 
-def test_too_little_text_says_what_to_change(prepared):
+def test_too_little_text_is_refused_with_a_fix(prepared):
     with pytest.raises(
         UserError, match=r'train split has 4 tokens(.|\n)*batch.sequence_length=3 or less, or give more text'
     ):

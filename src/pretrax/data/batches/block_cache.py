@@ -1,7 +1,7 @@
-"""Reading a store of tokens in whole blocks, the newest of which stay in memory.
+"""Reads a token store in whole blocks, and keeps the most recently used blocks in memory.
 
-Rows come in an order that keeps to a few blocks for a while (`order.py`), so each block is read once and rows are cut
-out of memory. A split that fits into the memory given is one block, read when the run starts.
+The order of rows stays within a few blocks for a while (`order.py`), so each block is read once. A split that fits in
+memory is a single block, read when the run starts.
 """
 
 import threading
@@ -15,15 +15,20 @@ from pretrax.data.tokens.token_store import TokenStore
 MEMORY = 256 << 20  # bytes of tokens (uint32) kept for one split
 _READ_AT_ONCE = 16 << 20  # bytes
 
-type Tokens = tuple[np.ndarray, np.ndarray | None]  # `2 * id + starts_a_document`, and whether each counts
+# `2 * id + starts_a_document` of each token, uint32, and whether the token counts as a target; None: all count.
+type Tokens = tuple[np.ndarray, np.ndarray | None]
 
 
 class BlockCache:
-    """Tokens of a store by range. `reading` says what is being read, for whoever wonders why it takes long.
+    """Reads ranges of tokens. Several threads may use it at once.
 
     Args:
-        store: may be read by several threads.
-        block: tokens of a block. A block also holds the token after it, the last target of its last row.
+        store: the tokens.
+        block: tokens per block. A block also holds the token after it, the last target of its last row.
+
+    Attributes:
+        is_whole: whether the whole split is in memory.
+        reading: what is being read at this moment, for the message about a stall; otherwise None.
     """
 
     def __init__(self, store: TokenStore, block: int):
@@ -34,11 +39,11 @@ class BlockCache:
         self._n_kept = max(1, MEMORY // (4 * block))
         self._kept: OrderedDict[int, Tokens] = OrderedDict()
         self._lock = threading.Lock()
-        if self.is_whole:  # now, when damage costs nobody a training run
+        if self.is_whole:  # damaged files are reported now, before training starts
             self.read([(0, 1)])
 
     def read(self, ranges: Sequence[tuple[int, int]], whole_blocks: bool = True) -> list[Tokens]:
-        """The tokens of each [start, stop). Without `whole_blocks` what is not at hand is read alone and not kept."""
+        """The tokens of each range [start, stop). Without `whole_blocks`, missing ranges are read alone and not kept."""
         with self._lock:
             wanted = {number for start, stop in ranges for number in self._blocks(start, stop)}
             missing = sorted(wanted - self._kept.keys())
@@ -57,7 +62,7 @@ class BlockCache:
         return [self._cut(here, start, stop) for start, stop in ranges]
 
     def _blocks(self, start: int, stop: int) -> range:
-        # The last token of a range may be the one that follows its block.
+        # The last token of a range may be the one after its block.
         return range(start // self._block, max(start, stop - 2) // self._block + 1)
 
     def _range(self, number: int) -> tuple[int, int]:
@@ -72,14 +77,14 @@ class BlockCache:
             parts.append([a if a is None else a[max(start - first, 0) : end - first] for a in here[number]])
         if len(parts) == 1:
             return tuple(parts[0])
-        encoded, counts = zip(*parts, strict=True)
-        return np.concatenate(encoded), None if counts[0] is None else np.concatenate(counts)
+        encoded, mask = zip(*parts, strict=True)
+        return np.concatenate(encoded), None if mask[0] is None else np.concatenate(mask)
 
     def _fetch(self, ranges: Sequence[tuple[int, int]]) -> list[Tokens]:
         self.reading = f'tokens {ranges[0][0]:,} to {ranges[-1][1]:,} of {self.store.name}'
         try:
             encoded = self.store.read(ranges)
-            counts = self.store.read_mask(ranges) if self.store.has_mask else [None] * len(ranges)
+            mask = self.store.read_mask(ranges) if self.store.has_mask else [None] * len(ranges)
         finally:
             self.reading = None
-        return list(zip(encoded, counts, strict=True))
+        return list(zip(encoded, mask, strict=True))

@@ -1,4 +1,4 @@
-"""The batches of a source as a Grain dataset, for pipelines of one's own: more threads, more steps of processing.
+"""The batches of a source as a Grain dataset, for custom pipelines with more threads and further processing.
 
 batches = grain_batches(source, batch_rows=64, steps=10_000)[1_000:]  # from step 1,000 on
 for batch in batches.map(mine).to_iter_dataset(grain.ReadOptions(num_threads=4, prefetch_buffer_size=8)): ...
@@ -10,13 +10,13 @@ from pretrax.data.batches.source import HostBatch, Source
 
 
 def grain_batches(source: Source, batch_rows: int, steps: int, rows: slice = slice(None)) -> grain.MapDataset:
-    """Element i is the `HostBatch` of step i, whoever asks and in whatever order.
+    """Returns a dataset whose element i is the `HostBatch` of step i, in any order of access.
 
     Args:
-        source: any source; one over token stores may be read by several threads.
+        source: any source. Sources of prepared tokens may be read by several threads.
         batch_rows: rows of a step over all processes.
-        steps: of the run; Grain wants to know the end.
-        rows: those that this process needs.
+        steps: steps of the run, the length of the dataset.
+        rows: the rows of each batch that this process needs.
     """
     return grain.MapDataset.source(_Batches(source, batch_rows, steps, rows))
 

@@ -1,10 +1,10 @@
-"""The order of the rows of an epoch: a keyed permutation that is computed, not stored, and that keeps neighbours near.
+"""The order of the rows in an epoch: a keyed permutation that is computed, not stored, and that reads few blocks at once.
 
-`Order` permutes blocks of consecutive rows, then the rows inside a window of so many permuted blocks. A reader that
-keeps the blocks of one window reads each block once an epoch, and rows that are trained together come from far apart.
+`Order` permutes blocks of consecutive rows, then the rows within each window of `window` permuted blocks. A reader that
+caches the blocks of one window reads each block once per epoch, and the rows of a batch come from far apart.
 
-`permute` is a Feistel network over pairs (left, right) of Z_a x Z_b with a b >= n: a permutation of range(a b) whatever
-its round function. Walking its cycle until the value falls below n makes it one of range(n).
+`permute` is a Feistel network over pairs (left, right) of Z_a x Z_b with a b >= n. It is a permutation of range(a b) for
+any round function. Applying it until the value falls below n makes it a permutation of range(n).
 Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", methods 2 (cycle walking) and 3 (generalised Feistel).
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Blocks in a window: so many places of the corpus are mixed with one another. Runs depend on it, as on the rest here.
+# Blocks per window: how many regions of the corpus are mixed. Changing any number here changes the order of a run.
 WINDOW = 64
 _ROUNDS = 8
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -21,11 +21,11 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Order:
-    """Which row comes when: epoch after epoch, in each every row of range(n) once. Needs no memory, seeks at once.
+    """An endless sequence of rows: each epoch has every row of range(n) once. Seeking takes constant time and memory.
 
     Attributes:
-        n: rows of an epoch.
-        block: consecutive rows that stay together in a block; the last block may be shorter.
+        n: rows per epoch.
+        block: consecutive rows per block; the last block may be shorter.
         seed: any integer.
         window: blocks whose rows are mixed. Rows k to k + m of an epoch lie in at most
             window * (2 + m / (window * block)) blocks, and no block is in two windows.
@@ -37,34 +37,37 @@ class Order:
     window: int = WINDOW
 
     def __call__(self, number: np.ndarray) -> np.ndarray:
-        """int64 [...], the number of a row counted through all epochs -> the row, int64 [...]."""
+        """The rows, int64 [...], at the positions `number`, int64 [...], counted through all epochs."""
         epoch, index = np.divmod(number, self.n)
         n_blocks = -(-self.n // self.block)
-        missing = n_blocks * self.block - self.n  # rows that the last block lacks
+        missing = n_blocks * self.block - self.n  # rows missing from the last block
         epochs, which = np.unique(epoch, return_inverse=True)
-        # Where the last block comes in the order of blocks. Rows behind it are counted as if it were whole: `place`.
+        # Position of the last block in the order of blocks. `padded` counts rows as if the last block were full.
         last = unpermute(np.full(len(epochs), n_blocks - 1), n_blocks, self.seed, epochs)[which].reshape(index.shape)
         end_of_last = (last + 1) * self.block - missing
-        place = index + missing * (index >= end_of_last)
-        window = place // (self.window * self.block)
+        padded = index + missing * (index >= end_of_last)
+        window = padded // (self.window * self.block)
         first = window * self.window * self.block
         missing_here = missing * (last // self.window == window)
         size = np.minimum(self.window * self.block, n_blocks * self.block - first) - missing_here
-        within = place - first - missing_here * (place >= end_of_last)
+        within = padded - first - missing_here * (padded >= end_of_last)
         shuffled = permute(within, size, self.seed, epoch, window)
-        place = first + shuffled + missing_here * (first + shuffled >= end_of_last)
-        position, row = np.divmod(place, self.block)
+        padded = first + shuffled + missing_here * (first + shuffled >= end_of_last)
+        position, row = np.divmod(padded, self.block)
         return permute(position, n_blocks, self.seed, epoch) * self.block + row
 
 
 def permute(index: np.ndarray, n: int | np.ndarray, seed: int, *keys: np.ndarray) -> np.ndarray:
-    """Where `index` goes in the permutation of range(n) that (seed, *keys) chooses.
+    """The image of `index` under the permutation of range(n) that (seed, *keys) selects.
 
     Args:
         index: int64 [...], each in [0, n).
         n: size of the permuted range.
-        seed: any integer; its lowest 64 bits count.
-        keys: int64, broadcast against index, as is n: the epoch, say.
+        seed: any integer; only its lowest 64 bits are used.
+        keys: int64, for example the epoch; broadcast against `index`, like `n`.
+
+    Raises:
+        ValueError: an index is outside range(n).
     """
     return _walk(_feistel, index, n, seed, keys)
 
@@ -81,7 +84,7 @@ def _walk(step, index: np.ndarray, n: int | np.ndarray, seed: int, keys: tuple[n
     key = _scramble(np.full(index.size, seed % 2**64, np.uint64))
     for more in keys_of:
         key = _scramble(key ^ more.ravel().astype(np.uint64))
-    # Halves of nearly equal size; a * b exceeds n by less than sqrt(n) + 1, so walking is rare.
+    # a and b are nearly equal, and a * b exceeds n by less than sqrt(n) + 1, so further rounds are rare.
     limits, which = np.unique(sizes.ravel(), return_inverse=True)
     halves = [(a, -(-limit // a)) for limit in limits.tolist() for a in [math.isqrt(limit - 1) + 1]]
     a, b = np.array(halves, np.uint64).reshape(-1, 2)[which].T
@@ -114,7 +117,7 @@ def _feistel_inverse(x: np.ndarray, a: np.ndarray, b: np.ndarray, key: np.ndarra
 
 
 def _scramble(x: np.ndarray) -> np.ndarray:
-    """SplitMix64 (Steele, Lea and Flood 2014): 64 bits in, 64 well-mixed bits out. Arrays only: they wrap silently."""
+    """SplitMix64 (Steele, Lea and Flood 2014): mixes 64 bits. Only for arrays, which overflow without a warning."""
     x = x + _GOLDEN
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,8 +1,9 @@
-"""Rows of whole documents: which documents share a row, planned block by block from where documents start.
+"""Rows of whole documents, planned for one group of consecutive documents at a time.
 
-A document of t + 1 tokens is t targets, each predicted from the tokens before it; one of more than L targets is cut in
-pieces of L and a rest. A plan puts pieces into rows of L; what stays free is padding. Every target of every document
-is in exactly one row, so an epoch has n_tokens - n_documents of them. Letters: R rows, L sequence length.
+A document of t + 1 tokens has t targets, each predicted from the tokens before it. Documents with more than L targets are
+cut into chunks of L and a remainder; other documents are one chunk. A plan places chunks in rows of length L, and the
+rest of each row is padding. Every target of every document is in exactly one row, so an epoch has n_tokens - n_documents
+targets. Letters: R rows, L sequence length.
 """
 
 import functools
@@ -23,15 +24,15 @@ from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import UserError
 from pretrax.machine.atomic import new_file
 
-# A plan covers consecutive documents of about so many tokens, and of so many rows if that is more.
+# A group has about PLANNED_TOKENS tokens, or PLANNED_ROWS rows if that is more.
 PLANNED_TOKENS = 1 << 18
 PLANNED_ROWS = 64
 _PLANS_KEPT = 256
 _STARTS_AT_ONCE = 1 << 20
 
 
-def place_in_order(lengths: list[int], room: int) -> list[int]:
-    """The row of each piece: as many as fit, in their order, then the next row."""
+def pack_in_order(lengths: list[int], room: int) -> list[int]:
+    """The row of each chunk: chunks fill rows in order, and start a new row when the next one does not fit."""
     rows, row, free = [], -1, 0
     for length in lengths:
         if length > free:
@@ -41,18 +42,18 @@ def place_in_order(lengths: list[int], room: int) -> list[int]:
     return rows
 
 
-def place_best_fit(lengths: list[int], room: int) -> list[int]:
-    """The row of each piece: the longest first, each into the row with the least room that is enough.
+def pack_best_fit(lengths: list[int], room: int) -> list[int]:
+    """The row of each chunk: longest chunks first, each in the row with the least sufficient room.
 
-    Best-fit decreasing, as in Ding et al. 2024, "Fewer Truncations Improve Language Modeling", arXiv:2404.10830. Of
-    rows with equal room the first one is taken, of pieces of equal length too.
+    Best-fit decreasing, as in Ding et al. 2024, "Fewer Truncations Improve Language Modeling", arXiv:2404.10830. Among
+    rows with equal room, and among chunks of equal length, the first one is taken.
     """
     rows = [0] * len(lengths)
     n_rows = 0
-    free: dict[int, list[int]] = {}  # room -> heap of the rows that have it
-    rooms = 0  # bit r is set where free[r] has a row: the smallest sufficient room is a bit to find
-    for piece in sorted(range(len(lengths)), key=lambda piece: -lengths[piece]):
-        length = lengths[piece]
+    free: dict[int, list[int]] = {}  # room -> heap of the rows with that much room
+    rooms = 0  # bit r is set if free[r] has a row, so the least sufficient room is one bit search away
+    for chunk in sorted(range(len(lengths)), key=lambda chunk: -lengths[chunk]):
+        length = lengths[chunk]
         if fitting := rooms >> length:
             least = length + (fitting & -fitting).bit_length() - 1
             row = heapq.heappop(free[least])
@@ -61,19 +62,24 @@ def place_best_fit(lengths: list[int], room: int) -> list[int]:
         else:
             row, least = n_rows, room
             n_rows += 1
-        rows[piece] = row
+        rows[chunk] = row
         if left := least - length:
             heapq.heappush(free.setdefault(left, []), row)
             rooms |= 1 << left
     return rows
 
 
-PLACES: dict[str, Callable[[list[int], int], list[int]]] = {'whole': place_in_order, 'best_fit': place_best_fit}
+PACKINGS: dict[str, Callable[[list[int], int], list[int]]] = {'whole': pack_in_order, 'best_fit': pack_best_fit}
 
 
 class Plan(NamedTuple):
-    """The rows of a block: row r has the pieces first[r] to first[r + 1] - 1; piece p is targets[p] long and its inputs
-    begin at start[p] in the stream of tokens."""
+    """The rows of a group of documents.
+
+    Attributes:
+        first: int64 [rows + 1]; row r has the chunks first[r] to first[r + 1] - 1.
+        start: int64 [chunks], the position of the chunk's first input in the token stream.
+        targets: int64 [chunks], the targets of the chunk.
+    """
 
     first: np.ndarray
     start: np.ndarray
@@ -85,9 +91,15 @@ class Plan(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Where the blocks of a split begin: block k has the documents from document[k] on and the rows from row[k] on, and
-    the last values are their numbers. Then of all rows: at most so many segments in one, so many targets in all, and
-    so many documents cut."""
+    """The groups of a split, and totals over all its rows.
+
+    Attributes:
+        document: int64 [groups + 1], the first document of each group, then the number of documents.
+        row: int64 [groups + 1], the first row of each group, then the number of rows.
+        documents_per_row: the largest number of segments in a row, padding included.
+        targets: the number of targets.
+        cut: the number of documents that were cut.
+    """
 
     document: np.ndarray
     row: np.ndarray
@@ -97,14 +109,14 @@ class Index(NamedTuple):
 
 
 class PackedDocuments:
-    """The rows of whole documents of one split; `Rows` of `token_source.py`.
+    """The rows of whole documents of one split, a `SplitRows` of `token_source.py`.
 
     Args:
         tokens: the split.
         sequence_length: L.
-        packing: a key of PLACES.
-        directory: where the index is kept; it is made again when the tokens, L or the packing are others.
-        say: told how well the documents fill their rows.
+        packing: a key of PACKINGS.
+        directory: holds the index, which is rebuilt if the tokens, L or the packing change.
+        say: prints how long planning took.
     """
 
     def __init__(
@@ -121,7 +133,7 @@ class PackedDocuments:
         self.density = int(self._index.targets) / max(1, self.n * sequence_length)
 
     def __str__(self) -> str:
-        kind = 'in their order' if self.packing == 'whole' else 'by best fit'
+        kind = 'in order' if self.packing == 'whole' else 'by best fit'
         cut = f', {self._index.cut:,} longer ones cut' if self._index.cut else ''
         return (
             f'{self.n:,} rows of whole documents {kind}{cut}; {self._index.targets:,} targets fill {self.density:.1%}, '
@@ -129,23 +141,23 @@ class PackedDocuments:
         )
 
     def read(self, rows: np.ndarray, whole_blocks: bool) -> HostBatch:
-        """rows int64 [R] -> the rows of a batch."""
-        number = np.searchsorted(self._index.row, rows, side='right') - 1
-        pieces = []
-        for row, block in zip((rows - self._index.row[number]).tolist(), number.tolist(), strict=True):
-            plan = self._plan(block)
+        """Reads the rows with the numbers `rows`, int64 [R]."""
+        group = np.searchsorted(self._index.row, rows, side='right') - 1
+        chunks = []
+        for row, its_group in zip((rows - self._index.row[group]).tolist(), group.tolist(), strict=True):
+            plan = self._plan(its_group)
             here = slice(plan.first[row], plan.first[row + 1])
-            pieces.append(list(zip(plan.start[here].tolist(), plan.targets[here].tolist(), strict=True)))
-        ranges = [(start, start + targets + 1) for row in pieces for start, targets in row]
+            chunks.append(list(zip(plan.start[here].tolist(), plan.targets[here].tolist(), strict=True)))
+        ranges = [(start, start + targets + 1) for row in chunks for start, targets in row]
         tokens = iter(self.cache.read(ranges, whole_blocks))
-        return join_pieces([[next(tokens) for _ in row] for row in pieces], self._length)
+        return join_chunks([[next(tokens) for _ in row] for row in chunks], self._length)
 
-    def _make_plan(self, block: int) -> Plan:
+    def _make_plan(self, group: int) -> Plan:
         document = self._index.document
-        return plan_rows(self._starts(document[block], document[block + 1]), self._length, self.packing)
+        return plan_rows(self._starts(document[group], document[group + 1]), self._length, self.packing)
 
     def _starts(self, document: int, stop: int) -> np.ndarray:
-        """Where the documents start, and where the last of them ends."""
+        """Where the documents [document, stop) start, and where the last one ends."""
         return self.tokens.read_starts(int(document), int(stop) + 1).astype(np.int64)
 
     def _find_index(self, directory: Path, say: Callable[[str], None]) -> Index:
@@ -157,7 +169,7 @@ class PackedDocuments:
                     return Index(*(saved[name] for name in Index._fields))
             except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
                 raise UserError(
-                    f'{path}: damaged index of packed rows: {error}\n  remove it: it is made anew'
+                    f'{path}: damaged index of packed rows: {error}\n  remove the file; it will be rebuilt'
                 ) from None
         started = time.perf_counter()
         index = self._make_index()
@@ -168,7 +180,7 @@ class PackedDocuments:
         return index
 
     def _make_index(self) -> Index:
-        documents = self._block_edges()
+        documents = self._group_edges()
         n_rows, most, targets, cut = [0], 1, 0, 0
         for document, stop in itertools.pairwise(documents):
             starts = self._starts(document, stop)
@@ -181,8 +193,8 @@ class PackedDocuments:
                 targets += int(filled.sum())
         return Index(np.array(documents), np.array(n_rows), *map(np.array, (most, targets, cut)))
 
-    def _block_edges(self) -> list[int]:
-        """The first document of each block, and the number of documents."""
+    def _group_edges(self) -> list[int]:
+        """The first document of each group, then the number of documents."""
         size = max(PLANNED_TOKENS, PLANNED_ROWS * self._length)
         edges, full = [0], size
         for document in range(0, self.tokens.n_documents, _STARTS_AT_ONCE):
@@ -194,39 +206,42 @@ class PackedDocuments:
 
 
 def plan_rows(starts: np.ndarray, length: int, packing: str) -> Plan:
-    """The rows of consecutive documents.
+    """Places consecutive documents in rows.
 
     Args:
-        starts: int64 [documents + 1], where each starts in the stream of tokens, and where the last one ends.
+        starts: int64 [documents + 1], where each starts in the token stream, and where the last one ends.
         length: L.
-        packing: a key of PLACES.
+        packing: a key of PACKINGS.
     """
     targets = np.diff(starts) - 1
-    n_pieces = -(-targets // length)
-    document = np.repeat(np.arange(len(targets)), n_pieces)
-    nth = np.arange(len(document)) - np.repeat(np.cumsum(n_pieces) - n_pieces, n_pieces)
+    n_chunks = -(-targets // length)
+    document = np.repeat(np.arange(len(targets)), n_chunks)
+    nth = np.arange(len(document)) - np.repeat(np.cumsum(n_chunks) - n_chunks, n_chunks)
     start = starts[document] + nth * length
     targets = np.minimum(targets[document] - nth * length, length)
-    rows = np.array(PLACES[packing](targets.tolist(), length), np.int64)
+    rows = np.array(PACKINGS[packing](targets.tolist(), length), np.int64)
     order = np.argsort(rows, kind='stable')
     n_rows = int(rows.max()) + 1 if len(rows) else 0
     return Plan(np.searchsorted(rows[order], np.arange(n_rows + 1)), start[order], targets[order])
 
 
-def join_pieces(rows: list[list[Tokens]], length: int) -> HostBatch:
-    """Rows of pieces -> a batch. A piece of t + 1 tokens is t inputs and their targets, in a segment of its own; what
-    no piece fills is a segment of padding, whose targets do not count."""
+def join_chunks(rows: list[list[Tokens]], length: int) -> HostBatch:
+    """Makes a batch of rows of chunks.
+
+    A chunk of t + 1 tokens gives t inputs and t targets in one segment. The rest of a row is a segment of padding, whose
+    targets do not count.
+    """
     tokens, targets, segments, positions = (np.zeros((len(rows), length), np.int32) for _ in range(4))
-    mask = np.zeros((len(rows), length), np.float32)
+    counted = np.zeros((len(rows), length), np.float32)
     count_up = np.arange(length, dtype=np.int32)
-    for row, pieces in enumerate(rows):
+    for row, chunks in enumerate(rows):
         column = 0
-        for number, (encoded, counts) in enumerate(pieces, start=1):
+        for number, (encoded, mask) in enumerate(chunks, start=1):
             ids = encoded >> 1
             here = slice(column, column + len(ids) - 1)
             tokens[row, here], targets[row, here] = ids[:-1], ids[1:]
             segments[row, here], positions[row, here] = number, count_up[: len(ids) - 1]
-            mask[row, here] = 1 if counts is None else counts[1:]
+            counted[row, here] = 1 if mask is None else mask[1:]
             column = here.stop
-        segments[row, column:], positions[row, column:] = len(pieces) + 1, count_up[: length - column]
-    return HostBatch(tokens, targets, segments, positions, mask)
+        segments[row, column:], positions[row, column:] = len(chunks) + 1, count_up[: length - column]
+    return HostBatch(tokens, targets, segments, positions, counted)

@@ -1,4 +1,4 @@
-"""Fetch the next batches in a background thread while the device works on this one."""
+"""Fetches the next batches in a background thread while the device works on the current one."""
 
 import math
 import time
@@ -15,13 +15,13 @@ def prefetch[T](
     patience: float = math.inf,
     stalled: Callable[[int, float], None] = lambda index, seconds: None,
 ) -> Generator[T]:
-    """Yield fetch(index) for each index, in order, fetched up to `depth` ahead of the consumer by one thread.
+    """Yields fetch(index) for each index, in order; one thread fetches up to `depth` values ahead of the consumer.
 
-    Where the consumer has to wait for more than `patience` seconds, `stalled(index, seconds)` is called: once while it
-    waits, with the seconds so far, and once when it has what it waited for, with all of them.
+    If the consumer waits longer than `patience` seconds, `stalled(index, seconds)` is called twice: during the wait with
+    the seconds so far, and after it with the total.
 
-    An exception in `fetch` is raised where its value would have been yielded. `close()` (or leaving
-    `contextlib.closing(...)`) drops what is waiting and returns once the thread has ended.
+    An exception in `fetch` is raised when its value is due. `close()` (or leaving `contextlib.closing(...)`) cancels
+    what is pending and returns when the thread has ended.
     """
     pending: deque[tuple[int, Future[T]]] = deque()
     pool = ThreadPoolExecutor(1, thread_name_prefix='prefetch')

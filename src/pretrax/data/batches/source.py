@@ -117,7 +117,7 @@ def check_source(source: Any, name: str) -> Source:
     return source
 
 
-def pack_rows(tokens: np.ndarray, starts: np.ndarray, counts: np.ndarray | None = None) -> HostBatch:
+def pack_rows(tokens: np.ndarray, starts: np.ndarray, mask: np.ndarray | None = None) -> HostBatch:
     """Converts rows of L + 1 consecutive tokens to a batch of length L.
 
     A row starts a segment even if it begins inside a document. The first token of a document cannot be predicted from
@@ -126,15 +126,15 @@ def pack_rows(tokens: np.ndarray, starts: np.ndarray, counts: np.ndarray | None 
     Args:
         tokens: [R, L + 1] integers.
         starts: [R, L + 1] bool, true for the first token of each document.
-        counts: [R, L + 1] bool, false for tokens that do not count as targets, such as a prompt; None: all count.
+        mask: [R, L + 1] bool, true for tokens that count as targets (false for a prompt, say); None: all count.
 
     Raises:
         ValueError: the shapes differ.
     """
     if tokens.ndim != 2 or tokens.shape != starts.shape or tokens.shape[1] < 2:
         raise ValueError(f'tokens {tokens.shape}, starts {starts.shape}: expected two arrays of one shape [R, L + 1]')
-    if counts is not None and counts.shape != tokens.shape:
-        raise ValueError(f'counts {counts.shape}: expected the shape of the tokens {tokens.shape}')
+    if mask is not None and mask.shape != tokens.shape:
+        raise ValueError(f'mask {mask.shape}: expected the shape of the tokens {tokens.shape}')
     R, L = tokens.shape[0], tokens.shape[1] - 1
     begins = starts[:, :-1].astype(bool)
     begins[:, 0] = True
@@ -146,5 +146,5 @@ def pack_rows(tokens: np.ndarray, starts: np.ndarray, counts: np.ndarray | None 
         targets=tokens[:, 1:].astype(np.int32),
         segments=np.cumsum(begins, axis=1, dtype=np.int32),
         positions=column - newest_start,
-        mask=(counted if counts is None else counted & counts[:, 1:].astype(bool)).astype(np.float32),
+        mask=(counted if mask is None else counted & mask[:, 1:].astype(bool)).astype(np.float32),
     )

@@ -1,4 +1,4 @@
-"""The data component `synthetic`: batches without text or disk, for benchmarks of everything else.
+"""The data component `synthetic`: random tokens, for benchmarks of everything but data loading.
 
 data: {name: synthetic, vocab_size: 50304}
 """
@@ -10,8 +10,10 @@ from pretrax.errors import UserError
 
 
 class SyntheticSource(Source):
-    """Documents of one length, of tokens drawn from Zipf's law, as frequencies of words are: token k is drawn with a
-    probability in proportion to 1 / (k + 1). Each row is drawn from the seed and its number in the run."""
+    """Documents of one length, with tokens from Zipf's law: the probability of token k is proportional to 1 / (k + 1).
+
+    Each row depends only on the seed and its number in the run.
+    """
 
     def __init__(self, request: DataRequest, vocab_size: int, document_length: int):
         self.vocab_size = vocab_size
@@ -19,7 +21,7 @@ class SyntheticSource(Source):
         self.validation = self._held_out
         self.documents_per_row = -(-request.sequence_length // document_length)
         self._seed, self._length, self._document = request.seed, request.sequence_length, document_length
-        # By the inverse of the cumulative distribution, which for 1 / x is exponential.
+        # Sampled with the inverse of the cumulative distribution, which is exponential for 1 / x.
         self._spread = np.log(vocab_size + 1)
 
     def batch(self, step: int, rows: slice, batch_rows: int) -> HostBatch:
@@ -42,11 +44,11 @@ class SyntheticSource(Source):
 
 
 def open_synthetic(request: DataRequest, *, vocab_size: int, document_length: int | None = None) -> SyntheticSource:
-    """Options: ids below vocab_size; tokens in a document (default: a row is one document)."""
+    """Options: the number of token ids; the tokens per document (default: each row is one document)."""
     document_length = request.sequence_length + 1 if document_length is None else document_length
     if vocab_size < 2 or document_length < 1:
         raise UserError(
-            f'data: vocab_size={vocab_size}, document_length={document_length}\n  expected 2 or more, 1 or more'
+            f'data: vocab_size={vocab_size}, document_length={document_length}\n  expected vocab_size >= 2 and document_length >= 1'
         )
-    request.say(f'data: synthetic tokens, ids below {vocab_size:,} by the law of Zipf; no text, nothing is read')
+    request.say(f"data: synthetic tokens from Zipf's law, {vocab_size:,} ids; no files are read")
     return SyntheticSource(request, vocab_size, document_length)

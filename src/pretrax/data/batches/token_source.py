@@ -1,7 +1,7 @@
-"""Batches from stores of tokens: which rows a step has, on any number of processes, and who reads them.
+"""Batches from token stores.
 
-Row `row` of step `step` has the number g = step * batch_rows + row in the run. It is row `Order(g)` of the split: a pure
-function of the seed and g. Letters: R rows, L sequence length.
+Row `row` of step `step` has the number g = step * batch_rows + row in the run. It is row `Order(g)` of the split, a pure
+function of the seed and g on any number of processes. Letters: R rows, L sequence length.
 """
 
 from pathlib import Path
@@ -21,20 +21,20 @@ from pretrax.errors import UserError
 
 type Packing = Literal['concatenate', 'whole', 'best_fit']
 
-# A process that needs a smaller part of every batch reads its rows alone: of whole blocks it would use too little.
+# A process that needs a smaller share of every batch reads single rows, since it would use little of each block.
 SHARE_FOR_BLOCKS = 1 / 8
 
 
-class Rows(Protocol):
-    """What a split looks like under one packing; str() describes it.
+class SplitRows(Protocol):
+    """The rows of a split under one packing; str() describes them.
 
     Attributes:
         tokens: the split.
-        n: rows of an epoch.
-        block: so many consecutive rows are best read together.
-        documents_per_row: at most so many segments in a row, that of padding included.
-        density: the part of all places that is not padding.
-        cache: through which the tokens are read.
+        n: rows per epoch.
+        block: consecutive rows that are best read together.
+        documents_per_row: the largest number of segments in a row, padding included.
+        density: the fraction of token positions that is not padding.
+        cache: reads the tokens.
     """
 
     tokens: TokenStore
@@ -45,14 +45,14 @@ class Rows(Protocol):
     cache: BlockCache
 
     def read(self, rows: np.ndarray, whole_blocks: bool) -> HostBatch:
-        """rows int64 [R], each in range(n) -> the rows of a batch."""
+        """Reads the rows with the numbers `rows`, int64 [R], each in range(n)."""
         ...
 
 
 class TokenSource(Source):
-    """A `Source` over the rows of what trains and of what is held out."""
+    """A `Source` of the rows of a training split, and of a validation split if there is one."""
 
-    def __init__(self, train: Rows, held_out: Rows | None, tokenizer: Tokenizer | None, seed: int):
+    def __init__(self, train: SplitRows, held_out: SplitRows | None, tokenizer: Tokenizer | None, seed: int):
         self.train, self.held_out = train, held_out
         self.vocab_size = train.tokens.vocab_size
         self.tokenizer = tokenizer
@@ -69,7 +69,7 @@ class TokenSource(Source):
         return self.rows(step * batch_rows + number, len(number) >= SHARE_FOR_BLOCKS * batch_rows)
 
     def rows(self, number: np.ndarray, whole_blocks: bool) -> HostBatch:
-        """Rows by their numbers in the run, int64 [R]; `whole_blocks` reads what lies around them as well."""
+        """Reads the rows with these numbers in the run, int64 [R]; `whole_blocks` caches the blocks around them."""
         return self.train.read(self._order(number), whole_blocks)
 
     def _validation(self, index: int, rows: slice, batch_rows: int) -> HostBatch:
@@ -84,18 +84,19 @@ class TokenSource(Source):
 
     @property
     def reading(self) -> str | None:
-        """What is being read at this moment, for the report of a stall."""
         caches = [rows.cache for rows in (self.train, self.held_out) if rows]
         return next((cache.reading for cache in caches if cache.reading), None)
 
 
 def open_tokens(directory: Path, request: DataRequest, packing: Packing = 'concatenate') -> TokenSource:
-    """Open a flat-tokens directory for training. Raises UserError where it is damaged or there is too little."""
+    """Opens a flat-tokens directory for training. Raises UserError if it is damaged or too small."""
     train = open_split(directory, 'train')
     held_out = open_split(directory, 'validation') if 'validation' in splits(directory) else None
     identity = train.manifest.tokenizer
     if held_out and held_out.manifest.tokenizer != identity:
-        raise UserError(f'{directory}: train and validation were made by different tokenizers\n  tokenise again')
+        raise UserError(
+            f'{directory}: train and validation were made by different tokenizers\n  tokenize the text again'
+        )
     content = read_tokenizer_json(directory, identity)
     tokenizer = None if content is None else Tokenizer(content, str(directory), identity.end_of_text)
     return open_stores(train, held_out, tokenizer, request, packing)
@@ -108,33 +109,34 @@ def open_stores(
     request: DataRequest,
     packing: Packing = 'concatenate',
 ) -> TokenSource:
-    """A source of batches over stores of tokens of any format, and a word on what an epoch is.
+    """Opens token stores of any format for training, and prints the size of an epoch.
 
-    Raises UserError where there is too little. Without a tokenizer there are batches, but no samples of text.
+    Raises:
+        UserError: a split is shorter than one sequence.
     """
     rows = _rows(train, 'train', request, packing)
     validation = None if held_out is None else _rows(held_out, 'validation', request, packing)
-    memory = 'held in memory' if rows.cache.is_whole else f'read in blocks, of which {MEMORY >> 20} MiB stay in memory'
-    request.say(f'order: an epoch is {rows}, in an order from seed {request.seed}; tokens {memory}')
+    memory = 'held in memory' if rows.cache.is_whole else f'read in blocks, {MEMORY >> 20} MiB cached in memory'
+    request.say(f'order: an epoch is {rows}, shuffled with seed {request.seed}; tokens {memory}')
     request.say(f'validation: {validation}' if validation else 'validation: none, no text is held out')
     return TokenSource(rows, validation, tokenizer, request.seed)
 
 
 def row_numbers(rows: slice, batch_rows: int) -> np.ndarray:
-    """int64: the rows of a batch that a slice takes."""
+    """The numbers of the rows that a slice selects, int64."""
     return np.arange(batch_rows, dtype=np.int64)[rows]
 
 
-def _rows(tokens: TokenStore, split: str, request: DataRequest, packing: Packing) -> Rows:
+def _rows(tokens: TokenStore, split: str, request: DataRequest, packing: Packing) -> SplitRows:
     n_targets = tokens.n_tokens - (1 if packing == 'concatenate' else tokens.n_documents)
     if n_targets >= request.sequence_length:
         if packing == 'concatenate':
             return Windows(tokens, request.sequence_length)
         return PackedDocuments(tokens, request.sequence_length, packing, request.directory, request.say)
     shorter = f'batch.sequence_length={n_targets}' if n_targets > 0 else 'a shorter batch.sequence_length'
-    other = 'a larger data.validation (0 holds nothing out)' if split == 'validation' else 'more text'
+    other = 'a larger data.validation (0: no validation)' if split == 'validation' else 'more text'
     raise UserError(
         f'{tokens.name}: the {split} split has {tokens.n_tokens:,} tokens in {tokens.n_documents:,} documents\n'
-        f'  one sequence needs {request.sequence_length + 1:,} (batch.sequence_length and one)\n'
-        f'  change to {shorter} or less, or give {other}'
+        f'  one sequence needs {request.sequence_length + 1:,} tokens (batch.sequence_length + 1)\n'
+        f'  use {shorter} or less, or give {other}'
     )

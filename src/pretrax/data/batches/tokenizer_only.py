@@ -1,6 +1,6 @@
-"""The data component `tokenizer`: a tokenizer and no text. Weights that were imported lie in a run like this.
+"""The data component `tokenizer`: a tokenizer without text, used by runs that hold imported weights.
 
-`pretrax generate` needs no more; training does, and is refused in words.
+`pretrax generate` needs no more. Training raises an error.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ FILE = 'tokenizer.json'
 
 
 class PromptTokenizer(Tokenizer):
-    """Encodes a prompt as the model's makers do: with the beginning-of-text token that their template puts before it."""
+    """Encodes a prompt with the special tokens, such as beginning-of-text, that the tokenizer's template puts before it."""
 
     def __init__(self, content: bytes, name: str):
         super().__init__(content, name)
@@ -28,7 +28,7 @@ class PromptTokenizer(Tokenizer):
 
 
 class TokenizerOnly(Source):
-    """A source of no batches. `tokenizer` is None where the imported checkpoint had no tokenizer.json."""
+    """A source without batches. `tokenizer` is None if the imported checkpoint had no tokenizer.json."""
 
     documents_per_row = 1
 
@@ -45,6 +45,6 @@ class TokenizerOnly(Source):
 
     def batch(self, step: int, rows: slice, batch_rows: int) -> HostBatch:
         raise UserError(
-            f'{self._directory.parent} holds weights and a tokenizer, and no text to train on\n'
-            f'train from it in a run with data: init_from: {self._directory.parent}'
+            f'{self._directory.parent} has weights and a tokenizer, but no text to train on\n'
+            f'to train these weights, use another run with init_from: {self._directory.parent}'
         )

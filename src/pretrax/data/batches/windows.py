@@ -1,7 +1,7 @@
-"""Rows that are windows of the stream of tokens: every token is used, documents are cut where a row ends.
+"""Rows that are windows of the token stream: every token is used, and documents are cut at the end of a row.
 
-Window i holds tokens i L to i L + L: its last token is the first of the next window, so that every token of the stream
-but the first is a target once. The last window is filled up with padding. Letters: R rows, L sequence length.
+Window i holds the tokens i L to i L + L. Its last token is the first of the next window, so every token of the stream
+except the first is a target once. The last window is padded. Letters: R rows, L sequence length.
 """
 
 import numpy as np
@@ -10,14 +10,14 @@ from pretrax.data.batches.block_cache import BlockCache
 from pretrax.data.batches.source import HostBatch, pack_rows
 from pretrax.data.tokens.token_store import TokenStore
 
-BLOCK = 1 << 19  # tokens that are read together, 2 MiB
+BLOCK = 1 << 19  # tokens read together, 2 MiB
 _STARTS_AT_ONCE = 1 << 20  # documents
 
 
 class Windows:
-    """The windows of one split; `Rows` of `token_source.py`."""
+    """The windows of one split, a `SplitRows` of `token_source.py`."""
 
-    density = 1.0  # of the rows, but for a part of the last one
+    density = 1.0  # except for the padding of the last row
 
     def __init__(self, tokens: TokenStore, sequence_length: int):
         self.tokens = tokens
@@ -29,31 +29,33 @@ class Windows:
         self.documents_per_row = self._documents_per_row()
 
     def __str__(self) -> str:
-        padded = f', the last one with {self._n_padded:,} of padding' if self._n_padded else ''
-        return f'{self.n:,} windows of the stream of tokens{padded}'
+        padded = f', the last one with {self._n_padded:,} tokens of padding' if self._n_padded else ''
+        return f'{self.n:,} windows of the token stream{padded}'
 
     def read(self, rows: np.ndarray, whole_blocks: bool) -> HostBatch:
-        """rows int64 [R] -> the rows of a batch."""
+        """Reads the rows with the numbers `rows`, int64 [R]."""
         first = rows * self._length
         stop = np.minimum(first + self._length + 1, self.tokens.n_tokens)
         read = self.cache.read(list(zip(first.tolist(), stop.tolist(), strict=True)), whole_blocks)
         shape = len(rows), self._length + 1
-        encoded, counts = np.zeros(shape, np.uint32), np.zeros(shape, bool)
+        encoded, mask = np.zeros(shape, np.uint32), np.zeros(shape, bool)
         for row, (these, counted) in enumerate(read):
             n = len(these)
-            encoded[row, :n], counts[row, :n] = these, True if counted is None else counted
-            encoded[row, n : n + 1] = 1  # padding begins as a document does
-        return pack_rows(encoded >> 1, (encoded & 1).astype(bool), counts)
+            encoded[row, :n], mask[row, :n] = these, True if counted is None else counted
+            encoded[row, n : n + 1] = 1  # padding starts like a document
+        return pack_rows(encoded >> 1, (encoded & 1).astype(bool), mask)
 
     def _documents_per_row(self) -> int:
-        """The largest number of segments in a window, so that kernels for packed documents know a bound."""
+        """The largest number of segments in a window, an upper bound that attention kernels need."""
         most, last, in_last = 1, -1, 0
         for start in range(0, self.tokens.n_documents, _STARTS_AT_ONCE):
             starts = self.tokens.read_starts(start, min(start + _STARTS_AT_ONCE, self.tokens.n_documents))
-            starts = starts[starts % self._length != 0].astype(np.int64)  # at a window's edge no further one begins
+            starts = starts[starts % self._length != 0].astype(
+                np.int64
+            )  # a start at the edge of a window adds no segment
             windows, counts = np.unique(starts // self._length, return_counts=True)
             if len(windows):
                 counts[0] += in_last if windows[0] == last else 0
                 most, last, in_last = max(most, 1 + int(counts.max())), int(windows[-1]), int(counts[-1])
-        padding = 1 if self._n_padded > 1 else 0  # the padding of targets alone is no segment
+        padding = 1 if self._n_padded > 1 else 0  # a single padded position is only a target, so it adds no segment
         return max(most, 1 + padding + (in_last if last == self.n - 1 else 0))
