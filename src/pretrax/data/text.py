@@ -117,8 +117,8 @@ def find_corpus(options: TextOptions, say: Callable[[str], None]) -> Corpus:
         on_error=_given(options.on_error),
     )
     corpus = Corpus(list(found.values()), selection)
-    if selection.of_rows and not corpus.has_rows:
-        raise UserError(f'data.{selection.of_rows} is about the fields of rows, and every file is one document')
+    if selection.key_for_rows and not corpus.has_rows:
+        raise UserError(f'data.{selection.key_for_rows} is about the fields of rows, and every file is one document')
     if selection.deduplicate:
         say('text: all of it is read once before, to find duplicates')
     if corpus.known_by != 'content':

@@ -59,14 +59,14 @@ def test_rows_come_exactly_in_order_in_any_shards(directory, streaming):
     expected = [text for text in TRAIN if text]
     assert [document.text for document in whole.documents(counts)] == expected
     assert (counts.read, counts.left_out) == (len(TRAIN), {'empty': TRAIN.count('')})
-    places = [document.place for document in whole.documents()]
+    places = [document.origin for document in whole.documents()]
     assert places[0] == (f'hf:{directory}[0]:2' if streaming else f'hf:{directory}:2')
     for n in (2, 3, 30):
         parts = pickle.loads(pickle.dumps(shards(whole, n)))
         assert len(parts) == min(n, 3 if streaming else n, len(TRAIN)) or not streaming
         assert len(parts) > 1
         assert [d.text for part in parts for d in part.documents()] == expected
-        assert [d.place for part in parts for d in part.documents()] == places
+        assert [d.origin for part in parts for d in part.documents()] == places
     assert [d.text for d in whole.documents(start=9)] == [text for text in TRAIN[9:] if text]
 
 

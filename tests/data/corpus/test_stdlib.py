@@ -1,7 +1,7 @@
 import pytest
 
 from pretrax.data.corpus.corpus import Corpus
-from pretrax.data.corpus.stdlib import LEFT_OUT_DIRECTORIES, LEFT_OUT_FILES, stdlib_files, stdlib_rule
+from pretrax.data.corpus.stdlib import SKIPPED_DIRECTORIES, SKIPPED_FILES, stdlib_files, stdlib_rule
 from pretrax.errors import UserError
 
 
@@ -20,14 +20,14 @@ def test_order_and_text_are_the_same_every_time():
 
 
 def test_the_rule_says_everything_that_is_left_out(tmp_path):
-    for name in (*LEFT_OUT_DIRECTORIES, 'json'):
+    for name in (*SKIPPED_DIRECTORIES, 'json'):
         directory = tmp_path / name.replace('*', 'x')
         directory.mkdir()
         (directory / 'a.py').write_text('a = 1\n')
-    for name in (*LEFT_OUT_FILES, 'b.py', 'b.txt'):
+    for name in (*SKIPPED_FILES, 'b.py', 'b.txt'):
         (tmp_path / name.replace('*', 'x')).write_text('b = 1\n')
     assert [str(file.path.relative_to(tmp_path)) for file in stdlib_files(tmp_path)] == ['b.py', 'json/a.py']
-    assert all(pattern in stdlib_rule() for pattern in (*LEFT_OUT_DIRECTORIES, *LEFT_OUT_FILES))
+    assert all(pattern in stdlib_rule() for pattern in (*SKIPPED_DIRECTORIES, *SKIPPED_FILES))
 
 
 def test_the_encoding_a_source_declares_is_used(tmp_path):

@@ -13,7 +13,8 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pretrax.data.corpus import blocks, tables
+from pretrax.data.corpus import content as content_module
+from pretrax.data.corpus import tables
 from pretrax.data.corpus.corpus import Corpus, Counts, Selection, shards
 from pretrax.data.corpus.files import find_files
 from pretrax.errors import UserError
@@ -95,7 +96,7 @@ def test_places_are_lines_and_rows(tmp_path):
     (tmp_path / 'b.parquet').write_bytes(as_parquet(['one', 'two', 'three'], 'none', 2))
     (tmp_path / 'c.jsonl').write_text('{"text": "one"}\n\n{"text": "three"}\n')
     (tmp_path / 'd.txt').write_text('one')
-    found = {document.place.removeprefix(f'{tmp_path}/'): document.text for document in documents(tmp_path)}
+    found = {document.origin.removeprefix(f'{tmp_path}/'): document.text for document in documents(tmp_path)}
     assert found == {
         'a.csv:2': 'one', 'a.csv:3': 'two\ntwo', 'a.csv:5': 'three',
         'b.parquet:1': 'one', 'b.parquet:2': 'two', 'b.parquet:3': 'three',
@@ -180,7 +181,7 @@ def test_a_row_of_parquet_that_is_not_text_is_named(tmp_path):
     assert 'a.parquet:2: not utf-8' in refusal(tmp_path)
     counts = Counts()
     found = documents(tmp_path, counts=counts, on_error='skip')
-    assert [document.place.rpartition('/')[2] for document in found] == ['a.parquet:1', 'a.parquet:3']
+    assert [document.origin.rpartition('/')[2] for document in found] == ['a.parquet:1', 'a.parquet:3']
     assert [error.splitlines()[0].rpartition('/')[2] for error in counts.errors] == [
         'a.parquet:2: not utf-8 at byte 0 (invalid start byte)', "a.parquet:4: field 'text' is null",
     ]  # fmt: skip
@@ -199,8 +200,8 @@ def test_only_the_columns_that_are_asked_for_are_read(tmp_path, monkeypatch):
 
 
 def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks, 'LONGEST_LINE', 1000)
-    monkeypatch.setattr(blocks, '_BLOCK', 100)
+    monkeypatch.setattr(content_module, 'LONGEST_LINE', 1000)
+    monkeypatch.setattr(content_module, '_BLOCK', 100)
     for name, content, expected in (
         ('a.jsonl', b'[' * 2000, 'a.jsonl: a line of more than'),
         ('b.csv', b'text\n"' + b'x\n' * 2000, 'b.csv:2: a quote opens in this row and does not close'),

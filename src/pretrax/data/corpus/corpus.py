@@ -1,24 +1,21 @@
-"""The documents of a corpus in their order: all of them, or in shards for parallel workers.
+"""The documents of a corpus in order, as a whole or in shards for parallel workers.
 
-For whoever tokenises (data/tokenize/prepare.py and its engines):
-
-    corpus = Corpus(files, selection)                 # data/text.py makes one of the options
-    parts = shards(corpus, 64, map=pool.map)          # at most 64, in order, picklable and small
-    counts = Counts()                                 # one for each worker
-    for document in parts[3].documents(counts):       # Documents: never empty, filtered, no duplicates
+    corpus = Corpus(files, selection)
+    made = shards(corpus, 64, map=pool.map)           # at most 64, in order, small and picklable
+    counts = Counts()                                 # one per worker
+    for document in made[3].documents(counts):        # never empty, filtered, no duplicates
         ...
-    counts = sum(all of the workers' counts, Counts())
-    for line in counts.lines():                       # 'documents: 12 read = 9 kept + 2 empty + 1 bad'
+    total = sum(counts_of_all_workers, Counts())
+    for line in total.lines():                        # 'documents: 12 read = 9 kept + 2 empty + 1 bad'
         say(line)
 
-The documents of `shards(corpus, n)`, one shard after the other, are those of `corpus.documents()`, whatever n is, and
-the counts add up to the same. A shard is a pure value: reading one again, in another process or after a restart, gives
-the same documents or raises UserError because a file has changed. `shards(corpus, n)` of an unchanged corpus is the same
-list every time, so work can be resumed by the number of a shard. `Shard.size` is in stored bytes, for progress bars.
+For any n, the shards of `shards(corpus, n)` together have the documents of `corpus.documents()` in the same order, and
+their counts add up to the same totals. A shard is a value: reading it again, in another process or after a restart, gives
+the same documents, or raises UserError if a file has changed. `shards(corpus, n)` returns the same list for an unchanged
+corpus, so interrupted work can resume by shard number. `Shard.size` is in stored bytes, for progress bars.
 
-Where `deduplicate` is asked for, `shards` reads all of the text once to find the duplicates, through `map`: pass the
-`map` of a pool (its function and arguments are picklable), or nothing to read in this process. It keeps 16 bytes a
-document. Otherwise `shards` reads no text: what tells one where to cut are sizes, the footers of .parquet, and indices.
+With `deduplicate`, `shards` reads all text once through `map` to find the duplicates, and keeps 16 bytes per document.
+Pass the `map` of a pool to read in parallel. Otherwise `shards` reads only file sizes, .parquet footers and line indices.
 """
 
 import bisect
@@ -41,28 +38,28 @@ from pretrax.data.corpus.tables import Delimited, RowGroups
 
 __all__ = ['Corpus', 'Counts', 'Selection', 'Shard', 'shards']
 
-# Up to so many bytes a corpus is known by its content, beyond by the names, sizes and times of change of its files.
+# A corpus of at most this many bytes is identified by its content, a larger one by its names, sizes and modification times.
 DIGESTED = 1 << 30
 _WITHOUT_FIELDS = ('text', 'python')
-_DUPLICATES_AT_ONCE = 16  # duplicates are found in so many groups, one after the other
+_DUPLICATE_GROUPS = 16  # duplicates are searched in one group of digests after the other, to save memory
 
 type Map = Callable[[Callable[['Shard'], np.ndarray], Iterable['Shard']], Iterable[np.ndarray]]
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The documents of some files, in their order."""
+    """The documents of some files, in order."""
 
     files: Sequence[TextFile | HuggingFaceDataset]
     selection: Selection = field(default_factory=Selection)
 
     @property
     def size(self) -> int:
-        """Bytes as they are stored."""
+        """Stored bytes, before decompression."""
         return sum(file.size for file in self.files)
 
     def documents(self, counts: Counts | None = None, start: int = 0) -> Iterator[Document]:
-        """Every document that is kept, of all rows but the first `start`."""
+        """The kept documents, without those of the first `start` rows."""
         for shard in shards(self, 1):
             yield from shard.documents(counts, start)
 
@@ -73,16 +70,16 @@ class Corpus:
 
     @property
     def known_by(self) -> str:
-        """What the fingerprint is made of, in words."""
+        """What the fingerprint covers: 'content', or a phrase for large corpora."""
         if self.size <= DIGESTED:
             return 'content'
-        return f'names, sizes and times of change, being over {DIGESTED >> 30} GiB'
+        return f'names, sizes and modification times, since it is over {DIGESTED >> 30} GiB'
 
     def fingerprint(self) -> str:
-        """Differs where other documents would be read: sha256 over kind and content of the files, and the selection.
+        """Identifies the documents: sha256 of the kind and content of each file, and of the selection.
 
-        A corpus of more than DIGESTED bytes is known by the path, size and time of change (or entity tag) of each file,
-        a data set of Hugging Face always by its files and their times or its commit.
+        A corpus of more than DIGESTED bytes is identified by the path, size and modification time (or entity tag) of
+        each file, and a Hugging Face dataset by its files with their times, or by its commit.
         """
         total = hashlib.sha256()
         for file in self.files:
@@ -94,8 +91,8 @@ class Corpus:
         if isinstance(file, HuggingFaceDataset):
             return file.identity.encode()
         if self.size > DIGESTED and file.state.stamp:
-            place = os.path.abspath(file.path) if isinstance(file.path, Path) else file.path.url
-            return f'{place} {file.state.size} {file.state.stamp}'.encode()
+            address = os.path.abspath(file.path) if isinstance(file.path, Path) else file.path.url
+            return f'{address} {file.state.size} {file.state.stamp}'.encode()
         refuse_changed(file)
         with opened(file.path) as stream:
             try:
@@ -106,7 +103,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Shard:
-    """Consecutive rows of a corpus, and which of them repeat an earlier document."""
+    """Consecutive rows of a corpus, and which of these repeat an earlier document."""
 
     parts: tuple[Part, ...]
     selection: Selection
@@ -114,7 +111,7 @@ class Shard:
     duplicates: np.ndarray | None = None  # rows of this shard, ascending
 
     def documents(self, counts: Counts | None = None, start: int = 0) -> Iterator[Document]:
-        """The documents that are kept, of all rows but the first `start`; `counts` is told of every row."""
+        """The kept documents, without those of the first `start` rows; `counts` counts every row that is read."""
         counts = Counts() if counts is None else counts
         duplicates = iter(() if self.duplicates is None else self.duplicates[np.searchsorted(self.duplicates, start) :])
         duplicate = next(duplicates, None)
@@ -127,7 +124,7 @@ class Shard:
                 yield document
 
     def _rows(self, counts: Counts, start: int = 0) -> Iterator[Document | None]:
-        """For each row its document, or None."""
+        """The document of each row, or None if it has none."""
         for part in self.parts:
             if start and (n_rows := part.count()) <= start:
                 start -= n_rows
@@ -137,8 +134,8 @@ class Shard:
 
 
 def shards(corpus: Corpus, n: int, map: Map = map) -> list[Shard]:  # noqa: A002
-    """At most n shards of about the same size, none without a part. The top of this file says what they promise."""
-    sizes = [max(1, file.size) for file in corpus.files]  # of some objects far away nobody tells the size
+    """At most n shards of similar size, none of them empty; see the top of this file."""
+    sizes = [max(1, file.size) for file in corpus.files]  # some remote storage does not report sizes
     total = sum(sizes)
     bounds = sorted({total * i // n for i in range(1, n)} - {0})
     parts: list[list[Part]] = [[] for _ in range(len(bounds) + 1)]
@@ -166,7 +163,7 @@ def shards(corpus: Corpus, n: int, map: Map = map) -> list[Shard]:  # noqa: A002
 def _cut(
     file: TextFile | HuggingFaceDataset, positions: Sequence[int], fields: tuple[str, ...]
 ) -> Sequence[Part | None]:
-    """The parts of a file between these bytes of it; None where the one before goes on."""
+    """The parts of a file, cut at these byte positions; None if the preceding part covers that range too."""
     if isinstance(file, HuggingFaceDataset):
         return file.cut(positions, fields)
     if file.kind == 'parquet':
@@ -181,7 +178,7 @@ def _steps(bounds: Sequence[int]) -> list[int]:
 
 
 def _digests(shard: Shard) -> np.ndarray:
-    """[rows, 2] uint64: the digest of each document, zero for a row that is none."""
+    """The digest of each document, uint64 [rows, 2]; zeros for rows without a document."""
     found = bytearray()
     for document in shard._rows(Counts()):
         found += bytes(16) if document is None else digest(document)
@@ -189,14 +186,14 @@ def _digests(shard: Shard) -> np.ndarray:
 
 
 def _duplicates(digests: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """For the digests of each shard, the rows whose digest was there before, ascending."""
+    """For each shard, the rows whose digest occurred earlier, ascending."""
     found: list[list[np.ndarray]] = [[] for _ in digests]
     starts = np.cumsum([0, *map(len, digests)])
-    for group in range(_DUPLICATES_AT_ONCE):
-        chosen = [np.flatnonzero((of[:, 0] % _DUPLICATES_AT_ONCE == group) & of.any(axis=1)) for of in digests]
+    for group in range(_DUPLICATE_GROUPS):
+        chosen = [np.flatnonzero((of[:, 0] % _DUPLICATE_GROUPS == group) & of.any(axis=1)) for of in digests]
         values = np.concatenate([of[rows] for of, rows in zip(digests, chosen, strict=True)])
         rows = np.concatenate([start + rows for start, rows in zip(starts, chosen, strict=False)])
-        order = np.lexsort((values[:, 0], values[:, 1]))  # stable: of equal ones the earliest row stays first
+        order = np.lexsort((values[:, 0], values[:, 1]))  # stable: the earliest of equal rows comes first
         again = np.flatnonzero((values[order][1:] == values[order][:-1]).all(axis=1)) + 1
         repeated = np.sort(rows[order[again]])
         for shard, (start, stop) in enumerate(itertools.pairwise(np.searchsorted(repeated, starts))):

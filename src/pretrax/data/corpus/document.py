@@ -1,15 +1,18 @@
-"""A document on its way from a file to tokens."""
+"""A document, as the readers of text pass it to the tokenizer."""
 
 from typing import NamedTuple
 
 
 class Document(NamedTuple):
-    """A text, where it came from, and which of it the model is to learn to write.
+    """A text, its origin, and the ranges that count in the loss.
 
-    `place` is for messages: 'mail.jsonl:12'. `answers` are character ranges [start, stop), in order and apart: tokens
-    that begin in one count in the loss, and so does the end-of-text token. None: all tokens count.
+    Attributes:
+        text: not empty.
+        origin: file and row for messages, such as 'mail.jsonl:12'.
+        answers: character ranges [start, stop), in order and disjoint. Tokens that start in one of them count in the
+            loss, and so does the end-of-text token. None: all tokens count.
     """
 
     text: str
-    place: str
+    origin: str
     answers: tuple[tuple[int, int], ...] | None = None

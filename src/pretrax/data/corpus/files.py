@@ -1,7 +1,7 @@
-"""Which files a path, a directory, a glob or a URL names, and of what kind each is.
+"""Finds the files that a path, a directory, a glob or a URL names, and their kinds.
 
-The ending tells the kind, after `.gz` or `.zst`: `.jsonl` and `.ndjson` hold a document a line, `.csv`, `.tsv` and
-`.parquet` one a row; any other file is one document.
+The suffix before `.gz` or `.zst` determines the kind: `.jsonl` and `.ndjson` have one document per line, `.csv`, `.tsv`
+and `.parquet` one per row, and any other file is one document.
 """
 
 import difflib
@@ -11,22 +11,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pretrax.data.corpus.blocks import COMPRESSED
+from pretrax.data.corpus.content import COMPRESSED
 from pretrax.data.corpus.storage import Location, State, Url, connect, locate, refusal, state, state_of
 from pretrax.errors import UserError
 
 type Kind = Literal['text', 'python', 'jsonl', 'csv', 'tsv', 'parquet']
 
 KINDS: dict[str, Kind] = {'.jsonl': 'jsonl', '.ndjson': 'jsonl', '.csv': 'csv', '.tsv': 'tsv', '.parquet': 'parquet'}
-# What a directory is searched for. A file that is named, or matched by a glob, is taken whatever its ending.
+# Directories are searched for these suffixes. A file that is named or matched by a glob may have any suffix.
 SUFFIXES = ('.txt', '.md', '.py', *KINDS)
-INDEX_SUFFIX = '.pretrax-index'  # data/corpus/line_index.py writes these beside what they are of
+INDEX_SUFFIX = '.pretrax-index'  # written by data/corpus/line_index.py next to the file
 
 
 class TextFile(NamedTuple):
-    """A file of text, how to read it, and the state in which it was found: every reader refuses another one.
+    """A text file, its kind, and its state when it was found; readers raise UserError if the state has changed.
 
-    Kinds: 'text' (one UTF-8 document), 'python' (one, decoded as PEP 263 says), 'jsonl', 'csv', 'tsv', 'parquet'.
+    Kinds: 'text' (one UTF-8 document), 'python' (one document, decoded as in PEP 263), 'jsonl', 'csv', 'tsv', 'parquet'.
     """
 
     path: Location
@@ -35,7 +35,7 @@ class TextFile(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes as they are stored; 0 where the storage does not tell."""
+        """Stored bytes; 0 if the storage does not report a size."""
         return self.state.size or 0
 
     @property
@@ -46,7 +46,8 @@ class TextFile(NamedTuple):
 def find_files(spec: str) -> list[TextFile]:
     """The files that a path, a directory (searched recursively for SUFFIXES), a glob or a URL of these names, sorted.
 
-    Raises UserError when that is none, or a file named directly is empty.
+    Raises:
+        UserError: there is no such file, or the file named directly is empty.
     """
     location = locate(spec)
     files = _remote_files(location, spec) if isinstance(location, Url) else _local_files(location, spec)
@@ -56,8 +57,7 @@ def find_files(spec: str) -> list[TextFile]:
 
 
 def walk(root: Path, wanted: Callable[[str], bool], left_out: Callable[[str], bool] | None = None) -> list[Path]:
-    """Files below root with a wanted name, sorted by path; hidden files and directories, and those left out, are not
-    entered."""
+    """Files below root with a wanted name, sorted by path; skips hidden files, hidden directories and `left_out` ones."""
     found = []
     for directory, children, names in os.walk(root):
         children[:] = [name for name in children if not name.startswith('.') and not (left_out and left_out(name))]
@@ -66,7 +66,7 @@ def walk(root: Path, wanted: Callable[[str], bool], left_out: Callable[[str], bo
 
 
 def nearest(path: Path) -> str:
-    """What exists near a path: for a missing one the sibling with the most similar name, else what its parent holds."""
+    """A hint for a missing path: the sibling with the most similar name, otherwise the content of its directory."""
     parent = path if path.is_dir() else path.parent
     missing = path.name
     while not parent.is_dir():
@@ -75,14 +75,14 @@ def nearest(path: Path) -> str:
     close = [] if parent == path else difflib.get_close_matches(missing, names, n=1)
     if close:
         return f'did you mean {parent / close[0]}?'
-    return f'{parent.resolve()} holds {_held(parent)}'
+    return f'{parent.resolve()} has {_held(parent)}'
 
 
 def _local_files(path: Path, spec: str) -> list[TextFile]:
     if path.is_dir():
         paths = walk(path, lambda name: _kind_suffix(name) in SUFFIXES)
         if not paths:
-            raise UserError(f'{spec}: no {", ".join(SUFFIXES)} file in this directory\n  it holds {_held(path)}')
+            raise UserError(f'{spec}: no {", ".join(SUFFIXES)} file in this directory\n  it has {_held(path)}')
     elif path.is_file():
         paths = [path]
     elif glob.has_magic(str(path)):
@@ -92,14 +92,14 @@ def _local_files(path: Path, spec: str) -> list[TextFile]:
             raise UserError(f'{spec}: no file matches\n  {nearest(Path(os.path.dirname(path) or "."))}')
     else:
         if os.path.lexists(path):
-            raise UserError(f'{spec}: neither a file nor a directory, but a broken link, a pipe or a device')
+            raise UserError(f'{spec}: neither a file nor a directory: a broken link, a pipe or a device')
         raise UserError(f'{spec}: no such file or directory\n  {nearest(path)}')
     return [_text_file(found, state(found)) for found in paths]
 
 
 def _remote_files(url: Url, spec: str) -> list[TextFile]:
     filesystem, path = connect(url)
-    magic = '*' in path if url.is_http else glob.has_magic(path)  # in an address a '?' begins the query
+    magic = '*' in path if url.is_http else glob.has_magic(path)  # in a URL, '?' starts the query
     try:
         filesystem.invalidate_cache()
         if magic:

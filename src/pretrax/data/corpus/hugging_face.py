@@ -1,7 +1,7 @@
-"""Data sets of the Hugging Face hub, or of a directory laid out like one, through the library `datasets`.
+"""Hugging Face datasets, from the hub or from a directory with the same layout, read with the library `datasets`.
 
-Downloaded (the library keeps Arrow files in its cache, and rows can be had in any order) or streaming (nothing is kept;
-workers share the files of the data set). Both give the same rows in the same order.
+A dataset is downloaded (the library caches Arrow files, and rows have random access) or streamed (nothing is stored, and
+each worker reads some of the files). Both give the same rows in the same order.
 """
 
 import functools
@@ -15,18 +15,18 @@ from pretrax.data.corpus.parts import Row
 from pretrax.data.options import PREFIX, HuggingFaceOptions
 from pretrax.errors import UserError
 
-_UNKNOWN_SIZE = 1 << 26  # bytes of a file of which nobody tells the size, to weigh it against others
+_UNKNOWN_SIZE = 1 << 26  # bytes assumed for a file of unknown size
 
 
 @dataclass(frozen=True)
 class HuggingFaceDataset:
-    """A split of a data set, in the version in which it was found."""
+    """A split of a dataset, in the version in which it was found."""
 
     name: str
     options: HuggingFaceOptions
     version: str
     size: int
-    n_pieces: int  # rows, or files where it is streaming
+    n_units: int  # rows, or files if streaming
 
     kind: Literal['hugging face'] = 'hugging face'
 
@@ -35,29 +35,29 @@ class HuggingFaceDataset:
 
     @property
     def description(self) -> str:
-        """How much it is, in words."""
+        """The split and its size, for messages."""
         if self.options.streaming:
-            return f'split {self.options.split}, streaming, {self.n_pieces:,} files'
-        return f'split {self.options.split}, {self.n_pieces:,} rows, {self.size / 1e6:,.1f} MB'
+            return f'split {self.options.split}, streaming, {self.n_units:,} files'
+        return f'split {self.options.split}, {self.n_units:,} rows, {self.size / 1e6:,.1f} MB'
 
     @property
     def identity(self) -> str:
-        """Differs where other rows would be read."""
+        """Identifies the rows."""
         return f'{self.name} {self.options.configuration} {self.options.split} {self.version}'
 
-    def cut(self, positions: Sequence[int], fields: tuple[str, ...]) -> list['Rows | None']:
-        """Parts of it, cut at these of its bytes, were all rows alike; None where the part before goes on."""
-        whole = Rows(self, fields, 0, self.n_pieces)
-        bounds = [0, *(max(1, at * self.n_pieces // self.size) for at in positions), self.n_pieces]
+    def cut(self, positions: Sequence[int], fields: tuple[str, ...]) -> list['DatasetRows | None']:
+        """Parts, cut near these byte positions; None if the preceding part covers that range too. Assumes rows of equal size."""
+        whole = DatasetRows(self, fields, 0, self.n_units)
+        bounds = [0, *(max(1, at * self.n_units // self.size) for at in positions), self.n_units]
         parts = [replace(whole, start=start, stop=stop) for start, stop in itertools.pairwise(bounds)]
         return [part if not number or part.start < part.stop else None for number, part in enumerate(parts)]
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The rows start to stop - 1 of a data set, or the files, where it is streaming.
+class DatasetRows:
+    """The rows start to stop - 1 of a dataset, or the files start to stop - 1 if streaming; a `Part`.
 
-    A place is the number of the row from 1; where it is streaming, that of the file and of the row in it.
+    The origin of a row is its number from 1; if streaming, the number of the file and of the row in it.
     """
 
     dataset: HuggingFaceDataset
@@ -79,30 +79,32 @@ class Rows:
     def count(self) -> int:
         return sum(1 for _ in self.rows()) if self.dataset.options.streaming else self.stop - self.start
 
-    def exact(self, place: str) -> str:
-        return place
+    def exact(self, origin: str) -> str:
+        return origin
 
     def _streamed(self) -> Iterator[Row]:
         found = self._opened()
         for file in range(self.start, self.stop):
-            for number, record in enumerate(found.shard(self.dataset.n_pieces, file), 1):
+            for number, record in enumerate(found.shard(self.dataset.n_units, file), 1):
                 yield Row(f'{self.dataset}[{file}]:{number}', record)
 
     def _opened(self) -> Any:
         found = _reopened(self.dataset)
         columns = [name.partition('.')[0] if name not in (found.features or ()) else name for name in self.fields]
-        # Columns that nothing asks for are not decoded: they may be pictures. All are there to be named as what there is.
+        # Unused columns, which may be images, are not decoded. If a field is missing, all are read, for the error message.
         return found.select_columns(columns) if found.features and set(columns) <= set(found.features) else found
 
 
 def find_dataset(spec: str, options: HuggingFaceOptions) -> HuggingFaceDataset:
-    """The data set that 'hf:NAME_OR_DIRECTORY' names. Raises UserError if it cannot be had."""
+    """The dataset that 'hf:NAME_OR_DIRECTORY' names. Raises UserError if it cannot be loaded."""
     name = spec.removeprefix(PREFIX)
     path = Path(name).expanduser()
     if path.is_dir():
         name = str(path.resolve())
         if options.revision is not None:
-            raise UserError(f'data.hugging_face.revision: {spec} is a directory, and has no revisions')
+            raise UserError(
+                f'data.hugging_face.revision: {spec} is a directory and has no revisions\n  remove data.hugging_face.revision'
+            )
     found, version = _load(name, options)
     if options.streaming:
         size = found.info.dataset_size or found.num_shards * _UNKNOWN_SIZE
@@ -114,17 +116,17 @@ def find_dataset(spec: str, options: HuggingFaceOptions) -> HuggingFaceDataset:
 def _reopened(dataset: HuggingFaceDataset) -> Any:
     found, version = _load(dataset.name, dataset.options)
     if version != dataset.version:
-        raise UserError(f'{dataset}: the data set has changed since this run began\n  start again')
+        raise UserError(f'{dataset}: the dataset has changed since this run started\n  start again')
     return found
 
 
 def _load(name: str, options: HuggingFaceOptions) -> tuple[Any, str]:
-    """The data set, and what tells its version from others: the files it is of, with their times or the commit."""
+    """The dataset, and an identifier of its version: its files with their times, or the commit."""
     try:
         import datasets as library
     except ImportError:
-        raise UserError(f"{PREFIX}{name}: takes the library datasets\n  pip install 'pretrax[datasets]'") from None
-    datasets: Any = library  # its stubs want to know whether it streams
+        raise UserError(f"{PREFIX}{name}: needs the library datasets\n  pip install 'pretrax[datasets]'") from None
+    datasets: Any = library  # its stubs need a literal `streaming`
     try:
         of = {'name': options.configuration, 'revision': options.revision}
         builder = datasets.load_dataset_builder(name, **of)
@@ -135,7 +137,7 @@ def _load(name: str, options: HuggingFaceOptions) -> tuple[Any, str]:
 
 
 def _refusal(name: str, error: Exception) -> UserError:
-    """What the library, the hub or the network said. Each has exceptions of its own."""
+    """Converts the exceptions of the library, the hub and the network, which share no base class, to UserError."""
     if isinstance(error, UserError):
         return error
     said = ' '.join(str(error).split())[:400] or 'no reason given'

@@ -1,14 +1,14 @@
-"""Where the lines of a huge .jsonl file begin, written beside it by `pretrax data index`: FILE.pretrax-index.
+"""Indexes the lines of a large .jsonl file: `pretrax data index FILE` writes FILE.pretrax-index next to it.
 
-With it, reading starts at any document, workers know the numbers of their lines, and a compressed file is divided among
-workers, as far as it was compressed in several frames. The layout, little-endian:
+With an index, reading can start at any document, workers know their line numbers, and workers can share a compressed
+file if it has several frames. The layout, little-endian:
 
     8 bytes             PTXLINES
     4088 bytes          JSON (Header), padded with blanks
     n_lines x u64       the first byte of each line in the decompressed content
     n_frames x 2 u64    the first byte of each frame in the file, and in the decompressed content
 
-An index of another state of the file (size, time of change), or one that is damaged, is refused: never a wrong place.
+An index that is damaged, or that does not match the file's size and modification time, raises UserError.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from typing import BinaryIO
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from pretrax.data.corpus.blocks import blocks
+from pretrax.data.corpus.content import read_content
 from pretrax.data.corpus.files import INDEX_SUFFIX, TextFile
 from pretrax.data.corpus.storage import state
 from pretrax.errors import UserError
@@ -36,7 +36,7 @@ _HEADER = 4096
 
 
 class Header(BaseModel):
-    """What an index says of itself. `crc32` is over all that follows the header."""
+    """The header of an index. `crc32` covers everything after the header."""
 
     version: int
     size: int
@@ -49,20 +49,22 @@ class Header(BaseModel):
 
 @dataclass(frozen=True)
 class LineIndex:
-    """The lines and frames of a file. The arrays are mapped, not read."""
+    """The lines and frames of a file; the arrays are memory-mapped."""
 
     n_bytes: int
     starts: np.ndarray
     frames: np.ndarray
 
     def frame(self, start: int) -> tuple[int, int]:
-        """The last frame that begins at or before a byte of the content: its place in the file, and in the content."""
+        """The byte offsets, in the file and in the content, of the last frame that starts at or before byte `start` of the content."""
         at = int(np.searchsorted(self.frames[:, 1], start, side='right')) - 1
         return (int(self.frames[at, 0]), int(self.frames[at, 1])) if at >= 0 else (0, 0)
 
     def first_lines(self, file: TextFile, positions: list[int]) -> list[int]:
-        """For each of these bytes of the file the line at which to cut: the next to begin, if compressed in a frame
-        that begins there or later."""
+        """For each byte position of the file, the first line that starts there or later.
+
+        In a compressed file, the first line that starts in a frame that starts there or later.
+        """
         if file.is_compressed:
             at = np.searchsorted(self.frames[:, 0], positions)
             contents = np.append(self.frames[:, 1], self.n_bytes)[at]
@@ -72,12 +74,12 @@ class LineIndex:
 
 
 def index_path(path: Path) -> Path:
-    """Where the index of a file lies."""
+    """The path of the index of a file."""
     return path.with_name(path.name + INDEX_SUFFIX)
 
 
 def find_index(file: TextFile) -> LineIndex | None:
-    """The index beside a file. Raises UserError if it is of another state of the file, or damaged."""
+    """The index of a file, or None. Raises UserError if the index is damaged or the file has changed."""
     if not isinstance(file.path, Path) or file.kind != 'jsonl' or not (path := index_path(file.path)).exists():
         return None
     header = _read_header(path, file.path)
@@ -93,13 +95,17 @@ def find_index(file: TextFile) -> LineIndex | None:
 
 
 def write_index(file: TextFile, say: Callable[[int], None] = lambda _: None) -> LineIndex:
-    """Index a local .jsonl file; the index appears whole or not at all, and replaces an older one.
+    """Indexes a local .jsonl file, and replaces an older index atomically.
 
     Args:
-        say: called with the decompressed bytes read so far.
+        file: the file.
+        say: called with the number of decompressed bytes read so far.
+
+    Raises:
+        UserError: the file is remote, of another kind or changing, or the index cannot be written.
     """
     if not isinstance(file.path, Path):
-        raise UserError(f'{file.path}: an index lies beside its file on a disk\n  copy the file to one first')
+        raise UserError(f'{file.path}: only local files can be indexed\n  copy the file to a local disk first')
     if file.kind != 'jsonl':
         raise UserError(
             f'{file.path}: only .jsonl files are indexed, plain or compressed\n  {file.kind} files need no index'
@@ -109,8 +115,8 @@ def write_index(file: TextFile, say: Callable[[int], None] = lambda _: None) -> 
     try:
         with _replacing(index_path(file.path)) as out:
             out.write(bytes(_HEADER))
-            last = np.zeros(1, '<u8')  # where the line after what was read would begin
-            for block in blocks(file.path, began=lambda *place: frames.extend(place)):
+            last = np.zeros(1, '<u8')  # where the next line would start
+            for block in read_content(file.path, began=lambda *offsets: frames.extend(offsets)):
                 ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord('\n')) + (n_bytes + 1)
                 n_bytes += len(block)
                 starts = np.concatenate([last, ends.astype('<u8')])
@@ -119,7 +125,7 @@ def write_index(file: TextFile, say: Callable[[int], None] = lambda _: None) -> 
                 crc = zlib.crc32(starts[:-1].tobytes(), crc)
                 out.write(starts[:-1].tobytes())
                 say(n_bytes)
-                _refuse_changed(file)  # at each block: a file that grows all the time has no end
+                _refuse_changed(file)  # after each block, since a growing file has no end
             rest = last.tobytes() if last[0] < n_bytes else b''
             n_lines += bool(rest)
             rest += np.array(frames, '<u8').tobytes()
@@ -141,7 +147,7 @@ def write_index(file: TextFile, say: Callable[[int], None] = lambda _: None) -> 
 
 def _refuse_changed(file: TextFile) -> None:
     if state(file.path) != file.state:
-        raise UserError(f'{file.path}: the file changed while it was indexed\n  index it when it is at rest')
+        raise UserError(f'{file.path}: the file changed while it was indexed\n  index it when nothing writes to it')
 
 
 def _read_header(path: Path, of: Path) -> Header:
@@ -150,20 +156,22 @@ def _read_header(path: Path, of: Path) -> Header:
     try:
         header = Header.model_validate(json.loads(raw.removeprefix(MAGIC)) if raw.startswith(MAGIC) else None)
     except (ValidationError, ValueError):
-        raise UserError(f'{path}: no index of lines\n{_again(of, path)}') from None
+        raise UserError(f'{path}: not a line index\n{_again(of, path)}') from None
     if header.version != VERSION:
         raise UserError(f'{path}: version {header.version}, expected {VERSION}\n{_again(of, path)}')
     return header
 
 
 def _again(of: Path, path: Path) -> str:
-    return f'  make it again: pretrax data index {of}\n  or go without one: rm {path}'
+    return f'  rebuild it: pretrax data index {of}\n  or remove it: rm {path}'
 
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of another when the block ends well. One process at a time writes it, and what a
-    killed one leaves is written over."""
+    """Writes a file that replaces `path` when the block ends without an exception.
+
+    Only one process at a time may write it. The partial file of a killed process is overwritten.
+    """
     partial = path.with_name(f'.{path.name}.partial')
     with partial.open('ab') as held:
         try:

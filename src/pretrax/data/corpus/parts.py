@@ -1,8 +1,7 @@
-"""A part of a file, as one worker reads it: rows in order, each a record or the error that it is.
+"""Parts of files, as workers read them: rows in order, each with a record or an error.
 
-A file that is one document, and one whose documents are lines of JSON, are here; tables are in data/corpus/tables.py. Text is
-UTF-8 and stays as it is, NUL characters and line ends included; the byte order mark that a file may begin with is no
-text.
+This module reads files that are one document, and files of JSON lines; data/corpus/tables.py reads tables. Text is UTF-8
+and is kept unchanged, including NUL characters and line endings. A byte order mark at the start of a file is dropped.
 """
 
 import codecs
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from pretrax.data.corpus.blocks import blocks, lines
+from pretrax.data.corpus.content import read_content, split_lines
 from pretrax.data.corpus.files import TextFile
 from pretrax.data.corpus.line_index import LineIndex, find_index
 from pretrax.data.corpus.storage import Url, state
@@ -23,25 +22,25 @@ from pretrax.errors import UserError
 
 
 class Row(NamedTuple):
-    """What lies at a place: a text, a record with fields, or what is wrong with it alone."""
+    """The origin of a row, and its content: a text, a record with fields, or the error in this row."""
 
-    place: str
+    origin: str
     content: str | dict[str, Any] | UserError
 
 
 class Part(Protocol):
-    """Consecutive rows of a file. Picklable; reading raises UserError where the file is damaged or has changed."""
+    """Consecutive rows of a file. Picklable; reading raises UserError if the file is damaged or has changed."""
 
     def rows(self, start: int = 0) -> Iterator[Row]:
-        """The rows but for the first `start`."""
+        """The rows after the first `start`."""
         ...
 
     def count(self) -> int:
-        """How many rows it has."""
+        """The number of rows."""
         ...
 
-    def exact(self, place: str) -> str:
-        """A place of this part in the words for a message, which may take another look at the file."""
+    def exact(self, origin: str) -> str:
+        """An origin of this part, as messages print it; may read the file again."""
         ...
 
 
@@ -55,28 +54,29 @@ class Whole:
         if start:
             return
         refuse_changed(self.file)
-        place = str(self.file.path)
-        raw = b''.join(blocks(self.file.path))
+        origin = str(self.file.path)
+        raw = b''.join(read_content(self.file.path))
         refuse_changed(self.file, afterwards=True)
         try:
-            yield Row(place, _python_text(raw, place) if self.file.kind == 'python' else _text(raw, place))
+            yield Row(origin, _python_text(raw, origin) if self.file.kind == 'python' else _text(raw, origin))
         except UserError as error:
-            yield Row(place, error)
+            yield Row(origin, error)
 
     def count(self) -> int:
         return 1
 
-    def exact(self, place: str) -> str:
-        return place
+    def exact(self, origin: str) -> str:
+        return origin
 
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines of JSON that begin at the bytes start to stop - 1 of the decompressed content.
+    """The JSON lines that start at the bytes start to stop - 1 of the decompressed content.
 
-    `first_line` is the number of the line that begins at `start`. It is None where nobody has counted those before; the
-    first line is then the next one to begin, places tell the byte, and `exact` counts. `frame` is where a compressed file
-    is entered: the place of a frame in the file and in the content.
+    Attributes:
+        first_line: number of the line that starts at `start`. None if unknown: the part then starts at the first line
+            that starts after `start`, origins are byte positions, and `exact` counts the lines.
+        frame: byte offsets, in the file and in the content, of the frame at which a compressed file is entered.
     """
 
     file: TextFile
@@ -92,11 +92,11 @@ class Lines:
         for number, (position, line) in enumerate(part._lines(), skipped):
             if number < start:
                 continue
-            place = f'{path}@{position}' if self.first_line is None else f'{path}:{self.first_line + number}'
+            origin = f'{path}@{position}' if self.first_line is None else f'{path}:{self.first_line + number}'
             try:
-                yield Row(place, _record(line, place) if line.strip() else '')
+                yield Row(origin, _record(line, origin) if line.strip() else '')
             except UserError as error:
-                yield Row(place, error)
+                yield Row(origin, error)
         refuse_changed(self.file, afterwards=True)
 
     def count(self) -> int:
@@ -105,13 +105,13 @@ class Lines:
         bounds = [self.start, index.n_bytes if self.stop is None else self.stop]
         return int(np.diff(np.searchsorted(index.starts, bounds))[0])
 
-    def exact(self, place: str) -> str:
-        path, at, position = place.rpartition('@')
+    def exact(self, origin: str) -> str:
+        path, at, position = origin.rpartition('@')
         if self.first_line is not None or not at:
-            return place
+            return origin
         left = int(position)
         number = 1
-        for block in blocks(self.file.path):
+        for block in read_content(self.file.path):
             number += block[:left].count(b'\n')
             left -= len(block)
             if left <= 0:
@@ -119,10 +119,10 @@ class Lines:
         return f'{path}:{number}'
 
     def cut(self, positions: Sequence[int]) -> list['Lines | None']:
-        """Parts of the whole file, cut near these of its bytes; None where the part before goes on."""
+        """Parts of the whole file, cut near these byte positions; None if the preceding part covers that range too."""
         index = find_index(self.file)
         if index is None:
-            # Nobody knows where the frames of a compressed file begin, and a server of http may send all or nothing.
+            # Without an index, the frames of a compressed file are unknown; an HTTP server may not support ranges.
             if self.file.is_compressed or (isinstance(self.file.path, Url) and self.file.path.is_http):
                 return [self, *[None] * len(positions)]
             bounds = [0, *positions, None]
@@ -140,11 +140,11 @@ class Lines:
         ]
 
     def entered(self, index: LineIndex) -> 'Lines':
-        """The same lines, reached by the shortest way."""
+        """The same lines, read from the nearest frame before them."""
         return replace(self, frame=index.frame(self.start)) if self.file.is_compressed else self
 
     def _from(self, row: int) -> tuple['Lines', int]:
-        """Lines of this part of which the first is at or before a row, and its number."""
+        """Lines of this part that start at or before a row, and the number of their first row."""
         index = find_index(self.file)
         if index is None:
             return self, 0
@@ -153,15 +153,15 @@ class Lines:
         return replace(self, start=start, first_line=first + row + 1).entered(index), row
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """(first byte, line) of each line."""
+        """(first byte, line) for each line."""
         path = self.file.path
         searched = self.start > 0 and self.first_line is None
-        before = self.start - searched  # a line begins at `start` if the byte before ends one
+        before = self.start - searched  # a line starts at `start` if the byte before it is a newline
         if self.file.is_compressed:
-            content = _without(blocks(path, self.frame[0]), before - self.frame[1])
+            content = _without(read_content(path, self.frame[0]), before - self.frame[1])
         else:
-            content = blocks(path, before)
-        found = lines(content, path)
+            content = read_content(path, before)
+        found = split_lines(content, path)
         position = before
         if searched:
             position += len(next(found, b'')) + 1
@@ -173,49 +173,48 @@ class Lines:
 
 
 def refuse_changed(file: TextFile, afterwards: bool = False) -> None:
-    """Raises UserError if a file is not as it was found. An object far away is asked once only, after it was read."""
+    """Raises UserError if a file has changed since it was found. Remote files are checked only after reading."""
     if isinstance(file.path, Url) and not afterwards:
         return
     if not state(file.path).is_of(file.state):
         raise UserError(
-            f'{file.path}: the file has changed since this run began\n'
-            '  start again when the files are at rest'
-        )  # fmt: skip
+            f'{file.path}: the file has changed since this run started\n  start again when nothing writes to the files'
+        )
 
 
-def _record(line: bytes, place: str) -> dict[str, Any]:
+def _record(line: bytes, origin: str) -> dict[str, Any]:
     try:
-        record = json.loads(_decode(line, 'utf-8', place))
+        record = json.loads(_decode(line, 'utf-8', origin))
     except json.JSONDecodeError as error:
         raise UserError(
-            f'{place}: not JSON: {error.msg} at character {error.pos}\n  expected one object a line'
+            f'{origin}: not JSON: {error.msg} at character {error.pos}\n  expected one object per line'
         ) from None
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets within brackets
+    except (ValueError, RecursionError) as error:  # numbers with thousands of digits, deeply nested brackets
         if isinstance(error, UserError):
             raise
-        raise UserError(f'{place}: not to be read as JSON: {error}') from None
+        raise UserError(f'{origin}: cannot be parsed as JSON: {error}') from None
     if not isinstance(record, dict):
-        raise UserError(f'{place}: a JSON {type(record).__name__}\n  expected an object, with the text in a field')
+        raise UserError(f'{origin}: a JSON {type(record).__name__}\n  expected an object with the text in a field')
     return record
 
 
-def _text(raw: bytes, place: str) -> str:
-    return _decode(raw.removeprefix(codecs.BOM_UTF8), 'utf-8', place)
+def _text(raw: bytes, origin: str) -> str:
+    return _decode(raw.removeprefix(codecs.BOM_UTF8), 'utf-8', origin)
 
 
-def _python_text(raw: bytes, place: str) -> str:
+def _python_text(raw: bytes, origin: str) -> str:
     encoding = tokenize.detect_encoding(iter(raw.splitlines(keepends=True)).__next__)[0]
-    return _decode(raw, encoding, place).replace('\r\n', '\n')
+    return _decode(raw, encoding, origin).replace('\r\n', '\n')
 
 
-def _decode(raw: bytes, encoding: str, place: str) -> str:
+def _decode(raw: bytes, encoding: str, origin: str) -> str:
     try:
         return raw.decode(encoding)
     except UnicodeDecodeError as error:
         bad = raw[error.start : error.start + 4].hex(' ')
         utf_16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         raise UserError(
-            f'{place}: not {encoding} at byte {error.start}: {bad} ({error.reason})\n'
+            f'{origin}: not {encoding} at byte {error.start}: {bad} ({error.reason})\n'
             f'  convert the file, for example: iconv -f {"utf-16" if utf_16 else "latin1"} -t utf-8'
         ) from None
 

@@ -1,6 +1,6 @@
-"""Which rows of the text become documents: fields, filters, limits, duplicates, and what is done about a bad row.
+"""Selects the rows that become documents: fields, filters, length limits, duplicates and bad rows.
 
-Every row is counted: read = kept + each reason of leaving out. A document is kept whole or left out, never cut.
+Every row is counted: read = kept + the rows skipped for each reason. A document is kept whole or skipped, never cut.
 """
 
 import collections
@@ -17,39 +17,39 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pretrax.data.corpus.document import Document
 from pretrax.errors import UserError
 
-MOST_TOLD = 10  # bad rows whose message is kept
+MAX_ERRORS = 10  # bad rows whose messages are kept
 BAD, DUPLICATE, EMPTY = 'bad', 'duplicates', 'empty'
 
 type Scalar = str | bool | int | float
 
 
 class Filter(BaseModel):
-    """A condition on a field; rows that do not meet it are left out. Of several conditions in one, all must hold."""
+    """Conditions on a field, all of which must hold; other rows are skipped."""
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 
-    field: str = Field(min_length=1, description='the field; a dot leads into a nested one: meta.language')
+    field: str = Field(min_length=1, description='the field; meta.language is a nested field')
     equals: Scalar | None = Field(None, description='the value it must have')
     differs: Scalar | None = Field(None, description='a value it must not have')
-    one_of: list[Scalar] | None = Field(None, min_length=1, description='the values of which it must have one')
-    at_least: float | None = Field(None, description='the smallest number it may be')
-    at_most: float | None = Field(None, description='the largest number it may be')
-    matches: str | None = Field(None, description='a regular expression to be found in it')
-    lacks: str | None = Field(None, description='a regular expression not to be found in it')
+    one_of: list[Scalar] | None = Field(None, min_length=1, description='a list of values; it must have one of them')
+    at_least: float | None = Field(None, description='the smallest allowed number')
+    at_most: float | None = Field(None, description='the largest allowed number')
+    matches: str | None = Field(None, description='a regular expression that must occur in it')
+    lacks: str | None = Field(None, description='a regular expression that must not occur in it')
     missing: Literal['fail', 'keep', 'drop'] = Field(
-        'fail', description='what to do with a row without the field, or null'
+        'fail', description='what to do with a row in which the field is missing or null'
     )
 
     @model_validator(mode='after')
     def _says_something(self) -> Self:
         if not self._conditions():
             names = ', '.join(name for name in type(self).model_fields if name not in ('field', 'missing'))
-            raise ValueError(f'a filter on {self.field!r} without a condition; expected one of {names}')
+            raise ValueError(f'the filter on {self.field!r} has no condition; expected one of {names}')
         for name in ('matches', 'lacks'):
             try:
                 re.compile(getattr(self, name) or '')
             except re.error as error:
-                raise ValueError(f'{name} is no regular expression: {error}') from None
+                raise ValueError(f'{name} is not a regular expression: {error}') from None
         return self
 
     def __str__(self) -> str:
@@ -57,14 +57,14 @@ class Filter(BaseModel):
             f'{name} {json.dumps(value, ensure_ascii=False)}' for name, value in self._conditions().items()
         )
 
-    def keeps(self, record: dict[str, Any], place: str) -> bool:
-        """Whether a row meets the condition. Raises UserError for a missing field or a value of another type."""
-        value = _value(record, self.field, place, self.missing == 'fail')
+    def keeps(self, record: dict[str, Any], origin: str) -> bool:
+        """Whether a row meets the conditions. Raises UserError for a missing field or a value of the wrong type."""
+        value = _value(record, self.field, origin, self.missing == 'fail')
         if value is None:
             if self.missing == 'fail':
-                raise UserError(f'{place}: field {self.field!r} is null, and a filter asks for it{_MISSING_HINT}')
+                raise UserError(f'{origin}: field {self.field!r} is null, and a filter needs it{_MISSING_HINT}')
             return self.missing == 'keep'
-        return all(self._holds(name, value, operand, place) for name, operand in self._conditions().items())
+        return all(self._holds(name, value, operand, origin) for name, operand in self._conditions().items())
 
     def _conditions(self) -> dict[str, Any]:
         return {
@@ -73,32 +73,30 @@ class Filter(BaseModel):
             if (value := getattr(self, name)) is not None
         }
 
-    def _holds(self, name: str, value: Any, operand: Any, place: str) -> bool:
+    def _holds(self, name: str, value: Any, operand: Any, origin: str) -> bool:
         if name in ('matches', 'lacks'):
             if not isinstance(value, str):
-                raise self._wrong_type(value, 'a string', place)
+                raise self._wrong_type(value, 'a string', origin)
             return bool(re.search(operand, value)) == (name == 'matches')
         if name in ('at_least', 'at_most'):
             number = _as_number(value)
             if number is None:
-                raise self._wrong_type(value, 'a number', place)
+                raise self._wrong_type(value, 'a number', origin)
             return number >= operand if name == 'at_least' else number <= operand
         if name == 'one_of':
             return any(_same(value, one) for one in operand)
         return _same(value, operand) == (name == 'equals')
 
-    def _wrong_type(self, value: Any, expected: str, place: str) -> UserError:
-        return UserError(
-            f'{place}: field {self.field!r} is {_shown(value)}\n  expected {expected}, as a filter compares it'
-        )
+    def _wrong_type(self, value: Any, expected: str, origin: str) -> UserError:
+        return UserError(f'{origin}: field {self.field!r} is {_shown(value)}\n  the filter needs {expected}')
 
 
-_MISSING_HINT = '\n  the filter may say  missing: drop  or  missing: keep'
+_MISSING_HINT = '\n  to skip or keep such rows, add missing: drop or missing: keep to the filter'
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What becomes of a row. `prompt_field` and `answer_field` together stand in place of `field`."""
+    """How rows become documents. `prompt_field` and `answer_field` together replace `field`."""
 
     field: str = 'text'
     prompt_field: str | None = None
@@ -111,31 +109,31 @@ class Selection:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields that are read."""
+        """The fields to read."""
         text = (self.prompt_field, self.answer_field) if self.prompt_field and self.answer_field else (self.field,)
         return tuple(dict.fromkeys([*text, *(one.field for one in self.filters)]))
 
     @property
-    def of_rows(self) -> str:
-        """The first key given that asks for fields, '' where none does."""
+    def key_for_rows(self) -> str:
+        """The first given key that needs rows with fields; '' if there is none."""
         given = {'field': self.field != 'text', 'prompt_field': self.prompt_field, 'filters': self.filters}
         return next((name for name, is_given in given.items() if is_given), '')
 
     def identity(self, has_fields: bool) -> str:
-        """Words that differ where other documents would be kept."""
+        """Identifies which documents are kept, as JSON."""
         of_fields = [self.fields, *map(str, self.filters), *(one.missing for one in self.filters)] if has_fields else []
         return json.dumps([of_fields, self.deduplicate, self.min_characters, self.max_characters])
 
-    def document(self, place: str, content: str | dict[str, Any] | UserError) -> Document | str:
-        """The document in a row, or why it is left out. Raises UserError for a bad row."""
+    def document(self, origin: str, content: str | dict[str, Any] | UserError) -> Document | str:
+        """The document in a row, or the reason for skipping the row. Raises UserError for a bad row."""
         if isinstance(content, UserError):
             raise content
         if content == '':
             return EMPTY  # a blank line
         for one in self.filters:
-            if not one.keeps(content if isinstance(content, dict) else {}, place):
+            if not one.keeps(content if isinstance(content, dict) else {}, origin):
                 return str(one)
-        document = self._document(place, content)
+        document = self._document(origin, content)
         n_characters = len(document.text)
         if not n_characters:
             return EMPTY
@@ -145,64 +143,67 @@ class Selection:
             return f'over {self.max_characters:,} characters'
         return document
 
-    def _document(self, place: str, content: str | dict[str, Any]) -> Document:
+    def _document(self, origin: str, content: str | dict[str, Any]) -> Document:
         if isinstance(content, str):
             if self.prompt_field:
-                raise UserError(f'{place}: a text without fields, and data.prompt_field asks for one')
-            return Document(content, place)
+                raise UserError(f'{origin}: the file has no fields, but data.prompt_field is given')
+            return Document(content, origin)
         if self.prompt_field and self.answer_field:
-            prompt = _text(content, self.prompt_field, place, 'prompt_field')
-            answer = _text(content, self.answer_field, place, 'answer_field')
+            prompt = _text(content, self.prompt_field, origin, 'prompt_field')
+            answer = _text(content, self.answer_field, origin, 'answer_field')
             both = prompt + answer
-            return Document(both, place, ((len(prompt), len(both)),) if answer else ()) if both else Document('', place)
-        return Document(_text(content, self.field, place, 'field'), place)
+            return (
+                Document(both, origin, ((len(prompt), len(both)),) if answer else ()) if both else Document('', origin)
+            )
+        return Document(_text(content, self.field, origin, 'field'), origin)
 
 
 @dataclass
 class Counts:
-    """How many rows were read, how many documents were kept, and why the others were not. Counts add up."""
+    """The number of rows read, of documents kept, and of rows skipped for each reason. Counts can be added."""
 
     read: int = 0
     kept: int = 0
     left_out: collections.Counter[str] = field(default_factory=collections.Counter)
-    errors: list[str] = field(default_factory=list)  # the first MOST_TOLD bad rows
+    errors: list[str] = field(default_factory=list)  # of the first MAX_ERRORS bad rows
 
     def __add__(self, other: 'Counts') -> 'Counts':
         return Counts(
             self.read + other.read,
             self.kept + other.kept,
             self.left_out + other.left_out,
-            (self.errors + other.errors)[:MOST_TOLD],
+            (self.errors + other.errors)[:MAX_ERRORS],
         )
 
     def lines(self) -> list[str]:
-        """What to say at the end: the sum, and the first bad rows."""
+        """The summary to print: the totals, and the first bad rows."""
         reasons = ''.join(f' + {n:,} {reason}' for reason, n in sorted(self.left_out.items()))
         return [
             f'documents: {self.read:,} read = {self.kept:,} kept{reasons}',
-            *(f'left out as bad: {error.splitlines()[0]}' for error in self.errors),
-            *([f'and {more:,} bad ones more'] if (more := self.left_out[BAD] - len(self.errors)) > 0 else []),
+            *(f'skipped bad row: {error.splitlines()[0]}' for error in self.errors),
+            *([f'and {more:,} more bad rows'] if (more := self.left_out[BAD] - len(self.errors)) > 0 else []),
         ]
 
     def add_bad(self, error: UserError) -> None:
         self.left_out[BAD] += 1
-        if len(self.errors) < MOST_TOLD:
+        if len(self.errors) < MAX_ERRORS:
             self.errors.append(str(error))
 
 
 def documents(
     rows: Iterator[tuple[str, Any]], selection: Selection, counts: Counts, exact: Callable[[str], str]
 ) -> Iterator[Document | None]:
-    """What becomes of each row, one for one: its document, or None. Duplicates are still among them, and not counted.
+    """Yields the document of each row, or None if the row is skipped. Duplicates are not removed here.
 
-    Raises UserError at the first bad row where `on_error` is 'fail', with its place as `exact` tells it.
+    Raises:
+        UserError: a row is bad and `on_error` is 'fail'; the message has the origin that `exact` returns.
     """
-    for place, content in rows:
+    for origin, content in rows:
         counts.read += 1
         try:
-            found = selection.document(place, content)
+            found = selection.document(origin, content)
         except UserError as error:
-            message = str(error).replace(place, exact(place), 1) if len(counts.errors) < MOST_TOLD else str(error)
+            message = str(error).replace(origin, exact(origin), 1) if len(counts.errors) < MAX_ERRORS else str(error)
             if selection.on_error == 'fail':
                 raise UserError(message) from None
             counts.add_bad(UserError(message))
@@ -216,50 +217,48 @@ def documents(
 
 
 def digest(document: Document) -> bytes:
-    """16 bytes that depend on the text and the answers alone."""
+    """A 16-byte digest of the text and the answers."""
     total = hashlib.blake2b(document.text.encode(), digest_size=16)
     if document.answers is not None:
-        total.update(b'\xff' + repr(document.answers).encode())  # a byte that no UTF-8 has
+        total.update(b'\xff' + repr(document.answers).encode())  # a byte that does not occur in UTF-8
     return total.digest()
 
 
-def _text(record: dict[str, Any], name: str, place: str, key: str) -> str:
-    text = record[name] if name in record else _value(record, name, place, required=True, key=key)
+def _text(record: dict[str, Any], name: str, origin: str, key: str) -> str:
+    text = record[name] if name in record else _value(record, name, origin, required=True, key=key)
     if not isinstance(text, str):
-        raise UserError(f'{place}: field {name!r} is {_shown(text)}\n  expected a string')
+        raise UserError(f'{origin}: field {name!r} is {_shown(text)}\n  expected a string')
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise UserError(f'{place}: field {name!r} holds half a surrogate pair at character {error.start}') from None
+            raise UserError(f'{origin}: field {name!r} has an unpaired surrogate at character {error.start}') from None
     return text
 
 
-def _value(record: dict[str, Any], name: str, place: str, required: bool, key: str = '') -> Any:
-    """A field, or one within another; None where it is missing and not required."""
+def _value(record: dict[str, Any], name: str, origin: str, required: bool, key: str = '') -> Any:
+    """The value of a field or a nested field; None if it is missing and not required."""
     found: Any = record
     for step in [name] if name in record else name.split('.'):
         if not isinstance(found, dict) or step not in found:
             if required:
-                raise _missing(record, name, place, key)
+                raise _missing(record, name, origin, key)
             return None
         found = found[step]
     return found
 
 
-def _missing(record: dict[str, Any], name: str, place: str, key: str) -> UserError:
+def _missing(record: dict[str, Any], name: str, origin: str, key: str) -> UserError:
     known = ', '.join(map(repr, list(record)[:12])) or 'none'
     if not key:
-        return UserError(
-            f'{place}: no field {name!r}, and a filter asks for it\n  fields found: {known}{_MISSING_HINT}'
-        )
+        return UserError(f'{origin}: no field {name!r}, and a filter needs it\n  fields found: {known}{_MISSING_HINT}')
     close = difflib.get_close_matches(name, record, n=1) or [other for other, x in record.items() if type(x) is str]
     hint = f'\n  to read {close[0]!r}: data.{key}={close[0]}' if close else ''
-    return UserError(f'{place}: no field {name!r}\n  fields found: {known}{hint}')
+    return UserError(f'{origin}: no field {name!r}\n  fields found: {known}{hint}')
 
 
 def _as_number(value: Any) -> float | None:
-    if isinstance(value, str):  # every value of a .csv file is one
+    if isinstance(value, str):  # every value of a .csv file is a string
         try:
             return float(value)
         except ValueError:

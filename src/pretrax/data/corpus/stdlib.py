@@ -1,4 +1,4 @@
-"""The embedded corpus: the sources of the running interpreter's standard library, real text that every machine has."""
+"""The built-in corpus: the source files of Python's standard library, real text that every machine has."""
 
 import fnmatch
 import platform
@@ -9,34 +9,34 @@ from pretrax.data.corpus.files import TextFile, walk
 from pretrax.data.corpus.storage import state
 from pretrax.errors import UserError
 
-# Tests, what others ship inside the library, and tables that a program wrote.
-LEFT_OUT_DIRECTORIES = (
+# Tests, third-party packages, and generated tables.
+SKIPPED_DIRECTORIES = (
     '__pycache__', '_bundled', 'config-*', 'dist-packages', 'encodings', 'idle_test', 'lib2to3', 'pydoc_data',
     'site-packages', 'test', 'tests',
 )  # fmt: skip
-LEFT_OUT_FILES = ('_casefix.py', '_sysconfigdata*.py', 'entities.py', 'stringprep.py', 'test_*.py')
+SKIPPED_FILES = ('_casefix.py', '_sysconfigdata*.py', 'entities.py', 'stringprep.py', 'test_*.py')
 
 
 def stdlib_files(root: Path | None = None) -> list[TextFile]:
-    """The .py files of the standard library in sorted order, without LEFT_OUT_DIRECTORIES and LEFT_OUT_FILES."""
+    """The .py files of the standard library in sorted order, without SKIPPED_DIRECTORIES and SKIPPED_FILES."""
     root = root or Path(sysconfig.get_path('stdlib'))
     found = walk(
         root,
-        lambda name: name.endswith('.py') and not _matches(name, LEFT_OUT_FILES),
-        lambda name: _matches(name, LEFT_OUT_DIRECTORIES),
+        lambda name: name.endswith('.py') and not _matches(name, SKIPPED_FILES),
+        lambda name: _matches(name, SKIPPED_DIRECTORIES),
     )
     if not found:
         raise UserError(
-            f'text: stdlib: this Python ships no sources in {root}\n  use text of your own: data.text=path/to/*.txt'
+            f'text: stdlib: this Python has no source files in {root}\n  use your own text: data.text=path/to/*.txt'
         )
     return [TextFile(path, 'python', state(path)) for path in found]
 
 
 def stdlib_rule() -> str:
-    """What `stdlib_files` takes and leaves out, in words."""
+    """Which files `stdlib_files` returns, for messages."""
     return (
-        f'the standard library of Python {platform.python_version()}, .py files but for the directories '
-        f'{", ".join(LEFT_OUT_DIRECTORIES)} and the files {", ".join(LEFT_OUT_FILES)}'
+        f'the standard library of Python {platform.python_version()}, .py files except in the directories '
+        f'{", ".join(SKIPPED_DIRECTORIES)} and the files {", ".join(SKIPPED_FILES)}'
     )
 
 

@@ -1,6 +1,6 @@
-"""Where bytes lie: a file of this machine, or an object behind an fsspec URL. Finding, measuring and opening them.
+"""Finds and opens local files and objects behind fsspec URLs.
 
-Whatever a storage refuses becomes a UserError that names the path or the address.
+Every error of a storage becomes a UserError that names the path or the URL.
 """
 
 import datetime
@@ -11,13 +11,13 @@ from typing import Any, BinaryIO, NamedTuple
 
 from pretrax.errors import UserError
 
-# What the extra `cloud` installs; any other protocol that fsspec knows is named with the package fsspec asks for.
+# Protocols of the extra `cloud`. For any other protocol, the error names the package that fsspec needs.
 _CLOUD = ('gs', 'gcs', 's3', 's3a', 'http', 'https')
 
 
 @dataclass(frozen=True)
 class Url:
-    """An object behind an fsspec URL, with as much of `Path` as readers ask for."""
+    """An object behind an fsspec URL, with the attributes of `Path` that readers use."""
 
     url: str
 
@@ -41,28 +41,34 @@ type Location = Path | Url
 
 
 class State(NamedTuple):
-    """What tells one version of a file from another. `stamp` is a time of change or an entity tag with its name, '' where
-    the storage tells neither; `size` is in bytes, None where it is not told."""
+    """Identifies a version of a file.
+
+    Attributes:
+        size: bytes; None if the storage does not report it.
+        stamp: the kind and value of a modification time or an entity tag; '' if the storage reports neither.
+    """
 
     size: int | None
     stamp: str
 
     def is_of(self, other: 'State') -> bool:
-        """Whether both may be of one version. A storage may tell the time in a listing, and a tag when asked for a file:
-        those say nothing about each other."""
+        """Whether both may be the same version.
+
+        Some storage reports a time in listings and a tag for single files; these cannot be compared.
+        """
         comparable = self.stamp.partition(' ')[0] == other.stamp.partition(' ')[0]
         return self.size == other.size and (self.stamp == other.stamp or not comparable)
 
 
 def locate(spec: str) -> Location:
-    """A path, or the Url where the text begins with a protocol; file:// is a path."""
+    """The Url if the text starts with a protocol, otherwise the path; file:// is a path."""
     if spec.startswith('file://'):
         return Path(spec.removeprefix('file://'))
     return Url(spec) if re.match(r'[A-Za-z][\w+.-]*://', spec) else Path(spec).expanduser()
 
 
 def state(location: Location) -> State:
-    """The state in which a file is now."""
+    """The current state of a file."""
     if isinstance(location, Path):
         try:
             found = location.stat()
@@ -71,25 +77,25 @@ def state(location: Location) -> State:
         return State(found.st_size, f'mtime {found.st_mtime_ns}')
     filesystem, path = connect(location)
     try:
-        filesystem.invalidate_cache()  # listings are cached, and would hide a change
+        filesystem.invalidate_cache()  # cached listings would hide a change
         return state_of(filesystem.info(path))
     except Exception as error:
         raise refusal(location, error) from error
 
 
 def state_of(info: dict[str, Any]) -> State:
-    """The state that an fsspec filesystem tells."""
+    """The state in the metadata of an fsspec filesystem."""
     names = ('ETag', 'etag', 'md5Hash', 'mtime', 'LastModified', 'last_modified', 'updated', 'created')
     name = next((name for name in names if info.get(name)), None)
     if name is None:
         return State(info.get('size'), '')
-    told = info[name]
-    told = told.timestamp() if isinstance(told, datetime.datetime) else str(told).removeprefix('W/').strip('"')
-    return State(info.get('size'), f'{name.lower()} {told}')
+    value = info[name]
+    value = value.timestamp() if isinstance(value, datetime.datetime) else str(value).removeprefix('W/').strip('"')
+    return State(info.get('size'), f'{name.lower()} {value}')
 
 
 def opened(location: Location) -> BinaryIO:
-    """The bytes of a file, to be read from the beginning."""
+    """Opens a file for reading bytes."""
     if isinstance(location, Path):
         try:
             return location.open('rb')
@@ -103,7 +109,7 @@ def opened(location: Location) -> BinaryIO:
 
 
 def connect(url: Url) -> tuple[Any, str]:
-    """The fsspec filesystem of a URL, and the path in it."""
+    """The fsspec filesystem of a URL, and the path inside it."""
     import fsspec
 
     protocol = url.url.partition('://')[0]
@@ -111,18 +117,20 @@ def connect(url: Url) -> tuple[Any, str]:
         return fsspec.url_to_fs(url.url)
     except ImportError as error:
         install = "pip install 'pretrax[cloud]'" if protocol in _CLOUD else str(error)
-        raise UserError(f'{url}: reading {protocol}:// takes a package that is not installed\n  {install}') from None
+        raise UserError(f'{url}: reading {protocol}:// needs a package that is not installed\n  {install}') from None
     except ValueError as error:
         if 'Protocol not known' not in str(error):
             raise refusal(url, error) from error
         known = ', '.join(sorted({'file', 'memory', *_CLOUD}))
-        raise UserError(f'{url}: {protocol}:// is no storage that fsspec knows\n  for example {known}') from None
+        raise UserError(
+            f'{url}: {protocol}:// is not a protocol that fsspec knows\n  expected for example {known}'
+        ) from None
     except Exception as error:
         raise refusal(url, error) from error
 
 
 def refusal(location: Location, error: Exception) -> UserError:
-    """What a storage said, as an error of the user's. Each backend of fsspec has exceptions of its own."""
+    """Converts an exception of a storage backend to a UserError; fsspec backends share no base class."""
     if isinstance(error, UserError):
         return error
     if isinstance(error, FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Tables, a document a row: .csv and .tsv with a header line, and .parquet, of which only the asked columns are read."""
+"""Tables with one document per row: .csv and .tsv with a header line, and .parquet, of which only the needed columns are read."""
 
 import contextlib
 import csv
@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pretrax.data.corpus import blocks as content
-from pretrax.data.corpus.blocks import blocks, lines
+from pretrax.data.corpus import content
+from pretrax.data.corpus.content import read_content, split_lines
 from pretrax.data.corpus.files import TextFile
 from pretrax.data.corpus.parts import Row, refuse_changed
 from pretrax.data.corpus.storage import opened, refusal
@@ -24,7 +24,7 @@ _BOM = '\ufeff'
 
 @dataclass(frozen=True)
 class Delimited:
-    """A .csv or .tsv file, quoted as RFC 4180 says; the first line names the fields. A place is a row's first line."""
+    """A .csv or .tsv file, quoted as in RFC 4180, with a header line. The origin of a row is the number of its first line."""
 
     file: TextFile
 
@@ -36,40 +36,40 @@ class Delimited:
     def count(self) -> int:
         return sum(1 for _ in self._rows())
 
-    def exact(self, place: str) -> str:
-        return place
+    def exact(self, origin: str) -> str:
+        return origin
 
     def _rows(self) -> Iterator[Row]:
         path = self.file.path
         csv.field_size_limit(content.LONGEST_LINE)
-        # The reader cannot go on after an error in what it reads from, so that bytes which are not UTF-8 pass through it.
-        decoded = (line.decode('utf-8', 'surrogateescape') + '\n' for line in lines(blocks(path), path))
+        # The reader cannot continue after an exception of its input, so bytes that are not UTF-8 pass through it.
+        decoded = (line.decode('utf-8', 'surrogateescape') + '\n' for line in split_lines(read_content(path), path))
         reader = csv.reader(decoded, delimiter='\t' if self.file.kind == 'tsv' else ',', strict=True)
         header: list[str] | None = None
         while True:
-            place = f'{path}:{reader.line_num + 1}'
+            origin = f'{path}:{reader.line_num + 1}'
             try:
                 values = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
                 if 'unexpected end of data' in str(error) or 'field limit' in str(error):
-                    raise UserError(f'{place}: a quote opens in this row and does not close') from None
+                    raise UserError(f'{origin}: a quote in this row is never closed') from None
                 if header is None:
-                    raise UserError(f'{place}: {error}') from None
-                yield Row(place, UserError(f'{place}: {error}'))
+                    raise UserError(f'{origin}: {error}') from None
+                yield Row(origin, UserError(f'{origin}: {error}'))
                 continue
             if header is None:
-                header = _header(values, place)
+                header = _header(values, origin)
             elif not values:
-                yield Row(place, '')
+                yield Row(origin, '')
             else:
-                yield Row(place, _record(header, values, place))
+                yield Row(origin, _record(header, values, origin))
 
 
 @dataclass(frozen=True)
 class RowGroups:
-    """The row groups start to stop - 1 of a .parquet file. A place is the number of a row in the file, from 1."""
+    """The row groups start to stop - 1 of a .parquet file. The origin of a row is its number in the file, from 1."""
 
     file: TextFile
     fields: tuple[str, ...]
@@ -99,11 +99,11 @@ class RowGroups:
             groups = range(parquet.num_row_groups)[self.start : self.stop]
             return sum(parquet.metadata.row_group(group).num_rows for group in groups)
 
-    def exact(self, place: str) -> str:
-        return place
+    def exact(self, origin: str) -> str:
+        return origin
 
     def cut(self, positions: Sequence[int]) -> list['RowGroups | None']:
-        """Parts of the whole file, cut at the row groups nearest to these of its bytes."""
+        """Parts of the whole file, cut at the row groups nearest to these byte positions; None for an empty part."""
         with _parquet(self.file) as parquet:
             sizes = [parquet.metadata.row_group(group).total_byte_size for group in range(parquet.num_row_groups)]
         ends = list(itertools.accumulate(sizes))
@@ -118,7 +118,7 @@ class RowGroups:
     def _columns(self, parquet: 'pyarrow.parquet.ParquetFile') -> list[str] | None:
         names = parquet.schema_arrow.names
         columns = [name if name in names else name.partition('.')[0] for name in self.fields]
-        return columns if set(columns) <= set(names) else None  # all of them, for what is said about a missing one
+        return columns if set(columns) <= set(names) else None  # all columns, for the error about a missing field
 
 
 @contextlib.contextmanager
@@ -127,10 +127,10 @@ def _parquet(file: TextFile) -> Iterator['pyarrow.parquet.ParquetFile']:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise UserError(f"{file.path}: reading .parquet takes pyarrow\n  pip install 'pretrax[datasets]'") from None
+        raise UserError(f"{file.path}: reading .parquet needs pyarrow\n  pip install 'pretrax[datasets]'") from None
     if file.is_compressed:
         raise UserError(
-            f'{file.path}: .parquet is compressed within\n  unpack it: {file.path.suffix} around it hides its rows'
+            f'{file.path}: a .parquet file cannot be read through {file.path.suffix}\n  decompress it; .parquet has its own compression'
         )
     with opened(file.path) as stream:
         try:
@@ -145,34 +145,34 @@ def _parquet(file: TextFile) -> Iterator['pyarrow.parquet.ParquetFile']:
 def _records(batch: Any, row: int, file: TextFile) -> Iterator[Row]:
     try:
         records = batch.to_pylist()
-    except UnicodeDecodeError:  # a column of strings may hold any bytes: which row is it?
+    except UnicodeDecodeError:  # strings may have any bytes; find the bad rows
         for number in range(len(batch)):
-            place = f'{file.path}:{row + number + 1}'
+            origin = f'{file.path}:{row + number + 1}'
             try:
-                yield Row(place, batch.slice(number, 1).to_pylist()[0])
+                yield Row(origin, batch.slice(number, 1).to_pylist()[0])
             except UnicodeDecodeError as error:
-                yield Row(place, UserError(f'{place}: not utf-8 at byte {error.start} ({error.reason})'))
+                yield Row(origin, UserError(f'{origin}: not utf-8 at byte {error.start} ({error.reason})'))
         return
     for number, record in enumerate(records, row + 1):
         yield Row(f'{file.path}:{number}', record)
 
 
-def _header(values: list[str], place: str) -> list[str]:
+def _header(values: list[str], origin: str) -> list[str]:
     names = [values[0].removeprefix(_BOM), *values[1:]] if values else []
     twice = {name for name in names if names.count(name) > 1}
     if not names or twice:
         what = f'the header names {sorted(twice)[0]!r} twice' if twice else 'no header'
-        raise UserError(f'{place}: {what}\n  expected the names of the fields in the first line')
+        raise UserError(f'{origin}: {what}\n  expected the field names in the first line')
     return names
 
 
-def _record(header: list[str], values: list[str], place: str) -> dict[str, Any] | UserError:
+def _record(header: list[str], values: list[str], origin: str) -> dict[str, Any] | UserError:
     if len(values) != len(header):
-        return UserError(f'{place}: {len(values)} fields\n  the header has {len(header)}: {", ".join(header)[:80]}')
+        return UserError(f'{origin}: {len(values)} fields\n  the header has {len(header)}: {", ".join(header)[:80]}')
     for name, value in zip(header, values, strict=True):
         if not value.isascii():
             try:
                 value.encode()
             except UnicodeEncodeError:
-                return UserError(f'{place}: field {name!r} is not utf-8')
+                return UserError(f'{origin}: field {name!r} is not utf-8')
     return dict(zip(header, values, strict=True))

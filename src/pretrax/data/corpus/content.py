@@ -1,7 +1,7 @@
-"""The content of a file, decompressed, block by block and line by line. What is cut short or damaged is refused.
+"""Reads and decompresses a file in blocks, and splits it into lines. Truncated or damaged data raises UserError.
 
-A compressed file is a row of frames (members, in gzip's words), and decompression can start at any of them. `bgzip`,
-`pzstd` and concatenation make files of many frames, `gzip` and `zstd` a single one.
+A compressed file is a sequence of frames (gzip calls them members), and decompression can start at any frame. `bgzip`,
+`pzstd` and concatenation write many frames, `gzip` and `zstd` write one.
 """
 
 import zlib
@@ -16,15 +16,21 @@ from pretrax.errors import UserError
 COMPRESSED = ('.gz', '.zst')
 LONGEST_LINE = 1 << 30
 _BLOCK = 1 << 20
-_COMPRESSED_BLOCK = 1 << 16  # what one of these becomes must fit in memory
+_COMPRESSED_BLOCK = 1 << 16  # the decompressed block must fit in memory
 
 
-def blocks(location: Location, start: int = 0, began: Callable[[int, int], None] | None = None) -> Iterator[bytes]:
-    """The decompressed content.
+def read_content(
+    location: Location, start: int = 0, began: Callable[[int, int], None] | None = None
+) -> Iterator[bytes]:
+    """Yields the decompressed content in blocks.
 
     Args:
-        start: where in the file to begin: any byte of a plain one, the first byte of a frame of a compressed one.
-        began: called before each frame with its place in the file, and in the content from `start` on.
+        location: the file.
+        start: the byte of the file to start at; in a compressed file, the first byte of a frame.
+        began: called before each frame with its byte offsets in the file and in the content after `start`.
+
+    Raises:
+        UserError: the file cannot be read, or is truncated or damaged.
     """
     with opened(location) as stream:
         try:
@@ -37,7 +43,7 @@ def blocks(location: Location, start: int = 0, began: Callable[[int, int], None]
                     yield block
         except EOFError:
             raise UserError(
-                f'{location}: the compressed data is cut short\n  copy or compress the file again'
+                f'{location}: the compressed data is truncated\n  copy or compress the file again'
             ) from None
         except (zlib.error, zstandard.ZstdError) as error:
             raise UserError(f'{location}: not readable as {location.suffix}: {error}') from None
@@ -46,13 +52,13 @@ def blocks(location: Location, start: int = 0, began: Callable[[int, int], None]
 
 
 def _frames(stream: BinaryIO, suffix: str, start: int, began: Callable[[int, int], None]) -> Iterator[bytes]:
-    # The ready-made readers of both formats hide where frames begin, and zstandard's ends quietly where one is cut off.
+    # The usual readers of both formats hide where frames start, and zstandard's reader accepts a truncated frame.
     frame: Any = None
-    position, n_bytes = start, 0  # of what `block` begins with, and of the content before it
+    position, n_bytes = start, 0  # offset of `block` in the file, and length of the content before it
     while block := stream.read(_COMPRESSED_BLOCK):
         while block:
             if frame is None:
-                if suffix == '.gz' and position:  # zeros may pad its members
+                if suffix == '.gz' and position:  # zeros may follow a member
                     member = block.lstrip(b'\0')
                     position += len(block) - len(member)
                     if not (block := member):
@@ -71,11 +77,11 @@ def _frames(stream: BinaryIO, suffix: str, start: int, began: Callable[[int, int
 
 
 def _zstd_frame():
-    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()  # as `zstd --long=31` writes them
+    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()  # reads the output of `zstd --long=31`
 
 
-def lines(parts: Iterable[bytes], name: object) -> Iterator[bytes]:
-    """The lines of some content, without b'\\n'. Refuses one that is longer than LONGEST_LINE bytes."""
+def split_lines(parts: Iterable[bytes], name: object) -> Iterator[bytes]:
+    """Yields the lines without b'\\n'. Raises UserError if a line is longer than LONGEST_LINE bytes."""
     unfinished: list[bytes] = []
     length = 0
     for part in parts:
@@ -88,6 +94,8 @@ def lines(parts: Iterable[bytes], name: object) -> Iterator[bytes]:
             unfinished.append(rest)
             length += len(rest)
         if length > LONGEST_LINE:
-            raise UserError(f'{name}: a line of more than {LONGEST_LINE >> 20:,} MiB; are these lines of JSON?')
+            raise UserError(
+                f'{name}: a line is longer than {LONGEST_LINE >> 20:,} MiB\n  expected one JSON object per line'
+            )
     if last := b''.join(unfinished):
         yield last
