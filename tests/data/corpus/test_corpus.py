@@ -1,4 +1,4 @@
-"""The documents of a corpus, whole and in shards: nothing is lost, doubled or moved, whatever the number of shards."""
+"""The shards of a corpus have all its documents once and in order, for any number of shards."""
 
 import json
 import pickle
@@ -6,7 +6,7 @@ import pickle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretrax.data.corpus.corpus import Corpus, Counts, Selection, shards
+from pretrax.data.corpus.corpus import Corpus, RowCounts, Selection, shards
 from pretrax.data.corpus.files import find_files
 
 TEXTS = st.text(st.characters(exclude_categories=['Cs']), max_size=40)
@@ -19,7 +19,7 @@ TEXTS = st.text(st.characters(exclude_categories=['Cs']), max_size=40)
     deduplicate=st.booleans(),
     ends=st.sampled_from([b'\n', b'\r\n']),
 )
-def test_shards_are_the_corpus(tmp_path_factory, files, n, deduplicate, ends):
+def test_shards_together_are_the_corpus(tmp_path_factory, files, n, deduplicate, ends):
     root = tmp_path_factory.mktemp('shards')
     for number, texts in enumerate(files):
         lines = [json.dumps({'text': text}, ensure_ascii=False).encode() for text in texts]
@@ -29,12 +29,12 @@ def test_shards_are_the_corpus(tmp_path_factory, files, n, deduplicate, ends):
     if deduplicate:
         expected = list(dict.fromkeys(expected))
     corpus = Corpus(find_files(str(root)), Selection(deduplicate=deduplicate))
-    counts = [Counts() for _ in range(n)]
+    counts = [RowCounts() for _ in range(n)]
     parts = [pickle.loads(pickle.dumps(shard)) for shard in shards(corpus, n)]
     assert len(parts) <= n
     found = [d.text for shard, of in zip(parts, counts, strict=False) for d in shard.documents(of)]
     assert found == expected == [d.text for d in corpus.documents()]
-    total = sum(counts, Counts())
+    total = sum(counts, RowCounts())
     assert total.kept == len(expected)
     blank = sum(1 for number in range(len(files)) if number % 2 and not files[number])
     assert total.read == len(everything) + blank == total.kept + total.left_out.total()

@@ -1,4 +1,4 @@
-"""Reading users' text: what each kind of path finds, and what is said about everything that can be wrong with it."""
+"""Each kind of path finds its files, and every problem with them has a clear message."""
 
 import gzip
 import json
@@ -7,13 +7,13 @@ import os
 import pytest
 import zstandard
 
-from pretrax.data.corpus.corpus import Corpus, Counts, Selection
+from pretrax.data.corpus.corpus import Corpus, RowCounts, Selection
 from pretrax.data.corpus.files import find_files
 from pretrax.errors import UserError
 
 
 def documents(path, field: str = 'text', empty: int = 0) -> list[str]:
-    counts = Counts()
+    counts = RowCounts()
     found = [document.text for document in Corpus(find_files(str(path)), Selection(field=field)).documents(counts)]
     assert counts.left_out == ({'empty': empty} if empty else {})
     assert counts.read == counts.kept + empty == len(found) + empty
@@ -33,7 +33,7 @@ def names(spec) -> list[str]:
 
 @pytest.fixture
 def shelf(tmp_path):
-    """A directory with files that are text, files that are not, and files that are hidden."""
+    """A directory with text files, other files and hidden files."""
     for name in ('b.txt', 'a.md', 'sub/c.py', 'sub/d.txt.gz', 'e.jsonl.zst', 'f.csv', 'g.json', '.h.txt', '.git/i.txt'):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -50,19 +50,19 @@ def test_a_glob_takes_every_file_it_matches(shelf):
     assert names(shelf / '**' / '*.*') == ['a.md', 'b.txt', 'e.jsonl.zst', 'f.csv', 'g.json', 'c.py', 'd.txt.gz']
 
 
-def test_a_file_is_taken_whatever_its_name(shelf):
+def test_a_named_file_may_have_any_name(shelf):
     (shelf / 'odd[1].name').write_text('text')
     assert documents(shelf / 'odd[1].name') == ['text']
 
 
-def test_text_comes_as_it_is(tmp_path):
+def test_text_is_unchanged(tmp_path):
     content = 'a\r\nb\n\n  c\x00\ufeff é\n\u2028漢'
     (tmp_path / 'a.txt').write_bytes(content.encode())
     assert documents(tmp_path / 'a.txt') == [content]
 
 
 @pytest.mark.parametrize('suffix', ['', '.gz', '.zst'])
-def test_jsonl_is_a_document_a_line(tmp_path, suffix):
+def test_jsonl_has_one_document_per_line(tmp_path, suffix):
     texts = ['one\ntwo', '', 'é漢\U0001f600', ' ', 'x' * 3_000_000, 'last']
     raw = '\n'.join(json.dumps({'text': text, 'id': n}) for n, text in enumerate(texts)).encode()
     pack = {'': bytes, '.gz': gzip.compress, '.zst': zstandard.ZstdCompressor().compress}[suffix]
@@ -75,19 +75,19 @@ def test_jsonl_is_a_document_a_line(tmp_path, suffix):
 
 
 @pytest.mark.parametrize(('suffix', 'pack'), [('.gz', gzip.compress), ('.zst', zstandard.ZstdCompressor().compress)])
-def test_several_compressed_members_are_one_text(tmp_path, suffix, pack):
+def test_several_compressed_frames_are_one_text(tmp_path, suffix, pack):
     path = tmp_path / f'a.txt{suffix}'
     path.write_bytes(pack(b'one ') + pack(b'two'))
     assert documents(path) == ['one two']
 
 
 @pytest.mark.parametrize(('suffix', 'pack'), [('.gz', gzip.compress), ('.zst', zstandard.ZstdCompressor().compress)])
-def test_a_truncated_file_is_refused_wherever_it_was_cut(tmp_path, suffix, pack):
+def test_a_compressed_file_truncated_anywhere_is_refused(tmp_path, suffix, pack):
     path = tmp_path / f'a.jsonl{suffix}'
     whole = pack(b''.join(b'{"text": "%d"}\n' % n for n in range(2000)))
     for size in (3, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
-        assert refusal(path).startswith(f'{path}: the compressed data is cut short')
+        assert refusal(path).startswith(f'{path}: the compressed data is truncated')
 
 
 @pytest.mark.parametrize('suffix', ['.gz', '.zst'])
@@ -105,7 +105,7 @@ def test_a_damaged_gzip_is_refused(tmp_path):
     assert f'{path}: not readable as .gz' in refusal(path)
 
 
-def test_a_broken_link_and_a_pipe_are_told_from_what_is_missing(tmp_path):
+def test_a_broken_link_and_a_pipe_are_not_called_missing(tmp_path):
     (tmp_path / 'link.txt').symlink_to('nowhere')
     os.mkfifo(tmp_path / 'pipe.txt')
     for name in ('link.txt', 'pipe.txt'):
@@ -113,27 +113,27 @@ def test_a_broken_link_and_a_pipe_are_told_from_what_is_missing(tmp_path):
             find_files(str(tmp_path / name))
 
 
-def test_missing_path_names_the_nearest(shelf):
+def test_a_missing_path_suggests_the_nearest(shelf):
     assert f'did you mean {shelf / "b.txt"}?' in refusal(shelf / 'bb.txt')
     assert f'did you mean {shelf / "sub"}?' in refusal(shelf / 'subb' / 'c.py')
-    assert 'holds .git/, .h.txt, a.md' in refusal(shelf / 'zzzzzzzzz')
+    assert 'has .git/, .h.txt, a.md' in refusal(shelf / 'zzzzzzzzz')
 
 
-def test_an_empty_match_says_what_is_there(shelf):
+def test_an_empty_match_lists_the_files(shelf):
     assert 'no file matches' in refusal(shelf / '*.tex')
     assert 'a.md' in refusal(shelf / '*.tex')
     (shelf / 'empty').mkdir()
-    assert 'it holds nothing' in refusal(shelf / 'empty')
+    assert 'it has nothing' in refusal(shelf / 'empty')
 
 
-def test_an_empty_file_is_refused_when_named_and_a_document_when_found(tmp_path):
+def test_an_empty_file_is_refused_if_named_and_skipped_if_found(tmp_path):
     (tmp_path / 'a.txt').touch()
     assert 'the file is empty' in refusal(tmp_path / 'a.txt')
     (tmp_path / 'b.txt').write_text('b')
     assert documents(tmp_path, empty=1) == ['b']
 
 
-def test_invalid_utf8_is_named_by_byte(tmp_path):
+def test_the_error_names_the_byte_of_invalid_utf8(tmp_path):
     (tmp_path / 'a.txt').write_bytes(b'good \xff\xfe bad')
     assert f'{tmp_path / "a.txt"}: not utf-8 at byte 5: ff fe 20 62' in refusal(tmp_path / 'a.txt')
     (tmp_path / 'a.jsonl').write_bytes(b'{"text": "a"}\n{"text": "\xff"}\n')
@@ -153,10 +153,10 @@ def test_invalid_utf8_is_named_by_byte(tmp_path):
         ('{}', 'fields found: none'),
         ('{"text": 7}', ":2: field 'text' is 7\n  expected a string"),
         ('{"text": null}', ":2: field 'text' is null"),
-        ('{"text": "\\ud800"}', 'half a surrogate pair at character 0'),
+        ('{"text": "\\ud800"}', 'an unpaired surrogate at character 0'),
     ],
 )
-def test_a_bad_line_is_named(tmp_path, line, expected):
+def test_the_error_names_the_bad_line(tmp_path, line, expected):
     path = tmp_path / 'a.jsonl'
     path.write_text(f'{{"text": "a"}}\n{line}\n{{"text": "c"}}\n')
     message = refusal(path)
@@ -164,12 +164,12 @@ def test_a_bad_line_is_named(tmp_path, line, expected):
     assert expected in message
 
 
-def test_another_field(tmp_path):
+def test_the_text_may_be_in_another_field(tmp_path):
     (tmp_path / 'a.jsonl').write_text('{"content": "b", "text": 1}\n')
     assert documents(tmp_path / 'a.jsonl', 'content') == ['b']
 
 
-def test_the_fingerprint_follows_content_kind_order_and_field_but_not_names(tmp_path):
+def test_the_fingerprint_depends_on_content_kind_order_and_field_but_not_names(tmp_path):
     def fingerprint(spec, field='text'):
         return Corpus(find_files(str(tmp_path / spec)), Selection(field=field)).fingerprint()
 

@@ -1,4 +1,4 @@
-"""Data sets through the real library `datasets`, from files of this machine: downloaded and streaming give the same."""
+"""Local datasets, read with the real library `datasets`: downloading and streaming give the same documents."""
 
 import json
 import os
@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pretrax.data.corpus.corpus import Corpus, Counts, Selection, shards
+from pretrax.data.corpus.corpus import Corpus, RowCounts, Selection, shards
 from pretrax.data.corpus.hugging_face import find_dataset
 from pretrax.data.options import HuggingFaceOptions, TextOptions
 from pretrax.data.text import open_text
 from pretrax.errors import UserError
 
-pytestmark = pytest.mark.filterwarnings('default')  # those of the library are not ours
+pytestmark = pytest.mark.filterwarnings('default')  # the library has warnings of its own
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def texts_of(name, n):
 
 @pytest.fixture(params=['jsonl', 'parquet'])
 def directory(request, tmp_path):
-    """Two splits, the first of three files."""
+    """A dataset with two splits; the first has three files."""
     root = tmp_path / 'set'
     root.mkdir()
     for name, n in (('train-0', 7), ('train-1', 5), ('train-2', 9), ('test-0', 3)):
@@ -53,9 +53,9 @@ def corpus(directory, **options):
 
 
 @pytest.mark.parametrize('streaming', [False, True])
-def test_rows_come_exactly_in_order_in_any_shards(directory, streaming):
+def test_rows_are_read_exactly_and_in_order_in_any_shards(directory, streaming):
     whole = corpus(directory, streaming=streaming)
-    counts = Counts()
+    counts = RowCounts()
     expected = [text for text in TRAIN if text]
     assert [document.text for document in whole.documents(counts)] == expected
     assert (counts.read, counts.left_out) == (len(TRAIN), {'empty': TRAIN.count('')})
@@ -76,7 +76,7 @@ def test_splits_slices_and_mistakes(directory, tmp_path):
     for options, expected in (
         ({'split': 'trian'}, 'Unknown split "trian"'),
         ({'configuration': 'en'}, "'en' not found"),
-        ({'revision': 'main'}, 'is a directory, and has no revisions'),
+        ({'revision': 'main'}, 'is a directory and has no revisions'),
     ):
         with pytest.raises(UserError, match=expected):
             corpus(directory, **options)
@@ -84,7 +84,7 @@ def test_splits_slices_and_mistakes(directory, tmp_path):
         find_dataset('hf:no/such', HuggingFaceOptions.model_validate({}))
 
 
-def test_the_fingerprint_follows_files_split_and_configuration_but_not_streaming(directory):
+def test_the_fingerprint_depends_on_files_split_and_configuration_but_not_on_streaming(directory):
     first = corpus(directory).fingerprint()
     assert corpus(directory).fingerprint() == first == corpus(directory, streaming=True).fingerprint()
     assert corpus(directory, split='test').fingerprint() != first
@@ -93,15 +93,16 @@ def test_the_fingerprint_follows_files_split_and_configuration_but_not_streaming
     assert corpus(directory).fingerprint() != first
 
 
-def test_a_data_set_that_changes_is_refused(directory):
+def test_a_dataset_that_changes_is_refused(directory):
     whole = corpus(directory, streaming=True)
     path = min(directory.iterdir())
     os.utime(path, ns=(1, 1))
-    with pytest.raises(UserError, match='the data set has changed since this run began'):
+    with pytest.raises(UserError, match='the dataset has changed since this run started'):
         list(whole.documents())
 
 
-def test_it_trains_by_the_options_of_a_configuration(directory, tmp_path, said):
+@pytest.mark.parametrize('directory', ['jsonl'], indirect=True)
+def test_a_configuration_trains_on_a_dataset(directory, tmp_path, said):
     from pretrax.data.batches.source import DataRequest
 
     request = DataRequest(0, 8, tmp_path / 'data', said.append)
@@ -114,7 +115,8 @@ def test_it_trains_by_the_options_of_a_configuration(directory, tmp_path, said):
     assert f'documents: {len(TRAIN)} read = {len([t for t in TRAIN if t])} kept + {TRAIN.count("")} empty' in said.text
 
 
-def test_a_missing_field_is_told_with_those_that_are_there(directory):
+@pytest.mark.parametrize('directory', ['jsonl'], indirect=True)
+def test_a_missing_field_is_reported_with_the_existing_fields(directory):
     whole = Corpus([find_dataset(f'hf:{directory}', HuggingFaceOptions.model_validate({}))], Selection(field='content'))
     with pytest.raises(UserError, match=r":1: no field 'content'\n  fields found: 'text', 'n'"):
         list(whole.documents())

@@ -1,4 +1,4 @@
-"""Which rows become documents: every row is kept or counted with a reason, and a mistake names its line."""
+"""Every row becomes a document or is counted with the reason for skipping it, and errors name the line."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrax.data.corpus.corpus import Corpus, Counts, Selection, shards
+from pretrax.data.corpus.corpus import Corpus, RowCounts, Selection, shards
 from pretrax.data.corpus.files import find_files
 from pretrax.data.corpus.selection import Filter
 from pretrax.data.options import TextOptions
@@ -53,9 +53,9 @@ ROWS = [
         ({'field': 'meta.absent', 'equals': 1, 'missing': 'drop'}, ''),
     ],
 )
-def test_a_filter_keeps_what_meets_it(tmp_path, condition, expected):
+def test_a_filter_keeps_the_rows_that_meet_it(tmp_path, condition, expected):
     path = write(tmp_path / 'a.jsonl', ROWS)
-    counts = Counts()
+    counts = RowCounts()
     found = [document.text for document in corpus(path, filters=[condition]).documents(counts)]
     assert ''.join(found) == expected
     assert sum(counts.left_out.values()) == 3 - len(expected)
@@ -64,7 +64,7 @@ def test_a_filter_keeps_what_meets_it(tmp_path, condition, expected):
         assert reason.startswith(f'not {condition["field"]} ')
 
 
-def test_values_of_a_csv_are_compared_as_what_they_say(tmp_path):
+def test_csv_values_are_compared_as_numbers_and_booleans(tmp_path):
     (tmp_path / 'a.csv').write_text('text,n,ok\na,1.5,true\nb,2,False\n')
     assert kept(tmp_path / 'a.csv', filters=[{'field': 'n', 'at_least': 2}]) == ['b']
     assert kept(tmp_path / 'a.csv', filters=[{'field': 'n', 'equals': 2}]) == ['b']
@@ -76,23 +76,23 @@ def test_values_of_a_csv_are_compared_as_what_they_say(tmp_path):
     [
         (
             {'field': 'lnag', 'equals': 'en'},
-            ":1: no field 'lnag', and a filter asks for it\n  fields found: 'text', 'lang'",
+            ":1: no field 'lnag', and a filter needs it\n  fields found: 'text', 'lang'",
         ),
-        ({'field': 'lang', 'at_least': 3}, ':1: field \'lang\' is "en"\n  expected a number'),
-        ({'field': 'score', 'matches': 'x'}, ":1: field 'score' is 0.9\n  expected a string"),
+        ({'field': 'lang', 'at_least': 3}, ':1: field \'lang\' is "en"\n  the filter needs a number'),
+        ({'field': 'score', 'matches': 'x'}, ":1: field 'score' is 0.9\n  the filter needs a string"),
         ({'field': 'meta', 'at_most': 1}, ":1: field 'meta' is {"),
     ],
 )
-def test_a_filter_that_does_not_fit_the_rows_is_refused_and_leaves_nothing_out_silently(tmp_path, condition, expected):
+def test_a_filter_on_a_missing_field_or_another_type_is_refused(tmp_path, condition, expected):
     path = write(tmp_path / 'a.jsonl', ROWS)
     with pytest.raises(UserError) as caught:
         kept(path, filters=[condition])
     assert str(path) + expected in str(caught.value)
 
 
-def test_limits_leave_whole_documents_out(tmp_path):
+def test_length_limits_skip_whole_documents(tmp_path):
     path = write(tmp_path / 'a.jsonl', [{'text': 'x' * n} for n in range(6)])
-    counts = Counts()
+    counts = RowCounts()
     limited = corpus(path, min_characters=2, max_characters=4)
     assert [document.text for document in limited.documents(counts)] == ['xx', 'xxx', 'xxxx']
     assert counts.lines() == [
@@ -100,7 +100,7 @@ def test_limits_leave_whole_documents_out(tmp_path):
     ]  # fmt: skip
 
 
-def test_prompts_are_not_learnt_and_answers_are(tmp_path):
+def test_only_answers_count_in_the_loss(tmp_path):
     rows = [{'q': 'Wie? ', 'a': 'Sö.'}, {'q': '', 'a': 'Just so.'}, {'q': 'Only asked', 'a': ''}, {'q': '', 'a': ''}]
     path = write(tmp_path / 'a.jsonl', rows)
     found = list(corpus(path, prompt_field='q', answer_field='a').documents())
@@ -118,10 +118,10 @@ def test_prompts_are_not_learnt_and_answers_are(tmp_path):
     n=st.integers(1, 8),
     start=st.integers(0, 40),
 )
-def test_of_equal_documents_the_first_is_kept_wherever_the_shards_begin(tmp_path_factory, texts, n, start):
+def test_the_first_of_equal_documents_is_kept_in_any_shards(tmp_path_factory, texts, n, start):
     path = write(tmp_path_factory.mktemp('equal') / 'a.jsonl', [{'text': text} for text in [*texts, 'end']])
     expected = list(dict.fromkeys(text for text in [*texts, 'end'] if text))
-    counts = Counts()
+    counts = RowCounts()
     unique = corpus(path, deduplicate=True)
     assert [d.text for shard in shards(unique, n) for d in shard.documents(counts)] == expected
     assert counts.left_out['duplicates'] == len([*texts, 'end']) - texts.count('') - len(expected)
@@ -131,16 +131,16 @@ def test_of_equal_documents_the_first_is_kept_wherever_the_shards_begin(tmp_path
     ]
 
 
-def test_duplicates_are_found_across_files_through_the_map_of_a_pool_and_keep_the_answers_apart(tmp_path):
+def test_duplicates_have_equal_text_and_answers_in_any_file(tmp_path):
     write(tmp_path / 'a.jsonl', [{'q': 'a', 'a': 'b'}, {'q': 'ab', 'a': ''}])
     write(tmp_path / 'b.jsonl', [{'q': '', 'a': 'ab'}, {'q': 'a', 'a': 'b'}])
     mapped = []
 
-    def of_a_pool(function, arguments):
+    def pool_map(function, arguments):
         mapped.extend(arguments)
         return map(function, mapped)
 
-    found = shards(corpus(tmp_path, deduplicate=True, prompt_field='q', answer_field='a'), 2, map=of_a_pool)
+    found = shards(corpus(tmp_path, deduplicate=True, prompt_field='q', answer_field='a'), 2, map=pool_map)
     assert [document.answers for shard in found for document in shard.documents()] == [((1, 2),), (), ((0, 2),)]
     assert len(mapped) == 2
 
@@ -159,37 +159,37 @@ BAD = [
 
 
 @pytest.mark.parametrize('n', [1, 3])
-def test_bad_rows_are_counted_and_told_with_their_lines_and_nothing_else_is_lost(tmp_path, n):
+def test_bad_rows_are_skipped_counted_and_reported_with_their_lines(tmp_path, n):
     rows = [row for number, bad in enumerate(BAD) for row in ({'text': f'good {number}'}, bad)]
     path = write(tmp_path / 'a.jsonl', [*rows, {'text': 'last'}])
-    counts = [Counts() for _ in range(n)]
+    counts = [RowCounts() for _ in range(n)]
     found = [
         document.text
         for shard, of in zip(shards(corpus(path, on_error='skip'), n), counts, strict=True)
         for document in shard.documents(of)
     ]
     assert found == [*(f'good {number}' for number in range(len(BAD))), 'last']
-    total = sum(counts, Counts())
+    total = sum(counts, RowCounts())
     assert (total.read, total.kept, total.left_out) == (2 * len(BAD) + 1, len(BAD) + 1, {'bad': len(BAD)})
-    # A shard in the middle does not know how many lines come before it, and finds out.
+    # A shard in the middle has to count the lines before it.
     assert [error.partition(': ')[0] for error in total.errors] == [f'{path}:{2 * n + 2}' for n in range(len(BAD))]
-    assert all(error.startswith(f'left out as bad: {path}:') for error in total.lines()[1:])
+    assert all(error.startswith(f'skipped bad row: {path}:') for error in total.lines()[1:])
     with pytest.raises(UserError, match=rf'^{path}:2: not JSON'):
         list(corpus(path).documents())
     with pytest.raises(UserError, match=rf'^{path}:1[68]: '):
         list(shards(corpus(path), n)[-1].documents(start=0 if n > 1 else 2 * len(BAD) - 1))
 
 
-def test_no_more_than_the_first_bad_rows_are_told(tmp_path):
+def test_only_the_first_bad_rows_are_reported(tmp_path):
     path = write(tmp_path / 'a.jsonl', ['bad'] * 25)
-    counts = Counts()
+    counts = RowCounts()
     assert list(corpus(path, on_error='skip').documents(counts)) == []
     assert counts.lines()[0] == 'documents: 25 read = 0 kept + 25 bad'
-    assert counts.lines()[-1] == 'and 15 bad ones more'
+    assert counts.lines()[-1] == 'and 15 more bad rows'
     assert len(counts.lines()) == 12
 
 
-def test_the_fingerprint_follows_what_is_selected_and_not_what_is_done_about_errors(tmp_path):
+def test_the_fingerprint_depends_on_the_selection_but_not_on_error_handling(tmp_path):
     path = write(tmp_path / 'a.jsonl', ROWS)
     changes = [
         {}, {'field': 'lang'}, {'prompt_field': 'text', 'answer_field': 'lang'}, {'deduplicate': True},
@@ -205,8 +205,8 @@ def test_the_fingerprint_follows_what_is_selected_and_not_what_is_done_about_err
 @pytest.mark.parametrize(
     ('given', 'expected'),
     [
-        ({'filters': [{'field': 'a'}]}, "a filter on 'a' without a condition; expected one of equals"),
-        ({'filters': [{'field': 'a', 'matches': '('}]}, 'matches is no regular expression'),
+        ({'filters': [{'field': 'a'}]}, "the filter on 'a' has no condition; expected one of equals"),
+        ({'filters': [{'field': 'a', 'matches': '('}]}, 'matches is not a regular expression'),
         ({'filters': [{'field': 'a', 'eval': 'x'}]}, 'eval'),
         ({'filters': [{'field': 'a', 'one_of': []}]}, 'one_of'),
         ({'prompt_field': 'q'}, 'belong together'),
@@ -217,13 +217,13 @@ def test_the_fingerprint_follows_what_is_selected_and_not_what_is_done_about_err
         ({'tokens': 'x', 'filters': [{'field': 'a', 'equals': 1}], 'deduplicate': True}, 'data.filters=null data.ded'),
     ],
 )
-def test_options_that_make_no_sense_are_refused(given, expected):
+def test_inconsistent_options_are_refused(given, expected):
     with pytest.raises(pydantic.ValidationError) as caught:
         TextOptions.model_validate(given)
     assert expected in str(caught.value)
 
 
-def test_options_reach_the_corpus_and_the_loss_mask_of_answers_the_tokens(open_source, tmp_path, said):
+def test_options_reach_the_corpus(open_source, tmp_path, said):
     rows = [{'q': f'question {n}? ', 'a': f'answer {n}.', 'lang': 'en' if n % 2 else 'de'} for n in range(20)]
     path = write(tmp_path / 'a.jsonl', [*rows, 'bad', rows[1]])
     open_source(
@@ -231,11 +231,11 @@ def test_options_reach_the_corpus_and_the_loss_mask_of_answers_the_tokens(open_s
         filters=[{'field': 'lang', 'equals': 'en'}], min_characters=3, max_characters=1000, on_error='skip',
     )  # fmt: skip
     assert 'documents: 22 read = 10 kept + 1 bad + 1 duplicates + 10 not lang equals "en"' in said.text
-    assert f'left out as bad: {path}:21: not JSON' in said.text
+    assert f'skipped bad row: {path}:21: not JSON' in said.text
     assert 'read once before, to find duplicates' in said.text
 
 
-def test_fields_of_files_that_have_none_are_refused(open_source, tmp_path):
+def test_fields_of_files_without_fields_are_refused(open_source, tmp_path):
     (tmp_path / 'a.txt').write_text('text')
     for options, expected in (
         ({'filters': [{'field': 'a', 'equals': 1}]}, r'data\.filters is about'),

@@ -5,7 +5,7 @@ from pretrax.data.corpus.stdlib import SKIPPED_DIRECTORIES, SKIPPED_FILES, stdli
 from pretrax.errors import UserError
 
 
-def test_is_the_library_of_this_interpreter_without_tests_and_tables():
+def test_the_corpus_is_the_standard_library_without_tests_and_tables():
     files = stdlib_files()
     names = {file.path.name for file in files}
     assert {'argparse.py', 'dataclasses.py', 'pathlib.py'} <= names
@@ -14,12 +14,12 @@ def test_is_the_library_of_this_interpreter_without_tests_and_tables():
     assert sum(len(document.text) for document in Corpus(files).documents()) > 5e6
 
 
-def test_order_and_text_are_the_same_every_time():
+def test_files_and_fingerprint_are_reproducible():
     assert stdlib_files() == stdlib_files()
     assert Corpus(stdlib_files()).fingerprint() == Corpus(stdlib_files()).fingerprint()
 
 
-def test_the_rule_says_everything_that_is_left_out(tmp_path):
+def test_the_rule_lists_everything_that_is_skipped(tmp_path):
     for name in (*SKIPPED_DIRECTORIES, 'json'):
         directory = tmp_path / name.replace('*', 'x')
         directory.mkdir()
@@ -30,7 +30,7 @@ def test_the_rule_says_everything_that_is_left_out(tmp_path):
     assert all(pattern in stdlib_rule() for pattern in (*SKIPPED_DIRECTORIES, *SKIPPED_FILES))
 
 
-def test_the_encoding_a_source_declares_is_used(tmp_path):
+def test_a_declared_encoding_is_used(tmp_path):
     (tmp_path / 'latin.py').write_bytes('# -*- coding: latin-1 -*-\nname = "é"\n'.encode('latin-1'))
     (tmp_path / 'marked.py').write_bytes(b'\xef\xbb\xbfname = "\xc3\xa9"\r\n')
     assert [document.text for document in Corpus(stdlib_files(tmp_path)).documents()] == [
@@ -39,6 +39,6 @@ def test_the_encoding_a_source_declares_is_used(tmp_path):
     ]
 
 
-def test_an_interpreter_without_sources_is_an_error(tmp_path):
+def test_a_python_without_source_files_is_an_error(tmp_path):
     with pytest.raises(UserError, match=r'data\.text=path'):
         stdlib_files(tmp_path)

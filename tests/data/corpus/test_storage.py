@@ -1,4 +1,4 @@
-"""Files that lie elsewhere, that vanish, that change, and what bytes around the text mean."""
+"""Remote files, files that disappear or change, and bytes that are not text."""
 
 import gzip
 import http.server
@@ -26,7 +26,7 @@ def texts(corpus, n=1):
 
 @pytest.fixture
 def memory():
-    """A storage far away, as fsspec has one in memory."""
+    """A remote storage: the one that fsspec has in memory."""
     filesystem = fsspec.filesystem('memory')
     filesystem.pipe({'/far/b.jsonl': LINES, '/far/sub/c.txt.gz': gzip.compress(b'text'), '/far/d.bin': b'x'})
     filesystem.pipe({'/far/.hidden/e.txt': b'hidden', '/far/a.csv': b'text\none\n'})
@@ -46,10 +46,10 @@ def test_urls_name_files_directories_and_globs(memory):
             find_files(spec)
 
 
-def test_a_change_far_away_is_noticed(memory):
+def test_a_changed_remote_file_is_refused(memory):
     corpus = Corpus(find_files('memory://far/b.jsonl'))
     memory.pipe('/far/b.jsonl', LINES)
-    with pytest.raises(UserError, match='changed since this run began'):
+    with pytest.raises(UserError, match='changed since this run started'):
         texts(corpus)
 
 
@@ -60,7 +60,7 @@ def test_file_urls_are_paths(tmp_path):
 
 @pytest.fixture
 def server(tmp_path):
-    """A real server of http on this machine, without ranges, and the directory that it serves."""
+    """A local HTTP server without range requests."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_):
@@ -75,7 +75,7 @@ def server(tmp_path):
         served.shutdown()
 
 
-def test_http_is_read_whole_even_without_ranges(server, tmp_path):
+def test_http_works_without_range_requests(server, tmp_path):
     (tmp_path / 'a.jsonl.gz').write_bytes(gzip.compress(LINES))
     (tmp_path / 'b.jsonl').write_bytes(LINES)
     for name in ('a.jsonl.gz?download=1', 'b.jsonl'):
@@ -86,17 +86,17 @@ def test_http_is_read_whole_even_without_ranges(server, tmp_path):
         find_files(f'{server}/nothing.jsonl')
 
 
-def test_a_protocol_without_its_package_names_what_to_install(monkeypatch):
+def test_a_protocol_without_its_package_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, 's3fs', None)
     with pytest.raises(UserError, match=r"s3://bucket/a\.jsonl: .*\n  pip install 'pretrax\[cloud\]'"):
         find_files('s3://bucket/a.jsonl')
-    with pytest.raises(UserError, match='s4:// is no storage that fsspec knows'):
+    with pytest.raises(UserError, match='s4:// is not a protocol that fsspec knows'):
         find_files('s4://bucket/a.jsonl')
 
 
 @pytest.mark.parametrize('suffix', ['', '.gz', '.zst'])
 @pytest.mark.parametrize('how', ['removed', 'replaced', 'cut', 'grown'])
-def test_a_file_that_vanishes_or_changes_while_it_is_read_is_refused(tmp_path, suffix, how):
+def test_a_file_that_disappears_or_changes_during_reading_is_refused(tmp_path, suffix, how):
     path = tmp_path / f'a.jsonl{suffix}'
     compress = {'': bytes, '.gz': gzip.compress, '.zst': zstandard.ZstdCompressor().compress}[suffix]
     whole = compress(b'\n'.join(json.dumps({'text': os.urandom(100_000).hex()}).encode() for _ in range(30)))
@@ -110,13 +110,13 @@ def test_a_file_that_vanishes_or_changes_while_it_is_read_is_refused(tmp_path, s
         path.write_bytes(whole[::-1])
     else:
         os.truncate(path, len(whole) - 100) if how == 'cut' else path.write_bytes(whole + whole)
-    expected = 'changed since this run began|cut short|No such file|not JSON'
+    expected = 'changed since this run started|truncated|No such file|not JSON'
     with pytest.raises(UserError, match=expected) as caught:
         list(found)
     assert str(path) in str(caught.value)
 
 
-def test_a_file_that_vanishes_before_its_turn_is_refused(tmp_path):
+def test_a_file_that_disappears_before_reading_is_refused(tmp_path):
     for name in 'ab':
         (tmp_path / f'{name}.txt').write_text(name)
     found = Corpus(find_files(str(tmp_path))).documents()
@@ -126,7 +126,7 @@ def test_a_file_that_vanishes_before_its_turn_is_refused(tmp_path):
         next(found)
 
 
-def test_the_mark_at_the_beginning_of_a_file_is_no_text(tmp_path):
+def test_a_byte_order_mark_is_not_text(tmp_path):
     for name, content in (('a.txt', 'one\ufeff'), ('b.jsonl', '{"text": "two"}'), ('c.csv', 'text\nthree')):
         (tmp_path / name).write_bytes(('\ufeff' + content).encode())
     assert texts(Corpus(find_files(str(tmp_path)))) == ['one\ufeff', 'two', 'three']
@@ -135,7 +135,7 @@ def test_the_mark_at_the_beginning_of_a_file_is_no_text(tmp_path):
         texts(Corpus(find_files(str(tmp_path))))
 
 
-def test_what_compressors_put_between_and_around_is_read_over(tmp_path):
+def test_padding_and_skippable_frames_are_ignored(tmp_path):
     (tmp_path / 'a.txt.gz').write_bytes(gzip.compress(b'one ') + bytes(600) + gzip.compress(b'two') + bytes(70_000))
     skippable = b'\x50\x2a\x4d\x18\x04\x00\x00\x00abcd'
     zstd = zstandard.ZstdCompressor().compress
@@ -148,7 +148,7 @@ def test_what_compressors_put_between_and_around_is_read_over(tmp_path):
     assert texts(Corpus(find_files(str(tmp_path)))) == ['one two', 'three four', 'five']
 
 
-def test_a_large_corpus_is_known_by_names_sizes_and_times_without_reading_it(tmp_path, monkeypatch):
+def test_a_large_corpus_is_identified_by_names_sizes_and_times(tmp_path, monkeypatch):
     path = tmp_path / 'a.jsonl'
     path.write_bytes(LINES)
 
@@ -161,9 +161,9 @@ def test_a_large_corpus_is_known_by_names_sizes_and_times_without_reading_it(tmp
     os.utime(path, ns=(1, 1))
     assert fingerprint() == small, 'the content is the same'
     monkeypatch.setattr(corpus_module, 'DIGESTED', 10)
-    monkeypatch.setattr(corpus_module, 'opened', None)  # it would fail if it read
+    monkeypatch.setattr(corpus_module, 'opened', None)  # fails on any read
     large = fingerprint()
-    assert large[0].startswith('names, sizes and times of change')
+    assert large[0].startswith('names, sizes and modification times')
     os.utime(path, ns=(2, 2))
     assert fingerprint() != large
     os.utime(path, ns=(1, 1))

@@ -1,4 +1,4 @@
-"""Tables, and the law of all formats: documents written by someone else's writer come back, in order, in any shards."""
+"""Tables, and a property of all formats: the written documents are read in order, in any number of shards."""
 
 import csv
 import gzip
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pretrax.data.corpus import content as content_module
 from pretrax.data.corpus import tables
-from pretrax.data.corpus.corpus import Corpus, Counts, Selection, shards
+from pretrax.data.corpus.corpus import Corpus, RowCounts, Selection, shards
 from pretrax.data.corpus.files import find_files
 from pretrax.errors import UserError
 
@@ -25,7 +25,7 @@ COMPRESS = {'': bytes, '.gz': gzip.compress, '.zst': zstandard.ZstdCompressor().
 
 @pytest.fixture(autouse=True, scope='module')
 def small_batches():
-    """A file of this size is read in several steps."""
+    """Small files are read in several batches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tables, '_ROWS_AT_ONCE', 2)
         yield
@@ -46,7 +46,7 @@ def as_parquet(texts, codec, group):
 
 
 def write_files(root, kind, texts, compression, codec, group):
-    """The texts in two files of a kind, or one file a text."""
+    """Writes the texts to two files, or each to its own .txt file."""
     if kind == 'txt':
         for number, text in enumerate(texts):
             (root / f'{number:03}.txt{compression}').write_bytes(COMPRESS[compression](text.encode()))
@@ -73,14 +73,14 @@ def write_files(root, kind, texts, compression, codec, group):
     n=st.integers(1, 9),
 )
 @example(kind='csv', texts=['a\r\nb', '"', ',', '\n', '\0', ' ', '\r'], compression='', codec='none', group=1, n=3)
-def test_documents_come_back_exactly_in_order_in_any_shards(
+def test_documents_are_read_exactly_and_in_order_in_any_shards(
     tmp_path_factory, kind, texts, compression, codec, group, n
 ):
     root = tmp_path_factory.mktemp(kind)
     write_files(root, kind, texts, compression, codec, group)
     written = texts if kind == 'txt' else [*texts[::2], *texts[1::2]]
     corpus = Corpus(find_files(str(root)))
-    counts = Counts()
+    counts = RowCounts()
     whole = list(corpus.documents(counts))
     assert [document.text for document in whole] == [text for text in written if text]
     assert (counts.read, counts.left_out['empty']) == (len(texts), texts.count(''))
@@ -91,7 +91,7 @@ def test_documents_come_back_exactly_in_order_in_any_shards(
         assert [document.text for document in corpus.documents(start=start)] == rows
 
 
-def test_places_are_lines_and_rows(tmp_path):
+def test_origins_are_line_and_row_numbers(tmp_path):
     (tmp_path / 'a.csv').write_text('text,n\none,1\n"two\ntwo",2\nthree,3\n')
     (tmp_path / 'b.parquet').write_bytes(as_parquet(['one', 'two', 'three'], 'none', 2))
     (tmp_path / 'c.jsonl').write_text('{"text": "one"}\n\n{"text": "three"}\n')
@@ -125,13 +125,13 @@ def refusal(path, **selection):
         (b'content,n\na,1\n', "a.csv:2: no field 'text'\n  fields found: 'content', 'n'\n  to read 'content'"),
         (b'text,n\na,1\nb\n', 'a.csv:3: 1 fields\n  the header has 2: text, n'),
         (b'text,n\na,1\nb,2,3\n', 'a.csv:3: 3 fields'),
-        (b'text\na\n"b\nc\n', 'a.csv:3: a quote opens in this row and does not close'),
+        (b'text\na\n"b\nc\n', 'a.csv:3: a quote in this row is never closed'),
         (b'text\na\n"b" c\n', 'a.csv:3: '),
         (b'text\na\n\xff\xfe\n', "a.csv:3: field 'text' is not utf-8"),
         (b'text\ra\rb', 'a.csv:1: '),
     ],
 )
-def test_a_csv_that_is_wrong_is_refused_with_its_line(tmp_path, content, expected):
+def test_the_error_names_the_bad_line_of_a_csv(tmp_path, content, expected):
     (tmp_path / 'a.csv').write_bytes(content)
     if expected is None:
         assert documents(tmp_path) == []
@@ -139,21 +139,21 @@ def test_a_csv_that_is_wrong_is_refused_with_its_line(tmp_path, content, expecte
         assert expected in refusal(tmp_path)
 
 
-def test_what_is_around_the_text_of_a_csv_is_no_text(tmp_path):
+def test_byte_order_marks_and_blank_lines_of_a_csv_are_ignored(tmp_path):
     (tmp_path / 'a.csv').write_bytes('\ufefftext\r\none\r\n\r\n"two"\r\nünd'.encode())
-    counts = Counts()
+    counts = RowCounts()
     assert [document.text for document in documents(tmp_path, counts=counts)] == ['one', 'two', 'ünd']
     assert counts.left_out == {'empty': 1}
 
 
-def test_fields_longer_than_the_limit_of_the_csv_library_are_read(tmp_path):
+def test_csv_fields_may_be_longer_than_the_limit_of_the_csv_library(tmp_path):
     (tmp_path / 'a.csv').write_bytes(as_csv(['x' * 300_000, 'y'], ','))
     assert [len(document.text) for document in documents(tmp_path)] == [300_000, 1]
 
 
-def test_a_bad_row_of_a_table_can_be_skipped_and_the_rows_after_it_are_read(tmp_path):
+def test_a_bad_row_of_a_table_can_be_skipped(tmp_path):
     (tmp_path / 'a.csv').write_bytes(b'text,n\none,1\ntwo\n\xff,3\n"four" x,4\nfive,5\n')
-    counts = Counts()
+    counts = RowCounts()
     found = documents(tmp_path, counts=counts, on_error='skip')
     assert [document.text for document in found] == ['one', 'five']
     assert counts.left_out == {'bad': 3}
@@ -162,7 +162,7 @@ def test_a_bad_row_of_a_table_can_be_skipped_and_the_rows_after_it_are_read(tmp_
     ]  # fmt: skip
 
 
-def test_a_parquet_that_is_wrong_is_refused(tmp_path):
+def test_a_damaged_parquet_is_refused(tmp_path):
     path = tmp_path / 'a.parquet'
     whole = as_parquet(['one', 'two' * 100], 'none', 1)
     for size in (3, len(whole) // 2, len(whole) - 1):
@@ -172,14 +172,14 @@ def test_a_parquet_that_is_wrong_is_refused(tmp_path):
     assert "a.parquet:1: no field 'content'\n  fields found: 'id', 'text'" in refusal(path, field='content')
     assert "a.parquet:1: field 'id' is 0\n  expected a string" in refusal(path, field='id')
     (tmp_path / 'b.parquet.gz').write_bytes(gzip.compress(whole))
-    assert 'is compressed within' in refusal(tmp_path / 'b.parquet.gz')
+    assert 'has its own compression' in refusal(tmp_path / 'b.parquet.gz')
 
 
-def test_a_row_of_parquet_that_is_not_text_is_named(tmp_path):
+def test_the_error_names_the_parquet_row_that_is_not_text(tmp_path):
     raw = pa.Array.from_buffers(pa.string(), 4, pa.array([b'one', b'\xff', b'three', None], pa.binary()).buffers())
     pq.write_table(pa.table({'text': raw}), tmp_path / 'a.parquet')
     assert 'a.parquet:2: not utf-8' in refusal(tmp_path)
-    counts = Counts()
+    counts = RowCounts()
     found = documents(tmp_path, counts=counts, on_error='skip')
     assert [document.origin.rpartition('/')[2] for document in found] == ['a.parquet:1', 'a.parquet:3']
     assert [error.splitlines()[0].rpartition('/')[2] for error in counts.errors] == [
@@ -187,7 +187,7 @@ def test_a_row_of_parquet_that_is_not_text_is_named(tmp_path):
     ]  # fmt: skip
 
 
-def test_only_the_columns_that_are_asked_for_are_read(tmp_path, monkeypatch):
+def test_only_the_needed_columns_are_read(tmp_path, monkeypatch):
     table = {'text': ['one'], 'meta': [{'lang': 'en', 'n': 1}], 'huge': ['x' * 1000]}
     pq.write_table(pa.table(table), tmp_path / 'a.parquet')
     read = []
@@ -199,12 +199,12 @@ def test_only_the_columns_that_are_asked_for_are_read(tmp_path, monkeypatch):
     assert read == [['meta']]
 
 
-def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
+def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(content_module, 'LONGEST_LINE', 1000)
     monkeypatch.setattr(content_module, '_BLOCK', 100)
     for name, content, expected in (
-        ('a.jsonl', b'[' * 2000, 'a.jsonl: a line of more than'),
-        ('b.csv', b'text\n"' + b'x\n' * 2000, 'b.csv:2: a quote opens in this row and does not close'),
+        ('a.jsonl', b'[' * 2000, 'a.jsonl: a line is longer than'),
+        ('b.csv', b'text\n"' + b'x\n' * 2000, 'b.csv:2: a quote in this row is never closed'),
     ):
         (tmp_path / name).write_bytes(content)
         assert expected in refusal(tmp_path / name)

@@ -38,8 +38,8 @@ def write(directory: Path, documents: Iterable[list[int]]) -> Path:
 def small_shards(monkeypatch):
     """Shards of two chunks of four values, so that a few tokens make several files."""
     monkeypatch.setattr(flat_tokens_writer, '_CHUNK', 4)
-    for name in flat_tokens.SHARD:
-        monkeypatch.setitem(flat_tokens.SHARD, name, 8)
+    for name in flat_tokens.SHARD_LENGTH:
+        monkeypatch.setitem(flat_tokens.SHARD_LENGTH, name, 8)
 
 
 @settings(max_examples=30)

@@ -29,7 +29,7 @@ def verify(
     from pretrax.data.tokens import flat_tokens
     from pretrax.data.tokens.flat_tokens import FlatTokens
     from pretrax.data.tokens.token_files import is_flat_tokens
-    from pretrax.data.tokens.token_summary import tokenised_differently
+    from pretrax.data.tokens.token_summary import tokenized_differently
 
     place = Path(path).expanduser()
     files = opened(path, tokenizer, vocab_size, end_of_text)
@@ -42,7 +42,7 @@ def verify(
         if files.tokenizer is None:
             print(f'{split}: not tokenised again, since no tokenizer is known; --tokenizer names one')
             continue
-        n, different = tokenised_differently(store, files.tokenizer, _SAMPLE, _LONGEST)
+        n, different = tokenized_differently(store, files.tokenizer, _SAMPLE, _LONGEST)
         if isinstance(store, FlatTokens) and 2 * len(different) > n:
             raise UserError(
                 f'{path}: the tokenizer makes other tokens of the text of {len(different)} of {n} documents of {split}\n'

@@ -2,10 +2,10 @@
 
     corpus = Corpus(files, selection)
     made = shards(corpus, 64, map=pool.map)           # at most 64, in order, small and picklable
-    counts = Counts()                                 # one per worker
+    counts = RowCounts()                                 # one per worker
     for document in made[3].documents(counts):        # never empty, filtered, no duplicates
         ...
-    total = sum(counts_of_all_workers, Counts())
+    total = sum(counts_of_all_workers, RowCounts())
     for line in total.lines():                        # 'documents: 12 read = 9 kept + 2 empty + 1 bad'
         say(line)
 
@@ -32,11 +32,11 @@ from pretrax.data.corpus.document import Document
 from pretrax.data.corpus.files import TextFile
 from pretrax.data.corpus.hugging_face import HuggingFaceDataset
 from pretrax.data.corpus.parts import Lines, Part, Whole, refuse_changed
-from pretrax.data.corpus.selection import DUPLICATE, Counts, Selection, digest, documents
+from pretrax.data.corpus.selection import DUPLICATE, RowCounts, Selection, digest, documents
 from pretrax.data.corpus.storage import opened, refusal
 from pretrax.data.corpus.tables import Delimited, RowGroups
 
-__all__ = ['Corpus', 'Counts', 'Selection', 'Shard', 'shards']
+__all__ = ['Corpus', 'RowCounts', 'Selection', 'Shard', 'shards']
 
 # A corpus of at most this many bytes is identified by its content, a larger one by its names, sizes and modification times.
 DIGESTED = 1 << 30
@@ -58,7 +58,7 @@ class Corpus:
         """Stored bytes, before decompression."""
         return sum(file.size for file in self.files)
 
-    def documents(self, counts: Counts | None = None, start: int = 0) -> Iterator[Document]:
+    def documents(self, counts: RowCounts | None = None, start: int = 0) -> Iterator[Document]:
         """The kept documents, without those of the first `start` rows."""
         for shard in shards(self, 1):
             yield from shard.documents(counts, start)
@@ -110,9 +110,9 @@ class Shard:
     size: int
     duplicates: np.ndarray | None = None  # rows of this shard, ascending
 
-    def documents(self, counts: Counts | None = None, start: int = 0) -> Iterator[Document]:
+    def documents(self, counts: RowCounts | None = None, start: int = 0) -> Iterator[Document]:
         """The kept documents, without those of the first `start` rows; `counts` counts every row that is read."""
-        counts = Counts() if counts is None else counts
+        counts = RowCounts() if counts is None else counts
         duplicates = iter(() if self.duplicates is None else self.duplicates[np.searchsorted(self.duplicates, start) :])
         duplicate = next(duplicates, None)
         for row, document in enumerate(self._rows(counts, start), start):
@@ -123,7 +123,7 @@ class Shard:
                 counts.kept += 1
                 yield document
 
-    def _rows(self, counts: Counts, start: int = 0) -> Iterator[Document | None]:
+    def _rows(self, counts: RowCounts, start: int = 0) -> Iterator[Document | None]:
         """The document of each row, or None if it has none."""
         for part in self.parts:
             if start and (n_rows := part.count()) <= start:
@@ -180,7 +180,7 @@ def _steps(bounds: Sequence[int]) -> list[int]:
 def _digests(shard: Shard) -> np.ndarray:
     """The digest of each document, uint64 [rows, 2]; zeros for rows without a document."""
     found = bytearray()
-    for document in shard._rows(Counts()):
+    for document in shard._rows(RowCounts()):
         found += bytes(16) if document is None else digest(document)
     return np.frombuffer(found, np.uint64).reshape(-1, 2)
 

@@ -159,16 +159,16 @@ class Selection:
 
 
 @dataclass
-class Counts:
-    """The number of rows read, of documents kept, and of rows skipped for each reason. Counts can be added."""
+class RowCounts:
+    """The number of rows read, of documents kept, and of rows skipped for each reason. RowCounts can be added."""
 
     read: int = 0
     kept: int = 0
     left_out: collections.Counter[str] = field(default_factory=collections.Counter)
     errors: list[str] = field(default_factory=list)  # of the first MAX_ERRORS bad rows
 
-    def __add__(self, other: 'Counts') -> 'Counts':
-        return Counts(
+    def __add__(self, other: 'RowCounts') -> 'RowCounts':
+        return RowCounts(
             self.read + other.read,
             self.kept + other.kept,
             self.left_out + other.left_out,
@@ -191,7 +191,7 @@ class Counts:
 
 
 def documents(
-    rows: Iterator[tuple[str, Any]], selection: Selection, counts: Counts, exact: Callable[[str], str]
+    rows: Iterator[tuple[str, Any]], selection: Selection, counts: RowCounts, exact: Callable[[str], str]
 ) -> Iterator[Document | None]:
     """Yields the document of each row, or None if the row is skipped. Duplicates are not removed here.
 

@@ -1,7 +1,7 @@
-"""flat-tokens on disk: the tokens of a split in one array, and where documents start. docs/formats.md specifies it.
+"""Reads flat-tokens: the tokens of each split in one array, and where documents start. docs/formats.md specifies it.
 
-A directory is a zarr v3 group of splits, read through TensorStore. Opening it checks shapes,
-counts and files; every chunk read is checked by its crc32c; `verify` checks all of it.
+A directory is a zarr v3 group of splits, read with TensorStore. Opening a split checks shapes, counts and files, reading
+checks the crc32c of every chunk, and `verify` checks everything.
 """
 
 import hashlib
@@ -23,16 +23,21 @@ from pretrax.errors import UserError
 
 FORMAT, VERSION = 'flat-tokens', 2
 TOKENIZER_FILE = 'tokenizer.json'
-MASK = 'loss_mask'  # the one array that may be absent: then all tokens count
-# One file holds a shard: 64 MiB of tokens before compression.
-SHARD = {'encoded_tokens': 1 << 24, 'seq_starts': 1 << 20, MASK: 1 << 24}
+MASK = 'loss_mask'  # the only optional array; without it, all tokens count
+# Values per file: 64 MiB of tokens before compression.
+SHARD_LENGTH = {'encoded_tokens': 1 << 24, 'seq_starts': 1 << 20, MASK: 1 << 24}
 DTYPE = {'encoded_tokens': 'uint32', 'seq_starts': 'uint64', MASK: 'uint8'}
 
 
-class Counts(pydantic.BaseModel):
-    """Of one split. `bytes` is all its text; `targets` are the tokens that count in the loss: those that the loss mask
-    does not leave out, without the first of each document, which no token predicts. `predicted_bytes` is their text.
-    End-of-text tokens are targets and stand for no bytes. Bytes are None for tokens of unknown text."""
+class TokenCounts(pydantic.BaseModel):
+    """Totals of one split.
+
+    Attributes:
+        documents, tokens: their numbers.
+        bytes: UTF-8 bytes of all text; None if unknown.
+        predicted_bytes: UTF-8 bytes of the targets; None if unknown. End-of-text tokens have no bytes.
+        targets: tokens that count in the loss: those with loss mask 1, without the first token of each document.
+    """
 
     documents: int
     tokens: int
@@ -43,29 +48,34 @@ class Counts(pydantic.BaseModel):
     @pydantic.model_validator(mode='before')
     @classmethod
     def _all_are_targets(cls, given: Any) -> Any:
-        """The first files of this version had no loss mask and did not count targets."""
+        """Early files of this version have no loss mask and no `targets`."""
         if isinstance(given, dict) and {'tokens', 'documents'} <= set(given):
             return {'targets': given['tokens'] - given['documents']} | given
         return given
 
 
 class TokenizerIdentity(pydantic.BaseModel):
-    """What the ids mean. Tokens that another tool made may come without their tokenizer (sha256 None), and their
-    documents may end without a token that says so (end_of_text None)."""
+    """Identifies the tokenizer that made the ids.
+
+    Attributes:
+        sha256: of its tokenizer.json; None if the tokenizer is unknown.
+        vocab_size: every id is below it.
+        end_of_text: the id that ends every document; None if documents have no such token.
+    """
 
     sha256: str | None
     vocab_size: int
     end_of_text: int | None
 
 
-class Manifest(pydantic.BaseModel):
+class SplitManifest(pydantic.BaseModel):
     """The attributes of a split's zarr group."""
 
     format: Literal['flat-tokens'] = FORMAT
     version: Literal[2] = VERSION
     pretrax_version: str = pydantic.Field(default_factory=lambda: __version__)
     split: str
-    counts: Counts
+    counts: TokenCounts
     max_token_id: int
     tokenizer: TokenizerIdentity
     source: dict[str, Any]
@@ -74,10 +84,10 @@ class Manifest(pydantic.BaseModel):
 
 @dataclass(frozen=True)
 class FlatTokens:
-    """One split, open for reading, a `TokenStore`. Reading raises UserError, naming the file, where it is damaged."""
+    """One split, open for reading; a `TokenStore`. Reading raises UserError with the name of the damaged file."""
 
     path: Path | RemotePath
-    manifest: Manifest
+    manifest: SplitManifest
     _encoded_tokens: ts.TensorStore
     _seq_starts: ts.TensorStore
     _loss_mask: ts.TensorStore | None
@@ -117,34 +127,34 @@ class FlatTokens:
         return self._loss_mask is not None
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """The values `2 * id + starts_a_document` in each [start, stop), uint32, all read at once."""
+        """The values `2 * id + starts_a_document` in each range [start, stop), uint32; all ranges are read concurrently."""
         return _read(self._encoded_tokens, ranges)
 
     def read_starts(self, start: int, stop: int) -> np.ndarray:
-        """Where documents start to stop - 1 begin in the stream of tokens, uint64; after the last comes the end."""
+        """Where the documents start to stop - 1 start in the token stream, uint64; the last entry is the end of the stream."""
         return _read(self._seq_starts, [(start, stop)])[0]
 
     def read_mask(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """Whether each token in [start, stop) counts as a target, bool; all True where `has_mask` is False."""
+        """Whether each token in [start, stop) counts as a target, bool; all True if `has_mask` is False."""
         if self._loss_mask is None:
             return [np.ones(stop - start, bool) for start, stop in ranges]
         return [values.astype(bool) for values in _read(self._loss_mask, ranges)]
 
     def document(self, index: int) -> np.ndarray:
-        """The ids of one document, its end-of-text token included, int64."""
+        """The ids of one document with its end-of-text token, int64."""
         start, stop = self.read_starts(index, index + 2).tolist()
         return (self.read([(start, stop)])[0] >> 1).astype(np.int64)
 
 
 def splits(directory: Path | RemotePath) -> list[str]:
-    """The names of the splits of a flat-tokens directory. Raises UserError where it is none."""
+    """The names of the splits of a flat-tokens directory. Raises UserError if it is not one."""
     if isinstance(directory, RemotePath):
         if not (directory / 'zarr.json').is_file():
             raise UserError(
-                f'{directory}: no flat-tokens there, it has no zarr.json\n  give the directory of all splits'
+                f'{directory}: not a flat-tokens directory, it has no zarr.json\n  expected the directory of all splits'
             )
     elif not directory.is_dir():
-        raise UserError(f'{directory}: no such directory of flat-tokens\n  {nearest(directory)}')
+        raise UserError(f'{directory}: no such flat-tokens directory\n  {nearest(directory)}')
     elif not (directory / 'zarr.json').is_file():
         inside = [str(path.parent) for path in sorted(directory.glob('*/zarr.json'))]
         hint = f'did you mean {inside[0]}?' if inside else nearest(directory)
@@ -158,20 +168,20 @@ def splits(directory: Path | RemotePath) -> list[str]:
     names = attributes.get('splits')
     if names is None and 'split' in attributes:
         raise UserError(
-            f'{directory}: one split of flat-tokens\n  give the directory of all of them: {directory.parent}'
+            f'{directory}: a single split of flat-tokens\n  use the directory of all splits: {directory.parent}'
         )
     if not isinstance(names, list) or not names:
-        raise _damaged(directory / 'zarr.json', f'it lists no splits but {names!r}')
+        raise _damaged(directory / 'zarr.json', f'expected a list of splits, got {names!r}')
     return names
 
 
 def open_split(directory: Path | RemotePath, split: str) -> FlatTokens:
-    """Open one split after checks that do not grow with it: manifest, shapes, counts, no file missing or empty."""
+    """Opens a split after constant-time checks: manifest, shapes, counts, missing and empty files."""
     if split not in (present := splits(directory)):
         raise UserError(f'{directory}: no split {split!r}\n  it has {", ".join(present)}')
     path = directory / split
     try:
-        manifest = Manifest.model_validate(_group_attributes(path))
+        manifest = SplitManifest.model_validate(_group_attributes(path))
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = '.'.join(map(str, first['loc']))
@@ -183,8 +193,10 @@ def open_split(directory: Path | RemotePath, split: str) -> FlatTokens:
     arrays = {name: _open_array(path / name, DTYPE[name]) for name in lengths}
     for name, expected in lengths.items():
         if arrays[name].shape != (expected,):
-            raise UserError(f'{path / name}: {arrays[name].shape[0]} values, and the attributes say {expected}')
-        n_shards = -(-expected // _shard_length(arrays[name])) if isinstance(path, Path) else 0  # far away: when read
+            raise UserError(f'{path / name}: {arrays[name].shape[0]} values, expected {expected} by the attributes')
+        n_shards = (
+            -(-expected // _shard_length(arrays[name])) if isinstance(path, Path) else 0
+        )  # remote files are checked when read
         for index in range(n_shards):
             file = directory / split / name / 'c' / str(index)
             assert isinstance(file, Path)
@@ -203,8 +215,7 @@ def open_split(directory: Path | RemotePath, split: str) -> FlatTokens:
 
 
 def read_tokenizer_json(directory: Path | RemotePath, expected: TokenizerIdentity) -> bytes | None:
-    """The tokenizer.json beside the splits, None where it is not known; raises UserError when it is not the one that
-    made the tokens."""
+    """The tokenizer.json of the directory; None if the tokenizer is unknown. Raises UserError if it is another tokenizer."""
     if expected.sha256 is None:
         return None
     path = directory / TOKENIZER_FILE
@@ -216,10 +227,11 @@ def read_tokenizer_json(directory: Path | RemotePath, expected: TokenizerIdentit
     return content
 
 
-def verify(directory: Path | RemotePath) -> dict[str, Counts]:
-    """Read everything and compare it with the checksums and the rules of the format; returns the counts by split.
+def verify(directory: Path | RemotePath) -> dict[str, TokenCounts]:
+    """Checks all data against the checksums and the rules of the format, and returns the counts by split.
 
-    Raises UserError naming the first file that is not as it was written.
+    Raises:
+        UserError: a file is damaged; names the first one.
     """
     found = {}
     for name in splits(directory):
@@ -235,18 +247,18 @@ def _verify_split(split: FlatTokens) -> None:
     digests = {name: hashlib.sha256() for name in DTYPE if name != MASK or split.has_mask}
     n_starts, n_targets, largest = 0, 0, -1
     end_of_text = split.manifest.tokenizer.end_of_text
-    newest = end_of_text or 0  # as if a document had ended before the first
-    for start in range(0, split.n_tokens, SHARD['encoded_tokens']):
-        stop = min(split.n_tokens, start + SHARD['encoded_tokens'])
+    newest = end_of_text or 0  # nothing precedes the first document
+    for start in range(0, split.n_tokens, SHARD_LENGTH['encoded_tokens']):
+        stop = min(split.n_tokens, start + SHARD_LENGTH['encoded_tokens'])
         [encoded] = split.read([(start, stop)])
         digests['encoded_tokens'].update(little_endian(encoded))
         ids = encoded >> 1
         largest = max(largest, int(ids.max()))
         first = np.flatnonzero(encoded & 1)
-        said = split.read_starts(n_starts, min(n_starts + len(first), split.n_documents))
-        if not np.array_equal(said, (first + start).astype(np.uint64)):
+        expected = split.read_starts(n_starts, min(n_starts + len(first), split.n_documents))
+        if not np.array_equal(expected, (first + start).astype(np.uint64)):
             raise _damaged(split.path / 'seq_starts', f'it differs from the starts in tokens {start} to {stop}')
-        digests['seq_starts'].update(little_endian(said))
+        digests['seq_starts'].update(little_endian(expected))
         n_starts += len(first)
         [counted] = split.read_mask([(start, stop)])
         if split.has_mask:
@@ -264,14 +276,16 @@ def _verify_split(split: FlatTokens) -> None:
             raise _damaged(split.path / name, 'its sha256 differs from the one in the attributes')
     if n_targets != split.manifest.counts.targets:
         said = split.manifest.counts.targets
-        raise UserError(f'{split.path / "zarr.json"}: counts.targets {said}, and {n_targets} tokens count')
+        raise UserError(f'{split.path / "zarr.json"}: counts.targets is {said}, but {n_targets} tokens count')
     if largest != split.manifest.max_token_id:
-        raise UserError(f'{split.path / "zarr.json"}: max_token_id {split.manifest.max_token_id}, largest {largest}')
+        raise UserError(
+            f'{split.path / "zarr.json"}: max_token_id is {split.manifest.max_token_id}, but the largest id is {largest}'
+        )
 
 
 def _verify_documents(directory: Path | RemotePath, n_documents: int) -> None:
     said = _group_attributes(directory).get('documents')
-    if said is None:  # merged, converted, or made by an older pretrax
+    if said is None:  # merged or converted, or written by an older pretrax
         return
     if said['read'] != said['kept'] + sum(said['left_out'].values()) or said['kept'] + said['cut'] != n_documents:
         raise UserError(f'{directory / "zarr.json"}: documents {said} do not add up to {n_documents} in the splits')
@@ -313,7 +327,7 @@ def _read(array: ts.TensorStore, ranges: Sequence[tuple[int, int]]) -> list[np.n
 
 def _damaged(path: Path | RemotePath | str, reason: str) -> UserError:
     return UserError(
-        f'{path}: damaged token file: {reason}\n  remove the token directory and tokenise again, or restore the file'
+        f'{path}: damaged token file: {reason}\n  remove the directory and tokenize the text again, or restore the file'
     )
 
 
@@ -329,5 +343,5 @@ def _group_attributes(path: Path | RemotePath) -> dict[str, Any]:
 
 
 def little_endian(values: np.ndarray) -> memoryview:
-    """The bytes that a checksum is taken of."""
+    """The bytes over which checksums are computed."""
     return memoryview(np.ascontiguousarray(values, values.dtype.newbyteorder('<'))).cast('B')

@@ -1,4 +1,4 @@
-"""Writing flat-tokens: the arrays of each split grow shard by shard, and the directory appears whole or not at all."""
+"""Writes flat-tokens: arrays grow file by file, and the directory appears atomically when it is complete."""
 
 import contextlib
 import hashlib
@@ -14,23 +14,23 @@ from pretrax.data.tokens.flat_tokens import (
     DTYPE,
     FORMAT,
     MASK,
-    SHARD,
+    SHARD_LENGTH,
     TOKENIZER_FILE,
     VERSION,
-    Counts,
-    Manifest,
+    SplitManifest,
+    TokenCounts,
     TokenizerIdentity,
     little_endian,
 )
 from pretrax.errors import UserError
 from pretrax.machine.atomic import new_directory, remove_abandoned, write_file
 
-_CHUNK = 1 << 14  # the least that is read at once
+_CHUNK = 1 << 14  # values per compressed chunk, the smallest unit of reading
 _ONES = 1 << 20
 
 
 class Writer:
-    """Takes documents, already tokenised, and lays them out in splits."""
+    """Writes tokenized documents to splits."""
 
     def __init__(self, directory: Path):
         self._directory = directory
@@ -46,10 +46,13 @@ class Writer:
         predicted_bytes: int | None,
         masks: Sequence[Sequence[bool]] | None = None,
     ) -> None:
-        """Add documents, each the ids of a whole document with its end-of-text token, to the end of a split.
+        """Appends documents to a split.
 
-        masks: for each document whether each of its tokens counts as a target; None: all do.
-        Bytes that are not known once are not known of the whole split.
+        Args:
+            split: its name.
+            documents: the ids of each document with its end-of-text token.
+            n_bytes, predicted_bytes: added to these counts; None makes the count of the split unknown.
+            masks: whether each token of each document counts as a target; None: all count.
         """
         ends = np.cumsum([len(ids) for ids in documents])
         encoded = np.concatenate([np.asarray(ids, np.uint32) for ids in documents]) << 1
@@ -66,24 +69,25 @@ class Writer:
         n_bytes: int | None,
         predicted_bytes: int | None,
     ) -> None:
-        """Add the next tokens of a split.
+        """Appends tokens to a split.
 
         Args:
+            split: its name.
             encoded: uint32, `2 * id + starts_a_document`. A document may continue in the next call.
-            mask: bool, whether each token counts as a target; None: all do.
-            n_bytes, predicted_bytes: what is to be added to these counts.
+            mask: bool, whether each token counts as a target; None: all count.
+            n_bytes, predicted_bytes: added to these counts; None makes the count of the split unknown.
         """
         if split not in self._splits:
             self._splits[split] = _Split(self._directory / split)
         self._splits[split].append(encoded, mask, n_bytes, predicted_bytes)
 
     @property
-    def counts(self) -> dict[str, Counts]:
-        """What each split holds so far."""
+    def counts(self) -> dict[str, TokenCounts]:
+        """The totals of each split so far."""
         return {name: split.counts for name, split in self._splits.items()}
 
     def account(self, *, read: int, kept: int, cut: int, left_out: dict[str, int]) -> None:
-        """Say what became of every row of the text: read = kept + left out; the splits hold kept + cut documents."""
+        """Records the rows of the text: read = kept + left_out; the splits have kept + cut documents."""
         self._documents = {'read': read, 'kept': kept, 'cut': cut, 'left_out': left_out}
 
     def finish(self, tokenizer: TokenizerIdentity, tokenizer_json: bytes | None, source: dict[str, Any]) -> None:
@@ -101,12 +105,16 @@ class Writer:
 def create(
     directory: Path, tokenizer: TokenizerIdentity, tokenizer_json: bytes | None, source: dict[str, Any]
 ) -> Iterator[Writer]:
-    """Write a new flat-tokens directory; it gets its name when the block ends well, and leaves nothing otherwise.
+    """Writes a new flat-tokens directory, which appears when the block ends without an exception.
 
     Args:
-        directory: where it will stand. If another process puts one there first, that one stays.
-        tokenizer, tokenizer_json: what the ids mean; None where the tokenizer is not known.
-        source: what the text was, any JSON.
+        directory: its path. If another process creates it first, that directory is kept.
+        tokenizer: identity of the tokenizer.
+        tokenizer_json: content of its tokenizer.json; None if the tokenizer is unknown.
+        source: where the tokens come from, any JSON.
+
+    Raises:
+        UserError: the files cannot be written.
     """
     try:
         remove_abandoned(directory.parent)
@@ -119,7 +127,7 @@ def create(
 
 
 class _Split:
-    """The arrays of a split while it is written."""
+    """The arrays of a split during writing."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -127,7 +135,7 @@ class _Split:
         for name in DTYPE:
             if name != MASK:
                 self._add_column(name)
-        self.counts = Counts(documents=0, tokens=0, bytes=0, predicted_bytes=0, targets=0)
+        self.counts = TokenCounts(documents=0, tokens=0, bytes=0, predicted_bytes=0, targets=0)
         self._max_token_id = -1
 
     def append(
@@ -142,14 +150,14 @@ class _Split:
         self._columns['seq_starts'].append((starts + counts.tokens).astype(np.uint64))
         if mask is not None and MASK not in self._columns:
             self._add_column(MASK)
-            for start in range(0, counts.tokens, _ONES):  # what came before it counts
+            for start in range(0, counts.tokens, _ONES):  # all earlier tokens count
                 self._columns[MASK].append(np.ones(min(_ONES, counts.tokens - start), np.uint8))
         if MASK in self._columns:
             self._columns[MASK].append(np.ones(len(encoded), np.uint8) if mask is None else mask.astype(np.uint8))
         n_first, n_counted = len(starts), len(encoded)
         if mask is not None:
             n_first, n_counted = int(mask[starts].sum()), int(mask.sum())
-        self.counts = Counts(
+        self.counts = TokenCounts(
             documents=counts.documents + len(starts),
             tokens=counts.tokens + len(encoded),
             bytes=_sum(counts.bytes, n_bytes),
@@ -158,11 +166,11 @@ class _Split:
         )
 
     def _add_column(self, name: str) -> None:
-        self._columns[name] = _Column(self._path / name, DTYPE[name], SHARD[name])
+        self._columns[name] = _Column(self._path / name, DTYPE[name], SHARD_LENGTH[name])
 
     def finish(self, name: str, tokenizer: TokenizerIdentity, source: dict[str, Any]) -> None:
         self._columns['seq_starts'].append(np.array([self.counts.tokens], np.uint64))
-        manifest = Manifest(
+        manifest = SplitManifest(
             split=name,
             counts=self.counts,
             max_token_id=self._max_token_id,
@@ -174,7 +182,7 @@ class _Split:
 
 
 class _Column:
-    """A growing array: values wait in memory until a shard is full."""
+    """A growing array; values are buffered until a file is full."""
 
     def __init__(self, path: Path, dtype: str, shard: int):
         raw = {'name': 'bytes', 'configuration': {'endian': 'little'}}
@@ -185,8 +193,8 @@ class _Column:
             'index_codecs': [raw, {'name': 'crc32c'}],
             'index_location': 'end',
         }
-        self._waiting = np.empty(shard, dtype)
-        self._n_waiting, self._n_written = 0, 0
+        self._buffered = np.empty(shard, dtype)
+        self._n_buffered, self._n_written = 0, 0
         self._sha256 = hashlib.sha256()
         self._array = ts.open(
             {
@@ -197,7 +205,7 @@ class _Column:
                     'data_type': dtype,
                     'chunk_grid': {'name': 'regular', 'configuration': {'chunk_shape': [shard]}},
                     'chunk_key_encoding': {'name': 'default'},
-                    # No token and no offset has this value, so that a chunk which is not there cannot pass for data.
+                    # Not a valid token or offset, so a missing chunk cannot pass for data.
                     'fill_value': int(np.iinfo(dtype).max),
                     'codecs': [{'name': 'sharding_indexed', 'configuration': sharding}],
                 },
@@ -207,28 +215,28 @@ class _Column:
 
     def append(self, values: np.ndarray) -> None:
         while len(values):
-            taken = values[: len(self._waiting) - self._n_waiting]
-            self._waiting[self._n_waiting : self._n_waiting + len(taken)] = taken
-            self._n_waiting += len(taken)
+            taken = values[: len(self._buffered) - self._n_buffered]
+            self._buffered[self._n_buffered : self._n_buffered + len(taken)] = taken
+            self._n_buffered += len(taken)
             values = values[len(taken) :]
-            if self._n_waiting == len(self._waiting):
+            if self._n_buffered == len(self._buffered):
                 self._flush()
 
     def finish(self) -> str:
-        if self._n_waiting:
+        if self._n_buffered:
             self._flush()
         return self._sha256.hexdigest()
 
     def _flush(self) -> None:
-        start, stop = self._n_written, self._n_written + self._n_waiting
-        values = self._waiting[: self._n_waiting]
+        start, stop = self._n_written, self._n_written + self._n_buffered
+        values = self._buffered[: self._n_buffered]
         self._sha256.update(little_endian(values))
         try:
             self._array = self._array.resize(exclusive_max=[stop]).result()
             self._array[start:stop].write(values).result()
         except ValueError as error:  # TensorStore reports a full disk this way too
             raise OSError(str(error)) from None
-        self._n_written, self._n_waiting = stop, 0
+        self._n_written, self._n_buffered = stop, 0
 
 
 def _sum(a: int | None, b: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Token files of other tools, to train from as they are: which tool wrote a path, and a `TokenStore` over it."""
+"""Opens token files of other tools as `TokenStore`s, without conversion."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ FORMATS = 'a flat-tokens directory, nanoGPT .bin, Modalities .pbin, Megatron .bi
 
 
 class ForeignTokens:
-    """A `TokenStore` over a file of another tool. `format` names the tool."""
+    """A `TokenStore` over a file of another tool. `format` is the name of the format."""
 
     bytes_per_target = None
     has_mask = False
@@ -28,7 +28,7 @@ class ForeignTokens:
         self._layout, self._starts = layout, found.starts
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """The values `2 * id + starts_a_document` in each [start, stop), uint32, all read at once."""
+        """The values `2 * id + starts_a_document` in each range [start, stop), uint32."""
         read = self._layout.read(ranges)
         return [self._encoded(values, start, stop) for values, (start, stop) in zip(read, ranges, strict=True)]
 
@@ -37,8 +37,8 @@ class ForeignTokens:
             values = values >> 1
         if len(values) and not (int(values.min()) >= 0 and int(values.max()) < self.vocab_size):
             raise UserError(
-                f'{self.name}: an id in tokens {start:,} to {stop:,} is none of the {self.vocab_size:,} there were when '
-                'the file was opened\n  something has written to it: restore it, and start again'
+                f'{self.name}: an id in tokens {start:,} to {stop:,} is outside the vocabulary of {self.vocab_size:,}\n'
+                '  the file was changed after it was opened; restore it and start again'
             )
         first, last = np.searchsorted(self._starts, np.array([start, stop], np.uint64))
         encoded = values.astype(np.uint32) << np.uint32(1)
@@ -46,7 +46,7 @@ class ForeignTokens:
         return encoded
 
     def read_starts(self, start: int, stop: int) -> np.ndarray:
-        """Where documents start to stop - 1 begin in the stream of tokens, uint64; after the last comes the end."""
+        """Where the documents start to stop - 1 start in the token stream, uint64; the last entry is the end of the stream."""
         return np.array(self._starts[start:stop])
 
     def read_mask(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
@@ -55,11 +55,14 @@ class ForeignTokens:
 
 
 def find_layouts(path: Path, end_of_text: int | None = None) -> dict[str, Layout]:
-    """The splits that a path names: 'train', and 'validation' where it has one. Raises UserError for what is no token
-    file of another tool, and for what is damaged as far as the header and the size tell.
+    """The splits of a path: 'train', and 'validation' if there is one.
 
     Args:
-        end_of_text: the id that ends a document of a nanoGPT .bin, which does not say; the others do, and it is refused.
+        path: a file or a directory.
+        end_of_text: the id that ends documents in a nanoGPT .bin. Other formats store document boundaries.
+
+    Raises:
+        UserError: not a known token file, or its header or size is wrong, or `end_of_text` is given in vain.
     """
     if path.is_dir():
         return _in_directory(path, end_of_text)
@@ -77,8 +80,8 @@ def find_layouts(path: Path, end_of_text: int | None = None) -> dict[str, Layout
         return {split: nanogpt(file, end_of_text) for split, file in ({'train': path} | pair).items()}
     else:
         raise UserError(
-            f'{path}: none of the token files that pretrax reads\n  expected {FORMATS}\n'
-            '  text goes into data.text instead of data.tokens'
+            f'{path}: not a token file that pretrax can read\n  expected {FORMATS}\n'
+            '  for text, use data.text instead of data.tokens'
         )
     _refuse_end_of_text(end_of_text, layout)
     return {'train': layout}
@@ -94,7 +97,7 @@ def _in_directory(path: Path, end_of_text: int | None) -> dict[str, Layout]:
     if 'train' not in found:
         inside = [str(file.parent) for at in ('*', 'data/*') for file in sorted(path.glob(f'{at}/zarr.json'))]
         hint = f'did you mean {inside[0]}?' if inside else nearest(path)
-        raise UserError(f'{path}: none of the token files that pretrax reads\n  expected {FORMATS}\n  {hint}')
+        raise UserError(f'{path}: not a token file that pretrax can read\n  expected {FORMATS}\n  {hint}')
     from pretrax.data.tokens.foreign_zarr import seqax
 
     layouts = {name: seqax(split) for name, split in found.items()}
@@ -112,21 +115,23 @@ def _begins(path: Path, magic: bytes) -> bool:
 def _refuse_end_of_text(end_of_text: int | None, layout: Layout) -> None:
     if end_of_text is not None:
         raise UserError(
-            f'{layout.path}: {layout.format} says itself where documents end\n'
-            f'  end_of_text={end_of_text} would change nothing: leave it out'
+            f'{layout.path}: {layout.format} stores document boundaries\n  remove end_of_text={end_of_text}'
         )
 
 
 def open_layouts(
     layouts: dict[str, Layout], directory: Path | None, say: Callable[[str], None], vocab_size: int | None = None
 ) -> dict[str, ForeignTokens]:
-    """Open splits for reading, with one vocabulary; each file is read once, and what that finds is kept in `directory`
-    (None keeps nothing).
+    """Opens splits for reading, with one vocabulary.
 
     Args:
-        vocab_size: None takes what the files say, or the largest id and one.
+        layouts: the splits.
+        directory: caches the survey of each file; None: no cache.
+        say: prints a line.
+        vocab_size: None: from the files if they have it, otherwise the largest id plus 1.
 
-    Raises UserError for an id outside of the vocabulary, and for what is damaged.
+    Raises:
+        UserError: an id is outside the vocabulary, or a file is damaged.
     """
     found = {split: survey(layout, directory, say) for split, layout in layouts.items()}
     largest = max(of.largest for of in found.values())
@@ -134,7 +139,7 @@ def open_layouts(
         said = max(_said_vocabulary(layout, found[split]) for split, layout in layouts.items())
         vocab_size = max(said, largest + 1)
         reason = (
-            'as the format says' if said else 'the largest id and one; data.vocab_size or data.tokenizer can say more'
+            'from the file' if said else 'the largest id plus 1; to change it, set data.vocab_size or data.tokenizer'
         )
         say(f'vocabulary: {vocab_size:,} tokens, {reason}')
     for split, layout in layouts.items():
@@ -144,22 +149,22 @@ def open_layouts(
         if of.largest >= vocab_size:
             raise UserError(
                 f'{layout.path}: token {of.largest:,} does not exist in a vocabulary of {vocab_size:,}\n'
-                '  these tokens are of another tokenizer, or the file is damaged or holds ids of another width'
+                '  the tokens are from another tokenizer, or the file is damaged or has ids of another width'
             )
-        ends = 'no token ends them' if of.end_of_text is None else f'token {of.end_of_text} ends them'
+        ends = 'without end-of-text token' if of.end_of_text is None else f'ended by token {of.end_of_text}'
         say(
             f'tokens: {split} {layout.n_tokens:,} tokens, {len(of.starts) - 1:,} documents ({ends}), '
-            f'read as they are from {layout.path} ({layout.format})'
+            f'read from {layout.path} ({layout.format})'
         )
     return {split: ForeignTokens(layout, found[split], vocab_size) for split, layout in layouts.items()}
 
 
 def _said_vocabulary(layout: Layout, found: Survey) -> int:
-    """What the format says of the vocabulary, 0 for nothing. A file with documents that end like GPT-2's is GPT-2's."""
+    """The vocabulary size that the format implies, or 0. Documents that end with GPT-2's end-of-text imply GPT-2's."""
     if layout.vocab_size is not None:
         if found.largest >= layout.vocab_size:
             raise UserError(
-                f'{layout.path}: max_token_id is {layout.vocab_size - 1:,}, and token {found.largest:,} occurs\n  it is damaged'
+                f'{layout.path}: max_token_id is {layout.vocab_size - 1:,}, but token {found.largest:,} occurs\n  the file is damaged'
             )
         return layout.vocab_size
     return GPT2_VOCABULARY if layout.assumed and found.end_of_text == GPT2_END_OF_TEXT else 0

@@ -1,8 +1,8 @@
-"""A list of pairs of integers out of a pickle, without unpickling: the index of a Modalities .pbin file.
+"""Reads the index of a Modalities .pbin file, a pickled list of pairs of integers, without unpickling it.
 
-A pickle is a program, and loading one runs whatever it says. This reads the few opcodes that a list of (offset, length)
-is made of, in the only order in which they make one, straight into an array. Anything else ends in a UserError: no name
-is looked up, nothing is called, nothing nests, and the memory used is that of the numbers.
+A pickle is a program, and loading one can run arbitrary code. This parser accepts only the opcodes of a list of
+(offset, length), in the only valid order, and writes the numbers to an array. Anything else raises UserError. It looks up
+no names, calls nothing, and uses memory only for the numbers.
 """
 
 import pickletools
@@ -16,21 +16,24 @@ _PROTO, _FRAME, _STOP = 0x80, 0x95, ord('.')
 _EMPTY_LIST, _MARK, _APPEND, _APPENDS, _TUPLE2 = b'](ae\x86'
 _INTEGER_BYTES = {ord('K'): 1, ord('M'): 2, ord('J'): 4}
 _LONG1 = 0x8A
-_REMEMBER = {0x94: 1, ord('q'): 2, ord('r'): 5}  # for later reference, which such a list never makes
+_REMEMBER = {0x94: 1, ord('q'): 2, ord('r'): 5}  # opcodes that memoize a value; such a list never uses the memo
 
 
 def read_pairs(pickled: bytes, name: str) -> np.ndarray:
-    """The pairs as int64 [n, 2]. Raises UserError for any pickle that is not a list of pairs of integers from 0 on.
+    """The pairs, int64 [n, 2].
 
     Args:
-        pickled: protocol 2 to 5, and nothing after it.
-        name: what messages call it.
+        pickled: a pickle of protocol 2 to 5, with nothing after it.
+        name: of the file, for messages.
+
+    Raises:
+        UserError: the pickle is not a list of pairs of integers >= 0.
     """
     numbers = array('q')
-    at, n_pairs, n_whole = 2, 0, 0  # pairs so far; those that were put into the list
+    at, n_pairs, n_whole = 2, 0, 0  # pairs so far, and pairs already in the list
     listed = marked = False
     if pickled[:1] != b'\x80' or pickled[1:2] not in (b'\x02', b'\x03', b'\x04', b'\x05'):
-        raise _refusal(name, pickled, 0, 'it does not begin like a pickle of protocol 2 to 5')
+        raise _refusal(name, pickled, 0, 'it does not start like a pickle of protocol 2 to 5')
     try:
         while True:
             op = pickled[at]
@@ -55,17 +58,17 @@ def read_pairs(pickled: bytes, name: str) -> np.ndarray:
                 after, marked = at + 1, True
             elif (op == _APPENDS and marked) or (op == _APPEND and not marked and n_pairs == n_whole + 1):
                 if len(numbers) != 2 * n_pairs:
-                    raise _refusal(name, pickled, at, 'a pair is not whole')
+                    raise _refusal(name, pickled, at, 'a pair is incomplete')
                 after, marked, n_whole = at + 1, False, n_pairs
             elif op == _STOP and listed and not marked and len(numbers) == 2 * n_whole:
                 if at + 1 != len(pickled):
                     raise _refusal(name, pickled, at, f'{len(pickled) - at - 1:,} bytes follow it')
                 return np.frombuffer(numbers, np.int64).reshape(-1, 2)
             else:
-                raise _refusal(name, pickled, at, 'it holds something else')
+                raise _refusal(name, pickled, at, 'it has other content')
             at = after
     except IndexError:
-        raise _refusal(name, pickled, len(pickled), 'it is cut short') from None
+        raise _refusal(name, pickled, len(pickled), 'it is truncated') from None
     except ValueError as error:
         raise _refusal(name, pickled, at, str(error)) from None
 
@@ -75,7 +78,7 @@ def _integer(pickled: bytes, start: int, stop: int, signed: bool) -> int:
         raise IndexError
     value = int.from_bytes(pickled[start:stop], 'little', signed=signed)
     if value < 0:
-        raise ValueError(f'it holds the number {value}')
+        raise ValueError(f'it has the number {value}')
     return value
 
 
@@ -83,6 +86,6 @@ def _refusal(name: str, pickled: bytes, at: int, reason: str) -> UserError:
     names = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
     opcode = f' (opcode {names[pickled[at]]})' if at < len(pickled) and pickled[at] in names else ''
     return UserError(
-        f'{name}: the index is no pickled list of (offset, length): {reason}, at byte {at:,} of it{opcode}\n'
-        '  nothing of it was run: pretrax reads lists, pairs and integers out of a pickle, and never loads one'
+        f'{name}: the index is not a pickled list of (offset, length): {reason}, at byte {at:,}{opcode}\n'
+        '  no code of it was run: pretrax parses lists, pairs and integers, and never loads a pickle'
     )

@@ -1,7 +1,6 @@
-"""flat-tokens of seqax: zarr version 2, read through TensorStore. github.com/MatX-inc/seqax docs/flat-tokens.md
+"""Reads flat-tokens of seqax, in zarr version 2, with TensorStore. github.com/MatX-inc/seqax docs/flat-tokens.md
 
-The ids are encoded like those of version 2 of the format; there are no checksums, no tokenizer and no token that ends a
-document.
+Ids are encoded as in pretrax's flat-tokens. There are no checksums, no tokenizer and no end-of-text token.
 """
 
 import json
@@ -23,9 +22,9 @@ def seqax(path: Path) -> Layout:
     n_tokens = tokens.shape[0]
     largest = _json(path / '.zattrs').get('max_token_id')
     if type(largest) is not int or not 0 <= largest < 2**31:
-        raise UserError(f'{path / ".zattrs"}: max_token_id is {largest!r}\n  expected an id')
+        raise UserError(f'{path / ".zattrs"}: max_token_id is {largest!r}\n  expected an id from 0 to 2**31 - 1')
     if n_tokens == 0:
-        raise UserError(f'{path}: it holds no token')
+        raise UserError(f'{path}: it has no tokens')
     starts = _open(path / 'seq_starts', 'uint64')
 
     def read(ranges: Ranges) -> list[np.ndarray]:
@@ -42,23 +41,23 @@ def seqax(path: Path) -> Layout:
 
 def _starts(array: ts.TensorStore, path: Path, n_tokens: int) -> tuple[np.ndarray, list[str]]:
     [starts] = _read(array, path, [(0, array.shape[0])])
-    if _json(path / '.zarray').get('filters'):  # each chunk holds differences
+    if _json(path / '.zarray').get('filters'):  # each chunk has differences
         length = int(_json(path / '.zarray')['chunks'][0])
         for at in range(0, len(starts), length):
             np.cumsum(starts[at : at + length], out=starts[at : at + length])
     if not len(starts) or starts[0] != 0 or starts[-1] != n_tokens or (starts[1:] < starts[:-1]).any():
-        raise UserError(f'{path}: it does not lead from 0 to {n_tokens:,}\n  the data set is damaged or not whole')
+        raise UserError(f'{path}: it does not increase from 0 to {n_tokens:,}\n  the dataset is damaged or incomplete')
     whole = np.unique(starts)
     left_out = len(starts) - len(whole)
-    return whole, [f'documents: {left_out:,} without a token left out'] if left_out else []
+    return whole, [f'documents: skipped {left_out:,} without tokens'] if left_out else []
 
 
 def _open(path: Path, dtype: str) -> ts.TensorStore:
-    """An array. TensorStore knows no filters: it gets the metadata without them, and `_starts` undoes the one there is."""
+    """Opens an array. TensorStore has no filters, so it gets the metadata without them, and `_starts` undoes the delta."""
     metadata = _json(path / '.zarray')
     filters = metadata.get('filters')
     if filters not in (None, [_DELTA], [{'id': 'delta', 'dtype': '<i8'}]):
-        raise UserError(f'{path / ".zarray"}: filters {filters}\n  expected none, or the delta of seqax')
+        raise UserError(f'{path / ".zarray"}: filters {filters}\n  expected none, or the delta filter of seqax')
     context = ts.Context()
     ts.KvStore.open('memory://', context=context).result()['.zarray'] = json.dumps(
         metadata | {'filters': None}
@@ -86,7 +85,7 @@ def _read(array: ts.TensorStore, path: Path, ranges: Ranges) -> list[np.ndarray]
     try:
         return [read.result() for read in reads]
     except ValueError as error:
-        raise UserError(f'{path}: damaged: {_reason(error)}\n  restore it, or make it again') from None
+        raise UserError(f'{path}: damaged: {_reason(error)}\n  restore it or create it again') from None
 
 
 def _reason(error: ValueError) -> str:
@@ -99,5 +98,5 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f'{path}: damaged or missing: {error}') from None
     if not isinstance(found, dict):
-        raise UserError(f'{path}: {type(found).__name__} where an object is expected')
+        raise UserError(f'{path}: a JSON {type(found).__name__}, expected an object')
     return found

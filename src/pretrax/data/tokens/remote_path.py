@@ -1,6 +1,6 @@
-"""A directory of token files that is no directory of this machine: gs://, s3://, http(s)://, through TensorStore.
+"""Remote directories of token files (gs://, s3://, http(s)://), read with TensorStore.
 
-As much of `Path` as reading flat-tokens asks for. Writing goes to this machine's disk; copy the directory afterwards.
+Only reading is supported: write to a local disk and copy the directory.
 """
 
 from pathlib import Path
@@ -9,12 +9,12 @@ import tensorstore as ts
 
 from pretrax.errors import UserError
 
-# One for all, so that memory:// is one memory and connections are shared. The default of 32 attempts takes minutes.
+# Shared, so that connections are reused and memory:// is one store. The default of 32 retries takes minutes.
 CONTEXT = ts.Context({'http_request_retries': {'max_retries': 3, 'max_delay': '2s'}})
 
 
 class RemotePath:
-    """A place below a URL."""
+    """A URL with the methods of `Path` that readers of flat-tokens use."""
 
     def __init__(self, url: str):
         self.url = url.rstrip('/')
@@ -34,14 +34,14 @@ class RemotePath:
         return RemotePath(self.url.rpartition('/')[0])
 
     def read_bytes(self) -> bytes:
-        """The content. Raises FileNotFoundError where there is none, UserError where the storage refuses."""
+        """The content. Raises FileNotFoundError if there is none, and UserError for any other error of the storage."""
         try:
             store = ts.KvStore.open(f'{self.parent.url}/', context=CONTEXT).result()
             found = store.read(self.name).result()
-        except Exception as error:  # each storage has its own
+        except Exception as error:  # storage backends share no base class
             raise UserError(f'{self}: {" ".join(str(error).split(" [")[0].split())[:300]}') from error
         if found.state != 'value':
-            raise FileNotFoundError(f'{self}: nothing is there')
+            raise FileNotFoundError(f'{self}: no such file')
         return bytes(found.value)
 
     def is_file(self) -> bool:
@@ -53,7 +53,7 @@ class RemotePath:
 
 
 def token_path(spec: str) -> Path | RemotePath:
-    """Where `data.tokens` points."""
+    """The path or URL that `data.tokens` names."""
     if spec.startswith('file://'):
         return Path(spec.removeprefix('file://'))
     return RemotePath(spec) if '://' in spec else Path(spec).expanduser()

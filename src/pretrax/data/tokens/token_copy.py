@@ -1,7 +1,7 @@
-"""Documents from token files into new flat-tokens: merge, split, shuffle and convert are ways to choose and order them.
+"""Copies documents from token files to new flat-tokens: the basis of merge, split, shuffle and convert.
 
-Whatever goes in comes out: the counts of both sides are compared before a directory gets its name, and its manifest says
-what it was made of.
+The output must have the same numbers of documents, tokens and targets as the inputs, otherwise it is not written. Its
+manifest lists the inputs.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from pretrax.data.tokens.flat_tokens_writer import Writer, create
 from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import UserError
 
-AT_ONCE = 1 << 22  # tokens, unless one document has more
+AT_ONCE = 1 << 22  # tokens per read, unless one document has more
 _STARTS_AT_ONCE = 1 << 16
 _SAMPLE = 32  # documents
 
@@ -27,10 +27,12 @@ type Say = Callable[[str], None]
 
 
 class Documents(NamedTuple):
-    """Whole documents, one after another.
+    """Consecutive whole documents.
 
-    encoded uint32, `2 * id + starts_a_document`; mask bool, whether each token counts, None where all do; lengths int64
-    [documents].
+    Attributes:
+        encoded: uint32 [tokens], `2 * id + starts_a_document`.
+        mask: bool [tokens], whether each token counts as a target; None: all count.
+        lengths: int64 [documents], tokens per document.
     """
 
     encoded: np.ndarray
@@ -38,17 +40,17 @@ class Documents(NamedTuple):
     lengths: np.ndarray
 
     def chosen(self, which: np.ndarray) -> 'Documents':
-        """The documents for which `which`, bool [documents], is true."""
+        """The documents selected by `which`, bool [documents]."""
         kept = np.repeat(which, self.lengths)
         return Documents(self.encoded[kept], None if self.mask is None else self.mask[kept], self.lengths[which])
 
     def reordered(self, order: np.ndarray) -> 'Documents':
-        """The documents in another order: number order[i] becomes number i."""
+        """The documents in another order: document order[i] becomes document i."""
         starts = np.append(0, np.cumsum(self.lengths))[order]
         lengths = self.lengths[order]
         before = np.repeat(np.append(0, np.cumsum(lengths)[:-1]) - starts, lengths)
-        place = np.arange(len(self.encoded)) - before
-        return Documents(self.encoded[place], None if self.mask is None else self.mask[place], lengths)
+        at = np.arange(len(self.encoded)) - before
+        return Documents(self.encoded[at], None if self.mask is None else self.mask[at], lengths)
 
     def ids(self) -> Iterator[np.ndarray]:
         """The ids of each document, uint32."""
@@ -59,7 +61,7 @@ class Documents(NamedTuple):
 
 
 def read_documents(store: TokenStore, say: Say | None = None) -> Iterator[Documents]:
-    """All documents of a store, about AT_ONCE tokens at a time."""
+    """Yields all documents of a store, about AT_ONCE tokens per read."""
     began = said = time.perf_counter()
     at = 0
     while at < store.n_documents:
@@ -75,7 +77,7 @@ def read_documents(store: TokenStore, say: Say | None = None) -> Iterator[Docume
 
 
 class TextBytes:
-    """How many bytes of text documents stand for, where the tokenizer tells; see `Counts`."""
+    """Counts the bytes of text of documents, if the tokenizer allows it; see `TokenCounts`."""
 
     def __init__(self, tokenizer: Tokenizer | None, end_of_text: int | None, store: TokenStore):
         self._lengths = None
@@ -84,7 +86,7 @@ class TextBytes:
         lengths = np.array([tokenizer.byte_length(token) for token in range(tokenizer.vocab_size)], np.int64)
         if end_of_text is not None:
             lengths[end_of_text] = 0
-        # Not so where a token's text depends on its neighbours: then nothing is said rather than something near.
+        # If the text of a token depends on its neighbors, the byte counts are unknown.
         n = min(store.n_documents, _SAMPLE)
         starts = store.read_starts(0, n + 1).tolist()
         for encoded in store.read(list(itertools.pairwise(starts))):
@@ -95,7 +97,7 @@ class TextBytes:
         self._lengths = lengths
 
     def count(self, documents: Documents) -> tuple[int, int] | None:
-        """(bytes, predicted bytes), None where that is not known."""
+        """(bytes, predicted bytes); None if unknown."""
         if self._lengths is None:
             return None
         lengths = self._lengths[documents.encoded >> 1]
@@ -106,15 +108,15 @@ class TextBytes:
 
 
 class Output:
-    """The splits of a new flat-tokens directory, and what each is made of."""
+    """The splits of a new flat-tokens directory, with the documents and bytes of each."""
 
     def __init__(self, writer: Writer):
         self._writer = writer
-        self._waiting: dict[str, Documents] = {}  # the last ones get the bytes of all
+        self._waiting: dict[str, Documents] = {}  # the last documents carry the bytes of the whole split
         self._bytes: dict[str, tuple[int, int] | None] = {}
 
     def append(self, split: str, documents: Documents, n_bytes: tuple[int, int] | None) -> None:
-        """Add documents to a split; n_bytes as of `TextBytes.count`."""
+        """Appends documents to a split; `n_bytes` comes from `TextBytes.count`."""
         if not len(documents.lengths):
             return
         if split in self._waiting:
@@ -143,12 +145,18 @@ def output(
     how: dict[str, Any],
     say: Say,
 ) -> Iterator[Output]:
-    """A new flat-tokens directory for all documents of some stores.
+    """Writes a new flat-tokens directory with all documents of some stores.
 
     Args:
-        how: what is done to them, for the manifest.
+        out: the new directory.
+        inputs: the stores.
+        identity: identity of the tokenizer.
+        tokenizer: None if unknown.
+        how: the operation and its options, for the manifest.
+        say: prints a line.
 
-    Raises UserError where the directory exists, and where not all that went in came out.
+    Raises:
+        UserError: the directory exists, or its totals differ from those of the inputs.
     """
     refuse_existing(out)
     of = [
@@ -168,21 +176,21 @@ def output(
         ):
             if before != after:
                 raise UserError(
-                    f'{out}: not written: {before:,} {what} were there, and {after:,} came out\n'
-                    '  a file changed while it was read: start again when the files are at rest'
+                    f'{out}: not written: {before:,} {what} in the inputs, {after:,} in the output\n'
+                    '  a file changed during the copy; start again when nothing writes to the files'
                 )
     for split, count in writer.counts.items():
         say(f'{out}: {split} {count.documents:,} documents, {count.tokens:,} tokens')
-    say(f'{out}: as many came out as went in, {sum(count.documents for count in counts):,} documents')
+    say(f'{out}: all {sum(count.documents for count in counts):,} documents of the inputs are in the output')
 
 
 def refuse_existing(out: Path) -> None:
-    """Raises UserError where something has the name of what is to be written."""
+    """Raises UserError if `out` exists or its directory cannot be created."""
     if out.exists():
-        raise UserError(f'{out}: there is something of this name already\n  give another --out, or remove it')
-    standing = next(parent for parent in out.absolute().parents if parent.exists())
-    if not standing.is_dir():
-        raise UserError(f'{out}: cannot write there: {standing} is a file')
+        raise UserError(f'{out}: already exists\n  remove it, or give another --out')
+    parent = next(parent for parent in out.absolute().parents if parent.exists())
+    if not parent.is_dir():
+        raise UserError(f'{out}: cannot be created: {parent} is a file')
 
 
 def _n_targets(store: TokenStore) -> int:

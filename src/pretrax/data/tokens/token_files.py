@@ -1,4 +1,4 @@
-"""Token files of any format by their path: the splits in it, what the ids mean, and how both came to be known."""
+"""Opens token files of any format: their splits and their tokenizer."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,7 +16,7 @@ type Say = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class TokenFiles:
-    """The splits of a path, each open for reading: 'train' first, and usually 'validation'."""
+    """The splits of a path, open for reading: 'train' first, then usually 'validation'."""
 
     path: Path | RemotePath
     format: str
@@ -26,7 +26,7 @@ class TokenFiles:
 
 
 def is_flat_tokens(path: Path | RemotePath) -> bool:
-    """Whether a path is to be read as flat-tokens: a directory with zarr version 3 in it, or any URL."""
+    """Whether a path is read as flat-tokens: a directory with a zarr.json (zarr version 3), or any URL."""
     return isinstance(path, RemotePath) or (path / 'zarr.json').is_file()
 
 
@@ -39,15 +39,18 @@ def open_token_files(
     end_of_text: int | None = None,
     directory: Path | None = None,
 ) -> TokenFiles:
-    """Open what lies at a path, whichever tool wrote it, and say which that was.
+    """Opens token files of any known format, and prints the format.
 
     Args:
-        tokenizer: what the ids mean, for files that do not have their tokenizer with them.
-        vocab_size: of files that do not say; None takes that of the tokenizer, or the largest id and one.
-        end_of_text: the id that ends documents in a nanoGPT .bin; None takes that of the tokenizer, or of GPT-2.
-        directory: where to keep what reading a file of another tool once found; None keeps nothing.
+        path: a file, a directory or a URL.
+        say: prints a line.
+        tokenizer: for files that come without their tokenizer.
+        vocab_size: for files that do not have it; None: that of the tokenizer, otherwise the largest id plus 1.
+        end_of_text: the id that ends documents in a nanoGPT .bin; None: that of the tokenizer, otherwise GPT-2's.
+        directory: caches the survey of files of other tools; None: no cache.
 
-    Raises UserError for what is no token file, or damaged as far as opening tells, or does not fit the tokenizer.
+    Raises:
+        UserError: the path is not a token file, is damaged, or does not fit the tokenizer.
     """
     if isinstance(path, RemotePath) or is_flat_tokens(path):
         return _flat_tokens(path, say, tokenizer, end_of_text)
@@ -65,7 +68,7 @@ def open_token_files(
     identity = TokenizerIdentity(
         sha256=tokenizer.sha256 if tokenizer else None,
         vocab_size=train.vocab_size,
-        # One split may hold a single document, or too few to tell.
+        # A split may have too few documents to find the token.
         end_of_text=train.end_of_text if all(s.end_of_text == train.end_of_text for s in stores.values()) else None,
     )
     return TokenFiles(path, train.format, dict(stores), identity, tokenizer)
@@ -74,13 +77,16 @@ def open_token_files(
 def open_held_out(
     path: Path, train: TokenFiles, say: Say, *, end_of_text: int | None = None, directory: Path | None = None
 ) -> TokenStore:
-    """What is held out, from a path of its own: its split 'validation', or else 'train'. Raises UserError where its ids
-    do not mean the same as those that train."""
+    """Opens a separate path for validation: its split 'validation', otherwise 'train'.
+
+    Raises:
+        UserError: its tokenizer differs from that of the training tokens.
+    """
     if is_flat_tokens(path):
         files = open_token_files(path, say)
         known = {of.identity.sha256 for of in (files, train)} - {None}
         if len(known) > 1 or files.identity.vocab_size > train.identity.vocab_size:
-            raise UserError(f'{path}: made by another tokenizer than {train.path}\n  the two cannot be compared')
+            raise UserError(f'{path}: made by another tokenizer than {train.path}\n  tokenize both with the same one')
     else:
         files = open_token_files(
             path, say, tokenizer=train.tokenizer, vocab_size=train.identity.vocab_size, end_of_text=end_of_text,
@@ -93,18 +99,16 @@ def _flat_tokens(path: Path | RemotePath, say: Say, tokenizer: Tokenizer | None,
     opened = {split: open_split(path, split) for split in splits(path)}
     first = next(iter(opened.values())).manifest.tokenizer
     if any(split.manifest.tokenizer != first for split in opened.values()):
-        raise UserError(f'{path}: its splits were made by different tokenizers\n  tokenise again')
+        raise UserError(f'{path}: its splits were made by different tokenizers\n  tokenize the text again')
     content = read_tokenizer_json(path, first)
     if content is not None and tokenizer is not None:
-        raise UserError(
-            f'{path}: flat-tokens have their tokenizer with them, and another would change nothing\n  leave it out'
-        )
+        raise UserError(f'{path}: flat-tokens include their tokenizer\n  remove the other tokenizer')
     if end_of_text is not None:
-        raise UserError(f'{path}: flat-tokens say themselves where documents end\n  leave end_of_text out')
+        raise UserError(f'{path}: flat-tokens store document boundaries\n  remove end_of_text')
     if tokenizer is not None and tokenizer.vocab_size != first.vocab_size:
         raise UserError(
-            f'{path}: tokens of a vocabulary of {first.vocab_size:,}, and the tokenizer has {tokenizer.vocab_size:,}\n'
-            '  give the one that made them'
+            f'{path}: the tokens have a vocabulary of {first.vocab_size:,}, the tokenizer has {tokenizer.vocab_size:,}\n'
+            '  use the tokenizer that made the tokens'
         )
     own = tokenizer if content is None else Tokenizer(content, str(path), first.end_of_text)
     for name, split in opened.items():

@@ -1,4 +1,4 @@
-"""What batches are made of: the tokens of one split, whoever wrote them and wherever they lie."""
+"""The interface of batches to tokens: one split in any format."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,16 +7,16 @@ import numpy as np
 
 
 class TokenStore(Protocol):
-    """Read access to a stream of tokens and to where its documents start. Reading raises UserError where it is damaged.
+    """Read access to a token stream and its document starts. Reading raises UserError if the data is damaged.
 
     Attributes:
-        name: what messages call it (a path or an address).
-        n_tokens, n_documents: of the whole stream.
+        name: path or URL, for messages.
+        n_tokens, n_documents: totals of the stream.
         vocab_size: every id is below it.
-        end_of_text: the id that ends a document, None where documents end without one.
-        bytes_per_target: UTF-8 bytes of text per target that counts, None where the format does not say.
-        fingerprint: differs where the tokens differ.
-        has_mask: whether `read_mask` says anything.
+        end_of_text: the id that ends every document; None if documents have no such token.
+        bytes_per_target: UTF-8 bytes of text per target that counts; None if unknown.
+        fingerprint: identifies the tokens.
+        has_mask: whether some tokens may not count as targets.
     """
 
     @property
@@ -37,13 +37,13 @@ class TokenStore(Protocol):
     def has_mask(self) -> bool: ...
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """The values `2 * id + starts_a_document` in each [start, stop), uint32, all read at once."""
+        """The values `2 * id + starts_a_document` in each range [start, stop), uint32; all ranges are read concurrently."""
         ...
 
     def read_starts(self, start: int, stop: int) -> np.ndarray:
-        """Where documents start to stop - 1 begin in the stream of tokens, uint64; after the last comes the end."""
+        """Where the documents start to stop - 1 start in the token stream, uint64; the last entry is the end of the stream."""
         ...
 
     def read_mask(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """Whether each token in [start, stop) counts as a target, bool; all True where `has_mask` is False."""
+        """Whether each token in [start, stop) counts as a target, bool; all True if `has_mask` is False."""
         ...

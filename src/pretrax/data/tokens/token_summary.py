@@ -1,4 +1,4 @@
-"""What token files hold, in numbers: how long documents are, what they say, whether their tokenizer made them."""
+"""Statistics and checks of token files: document lengths, first documents, and comparison with a tokenizer."""
 
 import hashlib
 import itertools
@@ -11,13 +11,13 @@ from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.data.tokens.token_copy import read_documents
 from pretrax.data.tokens.token_store import TokenStore
 
-_AT_ONCE = 1 << 20  # documents
-_EXACT = 1 << 16  # lengths below this are counted one by one, so that the median is exact
+_AT_ONCE = 1 << 20  # documents per read
+_EXACT = 1 << 16  # lengths below this are counted individually, so that the median is exact
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens in a document: `buckets` are (least, most, documents) of each power of two, from the first that occurs."""
+    """Tokens per document; `buckets` are (least, most, documents) per power of two."""
 
     shortest: int
     median: int
@@ -27,8 +27,8 @@ class Lengths:
 
 
 def lengths(store: TokenStore) -> Lengths:
-    """How long the documents of a store are, in memory that does not grow with it."""
-    counts = np.zeros(_EXACT + 1, np.int64)  # the last is for all longer ones
+    """The document lengths of a store, in constant memory."""
+    counts = np.zeros(_EXACT + 1, np.int64)  # the last entry counts all longer documents
     by_bits, shortest, longest = np.zeros(64, np.int64), store.n_tokens, 0
     for at in range(0, store.n_documents, _AT_ONCE):
         found = np.diff(store.read_starts(at, min(at + _AT_ONCE, store.n_documents) + 1).astype(np.int64))
@@ -42,17 +42,20 @@ def lengths(store: TokenStore) -> Lengths:
 
 
 def first_documents(store: TokenStore, n: int, most: int) -> Iterator[list[int]]:
-    """The ids of the first n documents, at most so many of each."""
+    """The ids of the first n documents, at most `most` of each."""
     starts = store.read_starts(0, min(n, store.n_documents) + 1).astype(np.int64).tolist()
     for start, stop in itertools.pairwise(starts):
         yield (store.read([(start, min(stop, start + most))])[0] >> 1).tolist()
 
 
-def tokenised_differently(store: TokenStore, tokenizer: Tokenizer, n: int, most: int) -> tuple[int, list[int]]:
-    """How many of n documents, evenly chosen, were looked at, and the numbers of those whose text the tokenizer makes
-    other tokens of. Documents of more than `most` tokens are passed over."""
+def tokenized_differently(store: TokenStore, tokenizer: Tokenizer, n: int, most: int) -> tuple[int, list[int]]:
+    """Tokenizes the text of n evenly spaced documents again.
+
+    Returns the number of documents compared, and the numbers of those with different tokens. Documents of more than
+    `most` tokens are skipped.
+    """
     chosen = np.unique(np.linspace(0, store.n_documents - 1, min(n, store.n_documents)).astype(np.int64)).tolist()
-    looked_at, different = 0, []
+    compared, different = 0, []
     for number in chosen:
         start, stop = store.read_starts(number, number + 2).tolist()
         if stop - start > most:
@@ -60,29 +63,36 @@ def tokenised_differently(store: TokenStore, tokenizer: Tokenizer, n: int, most:
         ids = (store.read([(start, stop)])[0] >> 1).tolist()
         if ids[-1] == store.end_of_text:
             ids.pop()
-        looked_at += 1
+        compared += 1
         if tokenizer.encode(tokenizer.decode(ids)) != ids:
             different.append(number)
-    return looked_at, different
+    return compared, different
 
 
 def missing_from(
     stores: Iterable[TokenStore], tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]
 ) -> tuple[int, list[str]]:
-    """Tokenise (place, text) and look for the documents in stores: how many texts there were, and the places of those
-    that no store holds as they are."""
+    """Tokenizes texts and searches for them in stores.
+
+    Args:
+        stores: where to search.
+        tokenizer: the tokenizer of the stores.
+        texts: (origin, text) pairs.
+
+    Returns the number of texts, and the origins of those that are in no store.
+    """
     wanted: dict[bytes, list[str]] = {}
     n = 0
-    for place, text in texts:
+    for origin, text in texts:
         n += 1
-        wanted.setdefault(_digest(np.array(tokenizer.encode(text), np.uint32)), []).append(place)
+        wanted.setdefault(_digest(np.array(tokenizer.encode(text), np.uint32)), []).append(origin)
     for store in stores:
         for documents in read_documents(store):
             for ids in documents.ids():
                 wanted.pop(_digest(ids[:-1] if ids[-1] == store.end_of_text else ids), None)
                 if not wanted:
                     return n, []
-    return n, [place for places in wanted.values() for place in places]
+    return n, [origin for origins in wanted.values() for origin in origins]
 
 
 def _digest(ids: np.ndarray) -> bytes:

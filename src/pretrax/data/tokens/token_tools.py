@@ -1,4 +1,4 @@
-"""Token files -> other token files: convert, merge, split, shuffle. The documents stay what they are."""
+"""Converts, merges, splits and shuffles token files. Documents are copied unchanged."""
 
 import hashlib
 import shutil
@@ -14,12 +14,12 @@ from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import UserError
 from pretrax.machine.atomic import new_directory, partial_path
 
-# A shuffle keeps this many tokens in memory, and the rest in files of about so many.
+# Tokens that a shuffle keeps in memory; larger splits go through bucket files of about this size.
 BUCKET = 1 << 25
 
 
 def convert(files: TokenFiles, out: Path, say: Say) -> None:
-    """Any token files -> flat-tokens."""
+    """Converts token files of any format to flat-tokens."""
     with output(out, list(files.splits.values()), files.identity, files.tokenizer, {'tool': 'convert'}, say) as made:
         for split, store in files.splits.items():
             text = TextBytes(files.tokenizer, files.identity.end_of_text, store)
@@ -28,14 +28,14 @@ def convert(files: TokenFiles, out: Path, say: Say) -> None:
 
 
 def convert_to_nanogpt(files: TokenFiles, out: Path, say: Say) -> None:
-    """Any token files -> a directory with train.bin and val.bin, uint16 ids and nothing else."""
+    """Converts token files of any format to a directory with nanoGPT's train.bin and val.bin."""
     refuse_existing(out)
     if files.identity.vocab_size > 1 << 16:
         raise UserError(
-            f'{files.path}: ids up to {files.identity.vocab_size - 1:,}, and a nanoGPT .bin holds those below 65,536'
+            f'{files.path}: its ids go up to {files.identity.vocab_size - 1:,}, but a nanoGPT .bin stores uint16, up to 65,535'
         )
     if any(store.has_mask for store in files.splits.values()):
-        raise UserError(f'{files.path}: it has a loss mask, and a nanoGPT .bin has no place for it')
+        raise UserError(f'{files.path}: it has a loss mask, which a nanoGPT .bin cannot store')
     try:
         with new_directory(out, sync=True) as partial:
             for split, store in files.splits.items():
@@ -47,20 +47,20 @@ def convert_to_nanogpt(files: TokenFiles, out: Path, say: Say) -> None:
     except OSError as error:
         raise UserError(f'{out}: cannot write the tokens: {error.strerror or error}') from error
     if files.identity.end_of_text is None:
-        say(f'{out}: where documents end is lost: no token ends them, and a nanoGPT .bin says nothing else of it')
+        say(f'{out}: document boundaries are lost: no token marks them, and a nanoGPT .bin does not store them')
     else:
-        say(f'{out}: to train on it, say data.end_of_text={files.identity.end_of_text}')
+        say(f'{out}: to train on it, set data.end_of_text={files.identity.end_of_text}')
 
 
 def merge(paths: list[Path], out: Path, say: Say) -> None:
-    """The documents of each split of some flat-tokens, one after another in the order given."""
+    """Concatenates the splits of several flat-tokens directories, in the given order."""
     every = [_open(path, say) for path in paths]
     first = every[0]
     for files in every[1:]:
         if files.identity != first.identity:
             raise UserError(
                 f'{files.path}: made by another tokenizer than {first.path}\n'
-                f'  {_shown(files.identity)}\n  {_shown(first.identity)}\n  tokenise one of them again'
+                f'  {_shown(files.identity)}\n  {_shown(first.identity)}\n  tokenize one of them again'
             )
     stores = [(split, store) for files in every for split, store in files.splits.items()]
     names = sorted({split for split, _ in stores}, key=lambda split: (split != 'train', split))
@@ -73,18 +73,18 @@ def merge(paths: list[Path], out: Path, say: Say) -> None:
 
 
 def split(path: Path, out: Path, say: Say, *, fraction: float | None, count: int | None, seed: int = 0) -> None:
-    """All documents of flat-tokens, divided anew into train and validation by a hash of each.
+    """Divides all documents of flat-tokens into train and validation by a hash of each document.
 
-    A document is held out if its hash is below the fraction, or among the `count` smallest. So the choice depends on its
-    tokens and the seed alone, and copies of a document are on the same side (but for the last ones of a count).
+    A document is held out if its hash is below the fraction, or among the `count` smallest hashes. The choice depends
+    only on its tokens and the seed, so copies of a document are in the same split (except at the boundary of `count`).
     """
     files = _open(path, say)
     stores = list(files.splits.values())
     if len(stores) > 1:
-        say(f'{path}: the documents of {" and ".join(files.splits)} are divided anew')
+        say(f'{path}: the documents of {" and ".join(files.splits)} are divided again')
     total = sum(store.n_documents for store in stores)
     if count is not None and count >= total:
-        raise UserError(f'{path}: {total:,} documents, so {count:,} cannot be held out\n  give fewer: --count')
+        raise UserError(f'{path}: {total:,} documents, so {count:,} cannot be held out\n  use a smaller --count')
     how = {'tool': 'split', 'fraction': fraction, 'count': count, 'seed': seed}
     limit = np.uint64(min(int((fraction or 0) * 2**64), 2**64 - 1))
     smallest = _smallest(stores, count, seed) if count is not None else None
@@ -104,8 +104,8 @@ def split(path: Path, out: Path, say: Say, *, fraction: float | None, count: int
                     made.append(name, chosen, text.count(chosen))
         if n_held_out in (0, total):
             raise UserError(
-                f'{path}: {fraction} of {total:,} documents leaves {"validation" if not n_held_out else "train"} with none\n'
-                '  change --fraction, or hold out a number of documents: --count'
+                f'{path}: {fraction} of {total:,} documents leaves no document for {"validation" if not n_held_out else "train"}\n'
+                '  change --fraction, or give a number of documents: --count'
             )
 
 
@@ -123,7 +123,7 @@ def _smallest(stores: list[TokenStore], count: int, seed: int) -> np.ndarray:
 
 
 def _hashes(documents: Documents, seed: int) -> np.ndarray:
-    """64 bits that depend on nothing but the ids of a document and the seed."""
+    """A 64-bit hash of the ids of each document and the seed."""
     salt = seed.to_bytes(8, 'little', signed=True)
     digests = (
         hashlib.blake2b(ids.astype('<u4').tobytes(), digest_size=8, key=salt).digest() for ids in documents.ids()
@@ -132,17 +132,17 @@ def _hashes(documents: Documents, seed: int) -> np.ndarray:
 
 
 def shuffle(path: Path, out: Path, say: Say, *, seed: int) -> None:
-    """The documents of each split of flat-tokens in a random order.
+    """Shuffles the documents of each split of flat-tokens, uniformly over all permutations.
 
-    Each goes into one of so many buckets that one fits into memory, at random, and each bucket is shuffled: any order is
-    as likely as any other. Sanders 1998, "Random permutations on distributed, external and hierarchical memory".
+    Each document goes to a random bucket, and each bucket, which fits in memory, is shuffled.
+    Sanders 1998, "Random permutations on distributed, external and hierarchical memory".
     """
     files = _open(path, say)
     how = {'tool': 'shuffle', 'seed': seed}
     refuse_existing(out)
     with output(out, list(files.splits.values()), files.identity, files.tokenizer, how, say) as made:
         for name, store in files.splits.items():
-            # Named like what a writer leaves, so that the next one removes it after a kill.
+            # Named like the partial directory of a writer, so that the next writer removes it after a kill.
             buckets = partial_path(out.with_name(f'{out.name}-{name}'))
             random = np.random.Generator(np.random.Philox(key=[seed, int.from_bytes(name.encode()[:8], 'little')]))
             try:
@@ -173,7 +173,7 @@ def _shuffled(store: TokenStore, buckets: Path, random: np.random.Generator, say
                         values.tofile(stream)
     for number in range(n_buckets):
         if not (buckets / f'{number}.lengths').exists():
-            continue  # chance left it empty
+            continue  # no document was drawn into it
         whole = Documents(
             np.fromfile(buckets / f'{number}.encoded', np.uint32),
             np.fromfile(buckets / f'{number}.mask', bool) if store.has_mask else None,
@@ -185,7 +185,7 @@ def _shuffled(store: TokenStore, buckets: Path, random: np.random.Generator, say
 def _with_known_bytes(
     store: TokenStore, every: Iterable[Documents]
 ) -> Iterator[tuple[Documents, tuple[int, int] | None]]:
-    """Documents that are all of a store, each with bytes that add up to those of its manifest."""
+    """Pairs all documents of a store with byte counts that add up to those of its manifest."""
     assert isinstance(store, FlatTokens)
     counts, first = store.manifest.counts, True
     known = None if counts.bytes is None or counts.predicted_bytes is None else (counts.bytes, counts.predicted_bytes)
@@ -198,8 +198,7 @@ def _open(path: Path, say: Say) -> TokenFiles:
     files = open_token_files(path, say)
     if not is_flat_tokens(path):
         raise UserError(
-            f'{path}: {files.format}, and this tool works on flat-tokens\n'
-            f'  convert it first: pretrax data convert {path} --out DIR'
+            f'{path}: {files.format}, expected flat-tokens\n  convert it first: pretrax data convert {path} --out DIR'
         )
     return files
 
