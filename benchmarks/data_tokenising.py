@@ -107,7 +107,7 @@ def speeds(directory: Path, megabytes: float, rounds: int) -> dict[str, Any]:
 
 def run_ours(text: Path, tokenizer: Tokenizer, place: Path) -> None:
     corpus = Corpus(find_files(str(text)))
-    prepare(corpus, place.parent, lambda _: None, tokenizer=tokenizer, vocab_size=0, validation=0.0, place=place)
+    prepare(corpus, place.parent, lambda _: None, tokenizer=tokenizer, vocab_size=0, validation=0.0, out=place)
 
 
 def memory(directory: Path, n_documents: int) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def test_a_directory_of_ones_own_and_the_next_command(here, capsys):
     assert (train, config.data.options.tokens) == ('train', 'tokens')
     assert 'reused from tokens' in run(capsys, 'pretrax data tokenize mine.yaml --out tokens')[1]
     code, _, err = run(capsys, 'pretrax data tokenize mine.yaml data.vocab_size=299 --out tokens')
-    assert (code, err.splitlines()[0]) == (2, 'tokens: is there, and is of another tokenizer')
+    assert (code, err.splitlines()[0]) == (2, 'tokens: exists, and has another tokenizer')
 
 
 @pytest.mark.parametrize('model', ['bpe', 'unigram'])
@@ -72,7 +72,7 @@ def test_a_tokenizer_is_trained_and_used(here, capsys, model):
     command = 'pretrax data tokenize mine.yaml data.tokenizer=new/mine.yaml.json data.vocab_size=null --out tokens'
     code, out, err = run(capsys, command)
     assert code == 0, err
-    assert f'encodes through {"fastokens" if model == "bpe" else "tokenizers: slower"}' in out
+    assert f'encodes with {"fastokens" if model == "bpe" else "tokenizers: slower"}' in out
     assert open_split(here / 'tokens', 'train').vocab_size == len(vocabulary)
 
 

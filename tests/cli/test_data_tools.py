@@ -111,7 +111,7 @@ def test_verify_passes_what_is_whole(run, tmp_path):
     assert 'every checksum is right' in out
     assert 'train: 50 of 50 documents give the same tokens' in out
     code, out, _ = run('verify', write.pbin(tmp_path / 'a.pbin', [[1, 0]] * 9))
-    assert (code, 'no checksums' in out, 'not tokenised again' in out) == (0, True, True)
+    assert (code, 'no checksums' in out, 'not tokenized again' in out) == (0, True, True)
 
 
 def test_verify_refuses_what_is_damaged_or_of_another_tokenizer(run, tmp_path):

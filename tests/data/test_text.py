@@ -149,7 +149,7 @@ def test_a_mixture_takes_text_and_tokens(open_source, novel, tmp_path, mine, sai
 
 def test_one_tokenizer_for_a_mixture(open_source, novel, mine):
     other = open_source(text=str(novel), vocab_size=300)
-    with pytest.raises(UserError, match='a and b were tokenised by different tokenizers'):
+    with pytest.raises(UserError, match='a and b were tokenized by different tokenizers'):
         open_source(
             tokenizer=mine,
             mixture=[

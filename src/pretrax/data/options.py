@@ -2,8 +2,8 @@
 
 data: {text: stdlib}                               # the standard library's sources
 data: {text: 'books/*.txt', validation: 0.01}      # files, directories, globs, or a list of them
-data: {tokens: runs/mine/data/tokens-0a1b2c3d4e5f} # tokenised before
-data: {tokens: train.bin}                          # by another tool: nanoGPT, Modalities, Megatron, seqax
+data: {tokens: runs/mine/data/tokens-0a1b2c3d4e5f} # already tokenized
+data: {tokens: train.bin}                          # from another tool: nanoGPT, Modalities, Megatron, seqax
 data: {tokenizer: t.json, mixture: [{name: books, weight: 3, text: 'books/*.txt'}, {name: code, weight: 1, text: stdlib}]}
 """
 
@@ -17,30 +17,28 @@ from pretrax.data.corpus.selection import Filter
 from pretrax.errors import UserError
 
 STDLIB = 'stdlib'
-PREFIX = 'hf:'  # of a data set of Hugging Face
-_OF_TEXT = (  # keys that mean nothing without text
+PREFIX = 'hf:'  # of a Hugging Face dataset
+_OF_TEXT = (  # keys that apply only to text
     'text', 'field', 'prompt_field', 'answer_field', 'filters', 'deduplicate', 'min_characters', 'max_characters',
     'on_error', 'hugging_face', 'validation', 'engine', 'workers',
 )  # fmt: skip
-_OF_ALL = {'packing', 'name', 'weight'}  # keys that mean something to text and tokens alike
-_OF_TOKENS = ('validation_tokens', 'end_of_text')  # keys that mean nothing without `tokens`
+_OF_ALL = {'packing', 'name', 'weight'}  # keys that apply to text and tokens
+_OF_TOKENS = ('validation_tokens', 'end_of_text')  # keys that apply only to `tokens`
 
 
 class HuggingFaceOptions(BaseModel):
-    """Which rows of a data set, and how they come."""
+    """Which rows of a Hugging Face dataset to read, and how."""
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 
-    configuration: str | None = Field(
-        None, description='which of the configurations of the data set; null: its default'
-    )
-    split: str = Field('train', description='which split; train[:10%] is a slice, unless streaming')
-    streaming: bool = Field(False, description='true: read over the network while tokenising, keep nothing on the disk')
+    configuration: str | None = Field(None, description='configuration of the dataset; null: its default')
+    split: str = Field('train', description='split; a slice such as train[:10%] requires streaming=false')
+    streaming: bool = Field(False, description='true: read over the network during tokenization, store nothing on disk')
     revision: str | None = Field(None, description='a commit, tag or branch on the hub; null: the newest')
 
 
 class TextOptions(BaseModel):
-    """Text to train on, or tokens made of it before. null means: not given."""
+    """Text to train on, or prepared tokens. null means: not given."""
 
     model_config = ConfigDict(frozen=True, extra='forbid')
 
@@ -50,49 +48,56 @@ class TextOptions(BaseModel):
         "'hf:NAME_OR_DIRECTORY', or a list",
     )
     tokens: str | None = Field(
-        None, description='a prepared flat-tokens directory, or the token file of another tool, instead of text'
+        None, description='a flat-tokens directory, or a token file of another tool, instead of text'
     )
-    validation_tokens: str | None = Field(None, description='tokens to hold out, where those of `tokens` come without')
+    validation_tokens: str | None = Field(
+        None, description='tokens for validation, if `tokens` has no validation split'
+    )
     end_of_text: int | None = Field(None, ge=0, description='the id that ends a document in a nanoGPT .bin')
-    field: str | None = Field('text', description='the field of a row that holds the text; a.b is a field within one')
-    prompt_field: str | None = Field(None, description='instead of field: the text before the answer, not learnt')
-    answer_field: str | None = Field(None, description='the text that follows the prompt and is learnt')
-    filters: list[Filter] | None = Field(None, description='conditions that a row has to meet, all of them')
-    deduplicate: bool | None = Field(False, description='leave out documents whose text was there before')
-    min_characters: int | None = Field(None, ge=1, description='leave out shorter documents')
-    max_characters: int | None = Field(None, ge=1, description='leave out longer documents')
-    on_error: Literal['fail', 'skip'] | None = Field('fail', description='what to do about a row that cannot be read')
-    hugging_face: HuggingFaceOptions | None = Field(None, description='which rows of the data sets that text names')
+    field: str | None = Field('text', description='the field with the text; a.b is a nested field')
+    prompt_field: str | None = Field(
+        None, description='instead of field: the text before the answer, which does not count in the loss'
+    )
+    answer_field: str | None = Field(None, description='the text after the prompt, which counts in the loss')
+    filters: list[Filter] | None = Field(None, description='conditions on the rows; all must hold')
+    deduplicate: bool | None = Field(False, description='skip documents that repeat an earlier text')
+    min_characters: int | None = Field(None, ge=1, description='skip shorter documents')
+    max_characters: int | None = Field(None, ge=1, description='skip longer documents')
+    on_error: Literal['fail', 'skip'] | None = Field('fail', description='what to do with a row that cannot be read')
+    hugging_face: HuggingFaceOptions | None = Field(None, description='how to read the datasets that text names')
     tokenizer: str | None = Field(
         None,
-        description="a tokenizer.json, a directory that holds one, 'tiktoken:NAME' or 'bytes'; null trains a "
+        description="a tokenizer.json, a directory with one, 'tiktoken:NAME' or 'bytes'; null trains a "
         'byte-level BPE on the text',
     )
     vocab_size: int | None = Field(
-        4096, ge=257, description='tokens of the tokenizer to train; of a given tokenizer: what it must have'
+        4096, ge=257, description='number of tokens of the tokenizer to train; a given tokenizer must have this size'
     )
-    validation: float | None = Field(0.05, ge=0, lt=1, description='fraction of the documents to hold out; 0: none')
+    validation: float | None = Field(
+        0.05, ge=0, lt=1, description='fraction of the documents to hold out; 0: no validation'
+    )
     engine: Literal['local', 'ray'] | None = Field(
-        'local', description="what tokenises: 'local' processes or a 'ray' cluster"
+        'local', description="where to tokenize: 'local' processes or a 'ray' cluster"
     )
-    workers: int | None = Field(None, ge=1, description='processes that tokenise; null: one for each core')
+    workers: int | None = Field(None, ge=1, description='processes that tokenize; null: one per core')
     packing: Literal['concatenate', 'whole', 'best_fit'] = Field(
         'concatenate',
-        description='rows: windows of all the text; whole documents in order, with padding; or fitted best into rows',
+        description='how rows are filled: windows of the token stream; whole documents in order; whole documents by best fit',
     )
     mixture: 'tuple[MixtureItem, ...] | None' = Field(
         None,
         min_length=1,
-        description='several sources, instead of text or tokens; each has name, weight and keys as here',
+        description='several sources instead of text or tokens; each has a name, a weight and the keys of this table',
     )
     exhausted: Literal['repeat', 'stop', 'drop'] | None = Field(
-        None, description='a source of the mixture that is used up: begins again (default), ends the run, or drops out'
+        None,
+        description='what happens when a source of the mixture is used up: it repeats (default), the run stops, or it drops out',
     )
 
     @model_validator(mode='before')
     @classmethod
     def _defaults(cls, given: Any) -> Any:
-        """Defaults depend on what is given: prepared tokens have no text, and a given tokenizer has its own size."""
+        """Sets defaults that depend on other keys: tokens have no text options, and a given tokenizer has its own size."""
         if not isinstance(given, dict):
             return given
         given = {name: value for name, value in given.items() if value is not None}
@@ -109,41 +114,41 @@ class TextOptions(BaseModel):
         if self.mixture is not None:
             return self._check_mixture()
         if self.exhausted is not None:
-            raise ValueError('data.exhausted says what the sources of data.mixture do, and there is no mixture')
+            raise ValueError('data.exhausted applies to data.mixture, which is not given')
         ignored = [name for name in _OF_TEXT if getattr(self, name) is not None]
         if self.tokens is not None and ignored:
             raise ValueError(
-                f'data.tokens is already tokenised text, and {", ".join(ignored)} would change nothing; '
+                f'data.tokens is already tokenized, so {", ".join(ignored)} would have no effect; '
                 + ' '.join(f'data.{name}=null' for name in ignored)
-                + ' removes what the configuration says'
+                + ' removes them'
             )
         if self.tokens is None and (given := [name for name in _OF_TOKENS if getattr(self, name) is not None]):
-            raise ValueError(f'{", ".join(given)} is of token files, and data.tokens names none')
+            raise ValueError(f'{", ".join(given)} applies to data.tokens, which is not given')
         if (self.prompt_field is None) != (self.answer_field is None):
-            raise ValueError('prompt_field and answer_field belong together, and one of them is missing')
+            raise ValueError('prompt_field and answer_field must be given together')
         if self.prompt_field is not None and self.field is not None:
-            raise ValueError('prompt_field and answer_field stand in place of field; leave one or the other out')
+            raise ValueError('prompt_field and answer_field replace field; remove one or the other')
         if (self.min_characters or 0) > (self.max_characters or float('inf')):
             raise ValueError(f'min_characters {self.min_characters:,} is more than max_characters')
         if self.hugging_face is not None and not any(spec.startswith(PREFIX) for spec in self.specs):
-            raise ValueError(f"hugging_face is of data sets, and text names none; expected text: '{PREFIX}...'")
+            raise ValueError(f"hugging_face applies to datasets, but text names none; expected text: '{PREFIX}...'")
         if self.text is not None and not (self.text and all([self.text] if isinstance(self.text, str) else self.text)):
             raise ValueError("text names nothing; expected 'stdlib', a path, or a list of paths")
         return self
 
     @property
     def specs(self) -> list[str]:
-        """What `text` names, as a list."""
+        """`text` as a list."""
         return [self.text] if isinstance(self.text, str) else self.text or []
 
     def _check_mixture(self) -> Self:
         for name in ('text', 'tokens', 'validation_tokens'):
             if getattr(self, name) is not None:
-                raise ValueError(f'data.mixture has sources of its own; data.{name}=null removes the other one')
+                raise ValueError(f'data.mixture replaces data.{name}; data.{name}=null removes it')
         assert self.mixture is not None
         names = [item.name for item in self.mixture]
         if len(set(names)) < len(names):
-            raise ValueError(f'mixture: names have to differ; given: {", ".join(names)}')
+            raise ValueError(f'mixture: names must differ; given: {", ".join(names)}')
         if any(item.text is not None and item.tokenizer is None for item in self.mixture):
             raise ValueError(
                 'a mixture of texts needs one tokenizer for all of them: data.tokenizer=path/tokenizer.json'
@@ -152,10 +157,10 @@ class TextOptions(BaseModel):
 
 
 class MixtureItem(TextOptions):
-    """A source of a mixture. Keys that stand beside `mixture` hold for every source that does not say otherwise."""
+    """A source of a mixture. Keys next to `mixture` are defaults for all its sources."""
 
     name: str = Field(
-        pattern=r'^[A-Za-z0-9][\w.-]*$', max_length=60, description='in messages and metrics: val_loss/NAME'
+        pattern=r'^[A-Za-z0-9][\w.-]*$', max_length=60, description='name in messages and metrics: val_loss/NAME'
     )
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | tuple[tuple[int, float], ...] = Field(
         description='share of the tokens, relative to the others; or [[step, weight], ...], linear in between'
@@ -171,12 +176,12 @@ class MixtureItem(TextOptions):
         if self.mixture is not None:
             raise ValueError('a source of a mixture cannot be a mixture; list its sources instead')
         if not {'text', 'tokens'} & self.model_fields_set:
-            raise ValueError(f'source {self.name!r} names neither text nor tokens')
+            raise ValueError(f'source {self.name!r} has neither text nor tokens')
         steps, weights = zip(*self.schedule, strict=True) if self.schedule else ((), ())
         if not steps or min(steps) < 0 or any(a >= b for a, b in itertools.pairwise(steps)):
-            raise ValueError('a weight over steps is [[step, weight], ...] with steps from 0 on that increase')
+            raise ValueError('a weight schedule is [[step, weight], ...] with increasing steps >= 0')
         if not all(0 <= weight < math.inf for weight in weights):
-            raise ValueError('weights are 0 or more')
+            raise ValueError('weights must be finite and >= 0')
         return self
 
 
@@ -184,7 +189,7 @@ TextOptions.model_rebuild()
 
 
 def _shared_by_mixture(options: type[TextOptions], given: dict[str, Any]) -> dict[str, Any]:
-    """What stands beside `mixture` as the defaults of its sources, as far as it means something to each."""
+    """Passes the keys next to `mixture` to its sources, as far as they apply to each source."""
     own_keys = ('mixture', 'exhausted', 'text', 'tokens')
     shared = {key: value for key, value in given.items() if key not in own_keys}
     of_text = {key: value for key, value in shared.items() if key not in _OF_TOKENS}
@@ -194,7 +199,7 @@ def _shared_by_mixture(options: type[TextOptions], given: dict[str, Any]) -> dic
         if not isinstance(own, dict):
             return own
         own = {key: value for key, value in own.items() if value is not None}
-        if isinstance(weight := own.get('weight'), list):  # strict checks want tuples, and YAML has lists
+        if isinstance(weight := own.get('weight'), list):  # strict validation needs tuples, YAML gives lists
             own['weight'] = tuple(tuple(knot) if isinstance(knot, list) else knot for knot in weight)
         return (of_tokens if 'tokens' in own else of_text) | own
 
@@ -206,7 +211,7 @@ def _shared_by_mixture(options: type[TextOptions], given: dict[str, Any]) -> dic
 
 
 def keys_of_text(options: TextOptions) -> list[str]:
-    """The keys that were given and that would mean nothing beside `tokens`."""
+    """The given keys that do not apply to `tokens`."""
     return [name for name in _OF_TEXT if name in options.model_fields_set and getattr(options, name) is not None]
 
 

@@ -1,4 +1,4 @@
-"""The data component `text`: opens the source of batches that the options describe."""
+"""The data component `text`: tokenizes text if necessary, and opens the tokens for training."""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,20 +22,17 @@ from pretrax.errors import UserError
 
 
 def open_text(request: DataRequest, *, options: TextOptions) -> TokenSource | Mixture:
-    """Tokenise the text unless that was done before, and open the tokens. Raises UserError for what cannot be read."""
-
+    """Opens the tokens that the options describe, and tokenizes text first if necessary. Raises UserError on bad input."""
     if options.mixture is not None:
         return _open_mixture(request, options)
     if options.tokens is not None:
         return _open_tokens(options, request)
-    directory = tokenise_text(options, request.directory, request.say)
+    directory = tokenize_text(options, request.directory, request.say)
     return open_tokens(directory, request, options.packing)
 
 
-def tokenise_text(options: TextOptions, directory: Path, say: Callable[[str], None], place: Path | None = None) -> Path:
-    """Tokenise the text unless that was done before, and return the flat-tokens directory: below `directory`, or
-    `place`."""
-
+def tokenize_text(options: TextOptions, directory: Path, say: Callable[[str], None], out: Path | None = None) -> Path:
+    """Tokenizes the text, unless this was done before, and returns the flat-tokens directory: `out`, or one in `directory`."""
     tokenizer = None
     if options.tokenizer is not None:
         tokenizer = load_tokenizer(options.tokenizer)
@@ -49,13 +46,12 @@ def tokenise_text(options: TextOptions, directory: Path, say: Callable[[str], No
         vocab_size=_given(options.vocab_size) if tokenizer is None else tokenizer.vocab_size,
         validation=_given(options.validation),
         work=Work(_given(options.engine), options.workers),
-        place=place,
+        out=out,
     )
 
 
 def _open_tokens(options: TextOptions, request: DataRequest) -> TokenSource:
-    """Tokens made before, by pretrax or another tool."""
-
+    """Opens tokens that pretrax or another tool has prepared."""
     path = token_path(_given(options.tokens))
     directory, flat = request.directory, is_flat_tokens(path)
     files = open_token_files(
@@ -71,16 +67,17 @@ def _open_tokens(options: TextOptions, request: DataRequest) -> TokenSource:
     held_out = files.splits.get('validation')
     if options.validation_tokens is not None:
         if held_out is not None:
-            request.say(f'validation: data.validation_tokens, and not the validation split of {path}')
-        told, place = options.end_of_text, Path(options.validation_tokens).expanduser()
-        held_out = open_held_out(place, files, request.say, end_of_text=told, directory=directory)
+            request.say(f'validation: data.validation_tokens instead of the validation split of {path}')
+        held_out_path = Path(options.validation_tokens).expanduser()
+        held_out = open_held_out(
+            held_out_path, files, request.say, end_of_text=options.end_of_text, directory=directory
+        )
     if 'train' not in files.splits:
         raise UserError(f'{path}: no split train\n  it has {", ".join(files.splits)}')
     return open_stores(files.splits['train'], held_out, files.tokenizer, request, options.packing)
 
 
 def _open_mixture(request: DataRequest, options: TextOptions) -> Mixture:
-
     members = []
     for item in _given(options.mixture):
         own = dataclasses.replace(
@@ -93,8 +90,7 @@ def _open_mixture(request: DataRequest, options: TextOptions) -> Mixture:
 
 
 def find_corpus(options: TextOptions, say: Callable[[str], None]) -> Corpus:
-    """The files that `text` names, and what is read of them."""
-
+    """The files and datasets that `text` names, with the selection of their rows."""
     found: dict[str, TextFile | HuggingFaceDataset] = {}
     for spec in options.specs:
         if spec.startswith(PREFIX):
@@ -118,22 +114,22 @@ def find_corpus(options: TextOptions, say: Callable[[str], None]) -> Corpus:
     )
     corpus = Corpus(list(found.values()), selection)
     if selection.key_for_rows and not corpus.has_rows:
-        raise UserError(f'data.{selection.key_for_rows} is about the fields of rows, and every file is one document')
+        raise UserError(f'data.{selection.key_for_rows} needs rows with fields, but every file is one document')
     if selection.deduplicate:
-        say('text: all of it is read once before, to find duplicates')
+        say('text: all text is read twice, the first time to find duplicates')
     if corpus.known_by != 'content':
-        say(f'text: a change is noticed by {corpus.known_by}')
+        say(f'text: changes are detected by {corpus.known_by}')
     return corpus
 
 
 def _check_vocab_size(options: TextOptions, found: int, where: str) -> None:
     if options.vocab_size not in (None, found):
         raise UserError(
-            f'data.vocab_size: {options.vocab_size:,} was given, and {where} has {found:,}\n'
-            f'  write data.vocab_size={found} or leave it out'
+            f'data.vocab_size: {options.vocab_size:,} was given, but {where} has {found:,}\n'
+            f'  set data.vocab_size={found} or remove it'
         )
 
 
 def _given[T](value: T | None) -> T:
-    assert value is not None  # TextOptions leaves these out only where `tokens` is given
+    assert value is not None  # TextOptions sets this unless `tokens` is given
     return value

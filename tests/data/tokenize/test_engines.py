@@ -1,4 +1,4 @@
-"""One result, to the byte, whoever tokenises and however often it is killed."""
+"""The result is the same to the byte for any engine, and after any number of kills."""
 
 import contextlib
 import json
@@ -16,11 +16,11 @@ import tokenizers
 from pretrax.data.corpus.corpus import Corpus, Selection
 from pretrax.data.corpus.document import Document
 from pretrax.data.corpus.files import find_files
-from pretrax.data.tokenize import pieces as pieces_module
+from pretrax.data.tokenize import encode_shard
 from pretrax.data.tokenize import prepare as prepare_module
 from pretrax.data.tokenize.engine_local import Processes
-from pretrax.data.tokenize.pieces import find_piece, piece_name
 from pretrax.data.tokenize.prepare import Work, prepare
+from pretrax.data.tokenize.tokenized_shards import find_shard, shard_name
 from pretrax.data.tokenizers import encoders
 from pretrax.data.tokens.flat_tokens import open_split, splits, verify
 from pretrax.errors import UserError
@@ -32,7 +32,7 @@ SELECTION = Selection(deduplicate=True, max_characters=400)
 
 @pytest.fixture
 def corpus(tmp_path, monkeypatch) -> Corpus:
-    """Some 60 kB in three files, in a dozen shards, with empty, repeated and long documents."""
+    """About 60 kB in three files and a dozen shards, with empty, repeated and long documents."""
     monkeypatch.setattr(prepare_module, 'SHARD_BYTES', 5_000)
     rng = random.Random(0)
     for name in 'abc':
@@ -52,7 +52,7 @@ def made(corpus, directory, say=lambda _: None, *, work=None, tokenizer=None, va
     place = prepare(
         corpus, directory, say, tokenizer=tokenizer, vocab_size=300, validation=validation, work=work or Work(workers=1)
     )
-    assert [path.name for path in directory.iterdir()] == [place.name], 'nothing else is left'
+    assert [path.name for path in directory.iterdir()] == [place.name], 'no other files are left'
     return place
 
 
@@ -64,7 +64,7 @@ def test_processes_write_what_one_process_writes(corpus, tmp_path, said, monkeyp
     assert 'by 2 processes' in said.text
     assert contents(one) == contents(several)
     monkeypatch.setattr(prepare_module, 'SHARD_BYTES', 20_000)
-    assert contents(made(corpus, tmp_path / 'larger')) == contents(one), 'nor does it depend on the shards'
+    assert contents(made(corpus, tmp_path / 'larger')) == contents(one), 'for any size of the shards'
 
     counts = verify(one)
     documents = json.loads((one / 'zarr.json').read_text())['attributes']['documents']
@@ -75,7 +75,7 @@ def test_processes_write_what_one_process_writes(corpus, tmp_path, said, monkeyp
     assert sum(of.bytes or 0 for of in counts.values()) == sum(len(text.encode()) for text in kept)
 
 
-def test_documents_that_do_not_add_up_are_found_by_verify(corpus, tmp_path):
+def test_verify_finds_documents_that_do_not_add_up(corpus, tmp_path):
     place = made(corpus, tmp_path / 'data')
     root = json.loads((place / 'zarr.json').read_text())
     root['attributes']['documents']['left_out']['empty'] += 1
@@ -84,15 +84,15 @@ def test_documents_that_do_not_add_up_are_found_by_verify(corpus, tmp_path):
         verify(place)
 
 
-def test_a_mistake_in_a_worker_is_the_users_and_what_is_finished_is_kept(corpus, tmp_path, said, monkeypatch):
-    monkeypatch.setattr(encoders, 'COMPARED_CHARACTERS', 0)  # this reads the first documents, and all are few here
+def test_a_user_error_in_a_worker_is_reported_and_finished_shards_are_kept(corpus, tmp_path, said, monkeypatch):
+    monkeypatch.setattr(encoders, 'COMPARED_CHARACTERS', 0)  # choosing an encoder would read the bad row
     lines = (tmp_path / 'c.jsonl').read_text().splitlines()
     (tmp_path / 'c.jsonl').write_text('\n'.join([*lines[:200], '{"text": 3}', *lines[200:]]) + '\n')
     broken = Corpus(find_files(str(tmp_path / '*.jsonl')))
     with pytest.raises(UserError, match=r"c\.jsonl:201: field 'text' is 3"):
         made(broken, tmp_path / 'data', said.append, work=Work(workers=2), tokenizer=byte_level(), validation=0.0)
     [pieces] = (tmp_path / 'data').iterdir()
-    assert find_piece(pieces, 0)
+    assert find_shard(pieces, 0)
     assert 'shards are kept in' in said.text
 
 
@@ -112,12 +112,12 @@ PROGRAM = textwrap.dedent("""
 """)
 
 
-def test_killed_at_any_moment_the_next_run_goes_on_and_writes_the_same(corpus, tmp_path):
+def test_after_a_kill_at_any_moment_the_next_run_resumes_with_the_same_result(corpus, tmp_path):
     expected = contents(made(corpus, tmp_path / 'whole'))
     command = [sys.executable, '-c', PROGRAM, str(tmp_path / '*.jsonl'), str(tmp_path / 'data')]
     rng = random.Random(1)
     killed = continued = 0
-    # How many pieces there are when the process is killed; then at the last step, then never.
+    # The number of finished shards at the kill; then a kill at the last step; then none.
     for goal, workers in (
         (rng.randint(0, 3), 1),
         (rng.randint(4, 8), 2),
@@ -127,9 +127,9 @@ def test_killed_at_any_moment_the_next_run_goes_on_and_writes_the_same(corpus, t
     ):
         with subprocess.Popen([*command, str(workers)], stdout=subprocess.PIPE, text=True) as process:
             while process.poll() is None:
-                n_pieces = len(list((tmp_path / 'data').glob('.*.pieces/*/counts.json')))
+                n_finished = len(list((tmp_path / 'data').glob('.*.pieces/*/counts.json')))
                 finishing = goal < 0 and any((tmp_path / 'data').glob('.*.partial-*/train/zarr.json'))
-                if n_pieces >= goal >= 0 or finishing:
+                if n_finished >= goal >= 0 or finishing:
                     process.send_signal(signal.SIGKILL)
                     break
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -137,11 +137,11 @@ def test_killed_at_any_moment_the_next_run_goes_on_and_writes_the_same(corpus, t
             said, _ = process.communicate()
         killed += process.returncode == -signal.SIGKILL
         assert process.returncode in (0, -signal.SIGKILL), said
-        continued += 'were finished before' in said
+        continued += 'were finished by an earlier run' in said
         for path in (tmp_path / 'data').glob('*'):
             with contextlib.suppress(UserError):
                 splits(path)
-                verify(path)  # what opens is whole, even where it was about to get its name
+                verify(path)  # every directory that opens is complete
                 assert {name: content for name, content in contents(path).items() if name != 'lock'} == expected
     assert killed >= 3
     assert continued >= 2
@@ -149,7 +149,7 @@ def test_killed_at_any_moment_the_next_run_goes_on_and_writes_the_same(corpus, t
     assert contents(place) == expected
 
 
-def test_pieces_that_are_not_whole_are_made_again(corpus, tmp_path, said, monkeypatch):
+def test_damaged_shards_are_tokenized_again(corpus, tmp_path, said, monkeypatch):
     monkeypatch.setattr(encoders, 'COMPARED_CHARACTERS', 0)
     expected = contents(made(corpus, tmp_path / 'whole', tokenizer=byte_level()))
     kept = {}
@@ -166,15 +166,15 @@ def test_pieces_that_are_not_whole_are_made_again(corpus, tmp_path, said, monkey
     pieces = kept['pieces']
     numbers = sorted(int(path.name) for path in pieces.iterdir() if path.is_dir())
     assert len(numbers) > 10
-    tokens = pieces / piece_name(numbers[3]) / 'train.tokens'
+    tokens = pieces / shard_name(numbers[3]) / 'train.tokens'
     tokens.write_bytes(tokens.read_bytes()[:-4])
-    (pieces / piece_name(numbers[5]) / 'counts.json').write_text('{')
-    assert find_piece(pieces, numbers[3]) is find_piece(pieces, numbers[5]) is None
+    (pieces / shard_name(numbers[5]) / 'counts.json').write_text('{')
+    assert find_shard(pieces, numbers[3]) is find_shard(pieces, numbers[5]) is None
     assert contents(made(corpus, tmp_path / 'data', said.append, tokenizer=byte_level())) == expected
-    assert f'{len(numbers) - 2} of {len(numbers)} shards were finished before' in said.text
+    assert f'{len(numbers) - 2} of {len(numbers)} shards were finished by an earlier run' in said.text
 
 
-def test_a_worker_that_is_killed_is_named_and_the_next_run_goes_on(corpus, tmp_path):
+def test_a_killed_worker_is_reported(corpus, tmp_path):
     engine = Processes(1)
     with (
         contextlib.closing(engine),
@@ -183,7 +183,7 @@ def test_a_worker_that_is_killed_is_named_and_the_next_run_goes_on(corpus, tmp_p
         list(engine.unordered(kill_yourself, [()], lambda *_: None))
 
 
-def test_workers_do_not_outlive_a_run_that_is_killed(tmp_path):
+def test_workers_end_when_their_run_is_killed(tmp_path):
     program = (
         'import sys, os, signal\nfrom pretrax.data.tokenize.engine_local import Processes\nengine = Processes(1)\n'
         'from worker_calls import report_forever\n'
@@ -197,7 +197,7 @@ def test_workers_do_not_outlive_a_run_that_is_killed(tmp_path):
         worker = int(parent.stdout.readline())
         parent.send_signal(signal.SIGKILL)
     while alive(worker):
-        pass  # the test hangs where it is not so
+        pass  # hangs if the worker does not end
 
 
 def alive(pid: int) -> bool:
@@ -208,7 +208,7 @@ def alive(pid: int) -> bool:
 
 
 def test_answers_become_a_loss_mask(tmp_path):
-    """Counted by hand: a token counts if it begins in the answer, and so does the end."""
+    """A token counts if it starts in the answer, and so does the end-of-text token; counted with `tokenizers`."""
     rows = [{'ask': 'the cat é ', 'reply': 'and the漢 other'}, {'ask': 'only asked', 'reply': ''}]
     (tmp_path / 'a.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
     corpus = Corpus(find_files(str(tmp_path / 'a.jsonl')), Selection(prompt_field='ask', answer_field='reply'))
@@ -235,12 +235,12 @@ def test_answers_become_a_loss_mask(tmp_path):
 
 def test_a_document_cut_in_two_keeps_its_answers(tmp_path):
     text, answers = 'ask\nreply\n' * 10, tuple((10 * n + 4, 10 * n + 10) for n in range(10))
-    [train, held_out] = pieces_module._cut(Document(text, 'x', answers), 0.33)
+    [train, held_out] = encode_shard._cut(Document(text, 'x', answers), 0.33)
     assert train.text + held_out.text == text
     assert [part.text[a:b] == 'reply\n' for part in (train, held_out) for a, b in part.answers or ()] == [True] * 10
 
 
-def test_a_disk_that_is_full_is_said_and_what_is_finished_is_kept(corpus, tmp_path):
+def test_a_full_disk_is_reported_and_leaves_no_directory(corpus, tmp_path):
     program = 'import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000))\n' + PROGRAM.replace(
         'SHARD_BYTES = 3_000', 'SHARD_BYTES = 30_000'
     )
@@ -251,7 +251,7 @@ def test_a_disk_that_is_full_is_said_and_what_is_finished_is_kept(corpus, tmp_pa
     assert not list((tmp_path / 'data').glob('tokens-*'))
 
 
-def test_a_place_that_cannot_be_written_is_said(corpus, tmp_path):
+def test_an_unwritable_directory_is_reported(corpus, tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(UserError, match=r'cannot write the tokens: Not a directory'):
         made(corpus, tmp_path / 'file' / 'data', tokenizer=byte_level())
@@ -259,7 +259,7 @@ def test_a_place_that_cannot_be_written_is_said(corpus, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore::ResourceWarning')  # Ray leaves its log files open
-# Ray starts its servers by a fork, which JAX warns of where a test before this one has started it.
+# Ray forks, and JAX warns about forks if an earlier test has started JAX.
 @pytest.mark.filterwarnings('ignore:Exception ignored in. <function _at_fork:pytest.PytestUnraisableExceptionWarning')
 def test_ray_writes_what_one_process_writes(corpus, tmp_path, said):
     one = made(corpus, tmp_path / 'one', tokenizer=byte_level())

@@ -1,4 +1,4 @@
-"""From documents to tokens: nothing lost, reused only when it is the same, and every surprise said."""
+"""Tokenization keeps every document, reuses only tokens of the same recipe, and reports every problem."""
 
 import json
 
@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from pretrax.data.corpus.corpus import Corpus, shards
 from pretrax.data.corpus.files import find_files
-from pretrax.data.tokenize import pieces, sample
+from pretrax.data.tokenize import encode_shard, sample
 from pretrax.data.tokenize import prepare as prepare_module
 from pretrax.data.tokenize.engines import InProcess
 from pretrax.data.tokenize.prepare import prepare
 from pretrax.data.tokenizers.tokenizer import Tokenizer
-from pretrax.data.tokenizers.tokenizer_training import train_and_say, train_tokenizer
+from pretrax.data.tokenizers.tokenizer_training import train_and_report, train_tokenizer
 from pretrax.data.tokens.flat_tokens import open_split, splits, verify
 from pretrax.errors import UserError
 
@@ -26,7 +26,7 @@ def prepared(path, directory, said=None, *, tokenizer=None, vocab_size=300, vali
 
 
 def texts_in(place) -> dict[str, list[str]]:
-    """The documents of each split, decoded, after checking that each one ends with end-of-text and holds no other."""
+    """The decoded documents of each split; checks that each has one end-of-text token, at its end."""
     tokenizer = Tokenizer((place / 'tokenizer.json').read_bytes(), 'mine')
     found = {}
     for name in splits(place):
@@ -46,17 +46,17 @@ def write_jsonl(path, texts) -> None:
     texts=st.lists(st.text(st.characters(exclude_categories=['Cs']), max_size=60), min_size=1, max_size=60).filter(any),
     validation=st.sampled_from([0.0, 0.2, 0.5]),
 )
-def test_every_document_in_is_every_document_out(tmp_path_factory, texts, validation):
+def test_every_document_is_tokenized_once(tmp_path_factory, texts, validation):
     tmp_path = tmp_path_factory.mktemp('prepare')
     write_jsonl(tmp_path / 'a.jsonl', texts)
     kept = [text for text in texts if text]
     try:
         place = prepared(tmp_path / 'a.jsonl', tmp_path / 'data', validation=validation)
-    except UserError as error:  # too little text to hold any out
+    except UserError as error:  # too little text for validation
         assume('data.validation' not in str(error))
         raise
     found = texts_in(place)
-    if len(kept) * validation < 8:  # each document is cut in two
+    if len(kept) * validation < 8:  # the end of each document is held out
         rest = iter(found.get('validation', []))
         for whole, beginning in zip(kept, found['train'], strict=True):
             assert whole == beginning or whole == beginning + next(rest)
@@ -69,7 +69,7 @@ def test_every_document_in_is_every_document_out(tmp_path_factory, texts, valida
     assert sum(of.bytes for of in counts.values()) == sum(len(text.encode()) for text in kept)
 
 
-def test_bytes_that_are_predicted_are_those_of_all_but_each_first_token(tmp_path):
+def test_predicted_bytes_exclude_the_first_token_of_each_document(tmp_path):
     texts = ['ünd so weiter', 'x', 'the cat and the other'] * 5
     write_jsonl(tmp_path / 'a.jsonl', texts)
     place = prepared(tmp_path / 'a.jsonl', tmp_path / 'data')
@@ -78,7 +78,7 @@ def test_bytes_that_are_predicted_are_those_of_all_but_each_first_token(tmp_path
     assert open_split(place, 'train').manifest.counts.predicted_bytes == expected
 
 
-def test_empty_documents_are_counted_and_nothing_behind_them_is_lost(tmp_path, said):
+def test_empty_documents_are_counted_and_skipped(tmp_path, said):
     write_jsonl(tmp_path / 'a.jsonl', ['one', '', 'two', '', '', 'three'])
     place = prepared(tmp_path / 'a.jsonl', tmp_path / 'data', said)
     assert texts_in(place) == {'train': ['one', 'two', 'three']}
@@ -87,12 +87,12 @@ def test_empty_documents_are_counted_and_nothing_behind_them_is_lost(tmp_path, s
 
 def test_a_corpus_of_empty_documents_is_refused(tmp_path):
     write_jsonl(tmp_path / 'a.jsonl', ['', ''])
-    with pytest.raises(UserError, match='no document holds any text'):
+    with pytest.raises(UserError, match='no document has any text'):
         prepared(tmp_path / 'a.jsonl', tmp_path / 'data')
     assert list((tmp_path / 'data').iterdir()) == []
 
 
-def test_the_side_of_a_document_depends_on_its_text_alone(tmp_path):
+def test_the_split_of_a_document_depends_only_on_its_text(tmp_path):
     texts = [f'document {n}' for n in range(400)]
     write_jsonl(tmp_path / 'a.jsonl', texts)
     write_jsonl(tmp_path / 'b.jsonl', texts[::-1] + [f'more {n}' for n in range(100)])
@@ -103,7 +103,7 @@ def test_the_side_of_a_document_depends_on_its_text_alone(tmp_path):
     assert 20 < len(first['validation']) < 65
 
 
-def test_few_documents_are_cut_at_the_end_of_a_line(tmp_path, said):
+def test_few_documents_are_cut_at_a_line_end(tmp_path, said):
     (tmp_path / 'a.txt').write_text(''.join(f'line {n}\n' for n in range(100)))
     found = texts_in(prepared(tmp_path / 'a.txt', tmp_path / 'data', said, validation=0.1))
     assert found['train'][0].endswith('\n')
@@ -111,14 +111,14 @@ def test_few_documents_are_cut_at_the_end_of_a_line(tmp_path, said):
     assert 'the last 10.0% of each is held out' in said.text
 
 
-def test_a_split_without_text_is_refused_before_anything_is_kept(tmp_path):
+def test_an_empty_split_is_refused(tmp_path):
     write_jsonl(tmp_path / 'a.jsonl', ['the same'] * 100)
-    with pytest.raises(UserError, match=r'0\.2 of 100 documents leaves .* with nothing\n.*data\.validation=0'):
+    with pytest.raises(UserError, match=r'0\.2 of 100 documents leaves .* empty\n.*data\.validation=0'):
         prepared(tmp_path / 'a.jsonl', tmp_path / 'data', validation=0.2)
     assert list((tmp_path / 'data').iterdir()) == []
 
 
-def test_the_same_recipe_is_reused_and_another_one_is_not(tmp_path, said):
+def test_tokens_are_reused_only_for_the_same_recipe(tmp_path, said):
     path = tmp_path / 'a.jsonl'
     texts = [f'one {n} three' for n in range(100)]
     write_jsonl(path, texts)
@@ -136,17 +136,17 @@ def test_the_same_recipe_is_reused_and_another_one_is_not(tmp_path, said):
     ):
         said.clear()
         assert prepared(path, tmp_path / 'data', said, **change) != first
-        assert f'{first} is of {expected}; it stays' in said.text
+        assert f'{first} has {expected}; it is kept' in said.text
 
     write_jsonl(path, [*texts, 'five'])
     said.clear()
     changed = prepared(path, tmp_path / 'data', said)
-    assert f'{first} is of another text; it stays' in said.text
+    assert f'{first} has another text; it is kept' in said.text
     assert texts_in(changed)['train'][-1] == 'five'
     assert texts_in(first)['train'] == texts
 
 
-def test_two_preparations_are_equal_to_the_byte(tmp_path):
+def test_tokenizing_twice_gives_equal_files(tmp_path):
     write_jsonl(tmp_path / 'a.jsonl', [f'one {n} three' for n in range(300)])
     places = [prepared(tmp_path / 'a.jsonl', tmp_path / name, validation=0.1) for name in ('a', 'b')]
     files = [sorted(path.relative_to(place) for path in place.rglob('*') if path.is_file()) for place in places]
@@ -154,11 +154,11 @@ def test_two_preparations_are_equal_to_the_byte(tmp_path):
     assert all((places[0] / name).read_bytes() == (places[1] / name).read_bytes() for name in files[0])
 
 
-def test_the_size_of_an_encoded_batch_changes_nothing(tmp_path, monkeypatch):
+def test_the_result_does_not_depend_on_the_encoding_batch(tmp_path, monkeypatch):
     write_jsonl(tmp_path / 'a.jsonl', [f'one {n} three' for n in range(300)])
     read = []
     for size in (1, 50, 10**6):
-        monkeypatch.setattr(pieces, '_ENCODED_AT_ONCE', size)
+        monkeypatch.setattr(encode_shard, '_ENCODED_AT_ONCE', size)
         place = prepared(tmp_path / 'a.jsonl', tmp_path / str(size), validation=0.1)
         read.append({name: open_split(place, name).manifest for name in splits(place)})
     assert read[0] == read[1] == read[2]
@@ -166,7 +166,7 @@ def test_the_size_of_an_encoded_batch_changes_nothing(tmp_path, monkeypatch):
 
 def test_a_tokenizer_is_trained_on_a_bounded_sample_of_all_documents(tmp_path, monkeypatch, said):
     monkeypatch.setattr(sample, 'SAMPLE_CHARACTERS', 5_000)
-    monkeypatch.setattr(sample, 'PIECE', 100)
+    monkeypatch.setattr(sample, 'EXCERPT', 100)
     rng = np.random.default_rng(0)
     write_jsonl(tmp_path / 'a.jsonl', [''.join(map(chr, rng.integers(97, 123, size=1000))) for _ in range(50)])
     corpus = Corpus(find_files(str(tmp_path / 'a.jsonl')))
@@ -174,30 +174,30 @@ def test_a_tokenizer_is_trained_on_a_bounded_sample_of_all_documents(tmp_path, m
     assert (rows.kept, n_bytes) == (50, 50_000)
     assert 4_900 <= sum(map(len, chosen)) <= 5_000
     documents = [document.text for document in corpus.documents()]
-    assert len({n for piece in chosen for n, text in enumerate(documents) if piece in text}) > 20
-    for n in (2, 7):  # however the corpus is dealt out
+    assert len({n for excerpt in chosen for n, text in enumerate(documents) if excerpt in text}) > 20
+    for n in (2, 7):  # for any number of shards
         assert sorted(sample.sample(InProcess(), shards(corpus, n), lambda *_: None)[2]) == sorted(chosen)
     prepared(tmp_path / 'a.jsonl', tmp_path / 'data', said)
     assert 'trained on 0.0 M characters' in said.text
 
 
-def test_text_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
+def test_text_that_changes_during_tokenization_is_refused(tmp_path, monkeypatch):
     path = tmp_path / 'a.jsonl'
     write_jsonl(path, ['one', 'two'])
 
     def train_and_change(chosen, vocab_size, say, model):
         write_jsonl(path, ['one', 'two', 'three'])
-        return train_and_say(chosen, vocab_size, say, model)
+        return train_and_report(chosen, vocab_size, say, model)
 
-    monkeypatch.setattr(prepare_module, 'train_and_say', train_and_change)
-    with pytest.raises(UserError, match='the file has changed since this run began'):
+    monkeypatch.setattr(prepare_module, 'train_and_report', train_and_change)
+    with pytest.raises(UserError, match='the file has changed since this run started'):
         prepared(path, tmp_path / 'data')
     assert list((tmp_path / 'data').iterdir()) == []
 
 
-def test_a_damaged_neighbour_is_said_and_does_not_stop(tmp_path, said):
+def test_a_damaged_earlier_result_is_reported_and_ignored(tmp_path, said):
     write_jsonl(tmp_path / 'a.jsonl', ['one', 'two'])
     first = prepared(tmp_path / 'a.jsonl', tmp_path / 'data')
     (first / 'train' / 'zarr.json').unlink()
     prepared(tmp_path / 'a.jsonl', tmp_path / 'data', said, vocab_size=299)
-    assert f'{first} is of no use' in said.text
+    assert f'{first} cannot be used' in said.text

@@ -1,4 +1,4 @@
-"""How far tokenising is: plain lines where nobody watches, one line that changes in a terminal."""
+"""Progress: lines every few seconds, or a bar in a terminal."""
 
 import io
 
@@ -17,22 +17,22 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_plain_lines_come_now_and_then_and_say_what_is_left(said):
+def test_plain_lines_report_the_remaining_time(said):
     clock = Clock()
     with TokenProgress(1000, said.append, stream=io.StringIO(), clock=clock) as progress:
         progress.skip(200)
         progress(100, 4_000_000)
-        assert said == [], 'a short run says nothing'
+        assert said == [], 'a short run prints nothing'
         clock.now = 20.0
         progress(100, 4_000_000)
         assert said == ['tokens: 40% of the text, 8.0 M tokens, 0.40 M tokens/s, 1:00 left']
-        progress.finished(100)  # 200 bytes of text were 100 as they are stored
+        progress.finished(100)  # 200 bytes of text were 100 stored bytes
         clock.now = 40.0
         progress(200, 4_000_000)
     assert said[1:] == ['tokens: 40% of the text, 12.0 M tokens, 0.30 M tokens/s, 2:00 left']
 
 
-def test_a_terminal_gets_a_bar_and_no_lines(said, monkeypatch):
+def test_a_terminal_shows_a_bar_and_no_lines(said, monkeypatch):
     monkeypatch.setenv('TERM', 'xterm')
     clock, terminal = Clock(), Terminal()
     with TokenProgress(1000, said.append, stream=terminal, clock=clock) as progress:

@@ -19,10 +19,10 @@ def tokenize(
 ) -> None:
     from pretrax.config import load
     from pretrax.data.options import keys_of_text, options_of_text
-    from pretrax.data.text import tokenise_text
+    from pretrax.data.text import tokenize_text
 
     loaded = load(config, overrides or [])
     options = options_of_text(loaded.data.name, loaded.data.options)
-    place = tokenise_text(options, loaded.run_dir / 'data', print, None if out is None else Path(out).expanduser())
+    place = tokenize_text(options, loaded.run_dir / 'data', print, None if out is None else Path(out).expanduser())
     more = [] if out is None else [f'data.tokens={place}', *(f'data.{key}=null' for key in keys_of_text(options))]
     print(f'next: {shlex.join(["pretrax", "train", config, *(overrides or []), *more])}')

@@ -40,7 +40,7 @@ def verify(
         print('every id is in the vocabulary, and the documents add up; this format has no checksums')
     for split, store in files.splits.items():
         if files.tokenizer is None:
-            print(f'{split}: not tokenised again, since no tokenizer is known; --tokenizer names one')
+            print(f'{split}: not tokenized again, since no tokenizer is known; --tokenizer names one')
             continue
         n, different = tokenized_differently(store, files.tokenizer, _SAMPLE, _LONGEST)
         if isinstance(store, FlatTokens) and 2 * len(different) > n:
@@ -48,7 +48,7 @@ def verify(
                 f'{path}: the tokenizer makes other tokens of the text of {len(different)} of {n} documents of {split}\n'
                 '  it is not the one that made these tokens'
             )
-        same = f'{n - len(different)} of {n} documents give the same tokens when their text is tokenised again'
+        same = f'{n - len(different)} of {n} documents give the same tokens when their text is tokenized again'
         print(f'{split}: {same}' + (f'; document {different[0]} does not' if different else ''))
     if text is not None:
         _verify_text(path, files, text, field)

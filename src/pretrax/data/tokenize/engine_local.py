@@ -1,5 +1,7 @@
-"""Processes of this machine. Each is a fresh interpreter (data/tokenize/worker.py) that never sees the caller's program, so that a
-script needs no `if __name__ == '__main__'`, and that imports no JAX."""
+"""Tokenizes in local processes. Each is a fresh interpreter (data/tokenize/worker.py) that does not import JAX.
+
+Workers do not import the caller's program, so a script needs no `if __name__ == '__main__'`.
+"""
 
 import contextlib
 import os
@@ -14,7 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from pretrax.data.corpus.corpus import Shard
-from pretrax.data.tokenize.pieces import Job, Piece, Progress, write_piece
+from pretrax.data.tokenize.encode_shard import Job, Progress
+from pretrax.data.tokenize.tokenized_shards import TokenizedShard, write_shard
 from pretrax.data.tokenize.worker import send
 from pretrax.errors import UserError
 
@@ -34,7 +37,7 @@ class Processes:
         lock = threading.Lock()
         answers: queue.SimpleQueue[tuple[int, str, Any]] = queue.SimpleQueue()
 
-        def attend(worker: subprocess.Popen) -> None:
+        def serve(worker: subprocess.Popen) -> None:
             while True:
                 with lock:
                     number, arguments = next(waiting, (-1, ()))
@@ -42,13 +45,13 @@ class Processes:
                     return
                 for kind, answer in _ask(worker, function, arguments):
                     answers.put((number, kind, answer))
-                    if kind in ('mistake', 'defect'):
+                    if kind in ('user error', 'failure'):
                         return
 
         while len(self._workers) < min(self._n, len(calls)):
             self._workers.append(_start())
         for worker in self._workers:
-            threading.Thread(target=attend, args=(worker,), daemon=True).start()
+            threading.Thread(target=serve, args=(worker,), daemon=True).start()
         left = len(calls)
         while left:
             number, kind, answer = answers.get()
@@ -58,32 +61,32 @@ class Processes:
                 case 'result':
                     left -= 1
                     yield number, answer
-                case 'mistake':
+                case 'user error':
                     raise UserError(answer)
                 case _:
                     raise RuntimeError(f'a worker failed:\n{answer}')
 
-    def pieces(
+    def tokenize(
         self, job: Job, directory: Path, shards: Sequence[tuple[int, Shard]], progress: Progress
-    ) -> Iterator[tuple[int, Piece]]:
+    ) -> Iterator[tuple[int, TokenizedShard]]:
         calls = [(job, directory, number, shard) for number, shard in shards]
-        for call, piece in self.unordered(write_piece, calls, progress):
-            yield shards[call][0], piece
+        for call, tokenized in self.unordered(write_shard, calls, progress):
+            yield shards[call][0], tokenized
 
     def close(self) -> None:
-        """End the processes, whatever they are at."""
+        """Kills the processes."""
         for worker in self._workers:
             worker.kill()
             worker.wait()
             for stream in (worker.stdin, worker.stdout):
-                with contextlib.suppress(OSError):  # what was not sent is not needed any more
+                with contextlib.suppress(OSError):  # unsent data is not needed
                     assert stream is not None
                     stream.close()
         self._workers.clear()
 
 
 def _ask(worker: subprocess.Popen, function: Callable[..., Any], arguments: tuple) -> Iterator[tuple[str, Any]]:
-    """The answers to one call: progress, then its result or error."""
+    """Yields the answers to one call: progress reports, then the result or the error."""
     assert worker.stdout is not None
     try:
         send(cast(BinaryIO, worker.stdin), (function, arguments))
@@ -95,15 +98,15 @@ def _ask(worker: subprocess.Popen, function: Callable[..., Any], arguments: tupl
         code = worker.wait()
         how = signal.Signals(-code).name if code < 0 else f'exit code {code}'
         yield (
-            'mistake',
+            'user error',
             f'data: a worker process has ended ({how})\n'
-            '  if memory ran out, take fewer of them: data.workers=1\n'
-            '  the next run continues from what is finished',
+            '  if it ran out of memory, use fewer processes: data.workers=1\n'
+            '  the next run continues with the unfinished shards',
         )
 
 
 def _start() -> subprocess.Popen:
-    # Each worker has a core, so libraries get no more; paths that the caller added count for workers too.
+    # Each worker uses one core, so libraries must not start threads. Workers also need the caller's import paths.
     environment = os.environ | {
         'RAYON_NUM_THREADS': '1',
         'TOKENIZERS_PARALLELISM': 'false',

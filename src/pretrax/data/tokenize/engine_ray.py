@@ -1,7 +1,7 @@
-"""Tasks of a Ray cluster, for text that outgrows a machine.
+"""Tokenizes in tasks of a Ray cluster, for text that is too large for one machine.
 
-Every node has to see the text, under the same paths or URLs. Tokens come back through Ray's object store, so that only
-the machine that started it writes: no directory has to be shared.
+Every node needs access to the text under the same paths or URLs. Tokens return through Ray's object store, and only the
+machine that started the run writes them, so the output directory need not be shared.
 """
 
 import concurrent.futures
@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from pretrax.data.corpus.corpus import Shard
-from pretrax.data.corpus.selection import Counts as Rows
-from pretrax.data.tokenize.pieces import Block, Job, Piece, PieceWriter, Progress, blocks
+from pretrax.data.corpus.selection import RowCounts
+from pretrax.data.tokenize.encode_shard import EncodedDocuments, Job, Progress, encode_shard
+from pretrax.data.tokenize.tokenized_shards import ShardWriter, TokenizedShard
 from pretrax.errors import UserError
 
-_BLOCKS_AHEAD = 4  # of each task, before it waits for them to be written
+_RESULTS_AHEAD = 4  # per task, before it waits until they are written
 
 
 class Ray:
-    """An `Engine` on the cluster of RAY_ADDRESS, or on a Ray of this machine where none is named.
+    """An `Engine` on the cluster of RAY_ADDRESS, or on a local Ray if it is not set.
 
-    workers: how many tasks at a time; None: as many as the cluster has CPUs.
+    Args:
+        workers: tasks that run at once; None: one per CPU of the cluster.
     """
 
     def __init__(self, workers: int | None):
@@ -35,7 +37,7 @@ class Ray:
             try:
                 ray.init(include_dashboard=False)
             except ConnectionError as error:
-                raise UserError(f'data.engine: no Ray cluster answers: {error}\n  see RAY_ADDRESS') from None
+                raise UserError(f'data.engine: no Ray cluster answers: {error}\n  check RAY_ADDRESS') from None
         self._n = workers or max(1, int(ray.cluster_resources().get('CPU', 1)))
         self.name = f'{self._n} tasks of Ray on {len(ray.nodes())} nodes'
 
@@ -43,38 +45,38 @@ class Ray:
         self, function: Callable[..., Any], calls: Sequence[tuple], progress: Progress
     ) -> Iterator[tuple[int, Any]]:
         remote = self._ray.remote(_call)
-        yield from self._together(calls, lambda arguments: self._ray.get(remote.remote(function, arguments)))
+        yield from self._run_all(calls, lambda arguments: self._ray.get(remote.remote(function, arguments)))
 
-    def pieces(
+    def tokenize(
         self, job: Job, directory: Path, shards: Sequence[tuple[int, Shard]], progress: Progress
-    ) -> Iterator[tuple[int, Piece]]:
-        remote = self._ray.remote(_tokenise).options(
-            num_returns='streaming', _generator_backpressure_num_objects=_BLOCKS_AHEAD
+    ) -> Iterator[tuple[int, TokenizedShard]]:
+        remote = self._ray.remote(_tokenize).options(
+            num_returns='streaming', _generator_backpressure_num_objects=_RESULTS_AHEAD
         )
-        told: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        reports: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
 
-        def piece(number: int, shard: Shard) -> Piece:
-            with PieceWriter(directory, number) as writer:
+        def write(number: int, shard: Shard) -> TokenizedShard:
+            with ShardWriter(directory, number) as writer:
                 for reference in remote.remote(job, shard):
-                    block = self._ray.get(reference)
-                    if not isinstance(block, Block):
-                        return writer.finish(*block)
-                    writer.append(block)
-                    told.put((block.n_bytes, len(block.encoded)))
-            raise AssertionError('a task ends with its counts')
+                    documents = self._ray.get(reference)
+                    if not isinstance(documents, EncodedDocuments):
+                        return writer.finish(*documents)
+                    writer.append(documents)
+                    reports.put((documents.n_bytes, len(documents.encoded)))
+            raise AssertionError('the last result of a task is its counts')
 
-        for call, made in self._together(shards, lambda arguments: piece(*arguments)):
-            while not told.empty():
-                progress(*told.get())
+        for call, made in self._run_all(shards, lambda arguments: write(*arguments)):
+            while not reports.empty():
+                progress(*reports.get())
             yield shards[call][0], made
 
     def close(self) -> None:
-        """Leave a Ray alone that the caller has started."""
+        """Shuts Ray down, unless the caller had started it."""
         if self._started:
             self._ray.shutdown()
 
-    def _together(self, calls: Sequence[tuple], run: Callable[[tuple], Any]) -> Iterator[tuple[int, Any]]:
-        """(number, result), with as many calls under way as there are workers, each attended by a thread."""
+    def _run_all(self, calls: Sequence[tuple], run: Callable[[tuple], Any]) -> Iterator[tuple[int, Any]]:
+        """Yields (number, result); one thread per worker waits for its calls."""
         with concurrent.futures.ThreadPoolExecutor(self._n) as pool:
             futures = {pool.submit(run, arguments): number for number, arguments in enumerate(calls)}
             try:
@@ -85,9 +87,9 @@ class Ray:
                     raise UserError(str(error.cause)) from None
                 raise
             except self._ray.exceptions.RayError as error:
-                said = (str(error).splitlines() or ['no reason given'])[0]
+                reason = (str(error).splitlines() or ['no reason given'])[0]
                 raise UserError(
-                    f'data.engine: Ray gave up: {said[:200]}\n  the next run continues from what is finished'
+                    f'data.engine: Ray failed: {reason[:200]}\n  the next run continues with the unfinished shards'
                 ) from error
             finally:
                 for future in futures:
@@ -98,7 +100,7 @@ def _call(function: Callable[..., Any], arguments: tuple) -> Any:
     return function(*arguments, lambda n_bytes, n_tokens: None)
 
 
-def _tokenise(job: Job, shard: Shard) -> Iterator[Block | tuple[Rows, int]]:
-    rows, cut = Rows(), []
-    yield from blocks(job, shard, rows, cut)
+def _tokenize(job: Job, shard: Shard) -> Iterator[EncodedDocuments | tuple[RowCounts, int]]:
+    rows, cut = RowCounts(), []
+    yield from encode_shard(job, shard, rows, cut)
     yield rows, len(cut)

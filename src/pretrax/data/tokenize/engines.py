@@ -1,7 +1,7 @@
-"""What calls a function for each shard of a text: this process, processes of this machine, or tasks of a Ray cluster.
+"""Engines call a function for each shard: in this process, in local processes, or in tasks of a Ray cluster.
 
-Results are the same whichever it is. A function is called as `function(*arguments, progress)`; it and its arguments are
-picklable, and it may tell `progress(bytes, tokens)` meanwhile.
+All engines give the same results. They call `function(*arguments, progress)`. The function and its arguments must be
+picklable, and the function may report `progress(bytes, tokens)`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,35 +9,40 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from pretrax.data.corpus.corpus import Shard
-from pretrax.data.tokenize.pieces import Job, Piece, Progress, write_piece
+from pretrax.data.tokenize.encode_shard import Job, Progress
+from pretrax.data.tokenize.tokenized_shards import TokenizedShard, write_shard
 from pretrax.machine.cores import usable_cores
 
 type EngineName = Literal['local', 'ray']
 
 
 class Engine(Protocol):
+    """Calls functions for shards, possibly in parallel."""
+
     @property
     def name(self) -> str:
-        """What works, in words."""
+        """The kind and number of workers, for messages."""
         ...
 
     def unordered(
         self, function: Callable[..., Any], calls: Sequence[tuple], progress: Progress
     ) -> Iterator[tuple[int, Any]]:
-        """(number, result) of each call, as they finish. Raises UserError for the first that fails; the rest stops."""
+        """Yields (number, result) of each call when it finishes. The first UserError of a call stops the rest."""
         ...
 
-    def pieces(
+    def tokenize(
         self, job: Job, directory: Path, shards: Sequence[tuple[int, Shard]], progress: Progress
-    ) -> Iterator[tuple[int, Piece]]:
-        """(shard number, piece) of each numbered shard, as they are finished."""
+    ) -> Iterator[tuple[int, TokenizedShard]]:
+        """Yields (number, totals) of each numbered shard when it is written to `directory`."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Stops the workers."""
+        ...
 
 
 class InProcess:
-    """One call after the other, here."""
+    """An `Engine` that runs all calls in this process."""
 
     name = 'this process'
 
@@ -47,18 +52,18 @@ class InProcess:
         for number, arguments in enumerate(calls):
             yield number, function(*arguments, progress)
 
-    def pieces(
+    def tokenize(
         self, job: Job, directory: Path, shards: Sequence[tuple[int, Shard]], progress: Progress
-    ) -> Iterator[tuple[int, Piece]]:
+    ) -> Iterator[tuple[int, TokenizedShard]]:
         for number, shard in shards:
-            yield number, write_piece(job, directory, number, shard, progress)
+            yield number, write_shard(job, directory, number, shard, progress)
 
     def close(self) -> None:
         pass
 
 
 def make_engine(name: EngineName, workers: int | None, n_shards: int) -> Engine:
-    """The engine that a configuration names, for so many shards; `workers` None takes every core (of the cluster)."""
+    """Makes an engine for `n_shards` shards; `workers` None: one per core, or per CPU of the cluster."""
     if name == 'ray':
         from pretrax.data.tokenize.engine_ray import Ray
 
@@ -72,7 +77,7 @@ def make_engine(name: EngineName, workers: int | None, n_shards: int) -> Engine:
 
 
 def in_order(engine: Engine, function: Callable[..., Any], calls: Iterable[tuple], progress: Progress) -> Iterator[Any]:
-    """The results of the calls, in their order."""
+    """Yields the results of the calls in order."""
     waiting: dict[int, Any] = {}
     position = 0
     for number, result in engine.unordered(function, list(calls), progress):

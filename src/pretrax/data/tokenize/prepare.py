@@ -1,9 +1,9 @@
-"""A corpus -> a directory of flat-tokens, made once for each recipe (text, tokenizer, validation).
+"""Tokenizes a corpus to a flat-tokens directory, once per recipe (text, tokenizer, validation).
 
-The text is tokenised in shards, each into a piece (data/tokenize/pieces.py), by whatever engine there is (data/tokenize/engines.py). The
-pieces are laid end to end while they are made. They lie in a hidden directory beside the result: when a run is killed,
-the next one with the same recipe makes only those that are missing. Neither this nor the number of workers changes a
-byte of the result.
+An engine (data/tokenize/engines.py) tokenizes the shards of the text (data/tokenize/tokenized_shards.py), and they are
+concatenated in order. Finished shards are kept in a hidden directory next to the result until it is complete: after a
+kill, the next run with the same recipe tokenizes only the missing shards. The result is the same to the byte for any
+number of workers and interruptions.
 """
 
 import contextlib
@@ -19,32 +19,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pretrax.data.corpus.corpus import Corpus, Counts, Shard, shards
+from pretrax.data.corpus.corpus import Corpus, RowCounts, Shard, shards
 from pretrax.data.corpus.document import Document
 from pretrax.data.tokenize import sample
+from pretrax.data.tokenize.encode_shard import TRAIN, VALIDATION, Job
 from pretrax.data.tokenize.engines import Engine, EngineName, in_order, make_engine
-from pretrax.data.tokenize.pieces import TRAIN, VALIDATION, Job, Piece, find_piece, piece_name, read_piece
 from pretrax.data.tokenize.progress import TokenProgress
+from pretrax.data.tokenize.tokenized_shards import TokenizedShard, find_shard, read_shard, shard_name
 from pretrax.data.tokenizers.encoders import choose_encoder
 from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.data.tokenizers.tokenizer_files import TOKENIZER_JSON
-from pretrax.data.tokenizers.tokenizer_training import ModelName, train_and_say
+from pretrax.data.tokenizers.tokenizer_training import ModelName, train_and_report
 from pretrax.data.tokens.flat_tokens import VERSION, TokenizerIdentity, open_split
 from pretrax.data.tokens.flat_tokens_writer import Writer, create
 from pretrax.errors import UserError
 from pretrax.machine.atomic import write_file
 from pretrax.machine.locks import lock_directory
 
-SHARD_BYTES = 32 << 20  # of the text as it is stored: what a worker takes at a time
-# Where fewer whole documents than this would be held out, the end of each document is held out instead.
-_FEWEST_HELD_OUT = 8
+SHARD_BYTES = 32 << 20  # stored bytes of text per shard, the unit of work
+# If fewer whole documents than this would be held out, the end of each document is held out instead.
+_MIN_HELD_OUT = 8
 
 type Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Work:
-    """Who tokenises: `workers` None is every core, or every CPU of the cluster."""
+    """The engine and its workers; `workers` None: one per core, or per CPU of the cluster."""
 
     engine: EngineName = 'local'
     workers: int | None = None
@@ -59,15 +60,22 @@ def prepare(
     vocab_size: int,
     validation: float,
     work: Work | None = None,
-    place: Path | None = None,
+    out: Path | None = None,
 ) -> Path:
-    """The flat-tokens directory of this text: that of an earlier call, or a new one.
+    """Returns the flat-tokens directory of a text, and writes it unless it exists.
 
     Args:
-        directory: it lies here, named by the hash of its recipe.
-        tokenizer: the one to use; None trains one with at most vocab_size tokens.
+        corpus: the text.
+        directory: its parent; its name has the hash of the recipe.
+        say: prints a line.
+        tokenizer: None: train one with at most `vocab_size` tokens.
+        vocab_size: for a tokenizer to train.
         validation: fraction of the documents to hold out.
-        place: it lies here instead.
+        work: the engine and its workers.
+        out: the directory to write instead of one in `directory`.
+
+    Raises:
+        UserError: the text cannot be read, the files cannot be written, or a split is empty.
     """
     recipe = {
         'text': corpus.fingerprint(),
@@ -78,167 +86,172 @@ def prepare(
         'version': VERSION,
     }
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
-    place, named = place or directory / f'tokens-{key[:12]}', place is not None
-    if _is_there(place, named, recipe, say):
-        return place
+    path, named = out or directory / f'tokens-{key[:12]}', out is not None
+    if _is_there(path, named, recipe, say):
+        return path
     if not named:
-        _say_others(place, recipe, say)
-    pieces = place.parent / f'.{place.name}.{key[:12]}.pieces'
-    with _locked(pieces, say):
-        for left in pieces.glob('*.partial-*'):  # of a run that was killed
+        _say_others(path, recipe, say)
+    shards_dir = path.parent / f'.{path.name}.{key[:12]}.pieces'
+    with _locked(shards_dir, say):
+        for left in shards_dir.glob('*.partial-*'):  # left by a run that was killed
             shutil.rmtree(left, ignore_errors=True)
-        if _is_there(place, named, recipe, say):  # by now, from the process that was waited for
-            return place
+        if _is_there(path, named, recipe, say):  # the process that held the lock has written it
+            return path
         try:
-            _Preparation(corpus, pieces, say, validation, work or Work()).make(place, tokenizer, vocab_size, recipe)
+            _Preparation(corpus, shards_dir, say, validation, work or Work()).make(path, tokenizer, vocab_size, recipe)
         except BaseException:
-            kept = len(list(pieces.glob('*/counts.json')))
+            kept = len(list(shards_dir.glob('*/counts.json')))
             if kept:
-                say(f'tokens: not finished; {kept:,} shards are kept in {pieces}, and the next run goes on from there')
+                say(
+                    f'tokens: not finished; {kept:,} shards are kept in {shards_dir}, and the next run continues with the rest'
+                )
             else:
-                shutil.rmtree(pieces, ignore_errors=True)
+                shutil.rmtree(shards_dir, ignore_errors=True)
             raise
-        shutil.rmtree(pieces)
-    return place
+        shutil.rmtree(shards_dir)
+    return path
 
 
-def _locked(pieces: Path, say: Say) -> IO[str]:
-    """The lock of the directory of pieces; waits for another process that works in it."""
+def _locked(shards_dir: Path, say: Say) -> IO[str]:
+    """Locks the directory of finished shards; waits for another process that works in it."""
 
     def warn(reason: str) -> None:
-        say(f'tokens: {pieces} cannot be locked ({reason}); do not tokenise the same text twice at the same time')
+        say(f'tokens: {shards_dir} cannot be locked ({reason}); do not tokenize the same text twice at the same time')
 
     def before_waiting() -> None:
-        say(f'tokens: another process works in {pieces}; waiting for it')
+        say(f'tokens: another process works in {shards_dir}; waiting for it')
 
     try:
-        return lock_directory(pieces, warn, before_waiting)
+        return lock_directory(shards_dir, warn, before_waiting)
     except OSError as error:
-        raise UserError(f'{pieces.parent}: cannot write the tokens: {error.strerror}') from error
+        raise UserError(f'{shards_dir.parent}: cannot write the tokens: {error.strerror}') from error
 
 
-def _is_there(place: Path, named: bool, recipe: dict[str, Any], say: Say) -> bool:
-    if not place.exists():
+def _is_there(path: Path, named: bool, recipe: dict[str, Any], say: Say) -> bool:
+    if not path.exists():
         return False
-    if named and (differs := _difference(place, recipe)):
-        raise UserError(f'{place}: is there, and {differs}\n  remove it, or write to another directory')
-    say(f'tokens: reused from {place}: same text, tokenizer and validation')
+    if named and (differs := _difference(path, recipe)):
+        raise UserError(f'{path}: exists, and {differs}\n  remove it, or write to another directory')
+    say(f'tokens: reused from {path}: same text, tokenizer and validation')
     return True
 
 
-def _say_others(place: Path, recipe: dict[str, Any], say: Say) -> None:
-    for other in sorted(place.parent.glob('tokens-*')):
-        say(f'tokens: {other} {_difference(other, recipe)}; it stays, and the text is tokenised afresh')
-    for other in sorted(place.parent.glob('.tokens-*.pieces')):
-        if not other.name.startswith(f'.{place.name}.'):
-            say(f'tokens: {other} was begun with another recipe and is not finished; if it is not needed, remove it')
+def _say_others(path: Path, recipe: dict[str, Any], say: Say) -> None:
+    for other in sorted(path.parent.glob('tokens-*')):
+        say(f'tokens: {other} {_difference(other, recipe)}; it is kept, and the text is tokenized again')
+    for other in sorted(path.parent.glob('.tokens-*.pieces')):
+        if not other.name.startswith(f'.{path.name}.'):
+            say(f'tokens: {other} is unfinished and has another recipe; remove it if you do not need it')
 
 
 def _difference(other: Path, recipe: dict[str, Any]) -> str:
-    """How what is there differs from what the recipe makes; '' where it does not."""
+    """How an existing directory differs from the recipe; '' if it does not."""
     try:
         theirs = open_split(other, TRAIN).manifest.source
     except UserError as error:
-        return f'is of no use ({str(error).splitlines()[0]})'
+        return f'cannot be used ({str(error).splitlines()[0]})'
     different = [name for name in recipe if recipe[name] != theirs.get(name)]
-    return 'is of another ' + ' and '.join(different) if different else ''
+    return 'has another ' + ' and another '.join(different) if different else ''
 
 
 class _Preparation:
-    """One directory in the making."""
+    """Writes one flat-tokens directory."""
 
-    def __init__(self, corpus: Corpus, pieces: Path, say: Say, validation: float, work: Work):
-        self.corpus, self.pieces, self.say, self.validation = corpus, pieces, say, validation
+    def __init__(self, corpus: Corpus, shards_dir: Path, say: Say, validation: float, work: Work):
+        self.corpus, self.shards_dir, self.say, self.validation = corpus, shards_dir, say, validation
         self._n_shards = shards_for(corpus)
         self.engine: Engine = make_engine(work.engine, work.workers, self._n_shards)
-        self.n_documents: int | None = None  # where they were counted
+        self.n_documents: int | None = None  # None until they are counted
 
     @functools.cached_property
     def shards(self) -> list[Shard]:
         return _cut_in_shards(self.corpus, self._n_shards, self.engine)
 
     def _documents(self) -> Iterator[Document]:
-        """All of them. `corpus.documents` would look for duplicates once more."""
+        """All documents. `corpus.documents` would search for duplicates again."""
         return itertools.chain.from_iterable(shard.documents() for shard in self.shards)
 
-    def make(self, place: Path, tokenizer: Tokenizer | None, vocab_size: int, recipe: dict[str, Any]) -> None:
+    def make(self, path: Path, tokenizer: Tokenizer | None, vocab_size: int, recipe: dict[str, Any]) -> None:
         with contextlib.closing(self.engine):
             tokenizer = tokenizer or self._trained(vocab_size)
             cut = self._cuts()
             encoder, reason = choose_encoder(tokenizer, (document.text for document in self._documents()))
-            self.say(f'tokenizer: encodes through {encoder}: {reason}; by {self.engine.name}')
+            self.say(f'tokenizer: encodes with {encoder}: {reason}; by {self.engine.name}')
             job = Job(tokenizer.content, tokenizer.end_of_text, encoder, self.validation, cut)
             identity = TokenizerIdentity(
                 sha256=tokenizer.sha256, vocab_size=tokenizer.vocab_size, end_of_text=tokenizer.end_of_text
             )
             started = time.perf_counter()
-            with create(place, identity, tokenizer.content, recipe) as writer:
-                found = self._lay(job, writer)
+            with create(path, identity, tokenizer.content, recipe) as writer:
+                found = self._tokenize(job, writer)
                 try:
                     self._check(found, writer)
                 except UserError:
-                    shutil.rmtree(self.pieces)  # another run would come to the same
+                    shutil.rmtree(self.shards_dir)  # another run would fail in the same way
                     raise
-        self._report(place, writer, time.perf_counter() - started)
+        self._report(path, writer, time.perf_counter() - started)
 
     def _trained(self, vocab_size: int) -> Tokenizer:
-        """A tokenizer of the text; that of a run which was interrupted, if there was one."""
-        file = self.pieces / TOKENIZER_JSON
+        """A tokenizer trained on the text; that of an interrupted run if there is one."""
+        file = self.shards_dir / TOKENIZER_JSON
         if file.is_file():
-            self.say('tokenizer: trained by the run that was interrupted')
+            self.say('tokenizer: reused from the interrupted run')
             return Tokenizer(file.read_bytes(), str(file))
         tokenizer, self.n_documents = _train(self.engine, self.shards, self.say, vocab_size, 'bpe')
         write_file(file, tokenizer.content, sync=True)
         return tokenizer
 
     def _cuts(self) -> bool:
-        """Whether there are too few documents to hold out whole ones."""
+        """Whether the text has too few documents to hold out whole documents."""
         if not self.validation:
             return False
-        enough = math.ceil(_FEWEST_HELD_OUT / self.validation)
+        enough = math.ceil(_MIN_HELD_OUT / self.validation)
         n = self.n_documents
         if n is None:
             n = sum(1 for _ in itertools.islice(self._documents(), enough))
-        cut = n * self.validation < _FEWEST_HELD_OUT
+        cut = n * self.validation < _MIN_HELD_OUT
         if cut and n:
             self.say(
-                f'validation: {n:,} documents are too few to hold out whole ones, '
+                f'validation: {n:,} documents are too few to hold out whole documents, '
                 f'so the last {self.validation:.1%} of each is held out'
             )
         return cut
 
-    def _lay(self, job: Job, writer: Writer) -> list[Piece]:
-        """Make the pieces that are missing, and lay all of them end to end as soon as those before are there."""
-        made = {n: piece for n in range(len(self.shards)) if (piece := find_piece(self.pieces, n))}
+    def _tokenize(self, job: Job, writer: Writer) -> list[TokenizedShard]:
+        """Tokenizes the missing shards, and appends each shard as soon as all shards before it are appended."""
+        made = {n: shard for n in range(len(self.shards)) if (shard := find_shard(self.shards_dir, n))}
         missing = [(n, shard) for n, shard in enumerate(self.shards) if n not in made]
-        for n, _ in missing:  # what a disk lost of a piece must not stand in the way of a new one
-            shutil.rmtree(self.pieces / piece_name(n), ignore_errors=True)
+        for n, _ in missing:  # a damaged directory would block the new one
+            shutil.rmtree(self.shards_dir / shard_name(n), ignore_errors=True)
         if made:
-            self.say(f'tokens: {len(made):,} of {len(self.shards):,} shards were finished before')
-        laid: list[Piece] = []
+            self.say(f'tokens: {len(made):,} of {len(self.shards):,} shards were finished by an earlier run')
+        appended: list[TokenizedShard] = []
 
-        def lay() -> None:
-            while (piece := made.get(len(laid))) is not None:
-                for block in read_piece(self.pieces, len(laid), piece):
+        def append_ready() -> None:
+            while (shard := made.get(len(appended))) is not None:
+                for documents in read_shard(self.shards_dir, len(appended), shard):
                     writer.append_encoded(
-                        block.split, block.encoded, block.mask,
-                        n_bytes=block.n_bytes, predicted_bytes=block.predicted_bytes,
-                    )  # fmt: skip
-                laid.append(piece)
+                        documents.split,
+                        documents.encoded,
+                        documents.mask,
+                        n_bytes=documents.n_bytes,
+                        predicted_bytes=documents.predicted_bytes,
+                    )
+                appended.append(shard)
 
         with TokenProgress(sum(shard.size for shard in self.shards), self.say) as progress:
             for number in made:
                 progress.skip(self.shards[number].size)
-            lay()
-            for number, piece in self.engine.pieces(job, self.pieces, missing, progress):
-                made[number] = piece
+            append_ready()
+            for number, shard in self.engine.tokenize(job, self.shards_dir, missing, progress):
+                made[number] = shard
                 progress.finished(self.shards[number].size)
-                lay()
-        return laid
+                append_ready()
+        return appended
 
-    def _check(self, found: list[Piece], writer: Writer) -> None:
-        """Every document in is a document out, and no split is empty."""
-        rows, cut = sum((piece.rows for piece in found), Counts()), sum(piece.cut for piece in found)
+    def _check(self, found: list[TokenizedShard], writer: Writer) -> None:
+        """Checks that the output has every kept document, and that no split is empty."""
+        rows, cut = sum((shard.rows for shard in found), RowCounts()), sum(shard.cut for shard in found)
         assert len(found) == len(self.shards)
         assert rows.read == rows.kept + sum(rows.left_out.values()), rows
         assert rows.kept + cut == sum(counts.documents for counts in writer.counts.values()), (rows, cut)
@@ -248,12 +261,12 @@ class _Preparation:
         for split in (TRAIN, VALIDATION) if self.validation else (TRAIN,):
             if split not in writer.counts:
                 raise UserError(
-                    f'data.validation: {self.validation} of {rows.kept:,} documents leaves {split} with nothing\n'
-                    '  change the fraction, give more text, or hold nothing out: data.validation=0'
+                    f'data.validation: {self.validation} of {rows.kept:,} documents leaves {split} empty\n'
+                    '  change the fraction, give more text, or disable validation: data.validation=0'
                 )
         writer.account(read=rows.read, kept=rows.kept, cut=cut, left_out=dict(sorted(rows.left_out.items())))
 
-    def _report(self, place: Path, writer: Writer, seconds: float) -> None:
+    def _report(self, path: Path, writer: Writer, seconds: float) -> None:
         n_tokens = sum(counts.tokens for counts in writer.counts.values())
         for split, counts in writer.counts.items():
             masked = (
@@ -261,13 +274,13 @@ class _Preparation:
             )
             self.say(
                 f'tokens: {split} {counts.documents:,} documents, {counts.tokens:,} tokens{masked}, '
-                f'{(counts.bytes or 0) / counts.tokens:.2f} bytes a token'
+                f'{(counts.bytes or 0) / counts.tokens:.2f} bytes per token'
             )
-        self.say(f'prepared: {place} in {seconds:.1f} s, {n_tokens / seconds / 1e6:.2f} M tokens/s')
+        self.say(f'prepared: {path} in {seconds:.1f} s, {n_tokens / seconds / 1e6:.2f} M tokens/s')
 
 
 def train_on_corpus(corpus: Corpus, say: Say, vocab_size: int, model: ModelName, work: Work) -> Tokenizer:
-    """A tokenizer trained on a sample of a corpus."""
+    """Trains a tokenizer on a sample of a corpus."""
     n_shards = shards_for(corpus)
     with contextlib.closing(make_engine(work.engine, work.workers, n_shards)) as engine:
         return _train(engine, _cut_in_shards(corpus, n_shards, engine), say, vocab_size, model)[0]
@@ -276,16 +289,16 @@ def train_on_corpus(corpus: Corpus, say: Say, vocab_size: int, model: ModelName,
 def _train(
     engine: Engine, shards: Sequence[Shard], say: Say, vocab_size: int, model: ModelName
 ) -> tuple[Tokenizer, int]:
-    """The tokenizer, and how many documents there are."""
+    """Returns the tokenizer and the number of documents."""
     with TokenProgress(sum(shard.size for shard in shards), say, 'sample') as progress:
         rows, n_bytes, chosen = sample.sample(engine, shards, progress)
     _refuse_empty(rows)
     say(f'tokenizer: trains on {rows.kept:,} documents, {n_bytes / 1e6:,.1f} MB')
-    return train_and_say(chosen, vocab_size, say, model), rows.kept
+    return train_and_report(chosen, vocab_size, say, model), rows.kept
 
 
 def shards_for(corpus: Corpus) -> int:
-    """In how many shards a corpus is tokenised; depends on nothing else."""
+    """The number of shards of a corpus; depends only on the corpus."""
     return max(1, math.ceil(corpus.size / SHARD_BYTES))
 
 
@@ -297,6 +310,6 @@ def _cut_in_shards(corpus: Corpus, n_shards: int, engine: Engine) -> list[Shard]
     return shards(corpus, n_shards, map=mapped)  # pyright: ignore[reportArgumentType]
 
 
-def _refuse_empty(rows: Counts) -> None:
+def _refuse_empty(rows: RowCounts) -> None:
     if not rows.kept:
-        raise UserError(f'data.text: no document holds any text\n  {rows.lines()[0]}')
+        raise UserError(f'data.text: no document has any text\n  {rows.lines()[0]}')

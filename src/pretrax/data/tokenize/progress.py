@@ -1,4 +1,4 @@
-"""How far tokenising is: a bar in a terminal, a plain line now and then anywhere else.
+"""Reports the progress of tokenization: a bar in a terminal, otherwise a line every few seconds.
 
 tokens: 34% of the text, 12.3 M tokens, 4.51 M tokens/s, 0:42 left
 """
@@ -15,9 +15,9 @@ EVERY = 10.0  # seconds between plain lines
 
 
 class TokenProgress:
-    """Takes bytes of text and tokens as they come, and the stored size of each shard that is done.
+    """Counts text and tokens as they are processed, and the stored size of each finished shard.
 
-    How far it is inside a shard is estimated: stored bytes are to text as they were in the shards that are done.
+    Progress within a shard is an estimate: it assumes the ratio of stored bytes to text of the finished shards.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class TokenProgress:
             self._bar.stop()
 
     def skip(self, size: int) -> None:
-        """A shard of so many stored bytes was done before."""
+        """Counts a shard of `size` stored bytes that an earlier run finished."""
         self._done += size
         self._skipped += size
 
@@ -61,7 +61,7 @@ class TokenProgress:
         self._show(0.1 if self._bar else EVERY)
 
     def finished(self, size: int) -> None:
-        """A shard of so many stored bytes is done."""
+        """Counts a shard of `size` stored bytes as finished."""
         self._done += size
         self._text_done = self._text
         self._show(0.1 if self._bar else EVERY)
@@ -69,8 +69,8 @@ class TokenProgress:
     @property
     def fraction(self) -> float:
         begun = self._text - self._text_done
-        stored_a_byte = (self._done - self._skipped) / self._text_done if self._text_done else 1.0
-        return min(1.0, (self._done + begun * stored_a_byte) / self._total)
+        stored_per_byte = (self._done - self._skipped) / self._text_done if self._text_done else 1.0
+        return min(1.0, (self._done + begun * stored_per_byte) / self._total)
 
     def line(self) -> str:
         seconds = self._clock() - self._started

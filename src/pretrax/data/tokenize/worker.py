@@ -1,7 +1,7 @@
-"""A process that works for data/tokenize/engine_local.py: calls come in by standard input, answers go out by standard output.
+"""A worker process of data/tokenize/engine_local.py: reads calls from standard input, writes answers to standard output.
 
-Frames are pickles; both ends are pretrax's own, of one run. A parent that is gone is noticed when the next progress is
-told or the next call is waited for, so that a killed run leaves no workers behind.
+Messages are pickles between two processes of the same run. If the parent is killed, the worker ends at its next progress
+report or when it waits for the next call.
 """
 
 import os
@@ -16,7 +16,7 @@ from pretrax.errors import UserError
 def main() -> None:
     calls = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), 'wb')
-    os.dup2(2, 1)  # what a library prints must not come between the frames
+    os.dup2(2, 1)  # output of libraries must not mix with the messages
 
     def progress(n_bytes: int, n_tokens: int) -> None:
         send(answers, ('progress', (n_bytes, n_tokens)))
@@ -31,14 +31,14 @@ def main() -> None:
         except BrokenPipeError:
             raise
         except UserError as error:
-            answer = ('mistake', str(error))
+            answer = ('user error', str(error))
         except Exception:
-            answer = ('defect', traceback.format_exc())
+            answer = ('failure', traceback.format_exc())
         send(answers, answer)
 
 
-def send(stream: BinaryIO, frame: Any) -> None:
-    pickle.dump(frame, stream, protocol=pickle.HIGHEST_PROTOCOL)
+def send(stream: BinaryIO, message: Any) -> None:
+    pickle.dump(message, stream, protocol=pickle.HIGHEST_PROTOCOL)
     stream.flush()
 
 
@@ -46,4 +46,4 @@ if __name__ == '__main__':
     try:
         main()
     except (BrokenPipeError, KeyboardInterrupt):
-        os._exit(1)  # nobody is left to read, and flushing what is not sent would fail again
+        os._exit(1)  # the parent is gone, and flushing would fail again

@@ -1,11 +1,11 @@
-"""The fastest way to encode with a tokenizer that gives the same ids as `tokenizers`.
+"""Chooses the fastest encoder that gives the same ids as the library `tokenizers`.
 
-    bytes        the bytes of the text are its ids
-    fastokens    a faster implementation of byte-level BPE, where it knows every part of the tokenizer.json
+    bytes        the ids are the bytes of the text
+    fastokens    a faster byte-level BPE, if it supports every part of the tokenizer.json
     tokenizers   everything else
 
-`choose_encoder` compares the candidate with `tokenizers` on difficult strings and on text of the corpus before it is
-trusted. It says which one it takes and why: on one core fastokens is some 20 times as fast.
+`choose_encoder` compares the candidate with `tokenizers` on difficult strings and on text of the corpus, and returns its
+choice with the reason. On one core, fastokens is about 20 times as fast.
 """
 
 import importlib.metadata
@@ -20,12 +20,12 @@ from pretrax.data.tokenizers.tokenizer import PROBES, Tokenizer
 from pretrax.data.tokenizers.tokenizer_files import is_bytes
 
 type EncoderName = Literal['bytes', 'fastokens', 'tokenizers']
-COMPARED_CHARACTERS = 1 << 18  # of the corpus
+COMPARED_CHARACTERS = 1 << 18  # of the corpus, compared before an encoder is used
 _COMPARED_AT_ONCE = 1 << 14
 
 
 class Encoded(NamedTuple):
-    """The tokens of some texts: ids uint32 of all of them in a row, and offsets int64 [texts + 1] into these."""
+    """The tokens of some texts: the concatenated ids, uint32, and the offsets of the texts in them, int64 [texts + 1]."""
 
     ids: np.ndarray
     offsets: np.ndarray
@@ -34,13 +34,15 @@ class Encoded(NamedTuple):
 type Encoder = Callable[[Sequence[str]], Encoded]
 
 
-class Choice(NamedTuple):
+class EncoderChoice(NamedTuple):
+    """The encoder to use, and the reason, for messages."""
+
     name: EncoderName
     reason: str
 
 
 def make_encoder(tokenizer: Tokenizer, name: EncoderName) -> Encoder:
-    """The encoder of that name. Raises ValueError where it does not know the tokenizer."""
+    """Makes an encoder. Raises ValueError if it does not support the tokenizer."""
     match name:
         case 'bytes':
             return _encode_bytes
@@ -50,17 +52,21 @@ def make_encoder(tokenizer: Tokenizer, name: EncoderName) -> Encoder:
             return lambda texts: _joined(tokenizer.encode_batch(texts))
 
 
-def choose_encoder(tokenizer: Tokenizer, texts: Iterable[str]) -> Choice:
-    """The fastest encoder whose ids equal those of `tokenizers` on PROBES and on the first texts, and why it is that.
+def choose_encoder(tokenizer: Tokenizer, texts: Iterable[str]) -> EncoderChoice:
+    """The fastest encoder that gives the ids of `tokenizers` on PROBES and on the first texts.
 
-    texts: of the corpus; as many are read as COMPARED_CHARACTERS needs.
+    Args:
+        tokenizer: the tokenizer.
+        texts: of the corpus; COMPARED_CHARACTERS of them are read.
     """
     if is_bytes(tokenizer):
-        return Choice('bytes', 'each byte of the text is a token')
+        return EncoderChoice('bytes', 'each byte of the text is a token')
     try:
         candidate = make_encoder(tokenizer, 'fastokens')
     except ValueError as error:
-        return Choice('tokenizers', f'slower, since fastokens does not know this tokenizer ({_first_line(error)})')
+        return EncoderChoice(
+            'tokenizers', f'slower, since fastokens does not support this tokenizer ({_first_line(error)})'
+        )
     compared = 0
     for batch in itertools.batched(itertools.chain(PROBES, _limited(texts)), 256):
         ours, theirs = candidate(batch), _joined(tokenizer.encode_batch(batch))
@@ -68,10 +74,12 @@ def choose_encoder(tokenizer: Tokenizer, texts: Iterable[str]) -> Choice:
             different = next(
                 n for n, text in enumerate(batch) if candidate([text]).ids.tolist() != tokenizer.encode(text)
             )
-            return Choice('tokenizers', f'slower, since fastokens gives other ids for {batch[different][:40]!r}')
+            return EncoderChoice('tokenizers', f'slower, since fastokens gives other ids for {batch[different][:40]!r}')
         compared += len(theirs.ids)
     version = importlib.metadata.version('fastokens')
-    return Choice('fastokens', f'version {version}, the same ids as tokenizers in a sample of {compared:,} tokens')
+    return EncoderChoice(
+        'fastokens', f'version {version}, the same ids as tokenizers in a sample of {compared:,} tokens'
+    )
 
 
 def _limited(texts: Iterable[str]) -> Iterable[str]:

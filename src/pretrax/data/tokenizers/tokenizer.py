@@ -1,8 +1,8 @@
-"""Text <-> token ids: what a `tokenizer.json` says, whatever it was made from (data/tokenizers/tokenizer_files.py finds one).
+"""Converts text to token ids and back, as a `tokenizer.json` defines it.
 
-This wraps `tokenizers` so that nothing is added to, cut from or read into the text: no padding, no truncation, no
-template, no BPE dropout, and a special token's name inside a document is ordinary text. It is the reference for the
-faster encoders in data/tokenizers/encoders.py.
+This wraps the library `tokenizers` so that encoding never changes the text: no padding, no truncation, no template, no
+BPE dropout, and the name of a special token inside a document is ordinary text. It is the reference for the faster
+encoders in data/tokenizers/encoders.py.
 """
 
 import functools
@@ -19,10 +19,10 @@ from tokenizers import decoders
 from pretrax.errors import UserError
 
 END_OF_TEXT = '<|endoftext|>'
-# What published tokenizers call it, in the order in which they are looked for.
+# Its names in published tokenizers; the first one found is used.
 _END_OF_TEXT_NAMES = (END_OF_TEXT, '<|end_of_text|>', '<eos>', '</s>')
-# Where implementations differ if they differ: contractions, digits, blanks of all kinds, long runs, marks that combine,
-# characters beyond 16 bits, names of special tokens, what normalisation changes.
+# Strings on which implementations may differ: contractions, digits, all kinds of spaces, long runs, combining marks,
+# characters beyond 16 bits, names of special tokens, characters that normalization changes.
 PROBES = (
     '', ' ', '\n', ' \n ', '\r\n', '\t\tx', '   three  blanks ', 'x\n\n\n  y', 'x \n \r y', '\u00a0\u2009\u3000x',
     "I'll WE'VE don't 'S ''s can\u2019t", '0 12 123 1234 12345 \u0663\u0664 \u00b2\u00bd \u2163', '!!! ?!.,;: -- ---- ==',
@@ -35,15 +35,19 @@ _BYTE = re.compile('<0x[0-9A-F]{2}>')
 
 
 class Tokenizer:
-    """Token ids of text and back.
-
-    Attributes: vocab_size (largest id + 1), end_of_text (the id that ends every document), content (the bytes of
-    tokenizer.json), sha256 (of those) and settings (content without what would change the text, as a dict).
+    """Encodes text to token ids and decodes them.
 
     Args:
-        content: of a tokenizer.json.
-        name: what errors call it.
-        end_of_text: None takes the first token with one of the usual names.
+        content: the bytes of a tokenizer.json.
+        name: of the tokenizer, for messages.
+        end_of_text: None: the first token with one of the usual names.
+
+    Attributes:
+        vocab_size: the largest id plus 1.
+        end_of_text: the id that ends every document.
+        content: the bytes of tokenizer.json.
+        sha256: of `content`.
+        settings: `content` as a dict, without the parts that would change the text.
     """
 
     def __init__(self, content: bytes, name: str, end_of_text: int | None = None):
@@ -54,11 +58,13 @@ class Tokenizer:
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.end_of_text = _end_of_text(vocabulary, name) if end_of_text is None else end_of_text
         if not 0 <= self.end_of_text < self.vocab_size:
-            raise UserError(f'{name}: end-of-text is {self.end_of_text}, and it has {self.vocab_size:,} tokens')
+            raise UserError(
+                f'{name}: end-of-text is {self.end_of_text}, but the tokenizer has {self.vocab_size:,} tokens'
+            )
         self._byte_level = isinstance(self._backend.decoder, decoders.ByteLevel)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the text alone; no end-of-text token is added."""
+        """The ids of the text, without an end-of-text token."""
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -66,23 +72,23 @@ class Tokenizer:
         return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids; special tokens show by name."""
+        """The text of the ids; special tokens appear by name."""
         return self._backend.decode(ids, skip_special_tokens=False)
 
     def token_id(self, name: str) -> int | None:
-        """The id of the token with that name, None where there is none."""
+        """The id of the token with this name, or None."""
         return self._backend.token_to_id(name)
 
     def byte_length(self, token: int) -> int:
-        """How many bytes of text a token stands for."""
+        """The number of UTF-8 bytes of text of a token."""
         return int(self.byte_lengths[token])
 
     def token_starts(self, text: str, ids: np.ndarray) -> np.ndarray:
-        """Where in the UTF-8 bytes of a text each of its tokens begins, int64 [ids + 1]; the last is the end."""
+        """Where each token starts in the UTF-8 bytes of the text, int64 [ids + 1]; the last entry is the end."""
         size = len(text.encode())
         if self._byte_level and self.settings.get('normalizer') is None:
             lengths = self.byte_lengths[ids]
-            if lengths.sum() == size:  # not so where a blank is put before the text
+            if lengths.sum() == size:  # false if the tokenizer prepends a space
                 return np.append(0, np.cumsum(lengths))
         encoding = self._backend.encode(text, add_special_tokens=False)
         assert np.array_equal(encoding.ids, ids)
@@ -101,22 +107,22 @@ class Tokenizer:
 
     def _length(self, token: int, added: str | None) -> int:
         written = self._backend.id_to_token(token) or ''
-        if not self._byte_level and _BYTE.fullmatch(written):  # for a byte of a character outside the vocabulary
+        if not self._byte_level and _BYTE.fullmatch(written):  # a byte of a character outside the vocabulary
             return 1
         if added is not None:
             return len(added.encode())
-        if self._byte_level:  # each character of a byte-level token is one byte, even where it is part of a character
+        if self._byte_level:  # each letter of a byte-level token is one byte of the text
             return len(written)
         return len(self.decode([token]).encode())
 
 
-_LONGER = (0x80, 0x800, 0x10000)  # from each of these on, UTF-8 takes a byte more
+_LONGER = (0x80, 0x800, 0x10000)  # from each of these code points on, UTF-8 needs another byte
 
 
 def _load(content: bytes, name: str) -> tuple[dict[str, Any], tokenizers.Tokenizer]:
     try:
         settings = json.loads(content)
-        # Cutting, filling, templates and random merges (BPE dropout) would make the tokens differ from the text.
+        # Truncation, padding, templates and BPE dropout would make the tokens differ from the text.
         settings['truncation'] = settings['padding'] = settings['post_processor'] = None
         settings['model'] |= {'dropout': None} if 'dropout' in settings['model'] else {}
         backend = tokenizers.Tokenizer.from_buffer(json.dumps(settings).encode())
@@ -131,8 +137,8 @@ def _end_of_text(vocabulary: dict[str, int], name: str) -> int:
         if candidate in vocabulary:
             return vocabulary[candidate]
     raise UserError(
-        f'{name}: no token that ends a document\n  expected one of {", ".join(_END_OF_TEXT_NAMES)}\n'
+        f'{name}: no end-of-text token\n  expected one of {", ".join(_END_OF_TEXT_NAMES)}\n'
         f'  its first tokens: {", ".join(sorted(vocabulary, key=vocabulary.__getitem__)[:8])}\n'
-        '  if it has another name, give the directory of tokenizer.json with a tokenizer_config.json that says\n'
-        '  {"eos_token": "NAME"}'
+        '  if it has another name, give the directory of tokenizer.json with a tokenizer_config.json\n'
+        '  that has {"eos_token": "NAME"}'
     )

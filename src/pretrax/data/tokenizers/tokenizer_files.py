@@ -1,6 +1,6 @@
-"""The tokenizer that a user names: a tokenizer.json, a Hugging Face directory, `tiktoken:NAME`, or `bytes`.
+"""Loads the tokenizer that a user names: a tokenizer.json, a Hugging Face directory, `tiktoken:NAME`, or `bytes`.
 
-Each becomes the content of a `tokenizer.json`, so that whatever reads the tokens later needs only that one file.
+Each is converted to a `tokenizer.json`, the only file that readers of the tokens need.
 """
 
 import json
@@ -23,7 +23,7 @@ TOKENIZER_JSON = 'tokenizer.json'
 
 
 def load_tokenizer(spec: str | Path) -> Tokenizer:
-    """The tokenizer that a specification names. Raises UserError for what is none or cannot end a document."""
+    """Loads a tokenizer. Raises UserError if it cannot be read or has no end-of-text token."""
     if spec == BYTES:
         return bytes_tokenizer()
     if str(spec).startswith(TIKTOKEN):
@@ -34,13 +34,13 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     if not path.is_file():
         raise UserError(
             f'{path}: no such tokenizer.json file\n  {nearest(path)}\n'
-            f'  expected a tokenizer.json, a directory that holds one, {TIKTOKEN}NAME or {BYTES}'
+            f'  expected a tokenizer.json, a directory with one, {TIKTOKEN}NAME or {BYTES}'
         )
     return Tokenizer(path.read_bytes(), str(path))
 
 
 def bytes_tokenizer() -> Tokenizer:
-    """257 tokens: the id of a byte is its value, and 256 ends a document."""
+    """A tokenizer of 257 tokens: the id of a byte is its value, and 256 is the end-of-text token."""
     letters = byte_letters()
     vocabulary = {letters[byte]: byte for byte in range(256)}
     return Tokenizer(_byte_level_json(vocabulary, [], {END_OF_TEXT: 256}, None), BYTES)
@@ -51,10 +51,10 @@ def is_bytes(tokenizer: Tokenizer) -> bool:
 
 
 def of_tiktoken(encoding: 'tiktoken.Encoding') -> Tokenizer:
-    """The same tokenizer as a `tokenizer.json`. Raises UserError where the two give different ids.
+    """Converts a tiktoken encoding. Raises UserError if the result gives different ids.
 
-    tiktoken merges whichever two neighbours make the token of the lowest rank. So every way to put a token together from
-    two others is a merge here, in the order of the tokens' ranks.
+    tiktoken merges the two neighbors that form the token of the lowest rank. So every pair of tokens that form another
+    token becomes a merge, in the order of ranks.
     """
     letters = byte_letters()
     ranks: dict[bytes, int] = encoding._mergeable_ranks
@@ -70,14 +70,14 @@ def of_tiktoken(encoding: 'tiktoken.Encoding') -> Tokenizer:
     for text in PROBES:
         if tokenizer.encode(text) != encoding.encode_ordinary(text):
             raise UserError(
-                f'{TIKTOKEN}{encoding.name}: its rules cannot be written as a tokenizer.json: {text[:40]!r} would become\n'
-                f'  other ids than in tiktoken\n  give a tokenizer.json of this tokenizer instead'
+                f'{TIKTOKEN}{encoding.name}: its rules cannot be converted to a tokenizer.json: {text[:40]!r} gives\n'
+                f'  other ids than in tiktoken\n  use a tokenizer.json of this tokenizer instead'
             )
     return tokenizer
 
 
 def byte_letters() -> list[str]:
-    """The letter that stands for each byte in a byte-level vocabulary: itself where it can be seen. Radford et al. 2019."""
+    """The letter for each byte in a byte-level vocabulary; printable characters stand for themselves. Radford et al. 2019."""
     seen = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *range(ord('®'), ord('ÿ') + 1)]
     letters = {byte: chr(byte) for byte in seen}
     for byte in range(256):
@@ -89,7 +89,7 @@ def byte_letters() -> list[str]:
 def _byte_level_json(
     vocabulary: dict[str, int], merges: list[list[str]], special: dict[str, int], pattern: str | None
 ) -> bytes:
-    """A tokenizer.json that cuts text where the pattern says (None: nowhere) and merges bytes inside the pieces."""
+    """A byte-level BPE tokenizer.json that splits text by the pattern (None: no split) before merging bytes."""
     letters = {'type': 'ByteLevel', 'add_prefix_space': False, 'trim_offsets': True, 'use_regex': False}
     cut = {'type': 'Split', 'pattern': {'Regex': pattern}, 'behavior': 'Isolated', 'invert': False}
     flags = {'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False, 'special': True}
@@ -114,7 +114,7 @@ def _byte_level_json(
 
 
 def _portable(pattern: str) -> str:
-    """tiktoken's pattern for Oniguruma, where `{1,3}+` would repeat the group instead of keeping what it has taken."""
+    """tiktoken's pattern for Oniguruma, in which `{1,3}+` is not possessive but repeats the group."""
     return re.sub(r'(\\p\{\w+\}|\\.|\[(?:[^\]\\]|\\.)*\]|[^\s()\[\]])(\{\d+(?:,\d*)?\})\+', r'(?>\1\2)', pattern)
 
 
@@ -129,10 +129,10 @@ def _named_tiktoken(name: str) -> Tokenizer:
         raise UserError(
             f'{TIKTOKEN}{name}: {str(error).splitlines()[0]}\n  expected one of {", ".join(tiktoken.list_encoding_names())}'
         ) from None
-    except OSError as error:  # requests' exceptions are of this kind
+    except OSError as error:  # includes the exceptions of requests
         raise UserError(
             f'{TIKTOKEN}{name}: tiktoken cannot download it: {type(error).__name__}\n'
-            '  without a network set TIKTOKEN_CACHE_DIR to a directory where it was downloaded before'
+            '  without a network, set TIKTOKEN_CACHE_DIR to a directory with the downloaded file'
         ) from None
     return of_tiktoken(encoding)
 
@@ -142,21 +142,21 @@ def _of_directory(path: Path) -> Tokenizer:
     if not file.is_file():
         raise UserError(
             f'{path}: no tokenizer.json in this directory\n  {nearest(file)}\n'
-            f'  transformers makes one: AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained(DIRECTORY)'
+            f'  transformers can write one: AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained(DIRECTORY)'
         )
     content = file.read_bytes()
-    name, said_in = _eos_token(path)
+    name, found_in = _eos_token(path)
     if name is None:
         return Tokenizer(content, str(file))
     tokenizer = Tokenizer(content, str(file), end_of_text=0)  # to look the name up
     token = tokenizer.token_id(name)
     if token is None:
-        raise UserError(f'{said_in}: eos_token {name!r} is no token of {file}\n  write a token that is')
+        raise UserError(f'{found_in}: eos_token {name!r} is not a token of {file}\n  use the name of an existing token')
     return Tokenizer(content, str(file), end_of_text=token)
 
 
 def _eos_token(path: Path) -> tuple[str | None, Path]:
-    """The name of the token that ends a text, by the files that transformers writes."""
+    """The name of the end-of-text token in the files of transformers, and the file."""
     file = path
     for file in (path / 'tokenizer_config.json', path / 'special_tokens_map.json'):
         if not file.is_file():

@@ -1,4 +1,4 @@
-"""Training a tokenizer on text: byte-level BPE or Unigram, saved as `tokenizer.json`."""
+"""Trains a byte-level BPE or Unigram tokenizer on text."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -15,11 +15,10 @@ _SHOWN = {'bpe': 'byte-level BPE', 'unigram': 'byte-level Unigram'}
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, model: ModelName = 'bpe') -> Tokenizer:
-    """A byte-level tokenizer with at most vocab_size tokens: <|endoftext|> is 0, then come the bytes and what is made
-    of them.
+    """Trains a byte-level tokenizer with at most `vocab_size` tokens: <|endoftext|> is 0, then bytes and longer tokens.
 
-    Every string of Unicode text has an encoding, and decoding it gives the string back. A BPE does not depend on the
-    order of the texts or the number of cores. Sennrich et al. 2016, arXiv:1508.07909; Kudo 2018, arXiv:1804.10959;
+    Every Unicode string can be encoded, and decoding restores it. A BPE does not depend on the order of the texts or the
+    number of cores. Sennrich et al. 2016, arXiv:1508.07909; Kudo 2018, arXiv:1804.10959;
     Radford et al. 2019 (bytes).
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -39,13 +38,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, model: ModelName = 'b
     return Tokenizer(backend.to_str(pretty=True).encode(), 'the trained tokenizer')
 
 
-def train_and_say(
+def train_and_report(
     sample: list[str], vocab_size: int, say: Callable[[str], None], model: ModelName = 'bpe'
 ) -> Tokenizer:
-    """`train_tokenizer`, and what came of it."""
+    """Runs `train_tokenizer` and prints a summary."""
     started = time.perf_counter()
     tokenizer = train_tokenizer(sample, vocab_size, model)
-    short = '' if tokenizer.vocab_size == vocab_size else f' (the text has no more; {vocab_size:,} were asked for)'
+    short = '' if tokenizer.vocab_size == vocab_size else f' (the text does not yield the requested {vocab_size:,})'
     say(
         f'tokenizer: {_SHOWN[model]} of {tokenizer.vocab_size:,} tokens{short}, trained on '
         f'{sum(map(len, sample)) / 1e6:,.1f} M characters in {time.perf_counter() - started:.1f} s'

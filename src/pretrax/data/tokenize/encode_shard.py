@@ -1,0 +1,171 @@
+"""Encodes the documents of a shard: assigns them to splits, tokenizes them, and marks the tokens that count."""
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from pretrax.data.corpus.corpus import Shard
+from pretrax.data.corpus.document import Document
+from pretrax.data.corpus.selection import RowCounts
+from pretrax.data.tokenizers.encoders import Encoder, EncoderName, make_encoder
+from pretrax.data.tokenizers.tokenizer import Tokenizer
+
+TRAIN, VALIDATION = 'train', 'validation'
+_ENCODED_AT_ONCE = 4 << 20  # characters
+
+type Progress = Callable[[int, int], None]  # bytes of text and tokens since the last call
+
+
+@dataclass(frozen=True)
+class Job:
+    """How to encode documents. Picklable.
+
+    Attributes:
+        tokenizer: content of a tokenizer.json.
+        end_of_text: the id that ends every document.
+        encoder: name of the encoder.
+        validation: fraction to hold out.
+        cut: whether the end of each document is held out instead of whole documents.
+    """
+
+    tokenizer: bytes
+    end_of_text: int
+    encoder: EncoderName
+    validation: float
+    cut: bool
+
+    @functools.cached_property
+    def tools(self) -> tuple[Tokenizer, Encoder]:
+        tokenizer = Tokenizer(self.tokenizer, 'the tokenizer', self.end_of_text)
+        return tokenizer, make_encoder(tokenizer, self.encoder)
+
+    def __getstate__(self) -> dict:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+class EncodedDocuments(NamedTuple):
+    """Whole documents of one split.
+
+    Attributes:
+        split: its name.
+        encoded: uint32 [tokens], `2 * id + starts_a_document`.
+        mask: bool [tokens], whether each token counts as a target; None: all count.
+        n_documents: number of documents.
+        n_bytes, predicted_bytes: as in `TokenCounts`.
+    """
+
+    split: str
+    encoded: np.ndarray
+    mask: np.ndarray | None
+    n_documents: int
+    n_bytes: int
+    predicted_bytes: int
+
+
+class SplitText(NamedTuple):
+    """A document, or a part of one, that belongs to one split; `answers` as in `Document`."""
+
+    split: str
+    text: str
+    answers: tuple[tuple[int, int], ...] | None
+
+
+def encode_shard(job: Job, shard: Shard, rows: RowCounts, cut: list[int]) -> Iterator[EncodedDocuments]:
+    """Yields the tokens of a shard in order. `rows` counts the rows, and `cut` gets a 1 per document in two splits."""
+    for batch in _batches(shard.documents(rows), job, cut):
+        for split in (TRAIN, VALIDATION):
+            if parts := [part for part in batch if part.split == split]:
+                yield _encode(job, split, parts)
+
+
+def held_out(text: str, validation: float) -> bool:
+    """Whether a document is in the validation split; depends only on its text."""
+    return text_hash(text) < validation * 2**64
+
+
+def text_hash(text: str) -> int:
+    """A 64-bit hash of the text."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], 'little')
+
+
+def n_bytes_of(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _batches(documents: Iterable[Document], job: Job, cut: list[int]) -> Iterator[list[SplitText]]:
+    batch: list[SplitText] = []
+    size = 0
+    for document in documents:
+        parts = _cut(document, job.validation) if job.cut else [_whole(document, job.validation)]
+        if len(parts) > 1:
+            cut.append(1)
+        batch += parts
+        size += len(document.text)
+        if size >= _ENCODED_AT_ONCE:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _whole(document: Document, validation: float) -> SplitText:
+    split = VALIDATION if validation and held_out(document.text, validation) else TRAIN
+    return SplitText(split, document.text, document.answers)
+
+
+def _cut(document: Document, validation: float) -> list[SplitText]:
+    """Cuts a document in two at the end of a line; an empty part is dropped."""
+    text, _, answers = document
+    n_held_out = int(len(text) * validation)
+    end = len(text) - n_held_out
+    end = text.rfind('\n', max(0, end - n_held_out), end) + 1 or end
+    parts = []
+    for split, start, stop in ((TRAIN, 0, end), (VALIDATION, end, len(text))):
+        if start < stop:
+            inside = None
+            if answers is not None:
+                ranges = [(max(a, start) - start, min(b, stop) - start) for a, b in answers]
+                inside = tuple((a, b) for a, b in ranges if a < b)
+            parts.append(SplitText(split, text[start:stop], inside))
+    return parts
+
+
+def _encode(job: Job, split: str, parts: Sequence[SplitText]) -> EncodedDocuments:
+    """Encodes documents of one split, each with its end-of-text token."""
+    tokenizer, encode = job.tools
+    ids, offsets = encode([part.text for part in parts])
+    lengths = np.diff(offsets) + 1
+    ends = np.cumsum(lengths) - 1
+    is_end = np.zeros(len(ids) + len(parts), bool)
+    is_end[ends] = True
+    encoded = np.empty(len(is_end), np.uint32)
+    encoded[~is_end] = ids
+    encoded[is_end] = tokenizer.end_of_text
+    encoded <<= 1
+    encoded[ends - lengths + 1] |= 1
+    sizes = [n_bytes_of(part.text) for part in parts]
+    # A tokenizer may give no tokens for a text, such as one of spaces; only the end-of-text token remains.
+    first = ids[offsets[:-1][lengths > 1]]
+    predicted = sum(sizes) - int(tokenizer.byte_lengths[first].sum())
+    mask = None
+    if any(part.answers is not None for part in parts):
+        mask = np.ones(len(encoded), bool)
+        for number, part in enumerate(parts):
+            if part.answers is not None:
+                start, stop = offsets[number], offsets[number + 1]
+                at = tokenizer.token_starts(part.text, ids[start:stop])
+                counted = _in_answers(part.text, part.answers, at[:-1])
+                mask[ends[number] - len(counted) : ends[number]] = counted
+                predicted -= int(np.diff(at)[1:][~counted[1:]].sum())
+    return EncodedDocuments(split, encoded, mask, len(parts), sum(sizes), predicted)
+
+
+def _in_answers(text: str, answers: tuple[tuple[int, int], ...], starts: np.ndarray) -> np.ndarray:
+    """Whether each token, which starts at these bytes of the text, starts in an answer."""
+    bounds = [n_bytes_of(text[:at]) for answer in answers for at in answer]
+    return np.searchsorted(np.array(bounds, np.int64), starts, side='right') % 2 == 1
