@@ -1,4 +1,4 @@
-"""A store of tokens that lies in memory: what batches are made of, where the format does not matter."""
+"""A token store in memory, for tests of batches."""
 
 from collections.abc import Sequence
 
@@ -6,24 +6,25 @@ import numpy as np
 
 
 class ArrayStore:
-    """Documents of given lengths, whose ids count up through the stream; a `TokenStore`.
+    """A `TokenStore` of documents of the given lengths, whose ids count up through the stream from 1.
 
-    Attributes: `ranges` has every range of tokens that was read, in order.
+    Attributes:
+        ranges: every range of tokens that was read, in order.
     """
 
     name = 'an array'
     end_of_text = None
     bytes_per_target = None
 
-    def __init__(self, lengths: Sequence[int], counts: np.ndarray | None = None):
+    def __init__(self, lengths: Sequence[int], mask: np.ndarray | None = None):
         self.starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint64)
         self.n_tokens, self.n_documents = int(self.starts[-1]), len(lengths)
         self.vocab_size = self.n_tokens + 1
         self.fingerprint = f'{list(lengths)}'
-        self.has_mask = counts is not None
+        self.has_mask = mask is not None
         self.encoded = 2 * np.arange(1, self.n_tokens + 1, dtype=np.uint32)
         self.encoded[self.starts[:-1].astype(int)] += 1
-        self.counts = np.ones(self.n_tokens, bool) if counts is None else counts
+        self.mask = np.ones(self.n_tokens, bool) if mask is None else mask
         self.ranges: list[tuple[int, int]] = []
 
     def read(self, ranges):
@@ -36,4 +37,4 @@ class ArrayStore:
         return self.starts[start:stop]
 
     def read_mask(self, ranges):
-        return [self.counts[start:stop] for start, stop in ranges]
+        return [self.mask[start:stop] for start, stop in ranges]

@@ -1,4 +1,4 @@
-"""One small tokenizer of each kind that people bring, trained here: byte-level, tiktoken's patterns, SentencePiece's."""
+"""A small trained tokenizer of each common kind: byte-level, tiktoken's patterns, SentencePiece."""
 
 import functools
 
@@ -15,7 +15,7 @@ TEXTS = [
     'the cat and the other cat é漢 \n',
     "I'll say it's 1234 or 56, WON'T I?\r\n\n\n  Then: ünd so weiter 🎉.\n",
 ] * 20
-# The patterns of r50k_base, cl100k_base and o200k_base, as tiktoken 0.14 has them in tiktoken_ext/openai_public.py.
+# The patterns of r50k_base, cl100k_base and o200k_base in tiktoken 0.14, tiktoken_ext/openai_public.py.
 PATTERNS = {
     'r50k': r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s""",
     'cl100k': (
@@ -41,7 +41,7 @@ def byte_level() -> Tokenizer:
 
 @functools.cache
 def encoding(pattern: str) -> tiktoken.Encoding:
-    """A tiktoken encoding with the merges of `byte_level` and one of PATTERNS."""
+    """A tiktoken encoding with the merges of `byte_level()` and one of PATTERNS."""
     byte_of = {letter: byte for byte, letter in enumerate(byte_letters())}
     vocabulary = byte_level().settings['model']['vocab']
     tokens = [name for name in sorted(vocabulary, key=vocabulary.__getitem__) if name != END_OF_TEXT]
@@ -69,7 +69,7 @@ FAMILIES = ('byte-level BPE', 'byte-level Unigram', 'bytes', 'SentencePiece BPE'
 
 
 def _sentencepiece() -> Tokenizer:
-    """As Llama 2's: blanks are letters, bytes stand in for characters that are not in the vocabulary, NFKC before."""
+    """Like Llama 2: spaces are letters, unknown characters fall back to bytes, NFKC normalization."""
     backend = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token='<unk>', fuse_unk=True))
     backend.normalizer = normalizers.NFKC()
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme='first', split=True)

@@ -1,4 +1,4 @@
-"""What tests have workers do: functions that a fresh interpreter can import."""
+"""Functions that tests call in workers; a fresh interpreter can import them."""
 
 import os
 import signal

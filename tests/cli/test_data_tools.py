@@ -127,7 +127,7 @@ def test_verify_refuses_what_is_damaged_or_of_another_tokenizer(run, tmp_path):
     assert 'is not the one that made these tokens' in err
     (tmp_path / 'c').mkdir()
     code, _, err = run('verify', tmp_path / 'c')
-    assert (code, 'none of the token files' in err) == (2, True)
+    assert (code, 'not a token file that pretrax can read' in err) == (2, True)
 
 
 def test_verify_finds_the_text_among_the_tokens(run, tmp_path):
@@ -156,7 +156,7 @@ def test_tools_one_after_another(run, tmp_path):
     for step in steps:
         code, out, err = run(*step)
         assert code == 0, err
-    assert 'as many came out as went in, 108 documents' in run('merge', tmp_path / 'f', '--out', tmp_path / 'g')[1]
+    assert 'all 108 documents of the inputs are in the output' in run('merge', tmp_path / 'f', '--out', tmp_path / 'g')[1]
     counts = verify(tmp_path / 'f')
     assert (counts['validation'].documents, counts['train'].documents) == (10, 98)
     assert open_split(tmp_path / 'f', 'train').fingerprint == open_split(tmp_path / 'd', 'train').fingerprint
@@ -171,12 +171,12 @@ def test_tools_one_after_another(run, tmp_path):
         (('inspect', '{tmp}/x'), 'no such file or directory'),
         (('inspect', '{a}', '--plot', 'a.png'), 'ends in .svg'),
         (('inspect', '{a}', '--tokenizer', '{tmp}/x.json'), 'no such tokenizer.json'),
-        (('inspect', '{a}/train'), 'give the directory of all of them'),
+        (('inspect', '{a}/train'), 'use the directory of all splits'),
         (('verify', '{bin}', '--vocab-size', '5'), 'does not exist in a vocabulary of 5'),
-        (('verify', '{a}', '--end-of-text', '5'), 'say themselves where documents end'),
-        (('convert', '{bin}', '--out', '{a}'), 'something of this name already'),
+        (('verify', '{a}', '--end-of-text', '5'), 'flat-tokens store document boundaries'),
+        (('convert', '{bin}', '--out', '{a}'), 'already exists'),
         (('convert', '{bin}', '--out', '{tmp}/x', '--to', 'arrow'), 'expected flat-tokens or nanogpt'),
-        (('convert', '{bin}', '--out', '{bin}/x'), 'cannot write there'),
+        (('convert', '{bin}', '--out', '{bin}/x'), 'cannot be created'),
         (('convert', '{text}', '--out', '{tmp}/x'), 'data.text'),
         (('merge', '{a}', '{bin}', '--out', '{tmp}/x'), 'convert it first'),
         (('merge', '{a}', '{other}', '--out', '{tmp}/x'), 'made by another tokenizer'),
@@ -185,7 +185,7 @@ def test_tools_one_after_another(run, tmp_path):
         (('split', '{a}', '--out', '{tmp}/x'), 'either --fraction or --count'),
         (('split', '{a}', '--out', '{tmp}/x', '--fraction', '0.5', '--count', '3'), 'either --fraction or --count'),
         (('split', '{a}', '--out', '{tmp}/x', '--count', '54'), '54 documents, so 54 cannot be held out'),
-        (('split', '{a}', '--out', '{tmp}/x', '--fraction', '0'), 'leaves validation with none'),
+        (('split', '{a}', '--out', '{tmp}/x', '--fraction', '0'), 'leaves no document for validation'),
         (('split', '{a}'), '--out'),
     ],
 )

@@ -1,6 +1,6 @@
-"""Writers of the files of other tools, after what those tools publish of their layout, for tests of our readers.
+"""Writes files in the formats of other tools, from their published code, to test our readers.
 
-They share no code with the readers: struct, numpy, pickle and the zarr library alone.
+The writers share no code with the readers; they use only struct, numpy, pickle and zarr.
 """
 
 import pickle
@@ -15,7 +15,7 @@ MERGED_HEADER = 12
 
 
 def nanogpt(path: Path, documents: list[list[int]]) -> Path:
-    """uint16, one document after another. karpathy/nanoGPT data/openwebtext/prepare.py (the memmap at its end)"""
+    """uint16 ids of consecutive documents. karpathy/nanoGPT data/openwebtext/prepare.py (the memmap at its end)"""
     np.array([token for document in documents for token in document], np.uint16).tofile(path)
     return path
 
@@ -37,8 +37,8 @@ def pbin(path: Path, documents: list[list[int]], width: int = 2, protocol: int |
 
 
 def join_pbins(path: Path, sources: list[Path]) -> Path:
-    """What Modalities' join_embedded_stream_data makes of files, its defect included: the offsets of every further file
-    are moved by the data before it less 12 bytes a file. Same file as above."""
+    """Modalities' join_embedded_stream_data with its bug: the offsets of each further file are 12 bytes too small per
+    file before it. Same source as above."""
     data, index, offset, widths = b'', [], 0, set()
     for source in sources:
         raw = source.read_bytes()
@@ -82,7 +82,7 @@ def megatron(prefix: Path, documents: list[list[list[int]]], dtype: str = 'uint1
 
 
 def seqax(path: Path, splits: dict[str, list[list[int]]], chunk: int = 8) -> Path:
-    """MatX-inc/seqax tools/flat_tokens.py: Writer and Chunk.from_ragged, by the zarr library in format 2."""
+    """MatX-inc/seqax tools/flat_tokens.py: Writer and Chunk.from_ragged, written with the zarr library in format 2."""
     root = zarr.open_group(path, mode='w-', zarr_format=2)
     blosc = numcodecs.Blosc(cname='lz4', clevel=5, shuffle=numcodecs.Blosc.BITSHUFFLE)
     for split, documents in splits.items():

@@ -25,11 +25,11 @@ def test_the_source_in_the_docs_is_one(tmp_path):
     np.testing.assert_array_equal(source.batch(7, slice(2, 4), 4).tokens, whole.tokens[2:])
 
 
-def test_the_options_in_the_docs_are_those_there_are():
+def test_the_docs_list_every_option_with_its_default():
     tables = re.findall(r'\| key \| default .*?\n\n', (DOCS / 'data.md').read_text(), re.DOTALL)
     rows = [row for table in tables for row in re.findall(r'^\| `(\w+)` \| (\S*) ?\|', table, re.MULTILINE)]
     written = {key: default.strip('`') for key, default in rows}
-    assert len(written) == len(rows), 'a key stands in two tables'
+    assert len(written) == len(rows), 'a key is in two tables'
     defaults = {
         name: '' if field.default is None else str(field.default).lower()
         for name, field in TextOptions.model_fields.items()
@@ -37,11 +37,11 @@ def test_the_options_in_the_docs_are_those_there_are():
     assert written == defaults
 
 
-def test_the_selection_in_the_docs_is_one():
+def test_the_filters_in_the_docs_are_valid():
     page = (DOCS / 'data.md').read_text()
     [options] = re.findall(r'```yaml title="mail.yaml"\n(.*?)```', page, re.DOTALL)
     [rows] = re.findall(r'```json title="mail.jsonl"\n(.*?)```', page, re.DOTALL)
-    # strict, as configurations are checked: a list in YAML is no tuple
+    # strict, as in configurations
     filters = TextOptions.model_validate(yaml.safe_load(options)['data'], strict=True).filters
     assert filters is not None
     assert all(one.keeps(json.loads(row), 'mail.jsonl:1') for one in filters for row in rows.splitlines())

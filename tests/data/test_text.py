@@ -1,4 +1,4 @@
-"""The text component, as a configuration uses it."""
+"""The data component `text`, as a configuration uses it."""
 
 import json
 import subprocess
@@ -23,21 +23,21 @@ def test_the_standard_library_trains(open_source, said):
     assert any('def ' in source.tokenizer.decode(row) for row in batch.tokens.tolist())
     assert source.validation(0, slice(0, 8), 8).tokens.shape == (8, 256)
     assert 'the standard library of Python' in said.text
-    assert 'but for the directories __pycache__' in said.text
+    assert 'except in the directories __pycache__' in said.text
     assert 'files, ' in said.text
 
 
-def test_bytes_per_token_turns_loss_into_bits_per_byte(open_source, novel):
-    # A model that gives every target its byte's share of 8 bits would need 8 bits a byte: the definition of the unit.
+def test_bytes_per_token_converts_loss_to_bits_per_byte(open_source, novel):
+    # By definition, a model that spends 8 bits on every byte of a target has 8 bits per byte.
     source = open_source(text=str(novel), vocab_size=300, validation=0)
     documents = [f'Chapter {n}. It was a day like {n * n} others; ünd so weiter.' for n in range(200)]
     encoded = [source.tokenizer.encode(text) for text in documents]
     first = sum(source.tokenizer.byte_length(ids[0]) for ids in encoded)
-    targets = sum(len(ids) for ids in encoded)  # all but the first, and end-of-text
+    targets = sum(len(ids) for ids in encoded)  # without the first token, with end-of-text
     assert source.bytes_per_token == (sum(len(text.encode()) for text in documents) - first) / targets
 
 
-def test_several_sources_are_read_in_their_order_and_once(open_source, novel, tmp_path, said):
+def test_several_paths_are_read_in_order_and_once(open_source, novel, tmp_path, said):
     (tmp_path / 'z.txt').write_text('zzz')
     source = open_source(text=[str(tmp_path / 'z.txt'), str(novel), str(tmp_path / '*')], validation=0, vocab_size=300)
     documents = source.train.tokens.n_documents
@@ -70,12 +70,12 @@ def test_prepared_tokens_give_the_same_batches(open_source, novel, said):
         open_source(tokens=place, vocab_size=4096)
 
 
-def test_without_validation_there_is_none(open_source, novel, said):
+def test_validation_0_holds_nothing_out(open_source, novel, said):
     assert open_source(text=str(novel), vocab_size=300, validation=0).validation is None
     assert 'no text is held out' in said.text
 
 
-def test_a_field_that_nothing_reads_is_an_error(open_source, tmp_path):
+def test_a_field_of_files_without_fields_is_refused(open_source, tmp_path):
     (tmp_path / 'a.txt').write_text('text')
     with pytest.raises(UserError, match=r'data\.field'):
         open_source(text=str(tmp_path / 'a.txt'), field='content')
@@ -86,8 +86,8 @@ def test_a_field_that_nothing_reads_is_an_error(open_source, tmp_path):
     [
         ({'tokens': 'x', 'text': 'stdlib'}, 'data.text=null'),
         ({'tokens': 'x', 'field': 'y', 'validation': 0.1}, 'data.field=null data.validation=null'),
-        ({'validation_tokens': 'x'}, 'validation_tokens is of token files'),
-        ({'text': 'x', 'end_of_text': 0}, 'end_of_text is of token files'),
+        ({'validation_tokens': 'x'}, 'validation_tokens applies to data.tokens'),
+        ({'text': 'x', 'end_of_text': 0}, 'end_of_text applies to data.tokens'),
         ({'text': ''}, 'text names nothing'),
         ({'text': []}, 'text names nothing'),
         ({'text': ['a', '']}, 'text names nothing'),
@@ -96,7 +96,7 @@ def test_a_field_that_nothing_reads_is_an_error(open_source, tmp_path):
         ({'txt': 'stdlib'}, 'txt'),
     ],
 )
-def test_options_that_make_no_sense_are_refused(given, expected):
+def test_inconsistent_options_are_refused(given, expected):
     with pytest.raises(pydantic.ValidationError) as caught:
         TextOptions.model_validate(given)
     assert expected in str(caught.value)
@@ -105,12 +105,12 @@ def test_options_that_make_no_sense_are_refused(given, expected):
 @pytest.mark.parametrize(
     'given', [{}, {'tokens': 'x'}, {'tokens': 'x', 'text': None}, {'tokenizer': 'x'}, {'text': None}]
 )
-def test_options_survive_being_written_and_read(given):
+def test_options_can_be_dumped_and_loaded(given):
     options = TextOptions.model_validate(given)
     assert TextOptions.model_validate(options.model_dump()) == options
 
 
-def test_naming_the_component_imports_none_of_its_libraries():
+def test_importing_the_options_imports_no_heavy_library():
     heavy = ['jax', 'zarr', 'tensorstore', 'tokenizers', 'numpy']
     program = f'import sys, pretrax.data.options; print([name for name in {heavy} if name in sys.modules])'
     result = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
@@ -134,7 +134,7 @@ def test_a_mixture_takes_text_and_tokens(open_source, novel, tmp_path, mine, sai
     source = open_source(tokenizer=mine, packing='whole', mixture=items)
     assert source.tokenizer.sha256 == alone.tokenizer.sha256
     assert source.validation_parts.keys() == {'novel', 'z'}
-    assert source.bytes_per_token is None, 'it changes with the weights'
+    assert source.bytes_per_token is None, 'depends on the weights of the step'
     assert 3 < source.validation_bytes_per_token < 5 or source.validation_bytes_per_token > 0
     zzz = alone.batch(0, slice(None), alone.train.n).tokens.tolist()
     assert all(row not in zzz for row in source.batch(0, slice(None), 8).tokens.tolist())
@@ -144,10 +144,10 @@ def test_a_mixture_takes_text_and_tokens(open_source, novel, tmp_path, mine, sai
 
     again = open_source(tokenizer=mine, packing='whole', mixture=[items[0] | {'weight': 1}, items[1]])
     assert again.fingerprint == source.fingerprint
-    assert 'novel: tokens: reused' in said.text, 'other weights need no other tokens'
+    assert 'novel: tokens: reused' in said.text, 'other weights use the same tokens'
 
 
-def test_one_tokenizer_for_a_mixture(open_source, novel, mine):
+def test_a_mixture_with_two_tokenizers_is_refused(open_source, novel, mine):
     other = open_source(text=str(novel), vocab_size=300)
     with pytest.raises(UserError, match='a and b were tokenized by different tokenizers'):
         open_source(
@@ -168,27 +168,27 @@ A = {'name': 'a', 'weight': 1, 'tokens': 'x'}
         ({'mixture': [A], 'text': 'stdlib'}, 'data.text=null'),
         ({'mixture': [A], 'tokens': 'x'}, 'data.tokens=null'),
         ({'mixture': []}, 'at least 1'),
-        ({'mixture': [A, A]}, 'names have to differ; given: a, a'),
+        ({'mixture': [A, A]}, 'names must differ; given: a, a'),
         ({'mixture': [A | {'tokens': None, 'text': 'x'}]}, 'needs one tokenizer'),
-        ({'mixture': [{'name': 'a', 'weight': 1}]}, "source 'a' names neither"),
+        ({'mixture': [{'name': 'a', 'weight': 1}]}, "source 'a' has neither"),
         ({'mixture': [A | {'name': 'a/b'}]}, 'pattern'),
         ({'mixture': [A | {'weight': 0}]}, 'greater than 0'),
-        ({'mixture': [A | {'weight': [[5, 1], [5, 2]]}]}, 'steps from 0 on that increase'),
-        ({'mixture': [A | {'weight': [[5, -1]]}]}, '0 or more'),
+        ({'mixture': [A | {'weight': [[5, 1], [5, 2]]}]}, 'with increasing steps >= 0'),
+        ({'mixture': [A | {'weight': [[5, -1]]}]}, 'finite and >= 0'),
         ({'mixture': [A | {'field': 'x'}]}, 'data.field=null'),
         ({'mixture': [{'name': 'b', 'weight': 1, 'mixture': [A]}]}, 'cannot be a mixture'),
         ({'mixture': [A | {'wait': 1}]}, 'wait'),
-        ({'exhausted': 'stop'}, 'there is no mixture'),
+        ({'exhausted': 'stop'}, 'applies to data.mixture'),
         ({'packing': 'pack'}, 'best_fit'),
     ],
 )
-def test_mixtures_that_make_no_sense_are_refused(given, expected):
+def test_inconsistent_mixtures_are_refused(given, expected):
     with pytest.raises(pydantic.ValidationError) as caught:
         TextOptions.model_validate(given)
     assert expected in str(caught.value)
 
 
-def test_keys_beside_a_mixture_hold_for_its_texts():
+def test_keys_next_to_a_mixture_are_defaults_for_its_sources():
     given = {
         'tokenizer': 't', 'validation': 0.1, 'packing': 'whole', 'exhausted': 'drop',
         'mixture': [A | {'packing': 'best_fit'}, {'name': 'b', 'weight': 2, 'text': 'y', 'validation': 0.2}, A | {'name': 'c'}],
@@ -204,7 +204,7 @@ def test_keys_beside_a_mixture_hold_for_its_texts():
         (0, 1),
         (10, 0.5),
     )
-    filtered = given | {'filters': [{'field': 'a', 'one_of': [1, 2]}]}  # lists within lists, as YAML has them
+    filtered = given | {'filters': [{'field': 'a', 'one_of': [1, 2]}]}  # nested lists, as in YAML
     strict = TextOptions.model_validate_json(json.dumps(filtered), strict=True)
     assert strict.mixture[1].filters[0].one_of == [1, 2]
     alone = {'filters': filtered['filters'], 'text': ['a', 'b']}

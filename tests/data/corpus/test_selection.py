@@ -209,8 +209,8 @@ def test_the_fingerprint_depends_on_the_selection_but_not_on_error_handling(tmp_
         ({'filters': [{'field': 'a', 'matches': '('}]}, 'matches is not a regular expression'),
         ({'filters': [{'field': 'a', 'eval': 'x'}]}, 'eval'),
         ({'filters': [{'field': 'a', 'one_of': []}]}, 'one_of'),
-        ({'prompt_field': 'q'}, 'belong together'),
-        ({'prompt_field': 'q', 'answer_field': 'a', 'field': 'text'}, 'in place of field'),
+        ({'prompt_field': 'q'}, 'given together'),
+        ({'prompt_field': 'q', 'answer_field': 'a', 'field': 'text'}, 'replace field'),
         ({'min_characters': 5, 'max_characters': 4}, 'more than max_characters'),
         ({'on_error': 'ignore'}, 'on_error'),
         ({'hugging_face': {'split': 'train'}}, "expected text: 'hf:"),
@@ -232,14 +232,14 @@ def test_options_reach_the_corpus(open_source, tmp_path, said):
     )  # fmt: skip
     assert 'documents: 22 read = 10 kept + 1 bad + 1 duplicates + 10 not lang equals "en"' in said.text
     assert f'skipped bad row: {path}:21: not JSON' in said.text
-    assert 'read once before, to find duplicates' in said.text
+    assert 'all text is read twice' in said.text
 
 
 def test_fields_of_files_without_fields_are_refused(open_source, tmp_path):
     (tmp_path / 'a.txt').write_text('text')
     for options, expected in (
-        ({'filters': [{'field': 'a', 'equals': 1}]}, r'data\.filters is about'),
-        ({'prompt_field': 'q', 'answer_field': 'a'}, r'data\.prompt_field is about'),
+        ({'filters': [{'field': 'a', 'equals': 1}]}, r'data\.filters needs rows'),
+        ({'prompt_field': 'q', 'answer_field': 'a'}, r'data\.prompt_field needs rows'),
     ):
         with pytest.raises(UserError, match=expected):
             open_source(text=str(tmp_path / 'a.txt'), **options)

@@ -1,4 +1,4 @@
-"""Every way to encode gives the ids of `tokenizers`, and whichever way is taken is said."""
+"""Every encoder gives the ids of `tokenizers`, and the choice is reported with its reason."""
 
 import itertools
 import json
@@ -56,17 +56,17 @@ def test_a_tiktoken_encoding_keeps_its_ids(name):
     same()
 
 
-def test_the_fast_one_is_taken_for_byte_level_bpe_and_the_reason_is_told():
+def test_fastokens_is_chosen_for_byte_level_bpe_with_a_reason():
     assert choose_encoder(byte_level(), TEXTS).name == 'fastokens'
     assert choose_encoder(family('bytes'), TEXTS).name == 'bytes'
     choice = choose_encoder(family('byte-level Unigram'), TEXTS)
     assert choice.name == 'tokenizers'
-    assert 'slower, since fastokens does not know this tokenizer' in choice.reason
+    assert 'slower, since fastokens does not support this tokenizer' in choice.reason
     assert 'Unigram' in choice.reason
 
 
-def test_an_encoder_that_differs_on_the_text_is_not_taken(monkeypatch):
-    """A fastokens that has another vocabulary than the tokenizer stands for one with a defect."""
+def test_an_encoder_with_other_ids_is_not_chosen(monkeypatch):
+    """A fastokens with another vocabulary stands for a broken one."""
     settings = json.loads(byte_level().content)
     settings['model']['merges'] = [merge for merge in settings['model']['merges'] if merge != ['c', 'at']]
     other = Tokenizer(json.dumps(settings).encode(), 'other')
@@ -78,8 +78,8 @@ def test_an_encoder_that_differs_on_the_text_is_not_taken(monkeypatch):
     assert choice == ('tokenizers', "slower, since fastokens gives other ids for 'the cat'")
 
 
-def test_a_special_token_in_a_document_would_be_taken_for_one_without_care():
-    """What the test above relies on: both libraries do read it as one unless they are told."""
+def test_both_libraries_parse_special_tokens_in_text_by_default():
+    """Shows that the test above depends on our settings."""
     unwary = tokenizers.Tokenizer.from_buffer(byte_level().content)
     assert unwary.encode(END_OF_TEXT).ids == [0]
     assert fastokens.Tokenizer.from_json_str(byte_level().content.decode()).encode(END_OF_TEXT).ids == [0]

@@ -22,21 +22,21 @@ TRAINED = train_tokenizer(TEXTS, 300)
 
 
 @given(st.text(st.characters(exclude_categories=['Cs'])))
-def test_decode_undoes_encode(text):
+def test_decode_inverts_encode(text):
     assert TRAINED.decode(TRAINED.encode(text)) == text
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=['Cs']))))
-def test_a_batch_encodes_like_each_text(texts):
+def test_a_batch_encodes_like_its_texts(texts):
     assert TRAINED.encode_batch(texts) == [TRAINED.encode(text) for text in texts]
 
 
 @given(st.text(st.characters(exclude_categories=['Cs'])))
-def test_bytes_of_the_tokens_are_the_bytes_of_the_text(text):
+def test_byte_lengths_add_up_to_the_bytes_of_the_text(text):
     assert sum(TRAINED.byte_length(token) for token in TRAINED.encode(text)) == len(text.encode())
 
 
-def test_end_of_text_is_zero_and_cannot_be_written_in_a_document():
+def test_end_of_text_is_0_and_its_name_in_a_document_is_text():
     assert TRAINED.end_of_text == 0
     assert TRAINED.decode([0]) == END_OF_TEXT
     ids = TRAINED.encode(f'a{END_OF_TEXT}b')
@@ -44,13 +44,13 @@ def test_end_of_text_is_zero_and_cannot_be_written_in_a_document():
     assert TRAINED.decode(ids) == f'a{END_OF_TEXT}b'
 
 
-def test_size_is_what_was_asked_for_or_less():
+def test_the_vocabulary_has_at_most_the_requested_size():
     assert TRAINED.vocab_size == 300
     assert train_tokenizer(['ab'], 4096).vocab_size == 258, 'end of text, 256 bytes and the one pair there is'
 
 
 @pytest.mark.parametrize('threads', ['1', '3'])
-def test_training_gives_the_same_on_any_number_of_cores_and_in_any_order(threads):
+def test_training_does_not_depend_on_cores_or_order(threads):
     program = (
         'import sys, json; from pretrax.data.tokenizers.tokenizer_training import train_tokenizer;'
         'print(train_tokenizer(json.load(sys.stdin), 300).sha256)'
@@ -73,7 +73,7 @@ def test_a_saved_tokenizer_loads_in_the_tokenizers_library(tmp_path):
     assert load_tokenizer(path).sha256 == TRAINED.sha256
 
 
-def test_settings_that_would_change_the_text_are_switched_off(tmp_path):
+def test_settings_that_would_change_the_text_are_disabled(tmp_path):
     backend = tokenizers.Tokenizer.from_buffer(TRAINED.content)
     backend.enable_truncation(3)
     backend.enable_padding(length=50)
@@ -89,38 +89,38 @@ def test_settings_that_would_change_the_text_are_switched_off(tmp_path):
     assert given_one.encode_batch(['the cat and the other']) == [TRAINED.encode('the cat and the other')]
 
 
-def test_other_names_of_end_of_text_are_known():
+def test_other_names_of_end_of_text_are_found():
     content = TRAINED.content.replace(END_OF_TEXT.encode(), b'</s>')
     assert Tokenizer(content, 'mine').end_of_text == 0
 
 
-def test_a_tokenizer_that_cannot_end_a_document_is_refused():
-    with pytest.raises(UserError, match='mine: no token that ends a document\n  expected one of'):
+def test_a_tokenizer_without_end_of_text_is_refused():
+    with pytest.raises(UserError, match='mine: no end-of-text token\n  expected one of'):
         Tokenizer(TRAINED.content.replace(END_OF_TEXT.encode(), b'[PAD]'), 'mine')
 
 
 @pytest.mark.parametrize(
     'content', [b'', b'\xff', b'{}', b'[]', b'null', b'{"model": null}', b'{"model": {"type": "x"}}']
 )
-def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, content):
+def test_a_file_that_is_not_a_tokenizer_is_refused(tmp_path, content):
     path = tmp_path / 'tokenizer.json'
     path.write_bytes(content)
     with pytest.raises(UserError, match=r'tokenizer\.json: not a tokenizer'):
         load_tokenizer(path)
 
 
-def test_a_missing_tokenizer_names_the_nearest(tmp_path):
+def test_a_missing_tokenizer_suggests_the_nearest(tmp_path):
     (tmp_path / 'tokenizer.json').write_bytes(TRAINED.content)
     with pytest.raises(UserError, match=r'did you mean .*tokenizer\.json'):
         load_tokenizer(tmp_path / 'tokeniser.json')
 
 
 @pytest.mark.parametrize('name', FAMILIES)
-def test_tokens_begin_where_tokenizers_says(name):
+def test_token_starts_equal_the_offsets_of_tokenizers(name):
     tokenizer = family(name)
     reference = tokenizers.Tokenizer.from_buffer(tokenizer.content)
     reference.encode_special_tokens = True
-    reference.post_processor = None  # a byte-level one cuts blanks off the offsets
+    reference.post_processor = None  # a byte-level post-processor trims spaces from the offsets
 
     @given(st.text(st.characters(exclude_categories=['Cs'])))
     def same(text):
@@ -130,7 +130,7 @@ def test_tokens_begin_where_tokenizers_says(name):
         assert starts[-1] == len(text.encode())
         assert (np.diff(starts) >= 0).all()
         before = [len(text[:n].encode()) for n in range(len(text) + 1)]
-        # Of tokens that share a character, tokenizers gives the character's place; a byte is counted here.
+        # If tokens share a character, tokenizers gives the start of the character, and we give the byte.
         found = [max(n for n, at in enumerate(before[:-1]) if at <= start) for start in starts[:-1] if text]
         expected = [start for start, _ in encoding.offsets]
         assert found[1:] == np.maximum.accumulate(expected).tolist()[1:]
@@ -138,7 +138,7 @@ def test_tokens_begin_where_tokenizers_says(name):
     same()
 
 
-def test_the_length_of_a_byte_that_stands_for_itself_is_one():
+def test_a_byte_token_has_length_1():
     tokenizer = family('SentencePiece BPE')
     ids = tokenizer.encode('ж')
     assert len(ids) > 1
@@ -147,7 +147,7 @@ def test_the_length_of_a_byte_that_stands_for_itself_is_one():
 
 
 @pytest.mark.parametrize('model', MODELS)
-def test_every_model_that_can_be_trained_keeps_all_text(model):
+def test_every_trainable_model_keeps_all_text(model):
     tokenizer = train_tokenizer(TEXTS, 300, model)
     assert 258 < tokenizer.vocab_size <= 300
     for text in PROBES:
@@ -172,13 +172,13 @@ def write_directory(path, **files):
         {'tokenizer_config': {'eos_token': None}, 'special_tokens_map': {'eos_token': 'a'}},
     ],
 )
-def test_a_hugging_face_directory_says_which_token_ends_a_document(tmp_path, files):
+def test_a_hugging_face_directory_names_its_end_of_text(tmp_path, files):
     tokenizer = load_tokenizer(str(write_directory(tmp_path / 'mine', **files)))
     assert tokenizer.end_of_text == TRAINED.token_id('a')
     assert tokenizer.sha256 == TRAINED.sha256
 
 
-def test_a_directory_that_says_nothing_ends_documents_as_usual(tmp_path):
+def test_a_directory_without_eos_token_uses_the_usual_names(tmp_path):
     assert load_tokenizer(write_directory(tmp_path / 'a')).end_of_text == 0
     assert load_tokenizer(write_directory(tmp_path / 'b', tokenizer_config={'model_max_length': 8})).end_of_text == 0
 
@@ -186,39 +186,39 @@ def test_a_directory_that_says_nothing_ends_documents_as_usual(tmp_path):
 @pytest.mark.parametrize(
     ('files', 'expected'),
     [
-        ({'tokenizer_config': {'eos_token': '<none>'}}, "tokenizer_config.json: eos_token '<none>' is no token of"),
+        ({'tokenizer_config': {'eos_token': '<none>'}}, "tokenizer_config.json: eos_token '<none>' is not a token of"),
         ({'tokenizer_config': {'eos_token': 3}}, 'eos_token is 3\n  expected the name of a token'),
         ({'special_tokens_map': ['x']}, 'special_tokens_map.json: not a JSON object'),
     ],
 )
-def test_a_directory_that_says_nonsense_is_refused(tmp_path, files, expected):
+def test_a_directory_with_a_wrong_eos_token_is_refused(tmp_path, files, expected):
     with pytest.raises(UserError, match=re.escape(expected)):
         load_tokenizer(write_directory(tmp_path / 'mine', **files))
 
 
-def test_a_directory_without_a_tokenizer_json_is_told_how_to_get_one(tmp_path):
+def test_the_error_for_a_directory_without_tokenizer_json_has_the_fix(tmp_path):
     (tmp_path / 'vocab.json').write_text('{}')
     with pytest.raises(UserError, match=r'no tokenizer\.json in this directory\n.*vocab\.json\n.*save_pretrained'):
         load_tokenizer(tmp_path)
 
 
-def test_tiktoken_by_name(monkeypatch):
+def test_a_tiktoken_name_is_loaded(monkeypatch):
     monkeypatch.setitem(tiktoken.registry.ENCODINGS, 'mine', encoding('cl100k'))
     assert load_tokenizer('tiktoken:mine').sha256 == family('cl100k').sha256
     with pytest.raises(UserError, match=r'tiktoken:mime: Unknown encoding mime(.|\n)*expected one of .*cl100k_base'):
         load_tokenizer('tiktoken:mime')
 
 
-def test_a_tiktoken_encoding_that_cannot_be_had_names_the_cache(monkeypatch):
+def test_the_error_for_a_failed_tiktoken_download_names_the_cache(monkeypatch):
     monkeypatch.setenv('TIKTOKEN_CACHE_DIR', '')
-    monkeypatch.setenv('HTTPS_PROXY', 'http://127.0.0.1:9')  # nobody answers there
+    monkeypatch.setenv('HTTPS_PROXY', 'http://127.0.0.1:9')  # nothing listens there
     with pytest.raises(UserError, match=r'tiktoken:p50k_base: tiktoken cannot download it(.|\n)*TIKTOKEN_CACHE_DIR'):
         load_tokenizer('tiktoken:p50k_base')
 
 
-def test_a_pattern_that_would_give_other_ids_is_refused():
-    """Where a pattern matches nothing, tiktoken drops the text."""
+def test_a_pattern_with_other_ids_is_refused():
+    """tiktoken drops text that the pattern does not match."""
     ranks = encoding('r50k')._mergeable_ranks
     lossy = tiktoken.Encoding('odd', pat_str='.', mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)})
-    with pytest.raises(UserError, match=r'tiktoken:odd: its rules cannot be written as a tokenizer\.json'):
+    with pytest.raises(UserError, match=r'tiktoken:odd: its rules cannot be converted to a tokenizer\.json'):
         of_tiktoken(lossy)

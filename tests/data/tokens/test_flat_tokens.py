@@ -1,4 +1,4 @@
-"""flat-tokens on disk: what goes in comes out, other zarr readers agree, and no damaged or unfinished file passes."""
+"""flat-tokens: documents are read as written, zarr reads the same, and damaged or unfinished files are refused."""
 
 import itertools
 import json
@@ -35,8 +35,8 @@ def write(directory: Path, documents: Iterable[list[int]]) -> Path:
 
 
 @pytest.fixture
-def small_shards(monkeypatch):
-    """Shards of two chunks of four values, so that a few tokens make several files."""
+def small_files(monkeypatch):
+    """Files of two chunks of four values, so a few tokens need several files."""
     monkeypatch.setattr(flat_tokens_writer, '_CHUNK', 4)
     for name in flat_tokens.SHARD_LENGTH:
         monkeypatch.setitem(flat_tokens.SHARD_LENGTH, name, 8)
@@ -44,7 +44,7 @@ def small_shards(monkeypatch):
 
 @settings(max_examples=30)
 @given(DOCUMENTS)
-def test_every_document_comes_out_to_the_last_token(tmp_path_factory, documents):
+def test_every_document_is_read_as_written(tmp_path_factory, documents):
     directory = write(tmp_path_factory.mktemp('tokens') / 'here', documents)
     split = open_split(directory, 'train')
     assert split.n_documents == len(documents)
@@ -54,7 +54,7 @@ def test_every_document_comes_out_to_the_last_token(tmp_path_factory, documents)
     assert (counts.documents, counts.tokens) == (split.n_documents, split.n_tokens)
 
 
-def test_tokens_of_an_unknown_tokenizer_and_text(tmp_path):
+def test_the_tokenizer_and_the_bytes_of_text_may_be_unknown(tmp_path):
     identity = TokenizerIdentity(sha256=None, vocab_size=10, end_of_text=None)
     with create(tmp_path / 'here', identity, None, {}) as writer:
         writer.append('train', [[1, 2]], n_bytes=3, predicted_bytes=1)
@@ -65,8 +65,8 @@ def test_tokens_of_an_unknown_tokenizer_and_text(tmp_path):
     assert flat_tokens.read_tokenizer_json(tmp_path / 'here', identity) is None
 
 
-@pytest.mark.usefixtures('small_shards')
-def test_several_shards_read_like_one(tmp_path):
+@pytest.mark.usefixtures('small_files')
+def test_a_split_may_have_several_files(tmp_path):
     documents = [[n % 900 + 1] * (n % 7) + [0] for n in range(40)]
     split = open_split(write(tmp_path / 'here', documents), 'train')
     assert len(list((split.path / 'encoded_tokens' / 'c').iterdir())) == -(-split.n_tokens // 8)
@@ -74,7 +74,7 @@ def test_several_shards_read_like_one(tmp_path):
     verify(tmp_path / 'here')
 
 
-def test_zarr_reads_what_the_format_says(tmp_path):
+def test_zarr_reads_the_specified_format(tmp_path):
     directory = write(tmp_path / 'here', [[7, 8, 0], [9, 0], [0]])
     group = zarr.open_group(directory, mode='r')
     assert group.attrs['splits'] == ['train']
@@ -93,9 +93,7 @@ def test_zarr_reads_what_the_format_says(tmp_path):
 
 @settings(max_examples=30)
 @given(DOCUMENTS, st.data())
-def test_a_loss_mask_comes_out_to_the_last_token_and_is_there_only_where_it_says_something(
-    tmp_path_factory, documents, data
-):
+def test_a_loss_mask_is_read_as_written_and_stored_only_if_given(tmp_path_factory, documents, data):
     masks = [
         data.draw(st.none() | st.lists(st.booleans(), min_size=len(ids), max_size=len(ids)), label='mask')
         for ids in documents
@@ -112,8 +110,8 @@ def test_a_loss_mask_comes_out_to_the_last_token_and_is_there_only_where_it_says
     assert verify(directory)['train'] == split.manifest.counts
 
 
-@pytest.mark.usefixtures('small_shards')
-def test_a_loss_mask_is_checked_like_the_tokens(tmp_path):
+@pytest.mark.usefixtures('small_files')
+def test_a_damaged_loss_mask_is_refused(tmp_path):
     directory = tmp_path / 'here'
     with create(directory, IDENTITY, TOKENIZER.content, {}) as writer:
         writer.append('train', [[5, 6, 0], [7, 0]], n_bytes=1, predicted_bytes=1)
@@ -132,8 +130,8 @@ def test_a_loss_mask_is_checked_like_the_tokens(tmp_path):
 
 @pytest.fixture
 def damaged(tmp_path, request):
-    """damaged(name, change) applies change to the bytes of a file of a fresh directory and returns both paths."""
-    request.getfixturevalue('small_shards')
+    """damaged(name, change) changes the bytes of a file in a new directory, and returns both paths."""
+    request.getfixturevalue('small_files')
     documents = [[n + 1] * 5 + [0] for n in range(8)]
 
     def damage(name: str, change) -> tuple[Path, Path]:
@@ -169,7 +167,7 @@ FILES = [
 
 @pytest.mark.parametrize('name', FILES)
 @pytest.mark.parametrize('change', CHANGES)
-def test_a_damaged_file_is_named(damaged, name, change):
+def test_the_error_names_the_damaged_file(damaged, name, change):
     directory, file = damaged(name, CHANGES[change])
     for reader in (read_all, verify):
         with pytest.raises(UserError) as caught:
@@ -179,13 +177,13 @@ def test_a_damaged_file_is_named(damaged, name, change):
 
 
 @pytest.mark.parametrize('change', ['missing', 'empty'])
-def test_a_missing_or_empty_shard_is_found_when_opening(damaged, change):
+def test_opening_finds_a_missing_or_empty_file(damaged, change):
     directory, file = damaged('train/encoded_tokens/c/3', CHANGES[change])
     with pytest.raises(UserError, match=f'{file}: damaged token file: {change}'):
         open_split(directory, 'train')
 
 
-def test_a_shard_that_disappears_while_it_is_used_is_named(damaged):
+def test_the_error_names_a_file_that_disappears(damaged):
     directory, file = damaged('train/encoded_tokens/c/3', bytes)
     split = open_split(directory, 'train')
     file.unlink()
@@ -194,7 +192,7 @@ def test_a_shard_that_disappears_while_it_is_used_is_named(damaged):
         split.read([(0, 24), (22, 26)])
 
 
-def test_offsets_that_do_not_end_with_the_tokens_are_found_when_opening(tmp_path):
+def test_opening_finds_wrong_offsets(tmp_path):
     directory = write(tmp_path / 'here', [[7, 8, 0], [9, 0]])
     array = zarr.open_array(directory / 'train' / 'seq_starts', mode='r+')
     array[:] = np.array([0, 3, 4], np.uint64)
@@ -202,7 +200,7 @@ def test_offsets_that_do_not_end_with_the_tokens_are_found_when_opening(tmp_path
         open_split(directory, 'train')
 
 
-def test_any_flipped_bit_of_the_data_is_found(damaged):
+def test_any_flipped_bit_is_found(damaged):
     directory, file = damaged('train/encoded_tokens/c/2', bytes)
     whole = file.read_bytes()
     for byte in range(len(whole)):
@@ -211,7 +209,7 @@ def test_any_flipped_bit_of_the_data_is_found(damaged):
             read_all(directory)
 
 
-def test_values_written_over_with_good_checksums_are_found_by_verify(tmp_path):
+def test_verify_finds_changed_values_with_valid_checksums(tmp_path):
     directory = write(tmp_path / 'here', [[7, 8, 0], [9, 0]])
     for name, values, reason in (
         ('encoded_tokens', [15, 18, 0, 19, 0], 'sha256'),
@@ -233,16 +231,16 @@ def test_values_written_over_with_good_checksums_are_found_by_verify(tmp_path):
     [
         ('zarr.json', ['format'], 'other', "format 'other' version 2"),
         ('zarr.json', ['version'], 1, "format 'flat-tokens' version 1"),
-        ('zarr.json', ['splits'], None, 'lists no splits'),
+        ('zarr.json', ['splits'], None, 'expected a list of splits'),
         ('train/zarr.json', ['version'], 3, "attribute 'version'"),
-        ('train/zarr.json', ['counts', 'tokens'], 6, '5 values, and the attributes say 6'),
-        ('train/zarr.json', ['counts', 'documents'], 1, '3 values, and the attributes say 2'),
+        ('train/zarr.json', ['counts', 'tokens'], 6, '5 values, expected 6 by the attributes'),
+        ('train/zarr.json', ['counts', 'documents'], 1, '3 values, expected 2 by the attributes'),
         ('train/zarr.json', ['counts'], None, "attribute 'counts'"),
         ('train/zarr.json', ['tokenizer', 'vocab_size'], 9, 'token 9 does not exist in a vocabulary of 9'),
         ('train/zarr.json', ['tokenizer', 'sha256'], '0' * 64, 'not the tokenizer that made these tokens'),
     ],
 )
-def test_attributes_that_do_not_fit_are_refused(tmp_path, file, path, value, expected):
+def test_wrong_attributes_are_refused(tmp_path, file, path, value, expected):
     directory = write(tmp_path / 'here', [[7, 8, 0], [9, 0]])
     group = json.loads((directory / file).read_text())
     *parents, last = path
@@ -255,7 +253,7 @@ def test_attributes_that_do_not_fit_are_refused(tmp_path, file, path, value, exp
         read_all(directory)
 
 
-def test_what_is_no_token_directory_says_what_is_near(tmp_path):
+def test_the_error_for_another_directory_suggests_the_nearest(tmp_path):
     directory = write(tmp_path / 'data' / 'tokens-1', [[1, 0]])
     with pytest.raises(UserError, match=f'did you mean {directory}'):
         splits(tmp_path / 'data')
@@ -265,15 +263,15 @@ def test_what_is_no_token_directory_says_what_is_near(tmp_path):
         open_split(directory, 'validation')
 
 
-def test_a_directory_gets_its_name_at_once(tmp_path):
+def test_a_directory_appears_atomically(tmp_path):
     with create(tmp_path / 'here', IDENTITY, TOKENIZER.content, {}) as writer:
         writer.append('train', [[1, 0]], n_bytes=1, predicted_bytes=0)
         [partial] = tmp_path.iterdir()
         node = partial.stat().st_ino
-    assert (tmp_path / 'here').stat().st_ino == node, 'it is renamed, which is atomic, not copied'
+    assert (tmp_path / 'here').stat().st_ino == node, 'renamed, not copied'
 
 
-def test_an_error_while_writing_leaves_nothing(tmp_path):
+def test_an_error_during_writing_leaves_no_files(tmp_path):
     def unfinished():
         yield from [[1, 0]] * 3
         raise ZeroDivisionError
@@ -283,7 +281,7 @@ def test_an_error_while_writing_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_quicker_of_two_writers_stays(tmp_path):
+def test_the_first_of_two_writers_wins(tmp_path):
     with create(tmp_path / 'here', IDENTITY, TOKENIZER.content, {}) as slow:
         slow.append('train', [[1, 0]], n_bytes=1, predicted_bytes=0)
         shutil.copytree(write(tmp_path / 'elsewhere', [[2, 0]]), tmp_path / 'here')
@@ -311,7 +309,7 @@ PROGRAM = textwrap.dedent("""
 """)
 
 
-def test_a_killed_writer_leaves_nothing_that_reads_and_the_next_one_cleans_up(tmp_path):
+def test_the_next_writer_removes_the_files_of_a_killed_one(tmp_path):
     place = tmp_path / 'here'
     with subprocess.Popen(
         [sys.executable, '-c', PROGRAM, str(place), '0'], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -321,7 +319,7 @@ def test_a_killed_writer_leaves_nothing_that_reads_and_the_next_one_cleans_up(tm
         [partial] = tmp_path.iterdir()
         assert any(path.is_file() for path in (partial / 'train' / 'encoded_tokens' / 'c').iterdir())
         other = write(tmp_path / 'other', [[1, 0]])
-        assert partial.exists(), 'the writer is alive'
+        assert partial.exists(), 'the writer is running'
         process.send_signal(signal.SIGKILL)
     assert not place.exists()
     with pytest.raises(UserError, match='not a flat-tokens directory'):
@@ -330,7 +328,7 @@ def test_a_killed_writer_leaves_nothing_that_reads_and_the_next_one_cleans_up(tm
     assert sorted(tmp_path.iterdir()) == sorted([place, other])
 
 
-def test_a_disk_that_takes_no_more_is_said_and_leaves_nothing(tmp_path):
+def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path):
     result = subprocess.run(
         [sys.executable, '-c', PROGRAM, str(tmp_path / 'here'), str(10**6)],
         stdin=subprocess.DEVNULL,

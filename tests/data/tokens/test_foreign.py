@@ -1,4 +1,4 @@
-"""Files of other tools: every token and document comes out of them, and no damaged or hostile file does anything."""
+"""Files of other tools: every token and document is read, and damaged or hostile files are refused."""
 
 import os
 import pickle
@@ -30,7 +30,7 @@ def opened(path: Path, end_of_text: int | None = None, vocab_size: int | None = 
 
 
 def documents(tokens: TokenStore) -> list[list[int]]:
-    """What a reader gives, taken from the starts and checked against the start bits."""
+    """The documents by their starts; checks that the start bits agree."""
     starts = tokens.read_starts(0, tokens.n_documents + 1).tolist()
     assert (starts[0], starts[-1]) == (0, tokens.n_tokens)
     [encoded] = tokens.read([(0, tokens.n_tokens)])
@@ -65,7 +65,7 @@ FORMATS = {
 @pytest.mark.parametrize('name', FORMATS)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(docs=DOCUMENTS, block=st.integers(1, 20))
-def test_every_document_comes_out_to_the_last_token(tmp_path_factory, monkeypatch, name, docs, block):
+def test_every_document_is_read_exactly(tmp_path_factory, monkeypatch, name, docs, block):
     monkeypatch.setattr(foreign_survey, '_AT_ONCE', block)
     path = FORMATS[name](tmp_path_factory.mktemp('x'), docs)
     tokens = opened(path, end_of_text=0 if name == 'nanogpt' else None)['train']
@@ -86,7 +86,7 @@ def test_the_same_tokens_have_the_same_fingerprint_in_any_format(tmp_path):
     assert other.fingerprint != stores[0].fingerprint, 'the same ids in other documents'
 
 
-def test_a_pair_of_nanogpt_files_is_train_and_validation(tmp_path):
+def test_train_bin_and_val_bin_are_train_and_validation(tmp_path):
     write.nanogpt(tmp_path / 'train.bin', [[1, 2, END], [3, END]])
     write.nanogpt(tmp_path / 'val.bin', [[4, END]])
     for path in (tmp_path, tmp_path / 'train.bin'):
@@ -99,21 +99,21 @@ def test_a_pair_of_nanogpt_files_is_train_and_validation(tmp_path):
     assert set(opened(tmp_path / 'val.bin')) == {'train'}
 
 
-def test_ids_that_are_not_of_gpt2_are_one_document_until_told(tmp_path):
+def test_without_the_end_of_text_of_gpt2_a_file_is_one_document(tmp_path):
     path = write.nanogpt(tmp_path / 'a.bin', [[1, 2, 60], [3, 60], [4]])
     said = []
     tokens = opened(path, said=said)['train']
     assert documents(tokens) == [[1, 2, 60, 3, 60, 4]]
     assert (tokens.end_of_text, tokens.vocab_size) == (None, 61)
-    assert 'no token 50256 in it, so it is taken as one document' in ' '.join(said)
+    assert 'it has no token 50256, so it is read as one document' in ' '.join(said)
     assert documents(opened(path, end_of_text=60)['train']) == [[1, 2, 60], [3, 60], [4]]
     large = write.nanogpt(tmp_path / 'b.bin', [[1, END, 2], [60000]])
     tokens = opened(large, said=said)['train']
     assert (documents(tokens), tokens.vocab_size) == ([[1, END, 2, 60000]], 60001)
-    assert 'the largest id is 60,000: not the vocabulary of GPT-2' in said[-2]
+    assert 'the largest id is 60,000, outside the vocabulary of GPT-2' in said[-2]
 
 
-def test_the_splits_of_seqax(tmp_path):
+def test_seqax_directories_may_have_two_splits(tmp_path):
     path = write.seqax(tmp_path / 'a.zarr', {'validation': [[9, 9]], 'train': [[1, 2], [3, 4, 5], [6, 7, 8], [2]]})
     pair = opened(path)
     assert documents(pair['train']) == [[1, 2], [3, 4, 5], [6, 7, 8], [2]]
@@ -122,30 +122,30 @@ def test_the_splits_of_seqax(tmp_path):
     assert documents(opened(path / 'validation')['train']) == [[9, 9]]
 
 
-def test_documents_without_tokens_are_left_out_and_said(tmp_path):
+def test_documents_without_tokens_are_skipped_and_reported(tmp_path):
     said = []
     prefix = write.megatron(tmp_path / 'a', [[[1, 0]], [], [[]], [[2], [3, 0]]])
     assert documents(opened(prefix, said=said)['train']) == [[1, 0], [2, 3, 0]]
-    assert 'documents: 2 without a token left out' in ' '.join(said)
+    assert 'documents: skipped 2 without tokens' in ' '.join(said)
     said.clear()
     path = write.seqax(tmp_path / 'a.zarr', {'train': [[1, 2], [], [3]]})
     assert documents(opened(path, said=said)['train']) == [[1, 2], [3]]
-    assert 'documents: 1 without a token left out' in ' '.join(said)
+    assert 'documents: skipped 1 without tokens' in ' '.join(said)
 
 
-def test_megatron_is_found_by_any_of_its_names(tmp_path):
+def test_megatron_files_have_three_names(tmp_path):
     write.megatron(tmp_path / 'my.data', [[[1, 2]], [[3]]])
     for name in ('my.data', 'my.data.bin', 'my.data.idx'):
         assert documents(opened(tmp_path / name)['train']) == [[1, 2], [3]]
 
 
 @pytest.mark.parametrize('protocol', [2, 3, 4, 5])
-def test_an_index_of_any_protocol_and_size(tmp_path, protocol):
+def test_an_index_may_have_any_pickle_protocol_and_size(tmp_path, protocol):
     docs = [[n % 250 + 1, 0] * (1 + n % 3 * 40) for n in range(3000)]  # several frames, and numbers of 1, 2 and 4 bytes
     assert documents(opened(write.pbin(tmp_path / 'a.pbin', docs, 4, protocol))['train']) == docs
 
 
-def test_numbers_beyond_four_bytes():
+def test_an_index_may_have_8_byte_numbers():
     from pretrax.data.tokens.foreign_pickle import read_pairs
 
     pairs = [(2**31, 5), (2**40, 2**31 - 1), (2**62, 0)]
@@ -153,18 +153,18 @@ def test_numbers_beyond_four_bytes():
 
 
 @pytest.mark.parametrize('base', [0, 12])
-def test_the_index_that_modalities_merge_tool_damages_is_seen_and_mended(tmp_path, base):
+def test_the_wrong_index_of_modalities_merge_tool_is_corrected(tmp_path, base):
     parts = [SOME[:4], SOME[4:9], SOME[9:]]
     files = [write.pbin(tmp_path / f'{n}.pbin', part, 2, base=base) for n, part in enumerate(parts)]
     said = []
     joined = write.join_pbins(tmp_path / 'joined.pbin', files)
     assert documents(opened(joined, said=said)['train']) == SOME
-    assert 'puts documents from number 4 on 12 bytes too far to the front' in ' '.join(said)
+    assert 'places the documents from number 4 on 12 bytes too early' in ' '.join(said)
     twice = write.join_pbins(tmp_path / 'twice.pbin', [joined, files[0]])
     assert documents(opened(twice)['train']) == SOME + SOME[:4]
 
 
-def test_what_a_survey_found_is_kept_until_the_file_changes(tmp_path, monkeypatch):
+def test_a_survey_is_cached_until_the_file_changes(tmp_path, monkeypatch):
     path = write.pbin(tmp_path / 'a.pbin', SOME)
     first = opened(path, directory=tmp_path / 'kept')['train']
     monkeypatch.setattr(foreign_survey, '_make', lambda *_: pytest.fail('read again'))
@@ -180,21 +180,21 @@ def test_a_vocabulary_that_is_too_small_is_refused(tmp_path):
     path = write.pbin(tmp_path / 'a.pbin', SOME)
     assert 'token 250 does not exist in a vocabulary of 250' in refusal(path, vocab_size=250)
     assert opened(path, vocab_size=300)['train'].vocab_size == 300
-    with pytest.raises(UserError, match='says itself where documents end'):
+    with pytest.raises(UserError, match='stores document boundaries'):
         find_layouts(path, end_of_text=0)
 
 
-def test_paths_that_are_none(tmp_path):
+def test_paths_without_token_files_are_refused(tmp_path):
     (tmp_path / 'a.jsonl').write_text('{"text": "a"}\n')
-    assert 'text goes into data.text' in refusal(tmp_path / 'a.jsonl')
-    assert 'none of the token files that pretrax reads' in refusal(tmp_path)
+    assert 'use data.text instead of data.tokens' in refusal(tmp_path / 'a.jsonl')
+    assert 'not a token file that pretrax can read' in refusal(tmp_path)
     assert 'did you mean' in refusal(tmp_path / 'a.json')
     (tmp_path / 'a.idx').write_bytes(pickle.dumps([(0, 5)]))
-    assert 'expected b' in refusal(tmp_path / 'a.idx')
+    assert 'starts with b' in refusal(tmp_path / 'a.idx')
 
 
 @pytest.mark.parametrize('name', FORMATS)
-def test_a_file_cut_anywhere_is_refused(tmp_path, name):
+def test_a_file_truncated_anywhere_is_refused(tmp_path, name):
     path = FORMATS[name](tmp_path, SOME)
     files = [file for file in sorted(tmp_path.rglob('*')) if file.is_file() and file.name not in ('.zgroup', '.zattrs')]
     options = {'end_of_text': 0} if name == 'nanogpt' else {}
@@ -210,21 +210,21 @@ def test_a_file_cut_anywhere_is_refused(tmp_path, name):
         file.write_bytes(whole)
 
 
-def test_a_file_that_is_cut_while_it_is_read_is_an_error_in_words(tmp_path):
+def test_a_file_truncated_or_changed_during_reading_is_refused(tmp_path):
     path = write.nanogpt(tmp_path / 'a.bin', [[1, 2, END]] * 40000)
     tokens = opened(path)['train']
     os.truncate(path, 100)
     with pytest.raises(UserError, match='it ends at token 50 of 120,000'):
         tokens.read([(0, 120000)])
     path.write_bytes(b'\xff' * 240000)
-    with pytest.raises(UserError, match='something has written to it'):
+    with pytest.raises(UserError, match='the file was changed after it was opened'):
         tokens.read([(0, 120000)])
 
 
-def test_wrong_kinds_of_bin(tmp_path):
+def test_other_kinds_of_bin_are_refused(tmp_path):
     path = tmp_path / 'a.bin'
     np.arange(1, 1000, dtype=np.uint32).tofile(path)
-    assert 'every second number of 2 bytes is 0' in refusal(path)
+    assert 'every second 2-byte number is 0' in refusal(path)
     header = np.zeros(256, np.int32)
     header[:3] = 20240520, 1, 100
     path.write_bytes(header.tobytes() + np.ones(100, np.uint16).tobytes())
@@ -240,13 +240,13 @@ def test_wrong_kinds_of_bin(tmp_path):
         (lambda raw: struct.pack('<Q', 0) + raw[8:], 'did not finish'),
         (lambda raw: raw[:8] + struct.pack('<I', 3) + raw[12:], 'ids of 3 bytes'),
         (lambda raw: raw[:8][::-1] + raw[8:12][::-1] + raw[12:], 'big-endian'),
-        (lambda raw: struct.pack('<Q', 2**63) + raw[8:], 'the header says'),
+        (lambda raw: struct.pack('<Q', 2**63) + raw[8:], 'the header gives'),
         (lambda raw: struct.pack('<Q', int.from_bytes(raw[:8], 'little') - 2) + raw[8:], 'index'),
         (lambda raw: raw + b'more', '4 bytes follow it'),
         (lambda raw: raw[:12] + raw[12:].replace(pickle.dumps([(0, 6)])[-8:], b''), 'Modalities'),
     ],
 )
-def test_a_damaged_header_of_a_pbin(tmp_path, change, expected):
+def test_a_damaged_pbin_is_refused(tmp_path, change, expected):
     path = write.pbin(tmp_path / 'a.pbin', SOME)
     if expected == 'Modalities':
         path.rename(tmp_path / 'a.dat')
@@ -314,12 +314,12 @@ def test_a_hostile_index_does_nothing(tmp_path, monkeypatch, index):
     assert not (tmp_path / 'marker').exists()
     if b'marker' in raw:
         pickle.loads(raw)
-        assert (tmp_path / 'marker').exists(), 'the file is not hostile, and the test shows nothing'
+        assert (tmp_path / 'marker').exists(), 'the file is not hostile, so the test proves nothing'
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=st.binary(max_size=80), at=st.integers(0, 200), whole=st.booleans())
-def test_no_bytes_of_an_index_do_more_than_be_refused_or_read(tmp_path, raw, at, whole):
+def test_random_bytes_in_an_index_are_read_or_refused(tmp_path, raw, at, whole):
     good = pickle.dumps([(0, 6), (6, 4)])
     mixed = raw if whole else good[: at % len(good)] + raw + good[at % len(good) + len(raw) :]
     from pretrax.data.tokens.foreign_pickle import read_pairs
@@ -333,7 +333,7 @@ def test_no_bytes_of_an_index_do_more_than_be_refused_or_read(tmp_path, raw, at,
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(sorted(FORMATS)), data=st.data())
-def test_a_damaged_file_is_read_or_refused_in_words(tmp_path_factory, name, data):
+def test_a_randomly_damaged_file_is_read_or_refused(tmp_path_factory, name, data):
     folder = tmp_path_factory.mktemp('x')
     path = FORMATS[name](folder, SOME)
     file = data.draw(st.sampled_from(sorted(file for file in folder.rglob('*') if file.is_file())))
@@ -354,31 +354,31 @@ def test_a_damaged_file_is_read_or_refused_in_words(tmp_path_factory, name, data
         (lambda idx: idx[:9] + struct.pack('<Q', 2) + idx[17:], 'version 2'),
         (lambda idx: idx[:17] + b'\x06' + idx[18:], '<f8'),
         (lambda idx: idx[:17] + b'\x63' + idx[18:], 'unknown'),
-        (lambda idx: idx[:18] + struct.pack('<Q', 2**60) + idx[26:], 'cut short or damaged'),
-        (lambda idx: idx[:34] + struct.pack('<i', 4) + idx[38:], 'do not follow one another'),
-        (lambda idx: idx[:34] + struct.pack('<i', -1) + idx[38:], 'do not follow one another'),
-        (lambda idx: idx[:-8] + struct.pack('<q', 3), 'the ends of its documents'),
-        (lambda idx: idx + b'\x01' * 15, 'no text'),
-        (lambda idx: idx + b'\x01', 'cut short or damaged'),
+        (lambda idx: idx[:18] + struct.pack('<Q', 2**60) + idx[26:], 'truncated or damaged'),
+        (lambda idx: idx[:34] + struct.pack('<i', 4) + idx[38:], 'are not consecutive'),
+        (lambda idx: idx[:34] + struct.pack('<i', -1) + idx[38:], 'are not consecutive'),
+        (lambda idx: idx[:-8] + struct.pack('<q', 3), 'the document ends do not increase'),
+        (lambda idx: idx + b'\x01' * 15, 'as not text'),
+        (lambda idx: idx + b'\x01', 'truncated or damaged'),
     ],
 )
-def test_a_damaged_megatron_index(tmp_path, change, expected):
+def test_a_damaged_megatron_index_is_refused(tmp_path, change, expected):
     prefix = write.megatron(tmp_path / 'a', [[doc] for doc in SOME])
     idx = tmp_path / 'a.idx'
     idx.write_bytes(change(idx.read_bytes()))
     assert expected in refusal(prefix)
 
 
-def test_modes_that_mean_text_are_read_and_other_ids_are_refused(tmp_path):
+def test_megatron_modes_ids_and_sizes_are_checked(tmp_path):
     assert documents(opened(write.megatron(tmp_path / 'a', [[doc] for doc in SOME], modes=bytes(15)))['train']) == SOME
-    assert 'token 1 is -4, which is no id' in refusal(write.megatron(tmp_path / 'b', [[[1, -4]]], 'int32'))
-    assert 'which is no id' in refusal(write.megatron(tmp_path / 'c', [[[2**31 - 1]]], 'int64'))
+    assert 'token 1 is -4, which is not a valid id' in refusal(write.megatron(tmp_path / 'b', [[[1, -4]]], 'int32'))
+    assert 'which is not a valid id' in refusal(write.megatron(tmp_path / 'c', [[[2**31 - 1]]], 'int64'))
     write.megatron(tmp_path / 'd', [[[1, 2]]])
     (tmp_path / 'd.bin').write_bytes(b'1234567890')
-    assert 'it speaks of 2 tokens, and d.bin has 5' in refusal(tmp_path / 'd')
+    assert 'it describes 2 tokens, but d.bin has 5' in refusal(tmp_path / 'd')
 
 
-def test_a_damaged_seqax_data_set(tmp_path):
+def test_a_damaged_seqax_dataset_is_refused(tmp_path):
     def fresh(name):
         return write.seqax(tmp_path / name, {'train': [[1, 2, 3, 4, 5], [6, 7, 8, 9], [1, 2]]})
 
@@ -387,7 +387,7 @@ def test_a_damaged_seqax_data_set(tmp_path):
     assert 'encoded_tokens' in refusal(path)
     path = fresh('b')
     (path / 'train' / '.zattrs').write_text('{"max_token_id": 5}')
-    assert 'max_token_id is 5, and token 9 occurs' in refusal(path)
+    assert 'max_token_id is 5, but token 9 occurs' in refusal(path)
     (path / 'train' / '.zattrs').write_text('{}')
     assert 'max_token_id is None' in refusal(path)
     path = fresh('c')
@@ -395,14 +395,14 @@ def test_a_damaged_seqax_data_set(tmp_path):
         chunk = path / 'train' / 'encoded_tokens' / name
         if chunk.exists():
             chunk.write_bytes((fresh(f'd{name}') / 'train' / 'encoded_tokens' / '0').read_bytes())
-    assert 'are not those of seq_starts' in refusal(path)
+    assert 'differ from seq_starts' in refusal(path)
     path = fresh('e')
     meta = path / 'train' / 'seq_starts' / '.zarray'
     meta.write_text(meta.read_text().replace('"delta"', '"fixedscaleoffset"'))
     assert 'expected none, or the delta' in refusal(path)
 
 
-def test_stores_are_what_batches_are_made_of(tmp_path):
+def test_foreign_tokens_are_a_token_store(tmp_path):
     store: TokenStore = opened(write.pbin(tmp_path / 'a.pbin', SOME))['train']
     assert isinstance(store, ForeignTokens)
     assert store.bytes_per_target is None

@@ -1,4 +1,4 @@
-"""Tokens behind a URL open and read like those of a directory: from memory://, and over HTTP from a real server."""
+"""Tokens behind a URL read like those of a directory, from memory:// and from a local HTTP server."""
 
 import functools
 import http.server
@@ -36,7 +36,7 @@ def memory(directory) -> RemotePath:
 
 
 class Server(http.server.SimpleHTTPRequestHandler):
-    """Serves a directory, ranges included, which TensorStore asks for and Python's own handler does not know."""
+    """Serves a directory with range requests, which TensorStore needs and the base class does not support."""
 
     def log_message(self, *_: object) -> None:
         pass
@@ -74,7 +74,7 @@ def over_http(directory):
 
 
 @pytest.mark.parametrize('where', ['memory', 'over_http'])
-def test_what_lies_far_away_reads_the_same(directory, where, request):
+def test_remote_tokens_equal_local_tokens(directory, where, request):
     remote = request.getfixturevalue(where)
     near, far = open_split(directory, 'train'), open_split(remote, 'train')
     assert far.manifest == near.manifest
@@ -84,7 +84,7 @@ def test_what_lies_far_away_reads_the_same(directory, where, request):
     assert verify(remote) == verify(directory)
 
 
-def test_damage_far_away_is_found(memory):
+def test_damaged_remote_files_are_refused(memory):
     store = ts.KvStore.open('memory://tokens/', context=CONTEXT).result()
     whole = bytes(store.read('train/encoded_tokens/c/0').result().value)
     store.write('train/encoded_tokens/c/0', whole[:100] + bytes([whole[100] ^ 1]) + whole[101:]).result()
@@ -92,8 +92,8 @@ def test_damage_far_away_is_found(memory):
         verify(memory)
 
 
-def test_an_address_with_nothing_or_that_nobody_serves_is_told(memory):
-    with pytest.raises(UserError, match='memory://elsewhere: no flat-tokens there'):
+def test_a_missing_or_unreachable_url_is_reported(memory):
+    with pytest.raises(UserError, match='memory://elsewhere: not a flat-tokens directory'):
         open_split(RemotePath('memory://elsewhere'), 'train')
     with pytest.raises(UserError, match=r'http://127\.0\.0\.1:9/zarr\.json: '):
         RemotePath('http://127.0.0.1:9/zarr.json').read_bytes()
@@ -102,7 +102,7 @@ def test_an_address_with_nothing_or_that_nobody_serves_is_told(memory):
     assert token_path('file:///x/y') == Path('/x/y')
 
 
-def test_a_source_of_batches_over_a_url(memory, open_source, directory):
+def test_a_url_opens_as_a_source(memory, open_source, directory):
     near, far = open_source(tokens=str(directory)), open_source(tokens=str(memory))
     np.testing.assert_array_equal(far.batch(3, slice(0, 4), 4).tokens, near.batch(3, slice(0, 4), 4).tokens)
     assert far.tokenizer.end_of_text == 0

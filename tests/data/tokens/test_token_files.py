@@ -1,4 +1,4 @@
-"""`data.tokens` for the files of any tool: they train as they are, and give the rows that their tokens make."""
+"""`data.tokens` reads the files of any tool, and all formats give the same rows."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ END = 50256
 
 
 def rows(source, n: int = 6):
-    """The first rows, as lists, in an order of their own."""
+    """The first rows as sorted lists."""
     batch = source.batch(0, slice(None), n)
     return sorted(zip(*(values.tolist() for values in batch), strict=True))
 
@@ -51,7 +51,7 @@ def test_every_format_gives_the_same_batches(open_source, tmp_path, documents):
     assert (targets[:, :-1] == tokens[:, 1:]).all()
 
 
-def test_the_format_and_what_is_held_out_are_said(open_source, tmp_path, documents, said):
+def test_the_format_and_the_validation_split_are_reported(open_source, tmp_path, documents, said):
     write.nanogpt(tmp_path / 'train.bin', documents)
     assert open_source(tokens=str(tmp_path / 'train.bin')).validation is None
     assert 'validation: none' in said.text
@@ -62,11 +62,11 @@ def test_the_format_and_what_is_held_out_are_said(open_source, tmp_path, documen
     assert f'validation {sum(map(len, documents[:10]))} tokens, 10 documents' in said.text
     other = write.pbin(tmp_path / 'other.pbin', documents[:9])
     source = open_source(tokens=str(tmp_path), validation_tokens=str(other))
-    assert 'and not the validation split' in said.text
+    assert 'instead of the validation split' in said.text
     assert source.validation(0, slice(None), 2).tokens.max() <= END
 
 
-def test_a_tokenizer_says_what_ends_a_document_and_reads_the_tokens(open_source, tmp_path):
+def test_a_given_tokenizer_decodes_the_tokens_and_has_the_end_of_text(open_source, tmp_path):
     tokenizer = train_tokenizer(['some text to train on'], 270)
     (tmp_path / 'tokenizer.json').write_bytes(tokenizer.content)
     text = [[*tokenizer.encode(f'some text {n}'), tokenizer.end_of_text] for n in range(20)]
@@ -82,20 +82,20 @@ def test_a_tokenizer_says_what_ends_a_document_and_reads_the_tokens(open_source,
         open_source(tokens=str(path), tokenizer=str(tmp_path / 'tokenizer.json'), vocab_size=300)
 
 
-def test_a_second_opening_reads_nothing_again(open_source, tmp_path, documents, monkeypatch):
+def test_opening_again_uses_the_cached_survey(open_source, tmp_path, documents, monkeypatch):
     path = write.pbin(tmp_path / 'a.pbin', documents)
     first = open_source(tokens=str(path))
     monkeypatch.setattr('pretrax.data.tokens.foreign_survey._make', lambda *_: pytest.fail('read again'))
     assert rows(open_source(tokens=str(path))) == rows(first)
 
 
-def test_flat_tokens_need_no_telling(open_source, novel, tmp_path):
+def test_flat_tokens_refuse_redundant_options(open_source, novel, tmp_path):
     source = open_source(text=str(novel), vocab_size=300)
     [place] = (tmp_path / 'data').glob('tokens-*')
     (tmp_path / 'tokenizer.json').write_bytes(source.tokenizer.content)
-    with pytest.raises(UserError, match='have their tokenizer with them'):
+    with pytest.raises(UserError, match='flat-tokens include their tokenizer'):
         open_source(tokens=str(place), tokenizer=str(tmp_path / 'tokenizer.json'))
-    with pytest.raises(UserError, match='say themselves where documents end'):
+    with pytest.raises(UserError, match='flat-tokens store document boundaries'):
         open_source(tokens=str(place), end_of_text=0)
     with pytest.raises(UserError, match='did you mean'):
         open_source(tokens=str(tmp_path / 'data'))

@@ -1,4 +1,4 @@
-"""convert, merge, split and shuffle: no document, token or loss mask is lost, and nothing half-done stays."""
+"""convert, merge, split and shuffle keep every document, token and loss mask, and leave no partial output."""
 
 import itertools
 import signal
@@ -29,7 +29,7 @@ IDENTITY = TokenizerIdentity(sha256=TOKENIZER.sha256, vocab_size=TOKENIZER.vocab
 
 
 def make(directory: Path, texts: dict[str, list[str]], masked: bool = False) -> Path:
-    """flat-tokens of texts; masked: only tokens with an even id count."""
+    """flat-tokens of texts; if masked, only tokens with an even id count."""
     with create(directory, IDENTITY, TOKENIZER.content, {'made': 'here'}) as writer:
         for split, of in texts.items():
             for batch in itertools.batched(of, 3):
@@ -45,7 +45,7 @@ def make(directory: Path, texts: dict[str, list[str]], masked: bool = False) -> 
 
 
 def contents(directory: Path) -> dict[str, list[tuple[tuple[int, ...], tuple[bool, ...]]]]:
-    """The (ids, mask) of every document of every split, after a whole verification."""
+    """The (ids, mask) of every document of every split, after `verify`."""
     flat_tokens.verify(directory)
     found = {}
     for name in splits(directory):
@@ -95,7 +95,7 @@ def test_shuffle_keeps_every_document_and_its_mask(tmp_path, masked):
 
 
 @pytest.mark.parametrize('bucket', [1 << 20, 5])
-def test_every_order_of_a_shuffle_is_as_likely(tmp_path, monkeypatch, bucket):
+def test_a_shuffle_is_uniform_over_all_orders(tmp_path, monkeypatch, bucket):
     monkeypatch.setattr(token_tools, 'BUCKET', bucket)
     store = open_split(make(tmp_path / 'a', {'train': ['a', 'b', 'c', 'd']}), 'train')
     random = np.random.default_rng(0)
@@ -108,7 +108,7 @@ def test_every_order_of_a_shuffle_is_as_likely(tmp_path, monkeypatch, bucket):
 
 
 @pytest.mark.usefixtures('small')
-def test_merge_joins_split_by_split_in_the_order_given(tmp_path):
+def test_merge_concatenates_each_split_in_the_given_order(tmp_path):
     a = make(tmp_path / 'a', {'train': texts(20), 'validation': texts(3)})
     b = make(tmp_path / 'b', {'train': texts(7, 100)}, masked=True)
     token_tools.merge([a, b], tmp_path / 'ab', silent)
@@ -130,19 +130,19 @@ def test_merge_refuses_another_tokenizer(tmp_path):
 
 
 @pytest.mark.usefixtures('small')
-def test_split_by_fraction_looks_at_nothing_but_the_document(tmp_path):
+def test_split_by_fraction_depends_only_on_the_document(tmp_path):
     some = texts(200)
     source = make(tmp_path / 'a', {'train': some + some[:50]}, masked=True)
     token_tools.split(source, tmp_path / 'b', silent, fraction=0.2, count=None)
     before, after = contents(source), contents(tmp_path / 'b')
     assert Counter(before['train']) == Counter(after['train'] + after['validation'])
-    assert not set(after['train']) & set(after['validation']), 'copies are on one side'
+    assert not set(after['train']) & set(after['validation']), 'copies are in the same split'
     assert 25 < len(after['validation']) < 80
     reverse = make(tmp_path / 'c', {'validation': some[::-1][:100], 'train': some[::-1][100:]}, masked=True)
     said = []
     token_tools.split(reverse, tmp_path / 'd', said.append, fraction=0.2, count=None)
     assert set(contents(tmp_path / 'd')['validation']) == set(after['validation'])
-    assert 'divided anew' in ' '.join(said)
+    assert 'divided again' in ' '.join(said)
     token_tools.split(source, tmp_path / 'e', silent, fraction=0.2, count=None, seed=1)
     assert set(contents(tmp_path / 'e')['validation']) != set(after['validation'])
     parts = [counts(tmp_path / 'b', name) for name in ('train', 'validation')]
@@ -152,7 +152,7 @@ def test_split_by_fraction_looks_at_nothing_but_the_document(tmp_path):
 
 
 @pytest.mark.usefixtures('small')
-def test_split_by_count_holds_out_so_many(tmp_path):
+def test_split_by_count_holds_out_that_many(tmp_path):
     source = make(tmp_path / 'a', {'train': texts(50)})
     token_tools.split(source, tmp_path / 'b', silent, fraction=None, count=7)
     after = contents(tmp_path / 'b')
@@ -188,7 +188,7 @@ def test_convert_from_every_format(tmp_path, name):
     assert [document for document, _ in contents(tmp_path / 'flat')['train']] == [tuple(document) for document in ids]
     made = open_split(tmp_path / 'flat', 'train')
     assert made.manifest.tokenizer == IDENTITY
-    assert made.fingerprint == files.splits['train'].fingerprint, 'a run goes on with what its file was converted to'
+    assert made.fingerprint == files.splits['train'].fingerprint, 'a run can resume with the converted file'
     assert made.manifest.counts == counts(make(tmp_path / 'same', {'train': texts(30)}), 'train')
     token_tools.convert(
         open_token_files(path, silent, end_of_text=0 if name == 'nanogpt' else None), tmp_path / 'bare', silent
@@ -202,7 +202,7 @@ def test_convert_from_every_format(tmp_path, name):
     assert (bare.tokenizer.sha256, bare.counts.bytes) == (None, None)
 
 
-def test_nanogpt_and_back(tmp_path):
+def test_conversion_to_nanogpt_and_back_is_exact(tmp_path):
     source = make(tmp_path / 'a', {'train': texts(20), 'validation': texts(4)})
     token_tools.convert_to_nanogpt(open_token_files(source, silent), tmp_path / 'b', silent)
     ids = [token for document, _ in contents(source)['train'] for token in document]
@@ -214,13 +214,13 @@ def test_nanogpt_and_back(tmp_path):
     with pytest.raises(UserError, match='has a loss mask'):
         token_tools.convert_to_nanogpt(open_token_files(masked, silent), tmp_path / 'e', silent)
     path = write.pbin(tmp_path / 'a.pbin', [[1, 70000]], 4)
-    with pytest.raises(UserError, match=r'below 65,536'):
+    with pytest.raises(UserError, match=r'uint16, up to 65,535'):
         token_tools.convert_to_nanogpt(open_token_files(path, silent), tmp_path / 'e', silent)
     assert not (tmp_path / 'e').exists()
 
 
-def test_bytes_are_told_only_where_they_are_known(tmp_path):
-    """Not of a tokenizer that puts a blank between two tokens."""
+def test_bytes_are_unknown_if_tokens_depend_on_their_neighbors(tmp_path):
+    """This tokenizer inserts a space between two tokens."""
     backend = tokenizers.Tokenizer(models.WordLevel({'<|endoftext|>': 0, 'a': 1, 'b': 2}, unk_token='a'))
     backend.decoder = decoders.WordPiece()
     odd = Tokenizer(backend.to_str().encode(), 'odd')
@@ -233,7 +233,7 @@ def test_bytes_are_told_only_where_they_are_known(tmp_path):
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), min_size=1, max_size=9), st.data())
-def test_documents_chosen_and_reordered_are_those(docs, data):
+def test_documents_are_selected_and_reordered_with_their_masks(docs, data):
     encoded = np.concatenate([[2 * ids[0] + 1, *(2 * token for token in ids[1:])] for ids in docs]).astype(np.uint32)
     every = Documents(encoded, encoded % 3 == 0, np.array([len(ids) for ids in docs]))
     order = data.draw(st.permutations(range(len(docs))))
@@ -246,7 +246,7 @@ def test_documents_chosen_and_reordered_are_those(docs, data):
     assert [ids.tolist() for ids in chosen.ids()] == [ids for ids, kept in zip(docs, which, strict=True) if kept]
 
 
-def test_what_is_there_is_not_written_over(tmp_path):
+def test_existing_directories_are_not_overwritten(tmp_path):
     source = make(tmp_path / 'a', {'train': texts(3)})
     (tmp_path / 'b').mkdir()
     for tool in (
@@ -257,30 +257,30 @@ def test_what_is_there_is_not_written_over(tmp_path):
         lambda out: token_tools.convert_to_nanogpt(open_token_files(source, silent), out, silent),
     ):
         for out in (tmp_path / 'b', source):
-            with pytest.raises(UserError, match='something of this name already'):
+            with pytest.raises(UserError, match='already exists'):
                 tool(out)
     path = write.pbin(tmp_path / 'a.pbin', [[1, 0]])
     with pytest.raises(UserError, match='convert it first: pretrax data convert'):
         token_tools.shuffle(path, tmp_path / 'c', silent, seed=0)
 
 
-def test_a_document_that_gets_lost_is_noticed(tmp_path, monkeypatch):
+def test_a_lost_document_is_detected(tmp_path, monkeypatch):
     source = make(tmp_path / 'a', {'train': texts(20)})
     monkeypatch.setattr(
         token_tools, 'read_documents', lambda store, say=None: iter(list(token_copy.read_documents(store))[:-1])
     )
     monkeypatch.setattr(token_copy, 'AT_ONCE', 40)
-    with pytest.raises(UserError, match='not written: 20 documents were there'):
+    with pytest.raises(UserError, match='not written: 20 documents in the inputs'):
         token_tools.merge([source], tmp_path / 'b', silent)
     assert not (tmp_path / 'b').exists()
 
 
-def test_a_shuffle_that_is_killed_leaves_nothing_that_counts(tmp_path):
+def test_a_killed_shuffle_leaves_no_output(tmp_path):
     source = make(tmp_path / 'a', {'train': texts(60)})
     program = f"""
 import os, signal
 from pathlib import Path
-from pretrax.data import token_copy, token_tools
+from pretrax.data.tokens import token_copy, token_tools
 token_copy.AT_ONCE, token_tools.BUCKET = 40, 150
 fromfile = token_tools.np.fromfile
 def killed(path, *arguments):
@@ -293,6 +293,6 @@ token_tools.shuffle(Path({str(source)!r}), Path({str(tmp_path / 'b')!r}), print,
     done = subprocess.run([sys.executable, '-c', program])
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / 'b').exists()
-    assert len(list(tmp_path.iterdir())) == 3, 'the source, a half-written directory and buckets'
+    assert len(list(tmp_path.iterdir())) == 3, 'the source, a partial directory and buckets'
     token_tools.shuffle(source, tmp_path / 'b', silent, seed=0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ['a', 'b']

@@ -18,7 +18,7 @@ type _Heap = list[tuple[int, str]]  # the excerpt with the largest hash is remov
 
 
 def sample(engine: Engine, shards: Sequence[Shard], progress: Progress) -> tuple[RowCounts, int, list[str]]:
-    """RowCounts, bytes of text and the chosen pieces of a corpus in shards."""
+    """Returns the row counts, the bytes of text, and the sampled excerpts of all shards."""
     rows, n_bytes, chosen = RowCounts(), 0, []
     calls = [(shard, SAMPLE_CHARACTERS, EXCERPT) for shard in shards]
     found: list[tuple[int, RowCounts]] = []
