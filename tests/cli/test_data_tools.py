@@ -156,7 +156,9 @@ def test_tools_one_after_another(run, tmp_path):
     for step in steps:
         code, out, err = run(*step)
         assert code == 0, err
-    assert 'all 108 documents of the inputs are in the output' in run('merge', tmp_path / 'f', '--out', tmp_path / 'g')[1]
+    assert (
+        'all 108 documents of the inputs are in the output' in run('merge', tmp_path / 'f', '--out', tmp_path / 'g')[1]
+    )
     counts = verify(tmp_path / 'f')
     assert (counts['validation'].documents, counts['train'].documents) == (10, 98)
     assert open_split(tmp_path / 'f', 'train').fingerprint == open_split(tmp_path / 'd', 'train').fingerprint

@@ -4,7 +4,7 @@ data: {text: stdlib}                               # the standard library's sour
 data: {text: 'books/*.txt', validation: 0.01}      # files, directories, globs, or a list of them
 data: {tokens: runs/mine/data/tokens-0a1b2c3d4e5f} # already tokenized
 data: {tokens: train.bin}                          # from another tool: nanoGPT, Modalities, Megatron, seqax
-data: {tokenizer: t.json, mixture: [{name: books, weight: 3, text: 'books/*.txt'}, {name: code, weight: 1, text: stdlib}]}
+data: {tokenizer: t.json, mixture: [{name: books, weight: 3, text: b.txt}, {name: code, weight: 1, text: stdlib}]}
 """
 
 import itertools
@@ -82,7 +82,7 @@ class TextOptions(BaseModel):
     workers: int | None = Field(None, ge=1, description='processes that tokenize; null: one per core')
     packing: Literal['concatenate', 'whole', 'best_fit'] = Field(
         'concatenate',
-        description='how rows are filled: windows of the token stream; whole documents in order; whole documents by best fit',
+        description='how rows are filled: windows of the token stream, or whole documents in order or by best fit',
     )
     mixture: 'tuple[MixtureItem, ...] | None' = Field(
         None,
@@ -91,13 +91,13 @@ class TextOptions(BaseModel):
     )
     exhausted: Literal['repeat', 'stop', 'drop'] | None = Field(
         None,
-        description='what happens when a source of the mixture is used up: it repeats (default), the run stops, or it drops out',
+        description='when a source of the mixture is used up: repeat it (default), stop the run, or drop it',
     )
 
     @model_validator(mode='before')
     @classmethod
     def _defaults(cls, given: Any) -> Any:
-        """Sets defaults that depend on other keys: tokens have no text options, and a given tokenizer has its own size."""
+        """Sets defaults that depend on other keys: tokens have no text options, a given tokenizer has its own size."""
         if not isinstance(given, dict):
             return given
         given = {name: value for name, value in given.items() if value is not None}

@@ -22,7 +22,7 @@ from pretrax.errors import UserError
 
 
 def open_text(request: DataRequest, *, options: TextOptions) -> TokenSource | Mixture:
-    """Opens the tokens that the options describe, and tokenizes text first if necessary. Raises UserError on bad input."""
+    """Opens the tokens that the options describe; tokenizes text if necessary. Raises UserError on bad input."""
     if options.mixture is not None:
         return _open_mixture(request, options)
     if options.tokens is not None:
@@ -32,7 +32,7 @@ def open_text(request: DataRequest, *, options: TextOptions) -> TokenSource | Mi
 
 
 def tokenize_text(options: TextOptions, directory: Path, say: Callable[[str], None], out: Path | None = None) -> Path:
-    """Tokenizes the text, unless this was done before, and returns the flat-tokens directory: `out`, or one in `directory`."""
+    """Tokenizes the text unless this was done before; returns the flat-tokens directory, `out` or one in `directory`."""
     tokenizer = None
     if options.tokenizer is not None:
         tokenizer = load_tokenizer(options.tokenizer)

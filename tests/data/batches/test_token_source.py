@@ -1,4 +1,4 @@
-"""Every row comes once per epoch, and the rows of a step are the same on any number of processes, from memory or disk."""
+"""Every row comes once per epoch, and a step has the same rows on any number of processes, from memory or disk."""
 
 import itertools
 

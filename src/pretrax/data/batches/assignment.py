@@ -193,7 +193,7 @@ def _before[T: (int, np.ndarray)](n: T, left: int, total: int) -> T:
 
 
 def _deal(n: np.ndarray, counts: Sequence[int], first: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """The source of each row n in range(sum(counts)), and its number there, by repeatedly halving the list of sources."""
+    """The source of each row n in range(sum(counts)), and its number there; halves the list of sources recursively."""
     if len(counts) == 1:
         return np.full_like(n, first), n
     middle = len(counts) // 2

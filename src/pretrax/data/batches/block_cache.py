@@ -43,7 +43,7 @@ class BlockCache:
             self.read([(0, 1)])
 
     def read(self, ranges: Sequence[tuple[int, int]], whole_blocks: bool = True) -> list[Tokens]:
-        """The tokens of each range [start, stop). Without `whole_blocks`, missing ranges are read alone and not kept."""
+        """The tokens of each range [start, stop). Without `whole_blocks`, missing ranges are read but not cached."""
         with self._lock:
             wanted = {number for start, stop in ranges for number in self._blocks(start, stop)}
             missing = sorted(wanted - self._kept.keys())

@@ -96,7 +96,8 @@ def open_mixture(members: Sequence[Member], exhausted: Exhausted, request: DataR
     n_rows = request.steps * request.batch_rows
     if assignment.end is not None and n_rows > assignment.end:
         raise UserError(
-            f'{assignment.why_it_ends()}\n  the run needs {n_rows:,}: {request.steps:,} steps of {request.batch_rows:,}\n'
+            f'{assignment.why_it_ends()}\n'
+            f'  the run needs {n_rows:,}: {request.steps:,} steps of {request.batch_rows:,}\n'
             f'  use steps={assignment.end // request.batch_rows} or less, data.exhausted=repeat, or more text'
         )
     for member, n in zip(members, assignment.counts(n_rows), strict=True):

@@ -1,11 +1,11 @@
-"""The order of the rows in an epoch: a keyed permutation that is computed, not stored, and that reads few blocks at once.
+"""The order of the rows in an epoch: a keyed permutation that is computed, not stored, and touches few blocks at once.
 
 `Order` permutes blocks of consecutive rows, then the rows within each window of `window` permuted blocks. A reader that
 caches the blocks of one window reads each block once per epoch, and the rows of a batch come from far apart.
 
-`permute` is a Feistel network over pairs (left, right) of Z_a x Z_b with a b >= n. It is a permutation of range(a b) for
-any round function. Applying it until the value falls below n makes it a permutation of range(n).
-Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", methods 2 (cycle walking) and 3 (generalised Feistel).
+`permute` is a Feistel network over pairs (left, right) of Z_a x Z_b with a b >= n. It is a permutation of range(a b)
+for any round function. Applying it until the value falls below n makes it a permutation of range(n). Black and
+Rogaway 2002, "Ciphers with Arbitrary Finite Domains", methods 2 (cycle walking) and 3 (generalised Feistel).
 """
 
 import math

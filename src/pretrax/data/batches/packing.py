@@ -1,9 +1,9 @@
 """Rows of whole documents, planned for one group of consecutive documents at a time.
 
-A document of t + 1 tokens has t targets, each predicted from the tokens before it. Documents with more than L targets are
-cut into chunks of L and a remainder; other documents are one chunk. A plan places chunks in rows of length L, and the
-rest of each row is padding. Every target of every document is in exactly one row, so an epoch has n_tokens - n_documents
-targets. Letters: R rows, L sequence length.
+A document of t + 1 tokens has t targets, each predicted from the tokens before it. Documents with more than L targets
+are cut into chunks of L and a remainder; other documents are one chunk. A plan places chunks in rows of length L, and
+the rest of each row is padding. Every target of every document is in exactly one row, so an epoch has n_tokens -
+n_documents targets. Letters: R rows, L sequence length.
 """
 
 import functools
@@ -228,8 +228,8 @@ def plan_rows(starts: np.ndarray, length: int, packing: str) -> Plan:
 def join_chunks(rows: list[list[Tokens]], length: int) -> HostBatch:
     """Makes a batch of rows of chunks.
 
-    A chunk of t + 1 tokens gives t inputs and t targets in one segment. The rest of a row is a segment of padding, whose
-    targets do not count.
+    A chunk of t + 1 tokens gives t inputs and t targets in one segment. The rest of a row is a segment of padding,
+    whose targets do not count.
     """
     tokens, targets, segments, positions = (np.zeros((len(rows), length), np.int32) for _ in range(4))
     counted = np.zeros((len(rows), length), np.float32)

@@ -17,8 +17,8 @@ def prefetch[T](
 ) -> Generator[T]:
     """Yields fetch(index) for each index, in order; one thread fetches up to `depth` values ahead of the consumer.
 
-    If the consumer waits longer than `patience` seconds, `stalled(index, seconds)` is called twice: during the wait with
-    the seconds so far, and after it with the total.
+    If the consumer waits longer than `patience` seconds, `stalled(index, seconds)` is called twice: during the wait
+    with the seconds so far, and after it with the total.
 
     An exception in `fetch` is raised when its value is due. `close()` (or leaving `contextlib.closing(...)`) cancels
     what is pending and returns when the thread has ended.

@@ -48,7 +48,8 @@ def open_synthetic(request: DataRequest, *, vocab_size: int, document_length: in
     document_length = request.sequence_length + 1 if document_length is None else document_length
     if vocab_size < 2 or document_length < 1:
         raise UserError(
-            f'data: vocab_size={vocab_size}, document_length={document_length}\n  expected vocab_size >= 2 and document_length >= 1'
+            f'data: vocab_size={vocab_size}, document_length={document_length}\n'
+            '  expected vocab_size >= 2 and document_length >= 1'
         )
     request.say(f"data: synthetic tokens from Zipf's law, {vocab_size:,} ids; no files are read")
     return SyntheticSource(request, vocab_size, document_length)

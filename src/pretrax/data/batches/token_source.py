@@ -1,7 +1,7 @@
 """Batches from token stores.
 
-Row `row` of step `step` has the number g = step * batch_rows + row in the run. It is row `Order(g)` of the split, a pure
-function of the seed and g on any number of processes. Letters: R rows, L sequence length.
+Row `row` of step `step` has the number g = step * batch_rows + row in the run. It is row `Order(g)` of the split, a
+pure function of the seed and g on any number of processes. Letters: R rows, L sequence length.
 """
 
 from pathlib import Path

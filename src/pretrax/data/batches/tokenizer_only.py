@@ -15,7 +15,7 @@ FILE = 'tokenizer.json'
 
 
 class PromptTokenizer(Tokenizer):
-    """Encodes a prompt with the special tokens, such as beginning-of-text, that the tokenizer's template puts before it."""
+    """Encodes a prompt with the special tokens, such as beginning-of-text, of the tokenizer's template."""
 
     def __init__(self, content: bytes, name: str):
         super().__init__(content, name)

@@ -9,13 +9,15 @@
     for line in total.lines():                        # 'documents: 12 read = 9 kept + 2 empty + 1 bad'
         say(line)
 
-For any n, the shards of `shards(corpus, n)` together have the documents of `corpus.documents()` in the same order, and
-their counts add up to the same totals. A shard is a value: reading it again, in another process or after a restart, gives
-the same documents, or raises UserError if a file has changed. `shards(corpus, n)` returns the same list for an unchanged
-corpus, so interrupted work can resume by shard number. `Shard.size` is in stored bytes, for progress bars.
+For any n, the shards of `shards(corpus, n)` together have the documents of `corpus.documents()` in the same order,
+and their counts add up to the same totals. A shard is a value: reading it again, in another process or after a
+restart, gives the same documents, or raises UserError if a file has changed. `shards(corpus, n)` returns the same
+list for an unchanged corpus, so interrupted work can resume by shard number. `Shard.size` is in stored bytes, for
+progress bars.
 
-With `deduplicate`, `shards` reads all text once through `map` to find the duplicates, and keeps 16 bytes per document.
-Pass the `map` of a pool to read in parallel. Otherwise `shards` reads only file sizes, .parquet footers and line indices.
+With `deduplicate`, `shards` reads all text once through `map` to find the duplicates, and keeps 16 bytes per
+document. Pass the `map` of a pool to read in parallel. Otherwise `shards` reads only file sizes, .parquet footers and
+line indices.
 """
 
 import bisect
@@ -38,7 +40,8 @@ from pretrax.data.corpus.tables import Delimited, RowGroups
 
 __all__ = ['Corpus', 'RowCounts', 'Selection', 'Shard', 'shards']
 
-# A corpus of at most this many bytes is identified by its content, a larger one by its names, sizes and modification times.
+# A corpus of at most this many bytes is identified by its content, a larger one by its names, sizes and modification
+# times.
 DIGESTED = 1 << 30
 _WITHOUT_FIELDS = ('text', 'python')
 _DUPLICATE_GROUPS = 16  # duplicates are searched in one group of digests after the other, to save memory

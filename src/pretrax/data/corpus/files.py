@@ -26,7 +26,7 @@ INDEX_SUFFIX = '.pretrax-index'  # written by data/corpus/line_index.py next to 
 class TextFile(NamedTuple):
     """A text file, its kind, and its state when it was found; readers raise UserError if the state has changed.
 
-    Kinds: 'text' (one UTF-8 document), 'python' (one document, decoded as in PEP 263), 'jsonl', 'csv', 'tsv', 'parquet'.
+    The kind 'text' is one UTF-8 document, and 'python' is one document decoded as in PEP 263.
     """
 
     path: Location
@@ -57,7 +57,7 @@ def find_files(spec: str) -> list[TextFile]:
 
 
 def walk(root: Path, wanted: Callable[[str], bool], left_out: Callable[[str], bool] | None = None) -> list[Path]:
-    """Files below root with a wanted name, sorted by path; skips hidden files, hidden directories and `left_out` ones."""
+    """Files below root with a wanted name, sorted by path, without hidden files and without skipped directories."""
     found = []
     for directory, children, names in os.walk(root):
         children[:] = [name for name in children if not name.startswith('.') and not (left_out and left_out(name))]

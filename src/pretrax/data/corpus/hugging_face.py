@@ -1,7 +1,7 @@
 """Hugging Face datasets, from the hub or from a directory with the same layout, read with the library `datasets`.
 
-A dataset is downloaded (the library caches Arrow files, and rows have random access) or streamed (nothing is stored, and
-each worker reads some of the files). Both give the same rows in the same order.
+A dataset is downloaded (the library caches Arrow files, and rows have random access) or streamed (nothing is stored,
+and each worker reads some of the files). Both give the same rows in the same order.
 """
 
 import functools
@@ -46,7 +46,7 @@ class HuggingFaceDataset:
         return f'{self.name} {self.options.configuration} {self.options.split} {self.version}'
 
     def cut(self, positions: Sequence[int], fields: tuple[str, ...]) -> list['DatasetRows | None']:
-        """Parts, cut near these byte positions; None if the preceding part covers that range too. Assumes rows of equal size."""
+        """Parts, cut near these byte positions if all rows had one size; None if the preceding part covers the range."""
         whole = DatasetRows(self, fields, 0, self.n_units)
         bounds = [0, *(max(1, at * self.n_units // self.size) for at in positions), self.n_units]
         parts = [replace(whole, start=start, stop=stop) for start, stop in itertools.pairwise(bounds)]
@@ -91,7 +91,7 @@ class DatasetRows:
     def _opened(self) -> Any:
         found = _reopened(self.dataset)
         columns = [name.partition('.')[0] if name not in (found.features or ()) else name for name in self.fields]
-        # Unused columns, which may be images, are not decoded. If a field is missing, all are read, for the error message.
+        # Unused columns, which may be images, are not decoded. All are read for the error about a missing field.
         return found.select_columns(columns) if found.features and set(columns) <= set(found.features) else found
 
 
@@ -103,7 +103,8 @@ def find_dataset(spec: str, options: HuggingFaceOptions) -> HuggingFaceDataset:
         name = str(path.resolve())
         if options.revision is not None:
             raise UserError(
-                f'data.hugging_face.revision: {spec} is a directory and has no revisions\n  remove data.hugging_face.revision'
+                f'data.hugging_face.revision: {spec} is a directory and has no revisions\n'
+                '  remove data.hugging_face.revision'
             )
     found, version = _load(name, options)
     if options.streaming:

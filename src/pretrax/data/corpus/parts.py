@@ -1,7 +1,8 @@
 """Parts of files, as workers read them: rows in order, each with a record or an error.
 
-This module reads files that are one document, and files of JSON lines; data/corpus/tables.py reads tables. Text is UTF-8
-and is kept unchanged, including NUL characters and line endings. A byte order mark at the start of a file is dropped.
+This module reads files that are one document, and files of JSON lines; data/corpus/tables.py reads tables. Text is
+UTF-8 and is kept unchanged, including NUL characters and line endings. A byte order mark at the start of a file is
+dropped.
 """
 
 import codecs

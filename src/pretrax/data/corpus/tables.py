@@ -1,4 +1,4 @@
-"""Tables with one document per row: .csv and .tsv with a header line, and .parquet, of which only the needed columns are read."""
+"""Reads tables with one document per row: .csv and .tsv with a header line, and the needed columns of .parquet."""
 
 import contextlib
 import csv
@@ -24,7 +24,7 @@ _BOM = '\ufeff'
 
 @dataclass(frozen=True)
 class Delimited:
-    """A .csv or .tsv file, quoted as in RFC 4180, with a header line. The origin of a row is the number of its first line."""
+    """A .csv or .tsv file, quoted as in RFC 4180, with a header line. The origin of a row is its first line."""
 
     file: TextFile
 
@@ -130,7 +130,8 @@ def _parquet(file: TextFile) -> Iterator['pyarrow.parquet.ParquetFile']:
         raise UserError(f"{file.path}: reading .parquet needs pyarrow\n  pip install 'pretrax[datasets]'") from None
     if file.is_compressed:
         raise UserError(
-            f'{file.path}: a .parquet file cannot be read through {file.path.suffix}\n  decompress it; .parquet has its own compression'
+            f'{file.path}: a .parquet file cannot be read through {file.path.suffix}\n'
+            '  decompress it; .parquet has its own compression'
         )
     with opened(file.path) as stream:
         try:

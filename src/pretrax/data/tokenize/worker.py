@@ -1,7 +1,7 @@
-"""A worker process of data/tokenize/engine_local.py: reads calls from standard input, writes answers to standard output.
+"""A worker process of data/tokenize/engine_local.py: reads calls from stdin and writes answers to stdout.
 
-Messages are pickles between two processes of the same run. If the parent is killed, the worker ends at its next progress
-report or when it waits for the next call.
+Messages are pickles between two processes of the same run. If the parent is killed, the worker ends at its next
+progress report or when it waits for the next call.
 """
 
 import os

@@ -4,8 +4,8 @@
     fastokens    a faster byte-level BPE, if it supports every part of the tokenizer.json
     tokenizers   everything else
 
-`choose_encoder` compares the candidate with `tokenizers` on difficult strings and on text of the corpus, and returns its
-choice with the reason. On one core, fastokens is about 20 times as fast.
+`choose_encoder` compares the candidate with `tokenizers` on difficult strings and on text of the corpus, and returns
+its choice with the reason. On one core, fastokens is about 20 times as fast.
 """
 
 import importlib.metadata
@@ -25,7 +25,7 @@ _COMPARED_AT_ONCE = 1 << 14
 
 
 class Encoded(NamedTuple):
-    """The tokens of some texts: the concatenated ids, uint32, and the offsets of the texts in them, int64 [texts + 1]."""
+    """The tokens of some texts: the concatenated ids, uint32, and where each text starts, int64 [texts + 1]."""
 
     ids: np.ndarray
     offsets: np.ndarray

@@ -77,7 +77,7 @@ def of_tiktoken(encoding: 'tiktoken.Encoding') -> Tokenizer:
 
 
 def byte_letters() -> list[str]:
-    """The letter for each byte in a byte-level vocabulary; printable characters stand for themselves. Radford et al. 2019."""
+    """The letter for each byte in a byte-level vocabulary; printable ones stand for themselves. Radford et al. 2019."""
     seen = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *range(ord('®'), ord('ÿ') + 1)]
     letters = {byte: chr(byte) for byte in seen}
     for byte in range(256):
@@ -127,7 +127,8 @@ def _named_tiktoken(name: str) -> Tokenizer:
         encoding = tiktoken.get_encoding(name)
     except ValueError as error:
         raise UserError(
-            f'{TIKTOKEN}{name}: {str(error).splitlines()[0]}\n  expected one of {", ".join(tiktoken.list_encoding_names())}'
+            f'{TIKTOKEN}{name}: {str(error).splitlines()[0]}\n'
+            f'  expected one of {", ".join(tiktoken.list_encoding_names())}'
         ) from None
     except OSError as error:  # includes the exceptions of requests
         raise UserError(

@@ -17,9 +17,9 @@ _SHOWN = {'bpe': 'byte-level BPE', 'unigram': 'byte-level Unigram'}
 def train_tokenizer(texts: Iterable[str], vocab_size: int, model: ModelName = 'bpe') -> Tokenizer:
     """Trains a byte-level tokenizer with at most `vocab_size` tokens: <|endoftext|> is 0, then bytes and longer tokens.
 
-    Every Unicode string can be encoded, and decoding restores it. A BPE does not depend on the order of the texts or the
-    number of cores. Sennrich et al. 2016, arXiv:1508.07909; Kudo 2018, arXiv:1804.10959;
-    Radford et al. 2019 (bytes).
+    Every Unicode string can be encoded, and decoding restores it. A BPE does not depend on the order of the texts or
+    the number of cores. Sennrich et al. 2016, arXiv:1508.07909; Kudo 2018, arXiv:1804.10959; Radford et al. 2019
+    (bytes).
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if model == 'bpe':

@@ -1,7 +1,7 @@
 """Reads flat-tokens: the tokens of each split in one array, and where documents start. docs/formats.md specifies it.
 
-A directory is a zarr v3 group of splits, read with TensorStore. Opening a split checks shapes, counts and files, reading
-checks the crc32c of every chunk, and `verify` checks everything.
+A directory is a zarr v3 group of splits, read with TensorStore. Opening a split checks shapes, counts and files,
+reading checks the crc32c of every chunk, and `verify` checks everything.
 """
 
 import hashlib
@@ -127,11 +127,11 @@ class FlatTokens:
         return self._loss_mask is not None
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """The values `2 * id + starts_a_document` in each range [start, stop), uint32; all ranges are read concurrently."""
+        """The values `2 * id + starts_a_document` in each range [start, stop), uint32, read concurrently."""
         return _read(self._encoded_tokens, ranges)
 
     def read_starts(self, start: int, stop: int) -> np.ndarray:
-        """Where the documents start to stop - 1 start in the token stream, uint64; the last entry is the end of the stream."""
+        """The positions of the documents [start, stop) in the token stream, uint64; entry n_documents is its end."""
         return _read(self._seq_starts, [(start, stop)])[0]
 
     def read_mask(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
@@ -215,7 +215,7 @@ def open_split(directory: Path | RemotePath, split: str) -> FlatTokens:
 
 
 def read_tokenizer_json(directory: Path | RemotePath, expected: TokenizerIdentity) -> bytes | None:
-    """The tokenizer.json of the directory; None if the tokenizer is unknown. Raises UserError if it is another tokenizer."""
+    """The tokenizer.json of the directory, or None if it is unknown. Raises UserError if it is not the expected one."""
     if expected.sha256 is None:
         return None
     path = directory / TOKENIZER_FILE

@@ -46,7 +46,7 @@ class ForeignTokens:
         return encoded
 
     def read_starts(self, start: int, stop: int) -> np.ndarray:
-        """Where the documents start to stop - 1 start in the token stream, uint64; the last entry is the end of the stream."""
+        """The positions of the documents [start, stop) in the token stream, uint64; entry n_documents is its end."""
         return np.array(self._starts[start:stop])
 
     def read_mask(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
@@ -164,7 +164,8 @@ def _said_vocabulary(layout: Layout, found: Survey) -> int:
     if layout.vocab_size is not None:
         if found.largest >= layout.vocab_size:
             raise UserError(
-                f'{layout.path}: max_token_id is {layout.vocab_size - 1:,}, but token {found.largest:,} occurs\n  the file is damaged'
+                f'{layout.path}: max_token_id is {layout.vocab_size - 1:,}, but token {found.largest:,} occurs\n'
+                '  the file is damaged'
             )
         return layout.vocab_size
     return GPT2_VOCABULARY if layout.assumed and found.end_of_text == GPT2_END_OF_TEXT else 0

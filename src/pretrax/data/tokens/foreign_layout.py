@@ -101,7 +101,8 @@ def pbin(path: Path) -> Layout:
         )
     if n_bytes == 0:
         raise UserError(
-            f'{path}: the header gives 0 bytes of ids, so the program that wrote it did not finish\n  pack the data again'
+            f'{path}: the header gives 0 bytes of ids, so the program that wrote it did not finish\n'
+            '  pack the data again'
         )
     if n_bytes % width or PBIN_HEADER + n_bytes >= size:
         raise UserError(
@@ -133,12 +134,14 @@ def _pbin_starts(path: Path, at: int, n_tokens: int, width: int) -> tuple[np.nda
     offsets, lengths = pairs[:, 0], pairs[:, 1]
     if (lengths > n_tokens * width).any() or (lengths % width).any() or int(lengths.sum()) != n_tokens * width:
         raise UserError(
-            f'{path}: the documents of the index do not add up to the {n_tokens * width:,} bytes of ids\n  the file is damaged'
+            f'{path}: the documents of the index do not add up to the {n_tokens * width:,} bytes of ids\n'
+            '  the file is damaged'
         )
     ends = np.cumsum(lengths)
     notes = []
-    # Early versions of Modalities count offsets from the start of the file. Its merge tool subtracts the header's length
-    # from the offsets of every file after the first, so each merge shifts the rest of the index by another 12 bytes.
+    # Early versions of Modalities count offsets from the start of the file. Its merge tool subtracts the header's
+    # length from the offsets of every file after the first, so each merge shifts the rest of the index by another 12
+    # bytes.
     base = PBIN_HEADER if offsets[0] == PBIN_HEADER else 0
     before = base + (ends - lengths) - offsets
     if (before % PBIN_HEADER).any() or (before < 0).any():

@@ -1,8 +1,8 @@
 """Reads the index of a Modalities .pbin file, a pickled list of pairs of integers, without unpickling it.
 
 A pickle is a program, and loading one can run arbitrary code. This parser accepts only the opcodes of a list of
-(offset, length), in the only valid order, and writes the numbers to an array. Anything else raises UserError. It looks up
-no names, calls nothing, and uses memory only for the numbers.
+(offset, length), in the only valid order, and writes the numbers to an array. Anything else raises UserError. It
+looks up no names, calls nothing, and uses memory only for the numbers.
 """
 
 import pickletools

@@ -46,7 +46,7 @@ class Survey(NamedTuple):
 
 
 def survey(layout: Layout, directory: Path | None, say: Say) -> Survey:
-    """The survey of a file, from the cache in `directory` or from reading the file. Raises UserError if it is damaged."""
+    """The survey of a file, cached in `directory` or made by reading it. Raises UserError if the file is damaged."""
     found = _cached_or_made(layout, directory, say)
     if layout.find_starts is not None or layout.end_of_text is None:
         return found

@@ -53,7 +53,7 @@ def _starts(array: ts.TensorStore, path: Path, n_tokens: int) -> tuple[np.ndarra
 
 
 def _open(path: Path, dtype: str) -> ts.TensorStore:
-    """Opens an array. TensorStore has no filters, so it gets the metadata without them, and `_starts` undoes the delta."""
+    """Opens an array. TensorStore has no filters: it gets the metadata without them, and `_starts` undoes the delta."""
     metadata = _json(path / '.zarray')
     filters = metadata.get('filters')
     if filters not in (None, [_DELTA], [{'id': 'delta', 'dtype': '<i8'}]):

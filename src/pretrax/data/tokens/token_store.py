@@ -37,11 +37,11 @@ class TokenStore(Protocol):
     def has_mask(self) -> bool: ...
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-        """The values `2 * id + starts_a_document` in each range [start, stop), uint32; all ranges are read concurrently."""
+        """The values `2 * id + starts_a_document` in each range [start, stop), uint32, read concurrently."""
         ...
 
     def read_starts(self, start: int, stop: int) -> np.ndarray:
-        """Where the documents start to stop - 1 start in the token stream, uint64; the last entry is the end of the stream."""
+        """The positions of the documents [start, stop) in the token stream, uint64; entry n_documents is its end."""
         ...
 
     def read_mask(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
