@@ -84,15 +84,22 @@ def megatron(prefix: Path, documents: list[list[list[int]]], dtype: str = 'uint1
 def seqax(path: Path, splits: dict[str, list[list[int]]], chunk: int = 8) -> Path:
     """MatX-inc/seqax tools/flat_tokens.py: Writer and Chunk.from_ragged, written with the zarr library in format 2."""
     root = zarr.open_group(path, mode='w-', zarr_format=2)
+    written = {'write_empty_chunks': True}  # the default of zarr 2: chunks of zeros are files, too
     blosc = numcodecs.Blosc(cname='lz4', clevel=5, shuffle=numcodecs.Blosc.BITSHUFFLE)
     for split, documents in splits.items():
         group = root.require_group(split)
         tokens = group.create_array(
-            'encoded_tokens', shape=(0,), chunks=(chunk,), dtype=np.uint32, compressors=blosc, fill_value=None
+            'encoded_tokens',
+            shape=(0,),
+            chunks=(chunk,),
+            dtype=np.uint32,
+            compressors=blosc,
+            fill_value=None,
+            config=written,
         )
         starts = group.create_array(
             'seq_starts', shape=(1,), chunks=(chunk,), dtype=np.uint64, compressors=blosc, fill_value=0,
-            filters=[numcodecs.Delta(dtype='i8')],
+            filters=[numcodecs.Delta(dtype='i8')], config=written,
         )  # fmt: skip
         starts[:] = np.zeros(1, np.uint64)
         for at in range(0, len(documents), 3):
