@@ -82,7 +82,7 @@ def test_a_tokenizer_is_trained_and_used(here, capsys, model):
         ('tokenize mine.yaml data.tokenizer=bytes data.vocab_size=300', '300 was given, but bytes has 257'),
         ('tokenize mine.yaml data.tokenizer=byte', 'expected a tokenizer.json, a directory with one'),
         ('tokenize mine.yaml data.text=nowhere.jsonl', 'nowhere.jsonl: no such file'),
-        ('tokenize mine.yaml data.text=null data.tokens=x data.validation=null', 'x is already tokenised'),
+        ('tokenize mine.yaml data.text=null data.tokens=x data.validation=null', 'x is already tokenized'),
         ('train-tokenizer novel.jsonl --out novel.jsonl', 'novel.jsonl: this file already exists'),
         ('train-tokenizer novel.jsonl --out a.json --model wordpiece', 'expected bpe or unigram'),
         ('train-tokenizer novel.jsonl data.field=x --out a.json', 'data.field=x: changes a configuration'),

@@ -221,6 +221,6 @@ def options_of_text(name: str, options: object) -> TextOptions:
         raise UserError(f'data.name: {name} makes batches without text\n  expected data.name=text')
     if options.tokens is not None:
         raise UserError(
-            f'data.tokens: {options.tokens} is already tokenised\n  data.tokens=null data.text=... reads text'
+            f'data.tokens: {options.tokens} is already tokenized\n  to tokenize text, set data.tokens=null data.text=...'
         )
     return options
