@@ -107,7 +107,13 @@ def test_a_configuration_trains_on_a_dataset(directory, tmp_path, said):
 
     request = DataRequest(0, 8, tmp_path / 'data', said.append)
     options = TextOptions.model_validate(
-        {'text': f'hf:{directory}', 'vocab_size': 300, 'validation': 0, 'hugging_face': {'streaming': True}}
+        {
+            'text': f'hf:{directory}',
+            'vocab_size': 300,
+            'validation': 0,
+            'workers': 1,
+            'hugging_face': {'streaming': True},
+        }
     )
     source = open_text(request, options=options)
     assert source.batch(0, slice(0, 2), 2).tokens.shape == (2, 8)
