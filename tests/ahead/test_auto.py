@@ -32,7 +32,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / 'cache' / 'pretrax' / 'micro.json'
 
 
-def test_a_micro_batch_is_measured_said_recorded_and_remembered(cache, tmp_path, monkeypatch):
+def test_a_measured_micro_batch_is_reported_recorded_and_cached(cache, tmp_path, monkeypatch):
     said = []
     config = settled(from_values(QUICK | {'run_dir': str(tmp_path / 'run')}), said.append)
     assert config.batch.micro in (1, 2)
@@ -56,7 +56,7 @@ def test_a_micro_batch_is_measured_said_recorded_and_remembered(cache, tmp_path,
         ([100, 150, 'does not fit: 3 GB of 2 GB'], 2, [1, 2, 4], '4 does not fit: 3 GB of 2 GB'),
     ],
 )
-def test_it_grows_until_it_does_not_pay_or_memory_ends(speeds, chosen, tried, ended, monkeypatch):
+def test_micro_batches_grow_until_they_do_not_pay_or_memory_is_full(speeds, chosen, tried, ended, monkeypatch):
     asked = []
 
     def speed(config):
@@ -69,21 +69,21 @@ def test_it_grows_until_it_does_not_pay_or_memory_ends(speeds, chosen, tried, en
     assert ended in config.origins['batch', 'micro']
 
 
-def test_what_does_not_fit_is_not_run(monkeypatch):
+def test_a_step_that_does_not_fit_is_not_run(monkeypatch):
     monkeypatch.setattr(measure, 'available_memory', lambda: 8 * 1000)
     monkeypatch.setattr(measure, 'init_state', lambda *_: pytest.fail('it was run'))
     with pytest.raises(UserError, match=r'1 does not fit: .* of 1 kB\nuse model.save=none'):
         settled(from_values(QUICK), lambda text: None)
 
 
-def test_a_damaged_cache_costs_a_measurement_and_no_more(cache, monkeypatch):
+def test_a_damaged_cache_only_costs_a_measurement(cache, monkeypatch):
     cache.parent.mkdir(parents=True)
     cache.write_text('{"half')
     monkeypatch.setattr(measure, '_speed', lambda config: 1.0)
     assert settled(from_values(TINY), lambda text: None).batch.micro == 1
 
 
-def test_a_run_that_goes_on_keeps_what_it_began_with(tmp_path, monkeypatch):
+def test_a_resumed_run_keeps_its_mesh_and_micro_batch(tmp_path, monkeypatch):
     config = from_values(TINY | {'run_dir': str(tmp_path)})
     other = from_values(TINY | {'model': TINY['model'] | {'d_ff': 64}, 'batch': TINY['batch'] | {'micro': 2}})
     (tmp_path / 'config.yaml').write_text(resolved_yaml(other))
@@ -95,7 +95,7 @@ def test_a_run_that_goes_on_keeps_what_it_began_with(tmp_path, monkeypatch):
     assert load(tmp_path / 'config.yaml').batch.micro == 2
 
 
-def test_a_mesh_is_the_fastest_that_fits_with_what_is_given():
+def test_the_chosen_mesh_is_the_fastest_that_fits():
     topology, said = parse_topology('v5e-16'), []
     config = settled(from_values(LARGE), said.append, topology)
     planner = Planner(from_values(LARGE), topology, lambda text: None)
@@ -112,13 +112,13 @@ def test_a_mesh_is_the_fastest_that_fits_with_what_is_given():
         settled(from_values(LARGE | {'model': LARGE['model'] | {'n_layers': 600}}), said.append, topology)
 
 
-def test_a_mesh_for_devices_that_the_plan_does_not_know_is_that_of_no_mesh(monkeypatch):
+def test_unknown_devices_get_the_default_mesh(monkeypatch):
     config = settled(from_values(TINY | {'mesh': 'auto', 'batch': TINY['batch'] | {'micro': 2}}), lambda text: None)
     assert config.mesh.model_dump() == {'r': 8, 'd': 1, 'e': 1, 'c': 1, 't': 1, 'p': 1}
     assert 'the plan knows nothing of this device' in config.origins['mesh',]
 
 
-def test_devices_that_are_here_are_planned_with_the_memory_that_they_tell(monkeypatch):
+def test_the_plan_uses_the_memory_that_devices_report(monkeypatch):
     h200 = lookup('NVIDIA H200')
     assert h200 is not None
     monkeypatch.setattr(auto, '_here', lambda: Here('cuda', h200, h200.memory * 3 // 4, 8, 1))
@@ -131,7 +131,7 @@ def test_devices_that_are_here_are_planned_with_the_memory_that_they_tell(monkey
 
 
 @pytest.mark.parametrize('values', [{'mesh': 'auto'}, {'mesh': {'t': 'auto'}}])
-def test_in_a_program_auto_has_to_be_settled_first(values):
+def test_a_program_must_resolve_auto_before_training(values):
     from pretrax.run.setup import prepare
 
     with pytest.raises(UserError, match=r'pretrax\.ahead\.auto\.settled'):

@@ -26,7 +26,7 @@ def script(name):
     return module
 
 
-def test_the_prediction_is_within_a_tenth_of_every_compiled_row():
+def test_the_prediction_is_within_a_tenth_of_every_compiled_step():
     benchmark = script('memory')
     found = json.loads(benchmark.RESULTS.read_text())['rows']
     assert set(found) == set(benchmark.ROWS), 'a row that was not compiled: benchmarks/memory.py'
@@ -51,7 +51,7 @@ def test_the_prediction_is_within_a_tenth_of_every_compiled_row():
     assert not wrong, '\n'.join(wrong)
 
 
-def test_the_rows_of_the_scaling_tables_that_were_compiled_fit_and_are_predicted_within_a_tenth():
+def test_the_scaling_tables_fit_and_are_predicted_within_a_tenth():
     benchmark = script('scale')
     found, rows = json.loads(benchmark.RESULTS.read_text()), {row.name: row for row in benchmark.ROWS}
     errors = {

@@ -22,7 +22,7 @@ def plan(**changes):
     return make_plan(from_values(VALUES | changes), parse_topology('v5e-16'), lambda text: None)
 
 
-def test_what_is_found_fits_is_ordered_and_is_what_the_same_values_are_predicted():
+def test_candidates_fit_are_sorted_and_match_their_own_prediction():
     found = plan().found
     seconds = [one.prediction.seconds for one in found]
     assert seconds == sorted(seconds)
@@ -35,20 +35,20 @@ def test_what_is_found_fits_is_ordered_and_is_what_the_same_values_are_predicted
     assert (again.memory, again.prediction) == (best.memory, best.prediction)
 
 
-def test_what_is_verified_is_what_was_proposed():
+def test_verifying_compiles_the_proposed_configuration():
     config, topology = from_values(VALUES), parse_topology('v5e-16')
     for one in plan().found[:2]:
         assert Planner(having(config, one), topology, lambda text: None).as_configured() == one
 
 
-def test_a_mesh_that_cannot_be_is_said_and_others_are_found():
+def test_an_impossible_mesh_is_reported_and_others_are_found():
     impossible = plan(mesh={'d': 5})
     assert impossible.now is None
     assert any('impossible' in line and 'mesh' in line for line in report(impossible))
     assert impossible.found
 
 
-def test_where_nothing_fits_it_says_so():
+def test_the_report_says_if_nothing_fits():
     huge = plan(model=VALUES['model'] | {'n_layers': 240, 'd_model': 16384, 'd_head': 1024, 'd_ff': 65536})
     assert huge.found == []
     assert any('ways fits' in line for line in report(huge))
@@ -66,7 +66,7 @@ def test_where_nothing_fits_it_says_so():
         ),
     ],
 )
-def test_wrong_requests(arguments, said, capsys):
+def test_wrong_requests_are_user_errors(arguments, said, capsys):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2

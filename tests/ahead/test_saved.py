@@ -62,7 +62,7 @@ def losses(directory: pathlib.Path) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_step_saved_by_one_process_is_run_by_another_without_compiling(tmp_path):
+def test_a_step_saved_by_one_process_runs_in_another_without_compiling(tmp_path):
     values = VALUES | {'mesh': {'d': 2}, 'schedule': {'name': 'cosine', 'warmup': 1}}
     (tmp_path / 'a.yaml').write_text(yaml.safe_dump(values))
     environment = {k: v for k, v in os.environ.items() if k not in ('XLA_FLAGS', 'JAX_COMPILATION_CACHE_DIR')}
@@ -82,7 +82,7 @@ def test_a_step_saved_by_one_process_is_run_by_another_without_compiling(tmp_pat
     assert losses(tmp_path / 'runs' / 'plain') == losses(tmp_path / 'runs' / 'loaded')
 
 
-def test_it_trains_without_compiling_the_step(file, tmp_path, monkeypatch):
+def test_training_with_a_saved_step_does_not_compile_it(file, tmp_path, monkeypatch):
     def compile_(*_, **__):
         pytest.fail('a step is compiled')
 
@@ -103,7 +103,7 @@ def test_it_trains_without_compiling_the_step(file, tmp_path, monkeypatch):
         ({'steps': 5}, r'steps: 3 -> 5'),
     ],
 )
-def test_another_configuration_is_refused_by_its_keys(file, tmp_path, changes, said):
+def test_another_configuration_is_refused_with_the_keys_that_differ(file, tmp_path, changes, said):
     with pytest.raises(UserError, match=said):
         opened(file, config(tmp_path, **changes))
 
@@ -118,14 +118,14 @@ def test_another_configuration_is_refused_by_its_keys(file, tmp_path, changes, s
         ({'program': 'f00'}, 'of another program'),
     ],
 )
-def test_other_hardware_versions_flags_and_programs_are_refused(file, tmp_path, changes, said):
+def test_other_hardware_versions_flags_or_programs_are_refused(file, tmp_path, changes, said):
     run = config(tmp_path)
     other = rewritten(file, tmp_path / 'b.step', **changes)
     with pytest.raises(UserError, match=said):
         train(run, progress=Quiet(), compiled=opened(other, run))
 
 
-def test_an_executable_that_names_anything_else_is_not_unpickled(file, tmp_path):
+def test_an_executable_with_unknown_names_is_not_unpickled(file, tmp_path):
     class Attack:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / 'made'),)
@@ -137,7 +137,7 @@ def test_an_executable_that_names_anything_else_is_not_unpickled(file, tmp_path)
     assert not (tmp_path / 'made').exists()
 
 
-def test_damaged_and_foreign_files_are_refused(file, tmp_path):
+def test_damaged_and_unrelated_files_are_refused(file, tmp_path):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     bad = {'flipped': bytes(content), 'cut': file.read_bytes()[:-100], 'text': b'hello', 'empty': b''}
@@ -159,7 +159,7 @@ def test_a_file_of_another_user_is_refused(file, tmp_path, monkeypatch):
         opened(file, config(tmp_path))
 
 
-def test_a_step_for_another_mesh_says_both(file, tmp_path):
+def test_a_step_for_another_mesh_is_refused_with_both_meshes(file, tmp_path):
     other = rewritten(file, tmp_path / 'b.step', mesh=dict.fromkeys('rdectp', 1) | {'r': 2, 'd': 4})
     run = config(tmp_path)
     with pytest.raises(UserError, match=r'another mesh\n    d: 4 there, 8 here\n    r: 2 there, 1 here'):

@@ -76,7 +76,7 @@ def swept(tmp_path):
     return Swept(tmp_path)
 
 
-def test_each_row_ends_in_its_own_way_and_the_others_run(swept):
+def test_a_failing_row_does_not_stop_the_others(swept):
     statuses, started = swept([0, 1, 2, 3, 4, 5], minutes=0.1)
     assert statuses == ['done', 'killed', 'time limit', 'failed', 'out of memory', 'refused']
     assert started == '012345'
@@ -87,15 +87,15 @@ def test_each_row_ends_in_its_own_way_and_the_others_run(swept):
     assert [line['changes'] for line in swept.lines] == [{'seed': seed} for seed in range(6)]
 
 
-def test_what_ended_for_good_is_not_run_again_and_what_failed_is(swept):
+def test_failed_rows_are_run_again_and_final_results_are_kept(swept):
     swept([0, 1, 3, 4, 5])
     statuses, started = swept([5, 4, 3, 1, 0], rows=[{'batch.tokens': 128, 'seed': 0}])
     assert started == '310', 'two that failed, and the new one'
     assert statuses == ['refused', 'out of memory', 'failed', 'killed', 'done', 'done']
-    assert [line for line in swept.said if line.endswith('(before)')] == [swept.said[i] for i in (0, 1, 4)]
+    assert [line for line in swept.said if line.endswith('(earlier)')] == [swept.said[i] for i in (0, 1, 4)]
 
 
-def test_other_versions_hardware_steps_and_devices_are_other_rows(swept):
+def test_a_change_of_versions_hardware_steps_or_devices_runs_the_row_again(swept):
     for values in ({}, {'steps': 4}, {'warmup': 1}, {'change': {'devices': 4}}, {'change': {'batch.tokens': 32}}):
         assert swept([0], **values)[1] == '0', values
         assert swept([0], **values)[1] == ''
@@ -105,21 +105,21 @@ def test_other_versions_hardware_steps_and_devices_are_other_rows(swept):
     assert sum('sees 4' in file.read_text() for file in output.iterdir()) == 1
 
 
-def test_a_row_that_sees_other_devices_than_asked_for_is_refused(swept):
+def test_a_row_with_another_number_of_devices_than_requested_is_refused(swept):
     assert swept([0], change={'devices': 3})[0] == ['refused']
 
 
-def test_a_line_that_a_kill_cut_short_is_run_again(swept):
+def test_an_incomplete_last_line_is_removed_and_its_row_runs_again(swept):
     swept([0, 4])
     results = swept.place / 'out' / 'results.jsonl'
     results.write_bytes(results.read_bytes()[:-9])
     assert swept([0, 4]) == (['done', 'out of memory'], '4')
     results.write_text('{}\n' + results.read_text())
-    with pytest.raises(UserError, match='line 1 is no result'):
+    with pytest.raises(UserError, match='line 1 is not a result'):
         swept([0, 4])
 
 
-def test_one_process_at_a_time_has_a_sweep(swept):
+def test_a_second_process_cannot_run_the_same_sweep(swept):
     with swept.bench([0]), pytest.raises(UserError, match='another process runs this sweep'):
         swept.bench([0])
     (swept.place / 'file').write_text('')
@@ -149,7 +149,7 @@ def slow(request, *, vocab_size: int = 96):
 
 
 @pytest.mark.slow
-def test_a_real_sweep_is_stopped_and_goes_on(tmp_path):
+def test_a_stopped_sweep_continues_with_the_same_command(tmp_path):
     """Row 1 is done, row 2 is refused by the mesh, row 3 is stopped by Ctrl-C in the middle, and done by the next run."""
     (tmp_path / 'plugin.py').write_text(PLUGIN)
     (tmp_path / 'base.yaml').write_text(json.dumps(BASE | {'model': {'name': 'bigram'}, 'plugins': ['plugin.py']}))
@@ -179,7 +179,7 @@ def test_a_real_sweep_is_stopped_and_goes_on(tmp_path):
 
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count('(before)') == 2
+    assert done.stdout.count('(earlier)') == 2
     with (tmp_path / 'out' / 'results.csv').open() as file:
         first, refused, last = csv.DictReader(file)
     assert [row['status'] for row in (first, refused, last)] == ['done', 'refused', 'done']

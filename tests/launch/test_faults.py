@@ -15,7 +15,7 @@ from launched import Launched, keeping, write_run
 
 
 @pytest.mark.slow
-def test_killed_and_hung_processes_of_four_change_nothing(tmp_path, capsys):
+def test_killed_and_hung_processes_do_not_change_the_losses(tmp_path, capsys):
     config = write_run(tmp_path, checkpoint={'every': 7, 'keep': 100})
     four = ('-n', '4', '--retries', '0')
     with Launched(config, tmp_path / 'alone', *four) as alone:
@@ -62,7 +62,7 @@ def test_killed_and_hung_processes_of_four_change_nothing(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_two_processes_killed_at_random_end_with_the_loss_of_a_run_left_alone(tmp_path):
+def test_two_processes_killed_at_random_reach_the_loss_of_an_undisturbed_run(tmp_path):
     config = write_run(tmp_path)
     two = ('-n', '2', '--retries', '9')
     with Launched(config, tmp_path / 'alone', *two) as alone:
@@ -83,7 +83,7 @@ def test_two_processes_killed_at_random_end_with_the_loss_of_a_run_left_alone(tm
 
 
 @pytest.mark.slow
-def test_with_one_process_lost_again_and_again_the_other_goes_on(tmp_path):
+def test_the_run_continues_with_one_process_if_the_other_is_lost_repeatedly(tmp_path):
     """The same tokens, and the losses of two but for the order of sums."""
     config = write_run(tmp_path, steps=40)
     with Launched(config, tmp_path / 'run', '-n', '2', '--elastic') as run:
@@ -108,7 +108,7 @@ def test_with_one_process_lost_again_and_again_the_other_goes_on(tmp_path):
     ('kind', 'code', 'told'),
     [('RuntimeError', 1, 'process 1 | RuntimeError: batch 6 is bad'), ('UserError', 2, 'process 1 | batch 6 is bad')],
 )
-def test_an_error_in_one_process_ends_all_without_waiting(tmp_path, kind, code, told):
+def test_an_error_in_one_process_ends_the_others_immediately(tmp_path, kind, code, told):
     # Without checkpoints nothing is tried again; with such heartbeats, waiting for them would be seen.
     config = write_run(tmp_path, faults={'heartbeat_seconds': 10000}, checkpoint={'every': 1000})
     with Launched(config, tmp_path / 'run', '-n', '2', '--retries', '0', FAIL=f'1:6:{kind}') as run:

@@ -59,33 +59,33 @@ def local(values):
     return Local(values)
 
 
-def test_done_is_done(local):
+def test_a_finished_run_is_not_started_again(local):
     assert local('') == 0
     assert [event['why'] for event in local.events('ended')] == ['done']
     assert local.said == []
 
 
 @pytest.mark.parametrize('code', [2, 78])
-def test_a_mistake_is_told_once_and_not_tried_again(local, code):
+def test_a_mistake_is_reported_once_and_not_retried(local, code):
     program = f'print("what to mend", flush=True); sys.exit({code}) if me == 1 else wait()'
     assert local(program, retries=9) == 2
     assert len(local.events('started')) == 1
     assert local.said == ['process 1 | what to mend']
 
 
-def test_retries_run_out_and_the_output_of_the_culprit_is_shown(local):
+def test_after_the_last_retry_the_output_of_the_failed_process_is_shown(local):
     program = 'print("attempt", attempt, flush=True); sys.exit(3) if me == 1 else wait()'
     assert local(program, retries=1) == 3
     assert len(local.events('started')) == 2
     shown = [line for line in local.said if line.startswith('process 1 | ')]
     assert shown == ['process 1 | attempt 1', 'process 1 | attempt 2'], 'each time of that attempt alone'
     assert local.said[-1].endswith(
-        'process 1 failed with exit code 3; 2 in a row without a further checkpoint: giving up'
+        'process 1 failed with exit code 3; 2 attempts in a row without a new checkpoint: giving up'
     )
     assert (local.directory / 'output' / 'process-1.txt').read_text() == 'attempt 1\nattempt 2\n'
 
 
-def test_attempts_go_on_while_checkpoints_advance(local):
+def test_attempts_continue_while_checkpoints_advance(local):
     program = """
 if attempt == 4:
     sys.exit(0)
@@ -100,10 +100,10 @@ os.kill(os.getpid(), signal.SIGKILL) if me == 0 else wait()
         (0, 30),
     ]
     assert 'killed: process 0 (SIGKILL)' in local.said[0]
-    assert 'checkpoint 10 is whole; starting again: attempt 2, 2 processes' in local.said[0]
+    assert 'checkpoint 10 is complete; starting again: attempt 2, 2 processes' in local.said[0]
 
 
-def test_a_process_that_hangs_is_ended_with_its_children(local, monkeypatch):
+def test_a_hanging_process_is_killed_with_its_children(local, monkeypatch):
     """The others have noticed and left with 75."""
     program = """
 if attempt == 2:
@@ -125,7 +125,7 @@ sys.exit(75)
     assert not child.exists() or child.read_text().split()[2] == 'Z', 'ended with its parent'
 
 
-def test_elastic_leaves_out_what_is_lost_twice(local):
+def test_an_elastic_launch_drops_a_process_that_is_lost_twice(local):
     """12 sequences: 4 processes, without the third 3; when another is lost as well 2, of which each is a divisor."""
     program = """
 (run / f'slots-{attempt}-{me}').write_text(f'{slot} of {os.environ["JAX_NUM_PROCESSES"]}')
@@ -140,7 +140,7 @@ sys.exit(0) if attempt == 5 else wait()
     assert [len(event['processes']) for event in local.events('started')] == [4, 4, 3, 3, 2]
 
 
-def test_what_is_no_loss_leaves_nobody_out(local):
+def test_an_elastic_launch_keeps_processes_that_fail_by_themselves(local):
     assert local('sys.exit(1) if me == 1 else wait()', retries=1, elastic=True) == 1
     assert [len(event['processes']) for event in local.events('started')] == [2, 2]
 
@@ -160,13 +160,13 @@ wait()
 
 
 @pytest.mark.parametrize('code', [0, 75])
-def test_asked_to_stop_it_passes_the_request_and_the_code_on(local, code):
+def test_a_request_to_stop_reaches_all_processes_and_their_exit_code_is_returned(local, code):
     assert local(STOPPABLE.replace('CODE', str(code)), retries=9) == code
     assert sorted(path.name for path in local.directory.glob('got-*')) == ['got-15-0', 'got-15-1']
     assert len(local.events('started')) == 1
 
 
-def test_a_second_request_ends_all_at_once(local):
+def test_a_second_request_to_stop_kills_all_processes(local):
     program = """
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 (run / f'ready-{me}').write_text('')
@@ -182,11 +182,11 @@ if me == 0:
 wait()
 """
     assert local(program) == 128 + signal.SIGINT
-    assert 'a second time' in local.said[0]
+    assert 'second request to stop' in local.said[0]
     assert (local.directory / 'still-there').exists()
 
 
-def test_a_request_to_save_reaches_all_and_ends_none(local):
+def test_a_request_to_save_reaches_all_processes_and_ends_none(local):
     program = """
 if me == 0:
     os.kill(os.getppid(), signal.SIGUSR1)  # nobody listens yet
@@ -223,18 +223,18 @@ def test_processes_do_not_outlive_their_launcher(local, values):
     launcher.wait()
     for pid in local.events('started')[0]['processes']:
         while Path(f'/proc/{pid}').exists() and Path(f'/proc/{pid}/stat').read_text().split()[2] != 'Z':
-            assert time.monotonic() < until, 'a process goes on by itself'
+            assert time.monotonic() < until, 'a process outlives its launcher'
             time.sleep(0.02)
 
 
-def test_a_directory_that_cannot_be_written_is_a_mistake(local):
+def test_an_unwritable_directory_is_a_user_error(local):
     local.directory.mkdir()
     (local.directory / 'output').write_text('')
     with pytest.raises(UserError, match='cannot be written'):
         local('')
 
 
-def test_the_number_of_simulated_devices_is_the_launchers(monkeypatch):
+def test_the_launcher_sets_the_number_of_simulated_devices(monkeypatch):
     monkeypatch.setenv('XLA_FLAGS', '--xla_force_host_platform_device_count=8 --other=1')
     assert devices_of(3, 2) == {'JAX_NUM_CPU_DEVICES': '2', 'JAX_LOCAL_DEVICE_IDS': '6,7', 'XLA_FLAGS': '--other=1'}
 
@@ -244,14 +244,14 @@ def test_the_number_of_simulated_devices_is_the_launchers(monkeypatch):
     [
         (['--processes', '0'], 'greater than or equal to 1'),
         ([], "Missing option '--processes'"),
-        (['-n', '3'], '3 processes cannot share'),
+        (['-n', '3'], 'cannot be divided among 3 processes'),
         (['-n', '2', '--devices-per-process', '3'], 'there are 6 cpu devices'),
         (['-n', '2', 'steps=many'], 'steps'),
         (['-n', '2', 'processes.count=4'], 'processes.count is 4, and the launcher is to start 2'),
         (['-n', '2', 'processes.index=0'], 'are for the launcher to say'),
     ],
 )
-def test_a_mistake_is_told_before_anything_starts(values, tmp_path, capfd, arguments, message):
+def test_a_mistake_is_reported_before_any_process_starts(values, tmp_path, capfd, arguments, message):
     config = tmp_path / 'run.yaml'
     config.write_text(json.dumps(values))
     with pytest.raises(SystemExit) as stopped:

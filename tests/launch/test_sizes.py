@@ -32,7 +32,9 @@ def config_of(values):
         ({'t': 16}, 2, None, 8),
     ],
 )
-def test_a_process_gets_what_the_mesh_asks_or_its_share(config_of, monkeypatch, mesh, processes, wanted, count):
+def test_each_process_gets_the_devices_that_the_mesh_needs_or_its_share(
+    config_of, monkeypatch, mesh, processes, wanted, count
+):
     monkeypatch.setattr(sizes, '_devices_here', lambda: (7, 'cores'))
     assert devices_per_process(config_of(mesh), processes, wanted)[0] == count
 
@@ -40,18 +42,23 @@ def test_a_process_gets_what_the_mesh_asks_or_its_share(config_of, monkeypatch, 
 @pytest.mark.parametrize(
     ('mesh', 'processes', 'wanted', 'message'),
     [
-        ({'r': 2, 'd': 2}, 3, None, r'(?s)r=2 d=2 has 4 devices, which 3 processes cannot share.*--processes [24]'),
+        (
+            {'r': 2, 'd': 2},
+            3,
+            None,
+            r'(?s)r=2 d=2 has 4 devices, which cannot be divided among 3 processes.*--processes [24]',
+        ),
         ({'r': 2, 'd': 2}, 2, 1, r'(?s)2 processes with 1 device each: mesh: .* makes 4 devices, but there are 2'),
         ({'d': 'auto'}, 5, 1, '12 sequences per step cannot be sharded evenly over mesh r=1 x d=5 = 5 devices'),
         ({'d': 'auto', 't': 2}, 3, 1, 'leaves nothing whole for d'),
     ],
 )
-def test_what_cannot_be_shared_is_refused_with_what_can(config_of, mesh, processes, wanted, message):
+def test_an_indivisible_mesh_is_refused_with_a_number_that_divides_it(config_of, mesh, processes, wanted, message):
     with pytest.raises(UserError, match=message):
         devices_per_process(config_of(mesh), processes, wanted)
 
 
-def test_which_numbers_of_devices_a_configuration_allows(config_of):
+def test_only_numbers_of_devices_that_the_mesh_and_batch_allow_fit(config_of):
     assert [n for n in range(1, 13) if misfit(config_of({'d': 'auto'}), n) is None] == [1, 2, 3, 4, 6, 12]
     assert [n for n in range(1, 13) if misfit(config_of({'d': 'auto'}, micro=3), n) is None] == [1, 2, 4]
     assert [n for n in range(1, 13) if misfit(config_of({'d': 4}), n) is None] == [4]

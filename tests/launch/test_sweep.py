@@ -24,7 +24,7 @@ def sweep(tmp_path):
     return read
 
 
-def test_every_combination_and_the_rows_that_are_named(sweep, tmp_path):
+def test_a_sweep_has_every_combination_and_the_additional_rows(sweep, tmp_path):
     _, rows = sweep(
         change={'seed': 1, 'optimizer': {'name': 'lion', 'learning_rate': 1e-3}},
         grid={'model.n_layers': [1, 2], 'batch.tokens': [64, 128], 'devices': [4]},
@@ -37,9 +37,9 @@ def test_every_combination_and_the_rows_that_are_named(sweep, tmp_path):
     assert {row.config.run_dir for row in rows} == {tmp_path / 'run'}
 
 
-def test_nothing_varied_is_one_row(sweep):
+def test_a_sweep_without_changes_has_one_row(sweep):
     _, rows = sweep()
-    assert [(row.label, row.config.seed) for row in rows] == [('as it is', 7)]
+    assert [(row.label, row.config.seed) for row in rows] == [('unchanged', 7)]
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_nothing_varied_is_one_row(sweep):
         ({'gird': {}}, r'sweep.yaml:1: gird is not a key that exists\n    did you mean grid\?'),
         ({'grid': {'model.n_layers': 2}}, r'grid.*model.n_layers.* is 2; expected a list'),
         ({'grid': {'model.n_layers': []}}, r'is an empty list; expected the values to try'),
-        ({'grid': {'model.n_layer': [2]}}, r'(?s)row 1 \(model.n_layer=2\) is no configuration:\n.*did you mean n_layers'),
+        ({'grid': {'model.n_layer': [2]}}, r'(?s)row 1 \(model.n_layer=2\) is not a valid configuration:\n.*did you mean n_layers'),
         ({'rows': [{}, {'batch.tokens': 65}]}, r'(?s)row 2 \(batch.tokens=65\) .*expected a multiple of batch.seq'),
-        ({'rows': [{'name': 'mine'}]}, r'row 1: name is not for a row to say'),
+        ({'rows': [{'name': 'mine'}]}, r'row 1: a row cannot set name'),
         ({'rows': [{'devices': 0}]}, r'row 1: devices is 0; expected a number of devices'),
         ({'grid': {'seed': list(range(101)), 'batch.tokens': [16 * i for i in range(1, 101)]}}, r'10,100 rows; expected at'),
         ({'steps': 0}, r'steps is 0; expected at least 1'),
@@ -58,7 +58,7 @@ def test_nothing_varied_is_one_row(sweep):
         ({'base': 'bass.yaml'}, r'sweep.yaml:1: base: .*bass.yaml does not exist; did you mean .*base.yaml'),
     ],
 )  # fmt: skip
-def test_mistakes_are_told_before_anything_runs(sweep, values, said):
+def test_mistakes_are_reported_before_any_row_runs(sweep, values, said):
     with pytest.raises(UserError, match=said) as told:
         sweep(**values)
     assert len(told.value.told().splitlines()) <= 10
@@ -75,7 +75,7 @@ def test_the_command_line_exits_with_2(tmp_path, capsys):
     assert not (tmp_path / 'out').exists()
 
 
-def test_the_sweeps_of_the_repository_are_sweeps(tmp_path):
+def test_the_sweeps_in_the_repository_are_valid(tmp_path):
     files = sorted((REPOSITORY / 'configs' / 'sweeps').glob('*.yaml'))
     assert files
     for file in files:

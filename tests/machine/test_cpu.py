@@ -16,7 +16,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(cpu, 'SECONDS', 0.01)
 
 
-def test_a_square_product_counts_two_operations_for_each_pair(monkeypatch):
+def test_a_matrix_product_counts_two_operations_per_multiply_add(monkeypatch):
     """By a clock that ticks once between start and end, the rate is 2 n^3 for each device."""
     clock = itertools.count()
     monkeypatch.setattr(cpu.time, 'perf_counter', lambda: float(next(clock)))
@@ -24,7 +24,7 @@ def test_a_square_product_counts_two_operations_for_each_pair(monkeypatch):
     assert cpu.measure(jax.devices(), 'bf16') == 2 * 64**3 * len(jax.devices())
 
 
-def test_measured_once_then_read_back(tmp_path, monkeypatch):
+def test_the_peak_is_measured_once_and_then_read_from_the_cache(tmp_path, monkeypatch):
     first = cpu.measured_cpu(jax.devices(), tmp_path)
     assert 'measured now, kept in' in first.source
     monkeypatch.setattr(cpu, 'measure', lambda *_: pytest.fail('measured a second time'))
@@ -33,7 +33,7 @@ def test_measured_once_then_read_back(tmp_path, monkeypatch):
     assert 'measured earlier' in again.source
 
 
-def test_the_cores_are_shared_by_simulated_devices(tmp_path, monkeypatch):
+def test_simulated_devices_share_the_peak_of_the_cores(tmp_path, monkeypatch):
     """Twice as many devices on the same cores: half the peak and half the memory each, and an entry of their own."""
     monkeypatch.setattr(cpu, 'measure', lambda *_: 8e9)
     one, two = (cpu.measured_cpu([jax.devices()[0]] * n, tmp_path) for n in (1, 2))
@@ -46,7 +46,7 @@ def test_the_cores_are_shared_by_simulated_devices(tmp_path, monkeypatch):
     'damaged',
     [b'', b'{"cut', b'[1, 2]', b'\xff\xfe\x00', b'null', b'{"KEY": {"bf16": "fast"}}', b'{"KEY": {"bf16": 0}}'],
 )
-def test_a_damaged_cache_is_measured_anew_and_mended(tmp_path, damaged):
+def test_a_damaged_cache_is_measured_again_and_replaced(tmp_path, damaged):
     cpu.measured_cpu(jax.devices(), tmp_path)
     path = tmp_path / 'cpu.json'
     (key,) = json.loads(path.read_text())
@@ -55,7 +55,7 @@ def test_a_damaged_cache_is_measured_anew_and_mended(tmp_path, damaged):
     assert 'measured earlier' in cpu.measured_cpu(jax.devices(), tmp_path).source
 
 
-def test_a_place_that_cannot_be_written_is_said_and_survived(tmp_path):
+def test_an_unwritable_cache_is_reported_and_the_peak_still_measured(tmp_path):
     in_the_way = tmp_path / 'file'
     in_the_way.write_text('not a directory')
     device = cpu.measured_cpu(jax.devices(), in_the_way / 'cache')

@@ -22,7 +22,7 @@ def system(tmp_path, monkeypatch):
     return tmp_path / 'accelerator'
 
 
-def test_other_tunables_stay_and_what_was_decided_is_left_alone(system):
+def test_other_tunables_stay_and_given_ones_are_respected(system):
     assert with_kept_memory({}) == {'GLIBC_TUNABLES': ASKED}
     given = {'A': 'b', 'GLIBC_TUNABLES': 'glibc.malloc.check=1'}
     assert with_kept_memory(given) == {'A': 'b', 'GLIBC_TUNABLES': f'glibc.malloc.check=1:{ASKED}'}
@@ -30,7 +30,7 @@ def test_other_tunables_stay_and_what_was_decided_is_left_alone(system):
         assert with_kept_memory({'GLIBC_TUNABLES': decided}) is None
 
 
-def test_a_host_of_accelerators_is_left_alone(system, monkeypatch):
+def test_a_machine_with_accelerators_keeps_its_memory_settings(system, monkeypatch):
     system.touch()
     assert with_kept_memory({}) is None
     assert with_kept_memory({'JAX_PLATFORMS': 'cpu'}) == {'JAX_PLATFORMS': 'cpu', 'GLIBC_TUNABLES': ASKED}
@@ -66,7 +66,7 @@ def test_the_program_starts_again_once_with_its_arguments(given):
         (None, '', 'small pages, given back when free'),
     ],
 )
-def test_the_report_tells_what_the_memory_is(kernel, tunables, told, tmp_path, monkeypatch):
+def test_the_report_describes_the_memory(kernel, tunables, told, tmp_path, monkeypatch):
     monkeypatch.setattr(process_memory, '_ENABLED', tmp_path / 'enabled')
     monkeypatch.setenv('GLIBC_TUNABLES', tunables)
     if kernel:

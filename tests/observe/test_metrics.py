@@ -26,7 +26,7 @@ def fill(path, steps):
             log.write({'step': step, 'loss': 1 / step})
 
 
-def test_what_is_written_is_read_back_in_order(path):
+def test_records_are_read_back_in_order(path):
     with MetricsLog(path) as log:
         log.write({'step': 1, 'loss': np.float32(2.5), 'tokens': np.int64(4096), 'mfu': None})
         log.write({'step': 2, 'loss': jnp.float32(2.25), 'note': 'first evaluation'})
@@ -39,7 +39,7 @@ def test_what_is_written_is_read_back_in_order(path):
     assert keys(read_metrics(path)) == ['loss', 'tokens']
 
 
-def test_values_that_are_not_finite_are_standard_json_and_come_back(path):
+def test_nonfinite_values_are_written_as_standard_json_and_read_back(path):
     with MetricsLog(path) as log:
         log.write({'step': 1, 'loss': math.nan, 'grad_norm': np.float32(np.inf), 'scale': -math.inf, 'ok': 1.0})
     (line,) = path.read_text().splitlines()
@@ -51,7 +51,7 @@ def test_values_that_are_not_finite_are_standard_json_and_come_back(path):
     assert record == {'step': 1, 'grad_norm': math.inf, 'scale': -math.inf, 'ok': 1.0}
 
 
-def test_a_nested_value_that_is_not_finite_is_refused_rather_than_written(path):
+def test_a_nested_nonfinite_value_is_refused(path):
     with MetricsLog(path) as log, pytest.raises(ValueError, match='JSON compliant'):
         log.write({'step': 1, 'losses': [math.nan]})
     assert path.read_bytes() == b''
@@ -63,7 +63,7 @@ def test_a_line_without_an_integer_step_is_refused(path, step):
         log.write({'step': step, 'loss': 1.0})
 
 
-def test_a_resumed_run_shows_no_step_twice(path):
+def test_a_resumed_run_has_no_step_twice(path):
     fill(path, range(1, 181))
     said = []
     with MetricsLog(path, resumed_step=100, say=said.append) as log:
@@ -75,14 +75,14 @@ def test_a_resumed_run_shows_no_step_twice(path):
     assert said == ['metrics.jsonl: removed 80 lines after step 100; those steps are trained again']
 
 
-def test_resuming_where_the_file_ends_changes_nothing(path):
+def test_resuming_at_the_end_of_the_file_changes_nothing(path):
     fill(path, range(1, 11))
     before = path.read_bytes()
     MetricsLog(path, resumed_step=10, say=pytest.fail).close()
     assert path.read_bytes() == before
 
 
-def test_a_new_run_starts_an_empty_record(path):
+def test_a_new_run_starts_with_an_empty_file(path):
     fill(path, range(1, 11))
     MetricsLog(path, say=lambda _: None).close()
     assert read_metrics(path) == []
@@ -91,7 +91,7 @@ def test_a_new_run_starts_an_empty_record(path):
 @pytest.mark.parametrize(
     'torn', [b'{"step": 11, "lo', b'{"step"', b'\x00\x00\x00', b'{"step": 11, "note": "caf\xc3', b'17']
 )
-def test_a_line_cut_short_is_dropped_and_said(path, torn):
+def test_an_incomplete_line_is_dropped_and_reported(path, torn):
     fill(path, range(1, 11))
     with path.open('ab') as file:
         file.write(torn)
@@ -99,11 +99,11 @@ def test_a_line_cut_short_is_dropped_and_said(path, torn):
     said = []
     with MetricsLog(path, resumed_step=10, say=said.append) as log:
         log.write({'step': 11, 'loss': 3.0})
-    assert said == ['metrics.jsonl: removed 1 line cut short when the run was stopped']
+    assert said == ['metrics.jsonl: removed 1 line left incomplete when the run was stopped']
     assert [record['step'] for record in read_metrics(path)] == list(range(1, 12))
 
 
-def test_a_cut_at_any_byte_loses_the_cut_line_only(path):
+def test_a_file_cut_at_any_byte_loses_only_that_line(path):
     fill(path, range(1, 4))
     whole = path.read_bytes()
     for size in range(len(whole)):
@@ -115,7 +115,7 @@ def test_a_cut_at_any_byte_loses_the_cut_line_only(path):
         assert steps == [*[1, 2, 3][:complete], 4]
 
 
-def test_a_killed_process_leaves_a_record_that_resumes(path):
+def test_a_killed_process_leaves_a_file_that_can_be_resumed(path):
     """SIGKILL a real process in the middle of writing."""
     code = (
         'import itertools, sys; from pretrax.observe.metrics import MetricsLog\n'
@@ -134,7 +134,7 @@ def test_a_killed_process_leaves_a_record_that_resumes(path):
     assert [record['step'] for record in read_metrics(path)] == list(range(1, 151))
 
 
-def test_a_full_disk_is_told_and_no_line_is_lost_if_there_is_room_again(path):
+def test_a_full_disk_is_reported_and_lines_are_kept_until_there_is_space(path):
     """The file may not grow past a limit for a while: a line is written in part, as on a disk that is full."""
     code = (
         'import resource, sys; from pretrax.observe.metrics import MetricsLog\n'
@@ -166,7 +166,7 @@ def test_a_full_disk_is_told_and_no_line_is_lost_if_there_is_room_again(path):
     assert [record['step'] for record in read_metrics(path)] == list(range(1, 101))
 
 
-def test_a_record_that_is_removed_is_made_again(path):
+def test_a_removed_file_is_created_again(path):
     said = []
     log = MetricsLog(path, say=said.append)
     log.write({'step': 1, 'loss': 1.0})
@@ -175,10 +175,10 @@ def test_a_record_that_is_removed_is_made_again(path):
     log.write({'step': 2, 'loss': 1.0})
     log.close()
     assert [record['step'] for record in read_metrics(path)] == [2]
-    assert said == [f'WARNING: {path} was removed while training; it is made again, with the lines from now on']
+    assert said == [f'WARNING: {path} was removed while training; it is created again, with the lines from now on']
 
 
-def test_a_rewound_record_goes_on_from_there(path):
+def test_a_rewound_file_continues_from_there(path):
     log = MetricsLog(path, say=lambda _: None)
     for step in (1, 2, 3):
         log.write({'step': step, 'loss': 1.0})
@@ -188,14 +188,14 @@ def test_a_rewound_record_goes_on_from_there(path):
     assert [(record['step'], record['loss']) for record in read_metrics(path)] == [(1, 1.0), (2, 5.0)]
 
 
-def test_a_broken_line_in_the_middle_is_an_error_that_names_it(path):
+def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(path):
     fill(path, [1, 2])
     path.write_bytes(path.read_bytes() + b'<<<<<<< HEAD\n{"step": 3, "loss": 1.0}\n')
     with pytest.raises(UserError, match=r'metrics\.jsonl, line 3 is not a line of metrics: .*HEAD'):
         read_metrics(path)
 
 
-def test_reading_what_is_not_there(tmp_path):
+def test_reading_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(UserError, match='no such file'):
         read_metrics(tmp_path / 'metrics.jsonl')
     with pytest.raises(UserError, match='is a directory'):
@@ -217,7 +217,7 @@ class Recorder:
         self.closed += 1
 
 
-def test_trackers_get_the_numbers_and_only_those(path):
+def test_trackers_receive_only_numbers(path):
     tracker = Recorder()
     with MetricsLog(path, [tracker]) as log:
         log.write({'step': 1, 'loss': 2.0, 'mfu': None, 'note': 'text', 'tokens': np.int64(5)})
@@ -226,7 +226,7 @@ def test_trackers_get_the_numbers_and_only_those(path):
     assert tracker.closed == 1
 
 
-def test_a_failing_tracker_is_lost_loudly_once_and_nothing_else_is(path):
+def test_a_failing_tracker_is_reported_once_and_dropped(path):
     broken, sound = Recorder(fails_at=3), Recorder()
     said = []
     with MetricsLog(path, [broken, sound], say=said.append) as log:
@@ -234,14 +234,14 @@ def test_a_failing_tracker_is_lost_loudly_once_and_nothing_else_is(path):
             log.write({'step': step, 'loss': 1.0})
     assert said == [
         'WARNING: recorder stopped working (ConnectionError: server gone). '
-        'It gets no more numbers in this run; metrics.jsonl has all of them.'
+        'It receives no more numbers of this run; metrics.jsonl has all of them.'
     ]
     assert [step for step, _ in broken.seen] == [1, 2]
     assert [step for step, _ in sound.seen] == [1, 2, 3, 4, 5]
     assert len(read_metrics(path)) == 5
 
 
-def test_a_tracker_that_fails_at_the_end_is_said(path):
+def test_a_tracker_that_fails_at_the_end_is_reported(path):
     tracker = Recorder()
     tracker.close = lambda: next(itertools.repeat(None, 0))
     said = []

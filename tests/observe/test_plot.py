@@ -56,7 +56,7 @@ def load_series_of(curves):
 
 
 @pytest.mark.usefixtures('runs')
-def test_a_file_with_one_curve_a_run(capsys):
+def test_a_file_has_one_curve_per_run(capsys):
     plot(['runs/small', 'runs/large/metrics.jsonl'], out='charts/both.svg')
     assert capsys.readouterr().out == 'wrote charts/both.svg\n'
     image = pathlib.Path('charts/both.svg').read_text()
@@ -68,7 +68,7 @@ def test_a_file_with_one_curve_a_run(capsys):
 
 
 @pytest.mark.usefixtures('runs')
-def test_html_holds_the_same_image():
+def test_html_contains_the_same_image():
     plot(['runs/small'], out='a.svg')
     plot(['runs/small'], out='a.html')
     page = pathlib.Path('a.html').read_text()
@@ -81,8 +81,8 @@ def test_without_a_file_it_draws_in_the_terminal(capsys):
     plot(['runs/small', 'runs/large'], key='loss')
     out = capsys.readouterr().out
     assert out.startswith('loss\n')
-    assert 'o small: 4 to 1, least 1 at step 4' in out
-    assert '+ large: 8 to 2, least 2 at step 4' in out
+    assert 'o small: 4 to 1, lowest 1 at step 4' in out
+    assert '+ large: 8 to 2, lowest 2 at step 4' in out
 
 
 def test_the_text_chart_puts_marks_where_the_values_are():
@@ -93,14 +93,14 @@ def test_the_text_chart_puts_marks_where_the_values_are():
     assert top.index('o') - bottom.index('o') == pytest.approx((bottom.rindex('o') - bottom.index('o')) / 2, abs=1)
 
 
-def test_runs_of_the_same_name_are_told_apart(runs):
+def test_runs_of_the_same_name_have_different_labels(runs):
     other = runs / 'elsewhere' / 'small'
     other.mkdir(parents=True)
     (other / 'metrics.jsonl').write_text('{"step": 1, "loss": 1.0}\n')
     assert [s.name for s in load_series(['runs/small', str(other)], 'loss')] == ['runs/small', str(other)]
 
 
-def test_values_that_are_not_finite_are_left_out_and_counted(runs):
+def test_nonfinite_values_are_skipped_and_counted(runs):
     file = runs / 'small' / 'metrics.jsonl'
     file.write_text(file.read_text() + '{"step": 5, "loss": null, "nonfinite": {"loss": "nan"}}\n')
     (series,) = load_series(['runs/small'], 'loss')
@@ -109,7 +109,7 @@ def test_values_that_are_not_finite_are_left_out_and_counted(runs):
     assert 'small (1 not finite)' in svg([series], 'loss')
 
 
-def test_names_cannot_break_the_image():
+def test_names_are_escaped_in_the_image():
     image = svg(load_series_of({'<a & b>': [(1, 1.0), (2, 2.0)]}), 'x<y')
     assert {'<a & b>', 'x<y'} <= {element.text for element in ElementTree.fromstring(image).iter(f'{SVG}text')}
 
@@ -143,7 +143,7 @@ def test_a_run_without_a_first_step(runs):
         plot(['runs/small'])
 
 
-def test_a_run_of_nothing_but_nan(runs):
+def test_a_run_with_only_nan_is_refused(runs):
     (runs / 'small' / 'metrics.jsonl').write_text('{"step": 1, "loss": null, "nonfinite": {"loss": "nan"}}\n')
     with pytest.raises(UserError, match='none of the 1 values'):
         plot(['runs/small'])

@@ -18,7 +18,7 @@ def executions(path):
 
 
 @pytest.mark.parametrize(('calls', 'traced'), [(7, 2), (4, 1)])
-def test_the_steps_after_the_third_are_traced_and_the_trace_is_named(tmp_path, calls, traced):
+def test_the_steps_after_the_third_are_traced_and_the_trace_is_reported(tmp_path, calls, traced):
     square = jax.jit(lambda x: x @ x)
 
     def step_by_name(x):
@@ -34,7 +34,7 @@ def test_the_steps_after_the_third_are_traced_and_the_trace_is_named(tmp_path, c
     assert said == [f'profile: calls 4 to {3 + traced} of the step are in {path}; open it at https://ui.perfetto.dev']
 
 
-def test_a_run_writes_a_trace_when_it_is_asked_for_one(tmp_path):
+def test_a_run_writes_a_trace_if_configured(tmp_path):
     values = small_values(write_documents(tmp_path), tmp_path)
     values |= {'model': BIGRAM, 'log': {'every': 1, 'profile': 1}}
     progress = Quiet()
@@ -43,4 +43,4 @@ def test_a_run_writes_a_trace_when_it_is_asked_for_one(tmp_path):
     assert any(line.startswith('profile: calls 4 to 4 of the step are in') for line in progress.said)
     progress = Quiet()
     pretrain(config_from_values(values | {'steps': 8}), progress=progress)
-    assert 'profile: nothing was traced, since the run ended after 2 of the 3 steps that settle' in progress.said
+    assert 'profile: nothing was traced, because the run ended within its first 3 steps' in progress.said

@@ -20,13 +20,13 @@ class Clock:
         return self.now
 
 
-def test_a_line_says_everything():
+def test_a_line_shows_every_number():
     assert format_line(FULL, 300, eta=42) == (
         'step 120/300  40.0%  loss 3.1234  bpb 1.432  45.1k tok/s  mfu 12.3%  eta 0:42'
     )
 
 
-def test_what_is_unknown_is_not_shown():
+def test_unknown_numbers_are_not_shown():
     assert format_line(FULL | {'mfu': None, 'bits_per_byte': None}, 300) == (
         'step 120/300  40.0%  loss 3.1234  45.1k tok/s'
     )
@@ -52,7 +52,7 @@ def test_durations(seconds, shown):
     assert format_line({'step': 1}, 2, eta=seconds).endswith(f'eta {shown}')
 
 
-def test_piped_it_prints_one_plain_line_for_each_report():
+def test_without_a_terminal_each_report_is_a_plain_line():
     out, clock = io.StringIO(), Clock()
     with Progress(out, clock) as progress:
         progress.message('devices: 1 cpu')
@@ -73,13 +73,13 @@ def test_piped_it_prints_one_plain_line_for_each_report():
     ]
 
 
-def test_no_control_code_of_a_sample_reaches_the_terminal():
+def test_control_codes_in_samples_do_not_reach_the_terminal():
     out = io.StringIO()
     Progress(out).message('a\x1b[2Jb\x07c\rd\x9be\u00e9')
     assert out.getvalue() == 'a\ufffd[2Jb\ufffdc\ufffdd\ufffde\u00e9\n'
 
 
-def test_a_log_that_is_ascii_does_not_stop_the_run():
+def test_an_ascii_log_does_not_stop_the_run():
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding='ascii')
     Progress(stream).message('sample: \u00e9\u4e2d')
@@ -147,7 +147,7 @@ def test_in_a_terminal_one_live_line_with_messages_above_it(monkeypatch, columns
     assert ('━' in text) == (columns == 120)
 
 
-def test_fast_steps_are_not_all_drawn_but_the_last_one_is(monkeypatch):
+def test_of_fast_steps_some_are_drawn_and_always_the_last(monkeypatch):
     def play(progress, clock):
         progress.start(1000)
         for step in range(1, 1001):

@@ -29,7 +29,7 @@ def written(tmp_path):
     return tmp_path
 
 
-def test_every_row_is_in_every_table(written):
+def test_every_table_has_every_row(written):
     lines = [line for line in (written / 'results.md').read_text().splitlines() if line.startswith('|')]
     assert len(lines) == 2 + len(RESULTS)
     assert lines[2] == '| 2 | 64 |  | 2,000 | 1 | 640 | 100 | 25.0% | 4 | 4.2500 | done |'
@@ -48,7 +48,7 @@ def test_every_row_is_in_every_table(written):
     assert text[1].split() == ['2', '64', '2,000', '1', '640', '100', '25.0%', '4', '4.2500', 'done']
 
 
-def test_a_plot_for_each_thing_that_varies(written):
+def test_each_varied_key_has_a_plot(written):
     """Of three numbers by model size and by batch; all rows have one device. A curve for each value of the other key."""
     assert sorted(path.name for path in written.glob('*.svg')) == [
         f'plot-{y}-by-{x}.svg' for y in ('memory', 'mfu', 'tokens_per_second') for x in ('batch_tokens', 'n_params')
@@ -63,7 +63,7 @@ def test_a_plot_for_each_thing_that_varies(written):
     assert above < low
 
 
-def test_plots_that_say_nothing_go(written):
+def test_outdated_plots_are_removed(written):
     write_report(written, 'mine', {}, 'again', RESULTS[:1])
     assert not list(written.glob('*.svg'))
     assert '![' not in (written / 'results.md').read_text()

@@ -29,7 +29,7 @@ def run(directory, steps, resumed_step=0, **which):
             log.write({'step': step, 'loss': 1 / step, 'mfu': None})
 
 
-def test_nothing_is_opened_unless_asked_for(tmp_path):
+def test_no_tracker_starts_unless_configured(tmp_path):
     assert start(tmp_path) == []
     assert start(tmp_path, mlflow=False) == []
     assert list(tmp_path.iterdir()) == []
@@ -64,7 +64,7 @@ def test_tensorboard_has_every_scalar_and_the_configuration(tmp_path):
     )
 
 
-def test_tensorboard_forgets_the_steps_that_are_trained_again(tmp_path):
+def test_tensorboard_drops_steps_that_are_trained_again(tmp_path):
     run(tmp_path, [1, 2, 3], tensorboard=True)
     run(tmp_path, [3, 4], resumed_step=2, tensorboard=True)
     restarts = [event.step for event in tensorboard_events(tmp_path / 'tb') if event.HasField('session_log')]
@@ -94,7 +94,7 @@ class FakeWandb(types.ModuleType):
         self.finished += 1
 
 
-def test_wandb_gets_the_run_and_continues_the_same_one(tmp_path, monkeypatch):
+def test_wandb_receives_the_run_and_continues_the_same_one(tmp_path, monkeypatch):
     fake = FakeWandb()
     monkeypatch.setitem(sys.modules, 'wandb', fake)
     run(tmp_path, [1, 2], wandb='project')
@@ -136,7 +136,7 @@ class FakeMlflow(types.ModuleType):
         self.calls.append('end')
 
 
-def test_mlflow_gets_the_run_and_continues_the_same_one(tmp_path, monkeypatch):
+def test_mlflow_receives_the_run_and_continues_the_same_one(tmp_path, monkeypatch):
     fake = FakeMlflow()
     monkeypatch.setitem(sys.modules, 'mlflow', fake)
     run(tmp_path, [1], mlflow='http://tracking.example')
@@ -156,7 +156,7 @@ def test_mlflow_gets_the_run_and_continues_the_same_one(tmp_path, monkeypatch):
         ('mlflow', True, 'mlflow', 'log.mlflow=null'),
     ],
 )
-def test_a_missing_package_is_answered_with_the_command(tmp_path, monkeypatch, key, value, module, off):
+def test_a_missing_package_is_an_error_with_the_install_command(tmp_path, monkeypatch, key, value, module, off):
     real = builtins.__import__
 
     def without(name, *arguments, **keywords):
@@ -168,11 +168,11 @@ def test_a_missing_package_is_answered_with_the_command(tmp_path, monkeypatch, k
     monkeypatch.setattr(builtins, '__import__', without)
     with pytest.raises(UserError) as caught:
         start(tmp_path, **{key: value})
-    for part in (f'uv sync --extra {key}', f"pip install 'pretrax[{key}]'", off):
+    for part in (f'uv sync --inexact --extra {key}', off):
         assert part in str(caught.value)
 
 
-def test_a_tracker_that_does_not_start_stops_a_new_run_but_not_one_that_continues(tmp_path, monkeypatch):
+def test_a_tracker_that_does_not_start_stops_a_new_run_but_not_a_resumed_one(tmp_path, monkeypatch):
     fake = FakeWandb()
     sound = FakeMlflow()
     monkeypatch.setitem(sys.modules, 'wandb', fake)

@@ -56,7 +56,7 @@ def test_device_kinds_of_jax(device_kind, name, bf16):
         'gfx942:sramecc+:xnack-',
     ],
 )
-def test_other_devices_have_no_peak_rather_than_a_wrong_one(device_kind):
+def test_unknown_devices_have_no_peak(device_kind):
     assert lookup(device_kind) is None
 
 

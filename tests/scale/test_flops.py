@@ -60,7 +60,7 @@ def test_windows_by_counting_the_pairs_that_a_mask_leaves(window):
         assert flops == count_flops(**shape, sequence_length=length)
 
 
-def test_a_step_is_its_tokens():
+def test_the_flops_of_a_step_are_those_of_its_tokens():
     assert (gpt2_124m() * 1000).full == 1000 * gpt2_124m().full
 
 

@@ -94,7 +94,7 @@ ENTRY %main (a: f32[256,8]) -> f32[256,8] {
 """
 
 
-def test_a_sum_over_slices_of_tpus_is_told_once_and_behind_other_work():
+def test_a_sum_over_tpu_slices_counts_once_and_as_overlapped():
     assert collectives(SLICES, {'r': 2, 'd': 4}) == [Collective('all-reduce', ('r',), 256 * 8 * 4, 1, True)]
 
 
@@ -118,11 +118,11 @@ ENTRY %main (a: bf16[2048,64]) -> bf16[528,64] {
 """
 
 
-def test_a_scattered_sum_of_a_tpu_is_told_as_such():
+def test_a_reduce_scatter_of_a_tpu_is_recognised():
     assert collectives(SCATTER, {'d': 4, 't': 2}) == [Collective('reduce-scatter', ('d',), 2112 * 64 * 2, 1, False)]
 
 
-def test_an_asynchronous_gather_of_a_tpu_counts_once_a_turn_and_as_such():
+def test_an_asynchronous_gather_of_a_tpu_counts_once_per_iteration():
     assert collectives(TPU, {'d': 4, 't': 2}) == [
         Collective('all-gather', ('d',), 512 * 64 * 2, 24, True),
         Collective('all-reduce', ('d', 't'), 32, 1, False),

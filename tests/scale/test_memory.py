@@ -44,12 +44,12 @@ def test_recomputing_keeps_the_inputs_of_layers_and_what_is_named():
     assert named.activations - none.activations == 4 * 2 * 4096 * (GPT.d_model + GPT.d_ff)
 
 
-def test_gradients_that_are_added_up_are_there_beside_those_of_a_pass():
+def test_accumulated_gradients_are_held_in_addition_to_those_of_a_pass():
     one, four = (memory_of(tokens=4096, mesh={'d': 2}, saved={}, passes=passes) for passes in (1, 4))
     assert four.total - one.total == pytest.approx(4 * N_PARAMS / 2, abs=4)
 
 
-def test_a_loss_in_chunks_holds_the_logits_of_one_and_the_gradient_of_the_table():
+def test_a_loss_in_chunks_holds_the_logits_of_one_chunk_and_the_gradient_of_the_table():
     large = gpt(vocab_size=100_000)
     whole, parts = (memory_of(large, 10_000_000, tokens=4096, unrolled=True, loss_chunks=n) for n in (1, 8))
     assert whole.phase == parts.phase == 'loss'
@@ -57,7 +57,7 @@ def test_a_loss_in_chunks_holds_the_logits_of_one_and_the_gradient_of_the_table(
     assert whole.head - parts.head == pytest.approx(saved, abs=4)
 
 
-def test_the_phase_is_that_which_takes_most():
+def test_the_phase_is_the_one_that_needs_most_memory():
     """A large vocabulary is most in the loss, a large layer in its backward pass, and few tokens in the update."""
     vocabulary, wide, small = (gpt(n_layers=1, **sizes) for sizes in ({'vocab_size': 100_000}, {'d_ff': 30_000}, {}))
     assert memory_of(vocabulary, 10_000_000, tokens=4096, unrolled=True).phase == 'loss'
@@ -90,14 +90,14 @@ def test_e_divides_the_experts_alone():
     assert one.weights - four.weights == 4 * (experts - experts // 4)
 
 
-def test_it_reads_as_one_line_with_the_largest_part_first():
+def test_memory_prints_as_one_line_with_the_largest_part_first():
     line = str(memory_of(tokens=4096))
     assert line.startswith('about ')
     names = [part.split()[0] for part in line.partition(': ')[2].split(', ')]
     assert names[:3] == ['activations', 'layer', 'head']
 
 
-def test_activations_are_near_what_xla_allocates():
+def test_activations_are_close_to_what_xla_allocates():
     """A stack of gated feed-forward blocks in plain jax.numpy: no part of the estimate is off by a multiple."""
     B, M, F, n_layers = 2048, 256, 1024, 8
 

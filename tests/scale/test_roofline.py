@@ -24,7 +24,7 @@ def phase(prediction, name):
     return next(phase for phase in prediction.phases if phase.name.startswith(name))
 
 
-def test_products_take_six_flops_a_parameter_and_token_and_eight_with_recomputation():
+def test_products_take_six_flops_per_parameter_and_token_and_eight_with_recomputation():
     tokens = 2**17
     plain, again = (predicted(tokens, saved=saved) for saved in (None, {}))
     seconds = 6 * 10 * 12 * 4096**2 * tokens / (989.4e12 * REACH_GPU.products)
@@ -33,7 +33,7 @@ def test_products_take_six_flops_a_parameter_and_token_and_eight_with_recomputat
     assert plain.mfu == pytest.approx(6 * N_PARAMS * tokens / (989.4e12 * plain.seconds))
 
 
-def test_a_loss_in_chunks_does_the_product_of_the_head_once_more():
+def test_a_loss_in_chunks_computes_the_unembedding_once_more():
     tokens = 2**16
     arch = dataclasses.replace(ARCH, vocab_size=32_000, padded_vocab_size=32_000)
     whole, parts = (predicted(tokens, arch=arch, loss_chunks=chunks) for chunks in (1, 8))
@@ -53,12 +53,12 @@ def test_weights_over_d_are_hidden_until_they_take_longer_than_the_layers():
     assert few.bound == 'd'
 
 
-def test_replicas_add_up_gradients_once_over_the_slow_network():
+def test_replicas_sum_gradients_once_over_the_slow_network():
     one = predicted(2**20, 4, {'r': 2, 'd': 8})
     assert phase(one, 'gradients over r').exposed == pytest.approx(2 * 4 * N_PARAMS / 8 / 2 / 50e9)
 
 
-def test_a_bubble_is_p_less_one_over_the_passes():
+def test_the_bubble_is_p_minus_one_over_the_passes():
     prediction = predicted(2**16, mesh={'p': 4}, micro_batches=12)  # 12 times 2**16 tokens
     busy = sum(phase.exposed for phase in prediction.phases if not phase.name.startswith('pipeline'))
     assert phase(prediction, 'pipeline').seconds == pytest.approx(busy * 3 / 12)

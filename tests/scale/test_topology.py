@@ -13,7 +13,7 @@ SLICES = {
 
 
 @pytest.mark.parametrize('name', SLICES)
-def test_a_slice_has_the_shape_that_its_maker_gives_it(name):
+def test_a_slice_has_its_documented_shape(name):
     assert 'x'.join(map(str, parse_topology(name).shape)) == SLICES[name]
 
 
@@ -45,16 +45,16 @@ def test_devices_of_a_topology(name, slices, devices, device):
         ('', 'no such hardware'),
     ],
 )
-def test_other_names_are_refused_with_the_nearest(name, said):
+def test_unknown_names_are_refused_with_the_nearest_ones(name, said):
     with pytest.raises(UserError, match=said):
         parse_topology(name)
 
 
-def test_a_missing_plugin_is_named_with_the_command_that_installs_it(monkeypatch):
+def test_a_missing_plugin_is_an_error_with_the_install_command(monkeypatch):
     monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
     from pretrax.scale.topology import absent_devices
 
-    with pytest.raises(UserError, match='uv sync --extra tpu'):
+    with pytest.raises(UserError, match='uv sync --inexact --extra tpu'):
         absent_devices(parse_topology('v5e-16'))
-    with pytest.raises(UserError, match='uv sync --extra cuda'):
+    with pytest.raises(UserError, match='uv sync --inexact --extra cuda'):
         absent_devices(parse_topology('h200'))

@@ -1,8 +1,8 @@
-"""Starting the processes of a run, and starting them again. Imports no JAX: what fails there must not fail here.
+"""Starts and restarts the processes of a run. Does not import JAX: a failure of JAX must not end the launcher.
 
-A contract of three parts holds for any engine, of which `local.py` is the first:
+Any launcher, such as `local.py`, follows three rules:
 
 - each process is `pretrax train` with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in its environment;
-- its exit code says what is next: 0 done, 75 try again, 2 or 78 a mistake that would come again, others a failure;
-- `Restarts` decides, from that code and the newest checkpoint, whether and when the whole group starts again.
+- its exit code says what comes next: 0 done, 75 try again, 2 or 78 a mistake that would repeat itself, others a failure;
+- `Restarts` decides from that code and the newest checkpoint whether and when all processes are restarted.
 """

@@ -1,8 +1,8 @@
-"""The rows of a sweep, run one after the other, each in a process of its own that may fail, hang or be killed.
+"""Runs the rows of a sweep one after another, each in its own process, which may fail, hang or be killed.
 
-`results.jsonl` has a line for each row that came to an end, with a key made of its whole configuration, how it was timed,
-the versions and the hardware. A row whose key is there is not run again, unless it failed, was killed or took too long.
-Imports no JAX: the devices are for the rows.
+`results.jsonl` has a line for each finished row. Its key is a digest of the configuration, the timing, the versions and
+the hardware. A row whose key is in the file is skipped, unless it failed, was killed or reached its time limit. This module
+does not import JAX, which would occupy the devices that the rows need.
 """
 
 import contextlib
@@ -27,8 +27,13 @@ from pretrax.machine.cores import cpu_name, usable_cores
 from pretrax.machine.locks import LockedError, lock_directory
 
 RESULTS = 'results.jsonl'
-FINAL = ('done', 'too large', 'out of memory', 'refused')  # would come again; `failed`, `killed`, `time limit` may not
-# Of the configuration, what does not touch a step.
+FINAL = (
+    'done',
+    'too large',
+    'out of memory',
+    'refused',
+)  # the same if repeated; `failed`, `killed` and `time limit` may differ
+# Sections of the configuration that do not affect a step.
 _FREE = ('name', 'run_dir', 'checkpoint', 'eval', 'log', 'sample', 'faults', 'processes')
 _PROBE = """
 import json, jax, jaxlib
@@ -41,15 +46,15 @@ type Result = dict[str, Any]
 
 
 class Bench:
-    """A sweep and its directory, held for as long as the `with` block lasts.
+    """A sweep and its directory, which is locked inside the `with` block.
 
     Args:
         sweep, rows: from `read_sweep`.
-        directory: where results lie; made if there is none.
-        hardware: what the rows run on, and versions: see `probe`.
-        command: what times a row: a program and its arguments, to which the configuration, the file for the result, and
-            the numbers of steps are added.
-        say: told of every row.
+        directory: for the results; created if it does not exist.
+        hardware: hardware and versions that the rows run with, from `probe`.
+        command: program and arguments that time a row. The configuration, the file for the result, and the numbers of
+            steps and of warm-up steps are appended.
+        say: receives a line per row.
     """
 
     def __init__(
@@ -73,17 +78,17 @@ class Bench:
         self._lock.close()
 
     def results(self) -> list[Result]:
-        """What is known so far, in the order of the rows; a row that was not run yet has the status 'not run'."""
-        told = [self._found.get(self._key(row), {'status': 'not run'}) for row in self._rows]
-        return [{**found, 'changes': row.changes} for row, found in zip(self._rows, told, strict=True)]
+        """The results so far, in the order of the rows; the status of the others is 'not run'."""
+        results = [self._found.get(self._key(row), {'status': 'not run'}) for row in self._rows]
+        return [{**found, 'changes': row.changes} for row, found in zip(self._rows, results, strict=True)]
 
     def run(self) -> Iterator[Result]:
-        """Runs what has not come to a final end yet, and gives each result when it is on the disk."""
+        """Runs the rows without a final result, and yields each result once it is on disk."""
         for number, row in enumerate(self._rows, 1):
             key = self._key(row)
             head = f'[{number}/{len(self._rows)}] {row.label}: '
             if self._found.get(key, {}).get('status') in FINAL:
-                self._say(f'{head}{told(self._found[key])}   (before)')
+                self._say(f'{head}{describe(self._found[key])}   (earlier)')
                 continue
             found = {'key': key, 'changes': row.changes, **self._run(key, row)}
             found |= {'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'), **self._hardware}
@@ -92,7 +97,7 @@ class Bench:
                 lines.flush()
                 os.fsync(lines.fileno())
             self._found[key] = found
-            self._say(head + told(found))
+            self._say(head + describe(found))
             yield found
 
     def _key(self, row: Row) -> str:
@@ -102,7 +107,7 @@ class Bench:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _run(self, key: str, row: Row) -> Result:
-        """One row, whatever becomes of its process."""
+        """Runs one row. A failure of its process is a result, too."""
         places = {part: self._directory / part for part in ('configs', 'output', 'running')}
         for place in places.values():
             place.mkdir(exist_ok=True)
@@ -120,30 +125,30 @@ class Bench:
         try:
             code = process.wait(60 * self._sweep.minutes)
         except subprocess.TimeoutExpired:
-            return {'status': 'time limit', 'why': f'not done after {self._sweep.minutes:g} minutes, see {output}'}
+            return {'status': 'time limit', 'why': f'not finished after {self._sweep.minutes:g} minutes, see {output}'}
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and what it has started
+                os.killpg(process.pid, signal.SIGKILL)  # and the processes that it has started
             process.wait()
         if result.is_file():
             found = json.loads(result.read_text())
             if row.devices is not None and found.get('devices', row.devices) != row.devices:
-                why = f'it saw {found["devices"]} devices; devices: {row.devices} is for CPUs and NVIDIA GPUs'
+                why = f'it has {found["devices"]} devices: only CPUs and NVIDIA GPUs support devices: {row.devices}'
                 return {'status': 'refused', 'why': why}
             return found
         if code == -signal.SIGKILL:
-            return {'status': 'killed', 'why': f'SIGKILL, as the system does where memory runs out; see {output}'}
+            return {'status': 'killed', 'why': f'SIGKILL, which Linux sends when memory runs out; see {output}'}
         by = f'by {signal.Signals(-code).name}' if code < 0 else f'with exit code {code}'
         return {'status': 'failed', 'why': f'ended {by}, see {output}'}
 
 
 def measure_command() -> list[str]:
-    """`pretrax.run.measure` in this Python."""
+    """Command that times a row with this Python."""
     return [sys.executable, '-c', 'from pretrax.run.measure import main; main()']
 
 
 def read_results(directory: pathlib.Path) -> dict[str, Result]:
-    """{key: the last result}, as far as they are known."""
+    """{key: newest result} from `results.jsonl`. Raises UserError for a line that is not a result."""
     path = directory / RESULTS
     found: dict[str, Result] = {}
     for number, line in enumerate(path.read_text().splitlines() if path.is_file() else [], 1):
@@ -151,28 +156,28 @@ def read_results(directory: pathlib.Path) -> dict[str, Result]:
             result = json.loads(line)
             found[result['key']] = result
         except (ValueError, KeyError, TypeError):
-            raise UserError(f'{path}, line {number} is no result\nremove the line, or give another --out') from None
+            raise UserError(f'{path}, line {number} is not a result\nremove the line, or give another --out') from None
     return found
 
 
 def _cut_torn_line(path: pathlib.Path) -> None:
-    """Takes off what a kill or a full disk has left of a line."""
+    """Removes an incomplete last line, which a kill or a full disk leaves."""
     content = path.read_bytes() if path.is_file() else b''
     if content and not content.endswith(b'\n'):
         with path.open('r+b') as file:
             file.truncate(content.rfind(b'\n') + 1)
 
 
-def told(result: Result) -> str:
-    """A result in half a line."""
+def describe(result: Result) -> str:
+    """A result as part of a line."""
     if result['status'] != 'done':
         return f'{result["status"]}: {result["why"]}'
     mfu = f', MFU {result["mfu"]:.1%}' if result.get('mfu') is not None else ''
-    return f'{result["tokens_per_second"]:,.0f} tokens/s{mfu}, {1000 * result["step_seconds"]:,.4g} ms a step'
+    return f'{result["tokens_per_second"]:,.0f} tokens/s{mfu}, {1000 * result["step_seconds"]:,.4g} ms per step'
 
 
 def _environment(devices: int | None) -> dict[str, str]:
-    """Of a row that sees so many devices, the first ones: of a CPU simulated, or GPUs."""
+    """Environment that restricts a row to its first `devices` devices: GPUs, or simulated devices of the CPU."""
     if devices is None:
         return dict(os.environ)
     own = devices_of(0, devices)
@@ -181,11 +186,11 @@ def _environment(devices: int | None) -> dict[str, str]:
 
 
 def probe() -> dict[str, Any]:
-    """Versions and hardware, asked of a process that gives the devices back when it ends."""
+    """Versions and hardware, from a process that releases the devices when it ends."""
     done = subprocess.run([sys.executable, '-c', _PROBE], capture_output=True, text=True)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ['no reason given'])[-1]
-        raise UserError(f'JAX does not start here: {last[:300]}')
+        last = (done.stderr.strip().splitlines() or ['no output'])[-1]
+        raise UserError(f'JAX does not start on this machine: {last[:300]}')
     return {
         'pretrax': __version__,
         'cpu': f'{cpu_name()}, {usable_cores()} cores',
@@ -208,7 +213,7 @@ def _locked(directory: pathlib.Path) -> IO[str]:
 
 
 def _in_the_child() -> None:
-    """Ends with its parent, and is the first to go where the machine's memory runs out."""
+    """Makes the process end with its parent, and be the first that Linux kills when memory runs out."""
     if sys.platform == 'linux':
         die_with_parent = 1  # PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(die_with_parent, signal.SIGKILL)

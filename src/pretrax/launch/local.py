@@ -1,7 +1,7 @@
-"""The engine for one machine: N processes of `pretrax train`, started together, ended together, and started again.
+"""Launches a run on one machine: starts N processes of `pretrax train`, ends them together, and restarts them.
 
-Process 0 has the terminal. What the others write goes to `<run_dir>/output/process-<i>.txt`, and its end is shown when
-one of them was the cause.
+Process 0 writes to the terminal. The others write to `<run_dir>/output/process-<i>.txt`. If one of them causes a failure,
+the end of its output is shown.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from typing import IO, Any
 
 from pretrax.config import RunConfig
 from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, UserError
-from pretrax.launch.restarts import Ended, Restarts, judge, newest_checkpoint
+from pretrax.launch.restarts import Outcome, Restarts, newest_checkpoint, outcome
 from pretrax.launch.sizes import misfit
 from pretrax.observe.attempts import note
 
-_LOOK = 0.05  # seconds between two looks at the processes
-_AFTER_FAILURE = 0.3  # seconds for others that end in the same moment, so that the cause is among those looked at
-_AFTER_END = 5.0  # seconds for the others when one has ended in good order: they save the same step
+_LOOK = 0.05  # seconds between two checks of the processes
+_AFTER_FAILURE = 0.3  # seconds in which others may end too, so that the cause is among them
+_AFTER_END = 5.0  # seconds for the others after an orderly end: they save the same step
 _TAIL = 20  # lines shown of the output of a process
 _COUNT_FLAG = re.compile(r'--xla_force_host_platform_device_count=\d+\s*')
 
@@ -35,12 +35,12 @@ class LocalLaunch:
 
     Args:
         config: the run.
-        command: what each process does: a program and its arguments.
-        processes: how many.
-        devices: of each.
-        retries: attempts that may follow one that no further checkpoint came of.
-        elastic: go on with fewer processes when one is lost twice in a row.
-        say: where reports go.
+        command: program and arguments of each process.
+        processes: number of processes.
+        devices: devices per process.
+        retries: how many attempts without a new checkpoint may be followed by another one.
+        elastic: continue with fewer processes after one is lost twice in a row.
+        say: receives the launcher's messages.
     """
 
     def __init__(
@@ -49,30 +49,30 @@ class LocalLaunch:
     ):  # fmt: skip
         self._config, self._command, self._devices, self._say = config, command, devices, say
         self._directory = config.run_dir
-        self._slots = list(range(processes))  # which share of this machine's devices each process has
+        self._slots = list(range(processes))  # each process's share of the devices
         self._elastic = elastic
         self._restarts = Restarts(retries, newest_checkpoint(self._directory))
-        self._asked: int | None = None  # the signal that asked to stop
+        self._asked: int | None = None  # signal that requested a stop
         self._asked_at = 0.0
-        self._noticed = 0.0  # when the first process of the newest attempt had ended
-        self._waiting: list[int] = []  # signals that the processes have not got yet
+        self._noticed = 0.0  # time at which the first process of the newest attempt had ended
+        self._waiting: list[int] = []  # signals that were not sent to the processes yet
 
     def run(self) -> int:
-        """Trains until the run is done, or is not to be tried again. Returns the exit code."""
+        """Trains until the run is done or no attempt is left. Returns the exit code."""
         try:
             (self._directory / 'output').mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(
-                f'run_dir: {self._directory} cannot be written: {error.strerror}\ngive another one: run_dir=PATH'
+                f'run_dir: {self._directory} cannot be written: {error.strerror}\ngive another directory: run_dir=PATH'
             ) from error
         attempt, lost = 1, None
-        with self._listening():
+        with self._handling_signals():
             while True:
                 began = self._noticed = time.time()
                 try:
                     ended = self._attempt({'attempt': attempt} | ({} if lost is None else {'lost': lost}))
                 except OSError as error:
-                    ended = Ended(1, f'the processes cannot be started: {error}', newest_checkpoint(self._directory))
+                    ended = Outcome(1, f'the processes cannot be started: {error}', newest_checkpoint(self._directory))
                 lost = self._noticed
                 self._note('ended', why=ended.why, code=ended.code, step=ended.step, noticed=lost)
                 if ended.code in (DONE, MISTAKE, CONFIGURATION) or self._asked is not None:
@@ -80,36 +80,36 @@ class LocalLaunch:
                 wait = self._next(ended)
                 if wait is None:
                     self._say(
-                        f'launch: {ended.why}; {self._restarts.in_vain} in a row without a further checkpoint: giving up'
+                        f'launch: {ended.why}; {self._restarts.failures} attempts in a row without a new checkpoint: giving up'
                     )
                     return ended.exit_code
                 attempt += 1
                 self._say(
                     f'launch: {ended.why}, after {lost - began:.0f} s; '
-                    f'{f"checkpoint {ended.step} is whole" if ended.step else "there is no checkpoint yet"}; '
+                    f'{f"checkpoint {ended.step} is complete" if ended.step else "there is no checkpoint yet"}; '
                     f'starting again{f" in {wait:.0f} s" if wait else ""}: attempt {attempt}, {len(self._slots)} processes'
                 )
                 if not self._sleep(wait):
                     return 128 + (self._asked or 0)
 
-    def _next(self, ended: Ended) -> float | None:
-        """Seconds before the next attempt, None where there is none; leaves a lost process out where that is allowed."""
+    def _next(self, ended: Outcome) -> float | None:
+        """Seconds until the next attempt; None: no further attempt. If elastic, drops a process that was lost twice."""
         wait = self._restarts.wait(ended)
-        if self._elastic and ended.lost and self._restarts.in_vain >= 2:
+        if self._elastic and ended.lost and self._restarts.failures >= 2:
             left = [slot for number, slot in enumerate(self._slots) if number not in ended.lost]
             fits = [n for n in range(len(left), 0, -1) if misfit(self._config, n * self._devices) is None]
             if fits:
                 self._slots = left[: fits[0]]
-                self._restarts.forgive()
+                self._restarts.reset()
                 return 0.0
         return wait
 
-    def _attempt(self, told: dict[str, Any]) -> Ended:
+    def _attempt(self, facts: dict[str, Any]) -> Outcome:
         with _Group(self._command, self._slots, self._devices, self._directory) as group:
-            self._note('started', processes=group.pids(), **told)
+            self._note('started', processes=group.pids(), **facts)
             deadline, seen = None, -1
             while True:
-                self._pass_on(group)
+                self._forward_signals(group)
                 codes = group.codes()
                 now = time.monotonic()
                 if codes and deadline is None:
@@ -123,7 +123,7 @@ class LocalLaunch:
                 time.sleep(_LOOK)
             hung = tuple(number for number in range(len(group)) if number not in codes)
             group.end()
-            ended = judge(codes, hung, newest_checkpoint(self._directory))
+            ended = outcome(codes, hung, newest_checkpoint(self._directory))
             culprit = next((number for number, code in codes.items() if code == ended.code), 0)
             if culprit and ended.code not in (DONE, TRY_AGAIN, -signal.SIGKILL) and self._asked is None:
                 self._say('\n'.join(f'process {culprit} | {line}' for line in group.tail(culprit)))
@@ -133,18 +133,18 @@ class LocalLaunch:
         try:
             note(self._directory, event, **what)
         except OSError as error:  # a full disk does not end the training
-            self._say(f'WARNING: launch: cannot write to {self._directory}: {error.strerror}. The run goes on')
+            self._say(f'WARNING: launch: cannot write to {self._directory}: {error.strerror}. The run continues')
 
-    def _last_code(self, ended: Ended) -> int:
+    def _last_code(self, ended: Outcome) -> int:
         if self._asked is not None and ended.code not in (DONE, TRY_AGAIN, MISTAKE, CONFIGURATION):
             return 128 + self._asked
         return ended.exit_code
 
-    # Signals: noted by the handler, passed on by the loop. The processes have sessions of their own, so that Ctrl-C
-    # reaches them once, through here.
+    # The handler records signals, and the loop forwards them. Each process has its own session, so that Ctrl-C reaches it
+    # once, from here.
 
     @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
+    def _handling_signals(self) -> Iterator[None]:
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
         before = {number: signal.signal(number, lambda number, _: self._waiting.append(number)) for number in numbers}
         try:
@@ -153,7 +153,7 @@ class LocalLaunch:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _pass_on(self, group: '_Group') -> None:
+    def _forward_signals(self, group: '_Group') -> None:
         while self._waiting:
             number = self._waiting.pop(0)
             now = time.monotonic()
@@ -161,15 +161,15 @@ class LocalLaunch:
                 if self._asked is None:
                     self._asked, self._asked_at = number, now
                 elif now - self._asked_at < 1:
-                    continue  # `uv run`, `timeout` and Slurm pass on what the whole process group has got
+                    continue  # `uv run`, `timeout` and Slurm forward signals that the process group has received already
                 else:
-                    self._say('launch: asked to stop a second time: ending all processes at once')
+                    self._say('launch: second request to stop: ending all processes immediately')
                     group.end()
                     continue
             group.send(number)
 
     def _sleep(self, seconds: float) -> bool:
-        """Waits; false where it was asked to stop instead."""
+        """Waits. Returns False if a stop was requested meanwhile."""
         until = time.monotonic() + seconds
         while True:
             for number in self._waiting:
@@ -183,12 +183,12 @@ class LocalLaunch:
 
 
 class _Group:
-    """The processes of one attempt. At the end of the block none of them is left, nor any that they have started."""
+    """The processes of one attempt. When the block ends, they are killed, with all processes that they have started."""
 
     def __init__(self, command: Sequence[str], slots: Sequence[int], devices: int, directory: pathlib.Path):
         self._directory = directory
         self._processes: list[subprocess.Popen] = []
-        self._begins: list[int] = []  # where in its file the output of each process begins
+        self._begins: list[int] = []  # offset at which the output of this attempt begins, per process
         address = f'127.0.0.1:{_free_port()}'
         try:
             for index, slot in enumerate(slots):
@@ -200,7 +200,7 @@ class _Group:
 
     def _start(self, index: int, command: Sequence[str], environment: dict[str, str]) -> None:
         with contextlib.ExitStack() as stack:
-            output: IO[bytes] | None = None  # that of the launcher
+            output: IO[bytes] | None = None  # None: the terminal of the launcher
             if index:
                 output = stack.enter_context(self._output(index).open('ab'))
             self._begins.append(output.tell() if output else 0)
@@ -224,17 +224,17 @@ class _Group:
         return [process.pid for process in self._processes]
 
     def codes(self) -> dict[int, int]:
-        """Exit codes of those that have ended, by number."""
+        """Exit codes of the processes that have ended, by number."""
         found = {number: process.poll() for number, process in enumerate(self._processes)}
         return {number: code for number, code in found.items() if code is not None}
 
     def send(self, number: int) -> None:
-        """A signal to all."""
+        """Sends a signal to all processes."""
         for process in self._processes:
             process.send_signal(number)
 
     def end(self) -> None:
-        """Ends all at once, stopped ones too, with what they have started."""
+        """Kills all processes, stopped ones too, and the processes that they have started."""
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -242,7 +242,7 @@ class _Group:
             process.wait()
 
     def tail(self, number: int) -> list[str]:
-        """The last lines that a process has written in this attempt."""
+        """The last lines that a process wrote in this attempt."""
         with self._output(number).open('rb') as output:
             output.seek(self._begins[number])
             return output.read().decode(errors='replace').splitlines()[-_TAIL:]
@@ -252,7 +252,7 @@ class _Group:
 
 
 def identity(index: int, count: int, address: str) -> dict[str, str]:
-    """The environment in which a process knows which of several it is."""
+    """Environment that tells JAX the index of this process, their number, and the address of the first."""
     return os.environ | {
         'JAX_COORDINATOR_ADDRESS': address,
         'JAX_COORDINATOR_BIND_ADDRESS': address,
@@ -262,7 +262,7 @@ def identity(index: int, count: int, address: str) -> dict[str, str]:
 
 
 def devices_of(slot: int, count: int) -> dict[str, str]:
-    """The environment in which a process sees the devices of its slot: so many simulated ones, or those of the GPUs."""
+    """Environment that restricts a process to the `count` devices of its slot: GPUs, or simulated devices of the CPU."""
     flags = _COUNT_FLAG.sub('', os.environ.get('XLA_FLAGS', ''))
     numbers = range(slot * count, (slot + 1) * count)
     return {
@@ -273,7 +273,7 @@ def devices_of(slot: int, count: int) -> dict[str, str]:
 
 
 def train_command(arguments: Sequence[str]) -> list[str]:
-    """`pretrax train` with these arguments, in this Python."""
+    """Command that runs `pretrax train` with this Python."""
     return [sys.executable, '-c', 'from pretrax.cli import main; main()', 'train', *arguments]
 
 
@@ -284,7 +284,7 @@ def _free_port() -> int:
 
 
 def _in_the_child() -> None:
-    """Until it listens itself, a request to save or for stacks must not end it. It does not outlive its launcher."""
+    """Ignores requests to save or to print stacks until the process handles them. Makes it end with its launcher."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     if sys.platform == 'linux':

@@ -1,4 +1,4 @@
-"""Whether an attempt that has ended is followed by another one. Knows no processes, so that all engines ask the same."""
+"""Decides whether another attempt follows one that has ended. It knows no processes, so that any launcher can use it."""
 
 import dataclasses
 import pathlib
@@ -10,13 +10,13 @@ LONGEST_WAIT = 60.0  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
+class Outcome:
     """How an attempt ended.
 
     Attributes:
-        code: the exit code that tells most of all processes; negative: the signal that killed that process.
-        why: in words.
-        step: of the newest checkpoint then; 0 for none.
+        code: the most telling exit code of all processes; negative: the signal that killed that process.
+        why: the reason, for the user.
+        step: step of the newest checkpoint at that time; 0: there is none.
         lost: numbers of the processes that were killed or hung.
     """
 
@@ -27,67 +27,69 @@ class Ended:
 
     @property
     def exit_code(self) -> int:
-        """As a shell has it, and as who started the launcher shall see it."""
+        """Exit code of the launcher, as a shell writes it."""
         return 128 - self.code if self.code < 0 else MISTAKE if self.code == CONFIGURATION else self.code
 
 
 class Restarts:
-    """Counts the attempts in a row that no checkpoint came of.
+    """Counts consecutive attempts that made no new checkpoint.
 
     Args:
-        retries: attempts that may follow such an attempt.
-        step: of the newest checkpoint before the first one.
+        retries: how many such attempts may be followed by another one.
+        step: step of the newest checkpoint before the first attempt.
     """
 
     def __init__(self, retries: int, step: int):
         self._retries, self._step = retries, step
-        self.in_vain = 0
+        self.failures = 0
 
-    def wait(self, ended: Ended) -> float | None:
-        """Seconds before the next attempt; None: there is none. Call it once an attempt."""
+    def wait(self, ended: Outcome) -> float | None:
+        """Seconds until the next attempt; None: no further attempt. Call it once per attempt."""
         if ended.code in (DONE, MISTAKE, CONFIGURATION):
             return None
-        self.in_vain = 0 if ended.step > self._step else self.in_vain + 1
+        self.failures = 0 if ended.step > self._step else self.failures + 1
         self._step = ended.step
-        if self.in_vain > self._retries:
+        if self.failures > self._retries:
             return None
-        return min(LONGEST_WAIT, 2.0 ** (self.in_vain - 1)) if self.in_vain else 0.0
+        return min(LONGEST_WAIT, 2.0 ** (self.failures - 1)) if self.failures else 0.0
 
-    def forgive(self) -> None:
-        """What comes next is another thing to try: the count begins anew."""
-        self.in_vain = 0
+    def reset(self) -> None:
+        """Starts counting again, since the next attempt differs from the ones before."""
+        self.failures = 0
 
 
-def judge(codes: dict[int, int], hung: tuple[int, ...], step: int) -> Ended:
-    """What the ends of processes mean together.
+def outcome(codes: dict[int, int], hung: tuple[int, ...], step: int) -> Outcome:
+    """The outcome of an attempt, from the ends of its processes.
 
     Args:
-        codes: of those that ended by themselves, by number.
-        hung: those that did not, and had to be ended.
-        step: of the newest checkpoint.
+        codes: exit codes of the processes that ended by themselves, by number.
+        hung: numbers of the processes that had to be killed.
+        step: step of the newest checkpoint.
     """
     killed = tuple(number for number, code in codes.items() if code < 0)
     mistaken = [number for number, code in codes.items() if code in (MISTAKE, CONFIGURATION)]
     failed = [number for number, code in codes.items() if code not in (DONE, TRY_AGAIN) and code > 0]
     if mistaken:
-        return Ended(codes[mistaken[0]], f'process {mistaken[0]} ended for a mistake that would come again', step)
+        return Outcome(
+            codes[mistaken[0]], f'process {mistaken[0]} ended because of a mistake that would repeat itself', step
+        )
     if killed:
         names = ' and '.join(f'process {number} ({_name(-codes[number])})' for number in killed)
-        return Ended(codes[killed[0]], f'killed: {names}', step, killed)
+        return Outcome(codes[killed[0]], f'killed: {names}', step, killed)
     if failed:
-        return Ended(codes[failed[0]], f'process {failed[0]} failed with exit code {codes[failed[0]]}', step)
+        return Outcome(codes[failed[0]], f'process {failed[0]} failed with exit code {codes[failed[0]]}', step)
     if TRY_AGAIN not in codes.values():
-        return Ended(DONE, 'done', step)
+        return Outcome(DONE, 'done', step)
     if hung:
         names = ' and '.join(f'process {number}' for number in hung)
-        return Ended(TRY_AGAIN, f'no sign of life: {names}', step, hung)
-    return Ended(TRY_AGAIN, f'exit code {TRY_AGAIN}: there is more to do', step)
+        return Outcome(TRY_AGAIN, f'no sign of life: {names}', step, hung)
+    return Outcome(TRY_AGAIN, f'exit code {TRY_AGAIN}: the training is not finished', step)
 
 
 def newest_checkpoint(run_dir: pathlib.Path) -> int:
-    """The step of the newest whole checkpoint: the largest number that a directory is named; 0 for none.
+    """Step of the newest whole checkpoint, which is the largest number among the directory names; 0: there is none.
 
-    `pretrax.checkpoint` knows more, and imports JAX.
+    `pretrax.checkpoint` would check more, but imports JAX.
     """
     directory = run_dir / 'checkpoints'
     names = [entry.name for entry in directory.iterdir()] if directory.is_dir() else []

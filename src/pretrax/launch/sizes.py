@@ -11,28 +11,28 @@ from pretrax.machine.cores import usable_cores
 
 
 def devices_per_process(config: RunConfig, processes: int, wanted: int | None) -> tuple[int, str]:
-    """Devices that each process gets, and the reason.
+    """Devices per process, and the reason.
 
     Raises:
-        UserError: the mesh cannot be made of them.
+        UserError: the mesh does not fit that many processes or devices.
     """
     axes = config.mesh.plain().model_dump()
     fixed = math.prod(size for size in axes.values() if size != 'auto')
     if wanted is not None:
-        count, why = wanted, 'as asked'
+        count, why = wanted, 'as requested'
     elif 'auto' not in axes.values():
         if fixed % processes:
             near = [n for n in range(1, fixed + 1) if fixed % n == 0]
             raise UserError(
-                f'mesh: {_written(axes)} has {fixed} devices, which {processes} processes cannot share\n'
-                f'give --processes {min(near, key=lambda n: abs(n - processes))}, or leave an axis of the mesh to auto'
+                f'mesh: {_written(axes)} has {fixed} devices, which cannot be divided among {processes} processes\n'
+                f'give --processes {min(near, key=lambda n: abs(n - processes))}, or set an axis of the mesh to auto'
             )
-        count, why = fixed // processes, 'as the mesh asks'
+        count, why = fixed // processes, 'as the mesh requires'
     else:
         here, name = _devices_here()
         most = max(here // processes, -(-fixed // processes))
         fits = [n for n in range(most, 0, -1) if misfit(config, processes * n) is None]
-        count, why = (fits or [most])[0], f'{here} {name} here'
+        count, why = (fits or [most])[0], f'{here} {name} in this machine'
     if (problem := misfit(config, processes * count)) is not None:
         raise UserError(f'{processes} processes with {count} device{"" if count == 1 else "s"} each: {problem}')
     return count, why
@@ -48,7 +48,7 @@ def misfit(config: RunConfig, devices: int) -> str | None:
 
 
 def _devices_here() -> tuple[int, str]:
-    """Without JAX, which would keep the devices for itself."""
+    """Number and name of the devices of this machine, without JAX, which would occupy them."""
     visible = os.environ.get('CUDA_VISIBLE_DEVICES')
     if visible is None:
         gpus = list(pathlib.Path('/dev').glob('nvidia[0-9]*'))

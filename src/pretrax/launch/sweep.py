@@ -1,12 +1,12 @@
-"""A sweep: a YAML file that names a configuration and changes of it, as a list of configurations to time.
+"""A sweep: a YAML file with a base configuration and changes to it, which make a list of configurations to time.
 
     base: ../quickstart.yaml          # relative to this file
     change: {data: {name: synthetic, vocab_size: 2048}}   # in every row
     grid: {model.n_layers: [2, 4], batch.tokens: [2048, 4096]}   # every combination
-    rows: [{model.preset: gpt2}]      # and these
+    rows: [{model.preset: gpt2}]      # additional rows
     steps: 10
 
-Keys of `change`, `grid` and `rows` are those of a configuration, dotted as on the command line, and `devices`.
+Keys of `change`, `grid` and `rows` are configuration keys, dotted as on the command line, and `devices`.
 """
 
 import dataclasses
@@ -30,15 +30,15 @@ MOST_ROWS = 10_000
 
 
 class Sweep(Section):
-    """What the file of a sweep says."""
+    """The file of a sweep."""
 
     base: str = pydantic.Field(min_length=1, description='the configuration, relative to this file')
     change: dict[str, Any] = pydantic.Field(default={}, description='keys of the configuration, for every row')
     grid: dict[str, list[Any]] = pydantic.Field(default={}, description='keys with lists: a row for each combination')
-    rows: list[dict[str, Any]] = pydantic.Field(default=[], description='further rows, each with its own keys')
-    steps: Count = pydantic.Field(default=10, description='steps timed in a row; their median counts')
-    warmup: Count = pydantic.Field(default=3, description='steps before them, which do not count')
-    minutes: Positive = pydantic.Field(default=10.0, description='after which a row is ended')
+    rows: list[dict[str, Any]] = pydantic.Field(default=[], description='additional rows, each with its own keys')
+    steps: Count = pydantic.Field(default=10, description='timed steps per row; the result is their median')
+    warmup: Count = pydantic.Field(default=3, description='steps before the timed ones')
+    minutes: Positive = pydantic.Field(default=10.0, description='time limit of a row')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Row:
     """One configuration of a sweep.
 
     Attributes:
-        changes: what tells it from the other rows, as the file has it.
-        config: all of it.
-        devices: that its process sees; None: all.
+        changes: the keys in which it differs from the base, as written in the file.
+        config: the whole configuration.
+        devices: number of devices that its process uses; None: all.
     """
 
     changes: dict[str, Any]
@@ -57,18 +57,18 @@ class Row:
 
     @property
     def label(self) -> str:
-        return ' '.join(f'{key}={value_text(value)}' for key, value in self.changes.items()) or 'as it is'
+        return ' '.join(f'{key}={value_text(value)}' for key, value in self.changes.items()) or 'unchanged'
 
 
 def read_sweep(path: pathlib.Path, run_dir: pathlib.Path) -> tuple[Sweep, list[Row]]:
-    """The sweep of a file, and its rows, each a configuration that is valid by itself.
+    """Reads a sweep, and makes its rows. Each is a valid configuration.
 
     Args:
         path: the file.
-        run_dir: of all rows; what they prepare of their data lies there, once for all.
+        run_dir: shared by all rows, so that their data is prepared once.
 
     Raises:
-        UserError: the file or a row is no sweep or configuration; names the key, or the row.
+        UserError: the file or a row is invalid; the message names the key or the row.
     """
     layer = read_file(path)
     place = Places(layer.origins, str(path))
@@ -83,7 +83,7 @@ def read_sweep(path: pathlib.Path, run_dir: pathlib.Path) -> tuple[Sweep, list[R
     if sweep.grid:
         count += math.prod(len(values) for values in sweep.grid.values())
     if count > MOST_ROWS:
-        raise UserError(f'{path}: {count:,} rows; expected at most {MOST_ROWS:,}\ntake some values of grid: out')
+        raise UserError(f'{path}: {count:,} rows; expected at most {MOST_ROWS:,}\nremove some values of grid')
     names = list(sweep.grid)
     changes = [dict(zip(names, values, strict=True)) for values in itertools.product(*sweep.grid.values())]
     changes = (changes if sweep.grid or not sweep.rows else []) + sweep.rows
@@ -103,15 +103,17 @@ def _row(
     devices = values.pop(DEVICES, None)
     if devices is not None and (type(devices) is not int or devices < 1):
         raise UserError(
-            f'{path}: row {number}: devices is {shown(devices)}; expected a number of devices, or none at all'
+            f'{path}: row {number}: devices is {shown(devices)}; expected a number of devices, or leave it out'
         )
     for key in ('name', 'run_dir', 'extends'):
         if key in values:
-            raise UserError(f'{path}: row {number}: {key} is not for a row to say\ntake it out')
+            raise UserError(f'{path}: row {number}: a row cannot set {key}\nremove it')
     overrides = [f'{key}={json.dumps(value)}' for key, value in values.items()]
     try:
         config = load(base, [*overrides, 'name=bench', f'run_dir={json.dumps(str(run_dir))}'])
     except UserError as error:
-        said = ' '.join(f'{key}={value_text(value)}' for key, value in own.items())
-        raise UserError(f'{path}: row {number}{f" ({said})" if said else ""} is no configuration:\n{error}') from error
+        written = ' '.join(f'{key}={value_text(value)}' for key, value in own.items())
+        raise UserError(
+            f'{path}: row {number}{f" ({written})" if written else ""} is not a valid configuration:\n{error}'
+        ) from error
     return Row(own, config, devices)

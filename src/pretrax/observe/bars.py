@@ -7,11 +7,11 @@ from pretrax.observe.plot import COLOURS
 
 
 def bars_text(labels: Sequence[str], values: Sequence[int], width: int = 80) -> list[str]:
-    """A line for each value: its label, a bar in proportion to the largest, the value."""
+    """One line per value: its label, a bar relative to the largest value, and the value."""
     margin, figures = max(map(len, labels)), max(len(f'{value:,}') for value in values)
     room = max(width - margin - figures - 4, 10)
     most = max(*values, 1)
-    # A value that is not zero has a mark of its own, however small.
+    # Every value above zero has at least one mark.
     marks = ['#' * max(round(value / most * room), min(value, 1)) for value in values]
     return [
         f'{label:>{margin}} |{mark:<{room}} {value:>{figures},}'
@@ -20,7 +20,7 @@ def bars_text(labels: Sequence[str], values: Sequence[int], width: int = 80) -> 
 
 
 def bars_svg(series: Mapping[str, tuple[Sequence[str], Sequence[int]]], title: str, foot: str) -> str:
-    """Bars for each of some series of (labels, values), one series below the other, as an SVG document."""
+    """An SVG document with the bars of each series of (labels, values), one series below another."""
     left, top, row, bar, panel = 110, 50, 20, 560, 34
     height = top + sum(panel + row * len(labels) for labels, _ in series.values()) + 30
     parts = [

@@ -1,8 +1,8 @@
-"""The record of a run: `metrics.jsonl`, one JSON object a line, and the trackers that get the same numbers.
+"""Metrics of a run: `metrics.jsonl`, one JSON object per line, and trackers that receive the same numbers.
 
-The file is the truth and the trackers are copies: it is written first, it is flushed line by line, and a tracker that
-fails is switched off while training and the file go on. Every line is standard JSON, in which NaN and infinity do not
-exist: such a value is written as null and named in `nonfinite`, from which `read_metrics` restores it:
+The file is written first, line by line. Trackers are copies: a tracker that fails is dropped, and training continues. Every
+line is standard JSON, which has no NaN and no infinity. Such a value is written as null and named in `nonfinite`, from
+which `read_metrics` restores it:
 
     {"step": 120, "loss": null, "grad_norm": 3.2, "nonfinite": {"loss": "nan"}}
 
@@ -22,14 +22,14 @@ from pretrax.observe.trackers import Tracker
 
 
 class MetricsLog:
-    """Appends to `metrics.jsonl` and passes every line on to the trackers. One process of a run owns it.
+    """Appends to `metrics.jsonl` and sends every line to the trackers. Only one process of a run may open it.
 
     Args:
-        path: the file; made if there is none, with its directories.
+        path: the file; created with its directories if it does not exist.
         trackers: see `observe.trackers.open_trackers`.
-        resumed_step: the step that training continues from. Lines of later steps belong to work that was lost with
-            the process and will be done again; they are removed, as is a line that a kill has cut short.
-        say: told about every line removed and every tracker lost.
+        resumed_step: the step that training continues from. Lines of later steps are removed, since those steps will be
+            trained again, and so is an incomplete last line.
+        say: receives a message for removed lines and for each tracker that fails.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class MetricsLog:
         if path.exists():
             _rewind(path, resumed_step, say)
         self._path = path
-        self._unwritten = b''  # of a disk that was full
+        self._unwritten = b''  # lines that did not fit on the disk
         self._file = path.open('ab', buffering=0)  # a line is with the operating system when `write` returns
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Append one line. `metrics` has 'step' (int); values are numbers (Python, NumPy, JAX scalars), text or None.
+        """Appends one line. `metrics` has 'step' (int); values are numbers (Python, NumPy, JAX scalars), text or None.
 
-        A value that is still being computed on a device is waited for: pass numbers of a step that is over.
+        Waits for values that a device still computes, so pass numbers of a finished step.
         """
         record = {key: value.item() if hasattr(value, 'item') else value for key, value in metrics.items()}
         if type(record.get('step')) is not int:
@@ -64,7 +64,7 @@ class MetricsLog:
             self._try(tracker, 'stopped working', lambda tracker=tracker: tracker.log(record['step'], numbers))
 
     def close(self) -> None:
-        """Finish the trackers (they may still have something to send) and the file. Safe to call twice."""
+        """Closes the trackers, which may still send data, and the file. May be called twice."""
         for tracker in tuple(self._trackers):
             self._try(tracker, 'could not be finished', tracker.close)
         self._trackers.clear()
@@ -80,18 +80,18 @@ class MetricsLog:
         self.close()
 
     def rewind(self, step: int) -> None:
-        """Remove the lines of later steps, which will be trained again."""
+        """Removes the lines of later steps, which will be trained again."""
         self._file.close()
         _rewind(self._path, step, self._say)
         self._file = self._path.open('ab', buffering=0)
 
     def _append(self, line: bytes) -> None:
-        """A full disk or a directory that is gone does not end the training: lines wait in memory."""
+        """Appends a line. If the disk is full or the directory is gone, the line stays in memory and training continues."""
         self._unwritten += line
         try:
             if os.fstat(self._file.fileno()).st_nlink == 0:
                 self._say(
-                    f'WARNING: {self._path} was removed while training; it is made again, with the lines from now on'
+                    f'WARNING: {self._path} was removed while training; it is created again, with the lines from now on'
                 )
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._file.close()
@@ -100,13 +100,13 @@ class MetricsLog:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
         except OSError as error:
             self._say(
-                f'WARNING: cannot write {self._path}: {error.strerror}. Training goes on; '
+                f'WARNING: cannot write {self._path}: {error.strerror}. Training continues; '
                 f'{len(self._unwritten):,} bytes of metrics wait in memory'
             )
 
     def _try(self, tracker: Tracker, what: str, call: Callable[[], None]) -> None:
-        # The one broad `except` of this package: a tracker is other people's code that talks to a network, it may
-        # raise anything, and days of training are worth more than its curves. Once, so that it cannot slow each step.
+        # A tracker is foreign code that uses a network. It may raise anything, and must not end a training. It is dropped
+        # after its first failure, so that it cannot slow down every step.
         try:
             call()
         except Exception as error:
@@ -114,15 +114,15 @@ class MetricsLog:
             reason = str(error).strip().split('\n')[0]
             self._say(
                 f'WARNING: {tracker.name} {what} ({type(error).__name__}: {reason}). '
-                f'It gets no more numbers in this run; metrics.jsonl has all of them.'
+                f'It receives no more numbers of this run; metrics.jsonl has all of them.'
             )
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """All lines of a `metrics.jsonl`, values that are not finite restored.
+    """All lines of a `metrics.jsonl`, with NaN and infinity restored. An incomplete last line is skipped.
 
-    A last line without its end is left out: a running training is just writing it, or was killed at it. Raises
-    UserError for a file that is not there or has another broken line.
+    Raises:
+        UserError: the file does not exist, or another line is damaged.
     """
     path = pathlib.Path(path)
     try:
@@ -142,7 +142,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _rewind(path: pathlib.Path, last_step: int, say: Callable[[str], None]) -> None:
-    """Keep the whole lines up to `last_step`. A new file replaces the old one at once: a kill here loses nothing."""
+    """Keeps the complete lines up to `last_step`. A new file replaces the old one, so that a kill loses nothing."""
     later = torn = 0
     with new_file(path, sync=True) as kept:
         for line, record in _parse(path):
@@ -153,7 +153,7 @@ def _rewind(path: pathlib.Path, last_step: int, say: Callable[[str], None]) -> N
             else:
                 kept.write(line.rstrip(b'\r\n') + b'\n')
     if torn:
-        say(f'{path.name}: removed {_lines(torn)} cut short when the run was stopped')
+        say(f'{path.name}: removed {_lines(torn)} left incomplete when the run was stopped')
     if later:
         say(f'{path.name}: removed {_lines(later)} after step {last_step}; those steps are trained again')
 
@@ -163,7 +163,7 @@ def _lines(count: int) -> str:
 
 
 def _parse(path: pathlib.Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Each line as it stands and as a record; None for one that is not the JSON object of a step."""
+    """Each line as bytes and as a record; the record is None if the line is not a JSON object with a step."""
     with open(path, 'rb') as lines:
         for line in lines:
             try:
@@ -186,7 +186,7 @@ def _restored(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def keys(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Names of the numbers in these records, in the order in which they first appear, without 'step'."""
+    """Names of the numbers in these records, in the order of their first appearance, without 'step'."""
     found: dict[str, None] = {}
     for record in records:
         found.update((key, None) for key, value in record.items() if isinstance(value, int | float) and key != 'step')

@@ -1,4 +1,4 @@
-"""Curves of one or more runs, drawn from their `metrics.jsonl` without a plotting library: SVG, HTML or text."""
+"""Plots curves of runs from their `metrics.jsonl`, without a plotting library, as SVG, HTML or text."""
 
 import dataclasses
 import difflib
@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from pretrax.errors import UserError
 from pretrax.observe.metrics import keys, read_metrics
 
-# Okabe and Ito 2008: told apart by colour-blind readers too.
+# Okabe and Ito 2008: distinguishable for colour-blind readers.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000')
 MARKS = 'o+x*#%@'
 
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One curve: the points of one key of one run. Not-finite values are left out, and counted."""
+    """One curve: the points of one key of one run. Nonfinite values are left out and counted."""
 
     name: str
     steps: list[float]
@@ -26,7 +26,7 @@ class Series:
 
 
 def load_series(runs: Sequence[str], key: str) -> list[Series]:
-    """The curves of a key; each run is a run directory or a metrics file. Raises UserError, saying what there is."""
+    """The curves of a key; each run is a run directory or a metrics file. Raises UserError with what exists."""
     if not runs:
         raise UserError('no run was given, expected at least one run directory, such as runs/quickstart')
     paths = [pathlib.Path(run) for run in runs]
@@ -99,7 +99,7 @@ def svg(series: Sequence[Series], key: str, width: int = 860, height: int = 480,
         points = [(x(step), y(value)) for step, value in zip(curve.steps, curve.values, strict=True)]
         line = ' '.join(f'{px:.1f},{py:.1f}' for px, py in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
-        if len(points) <= 60:  # few points, an evaluation for instance: show where they are
+        if len(points) <= 60:  # few points, such as evaluations: mark each
             parts += [f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2.5" fill="{colour}"/>' for px, py in points]
         base = top + 20 + 18 * row
         parts.append(f'<path d="M{width - right - 30} {base - 4}h20" stroke="{colour}" stroke-width="3"/>')
@@ -124,14 +124,14 @@ def text(series: Sequence[Series], key: str, width: int = 80, height: int = 18) 
     ends = f'{"":>{margin}}  {x0:<{columns // 2}.7g}{f"step {x1:.7g}":>{columns - columns // 2}}'
     legend = [
         f'{"":>{margin}}  {mark} {_label(curve)}: {curve.values[0]:.5g} to {curve.values[-1]:.5g}, '
-        f'least {min(curve.values):.5g} at step {curve.steps[curve.values.index(min(curve.values))]}'
+        f'lowest {min(curve.values):.5g} at step {curve.steps[curve.values.index(min(curve.values))]}'
         for curve, mark in zip(series, _cycle(MARKS, len(series)), strict=True)
     ]
     return '\n'.join([key, *rows, foot, ends, *legend])
 
 
 def ticks(low: float, high: float, count: int = 6) -> list[float]:
-    """About `count` round numbers, a fixed distance apart, that enclose [low, high]."""
+    """About `count` round numbers at equal distances that enclose [low, high]."""
     if low == high:
         low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
     rough = (high - low) / count

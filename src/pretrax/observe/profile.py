@@ -4,20 +4,20 @@ import contextlib
 import pathlib
 from collections.abc import Callable, Iterator
 
-SETTLING = 3  # steps that are not traced: the first ones allocate, and fill what is fetched ahead
+SETTLING = 3  # first steps, which are not traced: they allocate memory and fill the prefetch queue
 
 
 @contextlib.contextmanager
 def profiled[**P, T](
     step: Callable[P, T], count: int, directory: pathlib.Path, say: Callable[[str], None]
 ) -> Iterator[Callable[P, T]]:
-    """The step; where `count` is not 0, of its calls those from the fourth on are traced, so many, by the first process.
+    """Traces `count` calls of the step, starting at the fourth, in process 0. Traces nothing if `count` is 0.
 
     Args:
         step: the compiled training step.
-        count: steps to trace.
-        directory: of the trace; older ones in it stay.
-        say: told where the trace is.
+        count: number of calls to trace.
+        directory: for the trace; older traces in it stay.
+        say: receives the path of the trace.
     """
     import jax
 
@@ -39,9 +39,9 @@ def profiled[**P, T](
         nonlocal calls, tracing
         calls += 1
         if calls == SETTLING + 1:
-            jax.block_until_ready(arguments)  # what came before is not in the trace
+            jax.block_until_ready(arguments)  # earlier work is not in the trace
             options = jax.profiler.ProfileOptions()
-            options.python_tracer_level = 0  # each Python call would be a slice, and most of the file
+            options.python_tracer_level = 0  # Python calls would fill most of the file
             jax.profiler.start_trace(directory, create_perfetto_trace=True, profiler_options=options)
             tracing = True
         results = step(*arguments, **named)
@@ -53,7 +53,7 @@ def profiled[**P, T](
     try:
         yield traced
     finally:
-        if tracing:  # the run ended before
+        if tracing:  # the run ended earlier
             end(calls)
         elif calls <= SETTLING:
-            say(f'profile: nothing was traced, since the run ended after {calls} of the {SETTLING} steps that settle')
+            say(f'profile: nothing was traced, because the run ended within its first {SETTLING} steps')

@@ -1,9 +1,9 @@
-"""What a person sees while a run trains: a live bar in a terminal, one plain line for each report anywhere else.
+"""Progress of a run: a live bar in a terminal, and one plain line per report elsewhere.
 
     step 120/300  40.0%  loss 3.1234  bpb 1.432  45.1k tok/s  mfu 12.3%  eta 0:42
 
-Only what is known is shown: no MFU for an unknown device, no ETA before two reports are in. The first report starts
-the clock of the ETA, so that compilation is not in it; evaluations and checkpoints are, as they will come again.
+Only known numbers are shown: no MFU for an unknown device, no ETA before the second report. The ETA counts from the first
+report, so that it leaves out compilation; it includes evaluations and checkpoints, which will happen again.
 """
 
 import sys
@@ -17,11 +17,11 @@ import rich.table
 
 
 class Progress:
-    """Reports of one run, from one process. `message` works at any time; `update` between `start` and `close`.
+    """Shows the progress of a run. `message` works at any time, `update` between `start` and `close`.
 
     Args:
-        stream: standard output by default. The bar is drawn only if it is a terminal that can move its cursor.
-        clock: seconds from anywhere.
+        stream: standard output by default. The bar is drawn only in a terminal that can move its cursor.
+        clock: returns seconds.
     """
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
@@ -35,17 +35,17 @@ class Progress:
         self._drawn = float('-inf')
 
     def start(self, total_steps: int, resumed_step: int = 0) -> None:
-        """Begin reporting a run of `total_steps`, of which `resumed_step` were done before."""
+        """Begins a run of `total_steps`, of which the first `resumed_step` are done."""
         self._total = total_steps
         self._origin = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             text = rich.progress.TextColumn('{task.description}', markup=False, table_column=rich.table.Column())
-            wide = self._console.width >= 105  # below, the bar would push the end of the line out of sight
+            wide = self._console.width >= 105  # on narrower terminals the bar would hide the end of the line
             bar = rich.progress.Progress(
                 *([rich.progress.BarColumn(bar_width=20)] if wide else []),
                 text,
                 console=self._console,
-                auto_refresh=False,  # drawn by `update`: no thread beside the one that feeds the device
+                auto_refresh=False,  # drawn by `update`, so that no thread competes with the training
             )
             state = f'step {resumed_step}/{total_steps}  compiling'
             self._task = bar.add_task(state, total=total_steps, completed=resumed_step)
@@ -54,9 +54,9 @@ class Progress:
             self._bar = bar
 
     def update(self, metrics: Mapping[str, Any]) -> None:
-        """Report one step: `step` and what there is of `loss`, `bits_per_byte`, `tokens_per_second`, `mfu`.
+        """Reports one step: `step` and, if known, `loss`, `bits_per_byte`, `tokens_per_second` and `mfu`.
 
-        An evaluation, which has a `val_loss`, is a line of its own and stays on the screen.
+        An evaluation, which has a `val_loss`, is a separate line that stays on the screen.
         """
         step, now = metrics['step'], self._clock()
         if 'val_loss' in metrics:
@@ -71,14 +71,14 @@ class Progress:
             self._write(line)
         else:
             self._bar.update(self._task, completed=step, description=line)
-            if now - self._drawn >= 0.1 or step >= self._total:  # steps can be faster than eyes
+            if now - self._drawn >= 0.1 or step >= self._total:  # more often than eyes can follow is useless
                 self._bar.refresh()
                 self._drawn = now
 
     def message(self, text: str) -> None:
-        """Print a paragraph above the bar: start-up report, evaluation, sample.
+        """Prints a paragraph above the bar: start-up report, evaluation, sample.
 
-        Nothing in it is markup, and control codes, which a model may well sample, do not reach the terminal.
+        It contains no markup. Control codes, which a model may sample, do not reach the terminal.
         """
         text = text.translate(_CONTROL)
         if self._bar is None:
@@ -87,7 +87,7 @@ class Progress:
             self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the bar as it last was and give the terminal back. Safe to call twice."""
+        """Leaves the bar as it is and releases the terminal. May be called twice."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -104,9 +104,9 @@ class Progress:
 
 
 def format_line(metrics: Mapping[str, Any], total_steps: int, eta: float | None = None) -> str:
-    """One report as text. What `metrics` does not have, or has as None, is left out.
+    """One report as text. Missing metrics, or those that are None, are left out.
 
-    `mfu` is a fraction of one, `eta` seconds, `bits_per_byte` and `val_bits_per_byte` as their names say.
+    Units: `mfu` is a fraction of 1, `eta` is in seconds.
     """
     step = metrics['step']
     parts = [f'step {step}/{total_steps}']
@@ -124,7 +124,7 @@ def format_line(metrics: Mapping[str, Any], total_steps: int, eta: float | None 
 
 
 def _rate(value: float) -> str:
-    """45_123 -> '45.1k': three digits, as more are noise."""
+    """45_123 -> '45.1k': three digits, since more would be noise."""
     for unit in ('', 'k', 'M'):
         if value < 999.5:
             return f'{value:.3g}{unit}'

@@ -11,7 +11,7 @@ from pretrax.observe.plot import Series, svg
 
 type Result = Mapping[str, Any]
 
-# key -> (heading, how a person reads it); those of a row that was timed
+# Numbers of a timed row: key -> (heading, formatting)
 _NUMBERS: dict[str, tuple[str, Callable[[Any], str]]] = {
     'n_params': ('parameters', lambda n: f'{n:,}'),
     'devices': ('devices', str),
@@ -21,8 +21,8 @@ _NUMBERS: dict[str, tuple[str, Callable[[Any], str]]] = {
     'memory': ('memory, GB', lambda n: f'{n / 1e9:.3g}'),
     'loss': ('loss', lambda x: f'{x:.4f}'),
 }
-_ACROSS = {'n_params': 'parameters', 'batch_tokens': 'tokens a step', 'devices': 'devices'}
-_UP = {'tokens_per_second': 'tokens/s', 'mfu': 'MFU', 'memory': 'memory of a device, GB'}
+_ACROSS = {'n_params': 'parameters', 'batch_tokens': 'tokens per step', 'devices': 'devices'}
+_UP = {'tokens_per_second': 'tokens/s', 'mfu': 'MFU', 'memory': 'memory per device, GB'}
 _SCALE = {'memory': 1e-9}
 _STYLE = (
     'body{font-family:system-ui,sans-serif;margin:2em}table{border-collapse:collapse}'
@@ -33,14 +33,14 @@ _STYLE = (
 def write_report(
     directory: pathlib.Path, name: str, hardware: Mapping[str, Any], command: str, results: Sequence[Result]
 ) -> None:
-    """Writes results.md, results.csv, results.html and a plot for each pair of numbers that says something.
+    """Writes results.md, results.csv, results.html, and a plot of each number over each quantity that varies.
 
     Args:
-        directory: where.
-        name: of the sweep.
-        hardware: what it ran on, and versions.
-        command: that makes these files.
-        results: as `launch.bench` gives them: `status`, `changes`, `why`, and the numbers of a row that was timed.
+        directory: for the files.
+        name: name of the sweep.
+        hardware: hardware and versions of the sweep.
+        command: the command that writes these files.
+        results: from `launch.bench`: `status`, `changes`, `why`, and the numbers of timed rows.
     """
     plots = dict(_plots(results))
     for old in directory.glob('plot-*.svg'):
@@ -83,13 +83,13 @@ def table_text(results: Sequence[Result]) -> list[str]:
 
 
 def _table(results: Sequence[Result]) -> list[list[str]]:
-    """Headings and rows: what was varied, then the numbers, then what became of it."""
+    """Headings and rows: the varied keys, the numbers, the status."""
     keys = _swept(results)
-    told = {key: number for key, number in _NUMBERS.items() if key not in keys}
-    rows = [[*keys, *(heading for heading, _ in told.values()), 'status']]
+    shown = {key: number for key, number in _NUMBERS.items() if key not in keys}
+    rows = [[*keys, *(heading for heading, _ in shown.values()), 'status']]
     for result in results:
         own = [value_text(result['changes'][key]) if key in result['changes'] else '' for key in keys]
-        numbers = [show(result[key]) if result.get(key) is not None else '' for key, (_, show) in told.items()]
+        numbers = [show(result[key]) if result.get(key) is not None else '' for key, (_, show) in shown.items()]
         why = f': {result["why"]}' if result.get('why') else ''
         rows.append([*own, *numbers, f'{result["status"]}{why}'])
     return rows
@@ -101,16 +101,16 @@ def _markdown(head: list[str], body: list[list[str]]) -> list[str]:
 
 
 def _plots(results: Sequence[Result]) -> Iterator[tuple[str, str]]:
-    """(name of a file, SVG) for each number against each thing that has more than one value."""
+    """(file name, SVG) of each number over each quantity that has more than one value."""
     done = [result for result in results if result['status'] == 'done']
     for x, x_label in _ACROSS.items():
         if len({result[x] for result in done}) < 2:
             continue
         for y, y_label in _UP.items():
-            told = [result for result in done if result.get(y) is not None]
+            known = [result for result in done if result.get(y) is not None]
             curves: dict[str, list[tuple[float, float]]] = {}
-            for result in told:
-                curves.setdefault(_others(result, told, x), []).append((result[x], result[y] * _SCALE.get(y, 1)))
+            for result in known:
+                curves.setdefault(_others(result, known, x), []).append((result[x], result[y] * _SCALE.get(y, 1)))
             series = [Series(name, *_columns(sorted(points))) for name, points in curves.items()]
             if series:
                 yield f'plot-{y}-by-{x}.svg', svg(series, f'{y_label} by {x_label}', x_label=x_label)
@@ -121,7 +121,7 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
 
 
 def _others(result: Result, all_of_them: Sequence[Result], x: str) -> str:
-    """What else was varied than x: the keys that differ among results with the same x."""
+    """Label of the other varied keys: those that differ among results with the same x."""
 
     def value(one: Result, key: str) -> str:
         return json.dumps(one['changes'].get(key))
@@ -140,5 +140,5 @@ def _swept(results: Sequence[Result]) -> list[str]:
 
 
 def value_text(value: Any) -> str:
-    """A value of a configuration as a label has it."""
+    """A configuration value as part of a label."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,7 +1,7 @@
-"""Copies of the metrics elsewhere: TensorBoard, Weights & Biases, MLflow, one key of the configuration each.
+"""Trackers that receive the metrics: TensorBoard, Weights & Biases and MLflow, each with one configuration key.
 
-Their packages are extras, imported when a tracker is opened. A run that continues goes on in the same W&B or MLflow
-run: its identity is kept beside the checkpoints.
+Their packages are extras, imported when a tracker starts. A resumed run continues the same W&B or MLflow run, whose id is
+in the run's directory.
 """
 
 import json
@@ -15,17 +15,17 @@ from pretrax.machine.atomic import write_file
 
 
 class Tracker(Protocol):
-    """What a tracker does. `log` and `close` may raise: `MetricsLog` then goes on without it."""
+    """A tracker. If `log` or `close` raises, `MetricsLog` continues without it."""
 
     name: str
-    where: str  # where a person looks at it
+    where: str  # URL or command to view it
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Numbers of one step. Must not wait for a network."""
+        """Logs the numbers of one step. Must not wait for a network."""
         ...
 
     def close(self) -> None:
-        """Send what is still to be sent."""
+        """Sends the remaining data."""
         ...
 
 
@@ -40,20 +40,20 @@ def open_trackers(
     resumed_step: int = 0,
     say: Callable[[str], None] = print,
 ) -> list[Tracker]:
-    """The trackers that the `log:` section asks for, started.
+    """Starts the trackers that the `log:` section names.
 
     Args:
         tensorboard: write `<directory>/tb`.
         wandb: the project, or None. `WANDB_MODE=offline` keeps everything in `<directory>/wandb`.
         mlflow: a tracking URI, True for MLflow's own default, the local database `./mlflow.db`, or None.
-        directory: of the run.
-        config: the resolved configuration, shown beside the curves.
+        directory: the run's directory.
+        config: the resolved configuration, which trackers show.
         resumed_step: 0 for a new run.
-        say: told where to look.
+        say: receives the URL or command of each tracker.
 
     Raises:
-        UserError: a package is missing, or a new run's tracker does not start. In a run that continues a tracker that
-            does not start (a service that is down) is left out and said, as if it had failed later.
+        UserError: a package is missing, or a tracker of a new run does not start. If a tracker of a resumed run does not
+            start, for instance because its service is down, the run continues without it and reports that.
     """
     openers: list[tuple[str, Callable[[], Tracker]]] = []
     if tensorboard:
@@ -61,7 +61,7 @@ def open_trackers(
     if wandb is not None:
         openers.append(('wandb', lambda: WeightsAndBiases(wandb, directory, name, config)))
     if mlflow is not None and mlflow is not False:
-        # MLflow 3 refuses a plain directory (`./mlruns`) as the place of new runs.
+        # MLflow 3 refuses a plain directory (`./mlruns`) for new runs.
         uri = f'sqlite:///{pathlib.Path("mlflow.db").resolve()}' if mlflow is True else mlflow
         openers.append(('mlflow', lambda: MLflow(uri, directory, name, config)))
     trackers: list[Tracker] = []
@@ -70,7 +70,7 @@ def open_trackers(
             tracker = opener()
         except UserError:
             raise
-        except Exception as error:  # other people's code that talks to a network: see MetricsLog._try
+        except Exception as error:  # foreign code that uses a network: see MetricsLog._try
             reason = f'{type(error).__name__}: {str(error).strip()[:300]}'
             if resumed_step == 0:
                 for started in trackers:
@@ -80,7 +80,7 @@ def open_trackers(
                     f'train without it: log.{key}={"false" if key == "tensorboard" else "null"}'
                     + ('; or without a network: WANDB_MODE=offline' if key == 'wandb' else '')
                 ) from error
-            say(f'WARNING: log.{key} did not start ({reason}). This run goes on without it; see metrics.jsonl.')
+            say(f'WARNING: log.{key} did not start ({reason}). This run continues without it; see metrics.jsonl.')
         else:
             trackers.append(tracker)
             say(f'{tracker.name}: {tracker.where}')
@@ -94,7 +94,7 @@ class TensorBoard:
 
     def __init__(self, directory: pathlib.Path, config: Mapping[str, Any], resumed_step: int):
         tensorboardX = _needs('tensorboardX', 'tensorboard')
-        # purge_step hides what the process that died had logged after its last checkpoint.
+        # purge_step hides steps that the previous process logged after its last checkpoint.
         purge_step = resumed_step + 1 if resumed_step else None
         self._writer = tensorboardX.SummaryWriter(str(directory), purge_step=purge_step, flush_secs=10)
         self.where = f'tensorboard --logdir {directory}'
@@ -110,7 +110,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A W&B run; its own process sends. Steps below the last one sent are ignored there: they were equal anyway."""
+    """A W&B run; W&B's own process sends the data. It ignores steps that were sent before, whose numbers are equal."""
 
     name = 'W&B'
 
@@ -125,7 +125,7 @@ class WeightsAndBiases:
             resume='allow',
             dir=str(directory),
             config=dict(config),
-            # W&B would take over the terminal that the progress display draws on.
+            # W&B would take over the terminal of the progress bar.
             settings=wandb.Settings(silent=True, console='off'),
         )
         files = directory / 'wandb'
@@ -153,7 +153,7 @@ class MLflow:
             run = mlflow.start_run(run_id=file.read_text().strip())
         else:
             run = mlflow.start_run(run_name=name)
-            # Parameters are written once, by MLflow's rule. Longer ones than it takes are cut.
+            # MLflow accepts parameters only once, and of limited length.
             mlflow.log_params({key: str(value)[:500] for key, value in _flat(config).items()})
             directory.mkdir(parents=True, exist_ok=True)
             _remember(file, lambda: run.info.run_id)
@@ -171,17 +171,17 @@ def _needs(module: str, extra: str) -> Any:
     try:
         return __import__(module)
     except ModuleNotFoundError as error:
-        if error.name != module:  # it is installed, and misses something of its own
+        if error.name != module:  # it is installed, but one of its own dependencies is missing
             raise
         raise UserError(
             f'log.{extra} needs the package {module}, which is not installed\n'
-            f"install it with: uv sync --extra {extra}   (or: pip install 'pretrax[{extra}]')\n"
+            f'install it with: uv sync --inexact --extra {extra}\n'
             f'or train without it: log.{extra}={"false" if extra == "tensorboard" else "null"}'
         ) from None
 
 
 def _remember(file: pathlib.Path, make: Callable[[], str]) -> str:
-    """The text in the file; made and written there if there is none."""
+    """The text in the file, which is created if it does not exist."""
     if not file.exists():
         write_file(file, make().encode())
     return file.read_text().strip()

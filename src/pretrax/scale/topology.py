@@ -176,7 +176,7 @@ def absent_devices(topology: Topology) -> list[Any]:
     plugin, extra = ('libtpu', 'tpu') if topology.platform == 'tpu' else ('jax_cuda13_plugin', 'cuda')
     if importlib.util.find_spec(plugin) is None:
         raise UserError(
-            f'{topology.name}: compiling for it needs {plugin}, which is not installed\n    uv sync --extra {extra}'
+            f'{topology.name}: compiling for it needs {plugin}, which is not installed\n    uv sync --inexact --extra {extra}'
         )
     from jax.experimental import topologies
 
