@@ -108,14 +108,14 @@ def test_the_chosen_mesh_is_the_fastest_that_fits():
     assert 'auto: planned, ' in said[0]
     given = settled(from_values(LARGE | {'mesh': {'d': 2, 't': 'auto'}}), said.append, topology)
     assert (given.mesh.d, given.mesh.t) == (2, 8)
-    with pytest.raises(UserError, match=r'none of \d+ ways fits v5e:4x4'):
+    with pytest.raises(UserError, match=r'none of \d+ candidates fits v5e:4x4'):
         settled(from_values(LARGE | {'model': LARGE['model'] | {'n_layers': 600}}), said.append, topology)
 
 
 def test_unknown_devices_get_the_default_mesh(monkeypatch):
     config = settled(from_values(TINY | {'mesh': 'auto', 'batch': TINY['batch'] | {'micro': 2}}), lambda text: None)
     assert config.mesh.model_dump() == {'r': 8, 'd': 1, 'e': 1, 'c': 1, 't': 1, 'p': 1}
-    assert 'the plan knows nothing of this device' in config.origins['mesh',]
+    assert 'the plan does not know this device' in config.origins['mesh',]
 
 
 def test_the_plan_uses_the_memory_that_devices_report(monkeypatch):
@@ -126,7 +126,7 @@ def test_the_plan_uses_the_memory_that_devices_report(monkeypatch):
     config = settled(from_values(LARGE), lambda text: None)
     assert 'planned' in config.origins['mesh',]
     monkeypatch.setattr(auto, '_here', lambda: Here('cuda', h200, 10**9, 8, 1))
-    with pytest.raises(UserError, match='8 x H200 SXM, here; the smallest takes'):
+    with pytest.raises(UserError, match='8 x H200 SXM in this machine; the smallest needs'):
         settled(from_values(LARGE), lambda text: None)
 
 

@@ -1,4 +1,4 @@
-"""Plans: what they propose is what was predicted, fits, and is ordered; what is impossible is said."""
+"""Plans propose candidates that fit, sorted by their predicted time, and report what is impossible."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def test_an_impossible_mesh_is_reported_and_others_are_found():
 def test_the_report_says_if_nothing_fits():
     huge = plan(model=VALUES['model'] | {'n_layers': 240, 'd_model': 16384, 'd_head': 1024, 'd_ff': 65536})
     assert huge.found == []
-    assert any('ways fits' in line for line in report(huge))
+    assert any('candidates fits' in line for line in report(huge))
 
 
 @pytest.mark.parametrize(

@@ -111,11 +111,11 @@ def test_another_configuration_is_refused_with_the_keys_that_differ(file, tmp_pa
 @pytest.mark.parametrize(
     ('changes', 'said'),
     [
-        ({'device_kind': 'TPU v5'}, 'other hardware\n.*TPU v5 there, cpu here'),
-        ({'versions': {'jax': '0.11.2'}}, '(?s)by other versions.*jax: 0.11.2 there'),
-        ({'flags': {'XLA_FLAGS': '--xla_x=1'}}, 'with other flags\n.*--xla_x=1 there'),
+        ({'device_kind': 'TPU v5'}, 'other hardware\n.*TPU v5 in the file, cpu in this run'),
+        ({'versions': {'jax': '0.11.2'}}, '(?s)by other versions.*jax: 0.11.2 in the file'),
+        ({'flags': {'XLA_FLAGS': '--xla_x=1'}}, 'with other flags\n.*--xla_x=1 in the file'),
         ({'processes': 2}, 'another number of processes'),
-        ({'program': 'f00'}, 'of another program'),
+        ({'program': 'f00'}, 'from another program'),
     ],
 )
 def test_other_hardware_versions_flags_or_programs_are_refused(file, tmp_path, changes, said):
@@ -132,7 +132,7 @@ def test_an_executable_with_unknown_names_is_not_unpickled(file, tmp_path):
 
     run = config(tmp_path)
     other = rewritten(file, tmp_path / 'b.step', executable=pickle.dumps(Attack()))
-    with pytest.raises(UserError, match=r'names (posix|os).mkdir, which is no part of an executable'):
+    with pytest.raises(UserError, match=r'names (posix|os).mkdir, which is not part of an executable'):
         train(run, progress=Quiet(), compiled=opened(other, run))
     assert not (tmp_path / 'made').exists()
 
@@ -143,12 +143,12 @@ def test_damaged_and_unrelated_files_are_refused(file, tmp_path):
     bad = {'flipped': bytes(content), 'cut': file.read_bytes()[:-100], 'text': b'hello', 'empty': b''}
     for name, data in bad.items():
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(UserError, match=r'no compiled step|damaged'):
+        with pytest.raises(UserError, match=r'not a compiled step|damaged'):
             opened(tmp_path / name, config(tmp_path))
     with zipfile.ZipFile(tmp_path / 'zip', 'w') as archive:
         archive.writestr('a', 'b')
     for name in ('zip', 'missing'):
-        with pytest.raises(UserError, match=r'no compiled step|cannot be read'):
+        with pytest.raises(UserError, match=r'not a compiled step|cannot be read'):
             opened(tmp_path / name, config(tmp_path))
 
 
@@ -162,5 +162,7 @@ def test_a_file_of_another_user_is_refused(file, tmp_path, monkeypatch):
 def test_a_step_for_another_mesh_is_refused_with_both_meshes(file, tmp_path):
     other = rewritten(file, tmp_path / 'b.step', mesh=dict.fromkeys('rdectp', 1) | {'r': 2, 'd': 4})
     run = config(tmp_path)
-    with pytest.raises(UserError, match=r'another mesh\n    d: 4 there, 8 here\n    r: 2 there, 1 here'):
+    with pytest.raises(
+        UserError, match=r'another mesh\n    d: 4 in the file, 8 in this run\n    r: 2 in the file, 1 in this run'
+    ):
         train(run, progress=Quiet(), compiled=opened(other, run))

@@ -18,7 +18,7 @@ import jax
 from targets import compile_step, devices_of
 
 from pretrax.model.axes import AXES
-from pretrax.scale.hlo import collectives, summed
+from pretrax.scale.hlo import collectives, summarize
 
 W = 2  # bytes of the compute dtype, bf16
 VOCABULARY = 32_768
@@ -113,7 +113,7 @@ def table(name: str, text: str, sizes: Any, tokens: int, seconds: float) -> tupl
     topology, slices, mesh, _, _, micro_batches, model = ROWS[name]
     sent = {
         (kind, ' '.join(sorted(axes, key=AXES.index))): (times, n_bytes, behind)
-        for kind, axes, times, n_bytes, behind in summed(collectives(text, sizes))
+        for kind, axes, times, n_bytes, behind in summarize(collectives(text, sizes))
     }
     wanted = promised(mesh, tokens, micro_batches, model)
     where = f'{f"{slices} x " * (slices > 1)}{topology}, ' + ' '.join(f'{a}={n}' for a, n in mesh.items())

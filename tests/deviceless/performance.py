@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / 'benchmarks'))
 
 from accelerator import MODELS, ROWS, flops
 
-from pretrax.scale.costs import costs, in_all
+from pretrax.scale.costs import costs, total
 from pretrax.scale.memory import temporaries_of
 from pretrax.scale.topology import parse_topology
 
@@ -39,15 +39,15 @@ def main() -> None:
     )
     found = costs(compiled.as_text(), device)
     print('| phase | kernels | TFLOP | GB | at best, ms |\n|---|---|---|---|---|')
-    total = in_all(found)
-    for cost in (*found, total):
+    whole = total(found)
+    for cost in (*found, whole):
         print(
             f'| {cost.phase} | {cost.kernels} | {cost.flops / 1e12:.2f} | {cost.bytes / 1e9:.2f} | {1e3 * cost.seconds:.2f} |'
         )
     model = flops({'model': given['model'], 'vocab_size': 50304, 'length': given['length']})
     print(
-        f'\n{tokens / total.seconds:,.0f} tokens/s at best, '
-        f'MFU {model.causal * tokens / total.seconds / device.bf16:.1%} (causal); '
+        f'\n{tokens / whole.seconds:,.0f} tokens/s at best, '
+        f'MFU {model.causal * tokens / whole.seconds / device.bf16:.1%} (causal); '
     )
     print(f"the model's own FLOPs: {model.causal * tokens / 1e12:.2f} TFLOP")
 

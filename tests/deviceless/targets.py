@@ -25,7 +25,7 @@ from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
 from pretrax.run.placement import place
 from pretrax.scale.costs import costs
-from pretrax.scale.hlo import collectives, summed
+from pretrax.scale.hlo import collectives, summarize
 from pretrax.scale.memory import temporaries_of
 from pretrax.scale.topology import absent_devices, parse_topology
 from pretrax.shardlib import make_abstract
@@ -118,7 +118,7 @@ def facts(compiled: Any) -> dict[str, Any]:
         'sums': sums,
         'collectives': {
             f'{kind} {" ".join(axes)}': times
-            for kind, axes, times, _, _ in summed(collectives(compiled.as_text(), mesh.shape))
+            for kind, axes, times, _, _ in summarize(collectives(compiled.as_text(), mesh.shape))
         },
         'buffers': sorted(set(outside_fusions)),
         'donated': len(re.findall(r'(?:may|must)-alias', lines[0])),

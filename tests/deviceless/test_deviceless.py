@@ -132,9 +132,9 @@ def test_a_step_too_large_for_a_tpu_is_told_with_its_largest_arrays_and_what_to_
     printed = run(python, *command, code=1)
     tokens = 4194304 // 4
     logits, kept = 2 * tokens * 32000, 2 * 2 * tokens * (5 * 512 + 2 * 2048)  # q k v attention attention_out; up gate
-    needed = float(re.search(r'DOES NOT FIT: ([\d.]+) GB a device', printed)[1])
+    needed = float(re.search(r'DOES NOT FIT: ([\d.]+) GB per device', printed)[1])
     assert logits + kept <= 1e9 * needed <= 1.2 * (logits + kept)
-    largest = printed.partition('in the temporaries')[2].splitlines()[1]
+    largest = printed.partition('parts of the temporaries')[2].splitlines()[1]
     assert largest.split()[0] == 'logits'
     assert re.search(r'batch.micro=256 .* saves [\d.]+ GB', printed)
 

@@ -59,11 +59,11 @@ def test_the_program_starts_again_once_with_its_arguments(given):
 @pytest.mark.parametrize(
     ('kernel', 'tunables', 'told'),
     [
-        ('always [madvise] never', ASKED, 'huge pages, kept when free'),
-        ('always [madvise] never', 'glibc.malloc.hugetlb=1', 'huge pages, given back when free'),
-        ('always madvise [never]', ASKED, 'small pages, kept when free'),
-        ('[always] madvise never', '', 'huge pages, given back when free'),
-        (None, '', 'small pages, given back when free'),
+        ('always [madvise] never', ASKED, 'huge pages, kept when freed'),
+        ('always [madvise] never', 'glibc.malloc.hugetlb=1', 'huge pages, returned when freed'),
+        ('always madvise [never]', ASKED, 'small pages, kept when freed'),
+        ('[always] madvise never', '', 'huge pages, returned when freed'),
+        (None, '', 'small pages, returned when freed'),
     ],
 )
 def test_the_report_describes_the_memory(kernel, tunables, told, tmp_path, monkeypatch):

@@ -156,7 +156,7 @@ def test_a_full_disk_is_reported_and_lines_are_kept_until_there_is_space(path):
     out = out_of('no room')
     whole = path.read_bytes().count(b'\n')
     assert out.count('WARNING: cannot write') == 99 - whole  # the line that was cut is the first one that is told
-    assert 'File too large. Training goes on' in out
+    assert 'File too large. Training continues' in out
     assert 'bytes of metrics could not be written' in out
     MetricsLog(path, resumed_step=100, say=lambda _: None).close()
     assert [record['step'] for record in read_metrics(path)] == list(range(1, whole + 1))

@@ -1,8 +1,11 @@
 """Costs by phase, of a program written as XLA writes one for an NVIDIA GPU, with FLOPs and bytes counted by hand."""
 
+import ast
+from pathlib import Path
+
 import pytest
 
-from pretrax.scale.costs import costs
+from pretrax.scale.costs import PHASES, costs
 from pretrax.scale.devices import lookup
 
 PROGRAM = """\
@@ -83,3 +86,14 @@ def test_a_kernel_takes_as_long_as_the_slower_of_its_work_and_its_traffic():
     assert by_phase['products of attention'] == pytest.approx(product)  # it is small: memory binds
     attention = 4 * 2 * 2 * 256 * 256 * 32 / 2 / (0.52 * device.bf16)
     assert by_phase['attention'] == pytest.approx(max(attention, 4 * 2 * 2 * 256 * 2 * 32 / (0.9 * device.bandwidth)))
+
+
+def test_every_phase_belongs_to_functions_that_exist():
+    """A function that is renamed would move its kernels to another phase, or to none."""
+    names = {
+        node.name
+        for path in (Path(__file__).parents[2] / 'src' / 'pretrax').rglob('*.py')
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert sorted(set(PHASES) - names) == []

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pretrax.scale.hlo import Collective, collectives, summed
+from pretrax.scale.hlo import Collective, collectives, summarize
 
 MESH = {'r': 2, 'd': 2, 't': 2}
 
@@ -25,7 +25,7 @@ def test_collectives_of_a_loop_by_kind_axes_bytes_and_times():
 
     mapped = jax.shard_map(program, mesh=mesh, in_specs=P('d'), out_specs=P('d'), check_vma=False)
     x = jax.ShapeDtypeStruct((8, 16), jnp.float32, sharding=NamedSharding(mesh, P('d')))
-    found = summed(collectives(jax.jit(mapped).lower(x).compile().as_text(), MESH))
+    found = summarize(collectives(jax.jit(mapped).lower(x).compile().as_text(), MESH))
     assert sorted(found) == [
         ('all-gather', ('d',), 3, 3 * 512, 0),
         ('all-reduce', ('r', 't'), 1, 32, 0),

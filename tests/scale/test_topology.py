@@ -38,7 +38,7 @@ def test_devices_of_a_topology(name, slices, devices, device):
     [
         ('v5x-256', 'did you mean v5e-256'),
         ('v5e-100', 'near: v5e-16, v5e-32, v5e-64, v5e-128'),
-        ('v5p-7', '7 cores, two a chip'),
+        ('v5p-7', '7 cores, two per chip'),
         ('v5e:4x4x4', '2 dimensions'),
         ('h300', 'did you mean h200'),
         ('h100x3', '1, 2, 4 or 8'),

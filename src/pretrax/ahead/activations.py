@@ -1,4 +1,4 @@
-"""What the forward pass names, by name: bytes on each device, read from the traced loss and nothing else."""
+"""Named activations of the forward pass and their bytes per device, from the traced loss."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from pretrax.train.step import make_evaluate
 
 
 def named_bytes(run: Run) -> dict[str, tuple[int, int]]:
-    """{name: bytes on one device, in one forward pass and of the largest array}, of all that the model gives to `save`."""
+    """{name: (bytes per device in one forward pass, bytes of the largest array)} of the arrays that the model names with `save`."""
     with jax.set_mesh(run.mesh):
         batch = run.abstract_batch()
         rows = batch.tokens.shape[0] // run.recipe.accumulation
@@ -24,7 +24,7 @@ def named_bytes(run: Run) -> dict[str, tuple[int, int]]:
 
 
 def _named(jaxpr: Any, times: int) -> Iterator[tuple[str, int, int]]:
-    """(name, bytes, how often). Inside of a shard_map shapes are those of one device; a scan has its body as often as it turns."""
+    """(name, bytes, count). Shapes inside a shard_map are per device; the body of a scan counts once per iteration."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == 'name':
             value = equation.outvars[0].aval

@@ -1,5 +1,5 @@
-"""`pretrax plan`: memory and time of a step from sizes alone, and a search for the mesh, micro-batch and recomputation
-that are fastest among those that fit. Nothing is compiled, and no plugin is needed."""
+"""`pretrax plan`: predicts the memory and time of a step from sizes, and searches for the fastest mesh, micro-batch and
+recomputation that fit. Compiles nothing, and needs no plugin."""
 
 import dataclasses
 import itertools
@@ -29,11 +29,11 @@ from pretrax.scale.memory import Memory, expected_memory, size
 from pretrax.scale.roofline import Prediction, predict
 from pretrax.scale.step_facts import StepFacts
 
-MARGIN = 0.95  # of the memory that a plan may fill: the formula is not the compiler
+MARGIN = 0.95  # share of the memory that a plan may fill, since the formula is not exact
 
 
 class Hardware(Protocol):
-    """What a plan knows of devices: a `Topology`, or those that are here."""
+    """Devices of a plan: a `Topology`, or the devices of this machine."""
 
     @property
     def platform(self) -> str: ...
@@ -48,43 +48,49 @@ class Hardware(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """One way to run a configuration: axis sizes, sequences of a device and pass, what is kept for the backward pass."""
+class Candidate:
+    """One way to run a configuration.
+
+    Attributes:
+        mesh: size of each axis.
+        micro: sequences per device and pass.
+        save: what the backward pass keeps, as in `model.save`.
+    """
 
     mesh: dict[str, int]
     micro: int
-    save: Any  # as model.save has it
+    save: Any
     memory: Memory
     prediction: Prediction
 
     def values(self) -> dict[str, dict[str, Any]]:
-        """As a configuration has it, by section."""
+        """Its configuration values, by section."""
         axes = {axis: n for axis, n in self.mesh.items() if n > 1 or axis == 'd'}
         return {'mesh': axes, 'batch': {'micro': self.micro}, 'model': {'save': self.save}}
 
     def written(self) -> str:
-        """As it is given on the command line."""
-        said = [f'{section}.{key}={value}' for section, keys in self.values().items() for key, value in keys.items()]
-        return ' '.join(said).replace("'", '').replace(': ', ':')
+        """Its key=value arguments for the command line."""
+        pairs = [f'{section}.{key}={value}' for section, keys in self.values().items() for key, value in keys.items()]
+        return ' '.join(pairs).replace("'", '').replace(': ', ':')
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The configuration as it is (None: its mesh or batch is impossible, and `why` says how), and better ones."""
+    """The configuration itself (None if its mesh or batch is impossible, for the reason `why`), and the candidates that fit."""
 
     hardware: Hardware
-    now: Choice | None
+    now: Candidate | None
     why: str
-    found: list[Choice]
+    found: list[Candidate]
     tried: int
     n_params: int
 
 
 class Planner:
-    """Predicts the ways to run a configuration on some hardware.
+    """Predicts how a configuration runs on some hardware.
 
     Raises:
-        UserError: the model does not tell its sizes, or the configuration cannot be on any mesh.
+        UserError: the model has no architecture, or the configuration is impossible on any mesh.
     """
 
     def __init__(self, config: RunConfig, hardware: Hardware, say: Report):
@@ -96,34 +102,32 @@ class Planner:
         if isinstance(whole, UserError):
             raise whole
         if whole.arch is None:
-            raise UserError(
-                f'model.name={config.model.name} does not tell its sizes, so that there is nothing to plan with'
-            )
+            raise UserError(f'model.name={config.model.name} has no architecture, which a plan needs')
         one = jax.make_mesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:1])
         with jax.set_mesh(one):
             weights = jax.eval_shape(whole.init, jax.random.key(0))
         self.arch, self.n_params = whole.arch, sum(leaf.size for leaf in jax.tree.leaves(weights))
         self._moments = _moments(config)
 
-    def as_configured(self) -> Choice:
-        """The configuration as it is.
+    def as_configured(self) -> Candidate:
+        """The configuration itself.
 
         Raises:
-            UserError: its mesh or its batch is impossible.
+            UserError: its mesh or batch is impossible.
         """
         mesh = resolve_mesh(self.config.mesh, self.hardware.n_devices, self.hardware.platform, self.hardware.slices)
         problem = self._model(mesh)
         if isinstance(problem, UserError):
             raise problem
-        return self.choice(mesh, micro_batch_size(self.config.batch, mesh), self.save)
+        return self.candidate(mesh, micro_batch_size(self.config.batch, mesh), self.save)
 
     @property
     def save(self) -> Any:
-        """model.save, as configured."""
+        """The configured `model.save`."""
         return getattr(self.config.model.options, 'save', 'all')
 
-    def choice(self, mesh: dict[str, int], micro: int, save: Any) -> Choice:
-        """One way; the model has to be possible on the mesh."""
+    def candidate(self, mesh: dict[str, int], micro: int, save: Any) -> Candidate:
+        """Predicts one candidate, whose mesh must be possible for the model."""
         model = self._model(mesh)
         saved = choose_saved(save, mesh, True)[0]
         passes = sequences_per_device(self.config.batch, mesh) // micro
@@ -144,25 +148,25 @@ class Planner:
         memory = expected_memory(self.arch, self.n_params, step)
         prediction = predict(self.arch, self.n_params, self.length, self.hardware.device, step)
         assert prediction is not None
-        return Choice(mesh, micro, save, memory, prediction)
+        return Candidate(mesh, micro, save, memory, prediction)
 
-    def search(self, saves: Sequence[Any] = ('all', 'none'), only: Mapping[str, int] | None = None) -> list[Choice]:
-        """Every way worth a look: over meshes that have `only`, micro-batches, and `saves`."""
+    def search(self, saves: Sequence[Any] = ('all', 'none'), only: Mapping[str, int] | None = None) -> list[Candidate]:
+        """Candidates of every mesh that has the sizes in `only`, with every micro-batch and each of `saves`."""
         found = []
         for mesh in _meshes(self.hardware, self.arch, self.rows):
             if any(mesh[axis] != n for axis, n in (only or {}).items()) or isinstance(self._model(mesh), UserError):
                 continue
             micros = micro_batch_sizes(sequences_per_device(self.config.batch, mesh), mesh['p'])
-            found += [self.choice(mesh, micro, save) for micro in micros for save in saves]
+            found += [self.candidate(mesh, micro, save) for micro in micros for save in saves]
         return found
 
-    def fitting(self, every: list[Choice]) -> list[Choice]:
-        """Those that fit, fastest first."""
+    def fitting(self, every: list[Candidate]) -> list[Candidate]:
+        """The candidates that fit, fastest first."""
         fits = [one for one in every if one.memory.total <= MARGIN * self.hardware.memory]
         return sorted(fits, key=lambda one: one.prediction.seconds)
 
     def _model(self, mesh: dict[str, int]) -> Any:
-        """The model on a mesh, or why there cannot be one."""
+        """The model on a mesh, or the reason why it is impossible."""
         key = tuple(mesh.values())
         if key not in self._models:
             try:
@@ -179,10 +183,10 @@ class Planner:
 
 
 def make_plan(config: RunConfig, hardware: Hardware, say: Report) -> Plan:
-    """Predicts a run on some hardware, and searches.
+    """Predicts a run on some hardware, and searches for faster candidates.
 
     Raises:
-        UserError: the model does not tell its sizes, or the configuration cannot be on any mesh.
+        UserError: the model has no architecture, or the configuration is impossible on any mesh.
     """
     planner = Planner(config, hardware, say)
     now, why = None, ''
@@ -195,14 +199,14 @@ def make_plan(config: RunConfig, hardware: Hardware, say: Report) -> Plan:
 
 
 def _moments(config: RunConfig) -> float:
-    """Values of optimizer state for each weight, of a large square one."""
+    """Values of optimizer state per parameter, for a large square weight."""
     like = jax.ShapeDtypeStruct((1024, 1024), jax.numpy.float32)
     state = jax.eval_shape(build('optimizer', config.optimizer).init, like)
     return sum(leaf.size for leaf in jax.tree.leaves(state)) / like.size
 
 
 def _meshes(hardware: Hardware, arch: Any, rows: int) -> Iterator[dict[str, int]]:
-    """Meshes worth a look: powers of two, slices along r, tensor parallelism inside a node or a side of a slice."""
+    """Meshes to try: powers of two, slices along r, tensor parallelism inside a node or along one side of a slice."""
     n = hardware.n_devices // hardware.slices
     widest = min(n, 8 if hardware.platform in ('cuda', 'gpu') else 16)
     powers = [2**i for i in range(int(math.log2(max(1, n))) + 1)]
@@ -216,7 +220,7 @@ def _meshes(hardware: Hardware, arch: Any, rows: int) -> Iterator[dict[str, int]
 
 
 def report(plan: Plan, shown: int = 5) -> list[str]:
-    """The lines of `pretrax plan`."""
+    """The output of `pretrax plan`."""
     hardware = plan.hardware
     lines = [
         f'{hardware}: {hardware.n_devices} x {hardware.device.name}, {size(hardware.memory)} and '
@@ -230,9 +234,9 @@ def report(plan: Plan, shown: int = 5) -> list[str]:
         lines += [f'as configured ({plan.now.written()}):', *_details(plan.now, fits)]
     lines += [
         '',
-        f'{len(plan.found)} of {plan.tried} other ways fit; the fastest:'
+        f'{len(plan.found)} of {plan.tried} candidates fit; the fastest:'
         if plan.found
-        else f'none of {plan.tried} ways fits',
+        else f'none of {plan.tried} candidates fits',
     ]
     lines += [f'    {"step":>8}{"MFU":>7}{"memory":>10}  limited by  change' for _ in plan.found[:1]]
     for one in plan.found[:shown]:
@@ -241,13 +245,15 @@ def report(plan: Plan, shown: int = 5) -> list[str]:
             f'    {seconds:7.3g}s{one.prediction.mfu:7.1%}{size(one.memory.total):>10}  {one.prediction.bound:<10}  {one.written()}'
         )
     if not plan.found:
-        lines.append('    more devices (--topology, --slices), a smaller batch.sequence_length, or optimizer.name=lion')
+        lines.append(
+            '    use more devices (--topology, --slices), a smaller batch.sequence_length, or optimizer.name=lion'
+        )
     return lines
 
 
-def _details(one: Choice, fits: bool) -> Iterator[str]:
+def _details(one: Candidate, fits: bool) -> Iterator[str]:
     yield f'    memory: {one.memory} -> {"fits" if fits else "DOES NOT FIT"}'
     for phase in one.prediction.phases:
-        hidden = '' if phase.exposed >= phase.seconds else f', of which {phase.exposed:.3g} s are not hidden'
+        hidden = '' if phase.exposed >= phase.seconds else f', {phase.exposed:.3g} s not overlapped'
         yield f'    {phase.name:<32}{phase.seconds:>9.3g} s  {phase.bound}{hidden}'
     yield f'    step {one.prediction.seconds:.3g} s, MFU {one.prediction.mfu:.1%}, limited by {one.prediction.bound}'

@@ -1,4 +1,4 @@
-"""`pretrax compile` in words: does it fit, what takes the memory, what travels, and what to change."""
+"""The report of `pretrax compile`: whether the step fits, what needs the memory, what is communicated, what to change."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,18 +8,22 @@ from pretrax.ahead.step import Ahead, bytes_held
 from pretrax.config.batch import sequences_per_device
 from pretrax.model.axes import along
 from pretrax.run.setup import memory_of_run, step_facts
-from pretrax.scale.costs import costs, in_all
-from pretrax.scale.hlo import collectives, summed
+from pretrax.scale.costs import costs, total
+from pretrax.scale.hlo import collectives, summarize
 from pretrax.scale.memory import size, temporaries_of
 from pretrax.scale.step_facts import StepFacts
 
-CHUNKS = 8  # of a loss, that are proposed
+CHUNKS = 8  # proposed for the loss
 
 
 def report(ahead: Ahead) -> list[str]:
     """The lines of the report."""
     run, text = ahead.run, '' if ahead.compiled is None else ahead.compiled.as_text()
-    where = str(ahead.topology) if ahead.topology else f'{run.mesh.size} x {run.mesh.devices.flat[0].device_kind}, here'
+    where = (
+        str(ahead.topology)
+        if ahead.topology
+        else f'{run.mesh.size} x {run.mesh.devices.flat[0].device_kind} in this machine'
+    )
     return [
         f'compiled for {where} in {ahead.seconds[1]:.1f} s, after {ahead.seconds[0]:.1f} s of tracing',
         '',
@@ -34,33 +38,33 @@ def report(ahead: Ahead) -> list[str]:
 
 
 def _verdict(ahead: Ahead) -> list[str]:
-    takes = f'{size(ahead.needed)} a device'
+    needed = f'{size(ahead.needed)} per device'
     if ahead.limit is None:
-        return [f'memory: {takes}; how much there is, is not known']
+        return [f'memory: {needed}; the memory of this device is unknown']
     if ahead.fits:
-        return [f'FITS: {takes} of {size(ahead.limit)} ({ahead.needed / ahead.limit:.0%})']
-    return [f'DOES NOT FIT: {takes} are needed, and there are {size(ahead.limit)}']
+        return [f'FITS: {needed} of {size(ahead.limit)} ({ahead.needed / ahead.limit:.0%})']
+    return [f'DOES NOT FIT: {needed} needed, {size(ahead.limit)} available']
 
 
 def _memory(ahead: Ahead) -> Iterator[str]:
-    """By class, of one device: what the state is made of is exact, temporaries are the compiler's sum."""
+    """Memory per device by class. The state is exact; temporaries are the compiler's total."""
     weights, optimizer = bytes_held(ahead.run.like.weights), bytes_held(ahead.run.like.optimizer)
     rows = [('weights, f32', weights), ('optimizer', optimizer)]
     if ahead.compiled is None:
-        rows.append(('temporaries, in all', ahead.needed - bytes_held(ahead.run.like)))
+        rows.append(('temporaries, total', ahead.needed - bytes_held(ahead.run.like)))
     else:
         arguments, temporaries = ahead.compiled.memory_analysis().argument_size_in_bytes, temporaries_of(ahead.compiled)
         rows.append(('batch and counters', max(0, arguments - weights - optimizer)))
-        rows.append(('temporaries, in all', temporaries))
+        rows.append(('temporaries, total', temporaries))
         rows.append(('program and results', ahead.needed - arguments - temporaries))
     yield from (f'    {name:<44}{size(n):>10}' for name, n in rows)
-    yield '  in the temporaries, at most'
+    yield '  parts of the temporaries, at most'
     saved = ahead.run.recipe.model.plan.saved
     parts = [('gradients, f32', weights)]
     if (expected := memory_of_run(ahead.run)) is not None and expected.head:
-        parts.append(('logits and the stream they are made of', expected.head))
+        parts.append(('logits and their input', expected.head))
     for name, (n, one) in named_bytes(ahead.run).items():
-        becomes = 'as XLA decides' if saved is None else saved.get(name, 'recompute')
+        becomes = 'XLA decides' if saved is None else saved.get(name, 'recompute')
         again = becomes == 'recompute'
         parts.append((f'{name} ({becomes}{", one at a time" * again})', one if again else n))
     yield from (f'    {name:<44}{size(n):>10}' for name, n in sorted(parts, key=lambda part: -part[1]))
@@ -71,30 +75,30 @@ def _work(ahead: Ahead) -> Iterator[str]:
     tokens = run.config.batch.tokens
     if run.flops is not None:
         each = run.flops.causal * tokens / run.mesh.size
-        yield f"work: {each / 1e12:,.3g} TFLOP a step and device (the model's, attention causal; recomputation comes on top)"
+        yield f'work: {each / 1e12:,.3g} TFLOP per step and device (of the model, causal attention, without recomputation)'
         device = ahead.topology.device if ahead.topology else None
         if device is not None:
             seconds = each / device.peak('bf16')
-            yield f'    at the peak of {device.name}, {device.bf16 / 1e12:,.4g} TFLOP/s, {seconds:.3g} s a step or {tokens / seconds:,.0f} tokens/s: the bound that MFU 1 would be'
+            yield f'    at the peak of {device.name}, {device.bf16 / 1e12:,.4g} TFLOP/s: {seconds:.3g} s per step or {tokens / seconds:,.0f} tokens/s (MFU 100%)'
 
 
 def _phases(ahead: Ahead, text: str) -> Iterator[str]:
-    """What the kernels of a program for a GPU compute, read and write. A TPU's program tells products in other words."""
+    """Work and traffic of the kernels by phase. Only for GPUs: programs for TPUs describe products in another form."""
     if not text or ahead.topology is None or ahead.topology.device.name.startswith('TPU'):
         return
     found = costs(text, ahead.topology.device)
     yield ''
-    yield f'kernels by phase, of one device in a step{"":<3}{"kernels":>8}{"TFLOP":>9}{"bytes":>10}{"ms, best":>10}'
-    for one in (*found, in_all(found)):
+    yield f'kernels by phase, per device and step{"":<7}{"kernels":>8}{"TFLOP":>9}{"bytes":>10}{"ms, best":>10}'
+    for one in (*found, total(found)):
         yield f'    {one.phase:<40}{one.kernels:>8}{one.flops / 1e12:>9.3g}{size(one.bytes):>10}{one.seconds * 1e3:>10.3g}'
 
 
 def _communication(ahead: Ahead, text: str) -> Iterator[str]:
-    rows = summed(collectives(text, dict(ahead.run.mesh.shape)))
+    rows = summarize(collectives(text, dict(ahead.run.mesh.shape)))
     if not rows:
         yield 'communication: none'
         return
-    yield f'communication, of one device in a step{"":<6}{"times":>8}{"bytes":>10}  behind other work'
+    yield f'communication, per device and step{"":<10}{"times":>8}{"bytes":>10}  overlapped'
     for kind, axes, times, n, behind in rows:
         yield f'    {kind + " over " + " ".join(axes):<40}{times:>8}{size(n):>10}{behind:>9}'
 
@@ -110,9 +114,9 @@ def _what_to_change(ahead: Ahead) -> Iterator[str]:
         assert then is not None
         found.append((then.total, change, effect))
     yield f'to change (now {size(now.total)} by the formula of docs/scaling.md):'
-    for total, change, effect in sorted(found, key=lambda one: one[0]):
-        if total < now.total:
-            yield f'    {change:<28}{effect:<48}saves {size(now.total - total)} per device'
+    for needed, change, effect in sorted(found, key=lambda one: one[0]):
+        if needed < now.total:
+            yield f'    {change:<28}{effect:<48}saves {size(now.total - needed)} per device'
 
 
 def _candidates(ahead: Ahead) -> Iterator[tuple[str, str, StepFacts]]:

@@ -1,15 +1,16 @@
 """A compiled step as a file: written by `pretrax compile --save FILE`, run by `pretrax train --compiled FILE`.
 
-The file is a ZIP of `manifest.json`, `executable` (as JAX serialises it) and nothing else. Loading an executable is
-running a program, so who may have written it matters:
+The file is a ZIP of `manifest.json` and `executable`, which JAX serialises. Loading an executable means running a program, so
+its author matters:
 
-- the file has to belong to the user who loads it (or to root);
-- the manifest has to name this hardware, these versions and flags, and the very program that this run would compile: its
-  digest is compared with that of the traced step before the executable is touched;
-- JAX's serialisation is a pickle; it is read by an unpickler that knows only the classes of an executable and refuses
-  every other name, so that the file cannot call anything.
+- the file must belong to the user who loads it, or to root;
+- the manifest must name this hardware, these versions and flags, and the program that this run would compile. Its digest is
+  compared with that of the traced step before the executable is read;
+- JAX's serialisation is a pickle. It is read by an unpickler that accepts only the classes of an executable, so that the
+  file cannot call anything else.
 
-Whoever can write a file as you can still make it compute something else. Do not load one from someone you do not trust.
+Someone who can write files as you can still make such a file compute something else. Do not load files from people whom you
+do not trust.
 """
 
 import hashlib
@@ -37,8 +38,14 @@ _LARGEST = 4 << 30
 
 
 class Manifest(pydantic.BaseModel):
-    """What a compiled step is. Attributes: batch is [sequences, tokens]; program the SHA-256 of the lowered step;
-    executable the SHA-256 of the bytes beside it."""
+    """Description of a compiled step.
+
+    Attributes:
+        batch: sequences, tokens per sequence.
+        arrays: dtype[shape] of the state and the batch, by name.
+        program: SHA-256 of the lowered step.
+        executable: SHA-256 of the executable.
+    """
 
     model_config = pydantic.ConfigDict(extra='forbid')
 
@@ -51,17 +58,17 @@ class Manifest(pydantic.BaseModel):
     versions: dict[str, str]
     flags: dict[str, str]
     batch: tuple[int, int]
-    arrays: dict[str, str]  # of the state and the batch: dtype[shape] and sharding by name
+    arrays: dict[str, str]
     config: dict[str, Any]
     program: str
     executable: str
 
 
 def save(ahead: Ahead, path: pathlib.Path) -> int:
-    """Writes a compiled step, whole or not at all. Returns its bytes.
+    """Writes a compiled step, whole or not at all. Returns the size of the file in bytes.
 
     Raises:
-        UserError: it does not fit and so there is none, or the file cannot be written.
+        UserError: the step does not fit, so it was not compiled; or the file cannot be written.
     """
     if ahead.compiled is None:
         raise UserError(f'--save {path}: the step does not fit, so there is nothing to save')
@@ -78,12 +85,11 @@ def save(ahead: Ahead, path: pathlib.Path) -> int:
 
 
 def opened(path: pathlib.Path, config: RunConfig) -> Callable[[Run, Any], Any]:
-    """Opens a compiled step for a run. What it gives takes the prepared run and the lowered step, and gives the step as
-    a compiled one would be.
+    """Opens a compiled step. Returns a function that loads it, given the prepared run and the lowered step.
 
     Raises:
-        UserError: here, if the file is not whole or the configuration is another one; later, if the hardware, the
-            versions, the flags or the program are others.
+        UserError: the file is damaged, or the configuration differs. The returned function raises it if the hardware, the
+            versions, the flags or the program differ.
     """
     manifest, executable = _read(path)
     changes = diff(from_values(manifest.config), config)
@@ -95,7 +101,7 @@ def opened(path: pathlib.Path, config: RunConfig) -> Callable[[Run, Any], Any]:
 
 
 def _is_free(key: str) -> bool:
-    """Whether a value is not in the compiled step. The learning rate, its schedule and all constants are in it."""
+    """Whether a value is not compiled into the step. The learning rate, its schedule and all constants are."""
     return key.split('.')[0] in (
         'name',
         'run_dir',
@@ -132,33 +138,33 @@ def _manifest(run: Run, lowered: Any, executable: bytes) -> Manifest:
 
 
 def _read(path: pathlib.Path) -> tuple[Manifest, bytes]:
-    """The two parts of a file that is whole and whose owner may be trusted."""
+    """The manifest and the executable of an undamaged file of a trusted owner."""
     try:
         owner = path.stat().st_uid
         if owner not in (os.getuid(), 0):
             raise UserError(
-                f'--compiled {path}: it belongs to another user (number {owner}), and loading it runs what is in it\n'
-                'if you trust it, make a copy of your own'
+                f'--compiled {path}: it belongs to another user (number {owner}), and loading it would run their program\n'
+                'if you trust that user, copy the file'
             )
         with zipfile.ZipFile(path) as archive:
             if sorted(archive.namelist()) != ['executable', 'manifest.json'] or any(
                 i.file_size > _LARGEST for i in archive.infolist()
             ):
-                raise UserError(f'--compiled {path}: it is no compiled step of pretrax')
+                raise UserError(f'--compiled {path}: it is not a compiled step of pretrax')
             manifest = Manifest.model_validate_json(archive.read('manifest.json'))
             executable = archive.read('executable')
     except OSError as error:
         raise UserError(f'--compiled {path}: cannot be read: {error.strerror}') from error
     except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, RuntimeError) as error:
         what = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise UserError(f'--compiled {path}: it is no compiled step of pretrax, or it is damaged\n{what}') from error
+        raise UserError(f'--compiled {path}: it is not a compiled step of pretrax, or it is damaged\n{what}') from error
     if hashlib.sha256(executable).hexdigest() != manifest.executable:
-        raise UserError(f'--compiled {path}: it is damaged: the executable is not the one that the manifest describes')
+        raise UserError(f'--compiled {path}: it is damaged: the executable differs from its digest in the manifest')
     return manifest, executable
 
 
 def _load(path: pathlib.Path, manifest: Manifest, executable: bytes, run: Run, lowered: Any) -> Any:
-    """The step, after everything that the file says of itself was compared with what is here."""
+    """The step, if the manifest agrees with this run and machine."""
     here = _manifest(run, lowered, b'')
     for what, there, now in (
         ('for other hardware', manifest.device_kind, here.device_kind),
@@ -168,7 +174,7 @@ def _load(path: pathlib.Path, manifest: Manifest, executable: bytes, run: Run, l
         ('with other flags', manifest.flags, here.flags),
         ('for other batches', manifest.batch, here.batch),
         ('for other arrays', manifest.arrays, here.arrays),
-        ('of another program, as pretrax or a plugin has changed,', manifest.program, here.program),
+        ('from another program, since pretrax or a plugin has changed,', manifest.program, here.program),
     ):
         if there != now:
             raise _differs(path, f'the step was compiled {what}', *_both(there, now))
@@ -176,20 +182,22 @@ def _load(path: pathlib.Path, manifest: Manifest, executable: bytes, run: Run, l
         unloaded, _, no_kwargs = _Unpickler(
             executable, run.mesh.devices.flat[0].client, list(run.mesh.devices.flat)
         ).load()
-        # Trees and arguments are those of the program that was just compared; the file's own are not needed.
+        # Trees and arguments come from the lowered step, whose program is the same.
         return jax.stages.Compiled(unloaded.load(), [], lowered.args_info, lowered.out_tree, no_kwargs=no_kwargs)
     except (pickle.UnpicklingError, jax.errors.JaxRuntimeError) as error:
         raise UserError(
-            f'--compiled {path}: the executable cannot be loaded here\n{str(error).splitlines()[0][:300]}'
+            f'--compiled {path}: the executable cannot be loaded on this machine\n{str(error).splitlines()[0][:300]}'
         ) from error
 
 
 def _both(there: Any, now: Any) -> list[str]:
-    """Of two tables, the first lines that differ."""
+    """The first differences of two values."""
     if isinstance(there, dict) and isinstance(now, dict):
         differ = [key for key in sorted({*there, *now}) if there.get(key) != now.get(key)]
-        return [f'    {key}: {there.get(key, "none")} there, {now.get(key, "none")} here' for key in differ[:4]]
-    return [f'    {there} there, {now} here']
+        return [
+            f'    {key}: {there.get(key, "none")} in the file, {now.get(key, "none")} in this run' for key in differ[:4]
+        ]
+    return [f'    {there} in the file, {now} in this run']
 
 
 def _differs(path: pathlib.Path, what: str, *lines: str) -> UserError:
@@ -205,12 +213,12 @@ def _differs(path: pathlib.Path, what: str, *lines: str) -> UserError:
 
 
 class _Unpickler(ExecutableUnpickler):
-    """JAX's, which would import whatever a file names; this one knows the parts of an executable."""
+    """JAX's unpickler, restricted to the classes of an executable."""
 
     def __init__(self, content: bytes, client: Any, devices: list[Any]):
         super().__init__(io.BytesIO(content), client, devices)
 
     def find_class(self, module: str, name: str, /) -> Any:
         if (module, name) not in EXECUTABLE_CLASSES:
-            raise pickle.UnpicklingError(f'it names {module}.{name}, which is no part of an executable')
+            raise pickle.UnpicklingError(f'it names {module}.{name}, which is not part of an executable')
         return super().find_class(module, name)

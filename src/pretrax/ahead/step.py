@@ -1,4 +1,4 @@
-"""The training step compiled ahead of time: the very program that `pretrax train` runs, for hardware that need not be here."""
+"""Compiles the program that `pretrax train` runs, also for hardware that is not in this machine."""
 
 import dataclasses
 import math
@@ -18,16 +18,16 @@ from pretrax.train.step import make_step
 
 @dataclasses.dataclass(frozen=True)
 class Ahead:
-    """A step compiled for a topology, or the reason why it does not fit.
+    """A step that was compiled, or that does not fit.
 
     Attributes:
-        run: what `train` would prepare.
-        topology: the hardware; None: the devices that are here.
-        lowered: the program before XLA's passes.
-        compiled: the executable; None: it needs more memory than there is.
-        seconds: of tracing, of compiling.
-        needed: bytes a device; of a program that does not fit, what the compiler says it would take.
-        limit: bytes that a device has; None: not known.
+        run: the run that `train` would prepare.
+        topology: the hardware; None: the devices of this machine.
+        lowered: the program before XLA's optimizations.
+        compiled: the executable; None: it does not fit.
+        seconds: for tracing, for compiling.
+        needed: bytes per device; if it does not fit, as the compiler reports them.
+        limit: bytes that a device has; None: unknown.
     """
 
     run: Run
@@ -47,7 +47,7 @@ def compile_ahead(config: RunConfig, topology: Topology | None, say: Report) -> 
     """Prepares a run as `train` does, and compiles its step.
 
     Raises:
-        UserError: the configuration does not fit itself or the devices, or the plugin for the hardware is missing.
+        UserError: the configuration does not fit the data, the model or the devices, or the plugin for the hardware is missing.
     """
     run = prepare(config, say, None if topology is None else absent_devices(topology))
     limit = topology.memory if topology else memory_here(run.mesh.devices.flat[0])
@@ -58,7 +58,7 @@ def compile_ahead(config: RunConfig, topology: Topology | None, say: Report) -> 
         try:
             compiled = lowered.compile()
         except jax.errors.JaxRuntimeError as error:
-            if (temporaries := _temporaries_said(str(error))) is None:
+            if (temporaries := _temporaries_in(str(error))) is None:
                 raise
             needed = temporaries + bytes_held(run.like)
             return Ahead(run, topology, lowered, None, (traced - began, time.perf_counter() - traced), needed, limit)
@@ -67,12 +67,15 @@ def compile_ahead(config: RunConfig, topology: Topology | None, say: Report) -> 
 
 
 def bytes_held(arrays: Any) -> int:
-    """Of arrays with shardings, on one device."""
+    """Bytes per device of arrays with shardings."""
     return sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(arrays))
 
 
-def _temporaries_said(text: str) -> int | None:
-    """Of XLA's error about a program that no TPU's memory holds; None: another error. For GPUs XLA compiles such programs."""
+def _temporaries_in(text: str) -> int | None:
+    """Bytes of temporaries in XLA's error for a program that is too large for a TPU; None: another error.
+
+    XLA compiles such programs for GPUs without an error.
+    """
     told = re.search(r'HLO temporaries \(([\d.]+[KMGT]?)\) exceeds', text)
     return _bytes(told[1]) if told else None
 

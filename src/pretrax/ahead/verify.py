@@ -1,8 +1,8 @@
-"""`pretrax plan --verify`: the best few ways compiled, and the compiler's memory beside the predicted one."""
+"""`pretrax plan --verify`: compiles the best candidates, and compares the compiler's memory with the predicted one."""
 
 from collections.abc import Iterator
 
-from pretrax.ahead.plan import Choice, Plan
+from pretrax.ahead.plan import Candidate, Plan
 from pretrax.ahead.step import compile_ahead
 from pretrax.config import RunConfig, from_values
 from pretrax.scale.memory import size
@@ -12,13 +12,13 @@ BEST = 3
 
 
 def verified(config: RunConfig, topology: Topology, plan: Plan) -> Iterator[str]:
-    """A line for each, as soon as it is compiled.
+    """A line per candidate, as soon as it is compiled.
 
     Raises:
         UserError: the plugin that compiles for the topology is not installed.
     """
     if not plan.found:
-        yield 'nothing to verify: no way fits'
+        yield 'nothing to verify: no candidate fits'
         return
     yield f'compiled{"":<16}{"predicted":>10}  error  change'
     for one in plan.found[:BEST]:
@@ -28,9 +28,9 @@ def verified(config: RunConfig, topology: Topology, plan: Plan) -> Iterator[str]
         yield f'{size(ahead.needed):>8}, {fits:<14}{size(one.memory.total):>10}  {error:+5.0%}  {one.written()}'
 
 
-def having(config: RunConfig, choice: Choice) -> RunConfig:
-    """The configuration with what a plan chose."""
+def having(config: RunConfig, candidate: Candidate) -> RunConfig:
+    """The configuration with the values of a candidate."""
     values = config.model_dump(mode='json')
-    chosen = choice.values()
+    chosen = candidate.values()
     return from_values(values | {section: values[section] | chosen[section] for section in ('batch', 'model')}
                        | {'mesh': chosen['mesh']})  # fmt: skip

@@ -1,4 +1,4 @@
-"""What was measured on this machine and is remembered: small JSON files in the user's cache directory."""
+"""Caches measurements of this machine in small JSON files in the user's cache directory."""
 
 import json
 import os
@@ -10,18 +10,18 @@ from pretrax.machine.atomic import write_file
 
 
 def own_directory() -> pathlib.Path:
-    """`~/.cache/pretrax`; `XDG_CACHE_HOME` is respected. Relative where the user, such as a container's, has no home."""
+    """`~/.cache/pretrax`, or below `XDG_CACHE_HOME`. Relative if the user has no home, as in some containers."""
     return pathlib.Path(os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')) / 'pretrax'
 
 
 def cache_directory() -> pathlib.Path:
-    """The same, or one for temporary files: for numbers, which others may write."""
+    """The same, or a temporary directory if the user has no home. For numbers only, since others may write there."""
     own = own_directory()
     return own if own.is_absolute() else pathlib.Path(tempfile.gettempdir()) / 'pretrax'
 
 
 def read_entries(path: pathlib.Path) -> dict[str, Any]:
-    """What a file remembers by its keys; nothing if there is no file, or it is not readable, or it is damaged."""
+    """The entries of a file by key; none if it does not exist, is unreadable or is damaged."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -30,7 +30,7 @@ def read_entries(path: pathlib.Path) -> dict[str, Any]:
 
 
 def write_entries(path: pathlib.Path, entries: dict[str, Any]) -> str:
-    """Keep the entries and say where; a place that cannot be written costs a measurement each time, not the run."""
+    """Writes the entries. Returns where they are kept, or why they are not."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, json.dumps(entries, indent=1).encode())

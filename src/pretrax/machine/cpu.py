@@ -1,9 +1,9 @@
-"""The peak of this machine's CPU: nobody publishes it, so it is measured once and remembered.
+"""Measures the peak of this machine's CPU, which its vendor does not publish, and caches it.
 
-The measurement is the fastest matrix product that XLA manages on all given devices at once, in f32 and in bf16. It
-takes about a second. It is kept in `~/.cache/pretrax/cpu.json` (`XDG_CACHE_HOME` is respected), one entry for each
-CPU, number of cores, number of simulated devices and JAX version; delete the file to measure anew, for instance when
-the machine was busy the first time.
+The peak is the speed of the fastest matrix product on all given devices at the same time, in f32 and in bf16. Measuring takes
+about a second. The result is kept in `~/.cache/pretrax/cpu.json` (or below `XDG_CACHE_HOME`), with one entry per CPU, number
+of cores, number of simulated devices and JAX version. Delete the file to measure again, for instance if the machine was
+busy.
 """
 
 import pathlib
@@ -15,16 +15,16 @@ from pretrax.machine.cache import cache_directory, read_entries, write_entries
 from pretrax.machine.cores import cpu_name, total_memory, usable_cores
 from pretrax.scale.devices import Device
 
-SIZES = (512, 1024, 2048)  # square products; the largest ones are skipped where they would take too long
-SECONDS = 0.2  # for one dtype, compilation not included
+SIZES = (512, 1024, 2048)  # square products; the largest are skipped if they would take too long
+SECONDS = 0.2  # per dtype, without compilation
 
 
 def measured_cpu(devices: Sequence[Any], cache_dir: pathlib.Path | None = None) -> Device:
-    """Peak of one of these CPU devices, when all of them work at the same time; measured, or from the cache.
+    """Peak per CPU device while all of them work; measured, or from the cache.
 
     Args:
-        devices: the JAX CPU devices of this process. Simulated devices share the cores, and so the peak.
-        cache_dir: where `cpu.json` is kept; by default the user's cache directory.
+        devices: the JAX CPU devices of this process. Simulated devices share the cores and the peak.
+        cache_dir: directory of `cpu.json`; None: the user's cache directory.
     """
     import jax
 
@@ -43,7 +43,7 @@ def measured_cpu(devices: Sequence[Any], cache_dir: pathlib.Path | None = None) 
 
 
 def measure(devices: Sequence[Any], dtype: str) -> float:
-    """FLOP/s of all devices together, each multiplying its own square matrices; the best of a few sizes and tries."""
+    """FLOP/s of all devices together, each with its own square matrices: the best of several sizes and tries."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -55,7 +55,7 @@ def measure(devices: Sequence[Any], dtype: str) -> float:
         values = np.random.default_rng(0).standard_normal((size, size)).astype(np.float32)
         stacked = np.broadcast_to(values, (len(devices), size, size))
         x = jax.device_put(jnp.asarray(stacked, {'bf16': jnp.bfloat16, 'f32': jnp.float32}[dtype]), sharding)
-        # Accumulating in f32 is what the model's products ask for. Batch entries are sharded: no communication.
+        # f32 accumulation, as in the model. The batch is sharded, so nothing is communicated.
         product: Callable[[Any], Any] = jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=jnp.float32))
         product(x).block_until_ready()
         seconds = 0.0
@@ -67,7 +67,7 @@ def measure(devices: Sequence[Any], dtype: str) -> float:
             spent += seconds
             if spent > budget:
                 break
-        if spent + 16 * seconds > SECONDS:  # the next size costs eight times as much, and is run twice at least
+        if spent + 16 * seconds > SECONDS:  # the next size takes eight times as long and runs at least twice
             break
     return best
 

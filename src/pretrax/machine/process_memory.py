@@ -1,9 +1,9 @@
-"""Memory of arrays on CPUs: huge pages, which the process keeps.
+"""Memory of a process on CPUs: huge pages, which the process keeps after freeing them.
 
-Arrays of a step are made anew each time, and the kernel hands out fresh memory a page of 4 kB at a time, each filled with
-zeros. glibc asks for pages of 2 MB, and keeps what was freed for what comes next, when it is told to before a program
-starts, and not later. So `pretrax train` starts itself again, once, at its very beginning; docs/lab-notes.md has what it
-brings. Where GLIBC_TUNABLES says something about one of these already, all are left alone.
+Each step allocates its arrays again, and Linux provides new memory in pages of 4 kB, each filled with zeros. glibc can use
+pages of 2 MB and keep freed memory for later allocations, but only if it is configured before the program starts. So
+`pretrax train` restarts itself once at its beginning (measurements: docs/lab-notes.md). If GLIBC_TUNABLES sets one of these
+options already, none is changed.
 """
 
 import os
@@ -14,15 +14,15 @@ from pretrax.machine.accelerators import has_accelerator
 
 _HUGE = 'glibc.malloc.hugetlb=1'
 _KEPT = (
-    'glibc.malloc.mmap_max=0',  # no mapping of its own for a large array, which would end with it
-    f'glibc.malloc.trim_threshold={2**40}',  # nothing free is given back
-    'glibc.malloc.arena_max=1',  # what one thread frees, every other takes
+    'glibc.malloc.mmap_max=0',  # large arrays get no mapping of their own, which would be unmapped with them
+    f'glibc.malloc.trim_threshold={2**40}',  # freed memory is not returned to the system
+    'glibc.malloc.arena_max=1',  # memory that one thread frees is available to all
 )
 _ENABLED = pathlib.Path('/sys/kernel/mm/transparent_hugepage/enabled')
 
 
 def ask_for_kept_memory() -> None:
-    """Replaces the process by the same one with such memory, where that is possible and was not decided before."""
+    """Restarts this process with such memory, if that is possible and not configured already."""
     variables = with_kept_memory(dict(os.environ))
     if variables is not None and sys.orig_argv:
         sys.stdout.flush()
@@ -31,7 +31,7 @@ def ask_for_kept_memory() -> None:
 
 
 def with_kept_memory(variables: dict[str, str]) -> dict[str, str] | None:
-    """Variables of a process that asks for it; None where it is decided, of no use, or not possible."""
+    """Environment variables with the options; None if they are set already, useless or impossible."""
     given = variables.get('GLIBC_TUNABLES', '')
     wanted = (_HUGE, *_KEPT)
     if any(tunable.partition('=')[0] in given for tunable in wanted):
@@ -42,16 +42,16 @@ def with_kept_memory(variables: dict[str, str]) -> dict[str, str] | None:
 
 
 def described() -> str:
-    """What the memory of this process is, for the start-up report."""
+    """The memory of this process, for the start-up report."""
     given = os.environ.get('GLIBC_TUNABLES', '')
     enabled = _ENABLED.read_text() if _ENABLED.exists() else ''
     huge = '[always]' in enabled or ('[madvise]' in enabled and _HUGE in given)
     kept = all(tunable in given for tunable in _KEPT)
-    return f'{"huge pages" if huge else "small pages"}, {"kept" if kept else "given back"} when free'
+    return f'{"huge pages" if huge else "small pages"}, {"kept" if kept else "returned"} when freed'
 
 
 def _has_glibc() -> bool:
     try:
         return 'glibc' in (os.confstr('CS_GNU_LIBC_VERSION') or '')
-    except (AttributeError, ValueError):  # no such system, or another C library
+    except (AttributeError, ValueError):  # another system or C library
         return False

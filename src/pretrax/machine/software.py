@@ -1,4 +1,4 @@
-"""Versions and compiler flags: what a compiled program depends on besides the configuration and the hardware."""
+"""Versions and compiler flags, which a compiled program depends on besides the configuration and the hardware."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from pretrax import __version__
 
 _PACKAGES = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-plugin', 'jax-cuda13-pjrt')
 _FLAGS = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
-# Flags that say where a program runs. They do not change it.
+# Flags that determine where a program runs, but do not change it.
 _NO_MATTER = re.compile(r'--xla_force_host_platform_device_count=\d+|--xla_cpu_collective_\w+=\d+')
 
 
@@ -24,6 +24,6 @@ def versions() -> dict[str, str]:
 
 
 def flags() -> dict[str, str]:
-    """The compiler flags in the environment, by variable, without those that do not affect the program."""
+    """Compiler flags by environment variable, without those that do not affect the program."""
     said = {name: ' '.join(_NO_MATTER.sub('', os.environ.get(name, '')).split()) for name in _FLAGS}
     return {name: flags for name, flags in said.items() if flags}

@@ -1,9 +1,9 @@
-"""Where the time of a compiled step has to go, phase by phase, read from the program alone: nothing is run.
+"""Lower bounds for the time of each phase of a compiled step, from its program alone. Nothing is run.
 
-Each instruction that XLA runs as a kernel of its own has FLOPs, if it is a product or fused attention, and bytes: what it
-reads and writes of the device's memory. It takes at least as long as the slower of the two. Its phase follows from the
-functions of the model in which it was traced: XLA keeps the call stack of every operation, that of the forward pass for
-the backward one too. What overlaps, what runs from a cache, and how far a kernel is from its limit is not in a program.
+Each instruction that XLA runs as a kernel has FLOPs, if it is a product or fused attention, and bytes that it reads from and
+writes to the device's memory. It takes at least as long as the slower of the two. Its phase follows from the functions in
+which it was traced: XLA keeps the call stack of every operation, and operations of the backward pass have that of the
+forward pass. A program does not show what overlaps, what a cache serves, or how far a kernel is from its limit.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from pretrax.scale.devices import Device
 from pretrax.scale.hlo import Instruction, bytes_of, computations_of, times_of
 from pretrax.scale.roofline import REACH_GPU, REACH_TPU
 
-# Functions of the model, the loss and the step, and what is told of them. The innermost one of a call stack counts.
+# Functions of the model, the loss and the step -> phase. The innermost function of a call stack decides.
 PHASES = {
     'attend': 'attention', 'attend_across': 'attention',
     'rotate': 'rotation', 'qk_norm': 'norms and residuals', 'norm': 'norms and residuals', 'block': 'norms and residuals',
@@ -35,21 +35,21 @@ _SLICES = {'slice', 'dynamic-slice', 'gather'}
 
 @dataclasses.dataclass
 class Cost:
-    """What a phase costs in a step of one device. `kernels`: instructions that run."""
+    """Cost of a phase per step and device. `kernels`: number of kernels that run."""
 
     phase: str
     kernels: int = 0
     flops: float = 0.0
     bytes: float = 0.0
-    seconds: float = 0.0  # the sum over the kernels of the slower of work and traffic
+    seconds: float = 0.0  # sum over the kernels of the slower of work and traffic
 
 
 def costs(text: str, device: Device) -> list[Cost]:
-    """The phases of an optimised program, most expensive first.
+    """Costs of the phases of an optimised program, most expensive first.
 
     Args:
         text: `compiled.as_text()`.
-        device: that it was compiled for, whose peak and bandwidth are taken as far as they are usually reached
+        device: the device that it was compiled for. Of its peak and bandwidth, the share counts that is usually reached
             (`roofline.Reach`).
     """
     assert device.bandwidth is not None
@@ -80,14 +80,14 @@ def costs(text: str, device: Device) -> list[Cost]:
     return sorted(found.values(), key=lambda cost: -cost.seconds)
 
 
-def in_all(found: Sequence[Cost]) -> Cost:
+def total(found: Sequence[Cost]) -> Cost:
     """The sum of all phases."""
     kernels, flops = sum(one.kernels for one in found), sum(one.flops for one in found)
-    return Cost('in all', kernels, flops, sum(one.bytes for one in found), sum(one.seconds for one in found))
+    return Cost('total', kernels, flops, sum(one.bytes for one in found), sum(one.seconds for one in found))
 
 
 def _bodies(one: Instruction) -> list[str]:
-    """The computations that an instruction runs inside itself, in registers."""
+    """Names of the computations that run inside an instruction, in registers."""
     if one.operation in ('while', 'call', 'conditional'):
         return []
     return re.findall(r'(?:calls|to_apply)=%?([\w.\-]+)', one.rest)
@@ -107,13 +107,13 @@ def _operand_types(one: Instruction, types: Mapping[str, str]) -> str:
 
 
 def _dims(result: str) -> list[int]:
-    """Of the first array of a type."""
+    """Dimensions of the first array of a type."""
     found = re.search(r'\[([\d,]*)\]', result)
     return [int(n) for n in found[1].split(',') if n] if found else []
 
 
 def _flops(one: Instruction, types: Mapping[str, str]) -> float:
-    """Of a product, or of fused attention (Dao 2023, arXiv:2307.08691: 2 products forward, 5 backward, half if causal)."""
+    """FLOPs of a product, or of fused attention (Dao 2023, arXiv:2307.08691: 2 products forward, 5 backward, half if causal)."""
     operands = _operands(one)
     if one.operation == 'custom-call' and '__cudnn$fmha' in one.rest:
         score = re.search(r'"intermediate_tensor_shape":.*?"dimensions":\s*\[([^\]]*)\]', one.rest)
@@ -135,7 +135,7 @@ def _flops(one: Instruction, types: Mapping[str, str]) -> float:
 
 
 def _traffic(one: Instruction, types: Mapping[str, str], computations: Mapping[str, list[Instruction]]) -> float:
-    """Bytes that a kernel reads and writes: of a slice the slice alone, of an update in place the update alone."""
+    """Bytes that a kernel reads and writes. A slice counts only itself, and an update in place only the update."""
     operands, result = _operands(one), _first(one)
     if one.operation in _SLICES:
         return 2 * result
@@ -165,12 +165,12 @@ def _traffic(one: Instruction, types: Mapping[str, str], computations: Mapping[s
 
 
 def _first(one: Instruction) -> float:
-    """Bytes of the results, without what a library was given to work in."""
+    """Bytes of the results, without the workspace of a library."""
     return bytes_of(re.sub(r'[su]8\[\d+\]\{0\}', '', one.result) if one.operation == 'custom-call' else one.result, '')
 
 
 def _phase(one: Instruction, inner: list[Instruction], phases: Mapping[int, str]) -> str:
-    """By the call stack of a product inside it, else by its own, else by what most of its inside belongs to."""
+    """Phase by the call stack of a product inside, else by its own call stack, else the most frequent phase inside."""
     products = [x for x in inner if x.operation in ('dot', 'custom-call')]
     for candidate in (*products, one):
         if here := _frame(candidate, phases):
@@ -197,7 +197,7 @@ def _phases_of_frames(text: str) -> dict[int, str]:
     functions = {i: name.strip('"').split('.') for i, name in section('FunctionNames').items()}
     places = {i: int(re.findall(r'function_name_id=(\d+)', line)[0]) for i, line in section('FileLocations').items()}
     found: dict[int, str] = {}
-    for i, line in section('StackFrames').items():  # a frame comes after the one that called it
+    for i, line in section('StackFrames').items():  # a frame follows its caller
         place, caller = (int(n) for n in re.findall(r'=(\d+)', line))
         own = next((PHASES[part] for part in functions[places[place]] if part in PHASES), None)
         if phase := own or found.get(caller - 1):

@@ -1,17 +1,17 @@
-"""What each accelerator could do at best: the denominator of MFU, and the memory that a plan has to fit into.
+"""Peak rates and memory of accelerators: the denominator of MFU, and the limit of a plan.
 
-All numbers are for one JAX device, dense (NVIDIA's brochures print the doubled figure for structured sparsity).
-An accelerator that is not here has no MFU: `lookup` answers None, and the caller says so. A guess would be worse.
+All numbers are per JAX device and dense (NVIDIA's brochures print twice that, for structured sparsity). An accelerator that
+is missing here has no MFU: `lookup` returns None.
 
 `f32` is the fastest arithmetic that JAX may use for a product of f32 matrices at its default precision (see
 `jax.lax.Precision`): TF32 on NVIDIA and AMD, one bf16 pass on TPU. It is an upper bound: with `highest` precision the
-hardware is slower than that, and MFU reads lower than what the arithmetic units really do.
+hardware is slower, and MFU is lower than the utilisation of the arithmetic units.
 """
 
 import dataclasses
 import re
 
-GIB = 2**30  # makers of accelerators write GB and mean this: a '80 GB' A100 reports 81,920 MiB
+GIB = 2**30  # vendors write GB for this: an '80 GB' A100 reports 81,920 MiB
 TERA = 1e12
 
 
@@ -23,15 +23,15 @@ class Device:
     bf16: float
     f32: float
     memory: int
-    bandwidth: float | None  # None: not known (a CPU, where nobody publishes it and we do not measure it)
-    source: str  # the document that says so, or how it was measured
+    bandwidth: float | None  # None: unknown, as for CPUs
+    source: str  # the document with these numbers, or how they were measured
 
     def peak(self, compute: str) -> float:
         """FLOP/s for matrix products in a compute dtype, 'bf16' or 'f32'."""
         return {'bf16': self.bf16, 'f32': self.f32}[compute]
 
 
-# Titles of the makers' documents that the rows below are taken from.
+# Titles of the vendors' documents for the rows below.
 _A100 = 'NVIDIA A100 Tensor Core GPU datasheet, nvidia.com/en-us/data-center/a100'
 _H100 = 'NVIDIA H100 Tensor Core GPU datasheet, resources.nvidia.com/en-us-tensor-core'  # PCIe card: 2023 edition
 _H200 = 'NVIDIA H200 Tensor Core GPU datasheet, nvidia.com/en-us/data-center/h200'
@@ -45,13 +45,13 @@ def _tpu(name: str, page: str, bf16: float, gib: float, bandwidth: float) -> Dev
     return Device(name, bf16 * TERA, bf16 * TERA, int(gib * GIB), bandwidth * TERA, _TPU + page)
 
 
-# `device_kind` as JAX gives it (a regular expression that has to match all of it) -> what it is.
-# NVIDIA: the driver's product name. 'GH200 480GB' and '120GB' count the CPU's memory, the GPU has 96 GB.
-# A slice of a GPU (MIG) has 'MIG 1g.10gb' at the end, matches nothing here, and so has no MFU: right, it is another
-# device. AMD: the product name, with ' VF' inside a virtual machine; where the driver has no name it is
-# 'gfx942:sramecc+:xnack-', which MI300A, MI300X and MI325X share, hence unknown.
-# TPU v4 and v5p are one device a chip (two cores as a 'megacore'), v5e and v6e have one core; a v7 chip (Ironwood) is
-# two devices, so its row is half of what Google prints for the chip.
+# `device_kind` of JAX (a regular expression that must match all of it) -> device.
+# NVIDIA: the driver's product name. 'GH200 480GB' and '120GB' count the CPU's memory; the GPU has 96 GB. A slice of a GPU
+# (MIG) ends with, for example, 'MIG 1g.10gb'. It matches no row and has no MFU, since it is another device.
+# AMD: the product name, with ' VF' inside a virtual machine. If the driver has no name, it is 'gfx942:sramecc+:xnack-', which
+# MI300A, MI300X and MI325X share, so it is unknown.
+# TPU v4 and v5p are one device per chip (two cores form a 'megacore'), v5e and v6e have one core. A v7 chip (Ironwood) is two
+# devices, so its row is half of Google's numbers for the chip.
 _TABLE: dict[str, Device] = {
     r'NVIDIA A100-(SXM4|SXM|PCIE)-40GB': Device('A100 40GB', 312e12, 156e12, 40 * GIB, 1.555e12, _A100),
     r'NVIDIA A100-(SXM4|SXM)-80GB': Device('A100 SXM 80GB', 312e12, 156e12, 80 * GIB, 2.039e12, _A100),
@@ -74,7 +74,7 @@ _TABLE: dict[str, Device] = {
 
 
 def lookup(device_kind: str) -> Device | None:
-    """The row for a JAX `device_kind`, or None for a device that is not in the table. CPUs: see `scale.cpu`."""
+    """The row for a JAX `device_kind`, or None if the table has none. For CPUs see `machine/cpu.py`."""
     for pattern, device in _TABLE.items():
         if re.fullmatch(pattern, device_kind.strip(), re.IGNORECASE):
             return device
@@ -82,5 +82,5 @@ def lookup(device_kind: str) -> Device | None:
 
 
 def known() -> tuple[Device, ...]:
-    """Every row of the table, in its order."""
+    """Every row of the table."""
     return tuple(_TABLE.values())

@@ -1,20 +1,20 @@
-"""Model FLOPs and MFU: the one place where pretrax counts them.
+"""Model FLOPs and MFU.
 
-B batch, L length, H heads, D head. A product of [a, b] with [b, c] is 2 a b c FLOPs; the backward pass has two such
-products for each one forward, so training costs three times the forward pass. For one token and all layers:
+L length, H heads, D head. A product of [a, b] and [b, c] takes 2 a b c FLOPs. The backward pass has two such products for each
+product of the forward pass, so training costs three times the forward pass. Per token:
 
     weights     6 * (parameters that multiply an activation)
-    attention   12 * layers * H * D * L    'full': every query meets every key, as Chowdhery et al. 2022
-                                           (PaLM, arXiv:2204.02311, appendix B), nanoGPT and most papers count
-                 6 * layers * H * D * L    'causal': the half that a causal mask leaves, as llm.c counts
+    attention   12 * layers * H * D * L    'full': every query sees every key, as in Chowdhery et al. 2022
+                                           (PaLM, arXiv:2204.02311, appendix B), nanoGPT and most papers
+                 6 * layers * H * D * L    'causal': the half that a causal mask leaves, as in llm.c
 
-Published tables mix the two; pretrax prints the causal one and records both. Counted once: a head tied to the
-embedding (as the head). Not counted: the embedding lookup, norms, softmax, biases, and recomputation (MFU is about
-the model, not about the way it is run). Grouped key and value heads change the weights, not the attention, in which
-every query head still meets L keys. Packed documents attend to less than this says; MFU then reads high.
+Published tables mix the two; pretrax prints the causal one and records both. An unembedding that is tied to the embedding
+counts once. Not counted: the embedding lookup, norms, softmax, biases and recomputation, since MFU is about the model and
+not about how it is run. Grouped key-value heads change the weights, not the attention, in which every query head still sees
+L keys. Packed documents attend to fewer keys than counted here, so their MFU is too high.
 
-In a layer with a window of W < L tokens, W takes the place of L in 'full': every query meets every key of a window. The
-causal count has what the mask leaves there, W - W^2 / 2L keys on average, which is L / 2 at W = L.
+In a layer with a window of W < L tokens, W replaces L in 'full'. The causal count is what the mask leaves: W - W^2 / 2L keys on
+average, which is L / 2 for W = L.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ from collections.abc import Sequence
 
 from pretrax.model.architecture import Architecture
 
-FORMULA_VERSION = 1  # written beside every recorded MFU; goes up when any number here would change
+FORMULA_VERSION = 1  # recorded with every MFU; increased if any number here changes
 
 
 @dataclasses.dataclass(frozen=True)
 class Flops:
-    """Training FLOPs (forward and backward) by the two conventions for attention."""
+    """Training FLOPs, forward and backward, by the two conventions for attention."""
 
     causal: float
     full: float
@@ -72,13 +72,13 @@ def count_flops(
 
 
 def causal_keys(window: int, sequence_length: int) -> float:
-    """How many keys a query of a layer meets on average, with a window of that many tokens; 0 is all."""
+    """Keys that a query sees on average in a causal layer with a window of `window` tokens; 0: no window."""
     seen = min(window or sequence_length, sequence_length)
     return seen - seen**2 / (2 * sequence_length) if seen else 0
 
 
 def mfu(tokens_per_second: float, per_token: float, peak: float, n_devices: int) -> float:
-    """Model FLOPs utilisation as a fraction of one: what the model needs over what the devices could do.
+    """Model FLOPs utilisation, as a fraction of 1: FLOPs of the model over the peak of the devices.
 
     Args:
         tokens_per_second: of all devices together.

@@ -1,6 +1,6 @@
-"""What a compiled program says of communication: every collective, over which mesh axes, how large, and how often.
+"""Collectives of a compiled program: kind, mesh axes, size and number of runs.
 
-Reads XLA's text of an optimised program. Loops count as often as they turn; what XLA made asynchronous is told apart.
+Reads XLA's text of an optimised program. The body of a loop counts once per iteration.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'ragged-all-to-all', 'collective-permute')
-_SCATTER = 'all-reduce-scatter'  # how a fusion of a TPU is called that adds up and keeps a slice
+_SCATTER = 'all-reduce-scatter'  # name of a TPU fusion that sums and keeps a slice
 _WIDTH = {'pred': 1, 's4': 0.5, 'u4': 0.5, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 's32': 4, 'u32': 4, 's64': 8, 'u64': 8,
           'bf16': 2, 'f16': 2, 'f32': 4, 'f64': 8, 'c64': 8}  # fmt: skip
 
@@ -22,11 +22,11 @@ class Collective:
     """One collective in the program.
 
     Attributes:
-        kind: of `KINDS`.
+        kind: one of `KINDS`.
         axes: mesh axes that its groups span, in the mesh's order.
-        bytes: that one device holds of the whole: what an all-gather gives, and a reduce-scatter takes.
-        times: that it runs in a step.
-        asynchronous: it is begun before and ended after other work.
+        bytes: size of the gathered array per device: the result of an all-gather, the operand of a reduce-scatter.
+        times: runs per step.
+        asynchronous: it starts before and ends after other work.
     """
 
     kind: str
@@ -38,6 +38,8 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
+    """One instruction of a computation."""
+
     name: str
     result: str  # its type
     operation: str
@@ -45,17 +47,21 @@ class Instruction:
 
 
 def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
-    """The collectives of a program that was compiled for a mesh, {axis: size} in its order; those of one device only
-    (groups of one) are left out."""
+    """Collectives of a program.
+
+    Args:
+        text: `compiled.as_text()`.
+        mesh: {axis: size} in the order of the mesh. Collectives within single devices are left out.
+    """
     computations = computations_of(text)
     times, hidden = times_of(computations)
     found = []
     for name, instructions in computations.items():
-        starts = any('AsyncCollectiveStart' in i.rest for i in instructions)  # TPU: start, work and end are fusions
+        starts = any('AsyncCollectiveStart' in i.rest for i in instructions)  # on TPUs, start, work and end are fusions
         fused = _SCATTER in name
         for one in instructions:
             if between := re.search(r'_xla_megascale_transfer_type="(\w+)"', one.rest):
-                # Slices of TPUs are joined by the hosts, and by the outermost axis of the mesh.
+                # TPU slices are connected through their hosts, along the outermost axis of the mesh.
                 if one.operation == 'send':
                     kind, size = between[1].lower().replace('_', '-'), bytes_of(one.result, one.operation)
                     outermost = next(axis for axis, n in mesh.items() if n > 1)
@@ -77,8 +83,8 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     return found
 
 
-def summed(found: list[Collective]) -> list[tuple[str, tuple[str, ...], int, int, int]]:
-    """(kind, axes, times a step, bytes a step, how many of the times asynchronous), largest first."""
+def summarize(found: list[Collective]) -> list[tuple[str, tuple[str, ...], int, int, int]]:
+    """(kind, axes, runs per step, bytes per step, asynchronous runs per step), largest first."""
     counts: dict[tuple[str, tuple[str, ...]], Counter[str]] = defaultdict(Counter)
     for one in found:
         counts[one.kind, one.axes].update(
@@ -89,7 +95,7 @@ def summed(found: list[Collective]) -> list[tuple[str, tuple[str, ...], int, int
 
 
 def computations_of(text: str) -> dict[str, list[Instruction]]:
-    """The instructions of every computation; the one that runs first is called 'ENTRY'."""
+    """Instructions of every computation by name; the main computation is named 'ENTRY'."""
     found: dict[str, list[Instruction]] = {}
     here: list[Instruction] = []
     for line in text.splitlines():
@@ -103,7 +109,7 @@ def computations_of(text: str) -> dict[str, list[Instruction]]:
 
 def _instruction(name: str, text: str) -> Instruction:
     name, depth = name.strip().removeprefix('ROOT ').removeprefix('%'), 0
-    for end, letter in enumerate(text):  # a type may be a tuple, with blanks inside
+    for end, letter in enumerate(text):  # a type may be a tuple with blanks
         depth += (letter in '({[') - (letter in ')}]')
         if letter == ' ' and not depth:
             operation, _, rest = text[end + 1 :].partition('(')
@@ -112,7 +118,7 @@ def _instruction(name: str, text: str) -> Instruction:
 
 
 def times_of(computations: Mapping[str, list[Instruction]]) -> tuple[Counter[str], dict[str, str]]:
-    """How often each computation runs in a step, and what hides it: 'async-start', a fusion with its names, or ''."""
+    """Runs of each computation per step, and what overlaps it: 'async-start', 'AsyncCollective' (a fusion), or ''."""
     times: Counter[str] = Counter({'ENTRY': 1})
     hidden: dict[str, str] = defaultdict(str)
     callers: dict[str, list[tuple[str, int]]] = defaultdict(list)
@@ -153,7 +159,7 @@ def _calls(one: Instruction, computations: Mapping[str, list[Instruction]]) -> I
 
 
 def _turns(loop: Instruction, condition: list[Instruction]) -> int:
-    """XLA says it; else it is the constant that the condition compares a counter with, which begins at 0."""
+    """Iterations of a loop, as XLA writes them; else the constant that the condition compares the counter with."""
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
         return int(known[1])
     constants = [
@@ -163,7 +169,7 @@ def _turns(loop: Instruction, condition: list[Instruction]) -> int:
 
 
 def _groups(rest: str, mesh: Mapping[str, int]) -> list[list[int]] | tuple[str, ...]:
-    """The groups of devices, or right away the axes, as newer versions of XLA write them."""
+    """The groups of devices, or the axes, which newer versions of XLA write."""
     if named := re.search(r'replica_groups=mesh\[[^\]]*\][^{]*\{([^}]*)\}', rest):
         return tuple(re.findall(r"'(\w+)'", named[1]))
     if iota := re.search(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', rest):
@@ -183,7 +189,7 @@ def _axes(groups: list[list[int]] | tuple[str, ...], mesh: Mapping[str, int]) ->
 
 
 def bytes_of(result: str, operation: str) -> float:
-    """Of a result; of a pair of operands and results, the results."""
+    """Bytes of a result. For a pair of operands and results, the bytes of the results."""
     sizes = [
         _WIDTH.get(dtype, 1) * math.prod(int(n) for n in dims.split(',') if n)
         for dtype, dims in re.findall(r'(\w+)\[([\d,]*)\]', re.sub(r'/\*.*?\*/', '', result))

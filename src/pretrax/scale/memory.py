@@ -1,34 +1,36 @@
-"""About how much memory a training step needs on each device, from sizes alone, before anything is compiled; and how much a
-compiled one takes.
+"""Expected memory of a training step per device, from sizes, before compiling; and the memory of a compiled step.
 
-What XLA holds at once is largest in one of three phases, and the phase that takes most is the answer. Letters: T tokens of a
-device and pass, M d_model, H heads, K key-value heads, D head, F feed-forward, V vocabulary, t the tensor parallel devices. w is
-the width of the compute dtype; weights, moments and gradients are f32 and shared out over d, t, p and e as their types say.
+The step has three phases, and the one that needs most memory decides. Letters: T tokens per device and pass, M d_model,
+H heads, K key-value heads, D head, F feed-forward, V vocabulary, t tensor-parallel devices. w is the width of the compute
+dtype. Weights, moments and gradients are f32 and sharded over d, t, p and e as their types say.
 
-    always         weights and moments. They are donated: the new ones take their place
-    copies         made before the loop over the layers, and held through it. On TPUs all layers' shards in the compute dtype; on
-                   GPUs the shards of w_o and w_down turned over, in f32, as their product wants them. Without a loop, where all
-                   is kept, every weight in the compute dtype; where layers are recomputed, each layer's slice of the stack
-    activations    kept by the forward pass for the backward pass, in every layer: its input, M / t, and what is named and kept:
-                   2 H D + 2 K D for attention, M for its output, 2 F (without a gate F). Where nothing is dropped (one device)
-                   also the results of norms and of the activation: 4 M + 2 (H + K) D + 3 F, as Korthikanti et al. 2022
-                   (arXiv:2205.05198, section 4) have it, without dropout and without the [L, L] matrix, which no kernel stores
+    always         weights and moments. They are donated: the new ones replace them.
+    copies         made before the loop over the layers, and held during it. TPUs: the shards of all layers in the compute
+                   dtype. GPUs: the shards of w_o and w_down, transposed, in f32. Unrolled layers: every weight in the
+                   compute dtype if all activations are kept; each layer's slice of the stack if layers are recomputed.
+    activations    kept by the forward pass for the backward pass, per layer: its input, M / t, and the kept named values:
+                   2 H D + 2 K D for attention, M for its output, 2 F (without a gate F). If everything is kept (one
+                   device), also the results of norms and of the activation: 4 M + 2 (H + K) D + 3 F, as in Korthikanti et
+                   al. 2022 (arXiv:2205.05198, section 4), without dropout and without the [L, L] matrix, which no kernel
+                   stores.
 
-    loss           activations, the logits V / t, whose gradient takes their place, the normed stream, and the gathered unembedding
-                   In chunks the logits of one, and the gradient of the unembedding, whole in f32, until the layers are done
-    layers         activations, the gradients of the layers, and of one layer: its values as far as the backward pass holds them at
-                   once (made again or sliced out of what was kept): 2 (H + K) D of attention; up, gate and the gradients of
-                   these and of the activation, 5 F (TPUs have functions of elements inside of products: up, gate and one
-                   gradient, 3 F); six streams M, half of them whole along t. Over d its weights gathered, and their gradients
-                   in f32 before they are scattered: XLA for GPUs scatters those of a layer while it does the next one, for
-                   TPUs some of them earlier, so that about three quarters are there at once
-                   In a loop also the gradient of the logits: XLA multiplies it by the stream only after the loop (for TPUs
-                   mostly: benchmarks/memory.py has a step in which it does so before, and which is predicted 17 % too large)
-    update         the gradients of all weights; after the loop those of both vocabulary tables, whole in f32, and of the logits
+    loss           activations, the logits V / t, which their gradient replaces, the normed hidden states, and the gathered
+                   unembedding. With a loss in chunks: the logits of one chunk, and the gradient of the unembedding, in f32
+                   and not sharded over d, until the layers are done.
+    layers         activations, the gradients of the layers, and the values of one layer that its backward pass holds at the
+                   same time: 2 (H + K) D of attention; up, gate and the gradients of these and of the activation, 5 F (on
+                   TPUs, which fuse elementwise functions into products: up, gate and one gradient, 3 F); six hidden states
+                   M, three of them not sharded over t. Over d: the gathered weights of the layer, and their gradients in f32
+                   before they are scattered. XLA for GPUs scatters those of a layer during the next layer; XLA for TPUs
+                   scatters some earlier, so that about three quarters exist at the same time.
+                   In a loop also the gradient of the logits: XLA multiplies it by the hidden states only after the loop.
+                   (On TPUs not always: one step of benchmarks/memory.py is predicted 17 % too large.)
+    update         the gradients of all weights; after a loop also those of both vocabulary tables, in f32 and not sharded
+                   over d, and of the logits.
 
-With accumulation the gradients summed so far are there too, in f32, in every phase. In a pipeline each stage holds the kept
-values of all its passes, those of the pass at work sliced out of them, every micro-batch at the entrance and the exit, the
-logits of one, and the gradients of its layers twice: of the pass, and of all. Of an exchange over e nothing is kept.
+With accumulation, the gradients summed so far exist in every phase, in f32. In a pipeline, each stage holds the kept values
+of all its passes, a slice of them for the current pass, every micro-batch at the first and last stage, the logits of one,
+and the gradients of its layers twice: those of the pass, and their sum. An exchange over e keeps nothing.
 """
 
 import dataclasses
@@ -39,34 +41,34 @@ from pretrax.model.architecture import Architecture
 from pretrax.scale.step_facts import StepFacts
 
 BYTES = {'f32': 4, 'bf16': 2}
-ROOM = 1.25  # places of an exchange over an even load's, as in model/exchange.py
+ROOM = 1.25  # slots of an exchange, relative to an even load, as in model/exchange.py
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Expected bytes on one device when they are most, by what they are for."""
+    """Expected bytes per device in the phase that needs most, by purpose."""
 
     weights: int  # f32, sharded as their types say
     moments: int  # optimizer state, f32, sharded as the weights
     copies: int  # of weights, in another dtype or layout
     activations: int  # kept by the forward pass for the backward pass
     gradients: int  # f32
-    head: int  # logits, their gradient, and what they are made of
-    layer: int  # one layer at work: its values, its weights and their gradients
-    phase: str = dataclasses.field(default='', compare=False)  # in which it is most
+    head: int  # logits, their gradient and their inputs
+    layer: int  # the current layer: its values, its weights and their gradients
+    phase: str = dataclasses.field(default='', compare=False)  # the phase that needs most
 
     @property
     def total(self) -> int:
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:
-        """Bytes by what they are for."""
+        """Bytes by purpose."""
         return {key: value for key, value in dataclasses.asdict(self).items() if key != 'phase'}
 
     def __str__(self) -> str:
-        """One line, largest part first: 'about 3.1 GB a device: activations 1.9 GB, weights 0.5 GB, ...'."""
+        """One line, largest part first: 'about 3.1 GB per device: activations 1.9 GB, weights 0.5 GB, ...'."""
         parts = sorted(self.parts().items(), key=lambda part: -part[1])
-        return f'about {size(self.total)} a device: ' + ', '.join(f'{name} {size(n)}' for name, n in parts if n)
+        return f'about {size(self.total)} per device: ' + ', '.join(f'{name} {size(n)}' for name, n in parts if n)
 
 
 def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memory:
@@ -88,22 +90,24 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     matrices = 3 if arch.gated else 2
     heads = d_head * (arch.n_heads + arch.n_kv_heads)
     dense = d_model * (2 * heads + matrices * d_shared)
-    rows = n_experts * d_ff / (n['e'] if n_experts > 1 else 1)  # of w_down: experts of this device, or the feed-forward
+    rows = (
+        n_experts * d_ff / (n['e'] if n_experts > 1 else 1)
+    )  # of w_down: those of the experts on this device, or of the feed-forward
     experts = matrices * d_model * rows
     one_layer = (dense + experts) / t
     all_layers = arch.n_layers * (dense + matrices * d_model * n_experts * d_ff)
     of_layers = layers * one_layer / n['d']
     shard = of_layers + (n_params - all_layers) / (n['d'] * t)
 
-    inner = experts_per_token * d_ff + d_shared  # that a token visits
+    inner = experts_per_token * d_ff + d_shared  # width that a token visits
     exchanged = n['e'] > 1 and n_experts > 1
-    near = d_shared if exchanged else inner  # of which something can be kept: of an exchange nothing is
-    moe = experts_per_token * d_model if n_experts > 1 else 0  # each token's row, once for each of its experts
+    near = d_shared if exchanged else inner  # the part that can be kept: an exchange keeps nothing
+    moe = experts_per_token * d_model if n_experts > 1 else 0  # each token's row, once per expert that it visits
     far = ROOM if exchanged else 1.0
     named = {
         'q': d_head * arch.n_heads, 'k': d_head * arch.n_kv_heads, 'v': d_head * arch.n_kv_heads, 'attention': d_head * arch.n_heads,
         'attention_out': d_model, 'up': near, 'gate': near if arch.gated else 0,
-        'mlp_out': d_model if arch.n_norms == 4 else 0,  # read by a norm only
+        'mlp_out': d_model if arch.n_norms == 4 else 0,  # only a norm reads it
     }  # fmt: skip
     everything = (
         2 * arch.n_norms * d_model
@@ -117,7 +121,7 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
         kept = sum(named[name] for name, choice in saved.items() if choice == 'keep' and name in named)
         kept += d_model if saved.get('input', 'keep') == 'keep' else 0
     activations = width * device_tokens * layers * kept / t
-    if n['p'] > 1:  # of every pass what is kept of a chunk, and the chunk at work; what enters and leaves
+    if n['p'] > 1:  # kept values of every pass, the current chunk, and the micro-batches at the ends
         ticks, stream = step.rounds * step.micro_batches + n['p'] - 1, width * device_tokens * d_model / t
         chunk = (
             width * device_tokens * layers / step.rounds * (sum(named.values()) + d_model if saved == {} else kept) / t
@@ -133,10 +137,10 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
         copies = 4 * layers * d_model * (d_head * arch.n_heads + rows) / t / n['d']
 
     table = arch.padded_vocab_size * d_model / t
-    added_up = 4 * table if step.loss_chunks > 1 else 0.0  # the gradient of the unembedding, over the chunks
+    added_up = 4 * table if step.loss_chunks > 1 else 0.0  # gradient of the unembedding, summed over the chunks
     head = width * device_tokens * (arch.padded_vocab_size / t / step.loss_chunks + d_model) + added_up
-    # rows that travel over e: in the order of devices, as they arrive, in that of experts, and what these make of them
-    inside = platform == 'tpu'  # of products: functions of elements
+    # rows exchanged over e: in the order of devices, as received, in the order of experts, and the results of these
+    inside = platform == 'tpu'  # elementwise functions are fused into products
     wide = (2 if inside else 4) + arch.gated
     at_work = 2 * heads + far * (wide * inner + (4 if exchanged else 1) * moe)
     layer = width * device_tokens * (at_work / t + (3 / t + 3) * d_model)
@@ -146,7 +150,7 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
         layer += (width + (3 if inside else 4)) * one_layer
     earlier = 4 * shard if step.passes > 1 else 0.0
     after_loop = 0.0 if unrolled or n['p'] > 1 else added_up or head
-    summed = 2 if n['p'] > 1 else 1  # gradients of all passes of a stage, and of one
+    summed = 2 if n['p'] > 1 else 1  # a stage holds the gradients of one pass and their sum
 
     phases = {
         'loss': {'activations': activations, 'gradients': earlier, 'head': head + (0 if whole else width * table), 'layer': 0.0},
@@ -164,30 +168,30 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
 
 
 def memory_of(compiled: Any) -> int:
-    """Bytes that a compiled step takes on each device while it runs: the program, and all that XLA allocates for arguments,
-    temporaries, and results that do not take the place of an argument.
+    """Bytes per device of a compiled step while it runs: the program, arguments, temporaries, and results that do not replace
+    an argument.
 
-    Not the sum of `memory_analysis`'s classes: libtpu's class of temporaries counts results that take an argument's place,
-    and more than is ever allocated where a step is large (14.2 GB for one of 10.3 GB; docs/lab-notes.md).
+    This is not the sum of the classes of `memory_analysis`: libtpu counts results that replace an argument as temporaries,
+    and overestimates large steps (14.2 GB instead of 10.3 GB; docs/lab-notes.md).
     """
     stats = compiled.memory_analysis()
     return stats.total_allocation_bytes + stats.generated_code_size_in_bytes
 
 
 def temporaries_of(compiled: Any) -> int:
-    """Bytes of what XLA allocates beside arguments and results."""
+    """Bytes that XLA allocates for neither arguments nor results."""
     stats = compiled.memory_analysis()
     results = stats.output_size_in_bytes - stats.alias_size_in_bytes
     return stats.total_allocation_bytes - stats.argument_size_in_bytes - results
 
 
 def memory_here(device: Any) -> int | None:
-    """Bytes that a program may take of a device that is here; None: it does not say."""
+    """Bytes of a device that programs may use; None if it does not report them."""
     return (device.memory_stats() or {}).get('bytes_limit') if device.platform != 'cpu' else None
 
 
 def size(n_bytes: float) -> str:
-    """1_500_000_000 -> '1.5 GB', decimal, as a reader compares it with the makers' figures."""
+    """1_500_000_000 -> '1.5 GB', decimal, as in data sheets."""
     for unit in ('B', 'kB', 'MB', 'GB'):
         if n_bytes < 999.5:
             return f'{n_bytes:.3g} {unit}'

@@ -1,21 +1,21 @@
-"""How fast a step could be: each phase by the limit that binds it. From sizes alone, in microseconds, before compiling.
+"""Predicts the time of a step from sizes, before compiling: each phase by the resource that limits it.
 
-A phase takes as long as the slowest of its products (FLOPs over what the matrix units reach), its memory traffic (bytes
-over bandwidth) and its communication (bytes over the link). What XLA hides behind other work is counted as hidden: the
-gathers and reductions of weights over `d`, as far as the products of their layer last. The rest is exposed.
+A phase takes as long as the slowest of its products (FLOPs over the speed of the matrix units), its memory traffic (bytes over
+bandwidth) and its communication (bytes over the link). The gathers and reductions of weights over `d` overlap with the
+products of their layer. All other communication is exposed.
 
-Per device and step, T tokens, P parameters of the layers that multiply an activation, shared out over all devices:
+Per device and step, with T tokens and P parameters of the layers that multiply an activation, sharded over all devices:
 
-    products     6 P T FLOPs; 8 P T where layers, or the logits in chunks, are computed again
+    products     6 P T FLOPs; 8 P T if layers are recomputed, or for the unembedding if the loss is in chunks
     attention    forward 2 products of the causal half, backward 5 (Dao 2023, arXiv:2307.08691, section 3.1); forward again
-                 where it is recomputed
-    memory       norms, residuals, activation, rotation: 10 M + 3 F + 2 (H + 2 K) D values a token and layer, three times
-                 (forward, backward twice); the logits four times, five in chunks; the optimizer 28 bytes a parameter
-    over d       weights in the compute dtype gathered twice a pass (once more where layers are recomputed: the same
-                 gather serves both), gradients scattered once
-    over t       activations: a layer gathers two and scatters two forward, the same backward, and gathers two again for
-                 the gradients of the weights
-    over r       gradients in f32, once a step, over the slow network; nothing hides it
+                 if it is recomputed
+    memory       norms, residuals, activation, rotation: 10 M + 3 F + 2 (H + 2 K) D values per token and layer, three times
+                 (forward, backward twice); the logits four times, five in chunks; the optimizer 28 bytes per parameter
+    over d       weights in the compute dtype, gathered twice per pass (recomputation uses the second gather), and their
+                 gradients, scattered once
+    over t       activations: a layer gathers two and scatters two in the forward pass, the same in the backward pass, and
+                 gathers two again for the gradients of the weights
+    over r       gradients in f32, once per step, over the slow network; nothing overlaps
     over e       each token's row to its experts and back, forward and backward
     over c       keys and values to the c - 1 other devices, and their gradients
     over p       the bubble, (p - 1) / (passes + p - 1) of the step
@@ -31,8 +31,7 @@ from pretrax.scale.step_facts import StepFacts
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """Bytes/s of one device, one way: inside a slice or node, and between them. `axes`: directions of a torus that one
-    mesh axis can use at the same time."""
+    """Bytes/s per device in one direction, inside a slice or node, and between them."""
 
     inside: float
     between: float
@@ -40,8 +39,8 @@ class Link:
 
 
 _BOOK = 'Austin et al. 2025, How to Scale Your Model, jax-ml.github.io/scaling-book/tpus'
-_NVIDIA = 'NVIDIA DGX and HGX datasheets: NVLink one way, one 400 Gb/s (A100: 200) network card a GPU'
-# A TPU's link is used both ways at once in a ring, hence twice its figure one way. Between slices: a host's share.
+_NVIDIA = 'NVIDIA DGX and HGX datasheets: NVLink in one direction, one 400 Gb/s (A100: 200) network card per GPU'
+# A ring uses a TPU's link in both directions, so it counts twice. Between slices: the device's share of its host.
 _LINKS = {
     'TPU v4': Link(2 * 4.5e10, 6.25e9, _BOOK),
     'TPU v5e': Link(2 * 4.5e10, 3.125e9, _BOOK),
@@ -57,7 +56,7 @@ _LINKS = {
 
 @dataclasses.dataclass(frozen=True)
 class Reach:
-    """What of a peak is reached: assumptions, in one place. Of products, of attention, of memory bandwidth."""
+    """Share of the peak that is reached in practice: by products, by attention, and of the memory bandwidth."""
 
     products: float
     attention: float
@@ -65,8 +64,8 @@ class Reach:
 
 
 # H200: 770 to 800 of 989 TFLOP/s in an 8192^3 product; cuDNN, 128 wide, causal, 591 forward and 474 backward at 4096
-# tokens (NVIDIA's figures); copies at 4.3 of 4.8 TB/s. TPU: a systolic array is nearly full in large products, and
-# softmax has to wait for its vector unit.
+# tokens (NVIDIA's figures); copies at 4.3 of 4.8 TB/s. TPU: large products nearly fill the systolic array, and
+# attention waits for the vector unit.
 REACH_GPU = Reach(0.79, 0.52, 0.9)
 REACH_TPU = Reach(0.92, 0.45, 0.9)
 _WIDTH = 2  # bytes of bf16
@@ -74,7 +73,7 @@ _WIDTH = 2  # bytes of bf16
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """A part of the step. Seconds that the device is busy with it, and of these the exposed ones; what limits it."""
+    """A part of the step: seconds that it takes, seconds that do not overlap with other work, and what limits it."""
 
     name: str
     seconds: float
@@ -84,7 +83,7 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """A step by its phases; `seconds` is their exposed sum with the bubble."""
+    """A step by phases. `seconds` is the sum of their exposed times, with the bubble."""
 
     phases: tuple[Phase, ...]
     seconds: float
@@ -92,7 +91,7 @@ class Prediction:
 
     @property
     def bound(self) -> str:
-        """What most of the time goes into."""
+        """The resource that limits most of the time."""
         times: dict[str, float] = {}
         for phase in self.phases:
             times[phase.bound] = times.get(phase.bound, 0.0) + phase.exposed
@@ -123,7 +122,7 @@ def predict(
     reach = REACH_TPU if device.name.startswith('TPU') else REACH_GPU
     r, d, e, c, t, p = (step.mesh.get(axis, 1) for axis in 'rdectp')
     devices = r * d * e * c * t * p
-    here = tokens / (r * d * e * c)  # tokens of a device
+    here = tokens / (r * d * e * c)  # tokens per device
     layers = arch.n_layers / p
     shared = matmul_params * tokens / devices
     products = (8 if recompute else 6) * shared / (device.peak('bf16') * reach.products)

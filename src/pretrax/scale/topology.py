@@ -1,8 +1,8 @@
-"""Names of hardware that is not there, and its devices as JAX compiles for them.
+"""Hardware to compile for that is not in this machine: its names, and its devices in JAX.
 
-v5e-256, v6e-64        TPU slices by chips; v4-64, v5p-128, tpu7x-64 by cores, of which a chip has two
-v5e:16x16, v5p:4x4x4   the same by their shape
-h200, a100, h100x8     one NVIDIA GPU; a node of eight. `slices` is then the number of nodes
+v5e-256, v6e-64        TPU slices by chips; v4-64, v5p-128, tpu7x-64 by cores, two per chip
+v5e:16x16, v5p:4x4x4   TPU slices by shape
+h200, a100, h100x8     one NVIDIA GPU; a node of eight; `slices` is the number of nodes
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ from typing import Any
 from pretrax.errors import UserError
 from pretrax.scale.devices import Device, lookup
 
-# Of each TPU: the name that libtpu knows, `device_kind`, cores that a name counts in a chip, dimensions of a slice, and
-# the chips of the largest one. docs.cloud.google.com/tpu/docs, the page of each version.
+# libtpu's name of a TPU -> `device_kind`, cores per chip in names, dimensions of a slice, chips of the largest slice.
+# Source: docs.cloud.google.com/tpu/docs, the page of each version.
 _TPUS = {
     'v4': ('TPU v4', 2, 3, 4096),
     'v5e': ('TPU v5 lite', 1, 2, 256),
@@ -31,16 +31,16 @@ _ALSO = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v7x': 'tpu7x'}
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """What XLA has to know of a GPU to compile for it without one. Sources: NVIDIA's datasheets and the tuning guide of
-    each architecture, docs.nvidia.com/cuda."""
+    """Facts that XLA needs to compile for a GPU without one. Sources: NVIDIA's data sheets, and the tuning guide of each
+    architecture, docs.nvidia.com/cuda."""
 
     kind: str  # `device_kind`
     capability: tuple[int, int]
     cores: int  # streaming multiprocessors
-    memory: int  # bytes, as the driver reports them
+    memory: int  # bytes that the driver reports
     l2: int  # bytes
     clock: float  # GHz
-    shared: int  # bytes of shared memory that a block may ask for
+    shared: int  # bytes of shared memory per block
 
 
 _MIB = 2**20
@@ -54,7 +54,14 @@ _GPUS = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Hardware by name. Attributes: shape of a slice (of a node, for GPUs: (8,)); slices, joined by a slow network."""
+    """Hardware to compile for.
+
+    Attributes:
+        name: as given.
+        version: of the TPU or GPU, such as 'v5e'.
+        shape: of a slice; of a node for GPUs, such as (8,).
+        slices: number of slices or nodes, which a slow network connects.
+    """
 
     name: str
     version: str
@@ -67,7 +74,7 @@ class Topology:
 
     @property
     def device(self) -> Device:
-        """The row of the device table."""
+        """Its row in the device table."""
         kind = _TPUS[self.version][0] if self.platform == 'tpu' else _GPUS[self.version].kind
         found = lookup(kind)
         assert found is not None, kind
@@ -75,7 +82,7 @@ class Topology:
 
     @property
     def memory(self) -> int:
-        """Bytes that a program may take of one device, as its driver reports them."""
+        """Bytes per device that a program may use, as the driver reports them."""
         return _GPUS[self.version].memory if self.platform == 'cuda' else self.device.memory
 
     @property
@@ -94,10 +101,10 @@ class Topology:
 
 
 def parse_topology(name: str, slices: int = 1) -> Topology:
-    """The hardware that a name means.
+    """Parses the name of hardware.
 
     Raises:
-        UserError: there is none of that name, or not of that size; with the nearest names that are.
+        UserError: the name or the size does not exist; the message has the nearest ones.
     """
     if slices < 1:
         raise UserError(f'--slices {slices}: expected 1 or more')
@@ -108,7 +115,7 @@ def parse_topology(name: str, slices: int = 1) -> Topology:
         here = int(gpu[2] or 1)
         if here not in (1, 2, 4, 8):
             raise UserError(
-                f'--topology {name}: a node has 1, 2, 4 or 8 of them\nfor more, give --slices, the number of nodes'
+                f'--topology {name}: a node has 1, 2, 4 or 8 GPUs\nfor more, give --slices, the number of nodes'
             )
         return Topology(plain, gpu[1], (here,), slices)
     if version in _TPUS and separator == '-' and size.isdigit():
@@ -136,7 +143,7 @@ def parse_topology(name: str, slices: int = 1) -> Topology:
 
 
 def _shape(name: str, version: str, size: int) -> tuple[int, ...]:
-    """The shape of the slice of a size: the most cubic one, in multiples of 4 where there are that many chips."""
+    """The shape of the slice of a size: the most cubic one, in multiples of 4 from 64 chips on."""
     _, cores, dimensions, most = _TPUS[version]
     chips = size // cores
     if size % cores == 0 and 0 < chips <= most:
@@ -148,7 +155,7 @@ def _shape(name: str, version: str, size: int) -> tuple[int, ...]:
             return tuple(4 * side for side in _most_cubic(chips // 64))
     sizes = [s for s in range(cores, cores * most + 1, cores) if _exists(version, s // cores)]
     near = sorted(sorted(sizes, key=lambda s: abs(s - size))[:4])
-    what = 'chips' if cores == 1 else 'cores, two a chip'
+    what = 'chips' if cores == 1 else 'cores, two per chip'
     raise UserError(
         f'--topology {name}: no {version} slice has {size} {what}\nnear: {", ".join(f"{version}-{s}" for s in near)}'
     )
@@ -168,10 +175,10 @@ def _most_cubic(n: int) -> tuple[int, int, int]:
 
 
 def absent_devices(topology: Topology) -> list[Any]:
-    """The devices as JAX compiles for them, in the process's CPU backend. Needs JAX_PLATFORMS=cpu.
+    """Devices that JAX compiles for. Requires JAX_PLATFORMS=cpu.
 
     Raises:
-        UserError: the plugin that compiles for them is not installed.
+        UserError: the plugin for them is not installed.
     """
     plugin, extra = ('libtpu', 'tpu') if topology.platform == 'tpu' else ('jax_cuda13_plugin', 'cuda')
     if importlib.util.find_spec(plugin) is None:
@@ -184,9 +191,9 @@ def absent_devices(topology: Topology) -> list[Any]:
 
     shape = 'x'.join(map(str, topology.shape))
     if topology.platform == 'tpu':
-        # libtpu would ask Google's metadata server where it is.
+        # Otherwise libtpu asks Google's metadata server for its location.
         os.environ |= {
-            'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # nothing is run, so several processes may compile
+            'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # nothing runs, so several processes may compile
             'TPU_SKIP_MDS_QUERY': '1',
             'TPU_WORKER_HOSTNAMES': 'localhost',
             'TPU_ACCELERATOR_TYPE': 'v5litepod-16',
