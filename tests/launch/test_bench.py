@@ -80,7 +80,7 @@ def test_a_failing_row_does_not_stop_the_others(swept):
     statuses, started = swept([0, 1, 2, 3, 4, 5], minutes=0.1)
     assert statuses == ['done', 'killed', 'time limit', 'failed', 'out of memory', 'refused']
     assert started == '012345'
-    assert swept.said[0] == '[1/6] seed=0: 640 tokens/s, 100 ms a step'
+    assert swept.said[0] == '[1/6] seed=0: 640 tokens/s, 100 ms per step'
     assert 'failed: ended with exit code 3, see ' in swept.said[3]
     output = Path(swept.said[3].rpartition('see ')[2]).read_text()
     assert 'configured by' in output

@@ -16,8 +16,8 @@ from pretrax.launch.restarts import Outcome, Restarts, outcome
         ({0: 75, 2: 75}, (1,), 75, (1,), 'no sign of life: process 1'),
         ({0: 75, 1: -9, 2: 75}, (3,), -9, (1,), r'killed: process 1 \(SIGKILL\)'),
         ({0: 75, 1: 1}, (), 1, (), 'process 1 failed with exit code 1'),
-        ({0: 2, 1: 75, 2: -6}, (), 2, (), 'process 0 ended for a mistake'),
-        ({1: 78}, (0,), 78, (), 'process 1 ended for a mistake'),
+        ({0: 2, 1: 75, 2: -6}, (), 2, (), 'process 0 ended because of a mistake'),
+        ({1: 78}, (0,), 78, (), 'process 1 ended because of a mistake'),
     ],
 )
 def test_the_outcome_names_the_cause_not_its_consequences(codes, hung, code, lost, why):
