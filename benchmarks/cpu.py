@@ -34,7 +34,7 @@ from torch_environment import BenchmarkError, torch_python
 import pretrax
 from machine import QUIET, busy, processor
 from pretrax.data.batches.prefetch import prefetch
-from pretrax.data.batches.source import DataRequest, HostBatch, pack_rows
+from pretrax.data.batches.source import DataRequest, HostBatch, Source, pack_rows
 from pretrax.machine.cores import usable_cores
 from pretrax.machine.process_memory import ask_for_kept_memory, with_kept_memory
 from pretrax.train.step import init_state, make_step
@@ -79,7 +79,7 @@ MODELS = {
 
 
 @pretrax.register('data', 'random')
-class RandomTokens:
+class RandomTokens(Source):
     """Batches of random tokens: speed does not depend on what is learned."""
 
     documents_per_row = 1

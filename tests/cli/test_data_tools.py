@@ -187,7 +187,7 @@ def test_tools_one_after_another(run, tmp_path):
         (('split', '{a}', '--out', '{tmp}/x'), 'either --fraction or --count'),
         (('split', '{a}', '--out', '{tmp}/x', '--fraction', '0.5', '--count', '3'), 'either --fraction or --count'),
         (('split', '{a}', '--out', '{tmp}/x', '--count', '54'), '54 documents, so 54 cannot be held out'),
-        (('split', '{a}', '--out', '{tmp}/x', '--fraction', '0'), 'leaves no document for validation'),
+        (('split', '{a}', '--out', '{tmp}/x', '--fraction', '0'), 'leaves validation empty'),
         (('split', '{a}'), '--out'),
     ],
 )

@@ -32,7 +32,7 @@ def open_text(request: DataRequest, *, options: TextOptions) -> TokenSource | Mi
 
 
 def tokenize_text(options: TextOptions, directory: Path, say: Callable[[str], None], out: Path | None = None) -> Path:
-    """Tokenizes the text unless this was done before; returns the flat-tokens directory, `out` or one in `directory`."""
+    """Tokenizes the text unless this was done before; returns its directory, `out` or a new one in `directory`."""
     tokenizer = None
     if options.tokenizer is not None:
         tokenizer = load_tokenizer(options.tokenizer)

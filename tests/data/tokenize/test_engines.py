@@ -11,20 +11,17 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import tokenizers
 
 from pretrax.data.corpus.corpus import Corpus, Selection
-from pretrax.data.corpus.document import Document
 from pretrax.data.corpus.files import find_files
-from pretrax.data.tokenize import encode_shard
 from pretrax.data.tokenize import prepare as prepare_module
 from pretrax.data.tokenize.engine_local import Processes
 from pretrax.data.tokenize.prepare import Work, prepare
 from pretrax.data.tokenize.tokenized_shards import find_shard, shard_name
 from pretrax.data.tokenizers import encoders
-from pretrax.data.tokens.flat_tokens import open_split, splits, verify
+from pretrax.data.tokens.flat_tokens import splits, verify
 from pretrax.errors import UserError
-from tokenizer_families import TEXTS, byte_level, family
+from tokenizer_families import TEXTS, byte_level
 from worker_calls import kill_yourself
 
 SELECTION = Selection(deduplicate=True, max_characters=400)
@@ -91,8 +88,8 @@ def test_a_user_error_in_a_worker_is_reported_and_finished_shards_are_kept(corpu
     broken = Corpus(find_files(str(tmp_path / '*.jsonl')))
     with pytest.raises(UserError, match=r"c\.jsonl:201: field 'text' is 3"):
         made(broken, tmp_path / 'data', said.append, work=Work(workers=2), tokenizer=byte_level(), validation=0.0)
-    [pieces] = (tmp_path / 'data').iterdir()
-    assert find_shard(pieces, 0)
+    [shards_dir] = (tmp_path / 'data').iterdir()
+    assert find_shard(shards_dir, 0)
     assert 'shards are kept in' in said.text
 
 
@@ -155,21 +152,21 @@ def test_damaged_shards_are_tokenized_again(corpus, tmp_path, said, monkeypatch)
     kept = {}
 
     def stop_late(*arguments):
-        [pieces] = (tmp_path / 'data').glob('.*.pieces')
-        kept['pieces'] = pieces
+        [shards_dir] = (tmp_path / 'data').glob('.*.pieces')
+        kept['shards_dir'] = shards_dir
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(prepare_module._Preparation, '_check', stop_late)
         with pytest.raises(KeyboardInterrupt):
             made(corpus, tmp_path / 'data', tokenizer=byte_level())
-    pieces = kept['pieces']
-    numbers = sorted(int(path.name) for path in pieces.iterdir() if path.is_dir())
+    shards_dir = kept['shards_dir']
+    numbers = sorted(int(path.name) for path in shards_dir.iterdir() if path.is_dir())
     assert len(numbers) > 10
-    tokens = pieces / shard_name(numbers[3]) / 'train.tokens'
+    tokens = shards_dir / shard_name(numbers[3]) / 'train.tokens'
     tokens.write_bytes(tokens.read_bytes()[:-4])
-    (pieces / shard_name(numbers[5]) / 'counts.json').write_text('{')
-    assert find_shard(pieces, numbers[3]) is find_shard(pieces, numbers[5]) is None
+    (shards_dir / shard_name(numbers[5]) / 'counts.json').write_text('{')
+    assert find_shard(shards_dir, numbers[3]) is find_shard(shards_dir, numbers[5]) is None
     assert contents(made(corpus, tmp_path / 'data', said.append, tokenizer=byte_level())) == expected
     assert f'{len(numbers) - 2} of {len(numbers)} shards were finished by an earlier run' in said.text
 
@@ -205,39 +202,6 @@ def alive(pid: int) -> bool:
         return Path(f'/proc/{pid}/stat').read_text().split()[2] != 'Z'
     except FileNotFoundError:
         return False
-
-
-def test_answers_become_a_loss_mask(tmp_path):
-    """A token counts if it starts in the answer, and so does the end-of-text token; counted with `tokenizers`."""
-    rows = [{'ask': 'the cat é ', 'reply': 'and the漢 other'}, {'ask': 'only asked', 'reply': ''}]
-    (tmp_path / 'a.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
-    corpus = Corpus(find_files(str(tmp_path / 'a.jsonl')), Selection(prompt_field='ask', answer_field='reply'))
-    for name in ('byte-level BPE', 'SentencePiece BPE', 'bytes'):
-        tokenizer = family(name)
-        place = made(corpus, tmp_path / name, tokenizer=tokenizer, validation=0.0)
-        split = open_split(place, 'train')
-        reference = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.settings))
-        mask, n_bytes = [], 0
-        for row in rows:
-            text = row['ask'] + row['reply']
-            starts = [start for start, _ in reference.encode(text, add_special_tokens=False).offsets]
-            counted = [start >= len(row['ask']) for start in starts]
-            mask += [*counted, True]
-            n_bytes += sum(
-                len(text[a:b].encode())
-                for a, b, counts in zip(starts, [*starts[1:], len(text)], counted, strict=True)
-                if counts
-            )
-        assert split.read_mask([(0, split.n_tokens)])[0].tolist() == mask
-        counts = verify(place)['train']
-        assert (counts.targets, counts.predicted_bytes) == (sum(mask), n_bytes)
-
-
-def test_a_document_cut_in_two_keeps_its_answers(tmp_path):
-    text, answers = 'ask\nreply\n' * 10, tuple((10 * n + 4, 10 * n + 10) for n in range(10))
-    [train, held_out] = encode_shard._cut(Document(text, 'x', answers), 0.33)
-    assert train.text + held_out.text == text
-    assert [part.text[a:b] == 'reply\n' for part in (train, held_out) for a, b in part.answers or ()] == [True] * 10
 
 
 def test_a_full_disk_is_reported_and_leaves_no_directory(corpus, tmp_path):

@@ -46,7 +46,7 @@ class HuggingFaceDataset:
         return f'{self.name} {self.options.configuration} {self.options.split} {self.version}'
 
     def cut(self, positions: Sequence[int], fields: tuple[str, ...]) -> list['DatasetRows | None']:
-        """Parts, cut near these byte positions if all rows had one size; None if the preceding part covers the range."""
+        """Parts, cut near these byte positions as if all rows had one size; None for an empty part."""
         whole = DatasetRows(self, fields, 0, self.n_units)
         bounds = [0, *(max(1, at * self.n_units // self.size) for at in positions), self.n_units]
         parts = [replace(whole, start=start, stop=stop) for start, stop in itertools.pairwise(bounds)]

@@ -56,7 +56,7 @@ class LineIndex:
     frames: np.ndarray
 
     def frame(self, start: int) -> tuple[int, int]:
-        """Offsets in the file and in the content of the last frame that starts at or before byte `start` of the content."""
+        """The offsets, in file and content, of the last frame that starts at or before byte `start` of the content."""
         at = int(np.searchsorted(self.frames[:, 1], start, side='right')) - 1
         return (int(self.frames[at, 0]), int(self.frames[at, 1])) if at >= 0 else (0, 0)
 

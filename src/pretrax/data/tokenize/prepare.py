@@ -62,17 +62,17 @@ def prepare(
     work: Work | None = None,
     out: Path | None = None,
 ) -> Path:
-    """Returns the flat-tokens directory of a text, and writes it unless it exists.
+    """Tokenizes a text unless this was done before, and returns the flat-tokens directory.
 
     Args:
         corpus: the text.
-        directory: its parent; its name has the hash of the recipe.
+        directory: where to write it, under a name with the hash of the recipe.
         say: prints a line.
-        tokenizer: None: train one with at most `vocab_size` tokens.
-        vocab_size: for a tokenizer to train.
+        tokenizer: the tokenizer; None trains one with at most `vocab_size` tokens.
+        vocab_size: of the tokenizer to train.
         validation: fraction of the documents to hold out.
         work: the engine and its workers.
-        out: the directory to write instead of one in `directory`.
+        out: the flat-tokens directory, instead of one in `directory`.
 
     Raises:
         UserError: the text cannot be read, the files cannot be written, or a split is empty.
@@ -87,15 +87,15 @@ def prepare(
     }
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
     path, named = out or directory / f'tokens-{key[:12]}', out is not None
-    if _is_there(path, named, recipe, say):
+    if _is_reusable(path, named, recipe, say):
         return path
     if not named:
-        _say_others(path, recipe, say)
+        _report_others(path, recipe, say)
     shards_dir = path.parent / f'.{path.name}.{key[:12]}.pieces'
     with _locked(shards_dir, say):
         for left in shards_dir.glob('*.partial-*'):  # left by a run that was killed
             shutil.rmtree(left, ignore_errors=True)
-        if _is_there(path, named, recipe, say):  # the process that held the lock has written it
+        if _is_reusable(path, named, recipe, say):  # the process that held the lock has written it
             return path
         try:
             _Preparation(corpus, shards_dir, say, validation, work or Work()).make(path, tokenizer, vocab_size, recipe)
@@ -103,7 +103,8 @@ def prepare(
             kept = len(list(shards_dir.glob('*/counts.json')))
             if kept:
                 say(
-                    f'tokens: not finished; {kept:,} shards are kept in {shards_dir}, and the next run continues with the rest'
+                    f'tokens: not finished; {kept:,} shards are kept in {shards_dir}, '
+                    'and the next run continues with the rest'
                 )
             else:
                 shutil.rmtree(shards_dir, ignore_errors=True)
@@ -127,7 +128,7 @@ def _locked(shards_dir: Path, say: Say) -> IO[str]:
         raise UserError(f'{shards_dir.parent}: cannot write the tokens: {error.strerror}') from error
 
 
-def _is_there(path: Path, named: bool, recipe: dict[str, Any], say: Say) -> bool:
+def _is_reusable(path: Path, named: bool, recipe: dict[str, Any], say: Say) -> bool:
     if not path.exists():
         return False
     if named and (differs := _difference(path, recipe)):
@@ -136,7 +137,7 @@ def _is_there(path: Path, named: bool, recipe: dict[str, Any], say: Say) -> bool
     return True
 
 
-def _say_others(path: Path, recipe: dict[str, Any], say: Say) -> None:
+def _report_others(path: Path, recipe: dict[str, Any], say: Say) -> None:
     for other in sorted(path.parent.glob('tokens-*')):
         say(f'tokens: {other} {_difference(other, recipe)}; it is kept, and the text is tokenized again')
     for other in sorted(path.parent.glob('.tokens-*.pieces')):

@@ -279,7 +279,7 @@ def _verify_split(split: FlatTokens) -> None:
         raise UserError(f'{split.path / "zarr.json"}: counts.targets is {said}, but {n_targets} tokens count')
     if largest != split.manifest.max_token_id:
         raise UserError(
-            f'{split.path / "zarr.json"}: max_token_id is {split.manifest.max_token_id}, but the largest id is {largest}'
+            f'{split.path / "zarr.json"}: max_token_id is {split.manifest.max_token_id}, but {largest} occurs'
         )
 
 

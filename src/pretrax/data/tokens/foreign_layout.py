@@ -147,7 +147,7 @@ def _pbin_starts(path: Path, at: int, n_tokens: int, width: int) -> tuple[np.nda
     if (before % PBIN_HEADER).any() or (before < 0).any():
         wrong = int(np.flatnonzero((before % PBIN_HEADER) | (before < 0))[0])
         raise UserError(
-            f'{path}: document {wrong:,} of the index is at byte {int(offsets[wrong]):,}, but the one before it ends at '
+            f'{path}: document {wrong:,} of the index is at byte {int(offsets[wrong]):,}, but the previous one ends at '
             f'{int(ends[wrong] - lengths[wrong]):,}\n  the index is damaged; pack the data again'
         )
     if before.any():

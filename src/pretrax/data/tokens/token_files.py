@@ -107,7 +107,7 @@ def _flat_tokens(path: Path | RemotePath, say: Say, tokenizer: Tokenizer | None,
         raise UserError(f'{path}: flat-tokens store document boundaries\n  remove end_of_text')
     if tokenizer is not None and tokenizer.vocab_size != first.vocab_size:
         raise UserError(
-            f'{path}: the tokens have a vocabulary of {first.vocab_size:,}, the tokenizer has {tokenizer.vocab_size:,}\n'
+            f'{path}: the tokens have a vocabulary of {first.vocab_size:,}, the tokenizer {tokenizer.vocab_size:,}\n'
             '  use the tokenizer that made the tokens'
         )
     own = tokenizer if content is None else Tokenizer(content, str(path), first.end_of_text)

@@ -32,7 +32,8 @@ def convert_to_nanogpt(files: TokenFiles, out: Path, say: Say) -> None:
     refuse_existing(out)
     if files.identity.vocab_size > 1 << 16:
         raise UserError(
-            f'{files.path}: its ids go up to {files.identity.vocab_size - 1:,}, but a nanoGPT .bin stores uint16, up to 65,535'
+            f'{files.path}: its ids go up to {files.identity.vocab_size - 1:,}\n'
+            '  a nanoGPT .bin stores uint16, up to 65,535'
         )
     if any(store.has_mask for store in files.splits.values()):
         raise UserError(f'{files.path}: it has a loss mask, which a nanoGPT .bin cannot store')
@@ -104,7 +105,7 @@ def split(path: Path, out: Path, say: Say, *, fraction: float | None, count: int
                     made.append(name, chosen, text.count(chosen))
         if n_held_out in (0, total):
             raise UserError(
-                f'{path}: {fraction} of {total:,} documents leaves no document for {"validation" if not n_held_out else "train"}\n'
+                f'{path}: {fraction} of {total:,} documents leaves {"train" if n_held_out else "validation"} empty\n'
                 '  change --fraction, or give a number of documents: --count'
             )
 
