@@ -294,15 +294,16 @@ PROGRAM = textwrap.dedent("""
     from pathlib import Path
     import numpy as np
     from pretrax.data.tokens.flat_tokens import TokenizerIdentity
-    from pretrax.data.tokens.flat_tokens_writer import create
+    from pretrax.data.tokens.flat_tokens_writer import SHARD_LENGTH, create
 
+    SHARD_LENGTH['encoded_tokens'] = 1 << 16  # several files of few tokens
     directory, limit = Path(sys.argv[1]), int(sys.argv[2])
     if limit:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     identity = TokenizerIdentity(sha256='', vocab_size=2**31, end_of_text=0)
     with create(directory, identity, b'{}', {}) as writer:
         for n in range(20):
-            ids = (n * 10**6 + np.arange(10**6) * 7919) % 2**31
+            ids = (n * 10**4 + np.arange(10**4)) * 7919 % 2**31
             writer.append('train', [ids], n_bytes=1, predicted_bytes=1)
         print('written', flush=True)
         sys.stdin.read()
@@ -330,7 +331,7 @@ def test_the_next_writer_removes_the_files_of_a_killed_one(tmp_path):
 
 def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path):
     result = subprocess.run(
-        [sys.executable, '-c', PROGRAM, str(tmp_path / 'here'), str(10**6)],
+        [sys.executable, '-c', PROGRAM, str(tmp_path / 'here'), str(10**5)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
