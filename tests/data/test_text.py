@@ -1,13 +1,7 @@
 """The data component `text`, as a configuration uses it."""
 
-import json
-import subprocess
-import sys
-
-import pydantic
 import pytest
 
-from pretrax.data.options import TextOptions
 from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
 from pretrax.errors import UserError
 
@@ -75,48 +69,6 @@ def test_validation_0_holds_nothing_out(open_source, novel, said):
     assert 'no text is held out' in said.text
 
 
-def test_a_field_of_files_without_fields_is_refused(open_source, tmp_path):
-    (tmp_path / 'a.txt').write_text('text')
-    with pytest.raises(UserError, match=r'data\.field'):
-        open_source(text=str(tmp_path / 'a.txt'), field='content')
-
-
-@pytest.mark.parametrize(
-    ('given', 'expected'),
-    [
-        ({'tokens': 'x', 'text': 'stdlib'}, 'data.text=null'),
-        ({'tokens': 'x', 'field': 'y', 'validation': 0.1}, 'data.field=null data.validation=null'),
-        ({'validation_tokens': 'x'}, 'validation_tokens applies to data.tokens'),
-        ({'text': 'x', 'end_of_text': 0}, 'end_of_text applies to data.tokens'),
-        ({'text': ''}, 'text names nothing'),
-        ({'text': []}, 'text names nothing'),
-        ({'text': ['a', '']}, 'text names nothing'),
-        ({'vocab_size': 256}, '257'),
-        ({'validation': 1}, 'less than 1'),
-        ({'txt': 'stdlib'}, 'txt'),
-    ],
-)
-def test_inconsistent_options_are_refused(given, expected):
-    with pytest.raises(pydantic.ValidationError) as caught:
-        TextOptions.model_validate(given)
-    assert expected in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    'given', [{}, {'tokens': 'x'}, {'tokens': 'x', 'text': None}, {'tokenizer': 'x'}, {'text': None}]
-)
-def test_options_can_be_dumped_and_loaded(given):
-    options = TextOptions.model_validate(given)
-    assert TextOptions.model_validate(options.model_dump()) == options
-
-
-def test_importing_the_options_imports_no_heavy_library():
-    heavy = ['jax', 'zarr', 'tensorstore', 'tokenizers', 'numpy']
-    program = f'import sys, pretrax.data.options; print([name for name in {heavy} if name in sys.modules])'
-    result = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == '[]'
-
-
 @pytest.fixture
 def mine(tmp_path):
     path = tmp_path / 'mine.json'
@@ -157,55 +109,3 @@ def test_a_mixture_with_two_tokenizers_is_refused(open_source, novel, mine):
                 {'name': 'b', 'weight': 1, 'tokens': str(other.train.tokens.path.parent)},
             ],
         )
-
-
-A = {'name': 'a', 'weight': 1, 'tokens': 'x'}
-
-
-@pytest.mark.parametrize(
-    ('given', 'expected'),
-    [
-        ({'mixture': [A], 'text': 'stdlib'}, 'data.text=null'),
-        ({'mixture': [A], 'tokens': 'x'}, 'data.tokens=null'),
-        ({'mixture': []}, 'at least 1'),
-        ({'mixture': [A, A]}, 'names must differ; given: a, a'),
-        ({'mixture': [A | {'tokens': None, 'text': 'x'}]}, 'needs one tokenizer'),
-        ({'mixture': [{'name': 'a', 'weight': 1}]}, "source 'a' has neither"),
-        ({'mixture': [A | {'name': 'a/b'}]}, 'pattern'),
-        ({'mixture': [A | {'weight': 0}]}, 'greater than 0'),
-        ({'mixture': [A | {'weight': [[5, 1], [5, 2]]}]}, 'with increasing steps >= 0'),
-        ({'mixture': [A | {'weight': [[5, -1]]}]}, 'finite and >= 0'),
-        ({'mixture': [A | {'field': 'x'}]}, 'data.field=null'),
-        ({'mixture': [{'name': 'b', 'weight': 1, 'mixture': [A]}]}, 'cannot be a mixture'),
-        ({'mixture': [A | {'wait': 1}]}, 'wait'),
-        ({'exhausted': 'stop'}, 'applies to data.mixture'),
-        ({'packing': 'pack'}, 'best_fit'),
-    ],
-)
-def test_inconsistent_mixtures_are_refused(given, expected):
-    with pytest.raises(pydantic.ValidationError) as caught:
-        TextOptions.model_validate(given)
-    assert expected in str(caught.value)
-
-
-def test_keys_next_to_a_mixture_are_defaults_for_its_sources():
-    given = {
-        'tokenizer': 't', 'validation': 0.1, 'packing': 'whole', 'exhausted': 'drop',
-        'mixture': [A | {'packing': 'best_fit'}, {'name': 'b', 'weight': 2, 'text': 'y', 'validation': 0.2}, A | {'name': 'c'}],
-    }  # fmt: skip
-    options = TextOptions.model_validate(given)
-    assert options.mixture is not None
-    assert [item.packing for item in options.mixture] == ['best_fit', 'whole', 'whole']
-    assert [item.tokenizer for item in options.mixture] == [None, 't', None]
-    assert [item.validation for item in options.mixture] == [None, 0.2, None]
-    assert TextOptions.model_validate(options.model_dump()) == options
-    scheduled = given | {'mixture': [A | {'weight': [[0, 1], [10, 0.5]]}]}
-    assert TextOptions.model_validate_json(json.dumps(scheduled), strict=True).mixture[0].schedule == (
-        (0, 1),
-        (10, 0.5),
-    )
-    filtered = given | {'filters': [{'field': 'a', 'one_of': [1, 2]}]}  # nested lists, as in YAML
-    strict = TextOptions.model_validate_json(json.dumps(filtered), strict=True)
-    assert strict.mixture[1].filters[0].one_of == [1, 2]
-    alone = {'filters': filtered['filters'], 'text': ['a', 'b']}
-    assert TextOptions.model_validate_json(json.dumps(alone), strict=True).filters[0].one_of == [1, 2]

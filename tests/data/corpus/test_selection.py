@@ -2,7 +2,6 @@
 
 import json
 
-import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from pretrax.data.corpus.corpus import Corpus, RowCounts, Selection, shards
 from pretrax.data.corpus.files import find_files
 from pretrax.data.corpus.selection import Filter
-from pretrax.data.options import TextOptions
 from pretrax.errors import UserError
 
 
@@ -202,27 +200,6 @@ def test_the_fingerprint_depends_on_the_selection_but_not_on_error_handling(tmp_
     assert corpus(path, on_error='skip').fingerprint() == fingerprints[0]
 
 
-@pytest.mark.parametrize(
-    ('given', 'expected'),
-    [
-        ({'filters': [{'field': 'a'}]}, "the filter on 'a' has no condition; expected one of equals"),
-        ({'filters': [{'field': 'a', 'matches': '('}]}, 'matches is not a regular expression'),
-        ({'filters': [{'field': 'a', 'eval': 'x'}]}, 'eval'),
-        ({'filters': [{'field': 'a', 'one_of': []}]}, 'one_of'),
-        ({'prompt_field': 'q'}, 'given together'),
-        ({'prompt_field': 'q', 'answer_field': 'a', 'field': 'text'}, 'replace field'),
-        ({'min_characters': 5, 'max_characters': 4}, 'more than max_characters'),
-        ({'on_error': 'ignore'}, 'on_error'),
-        ({'hugging_face': {'split': 'train'}}, "expected text: 'hf:"),
-        ({'tokens': 'x', 'filters': [{'field': 'a', 'equals': 1}], 'deduplicate': True}, 'data.filters=null data.ded'),
-    ],
-)
-def test_inconsistent_options_are_refused(given, expected):
-    with pytest.raises(pydantic.ValidationError) as caught:
-        TextOptions.model_validate(given)
-    assert expected in str(caught.value)
-
-
 def test_options_reach_the_corpus(open_source, tmp_path, said):
     rows = [{'q': f'question {n}? ', 'a': f'answer {n}.', 'lang': 'en' if n % 2 else 'de'} for n in range(20)]
     path = write(tmp_path / 'a.jsonl', [*rows, 'bad', rows[1]])
@@ -238,6 +215,7 @@ def test_options_reach_the_corpus(open_source, tmp_path, said):
 def test_fields_of_files_without_fields_are_refused(open_source, tmp_path):
     (tmp_path / 'a.txt').write_text('text')
     for options, expected in (
+        ({'field': 'content'}, r'data\.field needs rows'),
         ({'filters': [{'field': 'a', 'equals': 1}]}, r'data\.filters needs rows'),
         ({'prompt_field': 'q', 'answer_field': 'a'}, r'data\.prompt_field needs rows'),
     ):
