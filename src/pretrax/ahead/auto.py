@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from pretrax.ahead.plan import Candidate, Planner
-from pretrax.config import RunConfig, diff, is_harmless, load, resolve_mesh, settle
+from pretrax.config import RunConfig, diff, load, may_change_on_resume, resolve_mesh, settle
 from pretrax.config.batch import n_sequences
 from pretrax.errors import Report, UserError
 from pretrax.run.devices import simulate_cpus
@@ -92,7 +92,7 @@ def _as_it_began(config: RunConfig, n_devices: int) -> RunConfig | None:
         config = settle(config, **changes)
     except UserError:  # unreadable, or for other devices: `train` reports what is wrong
         return None
-    return config if all(is_harmless(key) for key, _, _ in diff(began, config)) else None
+    return config if all(may_change_on_resume(key) for key, _, _ in diff(began, config)) else None
 
 
 def _here() -> Here | None:

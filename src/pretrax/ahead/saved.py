@@ -27,7 +27,7 @@ import pydantic
 from jax.experimental import serialize_executable
 
 from pretrax.ahead.step import Ahead
-from pretrax.config import RunConfig, diff, from_values
+from pretrax.config import RunConfig, diff, effect_of, from_values
 from pretrax.errors import UserError
 from pretrax.jax_compat import EXECUTABLE_CLASSES, ExecutableUnpickler
 from pretrax.machine.atomic import new_file
@@ -93,26 +93,11 @@ def opened(path: pathlib.Path, config: RunConfig) -> Callable[[Run, Any], Any]:
     """
     manifest, executable = _read(path)
     changes = diff(from_values(manifest.config), config)
-    baked = [(key, old, new) for key, old, new in changes if not _is_free(key)]
+    baked = [(key, old, new) for key, old, new in changes if effect_of(key).on == 'step']
     if baked:
         shown = [f'    {key}: {old} -> {new}' for key, old, new in baked[:5]]
         raise _differs(path, 'the step was compiled for another configuration', *shown)
     return lambda run, lowered: _load(path, manifest, executable, run, lowered)
-
-
-def _is_free(key: str) -> bool:
-    """Whether a value is not compiled into the step. The learning rate, its schedule and all constants are."""
-    return key.split('.')[0] in (
-        'name',
-        'run_dir',
-        'data',
-        'checkpoint',
-        'eval',
-        'log',
-        'sample',
-        'init_from',
-        'seed',
-    ) or (key.startswith('faults.') and key != 'faults.spike')
 
 
 def _manifest(run: Run, lowered: Any, executable: bytes) -> Manifest:

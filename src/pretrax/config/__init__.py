@@ -1,11 +1,12 @@
 """Configuration: YAML of values in, a checked and frozen `RunConfig` out. Imports no JAX."""
 
+from pretrax.config.effects import effect_of, may_change_on_resume, values_in_step
 from pretrax.config.load import from_values, load, load_plugin
 from pretrax.config.mesh import resolve_mesh
 from pretrax.config.registry import build, register
 from pretrax.config.schema import InitFrom, Mesh, Processes, RunConfig
 from pretrax.config.settle import settle
-from pretrax.config.show import ABSENT, diff, diff_values, is_harmless, json_schema, origin, resolved_yaml
+from pretrax.config.show import ABSENT, diff, diff_values, json_schema, origin, resolved_yaml
 
 __all__ = [
     'ABSENT',
@@ -16,14 +17,16 @@ __all__ = [
     'build',
     'diff',
     'diff_values',
+    'effect_of',
     'from_values',
-    'is_harmless',
     'json_schema',
     'load',
     'load_plugin',
+    'may_change_on_resume',
     'origin',
     'register',
     'resolve_mesh',
     'resolved_yaml',
     'settle',
+    'values_in_step',
 ]

@@ -4,6 +4,7 @@ The four sections `model`, `data`, `optimizer` and `schedule` pick a component b
 keys (`registry.py`). Values are checked strictly: 'yes' is no number, true is no 1, and 1.5 is no integer.
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,26 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
 from pretrax.config import registry
 from pretrax.config.problems import Problem, ProblemsError, known_keys, nearest, shown, unknown
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """What a change of a key affects. It is declared with the type of the key, or of a section that holds it.
+
+    Attributes:
+        on: 'step' if the compiled step may differ; 'input' if only batches or first weights differ, on whose shapes the
+            step depends; 'nothing' otherwise.
+        resumable: whether a run may be resumed with another value.
+    """
+
+    on: Literal['step', 'input', 'nothing']
+    resumable: bool = False
+
+
+STEP = Effect('step')
+STEP_RESUMABLE = Effect('step', resumable=True)
+INPUT = Effect('input')
+NOTHING = Effect('nothing', resumable=True)
 
 LARGEST = 2**31 - 1  # counts travel through int32 on the device
 
@@ -216,7 +237,7 @@ class Checkpoint(Section):
 class Faults(Section):
     """What to do when something goes wrong; docs/reliability.md."""
 
-    spike: Positive | None = Field(
+    spike: Annotated[Positive | None, STEP] = Field(
         default=None, description='skip a step whose loss is so many standard deviations above the usual; null: never'
     )
     rollback_after: CountOrZero = Field(
@@ -303,32 +324,32 @@ class InitFrom(Section):
 class RunConfig(Section):
     """One run. Read from YAML by `pretrax.config.load`, or from a dict by `pretrax.config.from_values`."""
 
-    name: str = Field(description='the run; letters, digits, "." "_" "-"')
-    run_dir: Path = Field(
+    name: Annotated[str, NOTHING] = Field(description='the run; letters, digits, "." "_" "-"')
+    run_dir: Annotated[Path, NOTHING] = Field(
         default_factory=lambda given: Path('runs') / given['name'], description='where everything lands; runs/<name>'
     )
-    seed: CountOrZero = Field(default=0, description='all randomness folds in (seed, step, name)')
-    steps: Count = Field(description='optimizer steps of the whole run')
-    model: Model = Field(description='a preset or sizes, and the component that builds the model')
-    init_from: Annotated[str, Field(min_length=1)] | InitFrom | None = Field(
+    seed: Annotated[CountOrZero, STEP] = Field(default=0, description='all randomness folds in (seed, step, name)')
+    steps: Annotated[Count, STEP_RESUMABLE] = Field(description='optimizer steps of the whole run')
+    model: Annotated[Model, STEP] = Field(description='a preset or sizes, and the component that builds the model')
+    init_from: Annotated[Annotated[str, Field(min_length=1)] | InitFrom | None, INPUT] = Field(
         default=None, description='weights to start from: hf:DIR_OR_ID, or a run or checkpoint; model: may be left out'
     )
-    data: Data = Field(description='the text to train on')
-    batch: Batch = Field(description='tokens a step and sequence length')
-    optimizer: Optimizer = Field(description='the update rule and its learning_rate')
-    schedule: Schedule = Field(
+    data: Annotated[Data, INPUT] = Field(description='the text to train on')
+    batch: Annotated[Batch, STEP] = Field(description='tokens a step and sequence length')
+    optimizer: Annotated[Optimizer, STEP] = Field(description='the update rule and its learning_rate')
+    schedule: Annotated[Schedule, STEP] = Field(
         default_factory=lambda: Schedule.model_validate({}), description='the learning rate over the run'
     )
-    mesh: Mesh = Field(default=Mesh(), description='how the devices are arranged')
-    precision: Precision = Field(default=Precision(), description='dtypes of matrix products')
-    memory: Memory = Field(default=Memory(), description='what lies in host memory')
-    checkpoint: Checkpoint = Field(default=Checkpoint(), description='when the state is written')
-    faults: Faults = Field(default=Faults(), description='spikes, hangs, time limits')
-    processes: Processes = Field(default=Processes(), description='which of several this one is')
-    eval: Eval = Field(default=Eval(), description='loss on held-out text')
-    log: Log = Field(default=Log(), description='where metrics go')
-    sample: Sample = Field(default=Sample(), description='text written while training')
-    plugins: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+    mesh: Annotated[Mesh, STEP] = Field(default=Mesh(), description='how the devices are arranged')
+    precision: Annotated[Precision, STEP] = Field(default=Precision(), description='dtypes of matrix products')
+    memory: Annotated[Memory, STEP_RESUMABLE] = Field(default=Memory(), description='what lies in host memory')
+    checkpoint: Annotated[Checkpoint, NOTHING] = Field(default=Checkpoint(), description='when the state is written')
+    faults: Annotated[Faults, NOTHING] = Field(default=Faults(), description='spikes, hangs, time limits')
+    processes: Annotated[Processes, NOTHING] = Field(default=Processes(), description='which of several this one is')
+    eval: Annotated[Eval, NOTHING] = Field(default=Eval(), description='loss on held-out text')
+    log: Annotated[Log, NOTHING] = Field(default=Log(), description='where metrics go')
+    sample: Annotated[Sample, NOTHING] = Field(default=Sample(), description='text written while training')
+    plugins: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], STEP] = Field(
         default=(), strict=False, description='Python files or module names, run before the rest is checked'
     )
 

@@ -29,11 +29,6 @@ class Absent(Enum):
 
 ABSENT = Absent.ABSENT
 
-# A run may be resumed with these changed: they do not touch what is computed from a given state.
-HARMLESS = ('name', 'run_dir', 'steps', 'log', 'sample', 'checkpoint', 'eval', 'faults', 'memory', 'processes')
-# ... but for these
-HARMFUL = ('faults.spike',)
-
 
 def resolved_yaml(config: RunConfig) -> str:
     """Every value as YAML, with where it came from as a comment. Loading the text gives an equal configuration."""
@@ -56,11 +51,6 @@ def diff_values(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any
     keys = [*before, *(key for key in after if key not in before)]
     pairs = [(dotted(key), before.get(key, ABSENT), after.get(key, ABSENT)) for key in keys]
     return [(key, a, b) for key, a, b in pairs if a != b]
-
-
-def is_harmless(key: str) -> bool:
-    """Whether a run may be resumed with this dotted key changed, without `--allow-changes`."""
-    return key.partition('.')[0] in HARMLESS and key not in HARMFUL
 
 
 def origin(config: RunConfig, *path: str) -> str:

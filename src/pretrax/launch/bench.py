@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 from pretrax import __version__
-from pretrax.config import resolved_yaml
+from pretrax.config import resolved_yaml, values_in_step
 from pretrax.errors import UserError
 from pretrax.launch.local import devices_of
 from pretrax.launch.sweep import Row, Sweep
@@ -33,8 +33,6 @@ FINAL = (
     'out of memory',
     'refused',
 )  # the same if repeated; `failed`, `killed` and `time limit` may differ
-# Sections of the configuration that do not affect a step.
-_FREE = ('name', 'run_dir', 'checkpoint', 'eval', 'log', 'sample', 'faults', 'processes')
 _PROBE = """
 import json, jax, jaxlib
 devices = jax.devices()
@@ -101,7 +99,7 @@ class Bench:
             yield found
 
     def _key(self, row: Row) -> str:
-        values = {key: value for key, value in row.config.model_dump(mode='json').items() if key not in _FREE}
+        values = values_in_step(row.config, inputs=True)
         how = [row.devices, self._sweep.steps, self._sweep.warmup]
         text = json.dumps([values, how, self._hardware], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from pretrax.config import RunConfig, is_harmless, settle
+from pretrax.config import RunConfig, settle, values_in_step
 from pretrax.config.batch import micro_batch_sizes, sequences_per_device
 from pretrax.errors import Report, UserError
 from pretrax.machine.cache import cache_directory, read_entries, write_entries
@@ -111,10 +111,9 @@ def _limit(run: Run) -> int | None:
 def _key(run: Run) -> str:
     """Everything that the result depends on: devices, versions, flags, and the keys that affect the step."""
     device = run.mesh.devices.flat[0]
-    values = run.config.model_dump(mode='json')
-    affects = {key: value for key, value in values.items() if not is_harmless(key) and key not in ('data', 'init_from')}
     facts: dict[str, Any] = {
-        'config': affects | {'mesh': dict(run.mesh.shape), 'memory': values['memory']},
+        'config': values_in_step(run.config),
+        'mesh': dict(run.mesh.shape),
         'versions': versions(),
         'flags': flags(),
         'cores': usable_cores(),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pretrax.checkpoint import read_description, steps_in
-from pretrax.config import RunConfig, diff, from_values, is_harmless
+from pretrax.config import RunConfig, diff, from_values, may_change_on_resume
 from pretrax.errors import Report, UserError
 from pretrax.machine.locks import LockedError, lock_directory
 
@@ -81,7 +81,7 @@ def check_unchanged(config: RunConfig, allow_changes: bool, report: Report) -> N
             f'train from these weights under another name: init_from: {config.run_dir}'
         )
     every = diff(from_values(description['config']), config)
-    changes = [(key, old, new) for key, old, new in every if not is_harmless(key)]
+    changes = [(key, old, new) for key, old, new in every if not may_change_on_resume(key)]
     if changes and not allow_changes:
         shown = [f'    {key}: {old} -> {new}' for key, old, new in changes[:5]]
         more = [f'    and {len(changes) - 5} more'] if len(changes) > 5 else []
