@@ -38,15 +38,26 @@ class Section(Protocol):
 
 @dataclass(frozen=True)
 class Entry:
-    """A component, and the model of its options where the signature does not say them."""
+    """A component.
+
+    Attributes:
+        factory: what `build` calls, or its 'module:attribute'.
+        options: the model of its options; None: the keyword-only parameters of the factory.
+        section_of: 'module:attribute' of a function that reads the section of a configuration from a checkpoint.
+    """
 
     factory: Callable[..., Any] | str
     options: type[pydantic.BaseModel] | str | None = None
+    section_of: str | None = None
 
 
 _components: dict[str, dict[str, Entry]] = {
     'model': {
-        'transformer': Entry('pretrax.model.transformer:Transformer', 'pretrax.model.families:TransformerOptions'),
+        'transformer': Entry(
+            'pretrax.model.transformer:Transformer',
+            'pretrax.model.families:TransformerOptions',
+            'pretrax.huggingface.section:model_section',
+        ),
         'nnx': Entry('pretrax.model.nnx:NnxModel', 'pretrax.model.nnx_options:NnxOptions'),
     },
     'data': {
@@ -121,6 +132,12 @@ def build(kind: str, section: Section, *supplied: Any) -> Any:
     if entry.options is not None:
         return factory(*supplied, options=section.options)
     return factory(*supplied, **{name: getattr(section.options, name) for name in type(section.options).model_fields})
+
+
+def section_of_checkpoint(kind: str, name: str, place: str) -> dict[str, Any] | None:
+    """The section of a component as the checkpoint at `place` gives it; None if the component reads none."""
+    entry = _components[kind].get(name)
+    return imported(entry.section_of)(place) if entry and entry.section_of else None
 
 
 @functools.cache
