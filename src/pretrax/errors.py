@@ -21,3 +21,8 @@ class UserError(ValueError):
         if len(lines) > MOST_LINES:
             lines = [*lines[: MOST_LINES - 1], f'({len(lines) - MOST_LINES + 1} more lines)']
         return '\n'.join(lines)
+
+
+def install_extra(extra: str) -> str:
+    """The advice to install an optional extra: it keeps those that are installed, and needs no package index."""
+    return f"in the repository: uv sync --inexact --extra {extra}   (or: pip install -e '.[{extra}]')"

@@ -168,7 +168,7 @@ def test_a_missing_package_is_an_error_with_the_install_command(tmp_path, monkey
     monkeypatch.setattr(builtins, '__import__', without)
     with pytest.raises(UserError) as caught:
         start(tmp_path, **{key: value})
-    for part in (f'uv sync --inexact --extra {key}', off):
+    for part in (f'uv sync --inexact --extra {key}', f"pip install -e '.[{key}]'", off):
         assert part in str(caught.value)
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pretrax.errors import UserError
+from pretrax.errors import UserError, install_extra
 from pretrax.model.axes import ROWS, along
 from pretrax.model.base import AutomaticModel
 from pretrax.model.loss import Batch
@@ -198,7 +198,7 @@ def _flax() -> Any:
     try:
         from flax import nnx
     except ImportError as error:
-        raise UserError("model.name=nnx needs Flax\npip install 'pretrax[nnx]'") from error
+        raise UserError(f'model.name=nnx needs Flax\n  {install_extra("nnx")}') from error
     return nnx
 
 

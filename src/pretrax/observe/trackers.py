@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from pretrax.errors import UserError
+from pretrax.errors import UserError, install_extra
 from pretrax.machine.atomic import write_file
 
 
@@ -175,7 +175,7 @@ def _needs(module: str, extra: str) -> Any:
             raise
         raise UserError(
             f'log.{extra} needs the package {module}, which is not installed\n'
-            f'install it with: uv sync --inexact --extra {extra}\n'
+            f'{install_extra(extra)}\n'
             f'or train without it: log.{extra}={"false" if extra == "tensorboard" else "null"}'
         ) from None
 

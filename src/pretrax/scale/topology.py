@@ -14,7 +14,7 @@ import os
 import re
 from typing import Any
 
-from pretrax.errors import UserError
+from pretrax.errors import UserError, install_extra
 from pretrax.scale.devices import Device, lookup
 
 # libtpu's name of a TPU -> `device_kind`, cores per chip in names, dimensions of a slice, chips of the largest slice.
@@ -183,7 +183,7 @@ def absent_devices(topology: Topology) -> list[Any]:
     plugin, extra = ('libtpu', 'tpu') if topology.platform == 'tpu' else ('jax_cuda13_plugin', 'cuda')
     if importlib.util.find_spec(plugin) is None:
         raise UserError(
-            f'{topology.name}: compiling for it needs {plugin}, which is not installed\n    uv sync --inexact --extra {extra}'
+            f'{topology.name}: compiling for it needs {plugin}, which is not installed\n  {install_extra(extra)}'
         )
     from jax.experimental import topologies
 

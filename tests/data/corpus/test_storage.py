@@ -88,7 +88,7 @@ def test_http_works_without_range_requests(server, tmp_path):
 
 def test_a_protocol_without_its_package_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, 's3fs', None)
-    with pytest.raises(UserError, match=r"s3://bucket/a\.jsonl: .*\n  pip install 'pretrax\[cloud\]'"):
+    with pytest.raises(UserError, match=r's3://bucket/a\.jsonl: .*\n  .*uv sync --inexact --extra cloud'):
         find_files('s3://bucket/a.jsonl')
     with pytest.raises(UserError, match='s4:// is not a protocol that fsspec knows'):
         find_files('s4://bucket/a.jsonl')

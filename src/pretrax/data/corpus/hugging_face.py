@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pretrax.data.corpus.parts import Row
 from pretrax.data.options import PREFIX, HuggingFaceOptions
-from pretrax.errors import UserError
+from pretrax.errors import UserError, install_extra
 
 _UNKNOWN_SIZE = 1 << 26  # bytes assumed for a file of unknown size
 
@@ -126,7 +126,7 @@ def _load(name: str, options: HuggingFaceOptions) -> tuple[Any, str]:
     try:
         import datasets as library
     except ImportError:
-        raise UserError(f"{PREFIX}{name}: needs the library datasets\n  pip install 'pretrax[datasets]'") from None
+        raise UserError(f'{PREFIX}{name}: needs the library datasets\n  {install_extra("datasets")}') from None
     datasets: Any = library  # its stubs need a literal `streaming`
     try:
         of = {'name': options.configuration, 'revision': options.revision}

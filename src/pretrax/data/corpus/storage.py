@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from pretrax.errors import UserError
+from pretrax.errors import UserError, install_extra
 
 # Protocols of the extra `cloud`. For any other protocol, the error names the package that fsspec needs.
 _CLOUD = ('gs', 'gcs', 's3', 's3a', 'http', 'https')
@@ -116,7 +116,7 @@ def connect(url: Url) -> tuple[Any, str]:
     try:
         return fsspec.url_to_fs(url.url)
     except ImportError as error:
-        install = "pip install 'pretrax[cloud]'" if protocol in _CLOUD else str(error)
+        install = install_extra('cloud') if protocol in _CLOUD else str(error)
         raise UserError(f'{url}: reading {protocol}:// needs a package that is not installed\n  {install}') from None
     except ValueError as error:
         if 'Protocol not known' not in str(error):

@@ -13,7 +13,7 @@ from pretrax.data.corpus.content import read_content, split_lines
 from pretrax.data.corpus.files import TextFile
 from pretrax.data.corpus.parts import Row, refuse_changed
 from pretrax.data.corpus.storage import opened, refusal
-from pretrax.errors import UserError
+from pretrax.errors import UserError, install_extra
 
 if TYPE_CHECKING:
     import pyarrow.parquet
@@ -127,7 +127,7 @@ def _parquet(file: TextFile) -> Iterator['pyarrow.parquet.ParquetFile']:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise UserError(f"{file.path}: reading .parquet needs pyarrow\n  pip install 'pretrax[datasets]'") from None
+        raise UserError(f'{file.path}: reading .parquet needs pyarrow\n  {install_extra("datasets")}') from None
     if file.is_compressed:
         raise UserError(
             f'{file.path}: a .parquet file cannot be read through {file.path.suffix}\n'

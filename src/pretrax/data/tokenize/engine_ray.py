@@ -14,7 +14,7 @@ from pretrax.data.corpus.corpus import Shard
 from pretrax.data.corpus.selection import RowCounts
 from pretrax.data.tokenize.encode_shard import EncodedDocuments, Job, Progress, encode_shard
 from pretrax.data.tokenize.tokenized_shards import ShardWriter, TokenizedShard
-from pretrax.errors import UserError
+from pretrax.errors import UserError, install_extra
 
 _RESULTS_AHEAD = 4  # per task, before it waits until they are written
 
@@ -30,7 +30,7 @@ class Ray:
         try:
             import ray
         except ImportError:
-            raise UserError("data.engine: ray is not installed\n  pip install 'pretrax[ray]'") from None
+            raise UserError(f'data.engine: ray is not installed\n  {install_extra("ray")}') from None
         self._ray: Any = ray
         self._started = not ray.is_initialized()
         if self._started:

@@ -12,7 +12,7 @@ from tokenizers import pre_tokenizers
 
 from pretrax.data.corpus.files import nearest
 from pretrax.data.tokenizers.tokenizer import END_OF_TEXT, PROBES, Tokenizer
-from pretrax.errors import UserError
+from pretrax.errors import UserError, install_extra
 
 if TYPE_CHECKING:
     import tiktoken
@@ -122,7 +122,7 @@ def _named_tiktoken(name: str) -> Tokenizer:
     try:
         import tiktoken
     except ImportError:
-        raise UserError(f"{TIKTOKEN}{name}: tiktoken is not installed\n  pip install 'pretrax[tiktoken]'") from None
+        raise UserError(f'{TIKTOKEN}{name}: tiktoken is not installed\n  {install_extra("tiktoken")}') from None
     try:
         encoding = tiktoken.get_encoding(name)
     except ValueError as error:
