@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 ConfigFile = Annotated[
-    str, typer.Argument(metavar='CONFIG', help='A YAML file, or the name of a packaged one, such as quickstart.')
+    str, typer.Argument(metavar='CONFIG', help='A YAML file, or the name of a packaged configuration: quickstart.')
 ]
 Overrides = Annotated[
     list[str] | None,

@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pretrax.config import registry
+from pretrax.config.packaged import find_packaged
 from pretrax.config.problems import Path as KeyPath
 from pretrax.config.problems import Problem, from_validation, report, shown
 from pretrax.config.schema import RunConfig
@@ -33,13 +34,15 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     """Reads a configuration file.
 
     Args:
-        path: a YAML file.
+        path: a YAML file, or the name of a packaged configuration such as 'quickstart'.
         overrides: `key=value` strings such as 'mesh.d=4'; keys are dotted, values are YAML.
 
     Raises:
         UserError: at most ten lines that name the file, the key, what was given and what is expected.
     """
     path = Path(path)
+    if not path.suffix and not path.exists():
+        path = find_packaged(str(path)) or path
     return _checked([*_with_bases(path, ()), parse_overrides(overrides)], str(path))
 
 
@@ -83,8 +86,8 @@ def load_plugin(plugin: str, directory: Path) -> str:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
         where = f'{path or plugin}{f":{line}" if line else ""}'
-        said = textwrap.shorten(f'{type(error).__name__}: {error}', 200, placeholder=' ...')
-        raise UserError(f'plugins: {where} failed: {said}') from error
+        reason = textwrap.shorten(f'{type(error).__name__}: {error}', 200, placeholder=' ...')
+        raise UserError(f'plugins: {where} failed: {reason}') from error
     return str(path or plugin)
 
 
@@ -221,19 +224,21 @@ def _with_plugins(values: dict[str, Any], layers: list[Layer], place: Places) ->
 
 
 def _with_model_of_start(values: dict[str, Any], origins: dict[KeyPath, str]) -> dict[str, Any]:
-    """What `init_from:` says of the model, where the configuration does not say it: other keys of `model:` go on top."""
+    """`model:` as `init_from:` gives it, unless the configuration is complete; its own keys of `model:` win."""
     start, model = values.get('init_from'), values.get('model') or {}
     if isinstance(start, dict):
         start = start.get('path')
     if not isinstance(start, str) or not start or not isinstance(model, dict):
         return values
-    said = {key: value for key, value in model.items() if value is not None}
-    whole = 'preset' in said or {'n_layers', 'd_model', 'n_heads'} <= set(said)
-    if whole or said.get('name', registry.DEFAULTS['model']) != registry.DEFAULTS['model']:
+    given = {key: value for key, value in model.items() if value is not None}
+    if 'preset' in given or {'n_layers', 'd_model', 'n_heads'} <= set(given):
         return values
-    section = registry.imported('pretrax.huggingface.section:model_section')(start)
-    origins |= {('model', key): f'init_from {start}' for key in section if key not in said}
-    return values | {'model': section | said}
+    name = given.get('name', registry.DEFAULTS['model'])
+    section = registry.section_of_checkpoint('model', name, start) if isinstance(name, str) else None
+    if section is None:
+        return values
+    origins |= {('model', key): f'init_from {start}' for key in section if key not in given}
+    return values | {'model': section | given}
 
 
 def _validated(values: dict[str, Any], origins: Mapping[KeyPath, str], place: Places) -> RunConfig:

@@ -12,6 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from pretrax.config.packaged import packaged_names
 from pretrax.config.problems import Path as KeyPath
 from pretrax.config.problems import Problem, dotted, report, shown
 from pretrax.errors import UserError
@@ -239,6 +240,8 @@ def _text(path: Path) -> str:
 
 
 def _near_files(path: Path) -> str:
+    if not path.suffix and (near := difflib.get_close_matches(str(path), packaged_names(), n=1)):
+        return f'; did you mean {near[0]}?'
     folders = dict.fromkeys([path.parent, Path(), Path('configs')])
     files = [file for folder in folders if folder.is_dir() for file in sorted(folder.glob('*.y*ml'))]
     by_stem = {file.stem: file for file in files}
