@@ -50,7 +50,7 @@ def test_each_process_gets_the_devices_that_the_mesh_needs_or_its_share(
         ),
         ({'r': 2, 'd': 2}, 2, 1, r'(?s)2 processes with 1 device each: mesh: .* makes 4 devices, but there are 2'),
         ({'d': 'auto'}, 5, 1, '12 sequences per step cannot be sharded evenly over mesh r=1 x d=5 = 5 devices'),
-        ({'d': 'auto', 't': 2}, 3, 1, 'leaves nothing whole for d'),
+        ({'d': 'auto', 't': 2}, 3, 1, 'leaves no whole number for d'),
     ],
 )
 def test_an_indivisible_mesh_is_refused_with_a_number_that_divides_it(config_of, mesh, processes, wanted, message):

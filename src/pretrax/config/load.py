@@ -1,9 +1,10 @@
-"""From a file and overrides to a checked `RunConfig` that knows where each value came from.
+"""Loads a file and overrides into a checked `RunConfig` that knows the origin of each value.
 
-Order: what the file extends, the file, the overrides; then interpolation, plugins, and the schema.
+Later layers win: the files in `extends`, the file, the overrides. Then interpolations are resolved, plugins are loaded,
+and the schema is checked.
 
-Files named in `plugins:` are Python that the user wrote or trusts: they are executed, by design, when a configuration
-that names them is loaded. Look at `plugins:` before you load a configuration that somebody else sent.
+Loading a configuration executes the Python files in its `plugins:`. Read `plugins:` before you load a configuration
+from somebody else.
 """
 
 import importlib
@@ -47,18 +48,18 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
 
 
 def from_values(values: Mapping[str, Any], overrides: Iterable[str] = ()) -> RunConfig:
-    """The same from a dict with the keys of a configuration file, for use as a library."""
+    """The same as `load`, from a dict with the keys of a configuration file."""
     given = Layer(dict(values), dict.fromkeys(_paths(values, ()), 'given'))
     return _checked([given, parse_overrides(overrides)], 'values')
 
 
 def load_plugin(plugin: str, directory: Path) -> str:
-    """Runs a plugin, once a process: a Python file (relative to `directory`) or the name of an importable module.
+    """Runs a plugin, once per process: a Python file (relative to `directory`) or an importable module.
 
     Returns the absolute path of a file, or the module's name.
 
     Raises:
-        UserError: when there is no such plugin or it fails, naming the exception and the line.
+        UserError: there is no such plugin, or it fails; the message names the exception and the line.
     """
     is_file = plugin.endswith('.py') or '/' in plugin
     path = (directory / plugin).resolve() if is_file else None
@@ -66,17 +67,17 @@ def load_plugin(plugin: str, directory: Path) -> str:
     if path and not path.is_file():
         raise UserError(f'plugins: {path} does not exist; paths are relative to the file that names them')
     if not path and not re.fullmatch(r'\w+(\.\w+)*', plugin):
-        raise UserError(f'plugins: {shown(plugin)} is no module; expected a .py file or the name of a module')
+        raise UserError(f'plugins: {shown(plugin)} is not a module; expected a .py file or the name of a module')
     try:
         if not path:
             importlib.import_module(plugin)
         elif name not in sys.modules:
             spec = importlib.util.spec_from_file_location(name, path)
             if spec is None or spec.loader is None:
-                raise UserError(f'plugins: {path} is no Python file; expected a name ending in .py')
+                raise UserError(f'plugins: {path} is not a Python file; expected a name ending in .py')
             sys.modules[name] = module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # user code can raise anything; nothing is hidden, only told in short
+    except (Exception, SystemExit) as error:  # user code can raise anything; `from error` keeps the details
         sys.modules.pop(name, None)
         if isinstance(error, ModuleNotFoundError) and error.name == plugin:
             raise UserError(
@@ -92,7 +93,7 @@ def load_plugin(plugin: str, directory: Path) -> str:
 
 
 def _with_bases(path: Path, below: tuple[Path, ...]) -> list[Layer]:
-    """The layers of a file: those of the files it extends, in order, then its own."""
+    """The layers of the files that a file extends, in order, then its own."""
     layer = read_file(path)
     if 'extends' not in layer.values:
         return [layer]
@@ -107,13 +108,13 @@ def _with_bases(path: Path, below: tuple[Path, ...]) -> list[Layer]:
         base_path = path.parent / base
         if base_path.resolve() in chain:
             circle = ' -> '.join(file.name for file in (*chain, base_path))
-            raise UserError(f'{place}: extends goes in a circle: {circle}\n    take one of the extends out')
+            raise UserError(f'{place}: extends is circular: {circle}\n    remove one of the extends')
         try:
             layers += _with_bases(base_path, chain)
         except UserError as error:
-            if below:  # the file that was asked for tells the story once
+            if below:  # only the outermost file adds this line
                 raise
-            raise UserError(f'{error}\n    (by extends: {base} in {place})') from error
+            raise UserError(f'{error}\n    (from extends: {base} in {place})') from error
     return [*layers, layer]
 
 
@@ -146,7 +147,7 @@ def _merged(layers: list[Layer], name: str) -> tuple[dict[str, Any], dict[KeyPat
 def _drop_options_of_replaced_components(
     values: dict[str, Any], layer: Layer, origins: Mapping[KeyPath, str]
 ) -> Iterator[str]:
-    """`optimizer.name=lion` over a file about adamw: adamw's own options go, and a note says so."""
+    """Drops the options of adamw if `optimizer.name=lion` replaces it, and yields a note for each."""
     for kind, default in registry.DEFAULTS.items():
         below, above = values.get(kind), layer.values.get(kind)
         if not isinstance(below, dict) or not isinstance(above, dict) or 'name' not in above:
@@ -162,7 +163,7 @@ def _drop_options_of_replaced_components(
 
 
 def _resolved(values: dict[str, Any], origins: dict[KeyPath, str], name: str) -> dict[str, Any]:
-    """Interpolations replaced by what they stand for; their origins say so."""
+    """Values with interpolations resolved; their origins get a remark."""
     place = Places(origins, name)
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(values), resolve=True)
@@ -181,17 +182,17 @@ def _resolved(values: dict[str, Any], origins: dict[KeyPath, str], name: str) ->
 
 
 def _impossible(value: Any, path: KeyPath) -> Iterator[Problem]:
-    """Values that YAML can make and no key means."""
+    """Problems with values that YAML can express but no key accepts."""
     if isinstance(value, dict):
         for key, below in value.items():
             yield from _impossible(below, (*path, key))
     elif isinstance(value, list | tuple):
         for index, below in enumerate(value):
             yield from _impossible(below, (*path, index))
-    elif isinstance(value, int | float) and not abs(value) < 2**63:  # nan is not less than anything
+    elif isinstance(value, int | float) and not abs(value) < 2**63:  # also true for nan
         yield Problem(path, f'is {shown(value)}; expected a finite number of at most 64 bits')
     elif isinstance(value, str) and MISSING.fullmatch(value):
-        yield Problem(path, f'is {value}, the mark of OmegaConf for a missing value')
+        yield Problem(path, f'is {value}, which OmegaConf reads as a missing value')
     elif value is not None and not isinstance(value, bool | int | float | str):
         yield Problem(path, f'is {shown(value)}; expected a number, text, true, false or null')
 
@@ -212,10 +213,10 @@ def _strings(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _with_plugins(values: dict[str, Any], layers: list[Layer], place: Places) -> dict[str, Any]:
-    """Runs the plugins, and makes their paths absolute so that the resolved file finds them from its own directory."""
+    """Runs the plugins, and makes their paths absolute, so that config.yaml in the run directory finds them."""
     plugins = values.get('plugins')
     if not isinstance(plugins, list) or not all(isinstance(plugin, str) and plugin for plugin in plugins):
-        return values  # absent, or for the schema to refuse
+        return values  # absent, or the schema refuses it
     directory = next((layer.directory for layer in reversed(layers) if 'plugins' in layer.values), Path())
     try:
         return values | {'plugins': [load_plugin(plugin, directory) for plugin in plugins]}
@@ -246,7 +247,7 @@ def _validated(values: dict[str, Any], origins: Mapping[KeyPath, str], place: Pl
         return _strict(values)
     except pydantic.ValidationError as error:
         problems = from_validation(error, values, RunConfig)
-    # An environment variable is always text. Where text was refused, it is read as YAML would, and tried again.
+    # An environment variable is always text. If text was refused, parse it as YAML and try again.
     texts = [p.path for p in problems if 'environment' in origins.get(p.path, '')]
     if not texts:
         raise report(problems, place)

@@ -1,4 +1,4 @@
-"""From the `mesh:` line and the devices that are there to the size of every axis."""
+"""The size of every mesh axis, from the `mesh:` section and the available devices."""
 
 import math
 
@@ -9,17 +9,16 @@ from pretrax.errors import UserError
 def resolve_mesh(mesh: Mesh, n_devices: int, platform: str, slices: int = 1) -> dict[str, int]:
     """The size of each mesh axis; their product is the number of devices.
 
-    One axis may be left to the machine. When both r and d are, r takes the free devices on 'cpu', where simulated
-    devices share one memory and sharding weights gains nothing; elsewhere d does, to fit the largest model, inside each of the `slices` that a slow
-    network joins.
+    One axis may be auto. If both r and d are, d takes the devices of each slice and r is the number of `slices`, which a
+    slow network connects; so the largest model fits. On CPUs r takes them, since simulated devices share one memory.
 
     Raises:
-        UserError: when no sizes fit, with the choices that do.
+        UserError: no sizes fit; the message lists the ones that do.
     """
     if mesh.is_planned:
         raise UserError(
-            'mesh: auto is planned by `pretrax train` and `pretrax compile`\n'
-            'in a program: config = pretrax.ahead.auto.settled(config, print)'
+            '`pretrax train` and `pretrax compile` plan mesh: auto\n'
+            'in a program, use config = pretrax.ahead.auto.settled(config, print)'
         )
     sizes = {'r': mesh.r, 'd': mesh.d, 'e': mesh.e, 'c': mesh.c, 't': mesh.t, 'p': mesh.p}
     if mesh.r == mesh.d == 'auto':
@@ -30,18 +29,20 @@ def resolve_mesh(mesh: Mesh, n_devices: int, platform: str, slices: int = 1) -> 
     if product == n_devices or (free and n_devices % product == 0):
         return {axis: given.get(axis, n_devices // product) for axis in sizes}
 
-    given = {axis: size for axis, size in given.items() if size != 1 or axis in 'rdt'}  # what a reader thinks of
+    given = {
+        axis: size for axis, size in given.items() if size != 1 or axis in 'rdt'
+    }  # leave out axes that are not used
     written = ' '.join(f'{axis}={size}' for axis, size in given.items())
     devices = f'{n_devices} {platform} device{"" if n_devices == 1 else "s"}'
     factors = [str(n) for n in range(1, n_devices + 1) if n_devices % n == 0]
     lines = [f'mesh: {written} makes {product} devices, but there are {devices}']
     if free:
-        lines = [f'mesh: {written} leaves nothing whole for {free[0]}: {product} does not divide the {devices}']
-    rest = {axis: product // size for axis, size in given.items()}  # what the other axes take
+        lines = [f'mesh: {written} leaves no whole number for {free[0]}: {product} does not divide the {devices}']
+    rest = {axis: product // size for axis, size in given.items()}  # the product of the other axes
     fits = [f'mesh.{axis}={n_devices // rest[axis]}' for axis in given if not free and n_devices % rest[axis] == 0]
     if fits:
         lines.append(f'    valid: {" or ".join(fits)}')
-    lines.append(f'    each axis has to be one of {", ".join(factors)}, and their product {n_devices}')
+    lines.append(f'    each axis must be one of {", ".join(factors)}, and their product {n_devices}')
     if platform == 'cpu':
         lines.append(f'    or simulate devices: XLA_FLAGS=--xla_force_host_platform_device_count={product}')
     raise UserError('\n'.join(lines))

@@ -1,6 +1,6 @@
-"""Mistakes in a configuration, in words: where, what was given, what is expected, the nearest valid choice.
+"""Messages about mistakes in a configuration: where, what was given, what is expected, the nearest valid choice.
 
-A `Problem` knows its key, not its file; `report` adds the place each key came from and keeps to ten lines.
+A `Problem` has a key but no file; `report` adds the origin of each key, and prints at most ten lines.
 """
 
 import difflib
@@ -17,21 +17,21 @@ from pretrax.errors import UserError
 
 type Path = tuple[str | int, ...]
 
-MOST_SHOWN = 4  # two lines each, and one that counts the rest: within ten lines
+MOST_SHOWN = 4  # two lines each, and a line that counts the rest
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake: the key, what is wrong with it, and how to mend it."""
+    """One mistake: the key, what is wrong with it, and how to fix it."""
 
     path: Path
     what: str
     hint: str = ''
-    whole: bool = False  # `what` is a sentence that names the key itself
+    whole: bool = False  # `what` already names the key
 
 
 class ProblemsError(ValueError):
-    """Mistakes found by a validator; pydantic carries them to the top, `from_validation` unpacks them."""
+    """Mistakes found by a validator; pydantic wraps this error, and `from_validation` unpacks it."""
 
     def __init__(self, *problems: Problem):
         super().__init__('; '.join(problem.what for problem in problems))
@@ -39,7 +39,7 @@ class ProblemsError(ValueError):
 
 
 def nearest(given: str, valid: Iterable[str], lead: str = '; did you mean ') -> str:
-    """The valid name most like the given one, as the end of a sentence; '' when none is near."""
+    """The most similar valid name, as the end of a sentence; '' if none is similar."""
     valid = list(valid)
     by_lower = {name.lower(): name for name in valid}
     near = difflib.get_close_matches(given.lower(), by_lower, n=1, cutoff=0.6)
@@ -47,10 +47,10 @@ def nearest(given: str, valid: Iterable[str], lead: str = '; did you mean ') -> 
 
 
 def shown(value: Any) -> str:
-    """A value as the user wrote it, near enough, and never longer than a line."""
+    """A value roughly as the user wrote it, shortened to fit a line."""
     try:
         text = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else repr(value)
-    except (TypeError, ValueError):  # bytes and other things that YAML tags can make
+    except (TypeError, ValueError):  # bytes and other values of YAML tags
         text = repr(value)
     return text if len(text) <= 60 else f'{text[:45]}... ({len(text)} characters)'
 
@@ -79,19 +79,19 @@ def report(problems: Iterable[Problem], place: Callable[[Path], str]) -> UserErr
 
 
 def from_validation(error: pydantic.ValidationError, given: Any, model: type[pydantic.BaseModel]) -> list[Problem]:
-    """What pydantic found, one problem a key: the branches of a union are put together again.
+    """The problems that pydantic found, one per key; the branches of a union are merged.
 
     Args:
-        error: what validation raised.
+        error: the error of the validation.
         given: the plain values that were validated.
-        model: the model they were validated against, for the descriptions of its keys.
+        model: the model of these values, for the descriptions of its keys.
     """
     problems: dict[Path, Problem] = {}
     expected: dict[Path, list[str]] = {}
     for detail in error.errors(include_url=False):
         path = _real_path(detail['loc'], given, detail['type'])
         cause = detail.get('ctx', {}).get('error')
-        if detail['type'] == 'default_factory_not_called':  # follows from another key's problem
+        if detail['type'] == 'default_factory_not_called':  # caused by the problem of another key
             continue
         if isinstance(cause, ProblemsError):
             for problem in cause.problems:
@@ -111,14 +111,14 @@ def from_validation(error: pydantic.ValidationError, given: Any, model: type[pyd
     for path, alternatives in expected.items():
         wanted = ' or '.join(dict.fromkeys(alternatives))
         what = f'is {shown(_at(given, path))}; expected {wanted}'
-        hint = _mend(_at(given, path), wanted) or _describe(model, path)
+        hint = _fix(_at(given, path), wanted) or _describe(model, path)
         problems.setdefault(path, Problem(path, what, hint))
     # A list with one bad item is not itself bad.
     return [p for p in problems.values() if not any(q != p.path and q[: len(p.path)] == p.path for q in problems)]
 
 
 def unknown(path: Path, beside: Iterable[str], anywhere: Iterable[str]) -> Problem:
-    """A key that does not exist, with the nearest that does: among those `beside` it first, then `anywhere`."""
+    """The problem of an unknown key, with the nearest key: among its siblings `beside` first, then `anywhere`."""
     key = str(path[-1])
     beside = sorted(beside)
     hint = nearest(key, beside, 'did you mean ')
@@ -129,7 +129,7 @@ def unknown(path: Path, beside: Iterable[str], anywhere: Iterable[str]) -> Probl
 
 
 def known_keys(model: type[pydantic.BaseModel], prefix: str = '') -> list[str]:
-    """Every dotted key of a model and of the models in it."""
+    """Every dotted key of a model and its nested models."""
     keys = []
     for name, field in model.model_fields.items():
         keys.append(prefix + name)
@@ -138,8 +138,8 @@ def known_keys(model: type[pydantic.BaseModel], prefix: str = '') -> list[str]:
     return keys
 
 
-def _mend(value: Any, expected: str) -> str:
-    """What to write instead, for the mistakes that YAML and habit invite."""
+def _fix(value: Any, expected: str) -> str:
+    """What to write instead, for common mistakes."""
     number = 'integer' in expected or 'number' in expected
     if isinstance(value, bool) and 'string' in expected:
         return 'YAML reads on, off, yes, no, true and false as booleans: put the word in quotes'
@@ -179,7 +179,7 @@ def _expected(message: str) -> str:
 
 
 def _describe(model: type[pydantic.BaseModel], path: Path) -> str:
-    """The key's meaning and default, as far as the schema knows."""
+    """The meaning and default of a key; '' if the schema has none."""
     section = _model_at(model, path[:-1])
     field = section.model_fields.get(str(path[-1])) if section and path else None
     if not field or not field.description:
@@ -198,7 +198,7 @@ def _model_at(model: type[pydantic.BaseModel], path: Path) -> type[pydantic.Base
 
 
 def _real_path(loc: Path, given: Any, kind: str) -> Path:
-    """A pydantic location without the names of union branches: only what is in the given values."""
+    """A pydantic location without the names of union branches: only keys of the given values."""
     path: Path = ()
     for part in loc:
         if _has(given, part):

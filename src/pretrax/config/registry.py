@@ -1,13 +1,13 @@
 """The components a configuration can name: models, data sources, optimizers and schedules.
 
-A component is a callable. Its positional parameters are supplied by pretrax; its keyword-only parameters, with their
-annotations and defaults, are the options a user may write in YAML:
+A component is a callable. pretrax supplies its positional parameters; its keyword-only parameters, with their
+annotations and defaults, are its options in YAML:
 
     @register('optimizer', 'momentum')
     def momentum(*, decay: float = 0.9) -> optax.GradientTransformation:
         return optax.trace(decay)
 
-Built-in components are 'module:attribute' strings, imported at first use: naming one costs no JAX import until then.
+Built-in components are 'module:attribute' strings that are imported at first use, because most import JAX.
 """
 
 import functools
@@ -28,7 +28,7 @@ DEFAULTS: Mapping[str, str] = {'model': 'transformer', 'data': 'text', 'optimize
 
 
 class Section(Protocol):
-    """What `build` needs of a section of the configuration: the component's name and its validated options."""
+    """A section of the configuration: the name of a component, and its validated options."""
 
     @property
     def name(self) -> str: ...
@@ -78,7 +78,7 @@ _components: dict[str, dict[str, Entry]] = {
 def register[F: Callable[..., Any]](
     kind: str, name: str, *, options: type[pydantic.BaseModel] | None = None
 ) -> Callable[[F], F]:
-    """Makes a function or class available under `name` in the section `kind` of a configuration.
+    """Registers a function or class as the component `name` of the section `kind`.
 
     Args:
         kind: 'model', 'data', 'optimizer' or 'schedule'.
@@ -87,7 +87,7 @@ def register[F: Callable[..., Any]](
             component's keyword-only parameters are its options.
 
     Raises:
-        UserError: for an unknown kind, a name that is none or is taken, or an option without a type YAML can write.
+        UserError: the kind is unknown, the name is invalid or taken, or an option has a type that YAML cannot express.
     """
     if kind not in _components:
         raise UserError(
@@ -98,14 +98,14 @@ def register[F: Callable[..., Any]](
 
     def add(factory: F) -> F:
         taken = _components[kind].get(name)
-        # A plugin that failed half-way and is loaded again registers from the same file again: that is no clash.
+        # A plugin that failed halfway and is loaded again may register again from the same file.
         if taken and (isinstance(taken.factory, str) or _where(taken.factory) != _where(factory)):
             raise UserError(
                 f'register: the {kind} {name!r} of {_where(factory)} is already registered by {_where(taken.factory)}\n'
                 '    choose another name'
             )
         if options is None:
-            _options_from_signature(factory)  # now, while the mistake is still the plugin's line
+            _options_from_signature(factory)  # now, so that an error points to the plugin
         _components[kind][name] = Entry(factory, options)
         return factory
 
@@ -118,7 +118,7 @@ def names(kind: str) -> list[str]:
 
 
 def options_model(kind: str, name: str) -> type[pydantic.BaseModel]:
-    """The pydantic model of the options of a component, imported if need be."""
+    """The pydantic model of the options of a component."""
     entry = _components[kind][name]
     if entry.options is not None:
         return imported(entry.options) if isinstance(entry.options, str) else entry.options
@@ -126,7 +126,7 @@ def options_model(kind: str, name: str) -> type[pydantic.BaseModel]:
 
 
 def build(kind: str, section: Section, *supplied: Any) -> Any:
-    """Calls the component that a section of the configuration names, with what pretrax supplies and its options."""
+    """Calls the component of a section, with the `supplied` positional arguments and its options."""
     entry = _components[kind][section.name]
     factory = imported(entry.factory) if isinstance(entry.factory, str) else entry.factory
     if entry.options is not None:
@@ -176,7 +176,7 @@ def _annotation(factory: Callable[..., Any], parameter: inspect.Parameter) -> An
 
 
 def imported(reference: str) -> Any:
-    """What 'module:attribute' names."""
+    """The attribute of 'module:attribute'."""
     module, _, attribute = reference.partition(':')
     return getattr(importlib.import_module(module), attribute)
 

@@ -1,7 +1,7 @@
-"""Every key a run understands, as a table: name, type, default, meaning with its unit.
+"""Every key of a configuration: name, type, default, effect, and meaning with its unit.
 
-The four sections `model`, `data`, `optimizer` and `schedule` pick a component by `name` and pass it the rest of their
-keys (`registry.py`). Values are checked strictly: 'yes' is no number, true is no 1, and 1.5 is no integer.
+The sections `model`, `data`, `optimizer` and `schedule` choose a component by `name` and pass it their other keys
+(`registry.py`). Types are strict: 'yes' is not a boolean, true is not 1, and 1.5 is not an integer.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ STEP_RESUMABLE = Effect('step', resumable=True)
 INPUT = Effect('input')
 NOTHING = Effect('nothing', resumable=True)
 
-LARGEST = 2**31 - 1  # counts travel through int32 on the device
+LARGEST = 2**31 - 1  # devices hold counts as int32
 
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 CountOrZero = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -46,13 +46,13 @@ Axis = Count | Literal['auto']
 
 
 class Section(BaseModel):
-    """A part of the configuration: no unknown keys, no conversions, no changes after it is read."""
+    """A part of the configuration: unknown keys are refused, types are strict, and values are frozen."""
 
     model_config = ConfigDict(extra='forbid', frozen=True, strict=True, protected_namespaces=())
 
 
 class Component(Section):
-    """A section whose `name` picks a registered component. In YAML the component's options stand beside `name`."""
+    """A section whose `name` chooses a registered component. In YAML, its options are next to `name`."""
 
     kind: ClassVar[str]
 
@@ -70,20 +70,20 @@ class Component(Section):
             raise ProblemsError(
                 Problem(
                     ('name',),
-                    f'is {shown(name)}, which is no registered {cls.kind}{nearest(str(name), registered)}',
-                    f'registered: {", ".join(registered)}; a file named in plugins: can add more',
+                    f'is {shown(name)}, which is not a registered {cls.kind}{nearest(str(name), registered)}',
+                    f'registered: {", ".join(registered)}; a file in plugins: can add more',
                 )
             )
         model = registry.options_model(cls.kind, name)
         common = set(cls.model_fields) - {'options'}
         if reserved := common & set(model.model_fields):
-            raise ValueError(f'the {cls.kind} {name!r} has options that pretrax itself applies: {sorted(reserved)}')
+            raise ValueError(f'the {cls.kind} {name!r} has options that pretrax applies itself: {sorted(reserved)}')
         options = {key: value for key, value in values.items() if key not in common}
         valid = common | set(model.model_fields)
         strangers = [unknown((key,), valid, known_keys_elsewhere(cls)) for key in options if key not in valid]
         if strangers:
             raise ProblemsError(*strangers)
-        # JSON is the strict mode in which a list may become a tuple and a string a path, and nothing else changes.
+        # In strict mode, JSON still converts a list to a tuple and a string to a path, and nothing else.
         checked = model.model_validate_json(json.dumps(options), strict=True)
         return {key: values[key] for key in common if key in values} | {'name': name, 'options': checked}
 
@@ -106,14 +106,14 @@ class Data(Component):
 
 
 class Optimizer(Component):
-    """The update rule; pretrax itself applies the rate, the decay and the clipping."""
+    """The update rule; pretrax applies the rate, the decay and the clipping."""
 
     kind = 'optimizer'
 
-    learning_rate: Positive = Field(description='the peak that the schedule multiplies')
+    learning_rate: Positive = Field(description='peak learning rate; the schedule multiplies it')
     weight_decay: NotNegative = Field(default=0.0, description='decoupled: each step shrinks matrices by rate * decay')
     no_decay: tuple[str, ...] = Field(
-        default=('*norm*', '*bias'), strict=False, description='patterns on the names of weights that do not decay'
+        default=('*norm*', '*bias'), strict=False, description='patterns for the names of weights that do not decay'
     )
     clip_norm: Positive | None = Field(default=1.0, description='largest global gradient norm; null: no clipping')
 
@@ -125,12 +125,12 @@ class Schedule(Component):
 
 
 class Batch(Section):
-    """How much text one optimizer step reads. Fixed here, never by the number of devices."""
+    """The tokens of one optimizer step. They never depend on the number of devices."""
 
-    tokens: Count = Field(description='tokens a step over all devices; a multiple of sequence_length')
+    tokens: Count = Field(description='tokens per step over all devices; a multiple of sequence_length')
     sequence_length: Count = Field(description='tokens in one sequence')
     micro: Count | Literal['auto'] | None = Field(
-        default=None, description='sequences a device takes in one forward pass; null: all at once; auto: measured'
+        default=None, description='sequences per device in one forward pass; null: all at once; auto: measured'
     )
 
     @pydantic.model_validator(mode='after')
@@ -149,7 +149,7 @@ class Batch(Section):
             raise ProblemsError(
                 Problem(
                     ('micro',),
-                    f'is {self.micro} sequences; expected at most {tokens // length}, all of a step',
+                    f'is {self.micro} sequences; expected at most {tokens // length}, the sequences of a step',
                     f'a step has {tokens} tokens / {length} = {tokens // length} sequences',
                 )
             )
@@ -157,17 +157,17 @@ class Batch(Section):
 
 
 class Mesh(Section):
-    """How the devices are arranged; see `pretrax.config.mesh.resolve_mesh`. Giving r or d alone sets the other to 1.
+    """How the devices are arranged; see `pretrax.config.mesh.resolve_mesh`. If only r or d is given, the other is 1.
 
-    `mesh: auto`, or auto for e, t or p, is planned before the run begins; see `pretrax.ahead.auto`.
+    `pretrax.ahead.auto` plans `mesh: auto`, and auto for e, t or p, before the run starts.
     """
 
-    r: Axis = Field(default='auto', description='replicas: devices that share out the batch and each hold all weights')
-    d: Axis = Field(default='auto', description='fully sharded data: devices that share out the batch and the weights')
-    e: Axis = Field(default=1, description='expert: devices that share out the batch and the experts of a mixture')
-    c: Count = Field(default=1, description='context: devices that share out each sequence')
-    t: Axis = Field(default=1, description='tensor: devices that share out heads, feed-forward and vocabulary')
-    p: Axis = Field(default=1, description='pipeline: devices that share out the layers')
+    r: Axis = Field(default='auto', description='replicas: shard the batch; every replica has all weights')
+    d: Axis = Field(default='auto', description='fully sharded data: shard the batch and the weights')
+    e: Axis = Field(default=1, description='experts: shard the batch, and the experts of a mixture')
+    c: Count = Field(default=1, description='context: shard each sequence')
+    t: Axis = Field(default=1, description='tensor: shard heads, feed-forward and vocabulary')
+    p: Axis = Field(default=1, description='pipeline: shard the layers into stages')
 
     @pydantic.model_validator(mode='before')
     @classmethod
@@ -180,11 +180,11 @@ class Mesh(Section):
 
     @property
     def is_planned(self) -> bool:
-        """Whether something is left to the plan: r and d alone are shared out without one."""
+        """Whether an axis needs a plan; auto for r and d does not."""
         return 'auto' in (self.e, self.t, self.p)
 
     def plain(self) -> 'Mesh':
-        """Without what is left to the plan: what the number of devices depends on."""
+        """The mesh with 1 for every axis that needs a plan."""
         return self.model_copy(update={axis: 1 for axis in 'etp' if getattr(self, axis) == 'auto'})
 
 
@@ -195,12 +195,12 @@ class Precision(Section):
         default='auto', description='dtype of activations and matrix products; auto: by device'
     )
     matmul: Literal['compute', 'int8', 'fp8'] = Field(
-        default='compute', description='products with weights: in the compute dtype, or with operands in eight bits'
+        default='compute', description='operands of products with weights: the compute dtype, int8 or fp8'
     )
     exempt: tuple[str, ...] = Field(
         default=('head', 'first.*', 'last.*'),
         strict=False,
-        description='patterns on products that stay in the compute dtype: block.weight, weight, head',
+        description='patterns for products that stay in the compute dtype: layer.weight, weight, head',
     )
 
     @pydantic.model_validator(mode='after')
@@ -209,7 +209,7 @@ class Precision(Section):
             raise ProblemsError(
                 Problem(
                     ('exempt',),
-                    f'is {shown(list(self.exempt))}, and no product is in eight bits',
+                    f'is {shown(list(self.exempt))}, but no product is in eight bits',
                     'leave it out, or give precision.matmul=int8 or fp8',
                 )
             )
@@ -217,57 +217,57 @@ class Precision(Section):
 
 
 class Memory(Section):
-    """What lies in the host's memory instead of the devices'. Activations are chosen by model.save."""
+    """What is kept in host memory instead of device memory. For activations, see model.save."""
 
     offload: tuple[Literal['optimizer', 'weights'], ...] = Field(
-        default=(), strict=False, description='parts of the state that lie in host memory between steps'
+        default=(), strict=False, description='parts of the state to keep in host memory between steps'
     )
 
 
 class Checkpoint(Section):
-    """When the training state is written. The end of a run and Ctrl-C always write one."""
+    """When the training state is saved. It is always saved at the end of a run and on Ctrl-C."""
 
     every: Count = Field(default=100, description='steps between checkpoints')
-    minutes: Positive | None = Field(default=None, description='also when so many minutes have gone by since the last')
-    keep: Count = Field(default=3, description='newest checkpoints kept')
-    keep_every: CountOrZero = Field(default=0, description='those of steps that it divides stay for ever; 0: none')
-    keep_best: CountOrZero = Field(default=0, description='those with the lowest val_loss stay; 0: none')
+    minutes: Positive | None = Field(default=None, description='also save this many minutes after the last checkpoint')
+    keep: Count = Field(default=3, description='number of newest checkpoints to keep')
+    keep_every: CountOrZero = Field(default=0, description='also keep every step divisible by this; 0: none')
+    keep_best: CountOrZero = Field(default=0, description='also keep this many with the lowest val_loss; 0: none')
 
 
 class Faults(Section):
-    """What to do when something goes wrong; docs/reliability.md."""
+    """How faults are handled; see docs/reliability.md."""
 
     spike: Annotated[Positive | None, STEP] = Field(
-        default=None, description='skip a step whose loss is so many standard deviations above the usual; null: never'
+        default=None, description='skip a step whose loss is this many standard deviations above normal; null: never'
     )
     rollback_after: CountOrZero = Field(
-        default=10, description='skipped steps in a row before the run goes back to a checkpoint; 0: never'
+        default=10, description='skipped steps in a row before the run rolls back to a checkpoint; 0: never'
     )
-    rollbacks: CountOrZero = Field(default=2, description='times it goes back before it gives up with a report')
+    rollbacks: CountOrZero = Field(default=2, description='rollbacks before the run fails')
     time_limit_minutes: Positive | None = Field(
-        default=None, description='save and exit with code 75 before the process is so old; null: no limit'
+        default=None, description='save and exit with code 75 before the process reaches this age; null: no limit'
     )
     hang_seconds: Positive = Field(
-        default=1800.0, description='a step without end for so long ends the process with code 75 and stack traces'
+        default=1800.0, description='exit with code 75 and stack traces if a step takes longer than this'
     )
     heartbeat_seconds: Annotated[int, Field(ge=2, le=LARGEST)] = Field(
         default=20,
-        description='one of several processes without a sign of life for so long is lost; all end with code 75',
+        description='with several processes, one that is silent for this long counts as lost; the others exit with code 75',
     )
     stack_trace_interval_seconds: NotNegative = Field(
-        default=0.0, description='write the stacks of all threads so often; 0: only on a fault'
+        default=0.0, description='write the stacks of all threads at this interval; 0: only on a fault'
     )
 
 
 class Processes(Section):
-    """Which of several processes this one is. What is left out, the environment says, or JAX finds it."""
+    """The processes of the run, and which one this is. Missing values come from the environment, or from JAX."""
 
     count: Count | None = Field(
-        default=None, description='processes of the run; null: JAX_NUM_PROCESSES, or as JAX finds them, or one'
+        default=None, description='number of processes; null: JAX_NUM_PROCESSES, or as JAX detects, or 1'
     )
-    index: CountOrZero | None = Field(default=None, description='of this one, from 0; null: JAX_PROCESS_ID')
+    index: CountOrZero | None = Field(default=None, description='index of this process, from 0; null: JAX_PROCESS_ID')
     coordinator: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None, description='HOST:PORT where the first one listens; null: JAX_COORDINATOR_ADDRESS'
+        default=None, description='HOST:PORT of the first process; null: JAX_COORDINATOR_ADDRESS'
     )
 
 
@@ -275,18 +275,19 @@ class Eval(Section):
     """Loss on held-out text."""
 
     every: CountOrZero = Field(default=100, description='steps between evaluations; 0: never')
-    batches: Count = Field(default=8, description='batches averaged in one evaluation')
+    batches: Count = Field(default=8, description='batches per evaluation')
 
 
 class Log(Section):
     """Where metrics go, besides the terminal and metrics.jsonl."""
 
-    every: Count = Field(default=10, description='steps between lines')
+    every: Count = Field(default=10, description='steps between lines of output')
     stall_seconds: Positive = Field(
-        default=10.0, description='a wait for data longer than this is told, with its cause'
+        default=10.0, description='report a wait for data that is longer than this, with its cause'
     )
     profile: CountOrZero = Field(
-        default=0, description='steps to trace, after three that settle; the trace lands in <run_dir>/profile; 0: none'
+        default=0,
+        description='steps to trace, after three warm-up steps; the trace is written to <run_dir>/profile; 0: none',
     )
     tensorboard: bool = Field(default=False, description='write event files to <run_dir>/tb')
     wandb: str | None = Field(default=None, min_length=1, description='Weights & Biases project; null: off')
@@ -299,65 +300,67 @@ class Sample(Section):
     """Text written by the model while it trains."""
 
     every: CountOrZero = Field(default=0, description='steps between samples; 0: never')
-    prompts: tuple[str, ...] = Field(
-        default=('def ',), min_length=1, strict=False, description='the beginnings to continue'
-    )
-    tokens: Count = Field(default=128, description='tokens written after each prompt')
-    temperature: NotNegative = Field(default=0.8, description='0: always the likeliest token')
-    top_k: Count | None = Field(default=None, description='choose among the k likeliest tokens; null: all')
+    prompts: tuple[str, ...] = Field(default=('def ',), min_length=1, strict=False, description='texts to continue')
+    tokens: Count = Field(default=128, description='tokens to generate after each prompt')
+    temperature: NotNegative = Field(default=0.8, description='0: always the most likely token')
+    top_k: Count | None = Field(default=None, description='sample from the k most likely tokens; null: all')
     top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None, description='choose among the likeliest tokens that together reach this probability; null: all'
+        default=None, description='sample from the most likely tokens of this total probability; null: all'
     )
 
 
 class InitFrom(Section):
-    """What a run begins with, where that is more than the weights of a path."""
+    """What a run starts from, if that is more than the weights of a path."""
 
     path: str = Field(min_length=1, description='hf:DIR_OR_ID, or a run or checkpoint')
-    optimizer: bool = Field(default=False, description="also the optimizer's state; of a run of ours")
-    step: bool = Field(default=False, description='also go on counting steps and batches from there; of a run of ours')
+    optimizer: bool = Field(default=False, description='also take the optimizer state, of a run of pretrax')
+    step: bool = Field(default=False, description='also continue the count of steps and batches, of a run of pretrax')
     partial: bool = Field(
-        default=False, description='take the weights whose names and shapes fit, draw the others; of a run of ours'
+        default=False, description='take only the weights that fit and initialize the others, of a run of pretrax'
     )
 
 
 class RunConfig(Section):
     """One run. Read from YAML by `pretrax.config.load`, or from a dict by `pretrax.config.from_values`."""
 
-    name: Annotated[str, NOTHING] = Field(description='the run; letters, digits, "." "_" "-"')
+    name: Annotated[str, NOTHING] = Field(description='name of the run: letters, digits, "." "_" "-"')
     run_dir: Annotated[Path, NOTHING] = Field(
-        default_factory=lambda given: Path('runs') / given['name'], description='where everything lands; runs/<name>'
+        default_factory=lambda given: Path('runs') / given['name'],
+        description='directory for everything the run writes; runs/<name>',
     )
-    seed: Annotated[CountOrZero, STEP] = Field(default=0, description='all randomness folds in (seed, step, name)')
+    seed: Annotated[CountOrZero, STEP] = Field(
+        default=0, description='all random numbers derive from (seed, step, name)'
+    )
     steps: Annotated[Count, STEP_RESUMABLE] = Field(description='optimizer steps of the whole run')
     model: Annotated[Model, STEP] = Field(description='a preset or sizes, and the component that builds the model')
     init_from: Annotated[Annotated[str, Field(min_length=1)] | InitFrom | None, INPUT] = Field(
-        default=None, description='weights to start from: hf:DIR_OR_ID, or a run or checkpoint; model: may be left out'
+        default=None,
+        description='weights to start from: hf:DIR_OR_ID, or a run or checkpoint; it also supplies what model leaves out',
     )
     data: Annotated[Data, INPUT] = Field(description='the text to train on')
-    batch: Annotated[Batch, STEP] = Field(description='tokens a step and sequence length')
+    batch: Annotated[Batch, STEP] = Field(description='tokens per step and sequence length')
     optimizer: Annotated[Optimizer, STEP] = Field(description='the update rule and its learning_rate')
     schedule: Annotated[Schedule, STEP] = Field(
         default_factory=lambda: Schedule.model_validate({}), description='the learning rate over the run'
     )
     mesh: Annotated[Mesh, STEP] = Field(default=Mesh(), description='how the devices are arranged')
     precision: Annotated[Precision, STEP] = Field(default=Precision(), description='dtypes of matrix products')
-    memory: Annotated[Memory, STEP_RESUMABLE] = Field(default=Memory(), description='what lies in host memory')
-    checkpoint: Annotated[Checkpoint, NOTHING] = Field(default=Checkpoint(), description='when the state is written')
+    memory: Annotated[Memory, STEP_RESUMABLE] = Field(default=Memory(), description='what is kept in host memory')
+    checkpoint: Annotated[Checkpoint, NOTHING] = Field(default=Checkpoint(), description='when the state is saved')
     faults: Annotated[Faults, NOTHING] = Field(default=Faults(), description='spikes, hangs, time limits')
-    processes: Annotated[Processes, NOTHING] = Field(default=Processes(), description='which of several this one is')
+    processes: Annotated[Processes, NOTHING] = Field(default=Processes(), description='the processes of the run')
     eval: Annotated[Eval, NOTHING] = Field(default=Eval(), description='loss on held-out text')
     log: Annotated[Log, NOTHING] = Field(default=Log(), description='where metrics go')
-    sample: Annotated[Sample, NOTHING] = Field(default=Sample(), description='text written while training')
+    sample: Annotated[Sample, NOTHING] = Field(default=Sample(), description='text generated while training')
     plugins: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], STEP] = Field(
-        default=(), strict=False, description='Python files or module names, run before the rest is checked'
+        default=(), strict=False, description='Python files or modules with your own components'
     )
 
     _origins: dict[tuple[str | int, ...], str] = pydantic.PrivateAttr(default_factory=dict)
     _notes: tuple[str, ...] = pydantic.PrivateAttr(())
 
     def __eq__(self, other: object) -> bool:
-        """Equal values; where they came from does not matter."""
+        """Whether the values are equal, whatever their origins."""
         return isinstance(other, RunConfig) and self.model_dump() == other.model_dump()
 
     @property
@@ -367,7 +370,7 @@ class RunConfig(Section):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was decided while reading that a user should see, one line each."""
+        """Decisions made while reading that the user should see, one line each."""
         return self._notes
 
     @pydantic.field_validator('name')
@@ -379,7 +382,7 @@ class RunConfig(Section):
                 Problem(
                     (),
                     f'is {shown(name)}; expected letters, digits, ".", "_" and "-", at most 100',
-                    f'write {plain or "my-run"}; run_dir says where the run lands',
+                    f'write {plain or "my-run"}; run_dir sets the directory',
                 )
             )
         return name
@@ -404,7 +407,7 @@ class RunConfig(Section):
             raise ProblemsError(
                 Problem(
                     ('schedule', 'warmup'),
-                    f'is {warmup}, more than steps ({self.steps}): the learning rate would never be reached',
+                    f'is {warmup}, more than steps ({self.steps}): the run would end before it reaches the learning rate',
                     f'write a warmup of at most {self.steps}, or more steps',
                 )
             )
@@ -412,5 +415,5 @@ class RunConfig(Section):
 
 
 def known_keys_elsewhere(section: type[Component]) -> list[str]:
-    """Dotted keys outside a section, to tell a user who wrote a key in the wrong place."""
+    """Dotted keys outside a section, to suggest for a key in the wrong section."""
     return [key for key in known_keys(RunConfig) if not key.startswith(f'{section.kind}.')]

@@ -1,4 +1,4 @@
-"""A configuration with values that pretrax chose, and the reason as their origin."""
+"""Sets values that pretrax chose, with the reason as their origin."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -13,7 +13,7 @@ def settle(
     micro: int | Literal['as it is'] | None = 'as it is',
     origin: str,
 ) -> RunConfig:
-    """The same with another mesh or micro-batch, of which `pretrax config show` tells `origin`."""
+    """The configuration with another mesh or micro-batch, whose origin is `origin`."""
     changes: dict[str, Any] = {}
     origins = dict(config.origins)
     if mesh is not None:

@@ -1,4 +1,4 @@
-"""A configuration as text: the resolved YAML with origins, the difference of two, the JSON Schema of all."""
+"""A configuration as text: resolved YAML with origins, the difference of two, and the JSON Schema."""
 
 import re
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ type Leaf = tuple[Path, Any]
 
 
 class Absent(Enum):
-    """Stands for the value of a key that only the other configuration has."""
+    """The value of a key that only the other configuration has."""
 
     ABSENT = '(absent)'
 
@@ -31,7 +31,7 @@ ABSENT = Absent.ABSENT
 
 
 def resolved_yaml(config: RunConfig) -> str:
-    """Every value as YAML, with where it came from as a comment. Loading the text gives an equal configuration."""
+    """Every value as YAML, with its origin as a comment. Loading this text gives an equal configuration."""
     header = [f'# Every value of this run and where it came from; pretrax {__version__}.']
     header += [f'# {note}' for note in config.notes]
     lines = list(_lines(config.model_dump(mode='json'), (), config))
@@ -41,12 +41,12 @@ def resolved_yaml(config: RunConfig) -> str:
 
 
 def diff(old: RunConfig, new: RunConfig) -> list[tuple[str, Any, Any]]:
-    """The dotted keys whose values differ, each with the old and the new value; `ABSENT` where there is none."""
+    """The dotted keys whose values differ, with the old and the new value; `ABSENT` if there is none."""
     return diff_values(old.model_dump(mode='json'), new.model_dump(mode='json'))
 
 
 def diff_values(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """The same of two nested dicts."""
+    """The same as `diff`, for two nested dicts."""
     before, after = dict(_leaves(old, ())), dict(_leaves(new, ()))
     keys = [*before, *(key for key in after if key not in before)]
     pairs = [(dotted(key), before.get(key, ABSENT), after.get(key, ABSENT)) for key in keys]
@@ -54,7 +54,7 @@ def diff_values(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any
 
 
 def origin(config: RunConfig, *path: str) -> str:
-    """Where a value came from: 'configs/a.yaml:3', 'override', 'default', 'preset gpt2', 'derived', ..."""
+    """The origin of a value: 'configs/a.yaml:3', 'override', 'default', 'preset gpt2', 'derived', ..."""
     section: BaseModel = config
     depth = 0
     while True:
@@ -66,7 +66,7 @@ def origin(config: RunConfig, *path: str) -> str:
         if depth == len(path) or not isinstance(value, BaseModel):
             break
         section = value
-    # path[:depth] is a field; what is deeper lies in a plain mapping, perhaps one that was given as a whole.
+    # path[:depth] is a field; deeper keys are in a plain mapping, which may have been given as a whole.
     given = config.origins.get(path) or config.origins.get(path[:depth])
     if given:
         return given
@@ -145,7 +145,7 @@ def _flow(value: Any) -> str:
 
 
 def _scalar(value: Any) -> str:
-    """A value as YAML that reads back as the same value: plain where that is so, in double quotes elsewhere."""
+    """A value as YAML that reads back as the same value: plain if possible, else in double quotes."""
     if value is None:
         return 'null'
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""YAML text and `key=value` strings into plain values, each with the place it was given. Nothing is merged here."""
+"""Reads YAML files and `key=value` strings into plain values, each with its origin. Nothing is merged here."""
 
 import difflib
 import io
@@ -17,7 +17,7 @@ from pretrax.config.problems import Path as KeyPath
 from pretrax.config.problems import Problem, dotted, report, shown
 from pretrax.errors import UserError
 
-MISSING = re.compile(r'\\*\?\?\?')  # merging would drop it without a word
+MISSING = re.compile(r'\\*\?\?\?')  # merging would drop it silently
 YAML_HINTS = {
     "'\\t'": 'indent with spaces, not with tabs',
     'duplicate key': 'keep one of the two',
@@ -26,15 +26,15 @@ YAML_HINTS = {
     'the tag': 'tags are not used here; put text that starts with "!" in quotes',
     'cannot start any token': 'put text that starts with this character in quotes',
     'undefined alias': 'put text that starts with * in quotes',
-    'end of stream': 'a quote or a bracket is opened here and never closed',
+    'end of stream': 'a quote or a bracket opens here and never closes',
 }
 MERGE = 'tag:yaml.org,2002:merge'
-LARGEST_FILE = 256 * 1024  # bytes; a configuration is a page of text, so what is longer is some other file
+LARGEST_FILE = 256 * 1024  # bytes; a larger file is not a configuration
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What one file, or the command line, gives."""
+    """The values of one file, or of the command line."""
 
     values: dict[str, Any]
     origins: dict[KeyPath, str]
@@ -42,22 +42,22 @@ class Layer:
 
 
 def read_file(path: Path) -> Layer:
-    """One YAML file, without what it extends; interpolations are still as written.
+    """Reads one YAML file, without the files it extends; interpolations stay as written.
 
     Raises:
-        UserError: when there is no such file, or it is no YAML mapping with unique string keys.
+        UserError: there is no such file, or it is not a YAML mapping with unique string keys.
     """
     return parse(_text(path), str(path), path.parent)
 
 
 def parse(text: str, name: str, directory: Path) -> Layer:
-    """The same from text; `name` stands for the file in messages."""
+    """The same as `read_file`, from text; messages call it `name`."""
     if number := re.search(r'\d{1000,}', text):
         line = text.count('\n', 0, number.start()) + 1
-        raise UserError(f'{name}:{line}: {shown(number[0])} is no number of a configuration')
+        raise UserError(f'{name}:{line}: {shown(number[0])} is too long for a number')
     origins: dict[KeyPath, str] = {}
     try:
-        # Python's loader first: it reports deep nesting as an error where the C loader overflows the stack.
+        # Python's loader first: it reports deep nesting as an error, but the C loader overflows the stack.
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if root is None:
             raise UserError(f'{name} is empty; expected a mapping such as  steps: 300\n    see docs/configuration.md')
@@ -77,17 +77,17 @@ def parse(text: str, name: str, directory: Path) -> Layer:
 
 
 def parse_overrides(overrides: Iterable[str]) -> Layer:
-    """`a.b=value` strings, values in YAML, as one layer.
+    """Reads `a.b=value` strings, with values in YAML, as one layer.
 
     Raises:
-        UserError: for a string that is no `key=value`, a key given twice, or a value that is no YAML.
+        UserError: a string is not `key=value`, a key is given twice, or a value is not YAML.
     """
     merged: dict[str, Any] = {}
     origins: dict[KeyPath, str] = {}
     for override in overrides:
         key, equals, text = override.partition('=')
         if not equals or not re.fullmatch(r'[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*', key):
-            why = 'the key is no dotted name' if equals else 'there is no "="'
+            why = 'the key is not a dotted name' if equals else 'there is no "="'
             raise UserError(f'override {shown(override)}: {why}; expected key=value, for example  mesh.d=4')
         path = tuple(key.split('.'))
         if path[0] == 'extends':
@@ -103,7 +103,7 @@ def parse_overrides(overrides: Iterable[str]) -> Layer:
 
 
 def decoded(text: str) -> Any:
-    """An environment variable's text as YAML reads it: '3' is a number."""
+    """The text of an environment variable, parsed as YAML: '3' is a number."""
     try:
         return OmegaConf.to_container(OmegaConf.from_dotlist([f'value={text}']), resolve=False)['value']  # type: ignore
     except (yaml.YAMLError, OmegaConfBaseException, ValueError):
@@ -111,7 +111,7 @@ def decoded(text: str) -> Any:
 
 
 def of_omegaconf(error: OmegaConfBaseException) -> Problem:
-    """What OmegaConf found, at the key where it found it."""
+    """The problem in an error of OmegaConf."""
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     reason = re.sub(r'^\w+ raised while resolving interpolation: ', '', reason).strip('"')
     hint = 'an environment variable with a default: ${oc.env:NAME,default}' if 'nvironment' in reason else ''
@@ -120,7 +120,7 @@ def of_omegaconf(error: OmegaConfBaseException) -> Problem:
 
 
 class Places:
-    """Where a key was given; failing that, something inside it, or the section around it."""
+    """The origin of a key, or else of a key inside it, or of the section around it."""
 
     def __init__(self, origins: Mapping[KeyPath, str], name: str):
         self.origins, self.name = origins, name
@@ -135,7 +135,7 @@ class Places:
 
 
 def _refuse_tags(text: str) -> None:
-    """`!!int x` and its like: a way to ask YAML for what it cannot make, and no key needs it."""
+    """Raises an error for tags such as `!!int x`, which no key needs."""
     for token in yaml.scan(text, Loader=yaml.SafeLoader):
         if isinstance(token, yaml.TagToken):
             raise yaml.MarkedYAMLError(
@@ -144,7 +144,7 @@ def _refuse_tags(text: str) -> None:
 
 
 def _plain(text: str) -> tuple[Any, list[Problem]]:
-    """The text's values as OmegaConf reads them; it refuses circles, alias bombs and duplicate keys on the way."""
+    """The values that OmegaConf reads, which refuses circles, alias bombs and duplicate keys."""
     try:
         return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False), []
     except OmegaConfBaseException as error:
@@ -152,8 +152,8 @@ def _plain(text: str) -> tuple[Any, list[Problem]]:
 
 
 def _override_value(override: str, path: KeyPath, text: str) -> tuple[Any, dict[KeyPath, str]]:
-    """The value, and the origins of the keys inside it when it is a mapping."""
-    if text.startswith('*'):  # a glob; YAML would look for an anchor, and a command line has none
+    """The value, and the origins of the keys in it if it is a mapping."""
+    if text.startswith('*'):  # a glob; YAML would take it for an alias
         return text, {}
     origins: dict[KeyPath, str] = {}
     try:
@@ -162,7 +162,7 @@ def _override_value(override: str, path: KeyPath, text: str) -> tuple[Any, dict[
             rest = text[node.end_mark.index :].strip() if node else text
             raise UserError(
                 f'override {shown(override)}: {f"{shown(rest)} would be ignored" if rest else "no value is given"}\n'
-                '    null is nothing, \'""\' an empty string; put text with # in quotes inside the quotes of the shell'
+                '    null means no value, \'""\' an empty string; put text with # in quotes inside the quotes of the shell'
             )
         _refuse_tags(text)
         values = OmegaConf.to_container(OmegaConf.from_dotlist([f'value={text}']), resolve=False)
@@ -174,7 +174,7 @@ def _override_value(override: str, path: KeyPath, text: str) -> tuple[Any, dict[
     except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         detail = getattr(error, 'problem', None) or str(error).splitlines()[0]
         raise UserError(
-            f'override {shown(override)}: the value is no YAML: {detail}\n'
+            f'override {shown(override)}: the value is not YAML: {detail}\n'
             '    put text with special characters in quotes inside the quotes of the shell: \'key="..."\''
         ) from error
     if problems:
@@ -186,23 +186,25 @@ def _override_value(override: str, path: KeyPath, text: str) -> tuple[Any, dict[
 def _walk(
     node: yaml.Node, path: KeyPath, origins: dict[KeyPath, str], place: Callable[[int], str]
 ) -> Iterator[Problem]:
-    """Notes the line of every key, and finds what YAML 1.1 reads otherwise than people do."""
+    """Records the line of every key, and yields problems with text that YAML 1.1 reads differently than people do."""
     if isinstance(node, yaml.MappingNode):
         merged = [value for key, value in node.value if key.tag == MERGE]
-        for value in merged:  # <<: *anchor; the lines are those of the anchor, unless the key is given here as well
+        for value in merged:  # <<: *anchor; keys have the lines of the anchor unless they are also given here
             for mapping in reversed(value.value) if isinstance(value, yaml.SequenceNode) else [value]:
                 yield from _walk(mapping, path, origins, place)
         for key, value in ((key, value) for key, value in node.value if key.tag != MERGE):
             below = (*path, key.value)
             origins[below] = place(key.start_mark.line + 1)
             if key.tag != 'tag:yaml.org,2002:str':
-                yield Problem(below, 'is no string; keys are names', f'put it in quotes if it is meant: "{key.value}"')
+                yield Problem(
+                    below, 'is not a string; keys are names', f'if you mean it, put it in quotes: "{key.value}"'
+                )
             yield from _walk(value, below, origins, place)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             yield from _walk(value, (*path, index), origins, place)
     elif MISSING.fullmatch(node.value):
-        yield Problem(path, f'is {node.value}, the mark of OmegaConf for a missing value', 'write the value')
+        yield Problem(path, f'is {node.value}, which OmegaConf reads as a missing value', 'write the value')
     elif node.tag == 'tag:yaml.org,2002:int' and re.fullmatch(r'[-+]?0[0-7_]+|.*:.*|.*__.*|.*_', node.value):
         hint = 'write it in plain decimal digits, or in quotes if it is text'
         yield Problem(path, f'is {node.value}, which YAML reads as octal, base 60 or with stray underscores', hint)
@@ -234,7 +236,7 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b'\n') + 1
         raise UserError(
-            f'{name}:{line}: the file is no UTF-8 text (byte 0x{raw[error.start]:02x} at {error.start})\n'
+            f'{name}:{line}: the file is not UTF-8 text (byte 0x{raw[error.start]:02x} at {error.start})\n'
             '    expected a YAML file; save it as UTF-8'
         ) from error
 
@@ -249,17 +251,17 @@ def _near_files(path: Path) -> str:
     if near:
         return f'; did you mean {by_stem[near[0]]}?'
     here = [str(file) for file in files[:5]]
-    return f'; here are: {", ".join(here)}' if here else '; expected the path of a YAML file'
+    return f'; files here: {", ".join(here)}' if here else '; expected the path of a YAML file'
 
 
 def _yaml_problem(error: Exception, name: str) -> str:
     if isinstance(error, yaml.MarkedYAMLError):
-        open_end = 'end of stream' in str(error.problem)  # an open quote or bracket: where it was opened
+        open_end = 'end of stream' in str(error.problem)  # an open quote or bracket: report where it opens
         mark = error.context_mark if open_end and error.context_mark else error.problem_mark or error.context_mark
         place = f'{name}:{mark.line + 1}' if mark else name
         problem = error.problem or error.context or 'it cannot be read'
         hint = next((f'\n    {hint}' for words, hint in YAML_HINTS.items() if words in problem), '')
         return f'{place}: not valid YAML: {problem}{hint}'
     if isinstance(error, yaml.reader.ReaderError):
-        return f'{name}: the file is no text: character {error.character!r} at {error.position}; expected YAML'
+        return f'{name}: the file is not text: character {error.character!r} at {error.position}; expected YAML'
     return f'{name}: not valid YAML: {(str(error).splitlines() or [type(error).__name__])[0]}'
