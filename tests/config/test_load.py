@@ -85,7 +85,7 @@ def test_two_files_may_extend_one_but_not_in_a_circle(base: Path) -> None:
     write(base.parent / 'a.yaml', 'extends: b.yaml\n')
     write(base.parent / 'b.yaml', 'extends: a.yaml\n')
     assert 'a.yaml -> b.yaml -> a.yaml' in refused(base.parent / 'a.yaml')
-    assert 'circle' in refused(write(base.parent / 'self.yaml', 'extends: self.yaml\n'))
+    assert 'circular' in refused(write(base.parent / 'self.yaml', 'extends: self.yaml\n'))
 
 
 def test_a_missing_base_is_named_with_the_file_that_wants_it(base: Path) -> None:

@@ -64,7 +64,7 @@ def test_registration_is_checked() -> None:
     @register('optimizer', 'greedy')
     def greedy(*, learning_rate: float = 1.0): ...
 
-    with pytest.raises(UserError, match='pretrax itself applies'):
+    with pytest.raises(UserError, match='pretrax applies itself'):
         from_values(VALUES | {'optimizer': {'name': 'greedy', 'learning_rate': 1.0}})
 
 

@@ -42,8 +42,8 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
         UserError: at most ten lines that name the file, the key, what was given and what is expected.
     """
     path = Path(path)
-    if not path.suffix and not path.exists():
-        path = find_packaged(str(path)) or path
+    if not path.suffix and (packaged := find_packaged(str(path))) and not path.exists():
+        path = packaged
     return _checked([*_with_bases(path, ()), parse_overrides(overrides)], str(path))
 
 
