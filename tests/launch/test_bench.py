@@ -174,7 +174,7 @@ def test_a_stopped_sweep_continues_with_the_same_command(tmp_path):
     finally:
         process.kill()
         process.wait()
-    assert 'stopped; 2 of 3 rows are done, the same command goes on' in (tmp_path / 'said').read_text()
+    assert 'stopped; 2 of 3 rows are done; the same command resumes' in (tmp_path / 'said').read_text()
     assert 'not run' in (tmp_path / 'out' / 'results.md').read_text()
 
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
