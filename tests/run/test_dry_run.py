@@ -9,7 +9,7 @@ from pretrax import config_from_values, pretrain
 from pretrax.cli import main
 from pretrax.errors import UserError
 from pretrax.run.dry_run import dry_run
-from pretrax.run.resume import only_one
+from pretrax.run.resume import lock_run
 from runs import BIGRAM, Quiet
 
 
@@ -77,7 +77,7 @@ def test_what_would_fail_fails(small, tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(UserError, match=r'file/run cannot be written: .*/file is a file'):
         said_by(small | {'run_dir': str(tmp_path / 'file' / 'run')})
-    with only_one(tmp_path / 'run'), pytest.raises(UserError, match='is being trained by process'):
+    with lock_run(tmp_path / 'run'), pytest.raises(UserError, match='is being trained by process'):
         said_by(small)
     with pytest.raises(UserError, match='cannot be sharded evenly over mesh'):
         said_by(small | {'mesh': {'r': 8}, 'batch': {'tokens': 48, 'sequence_length': 16}})

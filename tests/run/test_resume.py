@@ -16,7 +16,7 @@ from pretrax.checkpoint import read_description, steps_in
 from pretrax.errors import UserError
 from pretrax.observe.attempts import read_attempts
 from pretrax.observe.metrics import read_metrics
-from pretrax.run.resume import only_one
+from pretrax.run.resume import lock_run
 from runs import BIGRAM, Quiet
 
 
@@ -40,8 +40,8 @@ class At(Quiet):
 def test_a_run_is_trained_by_one_process_at_a_time(small):
     directory = Path(small['run_dir'])
     holder = subprocess.Popen(
-        [sys.executable, '-c', 'import pathlib, sys; from pretrax.run.resume import only_one\n'
-         'with only_one(pathlib.Path(sys.argv[1])): print("held", flush=True); sys.stdin.read()', str(directory)],
+        [sys.executable, '-c', 'import pathlib, sys; from pretrax.run.resume import lock_run\n'
+         'with lock_run(pathlib.Path(sys.argv[1])): print("held", flush=True); sys.stdin.read()', str(directory)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     with holder:
@@ -52,7 +52,7 @@ def test_a_run_is_trained_by_one_process_at_a_time(small):
         assert sorted(path.name for path in directory.iterdir()) == ['lock']
         holder.kill()
     assert 'process' in (directory / 'lock').read_text()  # left by the dead process, and no obstacle
-    with only_one(directory):
+    with lock_run(directory):
         pass
 
 
@@ -64,7 +64,7 @@ def test_a_file_system_without_locks_is_no_run_that_is_being_trained(tmp_path, m
 
     monkeypatch.setattr(fcntl, 'flock', no_locks)
     said = []
-    with only_one(tmp_path / 'run', said.append):
+    with lock_run(tmp_path / 'run', said.append):
         assert (tmp_path / 'run' / 'lock').read_text().startswith(f'process {os.getpid()} on ')
     [warning] = said
     assert 'cannot be locked (No locks available), so nothing prevents a second process' in warning

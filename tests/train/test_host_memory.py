@@ -82,7 +82,7 @@ def test_a_device_without_host_memory_refuses_in_words():
         def addressable_memories(self):
             return [type('Memory', (), {'kind': 'device'})]
 
-    with pytest.raises(UserError, match=r'optimizer: the toy backend knows no pinned_host memory \(it has device\)'):
+    with pytest.raises(UserError, match=r'optimizer: the toy backend has no pinned_host memory, only device'):
         check_host_memory(Device(), ('optimizer',))
     check_host_memory(Device(), ())
     request = ModelRequest(VOCAB, LENGTH, None, jnp.float32, 'toy', dict(mesh_of().shape))

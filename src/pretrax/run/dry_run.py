@@ -17,7 +17,7 @@ from pretrax.errors import Report, UserError
 from pretrax.infer.sample import check_can_sample
 from pretrax.machine.locks import holder_of
 from pretrax.run.compiled_step import LoadStep, compile_step
-from pretrax.run.processes import ending_at_once
+from pretrax.run.processes import exiting_on_error
 from pretrax.run.resume import being_trained, check_unchanged
 from pretrax.run.setup import Run, prepare
 from pretrax.run.start import restore_or_start
@@ -25,7 +25,7 @@ from pretrax.run.startup import StartupReport
 from pretrax.scale.memory import memory_of, size, temporaries_of
 
 
-@ending_at_once
+@exiting_on_error
 def dry_run(
     config: RunConfig,
     *,

@@ -20,8 +20,8 @@ from pretrax.observe.progress import Progress
 from pretrax.run.clock import Clock
 from pretrax.run.compiled_step import LoadStep, Step, compile_step
 from pretrax.run.evaluate import Evaluation
-from pretrax.run.processes import ending_at_once, is_first_process, join_processes
-from pretrax.run.resume import check_unchanged, only_one, writable
+from pretrax.run.processes import exiting_on_error, is_first_process, join_processes
+from pretrax.run.resume import check_unchanged, lock_run, writable
 from pretrax.run.rollback import failure, roll_back
 from pretrax.run.saving import save, wait_until_saved
 from pretrax.run.setup import Run, prepare
@@ -43,7 +43,7 @@ class Result:
     stopped: str | None  # why the run stopped early; None: all steps are done
 
 
-@ending_at_once
+@exiting_on_error
 def train(
     config: RunConfig,
     *,
@@ -68,7 +68,7 @@ def train(
     progress = progress or Progress()
     join_processes(config)
     report: Report = progress.message if is_first_process() else lambda text: None
-    alone = only_one(config.run_dir, report) if is_first_process() else contextlib.nullcontext()
+    alone = lock_run(config.run_dir, report) if is_first_process() else contextlib.nullcontext()
     with alone, writable(config.run_dir):
         check_unchanged(config, allow_changes, report)
         for note in config.notes:

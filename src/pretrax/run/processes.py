@@ -152,7 +152,7 @@ def _end_well_when_aborted(directory: pathlib.Path, index: int, heartbeat: int) 
     faulthandler.enable(stacks)
 
 
-def ending_at_once[**P, R](train: Callable[P, R]) -> Callable[P, R]:
+def exiting_on_error[**P, R](train: Callable[P, R]) -> Callable[P, R]:
     """Ends one of several processes at once if `train`, whose first argument is the configuration, raises an exception.
 
     Otherwise Python would wait in JAX's shutdown for the other processes, which wait for this one in a step.

@@ -23,7 +23,7 @@ _DISK_ERRORS = (
 
 
 @contextlib.contextmanager
-def only_one(directory: pathlib.Path, report: Report = print) -> Iterator[None]:
+def lock_run(directory: pathlib.Path, report: Report = print) -> Iterator[None]:
     """Locks the run directory.
 
     Raises:

@@ -1,15 +1,15 @@
-"""Which weights decay: `optimizer.weight_decay` and `optimizer.no_decay`."""
+"""Weight decay by weight: `optimizer.weight_decay`, except for the names in `optimizer.no_decay`."""
 
 import fnmatch
-from typing import Any
 
 import jax
+import optax
 
 from pretrax.errors import UserError
 
 
-def decay_by_weight(weights: Any, weight_decay: float, no_decay: tuple[str, ...]) -> Any:
-    """The decay of each weight: 0 for those whose name matches a pattern, such as '*norm*', `weight_decay` for the rest.
+def decay_by_weight(weights: optax.Params, weight_decay: float, no_decay: tuple[str, ...]) -> optax.Params:
+    """The decay of each weight: 0 if its name matches a pattern such as '*norm*', else `weight_decay`.
 
     Raises:
         UserError: a pattern matches no weight.

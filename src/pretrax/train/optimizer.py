@@ -1,4 +1,4 @@
-"""Optimizers by name, from Optax. Each gives a direction; rate, decay and clipping are lines of `step.py`."""
+"""Optimizers by name, from Optax. Each returns a direction; rate, decay and clipping are lines of `step.py`."""
 
 from typing import Annotated
 
@@ -22,9 +22,8 @@ def adafactor(
     *, decay_rate: Fraction = 0.8, clip: Positive = 1.0, eps: Positive = 1e-30
 ) -> optax.GradientTransformation:
     """Factored second moments, update clipping. Shazeer and Stern 2018, arXiv:1804.04235."""
-    return optax.chain(
-        optax.scale_by_factored_rms(decay_rate=decay_rate, epsilon=eps), optax.clip_by_block_rms(clip)
-    )  # fmt: skip
+    moments = optax.scale_by_factored_rms(decay_rate=decay_rate, epsilon=eps)
+    return optax.chain(moments, optax.clip_by_block_rms(clip))
 
 
 def lion(*, b1: Fraction = 0.9, b2: Fraction = 0.99) -> optax.GradientTransformation:
@@ -52,7 +51,14 @@ def muon(
     `rms` is the root mean square of an update, so that Adam's learning rate serves both (arXiv:2502.16982, sec. 2.2).
     """
     descent = contrib.muon(
-        1.0, beta=momentum, ns_steps=iterations, adam_b1=b1, adam_b2=b2, eps=eps, adam_learning_rate=1.0,
-        consistent_rms=rms, muon_weight_dimension_numbers=matrix_dimensions,
-    )  # fmt: skip
+        1.0,
+        beta=momentum,
+        ns_steps=iterations,
+        adam_b1=b1,
+        adam_b2=b2,
+        eps=eps,
+        adam_learning_rate=1.0,
+        consistent_rms=rms,
+        muon_weight_dimension_numbers=matrix_dimensions,
+    )
     return optax.chain(descent, optax.scale(-1.0))  # Optax's muon already points downhill

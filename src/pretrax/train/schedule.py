@@ -1,15 +1,16 @@
-"""Learning-rate schedules by name: each gives the fraction of the peak rate at a step. All start with a linear warm-up.
+"""Learning-rate schedules by name: step -> fraction of the peak rate. All start with a linear warm-up.
 
-A schedule is called with the number of steps already taken, so the first step of a warm-up of n has 1/n of the peak.
+The argument is the number of steps already taken, so the first step of a warm-up of n has 1/n of the peak.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
+import jax
 import jax.numpy as jnp
 from pydantic import Field
 
-Schedule = Callable[[Any], Any]
+Schedule = Callable[[jax.Array], jax.Array]
 Steps = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -42,13 +43,13 @@ def inverse_sqrt(steps: int, *, warmup: Steps = 0) -> Schedule:
     return _warm(warmup, lambda step: jnp.sqrt(max(warmup, 1) / jnp.maximum(step + 1, max(warmup, 1))))
 
 
-def _progress(step: Any, start: float, end: float) -> Any:
-    """0 at `start`, 1 at the last step before `end`, clipped outside."""
+def _progress(step: jax.Array, start: float, end: float) -> jax.Array:
+    """0 at `start`, 1 at the last step before `end`, linear between, clipped outside."""
     return jnp.clip((step - start) / max(end - 1 - start, 1), 0.0, 1.0)
 
 
 def _warm(warmup: int, after: Schedule) -> Schedule:
-    def schedule(step: Any) -> Any:
+    def schedule(step: jax.Array) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
         return jnp.where(step < warmup, (step + 1) / max(warmup, 1), after(step))
 

@@ -1,0 +1,73 @@
+"""Preparing a run: a model or a data source that leaves an optional member out works."""
+
+import pytest
+
+from bigram import Bigram
+from pretrax import config_from_values, prepare, pretrain, register
+from pretrax.data.batches.source import HostBatch, Source
+from pretrax.errors import UserError
+from pretrax.model.families import TransformerOptions, resolve
+from runs import Quiet
+from small import LLAMA, VOCAB, random_batch
+
+
+@register('model', 'bigram-with-sizes')
+class WithSizes(Bigram):
+    """It has the sizes of a decoder, and neither a plan nor FLOPs of its own."""
+
+    def __init__(self, request):
+        super().__init__(request.vocab_size)
+        self.arch = resolve(TransformerOptions(**LLAMA), request.vocab_size, request.sequence_length)
+
+
+@register('data', 'batches-alone')
+class BatchesAlone(Source):
+    """A vocabulary and batches: no tokenizer, no held-out text, no fingerprint."""
+
+    vocab_size = VOCAB
+
+    def __init__(self, request):
+        del request
+
+    def batch(self, step, rows, batch_rows):
+        whole = random_batch(batch_rows, seed=step)
+        return HostBatch(*(getattr(whole, name)[rows] for name in HostBatch._fields))
+
+
+@pytest.fixture
+def plain(values):
+    return values | {
+        'model': {'name': 'bigram-of-tests'},
+        'data': {'name': 'batches-alone'},
+        'steps': 2,
+        'schedule': {},
+        'eval': {'every': 1},
+    }
+
+
+def topics(run):
+    return {line.topic: line.text for line in run.startup}
+
+
+def test_a_model_and_a_source_without_optional_members_train_and_resume(plain):
+    progress = Quiet()
+    first = pretrain(config_from_values(plain | {'steps': 1}), progress=progress)
+    assert 'memory' not in topics(first.run)
+    assert topics(first.run)['mfu'] == 'not measured: the FLOPs of this model are not known'
+    assert 'eval: the data has no held-out part, so there is no evaluation' in progress.said
+    second = pretrain(config_from_values(plain), progress=Quiet())
+    assert int(second.state.step) == 2
+    assert 'bits_per_byte' not in second.metrics
+    assert second.metrics['mfu'] is None
+
+
+def test_the_memory_of_a_model_with_sizes_alone_is_estimated(plain):
+    run = prepare(config_from_values(plain | {'model': {'name': 'bigram-with-sizes'}}), lambda text: None)
+    assert topics(run)['memory'].startswith('about ')
+    assert 'TFLOP/s per device' in topics(run)['mfu']
+
+
+def test_a_model_that_is_none_is_refused(plain):
+    register('model', 'no-model')(lambda request: object())
+    with pytest.raises(UserError, match='object is not a model of pretrax\nderive it from Model'):
+        prepare(config_from_values(plain | {'model': {'name': 'no-model'}}), lambda text: None)
