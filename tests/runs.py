@@ -2,11 +2,14 @@
 
 import json
 import random
+import signal
+from pathlib import Path
 
 import pytest
 
 from bigram import Bigram
 from pretrax import register
+from pretrax.observe.metrics import read_metrics
 from pretrax.observe.progress import Progress
 
 BIGRAM = {'name': 'bigram-of-tests'}  # compiles in a second, for what does not depend on the model
@@ -26,7 +29,7 @@ def taller_bigram(request):
 
 
 class Quiet(Progress):
-    """Keeps what is said, instead of printing it."""
+    """Keeps messages instead of printing them."""
 
     def __init__(self):
         super().__init__()
@@ -37,6 +40,43 @@ class Quiet(Progress):
 
     def update(self, metrics):
         pass
+
+
+class StoppedAt(Quiet):
+    """Asks the run to stop, as Ctrl-C does, when the metrics of a step are reported."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def update(self, metrics):
+        if metrics['step'] == self.step:
+            signal.raise_signal(signal.SIGINT)
+
+
+class At(Quiet):
+    """Does something when the metrics of a step are reported."""
+
+    def __init__(self, step, what):
+        super().__init__()
+        self.step, self.what = step, what
+
+    def update(self, metrics):
+        if metrics['step'] == self.step:
+            self.what()
+
+
+def lines_of(values, key='loss'):
+    return [line for line in read_metrics(Path(values['run_dir']) / 'metrics.jsonl') if key in line]
+
+
+def without_clock(line):
+    return {key: value for key, value in line.items() if key not in ('tokens_per_second', 'mfu', 'mfu_full', 'goodput')}
+
+
+def write_yaml(values, path):
+    path.write_text(json.dumps(values))
+    return str(path)
 
 
 @pytest.fixture
@@ -52,6 +92,12 @@ def write_documents(tmp_path):
     path = tmp_path / 'documents.jsonl'
     path.write_text(''.join(json.dumps({'text': text}) + '\n' for text in texts))
     return path
+
+
+@pytest.fixture
+def small(values):
+    """A run whose model compiles in a second, for tests that do not depend on the model."""
+    return values | {'model': BIGRAM}
 
 
 @pytest.fixture

@@ -1,3 +1,3 @@
-from runs import documents, values
+from runs import documents, small, values
 
-__all__ = ['documents', 'values']
+__all__ = ['documents', 'small', 'values']

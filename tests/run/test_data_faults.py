@@ -83,12 +83,12 @@ def late(request: DataRequest):
     return LateSource(request, 96, 20)
 
 
-def test_a_stall_is_told_with_its_cause(values):
+def test_a_stall_is_reported_with_its_cause(values):
     progress = Quiet()
     values |= {
         'model': BIGRAM, 'data': {'name': 'late'}, 'log': {'every': 1, 'stall_seconds': 0.05},
     }  # fmt: skip
     pretrain(config_from_values(values), progress=progress)
-    told = [line for line in progress.said if line.startswith('batch 3: waited ')]
-    assert len(told) == 2, 'while it waits and when that is over'
-    assert all('s for data; it is reading tokens 0 to 100 of a slow disk' in line for line in told)
+    reported = [line for line in progress.said if line.startswith('batch 3: waited ')]
+    assert len(reported) == 2, 'while it waits, and at the end'
+    assert all('s for data; the source is reading tokens 0 to 100 of a slow disk' in line for line in reported)

@@ -28,7 +28,7 @@ def said_by(values, **options):
     return said
 
 
-def test_a_run_that_has_not_begun(small, tmp_path, capsys):
+def test_dry_run_of_a_new_run(small, tmp_path, capsys):
     before = files(tmp_path)
     (tmp_path / 'small.yaml').write_text(json.dumps(small))
     with pytest.raises(SystemExit) as ended:
@@ -51,7 +51,7 @@ def test_a_run_that_has_not_begun(small, tmp_path, capsys):
     )
 
 
-def test_a_run_that_goes_on(small, tmp_path):
+def test_dry_run_of_a_run_with_checkpoints(small, tmp_path):
     """It reads the tokens that the run has prepared, and the checkpoint that the run would resume from."""
     pretrain(
         config_from_values(small | {'log': {'every': 1}, 'steps': 4, 'checkpoint': {'every': 2}}), progress=Quiet()
@@ -73,7 +73,7 @@ def test_a_run_that_goes_on(small, tmp_path):
     assert 'would resume from step 2' in said[-1]
 
 
-def test_what_would_fail_fails(small, tmp_path):
+def test_dry_run_fails_if_train_would(small, tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(UserError, match=r'file/run cannot be written: .*/file is a file'):
         said_by(small | {'run_dir': str(tmp_path / 'file' / 'run')})

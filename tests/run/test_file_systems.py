@@ -111,13 +111,13 @@ def test_a_disk_that_is_full_for_a_while(disk, losses):
     assert {entry.suffix for entry in (run / 'checkpoints').iterdir()} == {''}
 
 
-def test_a_disk_that_is_full_from_the_start_is_told(disk):
+def test_a_disk_that_is_full_from_the_start_is_reported(disk):
     fill(disk)
     with pytest.raises(UserError, match=r'run_dir: .* cannot be written: No space left on device'):
         pretrain(config_from_values(VALUES | {'run_dir': str(disk / 'run')}), progress=Quiet())
 
 
-def test_a_disk_that_stays_full_ends_with_an_error_and_the_same_command_goes_on(disk, losses):
+def test_a_disk_that_stays_full_is_an_error_and_the_same_command_resumes(disk, losses):
     run = disk / 'run'
     progress = During({13: lambda: fill(disk)})
     with pytest.raises(UserError, match='the state of step 40 is not saved\nmake room'):
@@ -146,7 +146,7 @@ def test_a_directory_that_becomes_read_only(disk, tmp_path, losses):
     assert [line['loss'] for line in read_metrics(run / 'metrics.jsonl')] == losses
 
 
-def test_a_directory_that_vanishes_is_made_again(tmp_path, losses):
+def test_a_directory_that_vanishes_is_created_again(tmp_path, losses):
     run = tmp_path / 'run'
     progress, steps = trained(run, {13: lambda: shutil.rmtree(run)}, losses)
     assert steps_in(run / 'checkpoints') == [20, 30, 40]
@@ -154,7 +154,7 @@ def test_a_directory_that_vanishes_is_made_again(tmp_path, losses):
     assert steps == list(range(14, 41))
 
 
-def test_leave_to_write_that_is_taken_away(tmp_path, losses):
+def test_a_revoked_write_permission(tmp_path, losses):
     """Root may write anywhere, so this process is somebody else from step 13 to step 35."""
     if os.geteuid() != 0:
         pytest.skip('only root can become somebody else')
@@ -169,7 +169,7 @@ def test_leave_to_write_that_is_taken_away(tmp_path, losses):
     assert steps == list(range(1, 41))
 
 
-def test_a_run_directory_that_may_not_be_read_is_told(disk):
+def test_an_unreadable_run_directory_is_reported(disk):
     run = disk / 'run'
     run.mkdir()
     subprocess.run(['mount', '-o', 'remount,ro', disk], check=True)

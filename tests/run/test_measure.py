@@ -16,7 +16,7 @@ def small(values):
     return values | {'model': BIGRAM, 'data': {'name': 'synthetic', 'vocab_size': 96}}
 
 
-def test_the_steps_are_those_of_training(small):
+def test_measured_steps_compute_what_training_computes(small):
     """The loss of the last of 2 + 3 steps is that of a run of 5, to the last bit; and only its data is left behind."""
     config = config_from_values(small)
     found = measure.measure(config, 3, 2)
@@ -32,7 +32,7 @@ def test_the_steps_are_those_of_training(small):
     assert found['memory'] > 1e8, 'a process with JAX'
 
 
-def test_what_cannot_fit_is_not_tried(small, capsys):
+def test_a_run_that_cannot_fit_is_not_tried(small, capsys):
     """A model of a hundred terabytes, of which nothing is made."""
     model = {'n_layers': 1000, 'd_model': 2**15, 'n_heads': 64, 'd_ff': 2**17}
     found = measure.measure(config_from_values(small | {'model': model}), 3, 2)
@@ -42,7 +42,7 @@ def test_what_cannot_fit_is_not_tried(small, capsys):
     assert 'compiled' not in capsys.readouterr().out
 
 
-def test_the_process_tells_what_was_wrong(small, tmp_path, monkeypatch, capsys):
+def test_the_process_writes_the_reason_of_a_failure(small, tmp_path, monkeypatch, capsys):
     def run(values):
         (tmp_path / 'a.yaml').write_text(json.dumps(values))
         monkeypatch.setattr(sys, 'argv', ['-c', str(tmp_path / 'a.yaml'), str(tmp_path / 'result.json'), '3', '2'])

@@ -87,10 +87,10 @@ def test_equals_the_reference_and_sends_what_the_schedule_says(family, mesh, mic
     assert_same(weights, after, rtol=1e-5)
     # One in the loop of the ticks, one in that of the backward pass; and with rounds, for each weight of a layer,
     # one a turn there and one back.
-    rounds, weights_of_a_layer = model.schedule.rounds, len(jax.tree.leaves(gradient.layers))
+    rounds, weights_of_a_layer = model.plan.pipeline.rounds, len(jax.tree.leaves(gradient.layers))
     sent = 2 + (2 * rounds * weights_of_a_layer if rounds > 1 else 0)
     assert len(re.findall(r' collective-permute(?:-start)?\(', program)) == sent
-    assert program.count(f'"known_trip_count":{{"n":"{model.schedule.ticks}"}}') >= 2
+    assert program.count(f'"known_trip_count":{{"n":"{model.plan.pipeline.ticks}"}}') >= 2
 
 
 def test_evaluation_and_a_round_trip_to_other_stages(tmp_path):
@@ -123,7 +123,7 @@ def test_a_run_in_stages_evaluates_writes_and_goes_on_without_them(values):
     values['model'] |= {'n_layers': 2}
     run = pretrain(config_from_values(values), progress=(progress := Quiet()))
     report = '\n'.join(map(str, run.run.startup))
-    assert '8 a device, 8 micro-batches of 1' in report
+    assert '8 per device, 8 micro-batches of 1' in report
     assert 'pipeline: 2 stages, 8 micro-batches, 1 round: bubble 11.1 % = (2 - 1) / (1 x 8 + 2 - 1)' in report
     assert np.isfinite(list(run.validation.values())).all()
     assert any(text.startswith('sample at step 2: ') for text in progress.said)
@@ -183,6 +183,6 @@ def test_what_does_not_fill_the_stages_is_refused_with_what_does(values, changes
 
 def test_micro_batches_are_so_many_that_the_bubble_is_below_a_fifth():
     mesh = mesh_of(p=2)
-    assert staged('llama', mesh, 8).schedule.bubble < 0.2
+    assert staged('llama', mesh, 8).plan.pipeline.bubble < 0.2
     said = staged('llama', mesh, 2).choices['pipeline']
     assert said.endswith('; model.pipeline_rounds=2 would make it 20.0 %')

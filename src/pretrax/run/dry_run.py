@@ -14,14 +14,12 @@ import jax
 
 from pretrax.config import RunConfig
 from pretrax.errors import Report, UserError
-from pretrax.infer.sample import check_can_sample
 from pretrax.machine.locks import holder_of
 from pretrax.run.compiled_step import LoadStep, compile_step
 from pretrax.run.processes import exiting_on_error
 from pretrax.run.resume import being_trained, check_unchanged
-from pretrax.run.setup import Run, prepare
+from pretrax.run.setup import Run, prepare_and_report
 from pretrax.run.start import restore_or_start
-from pretrax.run.startup import StartupReport
 from pretrax.scale.memory import memory_of, size, temporaries_of
 
 
@@ -48,16 +46,11 @@ def dry_run(
         raise being_trained(config.run_dir, holder)
     parent = _check_writable(config.run_dir)
     check_unchanged(config, allow_changes, report)
-    for note in config.notes:
-        report(note)
     with tempfile.TemporaryDirectory(prefix='pretrax-dry-run-') as scratch:
         elsewhere = pathlib.Path(scratch)
         _link_data(config.run_dir / 'data', elsewhere / 'data')
-        startup = StartupReport(lambda text: report(text.replace(scratch, '...')), verbose)
-        run = prepare(config.model_copy(update={'run_dir': elsewhere}), startup.report)
-        if config.sample.every:
-            check_can_sample(run.recipe.model, run.source, config.sample)
-        startup.extend(run.startup)
+        moved = config.model_copy(update={'run_dir': elsewhere})
+        run, _ = prepare_and_report(moved, lambda text: report(text.replace(scratch, '...')), verbose)
         with jax.set_mesh(run.mesh):
             _start(config, run, allow_changes, report, saved, parent)
 

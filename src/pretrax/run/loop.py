@@ -1,11 +1,13 @@
 """The life of a run: check, prepare, start, and the loop `state, metrics = step(state, batch)`.
 
-The loop never makes the device wait: it reads the metrics of a step after it has dispatched the next one, writes
-checkpoints in the background, and fetches batches ahead. The same command resumes a run from its newest checkpoint.
+The loop never makes the device wait: it reads the metrics of a step after it has dispatched the
+next one, writes checkpoints in the background, and fetches batches ahead. The same command resumes
+a run from its newest checkpoint.
 """
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable
 
 import jax
@@ -14,7 +16,7 @@ from pretrax.checkpoint import Checkpoints, Keep
 from pretrax.config import RunConfig, resolved_yaml
 from pretrax.data.batches.prefetch import prefetch
 from pretrax.errors import Report
-from pretrax.infer.sample import check_can_sample, sample
+from pretrax.infer.sample import sample
 from pretrax.observe.profile import profiled
 from pretrax.observe.progress import Progress
 from pretrax.run.clock import Clock
@@ -24,9 +26,8 @@ from pretrax.run.processes import exiting_on_error, is_first_process, join_proce
 from pretrax.run.resume import check_unchanged, lock_run, writable
 from pretrax.run.rollback import failure, roll_back
 from pretrax.run.saving import save, wait_until_saved
-from pretrax.run.setup import Run, prepare
+from pretrax.run.setup import Run, prepare_and_report
 from pretrax.run.start import Start, restore_or_start
-from pretrax.run.startup import StartupReport
 from pretrax.run.step_metrics import StepMetrics, open_log
 from pretrax.run.watch import Requests, Watchdog
 from pretrax.train.step import TrainState
@@ -62,8 +63,9 @@ def train(
         compiled: loads a step that was compiled before (`pretrax.ahead.saved`).
 
     Raises:
-        UserError: the configuration does not fit the data, the devices or the existing run; another process trains
-            the run; none of its checkpoints is readable; or too many steps in a row were skipped.
+        UserError: the configuration does not fit the data, the devices or the existing run; another
+            process trains the run; none of its checkpoints is readable; or too many steps in a row
+            were skipped.
     """
     progress = progress or Progress()
     join_processes(config)
@@ -71,18 +73,17 @@ def train(
     alone = lock_run(config.run_dir, report) if is_first_process() else contextlib.nullcontext()
     with alone, writable(config.run_dir):
         check_unchanged(config, allow_changes, report)
-        for note in config.notes:
-            report(note)
-        startup = StartupReport(report, verbose)
-        run = prepare(config, startup.report)
-        if config.sample.every:
-            check_can_sample(run.recipe.model, run.source, config.sample)
-        startup.extend(run.startup)
+        run, startup = prepare_and_report(config, report, verbose)
         section = config.checkpoint
         keep = Keep(section.keep, section.keep_every, section.keep_best)
         checkpoints = Checkpoints(config.run_dir / 'checkpoints', keep)
         requests = Requests(config.faults.time_limit_minutes)
-        with jax.set_mesh(run.mesh), checkpoints, contextlib.closing(progress), requests.listening():
+        with (
+            jax.set_mesh(run.mesh),
+            checkpoints,
+            contextlib.closing(progress),
+            requests.listening(),
+        ):
             start = restore_or_start(run, checkpoints.directory, allow_changes, report)
             if is_first_process():
                 (config.run_dir / 'config.yaml').write_text(resolved_yaml(config))
@@ -101,7 +102,7 @@ def train(
 
 
 class _Loop:
-    """The loop over steps, and what happens between them: evaluation, samples, checkpoints and rollbacks."""
+    """The loop over steps, with evaluations, samples, checkpoints and rollbacks between them."""
 
     def __init__(
         self,
@@ -113,7 +114,8 @@ class _Loop:
         report: Report,
     ):
         self.run, self.config, self.state = run, run.config, start.state
-        self.checkpoints, self.metrics, self.requests, self.report = checkpoints, metrics, requests, report
+        self.checkpoints, self.metrics, self.requests = checkpoints, metrics, requests
+        self.report = report
         self.rollbacks: int = start.description.get('rollbacks', 0)
         self.validation: dict[str, float] = {}
         self.evaluation = Evaluation.of(run, report)
@@ -123,15 +125,16 @@ class _Loop:
         """Compiles the step, and trains until the last step or a request to stop."""
         step = compile_step(self.run, self.state, self.run.batch(int(self.state.batch)), load)
         self.report(str(step))
-        trace = self.config.run_dir / 'profile'
-        with self.watchdog, profiled(step.call, self.config.log.profile, trace, self.report) as call:
+        directory, count = self.config.run_dir / 'profile', self.config.log.profile
+        with self.watchdog, profiled(step.call, count, directory, self.report) as call:
             while not self._train(call):
                 self._roll_back()
             wait_until_saved(self.checkpoints, int(self.state.step), self.report)
 
     def _train(self, step: Step) -> bool:
-        """Trains until the last step or a request to stop; False if too many steps in a row were skipped."""
+        """Trains until the last step or a request to stop; False if a rollback is needed."""
         config, first, first_batch = self.config, int(self.state.step), int(self.state.batch)
+        most_skipped = config.faults.rollback_after or math.inf
         self.metrics.clock.start(first)
         numbers = range(first_batch, first_batch + config.steps - first)
         batches = prefetch(self.run.batch, numbers, 2, config.log.stall_seconds, self._report_stall)
@@ -141,15 +144,14 @@ class _Loop:
                 self.metrics.read()  # those of the step before, while the device computes this one
                 self.metrics.wait_for(number, metrics)
                 self.watchdog.alive(step=True)
-                if config.faults.rollback_after and self.metrics.skipped_in_a_row >= config.faults.rollback_after:
+                if self.metrics.skipped_in_a_row >= most_skipped:
                     return False
                 stop = self.requests.stop(number)
                 if self.evaluation and self._is_due(config.eval.every, number):
                     self._between_steps(self._evaluate, number)
                 if self._is_due(config.sample.every, number):
                     self._between_steps(self._sample, number)
-                is_time = self.metrics.clock.is_time(config.checkpoint.minutes)
-                if self._is_due(config.checkpoint.every, number) or is_time or stop or self.requests.save(number):
+                if self._is_checkpoint_due(number) or stop or self.requests.save(number):
                     self._between_steps(self._save, number)
                 if stop:
                     break
@@ -158,6 +160,10 @@ class _Loop:
 
     def _is_due(self, every: int, number: int) -> bool:
         return bool(every) and (number % every == 0 or number == self.config.steps)
+
+    def _is_checkpoint_due(self, number: int) -> bool:
+        section = self.config.checkpoint
+        return self._is_due(section.every, number) or self.metrics.clock.is_time(section.minutes)
 
     def _between_steps(self, work: Callable[[int], None], number: int) -> None:
         """Does some work while no step is computed; the clock does not count it."""
@@ -177,8 +183,9 @@ class _Loop:
             self.report(f'sample at step {number}: {text}')
 
     def _save(self, number: int) -> None:
+        is_evaluated = self.validation.get('step') == number
         description = {
-            'val_loss': self.validation.get('val_loss') if self.validation.get('step') == number else None,
+            'val_loss': self.validation['val_loss'] if is_evaluated else None,
             'skipped_in_a_row': self.metrics.skipped_in_a_row,
             'rollbacks': self.rollbacks,
             **self.metrics.clock.description(),
@@ -186,7 +193,11 @@ class _Loop:
         save(self.run, self.checkpoints, number, self.state, description, self.report)
 
     def _roll_back(self) -> None:
-        """Returns to the last good checkpoint and skips the data since; fails after `faults.rollbacks` rollbacks."""
+        """Returns to the last good checkpoint and skips the data since.
+
+        Raises:
+            UserError: there were `faults.rollbacks` rollbacks before.
+        """
         if self.rollbacks >= self.config.faults.rollbacks:
             raise failure(self.run, self.state, self.rollbacks)
         self.rollbacks += 1
@@ -198,7 +209,7 @@ class _Loop:
 
     def _report_stall(self, index: int, seconds: float) -> None:
         reading = self.run.source.reading
-        cause = f'the source is reading {reading}' if reading else 'no file is being read: making the batch is slow'
+        cause = f'the source is reading {reading}' if reading else 'making the batch is slow'
         self.report(f'batch {index}: waited {seconds:.1f} s for data; {cause}')
 
     def result(self) -> Result:

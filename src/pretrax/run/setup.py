@@ -12,13 +12,14 @@ from pretrax.config import RunConfig, build
 from pretrax.config.batch import describe_batch, micro_batch_size, n_sequences, sequences_per_device
 from pretrax.data.batches.source import DataRequest, HostBatch, Source, check_source
 from pretrax.errors import Report, UserError
+from pretrax.infer.sample import check_can_sample
 from pretrax.model.base import Model, check_model
 from pretrax.model.loss import Batch
 from pretrax.model.request import ModelRequest
 from pretrax.run.devices import choose_compute, choose_mesh
 from pretrax.run.processes import join_processes
 from pretrax.run.program_cache import keep_programs
-from pretrax.run.startup import StartupLine
+from pretrax.run.startup import StartupLine, StartupReport
 from pretrax.run.utilisation import Utilisation, choose_utilisation, training_flops
 from pretrax.scale.flops import Flops
 from pretrax.scale.memory import Memory, expected_memory
@@ -130,6 +131,18 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     }
     lines = [StartupLine(topic, text) for topic, text in facts.items() if text]
     return dataclasses.replace(run, startup=lines)
+
+
+def prepare_and_report(config: RunConfig, report: Report, verbose: bool) -> tuple[Run, StartupReport]:
+    """`prepare` with a start-up report. Raises UserError also if `sample.every` needs text and there can be none."""
+    for note in config.notes:
+        report(note)
+    startup = StartupReport(report, verbose)
+    run = prepare(config, startup.report)
+    if config.sample.every:
+        check_can_sample(run.recipe.model, run.source, config.sample)
+    startup.extend(run.startup)
+    return run, startup
 
 
 def open_source(config: RunConfig, rows: int, report: Report) -> Source:

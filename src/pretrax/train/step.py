@@ -34,8 +34,10 @@ from pretrax.train.spikes import FADING, is_spike
 Weights = optax.Params  # a pytree of arrays
 Gradient = optax.Updates  # a pytree of arrays, shaped like the weights
 Metrics = dict[str, jax.Array]  # scalars by name
-Gradients = Callable[..., tuple[Gradient, dict[str, Any], dict[str, Any]]]  # weights, batch -> gradient, terms, tables
-Evaluate = Callable[[Weights, Batch], dict[str, tuple[Any, Any]]]  # -> {term: (numerator, denominator)}
+# weights, batch -> gradient, terms of the loss, tables
+Gradients = Callable[..., tuple[Gradient, dict[str, Any], dict[str, Any]]]
+# weights, batch -> {term: (numerator, denominator)}
+Evaluate = Callable[[Weights, Batch], dict[str, tuple[Any, Any]]]
 
 
 class TrainState(NamedTuple):
@@ -66,21 +68,23 @@ class Recipe(NamedTuple):
 
 
 def make_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """The jitted training step. It donates its state: the buffers of the argument are reused for the result."""
+    """The jitted training step. It donates the state: the result reuses the buffers of the argument."""
     gradients = make_gradients(recipe.model, recipe.accumulation)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        gradient, terms, tables = gradients(state.weights, batch, *step_keys(recipe, state.step))
+        before = state.weights
+        gradient, terms, tables = gradients(before, batch, *step_keys(recipe, state.step))
         norm = optax.tree.norm(gradient)
-        clip = 1.0 if recipe.clip_norm is None else jnp.minimum(1.0, recipe.clip_norm / (norm + 1e-6))
-        gradient = jax.tree.map(lambda g: g * clip, gradient)  # Pascanu et al. 2013, arXiv:1211.5063
-        direction, optimizer = recipe.optimizer.update(gradient, state.optimizer, state.weights)
+        # Pascanu et al. 2013, arXiv:1211.5063
+        clip = jnp.minimum(1.0, recipe.clip_norm / (norm + 1e-6)) if recipe.clip_norm else 1.0
+        clipped = jax.tree.map(lambda g: g * clip, gradient)
+        direction, optimizer = recipe.optimizer.update(clipped, state.optimizer, before)
         rate = recipe.rate(state.step)
-        decay = decay_by_weight(state.weights, recipe.weight_decay, recipe.no_decay)
-        weights = jax.tree.map(lambda w, u, d: w - rate * (u + d * w), state.weights, direction, decay)
+        decay = decay_by_weight(before, recipe.weight_decay, recipe.no_decay)
+        weights = jax.tree.map(lambda w, u, d: w - rate * (u + d * w), before, direction, decay)
 
-        loss = sum(terms.values())
-        is_good = jnp.isfinite(norm) & jnp.logical_not(is_spike(loss, state.usual_loss, recipe.spike))
+        loss, usual = sum(terms.values()), state.usual_loss
+        is_good = jnp.isfinite(norm) & jnp.logical_not(is_spike(loss, usual, recipe.spike))
 
         def if_good(new: Any, old: Any) -> Any:
             return jax.tree.map(lambda a, b: jnp.where(is_good, a, b), new, old)
@@ -90,8 +94,8 @@ def make_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainState,
             batch=state.batch + 1,
             skipped=state.skipped + jnp.where(is_good, 0, 1),
             skipped_in_a_row=jnp.where(is_good, 0, state.skipped_in_a_row + 1),
-            usual_loss=if_good(FADING * state.usual_loss + jnp.stack([jnp.ones(()), loss, loss**2]), state.usual_loss),
-            weights=if_good(weights, state.weights),
+            usual_loss=if_good(FADING * usual + jnp.stack([jnp.ones(()), loss, loss**2]), usual),
+            weights=if_good(weights, before),
             optimizer=if_good(optimizer, state.optimizer),
         )
         metrics = {
@@ -111,9 +115,9 @@ def make_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainState,
 
 
 def make_gradients(model: Model, accumulation: int) -> Gradients:
-    """weights, batch -> gradient, terms and tables of the mean loss over the batch, for any mesh and accumulation.
+    """weights, batch -> gradient, terms and tables of the mean loss, for any mesh and accumulation.
 
-    A model that draws random numbers (`model.draws`) gets a key for each pass, derived from the third argument.
+    The third argument is the key of the step, if the model draws random numbers (`model.draws`).
     """
     if isinstance(model, AutomaticModel):
         return model.make_gradients(accumulation)

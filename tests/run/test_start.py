@@ -1,4 +1,4 @@
-"""`init_from: {path, optimizer, step, partial}`: what else than whole weights a run may begin with."""
+"""`init_from: {path, optimizer, step, partial}`, and restoring the newest readable checkpoint."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pretrax import config_from_values, pretrain
+from pretrax.checkpoint import steps_in
 from pretrax.errors import UserError
 from pretrax.observe.metrics import read_metrics
 from pretrax.run.setup import prepare
@@ -29,7 +30,7 @@ def losses(directory):
     return {line['step']: line['loss'] for line in read_metrics(Path(directory) / 'metrics.jsonl')}
 
 
-def test_with_optimizer_and_step_a_run_goes_on_as_if_it_were_the_other_one(trained, tmp_path):
+def test_with_optimizer_and_step_a_run_continues_like_the_other_run(trained, tmp_path):
     """Bit by bit, and with the batches after those of the other; with weights alone it does not."""
     run, values = trained
     pretrain(config_from_values(values | {'run_dir': str(tmp_path / 'straight')}), progress=Quiet())
@@ -57,7 +58,7 @@ def test_with_optimizer_and_step_a_run_goes_on_as_if_it_were_the_other_one(train
     assert 'optimizer' in str(refusal.value)
 
 
-def test_a_partial_start_takes_what_fits_and_says_so(trained, tmp_path):
+def test_a_partial_start_takes_the_weights_that_fit_and_reports_them(trained, tmp_path):
     """A bigram model of one token more: the table has another shape, the bias has not."""
     run, values = trained
     changes = {'run_dir': str(tmp_path / 'other'), 'model': {'name': 'bigram-of-another-table'}}
@@ -85,8 +86,28 @@ def test_a_partial_start_takes_what_fits_and_says_so(trained, tmp_path):
         ({'path': 'runs/a', 'step': 3}, 'init_from.step is 3'),
     ],
 )
-def test_what_is_asked_wrongly_is_told(trained, start, message):
+def test_wrong_options_of_init_from_are_refused(trained, start, message):
     _, values = trained
     with pytest.raises(UserError, match=message):
         config = config_from_values(values | {'init_from': start})
         warm_state(config.init_from, prepare(config, lambda text: None), print)
+
+
+def test_an_unreadable_checkpoint_is_reported_and_the_previous_one_restored(small):
+    values = small | {'checkpoint': {'every': 2}}
+    pretrain(config_from_values(values), progress=Quiet())
+    directory = Path(small['run_dir']) / 'checkpoints'
+    before = read_metrics(directory.parent / 'metrics.jsonl')
+    [array] = (directory / '6' / 'state').glob('weights.bias/0')
+    array.write_bytes(array.read_bytes()[:-1])
+    progress = Quiet()
+    pretrain(config_from_values(values), progress=progress)
+    assert any(line.startswith(f'WARNING: the checkpoint {directory / "6"} is damaged') for line in progress.said)
+    assert any('resuming from step 4' in line for line in progress.said)
+    after = read_metrics(directory.parent / 'metrics.jsonl')
+    assert [line['loss'] for line in after] == [line['loss'] for line in before]
+
+    for step in steps_in(directory):
+        (directory / str(step) / 'manifest.json').unlink()
+    with pytest.raises(UserError, match=r'none of the 3 checkpoints in .* is readable'):
+        pretrain(config_from_values(values), progress=Quiet())
