@@ -29,7 +29,8 @@ from pretrax.infer.decode import generate
 from pretrax.model import loss as loss_module
 from pretrax.model import matmul as matmul_module
 from pretrax.model.architecture import Scores
-from pretrax.model.attention import Kernel, attend
+from pretrax.model.attention import attend
+from pretrax.model.attention_kernels import Kernel
 from pretrax.model.axes import AXES
 from pretrax.model.families import TransformerOptions
 from pretrax.model.loss import Batch

@@ -11,7 +11,8 @@ import pytest
 from pretrax.errors import UserError
 from pretrax.model import attention
 from pretrax.model.architecture import Scores
-from pretrax.model.attention import Kernel, attend, choose_kernel
+from pretrax.model.attention import attend
+from pretrax.model.attention_kernels import Kernel, choose_kernel
 
 B, H, K, D = 2, 4, 2, 8
 BLOCKWISE = Kernel('blockwise', 'test', None)
@@ -172,7 +173,7 @@ BF16, F32 = jnp.bfloat16, jnp.float32
         ),
         ('auto', 'cuda', BF16, 60, 1024, 1, 'blockwise', 'SLOW: .* multiple of 8 up to 256, not 60'),
         ('auto', 'cuda', BF16, 264, 1024, 1, 'blockwise', 'SLOW: .* multiple of 8 up to 256, not 264'),
-        ('auto', 'cuda', BF16, 64, 1024, 129, 'blockwise', 'SLOW: .* at most 128 documents in a row, not 129'),
+        ('auto', 'cuda', BF16, 64, 1024, 129, 'blockwise', 'SLOW: .* at most 128 documents per row, not 129'),
         ('auto', 'cuda', BF16, 64, 1024, None, 'blockwise', 'SLOW: .* not an unknown number'),
         ('auto', 'tpu', BF16, 128, 1024, None, 'splash', 'fused kernel for tpu'),
         ('auto', 'tpu', BF16, 128, 1000, None, 'blockwise', 'SLOW: not splash, .* not 1000 and 128'),
@@ -189,7 +190,7 @@ def test_choice_of_kernel(wanted, platform, dtype, d_head, length, documents, na
 def test_a_soft_cap_is_what_cudnn_lacks():
     capped = [choose_kernel('auto', p, BF16, 128, 1024, 1, 50.0) for p in ('cuda', 'tpu', 'cpu')]
     assert [kernel.name for kernel in capped] == ['blockwise', 'splash', 'blockwise']
-    assert 'SLOW: not cudnn, because it has no soft cap of the scores, and they are capped at 50' in str(capped[0])
+    assert 'SLOW: not cudnn, because it does not support a soft cap of the scores, which is 50' in str(capped[0])
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import pytest
 
 from pretrax.errors import UserError
 from pretrax.model.architecture import Scores
-from pretrax.model.attention import Kernel, attend_visible, in_sight
-from pretrax.model.context import attend_across, column_order
+from pretrax.model.attention import context_parallel_attention, dot_product_attention
+from pretrax.model.attention_kernels import Kernel
+from pretrax.model.context import column_order
 from pretrax.shardlib import f32, i32, typed_shard_map
 from pretrax.train.step import make_gradients
 from small import LLAMA, mesh_of, random_batch, random_weights, transformer
@@ -27,8 +28,8 @@ def case(scores):
     k, v = random.normal(size=(2, 2, LENGTH, 4, 4)).astype(np.float32)
     segments = np.sort(random.integers(1, 4, (2, LENGTH)), axis=1).astype(np.int32)
     behind = np.arange(LENGTH)[:, None] - np.arange(LENGTH)
-    visible = in_sight(behind, scores) & (segments[:, :, None] == segments[:, None, :])
-    run = jax.jit(lambda *qkv: jax.vjp(lambda *qkv: attend_visible(*qkv, visible, scores), *qkv))
+    visible = scores.sees(behind) & (segments[:, :, None] == segments[:, None, :])
+    run = jax.jit(lambda *qkv: jax.vjp(lambda *qkv: dot_product_attention(*qkv, visible, scores), *qkv))
     out, pullback = run(q, k, v)
     return (q, k, v, segments, d_out), (out, *pullback(d_out))
 
@@ -50,7 +51,7 @@ def test_a_shared_sequence_is_attended_to_as_a_whole_one(context, scores, c, t, 
     ) -> tuple[
         f32['B/r/d/e L/c H/t D'], f32['B/r/d/e L/c H/t D'], f32['B/r/d/e L/c K/t D'], f32['B/r/d/e L/c K/t D']
     ]:  # fmt: skip
-        across = lambda *qkv: attend_across(*qkv, segments, KERNEL, scores, context)  # noqa: E731
+        across = lambda *qkv: context_parallel_attention(*qkv, segments, KERNEL, scores, context)  # noqa: E731
         out, pullback = jax.vjp(across, q, k, v)
         return out, *pullback(d_out)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pretrax.model.attention import packed_documents
+from pretrax.model.attention_kernels import packed_documents
 
 
 def test_the_example_of_jax_documentation():

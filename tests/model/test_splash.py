@@ -9,7 +9,8 @@ import pytest
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
 from pretrax.model.architecture import Scores
-from pretrax.model.attention import Kernel, attend
+from pretrax.model.attention import attend
+from pretrax.model.attention_kernels import Kernel
 from pretrax.shardlib import f32, i32, typed_shard_map
 from small import mesh_of
 

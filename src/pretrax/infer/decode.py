@@ -20,12 +20,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from pretrax.errors import UserError
 from pretrax.infer.next_token import Sampling, choose_tokens
 from pretrax.infer.recompute import compile_recompute
-from pretrax.model.architecture import Architecture, LayerKind
-from pretrax.model.attention import attend_visible, in_sight
+from pretrax.model.attention import dot_product_attention, output_projection, queries_keys_values
 from pretrax.model.axes import AXES, ROWS, along
 from pretrax.model.base import Model
+from pretrax.model.layers import LayerSpec, Tokens
+from pretrax.model.norm import norm
 from pretrax.model.numerics import COMPUTE
-from pretrax.model.transformer import FeedForward, Transformer, block, leave, mlp_of, stream
+from pretrax.model.transformer import Transformer, embed, mlp, unembed, vocabulary_tables
 from pretrax.model.weights import Layer, Weights
 from pretrax.shardlib import (  # fmt: skip
     axis_index,
@@ -39,6 +40,7 @@ from pretrax.shardlib import (  # fmt: skip
     scope,
     typechecked,
     typed_shard_map,
+    whole,
 )
 
 
@@ -136,27 +138,26 @@ def compile_cached(model: Transformer, tokens: int, how: Sampling) -> Any:
         cache = Cache(*(jax.lax.pcast(empty, AXES, to='varying') for _ in 'kv'))
         row = axis_index(ROWS) * rows + jnp.arange(rows)
 
-        def read(cache: Cache, ids: Any, positions: Any) -> tuple[Any, Cache]:
-            def blocks(x: Any, layers: Layer) -> tuple[Any, Cache]:
-                mlp = mlp_of(arch, model.plan.grouped, None, COMPUTE)
-                kinds = [functools.partial(_cached_block, positions, arch, kind, mlp) for kind in arch.kinds]
-                return scan(kinds, x, (layers, cache))
-
-            with scope():  # L is the prompt's length first, then 1
-                x, unembed, cache = stream(w, ids, positions, arch, dtype, blocks)
-                return leave(w, unembed, x, arch, COMPUTE['head']), cache
+        def logits_of(cache: Cache, ids: jax.Array, positions: jax.Array) -> tuple[jax.Array, Cache]:
+            specs = [LayerSpec(arch, model.plan, kind, COMPUTE) for kind in arch.kinds]
+            blocks = [functools.partial(_cached_block, positions, spec) for spec in specs]
+            with scope():  # L is first the length of the prompt, then 1
+                embedding, unembedding = vocabulary_tables(w, dtype)
+                x = embed(w, embedding, ids, positions, arch, dtype)
+                x, cache = scan(blocks, x, (whole('p', w.layers), cache))
+                return unembed(w, unembedding, x, arch, COMPUTE['head']), cache
 
         def choose(logits: Any, count: Any) -> Any:
             return pmax('t', choose_tokens(how, arch.vocab_size, seed, row, count, logits))
 
         positions = jnp.broadcast_to(jnp.arange(padded, dtype=jnp.int32), prompt.shape)
-        logits, cache = read(cache, prompt, positions)
+        logits, cache = logits_of(cache, prompt, positions)
         last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)[:, 0]
         first = choose(last, jnp.int32(0))
 
         def one(carry: tuple[Any, Cache], count: Any) -> tuple[tuple[Any, Cache], Any]:
             token, cache = carry
-            logits, cache = read(cache, token[:, None], (lengths + count)[:, None])
+            logits, cache = logits_of(cache, token[:, None], (lengths + count)[:, None])
             return (choose(logits[:, 0], count + 1), cache), token
 
         _, out = jax.lax.scan(one, (first, cache), jnp.arange(tokens, dtype=jnp.int32))
@@ -167,17 +168,17 @@ def compile_cached(model: Transformer, tokens: int, how: Sampling) -> Any:
 
 @typechecked
 def _cached_block(
-    positions: i32['B/r/d/e L/c'], arch: Architecture, kind: LayerKind, mlp: FeedForward, x: Any, layer: Any
-) -> Any:
-    """A block whose queries see the cached keys and values up to their own position, as far back as the layer does."""
-    w, cache = layer
-
-    def attention(q: Any, k: Any, v: Any) -> tuple[Any, Cache]:
-        row = jnp.arange(q.shape[0])[:, None]
-        new = Cache(cache.k.at[row, positions].set(k), cache.v.at[row, positions].set(v))
-        scores = arch.scores(kind)
-        visible = in_sight(positions[:, :, None] - jnp.arange(new.k.shape[1]), scores)
-        return attend_visible(q, new.k, new.v, visible, scores), new
-
-    x, cache, _ = block(x, w, positions, arch, kind, attention, mlp, COMPUTE)
-    return x, cache
+    positions: i32['B/r/d/e L/c'], layer: LayerSpec, x: num['B/r/d/e L/c/t M'], stacked: tuple[Layer, Cache]
+) -> tuple[num['B/r/d/e L/c/t M'], Cache]:
+    """`transformer.block`, whose queries see the cached keys and values up to their own positions."""
+    w, cache = stacked
+    q, k, v = queries_keys_values(norm(x, w.norm1, w.norm1_bias, layer.arch), w, positions, layer)
+    row = jnp.arange(q.shape[0])[:, None]
+    cache = Cache(cache.k.at[row, positions].set(k), cache.v.at[row, positions].set(v))
+    scores = layer.arch.scores(layer.kind)
+    visible = scores.sees(positions[:, :, None] - jnp.arange(cache.k.shape[1]))
+    y = dot_product_attention(q, cache.k, cache.v, visible, scores)
+    h: num['B/r/d/e L/c/t M'] = x + output_projection(y, w, layer)
+    tokens = Tokens(positions, jnp.ones_like(positions), counted=None)
+    out, _ = mlp(norm(h, w.norm2, w.norm2_bias, layer.arch), w, tokens, layer)
+    return h + out, cache

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -48,6 +48,10 @@ class Scores:
     divisor: float
     softcap: float  # 0: none
     window: int  # tokens that a token sees, itself included; 0: all
+
+    def sees(self, distance: Any) -> Any:
+        """Whether a token sees the token `distance` positions before it: a number or an array."""
+        return (distance >= 0) & (distance < self.window) if self.window else distance >= 0
 
 
 @dataclasses.dataclass(frozen=True)

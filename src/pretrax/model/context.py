@@ -20,11 +20,11 @@ import numpy as np
 
 from pretrax.errors import UserError
 from pretrax.model.architecture import Architecture, Scores
-from pretrax.model.attention import BLOCK, Kernel, attend, in_sight
 from pretrax.model.loss import Batch
 from pretrax.model.softcap import softcap
-from pretrax.shardlib import alike, all_gather, all_to_all, axis_index, axis_size, i32, num, ppermute, save, typechecked
+from pretrax.shardlib import alike, axis_index, axis_size, i32, num, ppermute, save
 
+BLOCK = 512  # queries whose scores exist at once
 HIDDEN = -1e30  # the score of what is not seen; finite, so that a row that sees nothing yet makes no NaN
 
 
@@ -83,8 +83,8 @@ def column_order(context: str, length: int, c: int) -> np.ndarray | None:
     return np.concatenate([np.concatenate([chunks[i], chunks[2 * c - 1 - i]]) for i in range(c)])
 
 
-def places(batch: Batch, context: str) -> Any:
-    """i32[L]: which columns of their whole sequences this device has in its part of a batch."""
+def local_columns(batch: Batch, context: str) -> i32['L/c']:
+    """The columns of the whole sequences that this device has."""
     length = batch.tokens.shape[1]
     if context == 'all_to_all':
         return axis_index('c') * length + jnp.arange(length, dtype=jnp.int32)
@@ -93,25 +93,15 @@ def places(batch: Batch, context: str) -> Any:
     return jnp.concatenate([first + within, second + within])
 
 
-@typechecked
-def attend_across(
+def ring_attention(
     q: num['B/r/d/e L/c H/t D'],
     k: num['B/r/d/e L/c K/t D'],
     v: num['B/r/d/e L/c K/t D'],
     segments: i32['B/r/d/e L/c'],
-    kernel: Kernel,
     scores: Scores,
-    context: str,
 ) -> num['B/r/d/e L/c H/t D']:
-    """What `attend` computes, of sequences that devices share. Along an axis `c` of one device it is `attend`."""
-    if context == 'ring':
-        return _ring(scores, *alike(q, k, v), segments)
-    q = all_to_all('B/r/d/e L/c H/t D -> B/r/d/e L H/t/c D', q)
-    k = all_to_all('B/r/d/e L/c K/t D -> B/r/d/e L K/t/c D', k)
-    v = all_to_all('B/r/d/e L/c K/t D -> B/r/d/e L K/t/c D', v)
-    out = attend(q, k, v, all_gather('B/r/d/e L/c -> B/r/d/e L', segments), kernel, scores)
-    out = all_to_all('B/r/d/e L H/t/c D -> B/r/d/e L/c H/t D', out)
-    return save(out, 'attention') if axis_size('c') > 1 else out
+    """Attention of sequences whose columns are in `column_order`."""
+    return _ring(scores, *alike(q, k, v), segments)
 
 
 class Keys(NamedTuple):
@@ -310,7 +300,7 @@ def _scores(q: Any, k: Any, scores: Scores) -> Any:
 def _visible(segments: Any, q_places: Any, k_segments: Any, k_start: Any, scores: Scores) -> Any:
     """bool[B, L, 1, 1, S]: same document, not after, not out of the window."""
     k_places = k_start + jnp.arange(k_segments.shape[1], dtype=jnp.int32)
-    seen = in_sight(q_places[:, None] - k_places[None, :], scores)
+    seen = scores.sees(q_places[:, None] - k_places[None, :])
     return (seen & (segments[:, :, None] == k_segments[:, None, :]))[:, :, None, None, :]
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from pretrax.model import eight_bits
 from pretrax.model.numerics import Format
+from pretrax.model.xla_cpu import materialize_gradient
 from pretrax.shardlib import all_gather, einsum
 
 
@@ -28,21 +29,12 @@ def gather(spec: str, w: Any, x: Any) -> Any:
     return all_gather(spec, w, wire=x.dtype)
 
 
-def plus(x: Any, bias: Any) -> Any:
-    """x + bias, where the family has biases; in f32, as its gradient is a sum over all tokens. In x's dtype after."""
+def add_bias(x: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """x + bias in x's dtype; x if the family has no biases. Added in f32, because its gradient is a sum over all tokens."""
     if bias is None:
         return x
     y = (x.astype(jnp.float32) + bias).astype(x.dtype)
-    return y if bias.ndim == 1 else _with_gradient_at_rest(y)
-
-
-@jax.custom_vjp
-def _with_gradient_at_rest(y: Any) -> Any:
-    """y, whose gradient becomes an array: XLA for CPUs is slow to sum what it transposes while it sums."""
-    return y
-
-
-_with_gradient_at_rest.defvjp(lambda y: (y, None), lambda _, dy: (jax.lax.optimization_barrier(dy),))
+    return y if bias.ndim == 1 else materialize_gradient(y)
 
 
 def exact_product(spec: str, x: Any, w: Any) -> Any:

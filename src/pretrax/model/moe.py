@@ -16,8 +16,10 @@ import jax.numpy as jnp
 from pretrax.model.architecture import Architecture
 from pretrax.model.dispatch import block_length, collect, in_blocks, spread, together, within_capacity
 from pretrax.model.exchange import exchange
+from pretrax.model.layers import LayerSpec, Tokens
 from pretrax.model.matmul import exact_product, gather, grouped_product, product
 from pretrax.model.mlp import gated
+from pretrax.model.norm import norm
 from pretrax.model.numerics import COMPUTE, Formats
 from pretrax.model.routing import Routed, observe
 from pretrax.model.weights import Layer
@@ -40,24 +42,21 @@ from pretrax.shardlib import (
 def mixture(
     h: num['B/r/d/e L/c/t M'],
     w: Layer,
-    counts: bool_['B/r/d/e L/c'] | None,
-    arch: Architecture,
-    method: str,
-    formats: Formats,
+    tokens: Tokens,
+    layer: LayerSpec,
 ) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
     """The sum of a token's experts, weighted by the router, and of the shared one. Shazeer et al. 2017, arXiv:1701.06538.
 
     Args:
-        h: the block's normed stream.
-        w: its weights.
-        counts: tokens that are no padding; only these are in the sums. None: no sums are wanted.
-        arch: how many experts, and how they are chosen.
-        method: of the products, see `grouped_product`.
-        formats: of the products.
+        h: normed hidden states.
+        w: weights of the layer.
+        tokens: `counted` are the tokens in the router's statistics; None: no statistics.
+        layer: the number of experts, how they are chosen, and how products are computed.
 
     Returns:
-        What is to be added to the stream, and what the losses and statistics of the router are made of.
+        The output, for the residual stream; and sums for the router's losses and metrics.
     """
+    arch, method, formats = layer.arch, layer.plan.grouped, layer.formats
     logits = exact_product('B/r/d/e L/c/t M, M E -> B/r/d/e L/c/t E', h, all_gather('M/d E -> M E', w.router))
     weight, chosen = choose(logits, arch)
     x = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', h)
@@ -69,7 +68,8 @@ def mixture(
     if w.shared_up is not None:
         out = out + shared_expert(x, w, arch, formats)
     out = save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'mlp_out')
-    return out, None if counts is None else observe(logits, chosen, dropped, counts, arch)
+    out = norm(out, w.norm2_after, None, arch)
+    return out, None if tokens.counted is None else observe(logits, chosen, dropped, tokens.counted, arch)
 
 
 def choose(logits: f32['B/r/d/e L/c/t E'], arch: Architecture) -> tuple[Any, Any]:

@@ -70,12 +70,19 @@ class Numerics:
         """Whether anything is rounded by chance."""
         return 'int8' in (self.head, *(kind for block in self.blocks for kind in block.values()))
 
+    def head_format(self, seed: jax.Array | None = None) -> Format:
+        """The format of the product with the unembedding."""
+        return Formats({'head': self.head}, seed)['head']
+
     def seeds(self, key: Any) -> tuple[Any, Any]:
         """u32[blocks, 2] and u32[2]: a seed for each block, and for the head. None where nothing is left to chance."""
         if key is None or not self.draws:
             return None, None
         seeds = jax.random.bits(key, (len(self.blocks) + 1, 2), jnp.uint32)
         return seeds[:-1], seeds[-1]
+
+
+UNIFORM = Numerics('compute', (), 'compute')
 
 
 def choose_numerics(

@@ -4,14 +4,14 @@ import dataclasses
 from collections.abc import Mapping
 
 from pretrax.model.architecture import Architecture
-from pretrax.model.attention import Kernel, choose_kernel
+from pretrax.model.attention_kernels import Kernel, choose_kernel
 from pretrax.model.context import choose_context, kernel_for
 from pretrax.model.families import TransformerOptions
 from pretrax.model.loss_chunks import check_loss_chunks
 from pretrax.model.matmul import choose_grouped
-from pretrax.model.numerics import Numerics, choose_numerics
+from pretrax.model.numerics import UNIFORM, Numerics, choose_numerics
 from pretrax.model.pipeline import Schedule, choose_schedule
-from pretrax.model.remat import choose_saved, choose_unrolled
+from pretrax.model.remat import ALL_NAMED, choose_saved, choose_unrolled
 from pretrax.model.request import ModelRequest
 from pretrax.model.routing import describe_routing
 from pretrax.shardlib import Choice
@@ -24,12 +24,20 @@ class ExecutionPlan:
     kernel: Kernel = dataclasses.field(default=Kernel('blockwise', 'the default', None))
     context: str = 'all_to_all'  # how attention treats sequences that are sharded over c: 'all_to_all' or 'ring'
     grouped: str = 'blocks'  # method of the products of experts: 'blocks' or 'ragged'
-    numerics: Numerics | None = None  # formats of the matrix products; None: `precision.matmul` is not supported
+    numerics: Numerics = UNIFORM  # number formats of the matrix products
     unrolled: bool = False  # layers one after another in the program, not one layer in a loop
     saved: Mapping[str, Choice] | None = None  # what the backward pass keeps, by name; None: everything
     loss_chunks: int = 1  # parts of a sequence whose logits exist one at a time
     pipeline: Schedule | None = None  # None: no pipeline stages
     reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)  # topic -> what was chosen and why
+
+    @property
+    def saved_in_layers(self) -> Mapping[str, Choice] | None:
+        """What the backward pass of a layer keeps.
+
+        A pipeline stage that keeps its input alone computes all its layers again at once, and keeps their activations.
+        """
+        return ALL_NAMED if self.pipeline and self.saved == {} else self.saved
 
     def __str__(self) -> str:
         return '\n'.join(f'{topic}: {reason}' for topic, reason in self.reasons.items())

@@ -182,7 +182,7 @@ def _build_model(
     )
     name = config.model.name
     model = check_model(build('model', config.model, request), name)
-    if config.precision.matmul != 'compute' and model.plan.numerics is None:
+    if config.precision.matmul != model.plan.numerics.wanted:
         raise UserError(
             f'precision.matmul = {config.precision.matmul}: model.name = {name} computes its own matrix products\n'
             'leave out precision.matmul, or use model.name=transformer'

@@ -1,0 +1,175 @@
+"""Fused attention kernels for hardware, and the one place that chooses a kernel and says why."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from pretrax.errors import UserError
+from pretrax.jax_compat import cudnn_attention, pallas_results_vary_like
+from pretrax.model.architecture import Scores
+from pretrax.shardlib import i32, num, save
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """The attention kernel, and the reason for the choice."""
+
+    name: str
+    reason: str
+    documents_per_row: int | None  # an upper bound; None: unknown
+
+    def __str__(self) -> str:
+        return f'{self.name} ({self.reason})'
+
+
+def choose_kernel(
+    wanted: str,
+    platform: str,
+    dtype: DTypeLike,
+    d_head: int,
+    sequence_length: int,
+    documents_per_row: int | None,
+    softcap: float = 0.0,
+) -> Kernel:
+    """Chooses an attention kernel.
+
+    Args:
+        wanted: 'auto', or a kernel by name.
+        platform: 'cpu', 'cuda' (or 'gpu'), 'tpu', ...
+        dtype: compute dtype.
+        d_head: width of a head.
+        sequence_length: L.
+        documents_per_row: an upper bound on the documents per row of data; None if unknown.
+        softcap: of the scores; 0: none. Every kernel supports windows.
+
+    Raises:
+        UserError: the wanted kernel cannot run here.
+    """
+    obstacles = {
+        'cudnn': _cudnn_obstacle(platform, dtype, d_head, documents_per_row, softcap),
+        'splash': _splash_obstacle(platform, sequence_length, d_head),
+        'blockwise': None,
+    }
+    if wanted != 'auto':
+        if obstacles[wanted]:
+            raise UserError(f'model.attention={wanted} cannot run: {obstacles[wanted]}\nuse model.attention=auto')
+        return Kernel(wanted, 'as configured', documents_per_row)
+    native = {'cuda': 'cudnn', 'gpu': 'cudnn', 'tpu': 'splash'}.get(platform)
+    if native is None:
+        return Kernel('blockwise', f'no fused kernel for {platform}', documents_per_row)
+    if obstacles[native]:
+        return Kernel('blockwise', f'SLOW: not {native}, because {obstacles[native]}', documents_per_row)
+    return Kernel(native, f'the fused kernel for {platform}', documents_per_row)
+
+
+def _cudnn_obstacle(
+    platform: str, dtype: DTypeLike, d_head: int, documents_per_row: int | None, softcap: float
+) -> str | None:
+    if platform not in ('cuda', 'gpu'):
+        return f'it needs an NVIDIA GPU, not {platform}'
+    if jnp.dtype(dtype) not in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16)):
+        return f'it computes in bf16 or f16, not {jnp.dtype(dtype).name}'
+    if softcap:
+        return f'it does not support a soft cap of the scores, which is {softcap:g}'
+    if d_head % 8 or d_head > 256:
+        return f'it needs d_head to be a multiple of 8 up to 256, not {d_head}'
+    if documents_per_row is None or documents_per_row > 128:
+        return f'it supports at most 128 documents per row, not {documents_per_row or "an unknown number"}'
+    return None
+
+
+def _splash_obstacle(platform: str, sequence_length: int, d_head: int) -> str | None:
+    if platform != 'tpu':
+        return f'it needs a TPU, not {platform}'
+    if sequence_length % 128 or d_head % 64:
+        return f'it needs a sequence length that is a multiple of 128 and a d_head that is a multiple of 64, not {sequence_length} and {d_head}'
+    return None
+
+
+def cudnn(
+    q: num['B/r/d/e L H/t/c D'],
+    k: num['B/r/d/e L K/t/c D'],
+    v: num['B/r/d/e L K/t/c D'],
+    segments: i32['B/r/d/e L'],
+    kernel: Kernel,
+    scores: Scores,
+) -> num['B/r/d/e L H/t/c D']:
+    """NVIDIA's fused kernel. It has no segment mask: documents are packed sequences, described by offsets."""
+    fused = cudnn_attention()
+    window = scores.window if scores.window < q.shape[1] else 0
+    common = {'scale': 1 / scores.divisor, 'sliding_window_length': window or None}
+    documents = kernel.documents_per_row or 1
+    if documents == 1:
+        return save(fused.dot_product_attention(q, k, v, mask_type=fused.MaskType.CAUSAL, **common), 'attention')
+    lengths, offsets = packed_documents(segments, documents)
+    out = fused.dot_product_attention(
+        q, k, v, q_seqlen=lengths, kv_seqlen=lengths, q_offsets=offsets, kv_offsets=offsets,
+        mask_type=fused.MaskType.PADDING_CAUSAL, **common,
+    )  # fmt: skip
+    return save(out, 'attention')
+
+
+def packed_documents(segments: i32['B L'], documents: int) -> tuple[i32['B N'], i32['B N_1']]:
+    """The length and first position of every document in a row, for cuDNN: -1 if a row has fewer documents.
+
+    Args:
+        segments: i32[B, L], 1, 2, ... along each row.
+        documents: the largest number of documents per row.
+
+    Returns:
+        i32[B, documents] lengths and i32[B, documents + 1] offsets.
+    """
+    number = jnp.arange(1, documents + 1, dtype=jnp.int32)
+    lengths = jnp.sum(segments[:, None, :] == number[None, :, None], axis=-1, dtype=jnp.int32)
+    starts = jnp.cumsum(lengths, axis=-1) - lengths
+    used = lengths > 0
+    offsets = jnp.pad(jnp.where(used, starts, -1), ((0, 0), (0, 1)), constant_values=-1)
+    return jnp.where(used, lengths, -1), offsets
+
+
+def splash(
+    q: num['B/r/d/e L H/t/c D'],
+    k: num['B/r/d/e L K/t/c D'],
+    v: num['B/r/d/e L K/t/c D'],
+    segments: i32['B/r/d/e L'],
+    kernel: Kernel,
+    scores: Scores,
+) -> num['B/r/d/e L H/t/c D']:
+    """The Pallas kernel for TPUs, with segment ids."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    del kernel
+    length, heads = q.shape[1], q.shape[2]
+    square = (length, length)
+    seen = masks.LocalMask(square, (scores.window - 1, 0), 0) if scores.window else masks.CausalMask(square)
+    mask = masks.MultiHeadMask([seen] * heads)
+
+    def fused(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
+        attention = kernels.make_splash_mha_single_device(
+            mask, attn_logits_soft_cap=scores.softcap or None, residual_checkpoint_name='attention'
+        )
+        q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
+        out = jax.vmap(attention)(q / scores.divisor, k, v, kernels.SegmentIds(segments, segments))
+        return jnp.swapaxes(out, 1, 2)
+
+    # The kernel does not declare that its results and gradients vary over the mesh as the queries do.
+    kind = jax.typeof(q).manual_axis_type
+
+    @jax.custom_vjp
+    def call(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
+        return forward(q, k, v, segments)[0]
+
+    def forward(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> tuple[jax.Array, Any]:
+        with pallas_results_vary_like(kind):
+            return jax.vjp(lambda q, k, v: fused(q, k, v, segments), q, k, v)
+
+    def backward(pullback: Any, d_out: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+        with pallas_results_vary_like(kind):
+            return (*pullback(d_out), None)
+
+    call.defvjp(forward, backward)
+    return call(q, k, v, segments)

@@ -1,0 +1,80 @@
+"""The loop over a decoder's layers, and what each layer knows besides its input and its weights.
+
+Letters: B batch, L length, M d_model.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pretrax.model.architecture import Architecture, LayerKind
+from pretrax.model.numerics import Formats
+from pretrax.model.plan import ExecutionPlan
+from pretrax.model.weights import Layer
+from pretrax.shardlib import bool_, i32, num, pytree_dataclass, scan, unroll
+
+
+@pytree_dataclass
+class Tokens:
+    """What layers know of the tokens."""
+
+    positions: i32['B/r/d/e L/c']  # in the token's document
+    segments: i32['B/r/d/e L/c']  # the number of its document
+    counted: bool_['B/r/d/e L/c'] | None  # tokens in the statistics of a router; None: no statistics
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerSpec:
+    """A layer: the decoder that it is part of, its window and positions, and the number formats of its products."""
+
+    arch: Architecture
+    plan: ExecutionPlan
+    kind: LayerKind
+    formats: Formats
+
+
+Body = Callable[[jax.Array, Layer, LayerSpec], tuple[jax.Array, Any]]
+
+
+def over_layers(
+    body: Body,
+    x: num['B/r/d/e L/c/t M'],
+    layers: Layer,
+    seeds: jax.Array | None,
+    arch: Architecture,
+    plan: ExecutionPlan,
+) -> tuple[num['B/r/d/e L/c/t M'], Any]:
+    """x after all layers, and the other results of `body`, stacked over the layers.
+
+    Args:
+        body: x, the weights of a layer, its spec -> x, another result.
+        x: hidden states.
+        layers: stacked weights: of the whole decoder, or of one pipeline stage.
+        seeds: u32[layers, 2] of stochastic rounding; None: nothing is rounded at random.
+        arch: the decoder.
+        plan: how it runs.
+    """
+    loop, kinds, results = unroll if plan.unrolled else scan, arch.kinds, []
+    for run, formats in plan.numerics.runs(layers.q.shape[0]):  # layers with the same formats; mostly all of them
+        first = run.start or 0
+        bodies = [
+            functools.partial(
+                _one_layer, body, LayerSpec(arch, plan, kinds[(first + i) % len(kinds)], Formats(formats))
+            )
+            for i in range(len(kinds))
+        ]
+        stacked = jax.tree.map(lambda w, run=run: w if run == slice(None) else w[run], (layers, seeds))
+        x, result = loop(bodies, x, stacked, plan.saved_in_layers)
+        results.append(result)
+    return x, jax.tree.map(lambda *runs: jnp.concatenate(runs), *results)
+
+
+def _one_layer(
+    body: Body, spec: LayerSpec, x: jax.Array, stacked: tuple[Layer, jax.Array | None]
+) -> tuple[jax.Array, Any]:
+    weights, seed = stacked
+    return body(x, weights, dataclasses.replace(spec, formats=dataclasses.replace(spec.formats, seed=seed)))
