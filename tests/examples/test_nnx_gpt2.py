@@ -103,7 +103,7 @@ def test_the_loss_curve_is_that_of_our_own_gpt2():
         ('gpt2:GPT2', {'d_model': 'wide'}, {}, 'cannot be built'),
         ('gpt2:GPT2', {'vocab_size': 7}, {}, 'vocab_size = 7 is smaller than the tokenizer'),
         ('gpt2:GPT2', SIZES | {'d_model': 20}, {}, 'which mesh t = 8 does not divide'),
-        ('gpt2:GPT2', SIZES, {'model': 'x'}, "annotated with 'model', and model.axes does not say what 'x' is"),
+        ('gpt2:GPT2', SIZES, {'model': 'x'}, "annotated with 'model', which model.axes does not map to a mesh axis"),
         ('gpt2:Block', {'d_model': 8}, {}, 'needs n_heads, n_layers'),
     ],
 )

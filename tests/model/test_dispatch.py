@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from model.test_matmul import dots
-from pretrax.model.dispatch import block_length, collect, in_blocks, spread, together, within_capacity
+from pretrax.model.dispatch import block_length, combine, dispatch, sort_by_expert, sort_into_blocks, sort_with_capacity
 from pretrax.model.matmul import grouped_product
 from pretrax.model.numerics import Format
 from pretrax.shardlib import defer_reduction, f32, i32, num, psum, typed_shard_map
@@ -22,7 +22,7 @@ def choices(seed=0, n_experts=E):
 
 def test_each_place_holds_a_token_of_its_expert():
     chosen = choices().reshape(-1)
-    places, sizes = together(jnp.asarray(chosen), E)
+    places, sizes = sort_by_expert(jnp.asarray(chosen), E)
     np.testing.assert_array_equal(sizes, np.bincount(chosen, minlength=E))
     np.testing.assert_array_equal(chosen[places.choice], np.repeat(np.arange(E), sizes))
     np.testing.assert_array_equal(places.choice[places.of_choice], np.arange(T * K))
@@ -30,7 +30,7 @@ def test_each_place_holds_a_token_of_its_expert():
 
 @pytest.mark.parametrize('chosen', [choices().reshape(-1), np.full(T * K, 3, np.int32), np.array([1], np.int32)])
 def test_a_block_holds_tokens_of_one_expert(chosen):
-    places, experts = in_blocks(jnp.asarray(chosen), E, 8)
+    places, experts = sort_into_blocks(jnp.asarray(chosen), E, 8)
     table = np.asarray(places.choice).reshape(len(experts), 8)
     for row, expert in zip(table, experts, strict=True):
         assert all(chosen[row[row < len(chosen)]] == expert)
@@ -41,7 +41,7 @@ def test_a_block_holds_tokens_of_one_expert(chosen):
 def test_who_comes_later_than_an_expert_has_places_is_dropped():
     """Counted by hand, row for row; a token's choices after it change nothing."""
     chosen = choices(1).reshape(2, -1)
-    places = within_capacity(jnp.asarray(chosen), E, 3)
+    places = sort_with_capacity(jnp.asarray(chosen), E, 3)
     taken, expected = {}, []
     for row in range(2):
         for expert in chosen[row]:
@@ -53,7 +53,7 @@ def test_who_comes_later_than_an_expert_has_places_is_dropped():
     np.testing.assert_array_equal(places.choice[places.of_choice[here]], np.flatnonzero(here))
     other = chosen.copy()
     other[:, 12:] = 0
-    np.testing.assert_array_equal(within_capacity(jnp.asarray(other), E, 3).of_choice.reshape(2, -1)[:, :12],
+    np.testing.assert_array_equal(sort_with_capacity(jnp.asarray(other), E, 3).of_choice.reshape(2, -1)[:, :12],
                                   np.reshape(expected, (2, -1))[:, :12])  # fmt: skip
 
 
@@ -72,9 +72,9 @@ def run(method, mesh, dtype=jnp.float32):
     def mix(x: num['T/d M'], w: f32['E M F/t'], weight: num['T/d X'], chosen: i32['T/d X']) -> num['T/d F/t']:
         x, weight = defer_reduction('t', x), defer_reduction('t', weight)
         flat = chosen.reshape(-1)
-        places, groups = together(flat, E) if method == 'ragged' else in_blocks(flat, E, 8)
-        y = grouped_product('N/d M, E M F/t -> N/d F/t', spread(K, x, places), w, Format('compute'), groups, method)
-        return collect(K, y * spread(1, weight.reshape(-1, 1), places), places)
+        places, groups = sort_by_expert(flat, E) if method == 'ragged' else sort_into_blocks(flat, E, 8)
+        y = grouped_product('N/d M, E M F/t -> N/d F/t', dispatch(K, x, places), w, Format('compute'), groups, method)
+        return combine(K, y * dispatch(1, weight.reshape(-1, 1), places), places)
 
     @typed_shard_map
     def total(y: num['T/d F/t'], dy: num['T/d F/t']) -> f32['']:

@@ -282,15 +282,18 @@ def test_patterns_choose_products():
     assert [set(block.values()) for block in chosen.blocks] == [{'compute'}, {'int8'}, {'int8'}, {'compute'}]
     assert chosen.head == 'compute'
     assert [part for part, _ in chosen.runs(4)] == [slice(0, 1), slice(1, 3), slice(3, 4)]
-    assert 'in 14 of 29; compute dtype: head, first.*, last.* (precision.exempt); TPU v5e has units for it' in line
+    assert (
+        'in 14 of 29 products; compute dtype: head, first.*, last.* (precision.exempt); TPU v5e has hardware for it'
+        in line
+    )
     chosen, line = choose(('down', '2.q'), platform='cpu', device_kind='a CPU')
     assert chosen.head == 'int8'
     assert [name for name, kind in chosen.blocks[2].items() if kind == 'compute'] == ['q', 'down']
     assert [name for name, kind in chosen.blocks[3].items() if kind == 'compute'] == ['down']
-    assert 'SLOW: TPUs have units for it, and a CPU only imitates them' in line
+    assert 'SLOW: TPUs have hardware for it; a CPU emulates it' in line
     with pytest.raises(UserError, match=r"'4.q' matches no product\nthere are head, and in each of the blocks 0"):
         choose(('4.q',))
-    with pytest.raises(UserError, match='leaves no product to it'):
+    with pytest.raises(UserError, match='exempts every product'):
         choose(('*',))
     assert schema.Precision().exempt == numerics.EXEMPT
 
@@ -318,9 +321,9 @@ def test_experts_and_stages_say_what_they_cannot():
     assert 'expert_up too: jax.lax.ragged_dot has none' in line
     chosen, line = choose_numerics('fp8', ('head',), arch, 'blocks', dict(mesh_of(e=2).shape), 'cuda', 'NVIDIA H200')
     assert chosen.blocks[0]['expert_up'] == 'compute'
-    assert 'expert_up too: tokens travel to them over e in rounds' in line
+    assert 'expert_up too: experts sharded over e do not support it' in line
     with pytest.raises(UserError, match=r"the stages of mesh.p = 2 run one program\n.*exempt='\[head\]'"):
         choose_numerics('fp8', numerics.EXEMPT, decoder(LLAMA | {'n_layers': 4}, mesh, 'compute', ()).arch, 'blocks',
                         dict(mesh_of(p=2).shape), 'cuda', 'NVIDIA H200')  # fmt: skip
-    with pytest.raises(UserError, match=r'int8 rounds by chance, which the stages of mesh.p = 2 cannot do yet'):
+    with pytest.raises(UserError, match=r'int8 does not support pipeline stages .mesh.p = 2'):
         choose_numerics('int8', ('head',), arch, 'blocks', dict(mesh_of(p=2).shape), 'tpu', 'TPU v5e')

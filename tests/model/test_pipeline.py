@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pretrax.model import pipeline
-from pretrax.model.pipeline import Schedule, dealt, in_order
+from pretrax.model.pipeline import PipelineSchedule, chunks_of_stage, in_layer_order
 from pretrax.shardlib import Array, apart, f32, pytree_dataclass, typed_shard_map
 from small import mesh_of
 
@@ -15,7 +15,7 @@ SCHEDULES = [(2, 1, 2), (2, 1, 7), (4, 1, 8), (2, 2, 4), (4, 3, 8), (3, 4, 3), (
 
 
 def worked(schedule):
-    """{(micro-batch, chunk): (tick, stage)}, and the slots in which a stage has nothing to do."""
+    """{(micro-batch, chunk): (tick, stage)}, and the slots in which a stage is idle."""
     done, idle = {}, []
     for tick in range(schedule.ticks):
         for stage in range(schedule.stages):
@@ -31,7 +31,7 @@ def worked(schedule):
 
 @pytest.mark.parametrize('sizes', SCHEDULES)
 def test_every_chunk_follows_the_one_before_on_the_next_stage_a_tick_later(sizes):
-    schedule = Schedule(*sizes)
+    schedule = PipelineSchedule(*sizes)
     done, _ = worked(schedule)
     chunks = schedule.stages * schedule.rounds
     assert set(done) == {(m, c) for m in range(schedule.micro_batches) for c in range(chunks)}
@@ -42,7 +42,7 @@ def test_every_chunk_follows_the_one_before_on_the_next_stage_a_tick_later(sizes
 
 @pytest.mark.parametrize('sizes', SCHEDULES)
 def test_the_bubble_is_the_idle_slots_over_all_slots(sizes):
-    schedule = Schedule(*sizes)
+    schedule = PipelineSchedule(*sizes)
     _, idle = worked(schedule)
     assert schedule.bubble == pytest.approx(len(idle) / (schedule.ticks * schedule.stages), abs=1e-12)
     stages, rounds, micro_batches = sizes
@@ -52,7 +52,7 @@ def test_the_bubble_is_the_idle_slots_over_all_slots(sizes):
 
 def test_the_table_in_the_documentation_is_the_schedule():
     rows = dict(re.findall(r'^    stage (\d)  (.*)$', pipeline.__doc__, re.MULTILINE))
-    schedule = Schedule(stages=2, rounds=2, micro_batches=4)
+    schedule = PipelineSchedule(stages=2, rounds=2, micro_batches=4)
     for stage in range(2):
         work = (schedule.work(tick, stage) for tick in range(schedule.ticks))
         assert rows[str(stage)].split() == [f'{m}{"abcd"[2 * r + stage]}' if busy else '.' for busy, r, m in work]
@@ -70,8 +70,8 @@ def test_the_layers_of_every_round_come_to_their_stage_and_their_sums_back_in_or
     @typed_shard_map
     def run(w: Stack) -> tuple[f32['rounds held/p M'], f32['layers M']]:
         with apart('p'):
-            mine = dealt(w.number, rounds)
-            return mine, in_order(mine)
+            mine = chunks_of_stage(w.number, rounds)
+            return mine, in_layer_order(mine)
 
     with jax.set_mesh(mesh_of(p=stages)):
         mine, every = jax.jit(run)(Stack(np.arange(layers, dtype=np.float32)[:, None]))

@@ -151,7 +151,7 @@ REFUSED = {
     ),
     'layers that take turns': (
         {'n_layers': 6, 'window': 4, 'global_every': 2}, {'p': 2},
-        r'leaves 3 in a chunk, and 2 kinds of layers take turns\nuse mesh.p=1',
+        r'leaves 3 per chunk, and 2 kinds of layers alternate\nuse mesh.p=1',
     ),
 }  # fmt: skip
 

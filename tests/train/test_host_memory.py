@@ -49,8 +49,11 @@ def test_what_cannot_be_in_eight_bits_is_refused_and_what_is_slow_is_said(values
     eight = values | {'precision': {'compute': 'f32', 'matmul': 'int8', 'exempt': ['head']}}
     report = prepare(config_from_values(eight), lambda text: None).startup
     (line,) = [line for line in map(str, report) if line.startswith('products: ')]
-    assert 'int8 (a scale a row and column, gradients rounded by chance) in 7 of 8; compute dtype: head' in line
-    assert 'SLOW: TPUs have units for it, and cpu only imitates them' in line
+    assert (
+        'int8 (a scale per row and column, gradients rounded stochastically) in 7 of 8 products; compute dtype: head'
+        in line
+    )
+    assert 'SLOW: TPUs have hardware for it; cpu emulates it' in line
     with pytest.raises(UserError, match=r'model.name = bigram-of-tests computes its own matrix products'):
         prepare(config_from_values(eight | {'model': BIGRAM}), lambda text: None)
 
@@ -86,7 +89,7 @@ def test_a_device_without_host_memory_refuses_in_words():
         check_host_memory(Device(), ('optimizer',))
     check_host_memory(Device(), ())
     request = ModelRequest(VOCAB, LENGTH, None, jnp.float32, 'toy', dict(mesh_of().shape))
-    with pytest.raises(UserError, match=r'q: offload: the devices know no pinned host memory\nkeep or recompute'):
+    with pytest.raises(UserError, match=r'q: offload: the devices have no pinned host memory\nkeep or recompute'):
         Transformer(request, options=TransformerOptions(**LLAMA, save={'q': 'offload'}))
     with pytest.raises(ValueError, match='input: keep or offload'):
         TransformerOptions(**LLAMA, save={'input': 'recompute'})

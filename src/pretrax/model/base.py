@@ -15,7 +15,7 @@ from pretrax.errors import UserError
 from pretrax.model.architecture import Architecture
 from pretrax.model.loss import Batch, LossTerms
 from pretrax.model.plan import ExecutionPlan
-from pretrax.shardlib import i32, num
+from pretrax.shardlib import f32, i32, num
 
 
 class Model:
@@ -61,16 +61,16 @@ class Model:
     def loss(self, weights: Any, batch: Batch) -> LossTerms:
         """{name: (numerator, denominator)}: this device's partial sums over `axes.TOKENS`. Runs per device.
 
-        The loss is the sum of the quotients of the totals. A denominator of None marks a table of sums, num['rows columns'],
+        The loss is the sum of the quotients of the totals. A denominator of None marks a table of sums, f32['rows columns'],
         for `summarize`.
         """
         raise NotImplementedError(f'{type(self).__name__}.loss')
 
-    def denominators(self, batch: Batch) -> dict[str, num['']]:
+    def denominators(self, batch: Batch) -> dict[str, f32['']]:
         """The denominators of `loss`, computed from the batch alone. The default is that of a loss of one term, 'nll'."""
         return {'nll': jnp.sum(batch.mask)}
 
-    def summarize(self, tables: dict[str, num['rows columns']]) -> dict[str, num['']]:
+    def summarize(self, tables: dict[str, f32['rows columns']]) -> dict[str, f32['']]:
         """Metrics from the tables of `loss`, summed over a step."""
         del tables
         return {}
@@ -108,8 +108,8 @@ class AutomaticModel(Model):
         """weights, batch -> numerator and denominator of every term of the loss."""
         raise NotImplementedError(f'{type(self).__name__}.make_evaluate')
 
-    def logits(self, weights: Any, tokens: jax.Array) -> jax.Array:
-        """[B, L] -> [B, L, V], whole arrays. A model that has them can generate text."""
+    def logits(self, weights: Any, tokens: i32['B L']) -> num['B L V']:
+        """The logits of whole sequences, as whole arrays. A model that has them can generate text."""
         raise self._no_logits()
 
 

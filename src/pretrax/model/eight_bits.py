@@ -1,52 +1,54 @@
 """Products of operands rounded to eight bits, forward and backward, on any mesh.
 
-int8: Every row and every column has a scale, so that its largest value is 127; sums are exact, in i32. The gradient is
-    rounded up or down by chance, right on average (Gupta et al. 2015, arXiv:1502.02551, section 3.1), the rest to nearest.
-fp8: A whole operand has one scale, a power of two, chosen as it is used: 'current scaling'. Values are e4m3, gradients
-    e5m2 (Micikevicius et al. 2022, arXiv:2209.05433, section 3); sums are f32. Nothing is left to chance.
+int8: Every row and every column has a scale, so that its largest value is 127. Sums are exact, in i32. Gradients are rounded
+    stochastically (Gupta et al. 2015, arXiv:1502.02551, section 3.1), everything else to nearest.
+fp8: An operand has one scale, a power of two, computed when it is used ('current scaling'). Values are e4m3, gradients
+    e5m2 (Micikevicius et al. 2022, arXiv:2209.05433, section 3), sums f32. There is no stochastic rounding.
 
-All three products of a weight are computed so: y = x w, dx = dy w^T and dw = x^T dy. A scale belongs to what it scales, not
-to a device's slice of it: the largest value is looked for along the mesh axes too, except `r`, over whose slow network
-only gradients go. Rounding by chance depends on (seed, step, weight) and a number's place in the whole array.
+This holds for all three products of a weight: y = x w, dx = dy w^T and dw = x^T dy. A scale is that of the whole array, not of
+a device's slice: the maximum is over the mesh axes too, except `r`, over whose slow network only gradients are sent.
+Stochastic rounding depends on (seed, step, weight) and the index of a number in the whole array.
 """
 
 import dataclasses
 import functools
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from pretrax.errors import UserError
 from pretrax.shardlib import Dim, axis_index, axis_size, einsum, parse_dims, pmax
 
 Kind = Literal['int8', 'fp8']
 Dims = tuple[Dim, ...]
+Seed = jax.Array | None  # u32[2] of stochastic rounding
 
 LONGEST = (2**31 - 1) // 127**2  # terms of an i32 sum of int8 products that cannot overflow
 _LARGEST = {jnp.dtype(jnp.float8_e4m3fn): 448.0, jnp.dtype(jnp.float8_e5m2): 57344.0}
 
 
-def product(kind: Kind, spec: str, x: Any, w: Any, seed: Any) -> Any:
+def product(kind: Kind, spec: str, x: jax.Array, w: jax.Array, seed: Seed) -> jax.Array:
     """`einsum(spec, x, w)` of operands in eight bits, in x's dtype. w is f32, and so is its gradient.
 
     Args:
-        kind: of the eight bits.
+        kind: 'int8' or 'fp8'.
         spec: the types of x, w and the result.
         x: activations.
         w: a weight.
-        seed: u32[2] of rounding by chance. None will do where no gradient is asked for, and for fp8.
+        seed: of stochastic rounding; only gradients of int8 need it.
     """
     types = _types(spec)
     return einsum(spec, x, w, dot=lambda _, x, w: _product(kind, types, x, w, seed))
 
 
-def grouped_product(kind: Kind, spec: str, x: Any, w: Any, seed: Any, groups: Any) -> Any:
-    """The same of each block of rows of x with the matrix of its group: `matmul.grouped_product`, method 'blocks'."""
+def grouped_product(kind: Kind, spec: str, x: jax.Array, w: jax.Array, seed: Seed, groups: jax.Array) -> jax.Array:
+    """The same for each block of rows of x and the matrix of its group: `matmul.grouped_product`, method 'blocks'."""
     types = _Types(*(dims[-n:] for dims, n in zip(_types(spec), (2, 3, 2), strict=True)))
 
-    def dot(_: str, x: Any, w: Any) -> Any:
+    def dot(_: str, x: jax.Array, w: jax.Array) -> jax.Array:
         y = _grouped(kind, types, x.reshape(-1, x.shape[-1]), w.reshape(-1, *w.shape[-2:]), seed, groups)
         return y.reshape(*x.shape[:-1], -1)
 
@@ -67,12 +69,12 @@ class _Types(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Operand:
-    """What is to be multiplied, and its type; a gradient is rounded in its own way."""
+    """An operand of a product, and its type. Gradients are rounded differently."""
 
-    values: Any
+    values: jax.Array
     dims: Dims
     is_gradient: bool = False
-    seed: Any = None
+    seed: Seed = None
 
     @property
     def names(self) -> list[str]:
@@ -80,16 +82,16 @@ class Operand:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _product(kind: Kind, types: _Types, x: Any, w: Any, seed: Any) -> Any:
+def _product(kind: Kind, types: _Types, x: jax.Array, w: jax.Array, seed: Seed) -> jax.Array:
     return _forward(kind, types, x, w, seed)[0]
 
 
-def _forward(kind: Kind, types: _Types, x: Any, w: Any, seed: Any) -> tuple[Any, Any]:
+def _forward(kind: Kind, types: _Types, x: jax.Array, w: jax.Array, seed: Seed) -> tuple[jax.Array, tuple]:
     w = w.astype(x.dtype)
     return multiply(kind, Operand(x, types.x), Operand(w, types.w), types.y, x.dtype), (x, w, seed)
 
 
-def _backward(kind: Kind, types: _Types, residuals: Any, dy: Any) -> tuple[Any, Any, None]:
+def _backward(kind: Kind, types: _Types, residuals: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array, None]:
     x, w, seed = residuals
     for_x, for_w = seeds_of(kind, seed)
     dx = multiply(kind, Operand(dy, types.y, True, for_x), Operand(w, types.w), types.x, x.dtype)
@@ -101,16 +103,20 @@ _product.defvjp(_forward, _backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _grouped(kind: Kind, types: _Types, x: Any, w: Any, seed: Any, groups: Any) -> Any:
+def _grouped(kind: Kind, types: _Types, x: jax.Array, w: jax.Array, seed: Seed, groups: jax.Array) -> jax.Array:
     return _grouped_forward(kind, types, x, w, seed, groups)[0]
 
 
-def _grouped_forward(kind: Kind, types: _Types, x: Any, w: Any, seed: Any, groups: Any) -> tuple[Any, Any]:
+def _grouped_forward(
+    kind: Kind, types: _Types, x: jax.Array, w: jax.Array, seed: Seed, groups: jax.Array
+) -> tuple[jax.Array, tuple]:
     w = w.astype(x.dtype)
     return _times_group(kind, Operand(x, types.x), Operand(w, types.w), groups), (x, w, seed, groups)
 
 
-def _grouped_backward(kind: Kind, types: _Types, residuals: Any, dy: Any) -> tuple[Any, Any, None, None]:
+def _grouped_backward(
+    kind: Kind, types: _Types, residuals: tuple, dy: jax.Array
+) -> tuple[jax.Array, jax.Array, None, None]:
     x, w, seed, groups = residuals
     for_x, for_w = seeds_of(kind, seed)
     dx = _times_group(kind, Operand(dy, types.y, True, for_x), Operand(w, types.w), groups)
@@ -127,16 +133,16 @@ def _grouped_backward(kind: Kind, types: _Types, residuals: Any, dy: Any) -> tup
 _grouped.defvjp(_grouped_forward, _grouped_backward)
 
 
-def _times_group(kind: Kind, rows: Operand, matrices: Operand, groups: Any) -> Any:
-    """Each row times the matrix of its block's group, along the dimension that they share. In the rows' dtype."""
+def _times_group(kind: Kind, rows: Operand, matrices: Operand, groups: jax.Array) -> jax.Array:
+    """Each row times the matrix of its block's group, in the rows' dtype."""
     summed = [rows.names[1]]
     own = 1 if matrices.names[2] in summed else 2
     x, x_scale = round_to(kind, rows, summed if kind == 'int8' else rows.names)
     w, w_scale = round_to(kind, matrices, summed if kind == 'int8' else matrices.names[1:])
-    w, w_scale = (jnp.moveaxis(a, own, 1) for a in (w, w_scale))  # what is summed over comes last
+    w, w_scale = (jnp.moveaxis(a, own, 1) for a in (w, w_scale))  # the summed dimension comes last
     dtype = rows.values.dtype
 
-    def block(_: None, one: Any) -> tuple[None, Any]:
+    def block(_: None, one: tuple) -> tuple[None, jax.Array]:
         x, scale, group = one
         w_here, w_scale_here = (jax.lax.dynamic_index_in_dim(a, group, keepdims=False) for a in (w, w_scale))
         return None, scaled(dot(kind, x[None], w_here[None], dtype)[0], scale * w_scale_here.T, dtype)
@@ -145,14 +151,14 @@ def _times_group(kind: Kind, rows: Operand, matrices: Operand, groups: Any) -> A
     return jax.lax.scan(block, None, every)[1].reshape(x.shape[0], -1)
 
 
-def _group_gradients(kind: Kind, x: Operand, dy: Operand, groups: Any, zero: Any) -> Any:
-    """For each group the sum over its rows of x[n] dy[n], in f32. A scale serves all groups."""
+def _group_gradients(kind: Kind, x: Operand, dy: Operand, groups: jax.Array, zero: jax.Array) -> jax.Array:
+    """For each group the sum over its rows of x[n] dy[n], in f32. All groups share a scale."""
     _check_sum(kind, x.values.shape[0])
     (a, a_scale), (b, b_scale) = (
         round_to(kind, one, one.names[:1] if kind == 'int8' else one.names) for one in (x, dy)
     )
 
-    def block(total: Any, one: Any) -> tuple[Any, None]:
+    def block(total: jax.Array, one: tuple) -> tuple[jax.Array, None]:
         rows, d_rows, group = one
         return total.at[group].add(dot(kind, rows.T[None], d_rows.T[None], jnp.float32)[0]), None
 
@@ -160,11 +166,11 @@ def _group_gradients(kind: Kind, x: Operand, dy: Operand, groups: Any, zero: Any
     return scaled(total, a_scale.T * b_scale, jnp.float32)
 
 
-def _blocks(x: Any, groups: Any) -> Any:
+def _blocks(x: jax.Array, groups: jax.Array) -> jax.Array:
     return x.reshape(groups.shape[0], -1, x.shape[-1])
 
 
-def seeds_of(kind: Kind, seed: Any) -> tuple[Any, Any]:
+def seeds_of(kind: Kind, seed: Seed) -> tuple[jax.Array, jax.Array]:
     """Those of the two products of a gradient."""
     if kind == 'fp8':
         return None, None
@@ -172,7 +178,7 @@ def seeds_of(kind: Kind, seed: Any) -> tuple[Any, Any]:
     return seed, mix(seed + jnp.uint32(1))
 
 
-def multiply(kind: Kind, a: Operand, b: Operand, result: Dims, dtype: Any) -> Any:
+def multiply(kind: Kind, a: Operand, b: Operand, result: Dims, dtype: DTypeLike) -> jax.Array:
     """The product of two operands, rounded; summed over the names that the result lacks."""
     after = [dim.name for dim in result]
     summed = [name for name in a.names if name in b.names and name not in after]
@@ -193,10 +199,10 @@ def multiply(kind: Kind, a: Operand, b: Operand, result: Dims, dtype: Any) -> An
     return scaled(y, scales[0] * scales[1], dtype)
 
 
-def dot(kind: Kind, a: Any, b: Any, dtype: Any) -> Any:
-    """[G, N, K] x [G, M, K] -> [G, N, M], both along their last dimension, as the units for fp8 of GPUs want them."""
+def dot(kind: Kind, a: jax.Array, b: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """[G, N, K] x [G, M, K] -> [G, N, M], both summed over their last dimension, as the fp8 units of GPUs require."""
     _check_sum(kind, a.shape[-1])
-    if a.shape[0] == b.shape[0] == 1:  # one plain product, which compilers know best
+    if a.shape[0] == b.shape[0] == 1:  # one plain product, which compilers optimise best
         return jax.lax.dot_general(a[0], b[0], (((1,), (1,)), ((), ())), preferred_element_type=_sums(kind, dtype))[
             None
         ]
@@ -211,19 +217,19 @@ def _check_sum(kind: Kind, terms: int) -> None:
         )
 
 
-def _sums(kind: Kind, dtype: Any) -> Any:
+def _sums(kind: Kind, dtype: DTypeLike) -> DTypeLike:
     return jnp.int32 if kind == 'int8' else dtype
 
 
-def scaled(y: Any, scale: Any, dtype: Any) -> Any:
-    """Sums of products of rounded values, in their true size. fp8's scales are powers of two: exact in any dtype."""
+def scaled(y: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Sums of products of rounded values, times their scales. fp8's scales are powers of two: exact in any dtype."""
     if y.dtype == jnp.int32:
         return (y.astype(jnp.float32) * scale).astype(dtype)
     return y * scale.astype(dtype)
 
 
-def round_to(kind: Kind, operand: Operand, shared: list[str]) -> tuple[Any, Any]:
-    """An operand in eight bits, and its f32 scales, which what lies along the dimensions `shared` have in common.
+def round_to(kind: Kind, operand: Operand, shared: list[str]) -> tuple[jax.Array, jax.Array]:
+    """An operand in eight bits, and its f32 scales. Values along the dimensions `shared` have one scale.
 
     A value that is not finite makes its scale NaN, and so the product.
     """
@@ -240,38 +246,38 @@ def round_to(kind: Kind, operand: Operand, shared: list[str]) -> tuple[Any, Any]
     else:
         scale = largest / 127
         values = x.astype(jnp.float32) * (127 / largest)
-        by_chance = operand.is_gradient
-        values = jnp.floor(values + uniform(operand.seed, x.shape, operand.dims)) if by_chance else jnp.round(values)
+        stochastic = operand.is_gradient
+        values = jnp.floor(values + uniform(operand.seed, x.shape, operand.dims)) if stochastic else jnp.round(values)
         values = jnp.clip(values, -127, 127).astype(jnp.int8)
-    # Eight bits cannot hold it, and not every network's maximum lets NaN through
+    # Eight bits cannot hold NaN, and not every network's maximum passes it on.
     return values, jnp.where(jnp.isfinite(own), scale, jnp.nan)
 
 
-def _power_of_two(x: Any) -> Any:
-    """The least one that is not smaller than x, an f32 > 0; from its bits, since exp2 and log2 are not exact anywhere."""
+def _power_of_two(x: jax.Array) -> jax.Array:
+    """The smallest power of two >= x, an f32 > 0; from its bits, because exp2 and log2 are not exact."""
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     return jax.lax.bitcast_convert_type((bits + jnp.uint32(0x7FFFFF)) >> 23 << 23, jnp.float32)
 
 
-def _laid_out(scale: Any, names: list[str], after: list[str]) -> Any:
-    """Scales, in the dimensions of the result: those of size one, over which they are shared, are anywhere."""
+def _laid_out(scale: jax.Array, names: list[str], after: list[str]) -> jax.Array:
+    """Scales in the dimensions of the result. Dimensions of size one, which share a scale, may be anywhere."""
     kept = [name for name in names if name in after]
     scale = scale.reshape([scale.shape[names.index(name)] for name in kept])
     scale = scale.transpose([kept.index(name) for name in after if name in kept])
     return jnp.expand_dims(scale, [i for i, name in enumerate(after) if name not in kept])
 
 
-def uniform(seed: Any, shape: tuple[int, ...], dims: Dims) -> Any:
-    """f32 in [0, 1) for every place of an array: a function of the seed and of where it stands in the whole array.
+def uniform(seed: jax.Array, shape: tuple[int, ...], dims: Dims) -> jax.Array:
+    """f32 in [0, 1) for every number of an array: a function of the seed and of the index in the whole array.
 
-    Two rounds of a hash instead of JAX's generator, whose twenty would cost more than the product that it is for.
+    Two rounds of a hash. JAX's generator has twenty, which would cost more than the product itself.
     """
     *leading, columns = (
         jnp.arange(size, dtype=jnp.uint32) + _first(dim, size) for size, dim in zip(shape, dims, strict=True)
     )
     row = jnp.zeros((), jnp.uint32)
-    for place, size, dim in zip(leading, shape, dims, strict=False):
-        row = row[..., None] * jnp.uint32(size * _devices(dim)) + place
+    for index, size, dim in zip(leading, shape, dims, strict=False):
+        row = row[..., None] * jnp.uint32(size * _devices(dim)) + index
     bits = mix((mix(row ^ seed[0])[..., None] + columns * jnp.uint32(0x9E3779B9)) ^ seed[1])
     return (bits >> 8).astype(jnp.float32) * 2.0**-24
 
@@ -280,12 +286,12 @@ def _devices(dim: Dim) -> int:
     return axis_size(' '.join(dim.axes)) if dim.axes else 1
 
 
-def _first(dim: Dim, size: int) -> Any:
-    """Where this device's slice of a dimension begins."""
+def _first(dim: Dim, size: int) -> jax.Array:
+    """The first index of this device's slice of a dimension."""
     return (axis_index(' '.join(dim.axes)) * size).astype(jnp.uint32) if _devices(dim) > 1 else jnp.uint32(0)
 
 
-def mix(x: Any) -> Any:
+def mix(x: jax.Array) -> jax.Array:
     """A u32 hash in which every bit of x changes half of the bits (github.com/skeeto/hash-prospector, 'lowbias32')."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)

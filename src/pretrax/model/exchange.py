@@ -1,124 +1,168 @@
-"""Experts on other devices: tokens go to them over the axis `e`, and what they make of them comes back. None is dropped.
+"""Experts on other devices: tokens travel to them over the axis `e`, and their results come back. No token is dropped.
 
-Letters: T tokens, M d_model, E experts of one device, F feed-forward, G devices along e, N places.
-Shapes are static and the router is free, so tokens travel in rounds: in each there are N places from every device to every
-other, a quarter more than an even load takes (`ROOM`). With even loads one round is enough; a further one is run only
-where some pair has tokens left, as all devices along e agree. So memory is that of even loads whatever the router does, and
-an uneven load costs time. (A single exchange that always suffices would take G times the memory.)
+Letters: T tokens, k experts per token, M d_model, E experts on one device, F feed-forward, G devices along e, N slots.
 
-For the backward pass nothing is kept but what came in: each round is run again (the token travels once more, and the
-first two of its three products are computed once more).
+Shapes are static and the router is free, so tokens travel in rounds. In a round, N slots go from every device to every other
+one, a quarter more than an even load needs (`ROOM`). One round is enough for even loads. There is another round as long as some
+pair of devices has tokens left; all devices along e agree on that. So memory is that of even loads for any routing, and an
+uneven load costs time. (A single exchange that is always large enough would take G times the memory.)
+
+The backward pass keeps the inputs alone and runs each round again: the token travels once more, and the first two of its
+three products are computed once more.
 """
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pretrax.model.dispatch import Places, block_length, both_ways, collect, in_blocks, rank, spread, together
-from pretrax.shardlib import alike, all_to_all, as_here, axis_size, pmax, scope
+from pretrax.model.dispatch import (
+    Slots,
+    block_length,
+    combine,
+    dispatch,
+    inverted,
+    rank,
+    sort_by_expert,
+    sort_into_blocks,
+)
+from pretrax.shardlib import alike, all_to_all, as_here, axis_size, f32, i32, num, pmax, scope
 
 ROOM = 1.25
 
-
-class Plan(NamedTuple):
-    """Where each choice goes: device, number among this device's choices for it, expert there. i32[T * k] each."""
-
-    device: Any
-    number: Any
-    expert: Any
+# rows [N, M], their weights [N, 1], groups, weights of the experts -> rows [N, M]: the experts' feed-forwards
+FeedForwards = Callable[[jax.Array, jax.Array, jax.Array, Sequence[jax.Array]], jax.Array]
 
 
-def exchange(forward: Any, k: int, n_experts: int, method: str, x: Any, weight: Any, chosen: Any, weights: Any) -> Any:
-    """The weighted sum over each token's experts, as `moe.experts` has it: a partial sum over t.
+class Destinations(NamedTuple):
+    """Where each choice goes."""
+
+    device: i32['C']
+    number: i32['C']  # among this device's choices for that device
+    expert: i32['C']  # on that device
+
+
+Round = Callable[[Destinations, jax.Array, jax.Array, jax.Array, Sequence[jax.Array]], jax.Array]
+
+
+def exchange(
+    forward: FeedForwards,
+    k: int,
+    n_experts: int,
+    method: str,
+    x: num['T M'],
+    weight: f32['T k'],
+    chosen: i32['C'],
+    weights: Sequence[jax.Array],
+) -> num['T M']:
+    """The weighted sum over each token's experts, as in `moe.experts`: a partial sum over t.
 
     Args:
-        forward: rows [N, M], their weights [N, 1], groups and `weights` -> rows [N, M]: the feed-forwards, by group.
-        k: experts of a token.
-        n_experts: on all devices together.
+        forward: the feed-forwards of the experts on one device.
+        k: experts per token.
+        n_experts: on all devices.
         method: of the products, see `grouped_product`.
-        x: [T, M], this device's tokens.
-        weight: f32[T, k], the router's.
-        chosen: i32[T * k], the numbers of the experts.
+        x: this device's tokens.
+        weight: the router's.
+        chosen: the numbers of the experts.
         weights: matrices of this device's experts.
     """
-    here = n_experts // axis_size('e')
-    device = chosen // here
-    plan = Plan(device, rank(device, axis_size('e')), chosen % here)
+    n_local = n_experts // axis_size('e')
+    device = chosen // n_local
+    destinations = Destinations(device, rank(device, axis_size('e')), chosen % n_local)
     room = _room(x.shape[0] * k)
-    # Along d and c too, so that all devices of a slice run the same program.
-    rounds = pmax('d e c', jnp.max(plan.number)) // room + 1
+    # The maximum over d and c too, so that all devices of a slice run the same program.
+    rounds = pmax('d e c', jnp.max(destinations.number)) // room + 1
     x, weight, *weights = alike(x, weight, *weights)
-    once = as_here(functools.partial(_round, forward, k, here, method, room))  # in the backward pass too
-    return _in_rounds(once, rounds, plan, x, weight, weights)
+    one_round = as_here(functools.partial(_round, forward, k, n_local, method, room))  # in the backward pass too
+    return _sum_of_rounds(one_round, rounds, destinations, x, weight, weights)
 
 
 def _room(n_choices: int) -> int:
-    """Places from one device to another in a round: a multiple of 8, and not more than there are choices."""
+    """Slots from one device to another in a round: a multiple of 8, and at most the number of choices."""
     even = ROOM * n_choices / axis_size('e')
     return min(n_choices, 8 * max(1, round(even / 8 + 0.5)))
 
 
 def _round(
-    forward: Any, k: int, here: int, method: str, room: int, plan: Plan, turn: Any, x: Any, weight: Any, weights: Any
-) -> Any:
-    """What the experts make of the choices whose turn it is, f32[T, M]."""
+    forward: FeedForwards,
+    k: int,
+    n_local: int,
+    method: str,
+    room: int,
+    destinations: Destinations,
+    round_: i32[''],
+    x: num['T M'],
+    weight: f32['T k'],
+    weights: Sequence[jax.Array],
+) -> f32['T M']:
+    """The results of the choices that travel in this round."""
     n_devices = axis_size('e')
-    number = plan.number - turn * room
-    place = jnp.where((number >= 0) & (number < room), plan.device * room + number, n_devices * room)
-    leaving = both_ways(place, n_devices * room)
-    nobody = leaving.choice == plan.expert.shape[0]
-    expert = jnp.where(nobody, here, jnp.take(plan.expert, leaving.choice, mode='clip'))
+    number = destinations.number - round_ * room
+    slot = jnp.where((number >= 0) & (number < room), destinations.device * room + number, n_devices * room)
+    leaving = inverted(slot, n_devices * room)
+    is_empty = leaving.choice == destinations.expert.shape[0]
+    expert = jnp.where(is_empty, n_local, jnp.take(destinations.expert, leaving.choice, mode='clip'))
 
-    rows = _send(spread(k, x, leaving))
-    row_weights = _send(spread(1, weight.reshape(-1, 1), leaving))
-    local, groups = _by_expert(_send(expert[:, None])[:, 0], here, method)
-    made = forward(spread(1, rows, local), spread(1, row_weights, local), groups, weights)
-    return collect(k, _return(collect(1, made, local)), leaving).astype(jnp.float32)
+    rows = _send(dispatch(k, x, leaving))
+    row_weights = _send(dispatch(1, weight.reshape(-1, 1), leaving))
+    local, groups = _by_expert(_send(expert[:, None])[:, 0], n_local, method)
+    results = forward(dispatch(1, rows, local), dispatch(1, row_weights, local), groups, weights)
+    return combine(k, _send_back(combine(1, results, local)), leaving).astype(jnp.float32)
 
 
-def _send(x: Any) -> Any:
-    """Rows in the order of the devices they are for -> rows for this device, in the order of those they come from."""
-    with scope():  # M is the width of a token, or of what is said of it
+def _send(x: num['N M']) -> num['N M']:
+    """Rows ordered by the devices that they are for -> rows for this device, ordered by the devices that they come from."""
+    with scope():  # M is the width of what is sent
         return all_to_all('G N/r/d/c/e M -> G/e N/r/d/c M', x.reshape(axis_size('e'), -1, x.shape[-1]))[0]
 
 
-def _return(x: Any) -> Any:
-    """`_send` undone."""
+def _send_back(x: num['N M']) -> num['N M']:
+    """The inverse of `_send`."""
     with scope():
         x = all_to_all('G/e N/r/d/c M -> G N/r/d/c/e M', x[None], partial='t')
     return x.reshape(-1, x.shape[-1])
 
 
-def _by_expert(expert: Any, here: int, method: str) -> tuple[Places, Any]:
-    """The rows that came in order of their experts. Empty ones have the number `here`, and come last."""
+def _by_expert(expert: i32['N'], n_local: int, method: str) -> tuple[Slots, jax.Array]:
+    """The received rows, sorted by expert. Empty rows have the number `n_local` and come last."""
     if method == 'ragged':
-        places, sizes = together(expert, here + 1)
-        return places, sizes[:here]
-    places, groups = in_blocks(expert, here + 1, block_length(expert.shape[0], here))
-    return places, jnp.minimum(groups, here - 1)  # zeros, whoever multiplies them
+        slots, sizes = sort_by_expert(expert, n_local + 1)
+        return slots, sizes[:n_local]
+    slots, groups = sort_into_blocks(expert, n_local + 1, block_length(expert.shape[0], n_local))
+    return slots, jnp.minimum(groups, n_local - 1)  # empty rows are zeros, so any expert may multiply them
 
 
-def _in_rounds(once: Any, rounds: Any, plan: Plan, x: Any, weight: Any, weights: Any) -> Any:
-    """The sum of `once(plan, turn, x, weight, weights)` over all turns, in x's dtype."""
+def _sum_of_rounds(
+    one_round: Round,
+    rounds: i32[''],
+    destinations: Destinations,
+    x: num['T M'],
+    weight: f32['T k'],
+    weights: Sequence[jax.Array],
+) -> num['T M']:
+    """The sum over all rounds, in x's dtype."""
 
     @jax.custom_vjp
-    def total(rounds: Any, plan: Plan, x: Any, weight: Any, weights: Any) -> Any:
-        def add(turn: Any, so_far: Any) -> Any:
-            return so_far + once(plan, turn, x, weight, weights)
+    def total(
+        rounds: i32[''], destinations: Destinations, x: num['T M'], weight: f32['T k'], weights: Sequence[jax.Array]
+    ) -> num['T M']:
+        def add(round_: i32[''], so_far: f32['T M']) -> f32['T M']:
+            return so_far + one_round(destinations, round_, x, weight, weights)
 
         return jax.lax.fori_loop(0, rounds, add, jnp.zeros_like(x, jnp.float32)).astype(x.dtype)
 
-    def backward(residuals: tuple[Any, ...], d_out: Any) -> Any:
-        rounds, plan, *given = residuals
+    def backward(residuals: tuple, d_out: num['T M']) -> tuple:
+        rounds, destinations, *given = residuals
 
-        def add(turn: Any, so_far: Any) -> Any:
-            pullback = jax.vjp(functools.partial(once, plan, turn), *given)[1]
+        def add(round_: i32[''], so_far: list) -> list:
+            pullback = jax.vjp(functools.partial(one_round, destinations, round_), *given)[1]
             return jax.tree.map(jnp.add, so_far, list(pullback(d_out.astype(jnp.float32))))
 
         sums = jax.lax.fori_loop(0, rounds, add, jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), given))
         return None, None, *jax.tree.map(lambda total, x: total.astype(x.dtype), sums, given)
 
     total.defvjp(lambda *given: (total(*given), given), backward)
-    return total(rounds, plan, x, weight, weights)
+    return total(rounds, destinations, x, weight, weights)

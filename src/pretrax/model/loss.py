@@ -5,21 +5,20 @@ that are reduced over the mesh once, so that masks, accumulation and sharding al
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pretrax.shardlib import axis_index, f32, i32, num, pmax, psum, pytree_dataclass, typechecked
 
-# name -> (numerator, denominator), this device's partial sums over `axes.TOKENS`. The loss is the sum of the quotients. With
-# None for the denominator it is a table of sums, no loss, for the model's `summarize` to make metrics of.
-LossTerms = dict[str, tuple[Any, Any]]
+# name -> (numerator, denominator), this device's partial sums over `axes.TOKENS`. The loss is the sum of the quotients. A
+# denominator of None marks a table of sums, from which the model's `summarize` computes metrics.
+LossTerms = dict[str, tuple[f32[''], f32[''] | None]]
 
 
 @pytree_dataclass
 class Batch:
-    """Token sequences. `segments` number the documents in a row, `positions` restart with each, `mask` weighs targets."""
+    """Token sequences. `segments` number the documents in a row, `positions` restart in each, `mask` weights the targets."""
 
     tokens: i32['B/r/d/e L/c']
     targets: i32['B/r/d/e L/c']
@@ -36,24 +35,28 @@ def cross_entropy(
     return _cross_entropy(vocab_size, logits, targets)
 
 
+Pair = tuple[jax.Array, jax.Array]
+Triple = tuple[jax.Array, jax.Array, jax.Array]
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _cross_entropy(vocab_size: int, logits: Any, targets: Any) -> tuple[Any, Any]:
+def _cross_entropy(vocab_size: int, logits: jax.Array, targets: jax.Array) -> Pair:
     return _forward(vocab_size, logits, targets)[0]
 
 
-def _columns(logits: Any) -> Any:
+def _columns(logits: jax.Array) -> jax.Array:
     """The vocabulary index of each local column, shaped to broadcast against the logits."""
     held = logits.shape[-1]
     return jax.lax.broadcasted_iota(jnp.int32, (1, 1, held), 2) + axis_index('t') * held
 
 
-def _real_logits(vocab_size: int, logits: Any) -> Any:
+def _real_logits(vocab_size: int, logits: jax.Array) -> jax.Array:
     """f32 logits, minus infinity in the padding columns. Fused into whatever reads it."""
     return jnp.where(_columns(logits) < vocab_size, logits.astype(jnp.float32), -jnp.inf)
 
 
-def _forward(vocab_size: int, logits: Any, targets: Any) -> tuple[tuple[Any, Any], Any]:
-    # Written so that XLA for CPUs, too, makes no f32 copy of the logits: a mask in their own dtype, and one in the sum.
+def _forward(vocab_size: int, logits: jax.Array, targets: jax.Array) -> tuple[Pair, Triple]:
+    # Two masks, one in the dtype of the logits: so XLA for CPUs, too, makes no f32 copy of them.
     is_real = _columns(logits) < vocab_size
     largest = pmax('t', jnp.max(jnp.where(is_real, logits, -jnp.inf), axis=-1).astype(jnp.float32))
     powers = jnp.where(is_real, jnp.exp(logits.astype(jnp.float32) - largest[..., None]), 0.0)
@@ -62,21 +65,21 @@ def _forward(vocab_size: int, logits: Any, targets: Any) -> tuple[tuple[Any, Any
     return (log_z - target_logit, log_z), (logits, targets, log_z)
 
 
-def _compared(logits: Any, targets: Any) -> Any:
-    """The logit of each target that is among the local columns, else 0; a comparison, which fuses into the sum."""
+def _compared(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """The logit of each target among the local columns, otherwise 0; a comparison, which fuses into the sum."""
     is_target = _columns(logits) == targets[..., None]
     return jnp.sum(jnp.where(is_target, logits.astype(jnp.float32), 0.0), axis=-1)
 
 
-def _gathered(logits: Any, targets: Any) -> Any:
-    """The same where a gather costs less than another pass over the logits."""
-    place = targets - axis_index('t') * logits.shape[-1]
-    is_here = (place >= 0) & (place < logits.shape[-1])
-    found = jnp.take_along_axis(logits, jnp.where(is_here, place, 0)[..., None], axis=-1)[..., 0]
+def _gathered(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """The same on hardware where a gather costs less than another pass over the logits."""
+    column = targets - axis_index('t') * logits.shape[-1]
+    is_here = (column >= 0) & (column < logits.shape[-1])
+    found = jnp.take_along_axis(logits, jnp.where(is_here, column, 0)[..., None], axis=-1)[..., 0]
     return jnp.where(is_here, found.astype(jnp.float32), 0.0)
 
 
-def _backward(vocab_size: int, residuals: Any, gradients: tuple[Any, Any]) -> tuple[Any, None]:
+def _backward(vocab_size: int, residuals: Triple, gradients: Pair) -> tuple[jax.Array, None]:
     logits, targets, log_z = residuals
     d_nll, d_log_z = gradients
     probability = jnp.exp(_real_logits(vocab_size, logits) - log_z[..., None])
@@ -88,7 +91,7 @@ def _backward(vocab_size: int, residuals: Any, gradients: tuple[Any, Any]) -> tu
 _cross_entropy.defvjp(_forward, _backward)
 
 
-def loss_terms(logits: Any, batch: Batch, vocab_size: int, z_loss: float) -> LossTerms:
+def loss_terms(logits: num['B/r/d/e L/c V/t'], batch: Batch, vocab_size: int, z_loss: float) -> LossTerms:
     """The terms of a language model's loss on this device: cross-entropy 'nll' and, if weighted, 'z_loss'.
 
     z-loss: Chowdhery et al. 2022, arXiv:2204.02311, section 5: z_loss * mean(log(Z)^2).
@@ -101,7 +104,7 @@ def loss_terms(logits: Any, batch: Batch, vocab_size: int, z_loss: float) -> Los
     return terms
 
 
-def denominators(batch: Batch, z_loss: float) -> dict[str, Any]:
-    """The denominators of `loss_terms`: they depend on the batch alone, so they are known before any gradient."""
+def denominators(batch: Batch, z_loss: float) -> dict[str, f32['']]:
+    """The denominators of `loss_terms`. They depend on the batch alone, so they are known before any gradient."""
     count = jnp.sum(batch.mask)
     return {'nll': count, 'z_loss': count} if z_loss else {'nll': count}

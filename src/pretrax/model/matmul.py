@@ -1,31 +1,34 @@
-"""Every matrix product with a weight goes through `product`: the one place where its numerics are decided.
+"""`product`: every matrix product with a weight, and the dtypes of its forward and backward pass.
 
-The derivative is written by hand. Differentiating an `einsum` with f32 accumulation makes both backward products
-f32 x f32 on GPUs; here the operands of all three products have the compute dtype, the accumulation is f32, and the
-weight's gradient stays f32 (docs/lab-notes.md has the measurements). Operands in eight bits: `eight_bits.py`.
+The derivative is written by hand. JAX's derivative of an `einsum` with f32 accumulation multiplies f32 by f32 on GPUs. Here
+the operands of all three products have the compute dtype, sums are f32, and the weight's gradient stays f32
+(docs/lab-notes.md has the measurements). For operands in eight bits see `eight_bits.py`.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from pretrax.model import eight_bits
 from pretrax.model.numerics import Format
 from pretrax.model.xla_cpu import materialize_gradient
 from pretrax.shardlib import all_gather, einsum
 
+Pair = tuple[jax.Array, jax.Array]
+Triple = tuple[jax.Array, jax.Array, jax.Array]
 
-def product(spec: str, x: Any, w: Any, how: Format) -> Any:
-    """`einsum(spec, x, w)` in x's dtype, accumulated in f32. w is f32, rounded as `how` says; its gradient is f32."""
+
+def product(spec: str, x: jax.Array, w: jax.Array, how: Format) -> jax.Array:
+    """`einsum(spec, x, w)` in x's dtype, accumulated in f32. w and its gradient are f32; `how` is the format of operands."""
     if how.kind != 'compute':
         return eight_bits.product(how.kind, spec, x, w, how.seed)
     return einsum(spec, x, w, dot=_dot)
 
 
-def gather(spec: str, w: Any, x: Any) -> Any:
-    """All of a weight's slices over `d`, sent in the dtype of the activations x."""
+def gather(spec: str, w: jax.Array, x: jax.Array) -> jax.Array:
+    """All slices of a weight over `d`, sent in the dtype of the activations x."""
     return all_gather(spec, w, wire=x.dtype)
 
 
@@ -37,30 +40,30 @@ def add_bias(x: jax.Array, bias: jax.Array | None) -> jax.Array:
     return y if bias.ndim == 1 else materialize_gradient(y)
 
 
-def exact_product(spec: str, x: Any, w: Any) -> Any:
-    """`einsum(spec, x, w)` in f32, for small products that decide something, such as a router's."""
+def exact_product(spec: str, x: jax.Array, w: jax.Array) -> jax.Array:
+    """`einsum(spec, x, w)` in f32, for small products such as a router's."""
     dot = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
     return einsum(spec, x.astype(jnp.float32), w, dot=dot)
 
 
-def grouped_product(spec: str, x: Any, w: Any, how: Format, groups: Any, method: str) -> Any:
-    """`product` of every row of x with its own group's matrix: `'N/r/d M, E M F/t -> N/r/d F/t'`.
+def grouped_product(spec: str, x: jax.Array, w: jax.Array, how: Format, groups: jax.Array, method: str) -> jax.Array:
+    """`product` of every row of x with the matrix of its group: `'N/r/d M, E M F/t -> N/r/d F/t'`.
 
-    Both may have a leading dimension of size 1, for the axis that shards rows and groups: `'G/e N M, G/e E M F -> ...'`.
+    Both may have a leading dimension of size 1 for the axis that shards rows and groups: `'G/e N M, G/e E M F -> ...'`.
 
     Args:
-        spec: rows and what is summed over; groups, the same, columns; rows and columns.
-        x: rows, those of a group together.
-        w: f32, a matrix for each group.
-        how: 'compute', or eight bits where the method is 'blocks'.
-        groups: 'ragged': how many rows each group has; 'blocks': the group of each block of rows, equally long.
-        method: 'ragged', `jax.lax.ragged_dot`, or 'blocks', a product for each block. `choose_grouped` chooses.
+        spec: types of x, w and the result.
+        x: rows, sorted by group.
+        w: f32, one matrix per group.
+        how: the format of the operands; eight bits need the method 'blocks'.
+        groups: 'ragged': the number of rows of each group; 'blocks': the group of each block of rows. Blocks have one size.
+        method: 'ragged' for `jax.lax.ragged_dot`, or 'blocks' for one product per block; see `choose_grouped`.
     """
     if how.kind != 'compute':
         assert method == 'blocks', method
         return eight_bits.grouped_product(how.kind, spec, x, w, how.seed, groups)
 
-    def dot(_: str, x: Any, w: Any) -> Any:
+    def dot(_: str, x: jax.Array, w: jax.Array) -> jax.Array:
         y = _grouped_dot(method, x.reshape(-1, x.shape[-1]), w.reshape(-1, *w.shape[-2:]), groups)
         return y.reshape(*x.shape[:-1], -1)
 
@@ -68,23 +71,23 @@ def grouped_product(spec: str, x: Any, w: Any, how: Format, groups: Any, method:
 
 
 def choose_grouped(platform: str) -> tuple[str, str]:
-    """The method of `grouped_product` for a platform, and why."""
+    """The method of `grouped_product` for a platform, and the reason."""
     if platform == 'tpu':
-        return 'ragged', 'ragged (jax.lax.ragged_dot, a kernel of the compiler on TPUs)'
+        return 'ragged', 'ragged (jax.lax.ragged_dot, which XLA compiles to a kernel on TPUs)'
     return 'blocks', f"blocks (on {platform} jax.lax.ragged_dot multiplies every token by every expert's matrix)"
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _dot(equation: str, x: Any, w: Any) -> Any:
+def _dot(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
     return _einsum(equation, x, w.astype(x.dtype), x.dtype)
 
 
-def _dot_forward(equation: str, x: Any, w: Any) -> tuple[Any, Any]:
+def _dot_forward(equation: str, x: jax.Array, w: jax.Array) -> tuple[jax.Array, Pair]:
     w = w.astype(x.dtype)
     return _einsum(equation, x, w, x.dtype), (x, w)
 
 
-def _dot_backward(equation: str, residuals: Any, dy: Any) -> tuple[Any, Any]:
+def _dot_backward(equation: str, residuals: Pair, dy: jax.Array) -> Pair:
     x, w = residuals
     left, y_letters = equation.split('->')
     x_letters, w_letters = left.split(',')
@@ -96,21 +99,21 @@ def _dot_backward(equation: str, residuals: Any, dy: Any) -> tuple[Any, Any]:
 _dot.defvjp(_dot_forward, _dot_backward)
 
 
-def _einsum(equation: str, a: Any, b: Any, dtype: Any) -> Any:
+def _einsum(equation: str, a: jax.Array, b: jax.Array, dtype: DTypeLike) -> jax.Array:
     return jnp.einsum(equation, a, b, preferred_element_type=dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _grouped_dot(method: str, x: Any, w: Any, groups: Any) -> Any:
+def _grouped_dot(method: str, x: jax.Array, w: jax.Array, groups: jax.Array) -> jax.Array:
     return _grouped_forward(method, x, w, groups)[0]
 
 
-def _grouped_forward(method: str, x: Any, w: Any, groups: Any) -> tuple[Any, Any]:
+def _grouped_forward(method: str, x: jax.Array, w: jax.Array, groups: jax.Array) -> tuple[jax.Array, Triple]:
     w = w.astype(x.dtype)
     return _times_group(method, x, w, groups, transposed=False), (x, w, groups)
 
 
-def _grouped_backward(method: str, residuals: Any, dy: Any) -> tuple[Any, Any, None]:
+def _grouped_backward(method: str, residuals: Triple, dy: jax.Array) -> tuple[jax.Array, jax.Array, None]:
     x, w, groups = residuals
     dx = _times_group(method, dy, w, groups, transposed=True)
     return dx, _group_gradients(method, x, dy, groups, w), None
@@ -119,13 +122,13 @@ def _grouped_backward(method: str, residuals: Any, dy: Any) -> tuple[Any, Any, N
 _grouped_dot.defvjp(_grouped_forward, _grouped_backward)
 
 
-def _times_group(method: str, x: Any, w: Any, groups: Any, transposed: bool) -> Any:
+def _times_group(method: str, x: jax.Array, w: jax.Array, groups: jax.Array, transposed: bool) -> jax.Array:
     """x[n] w[group of n], or its transpose. In x's dtype, accumulated in f32."""
     if method == 'ragged':
-        return _ragged(x, w, groups, ([1], [2 if transposed else 1]), x.dtype, of_groups=[0])
+        return _ragged(x, w, groups, ([1], [2 if transposed else 1]), x.dtype, grouped=[0])
     equation = 'nf,mf->nm' if transposed else 'nm,mf->nf'
 
-    def block(_: None, one: Any) -> tuple[None, Any]:
+    def block(_: None, one: Pair) -> tuple[None, jax.Array]:
         rows, group = one
         return None, _einsum(equation, rows, jax.lax.dynamic_index_in_dim(w, group, keepdims=False), x.dtype)
 
@@ -133,23 +136,30 @@ def _times_group(method: str, x: Any, w: Any, groups: Any, transposed: bool) -> 
     return y.reshape(x.shape[0], -1)
 
 
-def _group_gradients(method: str, x: Any, dy: Any, groups: Any, w: Any) -> Any:
+def _group_gradients(method: str, x: jax.Array, dy: jax.Array, groups: jax.Array, w: jax.Array) -> jax.Array:
     """For each group the sum over its rows of x[n] dy[n], in f32."""
     if method == 'ragged':
-        return _ragged(x, dy, groups, ([0], [0]), jnp.float32, of_groups=[])
+        return _ragged(x, dy, groups, ([0], [0]), jnp.float32, grouped=[])
 
-    def block(total: Any, one: Any) -> tuple[Any, None]:
+    def block(total: jax.Array, one: Triple) -> tuple[jax.Array, None]:
         rows, d_rows, group = one
         return total.at[group].add(_einsum('nm,nf->mf', rows, d_rows, jnp.float32)), None
 
-    zero = jnp.zeros_like(w, jnp.float32)  # it varies over the mesh as w and x do
+    zero = jnp.zeros_like(w, jnp.float32)  # varies over the mesh as w and x do
     return jax.lax.scan(block, zero, (_blocks(x, groups), _blocks(dy, groups), groups))[0]
 
 
-def _blocks(x: Any, groups: Any) -> Any:
+def _blocks(x: jax.Array, groups: jax.Array) -> jax.Array:
     return x.reshape(groups.shape[0], -1, x.shape[-1])
 
 
-def _ragged(a: Any, b: Any, sizes: Any, contracted: Any, dtype: Any, of_groups: list[int]) -> Any:
-    numbers = jax.lax.RaggedDotDimensionNumbers((contracted, ([], [])), [0], of_groups)
+def _ragged(
+    a: jax.Array,
+    b: jax.Array,
+    sizes: jax.Array,
+    contracted: tuple[list[int], list[int]],
+    dtype: DTypeLike,
+    grouped: list[int],
+) -> jax.Array:
+    numbers = jax.lax.RaggedDotDimensionNumbers((contracted, ([], [])), [0], grouped)
     return jax.lax.ragged_dot_general(a, b, sizes, numbers, preferred_element_type=dtype)

@@ -1,19 +1,20 @@
 """Any Flax NNX module as a model: the same loop, data, optimizer, checkpoints and metrics as for the decoder.
 
-The module maps tokens [B, L] to logits [B, L, V]. It runs under `jit` on whole arrays: XLA places the communication, from
-the annotations that the module gives its parameters (`nnx.with_partitioning`). That is the other way than the decoder's,
-whose code is per device; so this model brings its own gradients, evaluation and shardings (`base.AutomaticModel`).
-Trained are its `nnx.Param`s. It is called as in evaluation (`module.eval()`): dropout is off.
+The module maps tokens [B, L] to logits [B, L, V]. It runs under `jit` on whole arrays: XLA adds the communication, from the
+annotations of the parameters (`nnx.with_partitioning`). So it is an `AutomaticModel`, with its own gradients, evaluation and
+shardings. The `nnx.Param`s are trained. The module is called in evaluation mode (`module.eval()`): dropout is off.
 """
 
 import importlib
 import inspect
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from pretrax.errors import UserError, install_extra
 from pretrax.model.axes import ROWS, along
@@ -21,8 +22,11 @@ from pretrax.model.base import AutomaticModel
 from pretrax.model.loss import Batch
 from pretrax.model.nnx_options import NnxOptions
 from pretrax.model.request import ModelRequest
+from pretrax.shardlib import f32, i32, num
 
-CALLED_WITH = ('positions', 'segments')  # of the batch, where the module's call has parameters of these names
+PyTree = Any  # of arrays
+
+CALLED_WITH = ('positions', 'segments')  # of the batch, if the module's call has parameters of these names
 
 
 class NnxModel(AutomaticModel):
@@ -51,47 +55,47 @@ class NnxModel(AutomaticModel):
             'module': f'{options.target}({", ".join(f"{k}={v}" for k, v in options.arguments.items())}), automatic sharding',
             'documents in a row are kept apart': apart,
             'flops': (
-                f'{options.flops_per_token:,.4g} a token, as configured' if options.flops_per_token
-                else f'{self.flops_per_token:,.4g} a token, estimated as 6 x parameters (model.flops_per_token says better)'
+                f'{options.flops_per_token:,.4g} per token, as configured' if options.flops_per_token
+                else f'{self.flops_per_token:,.4g} per token, estimated as 6 x parameters (or set model.flops_per_token)'
             ),
         }  # fmt: skip
 
-    def init(self, key: jax.Array) -> Any:
-        """The initial parameters, as a nested dict, f32 as the module makes them."""
+    def init(self, key: jax.Array) -> PyTree:
+        """The initial parameters of the module, as a nested dict."""
         with self.nnx.use_eager_sharding(False):
             return _text_keys(self.nnx.to_pure_dict(self.nnx.state(self._module(key), self.nnx.Param)))
 
-    def logits(self, weights: Any, tokens: jax.Array) -> jax.Array:
-        """[B, L] -> [B, L, V], whole arrays, one document per row."""
+    def logits(self, weights: PyTree, tokens: i32['B L']) -> num['B L V']:
+        """The logits of whole sequences, one document per row."""
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=tokens.dtype), tokens.shape)
         return self._logits(weights, tokens, {'positions': positions, 'segments': jnp.ones_like(tokens)})
 
-    def _logits(self, weights: Any, tokens: jax.Array, others: dict[str, jax.Array]) -> jax.Array:
+    def _logits(self, weights: PyTree, tokens: i32['B L'], others: dict[str, i32['B L']]) -> num['B L V']:
         nnx = self.nnx
         with nnx.use_eager_sharding(False):
-            module = self._module(jax.random.key(0))  # what it initialises is replaced, so XLA leaves it out
+            module = self._module(jax.random.key(0))  # its initial values are replaced, so XLA does not compute them
             state = nnx.state(module, nnx.Param)
             nnx.replace_by_pure_dict(state, nnx.restore_int_paths(weights))
             nnx.update(module, state)
             module.eval()
             return module(tokens, **{name: others[name] for name in self.called_with})
 
-    def shardings(self, like: Any) -> Any:
-        """Where each parameter lies on the mesh in force, by the module's annotations and `model.axes`."""
+    def shardings(self, like: PyTree) -> PyTree:
+        """The sharding of each parameter on the mesh in force, from the module's annotations and `model.axes`."""
         mesh = jax.sharding.get_mesh()
         del like
         return jax.tree.map(
             lambda leaf: NamedSharding(mesh, leaf.spec), self.params, is_leaf=lambda x: isinstance(x, _Annotated)
         )
 
-    def make_gradients(self, accumulation: int) -> Callable[[Any, Batch], tuple[Any, dict[str, Any], dict]]:
+    def make_gradients(self, accumulation: int) -> Callable[[PyTree, Batch], tuple[PyTree, dict[str, jax.Array], dict]]:
         """weights, batch -> gradient and terms of the mean loss over the batch, and no tables."""
         devices = along(ROWS, self.mesh)
 
-        def gradients(weights: Any, batch: Batch) -> tuple[Any, dict[str, Any], dict]:
+        def gradients(weights: PyTree, batch: Batch) -> tuple[PyTree, dict[str, f32['']], dict]:
             count = jnp.sum(batch.mask)
 
-            def mean_loss(weights: Any, micro: Batch) -> tuple[Any, dict[str, Any]]:
+            def mean_loss(weights: PyTree, micro: Batch) -> tuple[f32[''], dict[str, f32['']]]:
                 nll = jnp.sum(self._nll(weights, micro) * micro.mask) / count
                 return nll, {'nll': nll}
 
@@ -99,12 +103,12 @@ class NnxModel(AutomaticModel):
             if accumulation == 1:
                 return *gradient(weights, batch), {}
 
-            def split(x: Any) -> Any:  # each device's rows stay where they are
+            def split(x: jax.Array) -> jax.Array:  # each device's rows stay where they are
                 apart = x.reshape(devices, accumulation, -1, *x.shape[1:]).swapaxes(0, 1)
                 micros = apart.reshape(accumulation, -1, *x.shape[1:])
                 return jax.lax.with_sharding_constraint(micros, PartitionSpec(None, tuple(ROWS.split()), 'c'))
 
-            def add(total: Any, micro: Batch) -> tuple[Any, dict[str, Any]]:
+            def add(total: PyTree, micro: Batch) -> tuple[PyTree, dict[str, f32['']]]:
                 new, terms = gradient(weights, micro)
                 return jax.tree.map(jnp.add, total, new), terms
 
@@ -114,16 +118,16 @@ class NnxModel(AutomaticModel):
 
         return gradients
 
-    def make_evaluate(self) -> Callable[[Any, Batch], dict[str, tuple[jax.Array, jax.Array]]]:
+    def make_evaluate(self) -> Callable[[PyTree, Batch], dict[str, tuple[jax.Array, jax.Array]]]:
         """weights, batch -> numerator and denominator of the loss."""
 
         @jax.jit
-        def evaluate(weights: Any, batch: Batch) -> dict[str, tuple[Any, Any]]:
+        def evaluate(weights: PyTree, batch: Batch) -> dict[str, tuple[f32[''], f32['']]]:
             return {'nll': (jnp.sum(self._nll(weights, batch) * batch.mask), jnp.sum(batch.mask))}
 
         return evaluate
 
-    def _nll(self, weights: Any, batch: Batch) -> jax.Array:
+    def _nll(self, weights: PyTree, batch: Batch) -> f32['B L']:
         """-log p(target) of each token, in f32."""
         logits = self._logits(weights, batch.tokens, {'positions': batch.positions, 'segments': batch.segments})
         log_p = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
@@ -132,16 +136,16 @@ class NnxModel(AutomaticModel):
     def _module(self, key: jax.Array) -> Any:
         return self.target(**self.arguments, rngs=self.nnx.Rngs(key))
 
-    def _abstract(self) -> Any:
+    def _abstract(self) -> PyTree:
         """The parameters as `_Annotated` shapes; nothing is computed."""
         nnx = self.nnx
         try:
             with nnx.use_eager_sharding(False):
                 state = nnx.state(nnx.eval_shape(lambda: self._module(jax.random.key(0))), nnx.Param)
         except (TypeError, ValueError) as error:
-            said = str(error).split('\n')[0][:300]
+            message = str(error).split('\n')[0][:300]
             raise UserError(
-                f'model.target: {self.options.target} cannot be built\n{type(error).__name__}: {said}'
+                f'model.target: {self.options.target} cannot be built\n{type(error).__name__}: {message}'
             ) from error
         flat = {path: self._annotated(path, variable) for path, variable in nnx.to_flat_state(state)}
         if not flat:
@@ -169,7 +173,7 @@ class NnxModel(AutomaticModel):
                 )
         return _Annotated(value.shape, value.dtype, PartitionSpec(*spec))
 
-    def _ours(self, name: Any, path: tuple) -> tuple[str, ...] | None:
+    def _ours(self, name: str | tuple[str, ...] | list[str] | None, path: tuple) -> tuple[str, ...] | None:
         """Our mesh axes for one entry of an annotation."""
         if name is None:
             return None
@@ -180,8 +184,8 @@ class NnxModel(AutomaticModel):
         unknown = [axis for axis in found if axis not in self.mesh]
         if unknown:
             raise UserError(
-                f"{'.'.join(map(str, path))} is annotated with '{name}', and model.axes does not say what "
-                f"'{unknown[0]}' is\nthe mesh has {', '.join(self.mesh)}: add model.axes.{unknown[0]}=..."
+                f"{'.'.join(map(str, path))} is annotated with '{name}', which model.axes does not map to "
+                f'a mesh axis\nthe mesh has {", ".join(self.mesh)}: add model.axes.{unknown[0]}=...'
             )
         return tuple(found)
 
@@ -189,12 +193,12 @@ class NnxModel(AutomaticModel):
 class _Annotated(jax.ShapeDtypeStruct):
     """The shape of a parameter and the axes of our mesh that shard it."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: Any, spec: PartitionSpec):
+    def __init__(self, shape: tuple[int, ...], dtype: DTypeLike, spec: PartitionSpec):
         super().__init__(shape, dtype)
         self.spec = spec
 
 
-def _flax() -> Any:
+def _flax() -> ModuleType:
     try:
         from flax import nnx
     except ImportError as error:
@@ -202,7 +206,7 @@ def _flax() -> Any:
     return nnx
 
 
-def _class(target: str, nnx: Any) -> Any:
+def _class(target: str, nnx: ModuleType) -> type:
     name, _, attribute = target.partition(':')
     try:
         found = getattr(importlib.import_module(name), attribute, None)
@@ -216,7 +220,7 @@ def _class(target: str, nnx: Any) -> Any:
     return found
 
 
-def _arguments(target: Any, options: NnxOptions, supplied: dict[str, Any]) -> dict[str, Any]:
+def _arguments(target: type, options: NnxOptions, supplied: dict[str, Any]) -> dict[str, Any]:
     parameters = inspect.signature(target.__init__).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     unknown = [name for name in options.arguments if name not in parameters and not takes_any]
@@ -239,6 +243,6 @@ def _arguments(target: Any, options: NnxOptions, supplied: dict[str, Any]) -> di
     return given
 
 
-def _text_keys(tree: Any) -> Any:
-    """Layers in a list have numbers for keys, which checkpoints write as text."""
+def _text_keys(tree: PyTree) -> PyTree:
+    """The tree with text for keys, as in checkpoints; layers in a list have numbers."""
     return {str(key): _text_keys(value) for key, value in tree.items()} if isinstance(tree, dict) else tree

@@ -3,8 +3,6 @@
 Letters: B batch, L length, M d_model, H heads (of queries or of keys), D head.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -18,21 +16,23 @@ def norm(
 ) -> num['B/r/d/e L/c/t M']:
     """RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) or LayerNorm (Ba et al. 2016, arXiv:1607.06450), in f32.
 
-    x itself where the family has no norm.
+    x if the family has no norm here.
     """
     if scale is None:
         return x
-    y: Any = x.astype(jnp.float32)
+    y: f32['B/r/d/e L/c/t M'] = x.astype(jnp.float32)
     if arch.norm == 'layernorm':
         y = y - jnp.mean(y, axis=-1, keepdims=True)
     y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + arch.norm_eps) * _scale(scale, arch)
     return (y if bias is None else y + bias).astype(x.dtype)
 
 
-def qk_norm(x: Any, scale: f32['D'] | None, full_scale: f32['H/t D'] | None, arch: Architecture) -> Any:
-    """RMSNorm of queries or keys 'B/r/d/e L/c H/t D': of each head, or with `full_scale` of all heads together.
+def qk_norm(
+    x: num['B/r/d/e L/c H/t D'], scale: f32['D'] | None, full_scale: f32['H/t D'] | None, arch: Architecture
+) -> num['B/r/d/e L/c H/t D']:
+    """RMSNorm of queries or keys: of each head, or with `full_scale` of all heads together.
 
-    Of each: Dehghani et al. 2023, arXiv:2302.05442, section 2.1. Of all: OLMo Team 2025, arXiv:2501.00656, section 3.
+    Of each head: Dehghani et al. 2023, arXiv:2302.05442, section 2.1. Of all heads: OLMo Team 2025, arXiv:2501.00656, section 3.
     """
     y = x.astype(jnp.float32)
     if full_scale is None:
@@ -44,5 +44,5 @@ def qk_norm(x: Any, scale: f32['D'] | None, full_scale: f32['H/t D'] | None, arc
     return (y * jax.lax.rsqrt(mean + arch.norm_eps) * _scale(weight, arch)).astype(x.dtype)
 
 
-def _scale(weight: Any, arch: Architecture) -> Any:
+def _scale(weight: jax.Array, arch: Architecture) -> jax.Array:
     return weight + arch.norm_offset if arch.norm_offset else weight

@@ -1,8 +1,8 @@
-"""Which products with a weight multiply in eight bits and which in the compute dtype: chosen here, once, and said.
+"""The number format of each product with a weight: eight bits or the compute dtype.
 
-A product is named by its block and its weight, '0.q' or '11.down'; the first and the last block also have the names
-'first' and 'last'; the product with the unembedding is 'head'. A pattern that has no dot means a weight in any block.
-The router of a mixture of experts decides, in f32 always.
+A product is named by its layer and its weight, such as '0.q' and '11.down'. The first and the last layer are also named
+'first' and 'last'. The product with the unembedding is 'head'. A pattern without a dot means a weight in every layer. The
+product with a router is always in f32.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import itertools
 import re
 import zlib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,15 +30,15 @@ class Format:
     """How one product is computed."""
 
     kind: Kind
-    seed: Any = None  # u32[2] of rounding by chance, in training with int8
+    seed: jax.Array | None = None  # u32[2] of stochastic rounding, in training with int8
 
 
 @dataclasses.dataclass(frozen=True)
 class Formats:
-    """How the products of one block are: `formats['q']`. Weights that are not named multiply in the compute dtype."""
+    """The formats of the products of one layer: `formats['q']`. Other weights multiply in the compute dtype."""
 
     kinds: Mapping[str, Kind] = dataclasses.field(default_factory=dict)
-    seed: Any = None
+    seed: jax.Array | None = None
 
     def __getitem__(self, weight: str) -> Format:
         kind = self.kinds.get(weight, 'compute')
@@ -54,12 +54,12 @@ COMPUTE = Formats()
 class Numerics:
     """The formats of every product of a decoder."""
 
-    wanted: Kind
-    blocks: tuple[Mapping[str, Kind], ...]  # of each block
+    wanted: Kind  # `precision.matmul`
+    blocks: tuple[Mapping[str, Kind], ...]  # of each layer
     head: Kind
 
     def runs(self, count: int) -> list[tuple[slice, Mapping[str, Kind]]]:
-        """The longest runs of blocks that have the same formats, of all blocks, or of the `count` of a pipeline stage."""
+        """Runs of layers with the same formats, among all layers or the `count` layers of a pipeline stage."""
         runs, start = [], 0
         for kinds, run in itertools.groupby(self.blocks[:count]):
             runs.append((slice(start, start := start + len(list(run))), kinds))
@@ -67,15 +67,15 @@ class Numerics:
 
     @property
     def draws(self) -> bool:
-        """Whether anything is rounded by chance."""
+        """Whether anything is rounded stochastically."""
         return 'int8' in (self.head, *(kind for block in self.blocks for kind in block.values()))
 
     def head_format(self, seed: jax.Array | None = None) -> Format:
         """The format of the product with the unembedding."""
         return Formats({'head': self.head}, seed)['head']
 
-    def seeds(self, key: Any) -> tuple[Any, Any]:
-        """u32[blocks, 2] and u32[2]: a seed for each block, and for the head. None where nothing is left to chance."""
+    def seeds(self, key: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
+        """A seed for each layer, u32[layers, 2], and for the head, u32[2]. None if nothing is rounded stochastically."""
         if key is None or not self.draws:
             return None, None
         seeds = jax.random.bits(key, (len(self.blocks) + 1, 2), jnp.uint32)
@@ -94,13 +94,13 @@ def choose_numerics(
     platform: str,
     device_kind: str,
 ) -> tuple[Numerics, str]:
-    """The format of every product, and a line for the start-up report.
+    """The format of every product, and a line for the report.
 
     Args:
         wanted: `precision.matmul`.
-        exempt: patterns on products that stay in the compute dtype.
+        exempt: patterns of products that stay in the compute dtype.
         arch: the decoder.
-        grouped: method of the products of experts, `matmul.choose_grouped`.
+        grouped: method of the products of experts, see `matmul.choose_grouped`.
         mesh: size of each axis.
         platform: of the devices.
         device_kind: their name.
@@ -115,15 +115,15 @@ def choose_numerics(
         if not any(_matches(pattern, i, n_layers, name) for i, name in _products(weights, n_layers)):
             raise UserError(
                 f"precision.exempt: '{pattern}' matches no product\n"
-                f'there are head, and in each of the blocks 0 (also first) to {n_layers - 1} (also last): '
+                f'there are head, and in each of the layers 0 (also first) to {n_layers - 1} (also last): '
                 f'{", ".join(weights)}'
             )
 
     reason = ''
     if arch.n_experts and arch.capacity is None and mesh['e'] > 1:
-        reason = 'tokens travel to them over e in rounds; with model.capacity they are plain products'
+        reason = 'experts sharded over e do not support it without model.capacity'
     elif arch.n_experts and arch.capacity is None and grouped == 'ragged':
-        reason = 'jax.lax.ragged_dot has none; with model.capacity they are plain products'
+        reason = 'jax.lax.ragged_dot does not support it; with model.capacity they are plain products'
     without = {}
     if reason:
         without = {name: reason for name in weights if name.startswith('expert_')}
@@ -136,7 +136,7 @@ def choose_numerics(
     numerics = Numerics(wanted, blocks, kind(None, 'head'))
     if wanted not in {numerics.head, *(one for block in blocks for one in block.values())}:
         raise UserError(
-            f'precision.matmul={wanted}: precision.exempt leaves no product to it ({", ".join(exempt)}; {n_layers} blocks)\n'
+            f'precision.matmul={wanted}: precision.exempt exempts every product ({", ".join(exempt)}; {n_layers} layers)\n'
             "exempt fewer, such as precision.exempt='[head]', or use precision.matmul=compute"
         )
     _check_stages(numerics, mesh)
@@ -144,21 +144,21 @@ def choose_numerics(
 
 
 def _check_stages(numerics: Numerics, mesh: Mapping[str, int]) -> None:
-    """Stages of a pipeline run one program; and of its passes none has a number yet that chance could depend on."""
+    """Pipeline stages run one program, and stochastic rounding has no seed per micro-batch yet."""
     if mesh['p'] > 1 and numerics.draws:
         raise UserError(
-            f'precision.matmul=int8 rounds by chance, which the stages of mesh.p = {mesh["p"]} cannot do yet\n'
+            f'precision.matmul=int8 does not support pipeline stages (mesh.p = {mesh["p"]})\n'
             'use precision.matmul=fp8, or mesh.p=1'
         )
     if mesh['p'] > 1 and len(numerics.runs(len(numerics.blocks))) > 1:
         raise UserError(
-            f'precision.exempt tells blocks apart, and the stages of mesh.p = {mesh["p"]} run one program\n'
-            "exempt weights of all blocks or none, as in precision.exempt='[head]'"
+            f'precision.exempt differs between layers, but the stages of mesh.p = {mesh["p"]} run one program\n'
+            "exempt weights of all layers or none, as in precision.exempt='[head]'"
         )
 
 
 def _multiplied(arch: Architecture) -> tuple[str, ...]:
-    """The weights of a block that pass through `matmul.product`."""
+    """The weights of a layer that `matmul.product` multiplies."""
     mlp = ('gate', 'up', 'down') if arch.gated else ('up', 'down')
     if not arch.n_experts:
         return ('q', 'k', 'v', 'o', *mlp)
@@ -183,21 +183,24 @@ def _describe(
     every = [(kinds[name], name) for kinds in numerics.blocks for name in kinds] + [(numerics.head, 'head')]
     count = sum(kind != 'compute' for kind, _ in every)
     how = {
-        'int8': 'int8 (a scale a row and column, gradients rounded by chance)',
-        'fp8': 'fp8 (e4m3, gradients e5m2; an operand has one scale, chosen as it is used)',
+        'int8': 'int8 (a scale per row and column, gradients rounded stochastically)',
+        'fp8': 'fp8 (e4m3, gradients e5m2; one scale per operand, computed when it is used)',
     }[numerics.wanted]
-    parts = [f'{how} in {count} of {len(every)}', f'compute dtype: {", ".join(exempt) or "none"} (precision.exempt)']
+    parts = [
+        f'{how} in {count} of {len(every)} products',
+        f'compute dtype: {", ".join(exempt) or "none"} (precision.exempt)',
+    ]
     parts += [f'{name} too: {why}' for name, why in without.items()]
     parts.append(fast_path(numerics.wanted, platform, device_kind))
     return '; '.join(parts)
 
 
 def fast_path(kind: Kind, platform: str, device_kind: str) -> str:
-    """Whether the devices have units for a format that XLA makes use of."""
+    """Whether the devices have hardware for a format that XLA uses."""
     if re.search(_HAVE_UNITS[kind], f'{platform} {device_kind}'):
-        return f'{device_kind or platform} has units for it'
+        return f'{device_kind or platform} has hardware for it'
     only = {'int8': 'TPUs', 'fp8': 'NVIDIA GPUs from Ada and Hopper on, and TPUs from v7 on,'}[kind]
-    return f'SLOW: {only} have units for it, and {device_kind or platform} only imitates them'
+    return f'SLOW: {only} have hardware for it; {device_kind or platform} emulates it'
 
 
 # On 'platform kind', as JAX names devices (scale/devices.py)

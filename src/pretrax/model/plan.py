@@ -10,7 +10,7 @@ from pretrax.model.families import TransformerOptions
 from pretrax.model.loss_chunks import check_loss_chunks
 from pretrax.model.matmul import choose_grouped
 from pretrax.model.numerics import UNIFORM, Numerics, choose_numerics
-from pretrax.model.pipeline import Schedule, choose_schedule
+from pretrax.model.pipeline import PipelineSchedule, choose_schedule
 from pretrax.model.remat import ALL_NAMED, choose_saved, choose_unrolled
 from pretrax.model.request import ModelRequest
 from pretrax.model.routing import describe_routing
@@ -28,7 +28,7 @@ class ExecutionPlan:
     unrolled: bool = False  # layers one after another in the program, not one layer in a loop
     saved: Mapping[str, Choice] | None = None  # what the backward pass keeps, by name; None: everything
     loss_chunks: int = 1  # parts of a sequence whose logits exist one at a time
-    pipeline: Schedule | None = None  # None: no pipeline stages
+    pipeline: PipelineSchedule | None = None  # None: no pipeline stages
     reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)  # topic -> what was chosen and why
 
     @property

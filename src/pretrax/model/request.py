@@ -1,23 +1,24 @@
-"""What a model is told of the run when it is built."""
+"""The facts of a run that a model is built from."""
 
 import dataclasses
-from typing import Any
+
+from jax.typing import DTypeLike
 
 from pretrax.model.numerics import EXEMPT, Kind
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelRequest:
-    """What a model is told when it is built."""
+    """The facts of a run that a model is built from."""
 
     vocab_size: int
     sequence_length: int
-    documents_per_row: int | None
-    dtype: Any  # compute dtype
+    documents_per_row: int | None  # an upper bound; None: unknown
+    dtype: DTypeLike  # compute dtype
     platform: str  # of the devices
-    mesh: dict[str, int]
-    micro_batches: int = 1  # in which a model of several stages takes the rows of a device
+    mesh: dict[str, int]  # the size of each axis
+    micro_batches: int = 1  # per device and step, for pipeline stages
     device_kind: str = ''
     matmul: Kind = 'compute'  # `precision.matmul`
     exempt: tuple[str, ...] = EXEMPT  # `precision.exempt`
-    host_memory: bool = False  # that the devices can reach
+    host_memory: bool = False  # whether the devices have pinned host memory

@@ -113,10 +113,11 @@ class Transformer(Model):
     """The decoder as a model. Methods that take weights run per device."""
 
     Weights = Weights
-    arch: Architecture  # pyright: ignore[reportIncompatibleVariableOverride]
+    arch: Architecture
 
     def __init__(self, request: ModelRequest, *, options: TransformerOptions):
-        self.arch = resolve(options, request.vocab_size, request.sequence_length)
+        sizes = request.vocab_size, request.sequence_length
+        self.arch = resolve(options, *sizes)  # pyright: ignore[reportIncompatibleVariableOverride]
         self.arch.check_mesh(request.mesh, request.sequence_length)
         self.plan = choose_plan(options, request, self.arch)
         self.dtype = request.dtype

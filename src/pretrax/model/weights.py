@@ -1,9 +1,9 @@
 """The weights of the decoder: one declaration gives shapes, shardings, initial values and checkpoints.
 
 Letters: V vocabulary, M d_model, P positions, H query heads, K key/value heads, D head, F feed-forward, E experts,
-F_shared that of the shared expert.
-Matrices are sharded at rest over `d` (and `t` where tensor parallelism splits them, `e` where they are an expert's each);
-vectors are replicated.
+F_shared of the shared expert.
+Matrices are sharded at rest over `d`, over `t` if tensor parallelism splits them, and over `e` if each expert has one. Vectors
+are replicated.
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ from pretrax.shardlib import Array, f32, make_abstract, pytree_dataclass
 
 @pytree_dataclass
 class Layer:
-    """One block. What a family does without is None: biases, norms before or after, norms of queries and keys, a gate.
+    """One layer. Weights that a family does not have are None.
 
-    `up` and `down` are the feed-forward of a dense model. In a mixture of experts there are the `router`, that of each
-    expert, F being its width, and for some a shared one, which every token visits, times sigmoid(token . shared_mix).
+    `up` and `down` are the feed-forward of a dense model. A mixture of experts has a `router`, the feed-forward of each expert
+    of width F, and in some families a shared expert, which every token uses, times sigmoid(token . shared_mix).
     """
 
     norm1: f32['M'] | None
@@ -62,7 +62,7 @@ class Layer:
 
 @pytree_dataclass
 class Weights:
-    """The whole decoder. `positions` exists where positions are learned, `unembed` where it is not the embedding."""
+    """The decoder. `positions` exists if positions are learned, `unembed` if the family does not tie it to the embedding."""
 
     embed: f32['V/t M/d']
     positions: f32['P/t M/d'] | None
@@ -95,10 +95,10 @@ def abstract_weights(arch: Architecture) -> Weights:
 
 
 def init_weights(arch: Architecture, key: jax.Array) -> Weights:
-    """Initial weights: norms that scale by 1, biases 0, matrices normal with `init_std`, smaller into the residual stream.
+    """Initial weights: scales of norms 1, biases 0, matrices normal with `init_std`.
 
     Radford et al. 2019, section 2.3: the projections into the residual stream are scaled by 1/sqrt(2 n_layers).
-    Each weight's randomness depends on the key and its name alone, so it is the same on any mesh.
+    The randomness of a weight depends on the key and its name alone, so it is the same on any mesh.
     """
     residual = arch.init_std / math.sqrt(2 * arch.n_layers)
 
@@ -116,8 +116,8 @@ def init_weights(arch: Architecture, key: jax.Array) -> Weights:
     return jax.tree_util.tree_map_with_path(init, abstract_weights(arch))
 
 
-# Which dimensions of a layer's matrix the product sums over, and which it makes (the first one counts the layers). Each
-# expert's is a matrix of its own. A router is none: each of its columns belongs to an expert, and Adam takes it.
+# The input and output dimensions of a layer's matrices; dimension 0 is the layers. Each expert has a matrix of its own. A
+# router is not one: each of its columns belongs to an expert, so Adam updates it.
 _MATRICES = {
     'q': (1, (2, 3)), 'k': (1, (2, 3)), 'v': (1, (2, 3)), 'o': ((1, 2), 3),
     'gate': (1, 2), 'up': (1, 2), 'down': (1, 2),
@@ -127,9 +127,9 @@ _MATRICES = {
 
 
 def matrix_dimensions(weights: Any) -> Any:
-    """For optimizers that treat matrices as matrices: each weight's input and output dimensions, None for the others.
+    """The input and output dimensions of each matrix, for optimizers such as Muon; None for other weights.
 
-    In a model other than this decoder every two-dimensional weight is taken for a matrix.
+    In a model other than this decoder, every two-dimensional weight is a matrix.
     """
     if isinstance(weights, Weights):
         nothing = jax.tree.map(lambda _: None, weights)
