@@ -247,8 +247,8 @@ def test_the_launcher_sets_the_number_of_simulated_devices(monkeypatch):
         (['-n', '3'], 'cannot be divided among 3 processes'),
         (['-n', '2', '--devices-per-process', '3'], 'there are 6 cpu devices'),
         (['-n', '2', 'steps=many'], 'steps'),
-        (['-n', '2', 'processes.count=4'], 'processes.count is 4, and the launcher is to start 2'),
-        (['-n', '2', 'processes.index=0'], 'are for the launcher to say'),
+        (['-n', '2', 'processes.count=4'], 'processes.count is 4, but --processes is 2'),
+        (['-n', '2', 'processes.index=0'], 'the launcher sets processes.index'),
     ],
 )
 def test_a_mistake_is_reported_before_any_process_starts(values, tmp_path, capfd, arguments, message):

@@ -33,6 +33,7 @@ FINAL = (
     'out of memory',
     'refused',
 )  # the same if repeated; `failed`, `killed` and `time limit` may differ
+_STOP = (signal.SIGINT, signal.SIGTERM)
 _PROBE = """
 import json, jax, jaxlib
 devices = jax.devices()
@@ -115,12 +116,9 @@ class Bench:
         config.write_text(resolved_yaml(row.config))
         result.unlink(missing_ok=True)
         arguments = [str(config), str(result), str(self._sweep.steps), str(self._sweep.warmup)]
-        with output.open('wb') as written:
-            process = subprocess.Popen(
-                [*self._command, *arguments], env=_environment(row.devices), stdin=subprocess.DEVNULL,
-                stdout=written, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_in_the_child,
-            )  # fmt: skip
+        process, before = self._start([*self._command, *arguments], output, row.devices)
         try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             code = process.wait(60 * self._sweep.minutes)
         except subprocess.TimeoutExpired:
             return {'status': 'time limit', 'why': f'not finished after {self._sweep.minutes:g} minutes, see {output}'}
@@ -138,6 +136,25 @@ class Bench:
             return {'status': 'killed', 'why': f'SIGKILL, which Linux sends when memory runs out; see {output}'}
         by = f'by {signal.Signals(-code).name}' if code < 0 else f'with exit code {code}'
         return {'status': 'failed', 'why': f'ended {by}, see {output}'}
+
+    def _start(
+        self, command: list[str], output: pathlib.Path, devices: int | None
+    ) -> tuple[subprocess.Popen[bytes], set[signal.Signals]]:
+        """Starts a process with requests to stop blocked. Returns it, and the signal mask to restore.
+
+        Python's logging runs code after a fork, which would swallow the KeyboardInterrupt of such a request.
+        """
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
+        try:
+            with output.open('wb') as written:
+                process = subprocess.Popen(
+                    command, env=_environment(devices), stdin=subprocess.DEVNULL, stdout=written,
+                    stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_in_the_child,
+                )  # fmt: skip
+        except BaseException:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            raise
+        return process, before
 
 
 def measure_command() -> list[str]:
@@ -212,6 +229,7 @@ def _locked(directory: pathlib.Path) -> IO[str]:
 
 def _in_the_child() -> None:
     """Makes the process end with its parent, and be the first that Linux kills when memory runs out."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP)
     if sys.platform == 'linux':
         die_with_parent = 1  # PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(die_with_parent, signal.SIGKILL)
