@@ -23,7 +23,7 @@ MAY_IMPORT = {
     'shardlib': set(),
     'config': {'errors'},
     'model': {'errors', 'jax_compat', 'shardlib'},
-    'scale': {'errors', 'jax_compat', 'model'},
+    'scale': {'errors', 'model'},
     'machine': {'errors', 'scale'},
     'data': {'errors', 'machine'},
     'checkpoint': {'errors', 'jax_compat', 'machine'},

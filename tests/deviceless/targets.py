@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh
 
+from pretrax.ahead.absent_devices import absent_devices
 from pretrax.model.axes import AXES
 from pretrax.model.families import TransformerOptions
 from pretrax.model.loss import Batch
@@ -27,7 +28,7 @@ from pretrax.run.placement import place
 from pretrax.scale.costs import costs
 from pretrax.scale.hlo import collectives, summarize
 from pretrax.scale.memory import temporaries_of
-from pretrax.scale.topology import absent_devices, parse_topology
+from pretrax.scale.topology import parse_topology
 from pretrax.shardlib import make_abstract
 from pretrax.train import optimizer, schedule
 from pretrax.train.decay import DEFAULT_NO_DECAY

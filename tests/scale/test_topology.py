@@ -48,13 +48,3 @@ def test_devices_of_a_topology(name, slices, devices, device):
 def test_unknown_names_are_refused_with_the_nearest_ones(name, said):
     with pytest.raises(UserError, match=said):
         parse_topology(name)
-
-
-def test_a_missing_plugin_is_an_error_with_the_install_command(monkeypatch):
-    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
-    from pretrax.scale.topology import absent_devices
-
-    with pytest.raises(UserError, match='uv sync --inexact --extra tpu'):
-        absent_devices(parse_topology('v5e-16'))
-    with pytest.raises(UserError, match='uv sync --inexact --extra cuda'):
-        absent_devices(parse_topology('h200'))

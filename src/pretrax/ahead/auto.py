@@ -16,12 +16,12 @@ from pretrax.ahead.plan import Candidate, Planner
 from pretrax.config import RunConfig, diff, load, may_change_on_resume, resolve_mesh, settle
 from pretrax.config.batch import n_sequences
 from pretrax.errors import Report, UserError
-from pretrax.run.devices import simulate_cpus
+from pretrax.run.devices import device_memory, simulate_cpus
 from pretrax.run.micro_batch import measured_micro
 from pretrax.run.placement import n_slices
 from pretrax.run.processes import join_processes
 from pretrax.scale.devices import Device, lookup
-from pretrax.scale.memory import memory_here, size
+from pretrax.scale.memory import size
 from pretrax.scale.topology import Topology
 
 
@@ -99,7 +99,7 @@ def _here() -> Here | None:
     """The devices of this machine; None if the plan does not know them: CPUs, and devices that are not in its tables."""
     devices = jax.devices()
     device = lookup(devices[0].device_kind)
-    memory = memory_here(jax.local_devices()[0])
+    memory = device_memory(jax.local_devices()[0])
     if device is None or device.bandwidth is None or memory is None:
         return None
     return Here(devices[0].platform, device, memory, len(devices), n_slices(devices))

@@ -8,12 +8,14 @@ from typing import Any
 
 import jax
 
+from pretrax.ahead.absent_devices import absent_devices
 from pretrax.config import RunConfig
 from pretrax.errors import Report
+from pretrax.run.compiled_step import lower_step
+from pretrax.run.devices import device_memory
 from pretrax.run.setup import Run, prepare
-from pretrax.scale.memory import memory_here, memory_of
-from pretrax.scale.topology import Topology, absent_devices
-from pretrax.train.step import make_step
+from pretrax.scale.memory import memory_of
+from pretrax.scale.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +52,10 @@ def compile_ahead(config: RunConfig, topology: Topology | None, say: Report) -> 
         UserError: the configuration does not fit the data, the model or the devices, or the plugin for the hardware is missing.
     """
     run = prepare(config, say, None if topology is None else absent_devices(topology))
-    limit = topology.memory if topology else memory_here(run.mesh.devices.flat[0])
+    limit = topology.memory if topology else device_memory(run.mesh.devices.flat[0])
     with jax.set_mesh(run.mesh):
         began = time.perf_counter()
-        lowered = make_step(run.recipe).lower(run.like, run.abstract_batch())
+        lowered = lower_step(run)
         traced = time.perf_counter()
         try:
             compiled = lowered.compile()

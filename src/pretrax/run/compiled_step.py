@@ -29,6 +29,11 @@ class CompiledStep:
         return f'{self.how} in {self.seconds:.1f} s'
 
 
+def lower_step(run: Run) -> jax.stages.Lowered:
+    """The step of a run before XLA compiles it, from abstract arrays. The mesh of the run must be set."""
+    return make_step(run.recipe).lower(run.like, run.abstract_batch())
+
+
 def compile_step(run: Run, state: TrainState, batch: Batch, load: LoadStep | None = None) -> CompiledStep:
     """Compiles the step of a run, or loads it. The mesh of the run must be set."""
     began = time.perf_counter()

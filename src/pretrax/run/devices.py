@@ -90,6 +90,11 @@ def simulate_cpus(section: MeshSection, n_sequences: int) -> str:
     return f'no accelerator; one per two cores of {cores}' if is_free else 'no accelerator; simulated, as mesh asks'
 
 
+def device_memory(device: Any) -> int | None:
+    """Bytes of a device of this machine that programs may use; None if it does not report them."""
+    return (device.memory_stats() or {}).get('bytes_limit') if device.platform != 'cpu' else None
+
+
 def choose_compute(choice: str, platform: str) -> tuple[Any, str]:
     """The dtype of matrix products, and the reason."""
     if choice != 'auto':

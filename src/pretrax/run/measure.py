@@ -8,7 +8,6 @@ writes RESULT, a JSON object with a `status`. Nothing is saved, logged or evalua
 import contextlib
 import itertools
 import json
-import os
 import pathlib
 import resource
 import statistics
@@ -23,10 +22,12 @@ from pretrax.config import RunConfig, load
 from pretrax.data.batches.prefetch import prefetch
 from pretrax.errors import UserError
 from pretrax.machine.atomic import write_file
+from pretrax.machine.cores import total_memory
 from pretrax.run.compiled_step import compile_step
+from pretrax.run.devices import device_memory
 from pretrax.run.setup import Run, memory_of_run, prepare
 from pretrax.scale.devices import lookup
-from pretrax.scale.memory import memory_here, size
+from pretrax.scale.memory import size
 from pretrax.train.step import init_state
 
 DONE, TOO_LARGE, OUT_OF_MEMORY, REFUSED, FAILED = 'done', 'too large', 'out of memory', 'refused', 'failed'
@@ -106,9 +107,9 @@ def _memory_of_device(run: Run) -> int | None:
     """Memory of a device of the run, in bytes; None: not known. The devices of a CPU share the machine's memory."""
     device = run.mesh.local_devices[0]
     if device.platform == 'cpu':
-        return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // len(run.mesh.local_devices)
+        return total_memory() // len(run.mesh.local_devices)
     known = lookup(device.device_kind)
-    return memory_here(device) or (known.memory if known else None)
+    return device_memory(device) or (known.memory if known else None)
 
 
 def _peak_memory(run: Run) -> int:

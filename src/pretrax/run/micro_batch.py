@@ -20,9 +20,11 @@ from pretrax.errors import Report, UserError
 from pretrax.machine.cache import cache_directory, read_entries, write_entries
 from pretrax.machine.cores import available_memory, cpu_name, usable_cores
 from pretrax.machine.software import flags, versions
+from pretrax.run.compiled_step import lower_step
+from pretrax.run.devices import device_memory
 from pretrax.run.setup import Run, prepare
-from pretrax.scale.memory import memory_here, memory_of, size
-from pretrax.train.step import init_state, make_step
+from pretrax.scale.memory import memory_of, size
+from pretrax.train.step import init_state
 
 MIN_SPEEDUP = 1.02  # of a larger micro-batch
 STEPS = 3  # timed steps per size, after one that is not timed; the fastest counts
@@ -82,7 +84,7 @@ def _speed(config: RunConfig) -> float | str:
     limit = _limit(run)
     with jax.set_mesh(run.mesh):
         try:
-            step = make_step(run.recipe).lower(run.like, run.abstract_batch()).compile()
+            step = lower_step(run).compile()
             needed = memory_of(step)
             if limit is not None and needed > limit:
                 return f'does not fit: {size(needed)} of {size(limit)}'
@@ -104,7 +106,7 @@ def _limit(run: Run) -> int | None:
     """Memory for a program on one device, in bytes. Simulated devices share the free memory of the machine."""
     device = run.mesh.devices.flat[0]
     if device.platform != 'cpu':
-        return memory_here(device)
+        return device_memory(device)
     return available_memory() // run.mesh.size
 
 

@@ -185,11 +185,6 @@ def temporaries_of(compiled: Any) -> int:
     return stats.total_allocation_bytes - stats.argument_size_in_bytes - results
 
 
-def memory_here(device: Any) -> int | None:
-    """Bytes of a device that programs may use; None if it does not report them."""
-    return (device.memory_stats() or {}).get('bytes_limit') if device.platform != 'cpu' else None
-
-
 def size(n_bytes: float) -> str:
     """1_500_000_000 -> '1.5 GB', decimal, as in data sheets."""
     for unit in ('B', 'kB', 'MB', 'GB'):
