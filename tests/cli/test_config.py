@@ -97,14 +97,14 @@ class ReachedError(Exception):
 def test_train_passes_on_its_options(valid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def train(config, *, allow_changes, **_):
-        calls.append((config.steps, config.mesh.d, allow_changes))
+    def train(config, *, allow_changes, verbose, **_):
+        calls.append((config.steps, config.mesh.d, allow_changes, verbose))
         raise ReachedError
 
     monkeypatch.setattr('pretrax.run.loop.train', train)
     with pytest.raises(ReachedError):
-        main(['train', str(valid), 'mesh.d=4', '--allow-changes', 'steps=7'])
-    assert calls == [(7, 4, True)]
+        main(['train', str(valid), 'mesh.d=4', '--allow-changes', 'steps=7', '--verbose'])
+    assert calls == [(7, 4, True, True)]
 
 
 def test_generate_passes_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,8 @@ def train(
     loaded, progress = settled(loaded, print), Progress()
     step = opened(compiled, loaded) if compiled else None
     if dry_run:
-        return check_start(loaded, allow_changes=allow_changes, saved=step)
-    result = run_training(loaded, allow_changes=allow_changes, progress=progress, compiled=step)
+        return check_start(loaded, allow_changes=allow_changes, saved=step, verbose=verbose)
+    result = run_training(loaded, allow_changes=allow_changes, progress=progress, compiled=step, verbose=verbose)
     for line in summary(result, sys.argv[1:]):
         progress.message(line)
     if result.stopped == TIME_LIMIT:
