@@ -15,7 +15,7 @@ MOST_LINES = 10
 class UserError(ValueError):
     """A mistake in a file, a configuration, a flag or a request; the message says what was given and what to change."""
 
-    def told(self) -> str:
+    def short_text(self) -> str:
         """The message as it is printed: at most ten lines."""
         lines = str(self).splitlines() or ['unknown mistake']
         if len(lines) > MOST_LINES:

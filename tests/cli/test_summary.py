@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrax import config_from_values, load_config, pretrain
+from bigram import Bigram
+from pretrax import config_from_values, load_config, pretrain, register
 from pretrax.cli import main
 from pretrax.cli._summary import summary
 from pretrax.config import resolve_mesh
@@ -80,8 +81,16 @@ def test_a_sample_is_as_long_as_learned_positions_allow(values, capsys):
     assert ended.value.code == 2
 
 
-def test_a_model_that_cannot_write_is_not_asked_to(values):
-    values |= {'model': BIGRAM, 'mesh': {}}
+@register('model', 'bigram-that-cannot-generate')
+class CannotGenerate(Bigram):
+    can_generate = False
+
+    def __init__(self, request):
+        super().__init__(request.vocab_size)
+
+
+def test_a_model_that_cannot_generate_text_is_not_asked_to(values):
+    values |= {'model': {'name': 'bigram-that-cannot-generate'}, 'mesh': {}}
     lines = summary(pretrain(config_from_values(values), progress=Quiet()), [])
     assert 'The model writes:' not in lines
     assert [command[0] for command in commands(lines)] == ['train', 'train', 'plot']

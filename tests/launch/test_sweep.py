@@ -61,7 +61,7 @@ def test_a_sweep_without_changes_has_one_row(sweep):
 def test_mistakes_are_reported_before_any_row_runs(sweep, values, said):
     with pytest.raises(UserError, match=said) as told:
         sweep(**values)
-    assert len(told.value.told().splitlines()) <= 10
+    assert len(told.value.short_text().splitlines()) <= 10
 
 
 def test_the_command_line_exits_with_2(tmp_path, capsys):

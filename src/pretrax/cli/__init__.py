@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         typer.main.get_command(app).main(arguments, prog_name='pretrax')
     except UserError as error:
-        print(error.told(), file=sys.stderr)
+        print(error.short_text(), file=sys.stderr)
         sys.exit(MISTAKE)
 
 

@@ -43,7 +43,7 @@ def misfit(config: RunConfig, devices: int) -> str | None:
     try:
         check_batch(config.batch, resolve_mesh(config.mesh.plain(), devices, 'cpu'))
     except UserError as error:
-        return error.told()
+        return error.short_text()
     return None
 
 

@@ -39,8 +39,8 @@ def main() -> None:
     try:
         measured = measure(load(config), int(steps), int(warmup))
     except UserError as error:
-        print(error.told(), file=sys.stderr)
-        measured = {'status': REFUSED, 'why': error.told().splitlines()[0]}
+        print(error.short_text(), file=sys.stderr)
+        measured = {'status': REFUSED, 'why': error.short_text().splitlines()[0]}
     except Exception as error:  # the result names it; the output has the traceback
         ran_out = isinstance(error, jax.errors.JaxRuntimeError) and 'RESOURCE_EXHAUSTED' in str(error)
         measured = {'status': OUT_OF_MEMORY if ran_out else FAILED, 'why': _first_line(error)}

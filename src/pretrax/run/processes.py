@@ -178,7 +178,7 @@ def _end(error: BaseException, heartbeat: int) -> NoReturn:
         print(f'{type(error).__name__}: {first}\n{notice}', file=sys.stderr, flush=True)
         time.sleep(heartbeat + 5)  # if one is lost, `aborted` ends the process here
     if isinstance(error, UserError):
-        print(error.told(), file=sys.stderr)
+        print(error.short_text(), file=sys.stderr)
     else:
         traceback.print_exception(error)
     sys.stdout.flush()
