@@ -15,7 +15,7 @@ from pretrax import config_from_values, load_config, pretrain, register
 from pretrax.cli import main
 from pretrax.cli._summary import summary
 from pretrax.config import resolve_mesh
-from runs import BIGRAM, Quiet
+from runs import Quiet
 
 REPOSITORY = Path(__file__).parents[2]
 
