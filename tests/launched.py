@@ -66,8 +66,10 @@ def write_run(directory: Path, **changes) -> Path:
 
 def environment(**changes) -> dict[str, str]:
     """Of a user: without the eight devices of the tests, but with their plugins."""
-    dropped = {'XLA_FLAGS', *(['JAX_COMPILATION_CACHE_DIR'] if 'XDG_CACHE_HOME' in changes else [])}
-    kept = {key: value for key, value in os.environ.items() if key not in dropped}
+    kept = dict(os.environ)
+    if 'XDG_CACHE_HOME' in changes:
+        del kept['JAX_COMPILATION_CACHE_DIR']
+    kept['XLA_FLAGS'] = '--xla_backend_optimization_level=0'
     return kept | {'PYTHONPATH': str(Path(__file__).parent), 'JAX_PLATFORMS': 'cpu'} | changes
 
 

@@ -176,8 +176,6 @@ def configure(environment):
     for name, kind in SETTINGS.items():
         if name in environment:
             jax.config.update(name.lower(), kind(environment[name]))
-    warnings.resetwarnings()
-    warnings.simplefilter('default')
 
 
 def interpret(name, arguments):

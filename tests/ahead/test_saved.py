@@ -6,13 +6,13 @@ import os
 import pathlib
 import pickle
 import subprocess
-import sys
 import zipfile
 
 import jax
 import pytest
 import yaml
 
+from preloaded import programs
 from pretrax.ahead.saved import opened, save
 from pretrax.ahead.step import compile_ahead
 from pretrax.config import from_values
@@ -69,7 +69,7 @@ def test_a_step_saved_by_one_process_runs_in_another_without_compiling(tmp_path)
     environment |= {'XDG_CACHE_HOME': str(tmp_path), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
 
     def pretrax(*arguments: str) -> str:
-        command = [sys.executable, '-c', 'from pretrax.cli import main; main()', *arguments]
+        command = [programs() / 'pretrax', *arguments]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout + done.stderr

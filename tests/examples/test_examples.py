@@ -5,14 +5,13 @@ import io
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tokenize
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import preloaded
 from pretrax.data.batches.source import DataRequest, Source
 
 REPOSITORY = Path(__file__).parents[2]
@@ -36,8 +35,8 @@ def place(tmp_path_factory):
 
 
 def run(place, *command):
-    environment = {key: value for key, value in os.environ.items() if key != 'XLA_FLAGS'}  # as a user's: no 8 devices
-    done = subprocess.run([sys.executable, *command], cwd=place, env=environment, capture_output=True, text=True)
+    environment = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0'}  # as a user's: no 8 devices
+    done = preloaded.run(command, cwd=place, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -51,7 +50,7 @@ def losses(place, name):
 def test_a_component_of_the_users_own_trains(place, kind, component):
     overrides = [*FEW, *(('batch.tokens=1024',) if kind == 'data' else SMALL_TEXT)]
     more = ['mesh.d=2', 'mesh.t=2'] if kind == 'model' else SMALL
-    run(place, '-c', 'from pretrax.cli import main; main()', 'train', f'examples/{kind}.yaml', *overrides, *more)
+    run(place, 'pretrax', 'train', f'examples/{kind}.yaml', *overrides, *more)
     found = losses(place, f'example-{kind}')
     assert len(found) == 4
     assert found[-1] < found[0]
@@ -83,7 +82,7 @@ def test_the_data_source_is_a_function_of_seed_step_and_row(tmp_path):
 
 
 def test_training_as_a_library_prints_the_result_and_text(place):
-    said = run(place, 'examples/library_use.py', *FEW, *SMALL, *SMALL_TEXT)
+    said = run(place, 'python', 'examples/library_use.py', *FEW, *SMALL, *SMALL_TEXT)
     assert '4 steps; the last loss is' in said
     assert 'def ' in said
     assert len(losses(place, 'library')) == 4
@@ -92,7 +91,7 @@ def test_training_as_a_library_prints_the_result_and_text(place):
 def test_a_loop_of_the_users_own_trains(place):
     (place / 'src').mkdir()
     (place / 'src' / 'text.py').write_text((place / 'text.py').read_text())
-    steps = [line.split() for line in run(place, 'examples/own_loop.py').splitlines()]
+    steps = [line.split() for line in run(place, 'python', 'examples/own_loop.py').splitlines()]
     steps = [(int(words[0]), float(words[1])) for words in steps if len(words) == 2 and words[0].isdigit()]
     assert [number for number, _ in steps] == list(range(1, 21))
     assert steps[-1][1] < steps[0][1]

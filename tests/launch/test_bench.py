@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from launched import BASE, PATIENCE, environment
+from preloaded import programs
 from pretrax.errors import UserError
 from pretrax.launch.bench import Bench
 from pretrax.launch.sweep import read_sweep
@@ -156,7 +157,7 @@ def test_a_stopped_sweep_continues_with_the_same_command(tmp_path):
     rows = [{'batch.tokens': 64}, {'batch.tokens': 48}, {'batch.tokens': 128, 'data.name': 'slow'}]
     change = {'devices': 2, 'mesh.r': 2}
     (tmp_path / 'sweep.yaml').write_text(json.dumps({'base': 'base.yaml', 'change': change, 'rows': rows, 'steps': 3}))
-    command = [sys.executable, '-c', 'from pretrax.cli import main; main()', 'bench', 'sweep.yaml', '--out', 'out']
+    command = [programs() / 'pretrax', 'bench', 'sweep.yaml', '--out', 'out']
 
     with (tmp_path / 'said').open('w') as said:
         process = subprocess.Popen(

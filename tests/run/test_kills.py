@@ -38,7 +38,7 @@ CHANGES = [
 @pytest.fixture
 def nursery(tmp_path):
     """order(values, event, seconds) -> how the process ended."""
-    environment = {key: value for key, value in os.environ.items() if key != 'XLA_FLAGS'}
+    environment = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0'}
     process = subprocess.Popen(
         [sys.executable, NURSERY, str(tmp_path / 'cache')], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env=environment | {'PYTHONPATH': str(NURSERY.parents[1])}, start_new_session=True,

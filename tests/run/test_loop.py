@@ -3,13 +3,13 @@
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from preloaded import programs
 from pretrax import config_from_values, pretrain
 from pretrax.checkpoint import steps_in
 from pretrax.errors import UserError
@@ -86,12 +86,9 @@ def test_samples_longer_than_the_positions_are_refused_before_the_first_step(val
     assert any(line.startswith('sample at step 6: def ') for line in progress.said)
 
 
-PRETRAX = str(Path(sys.executable).with_name('pretrax'))
-
-
 def environment(**more):
     """Of a process of its own, with as many devices as its configuration asks for."""
-    return {key: value for key, value in os.environ.items() if key != 'XLA_FLAGS'} | more
+    return os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0'} | more
 
 
 @pytest.mark.slow
@@ -99,11 +96,14 @@ def test_after_ctrl_c_the_same_command_resumes(values, tmp_path):
     values |= {'mesh': {'r': 1, 'd': 1, 't': 1}, 'steps': 120}
     config = write_yaml(values, tmp_path / 'run.yaml')
     straight = subprocess.run(
-        [PRETRAX, 'train', config, f'run_dir={tmp_path}/straight'], env=environment(), capture_output=True, text=True
+        [programs() / 'pretrax', 'train', config, f'run_dir={tmp_path}/straight'],
+        env=environment(),
+        capture_output=True,
+        text=True,
     )
     assert straight.returncode == 0, straight.stderr
 
-    command = [PRETRAX, 'train', config]
+    command = [programs() / 'pretrax', 'train', config]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
             if line.startswith('step 5/'):

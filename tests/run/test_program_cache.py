@@ -3,13 +3,13 @@
 import json
 import os
 import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import jax
 import pytest
 
+from preloaded import programs
 from pretrax.run.program_cache import keep_programs, remove_oldest
 from runs import BIGRAM
 
@@ -45,11 +45,11 @@ for order in json.load(sys.stdin):
 
 def run_all(*orders):
     """[(what a run said, its losses), ...]"""
-    environment = {k: v for k, v in os.environ.items() if k not in ('XLA_FLAGS', 'JAX_COMPILATION_CACHE_DIR')} | {
-        'PYTHONPATH': str(Path(__file__).parents[1]), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+    environment = {key: value for key, value in os.environ.items() if key != 'JAX_COMPILATION_CACHE_DIR'} | {
+        'XLA_FLAGS': '--xla_backend_optimization_level=0', 'PYTHONPATH': str(Path(__file__).parents[1]), 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, '-c', RUNS], input=json.dumps(orders), env=environment, capture_output=True, text=True
+        [programs() / 'python', '-c', RUNS], input=json.dumps(orders), env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = []
