@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-from pathlib import Path
 
 import jax
 import numpy as np

@@ -4,10 +4,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+from preloaded import programs
 from pretrax import config_from_values, pretrain
 from pretrax.checkpoint import steps_in
 from pretrax.run import watch
@@ -74,7 +74,7 @@ def test_a_hanging_step_ends_the_process_and_its_stacks_name_the_line(small):
     }  # fmt: skip
     environment = {key: value for key, value in os.environ.items() if key != 'XLA_FLAGS'}
     run = subprocess.run(
-        [sys.executable, '-c', HANGING, json.dumps(values), '', str(Path(__file__).parents[1])],
+        [programs() / 'python', '-c', HANGING, json.dumps(values), '', str(Path(__file__).parents[1])],
         env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert run.returncode == 75, run.stderr
