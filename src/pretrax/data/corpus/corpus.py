@@ -156,7 +156,7 @@ def shards(corpus: Corpus, n: int, map: Map = map) -> list[Shard]:  # noqa: A002
                 at = number
             filled[at] += n_bytes
         position += size
-    made = [Shard(tuple(of), corpus.selection, size) for of, size in zip(parts, filled, strict=True) if of]
+    made = [Shard(tuple(its), corpus.selection, size) for its, size in zip(parts, filled, strict=True) if its]
     if corpus.selection.deduplicate:
         found = _duplicates(list(map(_digests, made)))
         made = [replace(shard, duplicates=rows) for shard, rows in zip(made, found, strict=True)]
@@ -193,12 +193,12 @@ def _duplicates(digests: Sequence[np.ndarray]) -> list[np.ndarray]:
     found: list[list[np.ndarray]] = [[] for _ in digests]
     starts = np.cumsum([0, *map(len, digests)])
     for group in range(_DUPLICATE_GROUPS):
-        chosen = [np.flatnonzero((of[:, 0] % _DUPLICATE_GROUPS == group) & of.any(axis=1)) for of in digests]
-        values = np.concatenate([of[rows] for of, rows in zip(digests, chosen, strict=True)])
+        chosen = [np.flatnonzero((each[:, 0] % _DUPLICATE_GROUPS == group) & each.any(axis=1)) for each in digests]
+        values = np.concatenate([each[rows] for each, rows in zip(digests, chosen, strict=True)])
         rows = np.concatenate([start + rows for start, rows in zip(starts, chosen, strict=False)])
         order = np.lexsort((values[:, 0], values[:, 1]))  # stable: the earliest of equal rows comes first
         again = np.flatnonzero((values[order][1:] == values[order][:-1]).all(axis=1)) + 1
         repeated = np.sort(rows[order[again]])
         for shard, (start, stop) in enumerate(itertools.pairwise(np.searchsorted(repeated, starts))):
             found[shard].append(repeated[start:stop] - starts[shard])
-    return [np.sort(np.concatenate(of)) for of in found]
+    return [np.sort(np.concatenate(rows)) for rows in found]

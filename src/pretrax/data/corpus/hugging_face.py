@@ -129,10 +129,10 @@ def _load(name: str, options: HuggingFaceOptions) -> tuple[Any, str]:
         raise UserError(f'{PREFIX}{name}: needs the library datasets\n  {install_extra("datasets")}') from None
     datasets: Any = library  # its stubs need a literal `streaming`
     try:
-        of = {'name': options.configuration, 'revision': options.revision}
-        builder = datasets.load_dataset_builder(name, **of)
+        which = {'name': options.configuration, 'revision': options.revision}
+        builder = datasets.load_dataset_builder(name, **which)
         version = f'{builder.config.name} {builder.hash}'
-        return datasets.load_dataset(name, **of, split=options.split, streaming=options.streaming), version
+        return datasets.load_dataset(name, **which, split=options.split, streaming=options.streaming), version
     except Exception as error:
         raise _refusal(f'{PREFIX}{name}', error) from error
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from pretrax.data.corpus.files import nearest
 from pretrax.data.tokens.foreign_layout import GPT2_END_OF_TEXT, MEGATRON_MAGIC, Layout, megatron, nanogpt, pbin
-from pretrax.data.tokens.foreign_survey import Survey, survey
+from pretrax.data.tokens.foreign_survey import Survey, survey_file
 from pretrax.errors import UserError
 
 GPT2_VOCABULARY = 50257
@@ -133,33 +133,33 @@ def open_layouts(
     Raises:
         UserError: an id is outside the vocabulary, or a file is damaged.
     """
-    found = {split: survey(layout, directory, say) for split, layout in layouts.items()}
-    largest = max(of.largest for of in found.values())
+    surveys = {split: survey_file(layout, directory, say) for split, layout in layouts.items()}
+    largest = max(survey.largest for survey in surveys.values())
     if vocab_size is None:
-        said = max(_said_vocabulary(layout, found[split]) for split, layout in layouts.items())
-        vocab_size = max(said, largest + 1)
+        implied = max(_implied_vocabulary(layout, surveys[split]) for split, layout in layouts.items())
+        vocab_size = max(implied, largest + 1)
         reason = (
-            'from the file' if said else 'the largest id plus 1; to change it, set data.vocab_size or data.tokenizer'
+            'from the file' if implied else 'the largest id plus 1; to change it, set data.vocab_size or data.tokenizer'
         )
         say(f'vocabulary: {vocab_size:,} tokens, {reason}')
     for split, layout in layouts.items():
-        of = found[split]
-        for note in of.notes:
+        survey = surveys[split]
+        for note in survey.notes:
             say(f'tokens: {layout.path}: {note}')
-        if of.largest >= vocab_size:
+        if survey.largest >= vocab_size:
             raise UserError(
-                f'{layout.path}: token {of.largest:,} does not exist in a vocabulary of {vocab_size:,}\n'
+                f'{layout.path}: token {survey.largest:,} does not exist in a vocabulary of {vocab_size:,}\n'
                 '  the tokens are from another tokenizer, or the file is damaged or has ids of another width'
             )
-        ends = 'without end-of-text token' if of.end_of_text is None else f'ended by token {of.end_of_text}'
+        ends = 'without end-of-text token' if survey.end_of_text is None else f'ended by token {survey.end_of_text}'
         say(
-            f'tokens: {split} {layout.n_tokens:,} tokens, {len(of.starts) - 1:,} documents ({ends}), '
+            f'tokens: {split} {layout.n_tokens:,} tokens, {len(survey.starts) - 1:,} documents ({ends}), '
             f'read from {layout.path} ({layout.format})'
         )
-    return {split: ForeignTokens(layout, found[split], vocab_size) for split, layout in layouts.items()}
+    return {split: ForeignTokens(layout, surveys[split], vocab_size) for split, layout in layouts.items()}
 
 
-def _said_vocabulary(layout: Layout, found: Survey) -> int:
+def _implied_vocabulary(layout: Layout, found: Survey) -> int:
     """The vocabulary size that the format implies, or 0. Documents that end with GPT-2's end-of-text imply GPT-2's."""
     if layout.vocab_size is not None:
         if found.largest >= layout.vocab_size:

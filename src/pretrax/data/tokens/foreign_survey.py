@@ -45,7 +45,7 @@ class Survey(NamedTuple):
     notes: list[str]
 
 
-def survey(layout: Layout, directory: Path | None, say: Say) -> Survey:
+def survey_file(layout: Layout, directory: Path | None, say: Say) -> Survey:
     """The survey of a file, cached in `directory` or made by reading it. Raises UserError if the file is damaged."""
     found = _cached_or_made(layout, directory, say)
     if layout.find_starts is not None or layout.end_of_text is None:

@@ -159,12 +159,12 @@ def output(
         UserError: the directory exists, or its totals differ from those of the inputs.
     """
     refuse_existing(out)
-    of = [
+    sources = [
         {'path': store.name, 'fingerprint': store.fingerprint, 'documents': store.n_documents, 'tokens': store.n_tokens}
         for store in inputs
     ]
     content = None if tokenizer is None else tokenizer.content
-    with create(out, identity, content, how | {'inputs': of}) as writer:
+    with create(out, identity, content, how | {'inputs': sources}) as writer:
         made = Output(writer)
         yield made
         made.finish()

@@ -84,7 +84,7 @@ def open_held_out(
     """
     if is_flat_tokens(path):
         files = open_token_files(path, say)
-        known = {of.identity.sha256 for of in (files, train)} - {None}
+        known = {each.identity.sha256 for each in (files, train)} - {None}
         if len(known) > 1 or files.identity.vocab_size > train.identity.vocab_size:
             raise UserError(f'{path}: made by another tokenizer than {train.path}\n  tokenize both with the same one')
     else:
