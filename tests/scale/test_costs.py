@@ -18,7 +18,7 @@ FileNames
 FunctionNames
 1 "make_step.<locals>.step"
 2 "Transformer.loss"
-3 "self_attention"
+3 "attention"
 4 "product"
 5 "typechecked.<locals>.checked"
 6 "attend"

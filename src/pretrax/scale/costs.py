@@ -18,14 +18,27 @@ from pretrax.scale.roofline import REACH_GPU, REACH_TPU
 
 # Functions of the model, the loss and the step -> phase. The innermost function of a call stack decides.
 PHASES = {
-    'attend': 'attention', 'attend_across': 'attention',
-    'rotate': 'rotation', 'qk_norm': 'norms and residuals', 'norm': 'norms and residuals', 'block': 'norms and residuals',
-    'swiglu': 'activation', 'geglu': 'activation', 'gelu': 'activation', 'gather': 'weights in the compute dtype',
-    'vocabulary': 'weights in the compute dtype', 'self_attention': 'products of attention',
-    'feed_forward': 'products of the feed-forward', 'mixture': 'experts', 'leave': 'head', 'loss_terms': 'loss',
-    'enter': 'embedding', 'unroll': 'layers taken from their stack', 'scan': 'layers taken from their stack',
+    'attend': 'attention',
+    'context_parallel_attention': 'attention',
+    'rotate': 'rotation',
+    'qk_norm': 'norms and residuals',
+    'norm': 'norms and residuals',
+    'block': 'norms and residuals',
+    'swiglu': 'activation',
+    'geglu': 'activation',
+    'gelu': 'activation',
+    'gather': 'weights in the compute dtype',
+    'vocabulary_tables': 'weights in the compute dtype',
+    'attention': 'products of attention',
+    'feed_forward': 'products of the feed-forward',
+    'mixture': 'experts',
+    'unembed': 'head',
+    'loss_terms': 'loss',
+    'embed': 'embedding',
+    'unroll': 'layers taken from their stack',
+    'scan': 'layers taken from their stack',
     'make_step': 'optimizer',
-}  # fmt: skip
+}
 _FREE = {
     'parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'call', 'conditional', 'after-all',
     'partition-id', 'replica-id', 'async-done', 'copy-done', 'iota',
