@@ -43,7 +43,7 @@ def text_of(arguments, capsys):
         ('empty', 'empty has no checkpoint yet'),
     ],
 )
-def test_a_path_that_holds_no_checkpoint(path, message, tmp_path, capsys, monkeypatch):
+def test_a_path_without_a_checkpoint_is_refused(path, message, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'run' / 'checkpoints' / '4').mkdir(parents=True)
     (tmp_path / 'empty').mkdir()
@@ -64,7 +64,7 @@ def test_flags_out_of_range(flags, capsys):
     assert flags[0] in capsys.readouterr().err
 
 
-def test_a_run_writes_with_its_own_tokenizer_whatever_became_of_the_text(values, documents, tmp_path, capsys):
+def test_a_run_generates_with_its_own_tokenizer_even_if_the_text_changed(values, documents, tmp_path, capsys):
     """Tokenised again, the new text would give a tokenizer of the same size with other words in it."""
     values |= {'mesh': {}, 'steps': 2}
     pretrain(config_from_values(values), progress=Quiet())

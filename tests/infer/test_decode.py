@@ -50,18 +50,18 @@ def greedy(family):
 
 @pytest.mark.parametrize('family', MODELS)
 @pytest.mark.parametrize('mesh', [(1, 1, 1), (2, 2, 2)])
-def test_greedy_text_is_that_of_the_whole_forward_pass(family, mesh):
+def test_greedy_text_equals_recomputing_the_whole_sequence(family, mesh):
     """Prompts of 1, 7 and 39 tokens in one call. For gpt2 the last one ends at the last learned position."""
     assert len({tuple(text) for text in greedy(family)}) == 3
     assert write(family, PROMPTS, mesh_of(*mesh)) == greedy(family)
 
 
-def test_choosing_among_one_is_greedy():
+def test_sampling_from_one_candidate_is_greedy():
     assert write('llama', PROMPTS, temperature=1.5, top_k=1) == greedy('llama')
     assert write('llama', PROMPTS, temperature=1.5, top_p=1e-6) == greedy('llama')
 
 
-def test_a_seed_gives_the_same_text_on_any_mesh_and_in_any_company():
+def test_a_seed_gives_the_same_text_on_any_mesh_and_beside_any_prompts():
     hot = {'temperature': 2.0, 'seed': 3}
     alone = write('llama', [[7, 8], [7, 8]], **hot)
     assert alone[0] != alone[1]  # each row has its own randomness
@@ -70,7 +70,7 @@ def test_a_seed_gives_the_same_text_on_any_mesh_and_in_any_company():
     assert write('llama', [[7, 8], [7, 8]], temperature=2.0, seed=4) != alone
 
 
-def test_padding_tokens_are_never_written():
+def test_padding_tokens_are_never_generated():
     """The vocabulary is padded from 100 to 128 rows; at a high temperature all of the 100 come up, none of the rest."""
     texts = write('llama', [[token] for token in range(VOCAB)], temperature=1e4, tokens=20)
     assert set(np.ravel(texts)) == set(range(VOCAB))
@@ -84,7 +84,7 @@ def test_padding_tokens_are_never_written():
         ([], 9, 'a prompt is empty'),
     ],
 )
-def test_what_cannot_be_continued(prompts, tokens, message):
+def test_prompts_that_cannot_be_continued_are_refused(prompts, tokens, message):
     with pytest.raises(UserError, match=message):
         write('gpt2', prompts, tokens=tokens)
 
@@ -110,7 +110,7 @@ PROBABILITY = np.array([0.05, 0.5, 0.1, 0.2, 0.15])
         (1e-39, None, 0.9, [1]),
     ],
 )
-def test_distribution_of_a_choice(temperature, top_k, top_p, kept):
+def test_sampled_tokens_have_the_expected_distribution(temperature, top_k, top_p, kept):
     n = 20_000
     draw = jax.vmap(functools.partial(choose_token, Sampling(temperature, top_k, top_p)), in_axes=(0, None))
     drawn = np.asarray(draw(jax.random.split(jax.random.key(0), n), jnp.log(PROBABILITY) + 7))
@@ -126,7 +126,7 @@ def test_distribution_of_a_choice(temperature, top_k, top_p, kept):
     ('trained_on', 'width', 'r', 'd'),
     [({'d': 2, 't': 2, 'p': 2}, 32, 1, 8), ({'r': 2, 'p': 3}, 32, 6, 1), ({'d': 2, 'p': 3}, 32, 3, 2)],
 )
-def test_a_mesh_to_write_on_has_all_devices_and_divides_the_width(trained_on, width, r, d):
+def test_the_decoding_mesh_has_all_devices_and_divides_the_width(trained_on, width, r, d):
     """Three stages divide the layers, but not the width, over which each weight lies here."""
     mesh = mesh_of(**trained_on)
     assert dict(decoding_mesh(mesh, width).shape) == {'r': r, 'd': d, 'e': 1, 'c': 1, 't': 1, 'p': 1}

@@ -24,7 +24,7 @@ PROMPTS = [[5], [1, 2, 3], [99, 0, 50, 7]]
 
 
 @pytest.mark.parametrize('sizes', [{}, {'d': 2, 't': 2, 'c': 2}])
-def test_a_model_of_ones_own_writes_the_likeliest_tokens(sizes):
+def test_a_plugin_model_generates_the_likeliest_tokens(sizes):
     model, mesh = Bigram(), mesh_of(**sizes)
     with jax.set_mesh(mesh):
         weights = jax.jit(model.init, out_shardings=make_shardings(model.Weights))(jax.random.key(0))
@@ -39,7 +39,7 @@ def test_a_model_of_ones_own_writes_the_likeliest_tokens(sizes):
 
 
 @pytest.mark.parametrize('options', [LLAMA, GPT2 | {'max_sequence_length': 64}])
-def test_the_decoder_writes_the_same_text_with_and_without_its_cache(options):
+def test_the_decoder_generates_the_same_text_with_and_without_its_cache(options):
     mesh = mesh_of(d=2, t=2, c=2)
     model = transformer(options | {'context': 'ring'}, mesh, length=32)
     with jax.set_mesh(mesh_of()):
@@ -53,7 +53,7 @@ def test_the_decoder_writes_the_same_text_with_and_without_its_cache(options):
         assert without.tolist() == generate(model, weights, PROMPTS, tokens=6, temperature=0)
 
 
-def test_an_nnx_module_writes_the_likeliest_tokens(monkeypatch):
+def test_an_nnx_module_generates_the_likeliest_tokens(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / 'examples' / 'nnx_gpt2')
     mesh = mesh_of(d=2, t=2)
     request = ModelRequest(VOCAB, LENGTH, None, jnp.float32, 'cpu', dict(mesh.shape))

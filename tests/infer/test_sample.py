@@ -39,13 +39,13 @@ def reciting():
         return model, jax.tree.map(lambda w, like: jax.device_put(w, like.sharding), weights, model.abstract())
 
 
-def test_texts_begin_with_their_prompt_and_end_where_the_model_ends_them():
+def test_a_text_begins_with_its_prompt_and_stops_at_the_end_token():
     choices = types.SimpleNamespace(prompts=('ab', 'x', ''), tokens=5, temperature=0, top_k=None, top_p=None)
     # x is followed by yz and the end; a text that has not begun comes after the end of another one.
     assert sample(*reciting(), Letters(), choices) == ['abcdefg', 'xyz', 'abcde']
 
 
-def test_what_cannot_write_text_says_so():
+def test_a_model_or_data_that_cannot_generate_is_refused():
     with pytest.raises(UserError, match='Model cannot generate text'):
         check_can_sample(Model(), types.SimpleNamespace(tokenizer=Letters()))
     with pytest.raises(UserError, match='no tokenizer'):

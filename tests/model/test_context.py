@@ -22,7 +22,7 @@ PLAIN, CAPPED = Scores(2.0, 0.0, 0), Scores(1.5, 0.8, 11)  # the second with a w
 
 @functools.cache
 def case(scores):
-    """Queries, keys, values, packed documents, a cotangent; and what one device computes of them in plain arrays."""
+    """Queries, keys, values, packed documents, a cotangent; and the result of one device on plain arrays."""
     random = np.random.default_rng(0)
     q, d_out = random.normal(size=(2, 2, LENGTH, 8, 4)).astype(np.float32)
     k, v = random.normal(size=(2, 2, LENGTH, 4, 4)).astype(np.float32)
@@ -38,7 +38,7 @@ def case(scores):
     ('context', 'scores', 'c', 't'),
     [('ring', PLAIN, 4, 1), ('ring', CAPPED, 4, 2), ('ring', CAPPED, 2, 1), ('all_to_all', CAPPED, 4, 1)],
 )
-def test_a_shared_sequence_is_attended_to_as_a_whole_one(context, scores, c, t, monkeypatch):
+def test_a_sharded_sequence_gives_the_result_of_a_whole_one(context, scores, c, t, monkeypatch):
     monkeypatch.setattr('pretrax.model.context.BLOCK', 2)  # chunks of 4 and 8 queries are several blocks
     given, expected = case(scores)
     order = column_order(context, LENGTH, c)
@@ -61,8 +61,8 @@ def test_a_shared_sequence_is_attended_to_as_a_whole_one(context, scores, c, t, 
         np.testing.assert_allclose(ours, plain[:, order], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_what_is_kept_of_a_ring_does_not_go_round_again():
-    """In the backward pass keys go round once, with their gradients, if the result and its sums were kept."""
+def test_the_backward_pass_does_not_repeat_the_ring_of_the_forward_pass():
+    """Keys travel once in the backward pass, with their gradients, if the result and its sums were kept."""
 
     def sent(save):
         model = transformer(LLAMA | {'n_layers': 1, 'context': 'ring', 'save': save}, mesh_of(c=4))
@@ -73,8 +73,8 @@ def test_what_is_kept_of_a_ring_does_not_go_round_again():
     assert sent('attention') == sent('all') < sent('none')
 
 
-def test_every_device_of_a_ring_has_the_same_work():
-    """Pairs of a query and a key that it sees, counted for each device and each step of the ring."""
+def test_every_device_of_a_ring_does_the_same_work():
+    """Counts the visible pairs of a query and a key for each device and each hop of the ring."""
     c, order = 4, column_order('ring', 64, 4).reshape(4, -1)
     work = np.array([[np.sum(order[i][:, None] > order[j]) for j in range(c)] for i in range(c)])
     assert len(set(work[~np.eye(c, dtype=bool)])) == 1
@@ -90,12 +90,12 @@ def test_every_device_of_a_ring_has_the_same_work():
         ({}, 18, {'c': 2, 't': 2}, r'batch.sequence_length = 18 is not divisible by'),
     ],
 )
-def test_what_cannot_be_shared_out_is_refused(options, length, mesh, message):
+def test_a_sequence_that_cannot_be_sharded_is_refused(options, length, mesh, message):
     with pytest.raises(UserError, match=message):
         transformer(LLAMA | options, mesh_of(**mesh), length=length)
 
 
-def test_the_choice_is_told():
+def test_the_report_has_the_choice():
     assert 'all_to_all (any kernel' in transformer(LLAMA, mesh_of(c=2)).choices['context']
     assert 'ring (2 key/value heads do not divide' in transformer(LLAMA, mesh_of(c=4)).choices['context']
     assert 'context' not in transformer(LLAMA, mesh_of(d=4)).choices

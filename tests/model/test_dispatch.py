@@ -20,7 +20,7 @@ def choices(seed=0, n_experts=E):
     return np.stack([rng.permutation(n_experts)[:K] for _ in range(T)]).astype(np.int32)
 
 
-def test_each_place_holds_a_token_of_its_expert():
+def test_each_slot_holds_a_token_of_its_expert():
     chosen = choices().reshape(-1)
     places, sizes = sort_by_expert(jnp.asarray(chosen), E)
     np.testing.assert_array_equal(sizes, np.bincount(chosen, minlength=E))
@@ -38,8 +38,8 @@ def test_a_block_holds_tokens_of_one_expert(chosen):
     np.testing.assert_array_equal(np.asarray(places.choice)[places.of_choice], np.arange(len(chosen)))
 
 
-def test_who_comes_later_than_an_expert_has_places_is_dropped():
-    """Counted by hand, row for row; a token's choices after it change nothing."""
+def test_choices_beyond_the_capacity_are_dropped():
+    """Counted by hand for each row; later tokens change nothing."""
     chosen = choices(1).reshape(2, -1)
     places = sort_with_capacity(jnp.asarray(chosen), E, 3)
     taken, expected = {}, []
@@ -59,14 +59,14 @@ def test_who_comes_later_than_an_expert_has_places_is_dropped():
 
 @pytest.mark.parametrize('n_choices', [1, 7, 64, 1000, 10**6])
 @pytest.mark.parametrize('n_experts', [2, 8, 128])
-def test_blocks_leave_few_places_empty(n_choices, n_experts):
+def test_blocks_leave_few_slots_empty(n_choices, n_experts):
     length = block_length(n_choices, n_experts)
     assert 8 <= length <= 512
     assert length == 8 or length <= n_choices / n_experts / 4
 
 
 def run(method, mesh, dtype=jnp.float32):
-    """The gated sum over each token's experts, and its gradients, through the places of a method."""
+    """The gated sum over each token's experts, and its gradients, through the slots of a method."""
 
     @typed_shard_map
     def mix(x: num['T/d M'], w: f32['E M F/t'], weight: num['T/d X'], chosen: i32['T/d X']) -> num['T/d F/t']:

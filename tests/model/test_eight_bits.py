@@ -62,7 +62,7 @@ def outcome(kind, **mesh):
 
 
 @pytest.mark.parametrize(('kind', 'error'), [('int8', 0.02), ('fp8', 0.12)])
-def test_values_and_gradients_are_those_of_exact_products_but_for_eight_bits(kind, error):
+def test_values_and_gradients_equal_exact_products_within_eight_bits(kind, error):
     (y, dx, dw, dv), (x, w, v, dy) = outcome(kind)
     h, dh = np.einsum('blm,mhd->blhd', x, w), np.einsum('blm,hdm->blhd', dy, v)
     exact = (
@@ -76,13 +76,13 @@ def test_values_and_gradients_are_those_of_exact_products_but_for_eight_bits(kin
 
 @pytest.mark.parametrize('kind', ['int8', 'fp8'])
 @pytest.mark.parametrize('mesh', [{'d': 8}, {'t': 8}, {'d': 2, 'c': 2, 't': 2}, {'e': 2, 'd': 2, 'c': 2}])
-def test_no_mesh_changes_a_scale_or_a_rounding(kind, mesh):
+def test_scales_and_rounding_are_the_same_on_every_mesh(kind, mesh):
     """But for rounding at a tie: the sums that are rounded next differ by the order of f32 additions."""
     assert_same(outcome(kind, **mesh)[0], outcome(kind)[0], rtol=1e-4)
 
 
 @pytest.mark.parametrize(('kind', 'error'), [('int8', 0.015), ('fp8', 0.1)])
-def test_replicas_have_scales_of_their_own_for_sums_over_tokens(kind, error):
+def test_replicas_have_their_own_scales_for_sums_over_tokens(kind, error):
     """Nothing but gradients goes over their slow network."""
     mine, one = outcome(kind, r=2)[0], outcome(kind)[0]
     assert_same(mine, one, rtol=error)
@@ -90,7 +90,7 @@ def test_replicas_have_scales_of_their_own_for_sums_over_tokens(kind, error):
         assert_same(mine[:2], one[:2], rtol=1e-4)
 
 
-def test_int8_rounds_as_written_elsewhere():
+def test_int8_rounds_as_an_independent_implementation():
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((6, 16)).astype(np.float32), rng.standard_normal((16, 5)).astype(np.float32)
     xs, ws = np.abs(x).max(1, keepdims=True) / 127, np.abs(w).max(0, keepdims=True) / 127
@@ -98,7 +98,7 @@ def test_int8_rounds_as_written_elsewhere():
     np.testing.assert_allclose(simple('int8', x, w), exact, rtol=1e-6)
 
 
-def test_fp8_rounds_as_written_elsewhere():
+def test_fp8_rounds_as_an_independent_implementation():
     rng = np.random.default_rng(0)
     x, w = 1e-3 * rng.standard_normal((6, 16)).astype(np.float32), 50 * rng.standard_normal((16, 5)).astype(np.float32)
     scales = [2.0 ** np.ceil(np.log2(np.abs(a).max() / 448)) for a in (x, w)]
@@ -117,7 +117,7 @@ def simple(kind, x, w):
 
 @pytest.mark.parametrize('bad', [np.nan, np.inf])
 @pytest.mark.parametrize('kind', ['int8', 'fp8'])
-def test_what_is_not_finite_stays_so(kind, bad):
+def test_values_that_are_not_finite_stay_so(kind, bad):
     x = np.ones((2, 16), np.float32)
     x[1, 3] = bad
     y = simple(kind, x, np.ones((16, 5), np.float32))
@@ -125,7 +125,7 @@ def test_what_is_not_finite_stays_so(kind, bad):
     assert np.isfinite(simple(kind, np.zeros((2, 16), np.float32), np.ones((16, 5), np.float32))).all()
 
 
-def test_chance_is_fair_and_depends_on_the_seed():
+def test_stochastic_rounding_is_unbiased_and_depends_on_the_seed():
     @jax.jit
     def rounded(seed):
         dims = eight_bits.parse_dims('B M')
@@ -169,7 +169,7 @@ def test_a_sum_that_may_overflow_is_refused():
 
 
 @pytest.mark.parametrize(('kind', 'error'), [('int8', 0.02), ('fp8', 0.12)])
-def test_products_of_groups(kind, error):
+def test_grouped_products_in_eight_bits(kind, error):
     """Rows in blocks, each with its own group's matrix, on a mesh and on one device."""
     rng = np.random.default_rng(0)
     x, dy = (rng.standard_normal((32, width)).astype(np.float32) for width in (16, 24))
@@ -238,7 +238,7 @@ def chain(step, rows=16):
     return type(whole)(tokens[:, :-1], tokens[:, 1:], ones, places, ones.astype(np.float32))
 
 
-def test_training_in_eight_bits_ends_beside_the_compute_dtype_and_is_repeated_exactly():
+def test_training_in_eight_bits_ends_near_the_compute_dtype_and_is_reproducible():
     mesh, losses = mesh_of(), {}
     for matmul in ('compute', 'int8', 'fp8'):
         exempt = ('head',) if matmul != 'compute' else numerics.EXEMPT
@@ -306,13 +306,13 @@ def test_patterns_choose_products():
         ('int8', 'cuda', 'NVIDIA H200', False), ('fp8', 'cuda', 'NVIDIA GH200 480GB', True),
     ],
 )  # fmt: skip
-def test_a_device_without_units_says_slow(kind, platform, device, fast):
+def test_the_report_says_slow_for_a_device_without_hardware(kind, platform, device, fast):
     line = numerics.fast_path(kind, platform, device)
     assert line.startswith('SLOW') != fast
     assert device in line
 
 
-def test_experts_and_stages_say_what_they_cannot():
+def test_unsupported_experts_and_stages_are_reported_or_refused():
     mesh = mesh_of()
     arch = decoder(MIXTURE, mesh, 'compute', numerics.EXEMPT).arch
     chosen, line = choose_numerics('int8', ('head',), arch, 'ragged', dict(mesh.shape), 'tpu', 'TPU v5e')

@@ -75,8 +75,8 @@ def test_parameters_of_matrix_products():
     [('mixtral-8x7b', 12.9e9, 0.005), ('qwen2-57b-a14b', 14.2e9, 0.005), ('qwen3-235b-a22b', 22.2e9, 0.005),
      ('qwen3-30b-a3b', 3.3e9, 0.02), ('qwen1.5-moe-a2.7b', 2.7e9, 0.01), ('mixtral-8x22b', 39e9, 0.005)],
 )  # fmt: skip
-def test_parameters_for_each_token(preset, active, tolerance):
-    """Of experts those that a token visits: what FLOPs are counted from, but for embeddings and norms."""
+def test_parameters_per_token(preset, active, tolerance):
+    """The experts that a token uses. FLOPs are computed from these, without embeddings and norms."""
     arch = transformer({'preset': preset}, vocab_size=1000, length=1024).arch
     with jax.set_mesh(mesh_of()):
         weights = transformer({'preset': preset}, vocab_size=1000, length=1024).abstract()
@@ -128,7 +128,7 @@ SIZES = {'n_layers': 1, 'd_model': 32, 'n_heads': 4}
         (SIZES | {'rope_scaling': {'kind': 'llama3', 'low_freq_factor': 4}}, 'low_freq_factor 4.0 is not below'),
     ],
 )
-def test_choices_that_do_not_fit_together(options, message):
+def test_contradicting_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         TransformerOptions(**options)
 
@@ -140,7 +140,7 @@ def test_choices_that_do_not_fit_together(options, message):
         (SIZES | {'family': 'gpt2', 'max_sequence_length': 8}, 'sequence_length = 16 exceeds'),
     ],
 )
-def test_choices_that_do_not_fit_the_data(options, message):
+def test_options_that_do_not_fit_the_data_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         resolve(TransformerOptions(**options), 100, 16)
 
@@ -169,7 +169,7 @@ def test_a_mesh_that_does_not_divide_the_model_is_refused(options, length, mesh,
         transformer(options, mesh_of(*mesh), length=length)
 
 
-def test_layers_take_turns_as_published():
+def test_layers_alternate_as_published():
     """Gemma 3: five local layers, then a global one with its own base; SmolLM3: every fourth without positions."""
     gemma, smollm = (resolve(TransformerOptions(preset=name), 1000, 64) for name in ('gemma3-1b', 'smollm3-3b'))
     assert gemma.windows == ((512,) * 5 + (0,)) * 4 + (512,) * 2
@@ -179,7 +179,7 @@ def test_layers_take_turns_as_published():
     assert [kind.rope_scaling and kind.rope_scaling.factor for kind in four.kinds] == [None] * 5 + [8.0]
 
 
-def test_what_a_preset_has_can_be_taken_away():
+def test_features_of_a_preset_can_be_turned_off():
     off = {'window': 0, 'global_every': 0, 'attention_softcap': 0, 'final_softcap': 0, 'rope_scaling': {'kind': 'none'}}
     arch = resolve(TransformerOptions(preset='gemma2-2b', **off), 1000, 64)
     assert (arch.windows, arch.attention_softcap, arch.final_softcap, arch.rope_scaling) == ((0,) * 26, 0, 0, None)

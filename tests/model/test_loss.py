@@ -21,7 +21,7 @@ def sharded(
 
 
 def textbook(logits, targets):
-    """With the padding cut off."""
+    """Without the padding columns."""
     real = jnp.asarray(logits, jnp.float32)[..., :V]
     picked = jnp.take_along_axis(jax.nn.log_softmax(real), targets[..., None], axis=-1)[..., 0]
     return -picked, jax.nn.logsumexp(real, axis=-1)
@@ -69,7 +69,7 @@ def test_bf16_logits_are_only_rounded_once():
     np.testing.assert_allclose(d_actual.astype(jnp.float32), d_expected, rtol=2**-8, atol=1e-30)
 
 
-def test_the_backward_pass_waits_with_the_logits_themselves():
+def test_the_backward_pass_keeps_no_f32_copy_of_the_logits():
     """Between forward and backward there is no f32 copy of bf16 logits. (Inside each pass it is the compiler's fusion
     that avoids one; tests/deviceless reads the compiled program.)"""
     logits, targets, by = examples(3, 7.0)
@@ -79,7 +79,7 @@ def test_the_backward_pass_waits_with_the_logits_themselves():
     assert kept == [jnp.bfloat16]
 
 
-def test_terms_are_weighted_sums_with_their_counts():
+def test_terms_are_weighted_sums_and_their_denominators():
     """Two devices' terms, added up, are those of the whole batch: numerators and denominators, not quotients."""
     batch = random_batch(B, length=L)
     logits, _, _ = examples(1, 3.0)

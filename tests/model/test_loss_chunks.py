@@ -58,12 +58,12 @@ def test_no_array_of_the_program_is_as_large_as_all_logits():
     assert length not in part
 
 
-def test_chunks_that_do_not_divide_a_sequence_are_refused_with_the_nearest_that_do():
+def test_chunks_that_do_not_divide_a_sequence_are_refused():
     with pytest.raises(UserError, match=r'loss_chunks = 3 does not divide the 8 tokens[^$]*use model.loss_chunks=2'):
         transformer(LLAMA | {'loss_chunks': 3}, mesh_of(t=2))
 
 
-def test_one_chunk_is_no_loop():
+def test_one_chunk_adds_no_loop():
     called = []
     assert in_chunks(lambda x, batch: called.append((x, batch)) or {}, 'x', 'batch', 1) == {}
     assert called == [('x', 'batch')]

@@ -72,7 +72,7 @@ def forced(model, weights):
 @pytest.mark.parametrize(
     ('case', 'flip'), [(case, flip) for case, flips in FLIPPED.items() for flip in flips], ids=lambda x: str(x)
 )
-def test_a_flipped_choice_is_seen(case, flip, monkeypatch):
+def test_a_flipped_choice_is_detected(case, flip, monkeypatch):
     known = options(case) | {'layers': 'scan'}
     rows = batch(case)
     with jax.set_mesh(mesh_of()):

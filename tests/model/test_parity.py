@@ -122,7 +122,7 @@ def exported(case, model, weights):
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_as_transformers(case):
+def test_each_family_equals_transformers(case):
     found = measured(case)
     assert set(found) == set(COLUMNS)
     assert all(value <= 1 for value in found.values()), found
@@ -137,7 +137,7 @@ def matrix():
     return '\n'.join(head)
 
 
-def test_the_matrix_in_the_docs_is_what_was_measured():
+def test_the_matrix_in_the_docs_matches_the_measurements():
     table = matrix()
     print(f'\n{table}')
     assert table in PAGE.read_text(), f'put this into docs/models.md:\n{table}'

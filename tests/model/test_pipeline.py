@@ -30,7 +30,7 @@ def worked(schedule):
 
 
 @pytest.mark.parametrize('sizes', SCHEDULES)
-def test_every_chunk_follows_the_one_before_on_the_next_stage_a_tick_later(sizes):
+def test_every_chunk_runs_one_tick_after_the_one_before_on_the_next_stage(sizes):
     schedule = PipelineSchedule(*sizes)
     done, _ = worked(schedule)
     chunks = schedule.stages * schedule.rounds
@@ -59,7 +59,7 @@ def test_the_table_in_the_documentation_is_the_schedule():
 
 
 @pytest.mark.parametrize(('stages', 'rounds'), [(2, 3), (4, 2), (4, 6), (8, 1)])
-def test_the_layers_of_every_round_come_to_their_stage_and_their_sums_back_in_order(stages, rounds):
+def test_each_stage_gets_the_layers_of_its_rounds_and_their_sums_return_in_order(stages, rounds):
     """Chunk c is on stage c % stages, in round c // stages."""
     layers = 2 * stages * rounds
 

@@ -31,7 +31,7 @@ def test_rope_multiplies_complex_numbers(base):
     np.testing.assert_allclose(rope(x, near, base), np.concatenate([z.real, z.imag], axis=-1), atol=3e-5)
 
 
-def test_rope_knows_only_distances():
+def test_rope_depends_on_distances_only():
     rng = np.random.default_rng(0)
     q, k = rng.standard_normal((2, 1, 6, 1, 8)).astype(np.float32)
     here = np.arange(6, dtype=np.int32)[None]
@@ -84,7 +84,7 @@ ALL_WEIGHTS = [  # between them they have every weight there is
 ]
 
 
-def test_the_models_above_have_every_weight():
+def test_the_models_of_this_file_have_every_weight():
     found = set()
     for options in ALL_WEIGHTS:
         with jax.set_mesh(mesh_of()):
@@ -120,8 +120,8 @@ def test_initial_weights_are_the_same_on_any_mesh():
 
 
 @pytest.mark.parametrize('options', [LLAMA, GPT2], ids=['llama', 'gpt2'])
-def test_documents_never_see_each_other(options):
-    """Other tokens in one document leave the loss and gradients of the rest as they are, bit by bit."""
+def test_documents_do_not_see_each_other(options):
+    """Changing the tokens of one document changes no bit of the loss and gradients of the others."""
     model, batch = transformer(options), random_batch(2)
     weights = random_weights(model)
     other = batch.segments != 2
@@ -143,7 +143,7 @@ def test_documents_never_see_each_other(options):
     assert joined[0][0] != joined[1][0]
 
 
-def test_what_is_chosen_is_said():
+def test_the_report_has_every_choice_of_the_plan():
     model = transformer(LLAMA | {'save': {'q': 'keep', 'k': 'recompute'}, 'layers': 'scan'})
     assert model.choices['layers'] == 'scan (as configured)'
     assert model.choices['activations'].startswith('kept: q; the rest is recomputed (model.save)')
@@ -151,7 +151,7 @@ def test_what_is_chosen_is_said():
     assert transformer(LLAMA, mesh_of(1, 2, 1)).choices['layers'].startswith('scan')
 
 
-def test_what_is_recomputed_takes_no_memory():
+def test_recomputed_activations_take_no_memory():
     """The fewer activations are kept for the backward pass, the less memory the compiled gradient needs."""
 
     def memory(save):

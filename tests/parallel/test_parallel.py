@@ -36,7 +36,7 @@ def test_training_on_a_mesh_is_training_on_one_device(name, mesh):
         ('experts', 'moe.py.* gather'),
     ],
 )
-def test_a_broken_collective_is_seen(configuration, place):
+def test_a_broken_collective_is_detected(configuration, place):
     every = mutations.sites()
     last = [name for name in every if re.search(place, name)][-1]
     error, reached = mutations.difference(configuration, every, last)
@@ -44,14 +44,14 @@ def test_a_broken_collective_is_seen(configuration, place):
     assert not error <= mutations.SEEN
 
 
-def test_tokens_travel_in_as_many_rounds_as_it_takes(monkeypatch):
+def test_tokens_travel_in_as_many_rounds_as_they_need(monkeypatch):
     """With room for a few only, no token is lost: the gradient of the unbroken configuration, in several rounds."""
     monkeypatch.setattr(exchange, 'ROOM', 0.2)
     error, _ = mutations.difference('experts', {}, None)
     assert error < 1e-5
 
 
-def test_one_device_communicates_with_nobody():
+def test_one_device_does_not_communicate():
     model = transformer(MODELS['experts'])
     with jax.set_mesh(mesh_of()):
         batch = random_batch(ROWS)

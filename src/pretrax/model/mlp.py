@@ -1,4 +1,4 @@
-"""The feed-forward of a block.
+"""The feed-forward of a layer.
 
 Letters: B batch, L length, M d_model, F feed-forward.
 """

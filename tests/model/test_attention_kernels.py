@@ -1,0 +1,129 @@
+"""The choice of a kernel, and what the fused kernels get and compute. Pallas interprets the TPU kernel on the CPU."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+
+from pretrax.errors import UserError
+from pretrax.model.architecture import Scores
+from pretrax.model.attention import attend
+from pretrax.model.attention_kernels import Kernel, choose_kernel, packed_documents
+from pretrax.shardlib import f32, i32, typed_shard_map
+from small import mesh_of
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('kv_heads', 'scores'), [(4, Scores(8.0, 0.0, 0)), (2, Scores(8.0, 0.0, 0)), (2, Scores(5.0, 1.5, 50))]
+)
+def test_splash_equals_blockwise_in_value_and_gradient(monkeypatch, kv_heads, scores):
+    interpreted = functools.partial(splash.make_splash_mha_single_device, interpret=True)
+    monkeypatch.setattr(splash, 'make_splash_mha_single_device', interpreted)
+    random = np.random.default_rng(0)
+    q = random.normal(size=(2, 256, 4, 64)).astype(np.float32)
+    k, v = random.normal(size=(2, 2, 256, kv_heads, 64)).astype(np.float32)
+    weigh = random.normal(size=q.shape).astype(np.float32)
+    segments = np.sort(random.integers(1, 4, (2, 256)), axis=1).astype(np.int32)
+
+    def outcome(name):
+        @typed_shard_map
+        def run(
+            q: f32['B/r/d/e L H/t D'],
+            k: f32['B/r/d/e L K/t D'],
+            v: f32['B/r/d/e L K/t D'],
+            segments: i32['B/r/d/e L'],
+        ) -> f32['B/r/d/e L H/t D']:
+            return attend(q, k, v, segments, Kernel(name, 'test', 3), scores)
+
+        def loss(q, k, v):
+            out = run(q, k, v, segments)
+            return jnp.sum(out * weigh), out
+
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(q, k, v)
+
+    with jax.set_mesh(mesh_of(d=2, t=2)):
+        ((_, out), gradients), ((_, plain_out), plain_gradients) = outcome('splash'), outcome('blockwise')
+    np.testing.assert_allclose(out, plain_out, rtol=2e-3, atol=2e-3)
+    for ours, plain in zip(gradients, plain_gradients, strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=5e-3, atol=5e-3)
+
+
+def test_the_example_of_jax_documentation():
+    # jax.nn's cuDNN entry: 'if 2 batches has 3 and 2 segments respectively, each segment has size 1,
+    # q_offsets = [[0,1,2,-1], [0,1,-1,-1]]'; the second row's last segment is longer here, to fill the row.
+    lengths, offsets = packed_documents(np.array([[1, 2, 3], [1, 2, 2]], np.int32), 3)
+    np.testing.assert_array_equal(offsets, [[0, 1, 2, -1], [0, 1, -1, -1]])
+    np.testing.assert_array_equal(lengths, [[1, 1, 1], [1, 2, -1]])
+
+
+def test_lengths_cover_the_row_and_offsets_are_their_sums():
+    random = np.random.default_rng(0)
+    segments = np.cumsum(random.random((16, 64)) < 0.1, axis=1).astype(np.int32)
+    segments += 1 - segments[:, :1]
+    most = int(segments.max())
+    lengths, offsets = map(np.asarray, packed_documents(segments, most))
+    for row in range(16):
+        count = int(segments[row].max())
+        assert [int(n) for n in lengths[row, :count]] == [int((segments[row] == i + 1).sum()) for i in range(count)]
+        assert (lengths[row, count:] == -1).all()
+        assert [int(n) for n in offsets[row, :count]] == [int(np.argmax(segments[row] == i + 1)) for i in range(count)]
+        assert (offsets[row, count:] == -1).all()
+
+
+BF16, F32 = jnp.bfloat16, jnp.float32
+
+
+@pytest.mark.parametrize(
+    ('wanted', 'platform', 'dtype', 'd_head', 'length', 'documents', 'name', 'reason'),
+    [
+        ('auto', 'cpu', F32, 64, 1024, None, 'blockwise', 'no fused kernel for cpu'),
+        ('auto', 'cuda', BF16, 64, 1024, 1, 'cudnn', 'fused kernel for cuda'),
+        ('auto', 'gpu', BF16, 128, 1024, 128, 'cudnn', 'fused kernel for gpu'),
+        (
+            'auto',
+            'cuda',
+            F32,
+            64,
+            1024,
+            1,
+            'blockwise',
+            'SLOW: not cudnn, because it computes in bf16 or f16, not float32',
+        ),
+        ('auto', 'cuda', BF16, 60, 1024, 1, 'blockwise', 'SLOW: .* multiple of 8 up to 256, not 60'),
+        ('auto', 'cuda', BF16, 264, 1024, 1, 'blockwise', 'SLOW: .* multiple of 8 up to 256, not 264'),
+        ('auto', 'cuda', BF16, 64, 1024, 129, 'blockwise', 'SLOW: .* at most 128 documents per row, not 129'),
+        ('auto', 'cuda', BF16, 64, 1024, None, 'blockwise', 'SLOW: .* not an unknown number'),
+        ('auto', 'tpu', BF16, 128, 1024, None, 'splash', 'fused kernel for tpu'),
+        ('auto', 'tpu', BF16, 128, 1000, None, 'blockwise', 'SLOW: not splash, .* not 1000 and 128'),
+        ('blockwise', 'cuda', BF16, 64, 1024, 1, 'blockwise', 'as configured'),
+        ('cudnn', 'cuda', BF16, 64, 1024, 1, 'cudnn', 'as configured'),
+    ],
+)
+def test_choice_of_kernel(wanted, platform, dtype, d_head, length, documents, name, reason):
+    kernel = choose_kernel(wanted, platform, dtype, d_head, length, documents)
+    assert kernel.name == name
+    assert re.search(reason, str(kernel))
+
+
+def test_cudnn_does_not_support_a_soft_cap():
+    capped = [choose_kernel('auto', p, BF16, 128, 1024, 1, 50.0) for p in ('cuda', 'tpu', 'cpu')]
+    assert [kernel.name for kernel in capped] == ['blockwise', 'splash', 'blockwise']
+    assert 'SLOW: not cudnn, because it does not support a soft cap of the scores, which is 50' in str(capped[0])
+
+
+@pytest.mark.parametrize(
+    ('wanted', 'platform', 'dtype', 'reason'),
+    [
+        ('cudnn', 'cpu', BF16, 'attention=cudnn cannot run: it needs an NVIDIA GPU, not cpu'),
+        ('cudnn', 'cuda', F32, 'attention=cudnn cannot run: it computes in bf16'),
+        ('splash', 'cuda', BF16, 'attention=splash cannot run: it needs a TPU, not cuda'),
+    ],
+)
+def test_a_kernel_that_cannot_run_is_refused(wanted, platform, dtype, reason):
+    with pytest.raises(UserError, match=reason):
+        choose_kernel(wanted, platform, dtype, 128, 1024, 1)
