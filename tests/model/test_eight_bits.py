@@ -291,7 +291,7 @@ def test_patterns_choose_products():
     assert [name for name, kind in chosen.blocks[2].items() if kind == 'compute'] == ['q', 'down']
     assert [name for name, kind in chosen.blocks[3].items() if kind == 'compute'] == ['down']
     assert 'SLOW: TPUs have hardware for it; a CPU emulates it' in line
-    with pytest.raises(UserError, match=r"'4.q' matches no product\nthere are head, and in each of the blocks 0"):
+    with pytest.raises(UserError, match=r"'4.q' matches no product\nthere are head, and in each of the layers 0"):
         choose(('4.q',))
     with pytest.raises(UserError, match='exempts every product'):
         choose(('*',))
@@ -318,7 +318,7 @@ def test_unsupported_experts_and_stages_are_reported_or_refused():
     chosen, line = choose_numerics('int8', ('head',), arch, 'ragged', dict(mesh.shape), 'tpu', 'TPU v5e')
     assert chosen.blocks[0]['expert_up'] == 'compute'
     assert chosen.blocks[0]['shared_up'] == 'int8'
-    assert 'expert_up too: jax.lax.ragged_dot has none' in line
+    assert 'expert_up too: jax.lax.ragged_dot does not support it' in line
     chosen, line = choose_numerics('fp8', ('head',), arch, 'blocks', dict(mesh_of(e=2).shape), 'cuda', 'NVIDIA H200')
     assert chosen.blocks[0]['expert_up'] == 'compute'
     assert 'expert_up too: experts sharded over e do not support it' in line

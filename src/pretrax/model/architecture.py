@@ -1,4 +1,4 @@
-"""A decoder with every choice made: its sizes, its parts, and what its layers differ in. No JAX here."""
+"""The architecture of a decoder: its sizes and parts, and how its layers differ. No JAX here."""
 
 import dataclasses
 import math
@@ -10,15 +10,19 @@ from pretrax.errors import UserError
 
 
 class RopeScaling(BaseModel):
-    """How the frequencies of RoPE are stretched; `rope.py` has the formulas."""
+    """How the frequencies of RoPE are scaled; `rope.py` has the formulas."""
 
     model_config = ConfigDict(extra='forbid', frozen=True)
 
-    kind: Literal['none', 'linear', 'llama3'] = Field(description='none undoes what a preset says')
-    factor: float = Field(1.0, ge=1, description='how much longer a context is meant')
-    low_freq_factor: float = Field(1.0, gt=0, description='llama3: fewer turns than this in original_length: stretched')
-    high_freq_factor: float = Field(4.0, gt=0, description='llama3: more turns than this: left as they are')
-    original_length: int = Field(8192, gt=0, description='llama3: the context that was trained before')
+    kind: Literal['none', 'linear', 'llama3'] = Field(description='none turns the scaling of a preset off')
+    factor: float = Field(1.0, ge=1, description='how much longer contexts are')
+    low_freq_factor: float = Field(
+        1.0, gt=0, description='llama3: frequencies with fewer turns than this in original_length are scaled'
+    )
+    high_freq_factor: float = Field(
+        4.0, gt=0, description='llama3: frequencies with more turns than this are unchanged'
+    )
+    original_length: int = Field(8192, gt=0, description='llama3: the context length before scaling')
 
     @model_validator(mode='after')
     def _has_a_range(self) -> Self:
@@ -34,7 +38,7 @@ class RopeScaling(BaseModel):
 
 @dataclasses.dataclass(frozen=True)
 class LayerKind:
-    """What layers of one decoder may differ in."""
+    """How the layers of a decoder may differ."""
 
     window: int  # tokens that a token sees, itself included; 0: all
     rope_base: float | None  # None: no rotation
@@ -43,7 +47,7 @@ class LayerKind:
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """How attention scores are made of products of queries and keys, and which of them count."""
+    """How attention scores are computed from products of queries and keys, and which keys are visible."""
 
     divisor: float
     softcap: float  # 0: none
@@ -56,7 +60,7 @@ class Scores:
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """Every choice made: sizes and the parts of the decoder."""
+    """Sizes and parts of the decoder."""
 
     n_layers: int
     d_model: int
@@ -127,7 +131,7 @@ class Architecture:
             return self.positions
         more = [f'base {self.rope_base:g}'] if self.rope_base != 10000 else []
         if self.local_rope_base is not None:
-            more.append(f'base {self.local_rope_base:g} where there is a window')
+            more.append(f'base {self.local_rope_base:g} in layers with a window')
         if self.rope_scaling is not None:
             more.append(str(self.rope_scaling))
         if self.nope_every:
@@ -147,7 +151,7 @@ class Architecture:
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
-        """The kinds of layers in the order in which they take turns: layer i is of kinds[i % len(kinds)]."""
+        """The kinds of layers, which alternate: layer i has kinds[i % len(kinds)]."""
         return tuple(self._kind(i) for i in range(math.lcm(self.global_every or 1, self.nope_every or 1)))
 
     def _kind(self, i: int) -> LayerKind:
@@ -161,12 +165,12 @@ class Architecture:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """The window of each layer, 0 where it sees everything."""
+        """The window of each layer; 0: it sees everything."""
         return tuple(self.kinds[i % len(self.kinds)].window for i in range(self.n_layers))
 
     @property
     def score_divisor(self) -> float:
-        """What the products of queries and keys are divided by."""
+        """The divisor of the products of queries and keys."""
         return math.sqrt(self.query_pre_attn_scalar or self.d_head)
 
     def scores(self, kind: LayerKind) -> Scores:
@@ -180,7 +184,7 @@ class Architecture:
 
     @property
     def gated(self) -> bool:
-        """Whether the feed-forward has a gate beside its `up`."""
+        """Whether the feed-forward has a gate."""
         return self.activation != 'gelu'
 
     @property
@@ -194,10 +198,7 @@ class Architecture:
 
     @property
     def n_matmul_params(self) -> int:
-        """Weights that take part in a matrix product for every token: all but embeddings, norms and biases.
-
-        Of experts those that a token visits.
-        """
+        """Weights in matrix products per token: all but embeddings, norms, biases and the experts that a token does not use."""
         attention = self.d_model * self.d_head * (2 * self.n_heads + 2 * self.n_kv_heads)
         mlp = self.d_model * self.d_ff * (3 if self.gated else 2)
         if self.n_experts:
@@ -207,18 +208,18 @@ class Architecture:
 
     @property
     def n_idle_params(self) -> int:
-        """Weights of the experts that a token does not visit."""
+        """Weights of the experts that a token does not use."""
         idle = max(0, self.n_experts - self.experts_per_token)
         return self.n_layers * idle * 3 * self.d_model * self.d_ff
 
     def check_mesh(self, mesh: dict[str, int], sequence_length: int) -> None:
-        """Raises UserError where the mesh does not divide the model, naming the nearest mesh axis that does."""
+        """Raises UserError if the mesh does not divide the model; it names the nearest size that does."""
         t, d, e = mesh['t'], mesh['d'], mesh['e']
         if e > 1 and not self.n_experts:
-            raise UserError(f'mesh.e = {e} shares out experts, and the model has none\nuse mesh.d for the devices')
+            raise UserError(f'mesh.e = {e} shards experts, and the model has none\nuse mesh.d instead')
         if self.n_experts and self.capacity is not None and mesh['c'] > 1:
             raise UserError(
-                f'model.capacity counts the tokens of whole sequences, which mesh.c = {mesh["c"]} shares out\n'
+                f'model.capacity needs whole sequences, and mesh.c = {mesh["c"]} shards them\n'
                 'use model.capacity=null or mesh.c=1'
             )
         if self.n_experts % e:

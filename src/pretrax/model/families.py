@@ -1,6 +1,6 @@
 """Model families as rows of choices, and the options a configuration may write.
 
-A family fixes what the decoder is made of; a preset (presets.py) is a family with published sizes. Every choice can be
+A family fixes the parts of the decoder. A preset (presets.py) is a family with published sizes. Every choice can be
 overridden: `model: {preset: gpt2-124m, n_layers: 6}`. No JAX here, so that configurations are checked quickly.
 docs/models.md has the table of families.
 """
@@ -16,7 +16,7 @@ from pretrax.errors import UserError
 from pretrax.model.architecture import Architecture, RopeScaling
 from pretrax.model.presets import PRESETS
 
-# What a family leaves out is as in 'llama' (or as the defaults of TransformerOptions say).
+# A choice that a family leaves out is that of 'llama', or the default in TransformerOptions.
 _LLAMA = {
     'norm': 'rmsnorm', 'norm_eps': 1e-5, 'positions': 'rope', 'activation': 'swiglu', 'bias': False, 'tied': False,
 }  # fmt: skip
@@ -68,24 +68,29 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 FAMILY_NAMES = tuple(FAMILIES)
-# What says something about experts alone
+# Options that apply to experts only
 EXPERT_OPTIONS = (
     'experts_per_token', 'd_shared', 'shared_gate', 'normalize_router', 'capacity', 'balance_loss', 'balance_over',
     'router_z_loss',
 )  # fmt: skip
-# Values of a block that have a name, in the order of their making. 'input' is what all others are computed again from:
-# it stays in any case, on the device or in host memory.
+# Named activations of a layer, in the order in which they are computed. All of them can be recomputed from 'input', which is
+# always kept, on the device or in host memory.
 SAVED_NAMES = ('q', 'k', 'v', 'attention', 'attention_out', 'up', 'gate', 'mlp_out')
 SAVE_PRESETS: dict[str, tuple[str, ...]] = {
     'none': (),
-    'attention': ('q', 'k', 'v', 'attention'),  # what its backward pass needs, so that it is not computed twice
+    'attention': (
+        'q',
+        'k',
+        'v',
+        'attention',
+    ),  # the inputs of its backward pass, so that attention is not computed twice
     'dots': ('q', 'k', 'v', 'attention_out', 'up', 'gate', 'mlp_out'),  # results of products with weights
     'full': SAVED_NAMES,
 }
 
 
 class TransformerOptions(BaseModel):
-    """What a configuration may say of the decoder. What it leaves out comes from the preset, then from the family."""
+    """The `model:` section of the decoder. Options that are left out come from the preset, then from the family."""
 
     model_config = ConfigDict(extra='forbid', frozen=True)
 
@@ -101,7 +106,7 @@ class TransformerOptions(BaseModel):
     max_sequence_length: int | None = Field(None, gt=0, description='learned positions (default: the sequence length)')
     norm: Literal['rmsnorm', 'layernorm'] | None = None
     norm_eps: float | None = Field(None, gt=0)
-    norm_offset: float | None = Field(None, description='added to the scales of norms: 1 where weights are kept less 1')
+    norm_offset: float | None = Field(None, description='added to the scales of norms: 1 if weights are stored minus 1')
     block_norms: Literal['pre', 'post', 'sandwich'] | None = Field(
         None, description='norms before attention and feed-forward (default), after them, or both'
     )
@@ -111,12 +116,12 @@ class TransformerOptions(BaseModel):
     positions: Literal['rope', 'learned'] | None = None
     rope_base: float | None = Field(None, gt=0, description='default 10000')
     local_rope_base: float | None = Field(
-        None, gt=0, description='of layers with a window, unscaled (default: as others)'
+        None, gt=0, description='of layers with a window, unscaled (default: rope_base)'
     )
-    rope_scaling: RopeScaling | None = Field(None, description='how frequencies are stretched for longer contexts')
-    nope_every: int | None = Field(None, ge=0, description='each n-th layer has no positions (default 0: none is so)')
+    rope_scaling: RopeScaling | None = Field(None, description='how frequencies are scaled for longer contexts')
+    nope_every: int | None = Field(None, ge=0, description='every n-th layer has no positions (default 0: never)')
     window: int | None = Field(None, ge=0, description='tokens that a token sees, itself included (default 0: all)')
-    global_every: int | None = Field(None, ge=0, description='each n-th layer has no window (default 0: every one has)')
+    global_every: int | None = Field(None, ge=0, description='every n-th layer has no window (default 0: never)')
     query_pre_attn_scalar: float | None = Field(
         None, gt=0, description='scores are divided by its square root (default d_head)'
     )
@@ -128,25 +133,27 @@ class TransformerOptions(BaseModel):
     scale_embedding: bool | None = Field(None, description='embeddings times sqrt(d_model)')
     tied: bool | None = Field(None, description='the unembedding is the embedding')
     n_experts: int | None = Field(
-        None, ge=0, description='feed-forwards a router chooses from (default 0: one, no router)'
+        None, ge=0, description='feed-forwards that a router chooses from (default 0: one feed-forward, no router)'
     )
-    experts_per_token: int | None = Field(None, gt=0, description='experts that a token visits (default 2)')
+    experts_per_token: int | None = Field(None, gt=0, description='experts per token (default 2)')
     d_shared: int | None = Field(
-        None, ge=0, description='width of the expert that every token visits (default 0: none)'
+        None, ge=0, description='width of the shared expert, which every token uses (default 0: none)'
     )
     shared_gate: bool | None = Field(None, description="the shared expert's output is gated by the token")
-    normalize_router: bool | None = Field(None, description="a token's weights on its experts add up to one")
+    normalize_router: bool | None = Field(None, description="a token's weights on its experts sum to one")
     capacity: float | None = Field(
-        None, gt=0, description='places an expert has in a sequence, over its even share; null: as many as needed'
+        None, gt=0, description='tokens per expert and sequence, relative to an even share; null: no limit'
     )
     balance_loss: float | None = Field(None, ge=0, description='weight of the load-balance loss (default 0.01)')
     balance_over: Literal['sequence', 'batch'] | None = Field(
-        None, description='what experts are to be balanced over (default: each sequence)'
+        None, description='whether the load is balanced in each sequence (default) or over the batch'
     )
     router_z_loss: float | None = Field(None, ge=0, description="weight of mean(log(Z)^2) of the router's logits")
     init_std: float = Field(0.02, gt=0, description='standard deviation of the initial weights')
     z_loss: float = Field(0.0, ge=0, description='weight of mean(log(Z)^2), which keeps the logits from drifting')
-    layers: Literal['auto', 'scan', 'unroll'] = Field('auto', description='one layer in a loop, or all of them')
+    layers: Literal['auto', 'scan', 'unroll'] = Field(
+        'auto', description='scan: one layer in a loop; unroll: all layers in the program'
+    )
     save: (
         Literal['all', 'none', 'attention', 'dots', 'full']
         | dict[Literal['input', *SAVED_NAMES], Literal['keep', 'recompute', 'offload']]
@@ -157,20 +164,20 @@ class TransformerOptions(BaseModel):
     loss_chunks: int = Field(
         1,
         gt=0,
-        description='parts of a sequence whose logits are made one after the other, and again in the backward pass',
+        description='chunks of a sequence whose logits exist one at a time; the backward pass recomputes them',
     )
     attention: Literal['auto', 'cudnn', 'splash', 'blockwise'] = Field('auto', description='kernel')
     pipeline_rounds: int = Field(
-        1, gt=0, description='times a micro-batch goes around the stages of mesh.p: more make the bubble smaller'
+        1, gt=0, description='times a micro-batch goes around the stages of mesh.p; more rounds make the bubble smaller'
     )
     context: Literal['auto', 'ring', 'all_to_all'] = Field(
-        'auto', description='how attention deals with sequences shared out over mesh.c'
+        'auto', description='how attention treats sequences that are sharded over mesh.c'
     )
 
     @model_validator(mode='after')
     def _fits_together(self) -> Self:
         if isinstance(self.save, dict) and self.save.get('input') == 'recompute':
-            raise UserError("save: a block's input is what the rest is computed again from\nuse input: keep or offload")
+            raise UserError('save: the rest of a layer is recomputed from its input\nuse input: keep or offload')
         _choose(self)
         return self
 
@@ -189,7 +196,7 @@ _NO_EXPERTS = {
 
 
 def _choose(options: TransformerOptions) -> dict[str, Any]:
-    """What is said, then the preset, then the family; and what follows from them without knowing the data."""
+    """The options, then the preset, then the family; and the sizes that follow from them without the data."""
     said = {key: value for key, value in options.model_dump().items() if value is not None}
     if options.preset is not None and options.preset not in PRESETS:
         near = difflib.get_close_matches(options.preset, PRESETS, 1)
@@ -220,10 +227,10 @@ def _choose(options: TransformerOptions) -> dict[str, Any]:
             f'model.n_heads = {chosen["n_heads"]} is not divisible by model.n_kv_heads = {chosen["n_kv_heads"]}'
         )
     if chosen['positions'] == 'rope' and chosen['d_head'] % 2:
-        raise UserError(f'model.d_head = {chosen["d_head"]} is odd, and rope turns pairs\nuse an even d_head')
+        raise UserError(f'model.d_head = {chosen["d_head"]} is odd, and rope rotates pairs\nuse an even d_head')
     if chosen['global_every'] and not chosen['window']:
         raise UserError(
-            f'model.global_every = {chosen["global_every"]} excepts layers from a window, and there is none\n'
+            f'model.global_every = {chosen["global_every"]} exempts layers from a window, and there is none\n'
             'give model.window, or use model.global_every=0'
         )
     if chosen['norm'] == 'layernorm' and chosen['bias'] and chosen['block_norms'] != 'pre':
@@ -241,20 +248,20 @@ def _check_experts(chosen: dict[str, Any], said: dict[str, Any]) -> None:
         for name in EXPERT_OPTIONS:
             if said.get(name):
                 raise UserError(
-                    f'model.{name} = {said[name]} is about experts, and there are none\n'
-                    'give model.n_experts, or leave it out'
+                    f'model.{name} = {said[name]} applies to experts, and there are none\n'
+                    'set model.n_experts, or leave it out'
                 )
-        chosen.update(_NO_EXPERTS, balance_loss=0.0)  # of a preset whose experts are taken away
+        chosen.update(_NO_EXPERTS, balance_loss=0.0)  # a preset whose experts were turned off
         return
     if n_experts == 1 or per_token > n_experts:
         raise UserError(
-            f'model.n_experts = {n_experts}, of which a token visits model.experts_per_token = {per_token}\n'
-            'use at least 2 experts, and at most as many for each token; n_experts=0 is one feed-forward for all'
+            f'model.n_experts = {n_experts} with model.experts_per_token = {per_token}\n'
+            'use at least 2 experts, and no more experts per token than experts; n_experts=0 is one feed-forward'
         )
     if chosen['activation'] == 'gelu' or chosen['bias']:
         what = 'activation = gelu' if chosen['activation'] == 'gelu' else 'bias = true'
         raise UserError(
-            f'model.{what}: experts have a gate and no biases here\nuse model.activation=swiglu and model.bias=false'
+            f'model.{what}: experts always have a gate and no biases\nuse model.activation=swiglu and model.bias=false'
         )
     if chosen['shared_gate'] and not chosen['d_shared'] and said.get('shared_gate'):
         raise UserError('model.shared_gate = True, and there is no shared expert\ngive model.d_shared, its width')
@@ -262,15 +269,15 @@ def _check_experts(chosen: dict[str, Any], said: dict[str, Any]) -> None:
 
 
 def resolve(options: TransformerOptions, vocab_size: int, sequence_length: int) -> Architecture:
-    """Fills in an architecture from what the configuration says, its preset, its family and the data.
+    """The architecture, from the options, their preset, their family and the data.
 
     Args:
-        options: as written.
+        options: as configured.
         vocab_size: of the data's tokenizer.
         sequence_length: of the batches.
 
     Raises:
-        UserError: unknown preset, a missing size, sizes that do not fit together or do not fit the data.
+        UserError: unknown preset, a missing size, sizes that contradict each other or do not fit the data.
     """
     chosen = _choose(options)
     chosen.setdefault('vocab_size', vocab_size)
@@ -283,7 +290,7 @@ def resolve(options: TransformerOptions, vocab_size: int, sequence_length: int) 
     if chosen['positions'] == 'learned' and chosen['max_sequence_length'] < sequence_length:
         raise UserError(
             f'batch.sequence_length = {sequence_length} exceeds model.max_sequence_length = '
-            f'{chosen["max_sequence_length"]}, for which positions are learned'
+            f'{chosen["max_sequence_length"]}, the number of learned positions'
         )
     chosen['padded_vocab_size'] = math.ceil(chosen['vocab_size'] / 128) * 128
     return Architecture(**{field.name: chosen[field.name] for field in dataclasses.fields(Architecture)})
