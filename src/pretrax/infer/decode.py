@@ -1,8 +1,8 @@
-"""Text from a trained decoder: the prompt in one pass, then one token at a time against cached keys and values.
+"""Generation: the prompt in one pass, then one token at a time against cached keys and values.
 
-Letters: B rows, P prompt length, N new tokens, S cache length (P + N), K key/value heads, D head, V vocabulary.
-The model's own blocks run here; only attention differs. The vocabulary is whole on every device (t = 1): `decoding_mesh`
-turns a training mesh into one like that.
+Letters: B rows, P prompt length, N new tokens, K key/value heads, D head, V vocabulary.
+The parts of the decoder's own layers run here; only attention differs. Every device has the whole vocabulary (t = 1):
+`decoding_mesh` makes such a mesh from that of training. Models without a cache: recompute.py.
 """
 
 import dataclasses
@@ -48,8 +48,8 @@ from pretrax.shardlib import (  # fmt: skip
 class Cache:
     """Keys and values of the tokens so far, in one layer."""
 
-    k: num['B/r/d/e S/c K/t D']
-    v: num['B/r/d/e S/c K/t D']
+    k: num['B/r/d/e cached/c K/t D']
+    v: num['B/r/d/e cached/c K/t D']
 
 
 def generate(
