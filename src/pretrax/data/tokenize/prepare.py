@@ -32,15 +32,13 @@ from pretrax.data.tokenizers.tokenizer_files import TOKENIZER_JSON
 from pretrax.data.tokenizers.tokenizer_training import ModelName, train_and_report
 from pretrax.data.tokens.flat_tokens import VERSION, TokenizerIdentity, open_split
 from pretrax.data.tokens.flat_tokens_writer import Writer, create
-from pretrax.errors import UserError
+from pretrax.errors import Report, UserError
 from pretrax.machine.atomic import write_file
 from pretrax.machine.locks import lock_directory
 
 SHARD_BYTES = 32 << 20  # stored bytes of text per shard, the unit of work
 # If fewer whole documents than this would be held out, the end of each document is held out instead.
 _MIN_HELD_OUT = 8
-
-type Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Work:
 def prepare(
     corpus: Corpus,
     directory: Path,
-    say: Say,
+    say: Report,
     *,
     tokenizer: Tokenizer | None,
     vocab_size: int,
@@ -113,7 +111,7 @@ def prepare(
     return path
 
 
-def _locked(shards_dir: Path, say: Say) -> IO[str]:
+def _locked(shards_dir: Path, say: Report) -> IO[str]:
     """Locks the directory of finished shards; waits for another process that works in it."""
 
     def warn(reason: str) -> None:
@@ -128,7 +126,7 @@ def _locked(shards_dir: Path, say: Say) -> IO[str]:
         raise UserError(f'{shards_dir.parent}: cannot write the tokens: {error.strerror}') from error
 
 
-def _is_reusable(path: Path, named: bool, recipe: dict[str, Any], say: Say) -> bool:
+def _is_reusable(path: Path, named: bool, recipe: dict[str, Any], say: Report) -> bool:
     if not path.exists():
         return False
     if named and (differs := _difference(path, recipe)):
@@ -137,7 +135,7 @@ def _is_reusable(path: Path, named: bool, recipe: dict[str, Any], say: Say) -> b
     return True
 
 
-def _report_others(path: Path, recipe: dict[str, Any], say: Say) -> None:
+def _report_others(path: Path, recipe: dict[str, Any], say: Report) -> None:
     for other in sorted(path.parent.glob('tokens-*')):
         say(f'tokens: {other} {_difference(other, recipe)}; it is kept, and the text is tokenized again')
     for other in sorted(path.parent.glob('.tokens-*.pieces')):
@@ -158,7 +156,7 @@ def _difference(other: Path, recipe: dict[str, Any]) -> str:
 class _Preparation:
     """Writes one flat-tokens directory."""
 
-    def __init__(self, corpus: Corpus, shards_dir: Path, say: Say, validation: float, work: Work):
+    def __init__(self, corpus: Corpus, shards_dir: Path, say: Report, validation: float, work: Work):
         self.corpus, self.shards_dir, self.say, self.validation = corpus, shards_dir, say, validation
         self._n_shards = shards_for(corpus)
         self.engine: Engine = make_engine(work.engine, work.workers, self._n_shards)
@@ -280,7 +278,7 @@ class _Preparation:
         self.say(f'prepared: {path} in {seconds:.1f} s, {n_tokens / seconds / 1e6:.2f} M tokens/s')
 
 
-def train_on_corpus(corpus: Corpus, say: Say, vocab_size: int, model: ModelName, work: Work) -> Tokenizer:
+def train_on_corpus(corpus: Corpus, say: Report, vocab_size: int, model: ModelName, work: Work) -> Tokenizer:
     """Trains a tokenizer on a sample of a corpus."""
     n_shards = shards_for(corpus)
     with contextlib.closing(make_engine(work.engine, work.workers, n_shards)) as engine:
@@ -288,7 +286,7 @@ def train_on_corpus(corpus: Corpus, say: Say, vocab_size: int, model: ModelName,
 
 
 def _train(
-    engine: Engine, shards: Sequence[Shard], say: Say, vocab_size: int, model: ModelName
+    engine: Engine, shards: Sequence[Shard], say: Report, vocab_size: int, model: ModelName
 ) -> tuple[Tokenizer, int]:
     """Returns the tokenizer and the number of documents."""
     with TokenProgress(sum(shard.size for shard in shards), say, 'sample') as progress:

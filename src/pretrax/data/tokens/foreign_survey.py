@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,15 +15,13 @@ import numpy as np
 
 from pretrax.data.tokens.flat_tokens import little_endian
 from pretrax.data.tokens.foreign_layout import GPT2_END_OF_TEXT, Layout
-from pretrax.errors import UserError
+from pretrax.errors import Report, UserError
 from pretrax.machine.atomic import new_directory
 
 LARGEST_ID = 2**31 - 2  # the largest id that flat-tokens can store
 _AT_ONCE = 1 << 22  # tokens per read
 _MIN_DOCUMENTS = 8  # with fewer documents, a common last token may be chance
 _VERSION = 1  # of the cached files
-
-type Say = Callable[[str], None]
 
 
 class Survey(NamedTuple):
@@ -45,7 +42,7 @@ class Survey(NamedTuple):
     notes: list[str]
 
 
-def survey_file(layout: Layout, directory: Path | None, say: Say) -> Survey:
+def survey_file(layout: Layout, directory: Path | None, say: Report) -> Survey:
     """The survey of a file, cached in `directory` or made by reading it. Raises UserError if the file is damaged."""
     found = _cached_or_made(layout, directory, say)
     if layout.find_starts is not None or layout.end_of_text is None:
@@ -59,7 +56,7 @@ def survey_file(layout: Layout, directory: Path | None, say: Say) -> Survey:
     return found
 
 
-def _cached_or_made(layout: Layout, directory: Path | None, say: Say) -> Survey:
+def _cached_or_made(layout: Layout, directory: Path | None, say: Report) -> Survey:
     if directory is None:
         return _make(layout, say)
     stats = [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in layout.files]
@@ -81,7 +78,7 @@ def _save(found: Survey, path: Path) -> None:
         raise UserError(f'{path}: cannot write the survey of the token file: {error.strerror}') from error
 
 
-def _make(layout: Layout, say: Say) -> Survey:
+def _make(layout: Layout, say: Report) -> Survey:
     starts, notes = layout.find_starts() if layout.find_starts else (None, [])
     all_ends, last_ids, digest, largest = [], set(), hashlib.sha256(), -1
     begins = True  # whether the next read starts a document

@@ -7,7 +7,7 @@ manifest lists the inputs.
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +17,11 @@ from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.data.tokens.flat_tokens import FlatTokens, TokenizerIdentity
 from pretrax.data.tokens.flat_tokens_writer import Writer, create
 from pretrax.data.tokens.token_store import TokenStore
-from pretrax.errors import UserError
+from pretrax.errors import Report, UserError
 
 AT_ONCE = 1 << 22  # tokens per read, unless one document has more
 _STARTS_AT_ONCE = 1 << 16
 _SAMPLE = 32  # documents
-
-type Say = Callable[[str], None]
 
 
 class Documents(NamedTuple):
@@ -60,7 +58,7 @@ class Documents(NamedTuple):
             at += length
 
 
-def read_documents(store: TokenStore, say: Say | None = None) -> Iterator[Documents]:
+def read_documents(store: TokenStore, say: Report | None = None) -> Iterator[Documents]:
     """Yields all documents of a store, about AT_ONCE tokens per read."""
     began = said = time.perf_counter()
     at = 0
@@ -143,7 +141,7 @@ def output(
     identity: TokenizerIdentity,
     tokenizer: Tokenizer | None,
     how: dict[str, Any],
-    say: Say,
+    say: Report,
 ) -> Iterator[Output]:
     """Writes a new flat-tokens directory with all documents of some stores.
 

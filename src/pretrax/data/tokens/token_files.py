@@ -1,7 +1,6 @@
 """Opens token files of any format: their splits and their tokenizer."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 from pretrax.data.tokenizers.tokenizer import Tokenizer
@@ -9,9 +8,7 @@ from pretrax.data.tokens.flat_tokens import FORMAT, VERSION, TokenizerIdentity, 
 from pretrax.data.tokens.foreign import find_layouts, open_layouts
 from pretrax.data.tokens.remote_path import RemotePath
 from pretrax.data.tokens.token_store import TokenStore
-from pretrax.errors import UserError
-
-type Say = Callable[[str], None]
+from pretrax.errors import Report, UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +29,7 @@ def is_flat_tokens(path: Path | RemotePath) -> bool:
 
 def open_token_files(
     path: Path | RemotePath,
-    say: Say,
+    say: Report,
     *,
     tokenizer: Tokenizer | None = None,
     vocab_size: int | None = None,
@@ -75,7 +72,7 @@ def open_token_files(
 
 
 def open_held_out(
-    path: Path, train: TokenFiles, say: Say, *, end_of_text: int | None = None, directory: Path | None = None
+    path: Path, train: TokenFiles, say: Report, *, end_of_text: int | None = None, directory: Path | None = None
 ) -> TokenStore:
     """Opens a separate path for validation: its split 'validation', otherwise 'train'.
 
@@ -95,7 +92,9 @@ def open_held_out(
     return files.splits.get('validation') or files.splits['train']
 
 
-def _flat_tokens(path: Path | RemotePath, say: Say, tokenizer: Tokenizer | None, end_of_text: int | None) -> TokenFiles:
+def _flat_tokens(
+    path: Path | RemotePath, say: Report, tokenizer: Tokenizer | None, end_of_text: int | None
+) -> TokenFiles:
     opened = {split: open_split(path, split) for split in splits(path)}
     first = next(iter(opened.values())).manifest.tokenizer
     if any(split.manifest.tokenizer != first for split in opened.values()):

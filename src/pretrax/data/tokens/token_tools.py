@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from pretrax.data.tokens.flat_tokens import FlatTokens, TokenizerIdentity
-from pretrax.data.tokens.token_copy import Documents, Say, TextBytes, output, read_documents, refuse_existing
+from pretrax.data.tokens.token_copy import Documents, TextBytes, output, read_documents, refuse_existing
 from pretrax.data.tokens.token_files import TokenFiles, is_flat_tokens, open_token_files
 from pretrax.data.tokens.token_store import TokenStore
-from pretrax.errors import UserError
+from pretrax.errors import Report, UserError
 from pretrax.machine.atomic import new_directory, partial_path
 
 # Tokens that a shuffle keeps in memory; larger splits go through bucket files of about this size.
 BUCKET = 1 << 25
 
 
-def convert(files: TokenFiles, out: Path, say: Say) -> None:
+def convert(files: TokenFiles, out: Path, say: Report) -> None:
     """Converts token files of any format to flat-tokens."""
     with output(out, list(files.splits.values()), files.identity, files.tokenizer, {'tool': 'convert'}, say) as made:
         for split, store in files.splits.items():
@@ -27,7 +27,7 @@ def convert(files: TokenFiles, out: Path, say: Say) -> None:
                 made.append(split, documents, text.count(documents))
 
 
-def convert_to_nanogpt(files: TokenFiles, out: Path, say: Say) -> None:
+def convert_to_nanogpt(files: TokenFiles, out: Path, say: Report) -> None:
     """Converts token files of any format to a directory with nanoGPT's train.bin and val.bin."""
     refuse_existing(out)
     if files.identity.vocab_size > 1 << 16:
@@ -53,7 +53,7 @@ def convert_to_nanogpt(files: TokenFiles, out: Path, say: Say) -> None:
         say(f'{out}: to train on it, set data.end_of_text={files.identity.end_of_text}')
 
 
-def merge(paths: list[Path], out: Path, say: Say) -> None:
+def merge(paths: list[Path], out: Path, say: Report) -> None:
     """Concatenates the splits of several flat-tokens directories, in the given order."""
     every = [_open(path, say) for path in paths]
     first = every[0]
@@ -73,7 +73,7 @@ def merge(paths: list[Path], out: Path, say: Say) -> None:
                         made.append(split, documents, n_bytes)
 
 
-def split(path: Path, out: Path, say: Say, *, fraction: float | None, count: int | None, seed: int = 0) -> None:
+def split(path: Path, out: Path, say: Report, *, fraction: float | None, count: int | None, seed: int = 0) -> None:
     """Divides all documents of flat-tokens into train and validation by a hash of each document.
 
     A document is held out if its hash is below the fraction, or among the `count` smallest hashes. The choice depends
@@ -132,7 +132,7 @@ def _hashes(documents: Documents, seed: int) -> np.ndarray:
     return np.frombuffer(b''.join(digests), '<u8')
 
 
-def shuffle(path: Path, out: Path, say: Say, *, seed: int) -> None:
+def shuffle(path: Path, out: Path, say: Report, *, seed: int) -> None:
     """Shuffles the documents of each split of flat-tokens, uniformly over all permutations.
 
     Each document goes to a random bucket, and each bucket, which fits in memory, is shuffled.
@@ -155,7 +155,7 @@ def shuffle(path: Path, out: Path, say: Say, *, seed: int) -> None:
                 shutil.rmtree(buckets, ignore_errors=True)
 
 
-def _shuffled(store: TokenStore, buckets: Path, random: np.random.Generator, say: Say) -> Iterator[Documents]:
+def _shuffled(store: TokenStore, buckets: Path, random: np.random.Generator, say: Report) -> Iterator[Documents]:
     n_buckets = -(-store.n_tokens // BUCKET)
     if n_buckets == 1:
         every = list(read_documents(store, say))
@@ -195,7 +195,7 @@ def _with_known_bytes(
         first = False
 
 
-def _open(path: Path, say: Say) -> TokenFiles:
+def _open(path: Path, say: Report) -> TokenFiles:
     files = open_token_files(path, say)
     if not is_flat_tokens(path):
         raise UserError(
