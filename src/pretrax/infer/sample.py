@@ -1,4 +1,4 @@
-"""Text out of a model and a tokenizer."""
+"""Text from a model and a tokenizer."""
 
 import math
 from collections.abc import Sequence
