@@ -54,6 +54,67 @@ NAMED_MODULE = re.compile(r'(pretrax(?:\.\w+)+)(?::\w+)?')
 # What a reader of the spine has to read, as `reading` counts it, and how many other modules that takes. They only go down.
 SPINE_LINES, SPINE_MODULES = 1370, 50
 SPINE = ('cli/train.py', 'run/loop.py', 'train/step.py', 'model/transformer.py')
+# Modules without a test of their own name, by the test that runs them.
+TESTED_BY = {
+    'ahead/test_plan.py': 'ahead/verify',
+    'ahead/test_auto.py': 'run/micro_batch',
+    'ahead/test_saved.py': 'ahead/step machine/software',
+    'checkpoint/test_damage.py': 'checkpoint/manifest checkpoint/pieces checkpoint/restoring',
+    'checkpoint/test_store.py': 'checkpoint/chunks checkpoint/keep',
+    'cli/test_checkpoint.py': (
+        'cli/checkpoint/average cli/checkpoint/diff cli/checkpoint/export_weights cli/checkpoint/inspect '
+        'cli/checkpoint/list_ cli/checkpoint/verify checkpoint/streamed run/averaged'
+    ),
+    'cli/test_config.py': 'cli/config/diff cli/config/schema cli/config/show cli/generate cli/train',
+    'cli/test_data_tokenize.py': 'cli/data/tokenize',
+    'cli/test_data_tools.py': (
+        'cli/data/_token_files cli/data/convert cli/data/index cli/data/inspect cli/data/merge cli/data/shuffle '
+        'cli/data/split cli/data/train_tokenizer cli/data/verify data/tokens/token_summary observe/bars'
+    ),
+    'cli/test_verbs.py': '__main__ cli/_arguments',
+    'config/test_load.py': 'config/problems config/schema config/settle config/source errors',
+    'data/batches/test_token_source.py': 'data/batches/block_cache data/batches/windows',
+    'data/corpus/test_files.py': 'data/corpus/content data/corpus/document data/corpus/parts',
+    'data/tokenize/test_engines.py': (
+        'data/tokenize/engine_local data/tokenize/engine_ray data/tokenize/tokenized_shards data/tokenize/worker'
+    ),
+    'data/tokenize/test_prepare.py': 'data/tokenize/sample',
+    'data/tokenizers/test_tokenizer.py': 'data/tokenizers/tokenizer_files data/tokenizers/tokenizer_training',
+    'data/tokens/test_flat_tokens.py': 'data/tokens/flat_tokens_writer',
+    'data/tokens/test_foreign.py': (
+        'data/tokens/foreign_layout data/tokens/foreign_pickle data/tokens/foreign_survey data/tokens/foreign_zarr '
+        'data/tokens/token_store'
+    ),
+    'data/tokens/test_token_tools.py': 'data/tokens/token_copy',
+    'deviceless/test_deviceless.py': 'ahead/activations ahead/report',
+    'docs/test_commands.py': (
+        'checkpoint/place cli/compile_ cli/export cli/import_ cli/launch/local cli/plan cli/plot '
+        'data/batches/tokenizer_only run/imported'
+    ),
+    'examples/test_nnx_gpt2.py': 'model/nnx model/nnx_options',
+    'huggingface/test_roundtrip.py': (
+        'huggingface/configs huggingface/export huggingface/files huggingface/layers huggingface/model '
+        'huggingface/names huggingface/section huggingface/tensor_files huggingface/weights'
+    ),
+    'infer/test_decode.py': 'infer/next_token',
+    'launch/test_bench.py': 'cli/bench',
+    'launch/test_local.py': 'observe/attempts',
+    'model/test_attention.py': 'model/softcap model/xla_cpu',
+    'model/test_eight_bits.py': 'model/numerics',
+    'model/test_mutations.py': 'model/layers model/mlp model/moe model/rope model/routing model/weights',
+    'model/test_parity.py': 'model/architecture model/presets',
+    'model/test_transformer.py': 'model/axes model/base model/norm model/plan model/request',
+    'parallel/test_parallel.py': 'model/exchange',
+    'run/test_processes.py': 'checkpoint/agreement',
+    'run/test_program_cache.py': 'jax_compat machine/cache run/compiled_step',
+    'run/test_setup.py': 'run/devices run/utilisation',
+    'run/test_warm_start.py': 'run/trained',
+    'scale/test_roofline.py': 'scale/step_facts',
+    'shardlib/test_errors.py': 'shardlib/check shardlib/shard_map shardlib/typechecked shardlib/types',
+    'shardlib/test_operations.py': 'shardlib/ops shardlib/scan',
+    'train/test_host_memory.py': 'model/remat shardlib/save',
+    'train/test_step.py': 'train/decay',
+}
 HEAVY = {'jax', 'jaxlib', 'optax', 'orbax', 'zarr', 'tokenizers', 'numpy'}
 
 
@@ -251,6 +312,19 @@ def test_tests_lie_where_what_they_test_lies():
     beside = {'docs', 'examples', 'benchmarks', 'deviceless', 'goldens', 'parallel', '__pycache__'}
     found = {path.name for path in (REPOSITORY / 'tests').iterdir() if path.is_dir()}
     assert found - beside == parts
+
+
+def test_every_module_has_a_test_that_is_found_by_name():
+    tests = REPOSITORY / 'tests'
+    listed = [name for names in TESTED_BY.values() for name in names.split()]
+    names = {
+        str(path.relative_to(SOURCE).with_suffix('')): path for path in modules().values() if path.stem != '__init__'
+    }
+    own = {name for name in names if (tests / name).with_name(f'test_{Path(name).stem.strip("_")}.py').exists()}
+    assert not [test for test in TESTED_BY if not (tests / test).exists()]
+    assert len(listed) == len(set(listed))
+    assert names.keys() - own - set(listed) == set(), 'write a test of this name, or add the module to TESTED_BY'
+    assert set(listed) - names.keys() == set(), 'these modules do not exist'
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,6 @@ def test_a_1_3b_step_fits_v5e_with_fused_attention_and_gathers_its_weights(pytho
     ]
 
 
-@pytest.mark.slow
 def test_fp8_products_are_calls_on_fp8_on_an_h200(python):
     """Two blocks whose all products are fp8, and a head in bf16."""
     facts = compiled(python, 'fp8 on an H200')
