@@ -7,5 +7,5 @@ import subprocess
 import sys
 from pathlib import Path
 
-for part in ('data_tokenising.py', 'data_loading.py'):
+for part in ('data_tokenizing.py', 'data_loading.py'):
     subprocess.run([sys.executable, Path(__file__).with_name(part)], check=True)

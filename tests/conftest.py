@@ -6,7 +6,7 @@ import tempfile
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'  # nothing from the user's home, and nothing into it
-# Eight devices take turns on few cores: a collective may wait long for the last of them. LLVM's optimisation does not pay
+# Eight devices take turns on few cores: a collective may wait long for the last of them. LLVM's optimization does not pay
 # for small programs that run a few times.
 os.environ['XLA_FLAGS'] = ' '.join([
     '--xla_force_host_platform_device_count=8', '--xla_cpu_collective_call_terminate_timeout_seconds=600',

@@ -65,7 +65,7 @@ def test_flags_out_of_range(flags, capsys):
 
 
 def test_a_run_generates_with_its_own_tokenizer_even_if_the_text_changed(values, documents, tmp_path, capsys):
-    """Tokenised again, the new text would give a tokenizer of the same size with other words in it."""
+    """Tokenized again, the new text would give a tokenizer of the same size with other words in it."""
     values |= {'mesh': {}, 'steps': 2}
     pretrain(config_from_values(values), progress=Quiet())
     command = ['generate', str(tmp_path / 'run'), '--prompt', 'abc', '--tokens', '6']

@@ -103,7 +103,7 @@ PROBABILITY = np.array([0.05, 0.5, 0.1, 0.2, 0.15])
         (1.0, None, 0.69, [1, 3]),
         (1.0, None, 0.71, [1, 3, 4]),
         (1.0, None, 1.0, [0, 1, 2, 3, 4]),
-        (1.0, 2, 0.72, [1, 3]),  # of 0.5 and 0.2 renormalised, 0.5 alone reaches 0.71
+        (1.0, 2, 0.72, [1, 3]),  # of 0.5 and 0.2 renormalized, 0.5 alone reaches 0.71
         (1.0, 2, 0.7, [1]),
         (2.0, None, 0.49, [1, 3]),  # the set is that of the heated distribution
         (0.5, None, None, [0, 1, 2, 3, 4]),

@@ -8,7 +8,7 @@ import pytest
 
 from pretrax.model import pipeline
 from pretrax.model.pipeline import PipelineSchedule, chunks_of_stage, in_layer_order
-from pretrax.shardlib import Array, apart, f32, pytree_dataclass, typed_shard_map
+from pretrax.shardlib import Array, f32, independent, pytree_dataclass, typed_shard_map
 from small import mesh_of
 
 SCHEDULES = [(2, 1, 2), (2, 1, 7), (4, 1, 8), (2, 2, 4), (4, 3, 8), (3, 4, 3), (8, 2, 16)]
@@ -69,7 +69,7 @@ def test_each_stage_gets_the_layers_of_its_rounds_and_their_sums_return_in_order
 
     @typed_shard_map
     def run(w: Stack) -> tuple[f32['rounds held/p M'], f32['layers M']]:
-        with apart('p'):
+        with independent('p'):
             mine = chunks_of_stage(w.number, rounds)
             return mine, in_layer_order(mine)
 

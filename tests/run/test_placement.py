@@ -1,4 +1,4 @@
-"""Where devices stand in the mesh: r across slices and hosts, t among neighbours."""
+"""Where devices stand in the mesh: r across slices and hosts, t among neighbors."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Device kinds that JAX reports are recognised, and only those; the numbers agree with a table written elsewhere."""
+"""Device kinds that JAX reports are recognized, and only those; the numbers agree with a table written elsewhere."""
 
 import subprocess
 import sys

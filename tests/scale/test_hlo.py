@@ -118,7 +118,7 @@ ENTRY %main (a: bf16[2048,64]) -> bf16[528,64] {
 """
 
 
-def test_a_reduce_scatter_of_a_tpu_is_recognised():
+def test_a_reduce_scatter_of_a_tpu_is_recognized():
     assert collectives(SCATTER, {'d': 4, 't': 2}) == [Collective('reduce-scatter', ('d',), 2112 * 64 * 2, 1, False)]
 
 

@@ -13,11 +13,11 @@ from pretrax.shardlib import (
     ShardingError,
     all_gather,
     all_to_all,
-    apart,
     bf16,
     einsum,
     f32,
     i32,
+    independent,
     is_fully_sharded,
     make_abstract,
     make_partition_specs,
@@ -60,13 +60,13 @@ def inside(work, annotation=f32['B/d M'], result=f32['']):
 
 
 def working_apart(x, axes='d'):
-    """Annotated as if there were no axis d, which is right apart along d; of which each device has its own."""
+    """Annotated as if there were no axis d, which is right inside independent("d"), since each device has its own."""
 
     @typechecked
     def alone(x: f32['C M']) -> f32['C M']:
         return 2 * x
 
-    with apart(axes):
+    with independent(axes):
         return alone(x)
 
 
@@ -127,7 +127,10 @@ CASES = {
         lambda: inside(lambda x: working_apart(x, 't'), result=f32['B/d M'])(ONES),
         ["f32['C M'] is replicated along 'd'", 'where: test_errors.py, line'],
     ),
-    'apart along nothing': (lambda: inside(lambda x: working_apart(x, 'q'))(ONES), ["apart('q')", "'q' is not a mesh"]),
+    'apart along nothing': (
+        lambda: inside(lambda x: working_apart(x, 'q'))(ONES),
+        ["independent('q')", "'q' is not a mesh"],
+    ),
     'an axis that is not': (lambda: inside(lambda x: psum('q', jnp.sum(x)))(ONES), ["'q'", 'd=4, t=2']),
 }
 

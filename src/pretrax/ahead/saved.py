@@ -1,12 +1,12 @@
 """A compiled step as a file: written by `pretrax compile --save FILE`, run by `pretrax train --compiled FILE`.
 
-The file is a ZIP of `manifest.json` and `executable`, which JAX serialises. Loading an executable means running a program, so
+The file is a ZIP of `manifest.json` and `executable`, which JAX serializes. Loading an executable means running a program, so
 its author matters:
 
 - the file must belong to the user who loads it, or to root;
 - the manifest must name this hardware, these versions and flags, and the program that this run would compile. Its digest is
   compared with that of the traced step before the executable is read;
-- JAX's serialisation is a pickle. It is read by an unpickler that accepts only the classes of an executable, so that the
+- JAX's serialization is a pickle. It is read by an unpickler that accepts only the classes of an executable, so that the
   file cannot call anything else.
 
 Someone who can write files as you can still make such a file compute something else. Do not load files from people whom you

@@ -32,7 +32,7 @@ def compile_(
 
     if hardware is not None:
         jax.config.update('jax_platforms', 'cpu')  # a plugin must not look for a TPU or GPU that is not here
-    # The time to compile is reported; and a CPU program from XLA's cache lacks parts when it is serialised again.
+    # The time to compile is reported; and a CPU program from XLA's cache lacks parts when it is serialized again.
     jax.config.update('jax_enable_compilation_cache', False)
     from pretrax.ahead.auto import settled
     from pretrax.ahead.report import report

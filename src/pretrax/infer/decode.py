@@ -30,6 +30,7 @@ from pretrax.model.transformer import Transformer, embed, mlp, unembed, vocabula
 from pretrax.model.weights import Layer, Weights
 from pretrax.shardlib import (  # fmt: skip
     axis_index,
+    drop_axes,
     i32,
     key,
     make_shardings,
@@ -40,7 +41,6 @@ from pretrax.shardlib import (  # fmt: skip
     scope,
     typechecked,
     typed_shard_map,
-    whole,
 )
 
 
@@ -144,7 +144,7 @@ def compile_cached(model: Transformer, tokens: int, how: Sampling) -> Any:
             with scope():  # L is first the length of the prompt, then 1
                 embedding, unembedding = vocabulary_tables(w, dtype)
                 x = embed(w, embedding, ids, positions, arch, dtype)
-                x, cache = scan(blocks, x, (whole('p', w.layers), cache))
+                x, cache = scan(blocks, x, (drop_axes('p', w.layers), cache))
                 return unembed(w, unembedding, x, arch, COMPUTE['head']), cache
 
         def choose(logits: Any, count: Any) -> Any:

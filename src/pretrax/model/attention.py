@@ -1,7 +1,7 @@
 """Attention: the projections of a layer, and causal attention inside documents.
 
 Letters: B batch, L length, M d_model, H query heads, K key/value heads, G query heads per key/value head, D head, S keys.
-No token sees another document, and no L x L matrix is materialised for a long sequence.
+No token sees another document, and no L x L matrix is materialized for a long sequence.
 """
 
 import jax

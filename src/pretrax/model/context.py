@@ -22,7 +22,7 @@ from pretrax.errors import UserError
 from pretrax.model.architecture import Architecture, Scores
 from pretrax.model.loss import Batch
 from pretrax.model.softcap import softcap
-from pretrax.shardlib import alike, axis_index, axis_size, bool_, f32, i32, num, ppermute, save
+from pretrax.shardlib import axis_index, axis_size, bool_, f32, i32, num, ppermute, save, vary_together
 
 BLOCK = 512  # queries whose scores exist at once
 HIDDEN = -1e30  # the score of an invisible key; finite, so that a row without visible keys gives no NaN
@@ -99,7 +99,7 @@ def ring_attention(
     scores: Scores,
 ) -> num['B/r/d/e L/c H/t D']:
     """Attention of sequences whose columns are in `column_order`."""
-    return _ring(scores, *alike(q, k, v), segments)
+    return _ring(scores, *vary_together(q, k, v), segments)
 
 
 # Types below are those of one device: H, K and B are its own.

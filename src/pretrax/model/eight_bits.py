@@ -202,7 +202,7 @@ def multiply(kind: Kind, a: Operand, b: Operand, result: Dims, dtype: DTypeLike)
 def dot(kind: Kind, a: jax.Array, b: jax.Array, dtype: DTypeLike) -> jax.Array:
     """[G, N, K] x [G, M, K] -> [G, N, M], both summed over their last dimension, as the fp8 units of GPUs require."""
     _check_sum(kind, a.shape[-1])
-    if a.shape[0] == b.shape[0] == 1:  # one plain product, which compilers optimise best
+    if a.shape[0] == b.shape[0] == 1:  # one plain product, which compilers optimize best
         return jax.lax.dot_general(a[0], b[0], (((1,), (1,)), ((), ())), preferred_element_type=_sums(kind, dtype))[
             None
         ]

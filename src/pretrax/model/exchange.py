@@ -28,7 +28,7 @@ from pretrax.model.dispatch import (
     sort_by_expert,
     sort_into_blocks,
 )
-from pretrax.shardlib import alike, all_to_all, as_here, axis_size, f32, i32, num, pmax, scope
+from pretrax.shardlib import all_to_all, axis_size, bind_scope, f32, i32, num, pmax, scope, vary_together
 
 ROOM = 1.25
 
@@ -75,8 +75,8 @@ def exchange(
     room = _room(x.shape[0] * k)
     # The maximum over d and c too, so that all devices of a slice run the same program.
     rounds = pmax('d e c', jnp.max(destinations.number)) // room + 1
-    x, weight, *weights = alike(x, weight, *weights)
-    one_round = as_here(functools.partial(_round, forward, k, n_local, method, room))  # in the backward pass too
+    x, weight, *weights = vary_together(x, weight, *weights)
+    one_round = bind_scope(functools.partial(_round, forward, k, n_local, method, room))  # in the backward pass too
     return _sum_of_rounds(one_round, rounds, destinations, x, weight, weights)
 
 

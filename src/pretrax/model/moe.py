@@ -81,7 +81,7 @@ def choose_experts(
 ) -> tuple[f32['B/r/d/e L/c/t X'], i32['B/r/d/e L/c/t X']]:
     """The weights and numbers of each token's likeliest experts. The softmax is over all experts.
 
-    If normalised, the weights equal a softmax over the chosen experts, as Mixtral's paper writes it
+    If normalized, the weights equal a softmax over the chosen experts, as Mixtral's paper writes it
     (Jiang et al. 2024, arXiv:2401.04088, section 2.1).
     """
     weight, chosen = jax.lax.top_k(jax.nn.softmax(logits), arch.experts_per_token)

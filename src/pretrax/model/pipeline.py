@@ -31,13 +31,13 @@ from pretrax.model.loss import Batch
 from pretrax.model.weights import Layer
 from pretrax.shardlib import (
     Choice,
-    apart,
-    as_carried,
     axis_index,
     axis_size,
     bool_,
     f32,
     i32,
+    independent,
+    match_carry,
     num,
     ppermute,
     psum,
@@ -144,7 +144,7 @@ def in_stages(
     rows = jax.tree.leaves(batch)[0].shape[0]
     assert rows % schedule.micro_batches == 0, f'{rows} rows in {schedule.micro_batches} micro-batches'
     batches = jax.tree.map(lambda a: a.reshape(schedule.micro_batches, -1, *a.shape[1:]), batch)
-    with apart('p'):
+    with independent('p'):
         x, layer_sums = pipeline(stage, jax.lax.map(embed, batches), layers, batches, schedule, kept)
         share = schedule.micro_batches // schedule.stages
         first = axis_index('p') * share
@@ -163,7 +163,7 @@ def pipeline(
     schedule: PipelineSchedule,
     kept: Mapping[str, Choice] | None,
 ) -> tuple[num['N B/r/d/e L/c/t M'], PyTree]:
-    """Takes N micro-batches through all layers. Call it inside `apart('p')`: each stage has arrays of its own.
+    """Takes N micro-batches through all layers. Call it inside `independent('p')`: each stage has arrays of its own.
 
     Args:
         stage: computes one chunk of the layers.
@@ -205,7 +205,7 @@ def pipeline(
     of_chunk = jax.eval_shape(compute, x[0], jnp.int32(0))[1]
     zeros = jax.tree.map(lambda like: jnp.zeros((schedule.rounds, *like.shape), like.dtype), of_chunk)
     start, ticks = (jnp.zeros_like(x[0]), jnp.zeros_like(x), zeros), jnp.arange(schedule.ticks)
-    (_, finished, sums), _ = jax.lax.scan(tick, as_carried([tick], start, ticks), ticks)
+    (_, finished, sums), _ = jax.lax.scan(tick, match_carry([tick], start, ticks), ticks)
     return finished, jax.tree.map(in_layer_order, sums)
 
 

@@ -34,7 +34,7 @@ from pretrax.model.request import ModelRequest
 from pretrax.model.routing import Routed, counted, load, routing_denominators, routing_metrics, routing_terms
 from pretrax.model.softcap import softcap
 from pretrax.model.weights import Layer, Weights, abstract_weights, init_weights
-from pretrax.shardlib import all_gather, f32, i32, key, num, psum_scatter, save, take, typechecked, u32, whole
+from pretrax.shardlib import all_gather, drop_axes, f32, i32, key, num, psum_scatter, save, take, typechecked, u32
 
 
 @typechecked
@@ -144,7 +144,7 @@ class Transformer(Model):
         embedding, unembedding = vocabulary_tables(weights, self.dtype)
         x = embed(weights, embedding, tokens, positions, self.arch, self.dtype)
         known = Tokens(positions, ones, counted=None)
-        x, _ = decoder_layers(x, whole('p', weights.layers), known, self.arch, self.plan)
+        x, _ = decoder_layers(x, drop_axes('p', weights.layers), known, self.arch, self.plan)
         return unembed(weights, unembedding, x, self.arch, self.plan.numerics.head_format())
 
     def loss(
@@ -181,7 +181,7 @@ class Transformer(Model):
         tokens = self._tokens(batch)
         embedding, unembedding = vocabulary_tables(w, self.dtype)
         x = embed(w, embedding, batch.tokens, batch.positions, self.arch, self.dtype)
-        x, routed = decoder_layers(x, whole('p', w.layers), tokens, self.arch, self.plan, seeds)
+        x, routed = decoder_layers(x, drop_axes('p', w.layers), tokens, self.arch, self.plan, seeds)
         return x, unembedding, routed
 
     def _tokens(self, batch: Batch) -> Tokens:

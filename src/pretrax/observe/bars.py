@@ -3,7 +3,7 @@
 import html
 from collections.abc import Mapping, Sequence
 
-from pretrax.observe.plot import COLOURS
+from pretrax.observe.plot import COLORS
 
 
 def bars_text(labels: Sequence[str], values: Sequence[int], width: int = 80) -> list[str]:
@@ -30,13 +30,13 @@ def bars_svg(series: Mapping[str, tuple[Sequence[str], Sequence[int]]], title: s
         f'<text x="20" y="26" font-weight="bold">{html.escape(title)}</text>',
     ]
     y = top
-    for (name, (labels, values)), colour in zip(series.items(), COLOURS, strict=False):
-        parts.append(f'<text x="{left}" y="{y + 12}" fill="{colour}">{html.escape(name)}</text>')
+    for (name, (labels, values)), color in zip(series.items(), COLORS, strict=False):
+        parts.append(f'<text x="{left}" y="{y + 12}" fill="{color}">{html.escape(name)}</text>')
         y += panel - 14
         for label, value in zip(labels, values, strict=True):
             length = value / max(*values, 1) * bar
             parts.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{html.escape(label)}</text>')
-            parts.append(f'<rect x="{left}" y="{y + 3}" width="{length:.1f}" height="{row - 5}" fill="{colour}"/>')
+            parts.append(f'<rect x="{left}" y="{y + 3}" width="{length:.1f}" height="{row - 5}" fill="{color}"/>')
             parts.append(f'<text x="{left + length + 6:.1f}" y="{y + 14}">{value:,}</text>')
             y += row
         y += 14

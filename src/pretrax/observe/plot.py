@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from pretrax.errors import UserError
 from pretrax.observe.metrics import keys, read_metrics
 
-# Okabe and Ito 2008: distinguishable for colour-blind readers.
-COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000')
+# Okabe and Ito 2008: distinguishable for color-blind readers.
+COLORS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000')
 MARKS = 'o+x*#%@'
 
 
@@ -95,14 +95,14 @@ def svg(series: Sequence[Series], key: str, width: int = 860, height: int = 480,
         f'<text x="{(left + width - right) / 2}" y="{height - 10}" text-anchor="middle">{html.escape(x_label)}</text>'
     )
     parts.append(f'<text x="{left}" y="20" font-weight="bold">{html.escape(key)}</text>')
-    for row, (curve, colour) in enumerate(zip(series, _cycle(COLOURS, len(series)), strict=True)):
+    for row, (curve, color) in enumerate(zip(series, _cycle(COLORS, len(series)), strict=True)):
         points = [(x(step), y(value)) for step, value in zip(curve.steps, curve.values, strict=True)]
         line = ' '.join(f'{px:.1f},{py:.1f}' for px, py in points)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="1.6"/>')
         if len(points) <= 60:  # few points, such as evaluations: mark each
-            parts += [f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2.5" fill="{colour}"/>' for px, py in points]
+            parts += [f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2.5" fill="{color}"/>' for px, py in points]
         base = top + 20 + 18 * row
-        parts.append(f'<path d="M{width - right - 30} {base - 4}h20" stroke="{colour}" stroke-width="3"/>')
+        parts.append(f'<path d="M{width - right - 30} {base - 4}h20" stroke="{color}" stroke-width="3"/>')
         parts.append(f'<text x="{width - right - 38}" y="{base}" text-anchor="end">{html.escape(_label(curve))}</text>')
     return '\n'.join([*parts, '</svg>', ''])
 

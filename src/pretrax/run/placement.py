@@ -1,4 +1,4 @@
-"""The order of the devices in the mesh: the axes that communicate most connect neighbours.
+"""The order of the devices in the mesh: the axes that communicate most connect neighbors.
 
 From the outermost axis to the innermost: `r` (gradients, once per step), `p` (one activation per micro-batch), `d`
 (every weight, once or twice per pass), `e` and `c` (activations in every layer), `t` (activations, several times in

@@ -20,7 +20,7 @@ from pretrax.run.devices import choose_compute, choose_mesh
 from pretrax.run.processes import join_processes
 from pretrax.run.program_cache import keep_programs
 from pretrax.run.startup import StartupLine, StartupReport
-from pretrax.run.utilisation import Utilisation, choose_utilisation, training_flops
+from pretrax.run.utilization import Utilization, choose_utilization, training_flops
 from pretrax.scale.flops import Flops
 from pretrax.scale.memory import Memory, expected_memory
 from pretrax.scale.step_facts import StepFacts
@@ -40,7 +40,7 @@ class Run:
     like: TrainState  # shapes, dtypes and shardings of the state
     compute: Literal['bf16', 'f32']  # dtype of matrix products
     flops: Flops | None  # per token; None: not known
-    mfu: Utilisation
+    mfu: Utilization
     startup: list[StartupLine]
 
     @property
@@ -118,8 +118,8 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
 
     compute: Literal['bf16', 'f32'] = 'bf16' if np.dtype(dtype).itemsize == 2 else 'f32'
     flops = training_flops(model, config.batch.sequence_length)
-    utilisation, peak = choose_utilisation(mesh, compute, flops)
-    run = Run(config, mesh, source, recipe, like, compute, flops, utilisation, startup=[])
+    utilization, peak = choose_utilization(mesh, compute, flops)
+    run = Run(config, mesh, source, recipe, like, compute, flops, utilization, startup=[])
     facts |= {
         'batch': describe_batch(config.batch, mesh.shape),
         'model': f'{config.model.name}, {_parameters(run)}',

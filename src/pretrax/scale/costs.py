@@ -58,7 +58,7 @@ class Cost:
 
 
 def costs(text: str, device: Device) -> list[Cost]:
-    """Costs of the phases of an optimised program, most expensive first.
+    """Costs of the phases of an optimized program, most expensive first.
 
     Args:
         text: `compiled.as_text()`.

@@ -5,7 +5,7 @@ is missing here has no MFU: `lookup` returns None.
 
 `f32` is the fastest arithmetic that JAX may use for a product of f32 matrices at its default precision (see
 `jax.lax.Precision`): TF32 on NVIDIA and AMD, one bf16 pass on TPU. It is an upper bound: with `highest` precision the
-hardware is slower, and MFU is lower than the utilisation of the arithmetic units.
+hardware is slower, and MFU is lower than the utilization of the arithmetic units.
 """
 
 import dataclasses

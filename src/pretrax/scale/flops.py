@@ -78,7 +78,7 @@ def causal_keys(window: int, sequence_length: int) -> float:
 
 
 def mfu(tokens_per_second: float, per_token: float, peak: float, n_devices: int) -> float:
-    """Model FLOPs utilisation, as a fraction of 1: FLOPs of the model over the peak of the devices.
+    """Model FLOPs utilization, as a fraction of 1: FLOPs of the model over the peak of the devices.
 
     Args:
         tokens_per_second: of all devices together.

@@ -1,6 +1,6 @@
 """Collectives of a compiled program: kind, mesh axes, size and number of runs.
 
-Reads XLA's text of an optimised program. The body of a loop counts once per iteration.
+Reads XLA's text of an optimized program. The body of a loop counts once per iteration.
 """
 
 import dataclasses

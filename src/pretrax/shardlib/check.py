@@ -34,7 +34,7 @@ from pretrax.shardlib.types import (
 )
 
 _sizes: contextvars.ContextVar[dict[str, tuple[int, str]] | None] = contextvars.ContextVar('sizes', default=None)
-_apart: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar('apart', default=frozenset())
+_independent: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar('independent', default=frozenset())
 
 
 @contextlib.contextmanager
@@ -48,8 +48,8 @@ def scope() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def apart(axes: str) -> Iterator[None]:
-    """Marks code in which devices along `axes` work on different things, such as pipeline stages: `with apart('p'):`.
+def independent(axes: str) -> Iterator[None]:
+    """Marks code in which devices along `axes` work on different things, such as pipeline stages: `with independent('p'):`.
 
     Inside, a type describes the arrays at one index along `axes` and names only the other axes; values may differ along
     `axes`. Results are checked against the types outside. Opens a scope, since sizes too are those of one index.
@@ -57,22 +57,22 @@ def apart(axes: str) -> Iterator[None]:
     mesh = jax.sharding.get_abstract_mesh()
     if unknown := sorted(set(axes.split()) - set(mesh.manual_axes)):
         raise ShardingError(
-            f"apart('{axes}'): '{unknown[0]}' is not a mesh axis of code that runs per device", mesh=mesh
+            f"independent('{axes}'): '{unknown[0]}' is not a mesh axis of code that runs per device", mesh=mesh
         )
-    token = _apart.set(_apart.get() | set(axes.split()))
+    token = _independent.set(_independent.get() | set(axes.split()))
     try:
         with scope():
             yield
     finally:
-        _apart.reset(token)
+        _independent.reset(token)
 
 
-def as_here[F: Callable](function: F) -> F:
-    """Binds a function to the current `apart` context. A `custom_vjp` rule is traced later, after that context has ended."""
-    axes = ' '.join(sorted(_apart.get()))
+def bind_scope[F: Callable](function: F) -> F:
+    """Binds a function to the current `independent` context. A `custom_vjp` rule is traced later, after that context has ended."""
+    axes = ' '.join(sorted(_independent.get()))
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with apart(axes):
+        with independent(axes):
             return function(*args, **kwargs)
 
     return run  # type: ignore[return-value]
@@ -154,7 +154,7 @@ def check_array(value: Any, array: ArrayType, what: str, partial: frozenset[str]
         )  # fmt: skip
     in_shard_map = bool(mesh.manual_axes)
     known = not isinstance(value, np.ndarray | np.generic | jax.ShapeDtypeStruct)
-    allowed = partial | _apart.get()
+    allowed = partial | _independent.get()
     extra = varying_axes(value) - set(array.axes) - allowed if in_shard_map and known else frozenset()
     sizes = _sizes.get()
     for dim, size in zip(array.dims, value.shape, strict=True):

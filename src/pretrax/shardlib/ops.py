@@ -115,7 +115,7 @@ def ppermute(axis: str, x: Any, *, shift: int = 1, to: Sequence[int] | None = No
     return jax.tree.map(lambda leaf: jax.lax.ppermute(vary(leaf, (name,)), name, list(enumerate(to))), x)
 
 
-def whole(axes: str, x: Any) -> Any:
+def drop_axes(axes: str, x: Any) -> Any:
     """Removes mesh axes of size 1 from the types of arrays. Takes a pytree.
 
     Along such an axis the slice on the device is the whole array, so nothing needs to be gathered.
@@ -123,9 +123,9 @@ def whole(axes: str, x: Any) -> Any:
     names = _axis_names(axes)
     if many := _with_many(names):
         raise ShardingError(
-            f"whole('{axes}', x): there are several devices along '{' '.join(many)}', each with a slice",
+            f"drop_axes('{axes}', x): there are several devices along '{' '.join(many)}', each with a slice",
             mesh=jax.sharding.get_abstract_mesh(),
-            fix='all_gather the slices, or work on each one inside apart()',
+            fix='all_gather the slices, or work on each one inside independent()',
         )
     return jax.tree.map(lambda leaf: known_same(vary(leaf, names), names), x)
 
@@ -260,7 +260,7 @@ def zero_gradient(x: Any) -> Any:
     return jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype), varying_axes(leaf)), x)
 
 
-def alike(*arrays: Any) -> tuple[Any, ...]:
+def vary_together(*arrays: Any) -> tuple[Any, ...]:
     """Casts arrays so that all of them vary, for JAX, over the axes over which any of them varies.
 
     Use it for the operands of a `custom_vjp` function, whose gradients then have the operands' types.

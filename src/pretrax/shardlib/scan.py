@@ -28,7 +28,7 @@ def scan[X](
             values and gathers weights again (as in Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2).
     """
     bodies = [body] if callable(body) else list(body)
-    init = as_carried(bodies, init, stacked)
+    init = match_carry(bodies, init, stacked)
     policy = _was_computed if choices is None else keep_by_name(choices)
     bodies = [jax.checkpoint(one, policy=policy, prevent_cse=False) for one in bodies]
     if len(bodies) == 1:
@@ -74,7 +74,7 @@ def _in_turn(bodies: list[Any], carry: Any, slices: Any, count: int) -> tuple[An
     return carry, jax.tree.map(lambda *x: jnp.stack(x), *outputs)
 
 
-def as_carried[X](bodies: Sequence[Callable[[X, Any], tuple[X, Any]]], init: X, stacked: Any) -> X:
+def match_carry[X](bodies: Sequence[Callable[[X, Any], tuple[X, Any]]], init: X, stacked: Any) -> X:
     """Makes the initial carry vary over the same axes as the bodies' results, which `jax.lax.scan` requires.
 
     The results vary along the axes over which weights are gathered.

@@ -45,7 +45,7 @@ def muon(
     b2: Fraction = 0.95,
     eps: Positive = 1e-8,
 ) -> optax.GradientTransformation:
-    """Orthogonalised momentum for the layers' matrices, Adam for the rest. Jordan 2024, kellerjordan.github.io/posts/muon.
+    """Orthogonalized momentum for the layers' matrices, Adam for the rest. Jordan 2024, kellerjordan.github.io/posts/muon.
 
     Both with Nesterov's momentum, which Optax gives them together (Jordan's Adam has the plain one).
     `rms` is the root mean square of an update, so that Adam's learning rate serves both (arXiv:2502.16982, sec. 2.2).

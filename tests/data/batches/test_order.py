@@ -31,7 +31,7 @@ def test_every_index_goes_everywhere_equally_often():
         assert ((counts - draws / n) ** 2 / (draws / n)).sum() < 33
 
 
-def test_neighbours_are_separated():
+def test_neighbors_are_separated():
     n = 10_000
     permuted = permute(np.arange(n), n, 0, np.array(0))
     assert (np.abs(np.diff(permuted)) < 10).mean() < 0.01

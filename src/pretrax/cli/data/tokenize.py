@@ -1,4 +1,4 @@
-"""Tokenise the text of a configuration into flat-tokens."""
+"""Tokenize the text of a configuration into flat-tokens."""
 
 import shlex
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Check token files, and tokenise a sample of them again."""
+"""Check token files, and tokenize a sample of them again."""
 
 import itertools
 from pathlib import Path
@@ -12,7 +12,7 @@ from pretrax.errors import UserError
 if TYPE_CHECKING:
     from pretrax.data.tokens.token_files import TokenFiles
 
-_SAMPLE = 200  # documents to tokenise again
+_SAMPLE = 200  # documents to tokenize again
 _LONGEST = 1 << 16  # tokens
 
 
@@ -63,13 +63,13 @@ def _verify_text(path: str, files: 'TokenFiles', text: str, field: str) -> None:
     from pretrax.data.tokens.token_summary import missing_from
 
     if files.tokenizer is None:
-        raise UserError(f'{path}: no tokenizer is known to tokenise {text} with\n  name it: --tokenizer')
+        raise UserError(f'{path}: no tokenizer is known to tokenize {text} with\n  name it: --tokenizer')
     corpus = Corpus(stdlib_files() if text == 'stdlib' else find_files(text), Selection(field=field))
     sample = ((place, content) for content, place, _ in itertools.islice(corpus.documents(), _SAMPLE))
     n, missing = missing_from(files.splits.values(), files.tokenizer, sample)
     if len(missing) == n:
         raise UserError(
-            f'{path}: it holds none of the first {n} documents of {text}, tokenised by its tokenizer\n'
+            f'{path}: it holds none of the first {n} documents of {text}, tokenized by its tokenizer\n'
             f'  the first is {missing[0]}; the tokens are of another text, or it was cut or changed before\n'
             if n
             else f'{text}: no document holds any text'

@@ -5,7 +5,7 @@ caches the blocks of one window reads each block once per epoch, and the rows of
 
 `permute` is a Feistel network over pairs (left, right) of Z_a x Z_b with a b >= n. It is a permutation of range(a b)
 for any round function. Applying it until the value falls below n makes it a permutation of range(n). Black and
-Rogaway 2002, "Ciphers with Arbitrary Finite Domains", methods 2 (cycle walking) and 3 (generalised Feistel).
+Rogaway 2002, "Ciphers with Arbitrary Finite Domains", methods 2 (cycle walking) and 3 (generalized Feistel).
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Model FLOPs utilisation (MFU): the FLOPs per token of a model, over the peak of the devices."""
+"""Model FLOPs utilization (MFU): the FLOPs per token of a model, over the peak of the devices."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from pretrax.model.base import Model
 from pretrax.scale.devices import lookup
 from pretrax.scale.flops import FORMULA_VERSION, Flops, flops_per_token, mfu
 
-Utilisation = Callable[[float], dict[str, float]]  # tokens per second -> metrics; none if the peak is not known
+Utilization = Callable[[float], dict[str, float]]  # tokens per second -> metrics; none if the peak is not known
 
 
 def training_flops(model: Model, sequence_length: int) -> Flops | None:
@@ -22,7 +22,7 @@ def training_flops(model: Model, sequence_length: int) -> Flops | None:
     return flops_per_token(arch, sequence_length)
 
 
-def choose_utilisation(mesh: Mesh, compute: Any, per_token: Flops | None) -> tuple[Utilisation, str]:
+def choose_utilization(mesh: Mesh, compute: Any, per_token: Flops | None) -> tuple[Utilization, str]:
     """MFU as a function of tokens per second, and a description for the start-up report."""
     if per_token is None:
         return lambda _: {}, 'not measured: the FLOPs of this model are not known'

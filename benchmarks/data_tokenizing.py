@@ -1,6 +1,6 @@
 """Measures tokens/s from text files to flat-tokens, compared with `tokenizers` and `tiktoken`; also memory.
 
-    uv run python benchmarks/data_tokenising.py
+    uv run python benchmarks/data_tokenizing.py
 
 The text is the sources of the Python standard library, repeated as needed, in a .jsonl file. The tokenizer is a
 byte-level BPE of 50,257 tokens trained on it. pretrax reads the file, encodes it, and writes a verified directory. The
@@ -173,7 +173,7 @@ def main() -> None:
         rows = [memory(Path(directory), n) for n in arguments.documents]
     result = {
         'date': datetime.date.today().isoformat(),
-        'command': shlex.join(['uv', 'run', 'python', 'benchmarks/data_tokenising.py', *sys.argv[1:]]),
+        'command': shlex.join(['uv', 'run', 'python', 'benchmarks/data_tokenizing.py', *sys.argv[1:]]),
         'processor': processor(), 'cores': usable_cores(),
         'versions': {
             name: importlib.metadata.version(name) for name in ('pretrax', 'fastokens', 'tokenizers', 'tiktoken')
@@ -181,7 +181,7 @@ def main() -> None:
         'speed': speed, 'memory': rows,
     }  # fmt: skip
     arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / f'data-tokenising-{result["date"]}'
+    path = arguments.out / f'data-tokenizing-{result["date"]}'
     path.with_suffix('.json').write_text(json.dumps(result, indent=1) + '\n')
     path.with_suffix('.md').write_text(table(result))
     print(f'\n{table(result)}\nwritten to {path}.json and .md')
