@@ -107,7 +107,7 @@ TESTED_BY = {
     'parallel/test_parallel.py': 'model/exchange',
     'run/test_processes.py': 'checkpoint/agreement',
     'run/test_program_cache.py': 'jax_compat machine/cache run/compiled_step',
-    'run/test_setup.py': 'run/devices run/utilisation',
+    'run/test_setup.py': 'run/devices run/utilization',
     'run/test_warm_start.py': 'run/trained',
     'scale/test_roofline.py': 'scale/step_facts',
     'shardlib/test_errors.py': 'shardlib/check shardlib/shard_map shardlib/typechecked shardlib/types',
