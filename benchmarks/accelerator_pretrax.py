@@ -39,8 +39,11 @@ from pretrax.model.transformer import Transformer
 from pretrax.scale.memory import temporaries_of
 from pretrax.shardlib import make_shardings, psum
 from pretrax.train import optimizer
+from pretrax.train import step as step_module
 from pretrax.train.decay import DEFAULT_NO_DECAY
-from pretrax.train.step import Recipe, init_state, make_step
+from pretrax.train.step import Recipe, init_state
+
+make_step: Callable[[Recipe], Any] = step_module.make_step  # a switch replaces it
 
 BATCHES = 8  # distinct, on the device before timing starts, on both sides
 DTYPES = {'bf16': jnp.bfloat16, 'f32': jnp.float32}
@@ -150,7 +153,7 @@ def train(spec: dict[str, Any]) -> dict[str, Any]:
 
         found = laps(steps, spec['seconds'])
         last = float(losses[-1])
-    memory = step.memory_analysis()
+    memory: Any = step.memory_analysis()
     one = jax.devices()[0]
     return _speed(found, spec) | {
         'compile_seconds': compiling, 'first_loss': float(losses[0]), 'last_loss': last,
@@ -218,10 +221,12 @@ def _plain_loss() -> None:
 def _without_donation() -> None:
     """Uses a step that does not donate its state."""
     global make_step
-    donating: Any = make_step
+    donating = make_step
 
-    def make_step(recipe):
+    def keeping(recipe: Recipe) -> Any:
         return jax.jit(donating(recipe).__wrapped__)
+
+    make_step = keeping
 
 
 SWITCHES: dict[str, Callable[[], None]] = {

@@ -88,7 +88,7 @@ def assume_cudnn(capability: str) -> None:
     Args:
         capability: of the GPU, such as '9.0'.
     """
-    cudnn = cudnn_attention()
+    cudnn: Any = cudnn_attention()
     cudnn.check_cudnn_version = lambda: 91900
     cudnn.check_compute_capability = lambda capability: True
     cudnn.is_cuda_compute_capability_equal = lambda wanted: wanted == capability

@@ -15,7 +15,7 @@ import pathlib
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import IO, Any
 
 from pretrax import __version__
@@ -139,7 +139,7 @@ class Bench:
 
     def _start(
         self, command: list[str], output: pathlib.Path, devices: int | None
-    ) -> tuple[subprocess.Popen[bytes], set[signal.Signals]]:
+    ) -> tuple[subprocess.Popen[bytes], Collection[int]]:
         """Starts a process with requests to stop blocked. Returns it, and the signal mask to restore.
 
         Python's logging runs code after a fork, which would swallow the KeyboardInterrupt of such a request.

@@ -60,7 +60,7 @@ def lock_directory(
                 before_waiting()
                 lock(file, wait=True)
             except OSError as error:
-                warn(error.strerror)
+                warn(error.strerror or str(error))
             if is_at(file, path):
                 file.truncate(0)
                 os.write(file.fileno(), f'process {os.getpid()} on {socket.gethostname()}\n'.encode())
