@@ -23,6 +23,7 @@ def benchmark():
     return module
 
 
+@pytest.mark.slow
 def test_all_sides_start_from_the_same_weights_and_train_the_same_model(benchmark, tmp_path):
     ours = benchmark.Pretrax(benchmark.MODELS['small'], 'precision.compute=f32', 'mesh.r=2', 'mesh.d=2', 'mesh.t=2')
     inputs = ours.inputs()

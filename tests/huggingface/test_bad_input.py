@@ -140,4 +140,4 @@ def test_existing_run_is_not_overwritten(source, capsys):
     (source.parent / 'run' / 'checkpoints' / '3').mkdir(parents=True)
     with pytest.raises(SystemExit):
         main(['import', str(source), '--out', str(source.parent / 'run')])
-    assert 'has checkpoints already' in capsys.readouterr().err
+    assert 'already has checkpoints' in capsys.readouterr().err

@@ -37,7 +37,7 @@ def text_of(arguments, capsys):
 @pytest.mark.parametrize(
     ('path', 'message'),
     [
-        ('ruin', 'ruin: no such run or checkpoint\nthere are: empty, run'),
+        ('ruin', 'ruin: no such run or checkpoint\nfound: empty, run'),
         ('nowhere/at/all', 'nowhere/at/all: no such run or checkpoint'),
         ('run/checkpoints/5', 'run/checkpoints/5: no such run or checkpoint'),
         ('empty', 'empty has no checkpoint yet'),

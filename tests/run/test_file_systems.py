@@ -150,7 +150,7 @@ def test_a_directory_that_vanishes_is_created_again(tmp_path, losses):
     run = tmp_path / 'run'
     progress, steps = trained(run, {13: lambda: shutil.rmtree(run)}, losses)
     assert steps_in(run / 'checkpoints') == [20, 30, 40]
-    assert any('metrics.jsonl was removed while training; it is made again' in line for line in progress.said)
+    assert any('metrics.jsonl was removed while training; it is created again' in line for line in progress.said)
     assert steps == list(range(14, 41))
 
 

@@ -113,8 +113,8 @@ def test_another_tokenizer_is_refused(trained, tmp_path):
         ({'init_from': LLAMA, 'model': {'vocab_size': 300, 'd_ff': 44}}, r'model.d_ff differs: 40 in hf:.*, 44 in the'),
         ({'init_from': LLAMA, 'model': {'vocab_size': 300, 'tied': True}}, 'model.tied differs: False'),
         ({'init_from': LLAMA, 'model': {}}, "vocab_size = 96 is smaller than the tokenizer's 300"),
-        ({'init_from': 'hf:/nowhere', 'model': {}}, 'no such directory'),
-        ({'init_from': 'nowhere', 'model': {}}, 'nowhere is no run with a checkpoint'),
+        ({'init_from': 'hf:/nowhere', 'model': {}}, 'neither a directory nor the id of a hub repository'),
+        ({'init_from': 'nowhere', 'model': {}}, 'nowhere is neither a checkpoint nor a run with one'),
         ({'init_from': str(GOLDENS / 'llama2'), 'model': {}}, 'write init_from: hf:'),
     ],
 )
