@@ -173,7 +173,7 @@ class Planner:
                 request = ModelRequest(
                     vocab_size=self._source.vocab_size, sequence_length=self.length, dtype=jax.numpy.bfloat16,
                     platform=self.hardware.platform, mesh=mesh,
-                    documents_per_row=getattr(self._source, 'documents_per_row', None), micro_batches=mesh['p'],
+                    documents_per_row=self._source.documents_per_row, micro_batches=mesh['p'],
                     host_memory=True,
                 )  # fmt: skip
                 self._models[key] = check_model(build('model', self.config.model, request), self.config.model.name)

@@ -21,7 +21,7 @@ def summary(result: Result, arguments: list[str]) -> list[str]:
         measured = {'validation loss': result.validation.get('val_loss'), 'loss': result.metrics.get('loss')}
         losses = [f', {name} {value:.4f}' for name, value in measured.items() if value is not None]
         lines = ['', f'Done: {step} steps' + ''.join(losses[:1])]
-    model, tokenizer = run.recipe.model, getattr(run.source, 'tokenizer', None)
+    model, tokenizer = run.recipe.model, run.source.tokenizer
     writes = _allowed(lambda: check_can_sample(model, run.source))
     if writes and (room := most_new_tokens(model, tokenizer, config.sample.prompts)):
         choices = config.sample.model_copy(update={'tokens': min(config.sample.tokens, room)})
@@ -52,7 +52,7 @@ def _next(result: Result, arguments: list[str], writes: bool) -> list[tuple[str,
     commands.append((_again(config, arguments, more), 'continues'))
     if config.data.name == 'text' and getattr(config.data.options, 'text', None):
         commands.append((_again(config, arguments, {'name': 'mine', 'data.text': 'path/to/*.txt'}), 'your own text'))
-    arch = getattr(run.recipe.model, 'arch', None)
+    arch = run.recipe.model.arch
     on_eight = {'r': 1, 'd': 4, 'e': 1, 'c': 1, 't': 2, 'p': 1}
     if (
         run.mesh.devices.flat[0].platform == 'cpu'
