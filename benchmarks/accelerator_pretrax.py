@@ -25,7 +25,7 @@ from laps import laps
 
 import pretrax
 from pretrax.data.batches.source import pack_rows
-from pretrax.infer.decode import generate
+from pretrax.infer.generate import generate
 from pretrax.model import loss as loss_module
 from pretrax.model import matmul as matmul_module
 from pretrax.model.architecture import Scores

@@ -95,7 +95,8 @@ def speed(batch: Callable[[int], object], first: int, length: int, seconds: floa
 class Generated:
     """A token store of documents of 50 tokens, computed when they are read."""
 
-    name, vocab_size, end_of_text, bytes_per_target, fingerprint, has_mask = 'generated', 1 << 20, None, None, '', False
+    name, vocab_size, end_of_text, bytes_per_target, fingerprint = 'generated', 1 << 20, None, None, ''
+    has_mask = is_remote = False
 
     def __init__(self, n_documents: int):
         self.n_documents, self.n_tokens = n_documents, 50 * n_documents

@@ -33,7 +33,7 @@ from pretrax.data.tokenize.prepare import prepare
 from pretrax.data.tokenizers.tokenizer import END_OF_TEXT, Tokenizer
 from pretrax.data.tokenizers.tokenizer_files import byte_letters, load_tokenizer
 from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
-from pretrax.data.tokens.flat_tokens import verify
+from pretrax.data.tokens.flat_tokens_check import verify
 from pretrax.machine.cores import usable_cores
 
 HERE = Path(__file__).resolve().parent

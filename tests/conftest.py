@@ -1,7 +1,10 @@
 """Eight simulated CPU devices for every test, decided before JAX is imported, and programs that are compiled once."""
 
+import contextlib
+import functools
 import os
 import shutil
+import signal
 import tempfile
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
@@ -25,8 +28,11 @@ _programs = pytest.StashKey[str]()
 def pytest_configure(config):
     """Keeps compiled programs for the tests of this process and for the processes that they start.
 
-    Each worker has a directory of its own, since JAX does not write atomically.
+    Each worker has a directory of its own, since JAX does not write atomically. Signals that a shell ignores in the
+    background have their usual effect again, for the tests and for the processes that they start.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     config.stash[_programs] = tempfile.mkdtemp(prefix='pretrax-programs-')
     os.environ |= {
         'JAX_ENABLE_COMPILATION_CACHE': 'true',
@@ -38,3 +44,43 @@ def pytest_configure(config):
 
 def pytest_unconfigure(config):
     shutil.rmtree(config.stash[_programs], ignore_errors=True)
+
+
+@pytest.fixture(scope='session')
+def bucket_servers():
+    """Starts the bucket server of a scheme, 's3' or 'gs', when a test first needs it."""
+    from buckets import bucket_server
+
+    with contextlib.ExitStack() as running:
+        yield functools.cache(lambda scheme: running.enter_context(bucket_server(scheme)))
+
+
+@pytest.fixture(params=['s3', 'gs'])
+def bucket(request, bucket_servers, monkeypatch):
+    """An empty bucket on a real server, S3 and then Cloud Storage, with the environment that clients need."""
+    server = bucket_servers(request.param)
+    server.reset()
+    for key, value in server.environment.items():
+        monkeypatch.setenv(key, value)
+    yield server
+    server.reset()
+
+
+@pytest.fixture
+def s3(bucket_servers, monkeypatch):
+    """An empty bucket on a real S3 server, with the environment that clients need."""
+    server = bucket_servers('s3')
+    server.reset()
+    for key, value in server.environment.items():
+        monkeypatch.setenv(key, value)
+    yield server
+    server.reset()
+
+
+@pytest.fixture(scope='module')
+def browser():
+    """A Chromium for the tests of pages in one file."""
+    from chromium import launched
+
+    with launched() as opened:
+        yield opened

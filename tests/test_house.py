@@ -14,28 +14,32 @@ REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / 'src' / 'pretrax'
 
 BELOW_RUN = {
-    'errors', 'jax_compat', 'shardlib', 'config', 'machine', 'data', 'checkpoint', 'observe', 'scale', 'model', 'huggingface', 'infer', 'train',
+    'errors', 'jax_compat', 'storage', 'shardlib', 'config', 'machine', 'data', 'checkpoint', 'observe', 'scale', 'model', 'huggingface', 'infer', 'train',
 }  # fmt: skip
 # The parts of pretrax that each part may import besides itself. Every part may import the version from pretrax.
 MAY_IMPORT = {
     'errors': set(),
     'jax_compat': set(),
     'shardlib': set(),
-    'config': {'errors'},
+    'storage': {'errors', 'machine'},
+    'config': {'errors', 'storage'},
     'model': {'errors', 'jax_compat', 'shardlib'},
     'scale': {'errors', 'model'},
     'machine': {'errors', 'scale'},
-    'data': {'errors', 'machine'},
-    'checkpoint': {'errors', 'jax_compat', 'machine'},
-    'observe': {'errors', 'machine'},
-    'huggingface': {'errors', 'shardlib', 'model', 'checkpoint', 'machine'},
-    'infer': {'errors', 'shardlib', 'model'},
+    'data': {'errors', 'machine', 'storage'},
+    'checkpoint': {'errors', 'jax_compat', 'machine', 'storage'},
+    'observe': {'errors', 'machine', 'storage'},
+    'huggingface': {'errors', 'shardlib', 'model', 'checkpoint', 'machine', 'storage'},
+    'infer': {'errors', 'jax_compat', 'shardlib', 'model'},
+    # It shows what runs wrote: reports, comparisons, live pages, programs, traces.
+    'view': {'errors', 'config', 'machine', 'storage', 'scale', 'data', 'checkpoint', 'observe', 'serve'},
+    'serve': {'errors', 'infer', 'machine'},  # it imports no JAX: its engines come from outside
     'train': {'errors', 'shardlib', 'model'},  # pure: no files, no terminal, no processes
-    'run': BELOW_RUN,
-    'launch': {'errors', 'config', 'observe', 'machine'},  # starts runs as processes: it imports no JAX
-    'ahead': BELOW_RUN | {'run'},
+    'run': BELOW_RUN | {'view'},
+    'launch': {'errors', 'config', 'observe', 'machine', 'storage'},  # starts runs as processes: it imports no JAX
+    'ahead': BELOW_RUN | {'run', 'view'},
     '__main__': {'cli'},
-    'cli': BELOW_RUN - {'shardlib'} | {'run', 'launch', 'ahead'},
+    'cli': BELOW_RUN - {'shardlib'} | {'run', 'launch', 'ahead', 'serve', 'view'},
 }
 # The rooms of `data`, likewise. `text.py` and `options.py` are its front door.
 DATA_MAY_IMPORT = {
@@ -45,7 +49,8 @@ DATA_MAY_IMPORT = {
     'tokenize': {'corpus', 'tokenizers', 'tokens'},
     'batches': {'corpus', 'tokenizers', 'tokens'},
     'options': {'corpus'},
-    'text': {'corpus', 'tokenizers', 'tokens', 'tokenize', 'batches', 'options'},
+    'stream': {'corpus', 'tokenizers', 'tokens', 'tokenize', 'batches'},
+    'text': {'corpus', 'tokenizers', 'tokens', 'tokenize', 'batches', 'stream', 'options'},
 }
 # Imports what a configuration names: components, by their registered 'module:attribute' strings.
 REGISTRY = 'pretrax.config.registry'
@@ -59,17 +64,23 @@ TESTED_BY = {
     'ahead/test_plan.py': 'ahead/verify',
     'ahead/test_auto.py': 'run/micro_batch',
     'ahead/test_saved.py': 'ahead/step machine/software',
+    'checkpoint/test_bucket.py': 'checkpoint/files',
     'checkpoint/test_damage.py': 'checkpoint/manifest checkpoint/pieces checkpoint/restoring',
-    'checkpoint/test_store.py': 'checkpoint/chunks checkpoint/keep',
+    'checkpoint/test_store.py': 'checkpoint/chunks checkpoint/directory',
     'cli/test_checkpoint.py': (
         'cli/checkpoint/average cli/checkpoint/diff cli/checkpoint/export_weights cli/checkpoint/inspect '
         'cli/checkpoint/list_ cli/checkpoint/verify checkpoint/streamed run/averaged'
     ),
-    'cli/test_config.py': 'cli/config/diff cli/config/schema cli/config/show cli/generate cli/train',
+    'cli/test_generate.py': 'cli/_loaded_model',
+    'cli/test_plot.py': 'cli/_output view/charts/chart view/charts/page view/charts/text view/charts/curves view/charts/picture',
+    'cli/test_runs.py': 'view/run_list view/tables',
+    'cli/test_prompt_file.py': 'infer/answers',
+    'infer/test_sample.py': 'infer/request',
+    'cli/test_config.py': 'cli/config/diff cli/config/schema cli/config/show cli/train',
     'cli/test_data_tokenize.py': 'cli/data/tokenize',
     'cli/test_data_tools.py': (
         'cli/data/_token_files cli/data/convert cli/data/index cli/data/inspect cli/data/merge cli/data/shuffle '
-        'cli/data/split cli/data/train_tokenizer cli/data/verify data/tokens/token_summary observe/bars'
+        'cli/data/split cli/data/train_tokenizer cli/data/verify data/tokens/token_summary'
     ),
     'cli/test_verbs.py': '__main__ cli/_arguments',
     'config/test_load.py': 'config/problems config/schema config/settle config/source errors',
@@ -80,15 +91,17 @@ TESTED_BY = {
     ),
     'data/tokenize/test_prepare.py': 'data/tokenize/sample',
     'data/tokenizers/test_tokenizer.py': 'data/tokenizers/tokenizer_files data/tokenizers/tokenizer_training',
-    'data/tokens/test_flat_tokens.py': 'data/tokens/flat_tokens_writer',
+    'data/tokens/test_flat_tokens.py': 'data/tokens/flat_tokens_check data/tokens/flat_tokens_writer',
     'data/tokens/test_foreign.py': (
         'data/tokens/foreign_layout data/tokens/foreign_pickle data/tokens/foreign_survey data/tokens/foreign_zarr '
         'data/tokens/token_store'
     ),
+    'data/stream/test_stream_source.py': 'data/stream/blocks data/stream/open_stream data/stream/places',
+    'data/tokens/test_token_array.py': 'data/tokens/block_files',
     'data/tokens/test_token_tools.py': 'data/tokens/token_copy',
-    'deviceless/test_deviceless.py': 'ahead/activations ahead/report',
+    'deviceless/test_deviceless.py': 'ahead/report run/activations run/memory_changes',
     'docs/test_commands.py': (
-        'checkpoint/place cli/compile_ cli/export cli/import_ cli/launch/local cli/plan cli/plot '
+        'checkpoint/place cli/compile_ cli/export cli/import_ cli/launch/local cli/plan '
         'data/batches/tokenizer_only run/imported'
     ),
     'examples/test_nnx_gpt2.py': 'model/nnx model/nnx_options',
@@ -96,7 +109,8 @@ TESTED_BY = {
         'huggingface/configs huggingface/export huggingface/files huggingface/layers huggingface/model '
         'huggingface/names huggingface/section huggingface/tensor_files huggingface/weights'
     ),
-    'infer/test_decode.py': 'infer/next_token',
+    'infer/test_text.py': 'data/tokenizers/decoding',
+    'infer/test_engine.py': 'infer/block infer/cache infer/cached infer/forward infer/programs',
     'launch/test_bench.py': 'cli/bench',
     'launch/test_local.py': 'observe/attempts',
     'model/test_attention.py': 'model/softcap model/xla_cpu',
@@ -104,16 +118,36 @@ TESTED_BY = {
     'model/test_mutations.py': 'model/layers model/mlp model/moe model/rope model/routing model/weights',
     'model/test_parity.py': 'model/architecture model/presets',
     'model/test_transformer.py': 'model/axes model/base model/norm model/plan model/request',
+    'observe/trackers/test_kills.py': (
+        'observe/trackers/mlflow observe/trackers/tensorboard observe/trackers/trackio observe/trackers/wandb'
+    ),
+    'observe/trackers/test_trackers.py': 'observe/trackers/base',
     'parallel/test_parallel.py': 'model/exchange',
+    'observe/test_samples.py': 'observe/step_lines',
     'run/test_processes.py': 'checkpoint/agreement',
     'run/test_program_cache.py': 'jax_compat machine/cache run/compiled_step',
+    'run/test_seen_batch.py': 'cli/data/show',
     'run/test_setup.py': 'run/devices run/utilization',
     'run/test_warm_start.py': 'run/trained',
+    'scale/test_program.py': 'scale/scopes scale/work',
     'scale/test_roofline.py': 'scale/step_facts',
+    'storage/test_bucket_path.py': 'storage/connection storage/settings storage/whole_file',
+    'serve/test_application.py': (
+        'serve/access serve/bodies serve/chat serve/completions serve/embeddings serve/errors serve/metrics '
+        'serve/page_files serve/service serve/status serve/tokens'
+    ),
+    'serve/test_generation.py': 'serve/engine_thread serve/limits',
+    'serve/test_templates.py': 'serve/rendering',
     'shardlib/test_errors.py': 'shardlib/check shardlib/shard_map shardlib/typechecked shardlib/types',
     'shardlib/test_operations.py': 'shardlib/ops shardlib/scan',
+    'storage/test_mirror.py': 'storage/parts',
+    'view/compare/test_comparison.py': 'cli/compare view/compare/arms view/compare/page view/compare/text',
+    'view/test_report.py': 'cli/report view/template view/report/charts view/report/encoding view/report/facts view/report/layers',
+    'view/record/test_run_record.py': 'view/record/attempts view/record/checkpoints view/record/columns view/record/settings view/record/state',
     'train/test_host_memory.py': 'model/remat shardlib/save',
     'train/test_step.py': 'train/decay',
+    'view/live/test_server.py': 'cli/watch view/live/feed view/live/runs',
+    'view/trace/test_run_trace.py': 'cli/trace view/trace/advice view/trace/table view/trace/steps',
 }
 HEAVY = {'jax', 'jaxlib', 'optax', 'orbax', 'zarr', 'tokenizers', 'numpy'}
 
@@ -334,6 +368,15 @@ def test_importing_pretrax_costs_no_jax(statement):
     program = f'{statement}\nimport sys\nprint(*(set(sys.modules) & {HEAVY!r}))'
     done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_the_server_imports_no_jax():
+    names = [module for module in modules() if module.startswith('pretrax.serve')]
+    program = (
+        f'import importlib, sys\nfor name in {names}:\n    importlib.import_module(name)\nprint("jax" in sys.modules)'
+    )
+    done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ['False']
 
 
 def test_help_costs_no_jax():

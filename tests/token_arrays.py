@@ -21,7 +21,7 @@ class ArrayStore:
         self.n_tokens, self.n_documents = int(self.starts[-1]), len(lengths)
         self.vocab_size = self.n_tokens + 1
         self.fingerprint = f'{list(lengths)}'
-        self.has_mask = mask is not None
+        self.has_mask, self.is_remote = mask is not None, False
         self.encoded = 2 * np.arange(1, self.n_tokens + 1, dtype=np.uint32)
         self.encoded[self.starts[:-1].astype(int)] += 1
         self.mask = np.ones(self.n_tokens, bool) if mask is None else mask

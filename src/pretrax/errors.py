@@ -1,6 +1,8 @@
 """How pretrax talks to its user: reported lines, errors that the user can fix, and exit codes."""
 
+import sys
 from collections.abc import Callable
+from typing import Any, TextIO
 
 Report = Callable[[str], None]  # shows the user a line of text
 
@@ -15,12 +17,56 @@ MOST_LINES = 10
 class UserError(ValueError):
     """A mistake in a file, a configuration, a flag or a request; the message says what was given and what to change."""
 
+    exit_code = MISTAKE
+
     def short_text(self) -> str:
         """The message as it is printed: at most ten lines."""
         lines = str(self).splitlines() or ['unknown mistake']
         if len(lines) > MOST_LINES:
             lines = [*lines[: MOST_LINES - 1], f'({len(lines) - MOST_LINES + 1} more lines)']
-        return '\n'.join(lines)
+        return printable('\n'.join(lines))
+
+
+class UnavailableError(UserError):
+    """A service that a run needs did not answer for a long time; the same command may succeed later."""
+
+    exit_code = TRY_AGAIN
+
+
+_CONTROLS = (*range(32), *range(127, 160))
+_DIRECTIONS = (0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))  # of text, and line separators
+_REPLACED = dict.fromkeys([*_CONTROLS, *_DIRECTIONS, *range(0xD800, 0xE000)], '\ufffd')
+del _REPLACED[ord('\n')], _REPLACED[ord('\t')]
+
+
+def printable(text: str) -> str:
+    """The text without what would control a terminal: names in files and text of models may come from anybody."""
+    return text.translate(_REPLACED)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; '' if it has none."""
+    return next(iter(str(error).strip().splitlines()), '')
+
+
+class PrintableStream:
+    """A text stream that shows control characters as U+FFFD. `unfiltered` is the stream behind it."""
+
+    def __init__(self, stream: TextIO):
+        self.unfiltered = stream
+
+    def write(self, text: str) -> int:
+        encoding = self.unfiltered.encoding or 'utf-8'
+        self.unfiltered.write(printable(text).encode(encoding, 'replace').decode(encoding))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unfiltered, name)
+
+
+def unfiltered_output() -> TextIO:
+    """Standard output, for what moves the cursor and filters its text itself."""
+    return getattr(sys.stdout, 'unfiltered', sys.stdout)
 
 
 def install_extra(extra: str) -> str:

@@ -32,6 +32,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / 'cache' / 'pretrax' / 'micro.json'
 
 
+@pytest.mark.slow
 def test_a_measured_micro_batch_is_reported_recorded_and_cached(cache, tmp_path, monkeypatch):
     said = []
     config = settled(from_values(QUICK | {'run_dir': str(tmp_path / 'run')}), said.append)

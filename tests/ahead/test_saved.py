@@ -38,10 +38,15 @@ def config(tmp_path: pathlib.Path, **changes):
 
 
 @pytest.fixture(scope='module')
-def file(tmp_path_factory) -> pathlib.Path:
-    place = tmp_path_factory.mktemp('compiled')
-    ahead = compile_ahead(config(place), None, lambda text: None)
+def ahead(tmp_path_factory):
+    ahead = compile_ahead(config(tmp_path_factory.mktemp('compiled')), None, lambda text: None)
     assert ahead.fits
+    return ahead
+
+
+@pytest.fixture(scope='module')
+def file(ahead, tmp_path_factory) -> pathlib.Path:
+    place = tmp_path_factory.mktemp('saved')
     save(ahead, place / 'a.step')
     return place / 'a.step'
 
@@ -137,6 +142,23 @@ def test_an_executable_with_unknown_names_is_not_unpickled(file, tmp_path):
     assert not (tmp_path / 'made').exists()
 
 
+def test_a_malformed_executable_is_refused(ahead, file, tmp_path):
+    with zipfile.ZipFile(file) as archive:
+        whole = archive.read('executable')
+    for content in (
+        b'x',
+        b'\x80',
+        whole[:1000],
+        pickle.dumps(1),
+        pickle.dumps({}),
+        pickle.dumps((1, 2, 3)),
+        b'\x80\x04R.',
+    ):
+        other = rewritten(file, tmp_path / 'b.step', executable=content)
+        with pytest.raises(UserError, match='the executable cannot be loaded on this machine'):
+            opened(other, ahead.run.config)(ahead.run, ahead.lowered)
+
+
 def test_damaged_and_unrelated_files_are_refused(file, tmp_path):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -166,3 +188,16 @@ def test_a_step_for_another_mesh_is_refused_with_both_meshes(file, tmp_path):
         UserError, match=r'another mesh\n    d: 4 in the file, 8 in this run\n    r: 2 in the file, 1 in this run'
     ):
         train(run, progress=Quiet(), compiled=opened(other, run))
+
+
+def test_a_file_imports_no_plugin(file, tmp_path):
+    plugin = tmp_path / 'plugin.py'
+    plugin.write_text('raise SystemExit("imported")')
+    with zipfile.ZipFile(file) as archive:
+        theirs = json.loads(archive.read('manifest.json'))['config'] | {'plugins': [str(plugin)]}
+    changed = rewritten(file, tmp_path / 'b.step', config=theirs)
+    with pytest.raises(UserError, match=r'plugins: .*plugin\.py'):
+        opened(changed, config(tmp_path))
+    theirs['schedule'] = {'name': 'of-a-plugin'}
+    with pytest.raises(UserError, match='imported only if you name them'):
+        opened(rewritten(file, tmp_path / 'c.step', config=theirs), config(tmp_path))

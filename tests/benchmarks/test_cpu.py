@@ -66,6 +66,7 @@ def test_the_table_shows_the_fastest_peer_and_warns_of_a_busy_machine(benchmark)
     assert 'Not a fair comparison: other programs used 40% of the cores' in benchmark.table(result)
 
 
+@pytest.mark.slow
 def test_a_python_without_pytorch_is_refused_with_a_readable_error():
     done = subprocess.run(
         [sys.executable, SCRIPT, '--torch-python', '/nowhere/python'], capture_output=True, text=True

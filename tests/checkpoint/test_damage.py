@@ -1,6 +1,7 @@
 """Damage to any file of a checkpoint is detected before a weight is used, and an earlier checkpoint is restored."""
 
 import json
+import os
 import random
 import shutil
 
@@ -9,10 +10,13 @@ import pytest
 
 from bigram import Bigram
 from checkpoint.test_store import DESCRIPTION, recipe, restored, saved, state_on
+from preloaded import run
 from pretrax.checkpoint import (
     Checkpoints,
     CheckpointWeights,
+    DamagedError,
     SaveError,
+    is_checkpoint,
     read_manifest,
     restore_newest,
     steps_in,
@@ -107,6 +111,20 @@ def test_weights_read_in_pieces_are_verified(directory):
         CheckpointWeights(directory, 4)
 
 
+@pytest.mark.parametrize('bracket', ['[', '{"a": '])
+def test_a_deeply_nested_manifest_is_damage(bracket, directory):
+    (directory / '4' / 'manifest.json').write_text(bracket * 100_000)
+    with pytest.raises(DamagedError, match='has no readable description'):
+        read_manifest(directory, 4)
+
+
+@pytest.mark.parametrize('name', ['²', '٣', '03', '-1', '1' * 200])
+def test_a_directory_that_is_not_named_like_a_step_is_no_checkpoint(name, directory):
+    (directory / name).mkdir()
+    assert steps_in(directory) == [2, 4]
+    assert not is_checkpoint(directory / name)
+
+
 def test_checkpoint_renamed_to_another_step_is_rejected(directory):
     (directory / '4').rename(directory / '6')
     with pytest.raises(UserError, match='its manifest is for step 4'):
@@ -144,6 +162,39 @@ def test_checkpoint_of_another_model_is_rejected(model, reason, whole):
         restored(whole, 2, mesh_of(), model)
     assert reason in str(refusal.value)
     assert len(str(refusal.value).splitlines()) <= 10
+
+
+# No file may grow beyond 10 kB, so that some arrays fail while others are still being written.
+SICK = """
+import pathlib, resource, signal, sys
+import jax, numpy
+from pretrax.checkpoint import Checkpoints, SaveError
+
+async def async_serialize():
+    pass
+
+async_serialize()  # what Orbax does at times: Python warns that a coroutine was never awaited
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+state = {f'w{i}': jax.numpy.zeros((8, 1000 + 10000 * (i % 2))) for i in range(20)}
+checkpoints = Checkpoints(pathlib.Path(sys.argv[1]), 3)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+for step in range(3):
+    try:
+        checkpoints.save(step, state, {})
+        checkpoints.wait()
+    except SaveError as error:
+        print(error)
+checkpoints.close()
+"""
+
+
+def test_a_failed_save_is_reported_in_one_line(tmp_path):
+    done = run(['python', '-c', SICK, str(tmp_path / 'checkpoints')], env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('no checkpoint could be written') == 3
+    assert len(done.stdout.splitlines()) == 3
+    assert done.stderr == ''
 
 
 def test_failed_save_raises_save_error_and_leaves_nothing(tmp_path):

@@ -120,6 +120,15 @@ def test_keep_chooses_checkpoints(keep, stay):
     assert keep.chosen({1: 5.0, 2: 3.0, 3: 2.0, 4: None, 5: 4.0}) == stay
 
 
+def test_a_validation_loss_that_is_not_a_number_does_not_drop_the_best(tmp_path):
+    state = state_on(mesh_of(), steps=0)
+    checkpoints = Checkpoints(tmp_path, Keep(last=1, best=1))
+    for step, loss in [(1, 2.0), (2, float('nan')), (3, 3.0)]:
+        checkpoints.save(step, state, DESCRIPTION | {'val_loss': loss})
+    checkpoints.close()
+    assert steps_in(tmp_path) == [1, 3]
+
+
 def test_best_and_every_second_checkpoint_are_kept_on_disk(tmp_path):
     state = state_on(mesh_of(), steps=0)
     checkpoints = Checkpoints(tmp_path, Keep(last=1, every=4, best=1))

@@ -1,10 +1,8 @@
 """The command line around configurations: verbs, exit codes, and what importing it costs."""
 
-import contextlib
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
@@ -105,22 +103,6 @@ def test_train_passes_on_its_options(valid: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ReachedError):
         main(['train', str(valid), 'mesh.d=4', '--allow-changes', 'steps=7', '--verbose'])
     assert calls == [(7, 4, True, True)]
-
-
-def test_generate_passes_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def sample(model, weights, tokenizer, choices, seed):
-        calls.append((choices.prompts, choices.tokens, choices.temperature, choices.top_k, choices.top_p, seed))
-        raise ReachedError
-
-    monkeypatch.setattr('pretrax.run.trained.open_trained', lambda path: mock.MagicMock())
-    monkeypatch.setattr('pretrax.infer.sample.check_can_sample', lambda *_: None)
-    monkeypatch.setattr('pretrax.infer.sample.sample', sample)
-    monkeypatch.setattr('jax.set_mesh', lambda mesh: contextlib.nullcontext())
-    with pytest.raises(ReachedError):
-        main(['generate', 'runs/x', '--prompt', 'a', '--prompt', 'b', '--top-k', '5'])
-    assert calls == [(('a', 'b'), 128, 0.8, 5, None, 0)]
 
 
 @pytest.mark.parametrize('arguments', [['--help'], ['--version'], ['config', '--help'], ['train', '--help']])

@@ -9,7 +9,9 @@ import tokenizers
 
 from pretrax.cli import main
 from pretrax.config import load
-from pretrax.data.tokens.flat_tokens import open_split, verify
+from pretrax.data.tokens.flat_tokens import open_split
+from pretrax.data.tokens.flat_tokens_check import verify
+from pretrax.storage import BucketPath
 
 
 @pytest.fixture
@@ -104,3 +106,48 @@ def test_neither_verb_imports_jax(here, capsys):
     loaded = {'jax' in sys.modules}
     run(capsys, 'pretrax data tokenize mine.yaml')
     assert ('jax' in sys.modules) in loaded
+
+
+def test_text_needs_no_training_configuration(here, capsys):
+    code, out, err = run(capsys, 'pretrax data tokenize novel.jsonl data.tokenizer=bytes data.validation=0.1')
+    assert code == 0, err
+    assert out.splitlines()[-1] == 'next: pretrax train CONFIG data.tokens=novel-tokens'
+    code, out, err = run(capsys, 'pretrax data tokenize mine.yaml data.tokenizer=bytes data.vocab_size=null --out b')
+    assert code == 0, err
+    first, second = (open_split(here / name, 'train') for name in ('novel-tokens', 'b'))
+    assert first.fingerprint == second.fingerprint
+    assert verify(here / 'novel-tokens')['validation'].documents > 0
+
+
+@pytest.mark.parametrize(
+    ('command', 'expected'),
+    [
+        ('tokenize novel.jsonl steps=3', 'steps=3: changes a training configuration, but novel.jsonl is text'),
+        ('tokenize novel.jsonl data.tokenizr=bytes', 'data.tokenizr'),
+        ("tokenize '*.jsonl'", '*.jsonl: expected a directory for the tokens: --out DIR'),
+        ('tokenize nowhere.jsonl', 'nowhere.jsonl: no such file'),
+        ('tokenize novel.jsonl data.vocab_size=65', 'expected at least 257'),
+    ],
+)
+def test_mistakes_with_text_alone(here, capsys, command, expected):
+    code, _, err = run(capsys, f'pretrax data {command}')
+    assert code == 2
+    assert expected in err
+    assert not list(here.glob('*-tokens'))
+
+
+def test_tokens_go_to_a_bucket(here, capsys, bucket, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(here / 'cache'))
+    code, out, err = run(capsys, f'pretrax data tokenize mine.yaml --out {bucket.url}/tokens')
+    assert code == 0, err
+    _, _, train, *arguments = shlex.split(out.splitlines()[-1])
+    config = load(arguments[0], arguments[1:])
+    assert (train, config.data.options.tokens) == ('train', f'{bucket.url}/tokens')
+    assert verify(BucketPath(f'{bucket.url}/tokens'))['validation'].documents > 0
+    assert 'reused from' in run(capsys, f'pretrax data tokenize mine.yaml --out {bucket.url}/tokens')[1]
+    code, _, err = run(capsys, 'pretrax data tokenize mine.yaml --out s4://bucket/tokens')
+    assert (code, 's4:// is not supported here' in err) == (2, True)
+    code, out, err = run(capsys, f'pretrax data train-tokenizer novel.jsonl --vocab-size 290 --out {bucket.url}/t.json')
+    assert code == 0, err
+    assert tokenizers.Tokenizer.from_str(bucket.content('t.json').decode()).get_vocab_size() == 290
+    assert not [path for path in here.iterdir() if ':' in path.name]

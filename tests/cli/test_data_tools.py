@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from data import foreign_files as write
 from pretrax.cli import main
 from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
-from pretrax.data.tokens.flat_tokens import TokenizerIdentity, open_split, verify
+from pretrax.data.tokens import token_array
+from pretrax.data.tokens.flat_tokens import TokenizerIdentity, open_split
+from pretrax.data.tokens.flat_tokens_check import verify
 from pretrax.data.tokens.flat_tokens_writer import create
 from pretrax.data.tokens.token_summary import lengths
-from pretrax.observe.bars import bars_text
+from pretrax.storage import BucketPath
+from pretrax.view.charts.text import bars_text
 
 TOKENIZER = train_tokenizer(['chapter one and chapter two'], 280)
 OTHER = train_tokenizer(['Quite another text, 42 times.'], 280)
@@ -52,8 +55,11 @@ def flat(directory, tokenizer=TOKENIZER, made_by=TOKENIZER):
     with create(directory, identity, tokenizer.content, {'text': 'abc'}) as writer:
         for split, texts in (('train', TEXTS), ('validation', TEXTS[:4])):
             ids = [[*made_by.encode(text), 0] for text in texts]
-            n_bytes = sum(len(text) for text in texts)
-            writer.append(split, ids, n_bytes=n_bytes, predicted_bytes=n_bytes - len(texts))
+            n_bytes, predicted = (
+                sum(tokenizer.byte_length(token) for document in ids for token in document[first:-1])
+                for first in (0, 1)
+            )
+            writer.append(split, ids, n_bytes=n_bytes, predicted_bytes=predicted)
     return directory
 
 
@@ -69,8 +75,9 @@ def test_inspect_shows_counts_lengths_and_text(run, tmp_path):
     bars = [int(found) for found in re.findall(r'\|#* +(\d+)$', out, re.MULTILINE)]
     assert sum(bars) == 54
     image = ET.parse(tmp_path / 'deep' / 'a.svg').getroot()
-    drawn = [element.get('width') for element in image.iter('{http://www.w3.org/2000/svg}rect')]
-    assert len(drawn) == 1 + len(bars)
+    drawn = [element.text for element in image.iter('{http://www.w3.org/2000/svg}text')]
+    assert all(f'{count:,}' in drawn for count in bars)
+    assert {'train', 'validation'} <= set(drawn)
 
 
 @settings(max_examples=12)
@@ -206,3 +213,32 @@ def test_mistakes_are_told(run, tmp_path, arguments, expected):
     assert expected in err
     assert len(err.splitlines()) <= 10
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.slow
+def test_tools_work_in_buckets(run, tmp_path, s3, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    near = flat(tmp_path / 'near')
+    code, _, err = run('convert', near, '--out', f'{s3.url}/a')
+    assert code == 0, err
+    assert verify(BucketPath(f'{s3.url}/a')) == verify(near)
+    assert 'chapter 0 and' in run('inspect', f'{s3.url}/a')[1]
+    assert run('split', f'{s3.url}/a', '--count', 5, '--out', tmp_path / 'b')[0] == 0
+    assert verify(tmp_path / 'b')['validation'].documents == 5
+    for command, expected in (
+        (('convert', near, '--out', f'{s3.url}/a'), 'already exists, with tokens'),
+        (('convert', near, '--to', 'nanogpt', '--out', f'{s3.url}/e'), 'a nanoGPT .bin is written to a disk'),
+        (('convert', near, '--out', 's4://bucket/a'), 's4:// is not supported here'),
+        (('merge', near, '--out', 'https://host/a'), 'https:// is not supported here'),
+        (('shuffle', near, '--out', 's3:/bucket/a'), 'a URL has two slashes'),
+        (('split', near, '--count', 5, '--out', 'ftp://x/a'), 'ftp:// is not supported here'),
+        (('inspect', 'nosuch://a'), 'nosuch:// is not supported here'),
+        (('inspect', f'{s3.url}/nothing'), 'not a flat-tokens directory'),
+    ):
+        code, _, err = run(*command)
+        assert (code, expected in err) == (2, True), err
+    assert not [path for path in tmp_path.iterdir() if ':' in path.name]
+    monkeypatch.setattr(token_array, 'PATIENCE', 0)
+    s3.fault(match='encoded_tokens/c', times=float('inf'), status=503)
+    code, _, err = run('verify', f'{s3.url}/a')
+    assert (code, f'{s3.url}/a/train/encoded_tokens/c/0: cannot be read' in err) == (75, True), err

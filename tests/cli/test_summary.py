@@ -49,10 +49,12 @@ def test_the_next_commands_are_configurations_that_exist(result, values, tmp_pat
         [*given, '--allow-changes', 'steps=6', 'seed=0', 'name=small'],
         [*given, '--compiled', 'a.step', '--verbose', 'seed=0', '--compiled=b.step'],
         [*given, f'data.text={values["data"]["text"]}', f'run_dir={tmp_path / "run"}'],
+        [*given, 'log.notify.url=https://h/SECRET', 'log.notify={url: "https://h/SECRET"}'],
     ):
         found = commands(summary(result, typed))
         assert found[0] == ['generate', str(tmp_path / 'run'), '--prompt', 'class ']
         assert found[-1] == ['plot', str(tmp_path / 'run')]
+        assert 'SECRET' not in str(found)
         on, own = (load_config(command[1], command[2:]) for command in found[1:-1])
         assert (on.name, on.steps, on.run_dir) == ('small', 12, tmp_path / 'run')
         assert (own.name, own.run_dir, own.data.options.text) == ('mine', tmp_path / 'mine', 'path/to/*.txt')
@@ -65,6 +67,7 @@ def test_a_stopped_run_is_told_how_to_go_on(result):
     assert typed in commands(lines)
 
 
+@pytest.mark.slow
 def test_a_sample_is_as_long_as_learned_positions_allow(values, capsys):
     """A run that is done ends well, and so does what it tells to try: 16 positions, and 128 tokens asked for."""
     model = {'family': 'gpt2', 'n_layers': 1, 'd_model': 16, 'n_heads': 2}

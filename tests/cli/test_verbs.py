@@ -61,7 +61,7 @@ def test_help_takes_less_than_a_second_of_cpu_time():
         ('tokenize a.yaml', 'did you mean: pretrax data tokenize a.yaml'),
         ('data tokenise a.yaml', 'did you mean: pretrax data tokenize a.yaml'),
         ('configs/quickstart.yaml steps=5', 'did you mean: pretrax train configs/quickstart.yaml steps=5'),
-        ('what', 'verbs: bench, checkpoint, compile'),
+        ('what', 'verbs: bench, checkpoint, compare, compile'),
         ('train a.yaml --steps 5', 'KEY=VALUE: steps=5'),
         ('train a.yaml --steps=5', 'KEY=VALUE: steps=5'),
         ('train a.yaml --steps', 'KEY=VALUE: steps=VALUE'),
@@ -96,7 +96,7 @@ def test_the_shell_completes_verbs_and_options():
         variables = {'_PRETRAX_COMPLETE': 'complete_bash', 'COMP_WORDS': words}
         return run_module(**variables, COMP_CWORD=str(len(words.split()) - 1)).stdout.split()
 
-    assert completions('pretrax t') == ['train']
+    assert completions('pretrax t') == ['trace', 'train']
     assert completions('pretrax data t') == ['tokenize', 'train-tokenizer']
     assert completions('pretrax train --comp') == ['--compiled']
 

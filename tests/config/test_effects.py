@@ -20,11 +20,11 @@ VALUES = {
 }
 # Another value of every key whose effect is not on the step.
 OTHERS = [
-    'name=other', 'run_dir=elsewhere', 'processes.count=1',
+    'name=other', 'run_dir=elsewhere', 'processes.count=1', 'storage.region=x',
     'checkpoint={every: 7, minutes: 5.0, keep: 4, keep_every: 9, keep_best: 1}',
     'faults={rollback_after: 3, rollbacks: 5, time_limit_minutes: 50.0, hang_seconds: 99.0, heartbeat_seconds: 7, '
     'stack_trace_interval_seconds: 5.0}',
-    'eval={every: 3, batches: 2}', 'log={every: 3, stall_seconds: 4.0, profile: 2, tensorboard: true}',
+    'eval={every: 3, batches: 2}', 'log={every: 3, stall_seconds: 4.0, profile: 2, layers: 2, tensorboard: true}',
     'sample={prompts: [a], tokens: 3, temperature: 0.1, top_k: 3, top_p: 0.5}',
 ]  # fmt: skip
 

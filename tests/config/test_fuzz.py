@@ -64,6 +64,7 @@ eval:
   batches: 8
 log:
   every: 10
+  layers: 50
   tensorboard: false
   wandb: project
   mlflow: uri
@@ -157,6 +158,7 @@ BAD = {
     'eval.batches': [*NOT_AN_INTEGER, '-1', '0', 'null'],
     'log': SECTION,
     'log.every': [*NOT_AN_INTEGER, '-1', '0', 'null'],
+    'log.layers': [*NOT_AN_INTEGER, '-1', 'null'],
     'log.tensorboard': ['3', 'null', '1', '0', '[]', '{}', '"yes"', 'ja'],
     'log.wandb': [*NOT_TEXT, '[a]', '""'],
     'log.mlflow': ['3', '[a]', '{}', '1.5'],
@@ -425,6 +427,7 @@ def test_wrong_plugins(source: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     refused([path], capsys, 'plugin.py', directory=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_installed_command_does_the_same(tmp_path: Path) -> None:
     broken = {
         with_value('steps', 'many'): 'steps',

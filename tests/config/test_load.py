@@ -121,6 +121,8 @@ def test_overrides_are_yaml_but_globs_need_no_quotes(base: Path) -> None:
         ('name=on', 'in quotes'),
         ('name=???', '???'),
         ('run_dir=~/runs', 'shell'),
+        ('run_dir=ftp://host/runs', r'ftp:// is not supported'),
+        ('run_dir=gs:/bucket/run', r'gs://bucket/run'),
     ],
 )
 def test_overrides_that_are_refused(base: Path, override: str, said: str) -> None:
@@ -149,6 +151,17 @@ def test_environment_variables(base: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "environment PRETRAX_STEPS: steps is 'many'" in refused(path)
     monkeypatch.delenv('PRETRAX_STEPS')
     assert "env.yaml:2: steps cannot be resolved: Environment variable 'PRETRAX_STEPS' not found" in refused(path)
+
+
+@pytest.mark.parametrize('override', [
+    'log.notify.url=hooks.example/SECRET', 'log.notify.url=[https://h/SECRET]', 'log.notify.url="https://h/ SECRET"',
+    'log.notify={url: "ftp://h/SECRET"}', 'log.notify=https://h/SECRET', 'log.notify.url=${oc.env:HOOK}',
+])  # fmt: skip
+def test_a_secret_that_is_refused_is_not_shown(base: Path, monkeypatch: pytest.MonkeyPatch, override: str) -> None:
+    monkeypatch.setenv('HOOK', 'hooks.example/SECRET')
+    said = refused(base, override)
+    assert 'log.notify' in said
+    assert 'SECRET' not in said
 
 
 def test_merge_keys_keep_the_line_of_the_anchor(base: Path) -> None:

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import hypothesis
 import hypothesis.strategies as st
+import pytest
 import yaml
 from pydantic import BaseModel, model_validator
 
 from config.smallest import VALUES
-from pretrax.config import ABSENT, diff, from_values, json_schema, load, origin, register, resolved_yaml
+from pretrax.config import ABSENT, diff, from_values, json_schema, load, origin, register, resolved_yaml, written_values
 
 
 def reloaded(text: str, directory: Path):
@@ -26,6 +27,21 @@ def test_the_resolved_file_loads_as_the_same_configuration(tmp_path: Path) -> No
     steps = next(line for line in text.splitlines() if line.startswith('steps:'))
     assert steps.split('#')[1].strip() == 'given'
     assert all('  # ' in line for line in text.splitlines()[1:] if not line.endswith(':'))
+
+
+@pytest.mark.parametrize(('given', 'written'), [
+    ('https://h/SECRET', '${oc.env:PRETRAX_NOTIFY_URL,null}'),
+    ('${oc.env:HOOK,https://h/SECRET}', '${oc.env:PRETRAX_NOTIFY_URL,null}'),
+    ('https://h/SECRET/${oc.env:HOOK,x}', '${oc.env:PRETRAX_NOTIFY_URL,null}'),
+    ('${oc.env:NOTIFY_HERE}', '${oc.env:NOTIFY_HERE}'),
+    ('${oc.env:NOTIFY_HERE,null}', '${oc.env:NOTIFY_HERE,null}'),
+])  # fmt: skip
+def test_the_url_of_a_webhook_is_written_as_a_reference(monkeypatch, given, written):
+    monkeypatch.setenv('NOTIFY_HERE', 'https://h/SECRET')
+    config = from_values(VALUES, [f'log.notify.url={given}'])
+    assert config.log.notify.url.startswith('https://h/SECRET')
+    assert written_values(config)['log']['notify']['url'] == written
+    assert 'SECRET' not in resolved_yaml(config)
 
 
 def test_text_that_yaml_would_read_otherwise_survives(tmp_path: Path) -> None:

@@ -117,3 +117,11 @@ def test_keys_next_to_a_mixture_are_defaults_for_its_sources():
     assert strict.mixture[1].filters[0].one_of == [1, 2]
     alone = {'filters': filtered['filters'], 'text': ['a', 'b']}
     assert TextOptions.model_validate_json(json.dumps(alone), strict=True).filters[0].one_of == [1, 2]
+
+
+@pytest.mark.parametrize('size', [65, 2])
+def test_given_tokens_may_have_any_vocabulary(size):
+    assert TextOptions.model_validate({'tokens': 'train.bin', 'vocab_size': size}).vocab_size == size
+    assert TextOptions.model_validate({'tokenizer': 't.json', 'vocab_size': size}).vocab_size == size
+    with pytest.raises(ValueError, match=f'vocab_size {size} is too small to train a tokenizer; expected at least 257'):
+        TextOptions.model_validate({'text': 'a.txt', 'vocab_size': size})

@@ -91,6 +91,7 @@ def test_a_1_3b_step_fits_v5e_with_fused_attention_and_gathers_its_weights(pytho
     ]
 
 
+@pytest.mark.slow
 def test_fp8_products_are_calls_on_fp8_on_an_h200(python):
     """Two blocks whose all products are fp8, and a head in bf16."""
     facts = compiled(python, 'fp8 on an H200')
@@ -121,6 +122,22 @@ def test_int8_products_sum_in_i32_on_v5e_and_what_is_offloaded_lies_in_host_memo
     )  # the new moments, before they replace the old
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('case', 'kernel', 'call'),
+    [
+        ('an H200', 'pallas-gpu (the kernel for gpu)', '__gpu$xla.gpu.triton'),
+        ('v5e:2x2', 'pallas-tpu (the kernel for tpu)', 'tpu_custom_call'),
+    ],
+)
+def test_tokens_are_written_by_a_kernel_and_into_the_cache_in_place(python, case, kernel, call):
+    facts = json.loads(run(python, HERE / 'serving.py', case).splitlines()[-1])
+    assert facts['kernel'] == kernel
+    assert facts['calls'][call] == 3  # layers
+    assert facts['temporary_bytes'] < facts['layer_bytes'] / 10
+
+
+@pytest.mark.slow
 def test_a_step_too_large_for_a_tpu_is_told_with_its_largest_arrays_and_what_to_change(python, tmp_path):
     (tmp_path / 'large.yaml').write_text(
         'name: large\nsteps: 3\nmodel: {n_layers: 2, d_model: 512, n_heads: 4, d_ff: 2048, layers: unroll}\n'

@@ -7,6 +7,8 @@ What a page may contain, all of it visible in the page itself:
   ends, if not with 0.
 - a block with a title, such as ```yaml title="mine.yaml": if the repository has a file of that name, it has to contain
   the block word for word; if not, the block is written to that file, for the commands after it.
+- `pretrax serve` and `pretrax watch` without `--terminal`, which run until the next one or the end of the page; then they
+  have to stop with exit code 0. The port 8000 of a page is another one in the test.
 - `<!-- not run: reason -->` on the line before a block: only for what would run the tests inside the tests.
 
 The commands are those of the page, with two exceptions: `uv run` is left out, so that they run in the environment of the
@@ -14,10 +16,12 @@ tests, and a number of steps up to 1,000 becomes STEPS. What makes them quick is
 one is trained in tests/cli/test_train.py.
 """
 
+import contextlib
 import dataclasses
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +97,7 @@ def shortened(command):
     """What the test runs for a command of a page, and the exit code that the page says."""
     command, _, comment = command.partition('  #')
     command = command.strip().removeprefix('pip install uv && ')
+    command = command.replace(' quickstart ', ' configs/quickstart.yaml ')  # of this directory, with few steps
     code = re.search(r'exit code (\d+)', comment)
     return few_steps(command.replace('uv run ', '')), int(code[1]) if code else 0
 
@@ -101,7 +106,7 @@ def few_steps(text):
     return re.sub(r'\bsteps(=|: )(?:1000|\d{1,3})\b', rf'steps\g<1>{STEPS}', text)
 
 
-def run_page(page, directory, caches, done_before=()):
+def run_page(page, directory, caches, done_before=(), **variables):
     """Runs a page and returns what its commands printed."""
     environment = {
         # a user has no 8 devices
@@ -110,26 +115,60 @@ def run_page(page, directory, caches, done_before=()):
         'PATH': f'{preloaded.programs()}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}',
         'XDG_CACHE_HOME': str(caches),
         'COLUMNS': '120',
+        'BROWSER': 'curl -sf %s',
+        **variables,
     }
-    printed = ''
-    for block in blocks(page):
-        if block.title and not (REPOSITORY / block.title).exists():
-            (directory / block.title).parent.mkdir(parents=True, exist_ok=True)
-            (directory / block.title).write_text(few_steps(block.text))
-        if block.language != 'sh' or block.not_run:
-            continue
-        for written in block.commands:
-            command, code = shortened(written)
-            if command in done_before:
+    port, printed = free_port(), ''
+    with contextlib.ExitStack() as server:
+        for block in blocks(page):
+            if block.title and not (REPOSITORY / block.title).exists():
+                (directory / block.title).parent.mkdir(parents=True, exist_ok=True)
+                (directory / block.title).write_text(few_steps(block.text).replace(':8000', f':{port}'))
+            if block.language != 'sh' or block.not_run:
                 continue
-            done = subprocess.run(
-                ['bash', '-euo', 'pipefail', '-c', command],
-                cwd=directory, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            )  # fmt: skip
-            said = f'{block.page}:{block.line}: {written}\nran: {command}\n{done.stdout}{done.stderr}'
-            assert done.returncode == code, said
-            printed += done.stdout + done.stderr
+            for written in block.commands:
+                command, code = shortened(written)
+                if command in done_before:
+                    continue
+                command = command.replace(':8000', f':{port}')
+                if command.startswith(('pretrax serve ', 'pretrax watch ')) and '--terminal' not in command:
+                    server.close()
+                    printed += server.enter_context(serving(f'{command} --port {port}', directory, environment))
+                    continue
+                done = subprocess.run(
+                    ['bash', '-euo', 'pipefail', '-c', command],
+                    cwd=directory, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                )  # fmt: skip
+                said = f'{block.page}:{block.line}: {written}\nran: {command}\n{done.stdout}{done.stderr}'
+                assert done.returncode == code, said
+                printed += done.stdout + done.stderr
     return printed
+
+
+def free_port():
+    with socket.create_server(('127.0.0.1', 0)) as opened:
+        return opened.getsockname()[1]
+
+
+@contextlib.contextmanager
+def serving(command, directory, environment):
+    """Runs `pretrax serve` or `pretrax watch`, and gives what it printed until it listens."""
+    with subprocess.Popen(
+        ['bash', '-c', f'exec {command}'], cwd=directory, env=environment, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        try:
+            said = ''
+            for line in process.stdout:
+                said += line
+                if line.startswith(('serving: ', 'watching: ')):
+                    break
+            assert 'serving: ' in said or 'watching: ' in said, f'{command}\n{said}'
+            yield said
+            process.terminate()
+            assert process.wait(60) == 0, command
+        finally:
+            process.kill()
 
 
 @pytest.fixture(scope='module')
@@ -154,13 +193,21 @@ def after_readme(tmp_path_factory, caches):
     return directory, run_page('README.md', directory, caches)
 
 
-@pytest.mark.parametrize('page', [page for page in PAGES if any(block.language == 'sh' for block in blocks(page))])
-def test_commands_run(page, after_readme, caches, tmp_path):
+WITH_COMMANDS = [page for page in PAGES if any(block.language == 'sh' for block in blocks(page))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('page', WITH_COMMANDS)
+def test_commands_run(page, after_readme, caches, tmp_path, request):
     directory, printed = after_readme
     if page != 'README.md':
         shutil.copytree(directory, tmp_path / 'pretrax')
         before = {shortened(command)[0] for block in blocks('README.md') for command in block.commands}
-        printed = run_page(page, tmp_path / 'pretrax', caches, before)
+        variables = {}
+        if page == 'docs/storage.md':
+            s3 = request.getfixturevalue('s3')
+            variables = s3.environment | {'BUCKET': s3.url}
+        printed = run_page(page, tmp_path / 'pretrax', caches, before, **variables)
     # An excerpt of what a command prints has the beginnings of real lines, whatever the numbers are.
     real = {beginning(line) for line in printed.splitlines()}
     for block in blocks(page):

@@ -131,6 +131,6 @@ def test_what_readme_plans_does_not_exist(capsys):
     assert {'adamw', 'train', 'local', 'expert', 'fp8'} <= existing
     words = {word.lower() for word in re.findall(r'\w[\w-]*', PLANNED)}
     words |= {word.removesuffix('s') for word in words}
-    assert {'server', 'slurm', 'bucket'} <= words
+    assert {'kubernetes', 'slurm'} <= words
     assert not words & existing
     assert not set(code(PLANNED)) & set(AXES)

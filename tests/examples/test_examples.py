@@ -46,6 +46,7 @@ def losses(place, name):
     return [metrics['loss'] for metrics in map(json.loads, lines) if 'loss' in metrics]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('kind', 'component'), [('optimizer', 'signum'), ('model', 'bigram'), ('data', 'sums')])
 def test_a_component_of_the_users_own_trains(place, kind, component):
     overrides = [*FEW, *(('batch.tokens=1024',) if kind == 'data' else SMALL_TEXT)]

@@ -77,6 +77,7 @@ def curve(model, weights, mesh, batches, accumulation):
         return [*found, (float(top / bottom), 0.0)], state
 
 
+@pytest.mark.slow
 def test_the_loss_curve_is_that_of_our_own_gpt2():
     """Same weights, same packed batches: four steps of AdamW on r=2, t=2, in two passes and in one."""
     options = {'family': 'gpt2', 'n_layers': 1, 'd_model': 32, 'n_heads': 4, 'norm_eps': 1e-6}

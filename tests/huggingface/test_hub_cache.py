@@ -71,6 +71,7 @@ def cache(tmp_path):
     return tmp_path / 'hub'
 
 
+@pytest.mark.slow
 def test_hub_id_is_read_from_the_cache_by_revision(cache, tmp_path):
     places = {'main': 'org/tiny', 'tag': 'org/tiny@v1', 'commit': f'org/tiny@{OLDER}'}
     commands = [command for name, place in places.items() for command in (
@@ -88,6 +89,7 @@ def test_hub_id_is_read_from_the_cache_by_revision(cache, tmp_path):
     assert not (tmp_path / 'no').exists()
 
 
+@pytest.mark.slow
 def test_interrupted_download_is_rejected(cache, tmp_path):
     """The snapshot is there, and a link of it leads nowhere, or a file of it was never asked for."""
     snapshot = cache / 'models--org--tiny' / 'snapshots' / MAIN

@@ -1,5 +1,8 @@
 """`pretrax generate`: text from a run or one of its checkpoints, whatever the devices that wrote it."""
 
+import pty
+import sys
+import tty
 import types
 
 import pytest
@@ -25,6 +28,21 @@ def test_text_of_a_run_and_of_a_checkpoint(values, tmp_path, capsys):
     assert text_of(['generate', str(run / 'checkpoints'), *flags], capsys) == newest
     assert text_of(['generate', str(run / 'checkpoints' / '6'), *flags], capsys) == newest
     assert text_of(['generate', str(run / 'checkpoints' / '3'), *flags], capsys) != newest
+
+
+@pytest.mark.slow
+def test_generated_controls_reach_a_file_and_no_terminal(values, tmp_path, capsys, monkeypatch):
+    pretrain(config_from_values(values), progress=Quiet())
+    prompt = 'a\x1b[2J\x9b\u202e\tb\n'
+    arguments = ['generate', str(tmp_path / 'run'), '--prompt', prompt, '--tokens', '1']
+    assert text_of(arguments, capsys).startswith(prompt)
+    screen, terminal = pty.openpty()
+    tty.setraw(terminal)
+    with open(terminal, 'w', encoding='utf-8') as stream, pytest.raises(SystemExit):
+        monkeypatch.setattr(sys, 'stdout', stream)
+        main(arguments)
+    with open(screen, 'rb', buffering=0) as written:
+        assert written.read(1000).decode().startswith('a\ufffd[2J\ufffd\ufffd\tb\n')
 
 
 def text_of(arguments, capsys):
@@ -64,6 +82,7 @@ def test_flags_out_of_range(flags, capsys):
     assert flags[0] in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_generates_with_its_own_tokenizer_even_if_the_text_changed(values, documents, tmp_path, capsys):
     """Tokenized again, the new text would give a tokenizer of the same size with other words in it."""
     values |= {'mesh': {}, 'steps': 2}

@@ -10,15 +10,13 @@ import pytest
 
 from bigram import Bigram
 from pretrax.errors import UserError
-from pretrax.infer.decode import generate
-from pretrax.infer.next_token import Sampling
-from pretrax.infer.recompute import compile_recompute
+from pretrax.infer.generate import generate
 from pretrax.model.base import Model, check_model
 from pretrax.model.nnx import NnxModel
 from pretrax.model.nnx_options import NnxOptions
 from pretrax.model.request import ModelRequest
 from pretrax.shardlib import make_shardings
-from small import GPT2, LENGTH, LLAMA, VOCAB, mesh_of, random_weights, transformer
+from small import LENGTH, VOCAB, mesh_of
 
 PROMPTS = [[5], [1, 2, 3], [99, 0, 50, 7]]
 
@@ -36,21 +34,6 @@ def test_a_plugin_model_generates_the_likeliest_tokens(sizes):
             text.append(int(logits[text[-1]].argmax()))
         expected.append(text[len(prompt) :])
     assert generate(model, weights, PROMPTS, tokens=6, temperature=0) == expected
-
-
-@pytest.mark.parametrize('options', [LLAMA, GPT2 | {'max_sequence_length': 64}])
-def test_the_decoder_generates_the_same_text_with_and_without_its_cache(options):
-    mesh = mesh_of(d=2, t=2, c=2)
-    model = transformer(options | {'context': 'ring'}, mesh, length=32)
-    with jax.set_mesh(mesh_of()):
-        like = model.abstract()
-        weights = jax.tree.map(lambda w, x: jax.device_put(w, x.sharding), random_weights(model), like)
-        tokens, lengths = np.zeros((len(PROMPTS), 32), np.int32), np.array([len(p) for p in PROMPTS], np.int32)
-        for row, prompt in zip(tokens, PROMPTS, strict=True):
-            row[: len(prompt)] = prompt
-        how = Sampling(temperature=0)
-        without = compile_recompute(model, 6, how)(weights, tokens, lengths, jax.random.key(0))
-        assert without.tolist() == generate(model, weights, PROMPTS, tokens=6, temperature=0)
 
 
 def test_an_nnx_module_generates_the_likeliest_tokens(monkeypatch):

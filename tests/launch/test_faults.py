@@ -1,6 +1,6 @@
 """Processes of a run that are killed, stopped and fail: it goes on, with the losses of one that is left alone.
 
-`benchmarks/faults.py` does the same for longer.
+`benchmarks/soak.py` does the same for longer.
 """
 
 import os

@@ -13,9 +13,11 @@ import pytest
 from pretrax import config_from_values
 from pretrax.cli import main
 from pretrax.errors import UserError
+from pretrax.launch import elastic
 from pretrax.launch import local as engine
 from pretrax.launch.local import LocalLaunch, devices_of
 from pretrax.observe.attempts import read_attempts
+from pretrax.storage.working_directory import working_directory
 
 HEAD = """
 import os, pathlib, signal, sys, time
@@ -140,6 +142,24 @@ sys.exit(0) if attempt == 5 else wait()
     assert [len(event['processes']) for event in local.events('started')] == [4, 4, 3, 3, 2]
 
 
+def test_an_elastic_launch_tries_a_lost_process_again_after_a_checkpoint(local, monkeypatch):
+    """The third of four is lost, also at the first trial: its end, without a checkpoint, does not wait for a second one."""
+    program = """
+if slot == '2' and attempt < 6:
+    os.kill(os.getpid(), signal.SIGKILL)
+if attempt == 6:
+    sys.exit(0)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+if os.environ['JAX_NUM_PROCESSES'] == '3' and me == 0:
+    checkpoint(attempt)
+wait()
+"""
+    monkeypatch.setattr(elastic, 'FIRST_PAUSE', 0.5)
+    assert local(program, processes=4, retries=9, elastic=True) == 0
+    assert [len(event['processes']) for event in local.events('started')] == [4, 4, 3, 4, 3, 4]
+    assert [said for said in local.said if 'trying all processes again' in said and '4 processes' in said]
+
+
 def test_an_elastic_launch_keeps_processes_that_fail_by_themselves(local):
     assert local('sys.exit(1) if me == 1 else wait()', retries=1, elastic=True) == 1
     assert [len(event['processes']) for event in local.events('started')] == [2, 2]
@@ -159,9 +179,12 @@ wait()
 """
 
 
-@pytest.mark.parametrize('code', [0, 75])
-def test_a_request_to_stop_reaches_all_processes_and_their_exit_code_is_returned(local, code):
-    assert local(STOPPABLE.replace('CODE', str(code)), retries=9) == code
+@pytest.mark.parametrize(('code', 'request_to_stop'), [(0, 'SIGTERM'), (75, 'SIGTERM'), (0, 'SIGHUP')])
+def test_a_request_to_stop_reaches_all_processes_and_their_exit_code_is_returned(local, code, request_to_stop):
+    program = STOPPABLE.replace('CODE', str(code)).replace(
+        'getppid(), signal.SIGTERM', f'getppid(), signal.{request_to_stop}'
+    )
+    assert local(program, retries=9) == code
     assert sorted(path.name for path in local.directory.glob('got-*')) == ['got-15-0', 'got-15-1']
     assert len(local.events('started')) == 1
 
@@ -206,25 +229,80 @@ wait()
     assert len(list(local.directory.glob('save-*'))) == 2
 
 
+def test_under_nohup_a_closed_terminal_ends_nothing(local):
+    program = """
+if me == 0:
+    os.kill(os.getppid(), signal.SIGHUP)
+    time.sleep(0.2)
+"""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert local(program) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert [event['why'] for event in local.events('ended')] == ['done']
+
+
+LAUNCHER = (
+    'import json, sys; from pretrax import config_from_values; from pretrax.launch.local import LocalLaunch\n'
+    'LocalLaunch(config_from_values(json.loads(sys.argv[1])), [sys.executable, "-c", *sys.argv[2:]], processes=2, '
+    'devices=1, retries=0, elastic=False).run()'
+)
+
+
+def has_ended(pid):
+    return not Path(f'/proc/{pid}').exists() or Path(f'/proc/{pid}/stat').read_text().split()[2] == 'Z'
+
+
 @pytest.mark.skipif(sys.platform != 'linux', reason='PR_SET_PDEATHSIG')
-def test_processes_do_not_outlive_their_launcher(local, values):
-    program = HEAD + 'wait()'
-    starter = (
-        'import json, sys; from pretrax import config_from_values; from pretrax.launch.local import LocalLaunch\n'
-        'LocalLaunch(config_from_values(json.loads(sys.argv[1])), [sys.executable, "-c", *sys.argv[2:]], processes=2, '
-        'devices=1, retries=0, elastic=False).run()'
+def test_processes_do_not_outlive_their_launcher_and_save_before_they_end(local, values):
+    """One of the two is stopped."""
+    program = (
+        HEAD
+        + """
+def save(number, frame):
+    (run / f'saved-{me}').write_text('')
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+(run / f'ready-{me}').write_text('')
+wait()
+"""
     )
-    launcher = subprocess.Popen([sys.executable, '-c', starter, json.dumps(values), program, str(local.directory)])
+    command = [sys.executable, '-c', LAUNCHER, json.dumps(values), program, str(local.directory)]
+    launcher = subprocess.Popen(command)
     until = time.monotonic() + 60
-    while not (local.directory / 'attempts.jsonl').exists() or not local.events('started'):
+    while len(list(local.directory.glob('ready-*'))) < 2:
         assert time.monotonic() < until
         time.sleep(0.02)
+    pids = local.events('started')[0]['processes']
+    os.kill(pids[1], signal.SIGSTOP)
     launcher.kill()
     launcher.wait()
-    for pid in local.events('started')[0]['processes']:
-        while Path(f'/proc/{pid}').exists() and Path(f'/proc/{pid}/stat').read_text().split()[2] != 'Z':
-            assert time.monotonic() < until, 'a process outlives its launcher'
-            time.sleep(0.02)
+    until = time.monotonic() + 20
+    while not all(map(has_ended, pids)):
+        assert time.monotonic() < until, 'a process outlives its launcher'
+        time.sleep(0.02)
+    assert sorted(path.name for path in local.directory.glob('saved-*')) == ['saved-0', 'saved-1']
+
+
+def test_the_history_of_a_run_in_a_bucket_is_uploaded(s3, values, tmp_path, monkeypatch):
+    """And the restarts follow the checkpoints there. The processes of this test write no file."""
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    local = Local(values | {'run_dir': f'{s3.url}/run'})
+    local.directory = working_directory(local.config.run_dir)
+    program = """
+print('said', attempt, flush=True)
+sys.exit(attempt == 1) if me == 1 else wait()
+"""
+    s3.put('run/checkpoints/5/manifest.json', b'')
+    s3.put('run/checkpoints/7/state/0', b'')
+    assert local(program.replace('wait()', 'sys.exit(0)'), retries=1) == 0
+    events = [json.loads(line) for line in s3.content('run/attempts.jsonl/000000').splitlines()]
+    assert [(event['event'], event.get('step')) for event in events] == [
+        ('started', None), ('ended', 5), ('started', None), ('ended', 5),
+    ]  # fmt: skip
+    [output] = s3.keys('run/output/process-1.txt/')
+    assert s3.content(output) == b'said 1\nsaid 2\n'
 
 
 def test_an_unwritable_directory_is_a_user_error(local):

@@ -31,6 +31,18 @@ def test_the_second_process_is_refused_and_learns_who_has_the_lock(tmp_path, hol
     assert holder_of(tmp_path / 'it') == refused.value.holder
 
 
+def test_a_removed_lock_file_admits_no_second_holder(tmp_path, holder):
+    (tmp_path / 'it' / 'lock').unlink()
+    assert holder_of(tmp_path / 'it') == 'another process'
+    for _ in range(2):  # the first attempt creates the file again
+        with pytest.raises(LockedError, match='another process'):
+            lock_directory(tmp_path / 'it', print)
+    holder.kill()
+    holder.wait()
+    with lock_directory(tmp_path / 'it', print):
+        pass
+
+
 def test_a_killed_process_releases_its_lock(tmp_path, holder):
     holder.kill()
     holder.wait()

@@ -61,6 +61,7 @@ def test_a_sharded_sequence_gives_the_result_of_a_whole_one(context, scores, c, 
         np.testing.assert_allclose(ours, plain[:, order], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_backward_pass_does_not_repeat_the_ring_of_the_forward_pass():
     """Keys travel once in the backward pass, with their gradients, if the result and its sums were kept."""
 

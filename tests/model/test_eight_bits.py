@@ -208,6 +208,7 @@ def decoder(options, mesh, matmul, exempt, dtype=jnp.float32):
     return Transformer(request, options=TransformerOptions(**options))
 
 
+@pytest.mark.slow
 def test_a_decoder_on_a_mesh_equals_one_device():
     """Blocks of two kinds in a loop against unrolled ones; experts, whose places are those of their sequence."""
     options = MIXTURE | {'n_layers': 3, 'capacity': 1.5}
@@ -238,6 +239,7 @@ def chain(step, rows=16):
     return type(whole)(tokens[:, :-1], tokens[:, 1:], ones, places, ones.astype(np.float32))
 
 
+@pytest.mark.slow
 def test_training_in_eight_bits_ends_near_the_compute_dtype_and_is_reproducible():
     mesh, losses = mesh_of(), {}
     for matmul in ('compute', 'int8', 'fp8'):

@@ -18,10 +18,10 @@ ROWS, CHUNKS = 8, 4
 @pytest.mark.parametrize(
     ('options', 'mesh', 'micro_batches'),
     [
-        (GPT2, {}, 1),
-        (LLAMA, {'d': 4, 't': 2}, 1),
+        pytest.param(GPT2, {}, 1, marks=pytest.mark.slow),
+        pytest.param(LLAMA, {'d': 4, 't': 2}, 1, marks=pytest.mark.slow),
         (LLAMA, {'r': 2, 'c': 2, 't': 2}, 1),
-        (LLAMA, {'p': 2, 't': 2}, 2),
+        pytest.param(LLAMA, {'p': 2, 't': 2}, 2, marks=pytest.mark.slow),
     ],
     ids=['one device', 'd t', 'c t', 'p t'],
 )

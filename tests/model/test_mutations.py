@@ -28,6 +28,7 @@ from small import transformer as decoder
 
 LLAMA3 = {'kind': 'llama3', 'factor': 8.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0, 'original_length': 48}
 
+FAST = ('gpt2', 'llama3', 'gemma3', 'mixtral', 'olmo2', 'qwen3')
 FLIPPED = {
     'gpt2': [{'norm_eps': 1e-3}, {'activation': 'swiglu'}, {'qkv_bias': False}, {'query_pre_attn_scalar': 5}],
     'llama2': [{'rope_base': 20000.0}, {'activation': 'geglu'}, {'norm': 'layernorm'}, {'norm_offset': 1.0},
@@ -70,7 +71,13 @@ def forced(model, weights):
 
 
 @pytest.mark.parametrize(
-    ('case', 'flip'), [(case, flip) for case, flips in FLIPPED.items() for flip in flips], ids=lambda x: str(x)
+    ('case', 'flip'),
+    [
+        pytest.param(case, flip, marks=[pytest.mark.slow] * (case not in FAST))
+        for case, flips in FLIPPED.items()
+        for flip in flips
+    ],
+    ids=str,
 )
 def test_a_flipped_choice_is_detected(case, flip, monkeypatch):
     known = options(case) | {'layers': 'scan'}

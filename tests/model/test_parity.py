@@ -26,7 +26,7 @@ from goldens.golden import (
 from pretrax.huggingface.configs import write_config
 from pretrax.huggingface.names import TABLES
 from pretrax.huggingface.weights import tensors_of
-from pretrax.infer.decode import generate
+from pretrax.infer.generate import generate
 from pretrax.model import attention
 from pretrax.model.axes import TOKENS
 from pretrax.model.loss import Batch
@@ -36,6 +36,7 @@ from small import mesh_of
 
 PAGE = Path(__file__).parents[2] / 'docs' / 'models.md'
 GRADIENTS = 1e-3  # relative, in f32
+FAST = ('gpt2', 'llama3', 'gemma3', 'qwen3')  # the others are slow tests
 COLUMNS = ('logits', 'loss', 'gradients', 'packed documents', 'generation', 'export')
 
 
@@ -121,7 +122,9 @@ def exported(case, model, weights):
     return same and set(out) == set(tensors(case)) and written_config['model_type'] == config(case)['model_type']
 
 
-@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize(
+    'case', [case if case in FAST else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_each_family_equals_transformers(case):
     found = measured(case)
     assert set(found) == set(COLUMNS)
@@ -137,6 +140,7 @@ def matrix():
     return '\n'.join(head)
 
 
+@pytest.mark.slow
 def test_the_matrix_in_the_docs_matches_the_measurements():
     table = matrix()
     print(f'\n{table}')

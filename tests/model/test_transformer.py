@@ -151,6 +151,7 @@ def test_the_report_has_every_choice_of_the_plan():
     assert transformer(LLAMA, mesh_of(1, 2, 1)).choices['layers'].startswith('scan')
 
 
+@pytest.mark.slow
 def test_recomputed_activations_take_no_memory():
     """The fewer activations are kept for the backward pass, the less memory the compiled gradient needs."""
 
@@ -183,6 +184,7 @@ EVERY_CHOICE = {
         (EVERY_CHOICE | {'qk_norm': 'full'}, (1, 1, 1), 'scan'),  # three layers of two kinds: one is left over
     ],
 )
+@pytest.mark.slow
 def test_every_choice_is_the_same_on_any_mesh_and_in_a_loop(choices, mesh, layers):
     """Loss and gradients of unrolled layers on one device."""
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -188,11 +189,21 @@ def test_a_rewound_file_continues_from_there(path):
     assert [(record['step'], record['loss']) for record in read_metrics(path)] == [(1, 1.0), (2, 5.0)]
 
 
-def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(path):
+FOREIGN = [b'<<<<<<< HEAD', b'[' * 9999, b'{"step": 3, "nonfinite": 1}', b'{"step": 3, "nonfinite": {"loss": []}}']
+
+
+@pytest.mark.parametrize('foreign', FOREIGN)
+def test_a_foreign_line_in_the_middle_is_reported_and_skipped(path, foreign):
     fill(path, [1, 2])
-    path.write_bytes(path.read_bytes() + b'<<<<<<< HEAD\n{"step": 3, "loss": 1.0}\n')
-    with pytest.raises(UserError, match=r'metrics\.jsonl, line 3 is not a line of metrics: .*HEAD'):
-        read_metrics(path)
+    path.write_bytes(path.read_bytes() + foreign + b'\n{"step": 3, "loss": 1.0}\n')
+    said = []
+    assert [record['step'] for record in read_metrics(path, said.append)] == [1, 2, 3]
+    start = re.escape(foreign[:60].decode())
+    [warning] = said
+    assert re.search(rf"metrics\.jsonl, line 3 is not a line of metrics, and is skipped: '{start}'", warning)
+    with MetricsLog(path, resumed_step=3, say=lambda _: None) as log:
+        log.write({'step': 4, 'loss': 0.25})
+    assert [record['step'] for record in read_metrics(path, pytest.fail)] == [1, 2, 3, 4]
 
 
 def test_reading_a_missing_file_is_an_error(tmp_path):
@@ -206,14 +217,21 @@ class Recorder:
     name, where = 'recorder', 'here'
 
     def __init__(self, fails_at=None):
-        self.seen, self.closed, self.fails_at = [], 0, fails_at
+        self.seen, self.flushed, self.closed, self.fails_at = [], [], 0, fails_at
 
-    def log(self, step, metrics):
-        if step == self.fails_at:
-            raise ConnectionError('server gone\nwith details')
-        self.seen.append((step, dict(metrics)))
+    def resume(self, step):
+        return {}
 
-    def close(self):
+    def log(self, lines):
+        for step, numbers, _ in lines:
+            if step == self.fails_at:
+                raise ConnectionError('server gone\nwith details')
+            self.seen.append((step, dict(numbers)))
+
+    def flush(self):
+        self.flushed.append(len(self.seen))
+
+    def close(self, succeeded):
         self.closed += 1
 
 
@@ -243,7 +261,7 @@ def test_a_failing_tracker_is_reported_once_and_dropped(path):
 
 def test_a_tracker_that_fails_at_the_end_is_reported(path):
     tracker = Recorder()
-    tracker.close = lambda: next(itertools.repeat(None, 0))
+    tracker.close = lambda succeeded: next(itertools.repeat(None, 0))
     said = []
     MetricsLog(path, [tracker], say=said.append).close()
     assert 'recorder could not be finished (StopIteration' in said[0]

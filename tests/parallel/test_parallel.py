@@ -44,6 +44,7 @@ def test_a_broken_collective_is_detected(configuration, place):
     assert not error <= mutations.SEEN
 
 
+@pytest.mark.slow
 def test_tokens_travel_in_as_many_rounds_as_they_need(monkeypatch):
     """With room for a few only, no token is lost: the gradient of the unbroken configuration, in several rounds."""
     monkeypatch.setattr(exchange, 'ROOM', 0.2)

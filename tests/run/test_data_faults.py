@@ -13,7 +13,8 @@ from pretrax.data.batches.source import DataRequest
 from pretrax.data.batches.synthetic import SyntheticSource
 from pretrax.data.options import TextOptions
 from pretrax.data.text import open_text
-from pretrax.errors import UserError
+from pretrax.data.tokens import token_array
+from pretrax.errors import UnavailableError, UserError
 from pretrax.observe.metrics import read_metrics
 from runs import BIGRAM, Quiet
 
@@ -92,3 +93,36 @@ def test_a_stall_is_reported_with_its_cause(values):
     reported = [line for line in progress.said if line.startswith('batch 3: waited ')]
     assert len(reported) == 2, 'while it waits, and at the end'
     assert all('s for data; the source is reading tokens 0 to 100 of a slow disk' in line for line in reported)
+
+
+@pytest.mark.slow
+def test_a_bucket_of_tokens_that_goes_away_ends_the_run_and_the_next_one_loses_nothing(
+    values, monkeypatch, tmp_path, s3
+):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    monkeypatch.setenv('PRETRAX_STORAGE_RETRY_SECONDS', '0.2')
+    monkeypatch.setattr(token_array, 'PATIENCE', 2)
+    monkeypatch.setattr(block_cache, 'MEMORY', 8 * 512)
+    monkeypatch.setattr(windows, 'BLOCK', 512)
+    values |= {'model': BIGRAM, 'checkpoint': {'every': 2}, 'steps': 12, 'schedule': {}}
+    request = DataRequest(0, 16, tmp_path / 'prepared', lambda _: None)
+    directory = open_text(request, options=TextOptions.model_validate(values['data'])).train.tokens.path.parent
+    for file in directory.rglob('*'):
+        if file.is_file():
+            s3.put(f'tokens/{file.relative_to(directory)}', file.read_bytes())
+    straight = values | {'run_dir': str(tmp_path / 'straight'), 'data': {'tokens': str(directory)}}
+    pretrain(config_from_values(straight), progress=Quiet())
+
+    values['data'] = {'tokens': f'{s3.url}/tokens'}
+    with pytest.raises(UnavailableError, match=f'{s3.url}/tokens/train') as caught:
+        pretrain(config_from_values(values), progress=At(5, lambda: s3.fault(times=float('inf'), cut_after=0)))
+    assert caught.value.exit_code == 75
+    s3.faults.clear()
+    assert steps_in(Path(values['run_dir']) / 'checkpoints')[-1] in (4, 6)
+    s3.fault(match='encoded_tokens/c', times=1, status=500)
+    pretrain(config_from_values(values), progress=Quiet())
+    losses, expected = (
+        [(line['step'], line['loss']) for line in read_metrics(Path(run['run_dir']) / 'metrics.jsonl')]
+        for run in (values, straight)
+    )
+    assert losses == expected

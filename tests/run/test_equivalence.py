@@ -47,7 +47,7 @@ def ground_truth(family):
 @pytest.mark.parametrize(
     ('family', 'r', 'd', 't', 'accumulation', 'layers', 'save'),
     [
-        ('llama', 1, 1, 1, 1, 'unroll', 'all'),
+        slow('llama', 1, 1, 1, 1, 'unroll', 'all'),
         slow('llama', 1, 1, 1, 4, 'scan', 'none'),
         slow('llama', 1, 1, 2, 2, 'scan', 'all'),
         slow('llama', 1, 8, 1, 2, 'scan', 'all'),
@@ -56,12 +56,12 @@ def ground_truth(family):
         ('llama', 2, 2, 2, 2, 'scan', BY_NAME),
         slow('llama', 2, 2, 2, 4, 'unroll', 'all'),
         slow('gpt2', 1, 1, 1, 2, 'scan', BY_NAME),
-        ('gpt2', 1, 8, 1, 1, 'unroll', BY_NAME),
+        slow('gpt2', 1, 8, 1, 1, 'unroll', BY_NAME),
         slow('gpt2', 8, 1, 1, 1, 'scan', 'all'),
         slow('gpt2', 1, 4, 2, 4, 'scan', 'all'),
         slow('gpt2', 2, 2, 2, 1, 'scan', 'none'),
         slow('experts', 1, 1, 1, 1, 'unroll', 'all'),
-        ('experts', 1, 4, 1, 2, 'scan', 'all'),
+        slow('experts', 1, 4, 1, 2, 'scan', 'all'),
         slow('experts', 1, 1, 2, 2, 'scan', 'none'),
         slow('experts', 2, 2, 2, 4, 'scan', BY_NAME),
         slow('experts by batch', 1, 2, 2, 1, 'scan', 'none'),

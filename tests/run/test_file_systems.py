@@ -15,7 +15,7 @@ from pretrax import config_from_values, pretrain
 from pretrax.checkpoint import Checkpoints, steps_in, verify
 from pretrax.errors import UserError
 from pretrax.observe.metrics import read_metrics
-from pretrax.run import loop
+from pretrax.run import saving
 from runs import BIGRAM, Quiet
 
 # TensorStore complains of its own writes that failed, besides raising what failed first.
@@ -49,7 +49,7 @@ class Watched(Checkpoints):
 
 @pytest.fixture(autouse=True)
 def watched(monkeypatch):
-    monkeypatch.setattr(loop, 'Checkpoints', Watched)
+    monkeypatch.setattr(saving, 'Checkpoints', Watched)
 
 
 @pytest.fixture

@@ -89,6 +89,26 @@ def test_whenever_it_is_killed_a_run_goes_on_as_if_it_had_not_been(nursery, tmp_
     assert {entry.suffix for entry in directory.iterdir()} == {''}  # nothing half-made stays
 
 
+def test_a_killed_run_that_streams_its_text_goes_on_as_if_it_had_not_been(nursery, tmp_path):
+    """Also when the file with the places of its blocks is lost."""
+    rows = (json.dumps({'text': f'document {number} ' + 'of many ' * (number % 11)}) for number in range(300))
+    (tmp_path / 'text.jsonl').write_text('\n'.join(rows))
+    data = {'text': str(tmp_path / 'text.jsonl'), 'streaming': True, 'tokenizer': 'bytes', 'shuffle_buffer': 20}
+    values = VALUES | {'run_dir': str(tmp_path / 'killed'), 'steps': 400, 'data': data}
+    (tmp_path / 'killed' / 'checkpoints' / '0.partial').mkdir(parents=True)
+    assert nursery(values, event=60) == -signal.SIGKILL
+    assert nursery(values, event=100) == -signal.SIGKILL
+    for file in (tmp_path / 'killed' / 'data').glob('stream-*.json'):
+        file.unlink()
+    newest = max(steps_in(tmp_path / 'killed' / 'checkpoints'))
+    values['steps'] = newest + 5
+    assert newest > 10
+    assert nursery(values) == 0
+    assert nursery(values | {'run_dir': str(tmp_path / 'straight')}) == 0
+    assert metrics(tmp_path / 'killed') == metrics(tmp_path / 'straight')
+    assert len(metrics(tmp_path / 'killed')) == values['steps']
+
+
 def metrics(run):
     """Step and, to the last bit, what was computed."""
     lines = read_metrics(run / 'metrics.jsonl')

@@ -26,13 +26,15 @@ QUIET = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0'}
 def test_two_and_four_processes_train_like_one(values, tmp_path):
     """Two of two devices, then four of one. Tokens travel to experts between both pairs; keys, in a ring, between the four."""
     values |= {'eval': {'every': 3, 'batches': 2}, 'schedule': {'name': 'constant', 'warmup': 2}}
+    values['sample'] = {'every': 3, 'prompts': ['abc', 'fed cab', 'd'], 'tokens': 12}
     values['model'] |= {'n_experts': 4, 'experts_per_token': 2, 'balance_loss': 0.01, 'context': 'ring'}
     pretrain(config_from_values(values | {'run_dir': str(tmp_path / 'one')}), progress=Quiet())
 
     config = tmp_path / 'run.yaml'
     config.write_text(json.dumps(values | {'mesh': {'r': 1, 'd': 1, 'e': 2, 'c': 2}}))
-    run_together(config, tmp_path / 'run', 3, 2, devices=4)
-    run_together(config, tmp_path / 'run', 6, 4, devices=4)  # and resumes
+    for steps, n_processes in (3, 2), (6, 4):  # the second one resumes
+        printed, *_ = run_together(config, tmp_path / 'run', steps, n_processes, devices=4)
+        assert printed.count(f'sample at step {steps}: ') == 3
     alone, together = read_metrics(tmp_path / 'one' / 'metrics.jsonl'), read_metrics(tmp_path / 'run' / 'metrics.jsonl')
     assert [line['step'] for line in together] == [line['step'] for line in alone]
     for a, b in zip(alone, together, strict=True):

@@ -180,3 +180,32 @@ def test_what_was_used_longest_ago_goes_first(tmp_path):
     assert not (tmp_path / 'oldest').exists()
     remove_oldest(tmp_path, 100)
     assert [path.name for path in tmp_path.rglob('*') if path.is_file()] == ['new']
+
+
+SCOPES = """
+import jax, jax.numpy as jnp
+from pretrax.run.program_cache import compile_or_load
+
+def lowered(scope):
+    def program(x):
+        with jax.named_scope(scope):
+            return jnp.tanh(x @ x)
+    return jax.jit(program).lower(jnp.eye(8))
+
+compile_or_load(lowered('first'))
+for with_places in (False, True):
+    text = compile_or_load(lowered('second'), with_places)[0].as_text()
+    print('first' in text, 'second' in text)
+"""
+
+
+def test_a_program_whose_scopes_are_read_is_not_one_of_older_code(tmp_path):
+    environment = os.environ | {'JAX_COMPILATION_CACHE_DIR': str(tmp_path), 'JAX_ENABLE_COMPILATION_CACHE': 'true'}
+    environment |= {
+        'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+        'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '0',
+    }
+    done = subprocess.run(
+        [programs() / 'python', '-c', SCOPES], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ['True False', 'False True']

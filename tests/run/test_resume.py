@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,19 @@ def test_an_unwritable_run_directory_is_reported_before_the_data_is_read(place, 
     values |= {'run_dir': str(tmp_path / place), 'data': {'text': 'nothing/here'}}
     with pytest.raises(UserError, match=r'run_dir: .* cannot be written: (Not a directory|File exists)'):
         pretrain(config_from_values(values), progress=Quiet())
+
+
+@pytest.mark.parametrize('lose', [shutil.rmtree, lambda path: shutil.rmtree(path / '6')])
+def test_a_run_whose_checkpoints_are_gone_is_refused_and_keeps_its_metrics(lose, small):
+    run = Path(small['run_dir'])
+    pretrain(config_from_values(small), progress=Quiet())
+    lose(run / 'checkpoints')
+    metrics = (run / 'metrics.jsonl').read_bytes()
+    with pytest.raises(UserError, match=r'has no checkpoint, but .* has steps of this run\nrestore .* from a backup'):
+        pretrain(config_from_values(small), progress=Quiet())
+    assert (run / 'metrics.jsonl').read_bytes() == metrics
+    (run / 'metrics.jsonl').rename(run / 'old.jsonl')
+    assert pretrain(config_from_values(small), progress=Quiet()).metrics['step'] == 6
 
 
 def test_resume_refuses_changed_text(small, documents):

@@ -1,16 +1,22 @@
 """Rollbacks: return to a good checkpoint, skip the data, and fail with a report at last."""
 
+import threading
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from pretrax import config_from_values, pretrain, register
-from pretrax.checkpoint import read_description, steps_in
+from pretrax.checkpoint import Checkpoints, read_description, steps_in
+from pretrax.checkpoint.directory import Directory
 from pretrax.data.batches.source import Source
 from pretrax.errors import UserError
 from pretrax.observe.metrics import read_metrics
-from runs import BIGRAM, Quiet
+from pretrax.run import saving
+from runs import BIGRAM, At, Quiet
 from small import VOCAB, random_batch
 
 
@@ -31,6 +37,23 @@ class Poisoned(Source):
             batch.mask[0, 0] = np.nan
         arrays = (batch.tokens, batch.targets, batch.segments, batch.positions, batch.mask)
         return type('Rows', (tuple,), {})(x[rows] for x in arrays)
+
+
+class Overflow:
+    step = -1  # the second moments become infinite at this step
+
+
+@register('optimizer', 'overflow')
+def overflow():
+    adam = optax.scale_by_adam()
+
+    def update(gradient, state, weights):
+        direction, state = adam.update(gradient, state, weights)
+        return direction, state._replace(
+            nu=jax.tree.map(lambda x: jnp.where(state.count == Overflow.step, jnp.inf, x), state.nu)
+        )
+
+    return optax.GradientTransformation(adam.init, update)
 
 
 @register('data', 'poisoned-range')
@@ -83,11 +106,86 @@ def test_too_many_rollbacks_fail_with_a_report(faulty, monkeypatch):
     with pytest.raises(UserError) as stopped:
         pretrain(config_from_values(faulty | {'faults': {'rollback_after': 3, 'rollbacks': 1}}), progress=Quiet())
     assert len(str(stopped.value).splitlines()) <= 10
-    assert 'steps in a row were skipped' in str(stopped.value)
+    assert '4 steps in a row were skipped (batches 12 to 15) after 1 rollbacks' in str(stopped.value)
     assert 'table: NOT finite' in str(stopped.value)
     report = (Path(faulty['run_dir']) / 'failure.txt').read_text()
     assert 'nll of batch 15: nan' in report
     assert steps_in(Path(faulty['run_dir']) / 'checkpoints')
+
+
+def test_the_failure_names_the_skipped_batch_also_if_the_next_step_is_trained(faulty, monkeypatch):
+    monkeypatch.setattr(Poisoned, 'bad', range(8, 9))
+    with pytest.raises(UserError, match=r'^1 steps in a row were skipped \(batches 8 to 8\) after 0 rollbacks'):
+        pretrain(config_from_values(faulty | {'faults': {'rollback_after': 1, 'rollbacks': 0}}), progress=Quiet())
+
+
+def test_checkpoints_of_skipped_steps_evict_no_good_one(faulty, monkeypatch):
+    """Also when the streak covers several checkpoints, and only one is kept; then the next start goes on."""
+    monkeypatch.setattr(Poisoned, 'bad', range(6, 12))
+    values = faulty | {'checkpoint': {'every': 1, 'keep': 1}, 'faults': {'rollback_after': 5}}
+    progress = Quiet()
+    pretrain(config_from_values(values), progress=progress)
+    assert any('rolling back to step 6, continuing with batch 12' in line for line in progress.said), progress.said
+    directory = Path(faulty['run_dir']) / 'checkpoints'
+    assert steps_in(directory) == [14]
+    again = Quiet()
+    pretrain(config_from_values(values), progress=again)
+    assert any('resuming from step 14' in line for line in again.said)
+
+
+def test_a_rollback_waits_for_the_checkpoint_that_is_being_written(faulty, monkeypatch):
+    """The first checkpoint is not written before somebody waits for it."""
+    waited = threading.Event()
+    finish, wait = Directory.finish, Checkpoints.wait
+    monkeypatch.setattr(Directory, 'finish', lambda *arguments: (waited.wait(60), finish(*arguments))[1])
+    monkeypatch.setattr(Checkpoints, 'wait', lambda checkpoints: (waited.set(), wait(checkpoints))[1])
+    monkeypatch.setattr(Poisoned, 'bad', range(7, 10))
+    progress = Quiet()
+    values = faulty | {'checkpoint': {'every': 6}}
+    monkeypatch.setattr('pretrax.run.loop.save', lambda *a: (saving.save(*a), waited.clear()))
+    pretrain(config_from_values(values), progress=progress)
+    assert any('rolling back to step 6, ' in line for line in progress.said), progress.said
+
+
+def test_a_checkpoint_with_a_non_finite_optimizer_state_is_not_good(faulty, monkeypatch):
+    """As when the squares of large finite gradients overflow: the steps are taken, and the state is spoiled."""
+    monkeypatch.setattr(Overflow, 'step', 6)
+    values = faulty | {
+        'optimizer': {'name': 'overflow', 'learning_rate': 1e-2}, 'schedule': {'name': 'constant'},
+    }  # fmt: skip
+    progress = Quiet()
+    pretrain(config_from_values(values | {'steps': 8}), progress=progress)
+    assert any('optimizer state of step 6 have non-finite values' in line for line in progress.said), progress.said
+    directory = Path(faulty['run_dir']) / 'checkpoints'
+    assert [read_description(directory, step)['finite_state'] for step in (3, 8)] == [True, False]
+
+    monkeypatch.setattr(Overflow, 'step', -1)
+    again = Quiet()
+    pretrain(config_from_values(values), progress=again)
+    assert any('the state of step 8 has non-finite values: its checkpoint is not used' in line for line in again.said)
+    assert any('resuming from step 3' in line for line in again.said)
+    assert any('rolling back to step 6, ' in line for line in again.said), 'step 6 was written again'
+    assert {read_description(directory, step)['finite_state'] for step in steps_in(directory)} == {True}
+
+
+def test_a_rollback_passes_over_a_damaged_checkpoint_and_removes_nothing_before_one_is_restored(faulty):
+    directory = Path(faulty['run_dir']) / 'checkpoints'
+
+    def damage(steps):
+        for step in steps:
+            [array] = (directory / str(step) / 'state').glob('weights.bias/0')
+            array.write_bytes(bytes(len(array.read_bytes())))
+
+    progress = At(10, lambda: damage([6]))
+    pretrain(config_from_values(faulty), progress=progress)
+    assert any(f'WARNING: the checkpoint {directory / "6"} is damaged' in line for line in progress.said)
+    assert any('rolling back to step 3, ' in line for line in progress.said), progress.said
+
+    values = faulty | {'run_dir': faulty['run_dir'] + '-2'}
+    directory = Path(values['run_dir']) / 'checkpoints'
+    with pytest.raises(UserError, match=r'none of the . checkpoints in .* is readable'):
+        pretrain(config_from_values(values), progress=At(10, lambda: damage([3, 6])))
+    assert {3, 6} <= set(steps_in(directory))
 
 
 def test_without_a_checkpoint_a_rollback_starts_over(faulty, monkeypatch):

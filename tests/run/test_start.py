@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pretrax import config_from_values, pretrain
-from pretrax.checkpoint import steps_in
+from pretrax.checkpoint import steps_in, verify
 from pretrax.errors import UserError
 from pretrax.observe.metrics import read_metrics
 from pretrax.run.setup import prepare
@@ -107,6 +107,7 @@ def test_an_unreadable_checkpoint_is_reported_and_the_previous_one_restored(smal
     after = read_metrics(directory.parent / 'metrics.jsonl')
     assert [line['loss'] for line in after] == [line['loss'] for line in before]
 
+    verify(directory, 6)  # it was written again
     for step in steps_in(directory):
         (directory / str(step) / 'manifest.json').unlink()
     with pytest.raises(UserError, match=r'none of the 3 checkpoints in .* is readable'):

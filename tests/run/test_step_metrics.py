@@ -6,6 +6,7 @@ import pytest
 
 from pretrax import config_from_values, pretrain, register
 from pretrax.data.batches.source import Source
+from pretrax.run import run_log
 from runs import Quiet, StoppedAt, lines_of, without_clock
 from small import VOCAB, random_batch
 
@@ -60,3 +61,29 @@ def test_a_run_stopped_after_a_skipped_step_resumes_bit_for_bit(small, tmp_path)
     assert [str(without_clock(a)) for a in lines] == [str(without_clock(b)) for b in expected]  # nan is not nan
     same = jax.tree.map(np.array_equal, jax.device_get(rest.state), jax.device_get(whole.state))
     assert all(jax.tree.leaves(same)), same
+
+
+def test_trackers_are_flushed_with_each_checkpoint_and_receive_the_configuration(small, monkeypatch):
+    class Recorder:
+        name, steps, flushed, files = 'recorder', [], [], []
+
+        def resume(self, step):
+            return {}
+
+        def log(self, lines):
+            self.steps.extend(line.step for line in lines)
+
+        def flush(self):
+            self.flushed.append(list(self.steps))
+
+        def file(self, path):
+            self.files.append(path.name)
+
+        def close(self, succeeded):
+            pass
+
+    recorder = Recorder()
+    monkeypatch.setattr(run_log, 'open_trackers', lambda *_, **__: [recorder])
+    pretrain(config_from_values(small | {'checkpoint': {'every': 4}}), progress=Quiet())
+    assert recorder.flushed == [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6]]
+    assert 'config.yaml' in recorder.files

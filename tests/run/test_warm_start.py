@@ -11,9 +11,11 @@ from safetensors.numpy import load_file
 from pretrax import config_from_values, pretrain
 from pretrax.cli import main
 from pretrax.errors import UserError
+from pretrax.run.imported import KEPT
 from pretrax.run.setup import prepare
 from pretrax.run.trained import open_trained
 from pretrax.run.warm_start import start_weights
+from pretrax.serve.templates import read_chat_template
 from runs import Quiet, small_values, write_documents
 
 EIGHT = {'r': 8, 'd': 1, 't': 1}  # the quickest to compile
@@ -131,12 +133,19 @@ def test_a_run_with_a_tokenizer_goes_out_comes_in_and_writes_the_same_text(train
         'config.json', 'generation_config.json', 'model.safetensors', 'tokenizer.json', 'tokenizer_config.json',
     }  # fmt: skip
     (tmp_path / 'out' / 'special_tokens_map.json').write_text('{}')
+    (tmp_path / 'out' / 'chat_template.jinja').write_text(
+        '{% for message in messages %}{{ message.content }}{% endfor %}'
+    )
     with pytest.raises(SystemExit):
         main(['import', str(tmp_path / 'out'), '--out', str(tmp_path / 'imported')])
     first, second = (open_trained(str(place)) for place in (run, tmp_path / 'imported'))
     one, other = (jax.device_get(opened.weights()) for opened in (first, second))
     jax.tree.map(np.testing.assert_array_equal, one.layers, other.layers)
     np.testing.assert_array_equal(one.embed[:300], other.embed[:300])  # the rows after that are padding
+    tokenizer = second.run.source.tokenizer
+    template = read_chat_template(second.directory.parent / KEPT, tokenizer)
+    assert template.encode([{'role': 'user', 'content': 'abc'}]) == tokenizer.encode('abc')
+    assert read_chat_template(first.directory.parent / KEPT, tokenizer) is None
     capsys.readouterr()
     for place in (run, tmp_path / 'imported'):
         with pytest.raises(SystemExit):
@@ -147,5 +156,6 @@ def test_a_run_with_a_tokenizer_goes_out_comes_in_and_writes_the_same_text(train
     with pytest.raises(SystemExit):
         main(['export', str(tmp_path / 'imported'), str(tmp_path / 'again'), '--dtype', 'bf16'])
     assert (tmp_path / 'again' / 'special_tokens_map.json').is_file()
+    assert (tmp_path / 'again' / 'chat_template.jinja').is_file()
     with pytest.raises(UserError, match='holds weights that were imported, and no training state'):
         pretrain(second.run.config, progress=Quiet())

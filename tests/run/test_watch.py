@@ -4,14 +4,17 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from preloaded import programs
 from pretrax import config_from_values, pretrain
 from pretrax.checkpoint import steps_in
 from pretrax.run import watch
-from runs import At, Quiet
+from runs import At, Quiet, write_yaml
 
 
 def test_two_signals_at_once_count_as_one(capfd, monkeypatch):
@@ -19,6 +22,7 @@ def test_two_signals_at_once_count_as_one(capfd, monkeypatch):
     ended = []
     monkeypatch.setattr(watch.os, '_exit', ended.append)
     with watch.Requests(None).listening() as requests:
+        requests.begin()
         assert not requests.stop(1)
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
@@ -28,6 +32,75 @@ def test_two_signals_at_once_count_as_one(capfd, monkeypatch):
         monkeypatch.setattr(watch.time, 'monotonic', lambda: later)
         signal.raise_signal(signal.SIGINT)
         assert ended == [130]
+
+
+def test_a_closed_terminal_saves_and_stops_unless_it_is_ignored(small):
+    closed = At(3, lambda: signal.raise_signal(signal.SIGHUP))
+    result = pretrain(config_from_values(small), progress=closed)
+    assert (result.stopped, int(result.state.step)) == ('signal', 4)
+    assert steps_in(Path(small['run_dir']) / 'checkpoints') == [4]
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    try:
+        again = pretrain(config_from_values(small), progress=At(5, closed.what))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (again.stopped, int(again.state.step)) == (None, 6)
+
+
+def test_a_second_closed_terminal_does_not_end_the_process(monkeypatch):
+    """Both the shell and Linux send SIGHUP."""
+    ended = []
+    monkeypatch.setattr(watch.os, '_exit', ended.append)
+    with watch.Requests(None).listening() as requests:
+        requests.begin()
+        signal.raise_signal(signal.SIGHUP)
+        later = time.monotonic() + 1.5
+        monkeypatch.setattr(watch.time, 'monotonic', lambda: later)
+        signal.raise_signal(signal.SIGHUP)
+        assert (requests.stop(2), ended) == (True, [])
+
+
+@pytest.mark.parametrize(('number', 'error'), [
+    (signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit),
+])  # fmt: skip
+def test_before_the_first_step_a_request_to_stop_ends_the_run_at_once(number, error):
+    with watch.Requests(None).listening(), pytest.raises(error) as ended:
+        signal.raise_signal(number)
+    if error is SystemExit:
+        assert ended.value.code == 128 + number
+
+
+TERMINAL = """
+import os, pathlib, sys
+run = pathlib.Path(sys.argv[1])
+main, other = os.openpty()
+if os.fork():
+    os.close(other)
+    while b'step 20/' not in os.read(main, 10000):
+        pass
+    os.close(main)  # as sshd does when the connection is lost
+    code = os.waitstatus_to_exitcode(os.wait()[1])
+    print(code)
+    sys.exit(0)
+os.login_tty(other)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@pytest.mark.slow
+def test_a_run_whose_terminal_is_closed_saves_its_state(small, tmp_path):
+    """A real terminal, whose output fails from then on."""
+    values = small | {'steps': 100_000, 'mesh': {'r': 1, 'd': 1, 't': 1}, 'checkpoint': {'every': 1_000_000}}
+    config = write_yaml(values | {'plugins': [str(Path(__file__).parents[1] / 'runs.py')]}, tmp_path / 'run.yaml')
+    environment = {key: value for key, value in os.environ.items() if key != 'XLA_FLAGS'}
+    command = [sys.executable, '-m', 'pretrax', 'train', config]
+    done = subprocess.run(
+        [sys.executable, '-c', TERMINAL, small['run_dir'], *command], capture_output=True, text=True, timeout=300,
+        env=environment | {'PYTHONPATH': str(Path(__file__).parents[1]), 'TERM': 'dumb'},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ('0\n', '')
+    [step] = steps_in(Path(small['run_dir']) / 'checkpoints')
+    assert step >= 20
 
 
 def test_sigusr1_saves_and_continues(small):

@@ -7,13 +7,12 @@ the reason as their origin.
 """
 
 import dataclasses
-import pathlib
 from typing import Any
 
 import jax
 
 from pretrax.ahead.plan import Candidate, Planner
-from pretrax.config import RunConfig, diff, load, may_change_on_resume, resolve_mesh, settle
+from pretrax.config import RunConfig, diff, may_change_on_resume, read_resolved, resolve_mesh, settle
 from pretrax.config.batch import n_sequences
 from pretrax.errors import Report, UserError
 from pretrax.run.devices import device_memory, simulate_cpus
@@ -79,11 +78,11 @@ def _report(config: RunConfig, say: Report) -> RunConfig:
 
 def _as_it_began(config: RunConfig, n_devices: int) -> RunConfig | None:
     """The configuration with the numbers of the run that it resumes; None if that differs or has other devices."""
-    path = pathlib.Path(config.run_dir) / 'config.yaml'
+    path = config.run_dir / 'config.yaml'
     if not path.is_file():
         return None
     try:
-        began = load(path)
+        began = read_resolved(path)
         changes: dict[str, Any] = {'origin': 'auto: as at the start of this run'}
         if config.mesh.is_planned:
             changes['mesh'] = resolve_mesh(began.mesh, n_devices, jax.default_backend())

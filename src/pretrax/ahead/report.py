@@ -1,19 +1,14 @@
 """The report of `pretrax compile`: whether the step fits, what needs the memory, what is communicated, what to change."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from pretrax.ahead.activations import named_bytes
 from pretrax.ahead.step import Ahead, bytes_held
-from pretrax.config.batch import sequences_per_device
-from pretrax.model.axes import along
-from pretrax.run.setup import memory_of_run, step_facts
+from pretrax.run.activations import named_bytes
+from pretrax.run.memory_changes import memory_changes
+from pretrax.run.setup import Run, memory_of_run
 from pretrax.scale.costs import costs, total
 from pretrax.scale.hlo import collectives, summarize
 from pretrax.scale.memory import size, temporaries_of
-from pretrax.scale.step_facts import StepFacts
-
-CHUNKS = 8  # proposed for the loss
 
 
 def report(ahead: Ahead) -> list[str]:
@@ -33,7 +28,7 @@ def report(ahead: Ahead) -> list[str]:
         *_work(ahead),
         *_phases(ahead, text),
         *(['', *_communication(ahead, text)] if text else []),
-        *([] if ahead.fits else ['', *_what_to_change(ahead)]),
+        *([] if ahead.fits else ['', *_what_to_change(ahead.run)]),
     ]
 
 
@@ -103,40 +98,11 @@ def _communication(ahead: Ahead, text: str) -> Iterator[str]:
         yield f'    {kind + " over " + " ".join(axes):<40}{times:>8}{size(n):>10}{behind:>9}'
 
 
-def _what_to_change(ahead: Ahead) -> Iterator[str]:
+def _what_to_change(run: Run) -> Iterator[str]:
     """Changes that save memory, the largest saving first, each with the saving that the memory formula predicts."""
-    now = memory_of_run(ahead.run)
+    now = memory_of_run(run)
     if now is None:
         return
-    found = []
-    for change, effect, step in _candidates(ahead):
-        then = memory_of_run(ahead.run, step)
-        assert then is not None
-        found.append((then.total, change, effect))
     yield f'to change (now {size(now.total)} by the formula of docs/scaling.md):'
-    for needed, change, effect in sorted(found, key=lambda one: one[0]):
-        if needed < now.total:
-            yield f'    {change:<28}{effect:<48}saves {size(now.total - needed)} per device'
-
-
-def _candidates(ahead: Ahead) -> Iterator[tuple[str, str, StepFacts]]:
-    """Changes of the configuration that may save memory: key=value, what it does, and the step that it makes."""
-    batch, now = ahead.run.config.batch, step_facts(ahead.run)
-    mesh, sequences = dict(now.mesh), sequences_per_device(batch, now.mesh)
-    micro = sequences // now.passes
-    if now.saved != {}:
-        yield 'model.save=none', 'the backward pass recomputes each layer', replace(now, saved={})
-    if micro > 1:
-        less = max(n for n in range(1, micro) if micro % n == 0)
-        passes = sequences // less
-        fewer = replace(now, passes=passes, tokens=batch.tokens // (passes * now.micro_batches))
-        yield f'batch.micro={less}', f'sequences per pass, not {micro}; more passes', fewer
-    if now.loss_chunks == 1 and (batch.sequence_length // along('c t', mesh)) % CHUNKS == 0:
-        yield f'model.loss_chunks={CHUNKS}', 'logits of one part of each sequence', replace(now, loss_chunks=CHUNKS)
-    if mesh['r'] > 1:
-        wider = mesh | {'r': 1, 'd': mesh['d'] * mesh['r']}
-        yield f'mesh.r=1 mesh.d={wider["d"]}', 'weights are sharded over more devices', replace(now, mesh=wider)
-    if mesh['d'] % 2 == 0:
-        split = mesh | {'d': mesh['d'] // 2, 't': mesh['t'] * 2}
-        yield f'mesh.d={split["d"]} mesh.t={split["t"]}', 'layers are sharded as well', replace(now, mesh=split)
-    yield 'optimizer.name=lion', 'one moment, not two', replace(now, moments=1.0)
+    for one in memory_changes(run):
+        yield f'    {one.change:<28}{one.effect:<48}saves {size(one.saved)} per device'

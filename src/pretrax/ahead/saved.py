@@ -3,7 +3,7 @@
 The file is a ZIP of `manifest.json` and `executable`, which JAX serializes. Loading an executable means running a program, so
 its author matters:
 
-- the file must belong to the user who loads it, or to root;
+- the file must belong to the user who loads it, or to root. An object in a bucket has no owner, and is not loaded;
 - the manifest must name this hardware, these versions and flags, and the program that this run would compile. Its digest is
   compared with that of the traced step before the executable is read;
 - JAX's serialization is a pickle. It is read by an unpickler that accepts only the classes of an executable, so that the
@@ -18,6 +18,7 @@ import io
 import os
 import pathlib
 import pickle
+import stat
 import zipfile
 from collections.abc import Callable
 from typing import Any, Literal
@@ -27,12 +28,13 @@ import pydantic
 from jax.experimental import serialize_executable
 
 from pretrax.ahead.step import Ahead
-from pretrax.config import RunConfig, diff, effect_of, from_values
+from pretrax.config import RunConfig, diff, effect_of, from_manifest, written_values
 from pretrax.errors import UserError
 from pretrax.jax_compat import EXECUTABLE_CLASSES, ExecutableUnpickler
-from pretrax.machine.atomic import new_file
 from pretrax.machine.software import flags, versions
 from pretrax.run.setup import Run
+from pretrax.storage import AnyPath, BucketPath, locate
+from pretrax.storage.whole_file import write_whole
 
 _LARGEST = 4 << 30
 
@@ -64,7 +66,7 @@ class Manifest(pydantic.BaseModel):
     executable: str
 
 
-def save(ahead: Ahead, path: pathlib.Path) -> int:
+def save(ahead: Ahead, path: AnyPath) -> int:
     """Writes a compiled step, whole or not at all. Returns the size of the file in bytes.
 
     Raises:
@@ -74,25 +76,33 @@ def save(ahead: Ahead, path: pathlib.Path) -> int:
         raise UserError(f'--save {path}: the step does not fit, so there is nothing to save')
     executable, _, _ = serialize_executable.serialize(ahead.compiled)
     manifest = _manifest(ahead.run, ahead.lowered, executable)
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, 'w', zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr('manifest.json', manifest.model_dump_json(indent=1))
+        archive.writestr('executable', executable)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with new_file(path) as file, zipfile.ZipFile(file, 'w', zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-            archive.writestr('manifest.json', manifest.model_dump_json(indent=1))
-            archive.writestr('executable', executable)
+        write_whole(path, content.getvalue())
     except OSError as error:
         raise UserError(f'--save {path}: cannot be written: {error.strerror}') from error
-    return path.stat().st_size
+    return len(content.getvalue())
 
 
-def opened(path: pathlib.Path, config: RunConfig) -> Callable[[Run, Any], Any]:
+def opened(path: str | AnyPath, config: RunConfig) -> Callable[[Run, Any], Any]:
     """Opens a compiled step. Returns a function that loads it, given the prepared run and the lowered step.
 
     Raises:
         UserError: the file is damaged, or the configuration differs. The returned function raises it if the hardware, the
             versions, the flags or the program differ.
     """
+    path = locate(path) if isinstance(path, str) else path
+    if isinstance(path, BucketPath):
+        raise UserError(
+            f'--compiled {path}: it is in a bucket, and loading it would run the program of whoever can write there\n'
+            'if you trust them, copy the file to this machine'
+        )
     manifest, executable = _read(path)
-    changes = diff(from_values(manifest.config), config)
+    changes = diff(from_manifest(manifest.config), config)
     baked = [(key, old, new) for key, old, new in changes if effect_of(key).on == 'step']
     if baked:
         shown = [f'    {key}: {old} -> {new}' for key, old, new in baked[:5]]
@@ -116,7 +126,7 @@ def _manifest(run: Run, lowered: Any, executable: bytes) -> Manifest:
             jax.tree_util.keystr(place, simple=True, separator='.'): f'{x.dtype}{list(x.shape)}'
             for place, x in jax.tree_util.tree_leaves_with_path(lowered.in_avals[0])
         },
-        config=run.config.model_dump(mode='json'),
+        config=written_values(run.config),
         program=hashlib.sha256(lowered.as_text().encode()).hexdigest(),
         executable=hashlib.sha256(executable).hexdigest(),
     )
@@ -125,12 +135,15 @@ def _manifest(run: Run, lowered: Any, executable: bytes) -> Manifest:
 def _read(path: pathlib.Path) -> tuple[Manifest, bytes]:
     """The manifest and the executable of an undamaged file of a trusted owner."""
     try:
-        owner = path.stat().st_uid
+        found = path.stat()
+        owner = found.st_uid
         if owner not in (os.getuid(), 0):
             raise UserError(
                 f'--compiled {path}: it belongs to another user (number {owner}), and loading it would run their program\n'
                 'if you trust that user, copy the file'
             )
+        if not stat.S_ISREG(found.st_mode):
+            raise UserError(f'--compiled {path}: it is not a file')
         with zipfile.ZipFile(path) as archive:
             if sorted(archive.namelist()) != ['executable', 'manifest.json'] or any(
                 i.file_size > _LARGEST for i in archive.infolist()
@@ -169,10 +182,9 @@ def _load(path: pathlib.Path, manifest: Manifest, executable: bytes, run: Run, l
         ).load()
         # Trees and arguments come from the lowered step, whose program is the same.
         return jax.stages.Compiled(unloaded.load(), [], lowered.args_info, lowered.out_tree, no_kwargs=no_kwargs)
-    except (pickle.UnpicklingError, jax.errors.JaxRuntimeError) as error:
-        raise UserError(
-            f'--compiled {path}: the executable cannot be loaded on this machine\n{str(error).splitlines()[0][:300]}'
-        ) from error
+    except Exception as error:  # a malformed pickle can raise anything
+        what = (str(error).splitlines() or [''])[0] or type(error).__name__
+        raise UserError(f'--compiled {path}: the executable cannot be loaded on this machine\n{what[:300]}') from error
 
 
 def _both(there: Any, now: Any) -> list[str]:

@@ -1,7 +1,6 @@
 """Compiles the program that `pretrax train` runs, also for hardware that is not in this machine."""
 
 import dataclasses
-import math
 import re
 import time
 from typing import Any
@@ -11,6 +10,7 @@ import jax
 from pretrax.ahead.absent_devices import absent_devices
 from pretrax.config import RunConfig
 from pretrax.errors import Report
+from pretrax.observe.device_memory import bytes_per_device
 from pretrax.run.compiled_step import lower_step
 from pretrax.run.devices import device_memory
 from pretrax.run.setup import Run, prepare
@@ -70,7 +70,7 @@ def compile_ahead(config: RunConfig, topology: Topology | None, say: Report) -> 
 
 def bytes_held(arrays: Any) -> int:
     """Bytes per device of arrays with shardings."""
-    return sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(arrays))
+    return sum(map(bytes_per_device, jax.tree.leaves(arrays)))
 
 
 def _temporaries_in(text: str) -> int | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pretrax.ahead.plan import Candidate, Plan
 from pretrax.ahead.step import compile_ahead
-from pretrax.config import RunConfig, from_values
+from pretrax.config import RunConfig, from_values, written_values
 from pretrax.scale.memory import size
 from pretrax.scale.topology import Topology
 
@@ -30,7 +30,7 @@ def verified(config: RunConfig, topology: Topology, plan: Plan) -> Iterator[str]
 
 def having(config: RunConfig, candidate: Candidate) -> RunConfig:
     """The configuration with the values of a candidate."""
-    values = config.model_dump(mode='json')
+    values = written_values(config)
     chosen = candidate.values()
     return from_values(values | {section: values[section] | chosen[section] for section in ('batch', 'model')}
                        | {'mesh': chosen['mesh']})  # fmt: skip

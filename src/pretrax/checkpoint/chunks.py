@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import json
 import math
-import pathlib
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,9 +15,9 @@ import ml_dtypes
 import numpy as np
 import xxhash
 
+from pretrax.checkpoint.files import BLOCK, REQUEST, open_file
 from pretrax.checkpoint.manifest import STATE, DamagedError, File, Manifest
-
-_BLOCK = 4 << 20  # bytes read and digested at once; small enough for the CPU cache
+from pretrax.storage import AnyPath
 
 type Index = tuple[tuple[int, int], ...]  # start and stop along each dimension
 
@@ -27,7 +26,7 @@ type Index = tuple[tuple[int, int], ...]  # start and stop along each dimension
 class Chunks:
     """The files of an array."""
 
-    place: pathlib.Path
+    place: AnyPath
     manifest: Manifest
     name: str
 
@@ -59,8 +58,8 @@ class Chunks:
         """Reads a chunk into the target arrays that it overlaps, and checks its digest if `compare` is set."""
         entry = _entry(self.place, self.manifest, file)
         expected = math.prod(self.chunk) * self.dtype.itemsize
-        digest = xxhash.xxh3_128()
-        with (self.place / file).open('rb', buffering=0) as stream:
+        total = xxhash.xxh3_128()
+        with open_file(self.place / file, entry.size, REQUEST if compare else BLOCK) as stream:
             for block in _blocks(at, self.dtype.itemsize):
                 wanted = [(index, array) for index, array in targets if overlap(index, block) is not None]
                 size = math.prod(stop - start for start, stop in block) * self.dtype.itemsize
@@ -69,40 +68,44 @@ class Chunks:
                     continue
                 into = next((part for t in wanted if (part := self._whole(t, block)) is not None), None)
                 content = _scratch(size) if into is None else into
-                for first in range(0, size, _BLOCK):
-                    part = content[first : first + _BLOCK]
+                for first in range(0, size, BLOCK):
+                    part = content[first : first + BLOCK]
                     _fill(part, stream, self.place, file)
                     if compare:
-                        digest.update(part)
+                        total.update(part)
                 values = np.frombuffer(content, self.dtype).reshape([stop - start for start, stop in block])
                 for index, array in wanted:
                     both = overlap(index, block)
                     assert both is not None
                     if not np.may_share_memory(array, values):
-                        array[_within(both, index)] = values[_within(both, block)]
+                        array[within(both, index)] = values[within(both, block)]
             if entry.size != expected or stream.read(1):
                 raise DamagedError(f'the checkpoint {self.place} is damaged\n{file} does not have {entry.size} bytes')
-        if compare and digest.hexdigest() != entry.xxh3:
+        if compare and total.hexdigest() != entry.xxh3:
             raise DamagedError(f'the checkpoint {self.place} is damaged\n{file} differs from what was written')
+
+    def whole(self, file: str) -> np.ndarray:
+        """Reads a chunk into new memory, and checks its digest."""
+        return np.frombuffer(check_file(self.place, self.manifest, file), self.dtype).reshape(self.chunk)
 
     def _whole(self, target: tuple[Index, np.ndarray], block: Index) -> memoryview | None:
         """The memory of a target that holds the whole block contiguously, as in the file; None if there is none."""
         index, array = target
         if overlap(index, block) != block or array.dtype != self.dtype:
             return None
-        part = array[_within(block, index)]
+        part = array[within(block, index)]
         return memoryview(part.reshape(-1).view(np.uint8)) if part.flags.c_contiguous else None
 
 
 def _blocks(at: Index, itemsize: int) -> Iterator[Index]:
-    """Splits a chunk into blocks of about `_BLOCK` bytes that are contiguous in its file."""
+    """Splits a chunk into blocks of about `BLOCK` bytes that are contiguous in its file."""
     lengths = [stop - start for start, stop in at]
     axis = next((i for i, length in enumerate(lengths) if length > 1), None)
     if axis is None:
         yield at
         return
     start, stop = at[axis]
-    rows = max(1, _BLOCK // (itemsize * math.prod(lengths[axis + 1 :])))
+    rows = max(1, BLOCK // (itemsize * math.prod(lengths[axis + 1 :])))
     for first in range(start, stop, rows):
         yield (*at[:axis], (first, min(first + rows, stop)), *at[axis + 1 :])
 
@@ -112,7 +115,7 @@ def overlap(one: Index, other: Index) -> Index | None:
     return both if all(start < stop for start, stop in both) else None
 
 
-def _within(part: Index, whole: Index) -> tuple[Any, ...]:
+def within(part: Index, whole: Index) -> tuple[Any, ...]:
     slices = (slice(start - first, stop - first) for (start, stop), (first, _) in zip(part, whole, strict=True))
     return (*slices, ...)  # the ellipsis keeps a view of a 0-d array
 
@@ -127,7 +130,7 @@ def _scratch(size: int) -> memoryview:
     return memoryview(_own.memory)[:size]
 
 
-def _fill(content: memoryview, stream: Any, place: pathlib.Path, file: str) -> None:
+def _fill(content: memoryview, stream: Any, place: AnyPath, file: str) -> None:
     done = 0
     while done < len(content):
         n = stream.readinto(content[done:])
@@ -136,13 +139,13 @@ def _fill(content: memoryview, stream: Any, place: pathlib.Path, file: str) -> N
         done += n
 
 
-def _entry(place: pathlib.Path, manifest: Manifest, file: str) -> File:
+def _entry(place: AnyPath, manifest: Manifest, file: str) -> File:
     if file not in manifest.files:
         raise DamagedError(f'the checkpoint {place} is damaged\nits manifest does not list {file}')
     return manifest.files[file]
 
 
-def check_file(place: pathlib.Path, manifest: Manifest, file: str) -> bytes:
+def check_file(place: AnyPath, manifest: Manifest, file: str) -> bytes:
     """Reads a small file and checks its digest."""
     entry, content = _entry(place, manifest, file), (place / file).read_bytes()
     if xxhash.xxh3_128_hexdigest(content) != entry.xxh3:

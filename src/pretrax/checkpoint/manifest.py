@@ -1,29 +1,31 @@
 """The manifest of a checkpoint: `<run_dir>/checkpoints/<step>/manifest.json`, plain JSON that is read without JAX.
 
-The manifest is written last and lists all other files with size and digest. A directory whose name is a number is a
-complete checkpoint: it has another name until its manifest is on disk.
+The manifest is written last and lists all other files with size and digest. On a disk, a directory whose name is a number
+is a complete checkpoint: it has another name until its manifest is on disk. In a bucket, a manifest completes a checkpoint.
 """
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import pydantic
 import xxhash
 
+from pretrax.checkpoint.files import digest, names_in, open_file, raise_if_unreachable
 from pretrax.errors import UserError
 from pretrax.machine.atomic import sync_directory, sync_file
+from pretrax.storage import AnyPath, BucketPath
 
 MANIFEST = 'manifest.json'
 STATE = 'state'  # the subdirectory that Orbax writes
 PARTIAL = '.partial'  # suffix of an incomplete checkpoint
 DELETING = '.deleting'  # suffix of a checkpoint that is being deleted
 UNFINISHED = (PARTIAL, DELETING)
-_BLOCK = 4 << 20  # bytes; small enough for the CPU cache
 
 
 class DamagedError(UserError):
@@ -63,21 +65,31 @@ def shape_text(shape: tuple[int, ...]) -> str:
     return ' x '.join(map(str, shape)) or 'a scalar'
 
 
-def steps_in(directory: pathlib.Path) -> list[int]:
-    """The steps of the checkpoints in a directory, oldest first."""
+def steps_in(directory: AnyPath) -> list[int]:
+    """The steps of the checkpoints in a directory, oldest first. In a bucket these are the steps with a manifest."""
+    if isinstance(directory, BucketPath):
+        files = (file.split('/') for file in directory.files())
+        return sorted(int(file[0]) for file in files if file[1:] == [MANIFEST] and is_step(file[0]))
     if not directory.is_dir():
         return []
-    return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdigit() and entry.is_dir())
+    return sorted(int(entry.name) for entry in directory.iterdir() if is_step(entry.name) and entry.is_dir())
 
 
-def read_manifest(directory: pathlib.Path, step: int) -> Manifest:
+def is_step(name: str) -> bool:
+    """Whether a directory of this name is a checkpoint: a step in ASCII digits, as pretrax writes it."""
+    return re.fullmatch('0|[1-9][0-9]{0,17}', name) is not None
+
+
+def read_manifest(directory: AnyPath, step: int) -> Manifest:
     """Reads and checks a manifest. Raises DamagedError if it is missing or damaged."""
     path = directory / str(step) / MANIFEST
     try:
         content = json.loads(path.read_bytes())
         said = content.pop('manifest_xxh3')
         manifest = Manifest.model_validate(content)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        if isinstance(error, OSError):
+            raise_if_unreachable(path, error)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DamagedError(
             f'the checkpoint {directory / str(step)} has no readable description\n{path}: {reason}'
@@ -91,19 +103,22 @@ def read_manifest(directory: pathlib.Path, step: int) -> Manifest:
     return manifest
 
 
-def read_description(directory: pathlib.Path, step: int) -> dict[str, Any]:
+def read_description(directory: AnyPath, step: int) -> dict[str, Any]:
     """The writer's description of a checkpoint. Raises DamagedError if it is missing or damaged."""
     return read_manifest(directory, step).description
 
 
 def named_arrays(state: Any) -> dict[str, Array]:
     """Shape and dtype of every array of a state by its dotted name."""
+    return {name: Array(shape=tuple(leaf.shape), dtype=str(leaf.dtype)) for name, leaf in named_leaves(state)}
+
+
+def named_leaves(state: Any) -> list[tuple[str, Any]]:
+    """Every array of a state with its dotted name."""
     import jax  # the rest of this file does not need JAX
 
-    return {
-        jax.tree_util.keystr(path, simple=True, separator='.'): Array(shape=tuple(leaf.shape), dtype=str(leaf.dtype))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-    }
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return [(jax.tree_util.keystr(path, simple=True, separator='.'), leaf) for path, leaf in leaves]
 
 
 def partial_directory(directory: pathlib.Path, step: int) -> pathlib.Path:
@@ -130,53 +145,65 @@ def assign_to_processes(files: Iterable[str], processes: int) -> dict[str, int]:
 
 def written(place: pathlib.Path) -> set[str]:
     """The files in a directory that will become a checkpoint."""
-    return set(_files(place))
+    return names_in(place) - {MANIFEST}
 
 
 def digests(place: pathlib.Path, names: Iterable[str]) -> dict[str, File]:
     """Syncs these files to disk. Returns their sizes and digests. Raises OSError."""
-    found = _digests(place, names, sync=True)
-    return {name: File(size=size, xxh3=digest) for name, (size, digest) in found.items()}
+    found = _digests(place, dict.fromkeys(names, 0), sync=True)
+    return {name: File(size=size, xxh3=xxh3) for name, (size, xxh3) in found.items()}
+
+
+def manifest_content(step: int, description: dict[str, Any], arrays: dict[str, Array], files: dict[str, File]) -> bytes:
+    """The content of the manifest of a checkpoint."""
+    manifest = Manifest(
+        format='pretrax-checkpoint', version=1, step=step, description=description, arrays=arrays, files=files
+    )
+    content = manifest.model_dump(mode='json') | {'manifest_xxh3': _self_digest(manifest)}
+    return json.dumps(content, indent=1).encode()
 
 
 def publish(
     directory: pathlib.Path, step: int, description: dict[str, Any], arrays: dict[str, Array], files: dict[str, File]
 ) -> None:
-    """Completes the checkpoint in `partial_directory`: writes its manifest and renames it. Raises OSError."""
+    """Completes the checkpoint in `partial_directory`: writes its manifest and renames it.
+
+    A checkpoint of the same step gets the name of one that is being deleted. Raises OSError.
+    """
     place = partial_directory(directory, step)
-    manifest = Manifest(
-        format='pretrax-checkpoint', version=1, step=step, description=description, arrays=arrays, files=files
-    )
-    content = manifest.model_dump(mode='json') | {'manifest_xxh3': _self_digest(manifest)}
-    with (place / MANIFEST).open('w') as stream:
-        json.dump(content, stream, indent=1)
+    with (place / MANIFEST).open('wb') as stream:
+        stream.write(manifest_content(step, description, arrays, files))
         sync_file(stream)
     sync_directory(place)
+    with contextlib.suppress(FileNotFoundError):  # a checkpoint of this step, which is replaced
+        (directory / str(step)).rename(directory / f'{step}{DELETING}')
     place.rename(directory / str(step))
     sync_directory(directory)
 
 
-def check_sizes(directory: pathlib.Path, step: int) -> Manifest:
-    """Compares the names and sizes of a checkpoint's files with its manifest. Reads only the manifest.
+def check_sizes(directory: AnyPath, step: int) -> Manifest:
+    """Compares the names of a checkpoint's files with its manifest, on a disk also their sizes. Reads only the manifest.
 
     Raises:
         DamagedError: something differs; the message names it.
     """
     manifest = read_manifest(directory, step)
     place = directory / str(step)
-    found = _files(place)
-    missing, extra = sorted(manifest.files.keys() - found), sorted(found.keys() - manifest.files)
+    found = names_in(place) - {MANIFEST}
+    missing, extra = sorted(manifest.files.keys() - found), sorted(found - manifest.files.keys())
     if missing or extra:
         what = f'{missing[0]} is missing' if missing else f'{extra[0]} does not belong to it'
         raise DamagedError(f'the checkpoint {place} is damaged\n{what}')
+    if isinstance(place, BucketPath):
+        return manifest
     for name, said in manifest.files.items():
-        size = found[name].stat().st_size
+        size = (place / name).stat().st_size
         if size != said.size:
             raise DamagedError(f'the checkpoint {place} is damaged\n{name} has {size} bytes, not {said.size}')
     return manifest
 
 
-def verify(directory: pathlib.Path, step: int, prefix: str = '') -> Manifest:
+def verify(directory: AnyPath, step: int, prefix: str = '') -> Manifest:
     """Reads the files of a checkpoint whose names start with `prefix` and compares them with the manifest.
 
     Raises:
@@ -184,8 +211,9 @@ def verify(directory: pathlib.Path, step: int, prefix: str = '') -> Manifest:
     """
     manifest = check_sizes(directory, step)
     place = directory / str(step)
-    for name, (_, digest) in _digests(place, [name for name in manifest.files if name.startswith(prefix)]).items():
-        if digest != manifest.files[name].xxh3:
+    files = {name: file.size for name, file in manifest.files.items() if name.startswith(prefix)}
+    for name, (_, found) in _digests(place, files).items():
+        if found != manifest.files[name].xxh3:
             raise DamagedError(f'the checkpoint {place} is damaged\n{name} differs from what was written')
     return manifest
 
@@ -198,30 +226,21 @@ def _by_number(file: str) -> list[tuple[bool, int, str]]:
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r'(\d+)', file)]
 
 
-def _files(place: pathlib.Path) -> dict[str, pathlib.Path]:
-    found = {str(path.relative_to(place)): path for path in sorted(place.rglob('*')) if path.is_file()}
-    return {name: path for name, path in found.items() if name != MANIFEST}
+def _digests(place: AnyPath, sizes: Mapping[str, int], sync: bool = False) -> dict[str, tuple[int, str]]:
+    """Size and digest of these files, which are read in parallel. `sizes`: what an object should have."""
 
-
-def _digests(place: pathlib.Path, names: Iterable[str], sync: bool = False) -> dict[str, tuple[int, str]]:
-    """Size and digest of these files, which are read in parallel."""
-
-    def digest(name: str) -> tuple[int, str]:
-        total, size = xxhash.xxh3_128(), 0
-        block = memoryview(bytearray(_BLOCK))
-        with (place / name).open('rb', buffering=0) as stream:
-            while n := stream.readinto(block):
-                total.update(block[:n])
-                size += n
+    def read(name: str) -> tuple[int, str]:
+        with open_file(place / name, sizes[name]) as stream:
+            found = digest(stream)
             if sync:
                 os.fsync(stream.fileno())
-        return size, total.hexdigest()
+        return found
 
-    names = list(names)
     try:
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            return dict(zip(names, pool.map(digest, names), strict=True))
+            return dict(zip(sizes, pool.map(read, sizes), strict=True))
     except OSError as error:
         if sync:
             raise  # raised while writing
+        raise_if_unreachable(place, error)
         raise DamagedError(f'the checkpoint {place} cannot be read\n{error.filename}: {error.strerror}') from error

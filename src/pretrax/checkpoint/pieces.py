@@ -1,14 +1,19 @@
 """Reads arrays of a checkpoint in pieces, so that the model need not fit in memory. Imports no JAX."""
 
+import concurrent.futures
 import math
-import pathlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from pretrax.checkpoint.chunks import Chunks
-from pretrax.checkpoint.manifest import STATE, DamagedError, verify
+from pretrax.checkpoint.chunks import Chunks, Index, overlap, within
+from pretrax.checkpoint.files import raise_if_unreachable
+from pretrax.checkpoint.manifest import STATE, DamagedError, check_sizes, verify
+from pretrax.storage import AnyPath, BucketPath
 
+_THREADS = 8
+_MEMORY = 512 << 20  # bytes of objects that are kept, since each row of an array may need a part of each
 _TOGETHER = 64 << 20  # bytes that `rows` reads at once, at least one row
 
 type Piece = tuple[tuple[int, ...], np.ndarray]  # (index along the leading dimensions, values)
@@ -16,6 +21,9 @@ type Piece = tuple[tuple[int, ...], np.ndarray]  # (index along the leading dime
 
 class CheckpointArrays:
     """The arrays of one field of a state, by path ('layers.q'), read in pieces and in f32.
+
+    The digests of files are checked first. An object in a bucket is read as a whole when a part of it is first needed, and
+    its digest is checked then.
 
     Args:
         directory: the `checkpoints` directory.
@@ -29,10 +37,14 @@ class CheckpointArrays:
         DamagedError: one of their files differs from what was written, or there are none.
     """
 
-    def __init__(self, directory: pathlib.Path, step: int, field: str):
+    def __init__(self, directory: AnyPath, step: int, field: str):
         self.place = (directory / str(step)).absolute()
         self._begins = f'{field}.'
-        self._manifest = verify(directory, step, f'{STATE}/{self._begins}')
+        self._objects = _Recent() if isinstance(directory, BucketPath) else None
+        if self._objects is None:
+            self._manifest = verify(directory, step, f'{STATE}/{self._begins}')
+        else:
+            self._manifest = check_sizes(directory, step)
         arrays = self._manifest.arrays.items()
         self.shapes = {name[len(self._begins) :]: x.shape for name, x in arrays if name.startswith(self._begins)}
         if not self.shapes:
@@ -47,13 +59,29 @@ class CheckpointArrays:
         values = np.empty([last - first for first, last in index], np.float32)
         try:
             chunks = Chunks(self.place, self._manifest, self._begins + path)
-            for file, at in chunks.overlapping(index):
-                chunks.read(file, at, [(index, values)], compare=False)
+            if self._objects is None:
+                for file, at in chunks.overlapping(index):
+                    chunks.read(file, at, [(index, values)], compare=False)
+            else:
+                self._read_objects(self._objects, chunks, index, values)
         except OSError as error:
+            raise_if_unreachable(self.place, error)
             raise DamagedError(
                 f'the checkpoint {self.place} cannot be read\n{error.filename}: {error.strerror}'
             ) from error
         return values
+
+    def _read_objects(self, recent: '_Recent', chunks: Chunks, index: Index, values: np.ndarray) -> None:
+        """Copies what `index` needs from each object that overlaps it."""
+
+        def copy(file: str, at: Index) -> None:
+            both = overlap(index, at)
+            assert both is not None
+            values[within(both, index)] = recent.get(file, chunks.whole)[within(both, at)]
+
+        needed = list(chunks.overlapping(index))
+        with concurrent.futures.ThreadPoolExecutor(_THREADS, 'download') as pool:
+            list(pool.map(copy, *zip(*needed, strict=True)))
 
     def rows(self, path: str) -> Iterator[tuple[slice, np.ndarray]]:
         """Reads an array in groups of rows that fit in little memory."""
@@ -67,10 +95,30 @@ class CheckpointArrays:
             yield slice(start, stop), self.read(path, start, stop)
 
 
+class _Recent:
+    """The objects that were read last."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._arrays: dict[str, np.ndarray] = {}  # the oldest first
+
+    def get(self, file: str, read: Callable[[str], np.ndarray]) -> np.ndarray:
+        """The values of an object, which `read` reads."""
+        with self._lock:
+            values = self._arrays.pop(file, None)
+        if values is None:
+            values = read(file)
+        with self._lock:
+            self._arrays[file] = values
+            while len(self._arrays) > 1 and sum(array.nbytes for array in self._arrays.values()) > _MEMORY:
+                del self._arrays[next(iter(self._arrays))]
+        return values
+
+
 class CheckpointWeights(CheckpointArrays):
     """The weights of a checkpoint."""
 
-    def __init__(self, directory: pathlib.Path, step: int):
+    def __init__(self, directory: AnyPath, step: int):
         super().__init__(directory, step, 'weights')
 
     def pieces(self, path: str) -> Iterator[Piece]:

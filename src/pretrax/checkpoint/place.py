@@ -1,19 +1,19 @@
 """Finds the checkpoint that a path refers to."""
 
-import pathlib
-
-from pretrax.checkpoint.manifest import steps_in
+from pretrax.checkpoint.manifest import is_step, steps_in
 from pretrax.errors import UserError
+from pretrax.storage import AnyPath, BucketPath
 
 
-def checkpoints_of(path: pathlib.Path) -> pathlib.Path:
+def checkpoints_of(path: AnyPath) -> AnyPath:
     """The `checkpoints` directory of a run. The path may also be that directory.
 
     Raises:
         UserError: there is no such directory, or it has no checkpoint.
     """
     if not path.is_dir():
-        beside = sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir()) if path.parent.is_dir() else []
+        beside = [] if isinstance(path, BucketPath) or not path.parent.is_dir() else list(path.parent.iterdir())
+        beside = sorted(entry.name for entry in beside if entry.is_dir())
         raise UserError(f'{path}: no such run or checkpoint' + (f'\nfound: {", ".join(beside[:8])}' if beside else ''))
     directory = path if path.name == 'checkpoints' else path / 'checkpoints'
     if not steps_in(directory):
@@ -21,12 +21,12 @@ def checkpoints_of(path: pathlib.Path) -> pathlib.Path:
     return directory
 
 
-def is_checkpoint(path: pathlib.Path) -> bool:
+def is_checkpoint(path: AnyPath) -> bool:
     """Whether a path is a single checkpoint, not a run or its `checkpoints` directory."""
-    return path.is_dir() and path.name.isdigit() and path.parent.name == 'checkpoints'
+    return path.is_dir() and is_step(path.name) and path.parent.name == 'checkpoints'
 
 
-def find_checkpoint(path: pathlib.Path) -> tuple[pathlib.Path, int]:
+def find_checkpoint(path: AnyPath) -> tuple[AnyPath, int]:
     """The `checkpoints` directory and the step of a path: a checkpoint, or the newest one of a run or its `checkpoints`.
 
     Raises:

@@ -12,7 +12,6 @@ import collections
 import concurrent.futures
 import json
 import math
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,8 @@ import numpy as np
 
 from pretrax.checkpoint.agreement import agree, broadcast
 from pretrax.checkpoint.chunks import Chunks, Index, check_file, overlap
+from pretrax.checkpoint.files import raise_if_unreachable
+from pretrax.checkpoint.keep import has_finite_state, is_good
 from pretrax.checkpoint.manifest import (
     STATE,
     Array,
@@ -28,18 +29,20 @@ from pretrax.checkpoint.manifest import (
     Manifest,
     assign_to_processes,
     named_arrays,
+    named_leaves,
     read_manifest,
     shape_text,
     steps_in,
 )
 from pretrax.errors import UserError
+from pretrax.storage import AnyPath
 
 _AHEAD = 8 << 30  # bytes of arrays that may wait in host memory for their device
 _THREADS = 8
 _ALIGNED = 64  # bytes; the CPU backend takes an array with this alignment without a copy
 
 
-def restore(directory: pathlib.Path, step: int, like: Any) -> Any:
+def restore(directory: AnyPath, step: int, like: Any) -> Any:
     """Restores the state of a step with the shapes, dtypes and shardings of `like`.
 
     To restore part of a state, pass a dict with some of its fields, such as {'weights': ...}. Only their files are read.
@@ -51,7 +54,7 @@ def restore(directory: pathlib.Path, step: int, like: Any) -> Any:
     return _restore(directory, _read_agreed(directory, step), like)
 
 
-def _restore(directory: pathlib.Path, manifest: Manifest, like: Any) -> Any:
+def _restore(directory: AnyPath, manifest: Manifest, like: Any) -> Any:
     place, state, problem = directory.absolute() / str(manifest.step), None, ''
     fields = like.keys() if isinstance(like, dict) else {name.split('.')[0] for name in manifest.arrays}
     _check_arrays(place, manifest.arrays, named_arrays(like), set(fields))
@@ -64,7 +67,7 @@ def _restore(directory: pathlib.Path, manifest: Manifest, like: Any) -> Any:
     return state
 
 
-def _read_agreed(directory: pathlib.Path, step: int) -> Manifest:
+def _read_agreed(directory: AnyPath, step: int) -> Manifest:
     """Reads the manifest of a checkpoint. Raises DamagedError in all processes if one of them cannot read it."""
     manifest, problem = None, ''
     try:
@@ -78,18 +81,24 @@ def _read_agreed(directory: pathlib.Path, step: int) -> Manifest:
 
 
 def restore_newest(
-    directory: pathlib.Path, like: Any, say: Callable[[str], None], check: Callable[[dict[str, Any]], None]
+    directory: AnyPath,
+    like: Any,
+    say: Callable[[str], None],
+    check: Callable[[dict[str, Any]], None] = lambda description: None,
+    good: bool = False,
 ) -> tuple[int, Any, dict[str, Any]] | None:
-    """Restores the newest undamaged checkpoint. Reports the checkpoints that it skips.
+    """Restores the newest undamaged checkpoint with a finite state. Reports the checkpoints that it skips.
 
     Args:
         directory: the `checkpoints` directory.
         like: the state, as for `restore`.
-        say: reports each damaged checkpoint.
+        say: reports each skipped checkpoint.
         check: receives the description of a state before it is read; raises UserError if the state must not be used.
+        good: restores only checkpoints that a rollback may return to. Otherwise, if no state is finite, the newest one
+            is restored as it is.
 
     Returns:
-        Step, state and description, or None if there is no checkpoint.
+        Step, state and description, or None if there is no such checkpoint.
 
     Raises:
         UserError: there are checkpoints, but none is readable. Training from step 0 over them would lose the run.
@@ -97,14 +106,31 @@ def restore_newest(
     steps = json.loads(
         broadcast('steps', json.dumps(steps_in(directory)))
     )  # a shared file system may show different processes different files for a while
-    for step in reversed(steps):
+    damaged: set[int] = set()
+    not_finite: list[int] = []
+
+    def attempt(step: int, may_use: Callable[[dict[str, Any]], bool]) -> tuple[int, Any, dict[str, Any]] | None:
         try:
             manifest = _read_agreed(directory, step)
-            check(manifest.description)
-            return step, _restore(directory, manifest, like), manifest.description
+            if may_use(manifest.description):
+                check(manifest.description)
+                return step, _restore(directory, manifest, like), manifest.description
+            if not has_finite_state(manifest.description):
+                not_finite.append(step)
         except DamagedError as error:
+            damaged.add(step)
             say('WARNING: ' + '; '.join(str(error).splitlines()))
-    if steps:
+        return None
+
+    for step in reversed(steps):
+        if restored := attempt(step, is_good if good else has_finite_state):
+            if not_finite:
+                say(f'WARNING: the state of step {not_finite[0]} has non-finite values: its checkpoint is not used')
+            return restored
+    for step in () if good else not_finite:
+        if restored := attempt(step, lambda description: True):
+            return restored
+    if damaged:
         raise UserError(
             f'none of the {len(steps)} checkpoints in {directory} is readable\n'
             'restore one from a backup, or move the directory away to start at step 0'
@@ -112,7 +138,7 @@ def restore_newest(
     return None
 
 
-def _read_arrays(place: pathlib.Path, manifest: Manifest, like: Any) -> Any:
+def _read_arrays(place: AnyPath, manifest: Manifest, like: Any) -> Any:
     """Reads the arrays of a checkpoint that `like` names, with its dtypes and shardings.
 
     Raises:
@@ -121,21 +147,22 @@ def _read_arrays(place: pathlib.Path, manifest: Manifest, like: Any) -> Any:
     mine = {
         file for file, n in assign_to_processes(manifest.files, jax.process_count()).items() if n == jax.process_index()
     }
-    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    leaves, structure = named_leaves(like), jax.tree.structure(like)
     waiting: collections.deque[_Incoming] = collections.deque()
     arrays: list[jax.Array] = []
     with concurrent.futures.ThreadPoolExecutor(_THREADS, 'restore') as pool:
         try:
             others = [pool.submit(check_file, place, manifest, name) for name in mine - _of_arrays(manifest)]
-            for path, leaf in leaves:
-                name = jax.tree_util.keystr(path, simple=True, separator='.')
+            opened = {name: pool.submit(Chunks, place, manifest, name) for name, _ in leaves}
+            for name, leaf in leaves:
                 while waiting and sum(incoming.size for incoming in waiting) > _AHEAD:
                     arrays.append(waiting.popleft().arrived())
-                waiting.append(_Incoming(Chunks(place, manifest, name), leaf, mine, pool))
+                waiting.append(_Incoming(opened[name].result(), leaf, mine, pool))
             arrays += [incoming.arrived() for incoming in waiting]
             for other in others:
                 other.result()
         except OSError as error:
+            raise_if_unreachable(place, error)
             raise DamagedError(f'the checkpoint {place} cannot be read\n{error.filename}: {error.strerror}') from error
         finally:
             pool.shutdown(cancel_futures=True)
@@ -190,7 +217,7 @@ def _of_arrays(manifest: Manifest) -> set[str]:
     return {file for file in manifest.files if file.rpartition('/')[0] in folders}
 
 
-def _check_arrays(place: pathlib.Path, stored: dict[str, Array], wanted: dict[str, Array], fields: set[str]) -> None:
+def _check_arrays(place: AnyPath, stored: dict[str, Array], wanted: dict[str, Array], fields: set[str]) -> None:
     """Raises UserError unless the stored arrays of these fields match. Other fields of the state are ignored."""
     missing = sorted(wanted.keys() - stored)
     surplus = sorted(name for name in stored.keys() - wanted if name.split('.')[0] in fields)

@@ -1,52 +1,26 @@
-"""Checkpoints of a run: Orbax directories `checkpoints/<step>/`, written asynchronously and atomically.
+"""Saves the checkpoints of a run in the background, keeps some of them, and removes the others.
 
 A checkpoint holds the training state and a manifest with a digest of every file. Restoring shards every array for the
-current mesh, whatever mesh wrote it. Arrays are stored uncompressed: random mantissas do not compress, and trying takes
-most of the time (docs/lab-notes.md).
+current mesh, whatever mesh wrote it. The order of all changes is explored by tests/checkpoint/test_keep.py.
 """
 
 import concurrent.futures
 import contextlib
 import json
-import logging
-import pathlib
-import shutil
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 
 from pretrax.checkpoint.agreement import agree, gather
+from pretrax.checkpoint.bucket import Bucket
+from pretrax.checkpoint.directory import Directory
 from pretrax.checkpoint.keep import Keep
-from pretrax.checkpoint.manifest import (
-    DELETING,
-    STATE,
-    UNFINISHED,
-    Array,
-    File,
-    assign_to_processes,
-    digests,
-    named_arrays,
-    partial_directory,
-    publish,
-    read_description,
-    steps_in,
-    written,
-)
-from pretrax.errors import UserError
+from pretrax.checkpoint.manifest import Array, DamagedError, File, named_arrays, read_description
+from pretrax.errors import UnavailableError, UserError
+from pretrax.storage import AnyPath, BucketPath
 
-_PROBE = 4096  # bytes
 _EXISTS = 'there is one'
-
-# Without OCDBT, Orbax warns at every save that there is nothing to merge. If a save fails, it logs pages of tracebacks and
-# also raises. We report the error once, in one line.
-_REDUNDANT = (
-    'Skipping merge of OCDBT', 'Handler Commit operations', 'raised an exception', 'async_serialize',
-    'Failed to write metadata',
-)  # fmt: skip
-for _name in ('absl', 'asyncio'):
-    logging.getLogger(_name).addFilter(lambda record: not any(text in record.getMessage() for text in _REDUNDANT))
 
 
 class SaveError(Exception):
@@ -59,39 +33,54 @@ class Checkpoints:
     Args:
         directory: `<run_dir>/checkpoints`.
         keep: the checkpoints to keep; an integer keeps the newest `keep`.
+        record: receives the step of the newest checkpoint whenever that changes; 0: there is none. Called in process 0.
+        before_publish: receives the step of a checkpoint before it becomes valid; the save fails if it raises. Called in
+            process 0.
 
     Attributes:
         saved: the newest step that was written, or that had been written before.
     """
 
-    def __init__(self, directory: pathlib.Path, keep: Keep | int):
+    def __init__(
+        self,
+        directory: AnyPath,
+        keep: Keep | int,
+        record: Callable[[int], None] = lambda step: None,
+        before_publish: Callable[[int], None] = lambda step: None,
+    ):
         self.directory = directory.absolute()
         self.saved: int | None = None
         self._keep = Keep(keep) if isinstance(keep, int) else keep
-        handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
-        options = ocp.options.AsyncOptions(barrier_sync_fn=self._meet)
-        self._checkpointer = ocp.AsyncCheckpointer(handler, async_options=options)
+        self._record, self._before_publish = record, before_publish
+        if isinstance(self.directory, BucketPath):
+            self._place = Bucket(self.directory)
+        else:
+            self._place = Directory(self.directory, self._meet)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix='checkpoint')
         self._writing: concurrent.futures.Future[None] | None = None
+        self._start: int | None = None  # the step that training continues from; later checkpoints are replaced
         self._remote_problem = ''  # why the current save failed, if another process reported it
-        self._remove_partial()
+        if problem := _in_first_process('begin', self._place.clear):
+            kind = UnavailableError if isinstance(self.directory, BucketPath) else UserError
+            raise kind(f'{self.directory} is not writable: {problem}\nmake it writable, or choose another run_dir=')
 
     def save(self, step: int, state: Any, description: dict[str, Any]) -> None:
-        """Starts a save and returns when the state is copied off the devices. A step that is already saved stays unchanged.
+        """Starts a save and returns when the state is copied off the devices.
+
+        A checkpoint of this step that is already there stays unchanged, unless `continue_from` said otherwise.
 
         Raises:
             SaveError: this save or the previous one failed. Raised in all processes.
         """
         self.wait()
-        partial = partial_directory(self.directory, step)
-        if self._check_place(partial, step):
+        if self._prepare(step):
             self.saved = step
             return
         self._remote_problem = ''
         try:
-            self._checkpointer.save(partial / STATE, args=ocp.args.PyTreeSave(state))
+            self._place.write(step, state)
         except Exception as error:  # Orbax raises OSError, ValueError, RuntimeError and Exception
-            raise self._failed(partial, self._remote_problem or agree('save', _one_line(error))) from error
+            raise self._failed(step, self._remote_problem or agree('save', _one_line(error))) from error
         self._writing = self._thread.submit(self._finish, step, description, named_arrays(state))
 
     def wait(self) -> None:
@@ -100,21 +89,29 @@ class Checkpoints:
         if writing is not None:
             writing.result()
 
-    def remove_after(self, step: int) -> None:
-        """Removes the checkpoints of later steps, which will be trained again. Raises UserError if that fails."""
+    def continue_from(self, step: int) -> None:
+        """Training continues from this step: a later checkpoint, which could not be restored, will be replaced."""
+        self._start = step
+
+    def roll_back_to(self, step: int) -> None:
+        """Removes the checkpoints of later steps, which will be trained again.
+
+        Raises:
+            SaveError: they cannot be removed now; the next good checkpoint removes them.
+        """
         with contextlib.suppress(SaveError):  # the current save is removed too
             self.wait()
         self.saved = None
+        self.continue_from(step)
 
         def remove() -> None:
-            for later in steps_in(self.directory):
+            self._record(step)
+            for later in self._place.steps():
                 if later > step:
-                    self._remove(later)
+                    self._place.remove(later)
 
         if problem := _in_first_process('remove', remove):
-            raise UserError(
-                f'checkpoints after step {step} cannot be removed: {problem}\nmake {self.directory} writable'
-            )
+            raise SaveError(f'checkpoints after step {step} in {self.directory} could not be removed: {problem}')
 
     def __enter__(self) -> 'Checkpoints':
         return self
@@ -130,31 +127,27 @@ class Checkpoints:
             self.wait()
         finally:
             self._thread.shutdown()
-            with contextlib.suppress(OSError):  # a failed save has already been reported
-                self._checkpointer.close()
+            self._place.close()
 
-    def _check_place(self, partial: pathlib.Path, step: int) -> bool:
-        """Creates the directory of a checkpoint and checks that every process can write to it. Returns whether the step
-        is already saved."""
+    def _prepare(self, step: int) -> bool:
+        """Prepares a save, and checks that every process can write. Returns whether the step is already saved."""
 
-        def make() -> str:
-            if step in steps_in(self.directory):
+        def prepare() -> str:
+            is_new = self._start is not None and step > self._start
+            if not is_new and step in self._place.steps():
                 return _EXISTS
-            self._clear()  # leftovers of failed saves, including files they wrote after they were removed
-            partial.mkdir(parents=True)
+            self._place.prepare(step)
             return ''
 
-        problem = _in_first_process('save', make)
+        problem = _in_first_process('save', prepare)
         if not problem and jax.process_count() > 1:
-            probe = partial / f'probe-{jax.process_index()}'
             try:
-                probe.write_bytes(bytes(_PROBE))
-                probe.unlink()
+                self._place.check(step)
             except OSError as error:
                 problem = _one_line(error)
             problem = agree('save', problem)
         if problem and problem != _EXISTS:
-            raise self._failed(partial, problem)
+            raise self._failed(step, problem)
         return problem == _EXISTS
 
     def _meet(self, key: str, timeout_ms: int) -> None:
@@ -165,63 +158,44 @@ class Checkpoints:
             raise SaveError(self._remote_problem)
 
     def _finish(self, step: int, description: dict[str, Any], arrays: dict[str, Array]) -> None:
-        """Runs in the background: waits for Orbax, writes the manifest and renames the checkpoint."""
-        partial, found, problem = partial_directory(self.directory, step), {}, ''
+        """Runs in the background: waits for the arrays, publishes the checkpoint and removes superfluous ones."""
+        found, problem = {}, ''
         try:
-            self._checkpointer.wait_until_finished()
-            readers = assign_to_processes(written(partial), jax.process_count())
-            found = digests(partial, [name for name, reader in readers.items() if reader == jax.process_index()])
+            found = self._place.finish(step)
         except Exception as error:
             problem = _one_line(error)
         if problem := self._remote_problem or agree('save', problem):
-            raise self._failed(partial, problem)
+            raise self._failed(step, problem)
         told = gather('save', json.dumps({name: file.model_dump() for name, file in found.items()}))
 
-        def complete() -> None:
+        def publish() -> None:
             files = {name: File(**said) for text in told for name, said in json.loads(text).items()}
-            files |= digests(partial, written(partial) - files.keys())  # files that their process did not see yet
-            publish(self.directory, step, description, arrays, files)
+            self._before_publish(step)
+            self._place.publish(step, description, arrays, files)
 
-        if problem := _in_first_process('save', complete):
-            raise self._failed(partial, problem)
+        if problem := _in_first_process('save', publish):
+            raise self._failed(step, problem)
         self.saved = step
-        if problem := _in_first_process('save', self._remove_superfluous):
+        if problem := _in_first_process('save', lambda: self._clean_up(step)):
             raise SaveError(
                 f'checkpoint {step} is written, but older ones in {self.directory} could not be removed: {problem}'
             )
 
-    def _failed(self, partial: pathlib.Path, problem: str) -> SaveError:
+    def _failed(self, step: int, problem: str) -> SaveError:
         if jax.process_index() == 0:
-            shutil.rmtree(partial, ignore_errors=True)  # frees space; the next save removes what is left
+            self._place.discard(step)
         return SaveError(f'no checkpoint could be written to {self.directory}: {problem}')
 
-    def _remove_superfluous(self) -> None:
-        losses = {}
-        for step in steps_in(self.directory):
+    def _clean_up(self, saved: int) -> None:
+        descriptions: dict[int, dict[str, Any] | None] = {}
+        for step in self._place.steps():
             try:
-                losses[step] = read_description(self.directory, step).get('val_loss')
-            except UserError:
-                losses[step] = None  # damaged: `restore` reports it, and it is removed like the others
-        for step in losses.keys() - self._keep.chosen(losses):
-            self._remove(step)
-
-    def _remove(self, step: int) -> None:
-        # Rename first: a process killed during deletion must not leave a directory that looks complete.
-        doomed = self.directory / f'{step}{DELETING}'
-        (self.directory / str(step)).rename(doomed)
-        shutil.rmtree(doomed)
-
-    def _remove_partial(self) -> None:
-        """Removes what processes left that were killed while writing or deleting."""
-        if problem := _in_first_process('begin', self._clear):
-            raise UserError(
-                f'{self.directory} is not writable: {problem}\nmake it writable, or choose another run_dir='
-            )
-
-    def _clear(self) -> None:
-        for place in self.directory.iterdir() if self.directory.is_dir() else ():
-            if place.suffix in UNFINISHED:
-                shutil.rmtree(place)
+                descriptions[step] = read_description(self.directory, step)
+            except DamagedError:  # `restore_newest` reports it
+                descriptions[step] = None
+        for step in self._keep.superfluous(saved, descriptions):
+            self._place.remove(step)
+        self._record(saved)
 
 
 def _in_first_process(about: str, work: Callable[[], str | None]) -> str:

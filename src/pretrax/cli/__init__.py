@@ -1,17 +1,21 @@
 """The command line: `pretrax VERB` and `pretrax GROUP VERB`; see `_verbs.py` for how a verb is declared.
 
-`main` turns a `UserError` into at most ten lines on stderr and exit code 2. Any other exception is a bug in pretrax
-and keeps its traceback.
+`main` turns a `UserError`, a path that no file can have, or a bucket that refuses a request into at most ten lines on
+stderr and exit code 2, and a bucket that does not answer into exit code 75. Any other exception is a bug in pretrax and
+keeps its traceback.
 """
 
+import contextlib
+import errno
+import signal
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from pretrax import __version__
 from pretrax.cli._verbs import Group
-from pretrax.errors import MISTAKE, UserError
+from pretrax.errors import MISTAKE, TRY_AGAIN, PrintableStream, UserError, printable
 from pretrax.machine.accelerators import skip_absent_accelerators
 from pretrax.machine.process_memory import ask_for_kept_memory
 
@@ -20,14 +24,24 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs the command line; exits with 2 after a mistake of the user."""
     if arguments is None and sys.argv[1:2] == ['train']:
         ask_for_kept_memory()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # blocked by `ask_for_kept_memory`
     skip_absent_accelerators()
     app = typer.Typer(rich_markup_mode=None)
     app.callback(cls=Group, invoke_without_command=True, no_args_is_help=True)(_pretrax)
+    stdout: Any = PrintableStream(sys.stdout)
     try:
-        typer.main.get_command(app).main(arguments, prog_name='pretrax')
+        with contextlib.redirect_stdout(stdout):
+            typer.main.get_command(app).main(arguments, prog_name='pretrax')
     except UserError as error:
         print(error.short_text(), file=sys.stderr)
-        sys.exit(MISTAKE)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        in_bucket = str(error.filename).startswith(('gs://', 's3://'))
+        if not in_bucket and error.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise
+        shown = str(error.filename) if in_bucket else str(error.filename)[:100]
+        print(printable(f'{shown}: {error.strerror}'), file=sys.stderr)
+        sys.exit(TRY_AGAIN if getattr(error, 'is_temporary', False) else MISTAKE)
 
 
 def _pretrax(version: Annotated[bool, typer.Option('--version', help='Print the version and exit.')] = False) -> None:

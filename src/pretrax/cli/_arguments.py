@@ -1,5 +1,6 @@
 """Arguments and options that several verbs take."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,13 +17,21 @@ AllowChanges = Annotated[
     bool, typer.Option('--allow-changes', help='Resume even if the configuration or the data has changed.')
 ]
 Compiled = Annotated[
-    Path | None, typer.Option(metavar='FILE', help='Run the step that `pretrax compile --save FILE` wrote.')
+    str | None, typer.Option(metavar='FILE', help='Run the step that `pretrax compile --save FILE` wrote.')
 ]
 DryRun = Annotated[bool, typer.Option('--dry-run', help='Do all but train: check and compile everything.')]
 Verbose = Annotated[bool, typer.Option('--verbose', help='Print the whole start-up report.')]
 RunOrCheckpoint = Annotated[
     str,
     typer.Argument(metavar='RUN_OR_CHECKPOINT', help='runs/NAME, or a checkpoint in it: runs/NAME/checkpoints/100.'),
+]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        '--plugin',
+        metavar='FILE',
+        help='Import the Python file with the components of the run; may be repeated. Nothing else is imported.',
+    ),
 ]
 HardwareOption = Annotated[
     str | None,
@@ -32,3 +41,11 @@ SlicesOption = Annotated[
     int | None,
     typer.Option(metavar='N', min=1, help='Number of slices of that hardware; for GPUs, of nodes.', show_default='1'),
 ]
+
+
+def load_plugins(plugins: Sequence[str] | None) -> None:
+    """Runs the plugins that `--plugin` names. Raises UserError."""
+    from pretrax.config import load_plugin
+
+    for plugin in plugins or []:
+        load_plugin(plugin, Path())

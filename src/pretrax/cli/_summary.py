@@ -4,10 +4,11 @@ import os
 import shlex
 from collections.abc import Callable, Mapping
 
-from pretrax.config import RunConfig
+from pretrax.config import RunConfig, printable_override
 from pretrax.errors import UserError
 from pretrax.infer.sample import check_can_sample, most_new_tokens, sample
 from pretrax.run.loop import Result
+from pretrax.storage.working_directory import working_directory
 
 
 def summary(result: Result, arguments: list[str]) -> list[str]:
@@ -37,6 +38,11 @@ def summary(result: Result, arguments: list[str]) -> list[str]:
         '',
         'Try next:',
         *(f'    {prefix}{command}   # {what}' for command, what in _next(result, arguments, writes)),
+        *(
+            [f'report: {directory}/report.html']
+            if (working_directory(config.run_dir) / 'report.html').is_file()
+            else []
+        ),
     ]
 
 
@@ -47,7 +53,8 @@ def _next(result: Result, arguments: list[str], writes: bool) -> list[tuple[str,
     commands = []
     if writes and (room := most_new_tokens(run.recipe.model, run.source.tokenizer, ['class '])):
         shorter = f' --tokens {room}' if room < 128 else ''  # the default of generate is 128
-        commands.append((f"pretrax generate {directory} --prompt 'class '{shorter}", 'more text'))
+        plugins = ''.join(f' --plugin {shlex.quote(plugin)}' for plugin in config.plugins)
+        commands.append((f"pretrax generate {directory} --prompt 'class '{shorter}{plugins}", 'more text'))
     more = {} if result.stopped else {'steps': str(2 * config.steps)}
     commands.append((_again(config, arguments, more), 'continues'))
     if config.data.name == 'text' and getattr(config.data.options, 'text', None):
@@ -80,6 +87,7 @@ def _again(config: RunConfig, arguments: list[str], changes: Mapping[str, str]) 
         for word, before in pairs
         if not word.startswith('--') and before != '--compiled' and word.partition('=')[0] not in replaced
     ]
+    kept = [word for override in kept if (word := printable_override(override))]
     return shlex.join(['pretrax', *kept, *(f'{key}={value}' for key, value in changes.items())])
 
 

@@ -5,7 +5,6 @@ after Ctrl-C.
 """
 
 import functools
-import pathlib
 import signal
 import sys
 from typing import Annotated, NoReturn
@@ -19,22 +18,35 @@ def bench(
         str | None, typer.Option('--out', '-o', metavar='DIR', help='Directory for the results. [default: sweeps/NAME]')
     ] = None,
 ) -> None:
-    from pretrax.launch.bench import FINAL, Bench, measure_command, probe
+    from pretrax.launch.bench import FINAL, RESULTS, Bench, Result, measure_command, probe
     from pretrax.launch.sweep import read_sweep
-    from pretrax.observe.sweep_report import table_text, write_report
+    from pretrax.machine.atomic import write_file
+    from pretrax.storage import BucketPath, locate
+    from pretrax.storage.working_directory import working_directory
+    from pretrax.view.sweep_report import table_text, write_report
 
-    file = pathlib.Path(sweep)
-    directory = pathlib.Path(out) if out else pathlib.Path('sweeps') / file.stem
+    file = locate(sweep)
+    place = locate(out or f'sweeps/{file.stem}')
+    directory = working_directory(place)
     say = functools.partial(print, flush=True)
     grid, rows = read_sweep(file, directory / 'run')
+    if isinstance(place, BucketPath) and (place / RESULTS).is_file():
+        directory.mkdir(parents=True, exist_ok=True)
+        write_file(directory / RESULTS, (place / RESULTS).read_bytes())
     hardware = probe()
     command = f'pretrax bench {sweep}' + (f' --out {out}' if out else '')
     with Bench(grid, rows, directory, hardware, measure_command(), say) as running:
         here = hardware['cpu'] if hardware['platform'] == 'cpu' else f'{hardware["count"]} x {hardware["device"]}'
-        say(f'{len(rows)} rows on {here}; results in {directory}')
+        say(f'{len(rows)} rows on {here}; results in {place}')
         for number in (signal.SIGINT, signal.SIGTERM):  # a shell that starts this in the background ignores SIGINT
             signal.signal(number, _interrupt)
-        report = functools.partial(write_report, directory, file.stem, hardware, command)
+
+        def report(results: list[Result]) -> None:
+            write_report(directory, file.stem, hardware, command, results)
+            if isinstance(place, BucketPath):
+                for path in directory.glob('results.*'):
+                    (place / path.name).write_bytes(path.read_bytes())
+
         try:
             for _ in running.run():
                 report(running.results())  # after each row, so that the table survives whatever comes next
@@ -46,7 +58,7 @@ def bench(
         results = running.results()
         report(results)
     say('\n' + '\n'.join(table_text(results)))
-    say(f'\nwrote {directory}/results.md, .csv, .html and .jsonl')
+    say(f'\nwrote {place}/results.md, .csv, .html and .jsonl')
     if any(result['status'] not in FINAL for result in results):
         say('some rows failed; the same command tries them again')
         raise typer.Exit(1)

@@ -1,15 +1,17 @@
 """Compile the training step for hardware that is not here.
 
 Prints whether it fits, how much memory it needs and how fast it can be. Without --topology, it is compiled for the devices of this machine. The exit code is 1 if the step does not fit.
+
+--graph draws the compiled step: the operations by named scope, collectives with their bytes, forward and backward apart. With it, CONFIG may also be a file that contains a compiled step as text, such as RUN/program/program.hlo.txt.gz; nothing is compiled then.
 """
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pretrax.cli._arguments import ConfigFile, HardwareOption, Overrides, SlicesOption
 from pretrax.errors import UserError
+from pretrax.storage import AnyPath
 
 DOES_NOT_FIT = 1
 
@@ -19,11 +21,24 @@ def compile_(
     overrides: Overrides = None,
     topology: HardwareOption = None,
     slices: SlicesOption = None,
-    save: Annotated[Path | None, typer.Option(metavar='FILE', help='Write the compiled step to this file.')] = None,
+    save: Annotated[str | None, typer.Option(metavar='FILE', help='Write the compiled step to this file.')] = None,
+    graph: Annotated[
+        str | None,
+        typer.Option(metavar='FILE', help='Draw the compiled step: .html, .svg; or write its text: .txt.gz.'),
+    ] = None,
 ) -> None:
     from pretrax.config import load
     from pretrax.scale.topology import parse_topology
+    from pretrax.storage import locate
+    from pretrax.view.program.file import check_name, is_text
 
+    picture = None if graph is None else check_name(locate(graph))
+    if is_text(config):
+        if picture is None:
+            raise UserError(f'{config} is a compiled step\n  to draw it: pretrax compile {config} --graph FILE.html')
+        _draw_text(locate(config), picture)
+        return
+    place = None if save is None else locate(save)
     loaded = load(config, overrides or [])  # before the slow import of JAX: report mistakes at once
     if slices is not None and topology is None:
         raise UserError(f'--slices {slices} needs --topology\n  for example: --topology v5e-256 --slices {slices}')
@@ -41,10 +56,21 @@ def compile_(
 
     ahead = compile_ahead(settled(loaded, print, hardware), hardware, print)
     print('\n'.join([*map(str, ahead.run.startup), '', *report(ahead)]))
-    if save is not None:
+    if place is not None:
         from pretrax.ahead.saved import save as save_step
 
-        save = save.expanduser()
-        print(f'\nwrote {save}, {size(save_step(ahead, save))}; run it with: pretrax train CONFIG --compiled {save}')
+        print(f'\nwrote {save}, {size(save_step(ahead, place))}; run it with: pretrax train CONFIG --compiled {save}')
+    if picture is not None:
+        from pretrax.ahead.drawn import draw
+
+        print(f'\nwrote {graph}: {draw(ahead, picture)}')
     if not ahead.fits and ahead.limit is not None:
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _draw_text(text: AnyPath, picture: AnyPath) -> None:
+    from pretrax.view.program.file import read_program
+    from pretrax.view.program.picture import write_picture
+
+    write_picture(picture, read_program(text), text.name.partition('.')[0])
+    print(f'wrote {picture}')

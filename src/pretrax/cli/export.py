@@ -3,12 +3,11 @@
 Writes safetensors, config.json and the tokenizer, which the stock classes of transformers load.
 """
 
-import pathlib
 from typing import Annotated
 
 import typer
 
-from pretrax.cli._arguments import RunOrCheckpoint
+from pretrax.cli._arguments import Plugins, RunOrCheckpoint, load_plugins
 from pretrax.errors import UserError
 
 DTYPES = {'f32': 'F32', 'bf16': 'BF16', 'f16': 'F16'}
@@ -20,14 +19,20 @@ def export(
     dtype: Annotated[
         str | None, typer.Option(metavar='DTYPE', help='bf16, f16 or f32. [default: that of the import, or f32]')
     ] = None,
+    plugin: Plugins = None,
 ) -> None:
     if dtype is not None and dtype not in DTYPES:
         raise UserError(f'--dtype is {dtype}; expected one of {", ".join(DTYPES)}')
+    from pretrax.storage import locate
+    from pretrax.storage.staging import read_directory
+
+    place = locate(out)
     from pretrax.huggingface.export import export as write
     from pretrax.model.transformer import Transformer
     from pretrax.run.imported import KEPT
     from pretrax.run.trained import open_trained
 
+    load_plugins(plugin)
     trained = open_trained(path)
     model, source = trained.run.recipe.model, trained.run.source
     if not isinstance(model, Transformer):
@@ -35,16 +40,16 @@ def export(
     imported = (trained.description.get('imported') or {}).get('dtype')
     stored = DTYPES[dtype] if dtype else imported or 'F32'
     why = 'as requested' if dtype else 'as in the imported files' if imported else 'exact; --dtype bf16 halves the size'
-    kept = trained.directory.parent / KEPT
-    files = write(
-        trained.pieces,
-        model.arch,
-        trained.run.like.weights,
-        pathlib.Path(out),
-        dtype=stored,
-        family=getattr(trained.run.config.model.options, 'family', None),
-        tokenizer=getattr(source, 'tokenizer', None),
-        kept=kept if kept.is_dir() else None,
-    )
+    with read_directory(trained.directory.parent / KEPT) as kept:
+        files = write(
+            trained.pieces,
+            model.arch,
+            trained.run.like.weights,
+            place,
+            dtype=stored,
+            family=getattr(trained.run.config.model.options, 'family', None),
+            tokenizer=getattr(source, 'tokenizer', None),
+            kept=kept if kept.is_dir() else None,
+        )
     print(f'exported step {trained.step} of {path} to {out}, {stored} ({why}): {", ".join(files)}')
     print(f"load it with transformers.AutoModelForCausalLM.from_pretrained('{out}')")

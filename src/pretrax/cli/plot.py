@@ -1,8 +1,8 @@
-"""Draw a metric of one or more runs."""
+"""Draw metrics of one or more runs."""
 
 import pathlib
 import shutil
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,29 +12,45 @@ from pretrax.errors import UserError
 def plot(
     runs: Annotated[list[str], typer.Argument(metavar='RUN...', help='Directories of runs.')],
     out: Annotated[
-        str | None, typer.Option('--out', '-o', metavar='FILE', help='An .svg or .html file. [default: the terminal]')
+        str | None,
+        typer.Option(
+            '--out', '-o', metavar='FILE', help='A .png, .svg, .pdf, .html or .csv file. [default: the terminal]'
+        ),
     ] = None,
-    key: Annotated[str, typer.Option('--key', '-k', help='A key of metrics.jsonl.')] = 'loss',
+    key: Annotated[
+        list[str] | None,
+        typer.Option('--key', '-k', help='A key of metrics.jsonl; may be repeated. [default: loss and val_loss]'),
+    ] = None,
+    x: Annotated[Literal['step', 'tokens', 'time'], typer.Option('--x', help='The x axis.')] = 'step',
+    smooth: Annotated[
+        float, typer.Option(min=0, metavar='STEPS', help='Half-life of an exponential moving average; 0: none.')
+    ] = 0,
+    log_x: Annotated[bool, typer.Option('--log-x', help='A logarithmic x axis.')] = False,
+    log_y: Annotated[bool, typer.Option('--log-y', help='Logarithmic y axes.')] = False,
 ) -> None:
-    from pretrax.observe import plot as chart
+    from pretrax.cli._output import write_output
+    from pretrax.view.charts.curves import chart, curve, default_keys, load_runs, table
+    from pretrax.view.charts.page import chart_page
+    from pretrax.view.charts.picture import SUFFIXES, chart_picture
+    from pretrax.view.charts.text import chart_text
 
-    suffix = pathlib.Path(out).suffix.lower() if out else None
-    if suffix not in (None, '.svg', '.html'):
-        raise UserError(
-            f'cannot draw {out}: expected a name that ends in .svg or .html\n'
-            'for another format, open the .svg in a browser or a drawing program; other tools can read metrics.jsonl'
-        )
-    series = chart.load_series(runs, key)
+    suffix = pathlib.PurePath(out or '').suffix.lower()
+    if out is not None and suffix not in (*SUFFIXES, '.html', '.csv'):
+        raise UserError(f'cannot draw {out}: expected a name that ends in {", ".join(SUFFIXES)}, .html or .csv')
+    loaded = load_runs(runs)
+    curves = [curve(run, name, x) for name in dict.fromkeys(key or default_keys(loaded)) for run in loaded]
     if out is None:
-        print(chart.text(series, key, width=min(shutil.get_terminal_size().columns, 120)))
+        drawn = chart(curves, x, smooth, log_x, log_y)
+        print(chart_text(drawn, width=min(shutil.get_terminal_size().columns, 120)))
         return
-    image = chart.svg(series, key)
-    if suffix == '.html':
-        image = f'<!doctype html>\n<meta charset="utf-8">\n<title>{len(series)} runs</title>\n{image}'
-    path = pathlib.Path(out)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(image, encoding='utf-8')
-    except OSError as error:
-        raise UserError(f'cannot write {out}: {error.strerror}') from error
+    if suffix == '.csv':
+        content = table(curves, x, smooth).encode()
+    else:
+        drawn = chart(curves, x, smooth, log_x, log_y)
+        content = (
+            chart_page(drawn, ', '.join(run.name for run in loaded)).encode()
+            if suffix == '.html'
+            else chart_picture(drawn, suffix)
+        )
+    write_output(out, content)
     print(f'wrote {out}')

@@ -1,12 +1,21 @@
 """Configuration: YAML of values in, a checked and frozen `RunConfig` out. Imports no JAX."""
 
 from pretrax.config.effects import effect_of, may_change_on_resume, values_in_step
-from pretrax.config.load import from_values, load, load_plugin
+from pretrax.config.load import from_manifest, from_values, load, load_plugin, read_resolved
 from pretrax.config.mesh import resolve_mesh
 from pretrax.config.registry import build, register
 from pretrax.config.schema import InitFrom, Mesh, Processes, RunConfig
 from pretrax.config.settle import settle
-from pretrax.config.show import ABSENT, diff, diff_values, json_schema, origin, resolved_yaml
+from pretrax.config.show import (
+    ABSENT,
+    diff,
+    diff_values,
+    json_schema,
+    origin,
+    printable_override,
+    resolved_yaml,
+    written_values,
+)
 
 __all__ = [
     'ABSENT',
@@ -18,15 +27,19 @@ __all__ = [
     'diff',
     'diff_values',
     'effect_of',
+    'from_manifest',
     'from_values',
     'json_schema',
     'load',
     'load_plugin',
     'may_change_on_resume',
     'origin',
+    'printable_override',
+    'read_resolved',
     'register',
     'resolve_mesh',
     'resolved_yaml',
     'settle',
     'values_in_step',
+    'written_values',
 ]

@@ -7,9 +7,11 @@ Loading a configuration executes the Python files in its `plugins:`. Read `plugi
 from somebody else.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import json
+import os
 import re
 import sys
 import textwrap
@@ -19,41 +21,71 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from pretrax.config import registry
+from pretrax.config.interpolation import resolve
 from pretrax.config.packaged import find_packaged
 from pretrax.config.problems import Path as KeyPath
-from pretrax.config.problems import Problem, from_validation, report, shown
-from pretrax.config.schema import RunConfig
-from pretrax.config.source import MISSING, Layer, Places, decoded, of_omegaconf, parse_overrides, read_file
+from pretrax.config.problems import Problem, ProblemsError, from_validation, report, shown
+from pretrax.config.schema import RunConfig, Storage
+from pretrax.config.source import MISSING, Layer, Places, decoded, locate_beside, parse_overrides, read_file
 from pretrax.errors import UserError
+from pretrax.storage import AnyPath, BucketPath, StorageSettings, locate, use_settings
 
 
-def load(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
-    """Reads a configuration file.
+def load(path: str | AnyPath, overrides: Iterable[str] = ()) -> RunConfig:
+    """Reads a configuration file, and reaches buckets as its section `storage` says from then on.
 
     Args:
-        path: a YAML file, or the name of a packaged configuration such as 'quickstart'.
+        path: a YAML file, also gs://BUCKET/PATH or s3://BUCKET/PATH, or a packaged configuration such as 'quickstart'.
         overrides: `key=value` strings such as 'mesh.d=4'; keys are dotted, values are YAML.
 
     Raises:
         UserError: at most ten lines that name the file, the key, what was given and what is expected.
     """
-    path = Path(path)
-    if not path.suffix and (packaged := find_packaged(str(path))) and not path.exists():
+    path = locate(path) if isinstance(path, str) else path
+    if isinstance(path, Path) and not path.suffix and (packaged := find_packaged(str(path))) and not path.exists():
         path = packaged
     return _checked([*_with_bases(path, ()), parse_overrides(overrides)], str(path))
 
 
 def from_values(values: Mapping[str, Any], overrides: Iterable[str] = ()) -> RunConfig:
     """The same as `load`, from a dict with the keys of a configuration file."""
-    given = Layer(dict(values), dict.fromkeys(_paths(values, ()), 'given'))
-    return _checked([given, parse_overrides(overrides)], 'values')
+    try:
+        given = Layer(dict(values), dict.fromkeys(_paths(values, ()), 'given'))
+        return _checked([given, parse_overrides(overrides)], 'values')
+    except RecursionError:
+        raise UserError('values: nested too deeply to be a configuration') from None
 
 
-def load_plugin(plugin: str, directory: Path) -> str:
+def read_resolved(path: AnyPath) -> RunConfig:
+    """The configuration in a run's config.yaml, which may be somebody else's. Raises UserError as `from_manifest`."""
+    return from_manifest(read_file(path).values)
+
+
+def from_manifest(values: Mapping[str, Any]) -> RunConfig:
+    """The configuration in the manifest of a checkpoint or a compiled step, which may be somebody else's.
+
+    Imports no plugin, and takes no variable of the environment into a URL.
+
+    Raises:
+        UserError: the values are not a configuration, or name a component of a plugin that was not imported.
+    """
+    try:
+        given = Layer(dict(values), dict.fromkeys(_paths(values, ()), 'manifest'))
+        return _checked([given], 'manifest', recorded=True)
+    except RecursionError:
+        raise UserError('the configuration in the manifest is nested too deeply') from None
+    except UserError as error:
+        plugins = values.get('plugins')
+        if not plugins or 'is not a registered' not in str(error):
+            raise
+        raise UserError(
+            f'{error}\nit was written with plugins, which are imported only if you name them: {shown(plugins)}'
+        ) from error
+
+
+def load_plugin(plugin: str, directory: AnyPath) -> str:
     """Runs a plugin, once per process: a Python file (relative to `directory`) or an importable module.
 
     Returns the absolute path of a file, or the module's name.
@@ -62,7 +94,10 @@ def load_plugin(plugin: str, directory: Path) -> str:
         UserError: there is no such plugin, or it fails; the message names the exception and the line.
     """
     is_file = plugin.endswith('.py') or '/' in plugin
-    path = (directory / plugin).resolve() if is_file else None
+    found = locate_beside(directory, plugin) if is_file else None
+    if isinstance(found, BucketPath):
+        raise UserError(f'plugins: {found} is in a bucket; expected a local file\n    copy it to this machine')
+    path = found and Path(os.path.realpath(found))
     name = f'pretrax_plugin:{path}' if path else plugin
     if path and not path.is_file():
         raise UserError(f'plugins: {path} does not exist; paths are relative to the file that names them')
@@ -92,21 +127,21 @@ def load_plugin(plugin: str, directory: Path) -> str:
     return str(path or plugin)
 
 
-def _with_bases(path: Path, below: tuple[Path, ...]) -> list[Layer]:
+def _with_bases(path: AnyPath, below: tuple[AnyPath, ...]) -> list[Layer]:
     """The layers of the files that a file extends, in order, then its own."""
     layer = read_file(path)
     if 'extends' not in layer.values:
         return [layer]
     place = layer.origins[('extends',)]
-    extends = _resolved({'extends': layer.values.pop('extends')}, layer.origins, place)['extends']
+    extends = _resolved({'extends': layer.values.pop('extends')}, layer.origins, place)[0]['extends']
     bases = [extends] if isinstance(extends, str) else extends
     if not isinstance(bases, list) or not bases or not all(isinstance(base, str) and base for base in bases):
         raise UserError(f'{place}: extends is {shown(extends)}; expected the path of a YAML file, or a list of paths')
     layers = []
-    chain = (*below, path.resolve())
+    chain = (*below, _real(path))
     for base in bases:
-        base_path = path.parent / base
-        if base_path.resolve() in chain:
+        base_path = locate_beside(path.parent, base)
+        if _real(base_path) in chain:
             circle = ' -> '.join(file.name for file in (*chain, base_path))
             raise UserError(f'{place}: extends is circular: {circle}\n    remove one of the extends')
         try:
@@ -118,30 +153,42 @@ def _with_bases(path: Path, below: tuple[Path, ...]) -> list[Layer]:
     return [*layers, layer]
 
 
-def _checked(layers: list[Layer], name: str) -> RunConfig:
-    values, origins, notes = _merged(layers, name)
+def _real(path: AnyPath) -> AnyPath:
+    return Path(os.path.realpath(path)) if isinstance(path, Path) else path
+
+
+def _checked(layers: list[Layer], name: str, recorded: bool = False) -> RunConfig:
+    values, origins, notes = _merged(layers)
     place = Places(origins, name)
-    values = _resolved(values, origins, name)
-    values = _with_plugins(values, layers, place)
-    values = _with_model_of_start(values, origins)
+    values, references = _resolved(values, origins, name, recorded)
+    if not recorded:
+        _reach_buckets(values)
+        values = _with_plugins(values, layers, place)
+        values = _with_model_of_start(values, origins)
     config = _validated(values, origins, place)
     config._origins = origins
+    config._references = references
     config._notes = tuple(notes)
     return config
 
 
-def _merged(layers: list[Layer], name: str) -> tuple[dict[str, Any], dict[KeyPath, str], list[str]]:
+def _merged(layers: list[Layer]) -> tuple[dict[str, Any], dict[KeyPath, str], list[str]]:
     values: dict[str, Any] = {}
     origins: dict[KeyPath, str] = {}
     notes = []
     for layer in layers:
         notes += _drop_options_of_replaced_components(values, layer, origins)
-        try:
-            values = OmegaConf.to_container(OmegaConf.merge(values, layer.values), resolve=False)  # type: ignore
-        except OmegaConfBaseException as error:
-            raise UserError(f'{name}: {str(error).splitlines()[0]}') from error
+        values = _laid_over(values, layer.values)
         origins |= layer.origins
     return values, origins, notes
+
+
+def _laid_over(below: Any, above: Any) -> Any:
+    """A copy of `above`; a mapping keeps the keys of `below` that it does not give."""
+    if not isinstance(above, Mapping):
+        return above
+    below = below if isinstance(below, dict) else {}
+    return below | {key: _laid_over(below.get(key), value) for key, value in above.items()}
 
 
 def _drop_options_of_replaced_components(
@@ -162,23 +209,23 @@ def _drop_options_of_replaced_components(
             del below[key]
 
 
-def _resolved(values: dict[str, Any], origins: dict[KeyPath, str], name: str) -> dict[str, Any]:
-    """Values with interpolations resolved; their origins get a remark."""
+def _resolved(
+    values: dict[str, Any], origins: dict[KeyPath, str], name: str, recorded: bool = False
+) -> tuple[dict[str, Any], dict[KeyPath, str]]:
+    """Values with interpolations resolved, and the references to the environment; their origins get a remark."""
     place = Places(origins, name)
     try:
-        resolved = OmegaConf.to_container(OmegaConf.create(values), resolve=True)
-    except OmegaConfBaseException as error:
-        raise report([of_omegaconf(error)], place) from error
-    assert isinstance(resolved, dict)
+        resolved, references = resolve(values, recorded=recorded)
+    except ProblemsError as error:
+        raise report(error.problems, place) from error
     problems = list(_impossible(resolved, ()))
     if problems:
         raise report(problems, place)
-    for path, text in _strings(values, ()):
-        if variables := re.findall(r'oc\.env:\s*([A-Za-z_]\w*)', text):
-            origins[path] = f'{place(path)}, environment {" ".join(variables)}'
-        elif re.search(r'(?<!\\)\$\{', text):
-            origins[path] = f'{place(path)}, {text}'
-    return resolved  # type: ignore[return-value]
+    remarks = {path: text for path, text in _strings(values, ()) if re.search(r'(?<!\\)\$\{', text)}
+    for path, reference in references.items():
+        remarks[path] = f'environment {" ".join(dict.fromkeys(re.findall(r"oc[.]env:([A-Za-z_]\w*)", reference)))}'
+    origins |= {path: f'{place(path)}, {remark}' for path, remark in remarks.items()}
+    return resolved, references
 
 
 def _impossible(value: Any, path: KeyPath) -> Iterator[Problem]:
@@ -240,6 +287,13 @@ def _with_model_of_start(values: dict[str, Any], origins: dict[KeyPath, str]) ->
         return values
     origins |= {('model', key): f'init_from {start}' for key in section if key not in given}
     return values | {'model': section | given}
+
+
+def _reach_buckets(values: Mapping[str, Any]) -> None:
+    """Applies the section `storage`, which is checked with the rest: `init_from` may be in a bucket."""
+    if isinstance(values.get('storage'), dict):
+        with contextlib.suppress(pydantic.ValidationError):
+            use_settings(StorageSettings(**Storage.model_validate(values['storage']).model_dump()))
 
 
 def _validated(values: dict[str, Any], origins: Mapping[KeyPath, str], place: Places) -> RunConfig:

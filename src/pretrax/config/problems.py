@@ -17,6 +17,9 @@ from pretrax.errors import UserError
 
 type Path = tuple[str | int, ...]
 
+# Keys whose values are secrets, and the variable of the environment that is written instead of a plain value.
+SECRETS: dict[Path, str] = {('log', 'notify', 'url'): 'PRETRAX_NOTIFY_URL'}
+
 MOST_SHOWN = 4  # two lines each, and a line that counts the rest
 
 
@@ -110,7 +113,8 @@ def from_validation(error: pydantic.ValidationError, given: Any, model: type[pyd
             expected.setdefault(path, []).append(_expected(detail['msg']))
     for path, alternatives in expected.items():
         wanted = ' or '.join(dict.fromkeys(alternatives))
-        what = f'is {shown(_at(given, path))}; expected {wanted}'
+        is_secret = any(len(path) > 1 and secret[: len(path)] == path[: len(secret)] for secret in SECRETS)
+        what = f'expected {wanted}' if is_secret else f'is {shown(_at(given, path))}; expected {wanted}'
         hint = _fix(_at(given, path), wanted) or _describe(model, path)
         problems.setdefault(path, Problem(path, what, hint))
     # A list with one bad item is not itself bad.

@@ -6,6 +6,7 @@ The sections `model`, `data`, `optimizer` and `schedule` choose a component by `
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -15,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
 from pretrax.config import registry
 from pretrax.config.problems import Problem, ProblemsError, known_keys, nearest, shown, unknown
+from pretrax.errors import UserError
+from pretrax.storage import BucketPath, locate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +46,11 @@ CountOrZero = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Axis = Count | Literal['auto']
+_Directory = Annotated[
+    Path | pydantic.InstanceOf[BucketPath],
+    pydantic.PlainSerializer(str, when_used='json'),
+    pydantic.WithJsonSchema({'type': 'string', 'format': 'path'}),
+]
 
 
 class Section(BaseModel):
@@ -254,8 +262,30 @@ class Faults(Section):
         default=20,
         description='with several processes, one that is silent for this long counts as lost; the others exit with code 75',
     )
+    lease_seconds: Positive = Field(
+        default=60.0,
+        description='with run_dir in a bucket, another process may take over the run if this one is silent for this long',
+    )
     stack_trace_interval_seconds: NotNegative = Field(
         default=0.0, description='write the stacks of all threads at this interval; 0: only on a fault'
+    )
+
+
+class Storage(Section):
+    """How the buckets of gs:// and s3:// are reached; see docs/storage.md. Credentials come from the environment."""
+
+    endpoint: str | None = Field(
+        default=None,
+        pattern=r'^https?://\S+$',
+        description='URL of an S3-compatible service, such as MinIO or R2; null: AWS_ENDPOINT_URL, or Amazon',
+    )
+    region: str | None = Field(default=None, min_length=1, description='of the S3 bucket; null: AWS_REGION')
+    profile: str | None = Field(
+        default=None, min_length=1, description='of ~/.aws/credentials and ~/.aws/config; null: AWS_PROFILE'
+    )
+    retry_seconds: NotNegative | None = Field(
+        default=None,
+        description='for how long a failing request is repeated; null: PRETRAX_STORAGE_RETRY_SECONDS, or 60',
     )
 
 
@@ -278,6 +308,35 @@ class Eval(Section):
     batches: Count = Field(default=8, description='batches per evaluation')
 
 
+class Notify(Section):
+    """Notifications about a run; see docs/see.md."""
+
+    url: str | None = Field(
+        default=None,
+        json_schema_extra={'pattern': r'^(https?://\S+|\$\{.*)$'},
+        description='webhook that receives a JSON object; written to files as ${oc.env:...} only; null: none',
+    )
+    command: tuple[Annotated[str, Field(min_length=1)], ...] | None = Field(
+        default=None,
+        min_length=1,
+        strict=False,
+        description='program and arguments to run, with the JSON object as its input; null: none',
+    )
+    events: tuple[Literal['finished', 'stopped', 'failed', 'diverged', 'stalled', 'recovered'], ...] = Field(
+        default=('finished', 'stopped', 'failed', 'diverged', 'stalled', 'recovered'),
+        strict=False,
+        description='what to notify of',
+    )
+    stalled_seconds: Positive = Field(default=600.0, description='a run without a step for this long has stalled')
+
+    @pydantic.field_validator('url')
+    @classmethod
+    def _web_address(cls, url: str | None) -> str | None:
+        if url is not None and not re.fullmatch(r'https?://[^\s/]\S*', url):
+            raise ProblemsError(Problem((), 'must be a URL that begins with http:// or https:// and has no spaces'))
+        return url
+
+
 class Log(Section):
     """Where metrics go, besides the terminal and metrics.jsonl."""
 
@@ -289,11 +348,34 @@ class Log(Section):
         default=0,
         description='steps to trace, after three warm-up steps; the trace is written to <run_dir>/profile; 0: none',
     )
+    profile_on_slow: Annotated[float, Field(gt=1)] | None = Field(
+        default=None,
+        description='trace the next steps when a step takes this many times the usual time, three times at most; null: never',
+    )
+    layers: CountOrZero = Field(
+        default=0,
+        description='steps between lines of statistics by layer, in <run_dir>/layer_statistics.jsonl; 0: none',
+    )
+    report: bool = Field(default=True, description='write <run_dir>/report.html at the end of the run')
+    graph: bool = Field(
+        default=False,
+        description='write the compiled step to <run_dir>/program: a page, a picture (.svg) and its text',
+    )
     tensorboard: bool = Field(default=False, description='write event files to <run_dir>/tb')
     wandb: str | None = Field(default=None, min_length=1, description='Weights & Biases project; null: off')
     mlflow: str | bool | None = Field(
         default=None, description='MLflow tracking URI; true: ./mlflow.db; null or false: off'
     )
+    trackio: str | None = Field(
+        default=None, min_length=1, description='Trackio project, in a local database; null: off'
+    )
+
+    notify: Notify = Field(default=Notify(), description='notifications by a webhook or a command')
+
+    def trackers(self) -> dict[str, str | bool]:
+        """The trackers that are on, by key."""
+        keys = ('tensorboard', 'wandb', 'mlflow', 'trackio')
+        return {key: choice for key in keys if (choice := getattr(self, key))}
 
 
 class Sample(Section):
@@ -324,9 +406,9 @@ class RunConfig(Section):
     """One run. Read from YAML by `pretrax.config.load`, or from a dict by `pretrax.config.from_values`."""
 
     name: Annotated[str, NOTHING] = Field(description='name of the run: letters, digits, "." "_" "-"')
-    run_dir: Annotated[Path, NOTHING] = Field(
+    run_dir: Annotated[_Directory, NOTHING] = Field(
         default_factory=lambda given: Path('runs') / given['name'],
-        description='directory for everything the run writes; runs/<name>',
+        description='directory for everything the run writes, also gs://BUCKET/PATH or s3://BUCKET/PATH; runs/<name>',
     )
     seed: Annotated[CountOrZero, STEP] = Field(
         default=0, description='all random numbers derive from (seed, step, name)'
@@ -348,6 +430,7 @@ class RunConfig(Section):
     memory: Annotated[Memory, STEP_RESUMABLE] = Field(default=Memory(), description='what is kept in host memory')
     checkpoint: Annotated[Checkpoint, NOTHING] = Field(default=Checkpoint(), description='when the state is saved')
     faults: Annotated[Faults, NOTHING] = Field(default=Faults(), description='spikes, hangs, time limits')
+    storage: Annotated[Storage, NOTHING] = Field(default=Storage(), description='how buckets are reached')
     processes: Annotated[Processes, NOTHING] = Field(default=Processes(), description='the processes of the run')
     eval: Annotated[Eval, NOTHING] = Field(default=Eval(), description='loss on held-out text')
     log: Annotated[Log, NOTHING] = Field(default=Log(), description='where metrics go')
@@ -357,6 +440,7 @@ class RunConfig(Section):
     )
 
     _origins: dict[tuple[str | int, ...], str] = pydantic.PrivateAttr(default_factory=dict)
+    _references: dict[tuple[str | int, ...], str] = pydantic.PrivateAttr(default_factory=dict)
     _notes: tuple[str, ...] = pydantic.PrivateAttr(())
 
     def __eq__(self, other: object) -> bool:
@@ -367,6 +451,11 @@ class RunConfig(Section):
     def origins(self) -> Mapping[tuple[str | int, ...], str]:
         """Where each key was given ('configs/a.yaml:3', 'override', ...); see `pretrax.config.origin` for the rest."""
         return self._origins
+
+    @property
+    def references(self) -> Mapping[tuple[str | int, ...], str]:
+        """The text of each value that comes from the environment, such as '${oc.env:SCRATCH}/run'."""
+        return self._references
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -387,9 +476,13 @@ class RunConfig(Section):
             )
         return name
 
-    @pydantic.field_validator('run_dir', mode='before')
+    @pydantic.field_validator('run_dir', mode='plain')
     @classmethod
     def _some_directory(cls, directory: Any) -> Any:
+        if not isinstance(directory, str | Path | BucketPath):
+            raise ProblemsError(
+                Problem((), f'is {shown(directory)}; expected a directory', 'leave it out for runs/<name>')
+            )
         if isinstance(directory, str) and directory.startswith('~'):
             raise ProblemsError(
                 Problem((), f'is {shown(directory)}; only a shell expands ~', 'write ${oc.env:HOME}/...')
@@ -398,7 +491,25 @@ class RunConfig(Section):
             raise ProblemsError(
                 Problem((), f'is {shown(directory)}; expected a directory', 'leave it out for runs/<name>')
             )
-        return directory
+        try:
+            return locate(directory) if isinstance(directory, str) else directory
+        except UserError as error:
+            problem, _, fix = str(error).partition('\n')
+            raise ProblemsError(
+                Problem((), problem, fix or 'write a local path, gs://BUCKET/PATH or s3://BUCKET/PATH')
+            ) from None
+
+    @pydantic.field_validator('init_from')
+    @classmethod
+    def _some_start(cls, start: str | InitFrom | None) -> str | InitFrom | None:
+        path = start.path if isinstance(start, InitFrom) else start
+        if path is not None and not path.startswith('hf:'):
+            try:
+                locate(path)
+            except UserError as error:
+                problem, _, fix = str(error).partition('\n')
+                raise ProblemsError(Problem((), problem, fix)) from None
+        return start
 
     @pydantic.model_validator(mode='after')
     def _warmup_ends(self) -> 'RunConfig':

@@ -1,9 +1,11 @@
 """A configuration as text: resolved YAML with origins, the difference of two, and the JSON Schema."""
 
+import json
+import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from omegaconf import OmegaConf
@@ -12,10 +14,14 @@ from pydantic.json_schema import models_json_schema
 
 from pretrax import __version__
 from pretrax.config import registry
-from pretrax.config.problems import Path, dotted
+from pretrax.config.effects import effect_of
+from pretrax.config.interpolation import escaped
+from pretrax.config.problems import SECRETS, Path, dotted
 from pretrax.config.schema import Component, RunConfig
 
 type Leaf = tuple[Path, Any]
+
+_REFERENCE = re.compile(r'\$\{oc\.env: *\w+ *(, *null *)?\}')  # a value that is from the environment as a whole
 
 
 class Absent(Enum):
@@ -34,15 +40,40 @@ def resolved_yaml(config: RunConfig) -> str:
     """Every value as YAML, with its origin as a comment. Loading this text gives an equal configuration."""
     header = [f'# Every value of this run and where it came from; pretrax {__version__}.']
     header += [f'# {note}' for note in config.notes]
-    lines = list(_lines(config.model_dump(mode='json'), (), config))
+    lines = list(_lines(written_values(config), (), config))
     width = min(48, max(len(text) for text, comment in lines if comment))
     body = [f'{text:<{width}}  # {comment}' if comment else text for text, comment in lines]
     return '\n'.join([*header, *body]) + '\n'
 
 
+def written_values(config: RunConfig) -> dict[str, Any]:
+    """The values as pretrax writes them: a text from the environment, which may be a secret, is its reference.
+
+    Also a secret that was given as a plain text, as a whole or in part, is written as a reference. Values that the compiled
+    step depends on, numbers, and choices between fixed words are written as they are, so that a resumed run notices a change.
+    """
+    references = {path: text for path, text in config.references.items() if _may_be_secret(config, path)}
+    for path, variable in SECRETS.items():
+        if not _REFERENCE.fullmatch(references.get(path, '')):
+            references[path] = f'${{oc.env:{variable},null}}'
+    return _written(config.model_dump(mode='json'), (), references)
+
+
+def printable_override(override: str) -> str:
+    """KEY=VALUE as it may be printed, with the reference of a secret; '' if a secret is a part of the value."""
+    key, _, value = override.partition('=')
+    for path, variable in SECRETS.items():
+        if key == dotted(path) and not _REFERENCE.fullmatch(value):
+            return f'{key}=${{oc.env:{variable},null}}'
+        if dotted(path).startswith(f'{key}.') and '=' in override:
+            return ''
+    return override
+
+
 def diff(old: RunConfig, new: RunConfig) -> list[tuple[str, Any, Any]]:
-    """The dotted keys whose values differ, with the old and the new value; `ABSENT` if there is none."""
-    return diff_values(old.model_dump(mode='json'), new.model_dump(mode='json'))
+    """The dotted keys whose values differ, with the old and the new value as written; `ABSENT` if there is none."""
+    changed = {key for key, *_ in diff_values(old.model_dump(mode='json'), new.model_dump(mode='json'))}
+    return [change for change in diff_values(written_values(old), written_values(new)) if change[0] in changed]
 
 
 def diff_values(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -77,6 +108,11 @@ def origin(config: RunConfig, *path: str) -> str:
         return 'default'
     preset = getattr(section, 'preset', None)
     return f'preset {preset}' if preset else 'derived'
+
+
+def value_text(value: Any) -> str:
+    """A value as part of a label."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def json_schema() -> dict[str, Any]:
@@ -118,6 +154,37 @@ def json_schema() -> dict[str, Any]:
     }
 
 
+def _may_be_secret(config: RunConfig, path: Path) -> bool:
+    """Whether a value is free text that does not affect the compiled step."""
+    section: Any = config
+    for part in path:
+        if not isinstance(section, BaseModel):
+            return True
+        if isinstance(section, Component) and part not in type(section).model_fields:
+            section = section.options
+        field = type(section).model_fields.get(str(part))
+        if field is None or _only_words(field.annotation):
+            return False
+        section = getattr(section, str(part))
+    return effect_of('.'.join(map(str, path))).on != 'step'
+
+
+def _only_words(annotation: Any) -> bool:
+    """Whether a type has fixed words, and no free text."""
+    inner = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return True
+    return bool(inner) and any(map(_only_words, inner)) and not {str, pathlib.Path} & set(inner)
+
+
+def _written(value: Any, path: Path, references: Mapping[Path, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _written(below, (*path, key), references) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_written(below, (*path, index), references) for index, below in enumerate(value)]
+    return references.get(path, escaped(value)) if isinstance(value, str) else value
+
+
 def _lines(values: dict[str, Any], path: tuple[str, ...], config: RunConfig) -> Iterator[tuple[str, str]]:
     for key, value in values.items():
         here, margin = (*path, key), '  ' * len(path)
@@ -156,5 +223,4 @@ def _scalar(value: Any) -> str:
         read = OmegaConf.from_dotlist([f'value={value}'])['value']
         if isinstance(read, str) and read == value:
             return value
-    literal = re.sub(r'(\\*)\$\{', lambda match: match[1] * 2 + '\\${', value)  # no interpolation
-    return yaml.dump(literal, default_style='"', width=float('inf'), allow_unicode=True).rstrip('\n')
+    return yaml.dump(value, default_style='"', width=float('inf'), allow_unicode=True).rstrip('\n')

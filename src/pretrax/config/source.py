@@ -2,6 +2,7 @@
 
 import difflib
 import io
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from pretrax.config.packaged import packaged_names
 from pretrax.config.problems import Path as KeyPath
 from pretrax.config.problems import Problem, dotted, report, shown
 from pretrax.errors import UserError
+from pretrax.storage import AnyPath, BucketPath, locate
 
 MISSING = re.compile(r'\\*\?\?\?')  # merging would drop it silently
 YAML_HINTS = {
@@ -30,6 +32,7 @@ YAML_HINTS = {
 }
 MERGE = 'tag:yaml.org,2002:merge'
 LARGEST_FILE = 256 * 1024  # bytes; a larger file is not a configuration
+MOST_REFERENCES = 1000  # in a file; OmegaConf takes a millisecond for each
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,10 @@ class Layer:
 
     values: dict[str, Any]
     origins: dict[KeyPath, str]
-    directory: Path = field(default_factory=Path)
+    directory: AnyPath = field(default_factory=Path)
 
 
-def read_file(path: Path) -> Layer:
+def read_file(path: AnyPath) -> Layer:
     """Reads one YAML file, without the files it extends; interpolations stay as written.
 
     Raises:
@@ -50,11 +53,24 @@ def read_file(path: Path) -> Layer:
     return parse(_text(path), str(path), path.parent)
 
 
-def parse(text: str, name: str, directory: Path) -> Layer:
+def locate_beside(directory: AnyPath, text: str) -> AnyPath:
+    """The file that a file in `directory` names: a URL, or a path relative to the directory."""
+    found = locate(text)
+    if isinstance(found, BucketPath) or found.is_absolute():
+        return found
+    if isinstance(directory, Path):
+        return directory / found
+    key = posixpath.normpath(f'/{directory.key}/{found.as_posix()}')
+    return BucketPath(f'{directory.scheme}://{directory.bucket}{key}')
+
+
+def parse(text: str, name: str, directory: AnyPath) -> Layer:
     """The same as `read_file`, from text; messages call it `name`."""
     if number := re.search(r'\d{1000,}', text):
         line = text.count('\n', 0, number.start()) + 1
         raise UserError(f'{name}:{line}: {shown(number[0])} is too long for a number')
+    if text.count('${') > MOST_REFERENCES:
+        raise UserError(f'{name} has {text.count("${"):,} references ${{...}}; expected at most {MOST_REFERENCES:,}')
     origins: dict[KeyPath, str] = {}
     try:
         # Python's loader first: it reports deep nesting as an error, but the C loader overflows the stack.
@@ -155,6 +171,8 @@ def _override_value(override: str, path: KeyPath, text: str) -> tuple[Any, dict[
     """The value, and the origins of the keys in it if it is a mapping."""
     if text.startswith('*'):  # a glob; YAML would take it for an alias
         return text, {}
+    if text.count('${') > MOST_REFERENCES:
+        raise UserError(f'override {shown(override)}: expected at most {MOST_REFERENCES:,} references ${{...}}')
     origins: dict[KeyPath, str] = {}
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -210,20 +228,21 @@ def _walk(
         yield Problem(path, f'is {node.value}, which YAML reads as octal, base 60 or with stray underscores', hint)
 
 
-def _text(path: Path) -> str:
+def _text(path: AnyPath) -> str:
     name = str(path) if str(path).isprintable() else shown(str(path))
     try:
-        if path.is_dir():
+        if isinstance(path, Path) and path.is_dir():
             near = sorted(path.glob('*.yaml'))
             raise UserError(
                 f'{name} is a directory; expected a YAML file{f"; did you mean {near[0]}?" if near else ""}'
             )
-        if path.exists() and not path.is_file() and not path.is_fifo():
+        if isinstance(path, Path) and path.exists() and not path.is_file() and not path.is_fifo():
             raise UserError(f'{name} is a device; expected a YAML file')
         with path.open('rb') as file:
             raw = file.read(LARGEST_FILE + 1)
     except FileNotFoundError:
-        raise UserError(f'{name} does not exist{_near_files(path)}') from None
+        hint = _near_files(path) if isinstance(path, Path) else ''
+        raise UserError(f'{name} does not exist{hint}') from None
     except UserError:
         raise
     except (OSError, ValueError) as error:

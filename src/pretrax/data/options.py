@@ -11,19 +11,26 @@ import itertools
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from pretrax.data.corpus.selection import Filter
 from pretrax.errors import UserError
+from pretrax.storage import locate
 
 STDLIB = 'stdlib'
 PREFIX = 'hf:'  # of a Hugging Face dataset
 _OF_TEXT = (  # keys that apply only to text
     'text', 'field', 'prompt_field', 'answer_field', 'filters', 'deduplicate', 'min_characters', 'max_characters',
-    'on_error', 'hugging_face', 'validation', 'engine', 'workers',
+    'on_error', 'hugging_face', 'validation', 'engine', 'workers', 'streaming', 'shuffle_buffer',
+    'validation_documents', 'validation_split',
 )  # fmt: skip
-_OF_ALL = {'packing', 'name', 'weight'}  # keys that apply to text and tokens
-_OF_TOKENS = ('validation_tokens', 'end_of_text')  # keys that apply only to `tokens`
+SMALLEST = 257  # tokens of a tokenizer that can be trained
+# While streaming, these have no effect, or need the whole text.
+_NOT_STREAMED = ('validation', 'engine', 'workers', 'deduplicate')
+_STREAMED = {'shuffle_buffer': 4096, 'validation_documents': 256}  # and their defaults
+_OF_ALL = {'packing', 'cache_gib', 'name', 'weight'}  # keys that apply to text and tokens
+DEFAULT_CACHE_GIB = 16.0
+_OF_TOKENS = ('validation_tokens', 'end_of_text', 'dtype')  # keys that apply only to `tokens`
 
 
 class HuggingFaceOptions(BaseModel):
@@ -54,6 +61,9 @@ class TextOptions(BaseModel):
         None, description='tokens for validation, if `tokens` has no validation split'
     )
     end_of_text: int | None = Field(None, ge=0, description='the id that ends a document in a nanoGPT .bin')
+    dtype: Literal['uint16', 'uint32'] | None = Field(
+        None, description='the type of the ids in a nanoGPT .bin; null: uint16'
+    )
     field: str | None = Field('text', description='the field with the text; a.b is a nested field')
     prompt_field: str | None = Field(
         None, description='instead of field: the text before the answer, which does not count in the loss'
@@ -71,7 +81,9 @@ class TextOptions(BaseModel):
         'byte-level BPE on the text',
     )
     vocab_size: int | None = Field(
-        4096, ge=257, description='number of tokens of the tokenizer to train; a given tokenizer must have this size'
+        4096,
+        ge=2,
+        description='number of tokens of the tokenizer to train (at least 257); a given tokenizer must have this size',
     )
     validation: float | None = Field(
         0.05, ge=0, lt=1, description='fraction of the documents to hold out; 0: no validation'
@@ -83,6 +95,21 @@ class TextOptions(BaseModel):
     packing: Literal['concatenate', 'whole', 'best_fit'] = Field(
         'concatenate',
         description='how rows are filled: windows of the token stream, or whole documents in order or by best fit',
+    )
+    cache_gib: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None, description='tokens in a bucket: GiB of them to keep on this machine once they are read (16); 0: none'
+    )
+    streaming: bool | None = Field(
+        False, description='read and tokenize the text while the run trains, and store no tokens; needs a tokenizer'
+    )
+    shuffle_buffer: int | None = Field(
+        None, ge=1, description='while streaming: documents that are shuffled together (4096); 1: keep their order'
+    )
+    validation_documents: int | None = Field(
+        None, ge=0, description='while streaming: documents to hold out, the first ones (256); 0: no validation'
+    )
+    validation_split: str | None = Field(
+        None, description='while streaming a Hugging Face dataset: take the held-out documents from this split'
     )
     mixture: 'tuple[MixtureItem, ...] | None' = Field(
         None,
@@ -105,6 +132,9 @@ class TextOptions(BaseModel):
             return _shared_by_mixture(cls, given)
         if 'tokens' in given:
             return dict.fromkeys(cls.model_fields.keys() - _OF_ALL) | given
+        if given.get('streaming') is True:
+            none_held_out = {'validation_documents': 0} if given.get('validation') == 0 else {}
+            given = dict.fromkeys(_NOT_STREAMED) | _STREAMED | none_held_out | {'vocab_size': None} | given
         if 'prompt_field' in given or 'answer_field' in given:
             given = {'field': None} | given
         return {'vocab_size': None} | given if 'tokenizer' in given else given
@@ -124,6 +154,18 @@ class TextOptions(BaseModel):
             )
         if self.tokens is None and (given := [name for name in _OF_TOKENS if getattr(self, name) is not None]):
             raise ValueError(f'{", ".join(given)} applies to data.tokens, which is not given')
+        if not self.streaming:
+            only = [name for name in (*_STREAMED, 'validation_split') if getattr(self, name) is not None]
+            if only:
+                raise ValueError(f'{only[0]} applies to streaming; set data.streaming=true, or data.{only[0]}=null')
+        else:
+            self._check_streaming()
+        trains = self.tokens is None and self.tokenizer is None
+        if trains and self.vocab_size is not None and self.vocab_size < SMALLEST:
+            raise ValueError(
+                f'vocab_size {self.vocab_size} is too small to train a tokenizer; expected at least {SMALLEST}: '
+                '256 bytes and the end of a text'
+            )
         if (self.prompt_field is None) != (self.answer_field is None):
             raise ValueError('prompt_field and answer_field must be given together')
         if self.prompt_field is not None and self.field is not None:
@@ -136,10 +178,33 @@ class TextOptions(BaseModel):
             raise ValueError("text names nothing; expected 'stdlib', a path, or a list of paths")
         return self
 
+    @field_validator('tokens', 'validation_tokens')
+    @classmethod
+    def _known_scheme(cls, given: str | None) -> str | None:
+        if given is not None:
+            locate(given)
+        return given
+
     @property
     def specs(self) -> list[str]:
         """`text` as a list."""
         return [self.text] if isinstance(self.text, str) else self.text or []
+
+    def _check_streaming(self) -> None:
+        if self.tokenizer is None:
+            raise ValueError(
+                'streaming needs a tokenizer: data.tokenizer=FILE; '
+                'pretrax data train-tokenizer TEXT --out FILE trains one on a part of the text'
+            )
+        if given := [name for name in _NOT_STREAMED if getattr(self, name) not in (None, False)]:
+            instead = ', use validation_documents=N' if 'validation' in given else ''
+            raise ValueError(
+                f'{", ".join(given)} cannot be used while streaming{instead}; data.{given[0]}=null removes it'
+            )
+        if self.packing != 'concatenate':
+            raise ValueError(f'packing={self.packing} needs tokens on a disk; while streaming, use packing=concatenate')
+        if self.validation_split is not None and not any(spec.startswith(PREFIX) for spec in self.specs):
+            raise ValueError(f"validation_split applies to datasets, but text names none; expected text: '{PREFIX}...'")
 
     def _check_mixture(self) -> Self:
         for name in ('text', 'tokens', 'validation_tokens'):
@@ -175,6 +240,8 @@ class MixtureItem(TextOptions):
     def _sensible(self) -> Self:
         if self.mixture is not None:
             raise ValueError('a source of a mixture cannot be a mixture; list its sources instead')
+        if self.streaming:
+            raise ValueError(f'source {self.name!r} of the mixture cannot be streamed; tokenize it: streaming=false')
         if not {'text', 'tokens'} & self.model_fields_set:
             raise ValueError(f'source {self.name!r} has neither text nor tokens')
         steps, weights = zip(*self.schedule, strict=True) if self.schedule else ((), ())
@@ -193,7 +260,7 @@ def _shared_by_mixture(options: type[TextOptions], given: dict[str, Any]) -> dic
     own_keys = ('mixture', 'exhausted', 'text', 'tokens')
     shared = {key: value for key, value in given.items() if key not in own_keys}
     of_text = {key: value for key, value in shared.items() if key not in _OF_TOKENS}
-    of_tokens = {key: value for key, value in shared.items() if key in ('packing', 'end_of_text')}
+    of_tokens = {key: value for key, value in shared.items() if key in ('packing', 'cache_gib', 'end_of_text', 'dtype')}
 
     def item(own: Any) -> Any:
         if not isinstance(own, dict):

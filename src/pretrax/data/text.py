@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import cast
 
 from pretrax.data.batches.mixture import Member, Mixture, open_mixture
@@ -13,31 +12,39 @@ from pretrax.data.corpus.files import TextFile, find_files
 from pretrax.data.corpus.hugging_face import HuggingFaceDataset, find_dataset
 from pretrax.data.corpus.selection import Selection
 from pretrax.data.corpus.stdlib import stdlib_files, stdlib_rule
-from pretrax.data.options import PREFIX, STDLIB, HuggingFaceOptions, TextOptions
+from pretrax.data.options import DEFAULT_CACHE_GIB, PREFIX, STDLIB, HuggingFaceOptions, TextOptions
+from pretrax.data.stream.open_stream import open_stream
+from pretrax.data.stream.stream_source import StreamSource
 from pretrax.data.tokenize.prepare import Work, prepare
+from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.data.tokenizers.tokenizer_files import load_tokenizer
-from pretrax.data.tokens.remote_path import token_path
+from pretrax.data.tokens.block_files import BlockFiles
 from pretrax.data.tokens.token_files import is_flat_tokens, open_held_out, open_token_files
 from pretrax.errors import UserError
+from pretrax.storage import AnyPath, locate
 
 
-def open_text(request: DataRequest, *, options: TextOptions) -> TokenSource | Mixture:
+def open_text(request: DataRequest, *, options: TextOptions) -> TokenSource | Mixture | StreamSource:
     """Opens the tokens that the options describe; tokenizes text if necessary. Raises UserError on bad input."""
     if options.mixture is not None:
         return _open_mixture(request, options)
     if options.tokens is not None:
         return _open_tokens(options, request)
+    if options.streaming:
+        return _open_stream(options, request)
     directory = tokenize_text(options, request.directory, request.say)
-    return open_tokens(directory, request, options.packing)
+    return open_tokens(directory, request, options.packing, _cache(options, request))
 
 
-def tokenize_text(options: TextOptions, directory: Path, say: Callable[[str], None], out: Path | None = None) -> Path:
+def tokenize_text(
+    options: TextOptions, directory: AnyPath, say: Callable[[str], None], out: AnyPath | None = None
+) -> AnyPath:
     """Tokenizes the text unless this was done before; returns its directory, `out` or a new one in `directory`."""
-    tokenizer = None
-    if options.tokenizer is not None:
-        tokenizer = load_tokenizer(options.tokenizer)
-        _check_vocab_size(options, tokenizer.vocab_size, options.tokenizer)
-        say(f'tokenizer: {options.tokenizer}, {tokenizer.vocab_size:,} tokens')
+    if options.streaming:
+        raise UserError(
+            'data.streaming: true tokenizes the text while the run trains\n  to tokenize it before, set data.streaming=false'
+        )
+    tokenizer = None if options.tokenizer is None else _load_tokenizer(options, say)
     return prepare(
         find_corpus(options, say),
         directory,
@@ -50,9 +57,36 @@ def tokenize_text(options: TextOptions, directory: Path, say: Callable[[str], No
     )
 
 
+def _load_tokenizer(options: TextOptions, say: Callable[[str], None]) -> Tokenizer:
+    name = _given(options.tokenizer)
+    tokenizer = load_tokenizer(name)
+    _check_vocab_size(options, tokenizer.vocab_size, name)
+    say(f'tokenizer: {name}, {tokenizer.vocab_size:,} tokens')
+    return tokenizer
+
+
+def _open_stream(options: TextOptions, request: DataRequest) -> StreamSource:
+    """Opens text that is tokenized while the run trains."""
+    tokenizer = _load_tokenizer(options, request.say)
+    split = options.validation_split
+    held_out = None
+    if split is not None:
+        datasets = [spec for spec in options.specs if spec.startswith(PREFIX)]
+        rows = (options.hugging_face or HuggingFaceOptions.model_validate({})).model_copy(update={'split': split})
+        held_out = find_corpus(options.model_copy(update={'text': datasets, 'hugging_face': rows}), request.say)
+    return open_stream(
+        find_corpus(options, request.say),
+        held_out,
+        tokenizer,
+        request,
+        shuffle_buffer=_given(options.shuffle_buffer),
+        validation_documents=_given(options.validation_documents),
+    )
+
+
 def _open_tokens(options: TextOptions, request: DataRequest) -> TokenSource:
     """Opens tokens that pretrax or another tool has prepared."""
-    path = token_path(_given(options.tokens))
+    path, cache = locate(_given(options.tokens)), _cache(options, request)
     directory, flat = request.directory, is_flat_tokens(path)
     files = open_token_files(
         path,
@@ -60,7 +94,9 @@ def _open_tokens(options: TextOptions, request: DataRequest) -> TokenSource:
         tokenizer=None if options.tokenizer is None else load_tokenizer(options.tokenizer),
         vocab_size=options.vocab_size,
         end_of_text=options.end_of_text,
+        dtype=options.dtype,
         directory=directory,
+        cache=cache,
     )
     if flat or files.tokenizer:
         _check_vocab_size(options, files.identity.vocab_size, str(path) if flat else str(options.tokenizer))
@@ -68,13 +104,25 @@ def _open_tokens(options: TextOptions, request: DataRequest) -> TokenSource:
     if options.validation_tokens is not None:
         if held_out is not None:
             request.say(f'validation: data.validation_tokens instead of the validation split of {path}')
-        held_out_path = Path(options.validation_tokens).expanduser()
+        held_out_path = locate(options.validation_tokens)
         held_out = open_held_out(
-            held_out_path, files, request.say, end_of_text=options.end_of_text, directory=directory
+            held_out_path,
+            files,
+            request.say,
+            end_of_text=options.end_of_text,
+            dtype=options.dtype,
+            directory=directory,
+            cache=cache,
         )
     if 'train' not in files.splits:
         raise UserError(f'{path}: no split train\n  it has {", ".join(files.splits)}')
     return open_stores(files.splits['train'], held_out, files.tokenizer, request, options.packing)
+
+
+def _cache(options: TextOptions, request: DataRequest) -> BlockFiles | None:
+    """Keeps tokens that are read from a bucket on this machine."""
+    gib = DEFAULT_CACHE_GIB if options.cache_gib is None else options.cache_gib
+    return BlockFiles(int(gib * 2**30), request.say) if gib else None
 
 
 def _open_mixture(request: DataRequest, options: TextOptions) -> Mixture:
@@ -94,7 +142,8 @@ def find_corpus(options: TextOptions, say: Callable[[str], None]) -> Corpus:
     found: dict[str, TextFile | HuggingFaceDataset] = {}
     for spec in options.specs:
         if spec.startswith(PREFIX):
-            dataset = find_dataset(spec, options.hugging_face or HuggingFaceOptions.model_validate({}))
+            rows = options.hugging_face or HuggingFaceOptions.model_validate({})
+            dataset = find_dataset(spec, rows.model_copy(update={'streaming': True}) if options.streaming else rows)
             found[str(dataset)] = dataset
             say(f'text: {dataset}, {dataset.description}')
             continue
@@ -107,7 +156,7 @@ def find_corpus(options: TextOptions, say: Callable[[str], None]) -> Corpus:
         prompt_field=options.prompt_field,
         answer_field=options.answer_field,
         filters=tuple(options.filters or ()),
-        deduplicate=_given(options.deduplicate),
+        deduplicate=bool(options.deduplicate),
         min_characters=options.min_characters or 0,
         max_characters=options.max_characters,
         on_error=_given(options.on_error),

@@ -15,6 +15,7 @@ from pretrax.huggingface.names import TABLES
 from pretrax.huggingface.tensor_files import TensorFiles, new_directory, write_json
 from pretrax.huggingface.weights import Piece, tensors_of
 from pretrax.model.families import Architecture
+from pretrax.storage import AnyPath
 
 TORCH_NAMES = {'F32': 'float32', 'BF16': 'bfloat16', 'F16': 'float16'}
 
@@ -29,7 +30,7 @@ class Weights(Protocol):
 
 
 def export(
-    weights: Weights, arch: Architecture, like: Any, directory: Path, *, dtype: str, family: str | None = None,
+    weights: Weights, arch: Architecture, like: Any, directory: AnyPath, *, dtype: str, family: str | None = None,
     tokenizer: Any = None, kept: Path | None = None, say: Callable[[str], None] = print,
 ) -> list[str]:  # fmt: skip
     """Writes a checkpoint that the standard classes of `transformers` load.

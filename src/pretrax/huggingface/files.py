@@ -5,10 +5,13 @@ A checkpoint is a directory with `config.json` and `model.safetensors`, or sever
 file would count as used memory.
 """
 
+import atexit
+import contextlib
 import json
 import os
 import re
 import struct
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +20,16 @@ import ml_dtypes
 import numpy as np
 
 from pretrax.errors import UserError
+from pretrax.storage import BucketPath, locate
+from pretrax.storage.staging import download
 
 INDEX, SINGLE = 'model.safetensors.index.json', 'model.safetensors'
 PICKLES = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.pickle')
 DTYPES = {'F32': np.dtype(np.float32), 'BF16': np.dtype(ml_dtypes.bfloat16), 'F16': np.dtype(np.float16)}
 # Files to download from a hub repository: no pickles, no other frameworks' files, no code.
 DOWNLOADED = ('*.safetensors', '*.json', '*.jinja')
+_until_exit = contextlib.ExitStack()
+atexit.register(_until_exit.close)
 
 
 @dataclass(frozen=True)
@@ -62,10 +69,16 @@ class HuggingFaceCheckpoint:
 def find(place: str) -> Path:
     """The directory of a checkpoint, given a path or the id of a hub repository (org/name, org/name@revision).
 
+    One in a bucket is downloaded to a temporary directory, which is removed when the program ends.
+
     Raises:
         UserError: there is no checkpoint, or the hub cannot be reached and no copy is cached.
     """
-    path = Path(place).expanduser()
+    path = locate(place)
+    if isinstance(path, BucketPath):
+        local = Path(_until_exit.enter_context(tempfile.TemporaryDirectory(prefix='pretrax-')))
+        download(path, local)
+        return local
     if path.is_dir():
         return path
     if path.is_file():

@@ -3,13 +3,13 @@
 It is read while a configuration is checked: without JAX and without weights.
 """
 
-from pathlib import Path
 from typing import Any
 
 from pretrax.checkpoint import find_checkpoint, read_description
 from pretrax.errors import UserError
 from pretrax.huggingface.configs import read_options
 from pretrax.huggingface.files import find, read_json
+from pretrax.storage import locate
 
 HF = 'hf:'
 
@@ -21,7 +21,7 @@ def model_section(place: str) -> dict[str, Any]:
         if not (directory / 'config.json').is_file():
             raise UserError(f'init_from: {directory} is not a Hugging Face checkpoint: it has no config.json')
         return read_options(read_json(directory / 'config.json'))[0]
-    path = Path(place)
+    path = locate(place)
     try:
         directory, step = find_checkpoint(path)
     except UserError as error:

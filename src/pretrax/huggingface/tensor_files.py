@@ -16,6 +16,8 @@ import numpy as np
 from pretrax.errors import UserError
 from pretrax.huggingface.files import DTYPES, INDEX, SINGLE
 from pretrax.machine import atomic
+from pretrax.storage import AnyPath
+from pretrax.storage.staging import written_directory
 
 LARGEST_FILE = 5_000_000_000  # bytes; the default of transformers
 
@@ -81,16 +83,18 @@ class TensorFiles:
 
 
 @contextlib.contextmanager
-def new_directory(directory: Path) -> Iterator[Path]:
+def new_directory(directory: AnyPath) -> Iterator[Path]:
     """Creates a directory atomically: it gets its name when the block succeeds and is removed if the block fails.
+
+    One in a bucket is written in a temporary directory, and uploaded when the block succeeds.
 
     Raises:
         UserError: the directory exists and is not empty, or it cannot be written.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise UserError(f'{directory} exists and is not empty\ngive a new directory')
     try:
-        with atomic.new_directory(directory, sync=True) as partial:
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise UserError(f'{directory} exists and is not empty\ngive a new directory')
+        with written_directory(directory) as local, atomic.new_directory(local, sync=True) as partial:
             yield partial
     except OSError as error:
         raise UserError(f'cannot write {directory}: {error.strerror}') from error

@@ -1,38 +1,103 @@
-"""Generation for any model that gives logits: each new token reads the whole sequence again, and nothing is cached."""
+"""How any model that gives logits reads tokens: the whole text again for each of them. Nothing but the text is kept."""
 
-import functools
-from collections.abc import Callable
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
 
-from pretrax.infer.next_token import Sampling, choose_tokens
+from pretrax.infer.cache import Tables
+from pretrax.infer.kernels import Kernel
+from pretrax.model.axes import along
 from pretrax.model.base import AutomaticModel, Model
 from pretrax.shardlib import i32, num, typed_shard_map
 
 
-@functools.lru_cache(maxsize=8)
-def compile_recompute(model: Model, tokens: int, how: Sampling) -> Callable[..., jax.Array]:
-    """weights, prompts [B, S], their lengths [B], key -> [B, tokens]. S has room for the new tokens."""
-    weights_type = getattr(model, 'Weights', None)
+class Recomputed:
+    """Any model that gives logits, as `block.Reader` asks. Its cache is the text of every slot.
+
+    Args:
+        model: the model.
+        mesh: that it runs on.
+        slots: sequences at a time.
+        max_length: the most tokens in a slot.
+    """
+
+    has_states = False
+    kernel = Kernel('none', 'SLOW: a model without a cache reads the whole text again for each token')
+
+    def __init__(self, model: Model, mesh: Mesh, slots: int, max_length: int):
+        self.max_length, self._slots = max_length, slots
+        multiple = 32 * along('c t', mesh.shape)
+        self._length = min(multiple * math.ceil(max_length / multiple), model.max_length or math.inf)
+        self._logits = model.logits if isinstance(model, AutomaticModel) else _per_device(model)
+        with jax.set_mesh(mesh):
+            weights = jax.eval_shape(model.init, jax.random.key(0))
+            logits = jax.eval_shape(self._logits, weights, jax.ShapeDtypeStruct((slots, self._length), jnp.int32))
+        self.columns = logits.shape[-1]
+        self.vocab_size = model.vocab_size or self.columns
+
+    def prepare(self, weights: Any) -> Any:
+        """The weights as they are."""
+        return weights
+
+    def new_cache(self) -> jax.Array:
+        """The tokens of every slot, i32[slots, length]."""
+        return jnp.zeros((self._slots, self._length), jnp.int32)
+
+    def new_memory(self) -> 'WholeTexts':
+        """Slot i is row i of the cache."""
+        return WholeTexts(self._slots)
+
+    def read(
+        self, weights: Any, cache: jax.Array, tokens: jax.Array, positions: jax.Array, tables: Tables
+    ) -> jax.Array:
+        """The texts with these tokens."""
+        del weights
+        column = jnp.where(positions >= 0, positions, self._length)
+        return cache.at[tables.full, column].set(tokens, mode='drop')
+
+    def logits(
+        self, weights: Any, cache: jax.Array, tokens: jax.Array, positions: jax.Array, tables: Tables
+    ) -> tuple[jax.Array, None, jax.Array]:
+        """The logits at these tokens, from a forward pass over all the texts."""
+        cache = self.read(weights, cache, tokens, positions, tables)
+        logits = self._logits(weights, cache)[tables.full, jnp.maximum(positions, 0)]
+        return logits.astype(jnp.float32), None, cache
+
+
+class WholeTexts:
+    """The places of the slots, as `block.Memory` asks: slot i is row i, with room for the longest text."""
+
+    pages = used_pages = cached_pages = 0
+
+    def __init__(self, slots: int):
+        self.full, self.ring = np.arange(slots, dtype=np.int32)[:, None], np.zeros((slots, 0), np.int32)
+
+    def begin(self, slot: int, tokens: Any) -> int:
+        """No token is known."""
+        del slot, tokens
+        return 0
+
+    def reserve(self, slot: int, length: int) -> bool:
+        """There is always room."""
+        del slot, length
+        return True
+
+    def advance(self, slot: int, tokens: Any, length: int) -> None: ...
+
+    def end(self, slot: int) -> None: ...
+
+    def clear_cache(self) -> None: ...
+
+
+def _per_device(model: Model) -> Any:
+    weights_type = model.Weights
 
     @typed_shard_map
-    def per_device(weights: weights_type, sequences: i32['B/r/d/e L/c']) -> num['B/r/d/e L/c V/t']:
-        return model.logits(weights, sequences)
+    def logits(weights: weights_type, texts: i32['B/r/d/e L/c']) -> num['B/r/d/e L/c V/t']:
+        return model.logits(weights, texts)
 
-    logits_of = model.logits if isinstance(model, AutomaticModel) else per_device
-
-    @jax.jit
-    def run(weights, sequences, lengths, key):
-        rows = jnp.arange(sequences.shape[0], dtype=jnp.int32)
-
-        def append(count, sequences):
-            end = lengths + count
-            logits = logits_of(weights, sequences)
-            last = jnp.take_along_axis(logits, (end - 1)[:, None, None], axis=1)[:, 0]
-            return sequences.at[rows, end].set(choose_tokens(how, model.vocab_size, key, rows, count, last))
-
-        sequences = jax.lax.fori_loop(0, tokens, append, sequences)
-        return jnp.take_along_axis(sequences, lengths[:, None] + jnp.arange(tokens), axis=1)
-
-    return run
+    return logits

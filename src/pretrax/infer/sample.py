@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from pretrax.errors import UserError
-from pretrax.infer.decode import generate
+from pretrax.infer.answers import encode_prompt
+from pretrax.infer.generate import generate
+from pretrax.infer.text import text_after
 from pretrax.model.base import Model
 
 
@@ -49,17 +51,16 @@ def most_new_tokens(model: Model, tokenizer: Any, prompts: Sequence[str]) -> flo
 def sample(model: Model, weights: Any, tokenizer: Any, choices: Choices, seed: int = 0) -> list[str]:
     """Each prompt and its continuation, up to the end of the text."""
     prompts = _encoded(tokenizer, choices.prompts)
+    end = () if tokenizer.end_of_text is None else (tokenizer.end_of_text,)
     continued = generate(
         model, weights, prompts, tokens=choices.tokens, temperature=choices.temperature, top_k=choices.top_k,
-        top_p=choices.top_p, seed=seed,
+        top_p=choices.top_p, seed=seed, stop_ids=end,
     )  # fmt: skip
     texts = []
-    for prompt, ids in zip(choices.prompts, continued, strict=True):
-        if tokenizer.end_of_text in ids:
-            ids = ids[: ids.index(tokenizer.end_of_text)]
-        texts.append(prompt + tokenizer.decode(ids))
+    for prompt, ids, more in zip(choices.prompts, prompts, continued, strict=True):
+        texts.append(prompt + text_after(tokenizer, ids, [token for token in more if token not in end]))
     return texts
 
 
 def _encoded(tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
-    return [tokenizer.encode(prompt) or [tokenizer.end_of_text] for prompt in prompts]
+    return [encode_prompt(tokenizer, prompt) for prompt in prompts]

@@ -16,15 +16,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import IO, Any
+from typing import Any
 
 from pretrax import __version__
 from pretrax.config import resolved_yaml, values_in_step
-from pretrax.errors import UserError
+from pretrax.errors import Report, UserError
 from pretrax.launch.local import devices_of
 from pretrax.launch.sweep import Row, Sweep
 from pretrax.machine.cores import cpu_name, usable_cores
-from pretrax.machine.locks import LockedError, lock_directory
+from pretrax.machine.line_files import append_record, not_a_record, read_lines
+from pretrax.machine.locks import DirectoryLock, LockedError, lock_directory
 
 RESULTS = 'results.jsonl'
 FINAL = (
@@ -64,8 +65,7 @@ class Bench:
         self._hardware, self._command = hardware, command
         self._lock = _locked(directory)
         try:
-            _cut_torn_line(directory / RESULTS)
-            self._found = read_results(directory)
+            self._found = read_results(directory, say)
         except BaseException:
             self._lock.close()
             raise
@@ -91,10 +91,7 @@ class Bench:
                 continue
             found = {'key': key, 'changes': row.changes, **self._run(key, row)}
             found |= {'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'), **self._hardware}
-            with (self._directory / RESULTS).open('a') as lines:
-                lines.write(json.dumps(found) + '\n')
-                lines.flush()
-                os.fsync(lines.fileno())
+            append_record(self._directory / RESULTS, found, sync=True)
             self._found[key] = found
             self._say(head + describe(found))
             yield found
@@ -162,25 +159,24 @@ def measure_command() -> list[str]:
     return [sys.executable, '-c', 'from pretrax.run.measure import main; main()']
 
 
-def read_results(directory: pathlib.Path) -> dict[str, Result]:
-    """{key: newest result} from `results.jsonl`. Raises UserError for a line that is not a result."""
+def read_results(directory: pathlib.Path, report: Report = print) -> dict[str, Result]:
+    """{key: newest result} from `results.jsonl`. Other lines are reported and skipped."""
     path = directory / RESULTS
     found: dict[str, Result] = {}
-    for number, line in enumerate(path.read_text().splitlines() if path.is_file() else [], 1):
-        try:
-            result = json.loads(line)
-            found[result['key']] = result
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f'{path}, line {number} is not a result\nremove the line, or give another --out') from None
+    if not path.is_file():
+        return found
+    with path.open('rb') as lines:
+        for line in read_lines(lines, _is_result):
+            if line.record is None:
+                report(not_a_record(path, line, 'a result'))
+            else:
+                found[line.record['key']] = line.record
     return found
 
 
-def _cut_torn_line(path: pathlib.Path) -> None:
-    """Removes an incomplete last line, which a kill or a full disk leaves."""
-    content = path.read_bytes() if path.is_file() else b''
-    if content and not content.endswith(b'\n'):
-        with path.open('r+b') as file:
-            file.truncate(content.rfind(b'\n') + 1)
+def _is_result(record: dict[str, Any]) -> bool:
+    keys = ['key', 'status', *(['tokens_per_second', 'step_seconds'] if record.get('status') == 'done' else ['why'])]
+    return isinstance(record.get('key'), str) and all(key in record for key in keys)
 
 
 def describe(result: Result) -> str:
@@ -213,7 +209,7 @@ def probe() -> dict[str, Any]:
     }
 
 
-def _locked(directory: pathlib.Path) -> IO[str]:
+def _locked(directory: pathlib.Path) -> DirectoryLock:
     """The lock of the directory. A file system that does not support locks is accepted silently."""
     try:
         return lock_directory(directory, warn=lambda reason: None)

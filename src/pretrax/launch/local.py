@@ -6,6 +6,8 @@ the end of its output is shown.
 
 import contextlib
 import ctypes
+import dataclasses
+import functools
 import os
 import pathlib
 import re
@@ -19,14 +21,35 @@ from typing import IO, Any
 
 from pretrax.config import RunConfig
 from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, UserError
+from pretrax.launch.elastic import Slots
+from pretrax.launch.notices import LaunchNotices
 from pretrax.launch.restarts import Outcome, Restarts, newest_checkpoint, outcome
 from pretrax.launch.sizes import misfit
 from pretrax.observe.attempts import note
+from pretrax.storage import BucketPath
+from pretrax.storage.lease import FILE, HeldError, Lease, LostError
+from pretrax.storage.mirror import Mirror
+from pretrax.storage.working_directory import working_directory
 
+_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed
 _LOOK = 0.05  # seconds between two checks of the processes
 _AFTER_FAILURE = 0.3  # seconds in which others may end too, so that the cause is among them
 _AFTER_END = 5.0  # seconds for the others after an orderly end: they save the same step
+_GROWS = 'trying all processes again'
 _TAIL = 20  # lines shown of the output of a process
+# Ends with its standard input, which is when the launcher ends. A stopped process then runs again, and handles the SIGTERM
+# that Linux sends to each process of a launcher that was killed.
+_GUARD = """
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+sys.stdin.read()
+for process in sys.argv[1:]:
+    try:
+        os.kill(int(process), signal.SIGCONT)
+    except OSError:  # it has ended
+        pass
+"""
 _COUNT_FLAG = re.compile(r'--xla_force_host_platform_device_count=\d+\s*')
 
 
@@ -39,7 +62,7 @@ class LocalLaunch:
         processes: number of processes.
         devices: devices per process.
         retries: how many attempts without a new checkpoint may be followed by another one.
-        elastic: continue with fewer processes after one is lost twice in a row.
+        elastic: continue with fewer processes after one is lost twice in a row, and try all of them again later.
         say: receives the launcher's messages.
     """
 
@@ -48,10 +71,12 @@ class LocalLaunch:
         say: Callable[[str], None] = print,
     ):  # fmt: skip
         self._config, self._command, self._devices, self._say = config, command, devices, say
-        self._directory = config.run_dir
-        self._slots = list(range(processes))  # each process's share of the devices
+        self._directory = working_directory(config.run_dir)
+        self._newest = functools.partial(newest_checkpoint, config.run_dir)
+        self._slots = Slots(processes, lambda count: misfit(config, count * devices) is None)
         self._elastic = elastic
-        self._restarts = Restarts(retries, newest_checkpoint(self._directory))
+        self._notices = LaunchNotices(config, self._directory, say)
+        self._restarts = Restarts(retries, self._newest())
         self._asked: int | None = None  # signal that requested a stop
         self._asked_at = 0.0
         self._noticed = 0.0  # time at which the first process of the newest attempt had ended
@@ -65,49 +90,64 @@ class LocalLaunch:
             raise UserError(
                 f'run_dir: {self._directory} cannot be written: {error.strerror}\ngive another directory: run_dir=PATH'
             ) from error
-        attempt, lost = 1, None
         with self._handling_signals():
-            while True:
-                began = self._noticed = time.time()
-                try:
-                    ended = self._attempt({'attempt': attempt} | ({} if lost is None else {'lost': lost}))
-                except OSError as error:
-                    ended = Outcome(1, f'the processes cannot be started: {error}', newest_checkpoint(self._directory))
-                lost = self._noticed
-                self._note('ended', why=ended.why, code=ended.code, step=ended.step, noticed=lost)
-                if ended.code in (DONE, MISTAKE, CONFIGURATION) or self._asked is not None:
-                    return self._last_code(ended)
-                wait = self._next(ended)
-                if wait is None:
-                    self._say(
-                        f'launch: {ended.why}; {self._restarts.failures} attempts in a row without a new checkpoint: giving up'
-                    )
-                    return ended.exit_code
-                attempt += 1
+            try:
+                return self._run_attempts()
+            finally:
+                self._notices.close()
+                self._upload()
+
+    def _run_attempts(self) -> int:
+        attempt, lost = 1, None
+        while True:
+            began = self._noticed = time.time()
+            try:
+                ended = self._attempt({'attempt': attempt} | ({} if lost is None else {'lost': lost}))
+            except OSError as error:
+                ended = Outcome(1, f'the processes cannot be started: {error}', self._newest())
+            lost = self._noticed
+            self._note('ended', why=ended.why, code=ended.code, step=ended.step, noticed=lost)
+            if ended.code == DONE or self._asked is not None:
+                return self._last_code(ended)
+            is_mistake = ended.code in (MISTAKE, CONFIGURATION)
+            wait = None if is_mistake else self._next(ended)
+            self._notices.attempt_ended(ended, wait is not None)
+            if is_mistake:
+                return self._last_code(ended)
+            if wait is None:
                 self._say(
-                    f'launch: {ended.why}, after {lost - began:.0f} s; '
-                    f'{f"checkpoint {ended.step} is complete" if ended.step else "there is no checkpoint yet"}; '
-                    f'starting again{f" in {wait:.0f} s" if wait else ""}: attempt {attempt}, {len(self._slots)} processes'
+                    f'launch: {ended.why}; {self._restarts.failures} attempts in a row without a new checkpoint: giving up'
                 )
-                if not self._sleep(wait):
-                    return 128 + (self._asked or 0)
+                return ended.exit_code
+            attempt += 1
+            self._say(
+                f'launch: {ended.why}, after {lost - began:.0f} s; '
+                f'{f"checkpoint {ended.step} is complete" if ended.step else "there is no checkpoint yet"}; '
+                f'starting again{f" in {wait:.0f} s" if wait else ""}: attempt {attempt}, {len(self._slots.used)} processes'
+            )
+            if not self._sleep(wait):
+                return 128 + (self._asked or 0)
 
     def _next(self, ended: Outcome) -> float | None:
-        """Seconds until the next attempt; None: no further attempt. If elastic, drops a process that was lost twice."""
+        """Seconds until the next attempt; None: no further attempt. If elastic, chooses its number of processes."""
         wait = self._restarts.wait(ended)
-        if self._elastic and ended.lost and self._restarts.failures >= 2:
-            left = [slot for number, slot in enumerate(self._slots) if number not in ended.lost]
-            fits = [n for n in range(len(left), 0, -1) if misfit(self._config, n * self._devices) is None]
-            if fits:
-                self._slots = left[: fits[0]]
-                self._restarts.reset()
-                return 0.0
+        if not self._elastic:
+            return wait
+        if ended.why == _GROWS:
+            self._slots.grow()
+            return 0.0
+        if self._slots.ended(ended.step) or (
+            ended.lost and self._restarts.failures >= 2 and self._slots.drop(ended.lost)
+        ):
+            self._restarts.reset()
+            return 0.0
         return wait
 
     def _attempt(self, facts: dict[str, Any]) -> Outcome:
-        with _Group(self._command, self._slots, self._devices, self._directory) as group:
+        self._slots.started(self._newest())
+        with _Group(self._command, self._slots.used, self._devices, self._directory) as group:
             self._note('started', processes=group.pids(), **facts)
-            deadline, seen = None, -1
+            deadline, seen, grows = None, -1, False
             while True:
                 self._forward_signals(group)
                 codes = group.codes()
@@ -118,12 +158,17 @@ class LocalLaunch:
                     orderly = all(code in (DONE, TRY_AGAIN) for code in codes.values())
                     deadline = min(deadline or now + _AFTER_END, now + (_AFTER_END if orderly else _AFTER_FAILURE))
                     seen = len(codes)
+                elif self._elastic and not grows and self._asked is None and self._slots.is_time_to_grow(self._newest):
+                    grows = True
+                    group.send(signal.SIGTERM)  # they save the same step
                 if len(codes) == len(group) or (deadline is not None and now >= deadline):
                     break
                 time.sleep(_LOOK)
             hung = tuple(number for number in range(len(group)) if number not in codes)
             group.end()
-            ended = outcome(codes, hung, newest_checkpoint(self._directory))
+            ended = outcome(codes, hung, self._newest())
+            if grows and self._asked is None and set(codes.values()) <= {DONE, TRY_AGAIN}:
+                ended = dataclasses.replace(ended, code=TRY_AGAIN, why=_GROWS, lost=())
             culprit = next((number for number, code in codes.items() if code == ended.code), 0)
             if culprit and ended.code not in (DONE, TRY_AGAIN, -signal.SIGKILL) and self._asked is None:
                 self._say('\n'.join(f'process {culprit} | {line}' for line in group.tail(culprit)))
@@ -135,6 +180,20 @@ class LocalLaunch:
         except OSError as error:  # a full disk does not end the training
             self._say(f'WARNING: launch: cannot write to {self._directory}: {error.strerror}. The run continues')
 
+    def _upload(self) -> None:
+        """Uploads the history of a run in a bucket and the output of its processes, which process 0 leaves behind."""
+        remote = self._config.run_dir
+        if not isinstance(remote, BucketPath):
+            return
+        try:
+            with Lease(remote / FILE, self._config.faults.lease_seconds, self._say).held() as lease:
+                mirror = Mirror(self._directory, remote, lease.check, self._say)
+                mirror.fetch(lease.fence)
+                mirror.upload(names=r'attempts\.jsonl|output/.*')
+        except (HeldError, LostError, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            self._say(f'WARNING: launch: the last lines of {self._directory} are not uploaded: {reason}')
+
     def _last_code(self, ended: Outcome) -> int:
         if self._asked is not None and ended.code not in (DONE, TRY_AGAIN, MISTAKE, CONFIGURATION):
             return 128 + self._asked
@@ -145,7 +204,9 @@ class LocalLaunch:
 
     @contextlib.contextmanager
     def _handling_signals(self) -> Iterator[None]:
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+        numbers = [*_STOP, signal.SIGUSR1, signal.SIGUSR2]
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by `nohup`
+            numbers.remove(signal.SIGHUP)
         before = {number: signal.signal(number, lambda number, _: self._waiting.append(number)) for number in numbers}
         try:
             yield
@@ -157,23 +218,23 @@ class LocalLaunch:
         while self._waiting:
             number = self._waiting.pop(0)
             now = time.monotonic()
-            if number in (signal.SIGINT, signal.SIGTERM):
+            if number in _STOP:
                 if self._asked is None:
                     self._asked, self._asked_at = number, now
-                elif now - self._asked_at < 1:
+                elif now - self._asked_at < 1 or number == signal.SIGHUP:
                     continue  # `uv run`, `timeout` and Slurm forward signals that the process group has received already
                 else:
                     self._say('launch: second request to stop: ending all processes immediately')
                     group.end()
                     continue
-            group.send(number)
+            group.send(signal.SIGTERM if number == signal.SIGHUP else number)
 
     def _sleep(self, seconds: float) -> bool:
         """Waits. Returns False if a stop was requested meanwhile."""
         until = time.monotonic() + seconds
         while True:
             for number in self._waiting:
-                if number in (signal.SIGINT, signal.SIGTERM):
+                if number in _STOP:
                     self._asked = number
                     return False
             self._waiting.clear()
@@ -188,12 +249,15 @@ class _Group:
     def __init__(self, command: Sequence[str], slots: Sequence[int], devices: int, directory: pathlib.Path):
         self._directory = directory
         self._processes: list[subprocess.Popen] = []
+        self._guard: subprocess.Popen | None = None
         self._begins: list[int] = []  # offset at which the output of this attempt begins, per process
         address = f'127.0.0.1:{_free_port()}'
         try:
             for index, slot in enumerate(slots):
                 environment = identity(index, len(slots), address) | devices_of(slot, devices)
                 self._start(index, command, environment)
+            guard = [sys.executable, '-c', _GUARD, *map(str, self.pids())]
+            self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
         except BaseException:
             self.end()
             raise
@@ -240,6 +304,8 @@ class _Group:
                 os.killpg(process.pid, signal.SIGKILL)
         for process in self._processes:
             process.wait()
+        if self._guard is not None:
+            self._guard.communicate()
 
     def tail(self, number: int) -> list[str]:
         """The last lines that a process wrote in this attempt."""
@@ -274,7 +340,7 @@ def devices_of(slot: int, count: int) -> dict[str, str]:
 
 def train_command(arguments: Sequence[str]) -> list[str]:
     """Command that runs `pretrax train` with this Python."""
-    return [sys.executable, '-c', 'from pretrax.cli import main; main()', 'train', *arguments]
+    return [sys.executable, '-m', 'pretrax', 'train', *arguments]
 
 
 def _free_port() -> int:

@@ -1,10 +1,10 @@
 """Decides whether another attempt follows one that has ended. It knows no processes, so that any launcher can use it."""
 
 import dataclasses
-import pathlib
 import signal
 
 from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN
+from pretrax.storage import AnyPath, BucketPath
 
 LONGEST_WAIT = 60.0  # seconds
 
@@ -86,13 +86,20 @@ def outcome(codes: dict[int, int], hung: tuple[int, ...], step: int) -> Outcome:
     return Outcome(TRY_AGAIN, f'exit code {TRY_AGAIN}: the training is not finished', step)
 
 
-def newest_checkpoint(run_dir: pathlib.Path) -> int:
-    """Step of the newest whole checkpoint, which is the largest number among the directory names; 0: there is none.
+def newest_checkpoint(run_dir: AnyPath) -> int:
+    """Step of the newest whole checkpoint; 0: there is none, or the bucket cannot be reached.
 
-    `pretrax.checkpoint` would check more, but imports JAX.
+    It is the largest number among the directory names; in a bucket, of those with a manifest. `pretrax.checkpoint` would
+    check more, but imports JAX.
     """
     directory = run_dir / 'checkpoints'
-    names = [entry.name for entry in directory.iterdir()] if directory.is_dir() else []
+    if isinstance(directory, BucketPath):
+        try:
+            names = [name.partition('/')[0] for name in directory.files() if name.endswith('/manifest.json')]
+        except OSError:  # the processes report it
+            names = []
+    else:
+        names = [entry.name for entry in directory.iterdir()] if directory.is_dir() else []
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
 

@@ -21,9 +21,10 @@ import pydantic
 from pretrax.config import RunConfig, load
 from pretrax.config.problems import Problem, from_validation, report, shown
 from pretrax.config.schema import Count, Positive, Section
-from pretrax.config.source import Places, read_file
+from pretrax.config.show import value_text
+from pretrax.config.source import Places, locate_beside, read_file
 from pretrax.errors import UserError
-from pretrax.observe.sweep_report import value_text
+from pretrax.storage import AnyPath
 
 DEVICES = 'devices'
 MOST_ROWS = 10_000
@@ -60,7 +61,7 @@ class Row:
         return ' '.join(f'{key}={value_text(value)}' for key, value in self.changes.items()) or 'unchanged'
 
 
-def read_sweep(path: pathlib.Path, run_dir: pathlib.Path) -> tuple[Sweep, list[Row]]:
+def read_sweep(path: AnyPath, run_dir: pathlib.Path) -> tuple[Sweep, list[Row]]:
     """Reads a sweep, and makes its rows. Each is a valid configuration.
 
     Args:
@@ -87,7 +88,7 @@ def read_sweep(path: pathlib.Path, run_dir: pathlib.Path) -> tuple[Sweep, list[R
     names = list(sweep.grid)
     changes = [dict(zip(names, values, strict=True)) for values in itertools.product(*sweep.grid.values())]
     changes = (changes if sweep.grid or not sweep.rows else []) + sweep.rows
-    base = path.parent / sweep.base
+    base = locate_beside(path.parent, sweep.base)
     try:
         read_file(base)
     except UserError as error:
@@ -97,7 +98,7 @@ def read_sweep(path: pathlib.Path, run_dir: pathlib.Path) -> tuple[Sweep, list[R
 
 
 def _row(
-    path: pathlib.Path, base: pathlib.Path, number: int, shared: dict[str, Any], own: dict[str, Any], run_dir: pathlib.Path
+    path: AnyPath, base: AnyPath, number: int, shared: dict[str, Any], own: dict[str, Any], run_dir: pathlib.Path
 ) -> Row:  # fmt: skip
     values = shared | own
     devices = values.pop(DEVICES, None)

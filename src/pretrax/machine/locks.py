@@ -3,6 +3,7 @@
 The operating system releases a lock when its process ends, however it ends.
 """
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -19,8 +20,8 @@ class LockedError(Exception):
         self.holder = holder
 
 
-def lock(file: IO, wait: bool = False) -> None:
-    """Locks an open file until it is closed.
+def lock(file: IO | int, wait: bool = False) -> None:
+    """Locks an open file or directory until it is closed.
 
     Raises:
         BlockingIOError: another process has the lock, and `wait` is False.
@@ -29,18 +30,40 @@ def lock(file: IO, wait: bool = False) -> None:
     fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
+class DirectoryLock:
+    """A lock of a directory, until it is closed or the process ends."""
+
+    def __init__(self) -> None:
+        self._descriptors: list[int] = []
+
+    def open(self, path: Path, flags: int) -> int:
+        """Opens a file or directory to lock. Raises OSError."""
+        self._descriptors.append(os.open(path, flags, 0o666))
+        return self._descriptors[-1]
+
+    def close(self) -> None:
+        """Releases the lock. May be called twice."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def __enter__(self) -> 'DirectoryLock':
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 def lock_directory(
     directory: Path, warn: Callable[[str], None], before_waiting: Callable[[], None] | None = None
-) -> IO[str]:
+) -> DirectoryLock:
     """Creates a directory and locks it. The holder's identity is written in its file `lock`.
+
+    Both the file and the directory itself are locked, so that a process which removes the file admits no second holder.
 
     Args:
         directory: to lock; if the previous holder removes it, it is created again.
         warn: receives the reason if the file system does not support locks; the directory is then not locked.
         before_waiting: called before this process waits for another one; None: it does not wait.
-
-    Returns:
-        An open file; closing it releases the lock.
 
     Raises:
         LockedError: another process has the lock, and `before_waiting` is None.
@@ -49,50 +72,59 @@ def lock_directory(
     path = directory / 'lock'
     while True:
         directory.mkdir(parents=True, exist_ok=True)
-        file = path.open('a+')
+        held = DirectoryLock()
         try:
+            file = held.open(path, os.O_RDWR | os.O_CREAT)
+            folder = held.open(directory, os.O_RDONLY)
             try:
-                lock(file)
-            except BlockingIOError:
-                if before_waiting is None:
-                    file.seek(0)
-                    raise LockedError(_holder(file)) from None
-                before_waiting()
-                lock(file, wait=True)
+                _take(file, path, before_waiting)
             except OSError as error:
                 warn(error.strerror or str(error))
-            if is_at(file, path):
-                file.truncate(0)
-                os.write(file.fileno(), f'process {os.getpid()} on {socket.gethostname()}\n'.encode())
-                return file
+            with contextlib.suppress(OSError):  # NFS locks files alone
+                _take(folder, path, before_waiting)
+            if is_at(file, path) and is_at(folder, directory):
+                os.ftruncate(file, 0)
+                os.pwrite(file, f'process {os.getpid()} on {socket.gethostname()}\n'.encode(), 0)
+                return held
         except BaseException:
-            file.close()
+            held.close()
             raise
-        file.close()
+        held.close()
 
 
 def holder_of(directory: Path) -> str | None:
     """The process that has the lock of a directory; None: no process, or the file system does not support locks."""
     path = directory / 'lock'
-    if not path.is_file():
-        return None
-    with path.open() as file:
-        try:
-            lock(file)
-        except BlockingIOError:
-            return _holder(file)
-        except OSError:
-            return None
+    with DirectoryLock() as held:
+        for place in (path, directory):
+            try:
+                lock(held.open(place, os.O_RDONLY))
+            except BlockingIOError:
+                return _holder(path)
+            except OSError:  # it does not exist, or cannot be locked
+                continue
     return None
 
 
-def is_at(file: IO, path: Path) -> bool:
-    """Whether an open file is still the one at a path."""
+def is_at(file: IO | int, path: Path) -> bool:
+    """Whether an open file or directory is still the one at a path."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+        return os.path.samestat(path.stat(), os.fstat(file if isinstance(file, int) else file.fileno()))
     except FileNotFoundError:
         return False
 
 
-def _holder(file: IO[str]) -> str:
-    return file.read().strip() or 'another process'
+def _take(descriptor: int, path: Path, before_waiting: Callable[[], None] | None) -> None:
+    try:
+        lock(descriptor)
+    except BlockingIOError:
+        if before_waiting is None:
+            raise LockedError(_holder(path)) from None
+        before_waiting()
+        lock(descriptor, wait=True)
+
+
+def _holder(path: Path) -> str:
+    """What a lock file says; nothing if it was removed."""
+    text = path.read_text(errors='replace') if path.is_file() else ''
+    return text.strip() or 'another process'

@@ -8,6 +8,7 @@ options already, none is changed.
 
 import os
 import pathlib
+import signal
 import sys
 
 from pretrax.machine.accelerators import has_accelerator
@@ -27,6 +28,7 @@ def ask_for_kept_memory() -> None:
     if variables is not None and sys.orig_argv:
         sys.stdout.flush()
         sys.stderr.flush()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until `pretrax.cli.main` can handle it
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], variables)
 
 

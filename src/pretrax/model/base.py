@@ -15,7 +15,7 @@ from pretrax.errors import UserError
 from pretrax.model.architecture import Architecture
 from pretrax.model.loss import Batch, LossTerms
 from pretrax.model.plan import ExecutionPlan
-from pretrax.shardlib import f32, i32, num
+from pretrax.shardlib import f32, i32, make_shardings, num
 
 
 class Model:
@@ -57,6 +57,11 @@ class Model:
     def init(self, key: jax.Array) -> Any:
         """Initial weights, f32. Runs under `jit`; use keys that depend on a weight's name alone, not on the mesh."""
         raise NotImplementedError(f'{type(self).__name__}.init')
+
+    def shardings(self, like: Any) -> Any:
+        """The sharding of each weight on the mesh in force, from `Weights`; `like` has their shapes."""
+        del like
+        return make_shardings(self.Weights)
 
     def loss(self, weights: Any, batch: Batch) -> LossTerms:
         """{name: (numerator, denominator)}: this device's partial sums over `axes.TOKENS`. Runs per device.

@@ -29,6 +29,7 @@ from pretrax.model.dispatch import (
     sort_into_blocks,
 )
 from pretrax.shardlib import all_to_all, axis_size, bind_scope, f32, i32, num, pmax, scope, vary_together
+from pretrax.shardlib.ops import vary
 
 ROOM = 1.25
 
@@ -73,8 +74,9 @@ def exchange(
     device = chosen // n_local
     destinations = Destinations(device, rank(device, axis_size('e')), chosen % n_local)
     room = _room(x.shape[0] * k)
-    # The maximum over d and c too, so that all devices of a slice run the same program.
-    rounds = pmax('d e c', jnp.max(destinations.number)) // room + 1
+    # The maximum over d and c too, so that all devices of a slice run the same program. In inference c shards nothing.
+    most = vary(jnp.max(destinations.number), ('d', 'e', 'c'))
+    rounds = pmax('d e c', most) // room + 1
     x, weight, *weights = vary_together(x, weight, *weights)
     one_round = bind_scope(functools.partial(_round, forward, k, n_local, method, room))  # in the backward pass too
     return _sum_of_rounds(one_round, rounds, destinations, x, weight, weights)

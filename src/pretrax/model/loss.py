@@ -91,6 +91,7 @@ def _backward(vocab_size: int, residuals: Triple, gradients: Pair) -> tuple[jax.
 _cross_entropy.defvjp(_forward, _backward)
 
 
+@jax.named_scope('loss')
 def loss_terms(logits: num['B/r/d/e L/c V/t'], batch: Batch, vocab_size: int, z_loss: float) -> LossTerms:
     """The terms of a language model's loss on this device: cross-entropy 'nll' and, if weighted, 'z_loss'.
 

@@ -42,15 +42,21 @@ def in_chunks(
     """
     if chunks == 1:
         return terms_of(x, batch)
-    n = x.shape[1] // chunks  # tokens of a chunk per device along t; `terms_of` gathers them in the devices' order
+    return jax.tree.map(lambda terms: jnp.sum(terms, axis=0), over_chunks(terms_of, x, batch, chunks))
+
+
+def over_chunks[T](
+    function: Callable[[jax.Array, Batch], T], x: num['B/r/d/e L/c/t M'], batch: Batch, chunks: int
+) -> T:
+    """`function` of each chunk of the sequences, stacked; arguments as in `in_chunks`."""
+    n = x.shape[1] // chunks  # tokens of a chunk per device along t; `function` gathers them in the devices' order
 
     def split(array: jax.Array) -> jax.Array:
         blocks = array.reshape(array.shape[0], -1, chunks, n, *array.shape[2:])
         return jnp.moveaxis(blocks, 2, 0).reshape(chunks, array.shape[0], -1, *array.shape[2:])
 
-    def chunk_terms(_: None, chunk: tuple[jax.Array, Batch]) -> tuple[None, LossTerms]:
+    def of_chunk(_: None, chunk: tuple[jax.Array, Batch]) -> tuple[None, T]:
         with scope():  # L is the length of a chunk here
-            return None, terms_of(*chunk)
+            return None, function(*chunk)
 
-    sums = jax.lax.scan(jax.checkpoint(chunk_terms, prevent_cse=False), None, jax.tree.map(split, (x, batch)))[1]
-    return jax.tree.map(lambda terms: jnp.sum(terms, axis=0), sums)
+    return jax.lax.scan(jax.checkpoint(of_chunk, prevent_cse=False), None, jax.tree.map(split, (x, batch)))[1]

@@ -2,7 +2,8 @@
 
 The derivative is written by hand. JAX's derivative of an `einsum` with f32 accumulation multiplies f32 by f32 on GPUs. Here
 the operands of all three products have the compute dtype, sums are f32, and the weight's gradient stays f32
-(docs/lab-notes.md has the measurements). For operands in eight bits see `eight_bits.py`.
+(docs/lab-notes.md has the measurements). For operands in eight bits see `eight_bits.py`, for int8 weights in inference
+`weight_only.py`.
 """
 
 import functools
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pretrax.model import eight_bits
+from pretrax.model import eight_bits, weight_only
 from pretrax.model.numerics import Format
 from pretrax.model.xla_cpu import materialize_gradient
 from pretrax.shardlib import all_gather, einsum
@@ -22,14 +23,16 @@ Triple = tuple[jax.Array, jax.Array, jax.Array]
 
 def product(spec: str, x: jax.Array, w: jax.Array, how: Format) -> jax.Array:
     """`einsum(spec, x, w)` in x's dtype, accumulated in f32. w and its gradient are f32; `how` is the format of operands."""
+    if how.scale is not None:
+        return weight_only.scaled_product(spec, x, w, how.scale, x.dtype)
     if how.kind != 'compute':
         return eight_bits.product(how.kind, spec, x, w, how.seed)
     return einsum(spec, x, w, dot=_dot)
 
 
 def gather(spec: str, w: jax.Array, x: jax.Array) -> jax.Array:
-    """All slices of a weight over `d`, sent in the dtype of the activations x."""
-    return all_gather(spec, w, wire=x.dtype)
+    """All slices of a weight over `d`, sent in the dtype of the activations x, or in int8."""
+    return all_gather(spec, w, wire=None if w.dtype == jnp.int8 else x.dtype)
 
 
 def add_bias(x: jax.Array, bias: jax.Array | None) -> jax.Array:
@@ -59,6 +62,8 @@ def grouped_product(spec: str, x: jax.Array, w: jax.Array, how: Format, groups: 
         groups: 'ragged': the number of rows of each group; 'blocks': the group of each block of rows. Blocks have one size.
         method: 'ragged' for `jax.lax.ragged_dot`, or 'blocks' for one product per block; see `choose_grouped`.
     """
+    if how.scale is not None:
+        return weight_only.grouped_product(spec, x, w, how.scale, groups, method)
     if how.kind != 'compute':
         assert method == 'blocks', method
         return eight_bits.grouped_product(how.kind, spec, x, w, how.seed, groups)

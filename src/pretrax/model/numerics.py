@@ -31,6 +31,7 @@ class Format:
 
     kind: Kind
     seed: jax.Array | None = None  # u32[2] of stochastic rounding, in training with int8
+    scale: jax.Array | None = None  # of each output channel, if the weight itself is int8 (weight_only.py)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +40,12 @@ class Formats:
 
     kinds: Mapping[str, Kind] = dataclasses.field(default_factory=dict)
     seed: jax.Array | None = None
+    scales: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)  # of int8 weights
 
     def __getitem__(self, weight: str) -> Format:
         kind = self.kinds.get(weight, 'compute')
         if self.seed is None or kind != 'int8':
-            return Format(kind)
+            return Format(kind, scale=self.scales.get(weight))
         return Format(kind, mix(self.seed ^ jnp.uint32(zlib.crc32(weight.encode()))))
 
 

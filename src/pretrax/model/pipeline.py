@@ -193,6 +193,7 @@ def pipeline(
 
     compute = recompute_by_name(compute, kept)
 
+    @jax.named_scope('tick')
     def tick(carry: tuple[jax.Array, jax.Array, PyTree], now: i32['']) -> tuple[PyTree, None]:
         arriving, finished, sums = carry
         out, new = compute(arriving, now)

@@ -39,7 +39,7 @@ def observe(
     arch: Architecture,
 ) -> Routed:
     """The sums of one layer."""
-    own = _own_part(counts)[..., None].astype(jnp.float32)
+    own = own_part(counts)[..., None].astype(jnp.float32)
     hits = jnp.sum(chosen[..., None] == jnp.arange(arch.n_experts), axis=2) * own
     tokens = psum('t', jnp.sum(hits, axis=1))
     probability = psum('t', jnp.sum(jax.nn.softmax(logits) * own, axis=1))
@@ -48,11 +48,11 @@ def observe(
     share = psum('c', tokens) / (arch.experts_per_token * n_tokens)  # of the whole sequence; the rest is this part's
     balance = arch.n_experts * jnp.sum(share * probability / n_tokens)
     square_log_z = psum('t', jnp.sum(jnp.square(jax.nn.logsumexp(logits, axis=-1)) * own[..., 0]))
-    lost = jnp.zeros(()) if dropped is None else psum('t', jnp.sum(_own_part(dropped) * own))
+    lost = jnp.zeros(()) if dropped is None else psum('t', jnp.sum(own_part(dropped) * own))
     return Routed(jnp.sum(tokens, axis=0), jnp.sum(probability, axis=0), balance, square_log_z, lost)
 
 
-def _own_part(x: jax.Array) -> jax.Array:
+def own_part(x: jax.Array) -> jax.Array:
     """This device's slice along t of the sequence."""
     length = x.shape[1] // axis_size('t')
     return jax.lax.dynamic_slice_in_dim(x, axis_index('t') * length, length, axis=1)

@@ -75,7 +75,7 @@ def decoder_layers(
     return over_layers(one_layer, x, layers, seeds, arch, plan)
 
 
-def vocabulary_tables(w: Weights, dtype: DTypeLike) -> tuple[f32['V/t M'], f32['V/t M']]:
+def vocabulary_tables(w: Weights, dtype: DTypeLike) -> tuple[num['V/t M'], num['V/t M']]:
     """The tables of the embedding and the unembedding, which are one if the family ties them."""
     embedding = all_gather('V/t M/d -> V/t M', w.embed, wire=dtype)
     return embedding, embedding if w.unembed is None else all_gather('V/t M/d -> V/t M', w.unembed, wire=dtype)
@@ -83,8 +83,8 @@ def vocabulary_tables(w: Weights, dtype: DTypeLike) -> tuple[f32['V/t M'], f32['
 
 @typechecked
 def embed(
-    w: Weights,
-    table: f32['V/t M'],
+    table: num['V/t M'],
+    learned: num['P/t M/d'] | None,
     tokens: i32['B/r/d/e L/c'],
     positions: i32['B/r/d/e L/c'],
     arch: Architecture,
@@ -94,15 +94,15 @@ def embed(
     x = take('V/t M, B/r/d/e L/c -> B/r/d/e L/c M', table, tokens).astype(dtype)  # partial over t
     if arch.scale_embedding:
         x = x * jnp.asarray(math.sqrt(arch.d_model), dtype)  # rounded to dtype, as the released models were trained
-    if w.positions is not None:
-        learned = all_gather('P/t M/d -> P/t M', w.positions, wire=dtype)
-        x = x + take('P/t M, B/r/d/e L/c -> B/r/d/e L/c M', learned, positions).astype(dtype)
+    if learned is not None:
+        of_positions = all_gather('P/t M/d -> P/t M', learned, wire=dtype)
+        x = x + take('P/t M, B/r/d/e L/c -> B/r/d/e L/c M', of_positions, positions).astype(dtype)
     return psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', x)
 
 
 @typechecked
 def unembed(
-    w: Weights, table: f32['V/t M'], x: num['B/r/d/e L/c/t M'], arch: Architecture, head: Format
+    w: Weights, table: num['V/t M'], x: num['B/r/d/e L/c/t M'], arch: Architecture, head: Format
 ) -> num['B/r/d/e L/c V/t']:
     """The logits, from the hidden states after the last layer."""
     h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', norm(x, w.norm, w.norm_bias, arch))
@@ -142,7 +142,7 @@ class Transformer(Model):
         batch = Batch(tokens, tokens, segments=ones, positions=ones, mask=ones.astype(jnp.float32))
         positions = jnp.broadcast_to(local_columns(batch, self.plan.context), tokens.shape)
         embedding, unembedding = vocabulary_tables(weights, self.dtype)
-        x = embed(weights, embedding, tokens, positions, self.arch, self.dtype)
+        x = embed(embedding, weights.positions, tokens, positions, self.arch, self.dtype)
         known = Tokens(positions, ones, counted=None)
         x, _ = decoder_layers(x, drop_axes('p', weights.layers), known, self.arch, self.plan)
         return unembed(weights, unembedding, x, self.arch, self.plan.numerics.head_format())
@@ -176,11 +176,11 @@ class Transformer(Model):
 
     def _hidden_states(
         self, w: Weights, batch: Batch, seeds: u32['layers two'] | None = None
-    ) -> tuple[num['B/r/d/e L/c/t M'], f32['V/t M'], Routed | None]:
+    ) -> tuple[num['B/r/d/e L/c/t M'], num['V/t M'], Routed | None]:
         """The hidden states after the last layer, the table of the unembedding, and the statistics of the routers."""
         tokens = self._tokens(batch)
         embedding, unembedding = vocabulary_tables(w, self.dtype)
-        x = embed(w, embedding, batch.tokens, batch.positions, self.arch, self.dtype)
+        x = embed(embedding, w.positions, batch.tokens, batch.positions, self.arch, self.dtype)
         x, routed = decoder_layers(x, drop_axes('p', w.layers), tokens, self.arch, self.plan, seeds)
         return x, unembedding, routed
 
@@ -190,7 +190,7 @@ class Transformer(Model):
         return Tokens(batch.positions, batch.segments, counts)
 
     def _loss_terms(
-        self, w: Weights, table: f32['V/t M'], x: num['B/r/d/e L/c/t M'], batch: Batch, head: Format
+        self, w: Weights, table: num['V/t M'], x: num['B/r/d/e L/c/t M'], batch: Batch, head: Format
     ) -> LossTerms:
         """Cross-entropy and z-loss, from the hidden states after the last layer."""
 
@@ -201,11 +201,11 @@ class Transformer(Model):
 
     def _pipelined_terms(self, w: Weights, batch: Batch) -> tuple[LossTerms, Routed | None]:
         """The same on pipeline stages: each micro-batch passes through all of them (pipeline.py)."""
-        embedding, unembedding = vocabulary_tables(w, self.dtype)
+        table, unembedding = vocabulary_tables(w, self.dtype)
         head = self.plan.numerics.head_format()
 
         def embedded(micro: Batch) -> num['B/r/d/e L/c/t M']:
-            return embed(w, embedding, micro.tokens, micro.positions, self.arch, self.dtype)
+            return embed(table, w.positions, micro.tokens, micro.positions, self.arch, self.dtype)
 
         def stage(
             x: num['B/r/d/e L/c/t M'], layers: Layer, micro: Batch

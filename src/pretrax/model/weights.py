@@ -3,7 +3,7 @@
 Letters: V vocabulary, M d_model, P positions, H query heads, K key/value heads, D head, F feed-forward, E experts,
 F_shared of the shared expert.
 Matrices are sharded at rest over `d`, over `t` if tensor parallelism splits them, and over `e` if each expert has one. Vectors
-are replicated.
+are replicated. Training keeps every weight in f32; inference multiplies by matrices of other dtypes (infer/weights.py).
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from optax.contrib import MuonDimensionNumbers
 
 from pretrax.model.architecture import Architecture
-from pretrax.shardlib import Array, f32, make_abstract, pytree_dataclass
+from pretrax.shardlib import Array, f32, make_abstract, num, pytree_dataclass
 
 
 @pytree_dataclass
@@ -29,10 +29,10 @@ class Layer:
 
     norm1: f32['M'] | None
     norm1_bias: f32['M'] | None
-    q: f32['M/d H/t D']
-    k: f32['M/d K/t D']
-    v: f32['M/d K/t D']
-    o: f32['H/t D M/d']
+    q: num['M/d H/t D']
+    k: num['M/d K/t D']
+    v: num['M/d K/t D']
+    o: num['H/t D M/d']
     q_bias: f32['H/t D'] | None
     k_bias: f32['K/t D'] | None
     v_bias: f32['K/t D'] | None
@@ -44,18 +44,18 @@ class Layer:
     norm1_after: f32['M'] | None
     norm2: f32['M'] | None
     norm2_bias: f32['M'] | None
-    gate: f32['M/d F/t'] | None
-    up: f32['M/d F/t'] | None
-    down: f32['F/t M/d'] | None
+    gate: num['M/d F/t'] | None
+    up: num['M/d F/t'] | None
+    down: num['F/t M/d'] | None
     up_bias: f32['F/t'] | None
     down_bias: f32['M'] | None
     router: f32['M/d E'] | None
-    expert_gate: f32['E/e M/d F/t'] | None
-    expert_up: f32['E/e M/d F/t'] | None
-    expert_down: f32['E/e F/t M/d'] | None
-    shared_gate: f32['M/d F_shared/t'] | None
-    shared_up: f32['M/d F_shared/t'] | None
-    shared_down: f32['F_shared/t M/d'] | None
+    expert_gate: num['E/e M/d F/t'] | None
+    expert_up: num['E/e M/d F/t'] | None
+    expert_down: num['E/e F/t M/d'] | None
+    shared_gate: num['M/d F_shared/t'] | None
+    shared_up: num['M/d F_shared/t'] | None
+    shared_down: num['F_shared/t M/d'] | None
     shared_mix: f32['M'] | None
     norm2_after: f32['M'] | None
 
@@ -64,12 +64,12 @@ class Layer:
 class Weights:
     """The decoder. `positions` exists if positions are learned, `unembed` if the family does not tie it to the embedding."""
 
-    embed: f32['V/t M/d']
-    positions: f32['P/t M/d'] | None
+    embed: num['V/t M/d']
+    positions: num['P/t M/d'] | None
     layers: Array['layers/p', Layer]
     norm: f32['M']
     norm_bias: f32['M'] | None
-    unembed: f32['V/t M/d'] | None
+    unembed: num['V/t M/d'] | None
 
 
 def abstract_weights(arch: Architecture) -> Weights:
@@ -91,7 +91,8 @@ def abstract_weights(arch: Architecture) -> Weights:
         **dict.fromkeys(('q_norm', 'k_norm'), arch.qk_norm != 'head'),
         **dict.fromkeys(('q_full_norm', 'k_full_norm'), arch.qk_norm != 'full'),
     }
-    return make_abstract(Weights, arch.sizes, omit=tuple(name for name, without in absent.items() if without))
+    omit = tuple(name for name, without in absent.items() if without)
+    return make_abstract(Weights, arch.sizes, omit=omit, num=jnp.float32)
 
 
 def init_weights(arch: Architecture, key: jax.Array) -> Weights:

@@ -9,16 +9,23 @@ which `read_metrics` restores it:
 Keys, units and examples: docs/metrics.md.
 """
 
-import json
 import math
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pretrax.errors import UserError
-from pretrax.machine.atomic import new_file
-from pretrax.observe.trackers import Tracker
+from pretrax.errors import Report, UserError
+from pretrax.machine.line_files import not_a_record, read_lines
+from pretrax.observe.step_lines import StepLines
+from pretrax.observe.trackers.base import Line as TrackerLine
+from pretrax.observe.trackers.base import Tracker
+from pretrax.observe.trackers.thread import FLUSH_SECONDS, TrackerThread
+from pretrax.storage import AnyPath, locate
+from pretrax.storage.parts import open_joined
+
+_OF_A_LINE = ('step', 'time')  # numbers that say when a line was written
 
 
 class MetricsLog:
@@ -38,17 +45,12 @@ class MetricsLog:
         trackers: Sequence[Tracker] = (),
         *,
         resumed_step: int = 0,
-        say: Callable[[str], None] = print,
+        say: Report = print,
     ):
         self._say = say
-        self._trackers = list(trackers)
         path = pathlib.Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            _rewind(path, resumed_step, say)
-        self._path = path
-        self._unwritten = b''  # lines that did not fit on the disk
-        self._file = path.open('ab', buffering=0)  # a line is with the operating system when `write` returns
+        self._lines = StepLines(path, resumed_step, say, _is_metrics)
+        self._trackers = [TrackerThread(each, _past(path), resumed_step, say) for each in trackers]
 
     def write(self, metrics: Mapping[str, Any]) -> None:
         """Appends one line. `metrics` has 'step' (int); values are numbers (Python, NumPy, JAX scalars), text or None.
@@ -58,119 +60,104 @@ class MetricsLog:
         record = {key: value.item() if hasattr(value, 'item') else value for key, value in metrics.items()}
         if type(record.get('step')) is not int:
             raise TypeError(f'a line of metrics needs an integer step, not {record.get("step")!r}')
-        self._append(json.dumps(_standard(record), allow_nan=False).encode() + b'\n')
-        numbers = {key: value for key, value in record.items() if isinstance(value, int | float) and key != 'step'}
-        for tracker in tuple(self._trackers):
-            self._try(tracker, 'stopped working', lambda tracker=tracker: tracker.log(record['step'], numbers))
+        self._lines.append(_standard(record))
+        for tracker in self._trackers:
+            tracker.log(_numbers(record))
 
-    def close(self) -> None:
+    def text(self, step: int, key: str, text: str) -> None:
+        """Sends a text to the trackers, for example a sample. It is not written to the file."""
+        for tracker in self._trackers:
+            tracker.text(step, key, text)
+
+    def table(self, step: int, key: str, columns: Sequence[str], rows: Sequence[Sequence[str | float]]) -> None:
+        """Sends a table to the trackers."""
+        for tracker in self._trackers:
+            tracker.table(step, key, columns, rows)
+
+    def image(self, step: int, key: str, path: pathlib.Path) -> None:
+        """Sends a PNG file to the trackers."""
+        for tracker in self._trackers:
+            tracker.image(step, key, path)
+
+    def file(self, path: pathlib.Path) -> None:
+        """Uploads a file to the trackers that keep files."""
+        for tracker in self._trackers:
+            tracker.file(path)
+
+    def flush(self) -> None:
+        """Makes the trackers keep the lines so far, whatever happens to this process. Waits for them a short time."""
+        deadline = time.monotonic() + FLUSH_SECONDS
+        for tracker in self._trackers:
+            tracker.begin_flush()
+        for tracker in self._trackers:
+            tracker.end_flush(deadline)
+
+    def close(self, succeeded: bool = True) -> None:
         """Closes the trackers, which may still send data, and the file. May be called twice."""
-        for tracker in tuple(self._trackers):
-            self._try(tracker, 'could not be finished', tracker.close)
+        for tracker in self._trackers:
+            tracker.close(succeeded)
         self._trackers.clear()
-        lost, self._unwritten = len(self._unwritten), b''
-        self._file.close()
-        if lost:
-            self._say(f'WARNING: {lost:,} bytes of metrics could not be written to {self._path}')
+        self._lines.close()
 
     def __enter__(self) -> 'MetricsLog':
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(succeeded=kind is None)
 
     def rewind(self, step: int) -> None:
         """Removes the lines of later steps, which will be trained again."""
-        self._file.close()
-        _rewind(self._path, step, self._say)
-        self._file = self._path.open('ab', buffering=0)
-
-    def _append(self, line: bytes) -> None:
-        """Appends a line. If the disk is full or the directory is gone, the line stays in memory and training continues."""
-        self._unwritten += line
-        try:
-            if os.fstat(self._file.fileno()).st_nlink == 0:
-                self._say(
-                    f'WARNING: {self._path} was removed while training; it is created again, with the lines from now on'
-                )
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file.close()
-                self._file = self._path.open('ab', buffering=0)
-            while self._unwritten:  # a full disk may take a part before it refuses
-                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
-        except OSError as error:
-            self._say(
-                f'WARNING: cannot write {self._path}: {error.strerror}. Training continues; '
-                f'{len(self._unwritten):,} bytes of metrics wait in memory'
-            )
-
-    def _try(self, tracker: Tracker, what: str, call: Callable[[], None]) -> None:
-        # A tracker is foreign code that uses a network. It may raise anything, and must not end a training. It is dropped
-        # after its first failure, so that it cannot slow down every step.
-        try:
-            call()
-        except Exception as error:
-            self._trackers.remove(tracker)
-            reason = str(error).strip().split('\n')[0]
-            self._say(
-                f'WARNING: {tracker.name} {what} ({type(error).__name__}: {reason}). '
-                f'It receives no more numbers of this run; metrics.jsonl has all of them.'
-            )
+        self._lines.rewind(step)
+        for tracker in self._trackers:
+            tracker.rewind(step)
 
 
-def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def read_metrics(path: str | AnyPath, report: Report = print) -> list[dict[str, Any]]:
     """All lines of a `metrics.jsonl`, with NaN and infinity restored. An incomplete last line is skipped.
 
+    Args:
+        path: the file, or its parts in a bucket.
+        report: receives a warning for each other line that is not one of metrics, which is skipped too.
+
     Raises:
-        UserError: the file does not exist, or another line is damaged.
+        UserError: the file does not exist.
     """
-    path = pathlib.Path(path)
+    path = locate(path) if isinstance(path, str) else path
     try:
-        records = list(_parse(path))
+        with open_joined(path) as file:
+            lines = list(read_lines(file, _is_metrics))
     except FileNotFoundError:
         raise UserError(f'no metrics at {path}: no such file') from None
     except IsADirectoryError:
         raise UserError(f'{path} is a directory, expected a file of metrics such as {path / "metrics.jsonl"}') from None
-    for number, (line, record) in enumerate(records, start=1):
-        if record is None and line.endswith(b'\n'):
-            shown = line[:60].decode(errors='replace').rstrip()
-            raise UserError(
-                f'{path}, line {number} is not a line of metrics: {shown!r}\n'
-                f'expected one JSON object with an integer "step"; remove the line to use the rest'
-            )
-    return [_restored(record) for _, record in records if record is not None]
+    for line in lines:
+        if line.record is None and line.text.endswith(b'\n'):
+            report(not_a_record(path, line, 'a line of metrics'))
+    return [_restored(line.record) for line in lines if line.record is not None]
 
 
-def _rewind(path: pathlib.Path, last_step: int, say: Callable[[str], None]) -> None:
-    """Keeps the complete lines up to `last_step`. A new file replaces the old one, so that a kill loses nothing."""
-    later = torn = 0
-    with new_file(path, sync=True) as kept:
-        for line, record in _parse(path):
-            if record is None:
-                torn += 1
-            elif record['step'] > last_step:
-                later += 1
-            else:
-                kept.write(line.rstrip(b'\r\n') + b'\n')
-    if torn:
-        say(f'{path.name}: removed {_lines(torn)} left incomplete when the run was stopped')
-    if later:
-        say(f'{path.name}: removed {_lines(later)} after step {last_step}; those steps are trained again')
+def _numbers(record: Mapping[str, Any]) -> TrackerLine:
+    """What trackers receive of a line: numbers, not null and not text."""
+    numbers = {key: value for key, value in record.items() if isinstance(value, int | float) and key not in _OF_A_LINE}
+    return TrackerLine(record['step'], numbers, record.get('time') or time.time())
 
 
-def _lines(count: int) -> str:
-    return '1 line' if count == 1 else f'{count} lines'
+def _past(path: pathlib.Path) -> Iterator[TrackerLine]:
+    """The lines that a file has now, read when they are needed."""
+    size = path.stat().st_size
+
+    def lines() -> Iterator[bytes]:
+        with path.open('rb') as file:
+            while file.tell() < size and (line := file.readline()):
+                yield line
+
+    return (_numbers(_restored(line.record)) for line in read_lines(lines(), _is_metrics) if line.record is not None)
 
 
-def _parse(path: pathlib.Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Each line as bytes and as a record; the record is None if the line is not a JSON object with a step."""
-    with open(path, 'rb') as lines:
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:  # not JSON, or not text at all
-                record = None
-            yield line, record if isinstance(record, dict) and type(record.get('step')) is int else None
+def _is_metrics(record: dict[str, Any]) -> bool:
+    nonfinite = record.get('nonfinite', {})
+    named = isinstance(nonfinite, dict) and all(value in ('nan', 'inf', '-inf') for value in nonfinite.values())
+    return type(record.get('step')) is int and named
 
 
 def _standard(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,8 +173,10 @@ def _restored(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def keys(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Names of the numbers in these records, in the order of their first appearance, without 'step'."""
+    """Names of the numbers in these records, in the order of their first appearance, without 'step' and 'time'."""
     found: dict[str, None] = {}
     for record in records:
-        found.update((key, None) for key, value in record.items() if isinstance(value, int | float) and key != 'step')
+        found.update(
+            (key, None) for key, value in record.items() if isinstance(value, int | float) and key not in _OF_A_LINE
+        )
     return list(found)

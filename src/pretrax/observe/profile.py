@@ -1,59 +1,151 @@
-"""A trace of a few steps (`log.profile`): what the device and the host did in each microsecond, for Perfetto and XProf."""
+"""Traces of a few steps (`log.profile`, `log.profile_on_slow`): what the device and the host did in each microsecond.
+
+Traces are for `pretrax trace`, Perfetto and XProf. Beside each one, `steps.json` says which steps it has, why they were
+traced, and what was in the memory of a device when it began. `memory.prof` has that memory by allocation, for pprof.
+"""
 
 import contextlib
+import json
 import pathlib
+import time
 from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
-SETTLING = 3  # first steps, which are not traced: they allocate memory and fill the prefetch queue
+from pretrax.errors import Report
+from pretrax.observe.device_memory import memory_by_owner, memory_in_use
+from pretrax.observe.slow_steps import SETTLING, Clock, SlowSteps
+
+STEPS_FILE = 'steps.json'
+MOST_SLOW, APART = 3, 100  # traces that slow steps may start, and steps from the end of one to the next
+_AFTER_SLOW = 3  # steps that such a trace has, unless `log.profile` says otherwise
+
+
+class Options(Protocol):
+    """The part of the configuration's section `log` that is about traces."""
+
+    @property
+    def profile(self) -> int: ...  # steps to trace after the first ones; 0: none
+    @property
+    def profile_on_slow(self) -> float | None: ...  # a step of this many times the usual time starts a trace
 
 
 @contextlib.contextmanager
 def profiled[**P, T](
-    step: Callable[P, T], count: int, directory: pathlib.Path, say: Callable[[str], None]
+    step: Callable[P, T], log: Options, directory: pathlib.Path, say: Report, clock: Clock
 ) -> Iterator[Callable[P, T]]:
-    """Traces `count` calls of the step, starting at the fourth, in process 0. Traces nothing if `count` is 0.
+    """Traces calls of the step, in process 0: `log.profile` from the fourth on, and some after slow ones.
 
     Args:
-        step: the compiled training step.
-        count: number of calls to trace.
-        directory: for the trace; older traces in it stay.
-        say: receives the path of the trace.
+        step: the compiled training step; its first argument is the state.
+        log: how many calls, and which are slow.
+        directory: of the run; traces are written to `profile/` in it, and older ones stay.
+        clock: measures the steps.
     """
     import jax
 
-    if not count or jax.process_index():
+    if not (log.profile or log.profile_on_slow) or jax.process_index():
         yield step
         return
-    calls, tracing = 0, False
-
-    def end(last: int) -> None:
-        nonlocal tracing
-        tracing = False
-        jax.profiler.stop_trace()
-        traces = sorted(directory.rglob('perfetto_trace.json.gz'), key=lambda path: path.stat().st_mtime)
-        say(
-            f'profile: calls {SETTLING + 1} to {last} of the step are in {traces[-1]}; open it at https://ui.perfetto.dev'
-        )
+    slow = SlowSteps(log.profile_on_slow, clock) if log.profile_on_slow else None
+    tracer = _Tracer(log.profile, directory / 'profile', say, slow)
 
     def traced(*arguments: P.args, **named: P.kwargs) -> T:
-        nonlocal calls, tracing
-        calls += 1
-        if calls == SETTLING + 1:
-            jax.block_until_ready(arguments)  # earlier work is not in the trace
-            options = jax.profiler.ProfileOptions()
-            options.python_tracer_level = 0  # Python calls would fill most of the file
-            jax.profiler.start_trace(directory, create_perfetto_trace=True, profiler_options=options)
-            tracing = True
+        tracer.before(arguments)
         results = step(*arguments, **named)
-        if calls == SETTLING + count:
-            jax.block_until_ready(results)
-            end(calls)
+        tracer.after(results)
         return results
 
     try:
         yield traced
     finally:
-        if tracing:  # the run ended earlier
-            end(calls)
-        elif calls <= SETTLING:
-            say(f'profile: nothing was traced, because the run ended within its first {SETTLING} steps')
+        tracer.close()
+
+
+class _Tracer:
+    """Decides before and after each call whether a trace starts or ends."""
+
+    def __init__(self, count: int, directory: pathlib.Path, say: Report, slow: SlowSteps | None):
+        self._count, self._directory, self._say, self._slow = count, directory, say, slow
+        self._calls = self._left = self._slow_traces = 0  # calls so far, calls still to trace, traces of slow steps
+        self._quiet_until = 0  # the call before which slow steps start no other trace
+        self._about: dict[str, Any] = {}  # the contents of `steps.json`
+
+    def before(self, arguments: tuple[Any, ...]) -> None:
+        self._calls += 1
+        is_slow = self._slow is not None and self._slow.begin()
+        if self._left:
+            return
+        if self._count and self._calls == SETTLING + 1:
+            self._start(self._count, 'log.profile', arguments)
+        elif is_slow and self._slow and self._slow_traces < MOST_SLOW and self._calls >= self._quiet_until:
+            self._slow_traces += 1
+            times = f'{self._slow.latest:.3g} s, {self._slow.latest / self._slow.usual:.1f} times the usual time'
+            self._say(f'profile: call {self._calls - 1} of the step took {times}; the next ones are traced')
+            self._start(self._count or _AFTER_SLOW, f'log.profile_on_slow: a step took {times}', arguments)
+
+    def after(self, results: Any) -> None:
+        if self._left:
+            self._left -= 1
+            if not self._left:
+                self._end(results)
+
+    def close(self) -> None:
+        """Ends a trace that is not complete, because the run ended."""
+        if self._left:
+            self._left = 0
+            self._end(None)
+        elif self._count and self._calls <= SETTLING:
+            self._say(f'profile: nothing was traced, because the run ended within its first {SETTLING} steps')
+
+    def _start(self, count: int, reason: str, arguments: tuple[Any, ...]) -> None:
+        import jax
+
+        jax.block_until_ready(arguments)  # earlier work is not in the trace
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # Python calls would fill most of the file
+        if hasattr(options, 'session_id'):  # the name of the folder: two traces may begin in one second
+            options.session_id = f'{time.strftime("%Y_%m_%d_%H_%M_%S")}_{self._calls:08}'
+        state = arguments[0] if arguments else None
+        done = getattr(state, 'step', None)
+        self._about = {
+            'first_step': self._calls if done is None else int(done) + 1,
+            'first_call': self._calls,
+            'reason': reason,
+            'device_kind': jax.local_devices()[0].device_kind,
+            'memory': {'by_owner': memory_by_owner(state), **memory_in_use()},
+        }
+        try:
+            jax.profiler.start_trace(self._directory, create_perfetto_trace=True, profiler_options=options)
+        except (RuntimeError, OSError) as error:
+            self._say(f'WARNING: profile: cannot trace: {error}. Training continues')
+            return
+        self._left = count
+
+    def _end(self, results: Any) -> None:
+        import jax
+
+        first = self._about['first_call']
+        try:
+            jax.block_until_ready(results)
+            jax.profiler.stop_trace()
+            traces = sorted(self._directory.rglob('perfetto_trace.json.gz'), key=lambda path: path.stat().st_mtime)
+            self._describe(traces[-1].parent)
+        except (RuntimeError, OSError, IndexError) as error:
+            self._say(f'WARNING: profile: cannot write the trace: {error}. Training continues')
+            return
+        finally:
+            if self._slow is not None:
+                self._slow.pause()
+                self._quiet_until = self._calls + APART
+        self._say(
+            f'profile: calls {first} to {self._calls} of the step are in {traces[-1]}; '
+            f'print it: pretrax trace {self._directory.parent}; or open it at https://ui.perfetto.dev'
+        )
+
+    def _describe(self, folder: pathlib.Path) -> None:
+        import jax
+
+        self._about['last_step'] = self._about['first_step'] + self._calls - self._about.pop('first_call')
+        self._about['memory'] |= {f'{key}_after': n for key, n in memory_in_use().items()}
+        (folder / STEPS_FILE).write_text(json.dumps(self._about, indent=1) + '\n')
+        (folder / 'memory.prof').write_bytes(jax.profiler.device_memory_profile())

@@ -6,7 +6,6 @@ Only known numbers are shown: no MFU for an unknown device, no ETA before the se
 report, so that it leaves out compilation; it includes evaluations and checkpoints, which will happen again.
 """
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
@@ -14,6 +13,9 @@ from typing import Any, TextIO
 import rich.console
 import rich.progress
 import rich.table
+
+from pretrax.errors import printable, unfiltered_output
+from pretrax.observe.lasting_output import LastingOutput
 
 
 class Progress:
@@ -25,7 +27,7 @@ class Progress:
     """
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
-        self._stream = stream or sys.stdout
+        self._stream: Any = LastingOutput(stream or unfiltered_output())
         self._clock = clock
         self._console = rich.console.Console(file=self._stream)
         self._bar: rich.progress.Progress | None = None
@@ -80,7 +82,7 @@ class Progress:
 
         It contains no markup. Control codes, which a model may sample, do not reach the terminal.
         """
-        text = text.translate(_CONTROL)
+        text = printable(text)
         if self._bar is None:
             self._write(text)
         else:
@@ -104,12 +106,12 @@ class Progress:
 
 
 def format_line(metrics: Mapping[str, Any], total_steps: int, eta: float | None = None) -> str:
-    """One report as text. Missing metrics, or those that are None, are left out.
+    """One report as text. Missing metrics, or those that are None, are left out. `total_steps`: 0 if it is not known.
 
     Units: `mfu` is a fraction of 1, `eta` is in seconds.
     """
     step = metrics['step']
-    parts = [f'step {step}/{total_steps}']
+    parts = [f'step {step}/{total_steps}' if total_steps else f'step {step}']
     if 'val_loss' not in metrics:
         parts.append(f'{100 * step / total_steps:.1f}%' if total_steps else '')
     for key, show in _SHOWN.items():
@@ -119,11 +121,11 @@ def format_line(metrics: Mapping[str, Any], total_steps: int, eta: float | None 
         f'{key.removeprefix("val_loss/")} {value:.4f}' for key, value in metrics.items() if key.startswith('val_loss/')
     ]
     if eta is not None:
-        parts.append(f'eta {_duration(eta)}')
+        parts.append(f'eta {duration_text(eta)}')
     return '  '.join(part for part in parts if part)
 
 
-def _rate(value: float) -> str:
+def rate_text(value: float) -> str:
     """45_123 -> '45.1k': three digits, since more would be noise."""
     for unit in ('', 'k', 'M'):
         if value < 999.5:
@@ -132,7 +134,7 @@ def _rate(value: float) -> str:
     return f'{value:.3g}G'
 
 
-def _duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """42 -> '0:42', 3700 -> '1:01:40', 200_000 -> '2d 7:33:20'."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
@@ -142,13 +144,11 @@ def _duration(seconds: float) -> str:
     return (f'{days}d ' if days else '') + f'{hour}:{minute:02}:{second:02}'
 
 
-_CONTROL = {code: '\ufffd' for code in (*range(32), 127, *range(128, 160)) if chr(code) not in '\n\t'}
-
 _SHOWN: dict[str, Callable[[Any], str]] = {
     'loss': lambda value: f'loss {value:.4f}',
     'bits_per_byte': lambda value: f'bpb {value:.3f}',
     'val_loss': lambda value: f'val loss {value:.4f}',
     'val_bits_per_byte': lambda value: f'val bpb {value:.3f}',
-    'tokens_per_second': lambda value: f'{_rate(value)} tok/s',
+    'tokens_per_second': lambda value: f'{rate_text(value)} tok/s',
     'mfu': lambda value: f'mfu {100 * value:.1f}%',
 }

@@ -27,6 +27,8 @@ from pretrax.errors import UserError
 from pretrax.huggingface.model import TOKENIZER
 from pretrax.run.imported import KEPT, nested
 from pretrax.run.trained import tokenizer_of
+from pretrax.storage import AnyPath, locate
+from pretrax.storage.staging import read_directory, written_directory
 
 
 def write_average(paths: list[str], out: str, last: int) -> None:
@@ -35,12 +37,12 @@ def write_average(paths: list[str], out: str, last: int) -> None:
     Raises:
         UserError: fewer than two checkpoints, different models or tokenizers, or `out` is not empty.
     """
-    places = [place for path in paths for place in _places(Path(path), last)]
+    places = [place for path in paths for place in _places(locate(path), last)]
     if len(places) < 2:
         raise UserError(
             'an average needs at least two checkpoints\ngive more of them, or --last N for the last N of a run'
         )
-    run = Path(out)
+    run = locate(out)
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise UserError(f'{run} exists and is not empty\ngive another --out')
     descriptions = [read_description(*place) for place in places]
@@ -52,16 +54,17 @@ def write_average(paths: list[str], out: str, last: int) -> None:
             )
     sources = [CheckpointWeights(*place) for place in places]
     _check_shapes(sources, names)
-    try:
-        _write(run, sources, places[0][0].parent, descriptions[0], names)
-    except BaseException:
-        shutil.rmtree(run, ignore_errors=True)  # so that the next attempt finds no partial run
-        raise
+    with written_directory(run) as local:
+        try:
+            _write(local, run, sources, places[0][0].parent, descriptions[0], names)
+        except BaseException:
+            shutil.rmtree(local, ignore_errors=True)  # so that the next attempt finds no partial run
+            raise
     print(f'{run}: the mean of {len(names)} checkpoints: {", ".join(names)}')
     print(f'try: pretrax generate {run}; init_from: {run} in a configuration; pretrax export {run} DIR')
 
 
-def _places(path: Path, last: int) -> list[tuple[Path, int]]:
+def _places(path: AnyPath, last: int) -> list[tuple[AnyPath, int]]:
     directory, step = find_checkpoint(path)
     if is_checkpoint(path):
         return [(directory, step)]
@@ -86,20 +89,22 @@ def _check_shapes(sources: list[CheckpointWeights], names: list[str]) -> None:
 
 
 def _write(
-    run: Path, sources: list[CheckpointWeights], first: Path, description: dict[str, Any], names: list[str]
-) -> None:
-    (run / 'data').mkdir(parents=True)
+    local: Path, run: AnyPath, sources: list[CheckpointWeights], first: AnyPath, description: dict[str, Any],
+    names: list[str],
+) -> None:  # fmt: skip
+    (local / 'data').mkdir(parents=True)
     tokenizer = tokenizer_of(first, description)
     if tokenizer is not None:
-        (run / 'data' / TOKENIZER).write_bytes(tokenizer)
-    if (first / KEPT).is_dir():  # files for `pretrax export`
-        shutil.copytree(first / KEPT, run / KEPT)
+        (local / 'data' / TOKENIZER).write_bytes(tokenizer)
+    with read_directory(first / KEPT) as kept:  # files for `pretrax export`
+        if kept.is_dir():
+            shutil.copytree(kept, local / KEPT)
     data = {'name': 'tokenizer'} | ({} if tokenizer is not None else {'vocab_size': description.get('vocab_size')})
     config = description['config'] | {'name': run.name, 'run_dir': str(run), 'data': data}
     added = {'pretrax': __version__, 'tokens': 0, 'data': None, 'config': config, 'averaged': names}
     kept = {key: description.get(key) for key in ('jax', 'tokenizer', 'vocab_size')}
     weights = {path: _mean(sources, path) for path in sources[0].shapes}
-    write_streamed(run / 'checkpoints', 0, nested(weights), kept | added)
+    write_streamed(local / 'checkpoints', 0, nested(weights), kept | added)
 
 
 def _mean(sources: list[CheckpointWeights], path: str) -> StreamedArray:

@@ -1,13 +1,17 @@
 """The speed of steps, and goodput: the share of a run's time that was spent on steps that were kept."""
 
 import contextlib
+import itertools
 import pathlib
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from pretrax.errors import Report
+from pretrax.machine.line_files import append_record
 from pretrax.observe.attempts import note, read_attempts
+
+PAUSES = 'pauses.jsonl'  # {"time", "step", "work", "seconds"} of each evaluation, sample and save
 
 
 class Clock:
@@ -18,26 +22,34 @@ class Clock:
         writes: whether this process writes to `attempts.jsonl` there.
         step: the step that training starts from.
         description: the description of the checkpoint of that step; {}: none.
+
+    Attributes:
+        interruptions: how often something was done between steps: a pause, or layer statistics.
     """
 
     def __init__(self, directory: pathlib.Path, writes: bool, step: int, description: dict[str, Any]):
         events = read_attempts(directory)
-        self._run_began = events[0]['time'] if events else time.time()
+        self._began, self._earlier = time.perf_counter(), _seconds_since_the_first(events)
         self._lost = events[-1].get('lost') if events else None
         self._directory = directory if writes else None
+        self.interruptions = 0
+        self._is_first, self._newest = True, step  # whether no step is done, and the newest one that is
         self._note('began', step)
         self._saved = time.perf_counter()
         self.rewind(description)
 
     def stepped(self, step: int, report: Report) -> None:
         """Call it after every step. The first call reports how long the run was interrupted, if it was."""
+        self._newest = step
+        if not self._is_first:
+            return
+        self._is_first = False
         try:
             self._note('stepped', step)
         except OSError as error:
             report(f'WARNING: cannot write to {self._directory}: {error.strerror}. Training continues')
         if self._directory is not None and self._lost is not None:
-            report(f'training again, {time.time() - self._lost:.1f} s after the loss')
-        self._directory = None
+            report(f'training again, {max(0.0, time.time() - self._lost):.1f} s after the loss')
 
     def _note(self, event: str, step: int) -> None:
         if self._directory is not None:
@@ -57,25 +69,48 @@ class Clock:
         return speed
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time inside this context does not count."""
-        began = time.perf_counter()
+    def paused(self, work: str, step: int) -> Iterator[None]:
+        """Time inside this context does not count. `pauses.jsonl` lists it."""
+        began, now = time.perf_counter(), time.time()
+        self.interruptions += 1
         yield
-        self._since += time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        self._since += seconds
+        if self._directory is not None:
+            record = {'time': now, 'step': step, 'work': work.strip('_'), 'seconds': seconds}
+            with contextlib.suppress(OSError):  # a full disk is reported by what is written there
+                append_record(self._directory / PAUSES, record)
 
     def is_time(self, minutes: float | None) -> bool:
         """Whether the last checkpoint is at least `minutes` old; False for None."""
         return minutes is not None and time.perf_counter() - self._saved >= 60 * minutes
 
     def goodput(self) -> float:
-        """Seconds of steps that were kept, over all seconds since the run first began."""
-        return self._productive / max(time.time() - self._run_began, 1e-9)
+        """Seconds of steps that were kept, over all seconds since the run first began; between 0 and 1."""
+        return self._productive / max(self._earlier + time.perf_counter() - self._began, self._productive, 1e-9)
 
     def description(self) -> dict[str, Any]:
         """The part of a checkpoint's description that `rewind` needs. Call it when a checkpoint is saved."""
         self._saved = time.perf_counter()
-        return {'productive_seconds': self._productive + self._saved - self._since}
+        return {'productive_seconds': self.productive_seconds()}
+
+    def productive_seconds(self) -> float:
+        """Seconds of steps so far. It goes back with a rollback."""
+        return self._productive + time.perf_counter() - self._since
 
     def rewind(self, description: dict[str, Any]) -> None:
         """Returns to the time of a checkpoint: work since then is lost."""
         self._productive = description.get('productive_seconds', 0.0)
+
+    def rolled_back(self, step: int, description: dict[str, Any]) -> None:
+        """Returns to the time of the checkpoint of `step`, from the newest one."""
+        self.rewind(description)
+        if self._directory is not None:
+            with contextlib.suppress(OSError):
+                note(self._directory, 'rolled back', step=step, from_step=self._newest)
+
+
+def _seconds_since_the_first(events: list[dict[str, Any]]) -> float:
+    """Seconds from the first event until now. Where the clock was set back between two events, their time is not known."""
+    times = [event['time'] for event in events] + [time.time()]
+    return sum(max(0.0, later - earlier) for earlier, later in itertools.pairwise(times))

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from pretrax.model.loss import Batch
+from pretrax.run.out_of_memory import explaining_full_memory
 from pretrax.run.program_cache import compile_or_load
 from pretrax.run.setup import Run
 from pretrax.train.step import TrainState, make_step
@@ -24,6 +25,12 @@ class CompiledStep:
     how: str
     seconds: float
     is_new: bool  # compiled now, not loaded
+    run: Run
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        """One step. Raises UserError if the memory of a device is full."""
+        with explaining_full_memory(self.run, 'training', self.call):
+            return self.call(state, batch)
 
     def __str__(self) -> str:
         return f'{self.how} in {self.seconds:.1f} s'
@@ -39,8 +46,16 @@ def compile_step(run: Run, state: TrainState, batch: Batch, load: LoadStep | Non
     began = time.perf_counter()
     lowered = make_step(run.recipe).lower(state, batch)
     if load is None:
-        call, cache = compile_or_load(lowered)
+        with explaining_full_memory(run, 'compiling the step'):
+            call, cache = compile_or_load(lowered, with_places=is_recorded(run))
         how = f'loaded the compiled step from {cache}' if cache else 'compiled the step'
     else:
         call, cache, how = load(run, lowered), None, 'loaded the compiled step'
-    return CompiledStep(call, how, time.perf_counter() - began, is_new=load is None and cache is None)
+    seconds = time.perf_counter() - began
+    return CompiledStep(call, how, seconds, is_new=load is None and cache is None, run=run)
+
+
+def is_recorded(run: Run) -> bool:
+    """Whether the text of the program is written: for its picture, or for traces, which are joined with it."""
+    log = run.config.log
+    return bool(log.graph or log.profile or log.profile_on_slow)

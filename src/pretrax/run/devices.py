@@ -2,6 +2,8 @@
 
 import math
 import os
+import resource
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +16,10 @@ from pretrax.config import RunConfig, resolve_mesh
 from pretrax.config.batch import check_batch, n_sequences
 from pretrax.machine import process_memory
 from pretrax.machine.accelerators import idle_plugins, skip_absent_accelerators
-from pretrax.machine.cores import cpu_flags, usable_cores
+from pretrax.machine.cores import cpu_flags, total_memory, usable_cores
 from pretrax.model.axes import AXES
 from pretrax.run.placement import n_slices, place
+from pretrax.scale.devices import lookup
 
 MEANING = {
     'r': 'replicas',
@@ -93,6 +96,23 @@ def simulate_cpus(section: MeshSection, n_sequences: int) -> str:
 def device_memory(device: Any) -> int | None:
     """Bytes of a device of this machine that programs may use; None if it does not report them."""
     return (device.memory_stats() or {}).get('bytes_limit') if device.platform != 'cpu' else None
+
+
+def memory_limit(devices: Sequence[Any]) -> int | None:
+    """Bytes of each of these devices of this machine; None: not known. The devices of a CPU share the machine's memory."""
+    device = devices[0]
+    if device.platform == 'cpu':
+        return total_memory() // len(devices)
+    known = lookup(device.device_kind)
+    return device_memory(device) or (known.memory if known else None)
+
+
+def peak_memory(devices: Sequence[Any]) -> int:
+    """The most bytes that were in use on one of these devices; of CPUs, by the process."""
+    peaks = [(device.memory_stats() or {}).get('peak_bytes_in_use') for device in devices]
+    known = [peak for peak in peaks if peak is not None]
+    unit = 1 if sys.platform == 'darwin' else 1024
+    return max(known) if known else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def choose_compute(choice: str, platform: str) -> tuple[Any, str]:

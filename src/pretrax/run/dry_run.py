@@ -9,18 +9,23 @@ import pathlib
 import shutil
 import tempfile
 import time
+import uuid
 
 import jax
 
 from pretrax.config import RunConfig
 from pretrax.errors import Report, UserError
 from pretrax.machine.locks import holder_of
+from pretrax.observe.trackers import check_trackers
 from pretrax.run.compiled_step import LoadStep, compile_step
+from pretrax.run.evaluate import Evaluation
 from pretrax.run.processes import exiting_on_error
 from pretrax.run.resume import being_trained, check_unchanged
 from pretrax.run.setup import Run, prepare_and_report
 from pretrax.run.start import restore_or_start
 from pretrax.scale.memory import memory_of, size, temporaries_of
+from pretrax.storage import BucketPath, lease
+from pretrax.storage.working_directory import working_directory
 
 
 @exiting_on_error
@@ -42,15 +47,23 @@ def dry_run(
     Raises:
         UserError: `train` would raise it too.
     """
-    if (holder := holder_of(config.run_dir)) is not None:
+    local = working_directory(config.run_dir)
+    if (holder := holder_of(local)) is not None:
         raise being_trained(config.run_dir, holder)
-    parent = _check_writable(config.run_dir)
+    if isinstance(config.run_dir, BucketPath):
+        _check_bucket(config.run_dir, report)
+    parent = _check_writable(config, local)
+    trackers = check_trackers(config.log.trackers())
+    if trackers:
+        report(f'trackers: {" and ".join(trackers)} would be started')
     check_unchanged(config, allow_changes, report)
     with tempfile.TemporaryDirectory(prefix='pretrax-dry-run-') as scratch:
         elsewhere = pathlib.Path(scratch)
-        _link_data(config.run_dir / 'data', elsewhere / 'data')
+        _link_data(local / 'data', elsewhere / 'data')
         moved = config.model_copy(update={'run_dir': elsewhere})
         run, _ = prepare_and_report(moved, lambda text: report(text.replace(scratch, '...')), verbose)
+        if any(path.is_file() and not path.is_symlink() for path in (elsewhere / 'data').rglob('*')):
+            _check_directory(local, local / 'data')
         with jax.set_mesh(run.mesh):
             _start(config, run, allow_changes, report, saved, parent)
 
@@ -76,11 +89,20 @@ def _start(
     if step.call.memory_analysis() is not None:  # not every backend has it
         needed, temporaries = size(memory_of(step.call)), size(temporaries_of(step.call))
         report(f'memory: {needed} per device according to the compiler, {temporaries} of them temporaries')
-    whole = sum(x.nbytes for x in jax.tree.leaves(start.state))
-    report(f'checkpoints: {directory}, {size(whole)} each; {size(shutil.disk_usage(parent).free)} free')
-    trackers = [name for name in ('tensorboard', 'wandb', 'mlflow') if getattr(config.log, name)]
-    if trackers:
-        report(f'trackers: {" and ".join(trackers)} would be started')
+    evaluation = Evaluation.of(run, report)
+    if evaluation is not None:
+        loss = evaluation.losses(start.state.weights, batches=1)['val_loss']
+        report(f'evaluation: val_loss {loss:.4f} on one batch of {config.eval.batches}')
+    whole, free = sum(x.nbytes for x in jax.tree.leaves(start.state)), shutil.disk_usage(parent).free
+    if isinstance(directory, BucketPath):
+        report(f'checkpoints: {directory}, {size(whole)} each')
+    elif free < whole:
+        raise UserError(
+            f'run_dir: {config.run_dir} has room for {size(free)}, and one checkpoint has {size(whole)}\n'
+            'make room, or use another directory: run_dir=PATH'
+        )
+    else:
+        report(f'checkpoints: {directory}, {size(whole)} each; {size(free)} free')
     if first >= config.steps:
         outcome = f'all {config.steps} steps are done, so the run would not train'
     elif start.step:
@@ -90,17 +112,49 @@ def _start(
     report(f'dry run: no problem found; {outcome}. Nothing was written in {config.run_dir}')
 
 
-def _check_writable(directory: pathlib.Path) -> pathlib.Path:
-    """The nearest existing parent of the run directory. Raises UserError if files cannot be created there."""
-    for wanted in (directory / 'checkpoints', directory):
-        parent = next(p for p in (wanted.absolute(), *wanted.absolute().parents) if p.exists())
-        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-            problem = 'is not writable' if parent.is_dir() else 'is a file'
-            raise UserError(
-                f'run_dir: {directory} cannot be written: {parent} {problem}\n'
-                'change its permissions, or use another directory: run_dir=PATH'
-            )
+def _check_bucket(run_dir: BucketPath, report: Report) -> None:
+    """Raises UserError if no object can be written below a run directory. Reports who has the run."""
+    probe = run_dir / f'.probe-{uuid.uuid4().hex}'
+    try:
+        if holder := lease.holder_of(run_dir / lease.FILE):
+            report(f'WARNING: {holder}, or was until it was lost: `train` waits to find out')
+        probe.write_bytes(b'probe')
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f'run_dir: {run_dir} cannot be used: {error.strerror} ({error.filename})') from error
+
+
+def _check_writable(config: RunConfig, run_dir: pathlib.Path) -> pathlib.Path:
+    """The nearest existing parent of the checkpoints. Raises UserError if a file of the run cannot be written."""
+    trackers = {'tb': config.log.tensorboard, 'wandb': config.log.wandb, 'profile': config.log.profile}
+    for name in ('', 'stacks', *(name for name, is_on in trackers.items() if is_on)):
+        _check_directory(run_dir, run_dir / name)
+    for name in ('lock', 'config.yaml', 'startup.txt', 'metrics.jsonl', 'attempts.jsonl', 'stacks/process-0.txt'):
+        path = run_dir / name
+        if path.is_dir():
+            raise _unwritable(run_dir, path, 'is a directory')
+        if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+            raise _unwritable(run_dir, path, 'is not writable')
+    return _check_directory(run_dir, run_dir / 'checkpoints')
+
+
+def _check_directory(run_dir: pathlib.Path, directory: pathlib.Path) -> pathlib.Path:
+    """The nearest existing parent of a directory. Raises UserError if no file can be created there."""
+    parent = next(p for p in (directory.absolute(), *directory.absolute().parents) if p.exists())
+    if not parent.is_dir():
+        raise _unwritable(run_dir, parent, 'is a file')
+    try:
+        tempfile.TemporaryFile(dir=parent).close()  # permissions alone do not tell: the disk may be read-only or full
+    except OSError as error:
+        raise _unwritable(run_dir, parent, f'is not writable: {error.strerror}') from error
     return parent
+
+
+def _unwritable(run_dir: pathlib.Path, path: pathlib.Path, problem: str) -> UserError:
+    return UserError(
+        f'run_dir: {run_dir} cannot be written: {path} {problem}\n'
+        'change its permissions, or use another directory: run_dir=PATH'
+    )
 
 
 def _link_data(data: pathlib.Path, links: pathlib.Path) -> None:

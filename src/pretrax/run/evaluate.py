@@ -26,20 +26,25 @@ class Evaluation:
             return None
         return cls(run)
 
-    def losses(self, weights: Weights) -> dict[str, float]:
-        """`val_loss`, `val_loss/<part>` and `val_bits_per_byte`, in nats per token and bits per byte."""
-        parts = self._run.source.validation_parts
-        by_part = {part: self._loss(weights, part) for part in parts}
+    def losses(self, weights: Weights, batches: int | None = None) -> dict[str, float]:
+        """`val_loss`, `val_loss/<part>` and `val_bits_per_byte`, in nats per token and bits per byte.
+
+        Args:
+            weights: to evaluate.
+            batches: per part; None: `eval.batches`.
+        """
+        parts, count = self._run.source.validation_parts, batches or self._run.config.eval.batches
+        by_part = {part: self._loss(weights, part, count) for part in parts}
         nll = sum(weight * by_part[part] for part, (weight, _) in parts.items())
         named = {f'val_loss/{part}': loss for part, loss in by_part.items() if part}
         per_token = self._run.source.validation_bytes_per_token
         bits = {'val_bits_per_byte': bits_per_byte(nll, per_token)} if per_token else {}
         return {'val_loss': nll, **named, **bits}
 
-    def _loss(self, weights: Weights, part: str) -> float:
+    def _loss(self, weights: Weights, part: str, batches: int) -> float:
         """The mean loss over the held-out tokens of a part, summed on the host in double precision."""
         sums: dict[str, tuple[float, float]] = {}
-        for index in range(self._run.config.eval.batches):
+        for index in range(batches):
             terms = jax.device_get(self._terms(weights, self._run.validation(index, part)))
             for name, (numerator, denominator) in terms.items():
                 before = sums.get(name, (0.0, 0.0))

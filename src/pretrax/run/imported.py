@@ -9,11 +9,13 @@ import jax
 
 from pretrax import __version__
 from pretrax.checkpoint import StreamedArray, steps_in, write_streamed
-from pretrax.config import from_values, resolved_yaml
+from pretrax.config import from_values, resolved_yaml, written_values
 from pretrax.errors import UserError
 from pretrax.huggingface.model import TOKENIZER, HuggingFaceModel, open_model
 from pretrax.huggingface.weights import HuggingFaceWeights
 from pretrax.run.setup import prepare
+from pretrax.storage import AnyPath, locate
+from pretrax.storage.staging import written_directory
 
 KEPT = 'huggingface'  # folder of a run with the original configuration and tokenizer, for `pretrax export`
 LONGEST = 1024  # tokens per sequence, unless the model allows fewer
@@ -27,26 +29,27 @@ def import_checkpoint(place: str, out: str | None) -> None:
         out: directory of the run; None: runs/NAME.
     """
     model = open_model(place)
-    directory = pathlib.Path(out or f'runs/{_name(place)}')
+    directory = locate(out or f'runs/{_name(place)}')
     if steps_in(directory / 'checkpoints'):
         raise UserError(f'{directory} already has checkpoints\ngive another --out, or remove it')
     for note in model.notes:
         print(note)
-    new = not directory.exists()
-    try:
-        count = _write(model, place, directory)
-    except BaseException:
-        if new:  # so that the next attempt finds no partial run
-            shutil.rmtree(directory, ignore_errors=True)
-        raise
+    with written_directory(directory) as local:
+        new = not local.exists()
+        try:
+            count = _write(model, place, local, directory)
+        except BaseException:
+            if new:  # so that the next attempt finds no partial run
+                shutil.rmtree(local, ignore_errors=True)
+            raise
     print(f'imported {len(model.checkpoint.tensors)} tensors, {count:,} parameters with padding, into {directory}')
     print(
         f'try: pretrax generate {directory}; init_from: {directory} in a configuration; pretrax export {directory} DIR'
     )
 
 
-def _write(model: HuggingFaceModel, place: str, directory: pathlib.Path) -> int:
-    """Writes the run and returns its number of parameters."""
+def _write(model: HuggingFaceModel, place: str, directory: pathlib.Path, run_dir: AnyPath) -> int:
+    """Writes the run, which will be at `run_dir`. Returns its number of parameters."""
     model.copy_files(directory / KEPT)
     (directory / 'data').mkdir(exist_ok=True)
     if (directory / KEPT / TOKENIZER).is_file():
@@ -55,12 +58,13 @@ def _write(model: HuggingFaceModel, place: str, directory: pathlib.Path) -> int:
         print(f'there is no {TOKENIZER}: the weights can be trained and exported, but cannot generate text')
     config = from_values(_values(model, directory))
     run = prepare(config, print)
+    config = from_values(_values(model, directory) | {'run_dir': str(run_dir)})
     like = run.like.weights
     weights = model.weights(like)
     description = {
         'pretrax': __version__,
         'jax': jax.__version__,
-        'config': config.model_dump(mode='json'),
+        'config': written_values(config),
         'tokens': 0,
         'data': None,
         'tokenizer': run.source.tokenizer_sha256,

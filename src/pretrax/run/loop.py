@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import jax
 
-from pretrax.checkpoint import Checkpoints, Keep
+from pretrax.checkpoint import Checkpoints
 from pretrax.config import RunConfig, resolved_yaml
 from pretrax.data.batches.prefetch import prefetch
 from pretrax.errors import Report
@@ -21,11 +21,12 @@ from pretrax.observe.profile import profiled
 from pretrax.observe.progress import Progress
 from pretrax.run.clock import Clock
 from pretrax.run.compiled_step import LoadStep, Step, compile_step
+from pretrax.run.directory import RunDirectory, open_directory
 from pretrax.run.evaluate import Evaluation
 from pretrax.run.processes import exiting_on_error, is_first_process, join_processes
-from pretrax.run.resume import check_unchanged, lock_run, writable
+from pretrax.run.resume import check_unchanged, writable
 from pretrax.run.rollback import failure, roll_back
-from pretrax.run.saving import save, wait_until_saved
+from pretrax.run.saving import open_checkpoints, save, wait_until_saved
 from pretrax.run.setup import Run, prepare_and_report
 from pretrax.run.start import Start, restore_or_start
 from pretrax.run.step_metrics import StepMetrics, open_log
@@ -70,13 +71,10 @@ def train(
     progress = progress or Progress()
     join_processes(config)
     report: Report = progress.message if is_first_process() else lambda text: None
-    alone = lock_run(config.run_dir, report) if is_first_process() else contextlib.nullcontext()
-    with alone, writable(config.run_dir):
+    with open_directory(config, report) as directory, writable(config.run_dir):
         check_unchanged(config, allow_changes, report)
         run, startup = prepare_and_report(config, report, verbose)
-        section = config.checkpoint
-        keep = Keep(section.keep, section.keep_every, section.keep_best)
-        checkpoints = Checkpoints(config.run_dir / 'checkpoints', keep)
+        checkpoints = open_checkpoints(config, directory.upload)
         requests = Requests(config.faults.time_limit_minutes)
         with (
             jax.set_mesh(run.mesh),
@@ -85,14 +83,15 @@ def train(
             requests.listening(),
         ):
             start = restore_or_start(run, checkpoints.directory, allow_changes, report)
+            checkpoints.continue_from(start.step)
             if is_first_process():
-                (config.run_dir / 'config.yaml').write_text(resolved_yaml(config))
-                startup.write(config.run_dir)
-            with open_log(config, start.step, report) as log:
+                (directory.local / 'config.yaml').write_text(resolved_yaml(config))
+                startup.write(directory.local)
+            with open_log(run, directory.local, start.step, requests, report) as log:
                 first = int(start.state.step)
-                clock = Clock(config.run_dir, is_first_process(), first, start.description)
+                clock = Clock(directory.local, is_first_process(), first, start.description)
                 metrics = StepMetrics(run, clock, log, progress, report)
-                loop = _Loop(run, start, checkpoints, metrics, requests, report)
+                loop = _Loop(run, directory, start, checkpoints, metrics, requests, report)
                 if first >= config.steps:
                     report(f'all {config.steps} steps are done; to train more, use a larger steps=')
                 else:
@@ -107,6 +106,7 @@ class _Loop:
     def __init__(
         self,
         run: Run,
+        directory: RunDirectory,
         start: Start,
         checkpoints: Checkpoints,
         metrics: StepMetrics,
@@ -114,19 +114,21 @@ class _Loop:
         report: Report,
     ):
         self.run, self.config, self.state = run, run.config, start.state
-        self.checkpoints, self.metrics, self.requests = checkpoints, metrics, requests
+        self.directory, self.checkpoints = directory, checkpoints
+        self.metrics, self.requests = metrics, requests
         self.report = report
         self.rollbacks: int = start.description.get('rollbacks', 0)
         self.validation: dict[str, float] = {}
         self.evaluation = Evaluation.of(run, report)
-        self.watchdog = Watchdog(run.config.run_dir, run.config.faults, report)
+        self.watchdog = Watchdog(directory.local, run.config.faults, report)
 
     def run_steps(self, load: LoadStep | None) -> None:
         """Compiles the step, and trains until the last step or a request to stop."""
         step = compile_step(self.run, self.state, self.run.batch(int(self.state.batch)), load)
-        self.report(str(step))
-        directory, count = self.config.run_dir / 'profile', self.config.log.profile
-        with self.watchdog, profiled(step.call, count, directory, self.report) as call:
+        self.metrics.compiled(step)
+        self.requests.begin()
+        log, directory, clock = self.config.log, self.directory.local, self.metrics.clock
+        with self.watchdog, profiled(step, log, directory, self.report, clock) as call:
             while not self._train(call):
                 self._roll_back()
             wait_until_saved(self.checkpoints, int(self.state.step), self.report)
@@ -140,10 +142,12 @@ class _Loop:
         batches = prefetch(self.run.batch, numbers, 2, config.log.stall_seconds, self._report_stall)
         with contextlib.closing(batches):
             for number, batch in enumerate(batches, first + 1):
+                self.metrics.before(number, number - first - 1 + first_batch, self.state, batch)
                 self.state, metrics = step(self.state, batch)
                 self.metrics.read()  # those of the step before, while the device computes this one
                 self.metrics.wait_for(number, metrics)
                 self.watchdog.alive(step=True)
+                self.directory.check()
                 if self.metrics.skipped_in_a_row >= most_skipped:
                     return False
                 stop = self.requests.stop(number)
@@ -168,7 +172,7 @@ class _Loop:
     def _between_steps(self, work: Callable[[int], None], number: int) -> None:
         """Does some work while no step is computed; the clock does not count it."""
         self.metrics.read()
-        with self.metrics.clock.paused():
+        with self.metrics.clock.paused(work.__name__, number):
             work(number)
         self.watchdog.alive()
 
@@ -179,10 +183,10 @@ class _Loop:
 
     def _sample(self, number: int) -> None:
         model, tokenizer = self.run.recipe.model, self.run.source.tokenizer
-        for text in sample(model, self.state.weights, tokenizer, self.config.sample):
-            self.report(f'sample at step {number}: {text}')
+        self.metrics.show(number, sample(model, self.state.weights, tokenizer, self.config.sample))
 
     def _save(self, number: int) -> None:
+        self.metrics.flush()
         is_evaluated = self.validation.get('step') == number
         description = {
             'val_loss': self.validation['val_loss'] if is_evaluated else None,
@@ -199,7 +203,7 @@ class _Loop:
             UserError: there were `faults.rollbacks` rollbacks before.
         """
         if self.rollbacks >= self.config.faults.rollbacks:
-            raise failure(self.run, self.state, self.rollbacks)
+            raise failure(self.run, self.state, self.metrics.skipped_in_a_row, self.rollbacks)
         self.rollbacks += 1
         skipped = self.metrics.skipped_in_a_row
         start = roll_back(self.run, self.state, skipped, self.checkpoints, self.report)

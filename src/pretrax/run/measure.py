@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import json
 import pathlib
-import resource
 import statistics
 import sys
 import time
@@ -20,13 +19,12 @@ import jax
 
 from pretrax.config import RunConfig, load
 from pretrax.data.batches.prefetch import prefetch
-from pretrax.errors import UserError
+from pretrax.errors import UserError, first_line
 from pretrax.machine.atomic import write_file
-from pretrax.machine.cores import total_memory
 from pretrax.run.compiled_step import compile_step
-from pretrax.run.devices import device_memory
-from pretrax.run.setup import Run, memory_of_run, prepare
-from pretrax.scale.devices import lookup
+from pretrax.run.devices import memory_limit, peak_memory
+from pretrax.run.out_of_memory import FullMemoryError
+from pretrax.run.setup import memory_of_run, prepare
 from pretrax.scale.memory import size
 from pretrax.train.step import init_state
 
@@ -40,10 +38,14 @@ def main() -> None:
         measured = measure(load(config), int(steps), int(warmup))
     except UserError as error:
         print(error.short_text(), file=sys.stderr)
-        measured = {'status': REFUSED, 'why': error.short_text().splitlines()[0]}
+        status = OUT_OF_MEMORY if isinstance(error, FullMemoryError) else REFUSED
+        measured = {'status': status, 'why': error.short_text().splitlines()[0]}
     except Exception as error:  # the result names it; the output has the traceback
         ran_out = isinstance(error, jax.errors.JaxRuntimeError) and 'RESOURCE_EXHAUSTED' in str(error)
-        measured = {'status': OUT_OF_MEMORY if ran_out else FAILED, 'why': _first_line(error)}
+        measured = {
+            'status': OUT_OF_MEMORY if ran_out else FAILED,
+            'why': f'{type(error).__name__}: {first_line(error)[:300]}',
+        }
         traceback.print_exc()
     write_file(pathlib.Path(result), json.dumps(measured).encode())
 
@@ -62,7 +64,7 @@ def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:
     run = prepare(config)
     for line in run.startup:
         print(line, flush=True)
-    expected, limit = memory_of_run(run), _memory_of_device(run)
+    expected, limit = memory_of_run(run), memory_limit(run.mesh.local_devices)
     sizes: dict[str, Any] = {
         'n_params': run.n_params,
         'batch_tokens': config.batch.tokens,
@@ -97,27 +99,7 @@ def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:
         'slowest_step_seconds': max(each),
         'tokens_per_second': speed,
         **run.mfu(speed),
-        'memory': _peak_memory(run),
+        'memory': peak_memory(run.mesh.local_devices),
         'loss': loss,
         **({'compile_seconds': step.seconds} if step.is_new else {}),
     }
-
-
-def _memory_of_device(run: Run) -> int | None:
-    """Memory of a device of the run, in bytes; None: not known. The devices of a CPU share the machine's memory."""
-    device = run.mesh.local_devices[0]
-    if device.platform == 'cpu':
-        return total_memory() // len(run.mesh.local_devices)
-    known = lookup(device.device_kind)
-    return device_memory(device) or (known.memory if known else None)
-
-
-def _peak_memory(run: Run) -> int:
-    peaks = [(device.memory_stats() or {}).get('peak_bytes_in_use') for device in run.mesh.local_devices]
-    known = [peak for peak in peaks if peak is not None]
-    unit = 1 if sys.platform == 'darwin' else 1024
-    return max(known) if known else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _first_line(error: Exception) -> str:
-    return f'{type(error).__name__}: {(str(error).splitlines() or [""])[0][:300]}'

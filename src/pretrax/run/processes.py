@@ -10,7 +10,6 @@ import faulthandler
 import functools
 import importlib.util
 import os
-import pathlib
 import re
 import signal
 import sys
@@ -23,7 +22,9 @@ import jax
 
 from pretrax.checkpoint import SaveError
 from pretrax.config import Processes, RunConfig
-from pretrax.errors import MISTAKE, TRY_AGAIN, UserError
+from pretrax.errors import TRY_AGAIN, UserError, first_line
+from pretrax.storage import AnyPath
+from pretrax.storage.working_directory import working_directory
 
 _VARIABLES = {'count': 'JAX_NUM_PROCESSES', 'index': 'JAX_PROCESS_ID', 'coordinator': 'JAX_COORDINATOR_ADDRESS'}
 _kept: list[Any] = []  # objects that native code uses until the process ends
@@ -120,12 +121,13 @@ def _initialize_as_detected(heartbeat: int) -> bool:
     return True
 
 
-def _end_well_when_aborted(directory: pathlib.Path, index: int, heartbeat: int) -> None:
+def _end_well_when_aborted(run_dir: AnyPath, index: int, heartbeat: int) -> None:
     """Explains JAX's abort after a lost process, and exits with code 75.
 
     JAX cannot call Python when a process is lost (it cannot convert the status), and aborts instead. The thread that
     aborts calls this handler, after `faulthandler` has written the stacks of all threads.
     """
+    directory = working_directory(run_dir, index)
     path = directory / 'stacks' / f'process-{index}.txt'
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,17 +175,20 @@ def exiting_on_error[**P, R](train: Callable[P, R]) -> Callable[P, R]:
 
 def _end(error: BaseException, heartbeat: int) -> NoReturn:
     if _may_be_a_lost_process(error):
-        first = str(error).strip().partition('\n')[0][:200]
         notice = f'another process may be lost: JAX notices within {heartbeat} s'
-        print(f'{type(error).__name__}: {first}\n{notice}', file=sys.stderr, flush=True)
+        print(f'{type(error).__name__}: {first_line(error)[:200]}\n{notice}', file=sys.stderr, flush=True)
         time.sleep(heartbeat + 5)  # if one is lost, `aborted` ends the process here
+    code = 1
     if isinstance(error, UserError):
         print(error.short_text(), file=sys.stderr)
+        code = error.exit_code
+    elif isinstance(error, KeyboardInterrupt | SystemExit):  # asked to stop before the first step
+        code = error.code if isinstance(error, SystemExit) else 128 + signal.SIGINT
     else:
         traceback.print_exception(error)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(MISTAKE if isinstance(error, UserError) else 1)
+    os._exit(code if isinstance(code, int) else 1)
 
 
 def _may_be_a_lost_process(error: BaseException) -> bool:

@@ -50,18 +50,27 @@ def keep_programs(report: Report) -> None:
     warnings.showwarning = _Failures(before.before if isinstance(before, _Failures) else before, own, report)
 
 
-def compile_or_load(lowered: Any) -> tuple[Any, str | None]:
-    """The compiled program, and the directory of the cache if it was loaded from there."""
+def compile_or_load(lowered: Any, with_places: bool = False) -> tuple[Any, str | None]:
+    """The compiled program, and the directory of the cache if it was loaded from there.
+
+    Args:
+        lowered: a `jax.stages.Lowered`.
+        with_places: the scopes and source lines in the program must be those of this code; a program in the cache may have
+            those of an older version, whose operations are the same.
+    """
     hits: list[str] = []
+    places = jax.config.jax_compilation_cache_include_metadata_in_key
 
     def listen(event: str, **_: Any) -> None:
         if event == _HIT:
             hits.append(event)
 
     jax.monitoring.register_event_listener(listen)
+    jax.config.update('jax_compilation_cache_include_metadata_in_key', places or with_places)
     try:
         compiled = lowered.compile()
     finally:
+        jax.config.update('jax_compilation_cache_include_metadata_in_key', places)
         jax.monitoring.unregister_event_listener(listen)
     return compiled, jax.config.jax_compilation_cache_dir if hits else None
 

@@ -6,10 +6,13 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from pretrax.checkpoint import read_description, steps_in
-from pretrax.config import RunConfig, diff, from_values, may_change_on_resume
+from pretrax.checkpoint import DamagedError, read_description, steps_in
+from pretrax.config import RunConfig, diff, from_manifest, may_change_on_resume
 from pretrax.errors import Report, UserError
 from pretrax.machine.locks import LockedError, lock_directory
+from pretrax.run.saving import had_checkpoints
+from pretrax.storage import AnyPath
+from pretrax.storage.working_directory import working_directory
 
 _DISK_ERRORS = (
     errno.ENOSPC,
@@ -23,8 +26,8 @@ _DISK_ERRORS = (
 
 
 @contextlib.contextmanager
-def lock_run(directory: pathlib.Path, report: Report = print) -> Iterator[None]:
-    """Locks the run directory.
+def lock_run(directory: pathlib.Path, report: Report = print, name: AnyPath | None = None) -> Iterator[None]:
+    """Locks the run directory; `name`: as the user calls it, if it is the working directory of a run in a bucket.
 
     Raises:
         UserError: another process trains the run, or the directory cannot be written.
@@ -40,18 +43,18 @@ def lock_run(directory: pathlib.Path, report: Report = print) -> Iterator[None]:
         with writable(directory):
             lock = lock_directory(directory, warn)
     except LockedError as locked:
-        raise being_trained(directory, locked.holder) from None
+        raise being_trained(name or directory, locked.holder) from None
     with lock:
         yield
 
 
-def being_trained(directory: pathlib.Path, holder: str) -> UserError:
+def being_trained(directory: AnyPath, holder: str) -> UserError:
     """The error for a run that another process trains."""
     return UserError(f'{directory} is being trained by {holder}\nstop that process first, or use another name=')
 
 
 @contextlib.contextmanager
-def writable(directory: pathlib.Path) -> Iterator[None]:
+def writable(directory: AnyPath) -> Iterator[None]:
     """Turns errors of the disk into UserErrors. Failed saves and metrics during training are not raised at all."""
     try:
         yield
@@ -69,10 +72,12 @@ def check_unchanged(config: RunConfig, allow_changes: bool, report: Report) -> N
     """Checks that a run resumes with its own configuration; keys that do not affect the training may change.
 
     Raises:
-        UserError: the configuration has changed, or the run directory holds weights without a training state.
+        UserError: the configuration has changed, the checkpoints are gone, or the run directory holds weights without
+            a training state.
     """
     description = _newest_description(config.run_dir / 'checkpoints')
     if description is None:
+        _check_not_lost(config.run_dir)
         return
     made = next((word for word in ('imported', 'averaged') if word in description), None)
     if made:
@@ -80,7 +85,7 @@ def check_unchanged(config: RunConfig, allow_changes: bool, report: Report) -> N
             f'{config.run_dir} holds weights that were {made}, and no training state to resume\n'
             f'train from these weights under another name: init_from: {config.run_dir}'
         )
-    every = diff(from_values(description['config']), config)
+    every = diff(from_manifest(description['config']), config)
     changes = [(key, old, new) for key, old, new in every if not may_change_on_resume(key)]
     if changes and not allow_changes:
         shown = [f'    {key}: {old} -> {new}' for key, old, new in changes[:5]]
@@ -90,6 +95,16 @@ def check_unchanged(config: RunConfig, allow_changes: bool, report: Report) -> N
         raise UserError('\n'.join([head, *shown, *more, fix]))
     for key, old, new in [*changes, *(change for change in every if change[0] == 'steps')]:
         report(f'changed since the run began: {key}: {old} -> {new}')
+
+
+def _check_not_lost(run_dir: AnyPath) -> None:
+    """Raises UserError if the run had checkpoints and has none: starting at step 0 would erase its metrics."""
+    checkpoints, metrics = run_dir / 'checkpoints', working_directory(run_dir) / 'metrics.jsonl'
+    if not steps_in(checkpoints) and had_checkpoints(run_dir) and metrics.is_file() and metrics.stat().st_size:
+        raise UserError(
+            f'{checkpoints} has no checkpoint, but {metrics} has steps of this run\n'
+            f'restore {checkpoints} from a backup, or move {metrics} away to start at step 0'
+        )
 
 
 def check_same_data(
@@ -103,9 +118,9 @@ def check_same_data(
         )
 
 
-def _newest_description(checkpoints: pathlib.Path) -> dict[str, Any] | None:
+def _newest_description(checkpoints: AnyPath) -> dict[str, Any] | None:
     """The description of the newest checkpoint that has a readable one."""
     for step in reversed(steps_in(checkpoints)):
-        with contextlib.suppress(UserError):  # `restore_newest` reports it
+        with contextlib.suppress(DamagedError):  # `restore_newest` reports it
             return read_description(checkpoints, step)
     return None

@@ -1,16 +1,15 @@
 """Rollbacks: after many skipped steps in a row, a run returns to its last good checkpoint, and at last fails with a report."""
 
-import contextlib
-import pathlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pretrax.checkpoint import Checkpoints, DamagedError, read_description, restore, steps_in
+from pretrax.checkpoint import Checkpoints, SaveError, restore_newest
 from pretrax.errors import Report, UserError
+from pretrax.run.seen_batch import show_batch
 from pretrax.run.setup import Run
 from pretrax.run.start import Start, initial_state
+from pretrax.storage.working_directory import working_directory
 from pretrax.train.host_memory import on_device
 from pretrax.train.step import TrainState, make_gradients, step_keys
 
@@ -18,47 +17,50 @@ REPORT = 'failure.txt'
 
 
 def roll_back(run: Run, state: TrainState, skipped: int, checkpoints: Checkpoints, report: Report) -> Start:
-    """Restores the last good checkpoint and removes later ones; the next batch is the one that follows `state`."""
-    step, next_batch = _last_good(checkpoints.directory), int(state.batch)
+    """Restores the last good checkpoint and removes later ones; the next batch is the one that follows `state`.
+
+    Raises:
+        UserError: there are checkpoints, but no good one is readable.
+    """
+    try:
+        checkpoints.wait()
+    except SaveError as error:
+        report(f'WARNING: {error}')
+    next_batch = int(state.batch)
+    jax.tree.map(lambda x: x.delete(), state)  # frees the memory that the restored state needs
+    good = restore_newest(checkpoints.directory, run.like, report, good=True)
+    step, restored, description = good or (0, initial_state(run, report), {})
     report(
         f'WARNING: {skipped} steps in a row were skipped: rolling back to step {step}, continuing with batch {next_batch}'
     )
-    checkpoints.remove_after(step)
-    if step:
-        restored = restore(checkpoints.directory, step, run.like)
-        description = read_description(checkpoints.directory, step)
-    else:
-        restored, description = initial_state(run, report), {}
+    try:
+        checkpoints.roll_back_to(step)
+    except SaveError as error:
+        report(f'WARNING: {error}')
     batch = jax.device_put(np.int32(next_batch), restored.batch.sharding)
     return Start(restored._replace(batch=batch), step, description)
 
 
-def failure(run: Run, state: TrainState, rollbacks: int) -> UserError:
+def failure(run: Run, state: TrainState, skipped: int, rollbacks: int) -> UserError:
     """The error of a run that still fails after its rollbacks.
 
-    Computes the gradient of the last batch once more, and writes to `failure.txt` which arrays are not finite, by layer.
+    Computes the gradient of the last skipped batch once more, and writes to `failure.txt` which arrays are not finite, by layer.
     """
-    batch, skipped = int(state.batch) - 1, int(state.skipped_in_a_row)
+    # The state is one step ahead of the metrics: that step was skipped too, or it was trained and ended the streak.
+    now = int(state.skipped_in_a_row)
+    batch, skipped = int(state.batch) - (1 if now else 2), now or skipped
     lines = _gradient_report(run, state, batch)
-    path = run.config.run_dir / REPORT
+    path = working_directory(run.config.run_dir) / REPORT
     if jax.process_index() == 0:
         path.write_text('\n'.join(lines) + '\n')
     message = [
         f'{skipped} steps in a row were skipped (batches {batch + 1 - skipped} to {batch}) after {rollbacks} rollbacks',
         *[line for line in lines if 'NOT finite' in line][:2],
-        f'the report is in {path}; earlier checkpoints are intact',
+        f'the norms of the gradient of the last batch are in {path}; earlier checkpoints are intact',
+        f'to see the last batch: {show_batch(run.config.run_dir, batch)}',
         'lower optimizer.learning_rate, inspect these batches, or allow more rollbacks with faults.rollbacks',
     ]
     return UserError('\n'.join(message))
-
-
-def _last_good(directory: pathlib.Path) -> int:
-    """The newest checkpoint that was saved while no step was being skipped; 0: none."""
-    for step in reversed(steps_in(directory)):
-        with contextlib.suppress(DamagedError):  # reported when it is restored
-            if not read_description(directory, step)['skipped_in_a_row']:
-                return step
-    return 0
 
 
 def _gradient_report(run: Run, state: TrainState, batch: int) -> list[str]:

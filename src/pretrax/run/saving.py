@@ -1,28 +1,57 @@
 """Saves checkpoints of a run. A failure is reported, and training continues."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pretrax import __version__
-from pretrax.checkpoint import Checkpoints, SaveError
-from pretrax.errors import Report, UserError
+from pretrax.checkpoint import Checkpoints, Keep, SaveError
+from pretrax.config import RunConfig, written_values
+from pretrax.errors import Report, UnavailableError, UserError
 from pretrax.run.setup import Run
+from pretrax.storage import AnyPath, BucketPath
+from pretrax.storage.whole_file import write_whole
+from pretrax.train.host_memory import on_device
 from pretrax.train.step import TrainState
+
+NEWEST = 'newest_checkpoint'  # file in the run directory: the step of the newest checkpoint; 0: a rollback left none
+
+
+def open_checkpoints(config: RunConfig, before_publish: Callable[[int], None]) -> Checkpoints:
+    """The checkpoints of a run, kept as the configuration says. Raises UserError if they cannot be written."""
+    section, newest = config.checkpoint, config.run_dir / NEWEST
+    keep = Keep(section.keep, section.keep_every, section.keep_best)
+
+    def record(step: int) -> None:
+        write_whole(newest, f'{step}\n'.encode())
+
+    return Checkpoints(config.run_dir / 'checkpoints', keep, record, before_publish)
+
+
+def had_checkpoints(run_dir: AnyPath) -> bool:
+    """Whether the run has written a checkpoint, which may be gone."""
+    path = run_dir / NEWEST
+    return path.is_file() and path.read_bytes().strip() not in (b'', b'0')
 
 
 def save(
     run: Run, checkpoints: Checkpoints, step: int, state: TrainState, description: dict[str, Any], report: Report
 ) -> None:
     """Starts to write a checkpoint in the background, described by the run and by `description`."""
+    is_finite = bool(_all_finite(state.weights, state.optimizer))
+    if not is_finite:
+        report(f'WARNING: the weights or the optimizer state of step {step} have non-finite values')
     whole = {
         'pretrax': __version__,
         'jax': jax.__version__,
-        'config': run.config.model_dump(mode='json'),
+        'config': written_values(run.config),
         'tokens': step * run.config.batch.tokens,
         'data': run.source.fingerprint,
         'tokenizer': run.source.tokenizer_sha256,
         'vocab_size': run.recipe.model.vocab_size,
+        'finite_state': is_finite,
         **description,
     }
     for write in (checkpoints.wait, lambda: checkpoints.save(step, state, whole)):
@@ -32,11 +61,24 @@ def save(
             report(f'WARNING: {error}. Training continues, and tries again at the next checkpoint')
 
 
+@jax.jit
+def _all_finite(*trees: Any) -> jax.Array:
+    """Whether all arrays are finite. Scalars may be infinite by design, such as the best loss so far."""
+    arrays = [x for x in jax.tree.leaves(trees) if x.ndim and jnp.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(on_device(x))) for x in arrays]))
+
+
 def wait_until_saved(checkpoints: Checkpoints, step: int, report: Report) -> None:
-    """Waits for the last checkpoint to be written. Raises UserError if it is not that of `step`."""
+    """Waits for the last checkpoint to be written.
+
+    Raises:
+        UserError: it is not that of `step`. UnavailableError if it belongs into a bucket: a launcher tries again.
+    """
     try:
         checkpoints.wait()
     except SaveError as error:
         report(f'WARNING: {error}')
     if checkpoints.saved != step:
+        if isinstance(checkpoints.directory, BucketPath):
+            raise UnavailableError(f'the state of step {step} is not saved\nrun the same command again')
         raise UserError(f'the state of step {step} is not saved\nmake room, and run the same command again')

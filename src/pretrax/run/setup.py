@@ -25,6 +25,7 @@ from pretrax.scale.flops import Flops
 from pretrax.scale.memory import Memory, expected_memory
 from pretrax.scale.step_facts import StepFacts
 from pretrax.shardlib import make_abstract, make_shardings
+from pretrax.storage.working_directory import working_directory
 from pretrax.train.host_memory import check_host_memory, has_host_memory
 from pretrax.train.step import Recipe, TrainState, abstract_state
 
@@ -147,7 +148,7 @@ def prepare_and_report(config: RunConfig, report: Report, verbose: bool) -> tupl
 
 def open_source(config: RunConfig, rows: int, report: Report) -> Source:
     """Opens the data. The first process prepares it; the others then find it prepared."""
-    directory = config.run_dir / 'data'
+    directory = working_directory(config.run_dir) / 'data'
     request = DataRequest(config.seed, config.batch.sequence_length, directory, report, config.steps, rows)
 
     def build_source() -> Source:

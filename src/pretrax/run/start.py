@@ -1,7 +1,6 @@
 """The state that training starts from: restored from the newest checkpoint, warm from other weights, or fresh."""
 
 import dataclasses
-import pathlib
 from typing import Any
 
 from pretrax.checkpoint import restore_newest
@@ -9,6 +8,7 @@ from pretrax.errors import Report
 from pretrax.run.resume import check_same_data
 from pretrax.run.setup import Run
 from pretrax.run.warm_start import warm_state
+from pretrax.storage import AnyPath
 from pretrax.train.step import TrainState, init_state
 
 
@@ -21,7 +21,7 @@ class Start:
     description: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the checkpoint; {}: none
 
 
-def restore_or_start(run: Run, checkpoints: pathlib.Path, allow_changes: bool, report: Report) -> Start:
+def restore_or_start(run: Run, checkpoints: AnyPath, allow_changes: bool, report: Report) -> Start:
     """Restores the newest readable checkpoint of a run, or starts it. The mesh of the run must be set.
 
     Raises:

@@ -2,19 +2,29 @@
 
 import contextlib
 import math
+import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 
-from pretrax.config import RunConfig
 from pretrax.errors import Report
-from pretrax.observe.metrics import MetricsLog
+from pretrax.model.loss import Batch
+from pretrax.observe.device_memory import memory_in_use
 from pretrax.observe.progress import Progress
-from pretrax.observe.trackers import open_trackers
 from pretrax.run.clock import Clock
+from pretrax.run.compiled_step import CompiledStep
+from pretrax.run.ending import ending
 from pretrax.run.evaluate import bits_per_byte
+from pretrax.run.layer_statistics import StepStatistics
+from pretrax.run.out_of_memory import explaining_full_memory
 from pretrax.run.processes import is_first_process
+from pretrax.run.recorded_program import record_program
+from pretrax.run.run_log import RunLog
+from pretrax.run.seen_batch import show_batch
 from pretrax.run.setup import Run
+from pretrax.run.watch import Requests
+from pretrax.train.step import TrainState
 
 
 class StepMetrics:
@@ -23,7 +33,7 @@ class StepMetrics:
     Args:
         run: the run.
         clock: measures the speed of the steps.
-        log: where metrics are written; None in all processes but the first.
+        log: what the run writes; None in all processes but the first.
         progress: where metrics are shown.
         report: receives warnings.
 
@@ -36,7 +46,7 @@ class StepMetrics:
         self,
         run: Run,
         clock: Clock,
-        log: MetricsLog | None,
+        log: RunLog | None,
         progress: Progress,
         report: Report,
     ):
@@ -45,6 +55,15 @@ class StepMetrics:
         self.skipped_in_a_row = 0
         self._run, self._log, self._progress, self._report = run, log, progress, report
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
+        self._statistics = StepStatistics(run, clock, report)
+        self._program: Any = None  # the compiled step
+        self._batches_ahead = 0  # the number of a step's batch minus the number of steps before it
+        self._is_after_rollback = False
+
+    def before(self, number: int, index: int, state: TrainState, batch: Batch) -> None:
+        """Call it before each step, with the number of its batch: starts its layer statistics, if they are due."""
+        self._batches_ahead = index - (number - 1)
+        self._statistics.compute(number, index, state, batch)
 
     def wait_for(self, number: int, metrics: dict[str, jax.Array]) -> None:
         """Keeps the metrics of a step that the device may still be computing, for the next `read`."""
@@ -55,11 +74,25 @@ class StepMetrics:
         if self._pending is None:
             return
         (number, metrics), self._pending = self._pending, None
-        self.skipped_in_a_row = int(metrics['skipped_in_a_row'])  # waits for the step to end
+        skipped = self.skipped_in_a_row
+        with explaining_full_memory(self._run, 'training', self._program):
+            self.skipped_in_a_row = int(metrics['skipped_in_a_row'])  # waits for the step to end
+        if self._log is not None:
+            self._log.step = number
         self.clock.stepped(number, self._report)
         config = self._run.config
-        if number % config.log.every == 0 or number in (1, config.steps):
+        if self.skipped_in_a_row and not skipped:
+            batch = number - 1 + self._batches_ahead
+            self._report(
+                f'WARNING: step {number} was skipped: its gradient is not finite, or its loss is a spike; '
+                f'to see its tokens: {show_batch(config.run_dir, batch)}'
+            )
+        if number % config.log.every == 0 or number in (1, config.steps) or self._is_after_rollback:
             self._log_step(number, jax.device_get(metrics))
+        self._is_after_rollback = False
+        statistics = self._statistics.read(number)
+        if statistics and self._log is not None:
+            self._log.write_statistics(number, statistics)
 
     def write(self, metrics: dict[str, float]) -> None:
         """Writes and shows metrics of a step or an evaluation."""
@@ -67,10 +100,32 @@ class StepMetrics:
             self._log.write(metrics)
             self._progress.update(metrics)
 
+    def compiled(self, step: CompiledStep) -> None:
+        """Reports how the step was compiled, and writes its program if that is wanted."""
+        self._program = step.call
+        self._report(str(step))
+        if self._log is not None:
+            self._log.environment.compiled(step)
+            record_program(self._run, step, self._report)
+
+    def show(self, number: int, texts: list[str]) -> None:
+        """Shows and writes samples of a step, one for each prompt."""
+        for text in texts:
+            self._report(f'sample at step {number}: {text}')
+        if self._log is not None:
+            self._log.sample(number, texts)
+
+    def flush(self) -> None:
+        """Makes the trackers keep the metrics so far. Call it when a checkpoint is saved."""
+        if self._log is not None:
+            self._log.flush()
+
     def rewind(self, step: int, description: dict[str, Any]) -> None:
         """Forgets the steps after `step`; `description` is that of its checkpoint."""
         self._pending, self.skipped_in_a_row = None, 0
-        self.clock.rewind(description)
+        self.clock.rolled_back(step, description)
+        self._is_after_rollback = True  # its line has the number of the batch
+        self._statistics.forget()
         if self._log is not None:
             self._log.rewind(step)
 
@@ -83,12 +138,14 @@ class StepMetrics:
         self.last = {
             'step': number,
             'tokens': number * run.config.batch.tokens,
+            'batch': number - 1 + self._batches_ahead,
             **values,
             'skipped_steps': int(values['skipped_steps']),
             'goodput': self.clock.goodput(),
             **({'bits_per_byte': bits_per_byte(nll, per_token)} if per_token else {}),
             'tokens_per_second': tokens_per_second,
             **run.mfu(tokens_per_second),
+            **memory_in_use(),
         }
         self.last.setdefault('mfu', None)  # type: ignore[arg-type]  # the column is always there
         if not math.isfinite(values['loss']):
@@ -97,20 +154,13 @@ class StepMetrics:
         self.write(self.last)
 
 
+@contextlib.contextmanager
 def open_log(
-    config: RunConfig, resumed_step: int, report: Report
-) -> contextlib.AbstractContextManager[MetricsLog | None]:
-    """The log of a run with its trackers; None in all processes but the first."""
+    run: Run, directory: pathlib.Path, resumed_step: int, requests: Requests, report: Report
+) -> Iterator[RunLog | None]:
+    """The log of a run; None in all processes but the first. At the end the run's report is written."""
     if not is_first_process():
-        return contextlib.nullcontext()
-    trackers = open_trackers(
-        tensorboard=config.log.tensorboard,
-        wandb=config.log.wandb,
-        mlflow=config.log.mlflow,
-        directory=config.run_dir,
-        name=config.name,
-        config=config.model_dump(mode='json'),
-        resumed_step=resumed_step,
-        say=report,
-    )
-    return MetricsLog(config.run_dir / 'metrics.jsonl', trackers, resumed_step=resumed_step, say=report)
+        yield None
+        return
+    with RunLog(run, directory, resumed_step, report) as log, ending(log, requests, report):
+        yield log

@@ -2,17 +2,22 @@
 
 import dataclasses
 import hashlib
+import math
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from pretrax.checkpoint import CheckpointWeights, find_checkpoint, read_description, restore
-from pretrax.config import from_values
+from pretrax.config import from_manifest
 from pretrax.data.tokens.flat_tokens import open_split
 from pretrax.errors import UserError
 from pretrax.huggingface.model import TOKENIZER
+from pretrax.machine.atomic import write_file
+from pretrax.machine.cache import cache_directory
 from pretrax.run.setup import Run, prepare
+from pretrax.storage import AnyPath, BucketPath, locate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +25,7 @@ class Trained:
     """One checkpoint of a run, and the run on the devices that are here."""
 
     run: Run
-    directory: pathlib.Path  # `checkpoints`
+    directory: AnyPath  # `checkpoints`
     step: int
     description: dict[str, Any]
 
@@ -29,26 +34,39 @@ class Trained:
         """The weights, read piece by piece."""
         return CheckpointWeights(self.directory, self.step)
 
+    def at(self, step: int) -> 'Trained':
+        """Another checkpoint of the run."""
+        return dataclasses.replace(self, step=step, description=read_description(self.directory, step))
+
     def weights(self) -> Any:
         """The weights on the devices."""
         with jax.set_mesh(self.run.mesh):
             return restore(self.directory, self.step, {'weights': self.run.like.weights})['weights']
 
 
-def open_trained(path: str) -> Trained:
+def open_trained(path: str, mesh: Mapping[str, int] | None = None) -> Trained:
     """Opens `runs/<name>`, its `checkpoints`, or one of them, on the devices of this machine.
+
+    Args:
+        path: of the run or the checkpoint.
+        mesh: sizes of mesh axes; None: all devices shard the weights, but on CPUs each has all of them.
 
     Raises:
         UserError: there is no checkpoint, or the data or the tokenizer of the run is gone.
     """
-    directory, step = find_checkpoint(pathlib.Path(path))
+    directory, step = find_checkpoint(locate(path))
     description = read_description(directory, step)
     values = description['config'] | {'run_dir': str(directory.parent)}
-    values['data'] = _tokens_of_the_run(values['data'], directory.parent / 'data', description)
-    n = len(jax.devices())
-    values['mesh'] = {('r' if jax.default_backend() == 'cpu' else 'd'): n}
-    values['batch'] = values['batch'] | {'tokens': n * values['batch']['sequence_length'], 'micro': None}
-    run = prepare(from_values(values), lambda text: None)
+    if isinstance(directory, BucketPath):
+        values |= _tokenizer_of_the_run(values['data'], directory.parent, description)
+    else:
+        values['data'] = _tokens_of_the_run(values['data'], directory.parent / 'data', description)
+    if mesh is None:
+        mesh = {('r' if jax.default_backend() == 'cpu' else 'd'): len(jax.devices())}
+    values['mesh'] = dict(mesh)
+    rows = math.prod(mesh.values())
+    values['batch'] = values['batch'] | {'tokens': rows * values['batch']['sequence_length'], 'micro': None}
+    run = prepare(from_manifest(values), lambda text: None)
     trained_with = description.get('tokenizer')
     current = run.source.tokenizer_sha256
     if trained_with and current and trained_with != current:
@@ -71,9 +89,25 @@ def _tokens_of_the_run(data: dict[str, Any], prepared: pathlib.Path, description
     return data
 
 
-def tokenizer_of(run_dir: pathlib.Path, description: dict[str, Any]) -> bytes | None:
+def _tokenizer_of_the_run(data: dict[str, Any], run_dir: BucketPath, description: dict[str, Any]) -> dict[str, Any]:
+    """`run_dir` and `data` with the tokenizer of a run in a bucket. Its text may be on another machine."""
+    is_tokenizer = data['name'] == 'tokenizer'
+    content = tokenizer_of(run_dir, description) if is_tokenizer or data.get('text') is not None else None
+    if content is None:
+        return {}
+    local = cache_directory() / 'tokenizers' / hashlib.sha256(content).hexdigest()
+    (local / 'data').mkdir(parents=True, exist_ok=True)
+    write_file(local / 'data' / TOKENIZER, content)
+    return {'run_dir': str(local), 'data': data if is_tokenizer else {'name': 'tokenizer', 'template': False}}
+
+
+def tokenizer_of(run_dir: AnyPath, description: dict[str, Any]) -> bytes | None:
     """The content of the tokenizer.json that a run was trained with; None: it has none."""
     sha256 = description.get('tokenizer')
-    paths = [run_dir / 'data' / TOKENIZER, *sorted((run_dir / 'data').glob(f'*/{TOKENIZER}'))]
+    data = run_dir / 'data'
+    if isinstance(data, BucketPath):
+        paths = [data / name for name in data.files() if name.rpartition('/')[2] == TOKENIZER]
+    else:
+        paths = [data / TOKENIZER, *sorted(data.glob(f'*/{TOKENIZER}'))]
     contents = [path.read_bytes() for path in paths if path.is_file()]
     return next((c for c in contents if sha256 in (None, hashlib.sha256(c).hexdigest())), None)

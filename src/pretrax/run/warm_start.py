@@ -7,7 +7,6 @@ all of them.
 import dataclasses
 import hashlib
 import math
-import pathlib
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -23,6 +22,7 @@ from pretrax.huggingface.model import TOKENIZER, open_model
 from pretrax.model.transformer import Transformer
 from pretrax.run.setup import Run
 from pretrax.run.trained import tokenizer_of
+from pretrax.storage import locate
 from pretrax.train.step import TrainState, init_state
 
 HF = 'hf:'
@@ -69,7 +69,7 @@ def warm_state(start: str | InitFrom, run: Run, report: Report) -> TrainState:
         state = init_state(recipe, seed, start_weights(start.path, run, report))
     fields = (['optimizer'] if start.optimizer else []) + (['step', 'batch'] if start.step else [])
     if fields:
-        directory, step = find_checkpoint(pathlib.Path(start.path))
+        directory, step = find_checkpoint(locate(start.path))
         like = run.like._asdict()
         state = state._replace(**restore(directory, step, {field: like[field] for field in fields}))
         if int(state.step) >= run.config.steps:
@@ -153,7 +153,7 @@ def _shapes_weights(name: str) -> bool:
 
 
 def _own(place: str) -> Start:
-    directory, step = find_checkpoint(pathlib.Path(place))
+    directory, step = find_checkpoint(locate(place))
     description = read_description(directory, step)
     content = tokenizer_of(directory.parent, description)
     weights = CheckpointWeights(directory, step)

@@ -23,15 +23,17 @@ from pretrax.config.schema import Faults
 from pretrax.errors import TRY_AGAIN, Report
 
 TIME_LIMIT = 'time limit'
+_STOPPING = b'\nstopping after this step, and saving the state; press again to stop at once without saving\n'
 _AGREE_EVERY = 20  # steps, if several processes have to agree
 
 
 class Requests:
     """Requests to stop or to save, from signals and from a time limit.
 
-    The first SIGINT or SIGTERM saves and stops; another one, more than a second later, ends the process at once. Signals
-    within that second are copies of the first: `uv run`, `timeout` and Slurm forward signals that the whole process group
-    has received. SIGUSR1 saves and continues.
+    The first SIGINT, SIGTERM or SIGHUP (a closed terminal) saves and stops; another SIGINT or SIGTERM, more than a second
+    later, ends the process at once. Signals within that second are copies of the first: `uv run`, `timeout` and Slurm
+    forward signals that the whole process group has received. Before `begin` there is nothing to save, and the first one
+    ends the process. SIGUSR1 saves and continues. `nohup` ignores SIGHUP, and so does this.
 
     Args:
         minutes: the time limit; None or 0: none.
@@ -42,11 +44,15 @@ class Requests:
 
     def __init__(self, minutes: float | None):
         self.why: str | None = None
-        self._save = False
+        self._begun = self._save = False
         self._signalled: float | None = None
         self._limit = 60 * minutes if minutes else None
         self._began = self._newest = time.monotonic()
         self._longest = 0.0
+
+    def begin(self) -> None:
+        """From now on there are steps to save."""
+        self._begun = True
 
     def stop(self, number: int) -> bool:
         """Whether to stop after step `number`. Call it once per step; the answer is the same in all processes."""
@@ -83,6 +89,8 @@ class Requests:
         handlers = {signal.SIGINT: self._asked_to_stop, signal.SIGUSR1: self._asked_to_save}
         if jax.process_count() == 1:  # otherwise JAX handles it, see `stop`
             handlers[signal.SIGTERM] = self._asked_to_stop
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            handlers[signal.SIGHUP] = self._asked_to_stop
         try:
             before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         except ValueError:  # not the main thread, for example in a notebook: others handle the signals
@@ -95,15 +103,16 @@ class Requests:
 
     def _asked_to_stop(self, number: int, frame: Any) -> None:
         del frame
+        if not self._begun:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         if self._signalled is None:
             self._signalled = time.monotonic()
             self.why = 'signal'
-            os.write(
-                2, b'\nstopping after this step, and saving the state; press again to stop at once without saving\n'
-            )
+            with contextlib.suppress(OSError):  # the terminal is closed
+                os.write(2, _STOPPING)
             if jax.process_count() > 1:
                 signal.raise_signal(signal.SIGTERM)  # JAX passes it on to all processes
-        elif time.monotonic() - self._signalled > 1:
+        elif time.monotonic() - self._signalled > 1 and number != signal.SIGHUP:
             os._exit(128 + number)
 
     def _asked_to_save(self, number: int, frame: Any) -> None:

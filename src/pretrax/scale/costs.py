@@ -7,14 +7,14 @@ forward pass. A program does not show what overlaps, what a cache serves, or how
 """
 
 import dataclasses
-import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from pretrax.scale.devices import Device
-from pretrax.scale.hlo import Instruction, bytes_of, computations_of, times_of
+from pretrax.scale.hlo import Instruction, computations_of, times_of
 from pretrax.scale.roofline import REACH_GPU, REACH_TPU
+from pretrax.scale.work import FREE, bodies, flops_with_contents, inside, traffic_of
 
 # Functions of the model, the loss and the step -> phase. The innermost function of a call stack decides.
 PHASES = {
@@ -39,11 +39,6 @@ PHASES = {
     'scan': 'layers taken from their stack',
     'make_step': 'optimizer',
 }
-_FREE = {
-    'parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'while', 'call', 'conditional', 'after-all',
-    'partition-id', 'replica-id', 'async-done', 'copy-done', 'iota',
-}  # fmt: skip
-_SLICES = {'slice', 'dynamic-slice', 'gather'}
 
 
 @dataclasses.dataclass
@@ -68,7 +63,7 @@ def costs(text: str, device: Device) -> list[Cost]:
     assert device.bandwidth is not None
     computations = computations_of(text)
     times, _ = times_of(computations)
-    fused = {name for body in computations.values() for one in body for name in _bodies(one)}
+    fused = {name for body in computations.values() for one in body for name in bodies(one)}
     phases = _phases_of_frames(text)
     reach = REACH_TPU if device.name.startswith('TPU') else REACH_GPU
     found: dict[str, Cost] = {}
@@ -77,11 +72,11 @@ def costs(text: str, device: Device) -> list[Cost]:
             continue
         types = {one.name: one.result for one in body}
         for one in body:
-            if one.operation in _FREE:
+            if one.operation in FREE:
                 continue
-            inner = [x for called in _bodies(one) for x in computations.get(called, [])]
-            flops = _flops(one, types) + sum(_flops(x, {y.name: y.result for y in inner}) for x in inner)
-            moved = _traffic(one, types, computations)
+            inner = inside(one, computations)
+            flops = flops_with_contents(one, types, inner)
+            moved = sum(traffic_of(one, types, computations))
             phase = _phase(one, inner, phases)
             share = reach.attention if 'fmha' in one.rest else reach.products
             peak = device.peak('bf16') * (2 if 'f8e' in _operand_types(one, types) else 1)
@@ -99,87 +94,8 @@ def total(found: Sequence[Cost]) -> Cost:
     return Cost('total', kernels, flops, sum(one.bytes for one in found), sum(one.seconds for one in found))
 
 
-def _bodies(one: Instruction) -> list[str]:
-    """Names of the computations that run inside an instruction, in registers."""
-    if one.operation in ('while', 'call', 'conditional'):
-        return []
-    return re.findall(r'(?:calls|to_apply)=%?([\w.\-]+)', one.rest)
-
-
-def _operands(one: Instruction) -> list[str]:
-    depth = 1
-    for end, letter in enumerate(one.rest):
-        depth += (letter in '({[') - (letter in ')}]')
-        if not depth:
-            return re.findall(r'%([\w.\-]+)', one.rest[:end])
-    return []
-
-
 def _operand_types(one: Instruction, types: Mapping[str, str]) -> str:
-    return ' '.join(types.get(name, '') for name in _operands(one)) if one.operation == 'custom-call' else ''
-
-
-def _dims(result: str) -> list[int]:
-    """Dimensions of the first array of a type."""
-    found = re.search(r'\[([\d,]*)\]', result)
-    return [int(n) for n in found[1].split(',') if n] if found else []
-
-
-def _flops(one: Instruction, types: Mapping[str, str]) -> float:
-    """FLOPs of a product, or of fused attention (Dao 2023, arXiv:2307.08691: 2 products forward, 5 backward, half if causal)."""
-    operands = _operands(one)
-    if one.operation == 'custom-call' and '__cudnn$fmha' in one.rest:
-        score = re.search(r'"intermediate_tensor_shape":.*?"dimensions":\s*\[([^\]]*)\]', one.rest)
-        assert score is not None
-        width = _dims(types[operands[0]])[-1]
-        causal = 0.5 if 'CAUSAL' in one.rest else 1.0
-        products = 5 if 'Backward' in one.rest else 2
-        return products * causal * 2 * width * math.prod(int(n) for n in re.findall(r'\d+', score[1]))
-    if one.operation == 'dot':
-        summed = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', one.rest)
-    elif one.operation == 'custom-call' and re.search(r'custom_call_target="__cublas', one.rest):
-        summed = re.search(r'"lhs_contracting_dimensions":\s*\[([^\]]*)\]', one.rest)
-    else:
-        return 0.0
-    if summed is None or operands[0] not in types:
-        return 0.0
-    left = _dims(types[operands[0]])
-    return 2.0 * math.prod(_dims(one.result)) * math.prod(left[int(n)] for n in re.findall(r'\d+', summed[1]))
-
-
-def _traffic(one: Instruction, types: Mapping[str, str], computations: Mapping[str, list[Instruction]]) -> float:
-    """Bytes that a kernel reads and writes. A slice counts only itself, and an update in place only the update."""
-    operands, result = _operands(one), _first(one)
-    if one.operation in _SLICES:
-        return 2 * result
-    if one.operation == 'dynamic-update-slice':
-        return 2 * bytes_of(types.get(operands[1], ''), '')
-    called = _bodies(one) if one.operation == 'fusion' else []
-    if not called or called[0] not in computations:
-        return result + sum(bytes_of(types.get(name, ''), '') for name in operands)
-    body = computations[called[0]]
-    inner, read = {x.name: x for x in body}, 0.0
-    parameters = {x.name: int(x.rest.split(')')[0]) for x in body if x.operation == 'parameter'}
-    users: dict[str, list[Instruction]] = defaultdict(list)
-    for x in body:
-        for name in _operands(x):
-            users[name].append(x)
-    for parameter, index in parameters.items():
-        uses = users[parameter]
-        whole = bytes_of(inner[parameter].result, '')
-        if uses and all(x.operation in _SLICES and _operands(x)[0] == parameter for x in uses):
-            read += sum(_first(x) for x in uses)
-        elif uses and all(x.operation == 'dynamic-update-slice' and _operands(x)[0] == parameter for x in uses):
-            updates = sum(bytes_of(inner[_operands(x)[1]].result, '') for x in uses)
-            result, read = result - whole + updates, read
-        elif index < len(operands):
-            read += whole
-    return max(result, 0.0) + read
-
-
-def _first(one: Instruction) -> float:
-    """Bytes of the results, without the workspace of a library."""
-    return bytes_of(re.sub(r'[su]8\[\d+\]\{0\}', '', one.result) if one.operation == 'custom-call' else one.result, '')
+    return ' '.join(types.get(name, '') for name in one.operands) if one.operation == 'custom-call' else ''
 
 
 def _phase(one: Instruction, inner: list[Instruction], phases: Mapping[int, str]) -> str:

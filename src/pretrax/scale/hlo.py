@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+ENTRY = 'ENTRY'  # the name of the main computation
 KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'ragged-all-to-all', 'collective-permute')
 _SCATTER = 'all-reduce-scatter'  # name of a TPU fusion that sums and keeps a slice
 _WIDTH = {'pred': 1, 's4': 0.5, 'u4': 0.5, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 's32': 4, 'u32': 4, 's64': 8, 'u64': 8,
@@ -45,6 +46,16 @@ class Instruction:
     operation: str
     rest: str  # operands and attributes
 
+    @property
+    def operands(self) -> list[str]:
+        """Names of the operands."""
+        depth = 1
+        for bracket in re.finditer(r'[(){}\[\]]', self.rest):
+            depth += 1 if bracket[0] in '({[' else -1
+            if not depth:
+                return re.findall(r'%([\w.\-]+)', self.rest[: bracket.start()])
+        return []
+
 
 def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     """Collectives of a program.
@@ -53,9 +64,14 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
         text: `compiled.as_text()`.
         mesh: {axis: size} in the order of the mesh. Collectives within single devices are left out.
     """
-    computations = computations_of(text)
+    return [one for _, one in collectives_by_name(computations_of(text), mesh)]
+
+
+def collectives_by_name(
+    computations: Mapping[str, list[Instruction]], mesh: Mapping[str, int]
+) -> Iterator[tuple[str, Collective]]:
+    """The collectives, each with the name of its instruction."""
     times, hidden = times_of(computations)
-    found = []
     for name, instructions in computations.items():
         starts = any('AsyncCollectiveStart' in i.rest for i in instructions)  # on TPUs, start, work and end are fusions
         fused = _SCATTER in name
@@ -64,8 +80,8 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
                 # TPU slices are connected through their hosts, along the outermost axis of the mesh.
                 if one.operation == 'send':
                     kind, size = between[1].lower().replace('_', '-'), bytes_of(one.result, one.operation)
-                    outermost = next(axis for axis, n in mesh.items() if n > 1)
-                    found.append(Collective(kind, (outermost,), int(size), times[name], True))
+                    outermost = next((axis for axis, n in mesh.items() if n > 1), '')
+                    yield one.name, Collective(kind, (outermost,), int(size), times[name], True)
                 continue
             kind = one.operation.removesuffix('-start')
             if fused and kind == 'all-reduce':
@@ -79,8 +95,7 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
                     math.prod(mesh[a] for a in axes) if one.operation.startswith('reduce-scatter') else 1
                 )
                 asynchronous = one.operation.endswith('-start') or starts or hidden[name] == 'async-start'
-                found.append(Collective(kind, axes, int(size), times[name], asynchronous))
-    return found
+                yield one.name, Collective(kind, axes, int(size), times[name], asynchronous)
 
 
 def summarize(found: list[Collective]) -> list[tuple[str, tuple[str, ...], int, int, int]]:
@@ -95,36 +110,39 @@ def summarize(found: list[Collective]) -> list[tuple[str, tuple[str, ...], int, 
 
 
 def computations_of(text: str) -> dict[str, list[Instruction]]:
-    """Instructions of every computation by name; the main computation is named 'ENTRY'."""
+    """Instructions of every computation by name; the main computation is named `ENTRY`."""
     found: dict[str, list[Instruction]] = {}
     here: list[Instruction] = []
     for line in text.splitlines():
         if line and not line[0].isspace():
             if header := re.match(r'(ENTRY )?%?([\w.\-]+) .*\{$', line):
-                here = found.setdefault('ENTRY' if header[1] else header[2], [])
+                here = found.setdefault(ENTRY if header[1] else header[2], [])
         elif ' = ' in line:
             here.append(_instruction(*line.split(' = ', 1)))
     return found
 
 
 def _instruction(name: str, text: str) -> Instruction:
-    name, depth = name.strip().removeprefix('ROOT ').removeprefix('%'), 0
-    for end, letter in enumerate(text):  # a type may be a tuple with blanks
-        depth += (letter in '({[') - (letter in ')}]')
-        if letter == ' ' and not depth:
-            operation, _, rest = text[end + 1 :].partition('(')
-            return Instruction(name, text[:end], operation, rest)
-    return Instruction(name, text, '', '')
+    name, end, depth = name.strip().removeprefix('ROOT ').removeprefix('%'), 0, 0
+    if text.startswith('('):  # a tuple, whose type contains blanks
+        for bracket in re.finditer(r'[()]', text):
+            depth += 1 if bracket[0] == '(' else -1
+            if not depth:
+                end = bracket.end()
+                break
+    result, _, after = text[end:].partition(' ')
+    operation, _, rest = after.partition('(')
+    return Instruction(name, text[:end] + result, operation, rest)
 
 
 def times_of(computations: Mapping[str, list[Instruction]]) -> tuple[Counter[str], dict[str, str]]:
     """Runs of each computation per step, and what overlaps it: 'async-start', 'AsyncCollective' (a fusion), or ''."""
-    times: Counter[str] = Counter({'ENTRY': 1})
+    times: Counter[str] = Counter({ENTRY: 1})
     hidden: dict[str, str] = defaultdict(str)
     callers: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for name, instructions in computations.items():
         for one in instructions:
-            for called, turns in _calls(one, computations):
+            for called, turns in calls_of(one, computations):
                 callers[called].append((name, turns))
                 if one.operation == 'async-start':
                     hidden[called] = 'async-start'
@@ -145,15 +163,16 @@ def times_of(computations: Mapping[str, list[Instruction]]) -> tuple[Counter[str
     return times, hidden
 
 
-def _calls(one: Instruction, computations: Mapping[str, list[Instruction]]) -> Iterator[tuple[str, int]]:
+def calls_of(one: Instruction, computations: Mapping[str, list[Instruction]]) -> Iterator[tuple[str, int]]:
+    """The computations that an instruction runs, and how often. Branches count as if all ran; reducers do not count."""
     if one.operation == 'while':
         body, condition = re.search(r'body=%?([\w.\-]+)', one.rest), re.search(r'condition=%?([\w.\-]+)', one.rest)
-        assert body is not None
-        assert condition is not None
-        yield body[1], _turns(one, computations.get(condition[1], []))
-    elif called := re.search(
-        r'(?:calls|branch_computations|called_computations)=\{?([^}\s]+(?:, %[\w.\-]+)*)', one.rest
-    ):
+        if body is not None:
+            yield body[1], _turns(one, computations.get(condition[1], []) if condition else [])
+        return
+    by_name = '|to_apply' if one.operation == 'call' else ''
+    pattern = r'(?:calls|branch_computations|called_computations|true_computation|false_computation'
+    for called in re.finditer(pattern + by_name + r')=\{?([^}\s,]+(?:, %[\w.\-]+)*)', one.rest):
         for name in re.findall(r'%?([\w.\-]+)', called[1]):
             yield name, 1
 
@@ -184,6 +203,8 @@ def _groups(rest: str, mesh: Mapping[str, int]) -> list[list[int]] | tuple[str, 
 def _axes(groups: list[list[int]] | tuple[str, ...], mesh: Mapping[str, int]) -> tuple[str, ...]:
     if isinstance(groups, tuple):
         return tuple(axis for axis in mesh if axis in groups and mesh[axis] > 1)
+    if any(device >= math.prod(mesh.values()) for group in groups for device in group):
+        return tuple(mesh)  # the mesh is not known
     places = [np.array(np.unravel_index(group, tuple(mesh.values()))) for group in groups if len(group) > 1]
     return tuple(axis for number, axis in enumerate(mesh) if any(np.ptp(place[number]) > 0 for place in places))
 

@@ -69,7 +69,8 @@ def _in_turn(bodies: list[Any], carry: Any, slices: Any, count: int) -> tuple[An
     """Runs the first `count` bodies, each on its own slice, and stacks the outputs."""
     outputs = []
     for i, one in enumerate(bodies[:count]):
-        carry, output = one(carry, jax.tree.map(lambda x, i=i: x[i], slices))
+        with jax.named_scope(f'layer_{i}'):
+            carry, output = one(carry, jax.tree.map(lambda x, i=i: x[i], slices))
         outputs.append(output)
     return carry, jax.tree.map(lambda *x: jnp.stack(x), *outputs)
 

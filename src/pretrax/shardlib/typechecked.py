@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from pretrax.shardlib.check import check, current_scope
 from pretrax.shardlib.errors import ShardingError
 from pretrax.shardlib.types import is_array_annotation
@@ -23,7 +25,7 @@ def typechecked[F: Callable](function: F) -> F:
 
     The outermost checked function opens a scope, and the functions it calls share it. Annotations other than array
     types are ignored. Local assignments are read from the function's source; if there is no source, a warning reports
-    that they are not checked. Apply it as the innermost decorator.
+    that they are not checked. Its operations are in a named scope of its name. Apply it as the innermost decorator.
     """
     if not hasattr(function, '__name__'):
         raise TypeError(f'{function!r:.60} is not a function: decorate the function that it calls')
@@ -36,7 +38,7 @@ def typechecked[F: Callable](function: F) -> F:
         if not hints:
             hints.update({'return': None}, **array_hints(function, signature))
         bound = signature.bind(*args, **kwargs)
-        with current_scope():
+        with current_scope(), jax.named_scope(function.__name__):
             for name, value in bound.arguments.items():
                 bound.arguments[name] = check(value, hints.get(name), f"argument '{name}{{}}' of {function.__name__}")
             return check(body(*bound.args, **bound.kwargs), hints['return'], f'result of {function.__name__}')

@@ -282,7 +282,9 @@ def make_shardings(annotation: Any, mesh: Any = None) -> Any:
     return map_type(sharding, annotation)
 
 
-def make_abstract(annotation: Any, sizes: dict[str, int], mesh: Any = None, omit: tuple[str, ...] = ()) -> Any:
+def make_abstract(
+    annotation: Any, sizes: dict[str, int], mesh: Any = None, omit: tuple[str, ...] = (), num: Any = None
+) -> Any:
     """Shapes, dtypes and shardings of a type, for `jax.eval_shape`, checkpoints and ahead-of-time compilation.
 
     Args:
@@ -290,6 +292,7 @@ def make_abstract(annotation: Any, sizes: dict[str, int], mesh: Any = None, omit
         sizes: the global size of every named dimension.
         mesh: the mesh that shards the arrays (default: the current mesh).
         omit: names of `| None` fields to omit.
+        num: the dtype of arrays whose type leaves it open.
 
     Raises:
         ShardingError: a dimension has no size, or its mesh axes do not divide it.
@@ -299,7 +302,7 @@ def make_abstract(annotation: Any, sizes: dict[str, int], mesh: Any = None, omit
     def abstract(path: str, array: ArrayType) -> jax.ShapeDtypeStruct:
         what = f'{path}: {array}' if path else f'{array}'
         check_axes_exist(array, mesh, path)
-        if array.dtype is None:
+        if array.dtype is None and num is None:
             raise ShardingError(f'{what} has no dtype', fix='name one, such as f32')
         shape = []
         for dim in array.dims:
@@ -308,7 +311,7 @@ def make_abstract(annotation: Any, sizes: dict[str, int], mesh: Any = None, omit
             size = int(dim.name) if dim.name.isdecimal() else sizes[dim.name]
             check_divisible(dim, size, mesh, what)
             shape.append(size)
-        dtype = jax.eval_shape(jax.random.key, 0).dtype if array.dtype_name == 'key' else array.dtype
+        dtype = jax.eval_shape(jax.random.key, 0).dtype if array.dtype_name == 'key' else array.dtype or num
         return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=NamedSharding(mesh, array.partition_spec))
 
     return map_type(abstract, annotation, omit=omit)

@@ -16,17 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pretrax.model.axes import TOKENS
 from pretrax.model.base import AutomaticModel, Model
 from pretrax.model.loss import Batch
-from pretrax.shardlib import (
-    check,
-    defer_reduction,
-    f32,
-    key,
-    make_shardings,
-    psum,
-    scope,
-    typed_shard_map,
-    zero_gradient,
-)
+from pretrax.shardlib import check, defer_reduction, f32, key, psum, scope, typed_shard_map, zero_gradient
 from pretrax.train.decay import decay_by_weight
 from pretrax.train.host_memory import in_host, on_device, to_host
 from pretrax.train.spikes import FADING, is_spike
@@ -69,19 +59,25 @@ class Recipe(NamedTuple):
 
 def make_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """The jitted training step. It donates the state: the result reuses the buffers of the argument."""
+    step = training_step(recipe)
+    return jax.jit(lambda state, batch: step(on_device(state), batch)[:2], donate_argnums=0)
+
+
+def training_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics, Gradient]]:
+    """The training step, not jitted. It also returns the gradient before clipping."""
     gradients = make_gradients(recipe.model, recipe.accumulation)
 
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics, Gradient]:
         before = state.weights
         gradient, terms, tables = gradients(before, batch, *step_keys(recipe, state.step))
-        norm = optax.tree.norm(gradient)
-        # Pascanu et al. 2013, arXiv:1211.5063
-        clip = jnp.minimum(1.0, recipe.clip_norm / (norm + 1e-6)) if recipe.clip_norm else 1.0
-        clipped = jax.tree.map(lambda g: g * clip, gradient)
-        direction, optimizer = recipe.optimizer.update(clipped, state.optimizer, before)
-        rate = recipe.rate(state.step)
-        decay = decay_by_weight(before, recipe.weight_decay, recipe.no_decay)
-        weights = jax.tree.map(lambda w, u, d: w - rate * (u + d * w), before, direction, decay)
+        with jax.named_scope('optimizer'):
+            norm = optax.tree.norm(gradient)  # clipped as in Pascanu et al. 2013, arXiv:1211.5063
+            clip = jnp.minimum(1.0, recipe.clip_norm / (norm + 1e-6)) if recipe.clip_norm else 1.0
+            clipped = jax.tree.map(lambda g: g * clip, gradient)
+            direction, optimizer = recipe.optimizer.update(clipped, state.optimizer, before)
+            rate = recipe.rate(state.step)
+            decay = decay_by_weight(before, recipe.weight_decay, recipe.no_decay)
+            weights = jax.tree.map(lambda w, u, d: w - rate * (u + d * w), before, direction, decay)
 
         loss, usual = sum(terms.values()), state.usual_loss
         is_good = jnp.isfinite(norm) & jnp.logical_not(is_spike(loss, usual, recipe.spike))
@@ -109,9 +105,9 @@ def make_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainState,
             'skipped_in_a_row': after.skipped_in_a_row,
             **(recipe.model.summarize(tables) if tables else {}),
         }
-        return to_host(after, recipe.offload), metrics
+        return to_host(after, recipe.offload), metrics, gradient
 
-    return jax.jit(lambda state, batch: step(on_device(state), batch), donate_argnums=0)
+    return step
 
 
 def make_gradients(model: Model, accumulation: int) -> Gradients:
@@ -184,6 +180,7 @@ def _defer_replicas(weights: Weights) -> Weights:
     return jax.tree.map(defer, weights)
 
 
+@jax.named_scope('gradient_reduction')
 def _reduce_replicas(gradient: jax.Array, w: jax.Array) -> jax.Array:
     left = sorted(jax.typeof(gradient).manual_axis_type.varying - jax.typeof(w).manual_axis_type.varying)
     return psum(' '.join(left), gradient) if left else gradient
@@ -231,8 +228,7 @@ def state_shardings(recipe: Recipe, like: TrainState) -> TrainState:
     """The sharding of every array of a state: weights by their types, the optimizer's moments like their weights."""
     mesh = jax.sharding.get_mesh()
     replicated = NamedSharding(mesh, PartitionSpec())
-    model = recipe.model
-    prefix = model.shardings(like.weights) if isinstance(model, AutomaticModel) else make_shardings(model.Weights)
+    prefix = recipe.model.shardings(like.weights)
     weights = jax.tree.map(lambda sharding, part: jax.tree.map(lambda _: sharding, part), prefix, like.weights)
     flat, shardings = jax.tree_util.tree_leaves_with_path(like.weights), jax.tree.leaves(weights)
     by_path = {path: (w.shape, sharding) for (path, w), sharding in zip(flat, shardings, strict=True)}

@@ -126,3 +126,38 @@ def test_a_missing_field_is_reported_with_the_existing_fields(directory):
     whole = Corpus([find_dataset(f'hf:{directory}', HuggingFaceOptions.model_validate({}))], Selection(field='content'))
     with pytest.raises(UserError, match=r":1: no field 'content'\n  fields found: 'text', 'n'"):
         list(whole.documents())
+
+
+@pytest.mark.parametrize('streaming', [False, True])
+def test_a_directory_of_save_to_disk_is_read(tmp_path, streaming):
+    import datasets
+
+    rows = datasets.Dataset.from_list([{'text': text, 'n': n} for n, text in enumerate(TRAIN)])
+    rows.save_to_disk(tmp_path / 'one', num_shards=3)
+    expected = [text for text in TRAIN if text]
+    both = datasets.DatasetDict({'train': rows, 'test': rows.select(range(4))})
+    both.save_to_disk(tmp_path / 'both')
+    for name in ('one', 'both'):
+        whole = corpus(tmp_path / name, streaming=streaming)
+        for n in (1, 3, 10):
+            found = [document.text for shard in shards(whole, n) for document in shard.documents()]
+            assert found == expected
+    found = corpus(tmp_path / 'both', streaming=streaming, split='test')
+    assert [document.text for document in found.documents()] == [text for text in TRAIN[:4] if text]
+    found = corpus(tmp_path / 'one', streaming=streaming, split='train[5:12]')
+    assert [document.text for document in found.documents()] == [text for text in TRAIN[5:12] if text]
+    with pytest.raises(UserError, match='Unknown split "dev"'):
+        corpus(tmp_path / 'both', split='dev')
+    with pytest.raises(UserError, match='was written by save_to_disk and has none'):
+        corpus(tmp_path / 'one', configuration='en')
+
+
+def test_a_directory_of_save_to_disk_that_changes_is_refused(tmp_path):
+    import datasets
+
+    rows = datasets.Dataset.from_list([{'text': text} for text in TRAIN])
+    rows.save_to_disk(tmp_path / 'one')
+    whole = corpus(tmp_path / 'one')
+    rows.select(range(5)).save_to_disk(tmp_path / 'one')
+    with pytest.raises(UserError, match='the dataset has changed since this run started'):
+        list(whole.documents())

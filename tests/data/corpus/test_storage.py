@@ -168,3 +168,27 @@ def test_a_large_corpus_is_identified_by_names_sizes_and_times(tmp_path, monkeyp
     assert fingerprint() != large
     os.utime(path, ns=(1, 1))
     assert fingerprint() == large
+
+
+@pytest.mark.parametrize(
+    ('status', 'expected'),
+    [(403, 'the server answered 403 Forbidden\n  the server may need credentials'), (404, 'no such file'),
+     (410, 'the server answered 410 Gone'), (500, 'the server answered 500 Internal Server Error')],
+)  # fmt: skip
+def test_an_answer_of_a_web_server_is_reported_as_it_is(status, expected):
+    class Refuses(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(status)
+
+        def do_HEAD(self):
+            self.send_error(status)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Refuses) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        with pytest.raises(UserError) as caught:
+            find_files(f'http://127.0.0.1:{served.server_port}/a.jsonl')
+        served.shutdown()
+    assert f'/a.jsonl: {expected}' in str(caught.value)

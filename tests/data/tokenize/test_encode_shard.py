@@ -9,7 +9,8 @@ from pretrax.data.corpus.document import Document
 from pretrax.data.corpus.files import find_files
 from pretrax.data.tokenize import encode_shard
 from pretrax.data.tokenize.prepare import Work, prepare
-from pretrax.data.tokens.flat_tokens import open_split, verify
+from pretrax.data.tokens.flat_tokens import open_split
+from pretrax.data.tokens.flat_tokens_check import verify
 from tokenizer_families import family
 
 

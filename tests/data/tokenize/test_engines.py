@@ -19,7 +19,8 @@ from pretrax.data.tokenize.engine_local import Processes
 from pretrax.data.tokenize.prepare import Work, prepare
 from pretrax.data.tokenize.tokenized_shards import find_shard, shard_name
 from pretrax.data.tokenizers import encoders
-from pretrax.data.tokens.flat_tokens import splits, verify
+from pretrax.data.tokens.flat_tokens import splits
+from pretrax.data.tokens.flat_tokens_check import verify
 from pretrax.errors import UserError
 from tokenizer_families import TEXTS, byte_level
 from worker_calls import kill_yourself
@@ -109,6 +110,7 @@ PROGRAM = textwrap.dedent("""
 """)
 
 
+@pytest.mark.slow
 def test_after_a_kill_at_any_moment_the_next_run_resumes_with_the_same_result(corpus, tmp_path):
     expected = contents(made(corpus, tmp_path / 'whole'))
     command = [sys.executable, '-c', PROGRAM, str(tmp_path / '*.jsonl'), str(tmp_path / 'data')]

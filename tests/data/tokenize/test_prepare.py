@@ -1,6 +1,10 @@
 """Tokenization keeps every document, reuses only tokens of the same recipe, and reports every problem."""
 
 import json
+import re
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,11 +16,15 @@ from pretrax.data.corpus.files import find_files
 from pretrax.data.tokenize import encode_shard, sample
 from pretrax.data.tokenize import prepare as prepare_module
 from pretrax.data.tokenize.engines import InProcess
-from pretrax.data.tokenize.prepare import prepare
+from pretrax.data.tokenize.prepare import Work, prepare
 from pretrax.data.tokenizers.tokenizer import Tokenizer
+from pretrax.data.tokenizers.tokenizer_files import bytes_tokenizer
 from pretrax.data.tokenizers.tokenizer_training import train_and_report, train_tokenizer
-from pretrax.data.tokens.flat_tokens import open_split, splits, verify
+from pretrax.data.tokens.flat_tokens import TokenizerIdentity, open_split, splits
+from pretrax.data.tokens.flat_tokens_check import verify
+from pretrax.data.tokens.flat_tokens_writer import create
 from pretrax.errors import UserError
+from pretrax.storage import BucketPath, StorageSettings, use_settings
 
 
 def prepared(path, directory, said=None, *, tokenizer=None, vocab_size=300, validation=0.0):
@@ -201,3 +209,149 @@ def test_a_damaged_earlier_result_is_reported_and_ignored(tmp_path, said):
     (first / 'train' / 'zarr.json').unlink()
     prepared(tmp_path / 'a.jsonl', tmp_path / 'data', said, vocab_size=299)
     assert f'{first} cannot be used' in said.text
+
+
+def _keys(server) -> list[str]:
+    """The keys of all objects in the bucket of a server."""
+    return server.keys()
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    return tmp_path / 'cache'
+
+
+def test_tokens_are_written_to_a_bucket_and_reused(tmp_path, own_cache, bucket, said):
+    write_jsonl(tmp_path / 'a.jsonl', [f'text number {number}' for number in range(300)])
+    near = prepared(tmp_path / 'a.jsonl', tmp_path / 'data', validation=0.1)
+    far = prepared(tmp_path / 'a.jsonl', BucketPath(f'{bucket.url}/run/data'), said, validation=0.1)
+    assert str(far) == f'{bucket.url}/run/data/{near.name}'
+    assert verify(far) == verify(near)
+    files = sorted(str(file.relative_to(near)) for file in near.rglob('*') if file.is_file())
+    assert [key.removeprefix(f'run/data/{near.name}/') for key in _keys(bucket)] == files
+    for file in files:
+        assert bucket.content(f'run/data/{near.name}/{file}') == (near / file).read_bytes(), file
+    assert prepared(tmp_path / 'a.jsonl', BucketPath(f'{bucket.url}/run/data'), said, validation=0.1) == far
+    assert f'tokens: reused from {far}' in said.text
+    assert not list(own_cache.rglob('*.pieces'))
+
+
+def test_the_top_object_is_written_last_and_what_was_interrupted_is_removed(tmp_path, own_cache, bucket, said):
+    write_jsonl(tmp_path / 'a.jsonl', [f'text number {number}' for number in range(300)])
+    out = BucketPath(f'{bucket.url}/tokens')
+
+    def tokenize():
+        return prepare(
+            Corpus(find_files(str(tmp_path / 'a.jsonl'))), tmp_path, said.append, tokenizer=None, vocab_size=300,
+            validation=0.1, out=out,
+        )  # fmt: skip
+
+    tokenize()
+    method = 'PUT' if bucket.scheme == 's3' else 'POST'
+    path = re.compile(r'[/=]tokens/([^&?]*)')
+    written = [found[1] for what, where in bucket.requests if what == method and (found := path.search(where))]
+    assert written[0] == '.unfinished'
+    assert written[-1] == 'zarr.json'
+    everything = set(_keys(bucket))
+    bucket.delete('tokens/zarr.json')  # as if the process had been killed before
+    bucket.put('tokens/.unfinished', b'another process')
+    bucket.put('tokens/train/encoded_tokens/c/7', b'left over')
+    with pytest.raises(UserError, match='its tokens are not complete'):
+        splits(out)
+    assert verify(tokenize())['train'].documents > 0
+    assert set(_keys(bucket)) == everything
+
+
+def test_other_objects_are_never_removed(tmp_path, own_cache, s3, said):
+    write_jsonl(tmp_path / 'a.jsonl', ['text'] * 9)
+    s3.put('tokens/precious', b'1')
+    with pytest.raises(UserError, match=rf'{s3.url}/tokens: already exists, with other objects: precious'):
+        prepare(
+            Corpus(find_files(str(tmp_path / 'a.jsonl'))), tmp_path, said.append, tokenizer=None, vocab_size=300,
+            validation=0.0, out=BucketPath(f'{s3.url}/tokens'),
+        )  # fmt: skip
+    assert _keys(s3) == ['tokens/precious']
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from pretrax.data.corpus.corpus import Corpus
+from pretrax.data.corpus.files import find_files
+from pretrax.data.tokenize import prepare
+from pretrax.data.tokens import flat_tokens_writer
+from pretrax.storage import BucketPath, StorageSettings, use_settings
+flat_tokens_writer.SHARD_LENGTH['encoded_tokens'] = 1 << 14
+prepare.SHARD_BYTES = 1 << 15
+prepare.prepare(Corpus(find_files(sys.argv[1])), Path(), print, tokenizer=None, vocab_size=300, validation=0.1,
+                out=BucketPath(sys.argv[2]))
+"""
+
+
+def test_a_process_killed_while_it_writes_to_a_bucket_leaves_nothing_that_looks_whole(tmp_path, own_cache, s3):
+    write_jsonl(tmp_path / 'a.jsonl', [f'text number {number} ' + 'word ' * 30 for number in range(400)])
+    command = [sys.executable, '-c', PROGRAM, str(tmp_path / 'a.jsonl'), f'{s3.url}/tokens']
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        s3.fault(method='PUT', match='tokens/train/encoded_tokens/c/0', act=lambda *_: process.kill())
+        process.wait()
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    assert 'tokens/zarr.json' not in _keys(s3)
+    assert 'tokens/.unfinished' in _keys(s3)
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert 'were finished by an earlier run' in again.stdout
+    assert verify(BucketPath(f'{s3.url}/tokens'))['train'].documents > 300
+    assert not any('unfinished' in key for key in _keys(s3))
+
+
+def test_two_writers_of_one_directory_in_a_bucket_do_not_mix(s3, own_cache):
+    out, identity = BucketPath(f'{s3.url}/tokens'), TokenizerIdentity(sha256=None, vocab_size=9, end_of_text=None)
+    with (
+        pytest.raises(UserError, match='another process writes tokens here too'),
+        create(out, identity, None, {}) as slow,
+    ):
+        slow.append('train', [[1, 2]], n_bytes=None, predicted_bytes=None)
+        with create(out, identity, None, {}) as fast:
+            fast.append('train', [[3]], n_bytes=None, predicted_bytes=None)
+    assert open_split(out, 'train').document(0).tolist() == [3]
+    verify(out)
+
+
+def test_faults_while_writing_are_retried_and_a_bucket_that_stays_away_is_named(
+    tmp_path, own_cache, bucket, monkeypatch
+):
+    identity = TokenizerIdentity(sha256=None, vocab_size=9, end_of_text=None)
+    monkeypatch.setenv('PRETRAX_STORAGE_RETRY_SECONDS', '1')
+    bucket.fault(match='encoded_tokens', times=1, status=500)
+    bucket.fault(match='seq_starts', times=1, lose_answer=True)
+    with create(BucketPath(f'{bucket.url}/tokens'), identity, None, {}) as writer:
+        writer.append('train', [[1, 2]], n_bytes=None, predicted_bytes=None)
+    verify(BucketPath(f'{bucket.url}/tokens'))
+    with (
+        pytest.raises(UserError, match=rf'{bucket.url}/other: cannot write the tokens: The service does not answer'),
+        create(BucketPath(f'{bucket.url}/other'), identity, None, {}) as writer,
+    ):
+        writer.append('train', [[1, 2]], n_bytes=None, predicted_bytes=None)
+        bucket.fault(times=float('inf'), status=503)
+
+
+def test_text_in_a_bucket_is_tokenized_with_the_settings_of_the_configuration(
+    tmp_path, own_cache, s3, said, monkeypatch
+):
+    pytest.importorskip('s3fs')
+    monkeypatch.delenv('AWS_ENDPOINT_URL')
+    monkeypatch.delenv('AWS_REGION', raising=False)
+    use_settings(StorageSettings(endpoint=s3.environment['AWS_ENDPOINT_URL']))
+    try:
+        write_jsonl(tmp_path / 'a.jsonl', [f'text number {number}' for number in range(100)])
+        s3.put('text/a.jsonl', (tmp_path / 'a.jsonl').read_bytes())
+        near, far = (
+            prepare(
+                Corpus(find_files(text)), tmp_path / name, said.append, tokenizer=bytes_tokenizer(), vocab_size=257,
+                validation=0.0, work=Work('local', 2),
+            )
+            for name, text in (('near', str(tmp_path / '*.jsonl')), ('far', f'{s3.url}/text/*.jsonl'))
+        )  # fmt: skip
+        assert verify(near) == verify(far)
+    finally:
+        use_settings(StorageSettings())

@@ -222,3 +222,28 @@ def test_a_pattern_with_other_ids_is_refused():
     lossy = tiktoken.Encoding('odd', pat_str='.', mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)})
     with pytest.raises(UserError, match=r'tiktoken:odd: its rules cannot be converted to a tokenizer\.json'):
         of_tiktoken(lossy)
+
+
+@pytest.mark.parametrize('scheme', [None, 'always', 'first', 'never'])
+def test_special_tokens_are_encoded_as_the_library_does_and_their_names_in_a_text_are_text(scheme):
+    """`<|a|>` takes the spaces on its right; `<b>` is no special token, so that a text with its name has it too."""
+    if scheme is None:
+        backend = tokenizers.Tokenizer.from_buffer(TRAINED.content)
+    else:
+        letters = {letter: id_ for id_, letter in enumerate('▁abc|<>')}
+        backend = tokenizers.Tokenizer(tokenizers.models.BPE(letters | {'▁▁': 7, '▁▁a': 8}, [('▁', '▁'), ('▁▁', 'a')]))
+        backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    backend.add_special_tokens([tokenizers.AddedToken('<|a|>', rstrip=True, special=True), '<|c|>'])
+    backend.add_tokens(['<b>'])
+    tokenizer = Tokenizer(backend.to_str().encode(), 'with special tokens', needs_end=False)
+    a, c = tokenizer.special_tokens['<|a|>'], tokenizer.special_tokens['<|c|>']
+    for parts in [[a, '  a b', c, 'a ', a, a], ['a  a', c, ' b<b>'], [c], [], ['  a']]:
+        names = {a: '<|a|>', c: '<|c|>'}
+        text = ''.join(names.get(part, part) for part in parts)
+        assert tokenizer.encode_with_special_tokens(parts) == backend.encode(text, add_special_tokens=False).ids
+    ids = tokenizer.encode_with_special_tokens(['a<|a|> b<|c', '|>', c, '<|c|><b>'])
+    assert [token for token in ids if token in (a, c)] == [c]
+    if scheme is None:
+        assert tokenizer.decode(ids) == 'a<|a|> b<|c|><|c|><|c|><b>'
+    else:
+        assert ids[-1] == tokenizer.token_id('<b>')

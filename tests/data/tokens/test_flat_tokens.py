@@ -2,10 +2,12 @@
 
 import itertools
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,13 +18,16 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pretrax.data.tokenizers.tokenizer_files import character_tokenizer
 from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
 from pretrax.data.tokens import flat_tokens, flat_tokens_writer
-from pretrax.data.tokens.flat_tokens import TokenizerIdentity, open_split, splits, verify
+from pretrax.data.tokens.flat_tokens import TokenizerIdentity, open_split, splits
+from pretrax.data.tokens.flat_tokens_check import verify
 from pretrax.data.tokens.flat_tokens_writer import create
+from pretrax.data.tokens.token_files import open_token_files
 from pretrax.errors import UserError
 
-TOKENIZER = train_tokenizer(['a b c'], 300)
+TOKENIZER = character_tokenizer([chr(0x4E00 + n) for n in range(1000)], 'characters')
 IDENTITY = TokenizerIdentity(sha256=TOKENIZER.sha256, vocab_size=1000, end_of_text=0)
 DOCUMENTS = st.lists(st.lists(st.integers(1, 999), max_size=20).map(lambda ids: [*ids, 0]), min_size=1, max_size=30)
 
@@ -339,3 +344,104 @@ def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path):
     )
     assert f'UserError: {tmp_path / "here"}: cannot write the tokens' in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def _keys(values, path=()):
+    """The path of every key of a JSON object."""
+    items = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
+    for key, value in items:
+        yield (*path, key)
+        yield from _keys(value, (*path, key))
+
+
+ODD = [None, '', 'x\0', '../..', -1, 2**70, 1.5, True, [], [None], {}, {'x': None}, [[[[]]]]]
+
+
+def test_a_damaged_key_of_any_manifest_is_refused_or_harmless(tmp_path):
+    """Of one key after the other: removes it, or gives it a value of each other kind."""
+    directory = write(tmp_path / 'here', [[n + 1, 0] for n in range(9)])
+    top = json.loads((directory / 'zarr.json').read_bytes())
+    top['attributes']['documents'] = {'read': 10, 'kept': 9, 'cut': 0, 'left_out': {'empty': 1}}
+    (directory / 'zarr.json').write_text(json.dumps(top))
+    verify(directory)
+    refused = 0
+    for name in ('zarr.json', 'train/zarr.json', 'train/encoded_tokens/zarr.json'):
+        whole = (directory / name).read_text()
+        for path in _keys(json.loads(whole)):
+            for odd in ['removed', *ODD]:
+                values = json.loads(whole)
+                *before, last = path
+                inner = values
+                for key in before:
+                    inner = inner[key]
+                if odd == 'removed':
+                    del inner[last]
+                else:
+                    inner[last] = odd
+                (directory / name).write_text(json.dumps(values))
+                try:
+                    read_all(directory)
+                    verify(directory)
+                except UserError:
+                    refused += 1
+        (directory / name).write_text('[' * 100_000)
+        with pytest.raises(UserError, match=name):
+            read_all(directory)
+        (directory / name).write_text(whole)
+    assert refused > 500
+
+
+@pytest.mark.parametrize(
+    ('key', 'value'),
+    [(['counts', 'bytes'], 99), (['counts', 'predicted_bytes'], 99), (['tokenizer', 'vocab_size'], 301)],
+)
+def test_verify_compares_the_counts_with_the_text_of_the_tokens(tmp_path, key, value):
+    tokenizer = train_tokenizer(['one text and another'], 300)
+    identity = TokenizerIdentity(sha256=tokenizer.sha256, vocab_size=tokenizer.vocab_size, end_of_text=0)
+    ids = [[*tokenizer.encode(text), 0] for text in ('one text', 'änother')]
+    with create(tmp_path / 'here', identity, tokenizer.content, {}) as writer:
+        writer.append('train', ids, n_bytes=16, predicted_bytes=16 - sum(tokenizer.byte_length(d[0]) for d in ids))
+    verify(tmp_path / 'here')
+    file = tmp_path / 'here' / 'train' / 'zarr.json'
+    group = json.loads(file.read_bytes())
+    group['attributes'][key[0]][key[1]] = value
+    file.write_text(json.dumps(group))
+    with pytest.raises(UserError, match=rf'{file}: {key[0]}\.{key[1]} is {value}, but'):
+        verify(tmp_path / 'here')
+
+
+def silent(_: str) -> None:
+    pass
+
+
+@pytest.fixture
+def as_nobody():
+    """Runs the test as a user who does not own its files; root may read everything."""
+    if os.geteuid():
+        pytest.skip('needs root to become somebody else')
+    place = Path(tempfile.mkdtemp())
+    place.chmod(0o777)
+    os.seteuid(65534)
+    try:
+        yield place
+    finally:
+        os.seteuid(0)
+        shutil.rmtree(place)
+
+
+@pytest.mark.parametrize(
+    'name',
+    ['', 'zarr.json', 'tokenizer.json', 'train', 'train/zarr.json', 'train/encoded_tokens/zarr.json',
+     'train/encoded_tokens/c/0', 'train/seq_starts/c'],
+)  # fmt: skip
+def test_a_file_that_may_not_be_read_is_not_called_damaged(as_nobody, name):
+    directory = write(as_nobody / 'here', [[1, 0]] * 9)
+    (directory / name).chmod(0)
+    try:
+        for reader in (read_all, verify, lambda path: [*open_token_files(path, silent).splits['train'].read([(0, 9)])]):
+            with pytest.raises(UserError, match='cannot be read: Permission denied') as caught:
+                reader(directory)
+            assert 'damaged' not in str(caught.value)
+            assert 'tokenize the text' not in str(caught.value)
+    finally:
+        (directory / name).chmod(0o700)

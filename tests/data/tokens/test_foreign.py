@@ -23,9 +23,11 @@ DOCUMENTS = st.lists(
 SOME = [[5, 6, 0], [7, 0], [8, 9, 10, 0], [0], [250, 0]] * 3
 
 
-def opened(path: Path, end_of_text: int | None = None, vocab_size: int | None = None, said=None, directory=None):
+def opened(
+    path: Path, end_of_text: int | None = None, vocab_size: int | None = None, said=None, directory=None, dtype=None
+):
     return open_layouts(
-        find_layouts(path, end_of_text), directory, (said if said is not None else []).append, vocab_size
+        find_layouts(path, end_of_text, dtype), directory, (said if said is not None else []).append, vocab_size
     )
 
 
@@ -407,3 +409,34 @@ def test_foreign_tokens_are_a_token_store(tmp_path):
     assert isinstance(store, ForeignTokens)
     assert store.bytes_per_target is None
     assert not store.has_mask
+
+
+@pytest.mark.parametrize('vocab_size', [300, 5_000, 128_000, 262_144])
+def test_ids_of_4_bytes_are_recognized_and_read_if_asked_for(tmp_path, vocab_size):
+    ids = np.random.default_rng(0).integers(1, vocab_size, 40_200)
+    path = tmp_path / 'train.bin'
+    ids.astype(np.uint32).tofile(path)
+    assert 'expected dtype=uint32' in refusal(path)
+    tokens = opened(path, dtype='uint32', end_of_text=0)['train']
+    assert np.array_equal(tokens.read([(0, tokens.n_tokens)])[0] >> 1, ids)
+    if vocab_size < 1 << 16:
+        ids.astype(np.uint16).tofile(path)
+        assert 'as uint32, it has the id' in refusal(path, dtype='uint32')
+        assert opened(path)['train'].n_tokens == opened(path, dtype='uint16')['train'].n_tokens == len(ids)
+    ids.astype(np.int64).tofile(path)
+    assert 'its ids have 8 bytes' in refusal(path)
+
+
+def test_a_wide_file_whose_first_ids_are_special_is_recognized(tmp_path):
+    ids = np.full(100_000, 1 << 20)  # upper halves of 16: no conclusion
+    ids[60_000:] = np.random.default_rng(0).integers(0, 100_000, 40_000)
+    ids[:60_000] = np.random.default_rng(0).integers(0, 100, 60_000)
+    ids.astype(np.uint32).tofile(tmp_path / 'a.bin')
+    assert 'expected dtype=uint32' in refusal(tmp_path / 'a.bin')
+
+
+def test_dtype_is_refused_where_the_format_has_it(tmp_path):
+    path = write.pbin(tmp_path / 'a.pbin', SOME)
+    assert 'remove dtype=uint32' in refusal(path, dtype='uint32')
+    (tmp_path / 'b.bin').write_bytes(bytes(6))
+    assert 'expected a multiple of 4 for uint32 ids' in refusal(tmp_path / 'b.bin', dtype='uint32')

@@ -17,7 +17,7 @@ from tokenizers import decoders, models
 from data import foreign_files as write
 from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
-from pretrax.data.tokens import flat_tokens, token_copy, token_tools
+from pretrax.data.tokens import flat_tokens_check, token_copy, token_tools
 from pretrax.data.tokens.flat_tokens import TokenizerIdentity, open_split, splits
 from pretrax.data.tokens.flat_tokens_writer import create
 from pretrax.data.tokens.token_copy import Documents
@@ -46,7 +46,7 @@ def make(directory: Path, texts: dict[str, list[str]], masked: bool = False) -> 
 
 def contents(directory: Path) -> dict[str, list[tuple[tuple[int, ...], tuple[bool, ...]]]]:
     """The (ids, mask) of every document of every split, after `verify`."""
-    flat_tokens.verify(directory)
+    flat_tokens_check.verify(directory)
     found = {}
     for name in splits(directory):
         store = open_split(directory, name)
@@ -217,6 +217,28 @@ def test_conversion_to_nanogpt_and_back_is_exact(tmp_path):
     with pytest.raises(UserError, match=r'uint16, up to 65,535'):
         token_tools.convert_to_nanogpt(open_token_files(path, silent), tmp_path / 'e', silent)
     assert not (tmp_path / 'e').exists()
+
+
+def test_a_conversion_to_nanogpt_keeps_the_ends_of_documents_without_being_told(tmp_path):
+    source = make(tmp_path / 'a', {'train': texts(20), 'validation': texts(4)})
+    token_tools.convert_to_nanogpt(open_token_files(source, silent), tmp_path / 'b', silent)
+    token_tools.convert(open_token_files(tmp_path / 'b', silent), tmp_path / 'c', silent)
+    assert contents(tmp_path / 'c') == contents(source)
+    assert open_token_files(tmp_path / 'b', silent).identity == open_token_files(source, silent).identity
+
+
+def test_documents_without_an_end_are_converted_to_nanogpt_only_with_one(tmp_path):
+    path = write.seqax(tmp_path / 'a.zarr', {'train': [[5, 6], [7], [8, 9]]})
+    files = open_token_files(path, silent)
+    with pytest.raises(UserError, match=r'no token ends its documents.*\n.*--add-end-of-text ID'):
+        token_tools.convert_to_nanogpt(files, tmp_path / 'b', silent)
+    assert not (tmp_path / 'b').exists()
+    token_tools.convert_to_nanogpt(files, tmp_path / 'b', silent, added_end=10)
+    assert np.fromfile(tmp_path / 'b' / 'train.bin', np.uint16).tolist() == [5, 6, 10, 7, 10, 8, 9, 10]
+    again = open_token_files(tmp_path / 'b', silent)
+    assert (again.splits['train'].n_documents, again.identity.vocab_size) == (3, 11)
+    with pytest.raises(UserError, match='remove --add-end-of-text 3'):
+        token_tools.convert_to_nanogpt(again, tmp_path / 'c', silent, added_end=3)
 
 
 def test_bytes_are_unknown_if_tokens_depend_on_their_neighbors(tmp_path):

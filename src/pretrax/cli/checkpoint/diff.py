@@ -5,15 +5,16 @@ The arrays with the largest differences come first.
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pretrax.errors import UserError
+from pretrax.storage import AnyPath
 
 if TYPE_CHECKING:
     from pretrax.checkpoint import CheckpointArrays
+    from pretrax.storage import AnyPath
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +38,9 @@ def diff(
 ) -> None:
     from pretrax.checkpoint import find_checkpoint, read_manifest
     from pretrax.config import diff_values
+    from pretrax.storage import locate
 
-    places = [find_checkpoint(Path(path)) for path in (one, other)]
+    places = [find_checkpoint(locate(path)) for path in (one, other)]
     before, after = (read_manifest(*place) for place in places)
     print(f'{one}: step {before.step:,}\n{other}: step {after.step:,}')
     changes = diff_values(*(manifest.description.get('config') or {} for manifest in (before, after)))
@@ -49,7 +51,7 @@ def diff(
         _diff_field(places, field, most)
 
 
-def _diff_field(places: list[tuple[Path, int]], field: str, most: int) -> None:
+def _diff_field(places: 'list[tuple[AnyPath, int]]', field: str, most: int) -> None:
     from pretrax.checkpoint import CheckpointArrays
 
     one, other = (CheckpointArrays(*place, field) for place in places)

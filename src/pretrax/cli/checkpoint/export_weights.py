@@ -4,7 +4,6 @@
 """
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,17 +25,19 @@ def export_weights(
     from pretrax.huggingface.files import DTYPES
     from pretrax.huggingface.tensor_files import TensorFiles, new_directory
     from pretrax.scale.memory import size
+    from pretrax.storage import locate
 
-    directory, step = find_checkpoint(Path(path))
+    directory, step = find_checkpoint(locate(path))
     description = read_description(directory, step)
     weights = CheckpointWeights(directory, step)
     stored = NAMES[dtype]
     metadata = {'format': 'pretrax-weights', 'step': str(step), 'description': json.dumps(description)}
-    with new_directory(Path(out)) as partial, TensorFiles(partial, weights.shapes, stored, metadata) as files:
-        for name in weights.shapes:
-            for rows, values in weights.rows(name):
-                files.write(name, (rows,), values.astype(DTYPES[stored]))
-    written = sorted(Path(out).iterdir())
-    total = sum(file.stat().st_size for file in written)
+    with new_directory(locate(out)) as partial:
+        with TensorFiles(partial, weights.shapes, stored, metadata) as files:
+            for name in weights.shapes:
+                for rows, values in weights.rows(name):
+                    files.write(name, (rows,), values.astype(DTYPES[stored]))
+        written = sorted(partial.iterdir())
+        total = sum(file.stat().st_size for file in written)
     print(f'step {step} of {path}: {len(weights.shapes)} weights, {stored}, {size(total)} in {out}')
     print(f'  {", ".join(file.name for file in written)}')

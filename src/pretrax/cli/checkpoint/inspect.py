@@ -1,7 +1,6 @@
 """Print the configuration, arrays and sizes of a checkpoint."""
 
 import math
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,8 +19,9 @@ def inspect(
     from pretrax.checkpoint import find_checkpoint, read_manifest
     from pretrax.checkpoint.manifest import shape_text
     from pretrax.scale.memory import size
+    from pretrax.storage import locate
 
-    directory, step = find_checkpoint(Path(path))
+    directory, step = find_checkpoint(locate(path))
     manifest = read_manifest(directory, step)
     description = dict(manifest.description)
     config = description.pop('config', None)

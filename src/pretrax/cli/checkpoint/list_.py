@@ -14,10 +14,12 @@ _HEAD = ('step', 'size', 'written', 'val_loss', 'kept as', 'files')
 
 def list_(run: Annotated[str, typer.Argument(metavar='RUN', help='The directory of a run: runs/NAME.')]) -> None:
     from pretrax.checkpoint import DamagedError, Manifest, check_sizes, checkpoints_of, steps_in
+    from pretrax.checkpoint.keep import is_good
     from pretrax.checkpoint.manifest import MANIFEST, UNFINISHED
     from pretrax.scale.memory import size
+    from pretrax.storage import locate
 
-    directory = checkpoints_of(Path(run))
+    directory = checkpoints_of(locate(run))
     found: dict[int, Manifest | str] = {}
     for step in steps_in(directory):
         try:
@@ -25,18 +27,20 @@ def list_(run: Annotated[str, typer.Argument(metavar='RUN', help='The directory 
         except DamagedError as error:
             found[step] = ' '.join(str(error).splitlines()[1:])
     whole = {step: manifest for step, manifest in found.items() if isinstance(manifest, Manifest)}
-    reasons = _keep(whole).reasons({step: m.description.get('val_loss') for step, m in whole.items()})
+    losses = {step: m.description.get('val_loss') for step, m in whole.items()}
+    doubtful = {step for step, m in whole.items() if not is_good(m.description)}
+    reasons = _keep(whole).reasons(losses, doubtful)
     rows: list[tuple[str, ...]] = [_HEAD]
     for step, manifest in found.items():
         if isinstance(manifest, str):
             rows.append((f'{step:,}', '', '', '', '', f'DAMAGED: {manifest}'))
             continue
-        loss, written = manifest.description.get('val_loss'), (directory / str(step) / MANIFEST).stat().st_mtime
+        loss, file = manifest.description.get('val_loss'), directory / str(step) / MANIFEST
         rows.append(
             (
                 f'{step:,}',
                 size(sum(file.size for file in manifest.files.values())),
-                _ago(time.time() - written),
+                _ago(time.time() - file.stat().st_mtime) if isinstance(file, Path) else '-',
                 '-' if loss is None else f'{loss:.4f}',
                 ', '.join(reasons[step]) or '(deleted next)',
                 f'{len(manifest.files)}, all present',

@@ -3,7 +3,6 @@
 The exit code is 2 if a file differs.
 """
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,9 +18,10 @@ def verify(
     from pretrax.checkpoint import DamagedError, checkpoints_of, find_checkpoint, is_checkpoint, steps_in
     from pretrax.checkpoint import verify as read_and_compare
     from pretrax.scale.memory import size
+    from pretrax.storage import locate
 
     damaged: list[str] = []
-    for path in map(Path, paths):
+    for path in map(locate, paths):
         directory, newest = find_checkpoint(path)
         for step in [newest] if is_checkpoint(path) else steps_in(checkpoints_of(path)):
             place = directory / str(step)

@@ -1,10 +1,11 @@
 """Print the JSON Schema of configuration files, for editors."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from pretrax.cli._arguments import load_plugins
 
 
 def schema(
@@ -12,8 +13,7 @@ def schema(
         list[str] | None, typer.Option(metavar='FILE', help='A Python file with more components; may be repeated.')
     ] = None,
 ) -> None:
-    from pretrax.config import json_schema, load_plugin
+    from pretrax.config import json_schema
 
-    for name in plugin or []:
-        load_plugin(name, Path())
+    load_plugins(plugin)
     print(json.dumps(json_schema(), indent=2))

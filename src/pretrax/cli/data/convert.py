@@ -1,12 +1,14 @@
 """Convert token files to flat-tokens, or to nanoGPT's .bin."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pretrax.cli.data._token_files import EndOfText, OutDirectory, Tokenizer, TokenPath, VocabSize, opened
+from pretrax.cli.data._token_files import DType, EndOfText, OutDirectory, Tokenizer, TokenPath, VocabSize, opened
 from pretrax.errors import UserError
+from pretrax.storage import locate
+
+_FORMATS = ('flat-tokens', 'nanogpt')
 
 
 def convert(
@@ -18,13 +20,24 @@ def convert(
     tokenizer: Tokenizer = None,
     vocab_size: VocabSize = None,
     end_of_text: EndOfText = None,
+    dtype: DType = None,
+    added_end: Annotated[
+        int | None,
+        typer.Option(
+            '--add-end-of-text', min=0, metavar='ID', help='To nanogpt: a token to write after each document.'
+        ),
+    ] = None,
 ) -> None:
     from pretrax.data.tokens import token_tools
-    from pretrax.data.tokens.token_copy import refuse_existing
+    from pretrax.data.tokens.flat_tokens_writer import refuse_existing
 
-    formats = {'flat-tokens': token_tools.convert, 'nanogpt': token_tools.convert_to_nanogpt}
-    if to not in formats:
-        raise UserError(f'--to {to}: no such format\n  expected {" or ".join(formats)}')
-    refuse_existing(Path(out))
-    files = opened(path, tokenizer, vocab_size, end_of_text)
-    formats[to](files, Path(out).expanduser(), print)
+    if to not in _FORMATS:
+        raise UserError(f'--to {to}: no such format\n  expected {" or ".join(_FORMATS)}')
+    refuse_existing(locate(out))
+    if added_end is not None and to != 'nanogpt':
+        raise UserError(f'--add-end-of-text applies to --to nanogpt, and this is --to {to}')
+    files = opened(path, tokenizer, vocab_size, end_of_text, dtype)
+    if to == 'nanogpt':
+        token_tools.convert_to_nanogpt(files, locate(out), print, added_end)
+    else:
+        token_tools.convert(files, locate(out), print)

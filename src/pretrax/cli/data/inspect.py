@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pretrax.cli.data._token_files import EndOfText, Tokenizer, TokenPath, VocabSize, opened
+from pretrax.cli.data._token_files import DType, EndOfText, Tokenizer, TokenPath, VocabSize, opened
 from pretrax.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,14 +23,15 @@ def inspect(
     tokenizer: Tokenizer = None,
     vocab_size: VocabSize = None,
     end_of_text: EndOfText = None,
+    dtype: DType = None,
 ) -> None:
     from pretrax.data.tokens.flat_tokens import FlatTokens
     from pretrax.data.tokens.token_summary import Lengths, first_documents, lengths
-    from pretrax.observe.bars import bars_text
+    from pretrax.view.charts.text import bars_text
 
     if plot is not None and Path(plot).suffix != '.svg':
         raise UserError(f'--plot {plot}: expected a name that ends in .svg')
-    files = opened(path, tokenizer, vocab_size, end_of_text)
+    files = opened(path, tokenizer, vocab_size, end_of_text, dtype)
     identity = files.identity
     known = 'unknown' if files.tokenizer is None else f'sha256 {files.tokenizer.sha256[:16]}..'
     ends = 'none' if identity.end_of_text is None else f'token {identity.end_of_text}'
@@ -74,12 +75,12 @@ def _bars(found: 'Lengths') -> tuple[list[str], list[int]]:
 
 
 def _draw(file: Path, drawn: dict[str, 'Lengths'], name: str) -> None:
-    from pretrax.observe.bars import bars_svg
+    from pretrax.view.charts.picture import bars_picture
 
     series = {split: _bars(found) for split, found in drawn.items()}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(bars_svg(series, f'Documents of {name}', 'tokens per document, and the number of documents'))
+        file.write_bytes(bars_picture(series, f'Documents of {name}', 'number of documents by tokens per document'))
     except OSError as error:
         raise UserError(f'cannot write {file}: {error.strerror}') from error
     print(f'\nwrote {file}')

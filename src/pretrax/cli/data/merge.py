@@ -3,12 +3,12 @@
 They must have the same tokenizer. Each split is joined in the given order.
 """
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pretrax.cli.data._token_files import OutDirectory
+from pretrax.storage import locate
 
 
 def merge(
@@ -17,4 +17,4 @@ def merge(
 ) -> None:
     from pretrax.data.tokens import token_tools
 
-    token_tools.merge([Path(path).expanduser() for path in paths], Path(out).expanduser(), print)
+    token_tools.merge([locate(path) for path in paths], locate(out), print)

@@ -1,11 +1,11 @@
 """Shuffle the documents of each split of flat-tokens."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pretrax.cli.data._token_files import FlatTokensPath, OutDirectory
+from pretrax.storage import locate
 
 
 def shuffle(
@@ -15,4 +15,4 @@ def shuffle(
 ) -> None:
     from pretrax.data.tokens import token_tools
 
-    token_tools.shuffle(Path(path).expanduser(), Path(out).expanduser(), print, seed=seed)
+    token_tools.shuffle(locate(path), locate(out), print, seed=seed)

@@ -3,13 +3,13 @@
 A hash of each document decides which split it goes to.
 """
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pretrax.cli.data._token_files import FlatTokensPath, OutDirectory
 from pretrax.errors import UserError
+from pretrax.storage import locate
 
 
 def split(
@@ -23,4 +23,4 @@ def split(
         raise UserError('expected either --fraction or --count, the documents to hold out')
     from pretrax.data.tokens import token_tools
 
-    token_tools.split(Path(path).expanduser(), Path(out).expanduser(), print, fraction=fraction, count=count, seed=seed)
+    token_tools.split(locate(path), locate(out), print, fraction=fraction, count=count, seed=seed)

@@ -1,28 +1,73 @@
-"""Tokenize the text of a configuration into flat-tokens."""
+"""Tokenize the text of a configuration, or text itself, into flat-tokens."""
 
+import re
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pretrax.cli._arguments import ConfigFile, Overrides
+from pretrax.errors import UserError
+from pretrax.storage import locate
+
+if TYPE_CHECKING:
+    from pretrax.data.options import TextOptions
 
 
 def tokenize(
-    config: ConfigFile,
-    overrides: Overrides = None,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar='CONFIG|TEXT',
+            help='A YAML file, a packaged configuration, or a value of data.text: files or stdlib.',
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar='KEY=VALUE', help='Changes to the configuration, such as data.tokenizer=bytes.'),
+    ] = None,
     out: Annotated[
         str | None,
         typer.Option('--out', '-o', metavar='DIR', help='A new directory. [default: where the run looks for it]'),
     ] = None,
 ) -> None:
     from pretrax.config import load
+    from pretrax.config.packaged import find_packaged
     from pretrax.data.options import keys_of_text, options_of_text
     from pretrax.data.text import tokenize_text
 
-    loaded = load(config, overrides or [])
+    given = overrides or []
+    if not (Path(source).suffix in ('.yaml', '.yml') or (find_packaged(source) and not Path(source).exists())):
+        place = tokenize_text(_options_of(source, given), Path(), print, locate(out or _name_for(source)))
+        print(f'next: pretrax train CONFIG data.tokens={shlex.quote(str(place))}')
+        return
+    loaded = load(source, given)
     options = options_of_text(loaded.data.name, loaded.data.options)
-    place = tokenize_text(options, loaded.run_dir / 'data', print, None if out is None else Path(out).expanduser())
+    place = tokenize_text(options, loaded.run_dir / 'data', print, None if out is None else locate(out))
     more = [] if out is None else [f'data.tokens={place}', *(f'data.{key}=null' for key in keys_of_text(options))]
-    print(f'next: {shlex.join(["pretrax", "train", config, *(overrides or []), *more])}')
+    print(f'next: {shlex.join(["pretrax", "train", source, *given, *more])}')
+
+
+def _options_of(text: str, overrides: list[str]) -> 'TextOptions':
+    """The options of a text without a configuration; the rest of the configuration does not matter."""
+    from pretrax.config import from_values
+    from pretrax.data.options import options_of_text
+
+    if other := [each for each in overrides if not each.startswith('data.')]:
+        raise UserError(f'{other[0]}: changes a training configuration, but {text} is text\n  expected data.KEY=VALUE')
+    unused = {
+        'name': 'tokenize',
+        'steps': 1,
+        'model': {'family': 'llama', 'n_layers': 1, 'd_model': 16, 'n_heads': 2},
+        'batch': {'tokens': 16, 'sequence_length': 16},
+        'optimizer': {'learning_rate': 1e-3},
+    }
+    section = from_values(unused | {'data': {'text': text}}, overrides).data
+    return options_of_text(section.name, section.options)
+
+
+def _name_for(text: str) -> str:
+    name = re.sub(r'\.\w+', '', text.rstrip('/').rpartition('/')[2].removeprefix('hf:'))
+    if not re.fullmatch(r'[\w-]+', name):
+        raise UserError(f'{text}: expected a directory for the tokens: --out DIR')
+    return f'{name}-tokens'

@@ -1,11 +1,11 @@
 """Train a tokenizer on text."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pretrax.errors import UserError
+from pretrax.storage import locate
 
 
 def train_tokenizer(
@@ -28,11 +28,11 @@ def train_tokenizer(
     from pretrax.data.text import find_corpus
     from pretrax.data.tokenize.prepare import Work, train_on_corpus
     from pretrax.data.tokenizers.tokenizer_training import MODELS
-    from pretrax.machine.atomic import write_file
+    from pretrax.storage.whole_file import write_whole
 
     if model not in MODELS:
         raise UserError(f'--model {model}: no such model\n  expected {" or ".join(MODELS)}')
-    path = Path(out).expanduser()
+    path = locate(out)
     if path.exists():
         raise UserError(f'--out {out}: this file already exists\n  remove it, or write to another file')
     if source.endswith(('.yaml', '.yml')):
@@ -52,7 +52,7 @@ def train_tokenizer(
     tokenizer = train_on_corpus(corpus, print, vocab_size or options.vocab_size or 4096, MODELS[model], work)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, tokenizer.content)
+        write_whole(path, tokenizer.content)
     except OSError as error:
         raise UserError(f'--out {out}: cannot write: {error.strerror}') from error
     print(f'wrote {out}\nnext: data.tokenizer={out} in a configuration, or after pretrax train CONFIG')

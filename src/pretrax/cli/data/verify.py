@@ -1,13 +1,13 @@
 """Check token files, and tokenize a sample of them again."""
 
 import itertools
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pretrax.cli.data._token_files import EndOfText, Tokenizer, TokenPath, VocabSize, opened
+from pretrax.cli.data._token_files import DType, EndOfText, Tokenizer, TokenPath, VocabSize, opened
 from pretrax.errors import UserError
+from pretrax.storage import locate
 
 if TYPE_CHECKING:
     from pretrax.data.tokens.token_files import TokenFiles
@@ -21,20 +21,21 @@ def verify(
     tokenizer: Tokenizer = None,
     vocab_size: VocabSize = None,
     end_of_text: EndOfText = None,
+    dtype: DType = None,
     text: Annotated[
         str | None, typer.Option(metavar='TEXT', help='The text: check that its first documents are in the tokens.')
     ] = None,
     field: Annotated[str, typer.Option(metavar='NAME', help='The field of a row that holds the text.')] = 'text',
 ) -> None:
-    from pretrax.data.tokens import flat_tokens
+    from pretrax.data.tokens import flat_tokens_check
     from pretrax.data.tokens.flat_tokens import FlatTokens
     from pretrax.data.tokens.token_files import is_flat_tokens
     from pretrax.data.tokens.token_summary import tokenized_differently
 
-    place = Path(path).expanduser()
-    files = opened(path, tokenizer, vocab_size, end_of_text)
+    place = locate(path)
+    files = opened(path, tokenizer, vocab_size, end_of_text, dtype)
     if is_flat_tokens(place):
-        flat_tokens.verify(place)
+        flat_tokens_check.verify(place)
         print('every checksum is right, and counts, starts and ends of documents agree')
     else:
         print('every id is in the vocabulary, and the documents add up; this format has no checksums')

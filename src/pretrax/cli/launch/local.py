@@ -4,6 +4,7 @@ If a process is lost, all of them restart from the newest checkpoint.
 """
 
 import functools
+import sys
 from typing import Annotated
 
 import typer
@@ -34,6 +35,7 @@ def local(
     from pretrax.config import load
     from pretrax.launch.local import LocalLaunch, train_command
     from pretrax.launch.sizes import devices_per_process
+    from pretrax.observe.lasting_output import LastingOutput
 
     loaded = load(config, overrides or [])
     section = loaded.processes
@@ -45,7 +47,7 @@ def local(
             f'{" or fewer (--elastic)" if elastic else ""}\nleave processes.count out'
         )
     count, why = devices_per_process(loaded, processes, devices)
-    say = functools.partial(print, flush=True)
+    say = functools.partial(print, flush=True, file=LastingOutput(sys.stdout))
     others = f'; output of {"1" if processes == 2 else f"1 to {processes - 1}"} in {loaded.run_dir}/output'
     say(
         f'launch: {processes} process{"es" if processes > 1 else ""} '

@@ -4,9 +4,11 @@ The order of rows stays within a few blocks for a while (`order.py`), so each bl
 memory is a single block, read when the run starts.
 """
 
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from pretrax.data.tokens.token_store import TokenStore
 
 MEMORY = 256 << 20  # bytes of tokens (uint32) kept for one split
 _READ_AT_ONCE = 16 << 20  # bytes
+_REQUESTED_AT_ONCE = 64 << 20  # of a bucket, which answers many requests in the time of one
 
 # `2 * id + starts_a_document` of each token, uint32, and whether the token counts as a target; None: all count.
 type Tokens = tuple[np.ndarray, np.ndarray | None]
@@ -37,29 +40,49 @@ class BlockCache:
         self.reading: str | None = None
         self._block = store.n_tokens if self.is_whole else block
         self._n_kept = max(1, MEMORY // (4 * block))
-        self._kept: OrderedDict[int, Tokens] = OrderedDict()
+        self._kept: OrderedDict[int, Future[Tokens]] = OrderedDict()  # a block that is being read is here too
         self._lock = threading.Lock()
         if self.is_whole:  # damaged files are reported now, before training starts
             self.read([(0, 1)])
 
     def read(self, ranges: Sequence[tuple[int, int]], whole_blocks: bool = True) -> list[Tokens]:
         """The tokens of each range [start, stop). Without `whole_blocks`, missing ranges are read but not cached."""
+        wanted = {number for start, stop in ranges for number in self._blocks(start, stop)}
+        futures: dict[int, Future[Tokens]] = {}
         with self._lock:
-            wanted = {number for start, stop in ranges for number in self._blocks(start, stop)}
             missing = sorted(wanted - self._kept.keys())
-            if missing and not whole_blocks and not self.is_whole:
-                return self._fetch(ranges)
-            here = {number: self._kept[number] for number in wanted - set(missing)}
-            at_once = max(1, _READ_AT_ONCE // (4 * self._block))
-            for first in range(0, len(missing), at_once):
-                numbers = missing[first : first + at_once]
-                here |= zip(numbers, self._fetch([self._range(number) for number in numbers]), strict=True)
-            self._kept |= here
-            for number in wanted:
-                self._kept.move_to_end(number)
-            while len(self._kept) > self._n_kept:
-                self._kept.popitem(last=False)
+            whole_blocks = whole_blocks or self.is_whole or not missing
+            if whole_blocks:
+                self._kept |= {number: Future() for number in missing}
+                for number in wanted:
+                    self._kept.move_to_end(number)
+                futures = {number: self._kept[number] for number in wanted}
+                while len(self._kept) > max(self._n_kept, len(wanted)):
+                    self._kept.popitem(last=False)
+        if not whole_blocks:
+            return self._fetch(ranges)
+        self._read_blocks({number: futures[number] for number in missing})
+        here = {number: future.result() for number, future in futures.items()}
         return [self._cut(here, start, stop) for start, stop in ranges]
+
+    def _read_blocks(self, missing: dict[int, Future[Tokens]]) -> None:
+        """Reads blocks; other threads wait for their futures. Blocks that cannot be read are not kept."""
+        n_bytes = _REQUESTED_AT_ONCE if self.store.is_remote else _READ_AT_ONCE
+        at_once = max(1, n_bytes // (4 * self._block))
+        try:
+            for numbers in itertools.batched(missing, at_once):
+                found = self._fetch([self._range(number) for number in numbers])
+                for number, tokens in zip(numbers, found, strict=True):
+                    missing[number].set_result(tokens)
+        except BaseException as error:
+            left = {number: future for number, future in missing.items() if not future.done()}
+            with self._lock:
+                for number, future in left.items():
+                    if self._kept.get(number) is future:
+                        del self._kept[number]
+            for future in left.values():
+                future.set_exception(error)
+            raise
 
     def _blocks(self, start: int, stop: int) -> range:
         # The last token of a range may be the one after its block.

@@ -75,6 +75,13 @@ class Mixture(Source):
         return HostBatch(*(np.concatenate(arrays)[back] for arrays in zip(*parts, strict=True)))
 
     @property
+    def source_names(self) -> tuple[str, ...]:
+        return tuple(member.name for member in self.members)
+
+    def row_sources(self, step: int, rows: slice, batch_rows: int) -> np.ndarray:
+        return self.assignment(batch_rows)(step * batch_rows + row_numbers(rows, batch_rows))[0]
+
+    @property
     def validation_parts(self) -> Mapping[str, tuple[float, BatchFunction]]:
         return self._validation_parts
 

@@ -9,11 +9,11 @@ n_documents targets. Letters: R rows, L sequence length.
 import functools
 import hashlib
 import heapq
+import io
 import itertools
 import time
 import zipfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,8 @@ from pretrax.data.batches.block_cache import BlockCache, Tokens
 from pretrax.data.batches.source import HostBatch
 from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import UserError
-from pretrax.machine.atomic import new_file
+from pretrax.machine.atomic import write_file
+from pretrax.storage import AnyPath, BucketPath
 
 # A group has about PLANNED_TOKENS tokens, or PLANNED_ROWS rows if that is more.
 PLANNED_TOKENS = 1 << 18
@@ -120,7 +121,7 @@ class PackedDocuments:
     """
 
     def __init__(
-        self, tokens: TokenStore, sequence_length: int, packing: str, directory: Path, say: Callable[[str], None]
+        self, tokens: TokenStore, sequence_length: int, packing: str, directory: AnyPath, say: Callable[[str], None]
     ):
         self.tokens, self.packing = tokens, packing
         self._length = sequence_length
@@ -160,10 +161,10 @@ class PackedDocuments:
         """Where the documents [document, stop) start, and where the last one ends."""
         return self.tokens.read_starts(int(document), int(stop) + 1).astype(np.int64)
 
-    def _find_index(self, directory: Path, say: Callable[[str], None]) -> Index:
+    def _find_index(self, directory: AnyPath, say: Callable[[str], None]) -> Index:
         recipe = f'1 {self.tokens.fingerprint} {self.packing} {self._length} {PLANNED_TOKENS} {PLANNED_ROWS}'
         path = directory / f'packing-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.npz'
-        if path.exists():
+        if path.is_file():
             try:
                 with path.open('rb') as file, np.load(file, allow_pickle=False) as saved:
                     return Index(*(saved[name] for name in Index._fields))
@@ -174,9 +175,13 @@ class PackedDocuments:
         started = time.perf_counter()
         index = self._make_index()
         say(f'packing: planned {self.tokens.n_documents:,} documents in {time.perf_counter() - started:.1f} s: {path}')
-        directory.mkdir(parents=True, exist_ok=True)
-        with new_file(path) as file:
-            np.savez(file, **index._asdict())
+        content = io.BytesIO()
+        np.savez(content, **index._asdict())
+        if isinstance(path, BucketPath):
+            path.write_bytes(content.getvalue())
+        else:
+            directory.mkdir(parents=True, exist_ok=True)
+            write_file(path, content.getvalue())
         return index
 
     def _make_index(self) -> Index:

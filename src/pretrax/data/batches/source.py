@@ -5,7 +5,6 @@ Letters: R rows (sequences), L sequence length.
 """
 
 import abc
-import pathlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pretrax.errors import UserError
+from pretrax.storage import AnyPath
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class DataRequest:
 
     seed: int
     sequence_length: int
-    directory: pathlib.Path
+    directory: AnyPath
     say: Callable[[str], None]
     steps: int | None = None
     batch_rows: int | None = None
@@ -87,6 +87,16 @@ class Source(abc.ABC):
 
         A pure function of its arguments and the seed: the result depends neither on the process nor on earlier calls.
         """
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """The names of the sources that rows are taken from; () if there is only one."""
+        return ()
+
+    def row_sources(self, step: int, rows: slice, batch_rows: int) -> np.ndarray:
+        """The number in `source_names` of the source of each row of `batch(step, rows, batch_rows)`; 0 if there is one."""
+        del step
+        return np.zeros(len(range(batch_rows)[rows]), np.int64)
 
     @property
     def validation_parts(self) -> Mapping[str, tuple[float, BatchFunction]]:

@@ -4,7 +4,9 @@ Row `row` of step `step` has the number g = step * batch_rows + row in the run. 
 pure function of the seed and g on any number of processes. Letters: R rows, L sequence length.
 """
 
-from pathlib import Path
+import contextlib
+import threading
+from collections import deque
 from typing import Literal, Protocol
 
 import numpy as np
@@ -15,9 +17,11 @@ from pretrax.data.batches.packing import PackedDocuments
 from pretrax.data.batches.source import DataRequest, HostBatch, Source
 from pretrax.data.batches.windows import Windows
 from pretrax.data.tokenizers.tokenizer import Tokenizer
+from pretrax.data.tokens.block_files import BlockFiles
 from pretrax.data.tokens.flat_tokens import open_split, read_tokenizer_json, splits
 from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import UserError
+from pretrax.storage import AnyPath
 
 type Packing = Literal['concatenate', 'whole', 'best_fit']
 
@@ -63,6 +67,8 @@ class TokenSource(Source):
         self.fingerprint = train.tokens.fingerprint
         self.validation = None if held_out is None else self._validation
         self._order = Order(train.n, train.block, seed)
+        self._read_before: deque[int] = deque(maxlen=4 * self._order.window)  # blocks that were read ahead
+        self._reader: threading.Thread | None = None
 
     def batch(self, step: int, rows: slice, batch_rows: int) -> HostBatch:
         number = row_numbers(rows, batch_rows)
@@ -70,17 +76,35 @@ class TokenSource(Source):
 
     def rows(self, number: np.ndarray, whole_blocks: bool) -> HostBatch:
         """Reads the rows with these numbers in the run, int64 [R]; `whole_blocks` caches the blocks around them."""
-        return self.train.read(self._order(number), whole_blocks)
+        batch = self.train.read(self._order(number), whole_blocks)
+        if whole_blocks and self.train.tokens.is_remote and not self.train.cache.is_whole:
+            self._read_ahead(number)
+        return batch
+
+    def _read_ahead(self, number: np.ndarray) -> None:
+        """Reads the blocks of rows that come half a window later into memory, in a thread.
+
+        All blocks of a window of the order are new at its start, so without this every window would start with a wait.
+        """
+        if self._reader is not None and self._reader.is_alive():
+            return
+        later = self._order(number + self._order.window * self._order.block // 2)
+        blocks, first_of_each = np.unique(later // self._order.block, return_index=True)
+        rows = later[first_of_each][~np.isin(blocks, self._read_before)]
+        if not len(rows):
+            return
+        self._read_before.extend((rows // self._order.block).tolist())
+
+        def read() -> None:
+            with contextlib.suppress(UserError):  # it is raised again when the rows are due
+                self.train.read(rows, True)
+
+        self._reader = threading.Thread(target=read, name='read-ahead', daemon=True)
+        self._reader.start()
 
     def _validation(self, index: int, rows: slice, batch_rows: int) -> HostBatch:
-        """Each held-out row once, in an order that does not depend on the seed; rows past the last one have mask 0."""
         assert self.held_out is not None
-        number = row_numbers(rows, batch_rows)
-        share = len(number) >= SHARE_FOR_BLOCKS * batch_rows
-        number += index * batch_rows
-        n = self.held_out.n
-        batch = self.held_out.read(Order(n, self.held_out.block, seed=0)(np.minimum(number, n - 1)), share)
-        return batch._replace(mask=batch.mask * (number < n).astype(np.float32)[:, None])
+        return held_out_batch(self.held_out, index, rows, batch_rows)
 
     @property
     def reading(self) -> str | None:
@@ -88,17 +112,23 @@ class TokenSource(Source):
         return next((cache.reading for cache in caches if cache.reading), None)
 
 
-def open_tokens(directory: Path, request: DataRequest, packing: Packing = 'concatenate') -> TokenSource:
-    """Opens a flat-tokens directory for training. Raises UserError if it is damaged or too small."""
-    train = open_split(directory, 'train')
-    held_out = open_split(directory, 'validation') if 'validation' in splits(directory) else None
+def open_tokens(
+    directory: AnyPath, request: DataRequest, packing: Packing = 'concatenate', cache: BlockFiles | None = None
+) -> TokenSource:
+    """Opens a flat-tokens directory for training; `cache` keeps what is read from a bucket.
+
+    Raises:
+        UserError: the tokens are damaged or too few.
+    """
+    train = open_split(directory, 'train', cache)
+    held_out = open_split(directory, 'validation', cache) if 'validation' in splits(directory) else None
     identity = train.manifest.tokenizer
     if held_out and held_out.manifest.tokenizer != identity:
         raise UserError(
             f'{directory}: train and validation were made by different tokenizers\n  tokenize the text again'
         )
     content = read_tokenizer_json(directory, identity)
-    tokenizer = None if content is None else Tokenizer(content, str(directory), identity.end_of_text)
+    tokenizer = None if content is None else Tokenizer(content, str(directory), identity.end_of_text, needs_end=False)
     return open_stores(train, held_out, tokenizer, request, packing)
 
 
@@ -120,6 +150,16 @@ def open_stores(
     request.say(f'order: an epoch is {rows}, shuffled with seed {request.seed}; tokens {memory}')
     request.say(f'validation: {validation}' if validation else 'validation: none, no text is held out')
     return TokenSource(rows, validation, tokenizer, request.seed)
+
+
+def held_out_batch(held_out: SplitRows, index: int, rows: slice, batch_rows: int) -> HostBatch:
+    """Each held-out row once, in an order that does not depend on the seed; rows past the last one have mask 0."""
+    number = row_numbers(rows, batch_rows)
+    share = len(number) >= SHARE_FOR_BLOCKS * batch_rows
+    number += index * batch_rows
+    n = held_out.n
+    batch = held_out.read(Order(n, held_out.block, seed=0)(np.minimum(number, n - 1)), share)
+    return batch._replace(mask=batch.mask * (number < n).astype(np.float32)[:, None])
 
 
 def row_numbers(rows: slice, batch_rows: int) -> np.ndarray:

@@ -3,8 +3,6 @@
 `pretrax generate` needs no more. Training raises an error.
 """
 
-from pathlib import Path
-
 import tokenizers
 
 from pretrax.data.batches.source import DataRequest, HostBatch, Source
@@ -28,14 +26,19 @@ class PromptTokenizer(Tokenizer):
 
 
 class TokenizerOnly(Source):
-    """A source without batches. `tokenizer` is None if the imported checkpoint had no tokenizer.json."""
+    """A source without batches. `tokenizer` is None if the imported checkpoint had no tokenizer.json.
+
+    Args:
+        template: whether prompts begin with the special tokens of the tokenizer's template.
+    """
 
     documents_per_row = 1
 
-    def __init__(self, request: DataRequest, *, vocab_size: int | None = None):
+    def __init__(self, request: DataRequest, *, vocab_size: int | None = None, template: bool = True):
         self._directory = request.directory
-        path = Path(request.directory) / FILE
-        self.tokenizer = PromptTokenizer(path.read_bytes(), str(path)) if path.is_file() else None
+        path = request.directory / FILE
+        kind = PromptTokenizer if template else Tokenizer
+        self.tokenizer = kind(path.read_bytes(), str(path)) if path.is_file() else None
         if self.tokenizer is not None:
             self.vocab_size = self.tokenizer.vocab_size
         elif vocab_size is not None:

@@ -176,6 +176,11 @@ def _cut(
     return [Delimited(file) if file.kind in ('csv', 'tsv') else Whole(file), *[None] * len(positions)]
 
 
+def whole(file: TextFile | HuggingFaceDataset, fields: tuple[str, ...]) -> list[Part]:
+    """A whole file as one part."""
+    return [part for part in _cut(file, [], fields) if part is not None]
+
+
 def _steps(bounds: Sequence[int]) -> list[int]:
     return [stop - start for start, stop in itertools.pairwise(bounds)]
 

@@ -1,11 +1,14 @@
-"""Hugging Face datasets, from the hub or from a directory with the same layout, read with the library `datasets`.
+"""Hugging Face datasets, read with the library `datasets`: from the hub, from a directory with the layout of the hub, or
+from a directory that `save_to_disk` wrote.
 
 A dataset is downloaded (the library caches Arrow files, and rows have random access) or streamed (nothing is stored,
 and each worker reads some of the files). Both give the same rows in the same order.
 """
 
 import functools
+import hashlib
 import itertools
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +18,7 @@ from pretrax.data.corpus.parts import Row
 from pretrax.data.options import PREFIX, HuggingFaceOptions
 from pretrax.errors import UserError, install_extra
 
+_SAVED = ('dataset_dict.json', 'state.json')  # files of save_to_disk
 _UNKNOWN_SIZE = 1 << 26  # bytes assumed for a file of unknown size
 
 
@@ -44,6 +48,10 @@ class HuggingFaceDataset:
     def identity(self) -> str:
         """Identifies the rows."""
         return f'{self.name} {self.options.configuration} {self.options.split} {self.version}'
+
+    def files(self, fields: tuple[str, ...]) -> list['DatasetRows']:
+        """Its files, one part each; for a streamed dataset."""
+        return [DatasetRows(self, fields, unit, unit + 1) for unit in range(self.n_units)]
 
     def cut(self, positions: Sequence[int], fields: tuple[str, ...]) -> list['DatasetRows | None']:
         """Parts, cut near these byte positions as if all rows had one size; None for an empty part."""
@@ -110,7 +118,7 @@ def find_dataset(spec: str, options: HuggingFaceOptions) -> HuggingFaceDataset:
     if options.streaming:
         size = found.info.dataset_size or found.num_shards * _UNKNOWN_SIZE
         return HuggingFaceDataset(name, options, version, size, found.num_shards)
-    return HuggingFaceDataset(name, options, version, max(1, found.info.dataset_size or found.nbytes), len(found))
+    return HuggingFaceDataset(name, options, version, max(1, found.info.dataset_size or found.data.nbytes), len(found))
 
 
 @functools.lru_cache(maxsize=8)
@@ -128,6 +136,8 @@ def _load(name: str, options: HuggingFaceOptions) -> tuple[Any, str]:
     except ImportError:
         raise UserError(f'{PREFIX}{name}: needs the library datasets\n  {install_extra("datasets")}') from None
     datasets: Any = library  # its stubs need a literal `streaming`
+    if saved := [path for path in (Path(name) / file for file in _SAVED) if path.is_file()]:
+        return _load_saved(datasets, saved[0], options)
     try:
         which = {'name': options.configuration, 'revision': options.revision}
         builder = datasets.load_dataset_builder(name, **which)
@@ -135,6 +145,31 @@ def _load(name: str, options: HuggingFaceOptions) -> tuple[Any, str]:
         return datasets.load_dataset(name, **which, split=options.split, streaming=options.streaming), version
     except Exception as error:
         raise _refusal(f'{PREFIX}{name}', error) from error
+
+
+def _load_saved(datasets: Any, file: Path, options: HuggingFaceOptions) -> tuple[Any, str]:
+    """The same of a directory that `save_to_disk` wrote: a dataset, which is taken as the split `train`, or several."""
+    directory = file.parent
+    if options.configuration is not None:
+        raise UserError(
+            f'data.hugging_face.configuration: {PREFIX}{directory} was written by save_to_disk and has none\n'
+            '  remove data.hugging_face.configuration'
+        )
+    try:
+        found = datasets.load_from_disk(str(directory))
+        splits = dict(found) if file.name == _SAVED[0] else {str(found.split or 'train'): found}
+        [part] = datasets.ReadInstruction.from_spec(options.split).to_absolute(
+            {name: len(split) for name, split in splits.items()}
+        )
+        split = splits[part.splitname]
+        times = [(Path(each['filename']).name, Path(each['filename']).stat().st_mtime_ns) for each in split.cache_files]
+        version = f'saved {split._fingerprint} {hashlib.sha256(json.dumps(times).encode()).hexdigest()[:16]}'
+        rows = split if part.from_ == 0 and part.to == len(split) else split.select(range(part.from_, part.to))
+        if options.streaming:
+            rows = rows.to_iterable_dataset(num_shards=max(1, min(len(times), len(rows))))
+        return rows, version
+    except Exception as error:
+        raise _refusal(f'{PREFIX}{directory}', error) from error
 
 
 def _refusal(name: str, error: Exception) -> UserError:

@@ -4,12 +4,14 @@ Every error of a storage becomes a UserError that names the path or the URL.
 """
 
 import datetime
+import http
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from pretrax.errors import UserError, install_extra
+from pretrax.storage.settings import s3_spec
 
 # Protocols of the extra `cloud`. For any other protocol, the error names the package that fsspec needs.
 _CLOUD = ('gs', 'gcs', 's3', 's3a', 'http', 'https')
@@ -114,7 +116,7 @@ def connect(url: Url) -> tuple[Any, str]:
 
     protocol = url.url.partition('://')[0]
     try:
-        return fsspec.url_to_fs(url.url)
+        return fsspec.url_to_fs(url.url, **(_s3_options() if protocol in ('s3', 's3a') else {}))
     except ImportError as error:
         install = install_extra('cloud') if protocol in _CLOUD else str(error)
         raise UserError(f'{url}: reading {protocol}:// needs a package that is not installed\n  {install}') from None
@@ -129,11 +131,42 @@ def connect(url: Url) -> tuple[Any, str]:
         raise refusal(url, error) from error
 
 
+def _s3_options() -> dict[str, Any]:
+    """How the section `storage` of the configuration and the environment say that S3 is reached, for s3fs."""
+    spec: dict[str, Any] = s3_spec('-')
+    options: dict[str, Any] = {}
+    if endpoint := spec.get('endpoint'):
+        options['endpoint_url'] = endpoint
+    if region := spec.get('aws_region'):
+        options['client_kwargs'] = {'region_name': region}
+    if profile := spec.get('aws_credentials', {}).get('profile'):
+        options['profile'] = profile
+    return options
+
+
 def refusal(location: Location, error: Exception) -> UserError:
     """Converts an exception of a storage backend to a UserError; fsspec backends share no base class."""
     if isinstance(error, UserError):
         return error
     if isinstance(error, FileNotFoundError):
-        return UserError(f'{location}: no such file or directory')
+        # fsspec also raises this when a web server answers with another error than 404; that error is the cause.
+        status = getattr(error.__cause__, 'status', None)
+        if error.__cause__ is None or status == http.HTTPStatus.NOT_FOUND:
+            return UserError(f'{location}: no such file or directory')
+        if status is None:
+            return (
+                refusal(location, error.__cause__) if isinstance(error.__cause__, Exception) else _said(location, error)
+            )
+        denied = '\n  the server may need credentials, or a signed URL may have expired' if status in (401, 403) else ''
+        return UserError(f'{location}: the server answered {_status(status)}{denied}')
+    return _said(location, error)
+
+
+def _status(status: int) -> str:
+    known = status in set(http.HTTPStatus)
+    return f'{status} {http.HTTPStatus(status).phrase}' if known else str(status)
+
+
+def _said(location: Location, error: Exception) -> UserError:
     said = getattr(error, 'strerror', None) or ' '.join(str(error).split())[:200] or 'no reason given'
     return UserError(f'{location}: {said} ({type(error).__name__})')

@@ -80,7 +80,7 @@ def encode_shard(job: Job, shard: Shard, rows: RowCounts, cut: list[int]) -> Ite
     for batch in _batches(shard.documents(rows), job, cut):
         for split in (TRAIN, VALIDATION):
             if parts := [part for part in batch if part.split == split]:
-                yield _encode(job, split, parts)
+                yield encode(job, split, parts)
 
 
 def held_out(text: str, validation: float) -> bool:
@@ -135,7 +135,7 @@ def _cut(document: Document, validation: float) -> list[SplitText]:
     return parts
 
 
-def _encode(job: Job, split: str, parts: Sequence[SplitText]) -> EncodedDocuments:
+def encode(job: Job, split: str, parts: Sequence[SplitText]) -> EncodedDocuments:
     """Encodes documents of one split, each with its end-of-text token."""
     tokenizer, encode = job.tools
     ids, offsets = encode([part.text for part in parts])
@@ -145,7 +145,7 @@ def _encode(job: Job, split: str, parts: Sequence[SplitText]) -> EncodedDocument
     is_end[ends] = True
     encoded = np.empty(len(is_end), np.uint32)
     encoded[~is_end] = ids
-    encoded[is_end] = tokenizer.end_of_text
+    encoded[is_end] = job.end_of_text
     encoded <<= 1
     encoded[ends - lengths + 1] |= 1
     sizes = [n_bytes_of(part.text) for part in parts]

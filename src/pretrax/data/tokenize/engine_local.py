@@ -20,6 +20,7 @@ from pretrax.data.tokenize.encode_shard import Job, Progress
 from pretrax.data.tokenize.tokenized_shards import TokenizedShard, write_shard
 from pretrax.data.tokenize.worker import send
 from pretrax.errors import UserError
+from pretrax.storage.settings import s3_spec
 
 
 class Processes:
@@ -105,12 +106,24 @@ def _ask(worker: subprocess.Popen, function: Callable[..., Any], arguments: tupl
         )
 
 
+def _storage_variables() -> dict[str, str]:
+    """The section `storage` of the configuration, which workers do not read."""
+    spec: dict[str, Any] = s3_spec('-')
+    found = {
+        'AWS_ENDPOINT_URL': spec.get('endpoint'),
+        'AWS_REGION': spec.get('aws_region'),
+        'AWS_PROFILE': spec.get('aws_credentials', {}).get('profile'),
+    }
+    return {name: str(value) for name, value in found.items() if value}
+
+
 def _start() -> subprocess.Popen:
     # Each worker uses one core, so libraries must not start threads. Workers also need the caller's import paths.
     environment = os.environ | {
         'RAYON_NUM_THREADS': '1',
         'TOKENIZERS_PARALLELISM': 'false',
         'PYTHONPATH': os.pathsep.join(path for path in sys.path if path),
+        **_storage_variables(),
     }
     return subprocess.Popen(
         [sys.executable, '-m', 'pretrax.data.tokenize.worker'],

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pretrax.data.corpus.corpus import Corpus, RowCounts, Shard, shards
 from pretrax.data.corpus.document import Document
@@ -30,11 +30,13 @@ from pretrax.data.tokenizers.encoders import choose_encoder
 from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.data.tokenizers.tokenizer_files import TOKENIZER_JSON
 from pretrax.data.tokenizers.tokenizer_training import ModelName, train_and_report
-from pretrax.data.tokens.flat_tokens import VERSION, TokenizerIdentity, open_split
+from pretrax.data.tokens.flat_tokens import VERSION, TokenizerIdentity, open_split, refuse_unreadable
 from pretrax.data.tokens.flat_tokens_writer import Writer, create
 from pretrax.errors import Report, UserError
 from pretrax.machine.atomic import write_file
-from pretrax.machine.locks import lock_directory
+from pretrax.machine.cache import cache_directory
+from pretrax.machine.locks import DirectoryLock, lock_directory
+from pretrax.storage import AnyPath, BucketPath
 
 SHARD_BYTES = 32 << 20  # stored bytes of text per shard, the unit of work
 # If fewer whole documents than this would be held out, the end of each document is held out instead.
@@ -51,15 +53,15 @@ class Work:
 
 def prepare(
     corpus: Corpus,
-    directory: Path,
+    directory: AnyPath,
     say: Report,
     *,
     tokenizer: Tokenizer | None,
     vocab_size: int,
     validation: float,
     work: Work | None = None,
-    out: Path | None = None,
-) -> Path:
+    out: AnyPath | None = None,
+) -> AnyPath:
     """Tokenizes a text unless this was done before, and returns the flat-tokens directory.
 
     Args:
@@ -87,9 +89,9 @@ def prepare(
     path, named = out or directory / f'tokens-{key[:12]}', out is not None
     if _is_reusable(path, named, recipe, say):
         return path
-    if not named:
+    if not named and isinstance(path, Path):
         _report_others(path, recipe, say)
-    shards_dir = path.parent / f'.{path.name}.{key[:12]}.pieces'
+    shards_dir = _shards_dir(path, key)
     with _locked(shards_dir, say):
         for left in shards_dir.glob('*.partial-*'):  # left by a run that was killed
             shutil.rmtree(left, ignore_errors=True)
@@ -111,7 +113,15 @@ def prepare(
     return path
 
 
-def _locked(shards_dir: Path, say: Report) -> IO[str]:
+def _shards_dir(path: AnyPath, key: str) -> Path:
+    """Where the finished shards are kept: next to the result, or on this machine if that is in a bucket."""
+    if isinstance(path, Path):
+        return path.parent / f'.{path.name}.{key[:12]}.pieces'
+    place = hashlib.sha256(str(path).encode()).hexdigest()
+    return cache_directory() / 'pieces' / f'.{path.name}.{place[:12]}.{key[:12]}.pieces'
+
+
+def _locked(shards_dir: Path, say: Report) -> DirectoryLock:
     """Locks the directory of finished shards; waits for another process that works in it."""
 
     def warn(reason: str) -> None:
@@ -126,8 +136,12 @@ def _locked(shards_dir: Path, say: Report) -> IO[str]:
         raise UserError(f'{shards_dir.parent}: cannot write the tokens: {error.strerror}') from error
 
 
-def _is_reusable(path: Path, named: bool, recipe: dict[str, Any], say: Report) -> bool:
-    if not path.exists():
+def _is_reusable(path: AnyPath, named: bool, recipe: dict[str, Any], say: Report) -> bool:
+    if isinstance(path, BucketPath):
+        with refuse_unreadable():
+            if not (path / 'zarr.json').is_file():
+                return False
+    elif not path.exists():
         return False
     if named and (differs := _difference(path, recipe)):
         raise UserError(f'{path}: exists, and {differs}\n  remove it, or write to another directory')
@@ -143,7 +157,7 @@ def _report_others(path: Path, recipe: dict[str, Any], say: Report) -> None:
             say(f'tokens: {other} is unfinished and has another recipe; remove it if you do not need it')
 
 
-def _difference(other: Path, recipe: dict[str, Any]) -> str:
+def _difference(other: AnyPath, recipe: dict[str, Any]) -> str:
     """How an existing directory differs from the recipe; '' if it does not."""
     try:
         theirs = open_split(other, TRAIN).manifest.source
@@ -170,12 +184,13 @@ class _Preparation:
         """All documents. `corpus.documents` would search for duplicates again."""
         return itertools.chain.from_iterable(shard.documents() for shard in self.shards)
 
-    def make(self, path: Path, tokenizer: Tokenizer | None, vocab_size: int, recipe: dict[str, Any]) -> None:
+    def make(self, path: AnyPath, tokenizer: Tokenizer | None, vocab_size: int, recipe: dict[str, Any]) -> None:
         with contextlib.closing(self.engine):
             tokenizer = tokenizer or self._trained(vocab_size)
             cut = self._cuts()
             encoder, reason = choose_encoder(tokenizer, (document.text for document in self._documents()))
             self.say(f'tokenizer: encodes with {encoder}: {reason}; by {self.engine.name}')
+            assert tokenizer.end_of_text is not None  # `load_tokenizer` requires it
             job = Job(tokenizer.content, tokenizer.end_of_text, encoder, self.validation, cut)
             identity = TokenizerIdentity(
                 sha256=tokenizer.sha256, vocab_size=tokenizer.vocab_size, end_of_text=tokenizer.end_of_text
@@ -265,7 +280,7 @@ class _Preparation:
                 )
         writer.account(read=rows.read, kept=rows.kept, cut=cut, left_out=dict(sorted(rows.left_out.items())))
 
-    def _report(self, path: Path, writer: Writer, seconds: float) -> None:
+    def _report(self, path: AnyPath, writer: Writer, seconds: float) -> None:
         n_tokens = sum(counts.tokens for counts in writer.counts.values())
         for split, counts in writer.counts.items():
             masked = (

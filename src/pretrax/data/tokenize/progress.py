@@ -3,13 +3,14 @@
 tokens: 34% of the text, 12.3 M tokens, 4.51 M tokens/s, 0:42 left
 """
 
-import sys
 import time
 from collections.abc import Callable
 from typing import TextIO
 
 import rich.console
 import rich.progress
+
+from pretrax.errors import unfiltered_output
 
 EVERY = 10.0  # seconds between plain lines
 
@@ -31,7 +32,7 @@ class TokenProgress:
         self._total, self._say, self._what, self._clock = max(1, total), say, what, clock
         self._started = self._said = clock()
         self._done = self._skipped = self._text = self._text_done = self._tokens = 0
-        console = rich.console.Console(file=stream or sys.stdout)
+        console = rich.console.Console(file=stream or unfiltered_output())
         self._bar: rich.progress.Progress | None = None
         if console.is_terminal and not console.is_dumb_terminal:
             columns = (

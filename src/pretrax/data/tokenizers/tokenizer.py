@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import re
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders
 
+from pretrax.data.tokenizers.decoding import Decoding, Steps
 from pretrax.errors import UserError
 
 END_OF_TEXT = '<|endoftext|>'
@@ -41,23 +43,24 @@ class Tokenizer:
         content: the bytes of a tokenizer.json.
         name: of the tokenizer, for messages.
         end_of_text: None: the first token with one of the usual names.
+        needs_end: whether it is an error if there is no such token.
 
     Attributes:
         vocab_size: the largest id plus 1.
-        end_of_text: the id that ends every document.
+        end_of_text: the id that ends every document; None if there is none.
         content: the bytes of tokenizer.json.
         sha256: of `content`.
         settings: `content` as a dict, without the parts that would change the text.
     """
 
-    def __init__(self, content: bytes, name: str, end_of_text: int | None = None):
-        self.content = content
+    def __init__(self, content: bytes, name: str, end_of_text: int | None = None, needs_end: bool = True):
+        self.content, self._name = content, name
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.settings, self._backend = _load(content, name)
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
-        self.end_of_text = _end_of_text(vocabulary, name) if end_of_text is None else end_of_text
-        if not 0 <= self.end_of_text < self.vocab_size:
+        self.end_of_text = _end_of_text(vocabulary, name, needs_end) if end_of_text is None else end_of_text
+        if self.end_of_text is not None and not 0 <= self.end_of_text < self.vocab_size:
             raise UserError(
                 f'{name}: end-of-text is {self.end_of_text}, but the tokenizer has {self.vocab_size:,} tokens'
             )
@@ -65,7 +68,41 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of the text, without an end-of-text token."""
-        return self._backend.encode(text, add_special_tokens=False).ids
+        try:
+            return self._backend.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # the library raises Exception itself, for a text outside a closed vocabulary
+            strange = next((letter for letter in text if self.token_id(letter) is None), None)
+            raise UserError(
+                f'{self._name}: cannot encode {text[:40]!r}: {error}\n  it has no token for {strange!r}'
+            ) from error
+
+    def encode_with_special_tokens(self, parts: Sequence[int | str]) -> list[int]:
+        """The ids of texts with special tokens between them, as `tokenizers` encodes the whole with special tokens.
+
+        Args:
+            parts: ids of special tokens, and texts. The name of a special token inside of a text is ordinary text.
+        """
+        backend, names, ids = self._with_special_tokens
+        text = ''.join(part if isinstance(part, str) else names[part] for part in parts)
+        return [ids.get(token, token) for token in backend.encode(text, add_special_tokens=False).ids]
+
+    @functools.cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """The ids of the special tokens by their names."""
+        added = self.settings.get('added_tokens') or ()
+        return {token['content']: token['id'] for token in added if token.get('special')}
+
+    @functools.cached_property
+    def _with_special_tokens(self) -> tuple[tokenizers.Tokenizer, dict[int, str], dict[int, int]]:
+        """A tokenizer whose special tokens have names that nobody can guess, these names, and the ids of its tokens."""
+        names = {token: f'<{secrets.token_hex(16)}>' for token in self.special_tokens.values()}
+        added = [
+            token | ({'content': names[token['id']], 'normalized': False} if token['id'] in names else {})
+            for token in self.settings.get('added_tokens') or ()
+        ]
+        backend = tokenizers.Tokenizer.from_str(json.dumps(self.settings | {'added_tokens': added}))
+        vocabulary = backend.get_vocab(with_added_tokens=True)  # the library numbers the renamed tokens anew
+        return backend, names, {vocabulary[token['content']]: token['id'] for token in added}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of each text, on all cores."""
@@ -74,6 +111,18 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids; special tokens appear by name."""
         return self._backend.decode(ids, skip_special_tokens=False)
+
+    def decoding(self) -> Decoding:
+        """A decoding of tokens one after another, into the text that `decode` gives for all of them."""
+        return Decoding(self._steps)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token that is not the first one adds to a text, in UTF-8; it may be a part of a character."""
+        return self._steps.token_bytes(token)
+
+    @functools.cached_property
+    def _steps(self) -> Steps:
+        return Steps(self._backend, self.settings.get('decoder'))
 
     def token_id(self, name: str) -> int | None:
         """The id of the token with this name, or None."""
@@ -98,6 +147,17 @@ class Tokenizer:
         if len(starts):
             starts[0] = 0
         return np.append(np.maximum.accumulate(starts) if len(starts) else starts, size)
+
+    @functools.cached_property
+    def keeps_bytes(self) -> bool:
+        """Whether the tokens of any text have the bytes of this text, so that `byte_length` adds up to its size."""
+        strips = any(token.get('lstrip') or token.get('rstrip') for token in self.settings.get('added_tokens') or ())
+        if not self._byte_level or self.settings.get('normalizer') is not None or strips:
+            return False
+        end = '' if self.end_of_text is None else self._backend.id_to_token(self.end_of_text) or ''
+        return self.end_of_text not in self.encode(end) and all(
+            self.byte_lengths[self.encode(text)].sum() == len(text.encode()) for text in PROBES
+        )
 
     @functools.cached_property
     def byte_lengths(self) -> np.ndarray:
@@ -132,10 +192,12 @@ def _load(content: bytes, name: str) -> tuple[dict[str, Any], tokenizers.Tokeniz
     return settings, backend
 
 
-def _end_of_text(vocabulary: dict[str, int], name: str) -> int:
+def _end_of_text(vocabulary: dict[str, int], name: str, needed: bool) -> int | None:
     for candidate in _END_OF_TEXT_NAMES:
         if candidate in vocabulary:
             return vocabulary[candidate]
+    if not needed:
+        return None
     raise UserError(
         f'{name}: no end-of-text token\n  expected one of {", ".join(_END_OF_TEXT_NAMES)}\n'
         f'  its first tokens: {", ".join(sorted(vocabulary, key=vocabulary.__getitem__)[:8])}\n'

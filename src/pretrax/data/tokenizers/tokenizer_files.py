@@ -5,12 +5,12 @@ Each is converted to a `tokenizer.json`, the only file that readers of the token
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import pre_tokenizers
-
 from pretrax.data.corpus.files import nearest
+from pretrax.data.tokenizers.decoding import byte_letters
 from pretrax.data.tokenizers.tokenizer import END_OF_TEXT, PROBES, Tokenizer
 from pretrax.errors import UserError, install_extra
 
@@ -46,6 +46,26 @@ def bytes_tokenizer() -> Tokenizer:
     return Tokenizer(_byte_level_json(vocabulary, [], {END_OF_TEXT: 256}, None), BYTES)
 
 
+def character_tokenizer(characters: Sequence[str], name: str) -> Tokenizer:
+    """A tokenizer of single characters, the id of each its place; without a token that ends a document."""
+    settings = {
+        'version': '1.0',
+        'truncation': None,
+        'padding': None,
+        'added_tokens': [],
+        'normalizer': None,
+        'pre_tokenizer': {'type': 'Split', 'pattern': {'Regex': r'[\s\S]'}, 'behavior': 'Isolated', 'invert': False},
+        'post_processor': None,
+        'decoder': {'type': 'Fuse'},
+        'model': {
+            'type': 'WordLevel',
+            'vocab': {character: token for token, character in enumerate(characters)},
+            'unk_token': '',
+        },
+    }
+    return Tokenizer(json.dumps(settings, ensure_ascii=False).encode(), name, needs_end=False)
+
+
 def is_bytes(tokenizer: Tokenizer) -> bool:
     return tokenizer.vocab_size == 257 and tokenizer.sha256 == bytes_tokenizer().sha256
 
@@ -74,16 +94,6 @@ def of_tiktoken(encoding: 'tiktoken.Encoding') -> Tokenizer:
                 f'  other ids than in tiktoken\n  use a tokenizer.json of this tokenizer instead'
             )
     return tokenizer
-
-
-def byte_letters() -> list[str]:
-    """The letter for each byte in a byte-level vocabulary; printable ones stand for themselves. Radford et al. 2019."""
-    seen = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *range(ord('®'), ord('ÿ') + 1)]
-    letters = {byte: chr(byte) for byte in seen}
-    for byte in range(256):
-        letters.setdefault(byte, chr(256 + len(letters) - len(seen)))
-    assert sorted(letters.values()) == sorted(pre_tokenizers.ByteLevel.alphabet())
-    return [letters[byte] for byte in range(256)]
 
 
 def _byte_level_json(

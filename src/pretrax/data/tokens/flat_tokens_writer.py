@@ -1,9 +1,14 @@
-"""Writes flat-tokens: arrays grow file by file, and the directory appears atomically when it is complete."""
+"""Writes flat-tokens: arrays grow file by file, and the directory appears atomically when it is complete.
+
+On a disk, it is written under another name and renamed. In a bucket, its top zarr.json is written last, and an object
+`.unfinished` marks it until then.
+"""
 
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +21,19 @@ from pretrax.data.tokens.flat_tokens import (
     MASK,
     SHARD_LENGTH,
     TOKENIZER_FILE,
+    UNFINISHED,
     VERSION,
     SplitManifest,
     TokenCounts,
     TokenizerIdentity,
     little_endian,
+    refuse_unreadable,
 )
 from pretrax.errors import UserError
-from pretrax.machine.atomic import new_directory, remove_abandoned, write_file
+from pretrax.machine.atomic import new_directory, remove_abandoned
+from pretrax.storage import AnyPath, BucketPath
+from pretrax.storage.connection import as_os_error, kind_of_error
+from pretrax.storage.whole_file import write_whole
 
 _CHUNK = 1 << 14  # values per compressed chunk, the smallest unit of reading
 _ONES = 1 << 20
@@ -32,7 +42,7 @@ _ONES = 1 << 20
 class Writer:
     """Writes tokenized documents to splits."""
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: AnyPath):
         self._directory = directory
         self._splits: dict[str, _Split] = {}
         self._documents: dict[str, Any] | None = None
@@ -94,21 +104,38 @@ class Writer:
         for name, split in self._splits.items():
             split.finish(name, tokenizer, source)
         if tokenizer_json is not None:
-            write_file(self._directory / TOKENIZER_FILE, tokenizer_json, sync=True)
+            write_whole(self._directory / TOKENIZER_FILE, tokenizer_json, sync=True)
         attributes = {'format': FORMAT, 'version': VERSION, 'splits': list(self._splits)}
         if self._documents is not None:
             attributes['documents'] = self._documents
         _write_group(self._directory, attributes)
 
 
+def refuse_existing(out: AnyPath) -> None:
+    """Raises UserError if `out` exists or its directory cannot be created; unfinished tokens in a bucket do not count."""
+    if isinstance(out, BucketPath):
+        with refuse_unreadable():
+            found = [] if (out / UNFINISHED).is_file() and not (out / 'zarr.json').is_file() else out.files()
+        if found:
+            what = 'tokens' if 'zarr.json' in found else f'other objects: {found[0]}'
+            raise UserError(f'{out}: already exists, with {what}\n  remove it, or give another --out')
+        return
+    if out.exists():
+        raise UserError(f'{out}: already exists\n  remove it, or give another --out')
+    parent = next(parent for parent in out.absolute().parents if parent.exists())
+    if not parent.is_dir():
+        raise UserError(f'{out}: cannot be created: {parent} is a file')
+
+
 @contextlib.contextmanager
 def create(
-    directory: Path, tokenizer: TokenizerIdentity, tokenizer_json: bytes | None, source: dict[str, Any]
+    directory: AnyPath, tokenizer: TokenizerIdentity, tokenizer_json: bytes | None, source: dict[str, Any]
 ) -> Iterator[Writer]:
     """Writes a new flat-tokens directory, which appears when the block ends without an exception.
 
     Args:
-        directory: its path. If another process creates it first, that directory is kept.
+        directory: its path. If another process creates it first, that directory is kept. What another one has left
+            unfinished in a bucket is removed.
         tokenizer: identity of the tokenizer.
         tokenizer_json: content of its tokenizer.json; None if the tokenizer is unknown.
         source: where the tokens come from, any JSON.
@@ -117,19 +144,57 @@ def create(
         UserError: the files cannot be written.
     """
     try:
+        if isinstance(directory, BucketPath):
+            with _marked(directory) as check_alone:
+                writer = Writer(directory)
+                yield writer
+                check_alone()
+                writer.finish(tokenizer, tokenizer_json, source)
+            return
         remove_abandoned(directory.parent)
         with new_directory(directory, sync=True, keep_existing=True) as partial:
             writer = Writer(partial)
             yield writer
             writer.finish(tokenizer, tokenizer_json, source)
     except OSError as error:
-        raise UserError(f'{directory}: cannot write the tokens: {error.strerror or error}') from error
+        raise kind_of_error(error)(f'{directory}: cannot write the tokens: {error.strerror or error}') from error
+
+
+@contextlib.contextmanager
+def _marked(directory: BucketPath) -> Iterator[Callable[[], None]]:
+    """Marks tokens in a bucket as unfinished; removes what is written if the block raises an exception.
+
+    Yields a function that raises UserError if another process has started to write the same directory.
+    """
+    refuse_existing(directory)
+    directory.remove_tree()
+    mark, own = directory / UNFINISHED, uuid.uuid4().bytes
+    mark.write_bytes(own)
+
+    def is_mine() -> bool:
+        return mark.is_file() and mark.read_bytes() == own
+
+    def check_alone() -> None:
+        if not is_mine():
+            raise UserError(
+                f'{directory}: another process writes tokens here too\n  wait for it, or give another --out'
+            )
+
+    try:
+        yield check_alone
+    except BaseException:
+        with contextlib.suppress(OSError):  # the bucket may be the reason; the next writer removes the rest
+            if is_mine():
+                (directory / 'zarr.json').unlink(missing_ok=True)
+                directory.remove_tree()
+        raise
+    mark.unlink(missing_ok=True)
 
 
 class _Split:
     """The arrays of a split during writing."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: AnyPath):
         self._path = path
         self._columns: dict[str, _Column] = {}
         for name in DTYPE:
@@ -184,7 +249,7 @@ class _Split:
 class _Column:
     """A growing array; values are buffered until a file is full."""
 
-    def __init__(self, path: Path, dtype: str, shard: int):
+    def __init__(self, path: AnyPath, dtype: str, shard: int):
         raw = {'name': 'bytes', 'configuration': {'endian': 'little'}}
         zstd = {'name': 'zstd', 'configuration': {'level': 1, 'checksum': False}}
         sharding = {
@@ -196,10 +261,12 @@ class _Column:
         self._buffered = np.empty(shard, dtype)
         self._n_buffered, self._n_written = 0, 0
         self._sha256 = hashlib.sha256()
+        self._path = path
+        local = {'kvstore': {'driver': 'file', 'path': f'{path}/'}} if isinstance(path, Path) else {}
         self._array = ts.open(
-            {
+            local
+            | {
                 'driver': 'zarr3',
-                'kvstore': {'driver': 'file', 'path': f'{path}/'},
                 'metadata': {
                     'shape': [0],
                     'data_type': dtype,
@@ -211,6 +278,7 @@ class _Column:
                 },
             },
             create=True,
+            kvstore=path.kvstore('/') if isinstance(path, BucketPath) else None,
         ).result()
 
     def append(self, values: np.ndarray) -> None:
@@ -235,7 +303,9 @@ class _Column:
             self._array = self._array.resize(exclusive_max=[stop]).result()
             self._array[start:stop].write(values).result()
         except ValueError as error:  # TensorStore reports a full disk this way too
-            raise OSError(str(error)) from None
+            raise (
+                as_os_error(error, str(self._path)) if isinstance(self._path, BucketPath) else OSError(str(error))
+            ) from None
         self._n_written, self._n_buffered = stop, 0
 
 
@@ -243,6 +313,6 @@ def _sum(a: int | None, b: int | None) -> int | None:
     return None if a is None or b is None else a + b
 
 
-def _write_group(path: Path, attributes: dict[str, Any]) -> None:
+def _write_group(path: AnyPath, attributes: dict[str, Any]) -> None:
     group = {'zarr_format': 3, 'node_type': 'group', 'attributes': attributes}
-    write_file(path / 'zarr.json', (json.dumps(group, indent=2) + '\n').encode(), sync=True)
+    write_whole(path / 'zarr.json', (json.dumps(group, indent=2) + '\n').encode(), sync=True)

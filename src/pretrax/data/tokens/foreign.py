@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from pretrax.data.corpus.files import nearest
-from pretrax.data.tokens.foreign_layout import GPT2_END_OF_TEXT, MEGATRON_MAGIC, Layout, megatron, nanogpt, pbin
+from pretrax.data.tokens.foreign_layout import GPT2_END_OF_TEXT, MEGATRON_MAGIC, IdType, Layout, megatron, nanogpt, pbin
 from pretrax.data.tokens.foreign_survey import Survey, survey_file
 from pretrax.errors import UserError
+from pretrax.storage import AnyPath
 
 GPT2_VOCABULARY = 50257
 FORMATS = 'a flat-tokens directory, nanoGPT .bin, Modalities .pbin, Megatron .bin/.idx, or seqax flat-tokens (zarr 2)'
@@ -19,6 +20,7 @@ class ForeignTokens:
 
     bytes_per_target = None
     has_mask = False
+    is_remote = False
 
     def __init__(self, layout: Layout, found: Survey, vocab_size: int):
         self.name, self.format = str(layout.path), layout.format
@@ -54,18 +56,19 @@ class ForeignTokens:
         return [np.ones(stop - start, bool) for start, stop in ranges]
 
 
-def find_layouts(path: Path, end_of_text: int | None = None) -> dict[str, Layout]:
+def find_layouts(path: Path, end_of_text: int | None = None, dtype: IdType | None = None) -> dict[str, Layout]:
     """The splits of a path: 'train', and 'validation' if there is one.
 
     Args:
         path: a file or a directory.
         end_of_text: the id that ends documents in a nanoGPT .bin. Other formats store document boundaries.
+        dtype: the type of the ids of a nanoGPT .bin; None: uint16. Other formats store it.
 
     Raises:
-        UserError: not a known token file, or its header or size is wrong, or `end_of_text` is given in vain.
+        UserError: not a known token file, or its header or size is wrong, or an argument does not apply to the format.
     """
     if path.is_dir():
-        return _in_directory(path, end_of_text)
+        return _in_directory(path, end_of_text, dtype)
     prefix = path.with_suffix('') if path.suffix in ('.bin', '.idx') else path
     idx = prefix.with_name(prefix.name + '.idx')
     if path.suffix == '.pbin' and path.is_file():
@@ -77,19 +80,19 @@ def find_layouts(path: Path, end_of_text: int | None = None) -> dict[str, Layout
     elif path.suffix == '.bin':
         held_out = path.with_name('val.bin')
         pair = {'validation': held_out} if path.name == 'train.bin' and held_out.is_file() else {}
-        return {split: nanogpt(file, end_of_text) for split, file in ({'train': path} | pair).items()}
+        return {split: nanogpt(file, end_of_text, dtype) for split, file in ({'train': path} | pair).items()}
     else:
         raise UserError(
             f'{path}: not a token file that pretrax can read\n  expected {FORMATS}\n'
             '  for text, use data.text instead of data.tokens'
         )
-    _refuse_end_of_text(end_of_text, layout)
+    _refuse_options(layout, end_of_text, dtype)
     return {'train': layout}
 
 
-def _in_directory(path: Path, end_of_text: int | None) -> dict[str, Layout]:
+def _in_directory(path: Path, end_of_text: int | None, dtype: IdType | None) -> dict[str, Layout]:
     if (path / 'train.bin').is_file():
-        return find_layouts(path / 'train.bin', end_of_text)
+        return find_layouts(path / 'train.bin', end_of_text, dtype)
     splits = {'train': path / 'train', 'validation': path / 'validation'}
     if (path / 'encoded_tokens' / '.zarray').is_file():
         splits = {'train': path}
@@ -101,7 +104,7 @@ def _in_directory(path: Path, end_of_text: int | None) -> dict[str, Layout]:
     from pretrax.data.tokens.foreign_zarr import seqax
 
     layouts = {name: seqax(split) for name, split in found.items()}
-    _refuse_end_of_text(end_of_text, layouts['train'])
+    _refuse_options(layouts['train'], end_of_text, dtype)
     return layouts
 
 
@@ -112,15 +115,17 @@ def _begins(path: Path, magic: bytes) -> bool:
         return stream.read(len(magic)) == magic
 
 
-def _refuse_end_of_text(end_of_text: int | None, layout: Layout) -> None:
+def _refuse_options(layout: Layout, end_of_text: int | None, dtype: IdType | None) -> None:
     if end_of_text is not None:
         raise UserError(
             f'{layout.path}: {layout.format} stores document boundaries\n  remove end_of_text={end_of_text}'
         )
+    if dtype is not None:
+        raise UserError(f'{layout.path}: {layout.format} stores the type of its ids\n  remove dtype={dtype}')
 
 
 def open_layouts(
-    layouts: dict[str, Layout], directory: Path | None, say: Callable[[str], None], vocab_size: int | None = None
+    layouts: dict[str, Layout], directory: AnyPath | None, say: Callable[[str], None], vocab_size: int | None = None
 ) -> dict[str, ForeignTokens]:
     """Opens splits for reading, with one vocabulary.
 

@@ -10,12 +10,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from pretrax.data.tokens.foreign_pickle import read_pairs
 from pretrax.errors import UserError
 
+NANOGPT = 'nanoGPT .bin'
 GPT2_END_OF_TEXT = 50256
 PBIN_HEADER = 12
 MEGATRON_MAGIC = b'MMIDIDX\x00\x00'
@@ -23,7 +25,11 @@ _MEGATRON_DTYPES = {1: 'u1', 2: 'i1', 3: '<i2', 4: '<i4', 5: '<i8', 6: '<f8', 7:
 _MEGATRON_HEADER = struct.Struct('<9sQBQQ')
 _LLM_C_MAGIC = (20240520, 20240801)
 
+_WIDTHS = {'uint16': 2, 'uint32': 4}
+_NO_VOCABULARY = 1 << 24  # no vocabulary has an id this large
+
 type Ranges = Sequence[tuple[int, int]]
+type IdType = Literal['uint16', 'uint32']  # of a nanoGPT .bin
 
 
 @dataclass(frozen=True)
@@ -56,13 +62,21 @@ class Layout:
     vocab_size: int | None = None
 
 
-def nanogpt(path: Path, end_of_text: int | None = None) -> Layout:
-    """uint16 ids without a header, as numpy.tofile writes them. github.com/karpathy/nanoGPT data/*/prepare.py"""
-    size = _size(path, 'nanoGPT .bin')
-    if size % 2:
-        raise UserError(f'{path}: {size:,} bytes, expected an even number for uint16 ids\n  the file is truncated')
-    ids = IdFile(path, '<u2', 0, size // 2)
-    first = ids.read([(0, min(ids.n, 4096))])[0]
+def nanogpt(path: Path, end_of_text: int | None = None, dtype: IdType | None = None) -> Layout:
+    """uint16 or uint32 ids without a header, as numpy.tofile writes them. github.com/karpathy/nanoGPT data/*/prepare.py
+
+    Args:
+        path: the file.
+        end_of_text: the id that ends a document; None: GPT-2's.
+        dtype: the type of an id; None: uint16.
+    """
+    size, width = _size(path, 'nanoGPT .bin'), _WIDTHS[dtype or 'uint16']
+    if size % width:
+        raise UserError(
+            f'{path}: {size:,} bytes, expected a multiple of {width} for {dtype or "uint16"} ids\n'
+            '  the file is truncated, or has ids of another type: dtype=uint16 or dtype=uint32'
+        )
+    first = IdFile(path, '<u2', 0, size // 2).read([(0, min(size // 2, 4096))])[0]
     head = first[:4].tobytes()
     if head[:4] and int.from_bytes(head[:4], 'little') in _LLM_C_MAGIC:
         raise UserError(
@@ -73,13 +87,46 @@ def nanogpt(path: Path, end_of_text: int | None = None) -> Layout:
         raise UserError(
             f'{path}: a .npy file\n  write only the ids: numpy.load(FILE).astype(numpy.uint16).tofile(OTHER)'
         )
-    if len(first) >= 64 and not first[1::2].any() and first[::2].any():
-        raise UserError(
-            f'{path}: every second 2-byte number is 0, so its ids have 4 or 8 bytes\n'
-            '  a nanoGPT .bin has uint16 ids: numpy.fromfile(FILE, numpy.uint32).astype(numpy.uint16).tofile(OTHER)'
-        )
+    _check_width(path, size, dtype)
+    ids = IdFile(path, f'<u{width}', 0, size // width)
     end = GPT2_END_OF_TEXT if end_of_text is None else end_of_text
-    return Layout('nanoGPT .bin', path, (path,), ids.n, ids.read, end_of_text=end, assumed=end_of_text is None)
+    name = NANOGPT if width == 2 else f'{NANOGPT} of uint32'
+    return Layout(name, path, (path,), ids.n, ids.read, end_of_text=end, assumed=end_of_text is None)
+
+
+def _check_width(path: Path, size: int, dtype: IdType | None) -> None:
+    """Raises UserError if samples of a nanoGPT .bin contradict the type of its ids."""
+    n_bytes = 1 << 16
+    places = sorted({at // 8 * 8 for at in np.linspace(0, max(0, size - n_bytes), 8).astype(int).tolist()})
+    file = IdFile(path, 'u1', 0, size)
+    raw = b''.join(file.read([(at, min(at + n_bytes, size) // 8 * 8)])[0].tobytes() for at in places)
+    if len(raw) < 128:
+        return  # too short for a conclusion
+    if dtype == 'uint32':
+        if (largest := int(np.frombuffer(raw, '<u4').max())) >= _NO_VOCABULARY:
+            raise UserError(
+                f'{path}: as uint32, it has the id {largest:,}, which no vocabulary has\n  expected dtype=uint16'
+            )
+        return
+    halves = np.frombuffer(raw, '<u2').reshape(-1, 4)
+    if dtype is None and _is_small(halves[:, [1, 2, 3]], halves[:, 0]):
+        raise UserError(
+            f'{path}: its ids have 8 bytes\n'
+            '  a nanoGPT .bin has ids of 2 or 4: numpy.fromfile(FILE, numpy.int64).astype(numpy.uint32).tofile(OTHER)\n'
+            '  and dtype=uint32'
+        )
+    if dtype is None and _is_small(halves[:, [1, 3]], halves[:, [0, 2]]):
+        largest = int(halves[:, [1, 3]].max())
+        raise UserError(
+            f'{path}: its ids seem to have 4 bytes: every second 2-byte number is 0{f" to {largest}" if largest else ""}\n'
+            '  expected dtype=uint32, or dtype=uint16 if they have 2 bytes'
+        )
+
+
+def _is_small(high: np.ndarray, low: np.ndarray) -> bool:
+    """Whether `high` can only be the upper halves of larger numbers: all near 0, and far below those in `low`."""
+    largest = int(high.max())
+    return largest < 16 and int(low.max()) >= (64 * (largest + 1) if largest else 1)
 
 
 def pbin(path: Path) -> Layout:

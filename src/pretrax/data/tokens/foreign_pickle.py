@@ -1,12 +1,13 @@
-"""Reads the index of a Modalities .pbin file, a pickled list of pairs of integers, without unpickling it.
+"""Reads two pickled files without unpickling them: the index of a Modalities .pbin, and the meta.pkl of nanoGPT.
 
-A pickle is a program, and loading one can run arbitrary code. This parser accepts only the opcodes of a list of
-(offset, length), in the only valid order, and writes the numbers to an array. Anything else raises UserError. It
-looks up no names, calls nothing, and uses memory only for the numbers.
+A pickle is a program, and loading one can run arbitrary code. These parsers accept only the opcodes of a list of
+(offset, length), in the only valid order, or of dicts of strings and integers. Anything else raises UserError. They
+look up no names, call nothing, and use memory only for the content.
 """
 
 import pickletools
 from array import array
+from typing import Any
 
 import numpy as np
 
@@ -71,6 +72,58 @@ def read_pairs(pickled: bytes, name: str) -> np.ndarray:
         raise _refusal(name, pickled, len(pickled), 'it is truncated') from None
     except ValueError as error:
         raise _refusal(name, pickled, at, str(error)) from None
+
+
+def read_dict(pickled: bytes, name: str) -> dict[Any, Any]:
+    """The pickled dict: keys are strings or integers, values also dicts of these.
+
+    Args:
+        pickled: a pickle of protocol 2 to 5.
+        name: of the file, for messages.
+
+    Raises:
+        UserError: the pickle has anything else.
+    """
+    stack: list[Any] = []
+    marks: list[int] = []
+    memo: dict[Any, Any] = {}
+    at = 0
+    try:
+        for opcode, argument, where in pickletools.genops(pickled):
+            at = where or 0
+            match opcode.name:
+                case 'PROTO' | 'FRAME':
+                    pass
+                case 'BININT' | 'BININT1' | 'BININT2' | 'BINUNICODE' | 'SHORT_BINUNICODE':
+                    stack.append(argument)
+                case 'EMPTY_DICT':
+                    stack.append({})
+                case 'MEMOIZE':
+                    memo[len(memo)] = stack[-1]
+                case 'BINPUT' | 'LONG_BINPUT':
+                    memo[argument] = stack[-1]
+                case 'BINGET' | 'LONG_BINGET':
+                    stack.append(memo[argument])
+                case 'MARK':
+                    marks.append(len(stack))
+                case 'SETITEM' | 'SETITEMS':
+                    mark = len(stack) - 2 if opcode.name == 'SETITEM' else marks.pop()
+                    items, stack[mark:] = stack[mark:], []
+                    for key, value in zip(items[::2], items[1::2], strict=True):
+                        stack[-1][key] = value
+                case 'STOP':
+                    [found] = stack
+                    if not isinstance(found, dict):
+                        raise ValueError('it is not a dict')
+                    return found
+                case _:
+                    raise ValueError('it has other content')
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        raise UserError(
+            f'{name}: not a pickled dict of strings and integers: {error}, at byte {at:,}\n'
+            '  no code of it was run: pretrax never loads a pickle'
+        ) from None
+    raise AssertionError('genops ends with STOP')
 
 
 def _integer(pickled: bytes, start: int, stop: int, signed: bool) -> int:

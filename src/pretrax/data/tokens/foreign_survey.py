@@ -17,6 +17,8 @@ from pretrax.data.tokens.flat_tokens import little_endian
 from pretrax.data.tokens.foreign_layout import GPT2_END_OF_TEXT, Layout
 from pretrax.errors import Report, UserError
 from pretrax.machine.atomic import new_directory
+from pretrax.machine.cache import cache_directory
+from pretrax.storage import AnyPath, BucketPath
 
 LARGEST_ID = 2**31 - 2  # the largest id that flat-tokens can store
 _AT_ONCE = 1 << 22  # tokens per read
@@ -42,7 +44,7 @@ class Survey(NamedTuple):
     notes: list[str]
 
 
-def survey_file(layout: Layout, directory: Path | None, say: Report) -> Survey:
+def survey_file(layout: Layout, directory: AnyPath | None, say: Report) -> Survey:
     """The survey of a file, cached in `directory` or made by reading it. Raises UserError if the file is damaged."""
     found = _cached_or_made(layout, directory, say)
     if layout.find_starts is not None or layout.end_of_text is None:
@@ -56,12 +58,14 @@ def survey_file(layout: Layout, directory: Path | None, say: Report) -> Survey:
     return found
 
 
-def _cached_or_made(layout: Layout, directory: Path | None, say: Report) -> Survey:
+def _cached_or_made(layout: Layout, directory: AnyPath | None, say: Report) -> Survey:
     if directory is None:
         return _make(layout, say)
     stats = [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in layout.files]
     key = hashlib.sha256(json.dumps([_VERSION, layout.format, layout.end_of_text, stats]).encode()).hexdigest()
-    path = directory / f'survey-{key[:16]}'
+    # A run in a bucket keeps them on this machine: the token file is here too.
+    near = cache_directory() / 'surveys' if isinstance(directory, BucketPath) else directory
+    path = near / f'survey-{key[:16]}'
     if not path.is_dir():
         _save(_make(layout, say), path)
     rest = json.loads((path / 'survey.json').read_bytes())

@@ -8,16 +8,16 @@ import contextlib
 import itertools
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.data.tokens.flat_tokens import FlatTokens, TokenizerIdentity
-from pretrax.data.tokens.flat_tokens_writer import Writer, create
+from pretrax.data.tokens.flat_tokens_writer import Writer, create, refuse_existing
 from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import Report, UserError
+from pretrax.storage import AnyPath
 
 AT_ONCE = 1 << 22  # tokens per read, unless one document has more
 _STARTS_AT_ONCE = 1 << 16
@@ -136,7 +136,7 @@ class Output:
 
 @contextlib.contextmanager
 def output(
-    out: Path,
+    out: AnyPath,
     inputs: list[TokenStore],
     identity: TokenizerIdentity,
     tokenizer: Tokenizer | None,
@@ -180,15 +180,6 @@ def output(
     for split, count in writer.counts.items():
         say(f'{out}: {split} {count.documents:,} documents, {count.tokens:,} tokens')
     say(f'{out}: all {sum(count.documents for count in counts):,} documents of the inputs are in the output')
-
-
-def refuse_existing(out: Path) -> None:
-    """Raises UserError if `out` exists or its directory cannot be created."""
-    if out.exists():
-        raise UserError(f'{out}: already exists\n  remove it, or give another --out')
-    parent = next(parent for parent in out.absolute().parents if parent.exists())
-    if not parent.is_dir():
-        raise UserError(f'{out}: cannot be created: {parent} is a file')
 
 
 def _n_targets(store: TokenStore) -> int:

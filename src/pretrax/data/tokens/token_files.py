@@ -1,63 +1,104 @@
 """Opens token files of any format: their splits and their tokenizer."""
 
 import dataclasses
-from pathlib import Path
 
 from pretrax.data.tokenizers.tokenizer import Tokenizer
-from pretrax.data.tokens.flat_tokens import FORMAT, VERSION, TokenizerIdentity, open_split, read_tokenizer_json, splits
+from pretrax.data.tokens.block_files import BlockFiles
+from pretrax.data.tokens.flat_tokens import (
+    FORMAT,
+    TOKENIZER_FILE,
+    VERSION,
+    TokenizerIdentity,
+    open_split,
+    read_tokenizer_json,
+    refuse_unreadable,
+    splits,
+)
 from pretrax.data.tokens.foreign import find_layouts, open_layouts
-from pretrax.data.tokens.remote_path import RemotePath
+from pretrax.data.tokens.foreign_layout import NANOGPT, IdType
+from pretrax.data.tokens.nanogpt_meta import find_meta
 from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import Report, UserError
+from pretrax.storage import AnyPath, BucketPath
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenFiles:
     """The splits of a path, open for reading: 'train' first, then usually 'validation'."""
 
-    path: Path | RemotePath
+    path: AnyPath
     format: str
     splits: dict[str, TokenStore]
     identity: TokenizerIdentity
     tokenizer: Tokenizer | None
 
 
-def is_flat_tokens(path: Path | RemotePath) -> bool:
-    """Whether a path is read as flat-tokens: a directory with a zarr.json (zarr version 3), or any URL."""
-    return isinstance(path, RemotePath) or (path / 'zarr.json').is_file()
+def is_flat_tokens(path: AnyPath) -> bool:
+    """Whether a path is read as flat-tokens: a directory with a zarr.json (zarr version 3), or any in a bucket."""
+    with refuse_unreadable():
+        return isinstance(path, BucketPath) or (path / 'zarr.json').is_file()
 
 
 def open_token_files(
-    path: Path | RemotePath,
+    path: AnyPath,
     say: Report,
     *,
     tokenizer: Tokenizer | None = None,
     vocab_size: int | None = None,
     end_of_text: int | None = None,
-    directory: Path | None = None,
+    dtype: IdType | None = None,
+    directory: AnyPath | None = None,
+    cache: BlockFiles | None = None,
 ) -> TokenFiles:
     """Opens token files of any known format, and prints the format.
 
     Args:
-        path: a file, a directory or a URL.
+        path: a file, a directory, or flat-tokens in a bucket.
         say: prints a line.
         tokenizer: for files that come without their tokenizer.
         vocab_size: for files that do not have it; None: that of the tokenizer, otherwise the largest id plus 1.
-        end_of_text: the id that ends documents in a nanoGPT .bin; None: that of the tokenizer, otherwise GPT-2's.
+        end_of_text: the id that ends documents in a nanoGPT .bin; None: that of the tokenizer or of the files next to
+            it, otherwise GPT-2's.
+        dtype: the type of the ids of a nanoGPT .bin; None: uint16.
         directory: caches the survey of files of other tools; None: no cache.
+        cache: keeps what is read from a bucket; None: nothing is kept.
 
     Raises:
         UserError: the path is not a token file, is damaged, or does not fit the tokenizer.
     """
-    if isinstance(path, RemotePath) or is_flat_tokens(path):
-        return _flat_tokens(path, say, tokenizer, end_of_text)
-    layouts = find_layouts(path, end_of_text)
+    with refuse_unreadable():
+        return _open(path, say, tokenizer, vocab_size, end_of_text, dtype, directory, cache)
+
+
+def _open(
+    path: AnyPath,
+    say: Report,
+    tokenizer: Tokenizer | None,
+    vocab_size: int | None,
+    end_of_text: int | None,
+    dtype: IdType | None,
+    directory: AnyPath | None,
+    cache: BlockFiles | None,
+) -> TokenFiles:
+    if isinstance(path, BucketPath) or is_flat_tokens(path):
+        return _flat_tokens(path, say, tokenizer, end_of_text, dtype, cache)
+    layouts = find_layouts(path, end_of_text, dtype)
+    end = None if tokenizer is None else tokenizer.end_of_text
+    known = tokenizer is not None
+    if tokenizer is None and vocab_size is None and layouts['train'].format.startswith(NANOGPT):
+        meta = find_meta(layouts['train'].path.parent, say)
+        if meta is not None:
+            known, tokenizer, end, vocab_size = (
+                True,
+                meta.tokenizer,
+                meta.identity.end_of_text,
+                meta.identity.vocab_size,
+            )
     if tokenizer is not None:
         vocab_size = tokenizer.vocab_size
+    if known:
         layouts = {
-            split: dataclasses.replace(layout, end_of_text=tokenizer.end_of_text, assumed=False)
-            if layout.assumed
-            else layout
+            split: dataclasses.replace(layout, end_of_text=end, assumed=False) if layout.assumed else layout
             for split, layout in layouts.items()
         }
     stores = open_layouts(layouts, directory, say, vocab_size)
@@ -72,7 +113,14 @@ def open_token_files(
 
 
 def open_held_out(
-    path: Path, train: TokenFiles, say: Report, *, end_of_text: int | None = None, directory: Path | None = None
+    path: AnyPath,
+    train: TokenFiles,
+    say: Report,
+    *,
+    end_of_text: int | None = None,
+    dtype: IdType | None = None,
+    directory: AnyPath | None = None,
+    cache: BlockFiles | None = None,
 ) -> TokenStore:
     """Opens a separate path for validation: its split 'validation', otherwise 'train'.
 
@@ -80,22 +128,27 @@ def open_held_out(
         UserError: its tokenizer differs from that of the training tokens.
     """
     if is_flat_tokens(path):
-        files = open_token_files(path, say)
+        files = open_token_files(path, say, cache=cache)
         known = {each.identity.sha256 for each in (files, train)} - {None}
         if len(known) > 1 or files.identity.vocab_size > train.identity.vocab_size:
             raise UserError(f'{path}: made by another tokenizer than {train.path}\n  tokenize both with the same one')
     else:
         files = open_token_files(
             path, say, tokenizer=train.tokenizer, vocab_size=train.identity.vocab_size, end_of_text=end_of_text,
-            directory=directory,
+            dtype=dtype, directory=directory,
         )  # fmt: skip
     return files.splits.get('validation') or files.splits['train']
 
 
 def _flat_tokens(
-    path: Path | RemotePath, say: Report, tokenizer: Tokenizer | None, end_of_text: int | None
+    path: AnyPath,
+    say: Report,
+    tokenizer: Tokenizer | None,
+    end_of_text: int | None,
+    dtype: IdType | None,
+    cache: BlockFiles | None,
 ) -> TokenFiles:
-    opened = {split: open_split(path, split) for split in splits(path)}
+    opened = {split: open_split(path, split, cache) for split in splits(path)}
     first = next(iter(opened.values())).manifest.tokenizer
     if any(split.manifest.tokenizer != first for split in opened.values()):
         raise UserError(f'{path}: its splits were made by different tokenizers\n  tokenize the text again')
@@ -104,12 +157,19 @@ def _flat_tokens(
         raise UserError(f'{path}: flat-tokens include their tokenizer\n  remove the other tokenizer')
     if end_of_text is not None:
         raise UserError(f'{path}: flat-tokens store document boundaries\n  remove end_of_text')
+    if dtype is not None:
+        raise UserError(f'{path}: flat-tokens store the type of their ids\n  remove dtype={dtype}')
     if tokenizer is not None and tokenizer.vocab_size != first.vocab_size:
         raise UserError(
             f'{path}: the tokens have a vocabulary of {first.vocab_size:,}, the tokenizer {tokenizer.vocab_size:,}\n'
             '  use the tokenizer that made the tokens'
         )
-    own = tokenizer if content is None else Tokenizer(content, str(path), first.end_of_text)
+    own = tokenizer if content is None else Tokenizer(content, str(path), first.end_of_text, needs_end=False)
+    if own is not None and own.vocab_size != first.vocab_size:
+        raise UserError(
+            f'{path / "zarr.json"}: a vocabulary of {first.vocab_size:,}, but {TOKENIZER_FILE} has {own.vocab_size:,}\n'
+            '  a file was changed; restore it, or tokenize the text again'
+        )
     for name, split in opened.items():
         masked = f', {split.manifest.counts.targets:,} of them targets' if split.has_mask else ''
         say(

@@ -16,6 +16,7 @@ class TokenStore(Protocol):
         end_of_text: the id that ends every document; None if documents have no such token.
         bytes_per_target: UTF-8 bytes of text per target that counts; None if unknown.
         fingerprint: identifies the tokens.
+        is_remote: whether reading takes as long as a request to a bucket.
         has_mask: whether some tokens may not count as targets.
     """
 
@@ -33,6 +34,8 @@ class TokenStore(Protocol):
     def bytes_per_target(self) -> float | None: ...
     @property
     def fingerprint(self) -> str: ...
+    @property
+    def is_remote(self) -> bool: ...
     @property
     def has_mask(self) -> bool: ...
 

@@ -55,18 +55,22 @@ def tokenized_differently(store: TokenStore, tokenizer: Tokenizer, n: int, most:
     `most` tokens are skipped.
     """
     chosen = np.unique(np.linspace(0, store.n_documents - 1, min(n, store.n_documents)).astype(np.int64)).tolist()
-    compared, different = 0, []
-    for number in chosen:
-        start, stop = store.read_starts(number, number + 2).tolist()
-        if stop - start > most:
-            continue
-        ids = (store.read([(start, stop)])[0] >> 1).tolist()
+    if store.n_documents < _AT_ONCE:
+        starts = store.read_starts(0, store.n_documents + 1)
+        spans = [starts[number : number + 2].tolist() for number in chosen]
+    else:
+        spans = [store.read_starts(number, number + 2).tolist() for number in chosen]
+    compared = [
+        (number, (start, stop)) for number, (start, stop) in zip(chosen, spans, strict=True) if stop - start <= most
+    ]
+    different = []
+    for (number, _), encoded in zip(compared, store.read([span for _, span in compared]), strict=True):
+        ids = (encoded >> 1).tolist()
         if ids[-1] == store.end_of_text:
             ids.pop()
-        compared += 1
         if tokenizer.encode(tokenizer.decode(ids)) != ids:
             different.append(number)
-    return compared, different
+    return len(compared), different
 
 
 def missing_from(

@@ -8,17 +8,21 @@ from pathlib import Path
 import numpy as np
 
 from pretrax.data.tokens.flat_tokens import FlatTokens, TokenizerIdentity
-from pretrax.data.tokens.token_copy import Documents, TextBytes, output, read_documents, refuse_existing
+from pretrax.data.tokens.flat_tokens_writer import refuse_existing
+from pretrax.data.tokens.nanogpt_meta import TOKENS_JSON, meta_files
+from pretrax.data.tokens.token_copy import Documents, TextBytes, output, read_documents
 from pretrax.data.tokens.token_files import TokenFiles, is_flat_tokens, open_token_files
 from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import Report, UserError
 from pretrax.machine.atomic import new_directory, partial_path
+from pretrax.machine.cache import cache_directory
+from pretrax.storage import AnyPath, BucketPath
 
 # Tokens that a shuffle keeps in memory; larger splits go through bucket files of about this size.
 BUCKET = 1 << 25
 
 
-def convert(files: TokenFiles, out: Path, say: Report) -> None:
+def convert(files: TokenFiles, out: AnyPath, say: Report) -> None:
     """Converts token files of any format to flat-tokens."""
     with output(out, list(files.splits.values()), files.identity, files.tokenizer, {'tool': 'convert'}, say) as made:
         for split, store in files.splits.items():
@@ -27,13 +31,37 @@ def convert(files: TokenFiles, out: Path, say: Report) -> None:
                 made.append(split, documents, text.count(documents))
 
 
-def convert_to_nanogpt(files: TokenFiles, out: Path, say: Report) -> None:
-    """Converts token files of any format to a directory with nanoGPT's train.bin and val.bin."""
+def convert_to_nanogpt(files: TokenFiles, out: AnyPath, say: Report, added_end: int | None = None) -> None:
+    """Converts token files of any format to a directory with nanoGPT's train.bin and val.bin.
+
+    Args:
+        files: the token files.
+        out: the new directory.
+        say: prints a line.
+        added_end: the id to write after each document; only if no token ends the documents of the files.
+
+    Raises:
+        UserError: the format cannot store the tokens, or would lose the ends of documents.
+    """
+    if isinstance(out, BucketPath):
+        raise UserError(f'{out}: a nanoGPT .bin is written to a disk\n  give a local --out, and copy the files')
     refuse_existing(out)
-    if files.identity.vocab_size > 1 << 16:
+    identity = files.identity
+    if added_end is not None:
+        if identity.end_of_text is not None:
+            raise UserError(
+                f'{files.path}: token {identity.end_of_text} ends its documents\n  remove --add-end-of-text {added_end}'
+            )
+        vocab_size = max(identity.vocab_size, added_end + 1)
+        identity = identity.model_copy(update={'end_of_text': added_end, 'vocab_size': vocab_size})
+    if identity.vocab_size > 1 << 16:
         raise UserError(
-            f'{files.path}: its ids go up to {files.identity.vocab_size - 1:,}\n'
-            '  a nanoGPT .bin stores uint16, up to 65,535'
+            f'{files.path}: its ids go up to {identity.vocab_size - 1:,}\n  a nanoGPT .bin stores uint16, up to 65,535'
+        )
+    if identity.end_of_text is None and any(store.n_documents > 1 for store in files.splits.values()):
+        raise UserError(
+            f'{files.path}: no token ends its documents, and a nanoGPT .bin stores their ends in no other way\n'
+            '  name a token to write after each document: --add-end-of-text ID'
         )
     if any(store.has_mask for store in files.splits.values()):
         raise UserError(f'{files.path}: it has a loss mask, which a nanoGPT .bin cannot store')
@@ -43,17 +71,23 @@ def convert_to_nanogpt(files: TokenFiles, out: Path, say: Report) -> None:
                 name = 'val.bin' if split == 'validation' else f'{split}.bin'
                 with (partial / name).open('wb') as stream:
                     for documents in read_documents(store, say):
-                        (documents.encoded >> 1).astype('<u2').tofile(stream)
+                        ids = (documents.encoded >> 1).astype('<u2')
+                        if added_end is not None:
+                            ids = np.insert(ids, np.cumsum(documents.lengths), added_end)
+                        ids.tofile(stream)
                 say(f'{out / name}: {store.n_documents:,} documents, {(partial / name).stat().st_size // 2:,} tokens')
+            tokenizer = files.tokenizer if identity.vocab_size == files.identity.vocab_size else None
+            if tokenizer is None:
+                identity = identity.model_copy(update={'sha256': None})
+            for name, content in meta_files(identity, tokenizer).items():
+                (partial / name).write_bytes(content)
     except OSError as error:
         raise UserError(f'{out}: cannot write the tokens: {error.strerror or error}') from error
-    if files.identity.end_of_text is None:
-        say(f'{out}: document boundaries are lost: no token marks them, and a nanoGPT .bin does not store them')
-    else:
-        say(f'{out}: to train on it, set data.end_of_text={files.identity.end_of_text}')
+    ends = 'has one document' if identity.end_of_text is None else f'ends documents with token {identity.end_of_text}'
+    say(f'{out}: {ends}, as its {TOKENS_JSON} says')
 
 
-def merge(paths: list[Path], out: Path, say: Report) -> None:
+def merge(paths: list[AnyPath], out: AnyPath, say: Report) -> None:
     """Concatenates the splits of several flat-tokens directories, in the given order."""
     every = [_open(path, say) for path in paths]
     first = every[0]
@@ -73,7 +107,9 @@ def merge(paths: list[Path], out: Path, say: Report) -> None:
                         made.append(split, documents, n_bytes)
 
 
-def split(path: Path, out: Path, say: Report, *, fraction: float | None, count: int | None, seed: int = 0) -> None:
+def split(
+    path: AnyPath, out: AnyPath, say: Report, *, fraction: float | None, count: int | None, seed: int = 0
+) -> None:
     """Divides all documents of flat-tokens into train and validation by a hash of each document.
 
     A document is held out if its hash is below the fraction, or among the `count` smallest hashes. The choice depends
@@ -132,7 +168,7 @@ def _hashes(documents: Documents, seed: int) -> np.ndarray:
     return np.frombuffer(b''.join(digests), '<u8')
 
 
-def shuffle(path: Path, out: Path, say: Report, *, seed: int) -> None:
+def shuffle(path: AnyPath, out: AnyPath, say: Report, *, seed: int) -> None:
     """Shuffles the documents of each split of flat-tokens, uniformly over all permutations.
 
     Each document goes to a random bucket, and each bucket, which fits in memory, is shuffled.
@@ -144,7 +180,8 @@ def shuffle(path: Path, out: Path, say: Report, *, seed: int) -> None:
     with output(out, list(files.splits.values()), files.identity, files.tokenizer, how, say) as made:
         for name, store in files.splits.items():
             # Named like the partial directory of a writer, so that the next writer removes it after a kill.
-            buckets = partial_path(out.with_name(f'{out.name}-{name}'))
+            near = cache_directory() / out.name if isinstance(out, BucketPath) else out
+            buckets = partial_path(near.with_name(f'{out.name}-{name}'))
             random = np.random.Generator(np.random.Philox(key=[seed, int.from_bytes(name.encode()[:8], 'little')]))
             try:
                 for documents, n_bytes in _with_known_bytes(store, _shuffled(store, buckets, random, say)):
@@ -195,7 +232,7 @@ def _with_known_bytes(
         first = False
 
 
-def _open(path: Path, say: Report) -> TokenFiles:
+def _open(path: AnyPath, say: Report) -> TokenFiles:
     files = open_token_files(path, say)
     if not is_flat_tokens(path):
         raise UserError(

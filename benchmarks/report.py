@@ -1,0 +1,136 @@
+"""Measures the report of a run of 100,000 lines: seconds, megabytes, and how fast a browser shows it.
+
+    uv run python benchmarks/report.py
+
+The metrics have the types that a training writes: those of a step are f32, those of the clock are f64. The report is written
+by the command, in a process of its own, so that its start-up counts. Chromium, if it is installed, opens the file without
+a network, and must find every number of metrics.jsonl.
+"""
+
+import argparse
+import datetime
+import json
+import math
+import platform
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+import pretrax
+from machine import busy
+from pretrax.machine.cores import cpu_name, usable_cores
+from pretrax.observe.metrics import read_metrics
+
+TOKENS = 524_288
+
+
+def write_run(directory: Path, lines: int) -> None:
+    """Writes the metrics of a training of `lines` steps, each logged, with an evaluation every 1,000 steps."""
+    rng = np.random.default_rng(0)
+    steps = np.arange(1, lines + 1)
+    loss = (2.2 + 8 * steps**-0.35 + 0.02 * rng.standard_normal(lines)).astype(np.float32)
+    norm = np.exp(0.2 * rng.standard_normal(lines)).astype(np.float32)
+    seconds = 0.7 * (1 + 0.01 * rng.standard_exponential(lines))
+    times = 1.79e9 + np.cumsum(seconds)
+    rate = (3e-4 * np.cos(steps / lines * math.pi / 2)).astype(np.float32)
+    weight_norm = (100 + 0.001 * steps + 1e-4 * rng.standard_normal(lines)).astype(np.float32)
+    load = rng.random((3, lines)).astype(np.float32)
+    with (directory / 'metrics.jsonl').open('w') as file:
+        for i in range(lines):
+            speed = TOKENS / seconds[i]
+            nll = float(loss[i]) * 0.999
+            line = {
+                'step': int(steps[i]), 'tokens': int(steps[i]) * TOKENS, 'loss': float(loss[i]), 'nll': float(np.float32(nll)),
+                'grad_norm': float(norm[i]), 'clipped_grad_norm': float(min(norm[i], np.float32(1))), 'learning_rate': float(rate[i]),
+                'weight_norm': float(weight_norm[i]), 'skipped_steps': 0, 'skipped_in_a_row': 0,
+                'expert_load_max': float(1 + load[0, i]), 'expert_load_min': float(load[1, i]),
+                'expert_load_entropy': float(load[2, i]), 'goodput': float(0.97 + 0.001 * rng.random()),
+                'bits_per_byte': nll / math.log(2) / 3.8, 'tokens_per_second': speed,
+                'mfu': speed * 8.6e9 / (64 * 989.4e12), 'mfu_full': speed * 9.1e9 / (64 * 989.4e12),
+                'time': round(float(times[i]), 3),
+            }  # fmt: skip
+            if i % 20_011 == 7:
+                line |= {'loss': None, 'nonfinite': {'loss': 'nan'}}
+            file.write(json.dumps(line) + '\n')
+            if steps[i] % 1000 == 0:
+                evaluation = {'step': int(steps[i]), 'val_loss': float(loss[i]) + 0.01, 'time': line['time']}
+                file.write(json.dumps(evaluation) + '\n')
+    (directory / 'config.yaml').write_text(f'name: large\nsteps: {lines}\nbatch:\n  tokens: {TOKENS}  # override\n')
+
+
+def in_browser(report: Path, metrics: Path) -> dict[str, float | bool] | None:
+    """Seconds until the page is ready and until all charts are drawn, and whether all numbers are right; None: no browser."""
+    chromium = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
+    if chromium is None:
+        return None
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=['--no-sandbox'])
+        page = browser.new_context(offline=True).new_page()
+        began = time.perf_counter()
+        page.goto(report.absolute().as_uri())
+        page.wait_for_function('window.pretraxReport?.ready', timeout=60_000)
+        ready = time.perf_counter() - began
+        page.evaluate('pretraxReport.drawAll()')
+        drawn = time.perf_counter() - began
+        lines = read_metrics(str(metrics))
+        is_exact = True
+        for key in page.evaluate('Object.keys(pretraxReport.series)'):
+            shown = page.evaluate('key => Array.from(pretraxReport.series[key].values, String)', key)
+            expected = [line[key] for line in lines if key in line]
+            is_exact &= np.array_equal(np.array(shown, np.float64), np.array(expected, np.float64), equal_nan=True)
+        browser.close()
+    return {'ready_seconds': ready, 'drawn_seconds': drawn, 'is_exact': bool(is_exact)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--lines', type=int, default=100_000)
+    parser.add_argument('--repeat', type=int, default=5)
+    parser.add_argument('--out', type=Path, default=Path(__file__).parent / 'results' / 'report.json')
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        run = Path(temporary)
+        write_run(run, options.lines)
+        seconds, cpu_seconds, load = [], [], busy()
+        for _ in range(options.repeat):
+            began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+            program = [sys.executable, '-c', 'from pretrax.cli import main; main()', 'report', str(run)]
+            subprocess.run(program, check=True, capture_output=True)
+            seconds.append(time.perf_counter() - began)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu_seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        keys = {key for line in (run / 'metrics.jsonl').open() for key in json.loads(line)} - {
+            'step',
+            'time',
+            'nonfinite',
+        }
+        result = {
+            'date': datetime.date.today().isoformat(),
+            'command': ' '.join(['python', *sys.argv]),
+            'pretrax': pretrax.__version__,
+            'python': platform.python_version(),
+            'processor': f'{cpu_name()}, {usable_cores()} cores',
+            'lines': options.lines,
+            'keys': len(keys),
+            'metrics_megabytes': (run / 'metrics.jsonl').stat().st_size / 1e6,
+            'report_megabytes': (run / 'report.html').stat().st_size / 1e6,
+            'busy': load,  # share of the cores that other programs used
+            'seconds': {'best': min(seconds), 'median': statistics.median(seconds)},
+            'cpu_seconds': {'best': min(cpu_seconds), 'median': statistics.median(cpu_seconds)},
+            'browser': in_browser(run / 'report.html', run / 'metrics.jsonl'),
+        }
+    print(json.dumps(result, indent=1))
+    options.out.write_text(json.dumps(result, indent=1) + '\n')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,131 @@
+"""Checkpoints on a disk: Orbax directories `<step>/`, written asynchronously and atomically.
+
+A checkpoint is called `<step>.partial` until all of it is on the disk, and `<step>.deleting` while it is deleted. Arrays
+are stored uncompressed: random mantissas do not compress, and trying takes most of the time (docs/lab-notes.md).
+"""
+
+import contextlib
+import functools
+import logging
+import pathlib
+import shutil
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from pretrax.checkpoint.manifest import (
+    DELETING,
+    STATE,
+    UNFINISHED,
+    Array,
+    File,
+    assign_to_processes,
+    digests,
+    partial_directory,
+    publish,
+    steps_in,
+    written,
+)
+
+_PROBE = 4096  # bytes
+
+# Without OCDBT, Orbax warns at every save that there is nothing to merge. If a save fails, it logs pages of tracebacks and
+# also raises. We report the error once, in one line.
+_REDUNDANT = (
+    'Skipping merge of OCDBT', 'Handler Commit operations', 'raised an exception', 'async_serialize',
+    'Failed to write metadata', 'GatheringFuture exception was never retrieved',
+)  # fmt: skip
+for _name in ('absl', 'asyncio'):
+    logging.getLogger(_name).addFilter(lambda record: not any(text in record.getMessage() for text in _REDUNDANT))
+warnings.filterwarnings('ignore', "coroutine 'async_serialize.*' was never awaited", RuntimeWarning)
+
+
+class Directory:
+    """The directory `<run_dir>/checkpoints`. Processes call `write` and `finish` together; process 0 calls the rest.
+
+    Args:
+        path: the directory.
+        meet: barrier of all processes, for Orbax.
+    """
+
+    def __init__(self, path: pathlib.Path, meet: Callable[..., None]):
+        self.path, self._meet = path, meet
+
+    @functools.cached_property
+    def _checkpointer(self) -> ocp.AsyncCheckpointer:
+        handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
+        return ocp.AsyncCheckpointer(handler, async_options=ocp.options.AsyncOptions(barrier_sync_fn=self._meet))
+
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints, oldest first."""
+        return steps_in(self.path)
+
+    def prepare(self, step: int) -> None:
+        """Creates the directory that a checkpoint is written in."""
+        self.clear()  # leftovers of failed saves, including files they wrote after they were removed
+        partial_directory(self.path, step).mkdir(parents=True)
+
+    def check(self, step: int) -> None:
+        """Checks that this process can write to the directory. Raises OSError."""
+        probe = partial_directory(self.path, step) / f'probe-{jax.process_index()}'
+        probe.write_bytes(bytes(_PROBE))
+        probe.unlink()
+
+    def write(self, step: int, state: Any) -> None:
+        """Starts to write the state of a step. Returns when it is copied off the devices."""
+        self._checkpointer.save(partial_directory(self.path, step) / STATE, args=ocp.args.PyTreeSave(state))
+
+    def finish(self, step: int) -> dict[str, File]:
+        """Waits until the state is written. Returns the digests of this process's share of the files."""
+        self._checkpointer.wait_until_finished()
+        partial = partial_directory(self.path, step)
+        readers = assign_to_processes(written(partial), jax.process_count())
+        return digests(partial, [name for name, reader in readers.items() if reader == jax.process_index()])
+
+    def publish(self, step: int, description: dict[str, Any], arrays: dict[str, Array], files: dict[str, File]) -> None:
+        """Makes what was written the checkpoint of its step, and removes the one that it replaces."""
+        partial = partial_directory(self.path, step)
+        unseen = digests(partial, written(partial) - files.keys())  # files that their process did not see yet
+        publish(self.path, step, description, arrays, files | unseen)
+        shutil.rmtree(self.path / f'{step}{DELETING}', ignore_errors=True)  # the next save removes what is left
+
+    def discard(self, step: int) -> None:
+        """Removes what a failed save has written, to free its space. The next save removes what is left."""
+        shutil.rmtree(partial_directory(self.path, step), ignore_errors=True)
+
+    def remove(self, step: int) -> None:
+        """Removes a checkpoint."""
+        # Rename first: a process killed during deletion must not leave a directory that looks complete.
+        doomed = self.path / f'{step}{DELETING}'
+        (self.path / str(step)).rename(doomed)
+        shutil.rmtree(doomed)
+
+    def clear(self) -> None:
+        """Removes what processes left that were killed while writing or deleting."""
+        for place in self.path.iterdir() if self.path.is_dir() else ():
+            if place.suffix in UNFINISHED:
+                shutil.rmtree(place)
+
+    def close(self) -> None:
+        """Ends Orbax's threads."""
+        if '_checkpointer' in vars(self):
+            with contextlib.suppress(OSError):  # a failed save has already been reported
+                self._checkpointer.close()
+
+
+def _is_write_of_failed_save(unraisable: 'sys.UnraisableHookArgs') -> bool:
+    """When one array cannot be written, Orbax does not wait for the others: they end after its event loop is closed."""
+    error = unraisable.exc_value
+    return isinstance(error, RuntimeError) and str(error) == 'Event loop is closed'
+
+
+def _report_unraisable(unraisable: 'sys.UnraisableHookArgs', report: Callable[..., Any] = sys.unraisablehook) -> None:
+    if not _is_write_of_failed_save(unraisable):
+        report(unraisable)
+
+
+sys.unraisablehook = _report_unraisable

@@ -1,0 +1,113 @@
+"""`pretrax generate --chat`: a conversation in the terminal."""
+
+import contextlib
+import dataclasses
+import signal
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pretrax.cli._loaded_model import LoadedModel, Speed, show
+from pretrax.errors import UserError
+
+if TYPE_CHECKING:
+    from pretrax.infer.request import Sampling
+
+HELP = '/reset starts again, /quit or Ctrl-D ends, Ctrl-C stops an answer'
+
+
+def chat_with(
+    model: LoadedModel, sampling: 'Sampling', stops: tuple[str, ...], tokens: int | None, max_length: int | None
+) -> None:
+    """Reads messages from standard input and prints the answers, until the input ends.
+
+    Args:
+        model: has a chat template.
+        sampling: of the answers; each answer has a seed of its own.
+        stops: text that ends an answer.
+        tokens: of an answer at most; None: as many as fit.
+        max_length: tokens of the conversation at most; None: those of a sequence in training.
+
+    Raises:
+        UserError: the model has no chat template.
+    """
+    from pretrax.infer.answers import Asked, write
+    from pretrax.infer.request import Request
+
+    template = model.template()
+    length = max_length or model.max_length or model.trained_length
+    model.check_length((), length)
+    engine = model.engine(length, slots=1)
+    with contextlib.suppress(ImportError):  # it gives `input` a history and editing
+        import readline  # noqa: F401
+    if sys.stdin.isatty():
+        print(f'{model.name}: {HELP}', file=sys.stderr)
+    messages: list[dict[str, str]] = []
+    answers, speed = 0, Speed()
+    while (message := _read_message()) is not None:
+        if message == '/quit':
+            break
+        if message == '/reset':
+            messages.clear()
+            continue
+        if not message.strip():
+            continue
+        asked = [*messages, {'role': 'user', 'content': message}]
+        try:
+            prompt = tuple(template.encode(asked))
+            room = engine.max_length - len(prompt)
+            if room < 1:
+                raise UserError(
+                    f'the conversation has {len(prompt)} tokens; expected less than {engine.max_length}\n'
+                    '/reset starts again, --max-length N allows more'
+                )
+            request = Request(
+                prompt=prompt,
+                max_tokens=min(tokens or room, room),
+                sampling=dataclasses.replace(sampling, seed=sampling.seed + answers),
+                stop_ids=(*model.end, *(token for token in template.end_of_turn if token not in model.end)),
+            )
+            engine.check(request)
+        except UserError as error:
+            print(error.short_text(), file=sys.stderr)
+            continue
+        answers += 1
+        speed.prompt_tokens += len(prompt)
+        answer = ''
+        with (
+            _interrupts() as interrupted,
+            contextlib.closing(write(engine, model.tokenizer, [Asked(request, stops)])) as all_news,
+        ):
+            for news in all_news:
+                answer += news.text
+                speed.tokens += news.tokens
+                show(news.text)
+                if interrupted:
+                    break
+        show('\n')
+        messages = [*asked, {'role': 'assistant', 'content': answer}]
+    speed.report()
+
+
+def _read_message() -> str | None:
+    """The next line of the user; None at the end. Ctrl-C discards the line."""
+    while True:
+        try:
+            return input('> ' if sys.stdin.isatty() else '')
+        except EOFError:
+            if sys.stdin.isatty():
+                show('\n')
+            return None
+        except KeyboardInterrupt:
+            show('\n')
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Collects Ctrl-C instead of raising KeyboardInterrupt, which could leave the engine in the middle of a step."""
+    received: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGINT, before)

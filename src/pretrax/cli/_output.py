@@ -1,0 +1,14 @@
+"""Files that a verb writes where its user says."""
+
+from pretrax.errors import UserError
+from pretrax.storage import locate
+
+
+def write_output(out: str, content: str | bytes) -> None:
+    """Writes a file, on a disk with its directories or in a bucket. Raises UserError."""
+    path = locate(out)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    except OSError as error:
+        raise UserError(f'cannot write {out}: {error.strerror}') from error

@@ -1,0 +1,38 @@
+"""Print the tokens of a step of a run: exactly what the step saw, with the boundaries of documents.
+
+`pretrax data show runs/quickstart --step 120` prints the first rows of the batch of step 120. A warning about a skipped step
+gives the number of its batch: `pretrax data show runs/quickstart --batch 119`. Control characters are shown as U+FFFD.
+"""
+
+from typing import Annotated
+
+import typer
+
+from pretrax.cli._arguments import Plugins
+from pretrax.errors import UserError
+
+
+def show(
+    run: Annotated[str, typer.Argument(metavar='RUN', help='The directory of a run, such as runs/NAME.')],
+    step: Annotated[int | None, typer.Option(metavar='N', help='The batch of this step.')] = None,
+    batch: Annotated[int | None, typer.Option(min=0, metavar='N', help='The batch with this number, from 0.')] = None,
+    rows: Annotated[int, typer.Option(min=1, metavar='K', help='Print the first K rows.')] = 4,
+    ids: Annotated[bool, typer.Option('--ids', help='Print the ids of the tokens too.')] = False,
+    plugin: Plugins = None,
+) -> None:
+    from pretrax.cli._arguments import load_plugins
+    from pretrax.data.batches.row_text import row_text
+    from pretrax.run.seen_batch import seen_batch
+
+    if (step is None) == (batch is None):
+        raise UserError('give --step N or --batch N, one of them')
+    load_plugins(plugin)
+    seen = seen_batch(run, step, batch, print)
+    of_step = '' if step is None else f' of step {step:,}'
+    host, sources = seen.rows(rows), seen.source_of_rows(rows)
+    length = host.tokens.shape[1]
+    print(f'batch {seen.index:,}{of_step}: {seen.n_rows:,} rows of {length:,} tokens; the first {len(sources):,}:')
+    for row, source in enumerate(sources):
+        print(f'\nrow {row}' + (f', from {source}' if source else ''))
+        for line in row_text(host, row, seen.source.tokenizer, ids):
+            print(line)

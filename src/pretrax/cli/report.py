@@ -1,0 +1,25 @@
+"""Write the report of a run: one HTML file, to open without a network."""
+
+from typing import Annotated
+
+import typer
+
+
+def report(
+    run: Annotated[str, typer.Argument(metavar='RUN', help='Directory of the run, also in a bucket.')],
+    out: Annotated[
+        str | None, typer.Option('--out', '-o', metavar='FILE', help='An .html file. [default: RUN/report.html]')
+    ] = None,
+) -> None:
+    import pathlib
+
+    from pretrax.errors import UserError
+    from pretrax.storage import locate
+    from pretrax.view.report import write_report
+
+    path = None if out is None else locate(out)
+    if path is not None and path.suffix.lower() not in ('.html', '.htm'):
+        raise UserError(f'cannot write {out}: a report is an HTML file\nwrite a name that ends in .html')
+    if isinstance(path, pathlib.Path) and path.is_dir():
+        raise UserError(f'cannot write {out}: it is a directory')
+    print(f'wrote {write_report(run, path)}')

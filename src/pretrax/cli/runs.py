@@ -1,0 +1,59 @@
+"""List runs with their state, progress and losses."""
+
+import dataclasses
+import json
+import math
+import pathlib
+from typing import Annotated, Literal
+
+import typer
+
+from pretrax.errors import UserError
+
+
+def runs(
+    directories: Annotated[
+        list[str] | None,
+        typer.Argument(metavar='[DIRECTORY]...', help='Directories of runs, on disks or in buckets. [default: runs]'),
+    ] = None,
+    sort: Annotated[
+        Literal['name', 'state', 'step', 'progress', 'loss', 'val_loss', 'tokens_per_second', 'age'],
+        typer.Option('--sort', '-s', help='Order: the best or newest first.'),
+    ] = 'name',
+    reverse: Annotated[bool, typer.Option('--reverse', '-r', help='The other way round.')] = False,
+    state: Annotated[
+        list[str] | None,
+        typer.Option('--state', metavar='STATE', help='Only runs in this state; may be repeated.'),
+    ] = None,
+    match: Annotated[str, typer.Option('--match', metavar='PATTERN', help="Only runs of such a name: 'base-*'.")] = '*',
+    first: Annotated[int, typer.Option('--first', '-n', min=0, metavar='N', help='The first N of them; 0: all.')] = 0,
+    as_json: Annotated[bool, typer.Option('--json', help='Print JSON.')] = False,
+    out: Annotated[str | None, typer.Option('--out', '-o', metavar='FILE', help='A .csv or .json file.')] = None,
+) -> None:
+    from pretrax.cli._output import write_output
+    from pretrax.view.run_list import STATES, list_runs, rows_of, select
+    from pretrax.view.tables import csv_records, text_table
+
+    suffix = pathlib.PurePath(out or '').suffix.lower()
+    if out is not None and suffix not in ('.csv', '.json'):
+        raise UserError(f'cannot write {out}: expected a name that ends in .csv or .json')
+    for name in state or ():
+        if name not in STATES:
+            raise UserError(f'--state {name}: expected one of {", ".join(STATES)}')
+    found = select(list_runs(directories or ['runs']), state or (), match, sort)
+    found = (found[::-1] if reverse else found)[: first or None]
+    records = [
+        {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()}
+        for record in map(dataclasses.asdict, found)
+    ]
+    if out is not None:
+        write_output(out, csv_records(records) if suffix == '.csv' else json.dumps(records, indent=1) + '\n')
+        print(f'wrote {out}')
+    elif as_json:
+        print(json.dumps(records, indent=1))
+    elif not found:
+        print('no such runs')
+    else:
+        print('\n'.join(text_table(rows_of(found), left=(0, 1))))
+        if any(run.is_partial for run in found):
+            print('* of the last 8 MiB of its metrics')

@@ -1,0 +1,247 @@
+"""Serve trained models over HTTP, with OpenAI's interface and a chat page.
+
+Several runs or checkpoints are several models of one server. SIGTERM or Ctrl-C finishes the running requests first.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib.util
+import pathlib
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from pretrax.cli._arguments import Plugins, load_plugins
+from pretrax.errors import UserError, install_extra, printable
+
+if TYPE_CHECKING:
+    from pretrax.run.trained import Trained
+    from pretrax.serve.service import ServedModel
+
+AXES = ('r', 'd', 'e', 't')  # of a mesh that serves
+
+
+def serve(
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN_OR_CHECKPOINT", help='runs/NAME, or a checkpoint in it; several are several models.'),
+    ],
+    host: Annotated[str, typer.Option(help='Address to listen on; others than 127.0.0.1 need --api-key-file.')] = '127.0.0.1',
+    port: Annotated[int, typer.Option(min=0, max=65535, help='0: any that is free.')] = 8000,
+    slots: Annotated[int, typer.Option(min=1, help='Requests that run at once.')] = 8,
+    max_length: Annotated[
+        int | None,
+        typer.Option(metavar='N', min=2, help='Most tokens of a prompt and its answer. [default: the length in training]'),
+    ] = None,
+    follow: Annotated[bool, typer.Option('--follow', help='Use newer checkpoints of the run when they are written.')] = False,
+    api_key_file: Annotated[
+        pathlib.Path | None, typer.Option(metavar='FILE', help='API keys that clients have to send, one on each line.')
+    ] = None,
+    insecure: Annotated[bool, typer.Option('--insecure', help='Let everybody who reaches --host use the server.')] = False,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(metavar='ORIGIN', help='Pages of this origin may use the server; may be repeated.')
+    ] = None,
+    queue: Annotated[int, typer.Option(min=0, help='Requests that wait for a slot; more get 429.')] = 64,
+    rate: Annotated[
+        float | None, typer.Option(metavar='N', min=0.001, help='Requests a minute from one API key, or from one address.')
+    ] = None,
+    time_limit: Annotated[float, typer.Option(metavar='SECONDS', min=1, help='For one request.')] = 600,
+    mesh: Annotated[str | None, typer.Option(metavar='AXES', help='Sizes of mesh axes, such as d=2,t=4.')] = None,
+    weights: Annotated[str, typer.Option(help='compute, as in training; or int8.')] = 'compute',
+    cache: Annotated[str, typer.Option(help='Keys and values: compute, as in training; int8; or fp8.')] = 'compute',
+    draft: Annotated[
+        str | None, typer.Option(metavar='RUN_OR_CHECKPOINT', help='A smaller model that proposes tokens; see --propose.')
+    ] = None,
+    propose: Annotated[
+        int, typer.Option(min=0, help='Tokens to propose at a time; without --draft, from the text so far.')
+    ] = 0,
+    chat_template: Annotated[
+        pathlib.Path | None, typer.Option(metavar='FILE', help="A Jinja chat template, instead of the model's own.")
+    ] = None,
+    plugin: Plugins = None,
+) -> None:  # fmt: skip
+    for package in ('starlette', 'uvicorn', 'prometheus_client', 'jinja2'):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f'`pretrax serve` needs the package {package}\n  {install_extra("serve")}')
+    from pretrax.serve.access import LOOPBACK, read_keys
+    from pretrax.serve.application import make_application
+    from pretrax.serve.limits import Limits
+    from pretrax.serve.listen import bind
+    from pretrax.serve.listen import serve as listen
+    from pretrax.serve.metrics import Metrics
+    from pretrax.serve.service import Service
+
+    is_local = host in LOOPBACK
+    if not is_local and api_key_file is None and not insecure:
+        raise UserError(
+            f'--host {host}: everybody who reaches this machine could use the server\n'
+            '  give --api-key-file FILE with the keys that clients have to send, one on each line\n'
+            '  or --insecure if something else protects it'
+        )
+    keys = None if api_key_file is None else read_keys(api_key_file)
+    if draft is not None and not propose:
+        raise UserError('--draft proposes nothing without --propose\n  give both: --draft RUN --propose 4')
+    how = _How(
+        max_length=max_length,
+        slots=slots,
+        queue=queue,
+        mesh=None if mesh is None else _sizes(mesh),
+        weights=_one_of('--weights', weights, ('compute', 'int8')),
+        cache=_one_of('--cache', cache, ('compute', 'int8', 'fp8')),
+        proposed=propose,
+        draft=draft,
+        template=chat_template,
+    )
+    load_plugins(plugin)
+    if follow:
+        _check_can_follow(paths)
+    with contextlib.ExitStack() as stack:
+        opened = stack.enter_context(bind(host, port))  # before a model is loaded: a port in use is an error at once
+        models = {}
+        for path in paths:
+            loaded = _load(path, how)
+            name = loaded.model.name
+            if name in models:
+                raise UserError(f'two models have the name {name}\n  give checkpoints of it: {path}/checkpoints/STEP')
+            models[name] = loaded.model
+            if follow:
+                stack.enter_context(_following(loaded))
+        service = Service(models, Limits(queue=queue, rate=rate, seconds=time_limit), Metrics())
+        application = make_application(service, keys=keys, local=is_local, origins=allow_origin or ())
+        shown = f'[{host}]' if ':' in host else host
+        url = f'http://{shown}:{opened.getsockname()[1]}'
+
+        def listening() -> None:
+            print(f'serving: the page is {url}/, OpenAI clients use {url}/v1', flush=True)
+
+        asyncio.run(listen(application, service, opened, _report, listening=listening))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _How:
+    """How models are served."""
+
+    max_length: int | None
+    slots: int
+    queue: int
+    mesh: dict[str, int] | None
+    weights: Any
+    cache: Any
+    proposed: int
+    draft: str | None
+    template: pathlib.Path | None
+
+
+class _Loaded(NamedTuple):
+    """A model, its checkpoint, and how to give its engine other weights."""
+
+    model: 'ServedModel'
+    trained: 'Trained'
+    swap: Callable[[Any, int], None]
+
+
+def _load(path: str, how: _How) -> _Loaded:
+    """Loads a model, and compiles the programs of its engine."""
+    from pretrax.checkpoint import is_checkpoint
+    from pretrax.infer.engine import Engine
+    from pretrax.infer.programs import EngineOptions, programs_of
+    from pretrax.infer.sample import check_can_sample
+    from pretrax.run.follow import written_at
+    from pretrax.run.imported import KEPT
+    from pretrax.run.trained import open_trained
+    from pretrax.serve.engine_thread import EngineThread
+    from pretrax.serve.limits import Admission
+    from pretrax.serve.service import ServedModel
+    from pretrax.serve.templates import read_chat_template
+    from pretrax.storage import locate
+
+    trained = open_trained(path, how.mesh)
+    run = trained.run
+    model, tokenizer = run.recipe.model, getattr(run.source, 'tokenizer', None)
+    check_can_sample(model, run.source)
+    assert tokenizer is not None
+    template = read_chat_template(trained.directory.parent / KEPT, tokenizer, how.template)
+    length = how.max_length or model.max_length or run.config.batch.sequence_length
+    if model.max_length is not None and length > model.max_length:
+        raise UserError(f'--max-length is {length}, but the model has {model.max_length} positions')
+    options = EngineOptions(
+        max_length=length, slots=how.slots, weights=how.weights, cache=how.cache, proposed=how.proposed
+    )
+    draft = None if how.draft is None else open_trained(how.draft, how.mesh)
+    draft_weights = draft and draft.weights()
+    programs = programs_of(model, run.mesh, options, draft and draft.run.recipe.model)
+    run_name = trained.directory.parent.name
+    name = f'{run_name}@{trained.step}' if is_checkpoint(locate(path)) else run_name
+    print(f'{name}: step {trained.step}, {run.n_params:,} parameters', flush=True)
+    print(f'{name}: attention to the cache by {programs.reader.kernel}; compiling', flush=True)
+    engine = Engine(programs, trained.weights(), trained.step, draft_weights)
+    status = engine.status()
+    print(
+        f'{name}: at most {length:,} tokens, {status.slots} slots, {"chat" if template else "base model"}', flush=True
+    )
+    admission = Admission(status.slots, how.queue)
+    created = written_at(trained.directory, trained.step)
+    served = ServedModel(
+        name, EngineThread(engine, _report), tokenizer, admission, template, step=trained.step, created=created
+    )
+
+    def swap(weights: Any, step: int) -> None:
+        served.swap(lambda: engine.swap(weights, step), step, written_at(trained.directory, step))
+
+    return _Loaded(served, trained, swap)
+
+
+def _check_can_follow(paths: Sequence[str]) -> None:
+    from pretrax.checkpoint import is_checkpoint
+    from pretrax.storage import locate
+
+    for path in paths:
+        if is_checkpoint(place := locate(path)):
+            raise UserError(f'--follow: {path} is one checkpoint\n  give its run: {place.parent.parent}')
+
+
+@contextlib.contextmanager
+def _following(loaded: _Loaded) -> Iterator[None]:
+    """Gives an engine the newest weights of its run, in this context."""
+    from pretrax.run.follow import follow
+
+    def use(weights: Any, step: int) -> None:
+        loaded.swap(weights, step)
+        print(f'{loaded.model.name}: step {step}', flush=True)
+
+    stop = threading.Event()
+    thread = threading.Thread(target=follow, args=(loaded.trained, use, _report, stop), name='follow', daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _sizes(text: str) -> dict[str, int]:
+    """{axis: size} from d=2,t=4."""
+    sizes = {}
+    for part in text.split(','):
+        match = re.fullmatch(r'([a-z])=([1-9]\d*)', part.strip())
+        if match is None or match[1] not in AXES or match[1] in sizes:
+            raise UserError(
+                f'--mesh {text}: {part!r} is no axis with its size\n  expected some of {", ".join(AXES)}: d=2,t=4'
+            )
+        sizes[match[1]] = int(match[2])
+    return sizes
+
+
+def _one_of(flag: str, value: str, choices: Sequence[str]) -> str:
+    if value not in choices:
+        raise UserError(f'{flag} is {value}; expected one of {", ".join(choices)}')
+    return value
+
+
+def _report(text: str) -> None:
+    print(printable(text), file=sys.stderr, flush=True)

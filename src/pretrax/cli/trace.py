@@ -1,0 +1,45 @@
+"""Print where the time of traced steps went.
+
+By scope of the model, operation or source line: time, FLOP/s, bytes/s, fraction of the roofline, exposed communication and gaps, with what to try. To trace steps, train with log.profile=3 or log.profile_on_slow=3.0.
+"""
+
+import pathlib
+import shutil
+from typing import Annotated, Literal
+
+import typer
+
+from pretrax.errors import UserError
+
+
+def trace(
+    run: Annotated[str, typer.Argument(metavar='RUN', help='Directory of a run, or a trace.')],
+    by: Annotated[
+        Literal['scope', 'operation', 'source'], typer.Option('--by', help='What a row of the table is.')
+    ] = 'scope',
+    step: Annotated[
+        int | None, typer.Option(metavar='N', help='Only this step. [default: all steps of the newest trace]')
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option('--out', '-o', metavar='FILE', help='A .csv, .json or .html file. [default: the terminal]'),
+    ] = None,
+) -> None:
+    from pretrax.cli._output import write_output
+    from pretrax.storage import locate
+    from pretrax.view.trace.run_trace import open_newest
+    from pretrax.view.trace.table import as_csv, as_html, as_json, text
+
+    suffix = pathlib.PurePath(out or '').suffix
+    if out is not None and suffix not in ('.csv', '.json', '.html'):
+        raise UserError(f'cannot write {out}: expected a name that ends in .csv, .json or .html')
+    steps = open_newest(locate(run), step)
+    if out is None:
+        print(text(steps, by, shutil.get_terminal_size().columns))
+        return
+    if suffix == '.html':
+        content = as_html(steps, by, f'Trace of {run}')
+    else:
+        content = as_csv(steps, by) if suffix == '.csv' else as_json(steps, by)
+    write_output(out, content)
+    print(f'wrote {out}')

@@ -1,0 +1,61 @@
+"""Watch runs while they train: a live page, or --terminal.
+
+A directory of runs is watched as a whole: runs that appear in it are added. Ctrl-C ends watching, never the runs.
+"""
+
+import asyncio
+import importlib.util
+import pathlib
+import sys
+from typing import Annotated
+
+import typer
+
+from pretrax.errors import UserError, install_extra, printable
+
+
+def watch(
+    runs: Annotated[list[str], typer.Argument(metavar='RUN...', help='Runs, or directories of runs, on a disk or in a bucket.')],
+    terminal: Annotated[bool, typer.Option('--terminal', help='Show the runs in the terminal; in a pipe, print lines.')] = False,
+    host: Annotated[str, typer.Option(help='Address to listen on; others than 127.0.0.1 need --api-key-file.')] = '127.0.0.1',
+    port: Annotated[int, typer.Option(min=0, max=65535, help='0: any that is free.')] = 8100,
+    api_key_file: Annotated[
+        pathlib.Path | None, typer.Option(metavar='FILE', help='File with API keys, one on each line. The page asks for a key.')
+    ] = None,
+    insecure: Annotated[bool, typer.Option('--insecure', help='Let everybody who reaches --host watch.')] = False,
+) -> None:  # fmt: skip
+    from pretrax.view.live.runs import Places
+
+    if terminal:
+        from pretrax.view.live.terminal import watch_in_terminal
+
+        watch_in_terminal(Places(runs))
+        return
+    for package in ('starlette', 'uvicorn'):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(
+                f'the live page needs the package {package}\n  {install_extra("serve")}\n'
+                '  or watch in the terminal: --terminal'
+            )
+    from pretrax.serve.access import LOOPBACK, read_keys
+    from pretrax.serve.listen import bind
+    from pretrax.view.live.server import address, watch_in_browser
+
+    if host not in LOOPBACK and api_key_file is None and not insecure:
+        raise UserError(
+            f'--host {host}: everybody who reaches this machine could watch\n'
+            '  stay with 127.0.0.1 and reach it through ssh -L, as `pretrax watch` prints\n'
+            '  or give --api-key-file FILE with keys, one on each line; or --insecure if something else protects it'
+        )
+    keys = None if api_key_file is None else read_keys(api_key_file)
+    places = Places(runs)
+    with bind(host, port) as opened:
+        local = host in LOOPBACK
+
+        def listening() -> None:
+            print(address(host, opened.getsockname()[1], local), flush=True)
+
+        def report(text: str) -> None:
+            print(printable(text), file=sys.stderr, flush=True)
+
+        asyncio.run(watch_in_browser(places, opened, keys=keys, local=local, report=report, listening=listening))

@@ -1,0 +1,136 @@
+"""Opens the text of a configuration with `data.streaming: true`."""
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pretrax.data.batches.source import DataRequest
+from pretrax.data.corpus.corpus import Corpus
+from pretrax.data.corpus.document import Document
+from pretrax.data.corpus.selection import RowCounts
+from pretrax.data.stream.blocks import Blocks, encode_all, kept_documents, parts_of
+from pretrax.data.stream.places import Places
+from pretrax.data.stream.stream_source import StreamSource
+from pretrax.data.tokenize.encode_shard import Job, text_hash
+from pretrax.data.tokenizers.encoders import choose_encoder
+from pretrax.data.tokenizers.tokenizer import Tokenizer
+from pretrax.errors import UserError
+
+_VERSION = 1  # of the order of a stream
+
+
+def open_stream(
+    corpus: Corpus,
+    held_out: Corpus | None,
+    tokenizer: Tokenizer,
+    request: DataRequest,
+    *,
+    shuffle_buffer: int,
+    validation_documents: int,
+) -> StreamSource:
+    """Opens text to train on while it is read.
+
+    Args:
+        corpus: the text to train on.
+        held_out: the text for validation; None: the first documents of `corpus`, which are then not trained on.
+        tokenizer: makes the tokens.
+        request: the run.
+        shuffle_buffer: documents that are shuffled together.
+        validation_documents: documents for validation; 0: no validation.
+
+    Raises:
+        UserError: there is no text for training or validation.
+    """
+    assert tokenizer.end_of_text is not None  # `load_tokenizer` requires it
+    first = list(itertools.islice(_documents(held_out or corpus), validation_documents))
+    if validation_documents and not first:
+        raise UserError(
+            'data.text: no document has any text for validation\n  to train without: data.validation_documents=0'
+        )
+    encoder, reason = choose_encoder(tokenizer, (document.text for document in first or _documents(corpus)))
+    request.say(f'tokenizer: encodes with {encoder}: {reason}; in a thread, while the run trains')
+    job = Job(tokenizer.content, tokenizer.end_of_text, encoder, 0.0, cut=False)
+    left_out = frozenset() if held_out else frozenset(text_hash(document.text) for document in first)
+    stored = StoredTokens.of(job, first, tokenizer) if first else None
+    if stored is not None:
+        whose = 'the first documents, which are not trained on' if held_out is None else f'{held_out.files[0]}'
+        request.say(f'validation: {stored.n_documents:,} documents, {stored.n_tokens:,} tokens: {whose}')
+    else:
+        request.say('validation: none, no text is held out')
+    recipe = [
+        _VERSION, corpus.fingerprint(), tokenizer.sha256, tokenizer.end_of_text, shuffle_buffer,
+        sorted(left_out), None if held_out is None else held_out.fingerprint(),
+    ]  # fmt: skip
+    fingerprint = 'stream ' + hashlib.sha256(repr(recipe).encode()).hexdigest()
+    key = hashlib.sha256(f'{fingerprint} {request.seed}'.encode()).hexdigest()
+    shuffled = f'blocks of {shuffle_buffer:,} documents are shuffled with seed {request.seed}'
+    request.say(
+        f'order: {shuffled if shuffle_buffer > 1 else "documents are not shuffled"}, and tokenized as they are read'
+    )
+    return StreamSource(
+        Blocks(corpus, job, request.seed, shuffle_buffer, left_out),
+        Places(request.directory / f'stream-{key[:16]}.json', request.say),
+        stored,
+        tokenizer,
+        fingerprint,
+        request,
+    )
+
+
+def _documents(corpus: Corpus) -> Iterator[Document]:
+    """The documents of a corpus, in order."""
+    for part in parts_of(corpus):
+        yield from kept_documents(part, corpus.selection, RowCounts())
+
+
+@dataclass(frozen=True)
+class StoredTokens:
+    """Documents in memory, as a `TokenStore`."""
+
+    encoded: np.ndarray
+    mask: np.ndarray | None
+    starts: np.ndarray
+    vocab_size: int
+    end_of_text: int | None
+    bytes_per_target: float | None
+    name: str = 'the documents for validation'
+    is_remote: bool = False
+    fingerprint: str = ''
+
+    @classmethod
+    def of(cls, job: Job, documents: Sequence[Document], tokenizer: Tokenizer) -> 'StoredTokens':
+        """The tokens of some documents."""
+        encoded, mask = encode_all(job, documents)
+        starts = np.append(np.flatnonzero(encoded & 1), len(encoded)).astype(np.uint64)
+        counted = np.ones(len(encoded), bool) if mask is None else mask
+        is_target = counted & (encoded & 1 == 0)
+        lengths = tokenizer.byte_lengths.copy()
+        lengths[job.end_of_text] = 0
+        n_bytes = int(lengths[encoded[is_target] >> 1].sum()) if tokenizer.keeps_bytes else 0
+        per_target = n_bytes / int(is_target.sum()) if n_bytes else None
+        return cls(encoded, mask, starts, tokenizer.vocab_size, job.end_of_text, per_target)
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.encoded)
+
+    @property
+    def n_documents(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def has_mask(self) -> bool:
+        return self.mask is not None
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+        return [self.encoded[start:stop] for start, stop in ranges]
+
+    def read_starts(self, start: int, stop: int) -> np.ndarray:
+        return self.starts[start:stop]
+
+    def read_mask(self, ranges: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+        mask = np.ones(self.n_tokens, bool) if self.mask is None else self.mask
+        return [mask[start:stop] for start, stop in ranges]

@@ -1,0 +1,67 @@
+"""The texts that an engine writes. No JAX here: the tests of the commands need no devices."""
+
+import dataclasses
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple
+
+from pretrax.infer.request import Finish, Request, Serving
+from pretrax.infer.text import TextStream
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """An answer to write: a request, and the strings that end its text."""
+
+    request: Request
+    stop: tuple[str, ...] = ()
+
+
+class News(NamedTuple):
+    """What is new in an answer. `finish`: None if more will follow."""
+
+    answer: int  # among those that were asked for
+    text: str
+    tokens: int
+    finish: Finish | None
+
+
+def write(engine: Serving, tokenizer: Any, asked: Sequence[Asked]) -> Generator[News]:
+    """The texts of answers, piece by piece, in the order in which they are written.
+
+    The token that ends an answer is no part of its text. If the iterator is closed, the answers that are not finished
+    are cancelled.
+
+    Raises:
+        UserError: the engine can never answer one of the requests.
+    """
+    for one in asked:
+        engine.check(one.request)
+    numbers = {engine.add(one.request): answer for answer, one in enumerate(asked)}
+    streams = {answer: TextStream(tokenizer, one.request.prompt, one.stop) for answer, one in enumerate(asked)}
+    try:
+        while streams:
+            for update in engine.step():
+                answer = numbers.get(update.number, -1)
+                if (stream := streams.get(answer)) is None:  # it was cancelled
+                    continue
+                ids = [token.id for token in update.tokens]
+                finish = update.finish
+                ends = finish == 'stop' and ids[-1] in asked[answer].request.stop_ids
+                text = stream.push(ids[:-1] if ends else ids)
+                if finish:
+                    text += stream.flush()
+                if stream.finished is not None:
+                    finish = 'stop'
+                    engine.cancel(update.number)
+                if finish:
+                    del streams[answer]
+                yield News(answer, text, len(ids), finish)
+    finally:
+        for number, answer in numbers.items():
+            if answer in streams:
+                engine.cancel(number)
+
+
+def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
+    """The tokens of a prompt; an empty one is the end of the text before."""
+    return tokenizer.encode(prompt) or [tokenizer.end_of_text or 0]

@@ -1,0 +1,144 @@
+"""How the decoder reads tokens: with a cache of keys and values."""
+
+import math
+import types
+from typing import Any
+
+import jax
+
+from pretrax.infer.cache import CacheKind, Pages, RingPages, Tables, empty_pages, ring_blocks
+from pretrax.infer.forward import final_states, logits_of, read_tokens
+from pretrax.infer.kernels import choose_kernel
+from pretrax.infer.pages import SlotPages
+from pretrax.infer.weights import Outer, ServingLayer, ServingWeights, WeightKind, serving_weights
+from pretrax.model.architecture import LayerKind
+from pretrax.model.transformer import Transformer
+from pretrax.model.weights import Weights
+from pretrax.shardlib import f32, i32, num, typed_shard_map
+
+
+class CachedDecoder:
+    """The decoder with a cache of keys and values, as `block.Reader` asks.
+
+    Args:
+        model: the decoder.
+        slots: sequences at a time.
+        shards: of the slots. Each has pages of its own.
+        max_length: the most tokens in a slot.
+        page: tokens in a page.
+        kept: sequences of the greatest length for which the cache has room beside those in the slots.
+        ahead: the most tokens that are written to a slot at once.
+        kind: what keys and values are stored as.
+        weights: what matrices are stored as.
+        platform: of the devices.
+        rings: whether layers with a window keep nothing but what their window sees.
+        whole: whether there are tables of whole sequences, even if no layer of this model needs them: a draft does.
+
+    Attributes:
+        kernel: for attention, and the reason for its choice.
+    """
+
+    has_states = True
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        slots: int,
+        shards: int,
+        max_length: int,
+        page: int,
+        kept: int,
+        ahead: int,
+        kind: CacheKind,
+        weights: WeightKind,
+        platform: str,
+        rings: bool = True,
+        whole: bool = False,
+    ):
+        self.model, self.max_length = model, max_length
+        self._weights, self._rings = weights, rings
+        self.vocab_size, self.columns = model.arch.vocab_size, model.arch.padded_vocab_size
+        self._slots, self._shards, self._page, self._kind = slots // shards, shards, page, kind
+        blocks = math.ceil(max_length / page)
+        windows = [min(kind.window, max_length) if rings else 0 for kind in self._kinds]
+        self._window = max(windows)
+        has_windows = any(layer.window for layer in self._kinds)
+        self.kernel = choose_kernel(platform, model.dtype, model.arch.d_head, page, kind, has_windows)
+        self._ring = min(ring_blocks(self._window, ahead, page), blocks) if self._window else 0
+        # Page 0 is for padding.
+        self._pages = 1 + (self._slots + kept) * blocks if 0 in windows or whole else 0
+        self._ring_pages = 1 + self._slots * self._ring + kept * blocks if self._window else 0
+
+    @property
+    def _kinds(self) -> list[LayerKind]:
+        """Of all layers."""
+        kinds = self.model.arch.kinds
+        return [kinds[i % len(kinds)] for i in range(self.model.arch.n_layers)]
+
+    def prepare(self, weights: Weights) -> ServingWeights:
+        """The weights of each layer apart, in the compute dtype."""
+        return serving_weights(weights, self.model, self._weights)
+
+    def new_memory(self) -> SlotPages:
+        """The pages of the slots of one shard: all free."""
+        return SlotPages(
+            self._slots,
+            self._page,
+            self.max_length,
+            pages=self._pages,
+            ring_pages=self._ring_pages,
+            ring_blocks=self._ring,
+            window=self._window,
+        )
+
+    def new_cache(self) -> tuple[Pages, ...]:
+        """The empty pages of every layer."""
+        arch, dtype = self.model.arch, self.model.dtype
+
+        def layer(kind: LayerKind) -> Pages:
+            in_ring = self._rings and kind.window
+            pages = self._shards * (self._ring_pages if in_ring else self._pages)
+            empty = empty_pages(arch, pages, self._page, dtype, self._kind)
+            return RingPages(empty.k, empty.v, empty.k_scale, empty.v_scale) if in_ring else empty
+
+        return tuple(map(layer, self._kinds))
+
+    # The rest is what `block.Reader` describes.
+
+    def read(self, weights: ServingWeights, cache: Any, tokens: jax.Array, positions: jax.Array, tables: Tables) -> Any:
+        return self._run(False)(weights.outer, weights.layers, cache, tokens, positions, tables)[2]
+
+    def logits(
+        self, weights: ServingWeights, cache: Any, tokens: jax.Array, positions: jax.Array, tables: Tables
+    ) -> tuple[jax.Array, jax.Array, Any]:
+        return self._run(True)(weights.outer, weights.layers, cache, tokens, positions, tables)
+
+    def _run(self, with_logits: bool) -> Any:
+        model, arch = self.model, self.model.arch
+        layers_type = types.GenericAlias(tuple, (ServingLayer,) * arch.n_layers)
+        cache_type = types.GenericAlias(
+            tuple, tuple(RingPages if self._rings and kind.window else Pages for kind in self._kinds)
+        )
+
+        @typed_shard_map
+        def run(
+            outer: Outer,
+            layers: layers_type,
+            cache: cache_type,
+            tokens: i32['R/r/d/e C'],
+            positions: i32['R/r/d/e C'],
+            tables: Tables,
+        ) -> tuple[f32['R/r/d/e C V/t'] | None, num['R/r/d/e C M'] | None, cache_type]:
+            if not self._rings:
+                tables = Tables(tables.full, tables.full)
+            x, cache = read_tokens(
+                outer, layers, cache, tokens, positions, tables, arch, model.plan, model.dtype, self.kernel
+            )
+            if not with_logits:
+                return None, None, cache
+            h = final_states(x, outer, arch)
+            logits = logits_of(h, outer, arch)
+            return logits.reshape(*tokens.shape, -1), h.reshape(*tokens.shape, -1), cache
+
+        return run

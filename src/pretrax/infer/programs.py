@@ -1,0 +1,241 @@
+"""The programs of an engine, compiled for a model on a mesh. They are kept, so that another engine starts at once."""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from pretrax.errors import UserError
+from pretrax.infer.block import Memory, Reader, Scored, Slots, Written, draft_tokens, empty_slots, score, write_block
+from pretrax.infer.cache import CacheKind, Tables
+from pretrax.infer.cached import CachedDecoder
+from pretrax.infer.recompute import Recomputed
+from pretrax.infer.speculate import look_up
+from pretrax.infer.weights import WeightKind
+from pretrax.model.axes import AXES, ROWS, along
+from pretrax.model.base import Model
+from pretrax.model.transformer import Transformer
+from pretrax.shardlib import i32, make_shardings
+
+_SMALLEST_CHUNK = 16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How an engine runs."""
+
+    max_length: int  # the most tokens of a prompt and its answer
+    slots: int = 8  # sequences at a time; rounded up to what the mesh needs
+    block: int = 8  # steps of a slot before requests may join and leave
+    block_seconds: float = 0.1  # a block of slow steps has fewer of them, so that streams are smooth
+    chunk: int = 256  # tokens of a prompt read at once
+    page: int = 16  # tokens in a page of the cache
+    kept: int = 1  # prompts of the greatest length that the cache keeps although no slot uses them
+    cache: CacheKind = 'compute'
+    weights: WeightKind = 'compute'
+    proposed: int = 0  # tokens proposed at a time, by a draft or by looking them up in the sequence
+    ngram: int = 3  # tokens that a proposal from the sequence follows
+
+
+@dataclasses.dataclass
+class Chunk:
+    """Parts of prompts, one for each shard of the slots. numpy."""
+
+    tokens: np.ndarray  # i32[shards, size]
+    targets: np.ndarray  # their successors
+    positions: np.ndarray  # -1: padding
+    full: np.ndarray
+    ring: np.ndarray
+
+
+def serving_mesh(mesh: Mesh, width: int) -> Mesh:
+    """The same devices along the axes that the engine uses: r, d, e and t.
+
+    Args:
+        mesh: such as the one of training.
+        width: of the model and of its draft, their common divisor, which d has to divide.
+    """
+    assert mesh.axis_names == AXES
+    r, d, e, c, t, p = mesh.devices.shape
+    dense = math.gcd(d * c * p, width)
+    devices = mesh.devices.transpose(0, 1, 3, 5, 2, 4).reshape(r * d * c * p // dense, dense, e, 1, t, 1)
+    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+class Programs:
+    """What an engine runs on the devices.
+
+    Attributes:
+        mesh: r, d and e shard the slots; t shards heads, feed-forward and vocabulary.
+        slots: sequences at a time.
+        shards: of the slots.
+        reader: how the model reads tokens.
+        chunks: sizes of the parts in which prompts are read, ascending.
+        longest_block: the most tokens that a block writes in a slot.
+    """
+
+    def __init__(self, model: Model, mesh: Mesh, options: EngineOptions, draft: Model | None = None):
+        if draft is not None:
+            _check_draft(model, draft)
+        self.options, t = options, mesh.shape['t']
+        is_cached = isinstance(model, Transformer)
+        widths = [one.arch.d_model for one in (model, draft) if isinstance(one, Transformer)]
+        self.mesh = serving_mesh(mesh, math.gcd(*widths)) if is_cached else mesh
+        self.shards = along(ROWS, self.mesh.shape) if is_cached else 1
+        multiple = self.shards * t if is_cached else along(ROWS, mesh.shape)
+        self.slots = math.ceil(options.slots / multiple) * multiple
+        longest = min(options.chunk, options.max_length)
+        sizes = [size for n in range(10) if (size := _SMALLEST_CHUNK * 4**n) < longest]
+        self.chunks = [math.ceil(size / t) * t for size in (*sizes, longest)]
+        self.longest_block = options.block * (1 + options.proposed)
+        self.reader = self._reader(model, whole=draft is not None)
+        self._drafter = None if draft is None else self._reader(draft, rings=False)
+        memory = self.reader.new_memory()
+        self._table_widths = memory.full.shape[1], memory.ring.shape[1]
+        self._compile()
+
+    def _reader(self, model: Model, **places: bool) -> Reader:
+        options = self.options
+        if not isinstance(model, Transformer):
+            return Recomputed(model, self.mesh, self.slots, options.max_length)
+        return CachedDecoder(
+            model,
+            slots=self.slots,
+            shards=self.shards,
+            max_length=options.max_length,
+            page=options.page,
+            kept=options.kept,
+            ahead=max(self.chunks[-1], self.longest_block),
+            kind=options.cache,
+            weights=options.weights,
+            platform=self.mesh.devices.flat[0].platform,
+            **places,
+        )
+
+    def _compile(self) -> None:
+        reader, drafter, options = self.reader, self._drafter, self.options
+        replicated = NamedSharding(self.mesh, PartitionSpec())
+
+        def read(weights, caches, tokens, positions, tables):
+            cache = reader.read(weights[0], caches[0], tokens, positions, tables)
+            return cache, drafter and drafter.read(weights[1], caches[1], tokens, positions, tables)
+
+        def scored(weights, caches, tokens, targets, positions, tables):
+            cache, found = score(reader, weights[0], caches[0], tokens, targets, positions, tables)
+            return (cache, drafter and drafter.read(weights[1], caches[1], tokens, positions, tables)), found
+
+        propose = None
+        if options.proposed:
+            propose = functools.partial(_look_up, options)
+            if drafter is not None:
+                propose = functools.partial(draft_tokens, drafter, options.proposed)
+        block = functools.partial(write_block, reader, propose, options.proposed, options.block)
+
+        def write(weights, caches, slots, tables, most):
+            cache, draft, written = block(
+                weights[0], caches[0], (weights[1], caches[1]), slots=slots, tables=tables, most=most
+            )
+            return (cache, draft), written
+
+        self._read = jax.jit(read, donate_argnums=1)
+        self._score = jax.jit(scored, donate_argnums=1, out_shardings=(None, replicated))
+        self._write = jax.jit(write, donate_argnums=1, out_shardings=(None, replicated))
+
+    def new_memories(self) -> list[Memory]:
+        """For each shard of the slots: which slot uses what of the cache."""
+        return [self.reader.new_memory() for _ in range(self.shards)]
+
+    def prepare(self, weights: Any) -> Any:
+        """The weights of the model as the programs use them."""
+        with jax.set_mesh(self.mesh):
+            return self.reader.prepare(weights)
+
+    def prepare_draft(self, weights: Any) -> Any:
+        """The weights of the draft as the programs use them; None if there is none."""
+        if self._drafter is None:
+            return None
+        with jax.set_mesh(self.mesh):
+            return self._drafter.prepare(weights)
+
+    def new_caches(self) -> Any:
+        """Empty caches of the model and of its draft."""
+        with jax.set_mesh(self.mesh):
+            return self.reader.new_cache(), self._drafter and self._drafter.new_cache()
+
+    def warm_up(self, weights: tuple[Any, Any], caches: Any) -> Any:
+        """Runs every program once with nothing to do, so that it is compiled."""
+        for size in self.chunks:
+            caches = self.read(weights, caches, self.empty_chunk(size))
+        caches, _ = self.score(weights, caches, self.empty_chunk(self.score_size))
+        return self.write(weights, caches, empty_slots(self.slots, self.options.max_length), self.new_memories(), 0)[0]
+
+    @property
+    def score_size(self) -> int:
+        """Tokens of a text that are scored at once."""
+        return self.chunks[min(1, len(self.chunks) - 1)]
+
+    def empty_chunk(self, size: int) -> Chunk:
+        """A chunk of padding."""
+        tokens, positions = np.zeros((self.shards, size), np.int32), np.full((self.shards, size), -1, np.int32)
+        full, ring = (np.zeros((self.shards, width), np.int32) for width in self._table_widths)
+        return Chunk(tokens, tokens.copy(), positions, full, ring)
+
+    def read(self, weights: tuple[Any, Any], caches: Any, chunk: Chunk) -> Any:
+        """The caches after reading parts of prompts."""
+        with jax.set_mesh(self.mesh):
+            places = self._place(chunk.tokens), self._place(chunk.positions), self._tables(chunk.full, chunk.ring)
+            return self._read(weights, caches, *places)
+
+    def score(self, weights: tuple[Any, Any], caches: Any, chunk: Chunk) -> tuple[Any, Scored]:
+        """Likewise, and what the model makes of their tokens."""
+        with jax.set_mesh(self.mesh):
+            rows = [self._place(x) for x in (chunk.tokens, chunk.targets, chunk.positions)]
+            caches, scored = self._score(weights, caches, *rows, self._tables(chunk.full, chunk.ring))
+        return caches, jax.tree.map(np.asarray, scored)
+
+    def write(
+        self, weights: tuple[Any, Any], caches: Any, slots: Slots, memories: list[Memory], most: int
+    ) -> tuple[Any, Written]:
+        """Writes a block of tokens in every slot with a position, in at most `most` steps."""
+        full, ring = (np.concatenate([getattr(memory, name) for memory in memories]) for name in ('full', 'ring'))
+        with jax.set_mesh(self.mesh):
+            placed = jax.tree.map(self._place, slots)
+            caches, written = self._write(weights, caches, placed, self._tables(full, ring), np.int32(most))
+        return caches, jax.tree.map(np.asarray, written)
+
+    def _tables(self, full: np.ndarray, ring: np.ndarray) -> Tables:
+        return Tables(self._place(full), self._place(ring))
+
+    def _place(self, x: np.ndarray) -> jax.Array:
+        """An array of rows, on the devices that have these rows."""
+        sharding = make_shardings(i32['R/r/d/e']) if self.shards > 1 else NamedSharding(self.mesh, PartitionSpec())
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+
+def _check_draft(model: Model, draft: Model) -> None:
+    for one in (model, draft):
+        if not isinstance(one, Transformer):
+            raise UserError(
+                f'{type(one).__name__} has no cache, so it cannot use a draft or be one\nleave the draft out'
+            )
+    if draft.vocab_size != model.vocab_size:
+        raise UserError(
+            f'the draft has {draft.vocab_size} tokens, the model {model.vocab_size}\n'
+            'use a draft with the same tokenizer'
+        )
+
+
+def _look_up(options: EngineOptions, draft: Any, cache: Any, slots: Slots, tables: Tables) -> tuple[jax.Array, Any]:
+    """Proposals from the sequence itself."""
+    del draft, tables
+    return look_up(slots.history, slots.position + 1, options.proposed, options.ngram), cache
+
+
+@functools.lru_cache(maxsize=4)
+def programs_of(model: Model, mesh: Mesh, options: EngineOptions, draft: Model | None = None) -> Programs:
+    """`Programs`, kept, since sampling during training uses them again and again."""
+    return Programs(model, mesh, options, draft)

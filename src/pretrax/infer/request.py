@@ -1,0 +1,169 @@
+"""What the engine is asked for, and what it answers. No JAX here: the server and its tests need no devices."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+import numpy as np
+
+from pretrax.errors import UserError
+
+MAX_STOP_IDS = 16
+MAX_BIASED = 300  # tokens with a logit bias
+MAX_LOGPROBS = 20  # likeliest tokens reported at a position
+
+type Finish = Literal['stop', 'length', 'cancelled']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How a token is chosen. The logits are biased, penalized, divided by the temperature and filtered, in this order."""
+
+    temperature: float = 1.0  # 0: the likeliest token
+    top_k: int | None = None  # choose among the k likeliest
+    top_p: float | None = None  # choose among the likeliest that together have probability p
+    min_p: float = 0.0  # choose among those at least this fraction as likely as the likeliest
+    repetition_penalty: float = 1.0  # of tokens in the prompt or the answer. Keskar et al. 2019, arXiv:1909.05858
+    presence_penalty: float = 0.0  # subtracted once from tokens in the answer
+    frequency_penalty: float = 0.0  # subtracted as often as a token is in the answer
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)  # added to the logits of these tokens
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """A prompt to continue. Several answers to one prompt are several requests with different `choice`."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int  # 0: the prompt is only read, for `prompt_logprobs` or `embedding`
+    sampling: Sampling = Sampling()
+    choice: int = 0  # the randomness depends on the seed, this number, and the position alone
+    stop_ids: tuple[int, ...] = ()  # tokens that end the answer; the one that did is its last token
+    logprobs: int | None = None  # report the log probability of each token, and the n likeliest tokens
+    prompt_logprobs: int | None = None  # the same for the tokens of the prompt
+    embedding: Literal['mean', 'last'] | None = None  # report the hidden states after the last norm
+
+
+@dataclasses.dataclass(frozen=True)
+class Token:
+    """A token. Log probabilities are those of the model, before anything that `Sampling` does."""
+
+    id: int
+    logprob: float | None = None  # None: not asked for, or the first token of a prompt
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens and their log probabilities, the likeliest first
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Update:
+    """What a call of `Engine.step` found out about a request."""
+
+    number: int  # of the request
+    tokens: tuple[Token, ...] = ()  # new tokens of the answer
+    finish: Finish | None = None  # None: more will follow
+    weights_step: int | None = None  # training step of the weights that wrote the tokens
+    cached: int = 0  # tokens of the prompt that were in the prefix cache; in the first update
+    prompt: tuple[Token, ...] = ()  # with `prompt_logprobs`; in the first update
+    embedding: np.ndarray | None = None  # f32 [M]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineStatus:
+    """A snapshot of an engine. Counts are totals since the start."""
+
+    slots: int
+    busy_slots: int
+    waiting: int  # requests without a slot
+    pages: int  # of the cache
+    used_pages: int  # that a request uses
+    cached_pages: int  # that no request uses, kept for later prompts with the same beginning
+    blocks: int  # calls of `step` that ran a program; it grows as long as the engine advances
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    generated_tokens: int
+    proposed_tokens: int  # by speculation
+    accepted_tokens: int
+    compilations: int  # after the engine was ready; 0 if all is well
+
+
+def check_request(request: Request, max_length: int, vocab_size: int) -> None:
+    """Raises UserError for a request that an engine can never run.
+
+    Args:
+        request: the request.
+        max_length: the most tokens of a prompt and its answer.
+        vocab_size: number of tokens.
+    """
+    prompt, sampling = len(request.prompt), request.sampling
+    if not prompt:
+        raise UserError('the prompt is empty\ngive at least one token to continue')
+    if request.max_tokens < 0:
+        raise UserError(f'max_tokens is {request.max_tokens}\ngive 0 or more')
+    if prompt + request.max_tokens > max_length:
+        raise UserError(
+            f'the prompt has {prompt} tokens; with {request.max_tokens} new ones that is {prompt + request.max_tokens}, '
+            f'and there is room for {max_length}\n'
+            + (f'ask for at most {max_length - prompt} new tokens' if prompt < max_length else 'shorten the prompt')
+        )
+    named = {'the prompt': request.prompt, 'stop_ids': request.stop_ids, 'logit_bias': tuple(sampling.logit_bias)}
+    for name, ids in named.items():
+        if strange := [token for token in ids if not 0 <= token < vocab_size]:
+            raise UserError(f'{name} has the token {strange[0]}\nthe vocabulary has the tokens 0 to {vocab_size - 1}')
+    limits = {
+        'stop_ids': (len(request.stop_ids), MAX_STOP_IDS),
+        'logit_bias': (len(sampling.logit_bias), MAX_BIASED),
+        'logprobs': (request.logprobs or 0, MAX_LOGPROBS),
+        'prompt_logprobs': (request.prompt_logprobs or 0, MAX_LOGPROBS),
+    }
+    for name, (count, most) in limits.items():
+        if count > most:
+            raise UserError(f'{name} asks for {count}\nat most {most} are possible')
+
+
+def check_positions(prompt: int, tokens: int, positions: int | None) -> None:
+    """Raises UserError if a prompt and its answer exceed the positions of a model.
+
+    Args:
+        prompt: tokens of the prompt.
+        tokens: the most tokens of the answer.
+        positions: of the model; None: any number.
+    """
+    if positions is not None and prompt + tokens > positions:
+        raise UserError(
+            f'a prompt of {prompt} tokens and {tokens} new ones exceed the {positions} positions of the model\n'
+            f'ask for at most {max(positions - prompt, 0)} new tokens'
+        )
+
+
+class Serving(Protocol):
+    """An engine, as the server and the commands see it. All calls come from one thread."""
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of a prompt and its answer together."""
+        ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is no request."""
+        ...
+
+    def check(self, request: Request) -> None:
+        """Raises UserError for a request that can never run: empty, too long, a token outside the vocabulary."""
+        ...
+
+    def add(self, request: Request) -> int:
+        """Adds a request to the queue and returns its number. Raises UserError as `check` does."""
+        ...
+
+    def cancel(self, number: int) -> None:
+        """Ends a request. Its slot is free after the current block. Unknown and finished numbers are ignored."""
+        ...
+
+    def step(self) -> list[Update]:
+        """Reads a chunk of waiting prompts and writes a block of tokens in every busy slot."""
+        ...
+
+    def status(self) -> EngineStatus: ...

@@ -1,0 +1,86 @@
+"""Products with weights that are kept in int8, for inference. Every output channel has a scale.
+
+A CPU multiplies int8 by int8. Activations are rounded to 16 bits, for each token relative to its largest value, and multiplied
+as two halves of 8 bits, whose sums are exact. So the only error that counts is that of the weights. Converting the weights to
+f32 instead would write four times the bytes that are read; other hardware converts them as it multiplies.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from pretrax.shardlib import einsum
+
+_LARGEST = 127 * 256 + 127  # whose halves are 127 and 127
+
+
+def quantize(w: jax.Array, inputs: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+    """A matrix in int8 and the f32 scale of each output channel.
+
+    Args:
+        w: f32, any shape.
+        inputs: its input dimensions, which the scale lacks.
+    """
+    largest = jnp.max(jnp.abs(w), axis=inputs, keepdims=True)
+    scale = jnp.maximum(largest, 1e-30) / 127  # zeros stay zeros
+    return jnp.round(w / scale).astype(jnp.int8), jnp.squeeze(scale, inputs)
+
+
+def scaled_product(spec: str, x: jax.Array, w: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """`einsum(spec, x, w * scale)`, whose output channels are the last dimensions of the result.
+
+    Args:
+        spec: types of x, w and the result.
+        x: activations.
+        w: int8.
+        scale: f32, of each output channel.
+        dtype: of the result; sums are exact or f32.
+    """
+    return einsum(spec, x, w, dot=lambda equation, x, w: (_dot(equation, x, w) * scale).astype(dtype))
+
+
+def grouped_product(
+    spec: str, x: jax.Array, w: jax.Array, scale: jax.Array, groups: jax.Array, method: str
+) -> jax.Array:
+    """`matmul.grouped_product` of int8 matrices, with the scale of each group's output channels."""
+
+    def dot(_: str, x: jax.Array, w: jax.Array) -> jax.Array:
+        rows, matrices = x.reshape(-1, x.shape[-1]), w.reshape(-1, *w.shape[-2:])
+        scales = scale.reshape(len(matrices), -1)
+        if method == 'ragged':
+            of_rows = jnp.repeat(scales, groups, axis=0, total_repeat_length=len(rows))
+            y = jax.lax.ragged_dot(rows, matrices.astype(x.dtype), groups, preferred_element_type=jnp.float32) * of_rows
+        else:
+            blocks = rows.reshape(len(groups), -1, rows.shape[-1])
+            y = jax.lax.map(lambda one: _dot('nm,mf->nf', one[0], matrices[one[1]]) * scales[one[1]], (blocks, groups))
+        return y.reshape(*x.shape[:-1], -1).astype(x.dtype)
+
+    return einsum(spec, x, w, dot=dot)
+
+
+def _dot(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
+    """f32 products with int8 values, without their scales."""
+    of_platform = functools.partial(_in_halves, equation), functools.partial(_converted, equation)
+    return jax.lax.platform_dependent(x, w, cpu=of_platform[0], default=of_platform[1])
+
+
+def _converted(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.einsum(equation, x, w.astype(x.dtype), preferred_element_type=jnp.float32)
+
+
+def _in_halves(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
+    """(256 high + low) w, where high and low are int8."""
+    operands, y = equation.split('->')
+    of_x, of_w = operands.split(',')
+    x = x.astype(jnp.float32)
+    inputs = tuple(i for i, letter in enumerate(of_x) if letter not in y)
+    unit = jnp.maximum(jnp.max(jnp.abs(x), axis=inputs, keepdims=True), 1e-30) / _LARGEST
+    fixed = jnp.round(x / unit).astype(jnp.int32)
+    high = (fixed + 128) >> 8
+    halves = jnp.stack([high, fixed - (high << 8)]).astype(jnp.int8)
+    sums = jnp.einsum(f'z{of_x},{of_w}->z{y}', halves, w, preferred_element_type=jnp.int32).astype(jnp.float32)
+    unit = jnp.squeeze(unit, inputs)  # the first dimensions of the result are those of x
+    return (256 * sums[0] + sums[1]) * unit.reshape(*unit.shape, *(1,) * (len(y) - unit.ndim))

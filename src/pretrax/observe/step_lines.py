@@ -1,0 +1,93 @@
+"""A file with one JSON object per line, each of a step, that a run appends to: `metrics.jsonl`, `samples.jsonl`.
+
+A run that continues from a checkpoint trains the steps after it again. Their lines are removed first, so that no step is in
+the file twice.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pretrax.errors import Report
+from pretrax.machine.atomic import new_file
+from pretrax.machine.line_files import read_lines
+
+
+class StepLines:
+    """Appends to a file. Only one process of a run may open it.
+
+    Args:
+        path: the file; created with its directories if it does not exist.
+        resumed_step: the step that training continues from. Lines of later steps are removed, and an incomplete last line.
+        say: receives a message for removed lines, and if the file cannot be written.
+        is_record: whether a JSON object with an integer 'step' belongs there; other lines are removed.
+    """
+
+    def __init__(
+        self,
+        path: pathlib.Path,
+        resumed_step: int = 0,
+        say: Report = print,
+        is_record: Callable[[dict[str, Any]], bool] = lambda record: True,
+    ):
+        self._path, self._say, self._is_record = path, say, is_record
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            self._keep_up_to(resumed_step)
+        self._unwritten = b''  # lines that did not fit on the disk
+        self._file = path.open('ab', buffering=0)  # a line is with the operating system when `append` returns
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Appends a line. If the disk is full or the directory is gone, it stays in memory and training continues."""
+        self._unwritten += json.dumps(record, allow_nan=False).encode() + b'\n'
+        try:
+            if os.fstat(self._file.fileno()).st_nlink == 0:
+                self._say(
+                    f'WARNING: {self._path} was removed while training; it is created again, with the lines from now on'
+                )
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file.close()
+                self._file = self._path.open('ab', buffering=0)
+            while self._unwritten:  # a full disk may take a part before it refuses
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+        except OSError as error:
+            self._say(
+                f'WARNING: cannot write {self._path}: {error.strerror}. Training continues; '
+                f'{len(self._unwritten):,} bytes of {self._path.stem} wait in memory'
+            )
+
+    def rewind(self, step: int) -> None:
+        """Removes the lines of later steps, which will be trained again."""
+        self._file.close()
+        self._keep_up_to(step)
+        self._file = self._path.open('ab', buffering=0)
+
+    def close(self) -> None:
+        """Closes the file. May be called twice."""
+        lost, self._unwritten = len(self._unwritten), b''
+        self._file.close()
+        if lost:
+            self._say(f'WARNING: {lost:,} bytes of {self._path.stem} could not be written to {self._path}')
+
+    def _keep_up_to(self, last_step: int) -> None:
+        """Keeps the complete lines up to a step. A new file replaces the old one, so that a kill loses nothing."""
+        later = torn = 0
+        path = self._path
+        with new_file(path, sync=True) as kept, path.open('rb') as lines:
+            for line in read_lines(lines, lambda record: type(record.get('step')) is int and self._is_record(record)):
+                if line.record is None:
+                    torn += 1
+                elif line.record['step'] > last_step:
+                    later += 1
+                else:
+                    kept.write(line.text.rstrip(b'\r\n') + b'\n')
+        if torn:
+            self._say(f'{path.name}: removed {_lines(torn)} left incomplete when the run was stopped')
+        if later:
+            self._say(f'{path.name}: removed {_lines(later)} after step {last_step}; those steps are trained again')
+
+
+def _lines(count: int) -> str:
+    return '1 line' if count == 1 else f'{count} lines'

@@ -1,0 +1,104 @@
+"""TensorBoard: event files in the directory `tb` of a run."""
+
+import json
+import os
+import pathlib
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pretrax.observe.trackers.base import Line, markdown_code, markdown_table, needs
+
+_TEXT = '/text_summary'  # what tensorboardX adds to the name of a text
+
+
+class TensorBoard:
+    """Writes event files. An event of the kind `SessionLog.START` makes TensorBoard forget later steps of earlier files."""
+
+    name = 'TensorBoard'
+
+    def __init__(self, directory: pathlib.Path, config: Mapping[str, Any]):
+        needs('tensorboardX', 'tensorboard')
+        # Not its SummaryWriter, whose `flush` does not wait for its queue.
+        from tensorboardX import summary
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2, summary_pb2
+
+        directory.mkdir(parents=True, exist_ok=True)
+        self._earlier = sorted(directory.glob('events.out.tfevents.*'))
+        # TensorBoard reads the files in the order of their names: the time in seconds, the host, this number.
+        self._writer = EventsWriter(str(directory / 'events'), f'.{len(self._earlier):06d}.{os.getpid()}')
+        # The classes of the protocol buffers are made when they are imported.
+        self._event_types: Any = event_pb2
+        self._summary_types: Any = summary_pb2
+        self._summary: Any = summary
+        self._config = config
+        self.where = f'tensorboard --logdir {directory}'
+
+    def resume(self, step: int) -> Mapping[str, int]:
+        newest: dict[str, int] = {}
+        for event in self._events():
+            if event.HasField('session_log'):
+                newest = {key: min(known, event.step - 1) for key, known in newest.items()}
+            newest |= {value.tag.removesuffix(_TEXT): event.step for value in event.summary.value}
+        newest.pop('config', None)
+        if self._earlier or step:
+            # On another machine there may be earlier files too, with the steps that are written again now.
+            self.rewind(step if newest else -1)
+        self.text(0, 'config', json.dumps(self._config, indent=1, default=str))
+        return {key: min(known, step) for key, known in newest.items()}
+
+    def rewind(self, step: int) -> bool:
+        start = self._event_types.SessionLog(status=self._event_types.SessionLog.START)
+        self._write(step + 1, session_log=start)
+        return True
+
+    def log(self, lines: Sequence[Line]) -> None:
+        types = self._summary_types.Summary
+        for step, numbers, when in lines:
+            values = [types.Value(tag=key, simple_value=value) for key, value in numbers.items()]
+            self._write(step, when, summary=types(value=values))
+        self._writer.flush()
+
+    def text(self, step: int, key: str, text: str) -> None:
+        self._markdown(step, key, markdown_code(text))
+
+    def table(self, step: int, key: str, columns: Sequence[str], rows: Sequence[Sequence[str | float]]) -> None:
+        self._markdown(step, key, markdown_table(columns, rows))
+
+    def image(self, step: int, key: str, path: pathlib.Path) -> None:
+        types = self._summary_types.Summary
+        content = path.read_bytes()
+        width, height = struct.unpack('>II', content[16:24])  # of the PNG's first chunk
+        image = types.Image(height=height, width=width, colorspace=4, encoded_image_string=content)
+        self._write(step, summary=types(value=[types.Value(tag=key, image=image)]))
+        self._writer.flush()
+
+    def file(self, path: pathlib.Path) -> None:
+        del path  # event files keep no files
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self, succeeded: bool) -> None:
+        del succeeded
+        self._writer.close()
+
+    def _write(self, step: int, when: float | None = None, **content: Any) -> None:
+        self._writer.write_event(self._event_types.Event(wall_time=when or time.time(), step=step, **content))
+
+    def _markdown(self, step: int, key: str, text: str) -> None:
+        self._write(step, summary=self._summary.text(key, text))
+        self._writer.flush()
+
+    def _events(self) -> Iterator[Any]:
+        """The complete events of the earlier files: TFRecord, that is length, checksum, event, checksum."""
+        for path in self._earlier:
+            content, at = path.read_bytes(), 0
+            while at + 12 <= len(content):
+                (length,) = struct.unpack_from('<Q', content, at)
+                if at + 12 + length + 4 > len(content):
+                    break
+                yield self._event_types.Event.FromString(content[at + 12 : at + 12 + length])
+                at += 12 + length + 4

@@ -1,0 +1,97 @@
+"""Trackio: a local database, shown by `trackio show`. It needs no account and no network.
+
+Lines are written with Trackio's own storage class, which raises errors, where `trackio.log` prints warnings.
+"""
+
+import contextlib
+import datetime
+import hashlib
+import importlib
+import pathlib
+import sqlite3
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pretrax.observe.trackers.base import Line, flat, markdown_code, needs, remember
+
+
+class Trackio:
+    """A run in a project of Trackio, whose database is in `TRACKIO_DIR` (default: ~/.cache/huggingface/trackio).
+
+    Args:
+        project: name of the project.
+        directory: of the run; it keeps the id of the Trackio run.
+        name: of the run.
+        config: the configuration that Trackio shows.
+    """
+
+    name = 'Trackio'
+
+    def __init__(self, project: str, directory: pathlib.Path, name: str, config: Mapping[str, Any]):
+        self._trackio = needs('trackio', 'trackio')
+        self._storage: Any = importlib.import_module('trackio.sqlite_storage').SQLiteStorage
+        self._project, self._run_name = project, name
+        self._run_id = remember(directory / 'trackio-run-id', lambda: uuid.uuid4().hex)
+        self._config: dict[str, Any] | None = {key: str(value) for key, value in flat(config).items()}
+        self._database = self._storage.init_db(project)
+        self.where = f'trackio show --project {project}'
+
+    def resume(self, step: int) -> Mapping[str, int]:
+        self.rewind(step)
+        query = (
+            'SELECT value.key, MAX(metrics.step) FROM metrics, json_each(metrics.metrics) AS value '
+            'WHERE metrics.run_id = ? GROUP BY value.key'
+        )
+        with contextlib.closing(sqlite3.connect(self._database, timeout=30)) as connection:
+            return dict(connection.execute(query, (self._run_id,)).fetchall())
+
+    def rewind(self, step: int) -> bool:
+        with contextlib.closing(sqlite3.connect(self._database, timeout=30)) as connection, connection:
+            connection.execute('DELETE FROM metrics WHERE run_id = ? AND step > ?', (self._run_id, step))
+        return True
+
+    def log(self, lines: Sequence[Line]) -> None:
+        self._write([(line.step, dict(line.numbers)) for line in lines], [line.time for line in lines])
+
+    def text(self, step: int, key: str, text: str) -> None:
+        self._write([(step, {key: self._trackio.Markdown(markdown_code(text))._to_dict()})])
+
+    def table(self, step: int, key: str, columns: Sequence[str], rows: Sequence[Sequence[str | float]]) -> None:
+        table = self._trackio.Table(columns=list(columns), data=[list(row) for row in rows])
+        self._write([(step, {key: table._to_dict(self._project, self._run_name, step)})])
+
+    def image(self, step: int, key: str, path: pathlib.Path) -> None:
+        image = self._trackio.Image(str(path))
+        image._save(self._project, self._run_name, step)
+        self._write([(step, {key: image._to_dict()})])
+
+    def file(self, path: pathlib.Path) -> None:
+        if path.suffix == '.html':
+            page = self._trackio.Html(path.read_text())
+            page._save(self._project, self._run_name, 0)
+            self._write([(0, {path.name: page._to_dict()})])
+
+    def flush(self) -> None:
+        pass  # `log` waits for the database
+
+    def close(self, succeeded: bool) -> None:
+        pass
+
+    def _write(self, records: Sequence[tuple[int, dict[str, Any]]], times: Sequence[float] = ()) -> None:
+        """Appends rows. The database ignores a row that it already has."""
+        moments = [datetime.datetime.fromtimestamp(when, datetime.UTC).isoformat() for when in times]
+        self._storage.bulk_log(
+            self._project,
+            self._run_name,
+            [values for _, values in records],
+            steps=[step for step, _ in records],
+            timestamps=moments or None,
+            config=self._config,
+            log_ids=[self._row_id(step, values) for step, values in records],
+            run_id=self._run_id,
+        )
+        self._config = None
+
+    def _row_id(self, step: int, values: Mapping[str, Any]) -> str:
+        return hashlib.sha256(f'{self._run_id} {step} {sorted(values)}'.encode()).hexdigest()[:32]

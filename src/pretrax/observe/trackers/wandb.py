@@ -1,0 +1,123 @@
+"""Weights & Biases: a run of a project. W&B's own process sends the data, or keeps it in a file without a network."""
+
+import html
+import importlib
+import pathlib
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pretrax.observe.trackers.base import Line, needs, remember
+
+# The file of a run is a log as LevelDB writes it, of protocol buffers: blocks of records that are split over blocks.
+_HEAD, _BLOCK, _RECORD_HEAD = 7, 1 << 15, 7
+_WHOLE, _LAST = 1, 4  # types of a part of a record
+
+
+class WeightsAndBiases:
+    """A W&B run. W&B cannot remove points: steps that are trained again keep their first values.
+
+    Args:
+        project: name of the project.
+        directory: of the run; it keeps the id of the W&B run, and W&B's files.
+        name: of the run.
+        config: the configuration that W&B shows.
+    """
+
+    name = 'W&B'
+
+    def __init__(self, project: str, directory: pathlib.Path, name: str, config: Mapping[str, Any]):
+        wandb = needs('wandb', 'wandb')
+        directory.mkdir(parents=True, exist_ok=True)
+        identity = remember(directory / 'wandb-run-id', lambda: uuid.uuid4().hex[:8])
+        # Seconds, not in every version; 15, the default, would outlive a checkpoint.
+        interval = 'x_transaction_log_flush_interval'
+        has_interval = interval in getattr(wandb.Settings, 'model_fields', {})
+        files = directory / 'wandb'
+        self._earlier = sorted(files.glob(f'offline-run-*-{identity}/run-{identity}.wandb'))
+        self._wandb = wandb
+        self._run = wandb.init(
+            project=project,
+            name=name,
+            id=identity,
+            resume='allow',
+            dir=str(directory),
+            config=dict(config),
+            # W&B would take over the terminal of the progress bar.
+            settings=wandb.Settings(silent=True, console='off', **({interval: 1.0} if has_interval else {})),
+        )
+        self._last = -1  # newest step that W&B has from earlier processes
+        self._pending: int | None = None  # step that is not committed yet
+        self.where = f'offline, send it with: wandb sync {files}/offline-run-*' if self._run.offline else self._run.url
+
+    def resume(self, step: int) -> Mapping[str, int]:
+        del step
+        if self._run.offline:
+            self._last = max((step for path in self._earlier for step in _steps(path)), default=-1)
+        else:
+            self._last = self._run.starting_step - 1  # of the server
+        return {}
+
+    def rewind(self, step: int) -> bool:
+        del step
+        return False
+
+    def log(self, lines: Sequence[Line]) -> None:
+        for line in lines:
+            self._log(line.step, dict(line.numbers))
+
+    def text(self, step: int, key: str, text: str) -> None:
+        if step > self._last:
+            self._log(step, {key: self._wandb.Html(f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>')})
+
+    def table(self, step: int, key: str, columns: Sequence[str], rows: Sequence[Sequence[str | float]]) -> None:
+        if step > self._last:
+            self._log(step, {key: self._wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
+
+    def image(self, step: int, key: str, path: pathlib.Path) -> None:
+        if step > self._last:
+            self._log(step, {key: self._wandb.Image(str(path))})
+
+    def file(self, path: pathlib.Path) -> None:
+        self._run.save(str(path), base_path=str(path.parent), policy='now')
+
+    def flush(self) -> None:
+        # W&B's own process gets a step when the next one begins, or here, and writes it within a second.
+        if self._pending is not None:
+            self._run.log({}, step=self._pending, commit=True)
+            self._pending = None
+
+    def close(self, succeeded: bool) -> None:
+        self._run.finish(exit_code=0 if succeeded else 1)
+
+    def _log(self, step: int, values: dict[str, Any]) -> None:
+        if step > self._last:
+            self._run.log(values, step=step)
+            self._pending = step
+
+
+def _steps(path: pathlib.Path) -> Iterator[int]:
+    """The steps in a file of W&B. An incomplete end of the file is ignored."""
+    types: Any = importlib.import_module('wandb.proto.wandb_internal_pb2')
+    for content in _records(path.read_bytes()):
+        record = types.Record.FromString(content)
+        if record.HasField('history'):
+            yield record.history.step.num
+
+
+def _records(content: bytes) -> Iterator[bytes]:
+    """The records of a log as LevelDB writes it."""
+    at, record = _HEAD, b''
+    while at + _RECORD_HEAD <= len(content):
+        if (left := _BLOCK - at % _BLOCK) < _RECORD_HEAD:  # the rest of the block is empty
+            at += left
+            continue
+        length, kind = int.from_bytes(content[at + 4 : at + 6], 'little'), content[at + 6]
+        part = content[at + _RECORD_HEAD : at + _RECORD_HEAD + length]
+        if len(part) < length or not kind:
+            return
+        at += _RECORD_HEAD + length
+        record += part
+        if kind in (_WHOLE, _LAST):
+            yield record
+            record = b''

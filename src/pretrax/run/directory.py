@@ -1,0 +1,124 @@
+"""The directory of a run: on a disk, or in a bucket with a working directory on the disk.
+
+A run in a bucket writes its checkpoints there, and everything else in its working directory, from which a thread uploads
+it. Process 0 has the lock of the directory on the disk, and the lease `lock` in the bucket.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+
+import jax
+
+from pretrax.config import RunConfig
+from pretrax.errors import Report, UnavailableError, UserError
+from pretrax.run.processes import is_first_process
+from pretrax.run.resume import lock_run
+from pretrax.storage import AnyPath, BucketPath
+from pretrax.storage.connection import kind_of_error
+from pretrax.storage.lease import FILE, HeldError, Lease, LostError
+from pretrax.storage.mirror import Mirror
+from pretrax.storage.working_directory import working_directory
+
+
+def local_directory(run_dir: AnyPath) -> pathlib.Path:
+    """Where this process writes files: the run directory, or the working directory of a run in a bucket."""
+    return working_directory(run_dir, jax.process_index() if jax.distributed.is_initialized() else 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDirectory:
+    """A run directory that this process may write. Files are written in `local`."""
+
+    local: pathlib.Path
+    lease: Lease | None = None  # in process 0 of a run in a bucket
+    mirror: Mirror | None = None  # of a run in a bucket
+
+    def check(self) -> None:
+        """Raises UserError if another process has taken over the run. Makes no request."""
+        if self.lease is not None:
+            try:
+                self.lease.check_not_lost()
+            except LostError as lost:
+                raise taken_over(self.local, lost) from None
+
+    def upload(self, step: int = 0) -> None:
+        """Uploads what has changed, before the checkpoint of a step becomes valid.
+
+        Raises:
+            LostError: another process has taken over the run.
+            OSError: the bucket cannot be written.
+        """
+        del step
+        if self.mirror is not None:
+            self.mirror.upload()
+
+
+@contextlib.contextmanager
+def open_directory(config: RunConfig, report: Report) -> Iterator[RunDirectory]:
+    """Locks the run directory, and fetches and uploads that of a bucket. Raises UserError if that is not possible."""
+    local = local_directory(config.run_dir)
+    with contextlib.ExitStack() as stack:
+        if is_first_process():
+            stack.enter_context(lock_run(local, report, config.run_dir))
+        if not isinstance(config.run_dir, BucketPath):
+            yield RunDirectory(local)
+            return
+        directory = _open_bucket(config.run_dir, local, config.faults.lease_seconds, report, stack)
+        try:
+            yield directory
+        except BaseException as error:
+            directory.check()  # a lost lease is the cause of other errors
+            _upload_the_rest(directory, config.run_dir, report)
+            raise error
+        directory.check()
+        try:
+            directory.upload()
+        except LostError as lost:
+            raise taken_over(local, lost) from None
+        except OSError as error:
+            raise UnavailableError(
+                f'run_dir: {config.run_dir} cannot be written: {error.strerror}\n'
+                f'nothing is lost: what is not uploaded is in {local}\n'
+                'run the same command again on this machine when the bucket can be reached'
+            ) from error
+
+
+def _open_bucket(
+    remote: BucketPath, local: pathlib.Path, seconds: float, report: Report, stack: contextlib.ExitStack
+) -> RunDirectory:
+    lease = None
+    try:
+        if is_first_process():
+            lease = Lease(remote / FILE, seconds, report)
+            stack.enter_context(lease.held())
+        local.mkdir(parents=True, exist_ok=True)
+        mirror = Mirror(local, remote, lease.check if lease is not None else lambda: None, report)
+        if lease is not None:
+            mirror.fetch(lease.fence)
+    except HeldError as held:
+        raise UserError(
+            f'{held}\nstop that process first, or use another name=; if it no longer runs, its lease expires by itself'
+        ) from None
+    except OSError as error:
+        raise kind_of_error(error)(f'run_dir: {remote} cannot be used: {error.strerror} ({error.filename})') from error
+    stack.enter_context(mirror.running())
+    return RunDirectory(local, lease, mirror)
+
+
+def _upload_the_rest(directory: RunDirectory, remote: BucketPath, report: Report) -> None:
+    """Uploads what an error leaves. The error itself is more important than a failure to do so."""
+    try:
+        directory.upload()
+    except (OSError, LostError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        report(f'WARNING: {remote} does not have all files of this run: {reason}. They are in {directory.local}')
+
+
+def taken_over(local: pathlib.Path, lost: LostError) -> UserError:
+    """The error of a run whose lease was lost."""
+    return UserError(
+        f'another process has taken over this run: {lost}\n'
+        f'this process stops, so that they do not overwrite each other; its files are in {local}'
+    )

@@ -1,0 +1,162 @@
+"""`environment.json` of a run: versions, hardware, command and sizes, to compare runs and to repeat them."""
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import platform
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from pretrax.errors import Report
+from pretrax.machine.atomic import write_file
+from pretrax.machine.cores import cpu_name, total_memory, usable_cores
+from pretrax.machine.software import flags, versions
+from pretrax.run.compiled_step import CompiledStep
+from pretrax.run.devices import memory_limit, peak_memory
+from pretrax.run.setup import Run, memory_of_run, step_facts
+from pretrax.scale.devices import lookup
+from pretrax.scale.memory import memory_of
+from pretrax.scale.roofline import predict
+
+FILE = 'environment.json'
+_MORE_PACKAGES = ('numpy', 'optax', 'orbax-checkpoint', 'tensorstore', 'tokenizers')
+_SECRET = re.compile(r'(?i)(^|[._-])(token|secret|password|passwd|api_?key|key|credentials?|notify|webhook)($|[._-])')
+_MOST_DEVICES = 4096  # whose places in the mesh are written
+
+
+class Environment:
+    """Writes `environment.json`, and adds to it what is known later. A failure is a warning.
+
+    Args:
+        run: the run.
+        directory: the run directory.
+        report: receives a warning if the file cannot be written.
+    """
+
+    def __init__(self, run: Run, directory: pathlib.Path, report: Report):
+        self._run, self._path, self._report = run, directory / FILE, report
+        self._facts = {**_software(), **_hardware(run), **_sizes(run)}
+        self._write()
+
+    def compiled(self, step: CompiledStep) -> None:
+        """Adds how the step was compiled, and the memory that it needs."""
+        self._facts['step'] = {'how': step.how, 'seconds': step.seconds, 'is_new': step.is_new}
+        with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError, TypeError):
+            self._facts['memory']['compiled'] = memory_of(step.call)  # not every backend analyzes a loaded program
+        self._write()
+
+    def ended(self) -> None:
+        """Adds the memory that was used."""
+        self._facts['memory']['peak'] = peak_memory(self._run.mesh.local_devices)
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            write_file(self._path, json.dumps(self._facts, indent=1).encode())
+        except OSError as error:
+            self._report(f'WARNING: cannot write {self._path}: {error.strerror}. Training continues')
+
+
+def _software() -> dict[str, Any]:
+    found = {'python': platform.python_version(), **versions()}
+    for package in _MORE_PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        'time': round(time.time(), 3),
+        'versions': found,
+        'git': git_state(pathlib.Path(__file__).parent),
+        'command': without_secrets([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]),
+        'flags': flags(),
+    }
+
+
+def _hardware(run: Run) -> dict[str, Any]:
+    devices = list(run.mesh.devices.flat)
+    places = [[device.id, device.process_index] for device in devices[:_MOST_DEVICES]]
+    return {
+        'host': socket.gethostname(),
+        'system': platform.platform(),
+        'processor': cpu_name(),
+        'cores': usable_cores(),
+        'host_memory': total_memory(),
+        'platform': devices[0].platform,
+        'device_kind': devices[0].device_kind,
+        'devices': len(devices),
+        'processes': len({device.process_index for device in devices}),
+        'mesh': {axis: int(size) for axis, size in run.mesh.shape.items()},
+        'mesh_devices': places,
+    }
+
+
+def _sizes(run: Run) -> dict[str, Any]:
+    planned = memory_of_run(run)
+    flops = run.flops
+    utilization = run.mfu(1.0).get('mfu')
+    return {
+        'parameters': run.n_params,
+        'batch_tokens': run.config.batch.tokens,
+        'compute': run.compute,
+        'flops_per_token': flops.causal if flops else None,
+        'flops_per_token_full': flops.full if flops else None,
+        'peak_flops': flops.causal / utilization / run.mesh.size if flops and utilization else None,
+        'memory': {
+            'planned': planned.parts() if planned else None,
+            'phase': planned.phase if planned else None,
+            'limit': memory_limit(run.mesh.local_devices),
+        },
+        'predicted': _predicted(run),
+    }
+
+
+def _predicted(run: Run) -> dict[str, Any] | None:
+    """The time of a step by phases, from `scale.roofline`; None for a device or a model that it does not know."""
+    arch, device = run.recipe.model.arch, lookup(run.mesh.devices.flat[0].device_kind)
+    if arch is None or device is None:
+        return None
+    found = predict(arch, run.n_params, run.config.batch.sequence_length, device, step_facts(run))
+    if found is None:
+        return None
+    phases = [
+        {'name': phase.name, 'seconds': phase.seconds, 'exposed': phase.exposed, 'bound': phase.bound}
+        for phase in found.phases
+    ]
+    return {'phases': phases, 'seconds': found.seconds, 'mfu': found.mfu, 'bound': found.bound}
+
+
+@functools.cache
+def git_state(directory: pathlib.Path) -> dict[str, Any] | None:
+    """The commit of the repository that a directory is in, and whether files differ from it; None: no repository."""
+    if not any((parent / '.git').exists() for parent in directory.parents):
+        return None
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(['git', '-C', str(directory), *arguments], capture_output=True, timeout=10, check=True)
+        return done.stdout.decode(errors='replace').strip()
+
+    try:
+        return {'commit': git('rev-parse', 'HEAD'), 'changed': bool(git('status', '--porcelain', '-uno'))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def without_secrets(arguments: Sequence[str]) -> list[str]:
+    """A command line without passwords in URLs, and without the values of keys that are likely secrets."""
+    shown = []
+    for argument in arguments:
+        key, equals, _ = argument.partition('=')
+        if equals and _SECRET.search(key):
+            shown.append(f'{key}=***')
+        else:
+            shown.append(re.sub(r'://[^/@\s]*@', '://***@', argument))
+    return [os.fsencode(text).decode(errors='replace') for text in shown]

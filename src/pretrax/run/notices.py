@@ -1,0 +1,95 @@
+"""What a training run notifies of: its end, a rollback, a stall, and that it goes on after these."""
+
+import pathlib
+import threading
+import time
+from collections.abc import Callable
+
+from pretrax.config import RunConfig
+from pretrax.errors import DONE, TRY_AGAIN, Report
+from pretrax.observe.attempts import read_attempts
+from pretrax.observe.notify import Notice, Notifier
+
+_OUTCOMES = ('began', 'finished', 'stopped', 'failed')
+
+
+class RunNotices:
+    """Sends notices about a run, in process 0. Nothing happens unless `log.notify` has a webhook or a command.
+
+    Args:
+        config: the run.
+        directory: on this machine, where the run writes its attempts.
+        step: the newest step that is done.
+        report: receives warnings.
+    """
+
+    def __init__(self, config: RunConfig, directory: pathlib.Path, step: Callable[[], int], report: Report):
+        section = config.log.notify
+        self._config, self._step = config, step
+        self._notifier = Notifier(section.url, section.command, section.events, report)
+        # Steps that the run has to pass before it has recovered; None: it is not in trouble.
+        self._recovers_after = step() if _died(directory) else None
+        self._trouble = 'the process before this one was killed or failed'
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        if section.url is not None or section.command is not None:
+            self._thread = threading.Thread(target=self._watch, name='notices', daemon=True)
+            self._thread.start()
+
+    def diverged(self, back_to: int) -> None:
+        """The run returns to an earlier step, since too many steps in a row were skipped."""
+        self._recovers_after = max(self._step(), self._recovers_after or 0)
+        self._trouble = 'the run had diverged'
+        self._send('diverged', f'too many steps were skipped; the run returns to step {back_to}')
+
+    def ended(self, event: str, why: str) -> None:
+        """The run has ended in this process. Waits a limited time until the notices are sent."""
+        self._stop()
+        self._send(event, why)
+        self._notifier.close()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._stop()
+        self._notifier.close()
+
+    def _stop(self) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        """Looks for a stall, and for steps after a trouble."""
+        seconds = self._config.log.notify.stalled_seconds
+        first = newest = self._step()
+        moved, stalled = time.monotonic(), False
+        while not self._over.wait(min(1.0, seconds / 4)):
+            step, now = self._step(), time.monotonic()
+            if step != newest:
+                newest, moved = step, now
+                if stalled:
+                    stalled, self._recovers_after, self._trouble = False, step - 1, 'the run had stalled'
+                self._look_for_recovery(step)
+            elif newest != first and not stalled and now - moved > seconds:  # the first step is compiled
+                stalled = True
+                self._send('stalled', f'no step for {now - moved:.0f} s')
+        self._look_for_recovery(self._step())
+
+    def _look_for_recovery(self, step: int) -> None:
+        if self._recovers_after is not None and step > self._recovers_after:
+            self._recovers_after = None
+            self._send('recovered', self._trouble)
+
+    def _send(self, event: str, why: str) -> None:
+        config = self._config
+        self._notifier.send(Notice(event, config.name, str(config.run_dir), self._step(), config.steps, why))
+
+
+def _died(directory: pathlib.Path) -> bool:
+    """Whether the newest process that trained the run failed or was killed."""
+    events = [
+        event
+        for event in read_attempts(directory)
+        if event['event'] in _OUTCOMES or (event['event'] == 'ended' and event.get('code') not in (DONE, TRY_AGAIN))
+    ]
+    return bool(events) and events[-1]['event'] in ('began', 'failed', 'ended')

@@ -1,0 +1,99 @@
+"""What process 0 writes about a run while it trains, besides checkpoints: metrics, samples, and its environment."""
+
+import contextlib
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pretrax.config import written_values
+from pretrax.errors import Report
+from pretrax.observe.layer_statistics import LayerStatisticsLog
+from pretrax.observe.metrics import MetricsLog
+from pretrax.observe.samples import SampleLog
+from pretrax.observe.trackers import open_trackers
+from pretrax.run.environment import Environment
+from pretrax.run.layer_statistics import curves
+from pretrax.run.notices import RunNotices
+from pretrax.run.setup import Run
+
+
+class RunLog:
+    """The files of a run that grow, and its trackers.
+
+    Args:
+        run: the run.
+        directory: on this machine, where the files are written.
+        resumed_step: the step that training continues from; lines of later steps are removed.
+        report: receives messages.
+
+    Attributes:
+        run, directory: as given.
+        step: the newest step that is done.
+        metrics: `metrics.jsonl` and the trackers.
+        samples: `samples.jsonl`.
+        layers: `layer_statistics.jsonl`.
+        environment: `environment.json`.
+        notices: notifications.
+    """
+
+    def __init__(self, run: Run, directory: pathlib.Path, resumed_step: int, report: Report):
+        self.run, self.directory, self.step = run, directory, resumed_step
+        trackers = open_trackers(
+            run.config.log.trackers(),
+            directory=directory,
+            name=run.config.name,
+            config=written_values(run.config),
+            resumed_step=resumed_step,
+            say=report,
+        )
+        metrics = MetricsLog(directory / 'metrics.jsonl', trackers, resumed_step=resumed_step, say=report)
+        with contextlib.ExitStack() as opened:  # closed if what comes later cannot be opened
+            self.metrics = opened.enter_context(metrics)
+            self.samples = opened.enter_context(contextlib.closing(SampleLog(directory, resumed_step, report)))
+            self.layers = opened.enter_context(contextlib.closing(LayerStatisticsLog(directory, resumed_step, report)))
+            self.environment = Environment(run, directory, report)
+            self.notices = RunNotices(run.config, directory, lambda: self.step, report)
+            opened.callback(self.notices.close)
+            self._opened = opened.pop_all()
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Writes a line of metrics, with its time."""
+        self.metrics.write({**metrics, 'time': round(time.time(), 3)})
+        sources = [
+            (key.removeprefix('val_loss/'), loss) for key, loss in metrics.items() if key.startswith('val_loss/')
+        ]
+        if sources:
+            self.metrics.table(metrics['step'], 'validation', ('source', 'loss in nats per token'), sources)
+
+    def flush(self) -> None:
+        """Makes the trackers keep the metrics so far."""
+        self.metrics.flush()
+
+    def rewind(self, step: int) -> None:
+        """Removes what was written about later steps."""
+        self.notices.diverged(step)
+        self.step = step
+        self.metrics.rewind(step)
+        self.samples.rewind(step)
+        self.layers.rewind(step)
+
+    def write_statistics(self, step: int, statistics: Mapping[str, np.ndarray]) -> None:
+        """Writes the layer statistics of a step, and those of them that are curves as metrics."""
+        self.layers.write(step, statistics)
+        if found := curves(statistics, self.run.source.source_names):
+            self.write({'step': step, **found})
+
+    def sample(self, step: int, texts: Sequence[str]) -> None:
+        """Writes the samples of a step, one for each prompt."""
+        prompts = self.run.config.sample.prompts
+        self.samples.write(step, prompts, texts)
+        self.metrics.text(step, 'samples', '\n\n'.join(texts))
+
+    def __enter__(self) -> 'RunLog':
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._opened.__exit__(*error)  # `metrics` tells the trackers whether the run succeeded

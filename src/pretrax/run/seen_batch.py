@@ -1,0 +1,111 @@
+"""The batch that a step of a run saw: which one it was, and its rows, read as the run read them."""
+
+import dataclasses
+import itertools
+import shlex
+from pathlib import Path
+
+from pretrax.checkpoint import read_description, steps_in
+from pretrax.config import RunConfig, from_manifest, read_resolved, written_values
+from pretrax.config.batch import n_sequences
+from pretrax.data.batches.source import HostBatch, Source
+from pretrax.data.tokens.flat_tokens import open_split
+from pretrax.errors import Report, UserError
+from pretrax.observe.metrics import read_metrics
+from pretrax.run.setup import open_source
+from pretrax.storage import AnyPath, locate
+
+CONFIG = 'config.yaml'
+
+
+@dataclasses.dataclass(frozen=True)
+class SeenBatch:
+    """A batch of a run.
+
+    Attributes:
+        index: its number.
+        source: the data of the run.
+        n_rows: how many rows a batch has.
+    """
+
+    index: int
+    source: Source
+    n_rows: int
+
+    def rows(self, count: int) -> HostBatch:
+        """The first rows, in host memory."""
+        return self.source.batch(self.index, slice(0, min(count, self.n_rows)), self.n_rows)
+
+    def source_of_rows(self, count: int) -> list[str]:
+        """The name of the source of each of the first rows; '' if the data has one source."""
+        names = self.source.source_names
+        numbers = self.source.row_sources(self.index, slice(0, min(count, self.n_rows)), self.n_rows)
+        return [names[number] if names else '' for number in numbers.tolist()]
+
+
+def seen_batch(path: str, step: int | None, batch: int | None, report: Report) -> SeenBatch:
+    """The batch of a step of a run, or the batch with a number.
+
+    Raises:
+        UserError: there is no such run or step, or the data has changed since.
+    """
+    run_dir = locate(path)
+    if not (run_dir / CONFIG).is_file():
+        raise UserError(f'{path}: no run is there: it has no {CONFIG}\ngive the directory of a run, such as runs/NAME')
+    if batch is None:
+        assert step is not None
+        batch = batch_of_step(run_dir, step, report)
+    config = read_resolved(run_dir / CONFIG).model_copy(update={'run_dir': run_dir})
+    checkpoints = run_dir / 'checkpoints'
+    saved = steps_in(checkpoints)
+    fingerprint = read_description(checkpoints, saved[-1]).get('data') if saved else None
+    source = open_source(_with_prepared_tokens(config, fingerprint), n_sequences(config.batch), lambda text: None)
+    if fingerprint is not None and source.fingerprint != fingerprint:
+        raise UserError(
+            f'{path} was trained on other tokens: the text or the tokenizer has changed since\n'
+            'restore the text to see what the step saw'
+        )
+    return SeenBatch(batch, source, n_sequences(config.batch))
+
+
+def show_batch(run_dir: AnyPath, batch: int) -> str:
+    """The command that prints a batch of a run."""
+    return f'pretrax data show {shlex.quote(str(run_dir))} --batch {batch}'
+
+
+def batch_of_step(run_dir: AnyPath, step: int, report: Report) -> int:
+    """The number of a step's batch, from `metrics.jsonl`: the first line after each rollback has it.
+
+    Raises:
+        UserError: the run has not done this step.
+    """
+    records = read_metrics(run_dir / 'metrics.jsonl', report)
+    last = max((record['step'] for record in records), default=0)
+    if not 1 <= step <= last:
+        done = f'it has done the steps 1 to {last:,}' if last else 'it has done no step'
+        raise UserError(f'{run_dir} has no step {step:,}\n{done}')
+    ahead = [(record['step'], record['batch'] - record['step']) for record in records if 'batch' in record]
+    if not ahead:
+        report(f'WARNING: {run_dir} has no batch numbers, so this is right only if the run was never rolled back')
+        return step - 1
+    before = list(itertools.takewhile(lambda one: one[0] <= step, ahead))
+    return step + int((before[-1] if before else ahead[0])[1])
+
+
+def _with_prepared_tokens(config: RunConfig, fingerprint: str | None) -> RunConfig:
+    """The configuration with the tokens that the run has prepared instead of its text, which may be gone or changed."""
+    values = written_values(config)
+    data = values['data']
+    prepared = config.run_dir / 'data'
+    if (
+        data.get('text') is None
+        or data.get('mixture')
+        or fingerprint is None
+        or not (isinstance(prepared, Path) and prepared.is_dir())
+    ):
+        return config
+    for path in sorted(prepared.glob('tokens-*')):
+        if open_split(path, 'train').fingerprint == fingerprint:
+            kept = {key: data[key] for key in ('name', 'packing') if key in data}
+            return from_manifest(values | {'data': kept | {'tokens': str(path)}})
+    return config

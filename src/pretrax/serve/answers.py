@@ -1,0 +1,109 @@
+"""Turns the tokens of an engine into the text of an answer, while they arrive."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from pretrax.infer.request import Request, Token, Update
+from pretrax.infer.text import TextStream
+from pretrax.serve.service import Tokenizer
+
+_CONTEXT = 64  # tokens before an answer that can change its first letters, and many more
+
+
+@dataclasses.dataclass
+class Delta:
+    """What is new in an answer. `offsets`: where each token's text starts in the answer, in characters."""
+
+    text: str = ''
+    tokens: list[Token] = dataclasses.field(default_factory=list)
+    offsets: list[int] = dataclasses.field(default_factory=list)
+    finish: str | None = None
+
+    def extend(self, other: 'Delta') -> None:
+        self.text += other.text
+        self.tokens += other.tokens
+        self.offsets += other.offsets
+        self.finish = other.finish
+
+
+class Choice:
+    """One answer to one prompt.
+
+    Args:
+        stops: strings that end the answer, which does not have them.
+        index: among the answers.
+        prompt_number: among the prompts; several answers may be to the same one.
+        echo: the text of the prompt, if the answer is to begin with it.
+
+    Attributes:
+        whole: everything so far.
+        prompt_tokens, cached_tokens, answer_tokens: how many there are, for the usage.
+        steps: the training steps of the weights that wrote it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        request: Request,
+        stops: Sequence[str],
+        index: int,
+        prompt_number: int = 0,
+        echo: str | None = None,
+    ):
+        self.index, self.prompt_number, self.whole = index, prompt_number, Delta()
+        self.prompt_tokens, self.cached_tokens, self.answer_tokens = len(request.prompt), 0, 0
+        self.steps: list[int] = []
+        self._tokenizer, self._stop_ids, self._echo = tokenizer, request.stop_ids, echo
+        self._text = TextStream(tokenizer, request.prompt[-_CONTEXT:], stops)
+        self._stops, self._tokens = stops, list[Token]()
+        self._given = 0  # tokens in `whole`, without those of the prompt
+        self._is_first = True
+
+    def take(self, update: Update) -> Delta:
+        """What an update adds to the answer; nothing after its end."""
+        if self.whole.finish:
+            return Delta()
+        delta = self._opening(update) if self._is_first else Delta()
+        self._is_first = False
+        tokens = [token for token in update.tokens if token.id not in self._stop_ids]
+        self._tokens += tokens
+        if not self._stops:
+            delta.text += self._text.push([token.id for token in tokens])
+        else:  # one by one, to count those up to the stop string
+            for number, token in enumerate(tokens, 1):
+                delta.text += self._text.push([token.id])
+                if self._text.finished:
+                    self.answer_tokens += number - len(update.tokens)
+                    break
+        self.answer_tokens += len(update.tokens)
+        if update.finish:
+            delta.text += self._text.flush()
+        delta.finish = 'stop' if self._text.finished else update.finish
+        start = len(self._echo or '')
+        pieces = self._text.pieces[self._given :]
+        delta.tokens += self._tokens[self._given : self._given + len(pieces)]
+        delta.offsets += [start + piece.offset for piece in pieces]
+        self._given += len(pieces)
+        if update.weights_step is not None and self.steps[-1:] != [update.weights_step]:
+            self.steps.append(update.weights_step)
+        self.whole.extend(delta)
+        return delta
+
+    def _opening(self, update: Update) -> Delta:
+        """The prompt, if it belongs to the answer."""
+        self.cached_tokens = update.cached
+        if self._echo is None:
+            return Delta()
+        text = TextStream(self._tokenizer)
+        text.push([token.id for token in update.prompt])
+        text.flush()
+        return Delta(self._echo, list(update.prompt), [piece.offset for piece in text.pieces])
+
+
+def token_name(tokenizer: Tokenizer, token: int) -> str:
+    """The text of a token; of a token that is no whole character the bytes, such as bytes:\\xf0\\x9f."""
+    content = tokenizer.token_bytes(token)
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return 'bytes:' + ''.join(f'\\x{byte:02x}' for byte in content)

@@ -1,0 +1,82 @@
+"""`/v1/chat/completions`: the next message of a conversation."""
+
+import asyncio
+from typing import Any
+
+from pretrax.errors import UserError
+from pretrax.infer.request import Request
+from pretrax.serve.answers import Choice, Delta, token_name
+from pretrax.serve.bodies import ChatBody
+from pretrax.serve.errors import ApiError
+from pretrax.serve.generation import Format, Generation
+from pretrax.serve.service import ServedModel, Tokenizer, service_of
+
+
+async def chat_completions(http: Any) -> Generation:
+    service = service_of(http)
+    body = await service.read(http, ChatBody)
+    model = service.model(body.model)
+    if model.template is None:
+        message = f'{model.name} is a base model: it has no chat template; use /v1/completions'
+        raise ApiError(400, message, param='messages', code='no_chat_template')
+    model.admission.check(body.n)
+    messages = [message.model_dump(exclude_none=True) | {'content': message.text} for message in body.messages]
+    try:
+        prompt = tuple(await asyncio.to_thread(model.template.encode, messages))
+    except UserError as error:
+        raise ApiError(400, str(error), param='messages', code='invalid_value') from None
+    room = model.room(prompt, body.max_completion_tokens or body.max_tokens, 'messages')
+    sampling = body.sampling(model.thread.vocab_size)
+    stop_ids = () if body.ignore_eos else tuple({*model.stop_ids(False), *model.template.end_of_turn})
+    requests = [
+        Request(
+            prompt=prompt,
+            max_tokens=room,
+            sampling=sampling,
+            choice=choice,
+            stop_ids=stop_ids,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        )
+        for choice in range(body.n)
+    ]
+    choices = [Choice(model.tokenizer, request, body.stops, i, 0) for i, request in enumerate(requests)]
+    form = _Chat(model, body.logprobs, bool(body.stream), body.wants_usage)
+    return Generation(service, model, requests, choices, form, bool(body.stream), body.wants_usage)
+
+
+class _Chat(Format):
+    """The JSON of a chat's answer."""
+
+    def __init__(self, model: ServedModel, logprobs: bool, stream: bool, with_usage: bool):
+        super().__init__(model, 'chatcmpl', 'chat.completion.chunk' if stream else 'chat.completion', with_usage)
+        self._logprobs = logprobs
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        message = {'role': 'assistant', 'content': choice.whole.text, 'refusal': None}
+        return self._choice(choice, choice.whole, 'message', message)
+
+    def opening(self, choice: Choice) -> dict[str, Any]:
+        return self.event(choice, self._choice(choice, None, 'delta', {'role': 'assistant', 'content': ''}))
+
+    def delta(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+        return self._choice(choice, delta, 'delta', {'content': delta.text} if delta.text else {})
+
+    def _choice(self, choice: Choice, delta: Delta | None, key: str, message: dict[str, Any]) -> dict[str, Any]:
+        logprobs = chat_logprobs(self._tokenizer, delta) if delta and self._logprobs else None
+        return {
+            'index': choice.index, key: message, 'logprobs': logprobs, 'finish_reason': delta and delta.finish,
+        }  # fmt: skip
+
+
+def chat_logprobs(tokenizer: Tokenizer, delta: Delta) -> dict[str, Any]:
+    """The log probabilities of tokens, one entry each."""
+
+    def entry(token: int, logprob: float | None) -> dict[str, Any]:
+        content = list(tokenizer.token_bytes(token))
+        return {'token': token_name(tokenizer, token), 'logprob': logprob, 'bytes': content}
+
+    content = [
+        entry(token.id, token.logprob) | {'top_logprobs': [entry(*other) for other in token.top]}
+        for token in delta.tokens
+    ]
+    return {'content': content, 'refusal': None}

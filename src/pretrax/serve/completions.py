@@ -1,0 +1,73 @@
+"""`/v1/completions`: text that continues a prompt."""
+
+import asyncio
+import functools
+from typing import Any
+
+from pretrax.infer.request import Request, Token
+from pretrax.serve.answers import Choice, Delta, token_name
+from pretrax.serve.bodies import CompletionBody, listed
+from pretrax.serve.generation import Format, Generation
+from pretrax.serve.service import ServedModel, Tokenizer, service_of
+
+_DEFAULT_TOKENS = 16  # as OpenAI's
+
+
+async def completions(http: Any) -> Generation:
+    service = service_of(http)
+    body = await service.read(http, CompletionBody)
+    model = service.model(body.model)
+    prompts = listed(body.prompt)
+    model.admission.check(len(prompts) * body.n)
+    sampling, stop_ids = body.sampling(model.thread.vocab_size), model.stop_ids(body.ignore_eos)
+    requests, choices = [], []
+    for number, prompt in enumerate(prompts):
+        await asyncio.sleep(0)  # other clients do not wait for a long list
+        ids = await model.tokens(prompt, 'prompt')
+        room = model.room(ids, body.max_tokens, 'prompt', _DEFAULT_TOKENS)
+        echo = (prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt)) if body.echo else None
+        for choice in range(body.n):
+            request = Request(
+                prompt=ids,
+                max_tokens=room,
+                sampling=sampling,
+                choice=choice,
+                stop_ids=stop_ids,
+                logprobs=body.logprobs,
+                prompt_logprobs=body.logprobs if body.echo else None,
+            )
+            requests.append(request)
+            choices.append(Choice(model.tokenizer, request, body.stops, len(choices), number, echo))
+    form = _Completion(model, body.logprobs is not None, bool(body.stream) and body.wants_usage)
+    return Generation(service, model, requests, choices, form, bool(body.stream), body.wants_usage)
+
+
+class _Completion(Format):
+    """The JSON of a completion."""
+
+    def __init__(self, model: ServedModel, logprobs: bool, with_usage: bool):
+        super().__init__(model, 'cmpl', 'text_completion', with_usage)
+        self._logprobs = logprobs
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        return self.delta(choice, choice.whole)
+
+    def delta(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+        logprobs = completion_logprobs(self._tokenizer, delta) if self._logprobs else None
+        return {'index': choice.index, 'text': delta.text, 'logprobs': logprobs, 'finish_reason': delta.finish}
+
+
+def completion_logprobs(tokenizer: Tokenizer, delta: Delta) -> dict[str, Any]:
+    """The log probabilities of tokens, as four lists."""
+
+    name = functools.partial(token_name, tokenizer)
+
+    def top(token: Token) -> dict[str, float] | None:
+        return None if token.logprob is None else {name(other): logprob for other, logprob in reversed(token.top)}
+
+    return {
+        'tokens': [name(token.id) for token in delta.tokens],
+        'token_logprobs': [token.logprob for token in delta.tokens],
+        'top_logprobs': [top(token) for token in delta.tokens],
+        'text_offset': delta.offsets,
+    }

@@ -1,0 +1,69 @@
+"""How much a server takes on."""
+
+import dataclasses
+import time
+from collections import deque
+
+from pretrax.serve.errors import ApiError, busy
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Bounds of what clients may ask for."""
+
+    queue: int = 64  # requests that wait for a slot
+    body: int = 4 << 20  # bytes
+    body_seconds: float = 30.0  # for the body to arrive
+    seconds: float = 600.0  # from the request to the end of the answer
+    rate: float | None = None  # HTTP requests a minute from one key, or without keys from one address
+    silence: float = 60.0  # seconds for a block of the engine; then it counts as hanging
+
+
+class Admission:
+    """Counts the requests of an engine, and refuses those that would wait in too long a queue."""
+
+    def __init__(self, slots: int, queue: int):
+        self.capacity, self._slots = slots + queue, slots
+        self.admitted = 0
+        self._seconds: deque[float] = deque([1.0], maxlen=32)  # that recent requests took
+
+    def check(self, count: int, what: str = 'answers', param: str = 'n') -> None:
+        """Raises ApiError 429 if `count` more requests have no room now, and 400 if they never have."""
+        if count > self.capacity:
+            message = f'{count} {what}; this server takes at most {self.capacity} at once'
+            raise ApiError(400, message, param=param, code='invalid_value')
+        if self.admitted + count > self.capacity:
+            rounds = -(-(self.admitted + count - self.capacity) // self._slots)
+            seconds = rounds * sum(self._seconds) / len(self._seconds)
+            raise busy(f'the queue is full: {self.admitted} requests run or wait', seconds, 'queue_full')
+
+    def enter(self, count: int) -> float:
+        """Counts `count` requests; returns the time for `leave`. Raises as `check` does."""
+        self.check(count)
+        self.admitted += count
+        return time.monotonic()
+
+    def leave(self, count: int, entered: float) -> None:
+        self.admitted -= count
+        self._seconds.append(time.monotonic() - entered)
+
+
+class Rate:
+    """Allows each client a number of requests a minute, at most that many at once (a token bucket)."""
+
+    def __init__(self, per_minute: float):
+        self._per_second, self._most = per_minute / 60, max(1.0, per_minute)
+        self._left: dict[str, tuple[float, float]] = {}  # by client: requests, and when that was
+
+    def check(self, client: str) -> None:
+        """Counts a request. Raises ApiError 429 if it is one too many."""
+        now = time.monotonic()
+        if len(self._left) > 10_000:
+            self._left = {
+                c: (n, at) for c, (n, at) in self._left.items() if n + (now - at) * self._per_second < self._most
+            }
+        left, at = self._left.get(client, (self._most, now))
+        left = min(self._most, left + (now - at) * self._per_second)
+        if left < 1:
+            raise busy('too many requests from this client', (1 - left) / self._per_second, 'rate_limit_exceeded')
+        self._left[client] = left - 1, now

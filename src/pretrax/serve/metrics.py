@@ -1,0 +1,85 @@
+"""What `/metrics` shows, in a registry of its own."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from pretrax.infer.request import EngineStatus
+
+_GAUGES = {
+    'slots': 'Requests that the engine can run at once.',
+    'busy_slots': 'Requests that the engine runs.',
+    'waiting': 'Requests that wait for a slot.',
+    'pages': 'Pages of the cache.',
+    'used_pages': 'Pages of the cache that running requests use.',
+    'cached_pages': 'Pages of the cache kept for later prompts with the same beginning.',
+}
+_COUNTERS = {
+    'blocks': 'Blocks that the engine has run.',
+    'prompt_tokens': 'Tokens of prompts.',
+    'cached_prompt_tokens': 'Tokens of prompts that were in the cache.',
+    'generated_tokens': 'Tokens of answers.',
+    'proposed_tokens': 'Tokens that speculation proposed.',
+    'accepted_tokens': 'Tokens that speculation proposed and the model confirmed.',
+    'compilations': 'Programs compiled after the start; each one delays requests.',
+}
+_FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_SLOW = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+# (name of a model, status of its engine, step of its weights, requests that the server has admitted)
+type State = tuple[str, EngineStatus, int | None, int]
+
+
+class Metrics:
+    """Counters and histograms of the server; the state of its engines is read when it is asked for."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            'pretrax_requests', 'HTTP requests. status "aborted": the client went away; "failed": during a stream.',
+            ['endpoint', 'status'], registry=self.registry,
+        )  # fmt: skip
+        self.first_token = Histogram(
+            'pretrax_time_to_first_token_seconds', 'From the request to its first token.', ['model'], buckets=_SLOW,
+            registry=self.registry,
+        )  # fmt: skip
+        self.inter_token = Histogram(
+            'pretrax_inter_token_seconds', 'Between two tokens, as a mean over each block.', ['model'], buckets=_FAST,
+            registry=self.registry,
+        )  # fmt: skip
+        self.duration = Histogram(
+            'pretrax_request_seconds', 'From the request to the end of its answer.', ['model'],
+            buckets=(*_SLOW, 120, 300, 600), registry=self.registry,
+        )  # fmt: skip
+
+    def watch(self, states: Callable[[], Iterable[State]]) -> None:
+        """From now on, the engines are shown too."""
+        self.registry.register(_Engines(states))
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _Engines(Collector):
+    def __init__(self, states: Callable[[], Iterable[State]]):
+        self._states = states
+
+    def collect(self) -> Iterator[Any]:
+        states = list(self._states())
+        for kind, names in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for name, about in names.items():
+                family = kind(f'pretrax_{name}', about, labels=['model'])
+                for model, status, _, _ in states:
+                    family.add_metric([model], getattr(status, name))
+                yield family
+        steps = GaugeMetricFamily('pretrax_weights_step', 'Training step of the weights.', labels=['model'])
+        admitted = GaugeMetricFamily(
+            'pretrax_admitted', 'Requests that run or wait, as the server sees it.', labels=['model']
+        )
+        for model, _, step, count in states:
+            steps.add_metric([model], float('nan') if step is None else step)
+            admitted.add_metric([model], count)
+        yield steps
+        yield admitted

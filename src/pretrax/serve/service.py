@@ -1,0 +1,166 @@
+"""What the endpoints share: the models that are served, the limits, the metrics."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect, Request
+
+from pretrax.infer.text import Decodes
+from pretrax.serve.bodies import parse
+from pretrax.serve.engine_thread import EngineThread
+from pretrax.serve.errors import ApiError
+from pretrax.serve.limits import Admission, Limits
+from pretrax.serve.metrics import Metrics
+
+_LONG = 2_000  # characters; longer texts are tokenized in a thread, so that other clients do not wait
+
+
+class Tokenizer(Decodes, Protocol):
+    """What the server needs of `data.tokenizers.Tokenizer`."""
+
+    @property
+    def end_of_text(self) -> int | None: ...
+    def encode(self, text: str) -> list[int]: ...
+    def token_bytes(self, token: int) -> bytes: ...
+
+
+class Template(Protocol):
+    """What the server needs of `serve.templates.ChatTemplate`."""
+
+    @property
+    def end_of_turn(self) -> tuple[int, ...]: ...
+    def encode(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[int]: ...
+
+
+@dataclasses.dataclass(eq=False)
+class ServedModel:
+    """A model with its engine.
+
+    Attributes:
+        name: by which clients choose it.
+        template: encodes the messages of a chat; None: a base model, which only continues text.
+        step: training step of the newest weights.
+        created: when they were written, in seconds since 1970.
+    """
+
+    name: str
+    thread: EngineThread
+    tokenizer: Tokenizer
+    admission: Admission
+    template: Template | None = None
+    step: int | None = None
+    created: int = 0
+
+    def swap(self, function: Callable[[], None], step: int, created: int) -> None:
+        """Runs a function that gives the engine newer weights between two blocks."""
+
+        def between_blocks() -> None:
+            function()
+            self.step, self.created = step, created
+
+        self.thread.between_blocks(between_blocks)
+
+    async def encode(self, text: str) -> tuple[int, ...]:
+        """The tokens of a text; an empty text is the end of the text before.
+
+        Raises:
+            ApiError: the text is empty, and the tokenizer has no such token.
+        """
+        ids = await asyncio.to_thread(self.tokenizer.encode, text) if len(text) > _LONG else self.tokenizer.encode(text)
+        if ids:
+            return tuple(ids)
+        if self.tokenizer.end_of_text is None:
+            raise ApiError(400, 'the prompt is empty', param='prompt', code='invalid_value')
+        return (self.tokenizer.end_of_text,)
+
+    async def tokens(self, text: str | list[int], param: str) -> tuple[int, ...]:
+        """The tokens of a text, or these tokens. Raises ApiError 400 if there are none, or one is unknown."""
+        if isinstance(text, str):
+            return await self.encode(text)
+        if not text:
+            raise ApiError(400, f'{param}: the list of tokens is empty', param=param, code='invalid_value')
+        self.check_tokens(text, param)
+        return tuple(text)
+
+    def check_tokens(self, ids: Sequence[int], param: str) -> None:
+        """Raises ApiError 400 if a token is outside the vocabulary."""
+        for token in ids:
+            if not 0 <= token < self.thread.vocab_size:
+                message = f'{param}: token {token} is outside the vocabulary of {self.thread.vocab_size:,} tokens'
+                raise ApiError(400, message, param=param, code='invalid_value')
+
+    def stop_ids(self, ignore_eos: bool) -> tuple[int, ...]:
+        """The tokens that end an answer."""
+        end = self.tokenizer.end_of_text
+        return () if ignore_eos or end is None else (end,)
+
+    def room(self, prompt: Sequence[int], asked: int | None, param: str, default: int | None = None) -> int:
+        """How many tokens the answer to a prompt may have.
+
+        Raises:
+            ApiError: the prompt and the tokens that were asked for are longer than the model can read.
+        """
+        left = self.thread.max_length - len(prompt)
+        if asked is not None and asked <= left:
+            return asked
+        if asked is None and left > 0:
+            return left if default is None else min(default, left)
+        answer = f', and max_tokens is {asked:,}: {len(prompt) + asked:,} together' if asked else ''
+        raise ApiError(
+            400,
+            f'the prompt has {len(prompt):,} tokens{answer}; this model reads at most {self.thread.max_length:,} tokens',
+            param=param,
+            code='context_length_exceeded',
+        )
+
+
+@dataclasses.dataclass(eq=False)
+class Service:
+    """A running server. `draining`: it finishes what runs and takes nothing new."""
+
+    models: dict[str, ServedModel]
+    limits: Limits
+    metrics: Metrics
+    draining: bool = False
+    running: int = 0  # HTTP requests, without those that only ask how the server is
+
+    def __post_init__(self) -> None:
+        self.metrics.watch(
+            lambda: [(m.name, m.thread.status, m.step, m.admission.admitted) for m in self.models.values()]
+        )
+
+    def model(self, name: str | None) -> ServedModel:
+        """The model with a name; None: the first. Raises ApiError 404."""
+        if name is None:
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            message = f'model: there is no {name!r}; this server has {", ".join(self.models)}'
+            raise ApiError(404, message, param='model', code='model_not_found')
+        return self.models[name]
+
+    async def read[B: BaseModel](self, request: Request, kind: type[B]) -> B:
+        """The body of a request. Raises ApiError."""
+        content, limit = bytearray(), self.limits.body
+        declared = request.headers.get('content-length', '')
+        if not (declared.isdecimal() and int(declared) > limit):
+            try:
+                async with asyncio.timeout(self.limits.body_seconds):
+                    async for part in request.stream():
+                        content += part
+                        if len(content) > limit:
+                            break
+                    else:
+                        return parse(kind, bytes(content))
+            except TimeoutError:
+                raise ApiError(408, f'the body did not arrive within {self.limits.body_seconds:g} s') from None
+            except ClientDisconnect:
+                raise ApiError(400, 'the client closed the connection before the end of the body') from None
+        headers = {'connection': 'close'}
+        raise ApiError(413, f'the body is larger than {limit:,} bytes', code='body_too_large', headers=headers)
+
+
+def service_of(request: Request) -> Service:
+    return request.app.state.service

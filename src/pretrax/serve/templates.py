@@ -1,0 +1,227 @@
+"""Chat templates: the messages of a conversation as tokens. Only the template can write special tokens.
+
+A template is Jinja, as `transformers` renders it. While it is rendered, each letter of a message that could begin the name
+of a special token has a stand-in, a letter that nobody else uses. So the special tokens in the rendered text are those of
+the template; then the letters return, and what a user wrote is encoded as ordinary text. The stand-ins have the length of
+the letters, so filters such as `trim` do what they always do, and text that the template itself looks for in a message, such
+as `</think>`, stays as it is. What remains: a template that writes the first letters of a special token and lets a message
+write the rest (roles are therefore checked), and one that compares a message with a single letter such as `<`.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from pretrax.errors import UserError, install_extra
+from pretrax.serve.rendering import Renderer, environment
+
+ROLES = ('system', 'developer', 'user', 'assistant', 'tool', 'function')
+SETTINGS, JINJA = 'tokenizer_config.json', 'chat_template.jinja'  # files of `transformers`
+_MOST_CHARACTERS = 1_000_000  # of a template
+
+
+class Tokenizer(Protocol):
+    """What a template needs of `data.tokenizers.Tokenizer`."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]: ...
+    def encode_with_special_tokens(self, parts: Sequence[int | str]) -> list[int]: ...
+
+
+class ChatTemplate:
+    """Encodes messages with a Jinja template.
+
+    Args:
+        source: the template.
+        tokenizer: encodes the text.
+        special_tokens: variables of the template, such as {'bos_token': '<s>'}.
+        name: of the template, for messages.
+
+    Attributes:
+        end_of_turn: the special token that the template writes after an answer, as a tuple; empty if there is none.
+
+    Raises:
+        UserError: it is no template, or cannot render a conversation.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        tokenizer: Tokenizer,
+        special_tokens: Mapping[str, str] | None = None,
+        name: str = 'the chat template',
+    ):
+        self._tokenizer, self._variables = tokenizer, dict(special_tokens or {})
+        names = sorted(tokenizer.special_tokens, key=len, reverse=True)
+        self._names = re.compile('|'.join(map(re.escape, names)) or r'(?!)')
+        self._stand_ins = _StandIns(names, _strings(source, name), source)
+        self._renderer = Renderer(source, name)
+        self.end_of_turn = self._find_end_of_turn()
+
+    def encode(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+        """The tokens of a conversation, up to where the answer begins.
+
+        Args:
+            messages: each with `role`, `content` and what else the template reads, all of it JSON.
+            variables: of the template; `add_generation_prompt` is true if not given, and `tools` and `documents` none.
+
+        Raises:
+            UserError: an unknown role, or the template refuses the messages or exceeds a limit.
+        """
+        return self._tokenizer.encode_with_special_tokens(self._parts(messages, variables))
+
+    def _parts(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> list[int | str]:
+        """Ordinary text, and the special tokens in it."""
+        for message in messages:
+            if message.get('role') not in ROLES:
+                raise UserError(f'role is {message.get("role")!r}; expected one of {", ".join(ROLES)}')
+        given = {'tools': None, 'documents': None, 'add_generation_prompt': True, 'messages': messages, **variables}
+        marked, original = self._stand_ins.mark(given)
+        text = self._renderer.render(self._variables | marked)
+        parts: list[int | str] = []
+        end = 0
+        for match in self._names.finditer(text):
+            parts += [original(text[end : match.start()]), self._tokenizer.special_tokens[match[0]]]
+            end = match.end()
+        return [part for part in [*parts, original(text[end:])] if part != '']
+
+    def _find_end_of_turn(self) -> tuple[int, ...]:
+        answer = 'An answer.'
+        messages = [{'role': 'user', 'content': 'A question.'}, {'role': 'assistant', 'content': answer}]
+        parts = self._parts(messages, {'add_generation_prompt': False})
+        after = [n for n, part in enumerate(parts) if isinstance(part, str) and answer in part]
+        return tuple(part for n in after[-1:] for part in parts[n + 1 : n + 2] if isinstance(part, int))
+
+
+class _StandIns:
+    """Replaces letters that could begin the name of a special token.
+
+    Args:
+        names: of the special tokens.
+        strings: text that the template may look for in a message.
+        source: the template, whose characters are no stand-ins.
+    """
+
+    def __init__(self, names: Iterable[str], strings: Iterable[str], source: str):
+        self._source = set(source)
+        names = [name.lstrip() for name in names if name.strip()]
+        self._letters = sorted({name[0] for name in names})
+        self._kept: dict[str, set[int]] = {}  # of each string, the places of letters that cannot begin a name
+        for string in strings:
+            kept = {
+                n
+                for n, letter in enumerate(string)
+                if letter in self._letters
+                and not any(name.startswith(string[n:]) or string[n:].startswith(name) for name in names)
+            }
+            if kept:
+                self._kept[string] = kept
+        alternatives = [*sorted(self._kept, key=len, reverse=True), *self._letters]
+        self._pattern = re.compile('|'.join(map(re.escape, alternatives)) or r'(?!)')
+
+    def mark(self, values: Any) -> tuple[Any, Any]:
+        """The values with stand-ins, and a function that gives a text its letters back."""
+        used = self._source | set(json.dumps(values, ensure_ascii=False))
+        free = (chr(code) for code in range(0xE000, 0xF900) if chr(code) not in used)
+        stand_ins = dict(zip(self._letters, free, strict=False))
+        if len(stand_ins) < len(self._letters):
+            raise UserError('the messages use every character of the private use area of Unicode')
+
+        def replace(match: re.Match) -> str:
+            kept = self._kept.get(match[0], ())
+            letters = enumerate(str(match[0]))
+            return ''.join(c if n in kept else stand_ins.get(c, c) for n, c in letters)
+
+        def marked(value: Any) -> Any:
+            if isinstance(value, str):
+                return self._pattern.sub(replace, value)
+            if isinstance(value, Mapping):
+                return {marked(key): marked(inner) for key, inner in value.items()}
+            if isinstance(value, list | tuple):
+                return [marked(inner) for inner in value]
+            return value
+
+        letters = {stand_in: letter for letter, stand_in in stand_ins.items()}
+        letters |= {
+            f'\\u{ord(stand_in):04x}': letter for stand_in, letter in letters.items()
+        }  # tojson(ensure_ascii=true)
+        back = re.compile('|'.join(map(re.escape, letters)) or r'(?!)')
+        return marked(values), lambda text: back.sub(lambda match: letters[match[0]], text)
+
+
+def _strings(source: str, name: str) -> set[str]:
+    """The strings that a template has in its expressions. Raises UserError if it is no template."""
+    try:
+        import jinja2
+        import jinja2.nodes
+    except ImportError:
+        raise UserError(f'a chat template needs jinja2\n  {install_extra("serve")}') from None
+    if len(source) > _MOST_CHARACTERS:
+        raise UserError(f'{name} has {len(source):,} characters; expected at most {_MOST_CHARACTERS:,}')
+    try:
+        tree = environment().parse(source)
+    except (jinja2.TemplateSyntaxError, RecursionError) as error:
+        raise UserError(f'{name}, line {getattr(error, "lineno", "?")}: {error}') from None
+    return {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
+
+
+def read_chat_template(directory: Any, tokenizer: Tokenizer, file: Any = None) -> ChatTemplate | None:
+    """The chat template in a directory of `transformers`; None if it has none.
+
+    Args:
+        directory: with tokenizer_config.json and perhaps chat_template.jinja, on a disk or in a bucket.
+        tokenizer: encodes the text.
+        file: a Jinja file, or a tokenizer_config.json, with another template.
+
+    Raises:
+        UserError: a file is not what it should be.
+    """
+    settings = _settings(directory / SETTINGS)
+    special = {key: name for key in settings if key.endswith('_token') and (name := _token_name(settings[key]))}
+    if file is None:
+        file = directory / JINJA
+        source = file.read_text(encoding='utf-8') if file.is_file() else _template_in(settings, directory / SETTINGS)
+        file = file if file.is_file() else directory / SETTINGS
+    else:
+        try:
+            source = file.read_text(encoding='utf-8')
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f'{file}: no chat template: {error}') from None
+        if file.name.endswith('.json'):
+            source = _template_in(_settings(file), file)
+            if source is None:
+                raise UserError(f'{file}: expected a chat_template in it')
+    return None if source is None else ChatTemplate(source, tokenizer, special, str(file))
+
+
+def _settings(path: Any) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f'{path}: not readable as JSON: {error}') from None
+    if not isinstance(found, dict):
+        raise UserError(f'{path}: expected a JSON object, not {type(found).__name__}')
+    return found
+
+
+def _template_in(settings: Mapping[str, Any], path: Any) -> str | None:
+    """The template in a tokenizer_config.json, which may have several, with names."""
+    found = settings.get('chat_template')
+    if isinstance(found, list):
+        named = {entry.get('name'): entry.get('template') for entry in found if isinstance(entry, dict)}
+        found = named.get('default')
+        if found is None:
+            raise UserError(
+                f'{path}: chat_template has no template with the name default, but {", ".join(map(str, named))}'
+            )
+    if found is not None and not isinstance(found, str):
+        raise UserError(f'{path}: chat_template is {type(found).__name__}; expected a template, or a list of them')
+    return found
+
+
+def _token_name(value: Any) -> str | None:
+    value = value.get('content') if isinstance(value, dict) else value
+    return value if isinstance(value, str) else None

@@ -1,0 +1,11 @@
+"""Directories on disks and in buckets, behind one subset of `pathlib.Path`.
+
+`locate` turns what a user wrote into a `Path` or a `BucketPath`. Both raise `OSError`, so a reader of files can also
+read objects.
+"""
+
+from pretrax.storage.bucket_path import BucketPath
+from pretrax.storage.locate import AnyPath, locate
+from pretrax.storage.settings import StorageSettings, use_settings
+
+__all__ = ['AnyPath', 'BucketPath', 'StorageSettings', 'locate', 'use_settings']

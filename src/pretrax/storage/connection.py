@@ -1,0 +1,84 @@
+"""Opens buckets with TensorStore, and turns its errors into OSErrors."""
+
+import errno
+import functools
+import re
+from typing import Any
+
+from pretrax.errors import UnavailableError, UserError
+from pretrax.storage import settings
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0  # seconds; TensorStore doubles the first one before it uses it
+
+# TensorStore's Python errors have no codes: the status is the first word of the text.
+_STATUS = re.compile(r'^([A-Z_]+): ')
+_HTTP = re.compile(r"\[http_response_code='(\d+)'\]")
+_NOISE = re.compile(r'^[A-Z_]+: (All \d+ retry attempts failed: )?(CURL error )?')
+_NO_CONNECTION = re.compile(r"\[curl_code='(5|6|7|35|60)'\]")  # no proxy, no host, refused, TLS, certificate
+_TEMPORARY = ('UNAVAILABLE', 'DEADLINE_EXCEEDED', 'ABORTED', 'RESOURCE_EXHAUSTED')
+
+
+class BucketError(OSError):
+    """A request to a bucket failed. `strerror` is the reason, `filename` the URL.
+
+    Attributes:
+        is_temporary: the service could not be reached, failed or was overloaded: the same request may succeed later.
+    """
+
+    def __init__(self, number: int, reason: str, url: str, is_temporary: bool):
+        super().__init__(number, reason, url)
+        self.is_temporary = is_temporary
+
+
+def kind_of_error(error: OSError) -> type[UserError]:
+    """UnavailableError if the same command may succeed later, because a bucket did not answer; otherwise UserError."""
+    return UnavailableError if isinstance(error, BucketError) and error.is_temporary else UserError
+
+
+@functools.lru_cache
+def open_bucket(scheme: str, bucket: str) -> Any:
+    """The TensorStore KvStore of a whole bucket; raises what TensorStore raises.
+
+    The first contact is brief: an address that nothing listens at, such as a misspelt endpoint, is reported within seconds.
+    """
+    import tensorstore as ts
+
+    settings.set_timeouts()
+    spec = settings.gcs_spec(bucket) if scheme == 'gs' else settings.s3_spec(bucket)
+
+    def connect(retries: int) -> Any:
+        pauses = {'initial_delay': f'{_FIRST_PAUSE}s', 'max_delay': f'{_LONGEST_PAUSE}s', 'max_retries': retries}
+        context = ts.Context({f'{spec["driver"]}_request_retries': pauses})
+        return ts.KvStore.open(spec, context=context).result()
+
+    try:
+        connect(min(2, _retries())).read('-').result()
+    except Exception as error:  # the drivers share no base class
+        if _NO_CONNECTION.search(str(error)):
+            raise
+    return connect(_retries())
+
+
+def as_os_error(error: Exception, url: str) -> OSError:
+    """The OSError for an exception of TensorStore."""
+    text = ' '.join(str(error).split())
+    status = found[1] if (found := _STATUS.match(text)) else ''
+    reason = _NOISE.sub('', text.split(' [http_')[0].split(' [curl_')[0])[:300] or type(error).__name__
+    if code := _HTTP.search(text):
+        reason = f'HTTP {code[1]}' if reason == 'Unknown' else f'HTTP {code[1]}, {reason}'
+    if status == 'NOT_FOUND':
+        return FileNotFoundError(errno.ENOENT, f'No such bucket or object ({reason})', url)
+    if status in ('PERMISSION_DENIED', 'UNAUTHENTICATED'):
+        return PermissionError(errno.EACCES, f'Access denied ({reason})', url)
+    is_temporary = status in _TEMPORARY
+    return BucketError(
+        errno.EIO, f'The service does not answer ({reason})' if is_temporary else reason, url, is_temporary
+    )
+
+
+def _retries() -> int:
+    """How often TensorStore may repeat a request within the retry time. It waits 0.5 s, 1 s, 2 s, ... before each."""
+    left, pause, count = settings.retry_seconds(), 2 * _FIRST_PAUSE, 0
+    while left > 0:
+        left, pause, count = left - pause, min(2 * pause, _LONGEST_PAUSE), count + 1
+    return count

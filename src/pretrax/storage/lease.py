@@ -1,0 +1,216 @@
+"""A lease of a path in a bucket: one process at a time may write there.
+
+The lease is an object that is only written if nobody else has written it meanwhile. Its holder renews it. Another process
+may take it over once the holder has released it, has ended on the same machine, or has not renewed it for the time that
+the object states. That time is measured by the clock of the process that watches: clocks are never compared.
+
+    {"holder": "process 71 on node-3", "since": "2026-11-22 12:00:05 UTC", "seconds": 60, "fence": 4, "released": false,
+     "token": "5f2c...", "renewals": 17, "process": {"host": "node-3", "pid": "71", ...}}
+
+`fence` counts the holders. `token` is another one for each of them.
+"""
+
+import contextlib
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pretrax.machine.process_identity import has_ended, identity
+from pretrax.storage.bucket_path import BucketPath
+
+FILE = 'lock'  # the lease of a run directory
+_RENEWALS = 4  # per duration of a lease
+
+
+class HeldError(Exception):
+    """Another process has the lease. The message says which one, and since when."""
+
+
+class LostError(Exception):
+    """Another process has taken over the lease."""
+
+
+class Lease:
+    """A lease that this process has or waits for.
+
+    Args:
+        path: the object.
+        seconds: for how long it is valid after each renewal.
+        report: receives warnings.
+        clock: returns seconds.
+
+    Attributes:
+        fence: the number of this holder, 1 for the first.
+    """
+
+    def __init__(
+        self,
+        path: BucketPath,
+        seconds: float,
+        report: Callable[[str], None] = print,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.fence = 0
+        self._path, self._seconds, self._report, self._clock = path, seconds, report, clock
+        self._token, self._process = secrets.token_hex(8), identity()
+        self._since = time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())
+        self._renewals, self._version, self._valid_until = 0, b'', 0.0
+        self._lost = ''  # who has taken it over
+        self._writing = threading.Lock()
+        self._over = threading.Event()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator['Lease']:
+        """Takes the lease, renews it in a thread, and releases it at the end.
+
+        Raises:
+            HeldError: another process has it.
+            OSError: the bucket cannot be reached.
+        """
+        self._take()
+        thread = threading.Thread(target=self._keep_renewing, name='lease', daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._over.set()
+            thread.join()
+            self._release()
+
+    def check(self) -> None:
+        """Call it before anything is written. Makes no request while the lease is known to be valid.
+
+        Raises:
+            LostError: another process has taken it over.
+            OSError: the lease may have expired, and the bucket cannot be reached.
+        """
+        if not self._lost and self._clock() >= self._valid_until:
+            self._renew()
+        self.check_not_lost()
+
+    def check_not_lost(self) -> None:
+        """Raises LostError if it is known that another process has taken over. Makes no request."""
+        if self._lost:
+            raise LostError(self._lost)
+
+    def _take(self) -> None:
+        watched, since = b'', 0.0
+        while True:
+            content, version = self._path.read_version()
+            found = _parsed(content)
+            seconds = _duration(found, self._seconds)
+            is_expired = version == watched and self._clock() - since >= seconds
+            if found.get('token') == self._token:  # written, although the answer was lost
+                self._version = version
+                return
+            if content is None or found.get('released') is True or _has_ended(found) or is_expired:
+                self.fence = _count(found) + 1
+                if self._write(version):
+                    return
+            elif not watched:
+                watched, since = version, self._clock()
+                self._report(
+                    f'{_described(self._path, found)}; waiting up to {seconds:.0f} s to see whether it still runs'
+                )
+            elif version != watched:
+                raise HeldError(f'{_described(self._path, found)}, and still renews its lease of {seconds:.0f} s')
+            time.sleep(min(1.0, seconds / 20))
+
+    def _keep_renewing(self) -> None:
+        is_failing = False
+        while not self._over.wait(self._seconds / _RENEWALS) and not self._lost:
+            try:
+                self._renew()
+                is_failing = False
+            except OSError as error:
+                if not is_failing:
+                    self._report(
+                        f'WARNING: the lease {self._path} cannot be renewed: {error.strerror}. It is tried again'
+                    )
+                is_failing = True
+
+    def _renew(self) -> None:
+        with self._writing:
+            if self._write(self._version) or self._lost:
+                return
+            content, version = self._path.read_version()
+            found = _parsed(content)
+            if found.get('token') == self._token:  # an earlier write, whose answer was lost
+                self._version = version
+                self._write(version)
+            elif content is None:  # it was removed; whoever creates it first has it
+                self._write(version)
+            else:
+                self._lost = _described(self._path, found)
+
+    def _write(self, expected: bytes, released: bool = False) -> bool:
+        """Writes the lease if it has the expected version. Returns whether it did."""
+        began = self._clock()
+        self._renewals += 1
+        lease = {
+            'holder': f'process {self._process["pid"]} on {self._process["host"]}',
+            'since': self._since,
+            'seconds': self._seconds,
+            'fence': self.fence,
+            'released': released,
+            'token': self._token,
+            'renewals': self._renewals,
+            'process': self._process,
+        }
+        version = self._path.write_version(json.dumps(lease, indent=1).encode(), expected)
+        if version is None:
+            return False
+        self._version, self._valid_until = version, began + self._seconds
+        return True
+
+    def _release(self) -> None:
+        if self._lost:
+            return
+        with self._writing:
+            try:
+                self._write(self._version, released=True)
+            except OSError as error:
+                self._report(
+                    f'WARNING: the lease {self._path} cannot be released: {error.strerror}. '
+                    f'Another machine has to wait {self._seconds:.0f} s for it'
+                )
+
+
+def holder_of(path: BucketPath) -> str:
+    """What a lease says about its holder; '' if there is none, it is released, or its process has ended. Raises OSError."""
+    content = path.read_version().content
+    found = _parsed(content)
+    is_free = content is None or found.get('released') is True or _has_ended(found)
+    return '' if is_free else _described(path, found)
+
+
+def _parsed(content: bytes | None) -> dict[str, Any]:
+    """The lease; {} if there is none, or if it was not written by a lease."""
+    try:
+        found = json.loads(content or b'')
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _duration(found: dict[str, Any], default: float) -> float:
+    seconds = found.get('seconds')
+    return float(seconds) if isinstance(seconds, int | float) and 0 < seconds < 1e6 else default
+
+
+def _count(found: dict[str, Any]) -> int:
+    fence = found.get('fence')
+    return fence if type(fence) is int else 0
+
+
+def _has_ended(found: dict[str, Any]) -> bool:
+    process = found.get('process')
+    return isinstance(process, dict) and has_ended(process)
+
+
+def _described(path: BucketPath, found: dict[str, Any]) -> str:
+    holder, since = str(found.get('holder', 'another process'))[:100], str(found.get('since', 'an unknown time'))[:100]
+    return f'{path.parent} is held by {holder} since {since}'

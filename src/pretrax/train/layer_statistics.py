@@ -1,0 +1,83 @@
+"""Statistics of a training step by layer: of activations (`model.statistics`), and of the gradient, weights and update.
+
+They are a program of their own, which runs before the step in the steps that are logged, and computes the step without
+taking it. So the training program is the same with and without statistics, and other steps cost nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from pretrax.model.loss import Batch
+from pretrax.model.statistics import forward_statistics
+from pretrax.model.transformer import Transformer
+from pretrax.shardlib import i32
+from pretrax.train.host_memory import on_device
+from pretrax.train.step import Gradient, Recipe, TrainState, Weights, training_step
+
+Statistics = dict[str, jax.Array]
+# the state before a step, its batch, the source of each row -> statistics by name
+LayerStatisticsOf = Callable[[TrainState, Batch, jax.Array], Statistics]
+STACKED = 'layers.'  # what the names of weights that are stacked over layers begin with
+
+
+def make_layer_statistics(recipe: Recipe, n_sources: int) -> LayerStatisticsOf:
+    """The jitted statistics of a step. They donate nothing, and every device has all of them.
+
+    Args:
+        recipe: of the training step.
+        n_sources: how many sources the rows have; 0: they have none.
+
+    Returns:
+        A function of the state, the batch and i32[rows], the number of each row's source (anything if there are none).
+    """
+    step = training_step(recipe)
+
+    def statistics(state: TrainState, batch: Batch, sources: i32['B']) -> Statistics:
+        state = on_device(state)
+        after, _, gradient = step(state, batch)
+        model = recipe.model
+        activations = {}
+        if isinstance(model, Transformer):
+            weights: Any = state.weights  # those of a Transformer
+            activations = forward_statistics(model, recipe.accumulation, n_sources, weights, batch, sources)
+        return activations | of_weights(state.weights, gradient, on_device(after.weights))
+
+    return jax.jit(statistics, out_shardings=NamedSharding(jax.sharding.get_mesh(), PartitionSpec()))
+
+
+def of_weights(before: Weights, gradient: Gradient, after: Weights) -> Statistics:
+    """Norms, RMS and maxima of the gradient before clipping, of the update and of the weights before it.
+
+    A name alone, such as `gradient_norm`, is f32[layers], over all weights of a layer. `gradient_norm/q` is that of one
+    kind of weight: f32[layers] if it is stacked over layers, otherwise f32[].
+    """
+    arrays: dict[str, Any] = {
+        'gradient': gradient,
+        'update': jax.tree.map(jnp.subtract, after, before),
+        'weight': before,
+    }
+    found: Statistics = {}
+    norms: dict[str, Statistics] = {}
+    for what, tree in arrays.items():
+        squares, largest, sizes = {}, {}, {}
+        for path, array in jax.tree_util.tree_leaves_with_path(tree):
+            name = jax.tree_util.keystr(path, simple=True, separator='.')
+            axes = tuple(range(1 if name.startswith(STACKED) else 0, array.ndim))
+            squares[name] = jnp.sum(jnp.square(array.astype(jnp.float32)), axis=axes)
+            largest[name] = jnp.max(jnp.abs(array.astype(jnp.float32)), axis=axes)
+            sizes[name] = int(np.prod([array.shape[axis] for axis in axes]))
+        stacked = [name for name in squares if name.startswith(STACKED)]
+        norms[what] = {f'/{name.removeprefix(STACKED)}': jnp.sqrt(square) for name, square in squares.items()}
+        if stacked:
+            total = sum(squares[name] for name in stacked)
+            norms[what][''] = jnp.sqrt(total)
+            found[f'{what}_rms'] = jnp.sqrt(total / sum(sizes[name] for name in stacked))
+            found[f'{what}_max'] = jnp.max(jnp.stack([largest[name] for name in stacked]), axis=0)
+        found |= {f'{what}_norm{name}': norm for name, norm in norms[what].items()}
+    ratios = {name: norms['update'][name] / weight for name, weight in norms['weight'].items()}
+    return found | {f'update_ratio{name}': ratio for name, ratio in ratios.items()}

@@ -1,0 +1,163 @@
+"""Arms of a comparison: runs that differ in their seed alone. And the facts in which arms differ."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pretrax.config.effects import effect_of
+from pretrax.config.show import value_text
+from pretrax.view.record.run_record import RunRecord
+
+_DATA = ('text', 'documents', 'tokens', 'validation')  # topics of the start-up report
+_HARDWARE = ('host', 'processor', 'cores', 'platform', 'device_kind', 'devices', 'processes', 'compute')
+_SAME_BATCHES = ('seed', 'batch.tokens', 'batch.sequence_length')
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """Runs of one configuration and one version of the code.
+
+    Attributes:
+        letter: 'A' for the baseline.
+        name: what the names of its runs have in common.
+        runs: in the order given.
+    """
+
+    letter: str
+    name: str
+    runs: Sequence[RunRecord]
+
+    @property
+    def label(self) -> str:
+        return f'{self.letter} {self.name}'
+
+    @functools.cached_property
+    def seeds(self) -> dict[Any, list[RunRecord]]:
+        """{seed: runs}; a run that does not say its seed is one of its own."""
+        found: dict[Any, list[RunRecord]] = {}
+        for run in self.runs:
+            seed = run.setting('seed')
+            found.setdefault(seed if type(seed) is int else str(run.path), []).append(run)
+        return found
+
+
+class Difference(NamedTuple):
+    """A fact in which arms differ. `values`: as text, one per arm; '' if it is not known."""
+
+    section: str
+    key: str
+    values: list[str]
+
+
+def arms_of(runs: Sequence[RunRecord], separate: bool = False) -> list[Arm]:
+    """Groups runs, in the order of the first of each arm. `separate`: every run is an arm."""
+    groups: dict[Any, list[RunRecord]] = {}
+    for run in runs:
+        identity = str(run.path) if separate or not run.settings else _identity(run)
+        groups.setdefault(identity, []).append(run)
+    names = _different([_common_name([run.name for run in group]) for group in groups.values()], groups.values())
+    return [
+        Arm(_letter(number), name, group)
+        for number, (name, group) in enumerate(zip(names, groups.values(), strict=True))
+    ]
+
+
+def same_batches(a: RunRecord, b: RunRecord) -> bool:
+    """Whether two runs trained on the same batches in the same order, as far as their configurations say."""
+    if not (a.settings and b.settings):
+        return False
+    keys = {setting.key for run in (a, b) for setting in run.settings if setting.key.partition('.')[0] == 'data'}
+    keys -= {'data.workers', 'data.engine', 'data.cache_gib'}
+    return all(value_text(a.setting(key)) == value_text(b.setting(key)) for key in (*_SAME_BATCHES, *sorted(keys)))
+
+
+def differences(arms: Sequence[Arm]) -> list[Difference]:
+    """The facts that are not the same in all arms."""
+    sections: dict[str, Callable[[RunRecord], Mapping[str, str]]] = {
+        'configuration': _configuration,
+        'code': _code,
+        'data': lambda run: _topics(run, _DATA),
+        'hardware': _hardware,
+        'mesh': _mesh,
+    }
+    found = []
+    for section, facts_of in sections.items():
+        facts = [[facts_of(run) for run in arm.runs] for arm in arms]
+        keys = dict.fromkeys(key for runs in facts for run in runs for key in run)
+        for key in keys:
+            values = [_together(run.get(key, '') for run in runs) for runs in facts]
+            if len(set(values)) > 1:
+                found.append(Difference(section, key, values))
+    return found
+
+
+def _identity(run: RunRecord) -> tuple[Any, ...]:
+    """What the runs of an arm have in common: each setting that may change the losses except the seed, and the code."""
+    settings = sorted((setting.key, value_text(setting.value)) for setting in run.settings if _counts(setting.key))
+    code = _code(run)
+    return tuple(settings), code.get('version of pretrax'), code.get('commit')
+
+
+def _counts(key: str) -> bool:
+    if key == 'seed':
+        return False
+    try:
+        return effect_of(key).on != 'nothing' or key == 'eval.batches'
+    except KeyError:  # of another version
+        return True
+
+
+def _configuration(run: RunRecord) -> dict[str, str]:
+    return {setting.key: setting.text for setting in run.settings if setting.key not in ('name', 'run_dir')}
+
+
+def _code(run: RunRecord) -> dict[str, str]:
+    found = {f'version of {name}': str(version) for name, version in _dict(run, 'versions').items()}
+    git = _dict(run, 'git')
+    return found | ({'commit': f'{git.get("commit")}{", changed" if git.get("changed") else ""}'} if git else {})
+
+
+def _hardware(run: RunRecord) -> dict[str, str]:
+    return {key: str(run.environment[key]) for key in _HARDWARE if key in run.environment} or _topics(run, ('devices',))
+
+
+def _mesh(run: RunRecord) -> dict[str, str]:
+    return {axis: str(size) for axis, size in _dict(run, 'mesh').items()} or _topics(run, ('mesh',))
+
+
+def _topics(run: RunRecord, topics: Iterable[str]) -> dict[str, str]:
+    lines = {topic: [text for name, text in run.startup if name == topic] for topic in topics}
+    return {topic: '; '.join(texts) for topic, texts in lines.items() if texts}
+
+
+def _dict(run: RunRecord, key: str) -> dict[str, Any]:
+    """A section of `environment.json`; {} if it has none."""
+    found = run.environment.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _together(values: Iterable[str]) -> str:
+    """One text for the runs of an arm."""
+    different = sorted(set(values))
+    return ', '.join(different[:6]) + (', ...' if len(different) > 6 else '')
+
+
+def _common_name(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    pairs = zip(min(names), max(names), strict=False)  # what these begin with, all of them begin with
+    shared = ''.join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return shared.rstrip('-_. ').removesuffix('seed').rstrip('-_. ') or f'{names[0]} ...'
+
+
+def _different(names: Sequence[str], groups: Iterable[Sequence[RunRecord]]) -> list[str]:
+    """Names that are not all the same: with paths if needed."""
+    return [
+        name if list(names).count(name) == 1 else str(group[0].path) for name, group in zip(names, groups, strict=True)
+    ]
+
+
+def _letter(number: int) -> str:
+    return chr(ord('A') + number) if number < 26 else f'A{number}'

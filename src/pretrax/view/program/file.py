@@ -1,0 +1,77 @@
+"""The text of a compiled program in a run directory: `program.hlo.txt.gz`."""
+
+import gzip
+from collections.abc import Mapping
+from typing import Protocol
+
+from pretrax.errors import UserError
+from pretrax.scale.hlo import ENTRY
+from pretrax.scale.program import MESH, Program, parse_program
+from pretrax.storage import AnyPath
+
+TEXT = 'program.hlo.txt.gz'
+_PICTURES, _TEXTS = ('.html', '.svg'), ('.txt', '.txt.gz', '.hlo', '.hlo.gz')
+
+
+class Compiled(Protocol):
+    """A compiled program, such as a `jax.stages.Compiled`."""
+
+    def as_text(self) -> str | None: ...
+
+
+def write_program(directory: AnyPath, compiled: Compiled, mesh: Mapping[str, int]) -> Program:
+    """Writes the optimized program with its mesh to `program.hlo.txt.gz`, for `read_program`, and returns it parsed."""
+    text = compiled.as_text() or ''
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / TEXT).write_bytes(packed(text, mesh))
+    return parse_program(text, mesh)
+
+
+def packed(text: str, mesh: Mapping[str, int]) -> bytes:
+    """The content of a `.txt.gz` file with a program and its mesh."""
+    first = MESH + ' '.join(f'{axis}={size}' for axis, size in mesh.items())
+    return gzip.compress(f'{first}\n{text}'.encode(), 6, mtime=0)
+
+
+def write(path: AnyPath, content: bytes) -> None:
+    """Writes a file. Raises UserError if that is not possible."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        raise UserError(f'--graph {path}: cannot be written: {error.strerror}') from error
+
+
+def is_text(path: str) -> bool:
+    """Whether the name of a file says that it contains the text of a program."""
+    return path.endswith(_TEXTS)
+
+
+def check_name(path: AnyPath) -> AnyPath:
+    """The path of a file to write. Raises UserError if its name says nothing that can be written of a program."""
+    if not path.name.endswith((*_PICTURES, '.txt.gz')):
+        raise UserError(
+            f'--graph {path}: its name must end in .html (a page whose groups open), .svg (a picture) or .txt.gz (the text)\n'
+            'for example: --graph program.html'
+        )
+    return path
+
+
+def read_program(path: AnyPath) -> Program:
+    """Reads a program that `write_program` or XLA (`--xla_dump_hlo_as_text`) has written, compressed or not.
+
+    Raises:
+        UserError: the file cannot be read, or contains no program.
+    """
+    try:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if content[:2] == b'\x1f\x8b' else content).decode(errors='replace')
+    except (OSError, EOFError) as error:
+        raise UserError(f'{path}: cannot be read: {getattr(error, "strerror", None) or error}') from error
+    program = parse_program(text)
+    if not program.computations.get(ENTRY):
+        raise UserError(
+            f'{path}: it contains no compiled program\n'
+            'expected the text of an optimized HLO module, as in RUN/program/program.hlo.txt.gz (log.graph=true)'
+        )
+    return program

@@ -1,0 +1,195 @@
+"""The picture of a compiled program: a page whose groups open, and an SVG file of the whole.
+
+Both are laid out and drawn by `page/picture.js`, with dagre (MIT license, in `page/`). For SVG files it runs in
+QuickJS.
+"""
+
+import base64
+import gzip
+import importlib.resources
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jinja2
+import quickjs
+from markupsafe import Markup
+
+from pretrax.scale.program import Operation, Program
+from pretrax.storage import AnyPath
+from pretrax.view.program.file import write
+from pretrax.view.program.graph import Group, communication_name, edges_of, groups_of
+
+PHASES = {
+    'forward': 'forward',
+    'backward': 'backward',
+    'recomputation': 'recomputation',
+    'update': 'optimizer and metrics',
+    'input': 'inputs',
+}
+BOXES = 1500  # of an SVG file, at most about
+DEFINITIONS = (
+    ('kernels', 'kernels', 'operations that run on the device, counted once per run in a step'),
+    ('flops', 'FLOPs', 'of products, convolutions and known attention kernels, per device; of a group, in one step'),
+    ('traffic', 'traffic', 'bytes that kernels read and write, at least; of a group, in one step; a slice counts only itself'),
+    ('size', 'size', 'bytes of the result on one device; on an edge, of the arrays that are read'),
+    ('runs', 'runs', 'how often an operation runs in a step: the iterations of the loops around it'),
+    (
+        'communication', 'communication',
+        'bytes of the gathered array per device; of a group, in one step; overlapped: other work runs meanwhile',
+    ),
+)  # fmt: skip
+
+
+def page_of(program: Program, title: str, where: str = '') -> str:
+    """An HTML page that needs no network.
+
+    Args:
+        program: the program.
+        title: heading.
+        where: the hardware.
+    """
+    data = _data(program, title)
+    axes = [(_axis_class((axis,)), f'collectives over {axis}') for axis, n in program.mesh.items() if n > 1]
+    if len(axes) > 1:
+        axes.append(('many', 'over several axes'))
+    packed = base64.b64encode(gzip.compress(json.dumps(data, separators=(',', ':')).encode(), 6, mtime=0)).decode()
+    template = jinja2.Environment(autoescape=True, trim_blocks=True).from_string(_asset('page.html'))
+    return template.render(
+        title=title,
+        where=where,
+        phases=PHASES.items(),
+        axes=axes if any(one.collective for one in program.operations.values()) else [],
+        definitions=DEFINITIONS,
+        program=packed,
+        picture_css=Markup(_asset('picture.css')),
+        dagre_js=Markup(_asset('dagre.min.js')),
+        picture_js=Markup(_asset('picture.js')),
+        page_js=Markup(_asset('page.js')),
+    )
+
+
+def svg_of(program: Program, title: str, most: int = BOXES) -> str:
+    """An SVG picture with all groups open, as far as it has at most about `most` boxes."""
+    context = quickjs.Context()
+    context.eval('globalThis.structuredClone = (value) => JSON.parse(JSON.stringify(value))')
+    for name in ('dagre.min.js', 'picture.js'):
+        context.eval(_asset(name))
+    context.set('written', json.dumps(_data(program, title)))
+    context.set('style', _asset('picture.css'))
+    drawn = context.eval(
+        'const program = Picture.prepare(JSON.parse(written));'
+        f'JSON.stringify(Picture.file(program, Picture.everything(program, {most}), style))'
+    )
+    return json.loads(drawn)
+
+
+def write_picture(path: AnyPath, program: Program, title: str, where: str = '') -> int:
+    """Writes a page or an SVG file, by the file's name, and returns its size in bytes.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    content = (page_of(program, title, where) if path.suffix == '.html' else svg_of(program, title)).encode()
+    write(path, content)
+    return len(content)
+
+
+def write_pictures(directory: AnyPath, program: Program, title: str, where: str) -> None:
+    """Writes `program.html` and `program.svg`."""
+    for name in ('program.html', 'program.svg'):
+        write_picture(directory / name, program, title, where)
+
+
+def _asset(name: str) -> str:
+    return (importlib.resources.files('pretrax.view') / 'program' / 'page' / name).read_text(encoding='utf-8')
+
+
+def _data(program: Program, title: str) -> dict[str, Any]:
+    """What the page draws. Short keys, because there are many nodes: they are explained in `_operation` and `_group`."""
+    nodes: list[dict[str, Any]] = []
+    numbers: dict[str, int] = {}
+    types: dict[str, int] = {}
+
+    def add(group: Group) -> int:
+        children = [add(inner) for inner in group.groups.values()]
+        for one in group.operations:
+            numbers[one.name] = len(nodes)
+            children.append(len(nodes))
+            nodes.append(_operation(program, one))
+        nodes.append(_group(group, children))
+        return len(nodes) - 1
+
+    whole = groups_of(program)
+    whole.name = 'training step'
+    root = add(whole)
+    edges = [
+        (numbers[edge.source], numbers[edge.target], types.setdefault(edge.type, len(types)), edge.bytes)
+        for edge in edges_of(program)
+        if edge.source in numbers and edge.target in numbers
+    ]
+    return {
+        'title': title, 'root': root, 'nodes': nodes, 'edges': edges, 'types': list(types), 'phases': list(PHASES),
+    }  # fmt: skip
+
+
+def _group(group: Group, children: list[int]) -> dict[str, Any]:
+    held = sum(one.size for one in group.everything())  # of arguments
+    return {
+        'g': 1,
+        'n': group.name,
+        'p': list(PHASES).index(group.phase),
+        'c': children,
+        'k': group.kernels,
+        'f': group.flops,
+        'b': group.bytes if group.kernels else held,
+        'a': sum(1 for _ in group.everything()),
+        'm': [
+            (name, n, _axis_class(name.partition(' over ')[2].split())) for name, n in group.communication.most_common()
+        ],
+    }
+
+
+def _operation(program: Program, one: Operation) -> dict[str, Any]:
+    node: dict[str, Any] = {
+        'n': one.name,
+        'o': one.operation,
+        's': one.shape,
+        'z': one.size,
+        'p': list(PHASES).index(one.phase),
+        't': one.times,
+    }
+    if one.flops:
+        node['f'] = one.flops
+    if one.is_kernel:
+        node['r'] = (one.read, one.written)
+    if source := program.source(one):
+        node['u'] = source
+    if one.collective is not None:
+        collective = one.collective
+        node['m'] = (communication_name(one), collective.bytes, _axis_class(collective.axes), collective.asynchronous)
+    if one.operation == 'fusion' and (contents := program.contents(one)):
+        places = {inner.name: number for number, inner in enumerate(contents)}
+        node['x'] = [_inner(program, inner, places) for inner in contents]
+    return node
+
+
+def _inner(program: Program, one: Operation, places: Mapping[str, int]) -> dict[str, Any]:
+    """An operation in a fusion; 'a' are its operands, as numbers in the fusion."""
+    node: dict[str, Any] = {
+        'n': one.name,
+        'o': one.operation,
+        's': one.shape,
+        'z': one.size,
+        'a': [places[name] for name in one.operands if name in places],
+    }
+    if one.flops:
+        node['f'] = one.flops
+    if source := program.source(one):
+        node['u'] = source
+    return node
+
+
+def _axis_class(axes: tuple[str, ...] | list[str]) -> str:
+    """The color of collectives: of their axis, or one for several axes."""
+    return axes[0] if len(axes) == 1 and axes[0] in ('r', 'd', 'e', 'c', 't', 'p') else 'many'

@@ -1,0 +1,257 @@
+"""What a run has written, read for reports, comparisons and live pages. It imports no JAX.
+
+record = read_run('runs/quickstart')
+record.state.name                   # 'finished'
+record.metrics['val_loss'].values   # a numpy array
+record.axis('tokens', record.metrics['loss'])
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pretrax.errors import UserError
+from pretrax.machine.line_files import read_lines
+from pretrax.observe.attempts import read_attempts
+from pretrax.observe.samples import FILE as SAMPLES
+from pretrax.storage import AnyPath, BucketPath, locate
+from pretrax.storage.parts import open_joined
+from pretrax.view.record.attempts import Attempt, attempts_of
+from pretrax.view.record.checkpoints import SavedCheckpoint, saved_checkpoints
+from pretrax.view.record.columns import Column, Columns, parse_columns
+from pretrax.view.record.settings import Setting, parse_settings, value_of
+from pretrax.view.record.state import RunState, state_of
+
+AXES = ('step', 'tokens', 'flops', 'time')
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+    """A run, as its files describe it. What a run has not written is empty or None.
+
+    Attributes:
+        name: from its configuration, else that of the directory.
+        path: the run directory, on a disk or in a bucket.
+        metrics: the lines of `metrics.jsonl` as columns.
+        settings: the resolved configuration, with the origin of each value.
+        notes: what the configuration notes about itself.
+        startup: (topic, text) of each line of `startup.txt`; the topic may be ''.
+        environment: `environment.json`: versions, hardware, command, sizes; see docs/see.md.
+        events: the lines of `attempts.jsonl`.
+        attempts: what the events say about each attempt to train.
+        pauses: the lines of `pauses.jsonl`: {"time", "step", "work", "seconds"} of evaluations, samples and saves.
+        checkpoints: those that exist, oldest first.
+        samples: the lines of `samples.jsonl`: {"step", "prompt", "text"}.
+        state: whether it runs, and how it ended.
+        warnings: what could not be read, for the user.
+    """
+
+    name: str
+    path: AnyPath
+    metrics: Columns
+    settings: list[Setting]
+    notes: list[str]
+    startup: list[tuple[str, str]]
+    environment: dict[str, Any]
+    events: list[dict[str, Any]]
+    attempts: list[Attempt]
+    pauses: list[dict[str, Any]]
+    checkpoints: list[SavedCheckpoint]
+    samples: list[dict[str, Any]]
+    state: RunState
+    warnings: list[str]
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """The value of a dotted key of the configuration."""
+        return value_of(self.settings, key, default)
+
+    @property
+    def last_step(self) -> int:
+        """The last step in the metrics; 0: none."""
+        return int(self.metrics.steps.max(initial=0))
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of the whole run, as configured."""
+        steps = self.setting('steps')
+        return steps if type(steps) is int else None
+
+    @property
+    def batch_tokens(self) -> int | None:
+        """Tokens per step."""
+        tokens = self.setting('batch.tokens')
+        if type(tokens) is int and tokens > 0:
+            return tokens
+        found = self.metrics.get('tokens')
+        return None if found is None or not found.steps[-1] else round(found.values[-1] / found.steps[-1])
+
+    @property
+    def flops_per_token(self) -> float | None:
+        """Training FLOPs per token, with causal attention."""
+        flops = self.environment.get('flops_per_token')
+        return float(flops) if isinstance(flops, int | float) and flops > 0 else None
+
+    @property
+    def restarts(self) -> int:
+        """How often training began again."""
+        return max(0, len(self.attempts) - 1)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that changed nothing, up to the last line."""
+        return int(self.metrics.last('skipped_steps') or 0)
+
+    @property
+    def rollbacks(self) -> list[dict[str, Any]]:
+        """The events of returns to an earlier checkpoint: {"time", "step", "from_step"}."""
+        return [event for event in self.events if event['event'] == 'rolled back' and type(event.get('step')) is int]
+
+    def axis(self, name: str, column: Column) -> np.ndarray | None:
+        """The x of each number of a column: 'step', 'tokens', 'flops', or 'time' in seconds since 1970.
+
+        None if the run does not know it. A time is NaN in a line without one.
+        """
+        if name == 'step':
+            return column.steps
+        if name == 'time':
+            times = self.metrics.times[column.lines]
+            return None if np.isnan(times).all() else times
+        if self.batch_tokens is None:
+            return None
+        tokens = column.steps * self.batch_tokens
+        if name == 'tokens':
+            return tokens
+        if name == 'flops':
+            return None if self.flops_per_token is None else tokens * self.flops_per_token
+        raise ValueError(f'{name!r} is not one of {", ".join(AXES)}')
+
+
+def read_run(run: str | AnyPath, files: pathlib.Path | None = None) -> RunRecord:
+    """Reads a run directory, on a disk or in a bucket.
+
+    Args:
+        run: the directory, or its metrics.jsonl.
+        files: a directory with newer copies of the files of a run in a bucket, except its checkpoints.
+
+    Raises:
+        UserError: there is no run, or it cannot be read.
+    """
+    path = run_directory(run)
+    source = path if files is None else files
+    if isinstance(path, pathlib.Path) and path.is_file():
+        raise UserError(no_such_run(path))
+    warnings: list[str] = []
+    try:
+        content = _bytes(source / 'metrics.jsonl')
+        config = _bytes(source / 'config.yaml')
+        startup = _bytes(source / 'startup.txt')
+        events = read_attempts(source)
+        if content is None and config is None and not events:
+            raise UserError(no_such_run(path))
+        settings, notes = parse_settings((config or b'').decode(errors='replace'))
+        if config is not None and not settings:
+            warnings.append(f'{path / "config.yaml"} is not a configuration')
+        metrics = parse_columns(content or b'')
+        if metrics.skipped:
+            warnings.append(f'{path / "metrics.jsonl"}: {metrics.skipped:,} lines are not lines of metrics')
+        if not len(metrics.steps):
+            warnings.append(f'{path} has no metrics yet')
+        name, steps = value_of(settings, 'name'), value_of(settings, 'steps')
+        attempts = attempts_of(events)
+        return RunRecord(
+            name=str(name or _name(path)),
+            path=path,
+            metrics=metrics,
+            settings=settings,
+            notes=notes,
+            startup=_startup((startup or b'').decode(errors='replace')),
+            environment=_environment(source / 'environment.json', warnings),
+            events=events,
+            attempts=attempts,
+            pauses=read_records(source / 'pauses.jsonl', _is_pause),
+            checkpoints=saved_checkpoints(path / 'checkpoints', warnings),
+            samples=read_records(source / SAMPLES, is_sample),
+            state=state_of(path, attempts, metrics, steps if type(steps) is int else None),
+            warnings=warnings,
+        )
+    except OSError as error:
+        raise UserError(f'{path} cannot be read: {error.strerror}') from error
+
+
+def run_directory(run: str | AnyPath) -> AnyPath:
+    """The directory of a run that was given as a directory or as its metrics.jsonl."""
+    path = locate(run) if isinstance(run, str) else run
+    return path.parent if path.suffix == '.jsonl' else path
+
+
+def no_such_run(path: AnyPath) -> str:
+    """The error for a path without a run, with runs that exist nearby."""
+    if isinstance(path, BucketPath):
+        return f'{path} is not a run: it has no metrics.jsonl'
+    if path.is_file():
+        return f'{path} is a file; expected a run directory, such as runs/quickstart'
+    places = [place for place in (path, path.parent, pathlib.Path('runs')) if place.is_dir()]
+    runs = sorted({str(file.parent) for place in places for file in place.glob('*/metrics.jsonl')})
+    by_name = {pathlib.Path(run).name: run for run in runs}
+    near = difflib.get_close_matches(path.name, by_name, n=1, cutoff=0.5)
+    head = f'{path} is not a run: it has no metrics.jsonl' if path.is_dir() else f'no run at {path}'
+    if near:
+        return f'{head}, did you mean {by_name[near[0]]}?'
+    return head + (f'\nruns: {", ".join(runs[:8])}' if runs else '; a run is a directory like runs/NAME')
+
+
+def _name(path: AnyPath) -> str:
+    return path.name if isinstance(path, BucketPath) else path.absolute().resolve().name
+
+
+def _bytes(path: AnyPath) -> bytes | None:
+    """The content of a file, or of its parts in a bucket; None if it does not exist."""
+    try:
+        with open_joined(path) as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def read_records(path: AnyPath, is_record: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    """The records of a file of JSON lines, on a disk or in parts in a bucket; none if it does not exist."""
+    content = _bytes(path)
+    return [line.record for line in read_lines((content or b'').split(b'\n'), is_record) if line.record is not None]
+
+
+def _is_pause(record: dict[str, Any]) -> bool:
+    numbers = (record.get('seconds'), record.get('time'))
+    are_finite = all((type(number) is int or type(number) is float) and abs(number) < 2**62 for number in numbers)
+    return are_finite and type(record.get('step')) is int and isinstance(record.get('work'), str)
+
+
+def is_sample(record: dict[str, Any]) -> bool:
+    """Whether a JSON object is a line of `samples.jsonl`."""
+    return type(record.get('step')) is int and all(isinstance(record.get(key), str) for key in ('prompt', 'text'))
+
+
+def _startup(text: str) -> list[tuple[str, str]]:
+    """The topics and texts of `startup.txt`, as `run.startup` writes them."""
+    lines = []
+    for line in text.splitlines():
+        topic, colon, rest = line.partition(': ')
+        lines.append((topic, rest) if colon and len(topic.split()) < 3 else ('', line))
+    return lines
+
+
+def _environment(path: AnyPath, warnings: list[str]) -> dict[str, Any]:
+    content = _bytes(path)
+    if content is None:
+        return {}
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(content)
+        if isinstance(found, dict):
+            return found
+    warnings.append(f'{path} is not a JSON object')
+    return {}

@@ -1,0 +1,116 @@
+"""The report of a run: one HTML file that needs no network.
+
+`report.html` is its template. The numbers, and Plotly, are in it as compressed text, which `report.js` decodes: every point
+of every curve exactly, so that the page can zoom to single steps.
+"""
+
+import base64
+import functools
+import gzip
+import json
+import pathlib
+from importlib.resources import files as package_files
+from typing import Any
+
+from pretrax.errors import UserError, printable
+from pretrax.machine.atomic import write_file
+from pretrax.storage import AnyPath
+from pretrax.view.charts.page import in_script, plotly_script
+from pretrax.view.definitions import FIGURES
+from pretrax.view.record.run_record import RunRecord, read_run
+from pretrax.view.report import facts
+from pretrax.view.report.charts import charts_of, curves_data
+from pretrax.view.report.encoding import Arrays
+from pretrax.view.report.layers import layer_charts, layers_data
+from pretrax.view.template import template
+
+FILE = 'report.html'
+
+
+def write_report(run: str | AnyPath, out: AnyPath | None = None, files: pathlib.Path | None = None) -> AnyPath:
+    """Writes the report of a run.
+
+    Args:
+        run: the run directory.
+        out: the HTML file; None: `report.html` in the run directory.
+        files: a directory with newer copies of the files of a run in a bucket.
+
+    Returns:
+        The file.
+
+    Raises:
+        UserError: there is no run, it has nothing to show, or the report cannot be written.
+    """
+    record = read_run(run, files)
+    out = record.path / FILE if out is None else out
+    text = render(record, files or record.path)
+    try:
+        if isinstance(out, pathlib.Path):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            write_file(out, text.encode())
+        else:
+            out.write_text(text)
+    except OSError as error:
+        raise UserError(f'cannot write {out}: {error.strerror}') from error
+    return out
+
+
+def render(record: RunRecord, directory: AnyPath) -> str:
+    """The report as HTML.
+
+    Args:
+        record: the run.
+        directory: where its layer statistics are.
+    """
+    arrays, charts = Arrays(), charts_of(record)
+    curves = curves_data(record, charts, arrays)
+    layers = layers_data(directory, arrays)
+    data = {
+        'curves': curves,
+        'layers': layers,
+        'samples': record.samples,
+        'memory': facts.memory_data(record),
+        'time': facts.time_data(record, facts.traced_phases(directory, record.warnings)),
+        'mesh': facts.mesh_data(record),
+        'numbers': arrays.page(),
+    }
+    startup = [(printable(topic), printable(text)) for topic, text in record.startup]
+    return template('report/report.html').render(
+        css=_part('report.css'),
+        js=_part('report.js'),
+        plotly=_plotly(),
+        record=record,
+        data=in_script(_finite(data)),
+        charts=charts,
+        layers=layer_charts(layers),
+        tiles=facts.tiles(record),
+        attempts=facts.attempt_rows(record),
+        checkpoints=facts.checkpoint_rows(record),
+        pauses=facts.pause_rows(record),
+        hardware=facts.hardware_rows(record),
+        versions=facts.versions_of(record),
+        repeat=facts.repeat_lines(record),
+        memory=data['memory'],
+        time=data['time'],
+        mesh=data['mesh'],
+        startup=startup,
+        warnings=record.warnings,
+        created=facts.moment(max([event['time'] for event in record.events], default=None)),
+        figure=FIGURES,
+        memory_rows=facts.memory_rows(data['memory']) if data['memory'] else [],
+    )
+
+
+def _part(name: str) -> str:
+    return package_files(str(__package__)).joinpath(name).read_text()
+
+
+@functools.cache
+def _plotly() -> str:
+    """Plotly, compressed, as text."""
+    return base64.b64encode(gzip.compress(plotly_script().encode(), 6, mtime=0)).decode()
+
+
+def _finite(data: Any) -> Any:
+    """The data without numbers that JSON does not have."""
+    return json.loads(json.dumps(data), parse_constant=lambda name: None)

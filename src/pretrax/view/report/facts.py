@@ -1,0 +1,316 @@
+"""The tables and figures of a report that are not curves, as text."""
+
+import datetime
+import pathlib
+import shlex
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pretrax.errors import UserError, first_line
+from pretrax.storage import AnyPath
+from pretrax.view.definitions import DEFINITIONS, FIGURES, Definition
+from pretrax.view.record.attempts import Attempt
+from pretrax.view.record.run_record import RunRecord
+from pretrax.view.trace.file import trace_files
+from pretrax.view.trace.run_trace import phase_times
+
+_LARGEST_TRACE = 32 << 20  # bytes; `pretrax trace` reads larger ones
+_WORK = {
+    'save': 'saving checkpoints',
+    'evaluate': 'evaluations',
+    'sample': 'samples',
+    'compile': 'compiling for layer statistics',
+}
+
+
+class Tile(NamedTuple):
+    """A figure at the top of the report: what it is, and its value as text."""
+
+    definition: Definition
+    value: str
+
+
+def tiles(record: RunRecord) -> list[Tile]:
+    """The figures at the top."""
+    metrics, done = record.metrics, record.last_step
+    found = [Tile(FIGURES['progress'], f'{done:,} of {record.steps:,}' if record.steps else f'{done:,}')]
+    for key in ('loss', 'val_loss', 'bits_per_byte'):
+        value = metrics.last(key)
+        if value is not None:
+            found.append(Tile(DEFINITIONS[key], f'{value:.4f}'))
+    if record.batch_tokens and done:
+        tokens = done * record.batch_tokens
+        found.append(Tile(DEFINITIONS['tokens'], quantity(tokens)))
+        if record.flops_per_token:
+            found.append(Tile(FIGURES['flops'], quantity(tokens * record.flops_per_token)))
+    speed = median(record, 'tokens_per_second')
+    if speed:
+        found.append(Tile(DEFINITIONS['tokens_per_second']._replace(name='tokens/s, median'), quantity(speed)))
+    for key in ('mfu', 'goodput'):
+        value = median(record, key) if key == 'mfu' else metrics.last(key)
+        if value is not None:
+            name = 'MFU, median' if key == 'mfu' else DEFINITIONS[key].name
+            found.append(Tile(DEFINITIONS[key]._replace(name=name), f'{value:.1%}'))
+    if seconds := total_seconds(record):
+        found.append(Tile(FIGURES['duration'], duration(seconds)))
+    if record.attempts:
+        found.append(Tile(FIGURES['restarts'], str(record.restarts)))
+    if record.rollbacks:
+        found.append(Tile(FIGURES['rollbacks'], str(len(record.rollbacks))))
+    if 'skipped_steps' in metrics:
+        found.append(Tile(DEFINITIONS['skipped_steps'], f'{record.skipped_steps:,}'))
+    return found
+
+
+def attempt_rows(record: RunRecord) -> list[dict[str, str]]:
+    """The attempts as text."""
+    return [
+        {
+            'number': str(number),
+            'start': moment(one.start),
+            'duration': _until(record, one, is_last=number == len(record.attempts)),
+            'startup': duration(one.stepped - one.start) if one.stepped and one.start else '',
+            'steps': _steps(record, one, number),
+            'outcome': record.state.name
+            if number == len(record.attempts) and one.outcome == 'running'
+            else one.outcome,
+            'why': one.why,
+        }
+        for number, one in enumerate(record.attempts, 1)
+    ]
+
+
+def checkpoint_rows(record: RunRecord) -> list[dict[str, str]]:
+    """The checkpoints that exist, with what they cost."""
+    saves = {pause['step']: pause for pause in record.pauses if pause['work'] == 'save'}
+    rows = []
+    for one in record.checkpoints:
+        save = saves.get(one.step)
+        after = one.written - save['time'] if save and one.written else None
+        rows.append(
+            {
+                'step': f'{one.step:,}',
+                'size': size(one.size),
+                'files': f'{one.files:,}',
+                'val_loss': '' if one.val_loss is None else f'{one.val_loss:.4f}',
+                'blocked': duration(save['seconds']) if save else '',
+                'after': duration(after) if after is not None and after >= 0 else '',
+                'written': moment(one.written),
+                'warning': 'not all values are finite' if one.finite is False else '',
+            }
+        )
+    return rows
+
+
+def pause_rows(record: RunRecord) -> list[dict[str, str]]:
+    """Time between steps by work, with its share of all time."""
+    total = total_seconds(record)
+    rows = []
+    for work in dict.fromkeys(pause['work'] for pause in record.pauses):
+        seconds = [pause['seconds'] for pause in record.pauses if pause['work'] == work]
+        share = f'{sum(seconds) / total:.2%}' if total else ''
+        name = _WORK.get(work, work)
+        rows.append({'work': name, 'count': f'{len(seconds):,}', 'seconds': duration(sum(seconds)), 'share': share})
+    return rows
+
+
+def hardware_rows(record: RunRecord) -> list[tuple[str, str]]:
+    """What the run ran on, as label and text."""
+    known = record.environment
+    rows = [
+        (
+            'devices',
+            f'{known["devices"]} x {known["device_kind"]}' if {'devices', 'device_kind'} <= known.keys() else '',
+        ),
+        ('processes', known.get('processes')),
+        ('host', known.get('host')),
+        ('processor', f'{known["processor"]}, {known.get("cores", "?")} cores' if known.get('processor') else ''),
+        ('memory of the machine', size(known['host_memory']) if _is_number(known.get('host_memory')) else ''),
+        ('system', known.get('system')),
+        ('peak', f'{quantity(known["peak_flops"])}FLOP/s per device' if _is_number(known.get('peak_flops')) else ''),
+        ('compute', known.get('compute')),
+        ('parameters', f'{known["parameters"]:,}' if _is_number(known.get('parameters')) else ''),
+        ('FLOPs per token', quantity(record.flops_per_token) if record.flops_per_token else ''),
+    ]
+    return [(name, str(value)) for name, value in rows if value not in (None, '')]
+
+
+def versions_of(record: RunRecord) -> dict[str, Any]:
+    """Versions by package; {}: not known."""
+    found = record.environment.get('versions')
+    return found if isinstance(found, dict) else {}
+
+
+def repeat_lines(record: RunRecord) -> list[str]:
+    """Commands that repeat the run in the same environment."""
+    known, lines = record.environment, []
+    git, command = known.get('git'), known.get('command')
+    versions = versions_of(record)
+    if isinstance(git, dict) and isinstance(git.get('commit'), str):
+        changed = '   # files differed from this commit' if git.get('changed') else ''
+        lines.append(f'git checkout {git["commit"]}{changed}')
+    if versions:
+        pinned = [f'{name}=={versions[name]}' for name in ('jax', 'jaxlib') if name in versions]
+        lines.append(
+            f'uv sync --python {versions.get("python", "3")}   # installs the versions of uv.lock: {", ".join(pinned)}'
+        )
+    flags = known.get('flags')
+    if isinstance(flags, dict):
+        lines += [f'export {name}={shlex.quote(str(value))}' for name, value in flags.items()]
+    if isinstance(command, list) and command:
+        lines.append(f'uv run {shlex.join(map(str, command))}')
+    lines.append(
+        f'uv run pretrax train {shlex.quote(f"{record.path}/config.yaml")} name=again run_dir=runs/again   # every value as it was'
+    )
+    return lines
+
+
+def mesh_data(record: RunRecord) -> dict[str, Any] | None:
+    """Sizes of the axes that have more than one place, and (device, process) in their order."""
+    mesh, devices = record.environment.get('mesh'), record.environment.get('mesh_devices')
+    if not isinstance(mesh, dict) or not all(type(size) is int and size > 0 for size in mesh.values()):
+        return None
+    axes = {str(name): size for name, size in mesh.items() if size > 1}
+    total = int(np.prod(list(axes.values()))) if axes else 1
+    is_listed = (
+        isinstance(devices, list)
+        and len(devices) == total
+        and all(isinstance(one, list) and [type(number) for number in one] == [int, int] for one in devices)
+    )
+    return {
+        'axes': axes,
+        'all': mesh,
+        'total': total,
+        'devices': devices if is_listed else [[n, 0] for n in range(min(total, 4096))],
+    }
+
+
+def memory_rows(memory: dict[str, Any]) -> list[tuple[str, str]]:
+    """The figures of `memory_data` as text."""
+    planned = memory['planned']
+    parts = ', '.join(f'{name} {size(n)}' for name, n in sorted(planned.items(), key=lambda part: -part[1]))
+    rows = [('planned', f'{size(sum(planned.values()))}: {parts}')] if planned else []
+    names = {'compiled': 'compiled', 'peak': 'measured', 'limit': 'available'}
+    return rows + [(label, size(memory[name])) for name, label in names.items() if name in memory]
+
+
+def memory_data(record: RunRecord) -> dict[str, Any] | None:
+    """Planned parts, compiled, measured and available bytes."""
+    memory = record.environment.get('memory')
+    if not isinstance(memory, dict):
+        return None
+    planned = memory.get('planned')
+    parts = {name: n for name, n in planned.items() if _is_number(n) and n} if isinstance(planned, dict) else {}
+    found = {name: memory[name] for name in ('compiled', 'peak', 'limit') if _is_number(memory.get(name))}
+    return {'planned': parts, 'phase': memory.get('phase'), **found} if parts or found else None
+
+
+def traced_phases(directory: AnyPath, warnings: list[str]) -> dict[str, float]:
+    """Seconds per step and device of the newest trace by phase; {}: there is none, or it is too large to read here."""
+    try:
+        files = trace_files(directory / 'profile')
+        if not files or (isinstance(files[-1], pathlib.Path) and files[-1].stat().st_size > _LARGEST_TRACE):
+            return {}
+        return phase_times(directory)
+    except (UserError, OSError, ValueError, KeyError, TypeError) as error:
+        warnings.append(f'the newest trace cannot be shown: {first_line(error)}')
+        return {}
+
+
+def time_data(record: RunRecord, traced: dict[str, float]) -> dict[str, Any] | None:
+    """Seconds of a step: predicted and traced by phases, measured, and at the limit of the devices."""
+    known, speed = record.environment, median(record, 'tokens_per_second')
+    measured = record.batch_tokens / speed if record.batch_tokens and speed else None
+    limit = None
+    if (
+        record.flops_per_token
+        and record.batch_tokens
+        and _is_number(known.get('peak_flops'))
+        and _is_number(known.get('devices'))
+        and known['peak_flops'] * known['devices'] > 0
+    ):
+        limit = record.flops_per_token * record.batch_tokens / (known['peak_flops'] * known['devices'])
+    predicted = known.get('predicted')
+    phases = predicted.get('phases', []) if isinstance(predicted, dict) else []
+    phases = [
+        phase
+        for phase in (phases if isinstance(phases, list) else [])
+        if isinstance(phase, dict) and _is_number(phase.get('exposed')) and isinstance(phase.get('name'), str)
+    ]
+    if measured is None and not phases and not traced:
+        return None
+    return {'measured': measured, 'limit': limit, 'phases': phases, 'traced': traced}
+
+
+def median(record: RunRecord, key: str) -> float | None:
+    """The median of the finite numbers of a key."""
+    column = record.metrics.get(key)
+    finite = column.values[np.isfinite(column.values)] if column is not None else np.array([])
+    return float(np.median(finite)) if len(finite) else None
+
+
+def total_seconds(record: RunRecord) -> float | None:
+    """Seconds from the first event to the newest line or event; None: not known."""
+    times = [event['time'] for event in record.events]
+    known = record.metrics.known_times
+    times += known[[0, -1]].tolist() if len(known) else []
+    return max(times) - min(times) if len(times) > 1 else None
+
+
+def quantity(number: float) -> str:
+    """1_310_000 -> '1.31 M'."""
+    for unit in ('', ' k', ' M', ' G', ' T', ' P', ' E'):
+        if abs(number) < 999.5:
+            return f'{number:.3g}{unit}' if unit else f'{number:.4g}'
+        number /= 1000
+    return f'{number * 1e21:.3g}'
+
+
+def size(n_bytes: float) -> str:
+    """1_500_000_000 -> '1.5 GB', decimal."""
+    return f'{quantity(n_bytes)}B' if n_bytes >= 999.5 else f'{n_bytes:.0f} B'
+
+
+def duration(seconds: float) -> str:
+    """5025 -> '1 h 23 min'."""
+    if seconds < 0.0995:
+        return f'{seconds * 1000:.2g} ms'
+    if seconds < 60:
+        return f'{seconds:.3g} s'
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f'{int(seconds // 60)} min {int(seconds % 60)} s'
+    hours, minutes = divmod(minutes, 60)
+    return f'{hours} h {minutes} min' if hours < 48 else f'{hours // 24} d {hours % 24} h'
+
+
+def moment(time: float | None) -> str:
+    """Seconds since 1970 -> '2026-11-22 19:40:02', UTC; '' if it is not known."""
+    try:
+        return '' if time is None else datetime.datetime.fromtimestamp(time, datetime.UTC).strftime('%Y-%m-%d %H:%M:%S')
+    except (ValueError, OverflowError, OSError):
+        return ''
+
+
+def _until(record: RunRecord, attempt: Attempt, is_last: bool) -> str:
+    known = record.metrics.known_times
+    newest = float(known[-1]) if is_last and len(known) else None
+    end = attempt.ended if attempt.ended is not None else newest
+    if attempt.start is None or end is None or end < attempt.start:
+        return ''
+    return duration(end - attempt.start)
+
+
+def _steps(record: RunRecord, attempt: Attempt, number: int) -> str:
+    """The steps of an attempt, as far as they are known."""
+    if attempt.first_step is None:
+        return ''
+    last = None if attempt.outcome == 'lost' else attempt.last_step
+    if number == len(record.attempts):
+        last = max(record.last_step, last or 0)
+    return f'{attempt.first_step:,} to {last:,}' if last is not None else f'from {attempt.first_step:,}'
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e30  # so neither NaN nor infinity

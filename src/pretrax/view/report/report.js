@@ -1,0 +1,426 @@
+'use strict';
+// Draws the report. All numbers are in the page: see encoding.py for how the arrays are stored.
+
+const COLORS = ['#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#8c6bb1', '#6b8e23'];
+const BUCKETS = 1200;  // of a curve; each draws its smallest and its largest number
+const MOST_MARKS = 60;  // of numbers that are not finite, and of restarts
+const AXES = {step: 'step', tokens: 'tokens', flops: 'training FLOPs', time: 'time (UTC)'};
+
+const element = id => document.getElementById(id);
+const data = JSON.parse(element('data').textContent);
+const report = window.pretraxReport = {data, arrays: [], series: {}, ready: false};
+
+async function inflate(base64) {
+    const bytes = Uint8Array.from(atob(base64.trim()), letter => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
+    return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+// Arrays
+
+function unplaned(bytes, offset, count, width) {
+    const out = new Uint8Array(count * width);
+    for (let byte = 0; byte < width; byte++) {
+        const plane = offset + byte * count;
+        for (let i = 0; i < count; i++) out[i * width + byte] = bytes[plane + i];
+    }
+    return out.buffer;
+}
+
+function decode(head, bytes, arrays) {
+    const {codec, offset, count} = head, out = new Float64Array(count);
+    if (codec === 'decimal') {
+        const steps = new Int32Array(unplaned(bytes, offset, count, 4));
+        let value = head.first;
+        for (let i = 0; i < count; i++) { value += steps[i]; out[i] = value / head.scale; }
+        return out;
+    }
+    if (codec === 'scaled') {
+        const of = arrays[head.of], units = new Int8Array(bytes.buffer, bytes.byteOffset + offset, count);
+        for (let i = 0; i < count; i++) out[i] = of[i] * head.factor;
+        const bits = new BigInt64Array(out.buffer);
+        for (let i = 0; i < count; i++) if (units[i]) bits[i] += BigInt(units[i]);
+        return out;
+    }
+    if (codec === 'f32') {
+        const buffer = unplaned(bytes, offset, count, 4);
+        if (head.differences) {
+            const bits = new Uint32Array(buffer);
+            for (let i = 1; i < count; i++) bits[i] += bits[i - 1];
+        }
+        out.set(new Float32Array(buffer));
+        return out;
+    }
+    const buffer = unplaned(bytes, offset, count, 8);
+    if (head.differences) {
+        const bits = new BigUint64Array(buffer);
+        for (let i = 1; i < count; i++) bits[i] += bits[i - 1];
+    }
+    return new Float64Array(buffer);
+}
+
+// Curves
+
+const view = {axis: 'step', smoothing: 0, log: false, range: null};
+const drawn = new Map();  // id of a chart -> function that draws it
+
+function axisValues(name, lines) {
+    const {curves} = data, steps = report.arrays[curves.steps];
+    if (name === 'time') {
+        const times = report.arrays[curves.times];
+        return Float64Array.from(lines, line => times[line] * 1000);
+    }
+    const factor = name === 'step' ? 1 : curves.tokensPerStep * (name === 'flops' ? curves.flopsPerToken : 1);
+    return Float64Array.from(lines, line => steps[line] * factor);
+}
+
+function xOf(key) {
+    const one = report.series[key];
+    one.x ??= {};
+    return one.x[view.axis] ??= axisValues(view.axis, one.lines);
+}
+
+// An exponential moving average that starts at the first number; numbers that are not finite are left out.
+function smoothed(values, weight) {
+    const out = new Float64Array(values.length);
+    let sum = 0, norm = 0;
+    for (let i = 0; i < values.length; i++) {
+        if (Number.isFinite(values[i])) {
+            sum = weight * sum + (1 - weight) * values[i];
+            norm = weight * norm + 1 - weight;
+            out[i] = sum / norm;
+        } else {
+            out[i] = NaN;
+        }
+    }
+    return out;
+}
+
+// The indices to draw in a range of x: all, or the smallest and the largest number of each bucket, and one that is not finite.
+function chosen(x, values, range) {
+    let from = 0, to = x.length;
+    if (range) {
+        while (from < to && !(x[from] >= range[0])) from++;
+        while (to > from && !(x[to - 1] <= range[1])) to--;
+        from = Math.max(0, from - 1);
+        to = Math.min(x.length, to + 1);
+    }
+    const count = to - from, indices = [];
+    if (count <= 2 * BUCKETS) {
+        for (let i = from; i < to; i++) indices.push(i);
+        return indices;
+    }
+    for (let bucket = 0; bucket < BUCKETS; bucket++) {
+        const start = from + Math.floor(bucket * count / BUCKETS), end = from + Math.floor((bucket + 1) * count / BUCKETS);
+        let low = -1, high = -1, broken = -1;
+        for (let i = start; i < end; i++) {
+            if (!Number.isFinite(values[i])) broken = i;
+            else {
+                if (low < 0 || values[i] < values[low]) low = i;
+                if (high < 0 || values[i] > values[high]) high = i;
+            }
+        }
+        const kept = new Set([low, high, broken]);
+        if (bucket === 0) kept.add(from);
+        if (bucket === BUCKETS - 1) kept.add(to - 1);
+        indices.push(...[...kept].filter(i => i >= 0).sort((a, b) => a - b));
+    }
+    return indices;
+}
+
+function escaped(text) {  // Plotly reads a part of HTML, and a formula between dollar signs
+    return String(text).replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;').replaceAll('$', '&#36;');
+}
+
+function xForPlotly(value) {
+    return view.axis === 'time' ? new Date(value).toISOString().replace('T', ' ').replace('Z', '') : value;
+}
+
+function traces(chart) {
+    return chart.keys.flatMap((key, number) => {
+        const one = report.series[key], x = xOf(key), color = COLORS[number % COLORS.length];
+        const name = escaped(one.name), few = one.values.length <= 60;
+        const line = (values, more) => {
+            const indices = chosen(x, values, view.range);
+            return {
+                x: indices.map(i => xForPlotly(x[i])),
+                y: indices.map(i => Number.isFinite(values[i]) ? values[i] : null),
+                customdata: indices, name, legendgroup: key, mode: few ? 'lines+markers' : 'lines', type: 'scatter',
+                line: {color, width: 1.7}, marker: {color, size: 6},
+                hovertemplate: chart.isFraction ? '%{y:.2%}' : '%{y:.6g}', ...more,
+            };
+        };
+        if (!view.smoothing) return [line(one.values, {})];
+        const raw = {showlegend: false, line: {color: `${color}66`, width: 1}, mode: 'lines', hoverinfo: 'skip', hovertemplate: null};
+        one.smooth = one.smooth?.weight === view.smoothing ? one.smooth : {weight: view.smoothing, values: smoothed(one.values, view.smoothing)};
+        return [line(one.values, raw), line(one.smooth.values, {})];
+    });
+}
+
+function colors() {
+    const style = getComputedStyle(document.documentElement);
+    return Object.fromEntries(['page', 'text', 'faint', 'line', 'bad', 'mark'].map(name => [name, style.getPropertyValue(`--${name}`).trim()]));
+}
+
+function layout(more) {
+    const {page, text, line} = colors();
+    const axis = {gridcolor: line, linecolor: line, zerolinecolor: line, automargin: true};
+    const {xaxis = {}, yaxis = {}, ...others} = more;
+    return {
+        paper_bgcolor: page, plot_bgcolor: page, font: {color: text, size: 12, family: 'system-ui, sans-serif'},
+        margin: {l: 58, r: 14, t: 26, b: 44}, hovermode: 'x unified', showlegend: false,
+        hoverlabel: {bgcolor: page, bordercolor: line, font: {color: text}},
+        legend: {orientation: 'h', y: 1.02, yanchor: 'bottom', x: 0},
+        modebar: {bgcolor: 'rgba(0,0,0,0)', color: line, activecolor: text, orientation: 'v'},
+        xaxis: {...axis, ...xaxis}, yaxis: {...axis, ...yaxis}, ...others,
+    };
+}
+
+const CONFIG = {responsive: true, displaylogo: false, modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d', 'zoomIn2d', 'zoomOut2d']};
+
+function xOfStep(step, time) {
+    const {curves} = data;
+    if (view.axis === 'time') return time * 1000;
+    return view.axis === 'step' ? step : step * curves.tokensPerStep * (view.axis === 'flops' ? curves.flopsPerToken : 1);
+}
+
+// Lines where the run continued, and where numbers are not finite.
+function shapes(chart) {
+    const {bad, mark, faint} = colors();
+    const vertical = (x, color, dash) => ({type: 'line', x0: xForPlotly(x), x1: xForPlotly(x), yref: 'paper', y0: 0, y1: 1, line: {color, width: 1, dash}, layer: 'below'});
+    const found = data.curves.marks.slice(-MOST_MARKS).map(one =>
+        vertical(xOfStep(one.step, one.time), one.kind === 'restart' ? faint : mark, one.kind === 'restart' ? 'dot' : 'dash'));
+    for (const key of chart.keys) {
+        const one = report.series[key], x = xOf(key);
+        found.push(...one.broken.slice(0, MOST_MARKS).map(i => vertical(x[i], bad, 'solid')));
+    }
+    return found;
+}
+
+function drawCurve(chart) {
+    const few = chart.keys.every(key => report.series[key].values.length <= 2);
+    const made = layout({
+        showlegend: chart.keys.length > 1,
+        shapes: shapes(chart),
+        xaxis: {title: {text: AXES[view.axis], standoff: 8}, type: view.axis === 'time' ? 'date' : 'linear', exponentformat: 'SI',
+            ...(view.range ? {range: view.range.map(xForPlotly), autorange: false} : {autorange: true}), ...(few ? {rangemode: 'tozero'} : {})},
+        yaxis: {type: view.log ? 'log' : 'linear', tickformat: chart.isFraction ? '.3~%' : '', exponentformat: 'SI', autorange: true},
+    });
+    const place = element(chart.id);
+    const isNew = !place.data;
+    Plotly.react(place, traces(chart), made, CONFIG);
+    if (isNew) place.on('plotly_relayout', zoomed);
+}
+
+function zoomed(change) {
+    if (change['xaxis.autorange']) return show({range: null});
+    const [from, to] = [change['xaxis.range[0]'] ?? change['xaxis.range']?.[0], change['xaxis.range[1]'] ?? change['xaxis.range']?.[1]];
+    if (from === undefined || to === undefined) return undefined;
+    const number = value => view.axis === 'time' ? new Date(`${String(value).replace(' ', 'T')}Z`).getTime() : Number(value);
+    return show({range: [number(from), number(to)]});
+}
+
+function show(change) {
+    Object.assign(view, change);
+    for (const draw of drawn.values()) draw();
+}
+
+function note(chart) {
+    const parts = [];
+    for (const key of chart.keys) {
+        const one = report.series[key];
+        const steps = one.broken.map(i => `${text(one.values[i])} at step ${report.arrays[data.curves.steps][one.lines[i]]}`);
+        if (steps.length) parts.push(`${one.name}: ${steps.slice(0, 5).join(', ')}${steps.length > 5 ? ` and ${steps.length - 5} more` : ''}`);
+    }
+    element(`${chart.id}-note`).textContent = parts.join('; ');
+}
+
+function text(value) {
+    return Number.isNaN(value) ? 'NaN' : value > 0 ? 'infinity' : '-infinity';
+}
+
+function prepareCurves() {
+    const {curves} = data;
+    for (const [key, one] of Object.entries(curves.series)) {
+        const values = report.arrays[one.values], broken = [];
+        values.forEach((value, i) => { if (!Number.isFinite(value)) broken.push(i); });
+        report.series[key] = {name: one.name, values, lines: report.arrays[one.lines], broken};
+    }
+    const names = ['step', ...(curves.tokensPerStep ? ['tokens'] : []),
+        ...(curves.tokensPerStep && curves.flopsPerToken ? ['flops'] : []), ...(curves.times === null ? [] : ['time'])];
+    element('axis').append(...names.map(name => new Option(AXES[name], name)));
+    element('axis').onchange = event => show({axis: event.target.value, range: null});
+    element('smoothing').oninput = event => {
+        element('smoothing-shown').textContent = event.target.value;
+        show({smoothing: Number(event.target.value)});
+    };
+    element('log').onchange = event => show({log: event.target.checked});
+    element('reset').onclick = () => show({range: null});
+    const kinds = new Set(curves.marks.map(one => one.kind));
+    element('marks').textContent = [
+        kinds.has('restart') ? 'Dotted lines: training continued from a checkpoint.' : '',
+        kinds.has('rollback') ? 'Dashed lines: the run returned to this step.' : '',
+        Object.values(report.series).some(one => one.broken.length) ? 'Red lines: the number is not finite.' : '',
+    ].join(' ');
+    curves.charts.forEach(note);
+    return curves.charts.map(chart => [chart.id, () => drawCurve(chart)]);
+}
+
+// Layer statistics, memory, time
+
+function drawLayers(place) {
+    const one = data.layers[element(`${place.id}-weight`)?.value ?? place.dataset.index];
+    const steps = report.arrays[one.steps], values = report.arrays[one.values], rows = one.layers * one.heads;
+    const z = Array.from({length: rows}, (_, row) => Array.from(steps, (_, i) => Number.isFinite(values[i * rows + row]) ? values[i * rows + row] : null));
+    if (rows === 1) {  // of the whole model
+        const y = Array.from(values, value => Number.isFinite(value) ? value : null);
+        Plotly.react(place, [{type: 'scatter', x: Array.from(steps), y, mode: 'lines', line: {color: COLORS[0], width: 1.7}, hovertemplate: '%{y:.6g}<extra></extra>'}],
+            layout({xaxis: {title: {text: 'step', standoff: 8}}}), CONFIG);
+        return;
+    }
+    const names = Array.from({length: rows}, (_, row) => one.heads > 1 ? `${Math.floor(row / one.heads)}.${row % one.heads}` : `${row}`);
+    Plotly.react(place, [{type: 'heatmap', x: Array.from(steps), y: names, z, colorscale: 'Viridis',
+        hovertemplate: `step %{x}<br>${one.rows} %{y}<br>%{z:.4g}<extra></extra>`, colorbar: {thickness: 12}}],
+        layout({hovermode: 'closest', xaxis: {title: {text: 'step', standoff: 8}}, yaxis: {title: {text: one.rows}, type: 'category'}}), CONFIG);
+}
+
+function bars(place, rows, unit, more) {
+    Plotly.react(element(place), rows, layout({barmode: 'stack', hovermode: 'closest', showlegend: true, legend: {orientation: 'h', y: -0.32, yanchor: 'top', traceorder: 'normal'},
+        margin: {l: 90, r: 20, t: 10, b: 90}, xaxis: {title: {text: unit, standoff: 8}, exponentformat: 'SI', ...more.xaxis}, yaxis: {autorange: 'reversed'}, shapes: more.shapes ?? []}), CONFIG);
+}
+
+function drawMemory() {
+    const {planned, compiled, peak, limit} = data.memory;
+    const bar = (y, x, name, color) => ({type: 'bar', orientation: 'h', y: [y], x: [x], name: escaped(name), marker: {color}, hovertemplate: '%{x:.4s}B<extra>%{fullData.name}</extra>'});
+    const rows = Object.entries(planned).sort((a, b) => b[1] - a[1]).map(([name, bytes], i) => bar('planned', bytes, name, COLORS[i % COLORS.length]));
+    if (compiled) rows.push(bar('compiled', compiled, 'compiled', '#7f8c99'));
+    if (peak) rows.push(bar('measured', peak, 'measured', '#5b6470'));
+    // The limit only if the others would still be visible beside it.
+    const largest = Math.max(compiled ?? 0, peak ?? 0, Object.values(planned).reduce((a, b) => a + b, 0));
+    const shown = limit && limit < 20 * largest;
+    if (shown) rows.push(bar('available', limit, 'available', colors().line));
+    bars('memory-chart', rows, 'bytes', {});
+}
+
+function drawTime() {
+    const {measured, limit, phases, traced} = data.time;
+    const bar = (y, x, name, color) => ({type: 'bar', orientation: 'h', y: [y], x: [x], name: escaped(name), marker: {color}, hovertemplate: '%{x:.4s}s<extra>%{fullData.name}</extra>'});
+    const rows = phases.map((phase, i) => bar('predicted', phase.exposed, phase.name, COLORS[i % COLORS.length]));
+    rows.push(...Object.entries(traced).map(([name, seconds], i) => bar('traced', seconds, `traced: ${name}`, COLORS[i % COLORS.length])));
+    if (measured) rows.push(bar('measured', measured, 'measured, median', '#5b6470'));
+    if (limit) rows.push(bar('limit', limit, 'limit, MFU 1', '#7f8c99'));
+    bars('time-chart', rows, 'seconds per step', {});
+}
+
+// Mesh
+
+function node(tag, attributes, ...children) {
+    const made = Object.assign(document.createElement(tag), attributes);
+    made.append(...children);
+    return made;
+}
+
+// The two last axes are a grid; the others are groups around it.
+function meshPicture(axes, devices) {
+    if (axes.length > 2) {
+        const [[name, count], ...inner] = axes, each = devices.length / count;
+        return node('div', {}, ...Array.from({length: count}, (_, i) =>
+            node('div', {className: 'group'}, node('div', {className: 'name', textContent: `${name} = ${i}`}), meshPicture(inner, devices.slice(i * each, (i + 1) * each)))));
+    }
+    const [rowName, rows] = axes.length > 1 ? axes[0] : ['', 1], [columnName, columns] = axes.at(-1) ?? ['', 1];
+    const grid = node('div', {className: 'cells'});
+    grid.style.gridTemplateColumns = `${rowName ? 'auto ' : ''}repeat(${columns}, minmax(2.1rem, max-content))`;
+    if (columnName) {
+        if (rowName) grid.append(node('span', {}));
+        grid.append(...Array.from({length: columns}, (_, i) => node('span', {className: 'axis', textContent: `${columnName} = ${i}`})));
+    }
+    devices.forEach(([device, process], i) => {
+        if (rowName && i % columns === 0) grid.append(node('span', {className: 'axis', textContent: `${rowName} = ${i / columns}`}));
+        const cell = node('span', {className: 'cell', textContent: device, title: `device ${device}, process ${process}`});
+        cell.style.background = `hsl(${(205 + 137.5 * process) % 360} 55% 72%)`;
+        grid.append(cell);
+    });
+    return grid;
+}
+
+// Samples, configuration, definitions
+
+function prepareSamples() {
+    const prompts = [...new Set(data.samples.map(one => one.prompt))];
+    element('prompt').append(...prompts.map(prompt => new Option(JSON.stringify(prompt), prompt)));
+    const ofPrompt = () => data.samples.filter(one => one.prompt === prompts[element('prompt').selectedIndex]);
+    const showSample = () => {
+        const one = ofPrompt()[Number(element('sample-step').value)];
+        const starts = one.text.startsWith(one.prompt);
+        element('sample-shown').textContent = one.step;
+        element('sample').replaceChildren(node('span', {className: 'prompt', textContent: starts ? one.prompt : ''}), starts ? one.text.slice(one.prompt.length) : one.text);
+    };
+    const choose = () => {
+        const last = ofPrompt().length - 1;
+        Object.assign(element('sample-step'), {max: last, value: last});
+        showSample();
+    };
+    element('prompt').onchange = choose;
+    element('sample-step').oninput = showSample;
+    choose();
+}
+
+function prepareSettings() {
+    const rows = [...element('settings').tBodies[0].rows];
+    const filter = () => {
+        const words = element('search').value.toLowerCase().split(/\s+/), hides = element('hide-defaults').checked;
+        let count = 0;
+        for (const row of rows) {
+            const text = row.textContent.toLowerCase(), isDefault = row.cells[2].textContent === 'default';
+            row.hidden = (hides && isDefault) || !words.every(word => text.includes(word));
+            count += !row.hidden;
+        }
+        element('found').textContent = `${count} of ${rows.length}`;
+    };
+    element('search').oninput = element('hide-defaults').onchange = filter;
+    filter();
+}
+
+for (const form of document.forms) form.onsubmit = () => false;
+
+// Charts are drawn when they come into view, and all before printing.
+function prepareCharts(charts) {
+    const waiting = new Map(charts);
+    const draw = id => {
+        const how = waiting.get(id);
+        if (!how) return;
+        waiting.delete(id);
+        drawn.set(id, how);
+        how();
+    };
+    const watcher = new IntersectionObserver(entries => {
+        for (const entry of entries) if (entry.isIntersecting) { watcher.unobserve(entry.target); draw(entry.target.id); }
+    }, {rootMargin: '300px'});
+    for (const id of waiting.keys()) watcher.observe(element(id));
+    report.drawAll = () => [...waiting.keys()].forEach(draw);
+    addEventListener('beforeprint', report.drawAll);
+    matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => show({}));
+}
+
+async function start() {
+    if (element('settings')) prepareSettings();
+    if (data.samples.length) prepareSamples();
+    if (data.mesh && element('mesh')) element('mesh').append(meshPicture(Object.entries(data.mesh.axes), data.mesh.devices));
+    const [script, bytes] = await Promise.all([inflate(element('plotly').textContent), inflate(data.numbers.content)]);
+    document.head.append(node('script', {textContent: new TextDecoder().decode(script)}));
+    for (const head of data.numbers.arrays) report.arrays.push(decode(head, bytes, report.arrays));
+    const charts = element('curves') ? prepareCurves() : [];
+    for (const place of document.querySelectorAll('.chart.layer')) {
+        charts.push([place.id, () => drawLayers(place)]);
+        element(`${place.id}-weight`)?.addEventListener('change', () => drawLayers(place));
+    }
+    if (data.memory) charts.push(['memory-chart', drawMemory]);
+    if (data.time) charts.push(['time-chart', drawTime]);
+    prepareCharts(charts);
+    report.ready = true;
+}
+
+start().catch(error => {
+    element('problem').textContent = `The curves cannot be drawn: ${error.message}. This page needs a browser of 2023 or later.`;
+    element('problem').hidden = false;
+});

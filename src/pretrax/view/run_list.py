@@ -1,0 +1,269 @@
+"""The runs of a directory, each from a few small reads: a thousand runs are listed in seconds."""
+
+import contextlib
+import dataclasses
+import fnmatch
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+from pretrax.errors import UserError, first_line
+from pretrax.observe.attempts import FILE as ATTEMPTS
+from pretrax.observe.attempts import read_attempts
+from pretrax.storage import AnyPath, BucketPath, locate
+from pretrax.storage.parts import PART
+from pretrax.view.record.attempts import FAILED, FINISHED, LOST, RUNNING, STOPPED, State, attempts_of
+from pretrax.view.record.columns import parse_columns
+from pretrax.view.record.state import state_of
+
+METRICS = 'metrics.jsonl'
+_FILES = {METRICS, ATTEMPTS, 'config.yaml'}  # a directory with one of them is a run
+_TAIL = 64 * 1024  # bytes at the end of a file of metrics, which have the newest numbers
+_SEARCHED = 8 * 1024 * 1024  # bytes at the end of a file of metrics that are searched for the best validation loss
+_DEPTH = 3  # directories below the given one
+_VALIDATION = b'"val_loss":'
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSummary:
+    """A line of the list. None: not known.
+
+    Attributes:
+        name: path below the listed directory.
+        path: the run directory.
+        state: of `view.state`, or 'unreadable'.
+        why: the reason of the state.
+        step: last step with a line of metrics.
+        steps: configured steps.
+        loss: of the newest line that has one; may be NaN.
+        best_val_loss: lowest finite validation loss.
+        best_step: its step.
+        tokens_per_second: of the newest line that has one.
+        written: when the last line was written, seconds since 1970.
+        is_partial: the file is so large that the best validation loss is that of its last 8 MiB.
+    """
+
+    name: str
+    path: str
+    state: State | Literal['unreadable']
+    why: str = ''
+    step: int = 0
+    steps: int | None = None
+    loss: float | None = None
+    best_val_loss: float | None = None
+    best_step: int | None = None
+    tokens_per_second: float | None = None
+    written: float | None = None
+    is_partial: bool = False
+
+    @property
+    def progress(self) -> float | None:
+        """Steps that are done, as a fraction of the configured ones."""
+        return self.step / self.steps if self.steps else None
+
+
+STATES = (RUNNING, FINISHED, STOPPED, FAILED, LOST, 'unreadable')
+# What a list can be sorted by. A run without the number comes last.
+ORDERS: dict[str, Callable[[RunSummary], Any]] = {
+    'name': lambda run: _natural(run.name),
+    'state': lambda run: run.state,
+    'step': lambda run: -run.step,
+    'progress': lambda run: None if run.progress is None else -run.progress,
+    'loss': lambda run: run.loss,
+    'val_loss': lambda run: run.best_val_loss,
+    'tokens_per_second': lambda run: None if run.tokens_per_second is None else -run.tokens_per_second,
+    'age': lambda run: None if run.written is None else -run.written,
+}
+
+
+def list_runs(directories: Sequence[str]) -> list[RunSummary]:
+    """The runs in directories, or these if they are runs themselves, in the order of their names.
+
+    Raises:
+        UserError: a directory does not exist, cannot be read, or has no runs.
+    """
+    found: dict[str, tuple[str, AnyPath]] = {}
+    for text in directories:
+        directory = locate(text)
+        try:
+            runs = find_runs(directory)
+        except OSError as error:
+            raise UserError(f'{directory} cannot be read: {error.strerror}') from error
+        if not runs:
+            raise UserError(f'no runs in {directory}: a run is a directory with a {METRICS}')
+        many = len(directories) > 1
+        for name, path in runs.items():
+            found.setdefault(str(path), (str(path) if many else name, path))
+    with ThreadPoolExecutor(16) as pool:  # file systems of clusters and buckets are slow to answer
+        return sorted(pool.map(lambda run: summary(*run), found.values()), key=lambda run: _natural(run.name))
+
+
+def select(
+    runs: Sequence[RunSummary], states: Sequence[str] = (), pattern: str = '*', order: str = 'name'
+) -> list[RunSummary]:
+    """The runs in these states (none: any) whose name matches a pattern, in an order of `ORDERS`."""
+    kept = [run for run in runs if (not states or run.state in states) and fnmatch.fnmatchcase(run.name, pattern)]
+    value = ORDERS[order]
+    known = [run for run in kept if _is_known(value(run))]
+    unknown = [run for run in kept if not _is_known(value(run))]
+    return sorted(known, key=lambda run: (value(run), _natural(run.name))) + unknown
+
+
+def summary(name: str, path: AnyPath) -> RunSummary:
+    """The line of a run. What goes wrong with its files is its state."""
+    try:
+        return _summary(name, path)
+    except (OSError, UserError) as error:
+        why = error.strerror if isinstance(error, OSError) else first_line(error)
+        return RunSummary(name, str(path), 'unreadable', str(why))
+
+
+def _summary(name: str, path: AnyPath) -> RunSummary:
+    content, is_partial, changed = _end_of(path / METRICS)
+    tail = content[-_TAIL:]
+    metrics = parse_columns(tail if len(tail) == len(content) else tail.partition(b'\n')[2])
+    config = _start_of(path / 'config.yaml')
+    steps = int(match[1]) if (match := re.search(rb'^steps: *(\d{1,15})\b', config, re.MULTILINE)) else None
+    state = state_of(path, attempts_of(read_attempts(path)), metrics, steps)
+    best = _best_validation(content)
+    times = metrics.known_times
+    return RunSummary(
+        name,
+        str(path),
+        state.name,
+        state.why,
+        step=int(metrics.steps.max(initial=0)),
+        steps=steps,
+        loss=metrics.last('loss'),
+        best_val_loss=best[0] if best else None,
+        best_step=best[1] if best else None,
+        tokens_per_second=metrics.last('tokens_per_second'),
+        written=float(times[-1]) if len(times) else changed,
+        is_partial=is_partial,
+    )
+
+
+def _best_validation(content: bytes) -> tuple[float, int] | None:
+    """The lowest validation loss and its step. Only the lines with one are parsed."""
+    lines = []
+    place = content.find(_VALIDATION)
+    while place >= 0:
+        end = content.find(b'\n', place)
+        end = len(content) if end < 0 else end
+        lines.append(content[content.rfind(b'\n', 0, place) + 1 : end])
+        place = content.find(_VALIDATION, end)
+    column = parse_columns(b'\n'.join([*lines, b''])).get('val_loss')
+    known = [] if column is None else [
+        (float(value), int(step)) for value, step in zip(column.values, column.steps, strict=True) if math.isfinite(value)
+    ]  # fmt: skip
+    return min(known) if known else None
+
+
+def _end_of(path: AnyPath) -> tuple[bytes, bool, float | None]:
+    """The last bytes of a file of metrics, whether there are more before them, and when the file changed."""
+    if isinstance(path, BucketPath):
+        parts = path.files()
+        if not parts:
+            return (path.read_bytes() if path.is_file() else b''), False, None
+        last = parts[-(_SEARCHED // PART) :]
+        return b''.join((path / part).read_bytes() for part in last), len(last) < len(parts), None
+    try:
+        with path.open('rb') as file:
+            status = os.fstat(file.fileno())
+            file.seek(max(0, status.st_size - _SEARCHED))
+            return file.read(_SEARCHED), status.st_size > _SEARCHED, status.st_mtime
+    except FileNotFoundError:
+        return b'', False, None
+
+
+def _start_of(path: AnyPath) -> bytes:
+    try:
+        if isinstance(path, BucketPath):
+            return path.read_bytes()
+        with path.open('rb') as file:
+            return file.read(_TAIL)
+    except FileNotFoundError:
+        return b''
+
+
+def find_runs(directory: AnyPath) -> dict[str, AnyPath]:
+    """{name: run directory} of the runs in a directory, or of the directory itself if it is a run. Raises OSError."""
+    return _runs_in_bucket(directory) if isinstance(directory, BucketPath) else _runs_below(directory)
+
+
+def _runs_below(directory: Path) -> dict[str, AnyPath]:
+    """{name: directory} of the runs in a directory, without those inside of runs."""
+    runs: dict[str, AnyPath] = {}
+
+    def search(place: str, depth: int) -> None:
+        with os.scandir(place) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        if _FILES & {entry.name for entry in found}:
+            relative = os.path.relpath(place, directory)
+            runs[relative if relative != '.' else directory.absolute().name] = Path(place)
+        elif depth < _DEPTH:
+            for entry in found:
+                if entry.is_dir() and not entry.name.startswith('.'):
+                    with contextlib.suppress(FileNotFoundError, PermissionError):  # it is gone, or not ours
+                        search(entry.path, depth + 1)
+
+    search(str(directory), 0)
+    return runs
+
+
+def _runs_in_bucket(directory: BucketPath) -> dict[str, AnyPath]:
+    """The same for a prefix, from one listing."""
+    places: set[str] = set()
+    for key in directory.files():
+        parts = key.split('/')
+        places |= {'/'.join(parts[:depth]) for depth in range(min(_DEPTH + 1, len(parts))) if parts[depth] in _FILES}
+    outermost = [place for place in sorted(places) if not any(place.startswith(f'{other}/') for other in places)]
+    if '' in outermost:
+        return {directory.name: directory}
+    return {place: directory / place for place in outermost}
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """The order in which run-2 comes before run-10."""
+    return [(int(part), '') if part.isdecimal() else (-1, part) for part in re.split(r'([0-9]{1,18})', name)]
+
+
+def _is_known(value: Any) -> bool:
+    return value is not None and value == value
+
+
+def age_text(seconds: float) -> str:
+    """A time span in its largest unit: '12 s', '3 min', '5 h', '2 d'."""
+    for size, unit in ((86400, 'd'), (3600, 'h'), (60, 'min')):
+        if seconds >= size:
+            return f'{seconds // size:.0f} {unit}'
+    return f'{max(seconds, 0) // 1:.0f} s'
+
+
+def rows_of(runs: Sequence[RunSummary], now: float | None = None) -> list[list[str]]:
+    """Headings and a row for each run, for people."""
+    rows = [['run', 'state', 'step', '', 'loss', 'best val loss', 'at step', 'tokens/s', 'last line']]
+    for run in runs:
+        rows.append(
+            [
+                run.name,
+                run.state,
+                f'{run.step:,}' + (f'/{run.steps:,}' if run.steps else ''),
+                '' if run.progress is None else f'{run.progress:.0%}',
+                _number(run.loss, '.4f'),
+                _number(run.best_val_loss, '.4f') + ('*' if run.is_partial else ''),
+                '' if run.best_step is None else f'{run.best_step:,}',
+                _number(run.tokens_per_second, ',.0f'),
+                '' if run.written is None else age_text((time.time() if now is None else now) - run.written),
+            ]
+        )
+    return rows
+
+
+def _number(value: float | None, form: str) -> str:
+    return '' if value is None else f'{value:{form}}'

@@ -1,0 +1,86 @@
+"""What takes most time of a traced step, and what to try: at most five lines, the most expensive first."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from pretrax.view.trace.device_time import COMMUNICATION, COMPUTATION
+from pretrax.view.trace.steps import TracedSteps
+
+_MOST, _NAMED = 5, 3  # lines, and scopes that a line names
+_WORTH = 0.05  # share of the step below which nothing is said
+
+# Communication over a mesh axis -> what it is, and what makes it smaller or hides it.
+_AXES = {
+    'd': 'gathers weights and scatters gradients: more tokens per device (batch.tokens, batch.micro) hide it; or a smaller mesh.d',
+    't': 'exchanges activations: use a smaller mesh.t and a larger mesh.d, and keep t inside one node or slice',
+    'r': 'sums gradients over the slow network once per step: more tokens per step (batch.tokens), or d instead of r',
+    'e': 'sends tokens to experts and back: keep e inside one node or slice, or use a smaller mesh.e',
+    'c': 'exchanges keys and values: use a smaller mesh.c, or shard the batch instead',
+    'p': 'passes activations between stages: more micro-batches (a smaller batch.micro) keep the stages busy',
+}
+_PHASES = {
+    'recomputation': 'the backward pass computes activations again: model.save keeps more of them, if the memory allows',
+    'optimizer': 'the update does not depend on the batch: more tokens per step (batch.tokens); mesh.d shards it',
+    'copies': 'copies between memories: memory.offload moves the state in every step; leave it out if the state fits',
+    'loops and calls': 'the device waits at the edges of loops: on CPUs for a free core, otherwise for short operations',
+    'other programs': 'programs besides the step: evaluations, layer statistics (log.layers), or a plugin that calls JAX in every step',
+    'gaps': 'the device runs nothing between operations: they are too short; use larger micro-batches (batch.micro)',
+    'between steps': 'the device waits for the host: a late batch (the run reports waits for data), or log.every is too small',
+}  # fmt: skip
+
+
+def advice(steps: TracedSteps) -> list[str]:
+    """Lines for the terminal, the most expensive first."""
+    whole = steps.seconds
+    found = [*_communication(steps), *_phases(steps), *_computation(steps)]
+    found = sorted((one for one in found if one[0] >= _WORTH * whole), reverse=True)
+    return [f'{seconds / whole:.0%}  {line}' for seconds, line in found[:_MOST]]
+
+
+def _communication(steps: TracedSteps) -> Iterator[tuple[float, str]]:
+    exposed: dict[str, float] = defaultdict(float)
+    for row in steps.operations:
+        if row.rank == COMMUNICATION:
+            known = steps.program.operations.get(row.name) if steps.program else None
+            axes = known.collective.axes if known is not None and known.collective is not None else ()
+            exposed[' '.join(axes)] += row.seconds
+    if steps.limits.name == 'cpu' and sum(exposed.values()) > 0:
+        advised = 'simulated devices wait here for the cores that they share: fewer devices are faster'
+        yield sum(exposed.values()), f'communication between devices: {advised}'
+        return
+    for axes, seconds in exposed.items():
+        over = f'exposed communication over {axes}' if axes else 'exposed communication'
+        advised = _AXES.get(axes, 'fewer mesh axes, or a mesh whose inner axes stay inside one node or slice')
+        yield seconds, f'{over}: {advised}'
+
+
+def _phases(steps: TracedSteps) -> Iterator[tuple[float, str]]:
+    for phase, seconds in steps.phases().items():
+        if phase in _PHASES:
+            yield seconds, f'{phase}: {_PHASES[phase]}'
+
+
+def _computation(steps: TracedSteps) -> Iterator[tuple[float, str]]:
+    """Scopes with computation that is far from its limit, or limited by the bandwidth of the memory, by what to try."""
+    limits = steps.limits
+    narrow = '' if limits.compute == 'bf16' else ', precision.compute=bf16'
+    larger = f'larger products (batch.micro, batch.tokens), sizes that are multiples of 128{narrow}'
+    fewer = f'fewer bytes: a fused kernel, or model.loss_chunks for the loss{narrow}'
+    longer = 'small or strided operations: larger micro-batches (batch.micro)'
+    found: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    for row in steps.rows('scope'):
+        if row.rank != COMPUTATION or row.phase in _PHASES:
+            continue
+        work = (row.flops or 0.0) / limits.peak if limits.peak else 0.0
+        traffic = (row.bytes or 0.0) / limits.bandwidth if limits.bandwidth else 0.0
+        if row.roofline is None:
+            found[fewer].append((row.seconds, f'{row.name} ({row.phase})'))
+        elif work >= traffic and row.roofline < 0.5:
+            found[larger].append((row.seconds, f'{row.name} ({row.phase}, {row.roofline:.0%} of the peak FLOP/s)'))
+        elif traffic > work:
+            part = f'{row.roofline:.0%} of the bandwidth'
+            tried = fewer if row.roofline >= 0.5 else longer
+            found[tried].append((row.seconds, f'{row.name} ({row.phase}, {part})'))
+    for tried, scopes in found.items():
+        names = [name for _, name in scopes[:_NAMED]] + ['...'] * (len(scopes) > _NAMED)
+        yield sum(seconds for seconds, _ in scopes), f'{", ".join(names)}: {tried}'

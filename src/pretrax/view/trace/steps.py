@@ -1,0 +1,193 @@
+"""Traced steps, joined to their program: rows by operation, scope and source line, and phases.
+
+Times are seconds per step and device. See `view/trace/device_time.py` for how the time of a device divides among operations.
+"""
+
+import dataclasses
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from pretrax.scale.program import Operation, Program
+from pretrax.storage import AnyPath
+
+By = Literal['scope', 'operation', 'source']
+# Phases in the order of a step. The first four are computation.
+PHASES = (
+    'forward', 'recomputation', 'backward', 'optimizer', 'computation', 'communication', 'copies', 'loops and calls',
+    'other programs', 'gaps', 'between steps',
+)  # fmt: skip
+
+
+FORWARD_AND_BACKWARD = 'forward and backward'  # a sum of phases
+# Phases of `scale/roofline.py` that are not communication -> phases of a trace.
+_PREDICTED = {
+    'products of the layers': FORWARD_AND_BACKWARD,
+    'attention': FORWARD_AND_BACKWARD,
+    'norms, activations, rotation': FORWARD_AND_BACKWARD,
+    'head and loss': FORWARD_AND_BACKWARD,
+    'optimizer': 'optimizer',
+    'pipeline bubble': 'gaps',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a device can do: FLOP/s in the compute dtype, and bytes/s of its memory; None: not known."""
+
+    name: str
+    compute: str
+    peak: float | None
+    bandwidth: float | None
+
+    def best(self, flops: float, moved: float) -> float | None:
+        """The shortest time for some work and traffic; None if nothing is known."""
+        times = [work / limit for work, limit in ((flops, self.peak), (moved, self.bandwidth)) if limit]
+        return max(times, default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The time of an operation, or of a scope or source line in one phase, per step and device.
+
+    Attributes:
+        name: of the scope ('layer/attention'), operation or source line.
+        phase: of the operations.
+        runs: runs of operations.
+        seconds: part of the device's busy time. All rows sum to it. For communication: time that nothing hides.
+        elapsed: from start to end of the operations, hidden or not.
+        flops: of products; None without a program.
+        bytes: read and written; None without a program.
+        best: seconds that the device's peak and bandwidth allow; None if they are not known.
+        rank: of `device_time`: computation, communication, copy, or container.
+    """
+
+    name: str
+    phase: str
+    runs: float
+    seconds: float
+    elapsed: float
+    flops: float | None
+    bytes: float | None
+    best: float | None
+    rank: int
+
+    @property
+    def roofline(self) -> float | None:
+        """Fraction of the roofline: the best time over the time that it took."""
+        return self.best / self.elapsed if self.best and self.elapsed else None
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedGap:
+    """A time in which a device ran nothing, in seconds, and the operations around it."""
+
+    seconds: float
+    before: str
+    after: str
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedSteps:
+    """The steps of a trace.
+
+    Attributes:
+        path: the file.
+        first: number of the first step; None if the trace does not say.
+        steps: number of steps.
+        devices: number of devices.
+        reason: why they were traced; ''.
+        seconds: of a step, from its first operation to the first one of the next step, or to its last one.
+        busy: of these, seconds in which the device ran something.
+        between: seconds between the last operation of a step and the first one of the next: it waits for the host.
+        communicating: seconds of communication, hidden or not.
+        operations: a row per operation, longest first.
+        gaps: the longest gaps of one device, within steps.
+        memory: of a device when the trace began, as `steps.json` has it.
+        limits: of a device.
+        predicted: seconds by phase that `scale/roofline.py` predicts, hidden ones left out; {}: none.
+        program: the program of the step; None: its text is missing.
+    """
+
+    path: AnyPath
+    first: int | None
+    steps: int
+    devices: int
+    reason: str
+    seconds: float
+    busy: float
+    between: float
+    communicating: float
+    operations: tuple[Row, ...]
+    gaps: tuple[TracedGap, ...]
+    memory: Mapping[str, Any]
+    limits: Limits
+    predicted: Mapping[str, float]
+    program: Program | None
+
+    @property
+    def idle(self) -> float:
+        """Seconds per step without any operation, within steps."""
+        return self.seconds - self.busy - self.between
+
+    @property
+    def planned(self) -> dict[str, float]:
+        """What `predicted` says about phases of the trace: the sum of the computation, the update, communication."""
+        found: dict[str, float] = defaultdict(float)
+        for name, seconds in self.predicted.items():
+            found[_PREDICTED.get(name, 'communication')] += seconds
+        return dict(found)
+
+    def rows(self, by: By = 'operation') -> list[Row]:
+        """The time by scope, operation or source line, longest first. All layers are one scope."""
+        if by == 'operation':
+            return list(self.operations)
+        groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+        for row in self.operations:
+            known = self.program.operations.get(row.name) if self.program else None
+            groups[self._group(known, by, row), row.phase].append(row)
+        return sorted((_sum(name, rows) for (name, _), rows in groups.items()), key=lambda row: -row.seconds)
+
+    def _group(self, known: Operation | None, by: By, row: Row) -> str:
+        if row.phase in ('copies', 'other programs', 'loops and calls'):
+            return f'({row.phase})'
+        if known is None:
+            return '(not in the program)'
+        assert self.program is not None
+        if by == 'source':
+            return self.program.source(known) or '(unknown)'
+        return re.sub(r'^layer(_\d+)?\b', 'layers', '/'.join(known.scope)) or '(unknown)'
+
+    def place(self, row: Row) -> tuple[str, str]:
+        """Scope and source line of an operation; '': not known."""
+        known = self.program.operations.get(row.name) if self.program else None
+        return (
+            ('', '') if known is None or self.program is None else ('/'.join(known.scope), self.program.source(known))
+        )
+
+    def phases(self) -> dict[str, float]:
+        """Seconds by phase. They sum to `seconds`."""
+        found: dict[str, float] = defaultdict(float)
+        for row in self.operations:
+            found[row.phase] += row.seconds
+        found |= {'gaps': self.idle, 'between steps': self.between}
+        return {phase: found[phase] for phase in PHASES if found[phase] > 0}
+
+
+def _sum(name: str, rows: Sequence[Row]) -> Row:
+    def total(values: Iterable[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return sum(known) if known else None
+
+    return Row(
+        name,
+        rows[0].phase,
+        sum(row.runs for row in rows),
+        sum(row.seconds for row in rows),
+        sum(row.elapsed for row in rows),
+        total(row.flops for row in rows),
+        total(row.bytes for row in rows),
+        total(row.best for row in rows),
+        min(row.rank for row in rows),
+    )

@@ -1,0 +1,233 @@
+"""Traced steps as text for the terminal, as CSV, JSON, and an HTML page."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pretrax.scale.memory import size
+from pretrax.view.tables import csv_records
+from pretrax.view.template import template
+from pretrax.view.trace.advice import advice
+from pretrax.view.trace.device_time import COMMUNICATION
+from pretrax.view.trace.steps import FORWARD_AND_BACKWARD, By, Row, TracedSteps
+
+# Columns of the table, with what they mean.
+COLUMNS = {
+    'name': 'the scope, the operation or the source line',
+    'phase': 'the part of the step; communication and loops have rows of their own',
+    'runs': 'operations per step and device',
+    'time': "part of the device's busy time; an instant in which several operations run counts once, see docs/see.md",
+    'share': 'the time over the time of the step',
+    'elapsed': 'from start to end of the operations, hidden ones included',
+    'FLOP/s': 'FLOPs of products over the elapsed time',
+    'bytes/s': 'bytes that the program reads and writes, over the elapsed time',
+    'roofline': "the time that the device's peak FLOP/s and bandwidth allow, over the elapsed time; empty if not known",
+}
+_PHASE_COLUMNS = {
+    'time': COLUMNS['time'],
+    'share': COLUMNS['share'],
+    'at best': "the time that the device's peak FLOP/s and bandwidth allow; empty if they are not known",
+    'predicted': 'the time that the formulas of docs/scaling.md predict; only for accelerators that pretrax knows',
+    'traced / predicted': 'how many times longer it took than predicted',
+}
+_MOST_ROWS = 20
+_SHORTEST_NAME = 28
+
+
+def duration(seconds: float) -> str:
+    """0.00123 -> '1.23 ms'; three digits."""
+    for factor, unit in ((1.0, 's'), (1e3, 'ms'), (1e6, 'us')):
+        if seconds * factor >= 0.9995:
+            return f'{_digits(seconds * factor)} {unit}'
+    return f'{_digits(seconds * 1e9)} ns' if seconds else '0'
+
+
+def _digits(value: float) -> str:
+    return f'{value:#.3g}'.rstrip('.') if value < 999.5 else f'{value:,.0f}'
+
+
+def _rate(amount: float | None, seconds: float) -> str:
+    if not amount or not seconds:
+        return ''
+    value = amount / seconds
+    for limit, unit in ((1e12, 'T'), (1e9, 'G'), (1e6, 'M')):
+        if value >= limit:
+            return f'{value / limit:.3g} {unit}'
+    return f'{value:.3g}'
+
+
+def _share(part: float, whole: float) -> str:
+    return f'{100 * part / whole:.1f}%' if whole else ''
+
+
+def cells(row: Row, step: float) -> list[str]:
+    """A row as text, in the order of `COLUMNS`."""
+    return [
+        row.name,
+        row.phase,
+        f'{row.runs:,.4g}',
+        duration(row.seconds),
+        _share(row.seconds, step),
+        duration(row.elapsed),
+        _rate(row.flops, row.elapsed),
+        _rate(row.bytes, row.elapsed),
+        '' if row.roofline is None else f'{100 * row.roofline:.0f}%',
+    ]
+
+
+def text(steps: TracedSteps, by: By, width: int, most: int = _MOST_ROWS) -> str:
+    """The whole report for a terminal: the step, its phases, the table, gaps, memory, and what to try."""
+    parts = [list(summary(steps)), _aligned(['phase', *_PHASE_COLUMNS], phase_rows(steps), width)]
+    rows = [cells(row, steps.seconds) for row in steps.rows(by)]
+    shown = rows[:most]
+    parts.append(_aligned([by, *list(COLUMNS)[1:]], shown, width))
+    if len(rows) > most:
+        parts[-1].append(f'... and {len(rows) - most} more; --out FILE.csv writes all')
+    parts += [part for part in ([*_gaps(steps)], [*memory_lines(steps)], [*_to_try(steps)]) if part]
+    return '\n\n'.join('\n'.join(part) for part in parts)
+
+
+def summary(steps: TracedSteps) -> Iterator[str]:
+    """What was traced, and how its time divides."""
+    several = f'steps {steps.first} to {steps.first + steps.steps - 1}' if steps.first is not None else 'steps'
+    which = f'step {steps.first}' if steps.steps == 1 and steps.first is not None else several
+    devices = f'{steps.devices} device{"s" * (steps.devices > 1)}'
+    yield f'{which} on {devices}, {steps.limits.name}; times are per step and device'
+    if steps.reason:
+        yield f'traced because of {steps.reason}'
+    shares = [('busy', steps.busy), ('gaps', steps.idle), ('between steps', steps.between)]
+    yield f'step {duration(steps.seconds)}: ' + ', '.join(
+        f'{name} {duration(seconds)} ({_share(seconds, steps.seconds)})' for name, seconds in shares
+    )
+    exposed = steps.phases().get('communication', 0.0)
+    if steps.communicating:
+        hidden = 1 - exposed / steps.communicating
+        yield f'communication {duration(steps.communicating)}, of which {duration(exposed)} exposed ({hidden:.0%} hidden)'
+    if steps.program is None:
+        yield 'the program of the step is missing (program.hlo.txt.gz): no scopes, source lines, FLOPs and bytes'
+
+
+def phase_rows(steps: TracedSteps) -> list[list[str]]:
+    """The phases as text: time, share, the limit, and the prediction of `scale/roofline.py` where there is one."""
+    phases = steps.phases()
+    best = {phase: sum(row.best or 0.0 for row in steps.operations if row.phase == phase) for phase in phases}
+    if FORWARD_AND_BACKWARD in steps.planned:  # predicted together
+        parts = [phase for phase in ('forward', 'recomputation', 'backward') if phase in phases]
+        for times in (phases, best):
+            total = sum(times[phase] for phase in parts)
+            times |= {FORWARD_AND_BACKWARD: total}
+        rest = [phase for phase in phases if phase not in (*parts, FORWARD_AND_BACKWARD)]
+        order = [(FORWARD_AND_BACKWARD, ''), *((phase, '  ') for phase in parts), *((phase, '') for phase in rest)]
+    else:
+        order = [(phase, '') for phase in phases]
+    rows = []
+    for phase, indent in order:
+        seconds, planned = phases[phase], steps.planned.get(phase)
+        cells = [indent + phase, duration(seconds), _share(seconds, steps.seconds)]
+        cells.append(duration(best[phase]) if best[phase] else '')
+        cells += [duration(planned), f'{seconds / planned:.2f}'] if planned else ['', '']
+        rows.append(cells)
+    return rows
+
+
+def memory_lines(steps: TracedSteps) -> Iterator[str]:
+    """What was in the memory of a device when the trace began."""
+    owners, peak = steps.memory.get('by_owner'), steps.memory.get('memory_peak_bytes_after')
+    if not isinstance(owners, dict) or not owners:
+        return
+    shown = [f'{name} {size(n)}' for name, n in owners.items() if isinstance(n, int) and n > 1000]
+    if isinstance(peak, int):
+        shown += [f'at the peak, others {size(max(0, peak - sum(owners.values())))} (activations, gradients, program)']
+    yield f'memory of a device: {", ".join(shown)}' if shown else 'memory of a device: less than 1 kB'
+
+
+def _gaps(steps: TracedSteps) -> Iterator[str]:
+    if steps.gaps:
+        yield 'longest gaps of one device'
+        for gap in steps.gaps:
+            yield f'  {duration(gap.seconds):>8}  after {gap.before or "the start"}, before {gap.after}'
+
+
+def _to_try(steps: TracedSteps) -> Iterator[str]:
+    found = advice(steps)
+    if found:
+        yield 'what takes most time, and what to try'
+        yield from (f'  {number}. {line}' for number, line in enumerate(found, 1))
+
+
+def _aligned(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Rows in columns, names to the left. A name for which there is no room loses its beginning; empty columns go."""
+    used = [number for number in range(1, len(titles)) if any(row[number] for row in rows)]
+    widths = {number: max(len(row[number]) for row in (titles, *rows)) for number in used}
+    room = max(_SHORTEST_NAME, width - sum(widths.values()) - 2 * len(used))
+    names = [row[0] if len(row[0]) <= room else f'...{row[0][3 - room :]}' for row in (titles, *rows)]
+    longest = max(map(len, names))
+
+    def cell(row: Sequence[str], number: int) -> str:
+        return (row[number].ljust if titles[number] == 'phase' else row[number].rjust)(widths[number])
+
+    return [
+        '  '.join([name.ljust(longest), *(cell(row, number) for number in used)]).rstrip()
+        for name, row in zip(names, (titles, *rows), strict=True)
+    ]
+
+
+def as_csv(steps: TracedSteps, by: By) -> str:
+    """All rows, with numbers in seconds, FLOPs and bytes."""
+    return csv_records([_values(row, steps, by) for row in steps.rows(by)])
+
+
+def as_json(steps: TracedSteps, by: By) -> str:
+    """The whole report: the step, phases, all rows, gaps, memory and advice."""
+    found = {
+        'trace': str(steps.path),
+        'first_step': steps.first,
+        'steps': steps.steps,
+        'devices': steps.devices,
+        'reason': steps.reason,
+        'seconds': steps.seconds,
+        'busy': steps.busy,
+        'phases': steps.phases(),
+        'planned': dict(steps.planned),
+        'communication': steps.communicating,
+        'by': by,
+        'rows': [_values(row, steps, by) for row in steps.rows(by)],
+        'gaps': [{'seconds': gap.seconds, 'before': gap.before, 'after': gap.after} for gap in steps.gaps],
+        'memory': dict(steps.memory),
+        'advice': advice(steps),
+    }
+    return json.dumps(found, indent=1) + '\n'
+
+
+def _values(row: Row, steps: TracedSteps, by: By) -> dict[str, Any]:
+    exposed = row.seconds if row.rank == COMMUNICATION else None
+    scope, source = steps.place(row)
+    return {
+        'name': row.name, 'phase': row.phase, 'runs': row.runs, 'seconds': row.seconds,
+        'share': row.seconds / steps.seconds if steps.seconds else None, 'elapsed': row.elapsed, 'exposed': exposed,
+        'flops': row.flops, 'bytes': row.bytes, 'best': row.best, 'roofline': row.roofline,
+        **({'scope': scope, 'source': source} if by == 'operation' else {}),
+    }  # fmt: skip
+
+
+def as_html(steps: TracedSteps, by: By, title: str) -> str:
+    """A page without scripts that needs no network; each table has the definitions of its columns below its title."""
+    tables = [
+        _table('Phases', {'phase': 'part of the step'} | _PHASE_COLUMNS, phase_rows(steps)),
+        _table(f'By {by}', {by: COLUMNS['name']} | dict(list(COLUMNS.items())[1:]), [cells(row, steps.seconds) for row in steps.rows(by)]),
+    ]  # fmt: skip
+    return template('trace/table.html').render(
+        title=title,
+        summary=list(summary(steps)),
+        tables=tables,
+        gaps=[f'{duration(gap.seconds)} after {gap.before or "the start"}, before {gap.after}' for gap in steps.gaps],
+        memory=list(memory_lines(steps)),
+        advice=advice(steps),
+    )
+
+
+def _table(title: str, columns: Mapping[str, str], rows: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """A table without the columns that are empty."""
+    used = [number for number in range(len(columns)) if not number or any(row[number] for row in rows)]
+    kept = {name: meaning for number, (name, meaning) in enumerate(columns.items()) if number in used}
+    return {'title': title, 'columns': kept, 'rows': [[row[number] for number in used] for row in rows]}

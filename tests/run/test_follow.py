@@ -1,0 +1,46 @@
+"""Following a run: its newest checkpoint is used, also after a rollback, and one that cannot be read is left out."""
+
+import dataclasses
+import threading
+
+from pretrax.run import follow as module
+from pretrax.run.follow import follow
+
+
+@dataclasses.dataclass
+class Trained:
+    """A checkpoint whose weights are its step; that of step 4 is damaged."""
+
+    step: int
+    directory: str = 'run/checkpoints'
+
+    def at(self, step):
+        return Trained(step)
+
+    def weights(self):
+        if self.step == 4:
+            raise OSError('weights.0: No such file or directory\nmore')
+        return f'weights {self.step}'
+
+
+def test_the_newest_checkpoint_is_used_unless_it_cannot_be_read(monkeypatch):
+    looks = iter([[2], [], [2, 3], [2, 3, 4], [2, 3, 4], [2, 3, 4, 5], [2], OSError('disk'), [2, 6]])
+    stop, used, reported = threading.Event(), [], []
+
+    def steps_in(directory):
+        assert directory == 'run/checkpoints'
+        found = next(looks, None)
+        if found is None:
+            stop.set()
+            return []
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    monkeypatch.setattr(module, 'steps_in', steps_in)
+    monkeypatch.setattr(module, 'POLL_SECONDS', 0.001)
+    follow(Trained(2), lambda weights, step: used.append((weights, step)), reported.append, stop)
+    assert used == [(f'weights {step}', step) for step in (3, 5, 2, 6)]
+    assert reported == [
+        'run/checkpoints: cannot follow: weights.0: No such file or directory', 'run/checkpoints: cannot follow: disk',
+    ]  # fmt: skip

@@ -1,0 +1,45 @@
+"""`log.graph` writes the program at the start of a run."""
+
+import pytest
+
+from pretrax import config_from_values, pretrain
+from pretrax.view.program.file import TEXT, read_program
+from runs import Quiet
+
+
+def train_small(values, **log):
+    progress = Quiet()
+    pretrain(config_from_values(values | {'steps': 4, 'log': {'every': 1, **log}}), progress=progress)
+    return [line for line in progress.said if line.startswith(('program: ', 'WARNING: '))]
+
+
+def test_a_run_writes_its_program_as_a_page_a_picture_and_text(small, tmp_path):
+    said = train_small(small, graph=True)
+    directory = tmp_path / 'run' / 'program'
+    assert sorted(path.name for path in directory.iterdir()) == [TEXT, 'program.html', 'program.svg']
+    assert said == [f'program: {directory / "program.html"} (also program.svg and {TEXT})']
+    program = read_program(directory / TEXT)
+    assert program.mesh == {'r': 2, 'd': 2, 'e': 1, 'c': 1, 't': 2, 'p': 1}
+    assert any(one.scope[:1] == ('optimizer',) for one in program.kernels())
+    assert '<title>small</title>' in (directory / 'program.html').read_text()
+
+
+def test_a_run_that_is_traced_writes_the_text_alone(small, tmp_path):
+    assert train_small(small, profile=1) == []
+    assert [path.name for path in (tmp_path / 'run' / 'program').iterdir()] == [TEXT]
+
+
+def test_a_picture_that_fails_is_a_warning(small, tmp_path, monkeypatch):
+    def fail(*_):
+        raise ValueError('no room\nat all')
+
+    monkeypatch.setattr('pretrax.view.program.picture.write_pictures', fail)
+    assert train_small(small, graph=True) == [
+        f'WARNING: {tmp_path / "run" / "program"}: the picture of the program was not written: no room'
+    ]
+
+
+@pytest.mark.parametrize('log', [{}, {'graph': False}])
+def test_other_runs_write_nothing(small, tmp_path, log):
+    assert train_small(small, **log) == []
+    assert not (tmp_path / 'run' / 'program').exists()

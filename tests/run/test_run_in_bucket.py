@@ -1,0 +1,110 @@
+"""A run whose directory is in a bucket, on a real server: it trains as on a disk, and survives what happens to buckets."""
+
+import pytest
+
+from pretrax import config_from_values, pretrain
+from pretrax.checkpoint import steps_in
+from pretrax.errors import UserError
+from pretrax.observe.attempts import read_attempts
+from pretrax.observe.metrics import read_metrics
+from pretrax.run.directory import local_directory
+from pretrax.run.dry_run import dry_run
+from pretrax.storage import BucketPath
+from pretrax.view.report import write_report
+from runs import At, Quiet, StoppedAt, lines_of, without_clock
+
+
+@pytest.fixture
+def remote(s3, small, tmp_path, monkeypatch):
+    """The configuration of a run in a bucket, on a machine that has nothing yet."""
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'machine'))
+    monkeypatch.chdir(tmp_path)
+    return small | {'run_dir': f'{s3.url}/runs/a', 'checkpoint': {'every': 2, 'keep': 9}}
+
+
+def losses(run_dir):
+    return [without_clock(line) for line in read_metrics(BucketPath(run_dir) / 'metrics.jsonl', pytest.fail)]
+
+
+def test_a_run_resumes_on_a_machine_that_has_nothing_as_if_it_had_never_stopped(small, remote, tmp_path, monkeypatch):
+    pretrain(config_from_values(small), progress=Quiet())
+    stopped = pretrain(config_from_values(remote), progress=StoppedAt(3))
+    assert stopped.stopped == 'signal'
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'another-machine'))
+    result = pretrain(config_from_values(remote), progress=Quiet())
+    assert int(result.state.step) == 6
+    assert losses(remote['run_dir']) == [without_clock(line) for line in lines_of(small)]
+    run = BucketPath(remote['run_dir'])
+    assert steps_in(run / 'checkpoints') == [2, 4, 6]
+    assert {'config.yaml', 'startup.txt', 'lock', 'metrics.jsonl', 'attempts.jsonl'} <= {p.name for p in run.iterdir()}
+    events = read_attempts(local_directory(run))
+    assert [(event['event'], event['step']) for event in events] == [
+        ('began', 0), ('stepped', 1), ('stopped', 4), ('began', 4), ('stepped', 5), ('finished', 6),
+    ]  # fmt: skip
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith('s3')]
+
+
+def test_the_report_is_written_in_the_bucket(remote):
+    pretrain(config_from_values(remote | {'log': {'every': 1}}), progress=Quiet())
+    run = BucketPath(remote['run_dir'])
+    text = (run / 'report.html').read_text()
+    assert '<span class="state finished">' in text
+    rows = text.partition('id="checkpoints"')[2].partition('<tbody>')[2].partition('</tbody>')[0]
+    assert [row.partition('</td>')[0] for row in rows.split('<tr><td>')[1:]] == ['2', '4', '6']
+    assert text.count(remote['run_dir']) > 1
+    write_report(remote['run_dir'])
+    assert (run / 'report.html').read_text() != ''
+
+
+def test_a_bucket_that_fails_for_a_while_does_not_stop_training(s3, remote, monkeypatch):
+    class Failing(Quiet):
+        def update(self, metrics):
+            if metrics['step'] == 2:
+                self.fault = s3.fault(times=float('inf'), status=503)
+            if metrics['step'] == 5:
+                s3.faults.clear()
+
+    progress = Failing()
+    monkeypatch.setenv('PRETRAX_STORAGE_RETRY_SECONDS', '0')
+    result = pretrain(config_from_values(remote), progress=progress)
+    assert int(result.state.step) == 6
+    assert [line for line in progress.said if line.startswith('WARNING: no checkpoint could be written to s3://')]
+    assert [line['step'] for line in losses(remote['run_dir'])] == [1, 2, 3, 4, 5, 6]
+    assert steps_in(BucketPath(remote['run_dir']) / 'checkpoints')[-1] == 6
+
+
+def test_a_checkpoint_is_valid_only_once_the_metrics_before_it_are_in_the_bucket(s3, remote):
+    """Otherwise a machine that has nothing would resume with a gap in the metrics."""
+    s3.fault(method='PUT', match='metrics.jsonl', times=float('inf'), status=403)
+    progress = At(6, s3.faults.clear)
+    pretrain(config_from_values(remote), progress=progress)
+    run = BucketPath(remote['run_dir'])
+    assert [line for line in progress.said if 'no checkpoint could be written' in line]
+    assert 2 not in steps_in(run / 'checkpoints')
+    assert 6 in steps_in(run / 'checkpoints')
+    assert [line['step'] for line in losses(remote['run_dir'])] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_that_is_taken_over_stops_and_writes_no_more(s3, remote, monkeypatch):
+    values = remote | {
+        'steps': 100_000, 'schedule': {'name': 'constant'}, 'faults': {'lease_seconds': 0.4},
+        'checkpoint': {'every': 50_000},
+    }  # fmt: skip
+    taken = At(3, lambda: s3.put('runs/a/lock', b'{"holder": "process 1 on another-machine", "since": "now"}'))
+    with pytest.raises(UserError, match=r'taken over this run: .* is held by process 1 on another-machine since now'):
+        pretrain(config_from_values(values), progress=taken)
+    assert 'another-machine' in s3.content('runs/a/lock').decode()
+    assert not s3.keys('runs/a/checkpoints/')
+
+
+def test_a_dry_run_writes_nothing_in_the_bucket_and_notices_one_that_cannot_be_written(s3, remote):
+    said = []
+    dry_run(config_from_values(remote), report=said.append)
+    assert said[-1].startswith('dry run: no problem found; the run would start at step 0')
+    assert s3.keys() == []
+    s3.put('runs/a/lock', b'{"holder": "process 1 on another-machine", "since": "now"}')
+    dry_run(config_from_values(remote), report=said.append)
+    assert [line for line in said if 'held by process 1 on another-machine' in line]
+    s3.fault(method='PUT', times=99, status=403)
+    with pytest.raises(UserError, match=r'run_dir: s3://.* cannot be used: Access denied'):
+        dry_run(config_from_values(remote), report=said.append)

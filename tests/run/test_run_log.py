@@ -1,0 +1,45 @@
+"""What the trackers of a run receive besides numbers: samples, and the validation loss of each source."""
+
+import types
+
+from pretrax.run import run_log
+
+
+class Recorder:
+    name = 'recorder'
+
+    def __init__(self):
+        self.texts, self.tables = [], []
+
+    def resume(self, step):
+        return {}
+
+    def log(self, lines):
+        pass
+
+    def text(self, step, key, text):
+        self.texts.append((step, key, text))
+
+    def table(self, step, key, columns, rows):
+        self.tables.append((step, key, [tuple(row) for row in rows]))
+
+    def close(self, succeeded):
+        pass
+
+
+def test_samples_and_a_table_of_sources_go_to_the_trackers(tmp_path, monkeypatch):
+    recorder = Recorder()
+    monkeypatch.setattr(run_log, 'open_trackers', lambda *_, **__: [recorder])
+    monkeypatch.setattr(run_log, 'Environment', lambda *_: None)
+    monkeypatch.setattr(run_log, 'RunNotices', lambda *_: types.SimpleNamespace(close=dict))
+    monkeypatch.setattr(run_log, 'written_values', lambda config: {})
+    sample = types.SimpleNamespace(prompts=('def ', 'class '))
+    log = types.SimpleNamespace(trackers=dict)
+    run = types.SimpleNamespace(config=types.SimpleNamespace(name='run', sample=sample, log=log))
+    with run_log.RunLog(run, tmp_path, 0, print) as written:
+        written.write({'step': 5, 'val_loss': 2.0, 'val_loss/code': 1.5, 'val_loss/text': 2.5})
+        written.write({'step': 6, 'val_loss': 2.0})
+        written.sample(6, ['def f():', 'class A:'])
+    assert recorder.tables == [(5, 'validation', [('code', 1.5), ('text', 2.5)])]
+    assert recorder.texts == [(6, 'samples', 'def f():\n\nclass A:')]
+    assert '"prompt": "class ", "text": "class A:"' in (tmp_path / 'samples.jsonl').read_text()

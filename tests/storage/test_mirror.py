@@ -1,0 +1,201 @@
+"""A directory that is copied to a bucket while it is written, on real servers."""
+
+import json
+import os
+
+import pytest
+
+from pretrax.observe.metrics import MetricsLog, read_metrics
+from pretrax.storage import BucketPath, mirror
+from pretrax.storage.mirror import Mirror
+from pretrax.storage.parts import PART, open_joined
+
+
+@pytest.fixture
+def remote(bucket):
+    return BucketPath(f'{bucket.url}/runs/a')
+
+
+@pytest.fixture
+def mirrored(tmp_path, remote):
+    """A mirror of `tmp_path / machine`."""
+
+    def make(machine='here', may_write=lambda: None, report=print):
+        local = tmp_path / machine
+        local.mkdir(exist_ok=True)
+        return Mirror(local, remote, may_write, report)
+
+    return make
+
+
+def test_empty_files_wait_for_their_content(tmp_path, mirrored, bucket):
+    one = mirrored()
+    (tmp_path / 'here' / 'startup.txt').write_text('')
+    one.upload()
+    assert bucket.keys() == []
+    (tmp_path / 'here' / 'startup.txt').write_text('1')
+    one.upload()
+    assert bucket.keys() == ['runs/a/startup.txt']
+
+
+def content(path):
+    with open_joined(path) as file:
+        return file.read()
+
+
+def test_files_are_uploaded_with_their_names_and_locks_data_and_unfinished_ones_are_not(tmp_path, mirrored, bucket):
+    upload = [
+        'config.yaml',
+        'tb/events.1',
+        'wandb-run-id',
+        'profile/a/b.gz',
+        'data/tokens-1/tokenizer.json',
+        'data/stream-0a.json',
+    ]
+    stay = [
+        'lock',
+        '.config.yaml.partial-a-1',
+        'data/tokens-1/train.bin',
+        'data/survey.json',
+        'tb/.x',
+        'checkpoints/5/a',
+    ]
+    for name in upload + stay:
+        path = tmp_path / 'here' / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    mirrored().upload()
+    assert bucket.keys() == sorted(f'runs/a/{name}' for name in upload)
+    assert bucket.content('runs/a/tb/events.1') == b'tb/events.1'
+
+
+def test_a_growing_log_is_uploaded_in_parts_and_only_the_last_is_written_again(tmp_path, mirrored, remote, bucket):
+    one = mirrored()
+    log = tmp_path / 'here' / 'metrics.jsonl'
+    whole = b''
+    written = []
+    for size in (100, PART, 2 * PART + 5, 10):
+        with log.open('ab') as file:
+            file.write(os.urandom(size))
+        bucket.requests.clear()
+        one.upload()
+        whole = log.read_bytes()
+        assert content(remote / 'metrics.jsonl') == whole
+        written.append(sum(method in ('PUT', 'POST') for method, _ in bucket.requests))
+    assert written == [1, 2, 3, 1]
+    assert max(len(bucket.content(key)) for key in sorted(bucket.keys())) == PART
+    bucket.requests.clear()
+    one.upload()
+    assert bucket.requests == []
+
+
+def test_a_log_that_was_cut_loses_its_last_parts_first(tmp_path, mirrored, remote, bucket):
+    """A kill between two requests must not leave later lines behind earlier ones."""
+    one = mirrored()
+    log = tmp_path / 'here' / 'metrics.jsonl'
+    log.write_bytes(os.urandom(3 * PART))
+    one.upload()
+    kept = log.read_bytes()[: PART + 7]
+    log.unlink()
+    log.write_bytes(kept)
+    bucket.requests.clear()
+    one.upload()
+    assert content(remote / 'metrics.jsonl') == kept
+    changes = [(method, path[-6:]) for method, path in bucket.requests if method in ('DELETE', 'PUT')]
+    assert [change for change in changes if change[0] == 'DELETE'] == [('DELETE', '000002')]
+    assert bucket.requests[0][0] == 'DELETE'
+    written = [path for method, path in bucket.requests if method in ('PUT', 'POST')]
+    assert ['000000' in path for path in written] == [False], 'the first part is there already'
+
+
+def test_a_process_that_knows_nothing_of_earlier_uploads_removes_surplus_parts_too(tmp_path, mirrored, remote):
+    log = tmp_path / 'here' / 'metrics.jsonl'
+    mirrored()
+    log.write_bytes(os.urandom(3 * PART))
+    mirrored().upload()
+    log.write_bytes(b'short\n')
+    mirrored().upload()
+    assert content(remote / 'metrics.jsonl') == b'short\n'
+
+
+def test_another_machine_continues_the_logs_and_this_one_does_not_fetch_its_own(tmp_path, mirrored, remote):
+    first = mirrored('first')
+    first.fetch(1)
+    log = MetricsLog(tmp_path / 'first' / 'metrics.jsonl')
+    log.write({'step': 1, 'loss': 1.0})
+    (tmp_path / 'first' / 'wandb-run-id').write_text('abc')
+    (tmp_path / 'first' / 'stacks').mkdir()
+    (tmp_path / 'first' / 'stacks' / 'process-0.txt').write_text('first')
+    first.upload()
+    log.write({'step': 2, 'loss': 0.5})  # not uploaded
+    log.close()
+
+    same = mirrored('first')
+    same.fetch(2)
+    assert [line['step'] for line in read_metrics(tmp_path / 'first' / 'metrics.jsonl')] == [1, 2]
+    same.upload()
+
+    second = mirrored('second')
+    (tmp_path / 'second' / 'attempts.jsonl').write_text('{"event": "started"}\n')  # by a launcher, a moment ago
+    (remote / 'attempts.jsonl' / '000000').write_bytes(b'{"event": "began"}\n')
+    second.fetch(3)
+    assert (tmp_path / 'second' / 'wandb-run-id').read_text() == 'abc'
+    assert (tmp_path / 'second' / 'attempts.jsonl').read_text() == '{"event": "began"}\n{"event": "started"}\n'
+    with MetricsLog(tmp_path / 'second' / 'metrics.jsonl', resumed_step=1, say=lambda _: None) as log:
+        log.write({'step': 2, 'loss': 7.0})
+    (tmp_path / 'second' / 'stacks').mkdir()
+    (tmp_path / 'second' / 'stacks' / 'process-0.txt').write_text('second')
+    second.upload()
+    assert [line['loss'] for line in read_metrics(remote / 'metrics.jsonl')] == [1.0, 7.0]
+    assert sorted([content(remote / 'stacks' / 'process-0.txt')]) in ([b'firstsecond'], [b'secondfirst'])
+
+    back = mirrored('first')
+    back.fetch(4)
+    assert [line['loss'] for line in read_metrics(tmp_path / 'first' / 'metrics.jsonl')] == [1.0, 7.0]
+
+
+def test_the_thread_uploads_and_a_failure_is_reported_once_and_tried_again(tmp_path, mirrored, bucket, monkeypatch):
+    monkeypatch.setenv('PRETRAX_STORAGE_RETRY_SECONDS', '0')
+    monkeypatch.setattr(mirror, 'EVERY', 0.05)
+    said = []
+    one = mirrored(report=said.append)
+
+    def wait_for(done):
+        for _ in range(2000):
+            if done():
+                return
+            one._wake.wait(0.01)
+        pytest.fail(str(said))
+
+    with one.running():
+        (tmp_path / 'here' / 'config.yaml').write_text('1')
+        wait_for(lambda: bucket.keys() == ['runs/a/config.yaml'])
+        with bucket.down():
+            (tmp_path / 'here' / 'config.yaml').write_text('22')
+            wait_for(lambda: len(bucket.requests) > 8)
+        wait_for(lambda: bucket.content('runs/a/config.yaml') == b'22' and len(said) == 2)
+    assert 'cannot be written' in said[0]
+    assert said[1].endswith('is written again')
+
+
+def test_nothing_is_written_once_another_process_has_taken_over(tmp_path, mirrored, bucket):
+    def lost():
+        raise RuntimeError('lost')
+
+    one = mirrored(may_write=lost)
+    for name in ('config.yaml', 'metrics.jsonl'):
+        (tmp_path / 'here' / name).write_text('x')
+        with pytest.raises(RuntimeError):
+            one.upload()
+    assert bucket.keys() == []
+
+
+def test_files_and_parts_are_found(bucket, remote, tmp_path):
+    assert not (remote / 'metrics.jsonl').exists()
+    bucket.put('runs/a/metrics.jsonl/000000', b'1')
+    bucket.put('runs/a/one.txt', b'2')
+    assert (remote / 'metrics.jsonl').exists()
+    assert content(remote / 'one.txt') == b'2'
+    with pytest.raises(FileNotFoundError):
+        content(remote / 'none')
+    assert json.loads(content(remote / 'metrics.jsonl')) == 1
