@@ -166,14 +166,21 @@ def test_checkpoint_of_another_model_is_rejected(model, reason, whole):
 
 # No file may grow beyond 10 kB, so that some arrays fail while others are still being written.
 SICK = """
-import pathlib, resource, signal, sys
+import asyncio, gc, pathlib, resource, signal, sys
 import jax, numpy
 from pretrax.checkpoint import Checkpoints, SaveError
 
 async def async_serialize():
     pass
 
-async_serialize()  # what Orbax does at times: Python warns that a coroutine was never awaited
+async def lose_write():
+    error = ValueError('Error writing local file "0.partial/state.orbax-checkpoint-tmp/w0/0.0"')
+    asyncio.get_running_loop().create_future().set_exception(error)
+
+# What Orbax does at times: a coroutine is never awaited, and nobody asks for the error of a write.
+async_serialize()
+asyncio.run(lose_write())
+gc.collect()
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 state = {f'w{i}': jax.numpy.zeros((8, 1000 + 10000 * (i % 2))) for i in range(20)}

@@ -34,10 +34,11 @@ from pretrax.checkpoint.manifest import (
 _PROBE = 4096  # bytes
 
 # Without OCDBT, Orbax warns at every save that there is nothing to merge. If a save fails, it logs pages of tracebacks and
-# also raises. We report the error once, in one line.
+# also raises. We report the error once, in one line. Later errors of the same save, which name Orbax's temporary
+# directory, reach asyncio's log when their futures are collected.
 _REDUNDANT = (
     'Skipping merge of OCDBT', 'Handler Commit operations', 'raised an exception', 'async_serialize',
-    'Failed to write metadata', 'GatheringFuture exception was never retrieved',
+    'Failed to write metadata', 'GatheringFuture exception was never retrieved', '.orbax-checkpoint-tmp',
 )  # fmt: skip
 for _name in ('absl', 'asyncio'):
     logging.getLogger(_name).addFilter(lambda record: not any(text in record.getMessage() for text in _REDUNDANT))
