@@ -2,6 +2,7 @@
 
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -97,10 +98,23 @@ class Terminal:
         )  # fmt: skip
         os.close(terminal)
 
-    def wait_for(self, text):
+    def wait_for(self, text, seconds=120.0):
+        """Reads until the text was shown. Returns whether that happened in time."""
+        last = time.monotonic() + seconds
         while text not in self.seen:
+            if not select.select([self.screen], [], [], max(0.0, last - time.monotonic()))[0]:
+                return False
             self.seen += os.read(self.screen, 1000).decode(errors='replace')
         self.seen = self.seen.partition(text)[2]
+        return True
+
+    def press_ctrl_c(self):
+        """Until the prompt appears: Python's readline misses a signal that arrives just before it waits for a key."""
+        for _ in range(60):
+            self.process.send_signal(signal.SIGINT)
+            if self.wait_for('> ', 2):
+                return
+        raise AssertionError(f'no prompt after Ctrl-C: {self.seen!r}')
 
     def type(self, text):
         os.write(self.screen, text.encode())
@@ -122,30 +136,27 @@ def terminal(tmp_path):
 
 def test_ctrl_c_stops_the_answer_and_ctrl_d_ends(terminal):
     chat = terminal(0.05)
-    chat.wait_for('> ')
+    assert chat.wait_for('> ')
     chat.type('Hi\n')
-    chat.wait_for('tick tick')
-    chat.process.send_signal(signal.SIGINT)
-    chat.wait_for('> ')
+    assert chat.wait_for('tick tick')
+    chat.press_ctrl_c()
     chat.type('half a line')
-    chat.wait_for('half a line')
-    chat.process.send_signal(signal.SIGINT)
-    chat.wait_for('> ')
+    assert chat.wait_for('half a line')
+    chat.press_ctrl_c()
     chat.type('Again\n')
-    chat.wait_for('tick tick')
-    chat.process.send_signal(signal.SIGINT)
-    chat.wait_for('> ')
+    assert chat.wait_for('tick tick')
+    chat.press_ctrl_c()
     chat.type('\x04')
-    chat.wait_for('tokens/s')
+    assert chat.wait_for('tokens/s')
     assert chat.process.wait(30) == 0
 
 
 def test_answers_appear_while_they_are_written(terminal):
     chat = terminal(0.2)
-    chat.wait_for('> ')
+    assert chat.wait_for('> ')
     chat.type('Hi\n')
     began = time.monotonic()
-    chat.wait_for('tick')
+    assert chat.wait_for('tick')
     assert chat.process.poll() is None
-    chat.wait_for('tick')
+    assert chat.wait_for('tick')
     assert time.monotonic() - began < 60  # all of it would take minutes
