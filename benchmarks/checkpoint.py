@@ -14,14 +14,10 @@ Reading is measured from disk, after the page cache is dropped, and from memory.
 """
 
 import argparse
-import datetime
 import importlib.metadata
-import json
 import os
-import shlex
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,11 +29,11 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from result_files import circumstances, write_result
 
 import pretrax
-from machine import QUIET, busy, processor
+from machine import QUIET, busy
 from pretrax.checkpoint import Checkpoints, restore
-from pretrax.machine.cores import usable_cores
 
 HERE = Path(__file__).resolve().parent
 ARRAY = 64 << 20  # bytes
@@ -172,20 +168,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
         rounds = [measure(Path(name), state) for _ in range(options.rounds)]
     result = {
-        'date': datetime.date.today().isoformat(),
-        'command': shlex.join(['uv', 'run', 'python', 'benchmarks/checkpoint.py', *sys.argv[1:]]),
-        'processor': processor(), 'cores': usable_cores(), 'busy': share, 'gigabytes': n_bytes / 1e9, 'rounds': options.rounds,
+        **circumstances(), 'busy': share, 'gigabytes': n_bytes / 1e9, 'rounds': options.rounds,
         'versions': {
             'pretrax': pretrax.__version__, 'jax': jax.__version__,
             'orbax': importlib.metadata.version('orbax-checkpoint'),
         },
         'seconds': rounds,
     } | summary(rounds, n_bytes)  # fmt: skip
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f'checkpoint-{result["date"]}'
-    path.with_suffix('.json').write_text(json.dumps(result, indent=1) + '\n')
-    path.with_suffix('.md').write_text(table(result))
-    print(f'\n{table(result)}\nwritten to {path}.json and .md')
+    write_result(result, table, options.out, 'checkpoint')
     for key in ('write pretrax', 'read disk pretrax', 'read memory pretrax'):
         reached = result['of_plain'][key]
         print(

@@ -16,10 +16,7 @@ The server runs on the same cores unless `--bucket` names another one, so the ra
 import argparse
 import concurrent.futures
 import contextlib
-import datetime
-import json
 import os
-import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -31,12 +28,12 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 import boto3
 import jax
 import numpy as np
+from result_files import circumstances, write_result
 
 import pretrax
 from checkpoint import HERE, make_state, seconds, summary
-from machine import busy, processor
+from machine import busy
 from pretrax.checkpoint import Checkpoints, restore
-from pretrax.machine.cores import usable_cores
 from pretrax.storage import BucketPath
 
 THREADS = 8
@@ -116,18 +113,12 @@ def main() -> None:
     with scratch(options.bucket) as directory:
         rounds = [measure(directory, state) for _ in range(options.rounds)]
     result = {
-        'date': datetime.date.today().isoformat(),
-        'command': shlex.join(['uv', 'run', 'python', 'benchmarks/checkpoint_bucket.py', *sys.argv[1:]]),
-        'processor': processor(), 'cores': usable_cores(), 'busy': share, 'gigabytes': n_bytes / 1e9, 'rounds': options.rounds,
+        **circumstances(), 'busy': share, 'gigabytes': n_bytes / 1e9, 'rounds': options.rounds,
         'server': options.bucket or 'moto on the same cores',
         'versions': {'pretrax': pretrax.__version__, 'jax': jax.__version__},
         'seconds': rounds,
     } | summary(rounds, n_bytes)  # fmt: skip
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f'checkpoint-bucket-{result["date"]}'
-    path.with_suffix('.json').write_text(json.dumps(result, indent=1) + '\n')
-    path.with_suffix('.md').write_text(table(result))
-    print(f'\n{table(result)}\nwritten to {path}.json and .md')
+    write_result(result, table, options.out, 'checkpoint-bucket')
 
 
 if __name__ == '__main__':

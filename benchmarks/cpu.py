@@ -13,7 +13,6 @@ other programs use. The benchmark measures how busy the cores are while all side
 import argparse
 import contextlib
 import dataclasses
-import datetime
 import importlib.metadata
 import itertools
 import json
@@ -29,10 +28,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from result_files import circumstances, write_result
 from torch_environment import BenchmarkError, torch_python
 
 import pretrax
-from machine import QUIET, busy, processor
+from machine import QUIET, busy
 from pretrax.data.batches.prefetch import prefetch
 from pretrax.data.batches.source import DataRequest, HostBatch, Source, pack_rows
 from pretrax.machine.cores import usable_cores
@@ -332,20 +332,15 @@ def main() -> None:
     python = torch_python(arguments.torch_python)
     rows = [compare(name, python, arguments.rounds, arguments.seconds) for name in arguments.model]
     result = {
-        'date': datetime.date.today().isoformat(),
-        'command': shlex.join(['uv', 'run', 'python', 'benchmarks/cpu.py', *sys.argv[1:]]),
-        'processor': processor(), 'cores': usable_cores(),
+        **circumstances(),
         'versions': {
             'pretrax': pretrax.__version__, 'jax': jax.__version__, 'jaxlib': importlib.metadata.version('jaxlib'),
             **rows[0]['versions'],
         },
         'rounds': arguments.rounds, 'seconds': arguments.seconds, 'rows': rows,
     }  # fmt: skip
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / f'cpu-{result["date"]}'
-    path.with_suffix('.json').write_text(json.dumps(result, indent=1) + '\n')
-    path.with_suffix('.md').write_text(table(result))
-    print(f'\n{table(result)}\nwritten to {path}.json and .md\n')
+    write_result(result, table, arguments.out, 'cpu')
+    print()
     for row in rows:
         peer, best = DEFAULT_PEER, row['strongest']
         print(

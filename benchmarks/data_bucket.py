@@ -17,13 +17,9 @@ runs on the same cores unless `--bucket` names another one, so the ratios matter
 
 import argparse
 import concurrent.futures
-import datetime
 import itertools
-import json
 import os
-import shlex
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -32,16 +28,16 @@ from typing import Any
 import boto3
 import numpy as np
 from checkpoint_bucket import HERE, THREADS, scratch
+from result_files import circumstances, write_result
 
 import pretrax
-from machine import busy, processor
+from machine import busy
 from pretrax.data.batches.source import DataRequest
 from pretrax.data.batches.token_source import open_tokens
 from pretrax.data.batches.windows import BLOCK
 from pretrax.data.tokens.block_files import BlockFiles
 from pretrax.data.tokens.flat_tokens import TokenizerIdentity, open_split
 from pretrax.data.tokens.flat_tokens_writer import create
-from pretrax.machine.cores import usable_cores
 from pretrax.storage import AnyPath, BucketPath
 
 ROWS, LENGTH = 64, 1024
@@ -161,9 +157,7 @@ def main() -> None:
         rounds = [measure(directory, Path(local) / 'tokens', options.tokens) for _ in range(options.rounds)]
     keys = [key for key in rounds[0] if key != 'first batch']
     result = {
-        'date': datetime.date.today().isoformat(),
-        'command': shlex.join(['uv', 'run', 'python', 'benchmarks/data_bucket.py', *sys.argv[1:]]),
-        'processor': processor(), 'cores': usable_cores(), 'busy': share, 'pretrax': pretrax.__version__,
+        **circumstances(), 'busy': share, 'pretrax': pretrax.__version__,
         'server': options.bucket or 'moto on the same cores',
         'tokens': options.tokens, 'megabytes': n_bytes / 1e6, 'rounds': options.rounds, 'seconds': rounds,
         'megabytes_per_second': {key: statistics.median(n_bytes / 1e6 / r[key] for r in rounds) for key in keys},
@@ -173,11 +167,7 @@ def main() -> None:
         'tokens_per_second': statistics.median(options.tokens / r['read batches'] for r in rounds),
         'first_batch_seconds': statistics.median(r['first batch'] for r in rounds),
     }  # fmt: skip
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f'data-bucket-{result["date"]}'
-    path.with_suffix('.json').write_text(json.dumps(result, indent=1) + '\n')
-    path.with_suffix('.md').write_text(table(result))
-    print(f'\n{table(result)}\nwritten to {path}.json and .md')
+    write_result(result, table, options.out, 'data-bucket')
 
 
 if __name__ == '__main__':

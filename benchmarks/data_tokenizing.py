@@ -8,11 +8,9 @@ others encode the same text from memory into lists, and neither read nor write. 
 """
 
 import argparse
-import datetime
 import importlib.metadata
 import json
 import resource
-import shlex
 import statistics
 import subprocess
 import sys
@@ -24,8 +22,9 @@ from typing import Any
 
 import tiktoken
 import tokenizers
+from result_files import circumstances, write_result
 
-from machine import QUIET, busy, processor
+from machine import QUIET, busy
 from pretrax.data.corpus.corpus import Corpus
 from pretrax.data.corpus.files import find_files
 from pretrax.data.corpus.stdlib import stdlib_files
@@ -172,19 +171,13 @@ def main() -> None:
         speed = speeds(Path(directory), arguments.megabytes, arguments.rounds)
         rows = [memory(Path(directory), n) for n in arguments.documents]
     result = {
-        'date': datetime.date.today().isoformat(),
-        'command': shlex.join(['uv', 'run', 'python', 'benchmarks/data_tokenizing.py', *sys.argv[1:]]),
-        'processor': processor(), 'cores': usable_cores(),
+        **circumstances(),
         'versions': {
             name: importlib.metadata.version(name) for name in ('pretrax', 'fastokens', 'tokenizers', 'tiktoken')
         },
         'speed': speed, 'memory': rows,
     }  # fmt: skip
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / f'data-tokenizing-{result["date"]}'
-    path.with_suffix('.json').write_text(json.dumps(result, indent=1) + '\n')
-    path.with_suffix('.md').write_text(table(result))
-    print(f'\n{table(result)}\nwritten to {path}.json and .md')
+    write_result(result, table, arguments.out, 'data-tokenizing')
     return None
 
 

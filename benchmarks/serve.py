@@ -17,10 +17,8 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
-import datetime
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -37,10 +35,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType
+from result_files import circumstances, write_result
 from torch_environment import BenchmarkError, has_torch
 
 import pretrax
-from machine import QUIET, busy, processor
+from machine import QUIET, busy
 from pretrax.huggingface.export import export
 from pretrax.infer.engine import Engine
 from pretrax.infer.programs import EngineOptions, programs_of
@@ -338,9 +337,7 @@ def main() -> None:
         raise BenchmarkError('give a Python with torch and transformers: --torch-python PATH')
     versions: list[str] = []
     result: dict[str, Any] = {
-        'date': datetime.date.today().isoformat(),
-        'command': shlex.join(['uv', 'run', 'python', 'benchmarks/serve.py', *sys.argv[1:]]),
-        'processor': processor(), 'cores': usable_cores(), 'busy': busy(2), 'rounds': options.rounds, 'tokens': options.tokens,
+        **circumstances(), 'busy': busy(2), 'rounds': options.rounds, 'tokens': options.tokens,
     }  # fmt: skip
     if 'latency' in options.part:
         result['latency'] = latency()
@@ -351,11 +348,7 @@ def main() -> None:
         rows = [decode(name, python, options.rounds, options.tokens, versions) for name in options.model]
         result['decode'] = [row for of_model in rows for row in of_model]
     result['versions'] = [f'pretrax {pretrax.__version__}', f'jax {jax.__version__}', *versions]
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f'serve-{result["date"]}'
-    path.with_suffix('.json').write_text(json.dumps(result, indent=1) + '\n')
-    path.with_suffix('.md').write_text(table(result))
-    print(f'\n{table(result)}\nwritten to {path}.json and .md')
+    write_result(result, table, options.out, 'serve')
 
 
 if __name__ == '__main__':

@@ -121,7 +121,7 @@ def assert_equal(found, expected, rtol=2e-4):
 
 
 def few_tokens():
-    """A batch of which few tokens count, so that some units are dead."""
+    """A batch in which few tokens count, so some units are dead."""
     batch = random_batch(ROWS)
     batch.mask[:, 3:] = 0
     batch.mask[1:, 1:] = 0

@@ -15,7 +15,7 @@ from runs import BIGRAM, Quiet
 
 @pytest.fixture
 def mixed(values, tmp_path):
-    """A run on two sources, one of which has capital letters alone."""
+    """A run on two sources. One of them has only capital letters."""
     text = Path(values['data']['text'])
     loud = tmp_path / 'loud.jsonl'
     loud.write_text(text.read_text().upper().replace('"TEXT"', '"text"'))
