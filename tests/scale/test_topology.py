@@ -26,6 +26,10 @@ def test_a_slice_has_its_documented_shape(name):
         ('v5p:8x8x8', 1, 512, 'TPU v5p'),
         ('h200', 1, 1, 'H200 SXM'),
         ('h100x8', 4, 32, 'H100 SXM'),
+        ('a3-high', 1, 8, 'H100 SXM'),
+        ('a3-high x4', 1, 32, 'H100 SXM'),  # of machines, xN is their number
+        ('a3-ultrax2', 2, 16, 'H200 SXM'),
+        ('dgx-b200', 3, 24, 'B200'),
     ],
 )
 def test_devices_of_a_topology(name, slices, devices, device):
@@ -42,9 +46,17 @@ def test_devices_of_a_topology(name, slices, devices, device):
         ('v5e:4x4x4', '2 dimensions'),
         ('h300', 'did you mean h200'),
         ('h100x3', '1, 2, 4 or 8'),
+        ('a3-hihg', 'did you mean a3-high'),
+        ('a3-high x0', 'x0: expected 1 machine or more'),
         ('', 'no such hardware'),
     ],
 )
 def test_unknown_names_are_refused_with_the_nearest_ones(name, said):
     with pytest.raises(UserError, match=said):
         parse_topology(name)
+
+
+def test_two_numbers_of_machines_that_differ_are_refused():
+    with pytest.raises(UserError, match=r'--topology a3-high x4 with --slices 2: x4 is the number of machines'):
+        parse_topology('a3-high x4', 2)
+    assert str(parse_topology('a3-high x4', 4)) == str(parse_topology('a3-high', 4)) == '4 x a3-high'

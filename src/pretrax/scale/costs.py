@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pretrax.scale.devices import Device
 from pretrax.scale.hlo import Instruction, computations_of, times_of
 from pretrax.scale.roofline import REACH_GPU, REACH_TPU
-from pretrax.scale.work import FREE, bodies, flops_with_contents, inside, traffic_of
+from pretrax.scale.work import FREE, bodies, flops_with_contents, in_main_memory, inside, traffic_of
 
 # Functions of the model, the loss and the step -> phase. The innermost function of a call stack decides.
 PHASES = {
@@ -65,27 +65,60 @@ def costs(text: str, device: Device) -> list[Cost]:
     times, _ = times_of(computations)
     fused = {name for body in computations.values() for one in body for name in bodies(one)}
     phases = _phases_of_frames(text)
-    reach = REACH_TPU if device.name.startswith('TPU') else REACH_GPU
+    speed = Speed(device, computations)
     found: dict[str, Cost] = {}
     for name, body in computations.items():
         if name in fused or not times[name]:
             continue
-        types = {one.name: one.result for one in body}
         for one in body:
             if one.operation in FREE:
                 continue
-            inner = inside(one, computations)
-            flops = flops_with_contents(one, types, inner)
-            moved = sum(traffic_of(one, types, computations))
-            phase = _phase(one, inner, phases)
-            share = reach.attention if 'fmha' in one.rest else reach.products
-            peak = device.peak('bf16') * (2 if 'f8e' in _operand_types(one, types) else 1)
+            flops, moved, seconds = speed.cost(one, name)
+            phase = _phase(one, inside(one, computations), phases)
             cost = found.setdefault(phase, Cost(phase))
             cost.kernels += times[name]
             cost.flops += times[name] * flops
             cost.bytes += times[name] * moved
-            cost.seconds += times[name] * max(flops / (peak * share), moved / (device.bandwidth * reach.memory))
+            cost.seconds += times[name] * seconds
     return sorted(found.values(), key=lambda cost: -cost.seconds)
+
+
+class Speed:
+    """How long the operations of a program take at least on a device.
+
+    Of the device's peak and bandwidth, the share counts that is usually reached (`roofline.Reach`). On TPUs, arrays in the
+    on-chip memory cost no traffic, and copies between the memories run beside the work.
+    """
+
+    def __init__(self, device: Device, computations: Mapping[str, list[Instruction]]) -> None:
+        assert device.bandwidth is not None
+        self.computations, self.device = computations, device
+        self.is_tpu = device.name.startswith('TPU')
+        self.reach = REACH_TPU if self.is_tpu else REACH_GPU
+        self.bandwidth = device.bandwidth * self.reach.memory
+        self.types = {name: {one.name: one.result for one in body} for name, body in computations.items()}
+        self.stored = in_main_memory(computations) if self.is_tpu else computations
+
+    def cost(self, one: Instruction, computation: str) -> tuple[float, float, float]:
+        """FLOPs, bytes of traffic, and seconds of one run of an instruction."""
+        if one.operation in FREE or (self.is_tpu and one.operation.endswith(('-start', '-done', '-update'))):
+            return 0.0, 0.0, 0.0
+        types = self.types[computation]
+        flops = flops_with_contents(one, types, inside(one, self.computations))
+        moved = sum(self._traffic(one, computation))
+        share = self.reach.attention if 'fmha' in one.rest else self.reach.products
+        peak = self.device.peak('bf16') * (2 if 'f8e' in _operand_types(one, types) else 1)
+        return flops, moved, max(flops / (peak * share), moved / self.bandwidth)
+
+    def seconds(self, one: Instruction, computation: str) -> float:
+        """Seconds of one run of an instruction."""
+        return self.cost(one, computation)[2]
+
+    def _traffic(self, one: Instruction, computation: str) -> tuple[float, float]:
+        if not self.is_tpu:
+            return traffic_of(one, self.types[computation], self.computations)
+        stored = {x.name: x for x in self.stored[computation]}
+        return traffic_of(stored[one.name], {name: x.result for name, x in stored.items()}, self.stored)
 
 
 def total(found: Sequence[Cost]) -> Cost:

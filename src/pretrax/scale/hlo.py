@@ -14,6 +14,7 @@ import numpy as np
 ENTRY = 'ENTRY'  # the name of the main computation
 KINDS = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'ragged-all-to-all', 'collective-permute')
 _SCATTER = 'all-reduce-scatter'  # name of a TPU fusion that sums and keeps a slice
+_ASYNC = ('async-start', 'call-start')  # run a computation while others run
 _WIDTH = {'pred': 1, 's4': 0.5, 'u4': 0.5, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 's32': 4, 'u32': 4, 's64': 8, 'u64': 8,
           'bf16': 2, 'f16': 2, 'f32': 4, 'f64': 8, 'c64': 8}  # fmt: skip
 
@@ -57,6 +58,27 @@ class Instruction:
         return []
 
 
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A collective, and how the program performs it.
+
+    Attributes:
+        name: of its instruction; if it takes several steps, of that in the first.
+        computation: where that is.
+        collective: what is communicated.
+        form: 'waits'; 'start, done'; 'in fusions', whose work runs meanwhile (TPU); 'SparseCore'; 'hosts', between TPU slices.
+        group: the devices of its first group, in the order of the mesh.
+        detail: operands and attributes.
+    """
+
+    name: str
+    computation: str
+    collective: Collective
+    form: str
+    group: tuple[int, ...]
+    detail: str
+
+
 def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     """Collectives of a program.
 
@@ -64,38 +86,42 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
         text: `compiled.as_text()`.
         mesh: {axis: size} in the order of the mesh. Collectives within single devices are left out.
     """
-    return [one for _, one in collectives_by_name(computations_of(text), mesh)]
+    return [one.collective for one in find_collectives(computations_of(text), mesh)]
 
 
-def collectives_by_name(
-    computations: Mapping[str, list[Instruction]], mesh: Mapping[str, int]
-) -> Iterator[tuple[str, Collective]]:
-    """The collectives, each with the name of its instruction."""
+def find_collectives(computations: Mapping[str, list[Instruction]], mesh: Mapping[str, int]) -> Iterator[Found]:
+    """The collectives of a program, each once, however many instructions perform it."""
     times, hidden = times_of(computations)
     for name, instructions in computations.items():
         starts = any('AsyncCollectiveStart' in i.rest for i in instructions)  # on TPUs, start, work and end are fusions
-        fused = _SCATTER in name
         for one in instructions:
             if between := re.search(r'_xla_megascale_transfer_type="(\w+)"', one.rest):
                 # TPU slices are connected through their hosts, along the outermost axis of the mesh.
                 if one.operation == 'send':
                     kind, size = between[1].lower().replace('_', '-'), bytes_of(one.result, one.operation)
                     outermost = next((axis for axis, n in mesh.items() if n > 1), '')
-                    yield one.name, Collective(kind, (outermost,), int(size), times[name], True)
+                    slices = tuple(
+                        range(0, math.prod(mesh.values()), math.prod(mesh.values()) // mesh.get(outermost, 1))
+                    )
+                    found = Collective(kind, (outermost,), int(size), times[name], True)
+                    yield Found(one.name, name, found, 'hosts', slices, one.rest)
                 continue
             kind = one.operation.removesuffix('-start')
-            if fused and kind == 'all-reduce':
+            if _SCATTER in name and kind == 'all-reduce':
                 kind = 'reduce-scatter'
-            if kind not in KINDS or not times[name] or ('AsyncCollective' in hidden[name] and not starts):
+            if kind not in KINDS or not times[name] or (hidden[name] == 'AsyncCollective' and not starts):
                 continue
             groups = _groups(one.rest, mesh)
-            axes = _axes(groups, mesh)
-            if axes:
-                size = bytes_of(one.result, one.operation) * (
-                    math.prod(mesh[a] for a in axes) if one.operation.startswith('reduce-scatter') else 1
-                )
-                asynchronous = one.operation.endswith('-start') or starts or hidden[name] == 'async-start'
-                yield one.name, Collective(kind, axes, int(size), times[name], asynchronous)
+            if not (axes := _axes(groups, mesh)):
+                continue
+            group = _along(axes, mesh) if isinstance(groups, tuple) else tuple(max(groups, key=len))
+            n = math.prod(mesh[a] for a in axes) if one.operation.startswith('reduce-scatter') else 1
+            if one.operation.endswith('-start') or hidden[name] == 'async-start':
+                form = 'start, done'
+            else:
+                form = 'in fusions' if starts else hidden[name] or 'waits'
+            found = Collective(kind, axes, int(bytes_of(one.result, one.operation) * n), times[name], form != 'waits')
+            yield Found(one.name, name, found, form, _along(axes, mesh) if 'permute' in kind else group, one.rest)
 
 
 def summarize(found: list[Collective]) -> list[tuple[str, tuple[str, ...], int, int, int]]:
@@ -136,7 +162,7 @@ def _instruction(name: str, text: str) -> Instruction:
 
 
 def times_of(computations: Mapping[str, list[Instruction]]) -> tuple[Counter[str], dict[str, str]]:
-    """Runs of each computation per step, and what overlaps it: 'async-start', 'AsyncCollective' (a fusion), or ''."""
+    """Runs of each computation per step, and what overlaps it: 'async-start', 'SparseCore', 'AsyncCollective' (a fusion), or ''."""
     times: Counter[str] = Counter({ENTRY: 1})
     hidden: dict[str, str] = defaultdict(str)
     callers: dict[str, list[tuple[str, int]]] = defaultdict(list)
@@ -144,8 +170,8 @@ def times_of(computations: Mapping[str, list[Instruction]]) -> tuple[Counter[str
         for one in instructions:
             for called, turns in calls_of(one, computations):
                 callers[called].append((name, turns))
-                if one.operation == 'async-start':
-                    hidden[called] = 'async-start'
+                if one.operation in _ASYNC:
+                    hidden[called] = 'SparseCore' if 'thread="sparsecore"' in one.rest else 'async-start'
                 elif (
                     one.operation == 'fusion'
                     and _SCATTER not in called
@@ -170,7 +196,7 @@ def calls_of(one: Instruction, computations: Mapping[str, list[Instruction]]) ->
         if body is not None:
             yield body[1], _turns(one, computations.get(condition[1], []) if condition else [])
         return
-    by_name = '|to_apply' if one.operation == 'call' else ''
+    by_name = '|to_apply' if one.operation in ('call', 'call-start') else ''
     pattern = r'(?:calls|branch_computations|called_computations|true_computation|false_computation'
     for called in re.finditer(pattern + by_name + r')=\{?([^}\s,]+(?:, %[\w.\-]+)*)', one.rest):
         for name in re.findall(r'%?([\w.\-]+)', called[1]):
@@ -198,6 +224,12 @@ def _groups(rest: str, mesh: Mapping[str, int]) -> list[list[int]] | tuple[str, 
     if written := re.search(r'(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}', rest):
         return [[int(n) for n in group.split(',') if n.strip()] for group in re.findall(r'\{([\d, ]*)\}', written[1])]
     return [list(range(math.prod(mesh.values())))]  # replica_groups={}: all
+
+
+def _along(axes: tuple[str, ...], mesh: Mapping[str, int]) -> tuple[int, ...]:
+    """The devices of the first group along axes, in the order of the mesh."""
+    numbers = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
+    return tuple(numbers[tuple(slice(None) if axis in axes else 0 for axis in mesh)].ravel().tolist())
 
 
 def _axes(groups: list[list[int]] | tuple[str, ...], mesh: Mapping[str, int]) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ from pretrax.scale.hlo import (
     Instruction,
     bytes_of,
     calls_of,
-    collectives_by_name,
     computations_of,
+    find_collectives,
     times_of,
 )
 from pretrax.scale.scopes import Phase, places_of
@@ -156,7 +156,7 @@ def parse_program(text: str, mesh: Mapping[str, int] | None = None) -> Program:
     computations = computations_of(text)
     mesh = _mesh_of(text) if mesh is None else dict(mesh)
     times, _ = times_of(computations)
-    communication = dict(collectives_by_name(computations, mesh))
+    communication = {one.name: one.collective for one in find_collectives(computations, mesh)}
     running = _running(computations)
     frames = _frames_of(text)
     places, donors = places_of(computations)

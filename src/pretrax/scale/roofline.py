@@ -26,32 +26,8 @@ import dataclasses
 from pretrax.model.architecture import Architecture
 from pretrax.scale.devices import Device
 from pretrax.scale.flops import causal_keys
+from pretrax.scale.links import LINKS
 from pretrax.scale.step_facts import StepFacts
-
-
-@dataclasses.dataclass(frozen=True)
-class Link:
-    """Bytes/s per device in one direction, inside a slice or node, and between them."""
-
-    inside: float
-    between: float
-    source: str
-
-
-_BOOK = 'Austin et al. 2025, How to Scale Your Model, jax-ml.github.io/scaling-book/tpus'
-_NVIDIA = 'NVIDIA DGX and HGX datasheets: NVLink in one direction, one 400 Gb/s (A100: 200) network card per GPU'
-# A ring uses a TPU's link in both directions, so it counts twice. Between slices: the device's share of its host.
-_LINKS = {
-    'TPU v4': Link(2 * 4.5e10, 6.25e9, _BOOK),
-    'TPU v5e': Link(2 * 4.5e10, 3.125e9, _BOOK),
-    'TPU v5p': Link(2 * 9e10, 6.25e9, _BOOK),
-    'TPU v6e': Link(2 * 9e10, 12.5e9, _BOOK),
-    'TPU v7 (half a chip)': Link(9e10, 12.5e9, 'docs.cloud.google.com/tpu/docs/tpu7x'),
-    'A100 SXM 80GB': Link(300e9, 25e9, _NVIDIA),
-    'H100 SXM': Link(450e9, 50e9, _NVIDIA),
-    'H200 SXM': Link(450e9, 50e9, _NVIDIA),
-    'B200': Link(900e9, 50e9, _NVIDIA),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +86,7 @@ def predict(
         device: each device of the mesh.
         step: how it runs.
     """
-    link, bandwidth = _LINKS.get(device.name), device.bandwidth
+    link, bandwidth = LINKS.get(device.name), device.bandwidth
     if link is None or bandwidth is None:
         return None
     tokens, passes = step.tokens * step.all_passes, step.all_passes

@@ -3,6 +3,7 @@
 v5e-256, v6e-64        TPU slices by chips; v4-64, v5p-128, tpu7x-64 by cores, two per chip
 v5e:16x16, v5p:4x4x4   TPU slices by shape
 h200, a100, h100x8     one NVIDIA GPU; a node of eight; `slices` is the number of nodes
+a3-high, 'dgx-h100 x4' a machine of eight GPUs by its name; four of them
 """
 
 import dataclasses
@@ -49,6 +50,18 @@ _GPUS = {
 }
 
 
+# A machine of eight GPUs -> its GPU, and Gb/s in one direction of the network cards that are for its GPUs. Sources: Google,
+# docs.cloud.google.com/compute/docs/gpus/gpu-network-bandwidth (a3-high: four cards of 200 Gb/s; the fifth is the host's);
+# Amazon, aws.amazon.com/ec2/instance-types, the page of each; Microsoft, learn.microsoft.com/azure/virtual-machines/sizes;
+# NVIDIA, the datasheet of each DGX.
+MACHINES = {
+    'a2-ultra': ('a100', 100), 'a3-high': ('h100', 800), 'a3-mega': ('h100', 1600), 'a3-ultra': ('h200', 3200),
+    'a4': ('b200', 3200), 'p4de': ('a100', 400), 'p5': ('h100', 3200), 'p5en': ('h200', 3200), 'p6-b200': ('b200', 3200),
+    'nd-h100-v5': ('h100', 3200), 'nd-h200-v5': ('h200', 3200),
+    'dgx-a100': ('a100', 1600), 'dgx-h100': ('h100', 3200), 'dgx-h200': ('h200', 3200), 'dgx-b200': ('b200', 3200),
+}  # fmt: skip
+
+
 @dataclasses.dataclass(frozen=True)
 class Topology:
     """Hardware to compile for.
@@ -58,12 +71,14 @@ class Topology:
         version: of the TPU or GPU, such as 'v5e'.
         shape: of a slice; of a node for GPUs, such as (8,).
         slices: number of slices or nodes, which a slow network connects.
+        machine: one of `MACHINES`; '' if it was not named.
     """
 
     name: str
     version: str
     shape: tuple[int, ...]
     slices: int
+    machine: str = ''
 
     @property
     def platform(self) -> str:
@@ -97,7 +112,7 @@ class Topology:
         one = (
             f'{self.version}:{shape}'
             if self.platform == 'tpu'
-            else self.version + (f' x{shape}' if shape != '1' else '')
+            else self.machine or self.version + (f' x{shape}' if shape != '1' else '')
         )
         return f'{self.slices} x {one}' if self.slices > 1 else one
 
@@ -105,8 +120,12 @@ class Topology:
 def parse_topology(name: str, slices: int = 1) -> Topology:
     """Parses the name of hardware.
 
+    Args:
+        name: of a TPU slice, of one or more GPUs, or of a machine, with `xN` for N machines.
+        slices: number of slices or nodes. The N of `xN` machines says the same.
+
     Raises:
-        UserError: the name or the size does not exist; the message has the nearest ones.
+        UserError: the name or the size does not exist, and the message has the nearest ones; `xN` and `slices` differ.
     """
     if slices < 1:
         raise UserError(f'--slices {slices}: expected 1 or more')
@@ -120,6 +139,15 @@ def parse_topology(name: str, slices: int = 1) -> Topology:
                 f'--topology {name}: a node has 1, 2, 4 or 8 GPUs\nfor more, give --slices, the number of nodes'
             )
         return Topology(plain, gpu[1], (here,), slices)
+    if machine := re.fullmatch(rf'({"|".join(MACHINES)})(?: ?x ?(\d+))?', plain):
+        number = int(machine[2] or slices)
+        if number < 1:
+            raise UserError(f'--topology {name}: x{number}: expected 1 machine or more')
+        if slices not in (1, number):
+            raise UserError(
+                f'--topology {name} with --slices {slices}: x{number} is the number of machines; leave one out'
+            )
+        return Topology(plain, MACHINES[machine[1]][0], (8,), number, machine[1])
     if version in _TPUS and separator == '-' and size.isdigit():
         return Topology(plain, version, _shape(name, version, int(size)), slices)
     if version in _TPUS and separator == ':' and re.fullmatch(r'\d+(x\d+)+', size):
@@ -134,6 +162,7 @@ def parse_topology(name: str, slices: int = 1) -> Topology:
         *(f'{tpu}-{chips * cores}' for tpu, (_, cores, _, _) in _TPUS.items() for chips in (16, 64, 256)),
         *_GPUS,
         *(f'{gpu}x8' for gpu in _GPUS),
+        *MACHINES,
     ]
     near = difflib.get_close_matches(plain, examples, 1, 0.5)
     raise UserError(
@@ -141,6 +170,7 @@ def parse_topology(name: str, slices: int = 1) -> Topology:
         + (f'; did you mean {near[0]}?' if near else '')
         + f'\n    TPU: {", ".join(_TPUS)} with -SIZE or :SHAPE, such as v5e-256, v5p-128 or v5p:4x4x4'
         + f'\n    GPU: {", ".join(_GPUS)}, with x8 for a node of eight'
+        + f'\n    machines of eight GPUs: {", ".join(MACHINES)}, with x4 for four of them'
     )
 
 

@@ -1,5 +1,6 @@
 """FLOPs and memory traffic of one instruction of a compiled program."""
 
+import dataclasses
 import math
 import re
 from collections import defaultdict
@@ -16,6 +17,7 @@ PLUMBING = {
     'async-done', 'copy-done', 'all-gather-done', 'all-reduce-done', 'collective-permute-done', 'send-done', 'recv-done',
 }  # fmt: skip
 FREE = PLUMBING | CONTROL | {'parameter'}  # instructions that run no kernel
+_ON_CHIP = re.compile(r'\w+\[[\d,]*\]\{[^{}]*S\([1-9]\)[^{}]*\}')
 _SLICES = {'slice', 'dynamic-slice', 'gather'}
 _HOLDING = {'all-gather-start', 'collective-permute-start', 'copy-start'}  # their results contain their operands too
 
@@ -149,6 +151,14 @@ def traffic_of(
         elif index < len(operands):
             read += whole
     return read, max(result, 0.0)
+
+
+def in_main_memory(computations: Mapping[str, list[Instruction]]) -> dict[str, list[Instruction]]:
+    """A program for a TPU without the arrays that stay in its on-chip memory (a layout with `S(1)` or higher)."""
+    return {
+        name: [dataclasses.replace(one, result=_ON_CHIP.sub('', one.result)) for one in body]
+        for name, body in computations.items()
+    }
 
 
 def dims(result: str) -> list[int]:

@@ -1,0 +1,148 @@
+"""Links between devices: their bandwidth by hardware, and how long a collective needs on them.
+
+TPUs: a slice is a torus of two or three dimensions with a link to each neighbor. A collective over one dimension uses the
+links of that dimension, in both directions if the dimension is a closed ring. One over several dimensions uses as many rings
+at once as XLA writes into the program; if it writes nothing, the links of all of them. A small slice is a grid without
+closed rings. Slices are connected through their hosts.
+
+GPUs: NVLink inside a node; between nodes the network cards of the group's members in one node, so a group that has all GPUs
+of each node uses all cards.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from pretrax.scale.topology import MACHINES, Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """Bytes/s of one device: `inside` a slice or node, `between` slices or nodes.
+
+    `inside` is for a TPU that of a ring over one dimension of the torus, which uses a link in both directions; for a GPU that
+    of NVLink in one direction.
+    """
+
+    inside: float
+    between: float
+    source: str
+
+
+_BOOK = 'Austin et al. 2025, How to Scale Your Model, jax-ml.github.io/scaling-book/tpus'
+_NVIDIA = 'NVIDIA DGX and HGX datasheets: NVLink in one direction, one 400 Gb/s (A100: 200) network card per GPU'
+# By `Device.name`. Between slices: the device's share of its host.
+LINKS = {
+    'TPU v4': Link(2 * 4.5e10, 6.25e9, _BOOK),
+    'TPU v5e': Link(2 * 4.5e10, 3.125e9, _BOOK),
+    'TPU v5p': Link(2 * 9e10, 6.25e9, _BOOK),
+    'TPU v6e': Link(2 * 9e10, 12.5e9, _BOOK),
+    'TPU v7 (half a chip)': Link(9e10, 12.5e9, 'docs.cloud.google.com/tpu/docs/tpu7x'),
+    'A100 SXM 80GB': Link(300e9, 25e9, _NVIDIA),
+    'H100 SXM': Link(450e9, 50e9, _NVIDIA),
+    'H200 SXM': Link(450e9, 50e9, _NVIDIA),
+    'B200': Link(900e9, 50e9, _NVIDIA),
+}
+
+
+def link_of(topology: Topology) -> Link | None:
+    """The links of hardware, with the network cards of the machine if it was named; None: not known."""
+    link = LINKS.get(topology.device.name)
+    if link is None or not topology.machine:
+        return link
+    gigabits = MACHINES[topology.machine][1]
+    return dataclasses.replace(link, between=gigabits / 8 * 1e9 / math.prod(topology.shape))
+
+
+def wire_bytes(kind: str, n_bytes: float, n: int) -> float:
+    """Bytes that a device sends in a ring of n, of a collective whose whole array has `n_bytes` (`Collective.bytes`)."""
+    if kind == 'collective-permute':
+        return n_bytes
+    return n_bytes * (n - 1) / n * (2 if kind == 'all-reduce' else 1)
+
+
+class Network:
+    """The devices of a mesh and the links between them.
+
+    Args:
+        topology: the hardware.
+        places: of each device in the order of the mesh, its slice or node and its coordinates there; None: in the order of
+            the mesh the devices fill the slices one after the other, each with the last dimension first.
+    """
+
+    def __init__(self, topology: Topology, places: Sequence[Sequence[int]] | None = None) -> None:
+        link = link_of(topology)
+        assert link is not None, topology
+        self.link, self.is_tpu, self.shape = link, topology.platform == 'tpu', topology.shape
+        sizes = (topology.slices, *topology.shape)
+        if places is None:
+            per_chip = topology.n_devices // math.prod(sizes)  # 2 of tpu7x, at one place
+            places = np.stack(np.unravel_index(np.arange(topology.n_devices) // per_chip, sizes), axis=1).tolist()
+        self.places = np.array(places)
+        multiple = 16 if len(self.shape) == 2 else 4  # _BOOK, and docs.cloud.google.com/tpu/docs of each version
+        self.closed = [
+            size % multiple == 0 and (len(self.shape) == 2 or all(s % 4 == 0 for s in self.shape))
+            for size in self.shape
+        ]
+
+    def transfer(
+        self, kind: str, group: Sequence[int], n_bytes: float, detail: str = ''
+    ) -> tuple[float, frozenset[str]]:
+        """Seconds of a collective, and the names of the links that it uses.
+
+        Args:
+            kind: one of `hlo.KINDS`.
+            group: the devices of one of its groups, in the order of the mesh.
+            n_bytes: `Collective.bytes`.
+            detail: how XLA performs it, from the attributes of its instruction.
+        """
+        places = self.places[np.array(group) % len(self.places)]
+        n, sent = len(group), wire_bytes(kind, n_bytes, len(group))
+        nodes = len(np.unique(places[:, 0]))
+        if not self.is_tpu:
+            if nodes == 1:
+                return sent / self.link.inside, frozenset({'NVLink'})
+            each = n // nodes  # members in a node, each with its card
+            if kind in ('all-to-all', 'ragged-all-to-all'):
+                return n_bytes * (nodes - 1) / nodes / self.link.between, frozenset({'network'})
+            cards = 1 if kind == 'collective-permute' else each
+            return sent / min(self.link.inside, cards * self.link.between), frozenset({'network', 'NVLink'})
+        if nodes > 1:
+            return sent / self.link.between, frozenset({'network'})
+        one_way = self.link.inside / 2
+        rates, counts = self._rates(places[:, 1:], one_way)
+        links = frozenset('xyz'[k] for k in rates)
+        if not rates:  # two devices of one chip
+            return sent / self.link.inside, frozenset({'chip'})
+        if kind == 'collective-permute':
+            return sent / min(one_way, *rates.values()), links
+        if kind in ('all-to-all', 'ragged-all-to-all'):  # a byte takes a quarter of the ring on average: _BOOK
+            return max(n_bytes * counts[k] / 4 / rates[k] for k in rates), links
+        rings = rings_of(detail)
+        rate = sum(rates.values()) if rings is None else min(rings * one_way, sum(rates.values()))
+        return sent / rate, links
+
+    def _rates(self, places: np.ndarray, one_way: float) -> tuple[dict[int, float], dict[int, int]]:
+        """Of each dimension that a group spans: bytes/s into a member, and the number of members along it."""
+        rates, counts = {}, {}
+        for k in range(places.shape[1]):
+            along = np.unique(places[:, k])
+            if len(along) > 1:
+                stride = int(np.min(np.diff(along)))  # other groups use the same links
+                closed = self.closed[k] and len(along) * stride == self.shape[k]
+                rates[k], counts[k] = one_way * (2 if closed else 1) / stride, len(along)
+        return rates, counts
+
+
+def rings_of(detail: str) -> int | None:
+    """Rings in one direction that a TPU uses at once for a collective, from its instruction; None: not written."""
+    if '"color_strategies"' in detail:  # SparseCore: each color is a path in one direction
+        return detail.count('"phase_rings"')
+    if found := re.search(r'(UniDirection)?\w*Strategy\w*\{colors:(\d+)', detail):  # others go both ways
+        return int(found[2]) * (1 if found[1] else 2)
+    if '"emitter":"1D' in detail or '"async_collective_fusion_config"' in detail:  # one ring through all devices
+        return 2
+    return None

@@ -1,0 +1,98 @@
+"""Seconds of collectives, against the formulas of How to Scale Your Model (jax-ml.github.io/scaling-book), parts 2, 3, 12."""
+
+import numpy as np
+import pytest
+
+from pretrax.scale.links import Network, link_of, wire_bytes
+from pretrax.scale.topology import parse_topology
+
+GB = 10**9
+
+
+def seconds(topology, kind, group, n_bytes, detail='', **given):
+    return Network(parse_topology(topology, **given)).transfer(kind, group, n_bytes, detail)[0]
+
+
+@pytest.mark.parametrize(
+    ('topology', 'group', 'rate'),
+    [
+        ('v5e:16x16', range(16), 2 * 4.5e10),  # one row, a closed ring, in both directions
+        ('v5e:16x16', range(0, 256, 16), 2 * 4.5e10),  # one column
+        ('v5e:16x16', range(256), 4 * 4.5e10),  # both dimensions
+        ('v5e:4x8', range(8), 4.5e10),  # a row of a small slice is open: its ends have one link
+        ('v5e:8x16', range(16), 2 * 4.5e10),  # 16 is closed in a slice of 8 x 16 too
+        ('v5e:16x16', range(4), 4.5e10),  # a quarter of a row is open
+        ('v5e:16x16', range(0, 16, 4), 2 * 4.5e10 / 4),  # every fourth of a row: four groups use its links
+        ('v5p:8x8x4', range(4), 2 * 9e10),
+        ('v5p:8x8x4', range(256), 6 * 9e10),
+        ('v5p:2x4x4', range(4), 9e10),  # no torus below 4 x 4 x 4
+        ('tpu7x:4x4x4', range(128), 6 * 4.5e10),  # two devices share the links of a chip
+    ],
+)
+def test_a_gather_takes_the_bytes_of_the_others_over_the_links_of_its_dimensions(topology, group, rate):
+    n = len(group) if not topology.startswith('tpu7x') else 128
+    assert seconds(topology, 'all-gather', group, GB) == pytest.approx(GB * (n - 1) / n / rate)
+
+
+@pytest.mark.parametrize(
+    ('detail', 'one_ways'),
+    [
+        ('"strategy":"StrategyND","debug":"\\nStrategyND{colors:3 phases:3', 6),
+        ('"strategy":"UniDirectionNDRingStrategy","debug":"\\nUniDirectionNDRingStrategy{colors:6 phases:3', 6),
+        ('"emitter":"1DAllGatherMajorDim"', 2),
+        ('"async_collective_fusion_config":{"flag_start":"-1"', 2),
+        ('"color_strategies":[{"phase_rings":[{}]},{"phase_rings":[{}]}]', 2),
+    ],
+)
+def test_xla_writes_how_many_rings_a_collective_uses(detail, one_ways):
+    expected = 2 * GB * 255 / 256 / (one_ways * 9e10)
+    assert seconds('v5p:8x8x4', 'all-reduce', range(256), GB, detail) == pytest.approx(expected)
+
+
+def test_gpus_of_several_nodes_share_the_network_cards_of_their_node():
+    everyone, one_each, node = range(32), range(0, 32, 8), range(8)
+    per_gpu = 3200e9 / 8 / 8
+    assert seconds('dgx-h100 x4', 'all-gather', node, GB) == pytest.approx(GB * 7 / 8 / 450e9)
+    assert seconds('dgx-h100 x4', 'all-gather', everyone, GB) == pytest.approx(GB * 31 / 32 / (8 * per_gpu))
+    assert seconds('dgx-h100 x4', 'all-reduce', one_each, GB) == pytest.approx(2 * GB * 3 / 4 / per_gpu)
+    assert seconds('dgx-h100 x4', 'all-to-all', everyone, GB) == pytest.approx(GB * 3 / 4 / per_gpu)
+    assert seconds('a3-high x4', 'all-reduce', one_each, GB) == pytest.approx(2 * GB * 3 / 4 / (800e9 / 8 / 8))
+    assert link_of(parse_topology('h100x8')) == link_of(parse_topology('dgx-h100'))
+
+
+def test_slices_are_connected_through_their_hosts():
+    assert seconds('v5e:4x4', 'all-reduce', [0, 16], GB, slices=2) == pytest.approx(2 * GB / 2 / 3.125e9)
+
+
+def test_an_exchange_on_a_ring_takes_a_quarter_of_the_gather_of_all():
+    n = 16
+    gather = seconds('v5e:16x16', 'all-gather', range(n), n * GB) * n / (n - 1)
+    assert seconds('v5e:16x16', 'all-to-all', range(n), GB) == pytest.approx(gather / 4)
+
+
+def test_a_permute_uses_one_link():
+    assert seconds('v5e:16x16', 'collective-permute', range(16), GB) == pytest.approx(GB / 4.5e10)
+
+
+def test_places_of_devices_decide_which_links_a_group_uses():
+    """The first 16 devices of a mesh may be a 4 x 4 square of the slice."""
+    square = [(0, x, y) for x in range(4) for y in range(4)]
+    rest = [(0, x, y) for x in range(16) for y in range(16) if x >= 4 or y >= 4]
+    network = Network(parse_topology('v5e:16x16'), [*square, *rest])
+    taken, links = network.transfer('all-gather', range(16), GB)
+    assert links == {'x', 'y'}
+    assert taken == pytest.approx(GB * 15 / 16 / (2 * 4.5e10))
+
+
+@pytest.mark.parametrize('n', [2, 3, 8])
+def test_bytes_of_a_ring_are_those_that_a_simulated_ring_sends(n):
+    """Each device sends to its neighbor the part that this one lacks, until nobody lacks any."""
+    has, sent = np.eye(n, dtype=bool), 0
+    part = 12 * 8
+    while not has.all():
+        newest = [(device - sent // part) % n for device in range(n)]
+        for device in range(n):
+            has[(device + 1) % n, newest[device]] = True
+        sent += part
+    assert wire_bytes('all-gather', part * n, n) == wire_bytes('reduce-scatter', part * n, n) == sent
+    assert wire_bytes('all-reduce', part * n, n) == 2 * sent  # a scatter, then a gather
