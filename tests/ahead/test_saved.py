@@ -106,6 +106,10 @@ def test_training_with_a_saved_step_does_not_compile_it(file, tmp_path, monkeypa
         ({'batch': {'tokens': 512, 'sequence_length': 64}}, r'batch.sequence_length: 32 -> 64'),
         ({'mesh': {'r': 8}}, r'mesh'),
         ({'steps': 5}, r'steps: 3 -> 5'),
+        (
+            {'compiler': {'options': {'xla_cpu_enable_fast_math': True}}},
+            r'xla_cpu_enable_fast_math: \(absent\) -> True',
+        ),
     ],
 )
 def test_another_configuration_is_refused_with_the_keys_that_differ(file, tmp_path, changes, said):
@@ -119,6 +123,10 @@ def test_another_configuration_is_refused_with_the_keys_that_differ(file, tmp_pa
         ({'device_kind': 'TPU v5'}, 'other hardware\n.*TPU v5 in the file, cpu in this run'),
         ({'versions': {'jax': '0.11.2'}}, '(?s)by other versions.*jax: 0.11.2 in the file'),
         ({'flags': {'XLA_FLAGS': '--xla_x=1'}}, 'with other flags\n.*--xla_x=1 in the file'),
+        (
+            {'compiler_options': {'xla_a': True}},
+            'with other options of XLA\n.*xla_a: True in the file, none in this run',
+        ),
         ({'processes': 2}, 'another number of processes'),
         ({'program': 'f00'}, 'from another program'),
     ],

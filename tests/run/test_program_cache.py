@@ -74,29 +74,41 @@ def disk(tmp_path):
 
 
 def test_a_run_takes_the_step_of_the_one_before_and_computes_the_same(tmp_path, disk):
-    """Compiled, taken, compiled again where the file is cut, taken, without a cache, and with a full disk."""
+    """Compiled, taken, compiled again where the file is cut, taken, without a cache, with a full disk, with other options."""
     cache = tmp_path / 'cache'
 
     def order(name, **more):
-        return {'values': VALUES | {'run_dir': str(tmp_path / name)}, 'cache': str(cache), **more}
+        return {'values': VALUES | {'run_dir': str(tmp_path / name)}, 'cache': str(cache)} | more
 
-    first, second, cut, after, without, full = run_all(
+    options = {
+        'compiler': {'options': {'xla_cpu_enable_fast_math': False}}
+    }  # the default, but another key of the cache
+    first, second, cut, after, without, full, other = run_all(
         order('first'), order('second'), order('cut', cut=f'{cache}/pretrax/xla/*-cache'), order('after'),
         order('without', on=False), order('full', cache=str(disk)),
+        order('other', values=VALUES | options | {'run_dir': str(tmp_path / 'other')}),
     )  # fmt: skip
     loaded = f'loaded the compiled step from {cache}/pretrax/xla in '
 
     def spoke(said, beginning):
         return [line for line in said if line.startswith(beginning)]
 
-    assert [len(spoke(said, loaded)) for said, _ in (first, second, cut, after, without, full)] == [0, 1, 0, 1, 0, 0]
+    assert [len(spoke(said, loaded)) for said, _ in (first, second, cut, after, without, full, other)] == [
+        0,
+        1,
+        0,
+        1,
+        0,
+        0,
+        0,
+    ]
     assert len(spoke(cut[0], 'WARNING: compiled programs: reading ')) == 1, cut[0]
     (warning,) = spoke(full[0], 'WARNING: compiled programs: writing ')
     assert 'No space left on device' in warning
     assert 'JAX_ENABLE_COMPILATION_CACHE=false' in warning
     assert not [line for said, _ in (first, second, after, without) for line in said if 'WARNING' in line]
     assert len(first[1]) == 4
-    assert all(losses == first[1] for _, losses in (second, cut, after, without, full)), 'to the last bit'
+    assert all(losses == first[1] for _, losses in (second, cut, after, without, full, other)), 'to the last bit'
     assert (cache / 'pretrax' / 'xla').stat().st_mode & 0o777 == 0o700
 
 

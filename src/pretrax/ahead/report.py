@@ -22,6 +22,7 @@ def report(ahead: Ahead) -> list[str]:
     return [
         f'compiled for {where} in {ahead.seconds[1]:.1f} s, after {ahead.seconds[0]:.1f} s of tracing',
         '',
+        *_compiler_options(run),
         *_verdict(ahead),
         *_memory(ahead),
         '',
@@ -30,6 +31,14 @@ def report(ahead: Ahead) -> list[str]:
         *(['', *_communication(ahead, text)] if text else []),
         *([] if ahead.fits else ['', *_what_to_change(ahead.run)]),
     ]
+
+
+def _compiler_options(run: Run) -> Iterator[str]:
+    """What was set, with reasons; nothing on a CPU."""
+    if text := str(run.compiler_options):
+        yield f'compiler options: {text}'
+        yield from run.compiler_options.lines()
+        yield ''
 
 
 def _verdict(ahead: Ahead) -> list[str]:

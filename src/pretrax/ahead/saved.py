@@ -44,6 +44,7 @@ class Manifest(pydantic.BaseModel):
 
     Attributes:
         batch: sequences, tokens per sequence.
+        compiler_options: options of XLA that were set for this program, by name.
         arrays: dtype[shape] of the state and the batch, by name.
         program: SHA-256 of the lowered step.
         executable: SHA-256 of the executable.
@@ -59,6 +60,7 @@ class Manifest(pydantic.BaseModel):
     processes: int
     versions: dict[str, str]
     flags: dict[str, str]
+    compiler_options: dict[str, bool | int | float | str] = {}
     batch: tuple[int, int]
     arrays: dict[str, str]
     config: dict[str, Any]
@@ -121,6 +123,7 @@ def _manifest(run: Run, lowered: Any, executable: bytes) -> Manifest:
         processes=len({d.process_index for d in run.mesh.devices.flat}),
         versions=versions(),
         flags=flags(),
+        compiler_options=run.compiler_options.values,
         batch=(run.rows, run.config.batch.sequence_length),
         arrays={
             jax.tree_util.keystr(place, simple=True, separator='.'): f'{x.dtype}{list(x.shape)}'
@@ -170,6 +173,7 @@ def _load(path: pathlib.Path, manifest: Manifest, executable: bytes, run: Run, l
         ('for another number of processes', manifest.processes, here.processes),
         ('by other versions', manifest.versions, here.versions),
         ('with other flags', manifest.flags, here.flags),
+        ('with other options of XLA', manifest.compiler_options, here.compiler_options),
         ('for other batches', manifest.batch, here.batch),
         ('for other arrays', manifest.arrays, here.arrays),
         ('from another program, since pretrax or a plugin has changed,', manifest.program, here.program),

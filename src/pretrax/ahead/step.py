@@ -49,16 +49,18 @@ def compile_ahead(config: RunConfig, topology: Topology | None, say: Report) -> 
     """Prepares a run as `train` does, and compiles its step.
 
     Raises:
-        UserError: the configuration does not fit the data, the model or the devices, or the plugin for the hardware is missing.
+        UserError: the configuration does not fit the data, the model or the devices; the plugin for the hardware is missing; or
+            an option of XLA cannot be used.
     """
     run = prepare(config, say, None if topology is None else absent_devices(topology))
+    options = run.compiler_options.values
     limit = topology.memory if topology else device_memory(run.mesh.devices.flat[0])
     with jax.set_mesh(run.mesh):
         began = time.perf_counter()
         lowered = lower_step(run)
         traced = time.perf_counter()
         try:
-            compiled = lowered.compile()
+            compiled = lowered.compile(compiler_options=options)
         except jax.errors.JaxRuntimeError as error:
             if (temporaries := _temporaries_in(str(error))) is None:
                 raise

@@ -232,6 +232,14 @@ class Memory(Section):
     )
 
 
+class Compiler(Section):
+    """Options of XLA for the training step, besides those that pretrax chooses; see docs/scaling.md."""
+
+    options: dict[Annotated[str, Field(min_length=1)], bool | int | float | str | None] = Field(
+        default={}, description='options of XLA by name, which win over chosen ones; null: do not set a chosen one'
+    )
+
+
 class Checkpoint(Section):
     """When the training state is saved. It is always saved at the end of a run and on Ctrl-C."""
 
@@ -428,6 +436,7 @@ class RunConfig(Section):
     mesh: Annotated[Mesh, STEP] = Field(default=Mesh(), description='how the devices are arranged')
     precision: Annotated[Precision, STEP] = Field(default=Precision(), description='dtypes of matrix products')
     memory: Annotated[Memory, STEP_RESUMABLE] = Field(default=Memory(), description='what is kept in host memory')
+    compiler: Annotated[Compiler, STEP_RESUMABLE] = Field(default=Compiler(), description='options of XLA for the step')
     checkpoint: Annotated[Checkpoint, NOTHING] = Field(default=Checkpoint(), description='when the state is saved')
     faults: Annotated[Faults, NOTHING] = Field(default=Faults(), description='spikes, hangs, time limits')
     storage: Annotated[Storage, NOTHING] = Field(default=Storage(), description='how buckets are reached')

@@ -47,7 +47,7 @@ def compile_step(run: Run, state: TrainState, batch: Batch, load: LoadStep | Non
     lowered = make_step(run.recipe).lower(state, batch)
     if load is None:
         with explaining_full_memory(run, 'compiling the step'):
-            call, cache = compile_or_load(lowered, with_places=is_recorded(run))
+            call, cache = compile_or_load(lowered, is_recorded(run), run.compiler_options.values)
         how = f'loaded the compiled step from {cache}' if cache else 'compiled the step'
     else:
         call, cache, how = load(run, lowered), None, 'loaded the compiled step'

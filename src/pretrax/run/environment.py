@@ -96,6 +96,7 @@ def _hardware(run: Run) -> dict[str, Any]:
         'processes': len({device.process_index for device in devices}),
         'mesh': {axis: int(size) for axis, size in run.mesh.shape.items()},
         'mesh_devices': places,
+        'compiler_options': run.compiler_options.values,
     }
 
 

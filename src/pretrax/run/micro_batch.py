@@ -84,7 +84,7 @@ def _speed(config: RunConfig) -> float | str:
     limit = _limit(run)
     with jax.set_mesh(run.mesh):
         try:
-            step = lower_step(run).compile()
+            step = lower_step(run).compile(compiler_options=run.compiler_options.values)
             needed = memory_of(step)
             if limit is not None and needed > limit:
                 return f'does not fit: {size(needed)} of {size(limit)}'
@@ -118,6 +118,7 @@ def _key(run: Run) -> str:
         'mesh': dict(run.mesh.shape),
         'versions': versions(),
         'flags': flags(),
+        'compiler_options': run.compiler_options.values,
         'cores': usable_cores(),
         'vocabulary': run.source.vocab_size,
     }

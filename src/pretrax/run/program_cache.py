@@ -11,7 +11,7 @@ import pathlib
 import re
 import stat
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 import jax
@@ -50,13 +50,16 @@ def keep_programs(report: Report) -> None:
     warnings.showwarning = _Failures(before.before if isinstance(before, _Failures) else before, own, report)
 
 
-def compile_or_load(lowered: Any, with_places: bool = False) -> tuple[Any, str | None]:
+def compile_or_load(
+    lowered: Any, with_places: bool = False, options: Mapping[str, Any] | None = None
+) -> tuple[Any, str | None]:
     """The compiled program, and the directory of the cache if it was loaded from there.
 
     Args:
         lowered: a `jax.stages.Lowered`.
         with_places: the scopes and source lines in the program must be those of this code; a program in the cache may have
             those of an older version, whose operations are the same.
+        options: of XLA, by name.
     """
     hits: list[str] = []
     places = jax.config.jax_compilation_cache_include_metadata_in_key
@@ -68,7 +71,7 @@ def compile_or_load(lowered: Any, with_places: bool = False) -> tuple[Any, str |
     jax.monitoring.register_event_listener(listen)
     jax.config.update('jax_compilation_cache_include_metadata_in_key', places or with_places)
     try:
-        compiled = lowered.compile()
+        compiled = lowered.compile(compiler_options=dict(options or {}))
     finally:
         jax.config.update('jax_compilation_cache_include_metadata_in_key', places)
         jax.monitoring.unregister_event_listener(listen)

@@ -1,6 +1,7 @@
 """Prepares a run: from a configuration to its mesh, data, model and recipe."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -16,7 +17,9 @@ from pretrax.infer.sample import check_can_sample
 from pretrax.model.base import Model, check_model
 from pretrax.model.loss import Batch
 from pretrax.model.request import ModelRequest
+from pretrax.run.compiler_options import CompilerOptions, choose_compiler_options
 from pretrax.run.devices import choose_compute, choose_mesh
+from pretrax.run.placement import n_slices
 from pretrax.run.processes import join_processes
 from pretrax.run.program_cache import keep_programs
 from pretrax.run.startup import StartupLine, StartupReport
@@ -53,6 +56,15 @@ class Run:
     def n_params(self) -> int:
         """Weights of the model, over all devices."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.like.weights))
+
+    @functools.cached_property
+    def compiler_options(self) -> CompilerOptions:
+        """Options of XLA for the step. Raises UserError if `compiler.options` cannot be used for these devices."""
+        devices, arch = list(self.mesh.devices.flat), self.recipe.model.arch
+        has_experts = arch is not None and arch.n_experts > 0
+        return choose_compiler_options(
+            self.config.compiler.options, devices, dict(self.mesh.shape), n_slices(devices), has_experts
+        )
 
     def batch(self, step: int) -> Batch:
         """The training batch of a step: the same on any mesh and with any number of processes."""
@@ -135,7 +147,7 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
 
 
 def prepare_and_report(config: RunConfig, report: Report, verbose: bool) -> tuple[Run, StartupReport]:
-    """`prepare` with a start-up report. Raises UserError also if `sample.every` needs text and there can be none."""
+    """`prepare` with a start-up report. Raises UserError also if `sample.every` or `compiler.options` cannot be used."""
     for note in config.notes:
         report(note)
     startup = StartupReport(report, verbose)
@@ -143,6 +155,8 @@ def prepare_and_report(config: RunConfig, report: Report, verbose: bool) -> tupl
     if config.sample.every:
         check_can_sample(run.recipe.model, run.source, config.sample)
     startup.extend(run.startup)
+    if text := str(run.compiler_options):
+        startup.add(StartupLine('compiler options', text))
     return run, startup
 
 

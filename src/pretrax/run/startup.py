@@ -10,7 +10,9 @@ from typing import NamedTuple
 from pretrax.errors import Report
 
 FILE = 'startup.txt'
-ESSENTIAL = {'text', 'data', 'tokens', 'mixture', 'devices', 'mesh', 'batch', 'model', 'compute', 'memory', 'mfu'}
+ESSENTIAL = {
+    'text', 'data', 'tokens', 'mixture', 'devices', 'mesh', 'batch', 'model', 'compute', 'memory', 'mfu', 'compiler options',
+}  # fmt: skip
 
 
 class StartupLine(NamedTuple):

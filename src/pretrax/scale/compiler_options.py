@@ -1,0 +1,157 @@
+"""Options of XLA for the training step: which ones, on which hardware and mesh, why, and how that is known.
+
+XLA's defaults suit small meshes and single devices. `choose_options` picks rows of `TABLE`; `run/compiler_options.py`
+leaves out what the installed XLA does not know, and applies `compiler.options` of the configuration.
+"""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+
+Value = bool | int | float | str
+
+# JAX's `device_kind` of each TPU, by the name of its version.
+_TPUS = {
+    'v4': 'TPU v4',
+    'v5e': 'TPU v5 lite|TPU v5e',
+    'v5p': 'TPU v5|TPU v5p',
+    'v6e': 'TPU v6 lite|TPU v6e',
+    'tpu7x': 'TPU7x',
+}
+# TPUs whose SparseCores XLA can use for collectives: docs.cloud.google.com/tpu/docs. That of v4 is for embeddings only.
+SPARSE_CORE = ('v5p', 'v6e', 'tpu7x')
+GPU = ('gpu',)
+
+
+@dataclasses.dataclass(frozen=True)
+class Situation:
+    """What a choice depends on.
+
+    Attributes:
+        hardware: version of a TPU, such as 'v5p'; 'gpu' for an NVIDIA GPU; otherwise the platform, such as 'cpu'.
+        mesh: size of each mesh axis.
+        slices: TPU slices, or nodes of GPUs.
+        experts: whether the model is a mixture of experts.
+    """
+
+    hardware: str
+    mesh: Mapping[str, int]
+    slices: int = 1
+    experts: bool = False
+
+    def __str__(self) -> str:
+        several = ', '.join(f'{axis}={n}' for axis, n in self.mesh.items() if n > 1)
+        return ', '.join(part for part in (self.hardware, several or 'one device') if part)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompilerOption:
+    """An option of XLA, and where it is set.
+
+    Attributes:
+        name, value: as XLA has them.
+        hardware: versions of TPUs, or 'gpu'.
+        reason: what it changes, in one sentence.
+        evidence: what was measured by compiling, or the recipe that sets it.
+        axes: at least one of these mesh axes has several devices; '': any mesh.
+        slices: True: only for several slices or nodes; False: only for one; None: for any number.
+        experts: True: only for mixtures of experts; False: only for dense models; None: for both.
+    """
+
+    name: str
+    value: Value
+    hardware: tuple[str, ...]
+    reason: str
+    evidence: str
+    axes: str = ''
+    slices: bool | None = None
+    experts: bool | None = None
+
+    def suits(self, situation: Situation) -> bool:
+        """Whether the option is set there."""
+        return (
+            situation.hardware in self.hardware
+            and (not self.axes or any(situation.mesh.get(axis, 1) > 1 for axis in self.axes))
+            and self.slices in (None, situation.slices > 1)
+            and self.experts in (None, situation.experts)
+        )
+
+    def __str__(self) -> str:
+        return f'{self.name}={written(self.value)}'
+
+    def where(self) -> str:
+        """The condition in words, such as 'v5p, v6e; d or e > 1'."""
+        names = {'gpu': 'NVIDIA GPUs'}
+        parts = [', '.join(names.get(one, one) for one in self.hardware)]
+        if self.axes:
+            parts.append(f'{" or ".join(self.axes)} > 1')
+        if self.slices is not None:
+            parts.append('several slices or nodes' if self.slices else 'one slice or node')
+        if self.experts is not None:
+            parts.append('mixtures of experts' if self.experts else 'dense models')
+        return '; '.join(parts)
+
+
+_SPIKE = 'one gather and one scattered sum over a v5p:8x8x4, v6e:16x16 and tpu7x:4x4x4, compiled'
+
+TABLE: tuple[CompilerOption, ...] = (
+    *(
+        CompilerOption(
+            name,
+            True,
+            ('v4', 'v5p', 'tpu7x'),
+            'Keeps gathers of weights as asynchronous all-gathers; by default they become all-reduces of twice the bytes.',
+            f'{_SPIKE}: all-reduce becomes all-gather',
+            axes='de',
+        )
+        for name in ('xla_enable_async_all_gather', 'xla_tpu_prefer_async_allgather_to_allreduce')
+    ),
+    *(
+        CompilerOption(
+            f'xla_tpu_enable_sparse_core_collective_offload_{what}',
+            True,
+            SPARSE_CORE,
+            'Runs the collective on the SparseCores while the TensorCore computes; sums are scattered, not all-reduced.',
+            f'{_SPIKE}: no all-reduce is left',
+            axes='de',
+        )
+        for what in ('all_gather', '3d_all_gather', 'reduce_scatter', 'nd_reduce_scatter')
+    ),
+)
+
+
+def choose_options(situation: Situation) -> list[CompilerOption]:
+    """The rows of `TABLE` for a run. On CPUs there are none."""
+    return [option for option in TABLE if option.suits(situation)]
+
+
+def by_reason(options: Iterable[CompilerOption]) -> list[list[CompilerOption]]:
+    """Neighboring options with the same condition, reason and evidence together."""
+    return [list(group) for _, group in itertools.groupby(options, lambda one: (one.where(), one.reason, one.evidence))]
+
+
+def written(value: Value) -> str:
+    """A value as in YAML and in flags."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def hardware_of(platform: str, device_kind: str) -> str:
+    """`Situation.hardware` of a JAX device."""
+    if platform == 'tpu':
+        return next((name for name, kinds in _TPUS.items() if re.fullmatch(kinds, device_kind.strip())), 'tpu')
+    return 'gpu' if platform in ('gpu', 'cuda') else platform
+
+
+def wrong_hardware(name: str, hardware: str) -> str | None:
+    """Why an option has no effect on this hardware, or breaks the compiler; None: nothing is known against it.
+
+    XLA accepts some of these without a word.
+    """
+    mine = 'tpu' if hardware in (*_TPUS, 'tpu') else hardware
+    platform = next((one for one in ('tpu', 'gpu', 'cpu') if name.startswith(f'xla_{one}_')), mine)
+    if platform != mine:
+        return f'it is for {platform.upper()}s'
+    if ('sparse_core' in name or name.startswith('xla_sc_')) and hardware not in SPARSE_CORE:
+        return f'it is for TPUs whose SparseCores run collectives: {", ".join(SPARSE_CORE)}'
+    return None
