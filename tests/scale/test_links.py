@@ -70,8 +70,22 @@ def test_an_exchange_on_a_ring_takes_a_quarter_of_the_gather_of_all():
     assert seconds('v5e:16x16', 'all-to-all', range(n), GB) == pytest.approx(gather / 4)
 
 
-def test_a_permute_uses_one_link():
-    assert seconds('v5e:16x16', 'collective-permute', range(16), GB) == pytest.approx(GB / 4.5e10)
+def shift(n, by=1):
+    return [device for source in range(n) for device in (source, (source + by) % n)]
+
+
+def test_a_permute_uses_the_links_of_one_direction():
+    network = Network(parse_topology('v5e:16x16'))
+    assert network.transfer('collective-permute', shift(16), GB) == (GB / 4.5e10, {'y+'})
+    assert network.transfer('collective-permute', shift(16, -1), GB) == (GB / 4.5e10, {'y-'})
+    assert network.transfer('collective-permute', shift(256, 16), GB) == (GB / 4.5e10, {'x+'})
+    # A quarter of the ring on: each link carries four of them.
+    assert network.transfer('collective-permute', shift(16, 4), GB) == (4 * GB / 4.5e10, {'y+'})
+
+
+def test_a_permute_between_nodes_uses_the_network():
+    assert seconds('a3-mega x2', 'collective-permute', [0, 8, 8, 0], GB) == pytest.approx(GB / 25e9)
+    assert seconds('a3-mega x2', 'collective-permute', [0, 1, 1, 0], GB) == pytest.approx(GB / 450e9)
 
 
 def test_places_of_devices_decide_which_links_a_group_uses():
@@ -80,7 +94,7 @@ def test_places_of_devices_decide_which_links_a_group_uses():
     rest = [(0, x, y) for x in range(16) for y in range(16) if x >= 4 or y >= 4]
     network = Network(parse_topology('v5e:16x16'), [*square, *rest])
     taken, links = network.transfer('all-gather', range(16), GB)
-    assert links == {'x', 'y'}
+    assert links == {'x+', 'x-', 'y+', 'y-'}
     assert taken == pytest.approx(GB * 15 / 16 / (2 * 4.5e10))
 
 

@@ -8,7 +8,9 @@ from pretrax.run.memory_changes import memory_changes
 from pretrax.run.setup import Run, memory_of_run
 from pretrax.scale.costs import costs, total
 from pretrax.scale.hlo import collectives, summarize
+from pretrax.scale.links import link_of, places_of
 from pretrax.scale.memory import size, temporaries_of
+from pretrax.scale.schedule import Schedule, read_schedule
 
 
 def report(ahead: Ahead) -> list[str]:
@@ -98,13 +100,37 @@ def _phases(ahead: Ahead, text: str) -> Iterator[str]:
 
 
 def _communication(ahead: Ahead, text: str) -> Iterator[str]:
-    rows = summarize(collectives(text, dict(ahead.run.mesh.shape)))
+    """The collectives; with the time of each if the links of the hardware are known."""
+    mesh = ahead.run.mesh
+    if ahead.topology is not None and link_of(ahead.topology) is not None:
+        yield from _schedule(read_schedule(text, dict(mesh.shape), ahead.topology, places_of(mesh.devices.flat)))
+        return
+    rows = summarize(collectives(text, dict(mesh.shape)))
     if not rows:
         yield 'communication: none'
         return
     yield f'communication, per device and step{"":<10}{"times":>8}{"bytes":>10}  overlapped'
     for kind, axes, times, n, behind in rows:
         yield f'    {kind + " over " + " ".join(axes):<40}{times:>8}{size(n):>10}{behind:>9}'
+
+
+def _schedule(schedule: Schedule) -> Iterator[str]:
+    if not schedule.transfers:
+        yield 'communication: none'
+        return
+    head = 'communication, per device and step'
+    yield f'{head:<66}{"times":>6}{"bytes":>10}{"sent":>10}{"ms":>9}{"exposed":>9}{"behind work":>13}'
+    for row in schedule.rows():
+        name = f'{row.kind} over {" ".join(row.axes)}: {row.form}'
+        share = row.behind / row.bytes if row.bytes else 0.0
+        yield (
+            f'    {name:<62}{row.times:>6}{size(row.size):>10}{size(row.bytes):>10}{row.seconds * 1e3:>9.3g}'
+            f'{row.exposed * 1e3:>9.3g}{share:>13.0%}'
+        )
+    yield (
+        f'    exposed {schedule.exposed * 1e3:.3g} ms of {schedule.seconds * 1e3:.3g} ms of communication; '
+        f"the step's compute is {schedule.compute * 1e3:.3g} ms at best"
+    )
 
 
 def _what_to_change(run: Run) -> Iterator[str]:

@@ -67,7 +67,7 @@ class Found:
         computation: where that is.
         collective: what is communicated.
         form: 'waits'; 'start, done'; 'in fusions', whose work runs meanwhile (TPU); 'SparseCore'; 'hosts', between TPU slices.
-        group: the devices of its first group, in the order of the mesh.
+        group: the devices of its first group, by their place in the mesh; of a permute, sources and targets in turn.
         detail: operands and attributes.
     """
 
@@ -115,13 +115,15 @@ def find_collectives(computations: Mapping[str, list[Instruction]], mesh: Mappin
             if not (axes := _axes(groups, mesh)):
                 continue
             group = _along(axes, mesh) if isinstance(groups, tuple) else tuple(max(groups, key=len))
-            n = math.prod(mesh[a] for a in axes) if one.operation.startswith('reduce-scatter') else 1
+            n = len(group) if one.operation.startswith('reduce-scatter') else 1
             if one.operation.endswith('-start') or hidden[name] == 'async-start':
                 form = 'start, done'
             else:
                 form = 'in fusions' if starts else hidden[name] or 'waits'
             found = Collective(kind, axes, int(bytes_of(one.result, one.operation) * n), times[name], form != 'waits')
-            yield Found(one.name, name, found, form, _along(axes, mesh) if 'permute' in kind else group, one.rest)
+            if kind == 'collective-permute' and not isinstance(groups, tuple):
+                group = tuple(device for pair in groups for device in pair)
+            yield Found(one.name, name, found, form, group, one.rest)
 
 
 def summarize(found: list[Collective]) -> list[tuple[str, tuple[str, ...], int, int, int]]:
@@ -249,6 +251,8 @@ def bytes_of(result: str, operation: str) -> float:
     ]
     if operation in ('collective-permute-start', 'send'):
         return max(sizes)
-    if operation in ('all-gather-start', 'all-to-all-start', 'reduce-scatter-start'):
+    if operation in ('all-gather-start', 'all-to-all-start', 'reduce-scatter-start') or (
+        operation == 'all-reduce-start' and result.startswith('((')  # with its operands in newer versions of XLA
+    ):
         return sum(sizes[len(sizes) // 2 :])
     return sum(sizes)

@@ -12,7 +12,8 @@ of each node uses all cards.
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -64,6 +65,14 @@ def wire_bytes(kind: str, n_bytes: float, n: int) -> float:
     return n_bytes * (n - 1) / n * (2 if kind == 'all-reduce' else 1)
 
 
+def places_of(devices: Iterable[Any]) -> list[tuple[int, ...]]:
+    """The places of the devices of a mesh, as JAX describes them: see `Network`."""
+    return [
+        (device.slice_index or 0, *device.coords) if device.platform == 'tpu' else (device.process_index, device.id)
+        for device in devices
+    ]
+
+
 class Network:
     """The devices of a mesh and the links between them.
 
@@ -81,7 +90,7 @@ class Network:
         if places is None:
             per_chip = topology.n_devices // math.prod(sizes)  # 2 of tpu7x, at one place
             places = np.stack(np.unravel_index(np.arange(topology.n_devices) // per_chip, sizes), axis=1).tolist()
-        self.places = np.array(places)
+        self.places = np.array(places)[:, : 1 + len(self.shape)]
         multiple = 16 if len(self.shape) == 2 else 4  # _BOOK, and docs.cloud.google.com/tpu/docs of each version
         self.closed = [
             size % multiple == 0 and (len(self.shape) == 2 or all(s % 4 == 0 for s in self.shape))
@@ -91,39 +100,56 @@ class Network:
     def transfer(
         self, kind: str, group: Sequence[int], n_bytes: float, detail: str = ''
     ) -> tuple[float, frozenset[str]]:
-        """Seconds of a collective, and the names of the links that it uses.
+        """Seconds of a collective, and the names of the links that it uses, such as 'x+' for one direction of a dimension.
 
         Args:
             kind: one of `hlo.KINDS`.
-            group: the devices of one of its groups, in the order of the mesh.
+            group: the devices of one of its groups, by their place in the mesh; of a permute, sources and targets in turn.
             n_bytes: `Collective.bytes`.
             detail: how XLA performs it, from the attributes of its instruction.
         """
         places = self.places[np.array(group) % len(self.places)]
+        if kind == 'collective-permute':
+            return self._permute(places.reshape(-1, 2, places.shape[1]), n_bytes)
         n, sent = len(group), wire_bytes(kind, n_bytes, len(group))
         nodes = len(np.unique(places[:, 0]))
+        exchange = kind in ('all-to-all', 'ragged-all-to-all')
         if not self.is_tpu:
             if nodes == 1:
                 return sent / self.link.inside, frozenset({'NVLink'})
-            each = n // nodes  # members in a node, each with its card
-            if kind in ('all-to-all', 'ragged-all-to-all'):
+            if exchange:
                 return n_bytes * (nodes - 1) / nodes / self.link.between, frozenset({'network'})
-            cards = 1 if kind == 'collective-permute' else each
+            cards = n // nodes  # of the members in one node
             return sent / min(self.link.inside, cards * self.link.between), frozenset({'network', 'NVLink'})
         if nodes > 1:
             return sent / self.link.between, frozenset({'network'})
         one_way = self.link.inside / 2
         rates, counts = self._rates(places[:, 1:], one_way)
-        links = frozenset('xyz'[k] for k in rates)
         if not rates:  # two devices of one chip
             return sent / self.link.inside, frozenset({'chip'})
-        if kind == 'collective-permute':
-            return sent / min(one_way, *rates.values()), links
-        if kind in ('all-to-all', 'ragged-all-to-all'):  # a byte takes a quarter of the ring on average: _BOOK
+        links = frozenset('xyz'[k] + sign for k in rates for sign in '+-')
+        if exchange:  # a byte takes a quarter of the ring on average: _BOOK
             return max(n_bytes * counts[k] / 4 / rates[k] for k in rates), links
         rings = rings_of(detail)
         rate = sum(rates.values()) if rings is None else min(rings * one_way, sum(rates.values()))
         return sent / rate, links
+
+    def _permute(self, pairs: np.ndarray, n_bytes: float) -> tuple[float, frozenset[str]]:
+        """Each source sends to its target on the shortest way; links carry what goes through them."""
+        moved = pairs[:, 1] - pairs[:, 0]
+        if np.any(moved[:, 0]):
+            return n_bytes / self.link.between, frozenset({'network'})
+        if not self.is_tpu:
+            return n_bytes / self.link.inside, frozenset({'NVLink'})
+        load = {}
+        for k, size in enumerate(self.shape):
+            steps = moved[:, k + 1]
+            if self.closed[k]:
+                steps = (steps + size // 2) % size - size // 2
+            load |= {'xyz'[k] + sign: float(np.maximum(way, 0).mean()) for sign, way in (('+', steps), ('-', -steps))}
+        most = max(load.values())
+        links = frozenset(link for link, n in load.items() if n and n >= most / 2) or frozenset({'chip'})
+        return n_bytes * max(1.0, most) / (self.link.inside / 2), links
 
     def _rates(self, places: np.ndarray, one_way: float) -> tuple[dict[int, float], dict[int, int]]:
         """Of each dimension that a group spans: bytes/s into a member, and the number of members along it."""

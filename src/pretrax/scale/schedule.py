@@ -32,6 +32,7 @@ class Transfer:
         stands_for: of an all-reduce: 'scatter' if each device uses only a slice of the sum, 'gather' if each contributes
             only a slice, otherwise ''.
         times: runs per step.
+        size: bytes of the whole array (`hlo.Collective.bytes`).
         bytes: that a device sends in one run.
         seconds: of one run, at the bandwidth of its links.
         exposed: seconds of one run in which the step waits.
@@ -43,6 +44,7 @@ class Transfer:
     form: str
     stands_for: str
     times: int
+    size: float
     bytes: float
     seconds: float
     exposed: float
@@ -61,6 +63,7 @@ class Row:
     axes: tuple[str, ...]
     form: str
     times: int
+    size: float
     bytes: float
     seconds: float
     exposed: float
@@ -93,6 +96,7 @@ class Schedule:
             Row(
                 *key,
                 times=sum(one.times for one in group),
+                size=sum(one.times * one.size for one in group),
                 bytes=sum(one.times * one.bytes for one in group),
                 seconds=sum(one.times * one.seconds for one in group),
                 exposed=sum(one.times * one.exposed for one in group),
@@ -105,9 +109,8 @@ class Schedule:
     def over(self, axis: str) -> Row:
         """The sum of all transfers over axes that include one."""
         rows = [row for row in self.rows() if axis in row.axes]
-        sums = {
-            name: sum(getattr(row, name) for row in rows) for name in ('times', 'bytes', 'seconds', 'exposed', 'behind')
-        }
+        names = ('times', 'size', 'bytes', 'seconds', 'exposed', 'behind')
+        sums = {name: sum(getattr(row, name) for row in rows) for name in names}
         return Row('all', (axis,), 'all', **sums)
 
 
@@ -186,7 +189,7 @@ class _Reader:
             c = one.collective
             transfers.append(
                 Transfer(
-                    one.name, c.kind, c.axes, one.form, self._stands_for(one), c.times,
+                    one.name, c.kind, c.axes, one.form, self._stands_for(one), c.times, c.bytes,
                     wire_bytes(c.kind, c.bytes, len(one.group)), seconds, self.exposed.get(one.name, seconds),
                 )
             )  # fmt: skip

@@ -4,17 +4,18 @@ import dataclasses
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from pretrax.scale.hlo import Instruction, bytes_of
+from pretrax.scale.hlo import KINDS, Instruction, bytes_of
 
 CONTROL = {'while', 'call', 'conditional'}  # instructions that run other computations
 # Instructions that only name, pack or wait for arrays.
 PLUMBING = {
     'constant', 'tuple', 'get-tuple-element', 'bitcast', 'after-all', 'partition-id', 'replica-id', 'iota', 'async-update',
     'async-done', 'copy-done', 'all-gather-done', 'all-reduce-done', 'collective-permute-done', 'send-done', 'recv-done',
+    'reduce-scatter-done', 'all-to-all-done', 'fusion-done', 'slice-done', 'call-done', 'call-update',
 }  # fmt: skip
 FREE = PLUMBING | CONTROL | {'parameter'}  # instructions that run no kernel
 _ON_CHIP = re.compile(r'\w+\[[\d,]*\]\{[^{}]*S\([1-9]\)[^{}]*\}')
@@ -130,26 +131,42 @@ def traffic_of(
     if one.operation == 'dynamic-update-slice':
         update = bytes_of(types.get(operands[1], ''), '')
         return update, update
-    called = bodies(one) if one.operation == 'fusion' else []
-    if not called or called[0] not in computations:
+    called = bodies(one) if one.operation in ('fusion', 'fusion-start') else []
+    if not called or not computations.get(called[0]):
         return sum(bytes_of(types.get(name, ''), '') for name in operands), result
     body = computations[called[0]]
+    if one.operation == 'fusion-start':
+        result = bytes_of(body[-1].result, '')
     inner, read = {x.name: x for x in body}, 0.0
     parameters = {x.name: int(x.rest.split(')')[0]) for x in body if x.operation == 'parameter'}
     users: dict[str, list[Instruction]] = defaultdict(list)
+    renamed: dict[str, str] = {}  # bitcasts of parameters
     for x in body:
-        for name in x.operands:
+        sources = [renamed.get(name, name) for name in x.operands]
+        if x.operation == 'bitcast' and sources[0] in parameters and x is not body[-1]:
+            renamed[x.name] = sources[0]
+            continue
+        for name in sources:
             users[name].append(x)
+
+    def all_of(uses: list[Instruction], operations: Container[str], parameter: str) -> bool:
+        return all(x.operation in operations and renamed.get(x.operands[0], x.operands[0]) == parameter for x in uses)
+
     for parameter, index in parameters.items():
         uses = users[parameter]
         whole = bytes_of(inner[parameter].result, '')
-        if uses and all(x.operation in _SLICES and x.operands[0] == parameter for x in uses):
+        if uses and all(x is body[-1] or x.operation in KINDS for x in uses) and body[-1].operation == 'tuple':
+            # Passed on, beside the work of the fusion: a collective on a TPU that is under way.
+            result -= whole if body[-1] in uses else 0
+        elif uses and all_of(uses, _SLICES, parameter):
             read += sum(_first(x) for x in uses)
-        elif uses and all(x.operation == 'dynamic-update-slice' and x.operands[0] == parameter for x in uses):
+        elif uses and all_of(uses, ('dynamic-update-slice',), parameter):
             updates = sum(bytes_of(inner[x.operands[1]].result, '') for x in uses)
             result = result - whole + updates
         elif index < len(operands):
             read += whole
+    if body[-1].operation == 'tuple':
+        result -= sum(bytes_of(inner[name].result, '') for name in body[-1].operands if inner[name].operation in KINDS)
     return read, max(result, 0.0)
 
 
