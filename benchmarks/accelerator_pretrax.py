@@ -36,6 +36,7 @@ from pretrax.model.families import TransformerOptions
 from pretrax.model.loss import Batch
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
+from pretrax.scale.compiler_options import Situation, choose_options, hardware_of
 from pretrax.scale.memory import temporaries_of
 from pretrax.shardlib import make_shardings, psum
 from pretrax.train import optimizer
@@ -139,7 +140,8 @@ def train(spec: dict[str, Any]) -> dict[str, Any]:
         batches = [_on_device(batch) for batch in _batches(spec)]
         state = init_state(recipe, 0)
         start = time.perf_counter()
-        step = make_step(recipe).lower(state, batches[0]).compile(compiler_options=spec.get('compiler_options') or {})
+        options = compiler_options(spec, mesh, recipe)
+        step = make_step(recipe).lower(state, batches[0]).compile(compiler_options=options)
         compiling = time.perf_counter() - start
         box, losses = [state], []
         del state
@@ -178,6 +180,14 @@ def decode(spec: dict[str, Any]) -> dict[str, Any]:
             found.extend([time.perf_counter() - start] * (turn > 0))  # the first turn compiles
     short, long = (statistics.median(found) for found in times.values())
     return {'tokens_per_second': spec['rows'] * spec['new'] / max(long - short, 1e-9)}
+
+
+def compiler_options(spec: dict[str, Any], mesh: Any, recipe: Recipe) -> dict[str, Any]:
+    """Options of XLA that `pretrax train` sets, and those of the part, which win."""
+    one, arch = mesh.devices.flat[0], recipe.model.arch
+    experts = arch is not None and arch.n_experts > 0
+    situation = Situation(hardware_of(one.platform, one.device_kind), mesh.shape, experts=experts)
+    return {row.name: row.value for row in choose_options(situation)} | (spec.get('compiler_options') or {})
 
 
 def build(spec: dict[str, Any]) -> tuple[Any, Recipe]:

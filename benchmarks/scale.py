@@ -146,7 +146,7 @@ def compiled(row: Row) -> dict[str, Any]:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return {
         'bytes': ahead.needed, 'fits': ahead.fits, 'cpu_seconds': round(usage.ru_utime + usage.ru_stime),
-        'peak_memory_bytes': usage.ru_maxrss * 1024,
+        'peak_memory_bytes': usage.ru_maxrss * 1024, 'compiler_options': ahead.run.compiler_options.values,
     }  # fmt: skip
 
 

@@ -24,7 +24,8 @@ from pretrax.model.families import TransformerOptions
 from pretrax.model.loss import Batch
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
-from pretrax.run.placement import place
+from pretrax.run.compiler_options import choose_compiler_options
+from pretrax.run.placement import n_slices, place
 from pretrax.scale.costs import costs
 from pretrax.scale.hlo import collectives, summarize
 from pretrax.scale.memory import temporaries_of
@@ -76,7 +77,9 @@ def compile_step(
         batch = make_abstract(Batch, {'B': rows, 'L': length})
         gpu = devices[0].platform in ('cuda', 'gpu')
         # Without a GPU there is no autotuning; Triton products are switched off to see the cuBLASLt form.
-        options = {'xla_gpu_enable_triton_gemm': False} if gpu else {}
+        given = {'xla_gpu_enable_triton_gemm': False} if gpu else {}
+        experts = recipe.model.arch.n_experts > 0  # type: ignore[union-attr]
+        options = choose_compiler_options(given, devices, mesh, n_slices(devices), experts).values
         return make_step(recipe).lower(abstract_state(recipe), batch).compile(compiler_options=options)
 
 

@@ -187,3 +187,17 @@ def test_a_row_of_the_scaling_tables_fits_its_slice(python):
     assert found['fits']
     recorded = json.loads((ROOT / 'benchmarks' / 'results' / 'scale.json').read_text())[name]
     assert found['bytes'] == pytest.approx(recorded['bytes'], rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('topology', 'default', 'chosen'),
+    [
+        ('v4:8x8x4', {'all-reduce': 2}, {'all-gather': 1, 'all-reduce': 1}),
+        ('v5p:8x8x4', {'all-reduce': 2}, {'all-gather': 1, 'reduce-scatter': 1}),
+        ('v6e:16x16', {'all-gather': 1, 'all-reduce': 1}, {'all-gather': 1, 'reduce-scatter': 1}),
+    ],
+)
+def test_options_turn_all_reduces_over_a_slice_into_gathers_and_scatters(python, topology, default, chosen):
+    found = json.loads(run(python, HERE / 'options.py', topology).splitlines()[-1])
+    assert found == {'topology': topology, 'default': default, 'chosen': chosen}

@@ -31,9 +31,9 @@ def names(*arguments, **keywords) -> set[str]:
 
 
 @pytest.mark.parametrize('hardware', HARDWARE)
-def test_collectives_run_on_sparse_cores_only_where_they_can(hardware):
+def test_all_collectives_run_on_sparse_cores_only_where_they_can(hardware):
     offloaded = {name for name in names(hardware, d=64) if 'sparse_core' in name}
-    assert bool(offloaded) == (hardware in SPARSE_CORE)
+    assert (len(offloaded) >= 4) == (hardware in SPARSE_CORE)
 
 
 @pytest.mark.parametrize('mesh', [{}, {'d': 8}, {'r': 2, 'd': 4, 't': 2}])
@@ -45,14 +45,16 @@ def test_a_single_tpu_has_no_collectives_to_change():
     assert not {name for hardware in HARDWARE for name in names(hardware) if 'gather' in name or 'scatter' in name}
 
 
-def test_options_suit_their_chips():
+def test_options_are_for_platforms_that_have_them():
+    known = {hardware: ('xla_gpu_' if hardware in GPU else 'xla_tpu_') for hardware in HARDWARE[:-1]}
+    assert {hardware for option in TABLE for hardware in option.hardware} <= set(known)
+    other = ('xla_gpu_', 'xla_tpu_', 'xla_cpu_')
     assert not [
         (option.name, hardware)
         for option in TABLE
         for hardware in option.hardware
-        if wrong_hardware(option.name, hardware)
+        if option.name.startswith(other) and not option.name.startswith(known[hardware])
     ]
-    assert {hardware for option in TABLE for hardware in option.hardware} <= set(HARDWARE) - {'cpu'}
 
 
 def test_no_run_has_two_values_for_an_option():

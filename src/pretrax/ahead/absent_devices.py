@@ -32,7 +32,9 @@ def absent_devices(topology: Topology) -> list[Any]:
             'TPU_ACCELERATOR_TYPE': 'v5litepod-16',
         }
         several = {'num_slices': topology.slices} if topology.slices > 1 else {}
-        return list(topologies.get_topology_desc(f'{topology.version}:{shape}', 'tpu', **several).devices)
+        # Otherwise each of the two cores of a v4 chip is a device.
+        cores = {'chip_config_name': 'megacore'} if topology.version == 'v4' else {}
+        return list(topologies.get_topology_desc(f'{topology.version}:{shape}', 'tpu', **several, **cores).devices)
     gpu, bandwidth = topology.gpu, topology.device.bandwidth
     assert gpu is not None
     assert bandwidth is not None

@@ -151,8 +151,8 @@ def _answer(options: str, device: Any) -> str | None:
         program = jax.jit(lambda x: x + 1).lower(shape)
     try:
         program.compile(compiler_options=json.loads(options))
-    except jax.errors.JaxRuntimeError as error:
-        if 'INVALID_ARGUMENT' not in str(error):
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # ValueError: of JAX, which reads a few options itself
+        if isinstance(error, jax.errors.JaxRuntimeError) and 'INVALID_ARGUMENT' not in str(error):
             raise
         return first_line(error).removeprefix('INVALID_ARGUMENT: ').strip(' :')
     return None

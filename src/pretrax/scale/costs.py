@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from pretrax.scale.devices import Device
-from pretrax.scale.hlo import Instruction, computations_of, times_of
+from pretrax.scale.hlo import KINDS, Instruction, computations_of, times_of
 from pretrax.scale.roofline import REACH_GPU, REACH_TPU
 from pretrax.scale.work import FREE, bodies, flops_with_contents, in_main_memory, inside, traffic_of
 
@@ -53,7 +53,7 @@ class Cost:
 
 
 def costs(text: str, device: Device) -> list[Cost]:
-    """Costs of the phases of an optimized program, most expensive first.
+    """Costs of the phases of an optimized program, most expensive first. Communication has no phase: see `schedule.py`.
 
     Args:
         text: `compiled.as_text()`.
@@ -71,7 +71,7 @@ def costs(text: str, device: Device) -> list[Cost]:
         if name in fused or not times[name]:
             continue
         for one in body:
-            if one.operation in FREE:
+            if one.operation in FREE or re.sub('-(start|done)$', '', one.operation) in KINDS:
                 continue
             flops, moved, seconds = speed.cost(one, name)
             phase = _phase(one, inside(one, computations), phases)
