@@ -12,9 +12,9 @@ from jax.sharding import AxisType
 
 from pretrax.config import RunConfig, build, resolve_mesh
 from pretrax.config.batch import (
+    common_sequences,
     micro_batch_size,
     micro_batch_sizes,
-    n_sequences,
     sequence_shards,
     sequences_per_device,
 )
@@ -95,8 +95,10 @@ class Planner:
 
     def __init__(self, config: RunConfig, hardware: Hardware, say: Report):
         self.config, self.hardware = config, hardware
-        self.length, self.rows = config.batch.sequence_length, n_sequences(config.batch)
-        self._source = open_source(config, self.rows, say)
+        self.size, self.rows = config.batch.largest, common_sequences(config.batch)
+        if len(config.batch.sizes) > 1:
+            say(f'batch: planned for the largest, {self.size.sequences} sequences x {self.size.sequence_length}')
+        self._source = open_source(config, say)
         self._models: dict[tuple[int, ...], Any] = {}
         whole = self._model(dict.fromkeys(AXES, 1))
         if isinstance(whole, UserError):
@@ -119,7 +121,7 @@ class Planner:
         problem = self._model(mesh)
         if isinstance(problem, UserError):
             raise problem
-        return self.candidate(mesh, micro_batch_size(self.config.batch, mesh), self.save)
+        return self.candidate(mesh, micro_batch_size(self.size, mesh), self.save)
 
     @property
     def save(self) -> Any:
@@ -130,11 +132,11 @@ class Planner:
         """Predicts one candidate, whose mesh must be possible for the model."""
         model = self._model(mesh)
         saved = choose_saved(save, mesh, True)[0]
-        passes = sequences_per_device(self.config.batch, mesh) // micro
+        passes = sequences_per_device(self.size, mesh) // micro
         staged = mesh['p'] > 1
         step = StepFacts(
             mesh=mesh,
-            tokens=self.config.batch.tokens // passes,
+            tokens=self.size.tokens // passes,
             platform=self.hardware.platform,
             compute='f32' if self.config.precision.compute == 'f32' else 'bf16',
             moments=self._moments,
@@ -146,7 +148,7 @@ class Planner:
             loss_chunks=model.plan.loss_chunks,
         )
         memory = expected_memory(self.arch, self.n_params, step)
-        prediction = predict(self.arch, self.n_params, self.length, self.hardware.device, step)
+        prediction = predict(self.arch, self.n_params, self.size.sequence_length, self.hardware.device, step)
         assert prediction is not None
         return Candidate(mesh, micro, save, memory, prediction)
 
@@ -156,7 +158,7 @@ class Planner:
         for mesh in _meshes(self.hardware, self.arch, self.rows):
             if any(mesh[axis] != n for axis, n in (only or {}).items()) or isinstance(self._model(mesh), UserError):
                 continue
-            micros = micro_batch_sizes(sequences_per_device(self.config.batch, mesh), mesh['p'])
+            micros = micro_batch_sizes(self.rows // sequence_shards(mesh), mesh['p'])
             found += [self.candidate(mesh, micro, save) for micro in micros for save in saves]
         return found
 
@@ -171,7 +173,7 @@ class Planner:
         if key not in self._models:
             try:
                 request = ModelRequest(
-                    vocab_size=self._source.vocab_size, sequence_length=self.length, dtype=jax.numpy.bfloat16,
+                    vocab_size=self._source.vocab_size, sequence_length=self.size.sequence_length, dtype=jax.numpy.bfloat16,
                     platform=self.hardware.platform, mesh=mesh,
                     documents_per_row=self._source.documents_per_row, micro_batches=mesh['p'],
                     host_memory=True,

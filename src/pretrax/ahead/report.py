@@ -78,7 +78,7 @@ def _memory(ahead: Ahead) -> Iterator[str]:
 
 def _work(ahead: Ahead) -> Iterator[str]:
     run = ahead.run
-    tokens = run.config.batch.tokens
+    tokens = run.size.tokens
     if run.flops is not None:
         each = run.flops.causal * tokens / run.mesh.size
         yield f'work: {each / 1e12:,.3g} TFLOP per step and device (of the model, causal attention, without recomputation)'

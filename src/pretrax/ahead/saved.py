@@ -68,6 +68,16 @@ class Manifest(pydantic.BaseModel):
     executable: str
 
 
+def check_one_size(config: RunConfig, option: str) -> None:
+    """Raises UserError if the batches of a run grow: a file has the step for batches of one size."""
+    if len(config.batch.sizes) > 1:
+        raise UserError(
+            f'{option}: the batches of this run grow at step {list(config.batch.sizes)[1]}, and a file has the step for one size\n'
+            f'leave {option.split()[0]} out: the program cache keeps the step of each size; or give batch.tokens and '
+            'batch.sequence_length as plain numbers'
+        )
+
+
 def save(ahead: Ahead, path: AnyPath) -> int:
     """Writes a compiled step, whole or not at all. Returns the size of the file in bytes.
 
@@ -103,6 +113,7 @@ def opened(path: str | AnyPath, config: RunConfig) -> Callable[[Run, Any], Any]:
             f'--compiled {path}: it is in a bucket, and loading it would run the program of whoever can write there\n'
             'if you trust them, copy the file to this machine'
         )
+    check_one_size(config, f'--compiled {path}')
     manifest, executable = _read(path)
     changes = diff(from_manifest(manifest.config), config)
     baked = [(key, old, new) for key, old, new in changes if effect_of(key).on == 'step']
@@ -124,7 +135,7 @@ def _manifest(run: Run, lowered: Any, executable: bytes) -> Manifest:
         versions=versions(),
         flags=flags(),
         compiler_options=run.compiler_options.values,
-        batch=(run.rows, run.config.batch.sequence_length),
+        batch=(run.rows, run.size.sequence_length),
         arrays={
             jax.tree_util.keystr(place, simple=True, separator='.'): f'{x.dtype}{list(x.shape)}'
             for place, x in jax.tree_util.tree_leaves_with_path(lowered.in_avals[0])

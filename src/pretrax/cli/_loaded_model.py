@@ -37,7 +37,7 @@ class LoadedModel:
         check_can_sample(run.recipe.model, run.source)
         self.tokenizer: Any = run.source.tokenizer
         self.max_length: int | None = run.recipe.model.max_length
-        self.trained_length: int = run.config.batch.sequence_length
+        self.trained_length: int = run.size.sequence_length
         self.end = () if self.tokenizer.end_of_text is None else (self.tokenizer.end_of_text,)
         self._template = template
         self.name = f'{self._trained.directory.parent}, step {self._trained.step}'

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable, Mapping
 
 from pretrax.config import RunConfig, printable_override
+from pretrax.config.batch import common_sequences
 from pretrax.errors import UserError
 from pretrax.infer.sample import check_can_sample, most_new_tokens, sample
 from pretrax.run.loop import Result
@@ -64,9 +65,9 @@ def _next(result: Result, arguments: list[str], writes: bool) -> list[tuple[str,
     if (
         run.mesh.devices.flat[0].platform == 'cpu'
         and run.mesh.size != 8
-        and run.rows % 4 == 0
+        and common_sequences(config.batch) % 4 == 0
         and arch is not None
-        and _allowed(lambda: arch.check_mesh(on_eight, config.batch.sequence_length))
+        and _allowed(lambda: arch.check_mesh(on_eight, run.size.sequence_length))
     ):
         mesh = {f'mesh.{axis}': str(on_eight[axis]) for axis in 'rdt'}
         commands.append((_again(config, arguments, {'name': 'eight', **mesh}), '8 simulated devices'))

@@ -51,14 +51,16 @@ def compile_(
     jax.config.update('jax_enable_compilation_cache', False)
     from pretrax.ahead.auto import settled
     from pretrax.ahead.report import report
+    from pretrax.ahead.saved import check_one_size
+    from pretrax.ahead.saved import save as save_step
     from pretrax.ahead.step import compile_ahead
     from pretrax.scale.memory import size
 
+    if place is not None:
+        check_one_size(loaded, f'--save {save}')
     ahead = compile_ahead(settled(loaded, print, hardware), hardware, print)
     print('\n'.join([*map(str, ahead.run.startup), '', *report(ahead)]))
     if place is not None:
-        from pretrax.ahead.saved import save as save_step
-
         print(f'\nwrote {save}, {size(save_step(ahead, place))}; run it with: pretrax train CONFIG --compiled {save}')
     if picture is not None:
         from pretrax.ahead.drawn import draw

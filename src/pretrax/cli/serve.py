@@ -166,7 +166,7 @@ def _load(path: str, how: _How) -> _Loaded:
     check_can_sample(model, run.source)
     assert tokenizer is not None
     template = read_chat_template(trained.directory.parent / KEPT, tokenizer, how.template)
-    length = how.max_length or model.max_length or run.config.batch.sequence_length
+    length = how.max_length or model.max_length or run.size.sequence_length
     if model.max_length is not None and length > model.max_length:
         raise UserError(f'--max-length is {length}, but the model has {model.max_length} positions')
     options = EngineOptions(

@@ -6,20 +6,56 @@
 
 With pipeline stages, the number of micro-batches is a multiple of mesh.p. `mesh` is the size of every axis, as
 `resolve_mesh` returns it.
+
+If the batches grow at given steps, this holds for each of their sizes. The rows of the data have the longest sequence
+length, and batches follow one another in the data without a gap: a batch of shorter sequences has whole rows, each cut
+into equal parts. So no token is skipped or repeated, and where a batch lies depends on its number alone.
 """
 
 import math
 from collections.abc import Mapping
 
+from pretrax.config.batch_sizes import BatchSize
 from pretrax.config.schema import Batch
 from pretrax.errors import UserError
 
 SEQUENCE_AXES = ('r', 'd', 'e')  # the mesh axes that shard the sequences of a batch
 
 
-def n_sequences(batch: Batch) -> int:
-    """Sequences per step, over all devices."""
-    return batch.tokens // batch.sequence_length
+def tokens_before(batch: Batch, number: int) -> int:
+    """Tokens of all batches before the one with this number."""
+    sizes = batch.sizes
+    stops = [*list(sizes)[1:], number]
+    return sum(
+        max(0, min(stop, number) - first) * size.tokens
+        for (first, size), stop in zip(sizes.items(), stops, strict=True)
+    )
+
+
+def rows_before(batch: Batch, number: int) -> int:
+    """Rows of the data before the batch with this number."""
+    return tokens_before(batch, number) // batch.largest.sequence_length
+
+
+def rows_of(batch: Batch, number: int) -> tuple[int, int, int]:
+    """The first row of the data in a batch, its number of rows, and the sequences that each row is cut into."""
+    size, longest = batch.at(number), batch.largest.sequence_length
+    return rows_before(batch, number), size.tokens // longest, longest // size.sequence_length
+
+
+def same_until(old: Batch, new: Batch, number: int) -> bool:
+    """Whether the batches before the one with this number are the same ones, and the next one follows them."""
+    same_rows = old.largest.sequence_length == new.largest.sequence_length or not number
+    return same_rows and all(
+        old.at(first)._replace(micro=None) == new.at(first)._replace(micro=None)
+        for first in {*old.sizes, *new.sizes}
+        if first < number
+    )
+
+
+def common_sequences(batch: Batch) -> int:
+    """The largest number that divides the sequences of every step."""
+    return math.gcd(*(size.sequences for size in batch.sizes.values()))
 
 
 def sequence_shards(mesh: Mapping[str, int]) -> int:
@@ -27,9 +63,9 @@ def sequence_shards(mesh: Mapping[str, int]) -> int:
     return math.prod(mesh[axis] for axis in SEQUENCE_AXES)
 
 
-def sequences_per_device(batch: Batch, mesh: Mapping[str, int]) -> int:
+def sequences_per_device(batch: BatchSize, mesh: Mapping[str, int]) -> int:
     """Sequences per step and device. Raises UserError if they do not divide evenly."""
-    n, shards = n_sequences(batch), sequence_shards(mesh)
+    n, shards = batch.sequences, sequence_shards(mesh)
     if n % shards:
         axes = [axis for axis in SEQUENCE_AXES if mesh[axis] > 1 or axis in 'rd']
         sizes = ' x '.join(f'{axis}={mesh[axis]}' for axis in axes)
@@ -47,7 +83,7 @@ def micro_batch_sizes(per_device: int, stages: int) -> list[int]:
     return [n for n in range(1, per_device + 1) if per_device % n == 0 and per_device // n % stages == 0]
 
 
-def micro_batch_size(batch: Batch, mesh: Mapping[str, int]) -> int:
+def micro_batch_size(batch: BatchSize, mesh: Mapping[str, int]) -> int:
     """Sequences per micro-batch and device: batch.micro, or its default.
 
     The default is all sequences at once. With a pipeline it is the largest micro-batch that leaves at least four
@@ -86,7 +122,17 @@ def micro_batch_size(batch: Batch, mesh: Mapping[str, int]) -> int:
 
 
 def check_batch(batch: Batch, mesh: Mapping[str, int]) -> None:
-    """Raises UserError if a batch cannot be sharded over a mesh; batch.micro may still be 'auto'."""
+    """Raises UserError if a batch of any size cannot be sharded over a mesh; batch.micro may still be 'auto'."""
+    for first, size in batch.sizes.items():
+        try:
+            _check_size(size, mesh)
+        except UserError as error:
+            if len(batch.sizes) == 1:
+                raise
+            raise UserError(f'from step {first} on, {error}') from error
+
+
+def _check_size(batch: BatchSize, mesh: Mapping[str, int]) -> None:
     sequences_per_device(batch, mesh)
     if batch.sequence_length % mesh['c']:
         nearest = max(1, round(batch.sequence_length / mesh['c'])) * mesh['c']
@@ -99,11 +145,19 @@ def check_batch(batch: Batch, mesh: Mapping[str, int]) -> None:
 
 
 def describe_batch(batch: Batch, mesh: Mapping[str, int]) -> str:
-    """'4,096 tokens = 16 sequences x 256; 8 per device, 2 passes of 4'."""
+    """'4,096 tokens = 16 sequences x 256; 8 per device, 2 passes of 4', for each size."""
+    last = next(reversed(batch.sizes))
+    return '; '.join(
+        (f'from step {first:,}{" (largest)" if first == last else ""}: ' if last else '') + _describe_size(size, mesh)
+        for first, size in batch.sizes.items()
+    )
+
+
+def _describe_size(batch: BatchSize, mesh: Mapping[str, int]) -> str:
     per_device, micro = sequences_per_device(batch, mesh), micro_batch_size(batch, mesh)
     count = per_device // micro
     noun = 'micro-batches' if mesh['p'] > 1 else 'pass' if count == 1 else 'passes'
     return (
-        f'{batch.tokens:,} tokens = {n_sequences(batch)} sequences x {batch.sequence_length}; '
+        f'{batch.tokens:,} tokens = {batch.sequences} sequences x {batch.sequence_length}; '
         f'{per_device} per device, {count} {noun} of {micro}'
     )

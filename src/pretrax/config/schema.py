@@ -15,6 +15,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
 from pretrax.config import registry
+from pretrax.config.batch_sizes import BatchSize, batch_sizes, problems_of
 from pretrax.config.problems import Problem, ProblemsError, known_keys, nearest, shown, unknown
 from pretrax.errors import UserError
 from pretrax.storage import BucketPath, locate
@@ -46,6 +47,7 @@ CountOrZero = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Axis = Count | Literal['auto']
+Steps = Annotated[tuple[tuple[CountOrZero, Count], ...], Field(min_length=1)]  # (step, value from this step on)
 _Directory = Annotated[
     Path | pydantic.InstanceOf[BucketPath],
     pydantic.PlainSerializer(str, when_used='json'),
@@ -135,32 +137,32 @@ class Schedule(Component):
 class Batch(Section):
     """The tokens of one optimizer step. They never depend on the number of devices."""
 
-    tokens: Count = Field(description='tokens per step over all devices; a multiple of sequence_length')
-    sequence_length: Count = Field(description='tokens in one sequence')
+    tokens: Count | Steps = Field(
+        description='tokens per step over all devices, a multiple of sequence_length; or [[step, tokens], ...]'
+    )
+    sequence_length: Count | Steps = Field(description='tokens in one sequence; or [[step, length], ...]')
     micro: Count | Literal['auto'] | None = Field(
         default=None, description='sequences per device in one forward pass; null: all at once; auto: measured'
     )
 
+    @property
+    def sizes(self) -> dict[int, BatchSize]:
+        """{number of a batch: the size of that batch and those after it}, ascending. The last size is the largest."""
+        return batch_sizes(self.tokens, self.sequence_length, self.micro)
+
+    def at(self, number: int) -> BatchSize:
+        """The size of a batch, by its number: that of its step, unless a rollback has skipped batches."""
+        return next(size for first, size in reversed(self.sizes.items()) if first <= number)
+
+    @property
+    def largest(self) -> BatchSize:
+        """The last size, which no other exceeds in tokens or length."""
+        return next(reversed(self.sizes.values()))
+
     @pydantic.model_validator(mode='after')
-    def _whole_sequences(self) -> 'Batch':
-        tokens, length = self.tokens, self.sequence_length
-        if tokens % length:
-            near = [n for n in (tokens // length * length, -(-tokens // length) * length) if n]
-            raise ProblemsError(
-                Problem(
-                    ('tokens',),
-                    f'is {tokens}; expected a multiple of batch.sequence_length ({length})',
-                    f'nearest: {" or ".join(map(str, near))}',
-                )
-            )
-        if isinstance(self.micro, int) and self.micro > tokens // length:
-            raise ProblemsError(
-                Problem(
-                    ('micro',),
-                    f'is {self.micro} sequences; expected at most {tokens // length}, the sequences of a step',
-                    f'a step has {tokens} tokens / {length} = {tokens // length} sequences',
-                )
-            )
+    def _possible(self) -> 'Batch':
+        if problems := list(problems_of(self.tokens, self.sequence_length, self.micro)):
+            raise ProblemsError(*problems)
         return self
 
 
@@ -531,6 +533,20 @@ class RunConfig(Section):
                     f'write a warmup of at most {self.steps}, or more steps',
                 )
             )
+        return self
+
+    @pydantic.model_validator(mode='after')
+    def _batches_grow_in_time(self) -> 'RunConfig':
+        for key in ('tokens', 'sequence_length'):
+            value = getattr(self.batch, key)
+            if not isinstance(value, int) and value[-1][0] >= self.steps:
+                raise ProblemsError(
+                    Problem(
+                        ('batch', key),
+                        f'changes at step {value[-1][0]}, but the run ends after {self.steps} steps',
+                        'leave out this change, or write more steps',
+                    )
+                )
         return self
 
 

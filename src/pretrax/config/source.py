@@ -214,9 +214,10 @@ def _walk(
             below = (*path, key.value)
             origins[below] = place(key.start_mark.line + 1)
             if key.tag != 'tag:yaml.org,2002:str':
-                yield Problem(
-                    below, 'is not a string; keys are names', f'if you mean it, put it in quotes: "{key.value}"'
-                )
+                is_step = key.tag == 'tag:yaml.org,2002:int'
+                hint = 'a schedule by steps is a list: [[0, 1024], [100, 2048]]' if is_step else ''
+                hint = hint or f'if you mean it, put it in quotes: "{key.value}"'
+                yield Problem(below, 'is not a string; keys are names', hint)
             yield from _walk(value, below, origins, place)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):

@@ -41,12 +41,12 @@ class NnxModel(AutomaticModel):
         self.options, self.mesh = options, request.mesh
         self.target = _class(options.target, self.nnx)
         supplied = {
-            'vocab_size': request.vocab_size, 'sequence_length': request.sequence_length, 'dtype': request.dtype,
+            'vocab_size': request.vocab_size, 'sequence_length': request.longest, 'dtype': request.dtype,
         }  # fmt: skip
         self.arguments = _arguments(self.target, options, supplied)
         call = set(inspect.signature(self.target.__call__).parameters)
         self.called_with = [name for name in CALLED_WITH if name in call]
-        self.vocab_size, self.max_length = request.vocab_size, request.sequence_length
+        self.vocab_size, self.max_length = request.vocab_size, request.longest
         self.params = self._abstract()
         self.n_params = sum(leaf.size for leaf in jax.tree.leaves(self.params))
         self.flops_per_token = options.flops_per_token or 6.0 * self.n_params

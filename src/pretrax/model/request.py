@@ -22,3 +22,8 @@ class ModelRequest:
     matmul: Kind = 'compute'  # `precision.matmul`
     exempt: tuple[str, ...] = EXEMPT  # `precision.exempt`
     host_memory: bool = False  # whether the devices have pinned host memory
+    longest_sequence: int | None = None  # of the run, for which learned positions are made; None: sequence_length
+
+    @property
+    def longest(self) -> int:
+        return self.longest_sequence or self.sequence_length

@@ -116,7 +116,7 @@ class Transformer(Model):
     arch: Architecture
 
     def __init__(self, request: ModelRequest, *, options: TransformerOptions):
-        sizes = request.vocab_size, request.sequence_length
+        sizes = request.vocab_size, request.longest
         self.arch = resolve(options, *sizes)  # pyright: ignore[reportIncompatibleVariableOverride]
         self.arch.check_mesh(request.mesh, request.sequence_length)
         self.plan = choose_plan(options, request, self.arch)

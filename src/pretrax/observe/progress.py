@@ -33,12 +33,18 @@ class Progress:
         self._bar: rich.progress.Progress | None = None
         self._task = rich.progress.TaskID(0)
         self._total = 0
+        self._work: Callable[[int], float] = lambda steps: steps
         self._origin: tuple[int, float] | None = None  # step and time of the first report
         self._drawn = float('-inf')
 
-    def start(self, total_steps: int, resumed_step: int = 0) -> None:
-        """Begins a run of `total_steps`, of which the first `resumed_step` are done."""
-        self._total = total_steps
+    def start(
+        self, total_steps: int, resumed_step: int = 0, work: Callable[[int], float] = lambda steps: steps
+    ) -> None:
+        """Begins a run of `total_steps`, of which the first `resumed_step` are done.
+
+        `work`: of the first n steps, such as their tokens, by which the ETA counts.
+        """
+        self._total, self._work = total_steps, work
         self._origin = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             text = rich.progress.TextColumn('{task.description}', markup=False, table_column=rich.table.Column())
@@ -67,7 +73,10 @@ class Progress:
         if self._origin is None:
             self._origin = (step, now)
         first_step, first_time = self._origin
-        eta = (now - first_time) / (step - first_step) * (self._total - step) if step > first_step else None
+        eta = None
+        if step > first_step:
+            done, left = self._work(step) - self._work(first_step), self._work(self._total) - self._work(step)
+            eta = (now - first_time) / done * left
         line = format_line(metrics, self._total, eta)
         if self._bar is None:
             self._write(line)

@@ -33,7 +33,9 @@ class CompiledStep:
             return self.call(state, batch)
 
     def __str__(self) -> str:
-        return f'{self.how} in {self.seconds:.1f} s'
+        size = self.run.size
+        of = f' for batches of {size.tokens:,} tokens = {size.sequences} sequences x {size.sequence_length}'
+        return f'{self.how}{of if len(self.run.config.batch.sizes) > 1 else ""} in {self.seconds:.1f} s'
 
 
 def lower_step(run: Run) -> jax.stages.Lowered:
@@ -41,10 +43,10 @@ def lower_step(run: Run) -> jax.stages.Lowered:
     return make_step(run.recipe).lower(run.like, run.abstract_batch())
 
 
-def compile_step(run: Run, state: TrainState, batch: Batch, load: LoadStep | None = None) -> CompiledStep:
+def compile_step(run: Run, state: TrainState, load: LoadStep | None = None) -> CompiledStep:
     """Compiles the step of a run, or loads it. The mesh of the run must be set."""
     began = time.perf_counter()
-    lowered = make_step(run.recipe).lower(state, batch)
+    lowered = make_step(run.recipe).lower(state, run.abstract_batch())
     if load is None:
         with explaining_full_memory(run, 'compiling the step'):
             call, cache = compile_or_load(lowered, is_recorded(run), run.compiler_options.values)

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh
 
 from pretrax.config import Mesh as MeshSection
 from pretrax.config import RunConfig, resolve_mesh
-from pretrax.config.batch import check_batch, n_sequences
+from pretrax.config.batch import check_batch, common_sequences
 from pretrax.machine import process_memory
 from pretrax.machine.accelerators import idle_plugins, skip_absent_accelerators
 from pretrax.machine.cores import cpu_flags, total_memory, usable_cores
@@ -41,7 +41,7 @@ def choose_mesh(config: RunConfig, absent: Sequence[Any] | None = None) -> tuple
     Raises:
         UserError: `mesh:` does not fit the devices, or the batch cannot be sharded over the mesh.
     """
-    simulated = simulate_cpus(config.mesh, n_sequences(config.batch)) if absent is None else ''
+    simulated = simulate_cpus(config.mesh, common_sequences(config.batch)) if absent is None else ''
     devices = list(absent or jax.devices())
     platform = devices[0].platform
     sizes = resolve_mesh(config.mesh, len(devices), platform, n_slices(devices))

@@ -83,8 +83,9 @@ def _start(
     began = time.perf_counter()
     batch = run.batch(number)
     seconds = time.perf_counter() - began
-    report(f'batch {number}: {run.rows} sequences x {config.batch.sequence_length}, read in {seconds:.1f} s')
-    step = compile_step(run, start.state, batch, saved)
+    rows, length = batch.tokens.shape
+    report(f'batch {number}: {rows} sequences x {length}, read in {seconds:.1f} s')
+    step = compile_step(run, start.state, saved)
     report(str(step))
     if step.call.memory_analysis() is not None:  # not every backend has it
         needed, temporaries = size(memory_of(step.call)), size(temporaries_of(step.call))

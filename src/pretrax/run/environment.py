@@ -106,7 +106,15 @@ def _sizes(run: Run) -> dict[str, Any]:
     utilization = run.mfu(1.0).get('mfu')
     return {
         'parameters': run.n_params,
-        'batch_tokens': run.config.batch.tokens,
+        'batch_tokens': run.size.tokens,
+        'sizes': [  # of the batches, by the step from which they have them
+            {
+                'step': one.first_batch,
+                'batch_tokens': one.size.tokens,
+                'flops_per_token': one.flops and one.flops.causal,
+            }
+            for one in (*run.smaller, run)
+        ],
         'compute': run.compute,
         'flops_per_token': flops.causal if flops else None,
         'flops_per_token_full': flops.full if flops else None,
@@ -125,7 +133,7 @@ def _predicted(run: Run) -> dict[str, Any] | None:
     arch, device = run.recipe.model.arch, lookup(run.mesh.devices.flat[0].device_kind)
     if arch is None or device is None:
         return None
-    found = predict(arch, run.n_params, run.config.batch.sequence_length, device, step_facts(run))
+    found = predict(arch, run.n_params, run.size.sequence_length, device, step_facts(run))
     if found is None:
         return None
     phases = [

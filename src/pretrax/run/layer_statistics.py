@@ -8,6 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from pretrax.config.batch import rows_of
+from pretrax.data.batches.sequences import sources_of_sequences
 from pretrax.errors import Report
 from pretrax.model.axes import ROWS
 from pretrax.model.loss import Batch
@@ -76,7 +78,7 @@ def row_sources(run: Run, index: int) -> jax.Array:
     sharding = NamedSharding(run.mesh, PartitionSpec(tuple(ROWS.split())))
 
     def shard(rows: Any) -> np.ndarray:
-        return run.source.row_sources(index, rows[0], run.rows).astype(np.int32)
+        return sources_of_sequences(run.source, *rows_of(run.config.batch, index), rows[0]).astype(np.int32)
 
     return jax.make_array_from_callback((run.rows,), sharding, shard)
 

@@ -14,7 +14,6 @@ import jax
 
 from pretrax.checkpoint import Checkpoints
 from pretrax.config import RunConfig, resolved_yaml
-from pretrax.data.batches.prefetch import prefetch
 from pretrax.errors import Report
 from pretrax.infer.sample import sample
 from pretrax.observe.profile import profiled
@@ -90,12 +89,12 @@ def train(
             with open_log(run, directory.local, start.step, requests, report) as log:
                 first = int(start.state.step)
                 clock = Clock(directory.local, is_first_process(), first, start.description)
-                metrics = StepMetrics(run, clock, log, progress, report)
+                metrics = StepMetrics(run, start, clock, log, progress, report)
                 loop = _Loop(run, directory, start, checkpoints, metrics, requests, report)
                 if first >= config.steps:
                     report(f'all {config.steps} steps are done; to train more, use a larger steps=')
                 else:
-                    progress.start(config.steps, first)
+                    progress.start(config.steps, first, run.tokens_before)
                     loop.run_steps(compiled)
                 return loop.result()
 
@@ -124,14 +123,20 @@ class _Loop:
 
     def run_steps(self, load: LoadStep | None) -> None:
         """Compiles the step, and trains until the last step or a request to stop."""
-        step = compile_step(self.run, self.state, self.run.batch(int(self.state.batch)), load)
-        self.metrics.compiled(step)
+        self._compile(int(self.state.step), load)
         self.requests.begin()
         log, directory, clock = self.config.log, self.directory.local, self.metrics.clock
-        with self.watchdog, profiled(step, log, directory, self.report, clock) as call:
-            while not self._train(call):
+        step: Step = lambda state, batch: self.compiled(state, batch)  # noqa: E731 - compiled again for larger batches
+        with self.watchdog, profiled(step, log, directory, self.report, clock) as traced:
+            while not self._train(traced):
                 self._roll_back()
             wait_until_saved(self.checkpoints, int(self.state.step), self.report)
+
+    def _compile(self, number: int, load: LoadStep | None = None) -> None:
+        """Compiles the step that follows step `number`, for batches of the size of its batch."""
+        with self.watchdog.paused():
+            self.compiled = compile_step(self.run.at(int(self.state.batch)), self.state, load)
+        self.metrics.compiled(self.compiled)
 
     def _train(self, step: Step) -> bool:
         """Trains until the last step or a request to stop; False if a rollback is needed."""
@@ -139,10 +144,11 @@ class _Loop:
         most_skipped = config.faults.rollback_after or math.inf
         self.metrics.clock.start(first)
         numbers = range(first_batch, first_batch + config.steps - first)
-        batches = prefetch(self.run.batch, numbers, 2, config.log.stall_seconds, self._report_stall)
-        with contextlib.closing(batches):
-            for number, batch in enumerate(batches, first + 1):
-                self.metrics.before(number, number - first - 1 + first_batch, self.state, batch)
+        with contextlib.closing(self.run.batches(numbers, self.report)) as batches:
+            for number, (index, batch) in enumerate(zip(numbers, batches, strict=True), first + 1):
+                if self.compiled.run is not self.run.at(index):
+                    self._between_steps(self._compile, number - 1)
+                self.metrics.before(number, index, self.state, batch)
                 self.state, metrics = step(self.state, batch)
                 self.metrics.read()  # those of the step before, while the device computes this one
                 self.metrics.wait_for(number, metrics)
@@ -190,9 +196,8 @@ class _Loop:
         is_evaluated = self.validation.get('step') == number
         description = {
             'val_loss': self.validation['val_loss'] if is_evaluated else None,
-            'skipped_in_a_row': self.metrics.skipped_in_a_row,
             'rollbacks': self.rollbacks,
-            **self.metrics.clock.description(),
+            **self.metrics.description(),
         }
         save(self.run, self.checkpoints, number, self.state, description, self.report)
 
@@ -208,13 +213,8 @@ class _Loop:
         skipped = self.metrics.skipped_in_a_row
         start = roll_back(self.run, self.state, skipped, self.checkpoints, self.report)
         self.state = start.state
-        self.metrics.rewind(start.step, start.description)
+        self.metrics.rewind(start)
         self.watchdog.alive()
-
-    def _report_stall(self, index: int, seconds: float) -> None:
-        reading = self.run.source.reading
-        cause = f'the source is reading {reading}' if reading else 'making the batch is slow'
-        self.report(f'batch {index}: waited {seconds:.1f} s for data; {cause}')
 
     def result(self) -> Result:
         """How the run ended."""

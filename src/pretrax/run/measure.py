@@ -18,7 +18,6 @@ from typing import Any
 import jax
 
 from pretrax.config import RunConfig, load
-from pretrax.data.batches.prefetch import prefetch
 from pretrax.errors import UserError, first_line
 from pretrax.machine.atomic import write_file
 from pretrax.run.compiled_step import compile_step
@@ -67,7 +66,7 @@ def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:
     expected, limit = memory_of_run(run), memory_limit(run.mesh.local_devices)
     sizes: dict[str, Any] = {
         'n_params': run.n_params,
-        'batch_tokens': config.batch.tokens,
+        'batch_tokens': run.size.tokens,
         'devices': run.mesh.size,
         'expected_memory': expected.total if expected else None,
     }
@@ -76,10 +75,11 @@ def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:
         return {'status': TOO_LARGE, 'why': why, **sizes}
     with jax.set_mesh(run.mesh):
         state = init_state(run.recipe, config.seed)
-        step = compile_step(run, state, run.batch(0))
+        step = compile_step(run, state)
         print(step, flush=True)
         ends, metrics = [], None
-        with contextlib.closing(prefetch(run.batch, range(warmup + steps), 2)) as batches:
+        numbers = range(run.first_batch, run.first_batch + warmup + steps)
+        with contextlib.closing(run.batches(numbers, print)) as batches:
             for batch in batches:
                 before = metrics
                 state, metrics = step.call(state, batch)
@@ -91,7 +91,7 @@ def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:
         ends.append(time.perf_counter())
     each = [b - a for a, b in itertools.pairwise(ends)][warmup - 1 :]
     seconds = statistics.median(each)
-    speed = config.batch.tokens / seconds
+    speed = run.size.tokens / seconds
     return {
         'status': DONE,
         **sizes,

@@ -34,7 +34,7 @@ def memory_changes(run: Run) -> list[Change]:
 
 def _candidates(run: Run) -> Iterator[tuple[str, str, StepFacts]]:
     """Changes of the configuration that may save memory: key=value, what it does, and the step that it makes."""
-    batch, now = run.config.batch, step_facts(run)
+    batch, now = run.size, step_facts(run)
     mesh, sequences = dict(now.mesh), sequences_per_device(batch, now.mesh)
     micro = sequences // now.passes
     if now.saved != {}:

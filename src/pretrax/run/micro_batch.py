@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from pretrax.config import RunConfig, settle, values_in_step
-from pretrax.config.batch import micro_batch_sizes, sequences_per_device
+from pretrax.config.batch import common_sequences, micro_batch_sizes, sequence_shards
 from pretrax.errors import Report, UserError
 from pretrax.machine.cache import cache_directory, read_entries, write_entries
 from pretrax.machine.cores import available_memory, cpu_name, usable_cores
@@ -70,9 +70,10 @@ def measured_micro(config: RunConfig, report: Report, cache: pathlib.Path | None
 
 
 def _sizes(run: Run) -> list[int]:
-    """The micro-batch sizes to try, each at least twice the one before."""
+    """The micro-batch sizes to try, each at least twice the one before. They suit batches of every size."""
     sizes: list[int] = []
-    for n in micro_batch_sizes(sequences_per_device(run.config.batch, run.mesh.shape), run.mesh.shape['p']):
+    per_device = common_sequences(run.config.batch) // sequence_shards(run.mesh.shape)
+    for n in micro_batch_sizes(per_device, run.mesh.shape['p']):
         if not sizes or n >= 2 * sizes[-1]:
             sizes.append(n)
     return sizes
@@ -88,7 +89,7 @@ def _speed(config: RunConfig) -> float | str:
             needed = memory_of(step)
             if limit is not None and needed > limit:
                 return f'does not fit: {size(needed)} of {size(limit)}'
-            state, batch = init_state(run.recipe, config.seed), run.batch(0)
+            state, batch = init_state(run.recipe, config.seed), run.batch(run.first_batch)
             seconds = []
             for _ in range(1 + STEPS):
                 began = time.perf_counter()
@@ -99,7 +100,7 @@ def _speed(config: RunConfig) -> float | str:
             if 'RESOURCE_EXHAUSTED' not in str(error) and 'memory' not in str(error):
                 raise
             return f'does not fit: {str(error).splitlines()[0][:120]}'
-    return config.batch.tokens / min(seconds[1:])
+    return run.size.tokens / min(seconds[1:])
 
 
 def _limit(run: Run) -> int | None:

@@ -8,12 +8,14 @@ from typing import Any
 
 from pretrax.checkpoint import DamagedError, read_description, steps_in
 from pretrax.config import RunConfig, diff, from_manifest, may_change_on_resume
+from pretrax.config.batch import same_until
 from pretrax.errors import Report, UserError
 from pretrax.machine.locks import LockedError, lock_directory
 from pretrax.run.saving import had_checkpoints
 from pretrax.storage import AnyPath
 from pretrax.storage.working_directory import working_directory
 
+_BATCH_SIZES = ('batch.tokens', 'batch.sequence_length')
 _DISK_ERRORS = (
     errno.ENOSPC,
     errno.EDQUOT,
@@ -85,16 +87,30 @@ def check_unchanged(config: RunConfig, allow_changes: bool, report: Report) -> N
             f'{config.run_dir} holds weights that were {made}, and no training state to resume\n'
             f'train from these weights under another name: init_from: {config.run_dir}'
         )
-    every = diff(from_manifest(description['config']), config)
-    changes = [(key, old, new) for key, old, new in every if not may_change_on_resume(key)]
+    began, number = from_manifest(description['config']), description['batch']
+    may_grow = same_until(began.batch, config.batch, number) and not _weights_change(config)
+    every = diff(began, config)
+    changes = [
+        (key, old, new)
+        for key, old, new in every
+        if not may_change_on_resume(key) and not (key in _BATCH_SIZES and may_grow)
+    ]
     if changes and not allow_changes:
         shown = [f'    {key}: {old} -> {new}' for key, old, new in changes[:5]]
         more = [f'    and {len(changes) - 5} more'] if len(changes) > 5 else []
         head = f'{config.run_dir} was trained with another configuration:'
+        batches = f'batches may change from step {number} on; the longest sequence, and batches before, may not'
+        why = [batches] if any(key in _BATCH_SIZES for key, _, _ in changes) else []
         fix = 'use another name=, or resume with the new configuration: --allow-changes'
-        raise UserError('\n'.join([head, *shown, *more, fix]))
-    for key, old, new in [*changes, *(change for change in every if change[0] == 'steps')]:
+        raise UserError('\n'.join([head, *shown, *more, *why, fix]))
+    for key, old, new in [change for change in every if change in changes or change[0] in ('steps', *_BATCH_SIZES)]:
         report(f'changed since the run began: {key}: {old} -> {new}')
+
+
+def _weights_change(config: RunConfig) -> bool:
+    """Whether weights of a mixture change at steps, whose rows would move if later batches changed."""
+    members = getattr(config.data.options, 'mixture', None) or ()
+    return any(len(member.schedule) > 1 for member in members)
 
 
 def _check_not_lost(run_dir: AnyPath) -> None:
@@ -119,8 +135,8 @@ def check_same_data(
 
 
 def _newest_description(checkpoints: AnyPath) -> dict[str, Any] | None:
-    """The description of the newest checkpoint that has a readable one."""
+    """The description of the newest checkpoint that has a readable one; `batch`: the number of the next batch."""
     for step in reversed(steps_in(checkpoints)):
         with contextlib.suppress(DamagedError):  # `restore_newest` reports it
-            return read_description(checkpoints, step)
+            return {'batch': step, **read_description(checkpoints, step)}
     return None

@@ -65,9 +65,10 @@ def failure(run: Run, state: TrainState, skipped: int, rollbacks: int) -> UserEr
 
 def _gradient_report(run: Run, state: TrainState, batch: int) -> list[str]:
     """The loss terms of a batch, and the norm of each array of the gradient."""
-    gradients = make_gradients(run.recipe.model, run.recipe.accumulation)
+    recipe = run.at(batch).recipe
+    gradients = make_gradients(recipe.model, recipe.accumulation)
     compute = jax.jit(lambda weights, *more: gradients(on_device(weights), *more))
-    key = step_keys(run.recipe, state.step - 1)
+    key = step_keys(recipe, state.step - 1)
     gradient, terms, _ = compute(state.weights, run.batch(batch), *key)
     lines = [f'{name} of batch {batch}: {float(value)}' for name, value in terms.items()]
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):

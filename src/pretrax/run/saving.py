@@ -47,7 +47,7 @@ def save(
         'pretrax': __version__,
         'jax': jax.__version__,
         'config': written_values(run.config),
-        'tokens': step * run.config.batch.tokens,
+        'batch': int(state.batch),
         'data': run.source.fingerprint,
         'tokenizer': run.source.tokenizer_sha256,
         'vocab_size': run.recipe.model.vocab_size,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from pretrax.checkpoint import read_description, steps_in
 from pretrax.config import RunConfig, from_manifest, read_resolved, written_values
-from pretrax.config.batch import n_sequences
+from pretrax.config.batch import rows_of
+from pretrax.data.batches.sequences import read_sequences, sources_of_sequences
 from pretrax.data.batches.source import HostBatch, Source
 from pretrax.data.tokens.flat_tokens import open_split
 from pretrax.errors import Report, UserError
@@ -25,21 +26,27 @@ class SeenBatch:
     Attributes:
         index: its number.
         source: the data of the run.
-        n_rows: how many rows a batch has.
+        where: it lies in the data, as `config.batch.rows_of` returns it.
     """
 
     index: int
     source: Source
-    n_rows: int
+    where: tuple[int, int, int]
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows the batch has."""
+        _, rows, pieces = self.where
+        return rows * pieces
 
     def rows(self, count: int) -> HostBatch:
         """The first rows, in host memory."""
-        return self.source.batch(self.index, slice(0, min(count, self.n_rows)), self.n_rows)
+        return read_sequences(self.source, *self.where, slice(0, min(count, self.n_rows)))
 
     def source_of_rows(self, count: int) -> list[str]:
         """The name of the source of each of the first rows; '' if the data has one source."""
         names = self.source.source_names
-        numbers = self.source.row_sources(self.index, slice(0, min(count, self.n_rows)), self.n_rows)
+        numbers = sources_of_sequences(self.source, *self.where, slice(0, min(count, self.n_rows)))
         return [names[number] if names else '' for number in numbers.tolist()]
 
 
@@ -59,13 +66,13 @@ def seen_batch(path: str, step: int | None, batch: int | None, report: Report) -
     checkpoints = run_dir / 'checkpoints'
     saved = steps_in(checkpoints)
     fingerprint = read_description(checkpoints, saved[-1]).get('data') if saved else None
-    source = open_source(_with_prepared_tokens(config, fingerprint), n_sequences(config.batch), lambda text: None)
+    source = open_source(_with_prepared_tokens(config, fingerprint), lambda text: None)
     if fingerprint is not None and source.fingerprint != fingerprint:
         raise UserError(
             f'{path} was trained on other tokens: the text or the tokenizer has changed since\n'
             'restore the text to see what the step saw'
         )
-    return SeenBatch(batch, source, n_sequences(config.batch))
+    return SeenBatch(batch, source, rows_of(config.batch, batch))
 
 
 def show_batch(run_dir: AnyPath, batch: int) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -10,7 +10,17 @@ import numpy as np
 from jax.sharding import Mesh
 
 from pretrax.config import RunConfig, build
-from pretrax.config.batch import describe_batch, micro_batch_size, n_sequences, sequences_per_device
+from pretrax.config.batch import (
+    describe_batch,
+    micro_batch_size,
+    rows_before,
+    rows_of,
+    sequences_per_device,
+    tokens_before,
+)
+from pretrax.config.batch_sizes import BatchSize
+from pretrax.data.batches.prefetch import prefetch
+from pretrax.data.batches.sequences import read_sequences
 from pretrax.data.batches.source import DataRequest, HostBatch, Source, check_source
 from pretrax.errors import Report, UserError
 from pretrax.infer.sample import check_can_sample
@@ -35,9 +45,10 @@ from pretrax.train.step import Recipe, TrainState, abstract_state
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A prepared run. Nothing has been trained yet."""
+    """A prepared run, for batches of one size: the largest. Nothing has been trained yet."""
 
     config: RunConfig
+    size: BatchSize
     mesh: Mesh
     source: Source
     recipe: Recipe
@@ -46,11 +57,26 @@ class Run:
     flops: Flops | None  # per token; None: not known
     mfu: Utilization
     startup: list[StartupLine]
+    smaller: 'Sequence[Run]' = dataclasses.field(default=(), repr=False, compare=False)  # for batches of other sizes
+
+    def at(self, number: int) -> 'Run':
+        """The run for batches of the size of the batch with this number; see `config.batch`."""
+        size = self.config.batch.at(number)
+        return self if size == self.size else next(run for run in self.smaller if run.size == size)
+
+    def tokens_before(self, number: int) -> int:
+        """Tokens of all batches before the one with this number."""
+        return tokens_before(self.config.batch, number)
+
+    @property
+    def first_batch(self) -> int:
+        """The number of the first batch of this size."""
+        return next(first for first, size in self.config.batch.sizes.items() if size == self.size)
 
     @property
     def rows(self) -> int:
         """Sequences per step."""
-        return n_sequences(self.config.batch)
+        return self.size.sequences
 
     @property
     def n_params(self) -> int:
@@ -66,9 +92,20 @@ class Run:
             self.config.compiler.options, devices, dict(self.mesh.shape), n_slices(devices), has_experts
         )
 
-    def batch(self, step: int) -> Batch:
-        """The training batch of a step: the same on any mesh and with any number of processes."""
-        return self.place(lambda rows: self.source.batch(step, rows, self.rows))
+    def batch(self, number: int) -> Batch:
+        """The training batch with this number: the same on any mesh and with any number of processes."""
+        where = rows_of(self.config.batch, number)
+        return self.at(number).place(lambda rows: read_sequences(self.source, *where, rows))
+
+    def batches(self, numbers: Iterable[int], report: Report) -> Generator[Batch]:
+        """The training batches with these numbers, fetched ahead. A long wait is reported with its cause."""
+
+        def stalled(number: int, seconds: float) -> None:
+            reading = self.source.reading
+            cause = f'the source is reading {reading}' if reading else 'making the batch is slow'
+            report(f'batch {number}: waited {seconds:.1f} s for data; {cause}')
+
+        return prefetch(self.batch, numbers, 2, self.config.log.stall_seconds, stalled)
 
     def validation(self, index: int, part: str = '') -> Batch:
         """A batch of held-out text from one of the source's `validation_parts`."""
@@ -92,7 +129,7 @@ class Run:
                 ordered = whole if order is None else whole[:, order]
                 return ordered[:, index[1]]
 
-            shape = (self.rows, self.config.batch.sequence_length)
+            shape = (self.rows, self.size.sequence_length)
             return jax.make_array_from_callback(shape, sharding, shard)
 
         shardings = make_shardings(Batch, self.mesh)
@@ -100,7 +137,7 @@ class Run:
 
     def abstract_batch(self) -> Batch:
         """Shapes, dtypes and shardings of a batch."""
-        return make_abstract(Batch, {'B': self.rows, 'L': self.config.batch.sequence_length})
+        return make_abstract(Batch, {'B': self.rows, 'L': self.size.sequence_length})
 
 
 def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | None = None) -> Run:
@@ -121,29 +158,44 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     local = mesh.local_devices[0] if devices is None else None
     check_host_memory(local, config.memory.offload)
     dtype, dtype_reason = choose_compute(config.precision.compute, mesh.devices.flat[0].platform)
-    micro_batches = sequences_per_device(config.batch, mesh.shape) // micro_batch_size(config.batch, mesh.shape)
-
-    source = open_source(config, n_sequences(config.batch), report)
-    model = _build_model(config, source, mesh, dtype, micro_batches, has_host_memory(local))
-    recipe = _build_recipe(config, model, 1 if mesh.shape['p'] > 1 else micro_batches)
-    with jax.set_mesh(mesh):
-        like = abstract_state(recipe)
-
     compute: Literal['bf16', 'f32'] = 'bf16' if np.dtype(dtype).itemsize == 2 else 'f32'
-    flops = training_flops(model, config.batch.sequence_length)
-    utilization, peak = choose_utilization(mesh, compute, flops)
-    run = Run(config, mesh, source, recipe, like, compute, flops, utilization, startup=[])
+    source = open_source(config, report)
+
+    def prepare_size(size: BatchSize) -> tuple[Run, str]:
+        micro_batches = sequences_per_device(size, mesh.shape) // micro_batch_size(size, mesh.shape)
+        model = _build_model(config, size, source, mesh, dtype, micro_batches, has_host_memory(local))
+        recipe = _build_recipe(config, model, 1 if mesh.shape['p'] > 1 else micro_batches)
+        with jax.set_mesh(mesh):
+            like = abstract_state(recipe)
+        flops = training_flops(model, size.sequence_length)
+        utilization, peak = choose_utilization(mesh, compute, flops)
+        return Run(config, size, mesh, source, recipe, like, compute, flops, utilization, startup=[]), peak
+
+    *others, (run, peak) = map(prepare_size, config.batch.sizes.values())
+    smaller = [other for other, _ in others]
+    memory = memory_of_run(run)
     facts |= {
         'batch': describe_batch(config.batch, mesh.shape),
         'model': f'{config.model.name}, {_parameters(run)}',
         'compute': f'{compute} ({dtype_reason}); weights, optimizer, norms and loss f32',
         'offload': _offload(config),
-        **model.choices,
-        'memory': str(memory_of_run(run) or ''),
+        **run.recipe.model.choices,
+        **_choices_of_smaller(run, smaller),
+        'memory': f'{memory}{", for the largest batches" if smaller else ""}' if memory else '',
         'mfu': peak,
     }
     lines = [StartupLine(topic, text) for topic, text in facts.items() if text]
-    return dataclasses.replace(run, startup=lines)
+    return dataclasses.replace(run, startup=lines, smaller=smaller)
+
+
+def _choices_of_smaller(run: Run, smaller: Sequence[Run]) -> dict[str, str]:
+    """What a model chooses differently for smaller batches, by topic."""
+    return {
+        f'{topic} from step {other.first_batch:,}': text
+        for other in smaller
+        for topic, text in other.recipe.model.choices.items()
+        if text != run.recipe.model.choices.get(topic)
+    }
 
 
 def prepare_and_report(config: RunConfig, report: Report, verbose: bool) -> tuple[Run, StartupReport]:
@@ -160,10 +212,11 @@ def prepare_and_report(config: RunConfig, report: Report, verbose: bool) -> tupl
     return run, startup
 
 
-def open_source(config: RunConfig, rows: int, report: Report) -> Source:
+def open_source(config: RunConfig, report: Report) -> Source:
     """Opens the data. The first process prepares it; the others then find it prepared."""
-    directory = working_directory(config.run_dir) / 'data'
-    request = DataRequest(config.seed, config.batch.sequence_length, directory, report, config.steps, rows)
+    directory, longest = working_directory(config.run_dir) / 'data', config.batch.largest.sequence_length
+    before = functools.partial(rows_before, config.batch)
+    request = DataRequest(config.seed, longest, directory, report, config.steps, before)
 
     def build_source() -> Source:
         return check_source(build('data', config.data, request), config.data.name)
@@ -178,13 +231,20 @@ def open_source(config: RunConfig, rows: int, report: Report) -> Source:
 
 
 def _build_model(
-    config: RunConfig, source: Source, mesh: Mesh, dtype: Any, micro_batches: int, host_memory: bool
+    config: RunConfig,
+    size: BatchSize,
+    source: Source,
+    mesh: Mesh,
+    dtype: Any,
+    micro_batches: int,
+    host_memory: bool,
 ) -> Model:
     """The model of a run. Raises UserError if it does not support a setting of the run."""
     stages, device = mesh.shape['p'], mesh.devices.flat[0]
     request = ModelRequest(
         vocab_size=source.vocab_size,
-        sequence_length=config.batch.sequence_length,
+        sequence_length=size.sequence_length,
+        longest_sequence=config.batch.largest.sequence_length,
         documents_per_row=source.documents_per_row,
         dtype=dtype,
         platform=device.platform,
@@ -241,7 +301,7 @@ def step_facts(run: Run) -> StepFacts:
     rounds, micro_batches = (plan.pipeline.rounds, plan.pipeline.micro_batches) if plan.pipeline else (1, 1)
     return StepFacts(
         mesh=dict(run.mesh.shape),
-        tokens=run.config.batch.tokens // (accumulation * micro_batches),
+        tokens=run.size.tokens // (accumulation * micro_batches),
         platform=run.mesh.devices.flat[0].platform,
         compute=run.compute,
         moments=sum(leaf.size for leaf in jax.tree.leaves(run.like.optimizer)) / run.n_params,

@@ -23,6 +23,7 @@ from pretrax.run.recorded_program import record_program
 from pretrax.run.run_log import RunLog
 from pretrax.run.seen_batch import show_batch
 from pretrax.run.setup import Run
+from pretrax.run.start import Start
 from pretrax.run.watch import Requests
 from pretrax.train.step import TrainState
 
@@ -32,6 +33,7 @@ class StepMetrics:
 
     Args:
         run: the run.
+        start: what training starts from.
         clock: measures the speed of the steps.
         log: what the run writes; None in all processes but the first.
         progress: where metrics are shown.
@@ -40,11 +42,13 @@ class StepMetrics:
     Attributes:
         last: the newest metrics that were logged.
         skipped_in_a_row: the number of steps skipped in a row, up to the newest step that was read.
+        tokens: of all steps up to that one.
     """
 
     def __init__(
         self,
         run: Run,
+        start: Start,
         clock: Clock,
         log: RunLog | None,
         progress: Progress,
@@ -53,16 +57,21 @@ class StepMetrics:
         self.clock = clock
         self.last: dict[str, float] = {}
         self.skipped_in_a_row = 0
+        self.tokens = _tokens_of(run, start)
         self._run, self._log, self._progress, self._report = run, log, progress, report
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
         self._statistics = StepStatistics(run, clock, report)
         self._program: Any = None  # the compiled step
         self._batches_ahead = 0  # the number of a step's batch minus the number of steps before it
         self._is_after_rollback = False
+        self._has_grown = False  # whether the batches have grown since the newest step
 
     def before(self, number: int, index: int, state: TrainState, batch: Batch) -> None:
         """Call it before each step, with the number of its batch: starts its layer statistics, if they are due."""
         self._batches_ahead = index - (number - 1)
+        if self._has_grown:  # a lap has steps with batches of one size
+            self.clock.lap(number - 1)
+            self._has_grown = False
         self._statistics.compute(number, index, state, batch)
 
     def wait_for(self, number: int, metrics: dict[str, jax.Array]) -> None:
@@ -77,6 +86,7 @@ class StepMetrics:
         skipped = self.skipped_in_a_row
         with explaining_full_memory(self._run, 'training', self._program):
             self.skipped_in_a_row = int(metrics['skipped_in_a_row'])  # waits for the step to end
+        self.tokens += self._run.size.tokens
         if self._log is not None:
             self._log.step = number
         self.clock.stepped(number, self._report)
@@ -101,12 +111,19 @@ class StepMetrics:
             self._progress.update(metrics)
 
     def compiled(self, step: CompiledStep) -> None:
-        """Reports how the step was compiled, and writes its program if that is wanted."""
-        self._program = step.call
+        """Reports how the next steps were compiled, and writes their program if that is wanted."""
+        if step.run is not self._run:
+            self._statistics = StepStatistics(step.run, self.clock, self._report)
+        self._has_grown = self._program is not None
+        self._run, self._program = step.run, step.call
         self._report(str(step))
         if self._log is not None:
             self._log.environment.compiled(step)
             record_program(self._run, step, self._report)
+
+    def description(self) -> dict[str, Any]:
+        """The part of a checkpoint's description that `rewind` and a resumed run need. Call it when one is saved."""
+        return {'tokens': self.tokens, 'skipped_in_a_row': self.skipped_in_a_row, **self.clock.description()}
 
     def show(self, number: int, texts: list[str]) -> None:
         """Shows and writes samples of a step, one for each prompt."""
@@ -120,24 +137,25 @@ class StepMetrics:
         if self._log is not None:
             self._log.flush()
 
-    def rewind(self, step: int, description: dict[str, Any]) -> None:
-        """Forgets the steps after `step`; `description` is that of its checkpoint."""
+    def rewind(self, start: Start) -> None:
+        """Forgets the steps after a checkpoint, to which the run returns."""
         self._pending, self.skipped_in_a_row = None, 0
-        self.clock.rolled_back(step, description)
+        self.tokens = _tokens_of(self._run, start)
+        self.clock.rolled_back(start.step, start.description)
         self._is_after_rollback = True  # its line has the number of the batch
         self._statistics.forget()
         if self._log is not None:
-            self._log.rewind(step)
+            self._log.rewind(start.step)
 
     def _log_step(self, number: int, metrics: dict[str, Any]) -> None:
         run = self._run
         values = {name: float(value) for name, value in metrics.items()}
-        tokens_per_second = self.clock.lap(number) * run.config.batch.tokens
+        tokens_per_second = self.clock.lap(number) * run.size.tokens
         per_token = run.source.bytes_per_token
         nll = values.get('nll', values['loss'])
         self.last = {
             'step': number,
-            'tokens': number * run.config.batch.tokens,
+            'tokens': self.tokens,
             'batch': number - 1 + self._batches_ahead,
             **values,
             'skipped_steps': int(values['skipped_steps']),
@@ -152,6 +170,11 @@ class StepMetrics:
             skipped = self.last['skipped_steps']
             self._report(f'step {number}: the loss is {values["loss"]}; {skipped} steps skipped so far')
         self.write(self.last)
+
+
+def _tokens_of(run: Run, start: Start) -> int:
+    """Tokens of the steps before a start: as its checkpoint says, else as many as the configuration has for them."""
+    return start.description.get('tokens', run.tokens_before(int(start.state.step)))
 
 
 @contextlib.contextmanager

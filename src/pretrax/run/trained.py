@@ -65,7 +65,8 @@ def open_trained(path: str, mesh: Mapping[str, int] | None = None) -> Trained:
         mesh = {('r' if jax.default_backend() == 'cpu' else 'd'): len(jax.devices())}
     values['mesh'] = dict(mesh)
     rows = math.prod(mesh.values())
-    values['batch'] = values['batch'] | {'tokens': rows * values['batch']['sequence_length'], 'micro': None}
+    length = from_manifest(values).batch.largest.sequence_length
+    values['batch'] = {'tokens': rows * length, 'sequence_length': length}
     run = prepare(from_manifest(values), lambda text: None)
     trained_with = description.get('tokenizer')
     current = run.source.tokenizer_sha256

@@ -140,7 +140,7 @@ class Watchdog:
         self._report = report
         self._steps: deque[float] = deque(maxlen=100)
         self._alive = time.monotonic()
-        self._reported = False
+        self._reported = self._paused = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name='watchdog', daemon=True)
 
@@ -171,8 +171,20 @@ class Watchdog:
             self._steps.append(now - self._alive)
         self._alive, self._reported = now, False
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time inside this context, such as that of a compilation, is not a step's and has no limit."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self.alive()
+            self._paused = False
+
     def _watch(self) -> None:
         while not self._over.wait(min(1.0, self._hang / 4)):
+            if self._paused:
+                continue
             median = statistics.median(self._steps) if self._steps else 0.0
             silent = time.monotonic() - self._alive
             if silent > max(self._hang, 20 * median):

@@ -17,7 +17,7 @@ WEIGHTS = st.lists(st.floats(0.01, 10), min_size=1, max_size=9)
 def assignment(weights, batch_rows=8, rows=None, exhausted='repeat'):
     names = [f's{at}' for at in range(len(weights))]
     schedules = [weight if isinstance(weight, list) else [(0, weight)] for weight in weights]
-    return Assignment(names, schedules, rows or [10**9] * len(weights), exhausted, batch_rows)
+    return Assignment(names, schedules, rows or [10**9] * len(weights), exhausted, batch_rows.__mul__)
 
 
 def check(found, n, limits=None):

@@ -59,7 +59,7 @@ def test_epochs_are_printed_and_a_run_that_is_too_long_is_refused(member):
     said = []
 
     def opened(exhausted, steps):
-        return open_mixture(members, exhausted, DataRequest(0, 8, None, said.append, steps, 4))  # type: ignore[arg-type]
+        return open_mixture(members, exhausted, DataRequest(0, 8, None, said.append, steps, (4).__mul__))  # type: ignore[arg-type]
 
     opened('repeat', 100)
     assert said == [

@@ -8,7 +8,7 @@ in order.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -45,7 +45,7 @@ class Assignment:
         rows: number of rows in each source.
         exhausted: what happens when a source is used up: it starts again ('repeat'), the run ends ('stop'), or its
             share goes to the others in proportion to their weights, until all are used up ('drop').
-        batch_rows: rows per step.
+        rows_before: step -> rows of all steps before it.
 
     Attributes:
         end: the number of rows in the run until the sources are used up; None if they never are.
@@ -57,7 +57,7 @@ class Assignment:
         weights: Sequence[WeightSchedule],
         rows: Sequence[int],
         exhausted: Exhausted,
-        batch_rows: int,
+        rows_before: Callable[[int], int],
     ):
         self._names, self._limits, self._exhausted = names, rows, exhausted
         self._phases: list[Phase] = []
@@ -70,7 +70,7 @@ class Assignment:
             shares = [_weight(schedule, middle) for schedule in weights]
             if not any(shares):
                 raise UserError(f'data.mixture: all weights are 0 at step {start}\n  give one source a weight above 0')
-            self._add_phases(start * batch_rows, None if stop is None else stop * batch_rows, shares)
+            self._add_phases(rows_before(start), None if stop is None else rows_before(stop), shares)
             if self.end is not None:
                 break
         self._firsts = np.array([phase.first for phase in self._phases])

@@ -1,8 +1,9 @@
 """Mixtures: several sources in one run, each with a weight that may change over the steps."""
 
+import bisect
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,9 +27,13 @@ class Mixture(Source):
 
     A row with padding has fewer tokens, so a member's share of the rows is its weight divided by the density of its
     rows. Each member is validated separately, with its share of the tokens at the end of the schedule as its weight.
+
+    `rows_before`: step -> rows of all steps before it; None: every step has the `batch_rows` of the batch that is read.
     """
 
-    def __init__(self, members: Sequence[Member], exhausted: Exhausted):
+    def __init__(
+        self, members: Sequence[Member], exhausted: Exhausted, rows_before: Callable[[int], int] | None = None
+    ):
         self.members = members
         sources = [member.source for member in members]
         _check_tokenizers(members)
@@ -38,6 +43,7 @@ class Mixture(Source):
         self.documents_per_row = max(source.documents_per_row or 1 for source in sources)
         self.fingerprint = ' '.join(f'{member.name}:{member.source.fingerprint}' for member in members)
         self._exhausted: Exhausted = exhausted
+        self._rows_before = rows_before
         self.assignment = functools.lru_cache(self._assignment)
         last = [member.weight[-1][1] for member in members]
         constant = all(len({weight for _, weight in member.weight}) == 1 for member in members)
@@ -59,7 +65,13 @@ class Mixture(Source):
             [(step, weight / member.source.train.density) for step, weight in member.weight] for member in self.members
         ]
         names = [member.name for member in self.members]
-        return Assignment(names, weights, [m.source.train.n for m in self.members], self._exhausted, batch_rows)
+        return Assignment(
+            names,
+            weights,
+            [m.source.train.n for m in self.members],
+            self._exhausted,
+            self._rows_before or batch_rows.__mul__,
+        )
 
     def batch(self, step: int, rows: slice, batch_rows: int) -> HostBatch:
         number = row_numbers(rows, batch_rows)
@@ -96,16 +108,17 @@ def open_mixture(members: Sequence[Member], exhausted: Exhausted, request: DataR
     Raises:
         UserError: the sources have different tokenizers, or too few rows for the run.
     """
-    mixture = Mixture(members, exhausted)
-    if request.steps is None or request.batch_rows is None:
+    mixture = Mixture(members, exhausted, request.rows_before)
+    if request.steps is None or request.rows_before is None:
         return mixture
-    assignment = mixture.assignment(request.batch_rows)
-    n_rows = request.steps * request.batch_rows
+    n_rows = request.rows_before(request.steps)
+    assignment = mixture.assignment(n_rows)
     if assignment.end is not None and n_rows > assignment.end:
+        most = bisect.bisect_right(range(request.steps), assignment.end, key=request.rows_before) - 1
         raise UserError(
             f'{assignment.why_it_ends()}\n'
-            f'  the run needs {n_rows:,}: {request.steps:,} steps of {request.batch_rows:,}\n'
-            f'  use steps={assignment.end // request.batch_rows} or less, data.exhausted=repeat, or more text'
+            f'  the run needs {n_rows:,} in {request.steps:,} steps\n'
+            f'  use steps={most} or less, data.exhausted=repeat, or more text'
         )
     for member, n in zip(members, assignment.counts(n_rows), strict=True):
         request.say(

@@ -25,7 +25,8 @@ class DataRequest:
         directory: where the source may keep files.
         say: prints a line for the user.
         steps: steps of the run; None if unknown. Batches do not depend on it.
-        batch_rows: rows of a step over all processes; None if unknown. Batches do not depend on it.
+        rows_before: step -> rows of all steps before it, over all processes; None if unknown. Only weights of a mixture
+            that change at steps depend on it.
     """
 
     seed: int
@@ -33,7 +34,7 @@ class DataRequest:
     directory: AnyPath
     say: Callable[[str], None]
     steps: int | None = None
-    batch_rows: int | None = None
+    rows_before: Callable[[int], int] | None = None
 
 
 class HostBatch(NamedTuple):

@@ -1,0 +1,94 @@
+"""The sizes of the batches of a run, which may grow at given steps.
+
+    [[0, 131072], [1000, 262144]]   # 131072 for the first 1000 steps, then 262144
+
+It is a list, not a mapping, so that a schedule on the command line replaces that of a file as a whole.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from pretrax.config.problems import Problem
+
+type ByStep = tuple[tuple[int, int], ...]  # (step, value from this step on)
+
+
+class BatchSize(NamedTuple):
+    """The size of a batch, over all devices."""
+
+    tokens: int
+    sequence_length: int
+    micro: int | Literal['auto'] | None
+
+    @property
+    def sequences(self) -> int:
+        return self.tokens // self.sequence_length
+
+
+def batch_sizes(
+    tokens: int | ByStep, sequence_length: int | ByStep, micro: int | Literal['auto'] | None
+) -> dict[int, BatchSize]:
+    """{number of a batch: the size of that batch and those after it}, ascending. The last size is the largest."""
+    all_tokens, lengths = _knots(tokens), _knots(sequence_length)
+    steps = sorted({step for step, _ in (*all_tokens, *lengths)})
+    return {step: BatchSize(_at(all_tokens, step), _at(lengths, step), micro) for step in steps}
+
+
+def problems_of(
+    tokens: int | ByStep, sequence_length: int | ByStep, micro: int | Literal['auto'] | None
+) -> Iterator[Problem]:
+    """What is wrong with the section `batch:`."""
+    found = [*_problems_of_steps('tokens', tokens), *_problems_of_steps('sequence_length', sequence_length)]
+    if found:
+        yield from found
+        return
+    longest = _knots(sequence_length)[-1][1]
+    for step, length in _knots(sequence_length):
+        if longest % length:
+            yield Problem(
+                ('sequence_length',),
+                f'is {length} from step {step} on, which does not divide the longest ({longest})',
+                'shorter sequences are equal parts of the longest ones, so that no token is skipped or repeated',
+            )
+    for step, size in batch_sizes(tokens, sequence_length, micro).items():
+        when = '' if isinstance(tokens, int) and isinstance(sequence_length, int) else f' from step {step} on'
+        if size.tokens % longest:
+            near = [n for n in (size.tokens // longest * longest, -(-size.tokens // longest) * longest) if n]
+            yield Problem(
+                ('tokens',),
+                f'is {size.tokens}{when}; expected a multiple of '
+                f'{"batch.sequence_length" if not when else "the longest batch.sequence_length"} ({longest})',
+                f'nearest: {" or ".join(map(str, near))}',
+            )
+        elif isinstance(micro, int) and micro > size.sequences:
+            yield Problem(
+                ('micro',),
+                f'is {micro} sequences; expected at most {size.sequences}, the sequences of a step{when}',
+                f'a step has {size.tokens} tokens / {size.sequence_length} = {size.sequences} sequences',
+            )
+
+
+def _problems_of_steps(key: str, value: int | ByStep) -> Iterator[Problem]:
+    knots = _knots(value)
+    if knots[0][0] != 0:
+        yield Problem(
+            (key,), f'begins at step {knots[0][0]}; expected a value from step 0 on', f'write [[0, {knots[0][1]}], ...]'
+        )
+    for (step, old), (later, new) in itertools.pairwise(knots):
+        if later <= step:
+            yield Problem(
+                (key,), f'has step {later} after step {step}; expected [[step, value], ...] by ascending steps'
+            )
+        elif new < old:
+            yield Problem(
+                (key,), f'shrinks from {old} to {new} at step {later}; a batch may only grow', f'write at least {old}'
+            )
+
+
+def _knots(value: int | ByStep) -> ByStep:
+    return ((0, value),) if isinstance(value, int) else value
+
+
+def _at(knots: ByStep, step: int) -> int:
+    return next(value for first, value in reversed(knots) if first <= step)
