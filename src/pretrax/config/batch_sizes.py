@@ -51,22 +51,26 @@ def problems_of(
                 f'is {length} from step {step} on, which does not divide the longest ({longest})',
                 'shorter sequences are equal parts of the longest ones, so that no token is skipped or repeated',
             )
-    for step, size in batch_sizes(tokens, sequence_length, micro).items():
-        when = '' if isinstance(tokens, int) and isinstance(sequence_length, int) else f' from step {step} on'
-        if size.tokens % longest:
-            near = [n for n in (size.tokens // longest * longest, -(-size.tokens // longest) * longest) if n]
+    is_plain = isinstance(tokens, int) and isinstance(sequence_length, int)
+    for step, n in _knots(tokens):
+        if n % longest:
+            near = [m for m in (n // longest * longest, -(-n // longest) * longest) if m]
+            when, which = ('', '') if is_plain else (f' from step {step} on', 'the longest ')
             yield Problem(
                 ('tokens',),
-                f'is {size.tokens}{when}; expected a multiple of '
-                f'{"batch.sequence_length" if not when else "the longest batch.sequence_length"} ({longest})',
+                f'is {n}{when}; expected a multiple of {which}batch.sequence_length ({longest})',
                 f'nearest: {" or ".join(map(str, near))}',
             )
-        elif isinstance(micro, int) and micro > size.sequences:
+            return
+    for step, size in batch_sizes(tokens, sequence_length, micro).items():
+        if isinstance(micro, int) and micro > size.sequences:
+            when = '' if is_plain else f' from step {step} on'
             yield Problem(
                 ('micro',),
                 f'is {micro} sequences; expected at most {size.sequences}, the sequences of a step{when}',
                 f'a step has {size.tokens} tokens / {size.sequence_length} = {size.sequences} sequences',
             )
+            return
 
 
 def _problems_of_steps(key: str, value: int | ByStep) -> Iterator[Problem]:
