@@ -73,6 +73,17 @@ def test_without_a_terminal_each_report_is_a_plain_line():
     ]
 
 
+def test_the_eta_of_batches_that_grow_counts_their_work():
+    out, clock = io.StringIO(), Clock()
+    with Progress(out, clock) as progress:
+        progress.start(30, 0, lambda step: min(step, 10) + 4 * max(0, step - 10))
+        for step in (2, 7, 12):
+            progress.update({'step': step})
+            clock.now += 5
+    # 5 units of work in 5 s, of 90 units; then 16 in 10 s
+    assert [line.partition('eta ')[2] for line in out.getvalue().splitlines()] == ['', '1:23', '0:45']
+
+
 def test_control_codes_in_samples_do_not_reach_the_terminal():
     out = io.StringIO()
     Progress(out).message('a\x1b[2Jb\x07c\rd\x9be\u00e9')

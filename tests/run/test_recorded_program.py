@@ -29,6 +29,17 @@ def test_a_run_that_is_traced_writes_the_text_alone(small, tmp_path):
     assert [path.name for path in (tmp_path / 'run' / 'program').iterdir()] == [TEXT]
 
 
+def test_a_trace_keeps_the_program_of_its_steps_when_the_batches_grow(small, tmp_path):
+    train_small(
+        small | {'batch': {'tokens': [[0, 128]], 'sequence_length': 16}, 'run_dir': str(tmp_path / 'before')}, profile=1
+    )
+    growing = small | {'steps': 6, 'batch': {'tokens': [[0, 128], [5, 256]], 'sequence_length': 16}}
+    pretrain(config_from_values(growing | {'log': {'every': 1, 'report': False, 'profile': 1}}), progress=Quiet())
+    (trace,) = (tmp_path / 'run' / 'profile').rglob('steps.json')
+    before, after = tmp_path / 'before' / 'program' / TEXT, tmp_path / 'run' / 'program' / TEXT
+    assert (trace.parent / TEXT).read_bytes() == before.read_bytes() != after.read_bytes()
+
+
 def test_a_picture_that_fails_is_a_warning(small, tmp_path, monkeypatch):
     def fail(*_):
         raise ValueError('no room\nat all')

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pytest
 from preloaded import programs
 from pretrax import config_from_values, pretrain
 from pretrax.checkpoint import steps_in
+from pretrax.config.schema import Faults
 from pretrax.run import watch
+from pretrax.run.watch import Watchdog
 from runs import At, Quiet, write_yaml
 
 
@@ -155,3 +158,12 @@ def test_a_hanging_step_ends_the_process_and_its_stacks_name_the_line(small):
     stacks = (Path(small['run_dir']) / 'stacks' / 'process-0.txt').read_text()
     assert 'File "<string>", line 14 in batch' in stacks
     assert steps_in(Path(small['run_dir']) / 'checkpoints') == [2]
+
+
+def test_a_compilation_between_steps_may_take_longer_than_a_step(tmp_path, monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr(os, '_exit', lambda code: ended.set())
+    with Watchdog(tmp_path, Faults(hang_seconds=0.04), lambda text: None) as watchdog:
+        with watchdog.paused():
+            assert not ended.wait(0.5)
+        assert ended.wait(60)

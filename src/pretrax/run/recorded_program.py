@@ -1,6 +1,9 @@
 """The compiled step in the run directory: its picture (`log.graph`), and its text, with which traces are joined."""
 
+import pathlib
+
 from pretrax.errors import Report, first_line
+from pretrax.observe.profile import STEPS_FILE
 from pretrax.run.compiled_step import CompiledStep, is_recorded
 from pretrax.run.directory import local_directory
 from pretrax.run.setup import Run
@@ -15,7 +18,10 @@ def record_program(run: Run, step: CompiledStep, report: Report) -> None:
     if not is_recorded(run):
         return
     try:
+        before = (directory / TEXT).read_bytes() if (directory / TEXT).exists() else b''
         program = write_program(directory, step.call, run.mesh.shape)
+        if before and before != (directory / TEXT).read_bytes():
+            _keep_beside_traces(directory.parent / 'profile', before)
         if not run.config.log.graph:
             return
         from pretrax.view.program.picture import write_pictures  # QuickJS is not needed otherwise
@@ -27,3 +33,10 @@ def record_program(run: Run, step: CompiledStep, report: Report) -> None:
         report(f'WARNING: {directory}: the picture of the program was not written: {what}')
         return
     report(f'program: {directory / "program.html"} (also program.svg and {TEXT})')
+
+
+def _keep_beside_traces(traces: pathlib.Path, program: bytes) -> None:
+    """Writes the program that was replaced, for smaller batches, beside the traces of its steps."""
+    for about in traces.rglob(STEPS_FILE):
+        if not (about.parent / TEXT).exists():
+            (about.parent / TEXT).write_bytes(program)

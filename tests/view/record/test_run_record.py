@@ -111,6 +111,22 @@ def test_settings_have_their_values_and_origins(run):
     }
 
 
+def test_tokens_and_flops_of_batches_that_grow_are_sums_over_their_sizes(run):
+    (run / 'config.yaml').write_text(CONFIG.replace('tokens: 100 ', 'tokens: [[0, 100], [3, 200]] '))
+    write_lines(run / 'metrics.jsonl', *({'step': step, 'loss': 1.0} for step in (1, 3, 4, 6)))
+    sizes = [
+        {'step': 0, 'batch_tokens': 100, 'flops_per_token': 7.0},
+        {'step': 3, 'batch_tokens': 200, 'flops_per_token': 8.0},
+    ]
+    (run / 'environment.json').write_text(json.dumps({'batch_tokens': 200, 'flops_per_token': 8.0, 'sizes': sizes}))
+    record = read_run(run)
+    assert record.axis('tokens', record.metrics['loss']).tolist() == [100, 300, 500, 900]
+    assert record.axis('flops', record.metrics['loss']).tolist() == [700, 2100, 3700, 6900]
+    assert record.batch_tokens == 200
+    (run / 'environment.json').write_text(json.dumps({'sizes': [{'step': 0}, 'x']}))
+    assert read_run(run).sizes == []
+
+
 def test_a_configuration_is_not_executed(run):
     (run / 'config.yaml').write_text('name: !!python/object/apply:os.mkdir ["hacked"]\n')
     write_lines(run / 'metrics.jsonl', {'step': 1, 'loss': 1.0})

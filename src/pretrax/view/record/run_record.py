@@ -12,7 +12,7 @@ import difflib
 import json
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,14 @@ from pretrax.view.record.settings import Setting, parse_settings, value_of
 from pretrax.view.record.state import RunState, state_of
 
 AXES = ('step', 'tokens', 'flops', 'time')
+
+
+class Size(NamedTuple):
+    """The size of the batches of a run from a step on."""
+
+    step: int
+    tokens: int
+    flops_per_token: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +92,31 @@ class RunRecord:
 
     @property
     def batch_tokens(self) -> int | None:
-        """Tokens per step."""
+        """Tokens per step; of the largest batches, if they grow."""
         tokens = self.setting('batch.tokens')
         if type(tokens) is int and tokens > 0:
             return tokens
+        if sizes := _sizes(self.environment):
+            return sizes[-1].tokens
         found = self.metrics.get('tokens')
         return None if found is None or not found.steps[-1] else round(found.values[-1] / found.steps[-1])
+
+    @property
+    def sizes(self) -> list[Size]:
+        """The sizes of the batches, by the step from which they have them; [] if they are not known."""
+        tokens = self.batch_tokens
+        return _sizes(self.environment) or ([] if tokens is None else [Size(0, tokens, self.flops_per_token)])
+
+    def trained(self, steps: np.ndarray, name: str = 'tokens') -> np.ndarray | None:
+        """The 'tokens' or 'flops' of the first steps, for each number of steps; None if they are not known."""
+        per_step = [size.tokens * (1 if name == 'tokens' else size.flops_per_token or 0) for size in self.sizes]
+        if not all(per_step) or not per_step:
+            return None
+        firsts = [size.step for size in self.sizes]
+        of_each = [
+            np.clip(steps, first, stop) - first for first, stop in zip(firsts, [*firsts[1:], np.inf], strict=True)
+        ]
+        return sum(n * each for n, each in zip(of_each, per_step, strict=True))  # type: ignore[return-value]
 
     @property
     def flops_per_token(self) -> float | None:
@@ -122,13 +149,8 @@ class RunRecord:
         if name == 'time':
             times = self.metrics.times[column.lines]
             return None if np.isnan(times).all() else times
-        if self.batch_tokens is None:
-            return None
-        tokens = column.steps * self.batch_tokens
-        if name == 'tokens':
-            return tokens
-        if name == 'flops':
-            return None if self.flops_per_token is None else tokens * self.flops_per_token
+        if name in ('tokens', 'flops'):
+            return self.trained(column.steps, name)
         raise ValueError(f'{name!r} is not one of {", ".join(AXES)}')
 
 
@@ -243,6 +265,19 @@ def _startup(text: str) -> list[tuple[str, str]]:
         topic, colon, rest = line.partition(': ')
         lines.append((topic, rest) if colon and len(topic.split()) < 3 else ('', line))
     return lines
+
+
+def _sizes(environment: dict[str, Any]) -> list[Size]:
+    """The sizes of the batches in `environment.json`; [] if it has none."""
+    with contextlib.suppress(TypeError, KeyError, ValueError):
+        sizes = [
+            Size(int(one['step']), int(one['batch_tokens']), one['flops_per_token'] and float(one['flops_per_token']))
+            for one in environment['sizes']
+        ]
+        steps = [size.step for size in sizes]
+        if steps[:1] == [0] and steps == sorted(set(steps)) and all(size.tokens > 0 for size in sizes):
+            return sizes
+    return []
 
 
 def _environment(path: AnyPath, warnings: list[str]) -> dict[str, Any]:

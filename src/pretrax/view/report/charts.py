@@ -61,8 +61,7 @@ def curves_data(record: RunRecord, charts: list[ChartSpec], arrays: Arrays) -> d
         'series': series,
         'steps': arrays.add(metrics.steps),
         'times': arrays.add(metrics.times) if has_times else None,
-        'tokensPerStep': record.batch_tokens,
-        'flopsPerToken': record.flops_per_token,
+        'sizes': record.sizes,
         'charts': [
             {'id': chart.id, 'title': chart.title, 'keys': chart.keys, 'isFraction': chart.is_fraction}
             for chart in charts

@@ -39,11 +39,10 @@ def tiles(record: RunRecord) -> list[Tile]:
         value = metrics.last(key)
         if value is not None:
             found.append(Tile(DEFINITIONS[key], f'{value:.4f}'))
-    if record.batch_tokens and done:
-        tokens = done * record.batch_tokens
-        found.append(Tile(DEFINITIONS['tokens'], quantity(tokens)))
-        if record.flops_per_token:
-            found.append(Tile(FIGURES['flops'], quantity(tokens * record.flops_per_token)))
+    for name, definition in (('tokens', DEFINITIONS['tokens']), ('flops', FIGURES['flops'])):
+        amount = record.trained(np.array(done), name) if done else None
+        if amount is not None:
+            found.append(Tile(definition, quantity(float(amount))))
     speed = median(record, 'tokens_per_second')
     if speed:
         found.append(Tile(DEFINITIONS['tokens_per_second']._replace(name='tokens/s, median'), quantity(speed)))

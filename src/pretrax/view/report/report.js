@@ -64,14 +64,21 @@ function decode(head, bytes, arrays) {
 const view = {axis: 'step', smoothing: 0, log: false, range: null};
 const drawn = new Map();  // id of a chart -> function that draws it
 
+// The tokens or FLOPs of the first steps. The sizes of the batches are [first step, tokens per step, FLOPs per token].
+function trained(steps, name) {
+    return data.curves.sizes.reduce((sum, [first, tokens, flops], i, sizes) => {
+        const stop = i + 1 < sizes.length ? sizes[i + 1][0] : Infinity;
+        return sum + Math.max(0, Math.min(steps, stop) - first) * tokens * (name === 'flops' ? flops : 1);
+    }, 0);
+}
+
 function axisValues(name, lines) {
     const {curves} = data, steps = report.arrays[curves.steps];
     if (name === 'time') {
         const times = report.arrays[curves.times];
         return Float64Array.from(lines, line => times[line] * 1000);
     }
-    const factor = name === 'step' ? 1 : curves.tokensPerStep * (name === 'flops' ? curves.flopsPerToken : 1);
-    return Float64Array.from(lines, line => steps[line] * factor);
+    return Float64Array.from(lines, line => name === 'step' ? steps[line] : trained(steps[line], name));
 }
 
 function xOf(key) {
@@ -179,9 +186,8 @@ function layout(more) {
 const CONFIG = {responsive: true, displaylogo: false, modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d', 'zoomIn2d', 'zoomOut2d']};
 
 function xOfStep(step, time) {
-    const {curves} = data;
     if (view.axis === 'time') return time * 1000;
-    return view.axis === 'step' ? step : step * curves.tokensPerStep * (view.axis === 'flops' ? curves.flopsPerToken : 1);
+    return view.axis === 'step' ? step : trained(step, view.axis);
 }
 
 // Lines where the run continued, and where numbers are not finite.
@@ -246,8 +252,8 @@ function prepareCurves() {
         values.forEach((value, i) => { if (!Number.isFinite(value)) broken.push(i); });
         report.series[key] = {name: one.name, values, lines: report.arrays[one.lines], broken};
     }
-    const names = ['step', ...(curves.tokensPerStep ? ['tokens'] : []),
-        ...(curves.tokensPerStep && curves.flopsPerToken ? ['flops'] : []), ...(curves.times === null ? [] : ['time'])];
+    const {sizes} = curves, hasFlops = sizes.length && sizes.every(([, , flops]) => flops);
+    const names = ['step', ...(sizes.length ? ['tokens'] : []), ...(hasFlops ? ['flops'] : []), ...(curves.times === null ? [] : ['time'])];
     element('axis').append(...names.map(name => new Option(AXES[name], name)));
     element('axis').onchange = event => show({axis: event.target.value, range: null});
     element('smoothing').oninput = event => {
