@@ -66,8 +66,8 @@ def test_after_a_rollback_lines_have_the_batch_of_each_step_and_no_step_is_there
     }  # fmt: skip
     before, taken = loop.compile_step, {}
 
-    def poisoned(run, state, batch, load):
-        program = before(run, state, batch, load)
+    def poisoned(run, state, load):
+        program = before(run, state, load)
 
         def call(state, batch):
             taken[int(state.step) + 1] = int(state.batch), np.asarray(batch.tokens)
