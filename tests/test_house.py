@@ -131,6 +131,7 @@ TESTED_BY = {
     'run/test_warm_start.py': 'run/trained',
     'scale/test_program.py': 'scale/scopes scale/work',
     'scale/test_roofline.py': 'scale/step_facts',
+    'scale/test_schedule.py': 'scale/all_reduces',
     'storage/test_bucket_path.py': 'storage/connection storage/settings storage/whole_file',
     'serve/test_application.py': (
         'serve/access serve/bodies serve/chat serve/completions serve/embeddings serve/errors serve/metrics '

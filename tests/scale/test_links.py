@@ -79,6 +79,10 @@ def test_a_permute_uses_the_links_of_one_direction():
     assert network.transfer('collective-permute', shift(16), GB) == (GB / 4.5e10, {'y+'})
     assert network.transfer('collective-permute', shift(16, -1), GB) == (GB / 4.5e10, {'y-'})
     assert network.transfer('collective-permute', shift(256, 16), GB) == (GB / 4.5e10, {'x+'})
+    # Partners in halves of a ring: the link between the halves carries all of a half.
+    for distance in (1, 2, 4, 8):
+        partners = [device for source in range(16) for device in (source, source ^ distance)]
+        assert network.transfer('collective-permute', partners, GB) == (distance * GB / 4.5e10, {'y+', 'y-'})
     # A quarter of the ring on: each link carries four of them.
     assert network.transfer('collective-permute', shift(16, 4), GB) == (4 * GB / 4.5e10, {'y+'})
 

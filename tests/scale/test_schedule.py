@@ -216,6 +216,16 @@ def test_a_fusion_with_a_collective_moves_only_the_arrays_of_its_own_work():
     assert step.written == 3 * ROWS * 8192 * 2
 
 
+def test_sums_in_fusions_of_v5e():
+    """`%async-collective-start.1` to `%async-collective-done.1`, and `.2`, with one product in a fusion between the two. What
+    comes out is copied to the memory on the chip, and a fusion slices it."""
+    schedule = real('v5e_async_sums', {'d': 256}, 'v5e:16x16')
+    assert summed(schedule)['all-reduce', ('d',), 'in fusions, stands for a scatter'] == (8, 8 * 2 * MATRIX * 255 / 256)
+    for one in schedule.transfers:
+        if one.kind == 'all-reduce' and one.form == 'in fusions':
+            assert one.exposed == pytest.approx(one.seconds - seconds_of_a_product(0.92 * 197e12), rel=0.01)
+
+
 def test_default_options_of_v5p():
     """`%all-reduce.8` and `.9` sum arrays of zeros in which `%fusion.59` and `.60` put a slice: they stand for gathers."""
     assert summed(real('v5p', {'d': 64}, 'v5p:4x4x4')) == {

@@ -141,15 +141,31 @@ class Network:
             return n_bytes / self.link.between, frozenset({'network'})
         if not self.is_tpu:
             return n_bytes / self.link.inside, frozenset({'NVLink'})
-        load = {}
-        for k, size in enumerate(self.shape):
-            steps = moved[:, k + 1]
-            if self.closed[k]:
-                steps = (steps + size // 2) % size - size // 2
-            load |= {'xyz'[k] + sign: float(np.maximum(way, 0).mean()) for sign, way in (('+', steps), ('-', -steps))}
+        load = self._load(pairs[:, :, 1:])
         most = max(load.values())
         links = frozenset(link for link, n in load.items() if n and n >= most / 2) or frozenset({'chip'})
-        return n_bytes * max(1.0, most) / (self.link.inside / 2), links
+        return n_bytes * max(1, most) / (self.link.inside / 2), links
+
+    def _load(self, pairs: np.ndarray) -> dict[str, int]:
+        """Of each direction of each dimension, how many transfers go through the link that most go through.
+
+        They go along the first dimension first, and the shorter way around a closed ring.
+        """
+        load = {}
+        at = pairs[:, 0].copy()
+        for k, size in enumerate(self.shape):
+            steps = pairs[:, 1, k] - at[:, k]
+            if self.closed[k]:
+                steps = np.where(np.abs(steps) * 2 > size, steps - np.sign(steps) * size, steps)
+            for sign, direction in (('+', 1), ('-', -1)):
+                through = np.zeros(self.shape, int)
+                for hop in range(int(np.max(direction * steps, initial=0))):
+                    moving = at[direction * steps > hop].copy()
+                    moving[:, k] = (moving[:, k] + direction * hop) % size
+                    np.add.at(through, tuple(moving.T), 1)
+                load['xyz'[k] + sign] = int(through.max())
+            at[:, k] = pairs[:, 1, k]
+        return load
 
     def _rates(self, places: np.ndarray, one_way: float) -> tuple[dict[int, float], dict[int, int]]:
         """Of each dimension that a group spans: bytes/s into a member, and the number of members along it."""

@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+from pretrax.scale.all_reduces import stands_for
 from pretrax.scale.costs import Speed
 from pretrax.scale.hlo import KINDS, Found, Instruction, calls_of, computations_of, find_collectives, times_of
 from pretrax.scale.links import Network, wire_bytes
@@ -174,6 +175,8 @@ class _Reader:
         }
         self.hosts = {_rendezvous(one.detail): one.name for one in self.found.values() if one.form == 'hosts'}
         self.costs = {one.name: self._cost(one) for one in self.found.values()}
+        self.begun: dict[str, tuple[str, Instruction]] = {}  # where each collective begins: computation, instruction
+        self.ended: dict[str, str] = {}  # the instruction with its result, if it is another one
         self.exposed: dict[str, float] = {}
         self.spans: dict[str, _Span] = {}
         self.compute = 0.0
@@ -255,6 +258,7 @@ class _Reader:
             events.append(event)
             collective = self._collective_of(one)
             if collective is not None:
+                self.begun[collective.name] = name, one
                 if collective.form == 'waits':
                     event.waits = collective.name
                 elif one.name in updates:
@@ -270,6 +274,7 @@ class _Reader:
                 continue
             if end := self._end_of(one, here, root, starts):
                 event.ends = end[0]
+                self.ended[end[0]] = one.name
                 carried |= {end[0]} if end[1] else set()
                 continue
             event.work = self.speed.seconds(one, name)
@@ -333,14 +338,12 @@ class _Reader:
 
     def _stands_for(self, one: Found) -> str:
         """What an all-reduce stands for."""
-        if one.collective.kind != 'all-reduce' or one.form == 'hosts':
+        if one.collective.kind != 'all-reduce' or one.form == 'hosts' or one.name not in self.begun:
             return ''
-        body = self.computations[one.computation]
-        here = {x.name: x for x in body}
-        instruction = here[one.name]
-        if all(_is_padded(operand, here, self.computations) for operand in instruction.operands):
-            return 'gather'
-        return 'scatter' if _is_sliced(one.name, body, self.computations) else ''
+        computation, start = self.begun[one.name]
+        return stands_for(
+            start, self.ended.get(one.name, start.name), self.computations[computation], self.computations
+        )
 
 
 def _pass_time(seconds: float, busy: Mapping[str, float], flights: Mapping[str, _Flight], span: _Span) -> None:
@@ -374,40 +377,3 @@ def _chain(detail: str) -> str:
 def _rendezvous(detail: str) -> str:
     found = re.search(r'_xla_host_transfer_rendezvous="([^"]*)"', detail)
     return found[1] if found else ''
-
-
-_SAME = ('bitcast', 'copy', 'convert', 'reshape', 'transpose', 'get-tuple-element')  # operations that keep all elements
-
-
-def _is_sliced(name: str, body: Sequence[Instruction], computations: Mapping[str, list[Instruction]]) -> bool:
-    """Whether all users of a value read a slice of it that is chosen at run time."""
-    users = [one for one in body if name in one.operands]
-    for one in users:
-        if one.operation == 'dynamic-slice' and one.operands[0] == name:
-            continue
-        if one.operation in _SAME and _is_sliced(one.name, body, computations):
-            continue
-        if one.operation != 'fusion':
-            return False
-        for called in bodies(one):
-            inner = computations.get(called, [])
-            numbers = [number for number, operand in enumerate(one.operands) if operand == name]
-            parameters = [x.name for x in inner if x.operation == 'parameter' and int(x.rest.split(')')[0]) in numbers]
-            if not all(_is_sliced(parameter, inner, computations) for parameter in parameters):
-                return False
-    return bool(users)
-
-
-def _is_padded(name: str, here: Mapping[str, Instruction], computations: Mapping[str, list[Instruction]]) -> bool:
-    """Whether a value is a slice of this device in an array that is otherwise one constant."""
-    one = here.get(name)
-    if one is None:
-        return False
-    if one.operation in _SAME:
-        return _is_padded(one.operands[0], here, computations)
-    if one.operation == 'dynamic-update-slice':
-        into = here.get(one.operands[0])
-        return into is not None and into.operation in ('broadcast', 'parameter')
-    if one.operation == 'fusion' and (called := bodies(one)) and (inner := computations.get(called[0])):
-        return _is_padded(inner[-1].name, {x.name: x for x in inner}, computations)
-    return False

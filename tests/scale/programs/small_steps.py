@@ -27,10 +27,12 @@ SPARSE_CORE = GATHER | {
     f'xla_tpu_enable_sparse_core_collective_offload_{what}': True
     for what in ('all_gather', '3d_all_gather', 'reduce_scatter', 'nd_reduce_scatter')
 }
+ASYNC_SUMS = {'xla_enable_async_all_reduce': True, 'xla_tpu_enable_async_collective_fusion_fuse_all_reduce': True}
 LAYERS, M, F = 4, 4096, 8192
 # name: (topology, slices, mesh, options)
 PROGRAMS = {
     'v5e': ('v5e:16x16', 1, {'d': 256}, {}),
+    'v5e_async_sums': ('v5e:16x16', 1, {'d': 256}, ASYNC_SUMS),
     'v5p': ('v5p:4x4x4', 1, {'d': 64}, {}),
     'v5p_sparse_core': ('v5p:4x4x4', 1, {'d': 64}, SPARSE_CORE),
     'v5e_slices': ('v5e:4x4', 2, {'r': 2, 'd': 16}, {}),
