@@ -36,6 +36,12 @@ def test_all_collectives_run_on_sparse_cores_only_where_they_can(hardware):
     assert (len(offloaded) >= 4) == (hardware in SPARSE_CORE)
 
 
+@pytest.mark.parametrize('axis', AXES)
+def test_gpus_hide_communication_over_every_axis(axis):
+    assert 'xla_gpu_enable_latency_hiding_scheduler' in names('gpu', **{axis: 8})
+    assert not names('gpu')
+
+
 @pytest.mark.parametrize('mesh', [{}, {'d': 8}, {'r': 2, 'd': 4, 't': 2}])
 def test_nothing_is_set_on_a_cpu(mesh):
     assert choose_options(situation('cpu', **mesh)) == []
