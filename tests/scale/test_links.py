@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pretrax.scale.links import Network, link_of, wire_bytes
+from pretrax.scale.links import Network, link_of, places_of, wire_bytes
 from pretrax.scale.topology import parse_topology
 
 GB = 10**9
@@ -114,3 +114,19 @@ def test_bytes_of_a_ring_are_those_that_a_simulated_ring_sends(n):
         sent += part
     assert wire_bytes('all-gather', part * n, n) == wire_bytes('reduce-scatter', part * n, n) == sent
     assert wire_bytes('all-reduce', part * n, n) == 2 * sent  # a scatter, then a gather
+
+
+class TpuOfOneSlice:
+    """What JAX 0.12 says of a TPU whose topology has one slice: the attribute does not exist."""
+
+    platform, coords, id = 'tpu', [3, 1, 0], 7
+
+
+def test_places_are_those_that_jax_describes():
+    class OfSeveral(TpuOfOneSlice):
+        slice_index = 2
+
+    class Gpu:
+        platform, process_index, id = 'gpu', 1, 9
+
+    assert places_of([TpuOfOneSlice(), OfSeveral(), Gpu()]) == [(0, 3, 1, 0), (2, 3, 1, 0), (1, 9)]

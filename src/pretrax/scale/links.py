@@ -68,7 +68,9 @@ def wire_bytes(kind: str, n_bytes: float, n: int) -> float:
 def places_of(devices: Iterable[Any]) -> list[tuple[int, ...]]:
     """The places of the devices of a mesh, as JAX describes them: see `Network`."""
     return [
-        (device.slice_index or 0, *device.coords) if device.platform == 'tpu' else (device.process_index, device.id)
+        (getattr(device, 'slice_index', 0) or 0, *device.coords)
+        if device.platform == 'tpu'
+        else (device.process_index, device.id)
         for device in devices
     ]
 
