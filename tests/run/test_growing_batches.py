@@ -9,6 +9,7 @@ from pretrax.ahead.saved import opened
 from pretrax.checkpoint import read_description
 from pretrax.data.batches.source import pack_rows
 from pretrax.errors import UserError
+from pretrax.run.clock import Clock
 from pretrax.run.dry_run import dry_run
 from pretrax.run.evaluate import Evaluation
 from pretrax.run.seen_batch import seen_batch
@@ -79,6 +80,13 @@ def test_a_run_resumed_before_at_and_after_every_change_has_the_same_losses(grow
     assert all(jax.tree.leaves(same)), same
     assert [line['tokens'] for line in lines] == np.cumsum([tokens for tokens, _ in SIZES]).tolist()
     assert all(line['tokens_per_second'] > 0 for line in lines_of(straight))
+
+
+def test_a_speed_is_that_of_steps_with_batches_of_one_size(growing, monkeypatch):
+    laps, lap = [], Clock.lap
+    monkeypatch.setattr(Clock, 'lap', lambda clock, step: laps.append(step) or lap(clock, step))
+    pretrain(config_from_values(growing | {'log': {'every': 100, 'report': False}}), progress=Quiet())
+    assert laps == [1, 2, 3, 5, 8]  # the first and the last step are logged
 
 
 def test_validation_is_that_of_the_longest_sequences_at_every_step(growing, tmp_path):
