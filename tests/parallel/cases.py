@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 
 import jax
 import numpy as np
@@ -24,17 +25,36 @@ DENSE = {
 MIXTURE = DENSE | {
     'd_ff': 16, 'n_experts': 4, 'experts_per_token': 2, 'd_shared': 16, 'balance_loss': 0.3, 'router_z_loss': 0.02,
 }  # fmt: skip
+EIGHT = {'n_layers': 8, 'context': 'ring', 'save': 'none'}
 MODELS = {
     'dense': DENSE | {'context': 'ring'},
     'dense, all_to_all': DENSE | {'context': 'all_to_all'},
     'experts': MIXTURE | {'context': 'ring'},
     'experts, capacity': MIXTURE | {'capacity': 0.75},
+    'stages, interleaved': DENSE | EIGHT | {'pipeline_schedule': 'interleaved'},
+    'stages, 1f1b': DENSE | EIGHT | {'pipeline_schedule': '1f1b'},
+    'stages, 1f1b, 2 rounds': DENSE | EIGHT | {'pipeline_schedule': '1f1b', 'pipeline_rounds': 2},
+    'stages, experts, interleaved': MIXTURE | EIGHT | {'n_layers': 4, 'pipeline_schedule': 'interleaved'},
+    'stages, experts, 1f1b': MIXTURE | EIGHT | {'n_layers': 4, 'pipeline_schedule': '1f1b'},
 }
 AXES_OF = {'dense': 'rdctp', 'dense, all_to_all': 'ctp', 'experts': 'rdectp', 'experts, capacity': 'de'}
 
 
 def meshes(name):
-    """Every axis alone, every pair and every triple, 2 devices along each; and what is told of only one of them."""
+    """Every axis alone, every pair and every triple, 2 devices along each; and what is told of only one of them.
+
+    For stages: 2, 4 and 8 of them, 4 with another axis, and 2 with another axis and with pairs of them.
+    """
+    if name.startswith('stages'):
+        others = 'rdect' if 'experts' in name else 'rdct'
+        sizes = {'stages, 1f1b': (1, 2), 'stages, experts, 1f1b': (1,)}.get(name, ())
+        pairs = [c for n in sizes for c in itertools.combinations(others, n)]
+        stages = (2, 4) if MODELS[name]['n_layers'] < 8 or 'rounds' in name else (2, 4, 8)
+        return [
+            *({'p': n} for n in stages),
+            *({axis: 2, 'p': 4} for axis in others),
+            *(dict.fromkeys(c, 2) | {'p': 2} for c in pairs),
+        ]
     axes = AXES_OF[name]
     chosen = [c for n in (1, 2, 3) for c in itertools.combinations(axes, n)]
     if name == 'dense, all_to_all':
@@ -68,8 +88,9 @@ def ordered(model, batch):
 
 
 def decoder(options, mesh):
-    """A model for a mesh; with stages there are as many micro-batches."""
-    return transformer(options, mesh_of(**mesh), micro_batches=mesh.get('p', 1))
+    """A model for a mesh; with stages, every sequence is a micro-batch."""
+    rows = ROWS // math.prod(mesh.get(axis, 1) for axis in 'rde')
+    return transformer(options, mesh_of(**mesh), micro_batches=rows if 'p' in mesh else 1)
 
 
 def trained(name, mesh):

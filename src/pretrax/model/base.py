@@ -54,6 +54,12 @@ class Model:
     If a step has several micro-batches, the sums of all of them are the third argument of `loss`.
     """
 
+    gradient: Callable[[Any, Batch, dict[str, Any]], tuple[Any, LossTerms]] | None = None
+    """weights, batch, {term: denominator of the whole step} -> gradient of the loss, terms of `loss`. Runs per device.
+
+    For a model that computes its gradient in an order of its own. None: JAX differentiates `loss`.
+    """
+
     def init(self, key: jax.Array) -> Any:
         """Initial weights, f32. Runs under `jit`; use keys that depend on a weight's name alone, not on the mesh."""
         raise NotImplementedError(f'{type(self).__name__}.init')

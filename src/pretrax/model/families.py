@@ -170,6 +170,10 @@ class TransformerOptions(BaseModel):
     pipeline_rounds: int = Field(
         1, gt=0, description='times a micro-batch goes around the stages of mesh.p; more rounds make the bubble smaller'
     )
+    pipeline_schedule: Literal['auto', 'interleaved', '1f1b'] = Field(
+        'auto',
+        description='when stages of mesh.p run backward: after all micro-batches (interleaved), or after each (1f1b)',
+    )
     context: Literal['auto', 'ring', 'all_to_all'] = Field(
         'auto', description='how attention treats sequences that are sharded over mesh.c'
     )

@@ -49,14 +49,16 @@ def over_chunks[T](
     function: Callable[[jax.Array, Batch], T], x: num['B/r/d/e L/c/t M'], batch: Batch, chunks: int
 ) -> T:
     """`function` of each chunk of the sequences, stacked; arguments as in `in_chunks`."""
-    n = x.shape[1] // chunks  # tokens of a chunk per device along t; `function` gathers them in the devices' order
-
-    def split(array: jax.Array) -> jax.Array:
-        blocks = array.reshape(array.shape[0], -1, chunks, n, *array.shape[2:])
-        return jnp.moveaxis(blocks, 2, 0).reshape(chunks, array.shape[0], -1, *array.shape[2:])
 
     def of_chunk(_: None, chunk: tuple[jax.Array, Batch]) -> tuple[None, T]:
         with scope():  # L is the length of a chunk here
             return None, function(*chunk)
 
-    return jax.lax.scan(jax.checkpoint(of_chunk, prevent_cse=False), None, jax.tree.map(split, (x, batch)))[1]
+    parts = jax.tree.map(lambda array: split_tokens(array, chunks, x.shape[1] // chunks), (x, batch))
+    return jax.lax.scan(jax.checkpoint(of_chunk, prevent_cse=False), None, parts)[1]
+
+
+def split_tokens(array: jax.Array, chunks: int, n: int) -> jax.Array:
+    """[B, L, ...] -> [chunks, B, L / chunks, ...]. A chunk has n tokens of each device along t, in the devices' order."""
+    blocks = array.reshape(array.shape[0], -1, chunks, n, *array.shape[2:])
+    return jnp.moveaxis(blocks, 2, 0).reshape(chunks, array.shape[0], -1, *array.shape[2:])

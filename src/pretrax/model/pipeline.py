@@ -1,246 +1,271 @@
-"""Pipeline parallelism: layers in stages along the mesh axis p, each of which works on another micro-batch.
+"""The loss of a decoder in pipeline stages, and its gradient in the schedule 1f1b (pipeline_schedule.py).
 
-The stages are the devices along p. The layers are cut into stages x rounds chunks; a micro-batch goes around the ring of
-stages `rounds` times, and chunk c is on stage c % stages (Narayanan et al. 2021, arXiv:2104.04473, section 2.2: interleaved).
-With 2 stages, 2 rounds and 4 micro-batches (numbers), chunk by chunk (letters a b c d):
+Every stage has the embedding and the unembedding. All stages embed all micro-batches: a lookup costs less than sending the
+result. The large products with the vocabulary are sharded over p.
 
-    tick        0   1   2   3   4   5   6   7   8
-    stage 0    0a  1a  0c  1c  2a  3a  2c  3c   .
-    stage 1     .  0b  1b  0d  1d  2b  3b  2d  3d
-
-At the end of every tick, each stage sends its result to the next one: one `ppermute`. Micro-batches come in groups of as many
-as there are stages, so a result of the last stage arrives at the first one exactly when its next round begins, and nothing
-waits. JAX makes the backward pass, which is the transpose: the same ticks in reverse order, around the ring in the other
-direction. In each pass, each stage is idle for stages - 1 ticks; these are the bubble.
-
-All stages run the same program. An idle stage computes too, on data that no loss depends on: it would have to wait for the
-others in any case.
+Letters: N micro-batches, B batch, L length, M d_model.
 """
 
-import math
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.typing import DTypeLike
 
-from pretrax.errors import UserError
-from pretrax.model.architecture import Architecture
 from pretrax.model.loss import Batch
-from pretrax.model.weights import Layer
+from pretrax.model.loss_chunks import split_tokens
+from pretrax.model.pipeline_forward import PyTree, Stage, chunks_of_stage, in_layer_order, part, pipeline
+from pretrax.model.pipeline_schedule import PipelineSchedule, Work
+from pretrax.model.weights import Ends, Layer, round_matrices
 from pretrax.shardlib import (
     Choice,
     axis_index,
-    axis_size,
     bool_,
     f32,
     i32,
     independent,
-    match_carry,
     num,
     ppermute,
     psum,
     psum_scatter,
-    recompute_by_name,
     scope,
+    zero_gradient,
 )
-
-PyTree = Any  # of arrays
-# x, the layers of one chunk, micro-batch -> x, sums of each layer
-Stage = Callable[[jax.Array, Layer, Batch], tuple[jax.Array, PyTree]]
+from pretrax.shardlib.ops import vary
+from pretrax.shardlib.replication import varying_axes
 
 
-class PipelineSchedule(NamedTuple):
-    """Which stage works on which micro-batch in which tick."""
+class Stages(NamedTuple):
+    """A decoder in pipeline stages: what they run, with which weights, and on which batch."""
 
-    stages: int
-    rounds: int
-    micro_batches: int
+    embed: Callable[[Ends, Batch], jax.Array]  # micro-batch -> x, the input of the first layer
+    chunk: Stage
+    numerators: Callable[[Ends, jax.Array, Batch], dict[str, jax.Array]]  # of the loss, from x after the last layer
+    ends: Ends
+    layers: Layer  # this stage's part of the stacked weights, of 'layers/p'
+    batch: Batch  # this device's rows
+    schedule: PipelineSchedule
+    dtype: DTypeLike  # of the products
 
-    @property
-    def ticks(self) -> int:
-        """The length of a pass, forward or backward, in units of the time that a stage takes for one chunk."""
-        return self.rounds * self.micro_batches + self.stages - 1
+    def sums(self, kept: Mapping[str, Choice] | None) -> tuple[dict[str, f32['']], PyTree]:
+        """The numerators of the batch, and the sums of every layer; the same on all stages.
 
-    @property
-    def bubble(self) -> float:
-        """The fraction of the time in which a stage is idle: (stages - 1) / (rounds micro_batches + stages - 1)."""
-        return (self.stages - 1) / self.ticks
+        Each stage computes the loss of its share of the micro-batches. They run one micro-batch at a time, and again in the
+        backward pass, so the logits of one exist at a time. `kept` is what the backward pass keeps of each stage and
+        micro-batch besides the input; None: everything.
+        """
+        batches, schedule = self.micro_batches(), self.schedule
+        with independent('p'):
+            x = jax.lax.map(lambda micro: self.embed(self.ends, micro), batches)
+            x, layer_sums = pipeline(self.chunk, x, self.layers, batches, schedule, kept)
+            share = schedule.micro_batches // schedule.stages
+            first = axis_index('p') * share
+            own = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, first, share), batches)
+            with scope():
+                x = psum_scatter('N B/r/d/e L/c/t M -> N/p B/r/d/e L/c/t M', x)  # zeros except on the last stage
+            sums = jax.lax.map(jax.checkpoint(lambda one: self.numerators(self.ends, *one)), (x, own))
+            return psum('p', jax.tree.map(lambda sums: jnp.sum(sums, axis=0), sums)), layer_sums
 
-    def work(self, tick: i32[''], stage: i32['']) -> tuple[bool_[''], i32[''], i32['']]:
-        """Whether a stage is busy in a tick, in which round, and with which micro-batch."""
-        time = tick - stage
-        round_, in_group = time // self.stages % self.rounds, time % self.stages
-        micro_batch = time // (self.stages * self.rounds) * self.stages + in_group
-        return (time >= 0) & (micro_batch < self.micro_batches), round_, micro_batch
+    def gradient(
+        self, loss_of: Callable[[dict[str, jax.Array], PyTree], f32['']]
+    ) -> tuple[tuple[Ends, Layer], dict[str, f32['']], PyTree]:
+        """The gradient of the loss in the schedule 1f1b, and the results of `sums`.
 
-    def __str__(self) -> str:
-        s, r, n = self
-        return (
-            f'{s} stages, {n} micro-batches, {r} round{"s" * (r > 1)}: bubble {100 * self.bubble:.1f} % = '
-            f'({s} - 1) / ({r} x {n} + {s} - 1)'
+        A chunk keeps its input, and runs forward again in its backward pass. Each stage computes the loss of its share of the
+        tokens of the micro-batch that leaves the last layer. Gradients are summed in f32, as accumulation does. With several
+        rounds a stage needs a copy of the weights of its chunks, whose matrices have the compute dtype.
+
+        Args:
+            loss_of: this device's part of the loss, from the numerators and the sums of some layers. It is linear, so its
+                gradient is known before their values.
+        """
+        with independent('p'):
+            rounds = self.schedule.rounds
+            chunks, back = jax.vjp(lambda layers: chunks_of_stage(layers, rounds), self.layers)
+            copies = chunks if rounds == 1 else chunks_of_stage(round_matrices(self.layers, self.dtype), rounds)
+            tick = _OneForwardOneBackward(self, copies, zero_gradient(chunks), loss_of)
+            (d_ends, d_chunks), sums, layer_sums = tick.run()
+            (d_layers,) = back(d_chunks)
+            return (d_ends, d_layers), psum('p', sums), jax.tree.map(in_layer_order, layer_sums)
+
+    def micro_batches(self) -> Batch:
+        """The micro-batches, stacked."""
+        rows, n = jax.tree.leaves(self.batch)[0].shape[0], self.schedule.micro_batches
+        assert rows % n == 0, f'{rows} rows in {n} micro-batches'
+        return jax.tree.map(lambda a: a.reshape(n, -1, *a.shape[1:]), self.batch)
+
+
+class _Carry(NamedTuple):
+    """What a stage keeps from tick to tick. The gradients and sums are those of the ticks so far."""
+
+    arriving: num['B/r/d/e L/c/t M']  # x, from the stage before
+    returning: num['B/r/d/e L/c/t M']  # the gradient of x, from the stage after
+    inputs: num['slots B/r/d/e L/c/t M']  # of the chunks whose backward pass is to come
+    d_ends: Ends
+    d_chunks: Layer  # [rounds, layers of a chunk ...], as the layer sums
+    sums: dict[str, f32['']]
+    layer_sums: PyTree
+
+
+class _OneForwardOneBackward:
+    """The ticks of 1f1b on a stage.
+
+    At the end of every tick, each stage sends its result to the next one, and the gradient of its input to the one before. All
+    stages run the same program; an idle stage computes too, and its results do not count.
+    """
+
+    def __init__(self, stages: Stages, chunks: Layer, zeros: Layer, loss_of: Callable[..., f32['']]):
+        self.d_chunks = zeros
+        self.stages, self.ends, self.schedule = stages, stages.ends, stages.schedule
+        self.chunks, self.batches = chunks, stages.micro_batches()
+        self.here, self.last = axis_index('p'), self.schedule.stages - 1
+        self.x, self.layer_sums, self.sums = self._zeros(part(self.batches, 0))
+        self.d_sums, self.d_layer_sums = jax.grad(loss_of, argnums=(0, 1))(self.sums, self.layer_sums)
+
+    def run(self) -> tuple[tuple[Ends, Layer], dict[str, f32['']], PyTree]:
+        """The gradients and sums of all micro-batches on this stage."""
+        schedule = self.schedule
+        rounds, start, ticks = schedule.rounds, schedule.backward_starts, schedule.ticks
+        carry = _Carry(
+            arriving=self.x,
+            returning=self.x,
+            inputs=jnp.zeros((sum(schedule.slots), *self.x.shape), self.x.dtype),
+            d_ends=zero_gradient(self.ends),
+            d_chunks=self.d_chunks,
+            sums=self.sums,
+            layer_sums=jax.tree.map(lambda one: jnp.zeros((rounds, *one.shape), one.dtype), self.layer_sums),
         )
-
-
-def choose_schedule(
-    stages: int, rounds: int, micro_batches: int, arch: Architecture
-) -> tuple[PipelineSchedule | None, str]:
-    """The schedule on `stages` devices along p (None: one stage), and a line for the report.
-
-    Raises:
-        UserError: the layers cannot be cut into these stages and rounds.
-    """
-    if stages == 1:
-        return None, 'none (mesh.p = 1)' + (', so pipeline_rounds has no effect' if rounds > 1 else '')
-    n_kinds = len(arch.kinds)  # all stages run the same program, so all chunks must have the same kinds of layers
-
-    def fits(stages: int, rounds: int) -> bool:
-        return arch.n_layers % (stages * rounds * n_kinds) == 0
-
-    if not fits(stages, rounds):
-        chunks = f'mesh.p = {stages}' + (f' x model.pipeline_rounds = {rounds}' if rounds > 1 else '')
-        if arch.n_layers % (stages * rounds) == 0:
-            why = f'leaves {arch.n_layers // (stages * rounds)} per chunk, and {n_kinds} kinds of layers alternate'
-        else:
-            why = 'does not divide them'
-        fewer = [f'model.pipeline_rounds={n}' for n in range(rounds - 1, 0, -1) if fits(stages, n)]
-        fewer += [f'mesh.p={n}' for n in range(stages - 1, 0, -1) if fits(n, rounds) or n == 1]
-        raise UserError(f'model.n_layers = {arch.n_layers}: {chunks} {why}\nuse {fewer[0]}')
-    schedule = PipelineSchedule(stages, rounds, micro_batches)
-    assert micro_batches % stages == 0, schedule
-    more = next((n for n in range(rounds + 1, arch.n_layers + 1) if fits(stages, n)), None)
-    advice = ''
-    if schedule.bubble > 0.1 and more:
-        less = schedule._replace(rounds=more).bubble
-        advice = f'; model.pipeline_rounds={more} would make it {100 * less:.1f} %'
-    return schedule, f'{schedule}{advice}'
-
-
-def in_stages(
-    embed: Callable[[Batch], jax.Array],
-    stage: Stage,
-    numerators: Callable[[jax.Array, Batch], dict[str, jax.Array]],
-    layers: Layer,
-    batch: Batch,
-    schedule: PipelineSchedule,
-    kept: Mapping[str, Choice] | None,
-) -> tuple[dict[str, f32['']], PyTree]:
-    """The numerators of a batch, and the sums of every layer; the same on all stages.
-
-    Every stage has the embedding and the unembedding. All stages embed all micro-batches: a lookup costs less than sending the
-    result. Each stage computes the loss of its share of the micro-batches, so the large products with the vocabulary are
-    sharded over p. They run one micro-batch at a time, and again in the backward pass, so the logits of one exist at a time.
-
-    Args:
-        embed: micro-batch -> x, the input of the first layer.
-        stage: computes one chunk of the layers.
-        numerators: x after the last layer, micro-batch -> sums.
-        layers: this stage's part of the stacked weights.
-        batch: this device's rows.
-        schedule: of the micro-batches.
-        kept: what the backward pass keeps of each stage and micro-batch besides the input; None: everything.
-    """
-    rows = jax.tree.leaves(batch)[0].shape[0]
-    assert rows % schedule.micro_batches == 0, f'{rows} rows in {schedule.micro_batches} micro-batches'
-    batches = jax.tree.map(lambda a: a.reshape(schedule.micro_batches, -1, *a.shape[1:]), batch)
-    with independent('p'):
-        x, layer_sums = pipeline(stage, jax.lax.map(embed, batches), layers, batches, schedule, kept)
-        share = schedule.micro_batches // schedule.stages
-        first = axis_index('p') * share
-        own = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, first, share), batches)
-        with scope():
-            x = psum_scatter('N B/r/d/e L/c/t M -> N/p B/r/d/e L/c/t M', x)  # zeros except on the last stage
-        sums = jax.lax.map(jax.checkpoint(lambda one: numerators(*one)), (x, own))
-        return psum('p', jax.tree.map(lambda sums: jnp.sum(sums, axis=0), sums)), layer_sums
-
-
-def pipeline(
-    stage: Stage,
-    x: num['N B/r/d/e L/c/t M'],
-    layers: Layer,
-    batches: Batch,
-    schedule: PipelineSchedule,
-    kept: Mapping[str, Choice] | None,
-) -> tuple[num['N B/r/d/e L/c/t M'], PyTree]:
-    """Takes N micro-batches through all layers. Call it inside `independent('p')`: each stage has arrays of its own.
-
-    Args:
-        stage: computes one chunk of the layers.
-        x: the input of the first layer; only the first stage reads it.
-        layers: this stage's part of the stacked weights, of 'layers/p'.
-        batches: the micro-batches, stacked; on every stage.
-        schedule: of the micro-batches.
-        kept: what the backward pass keeps of a stage besides its input, see `recompute_by_name`.
-
-    Returns:
-        The result of the last layer on the last stage, zeros on the others; and the sums of every layer over the
-        micro-batches, on all stages.
-    """
-    here, last = axis_index('p'), schedule.stages - 1
-    chunks = chunks_of_stage(layers, schedule.rounds)
-
-    def work(now: i32['']) -> tuple[bool_[''], i32[''], i32['']]:
-        busy, round_, number = schedule.work(now, here)
-        return busy, round_, jnp.clip(number, 0, schedule.micro_batches - 1)
-
-    def compute(arriving: num['B/r/d/e L/c/t M'], now: i32['']) -> tuple[num['B/r/d/e L/c/t M'], PyTree]:
-        busy, round_, number = work(now)
-        enters = ~busy | ((here == 0) & (round_ == 0))
-        chunk, batch = _part(chunks, round_), _part(batches, number)
-        with scope():  # B is a micro-batch here
-            return stage(jnp.where(enters, _part(x, number), arriving), chunk, batch)
-
-    compute = recompute_by_name(compute, kept)
+        carry = _everywhere(carry)
+        for first, end, directions in (
+            (0, start, ('forward',)),
+            (start, ticks, ('forward', 'backward')),
+            (ticks, ticks + start, ('backward',)),
+        ):
+            tick = functools.partial(self._tick, directions=directions)
+            carry, _ = jax.lax.scan(tick, carry, jnp.arange(first, end))
+        return (carry.d_ends, carry.d_chunks), carry.sums, carry.layer_sums
 
     @jax.named_scope('tick')
-    def tick(carry: tuple[jax.Array, jax.Array, PyTree], now: i32['']) -> tuple[PyTree, None]:
-        arriving, finished, sums = carry
-        out, new = compute(arriving, now)
-        busy, round_, number = work(now)
-        leaves = busy & (here == last) & (round_ == schedule.rounds - 1)
-        finished = finished.at[number].set(jnp.where(leaves, out, _part(finished, number)))
-        sums = jax.tree.map(lambda s, n: s.at[round_].add(jnp.where(busy, n, jnp.zeros_like(n))), sums, new)
-        return (ppermute('p', out), finished, sums), None
+    def _tick(self, carry: _Carry, now: i32[''], directions: tuple[str, ...]) -> tuple[_Carry, None]:
+        out = None
+        if 'forward' in directions:
+            out, carry = self._forward(carry, now)
+            carry = carry._replace(arriving=ppermute('p', out))
+        if 'backward' in directions:
+            if out is not None:
+                carry = self._loss(carry, out, now)
+            d_x, carry = self._backward(carry, now)
+            carry = carry._replace(returning=ppermute('p', d_x, shift=-1))
+        return _everywhere(carry), None
 
-    of_chunk = jax.eval_shape(compute, x[0], jnp.int32(0))[1]
-    zeros = jax.tree.map(lambda like: jnp.zeros((schedule.rounds, *like.shape), like.dtype), of_chunk)
-    start, ticks = (jnp.zeros_like(x[0]), jnp.zeros_like(x), zeros), jnp.arange(schedule.ticks)
-    (_, finished, sums), _ = jax.lax.scan(tick, match_carry([tick], start, ticks), ticks)
-    return finished, jax.tree.map(in_layer_order, sums)
+    def _forward(self, carry: _Carry, now: i32['']) -> tuple[num['B/r/d/e L/c/t M'], _Carry]:
+        """Computes a chunk, and keeps its input."""
+        busy, round_, number = self._work(self.schedule.forward, now, self.here)
+        enters, first_round, entering = self._work(self.schedule.forward, now, 0)
+
+        def embedded() -> num['B/r/d/e L/c/t M']:
+            x = self._embed(self.ends, part(self.batches, entering))
+            return _everywhere(jnp.where(self.here == 0, x, carry.arriving))
+
+        # The condition is the same on all stages. That of a collective has to be.
+        x = jax.lax.cond(enters & (first_round == 0), embedded, lambda: carry.arriving)
+        slot = self._slot(round_, number)
+        inputs = carry.inputs.at[slot].set(jnp.where(busy, x, part(carry.inputs, slot)))
+        out, new = self._layers(busy, part(self.batches, number))(x, self._chunk(round_))
+        sums = jax.tree.map(lambda s, n: s.at[round_].add(n), carry.layer_sums, new)
+        return out, carry._replace(inputs=inputs, layer_sums=sums)
+
+    def _loss(self, carry: _Carry, out: num['B/r/d/e L/c/t M'], now: i32['']) -> _Carry:
+        """Adds the loss of the micro-batch that leaves the last layer, if one does; its gradient returns to the last stage."""
+        leaves, round_, number = self._work(self.schedule.forward, now, self.last)
+
+        def add() -> _Carry:
+            numerators = functools.partial(self._numerators, micro=part(self.batches, number))
+            new, back = jax.vjp(numerators, self.ends, out)
+            d_ends, d_out = back(_as_varying(self.d_sums, new))
+            return _everywhere(
+                carry._replace(
+                    returning=jnp.where(self.here == self.last, d_out, carry.returning),
+                    d_ends=_sum(carry.d_ends, d_ends),
+                    sums=_sum(carry.sums, new),
+                )
+            )
+
+        return jax.lax.cond(leaves & (round_ == self.schedule.rounds - 1), add, lambda: carry)
+
+    def _backward(self, carry: _Carry, now: i32['']) -> tuple[num['B/r/d/e L/c/t M'], _Carry]:
+        """Computes a chunk again, and adds its gradients; that of the embedding too, if the chunk is the first one."""
+        busy, round_, number = self._work(self.schedule.backward, now, self.here)
+        leaves, first_round, leaving = self._work(self.schedule.backward, now, 0)
+        x, chunk = part(carry.inputs, self._slot(round_, number)), self._chunk(round_)
+        results, back = jax.vjp(self._layers(busy, part(self.batches, number)), x, chunk)
+        d_x, d_chunk = back(_as_varying((carry.returning, self.d_layer_sums), results))
+        d_chunks = jax.tree.map(lambda total, new: total.at[round_].add(new), carry.d_chunks, d_chunk)
+
+        def with_embedding() -> Ends:
+            _, back = jax.vjp(lambda ends: self._embed(ends, part(self.batches, leaving)), self.ends)
+            (d_ends,) = back(jnp.where(self.here == 0, d_x, jnp.zeros_like(d_x)))
+            return _everywhere(_sum(carry.d_ends, d_ends))
+
+        d_ends = jax.lax.cond(leaves & (first_round == 0), with_embedding, lambda: carry.d_ends)
+        return d_x, carry._replace(d_chunks=d_chunks, d_ends=d_ends)
+
+    def _embed(self, ends: Ends, micro: Batch) -> num['B/r/d/e L/c/t M']:
+        with scope():  # B is a micro-batch here
+            return self.stages.embed(ends, micro)
+
+    def _chunk(self, round_: i32['']) -> Layer:
+        return jax.tree.map(lambda w: w.astype(jnp.float32), part(self.chunks, round_))  # so that gradients are f32
+
+    def _layers(self, busy: bool_[''], micro: Batch) -> Callable[[jax.Array, Layer], tuple[jax.Array, PyTree]]:
+        """Computes a chunk. The results of an idle stage are zero, and so are their gradients."""
+
+        def layers(x: num['B/r/d/e L/c/t M'], chunk: Layer) -> tuple[num['B/r/d/e L/c/t M'], PyTree]:
+            with scope():
+                results = self.stages.chunk(x, chunk, micro)
+            return jax.tree.map(lambda y: jnp.where(busy, y, jnp.zeros_like(y)), results)
+
+        return layers
+
+    def _numerators(self, ends: Ends, out: num['B/r/d/e L/c/t M'], micro: Batch) -> dict[str, f32['']]:
+        """Those of this stage's share of the tokens; `out` counts on the last stage."""
+        finished = jnp.where(self.here == self.last, out, jnp.zeros_like(out))
+        with scope():
+            x = psum_scatter('B/r/d/e L/c/t M -> B/r/d/e L/c/t/p M', finished)
+        shares = jax.tree.map(lambda a: split_tokens(a, self.schedule.stages, x.shape[1]), micro)
+        with scope():  # L is the length of a share here
+            return self.stages.numerators(ends, x, part(shares, self.here))
+
+    def _zeros(self, micro: Batch) -> tuple[Any, PyTree, dict[str, Any]]:
+        """Zeros like x, the sums of a chunk and the numerators of a micro-batch."""
+        x = jax.eval_shape(self._embed, self.ends, micro)
+        _, layer_sums = jax.eval_shape(self._layers(jnp.bool_(True), micro), x, self._chunk(jnp.int32(0)))
+        sums = jax.eval_shape(self._numerators, self.ends, x, micro)
+        return jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), (x, layer_sums, sums))
+
+    def _slot(self, round_: i32[''], number: i32['']) -> i32['']:
+        """Where the input of a chunk is kept. The micro-batches that a round keeps follow one another."""
+        slots = self.schedule.slots
+        first = [sum(slots[:i]) for i in range(len(slots))]
+        return jnp.asarray(first)[round_] + number % jnp.asarray(slots)[round_]
+
+    def _work(self, direction: Callable[..., Work], now: i32[''], stage: Any) -> Work:
+        busy, round_, number = direction(now, stage)
+        return busy, round_, jnp.clip(number, 0, self.schedule.micro_batches - 1)
 
 
-def chunks_of_stage(layers: Layer, rounds: int) -> Layer:
-    """The layers that this stage computes in each round: arrays of [layers/p ...] -> [rounds, layers of a chunk ...].
-
-    At rest, layers are in their order for every schedule: stage s has chunks rounds s, rounds s + 1, ... With several rounds,
-    each chunk is sent once per step to the stage that computes it. This takes `rounds` turns, in each of which every stage
-    sends and receives one chunk. The gradients return the same way.
-    """
-    stages, here = axis_size('p'), axis_index('p')
-    held = jax.tree.map(lambda w: w.reshape(rounds, -1, *w.shape[1:]), layers)
-    if rounds == 1:
-        return held
-    between = stages // math.gcd(stages, rounds)  # stages at this distance have chunks for the same stages
-    ordered = jax.tree.map(jnp.zeros_like, held)
-    for turn in range(rounds):
-        which = (turn + np.arange(stages) // between) % rounds  # the chunk that each stage sends
-        chunk = np.arange(stages) * rounds + which
-        to, round_ = chunk % stages, np.empty(stages, np.int32)
-        round_[to] = chunk // stages  # of the chunk that each stage receives
-        received = ppermute('p', _part(held, jnp.asarray(which)[here]), to=to.tolist())
-        own_round = jnp.asarray(round_)[here]
-        ordered = jax.tree.map(lambda all_, new, i=own_round: all_.at[i].set(new), ordered, received)
-    return ordered
+def _sum(total: PyTree, new: PyTree) -> PyTree:
+    return jax.tree.map(jnp.add, total, new)
 
 
-def in_layer_order(sums: jax.Array) -> jax.Array:
-    """The stages' sums of their chunks, [rounds, layers of a chunk ...] -> [layers ...] on all stages."""
-    rounds, stages = sums.shape[0], axis_size('p')
-    own = jnp.arange(stages).reshape(-1, *[1] * (sums.ndim - 1)) == axis_index('p')
-    table = jnp.where(own, sums[:, None], jnp.zeros((), sums.dtype))
-    return psum('p', table).reshape(rounds * stages * sums.shape[1], *sums.shape[2:])
+def _everywhere[T](values: T) -> T:
+    """The values, typed as varying over all axes, so that all ticks and conditions give the same types."""
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+    return jax.tree.map(lambda x: vary(x, axes), values)
 
 
-def _part(stacked: PyTree, i: i32['']) -> PyTree:
-    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), stacked)
+def _as_varying(gradients: PyTree, values: PyTree) -> PyTree:
+    """Gradients of values, typed as varying over the axes over which the values vary."""
+    return jax.tree.map(lambda g, x: vary(g, varying_axes(x)), gradients, values)

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 
 from pretrax.model.architecture import Architecture
 from pretrax.model.attention_kernels import Kernel, choose_kernel
+from pretrax.model.axes import along
 from pretrax.model.context import choose_context, kernel_for
 from pretrax.model.families import TransformerOptions
 from pretrax.model.loss_chunks import check_loss_chunks
 from pretrax.model.matmul import choose_grouped
 from pretrax.model.numerics import UNIFORM, Numerics, choose_numerics
-from pretrax.model.pipeline import PipelineSchedule, choose_schedule
+from pretrax.model.pipeline_schedule import PipelineSchedule, choose_schedule
 from pretrax.model.remat import ALL_NAMED, choose_saved, choose_unrolled
 from pretrax.model.request import ModelRequest
 from pretrax.model.routing import describe_routing
@@ -63,7 +64,13 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
     unrolled, why_unrolled = choose_unrolled(options.layers, arch.n_layers, mesh)
     saved, why_saved = choose_saved(options.save, mesh, request.host_memory)
     loss_chunks = check_loss_chunks(options.loss_chunks, mesh, length)
-    pipeline, why_pipeline = choose_schedule(mesh['p'], options.pipeline_rounds, request.micro_batches, arch)
+    pipeline, why_pipeline = choose_schedule(
+        options.pipeline_schedule,
+        PipelineSchedule(mesh['p'], options.pipeline_rounds, request.micro_batches),
+        arch,
+        saved,
+        length // along('c t', mesh) // loss_chunks,
+    )
     grouped, why_grouped = choose_grouped(request.platform)
     numerics, why_numerics = choose_numerics(
         request.matmul, request.exempt, arch, grouped, mesh, request.platform, request.device_kind

@@ -25,10 +25,10 @@ from pretrax.model.loss import Batch, cross_entropy
 from pretrax.model.loss_chunks import over_chunks
 from pretrax.model.matmul import add_bias, gather, product
 from pretrax.model.norm import norm
-from pretrax.model.pipeline import pipeline
+from pretrax.model.pipeline_forward import pipeline
 from pretrax.model.routing import counted, own_part
 from pretrax.model.softcap import softcap
-from pretrax.model.transformer import Transformer, embed, mlp, unembed, vocabulary_tables
+from pretrax.model.transformer import Transformer, embed, gather_ends, mlp, unembed
 from pretrax.model.weights import Layer, Weights
 from pretrax.shardlib import (
     all_gather,
@@ -250,7 +250,7 @@ class _Forward:
     def __init__(self, model: Transformer, weights: Weights, n_sources: int):
         self.model, self.arch, self.plan = model, model.arch, model.plan
         self.weights, self.n_sources = weights, n_sources
-        self.embedding, self.unembedding = vocabulary_tables(weights, model.dtype)
+        self.ends = gather_ends(weights, model.dtype)
 
     def statistics(self, rows: _Rows, accumulation: int) -> tuple[LayerStatistics, HeadStatistics]:
         schedule = self.plan.pipeline
@@ -269,7 +269,7 @@ class _Forward:
 
     def _embed(self, rows: _Rows) -> num['B/r/d/e L/c/t M']:
         batch = rows.batch
-        return embed(self.embedding, self.weights.positions, batch.tokens, batch.positions, self.arch, self.model.dtype)
+        return embed(self.ends, batch.tokens, batch.positions, self.arch, self.model.dtype)
 
     def _layers(
         self, x: num['B/r/d/e L/c/t M'], layers: Layer, rows: _Rows
@@ -287,7 +287,7 @@ class _Forward:
         arch, head, length = self.arch, self.plan.numerics.head_format(), rows.batch.tokens.shape[1] * axis_size('c')
 
         def of_chunk(x: num['B/r/d/e L/c/t M'], part: Batch) -> tuple[_HeadSums, f32['']]:
-            logits = unembed(self.weights, self.unembedding, x, arch, head)
+            logits = unembed(self.ends, x, arch, head)
             nll, log_z = cross_entropy(logits, part.targets, arch.vocab_size)
             held = logits.shape[-1]
             is_real = axis_index('t') * held + jnp.arange(held) < arch.vocab_size

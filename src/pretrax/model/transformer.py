@@ -9,7 +9,9 @@ A weight is gathered over d where it is used, and sent in the compute dtype. The
 in f32.
 """
 
+import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +30,12 @@ from pretrax.model.mlp import feed_forward
 from pretrax.model.moe import mixture
 from pretrax.model.norm import norm
 from pretrax.model.numerics import Format
-from pretrax.model.pipeline import in_stages
+from pretrax.model.pipeline import Stages
 from pretrax.model.plan import ExecutionPlan, choose_plan
 from pretrax.model.request import ModelRequest
 from pretrax.model.routing import Routed, counted, load, routing_denominators, routing_metrics, routing_terms
 from pretrax.model.softcap import softcap
-from pretrax.model.weights import Layer, Weights, abstract_weights, init_weights
+from pretrax.model.weights import Ends, Layer, Weights, abstract_weights, init_weights
 from pretrax.shardlib import all_gather, drop_axes, f32, i32, key, num, psum_scatter, save, take, typechecked, u32
 
 
@@ -75,38 +77,32 @@ def decoder_layers(
     return over_layers(one_layer, x, layers, seeds, arch, plan)
 
 
-def vocabulary_tables(w: Weights, dtype: DTypeLike) -> tuple[num['V/t M'], num['V/t M']]:
-    """The tables of the embedding and the unembedding, which are one if the family ties them."""
+def gather_ends(w: Weights, dtype: DTypeLike) -> Ends:
+    """The weights before and after the layers."""
     embedding = all_gather('V/t M/d -> V/t M', w.embed, wire=dtype)
-    return embedding, embedding if w.unembed is None else all_gather('V/t M/d -> V/t M', w.unembed, wire=dtype)
+    unembedding = embedding if w.unembed is None else all_gather('V/t M/d -> V/t M', w.unembed, wire=dtype)
+    return Ends(embedding, w.positions, w.norm, w.norm_bias, unembedding)
 
 
 @typechecked
 def embed(
-    table: num['V/t M'],
-    learned: num['P/t M/d'] | None,
-    tokens: i32['B/r/d/e L/c'],
-    positions: i32['B/r/d/e L/c'],
-    arch: Architecture,
-    dtype: DTypeLike,
+    ends: Ends, tokens: i32['B/r/d/e L/c'], positions: i32['B/r/d/e L/c'], arch: Architecture, dtype: DTypeLike
 ) -> num['B/r/d/e L/c/t M']:
     """The input of the first layer: the embedding of each token, plus that of its position if positions are learned."""
-    x = take('V/t M, B/r/d/e L/c -> B/r/d/e L/c M', table, tokens).astype(dtype)  # partial over t
+    x = take('V/t M, B/r/d/e L/c -> B/r/d/e L/c M', ends.embedding, tokens).astype(dtype)  # partial over t
     if arch.scale_embedding:
         x = x * jnp.asarray(math.sqrt(arch.d_model), dtype)  # rounded to dtype, as the released models were trained
-    if learned is not None:
-        of_positions = all_gather('P/t M/d -> P/t M', learned, wire=dtype)
+    if ends.positions is not None:
+        of_positions = all_gather('P/t M/d -> P/t M', ends.positions, wire=dtype)
         x = x + take('P/t M, B/r/d/e L/c -> B/r/d/e L/c M', of_positions, positions).astype(dtype)
     return psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', x)
 
 
 @typechecked
-def unembed(
-    w: Weights, table: num['V/t M'], x: num['B/r/d/e L/c/t M'], arch: Architecture, head: Format
-) -> num['B/r/d/e L/c V/t']:
+def unembed(ends: Ends, x: num['B/r/d/e L/c/t M'], arch: Architecture, head: Format) -> num['B/r/d/e L/c V/t']:
     """The logits, from the hidden states after the last layer."""
-    h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', norm(x, w.norm, w.norm_bias, arch))
-    return softcap(product('B/r/d/e L/c M, V/t M -> B/r/d/e L/c V/t', h, table, head), arch.final_softcap)
+    h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', norm(x, ends.norm, ends.norm_bias, arch))
+    return softcap(product('B/r/d/e L/c M, V/t M -> B/r/d/e L/c V/t', h, ends.unembedding, head), arch.final_softcap)
 
 
 class Transformer(Model):
@@ -126,6 +122,7 @@ class Transformer(Model):
         self.max_length = self.arch.max_sequence_length if self.arch.positions == 'learned' else None
         self.column_order = column_order(self.plan.context, request.sequence_length, request.mesh['c'])
         self.draws = self.plan.numerics.draws
+        self.gradient = self._gradient if self.plan.pipeline and self.plan.pipeline.order == '1f1b' else None
         self.survey = self._expert_load if self.arch.balance_loss and self.arch.balance_over == 'batch' else None
 
     def init(self, key: jax.Array) -> Weights:
@@ -141,11 +138,11 @@ class Transformer(Model):
         ones = jnp.ones_like(tokens)
         batch = Batch(tokens, tokens, segments=ones, positions=ones, mask=ones.astype(jnp.float32))
         positions = jnp.broadcast_to(local_columns(batch, self.plan.context), tokens.shape)
-        embedding, unembedding = vocabulary_tables(weights, self.dtype)
-        x = embed(embedding, weights.positions, tokens, positions, self.arch, self.dtype)
+        ends = gather_ends(weights, self.dtype)
+        x = embed(ends, tokens, positions, self.arch, self.dtype)
         known = Tokens(positions, ones, counted=None)
         x, _ = decoder_layers(x, drop_axes('p', weights.layers), known, self.arch, self.plan)
-        return unembed(weights, unembedding, x, self.arch, self.plan.numerics.head_format())
+        return unembed(ends, x, self.arch, self.plan.numerics.head_format())
 
     def loss(
         self,
@@ -155,15 +152,13 @@ class Transformer(Model):
         key: key[''] | None = None,
     ) -> LossTerms:
         """This device's terms of the loss. `surveyed` is the result of `survey` for the whole step."""
+        ends = gather_ends(weights, self.dtype)
         if self.plan.pipeline is None:
             layer_seeds, head_seed = self.plan.numerics.seeds(key)
-            x, unembedding, routed = self._hidden_states(weights, batch, layer_seeds)
-            terms = self._loss_terms(weights, unembedding, x, batch, self.plan.numerics.head_format(head_seed))
-        else:
-            terms, routed = self._pipelined_terms(weights, batch)
-        if routed is None:
-            return terms
-        return terms | routing_terms(routed, batch, local_columns(batch, self.plan.context), self.arch, surveyed)
+            x, routed = self._hidden_states(ends, weights.layers, batch, layer_seeds)
+            terms = self._loss_terms(ends, x, batch, self.plan.numerics.head_format(head_seed))
+            return self._with_routing(terms, routed, batch, surveyed)
+        return self._of_sums(batch, *self._stages(ends, weights, batch).sums(self.plan.saved))
 
     def denominators(self, batch: Batch) -> dict[str, f32['']]:
         """The denominators of the terms of `loss`."""
@@ -174,54 +169,65 @@ class Transformer(Model):
         """Metrics of the routers, from the table of `loss`, summed over a step."""
         return routing_metrics(tables['routing'], self.arch)
 
+    def _gradient(self, weights: Weights, batch: Batch, counts: dict[str, f32['']]) -> tuple[Weights, LossTerms]:
+        """The gradient of the loss and its terms, of a pipeline that computes both micro-batch by micro-batch."""
+
+        def loss_of(sums: dict[str, f32['']], routed: Routed | None) -> f32['']:
+            terms = self._of_sums(batch, sums, routed).items()
+            return sum((numerator / counts[name] for name, (numerator, _) in terms if name in counts), jnp.zeros(()))
+
+        ends, back = jax.vjp(lambda w: gather_ends(w, self.dtype), dataclasses.replace(weights, layers=None))
+        (d_ends, d_layers), sums, routed = self._stages(ends, weights, batch).gradient(loss_of)
+        return dataclasses.replace(back(d_ends)[0], layers=d_layers), self._of_sums(batch, sums, routed)
+
     def _hidden_states(
-        self, w: Weights, batch: Batch, seeds: u32['layers two'] | None = None
-    ) -> tuple[num['B/r/d/e L/c/t M'], num['V/t M'], Routed | None]:
-        """The hidden states after the last layer, the table of the unembedding, and the statistics of the routers."""
-        tokens = self._tokens(batch)
-        embedding, unembedding = vocabulary_tables(w, self.dtype)
-        x = embed(embedding, w.positions, batch.tokens, batch.positions, self.arch, self.dtype)
-        x, routed = decoder_layers(x, drop_axes('p', w.layers), tokens, self.arch, self.plan, seeds)
-        return x, unembedding, routed
+        self, ends: Ends, layers: Layer, batch: Batch, seeds: u32['layers two'] | None = None
+    ) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
+        """The hidden states after the last layer, and the statistics of the routers."""
+        x = embed(ends, batch.tokens, batch.positions, self.arch, self.dtype)
+        return decoder_layers(x, drop_axes('p', layers), self._tokens(batch), self.arch, self.plan, seeds)
 
     def _tokens(self, batch: Batch) -> Tokens:
         columns = local_columns(batch, self.plan.context)
         counts = counted(batch, columns) if self.arch.n_experts else None
         return Tokens(batch.positions, batch.segments, counts)
 
-    def _loss_terms(
-        self, w: Weights, table: num['V/t M'], x: num['B/r/d/e L/c/t M'], batch: Batch, head: Format
-    ) -> LossTerms:
+    def _loss_terms(self, ends: Ends, x: num['B/r/d/e L/c/t M'], batch: Batch, head: Format) -> LossTerms:
         """Cross-entropy and z-loss, from the hidden states after the last layer."""
 
         def terms_of(x: num['B/r/d/e L/c/t M'], part: Batch) -> LossTerms:
-            return loss_terms(unembed(w, table, x, self.arch, head), part, self.arch.vocab_size, self.arch.z_loss)
+            return loss_terms(unembed(ends, x, self.arch, head), part, self.arch.vocab_size, self.arch.z_loss)
 
         return in_chunks(terms_of, x, batch, self.plan.loss_chunks)
 
-    def _pipelined_terms(self, w: Weights, batch: Batch) -> tuple[LossTerms, Routed | None]:
-        """The same on pipeline stages: each micro-batch passes through all of them (pipeline.py)."""
-        table, unembedding = vocabulary_tables(w, self.dtype)
-        head = self.plan.numerics.head_format()
+    def _with_routing(self, terms: LossTerms, routed: Routed | None, batch: Batch, surveyed: Any = None) -> LossTerms:
+        """Adds the terms of the routers."""
+        if routed is None:
+            return terms
+        return terms | routing_terms(routed, batch, local_columns(batch, self.plan.context), self.arch, surveyed)
 
-        def embedded(micro: Batch) -> num['B/r/d/e L/c/t M']:
-            return embed(table, w.positions, micro.tokens, micro.positions, self.arch, self.dtype)
-
-        def stage(
-            x: num['B/r/d/e L/c/t M'], layers: Layer, micro: Batch
-        ) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
-            return decoder_layers(x, layers, self._tokens(micro), self.arch, self.plan)
-
-        def numerators(x: num['B/r/d/e L/c/t M'], micro: Batch) -> dict[str, f32['']]:
-            terms = self._loss_terms(w, unembedding, x, micro, head)
-            return {name: numerator for name, (numerator, _) in terms.items()}
-
-        assert self.plan.pipeline is not None
-        sums, routed = in_stages(embedded, stage, numerators, w.layers, batch, self.plan.pipeline, self.plan.saved)
+    def _of_sums(self, batch: Batch, sums: dict[str, f32['']], routed: Routed | None) -> LossTerms:
+        """The terms, from the results of pipeline stages: their numerators, and the statistics of the routers."""
         counts = denominators(batch, self.arch.z_loss)
-        return {name: (total, counts[name]) for name, total in sums.items()}, routed
+        return self._with_routing({name: (total, counts[name]) for name, total in sums.items()}, routed, batch)
+
+    def _stages(self, ends: Ends, w: Weights, batch: Batch) -> Stages:
+        """The same on pipeline stages: each micro-batch passes through all of them (pipeline.py)."""
+        head, schedule = self.plan.numerics.head_format(), self.plan.pipeline
+        assert schedule is not None
+
+        def embedded(ends: Ends, micro: Batch) -> num['B/r/d/e L/c/t M']:
+            return embed(ends, micro.tokens, micro.positions, self.arch, self.dtype)
+
+        def chunk(x: num['B/r/d/e L/c/t M'], w: Layer, micro: Batch) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
+            return decoder_layers(x, w, self._tokens(micro), self.arch, self.plan)
+
+        def numerators(ends: Ends, x: num['B/r/d/e L/c/t M'], micro: Batch) -> dict[str, f32['']]:
+            return {name: numerator for name, (numerator, _) in self._loss_terms(ends, x, micro, head).items()}
+
+        return Stages(embedded, chunk, numerators, ends, w.layers, batch, schedule, self.dtype)
 
     def _expert_load(self, weights: Weights, batch: Batch) -> tuple[f32['E'], f32['']]:
         """How many tokens chose each expert; the gradient of a load-balance loss over the whole batch depends on it."""
-        routed = self._hidden_states(weights, batch)[2]
+        routed = self._hidden_states(gather_ends(weights, self.dtype), weights.layers, batch)[1]
         return load(routed, batch, local_columns(batch, self.plan.context), self.arch)

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from optax.contrib import MuonDimensionNumbers
 
 from pretrax.model.architecture import Architecture
@@ -72,6 +73,17 @@ class Weights:
     unembed: num['V/t M/d'] | None
 
 
+@pytree_dataclass
+class Ends:
+    """The weights before and after the layers, with the tables of the vocabulary gathered; one table if the family ties them."""
+
+    embedding: num['V/t M']
+    positions: num['P/t M/d'] | None
+    norm: f32['M']
+    norm_bias: f32['M'] | None
+    unembedding: num['V/t M']
+
+
 def abstract_weights(arch: Architecture) -> Weights:
     """Shapes and shardings of the weights on the mesh in force."""
     absent = {
@@ -125,6 +137,12 @@ _MATRICES = {
     'expert_gate': (2, 3), 'expert_up': (2, 3), 'expert_down': (2, 3),
     'shared_gate': (1, 2), 'shared_up': (1, 2), 'shared_down': (1, 2),
 }  # fmt: skip
+
+
+def round_matrices(layer: Layer, dtype: DTypeLike) -> Layer:
+    """The matrices in the dtype in which `gather` sends them to products; the other weights as they are."""
+    present = {name: getattr(layer, name) for name in _MATRICES if getattr(layer, name) is not None}
+    return dataclasses.replace(layer, **{name: w.astype(dtype) for name, w in present.items()})
 
 
 def matrix_dimensions(weights: Any) -> Any:

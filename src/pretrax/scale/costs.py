@@ -28,7 +28,7 @@ PHASES = {
     'geglu': 'activation',
     'gelu': 'activation',
     'gather': 'weights in the compute dtype',
-    'vocabulary_tables': 'weights in the compute dtype',
+    'gather_ends': 'weights in the compute dtype',
     'attention': 'products of attention',
     'feed_forward': 'products of the feed-forward',
     'mixture': 'experts',

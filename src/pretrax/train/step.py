@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pretrax.model.axes import TOKENS
 from pretrax.model.base import AutomaticModel, Model
-from pretrax.model.loss import Batch
+from pretrax.model.loss import Batch, LossTerms
 from pretrax.shardlib import check, defer_reduction, f32, key, psum, scope, typed_shard_map, zero_gradient
 from pretrax.train.decay import decay_by_weight
 from pretrax.train.host_memory import in_host, on_device, to_host
@@ -129,13 +129,19 @@ def make_gradients(model: Model, accumulation: int) -> Gradients:
         def mean_loss(weights: weights_type, micro: Batch, number: Any, *survey: Any) -> tuple[f32[''], Any]:
             keys = {} if step_key is None else {'key': jax.random.fold_in(step_key, number)}
             with scope():  # B is a micro-batch here
-                sums = model.loss(weights, micro, *survey, **keys)
-            tables = {name: table for name, (table, count) in sums.items() if count is None}
-            terms = {name: numerator / counts[name] for name, (numerator, _) in sums.items() if name not in tables}
+                terms, tables = of_mean(model.loss(weights, micro, *survey, **keys))
             return check(psum(TOKENS, sum(terms.values())), f32[''], 'the loss'), (terms, tables)
 
+        def of_mean(sums: LossTerms) -> tuple[dict[str, f32['']], dict[str, f32['rows columns']]]:
+            tables = {name: table for name, (table, count) in sums.items() if count is None}
+            return {name: n / counts[name] for name, (n, _) in sums.items() if name not in tables}, tables
+
         gradient = jax.grad(mean_loss, has_aux=True)
-        if accumulation == 1:
+        if model.gradient is not None:
+            assert accumulation == 1, 'the model divides the batch itself'
+            total, sums = model.gradient(deferred, batch, counts)
+            terms, tables = of_mean(sums)
+        elif accumulation == 1:
             total, (terms, tables) = gradient(deferred, batch, 0)
         else:
             micros = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
