@@ -14,14 +14,24 @@ from targets import compile_step, devices_of
 from pretrax.scale.memory import memory_of, temporaries_of
 
 GB = 1e9
-STAGED = {'preset': 'llama3.1-405b', 'save': 'none', 'pipeline_rounds': 3, 'micro_batches': 8}
+Row = tuple[str, int, float, dict[str, int], int, int, dict[str, Any]]
+
+
+def staged(schedule: str, rounds: int, rows: int = 256) -> Row:
+    """A 405B-shaped Llama in two stages, one sequence per micro-batch and device."""
+    model = {'preset': 'llama3.1-405b', 'save': 'none', 'pipeline_rounds': rounds, 'pipeline_schedule': schedule}
+    mesh = {'r': 2, 'd': 16, 't': 8, 'p': 2}
+    return 'v5p:8x8x8', 1, 95 * GB, mesh, rows, 8192, model | {'micro_batches': rows // 32}
+
+
 # name: (topology, slices, bytes of a chip, mesh, sequences, length, model)
-ROWS: dict[str, tuple[str, int, float, dict[str, int], int, int, dict[str, Any]]] = {
+ROWS: dict[str, Row] = {
     '70B, d t': ('v5p:8x8x8', 1, 95 * GB, {'d': 128, 't': 4}, 128, 8192, {'preset': 'llama3-70b'}),
-    '405B, r d t p, interleaved': (
-        'v5p:8x8x8', 1, 95 * GB, {'r': 2, 'd': 16, 't': 8, 'p': 2}, 256, 8192, STAGED | {'pipeline_schedule': 'interleaved'},
-    ),
-    '405B, r d t p, 1f1b': ('v5p:8x8x8', 1, 95 * GB, {'r': 2, 'd': 16, 't': 8, 'p': 2}, 256, 8192, STAGED),
+    '405B, interleaved, 3 rounds': staged('interleaved', rounds=3),
+    '405B, 1f1b, 3 rounds': staged('1f1b', rounds=3),
+    '405B, 1f1b, 9 rounds': staged('1f1b', rounds=9),
+    '405B, interleaved, 3 rounds, 1,024 sequences': staged('interleaved', rounds=3, rows=1024),
+    '405B, 1f1b, 3 rounds, 1,024 sequences': staged('1f1b', rounds=3, rows=1024),
     'Mixtral 8x7B, d e': ('v5p:4x4x4', 1, 95 * GB, {'d': 8, 'e': 8}, 64, 4096, {'preset': 'mixtral-8x7b', 'vocab_size': 32000}),
     '8B, 128k tokens, d c': (
         'v5p:4x4x4', 1, 95 * GB, {'d': 4, 'c': 16}, 4, 131072, {'preset': 'llama3-8b', 'context': 'ring'},
