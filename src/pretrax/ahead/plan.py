@@ -19,8 +19,9 @@ from pretrax.config.batch import (
     sequences_per_device,
 )
 from pretrax.errors import Report, UserError
-from pretrax.model.axes import AXES
+from pretrax.model.axes import AXES, along
 from pretrax.model.base import check_model
+from pretrax.model.pipeline_schedule import PipelineSchedule, choose_schedule
 from pretrax.model.remat import choose_saved
 from pretrax.model.request import ModelRequest
 from pretrax.run.setup import open_source
@@ -133,7 +134,7 @@ class Planner:
         model = self._model(mesh)
         saved = choose_saved(save, mesh, True)[0]
         passes = sequences_per_device(self.size, mesh) // micro
-        staged = mesh['p'] > 1
+        schedule = self._schedule(mesh, passes, saved, model.plan.loss_chunks)
         step = StepFacts(
             mesh=mesh,
             tokens=self.size.tokens // passes,
@@ -142,15 +143,26 @@ class Planner:
             moments=self._moments,
             saved=saved,
             unrolled=model.plan.unrolled,
-            passes=1 if staged else passes,
-            rounds=getattr(self.config.model.options, 'pipeline_rounds', 1) if staged else 1,
-            micro_batches=passes if staged else 1,
+            passes=1 if schedule else passes,
+            rounds=schedule.rounds if schedule else 1,
+            micro_batches=passes if schedule else 1,
+            inputs=schedule.inputs if schedule else None,
             loss_chunks=model.plan.loss_chunks,
         )
         memory = expected_memory(self.arch, self.n_params, step)
         prediction = predict(self.arch, self.n_params, self.size.sequence_length, self.hardware.device, step)
         assert prediction is not None
         return Candidate(mesh, micro, save, memory, prediction)
+
+    def _schedule(
+        self, mesh: dict[str, int], micro_batches: int, saved: Any, loss_chunks: int
+    ) -> PipelineSchedule | None:
+        if mesh['p'] == 1:
+            return None
+        options: Any = self.config.model.options
+        sizes = PipelineSchedule(mesh['p'], options.pipeline_rounds, micro_batches)
+        tokens = self.length // along('c t', mesh) // loss_chunks
+        return choose_schedule(options.pipeline_schedule, sizes, self.arch, saved, tokens)[0]
 
     def search(self, saves: Sequence[Any] = ('all', 'none'), only: Mapping[str, int] | None = None) -> list[Candidate]:
         """Candidates of every mesh that has the sizes in `only`, with every micro-batch and each of `saves`."""

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from pretrax.model.loss import Batch
 from pretrax.model.loss_chunks import split_tokens
 from pretrax.model.pipeline_forward import PyTree, Stage, chunks_of_stage, in_layer_order, part, pipeline
-from pretrax.model.pipeline_schedule import PipelineSchedule, Work
+from pretrax.model.pipeline_schedule import PipelineSchedule, Work, slots
 from pretrax.model.weights import Ends, Layer, round_matrices
 from pretrax.shardlib import (
     Choice,
@@ -131,7 +131,7 @@ class _OneForwardOneBackward:
         carry = _Carry(
             arriving=self.x,
             returning=self.x,
-            inputs=jnp.zeros((sum(schedule.slots), *self.x.shape), self.x.dtype),
+            inputs=jnp.zeros((schedule.kept, *self.x.shape), self.x.dtype),
             d_ends=zero_gradient(self.ends),
             d_chunks=self.d_chunks,
             sums=self.sums,
@@ -246,10 +246,8 @@ class _OneForwardOneBackward:
         return jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), (x, layer_sums, sums))
 
     def _slot(self, round_: i32[''], number: i32['']) -> i32['']:
-        """Where the input of a chunk is kept. The micro-batches that a round keeps follow one another."""
-        slots = self.schedule.slots
-        first = [sum(slots[:i]) for i in range(len(slots))]
-        return jnp.asarray(first)[round_] + number % jnp.asarray(slots)[round_]
+        """Where the input of a chunk is kept."""
+        return jnp.asarray(slots(self.schedule))[round_, number]
 
     def _work(self, direction: Callable[..., Work], now: i32[''], stage: Any) -> Work:
         busy, round_, number = direction(now, stage)

@@ -28,15 +28,19 @@ the loss and back. So what a stage keeps depends on stages and rounds, not on th
 not in lockstep send a result within a tick, and keep about half as much; but then their programs differ.
 """
 
+import functools
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from pretrax.errors import UserError
 from pretrax.model.architecture import Architecture
-from pretrax.shardlib import Choice, bool_, i32
+from pretrax.shardlib import Choice
 
 Order = Literal['interleaved', '1f1b']
-Work = tuple[bool_[''], i32[''], i32['']]  # whether a stage is busy in a tick, in which round, with which micro-batch
+Number = Any  # i32[''] in a program, int in a table
+Work = tuple[Any, Number, Number]  # whether a stage is busy in a tick, in which round, with which micro-batch
 
 
 class PipelineSchedule(NamedTuple):
@@ -68,26 +72,23 @@ class PipelineSchedule(NamedTuple):
         return (self.stages - 1) / self.ticks
 
     @property
-    def slots(self) -> tuple[int, ...]:
-        """How many inputs of a chunk each stage keeps at the same time in 1f1b, for each round."""
-        # The first stage keeps most. A group of `stages` micro-batches enters a round once in `chunks` ticks.
-        kept = (2 * (self.chunks - round_ * self.stages) - 1 for round_ in range(self.rounds))  # ticks
-        counts = (n // self.chunks * self.stages + min(n % self.chunks, self.stages) for n in kept)
-        return tuple(min(n, self.micro_batches) for n in counts)
-
-    @property
     def kept(self) -> int:
         """How many inputs of chunks each stage keeps."""
-        return sum(self.slots) if self.order == '1f1b' else self.ticks
+        return int(slots(self).max()) + 1 if self.order == '1f1b' else self.ticks
 
-    def forward(self, tick: i32[''], stage: i32['']) -> Work:
+    @property
+    def inputs(self) -> int | None:
+        """How many inputs of chunks a stage keeps in 1f1b; None: the schedule is interleaved."""
+        return self.kept if self.order == '1f1b' else None
+
+    def forward(self, tick: Number, stage: Number) -> Work:
         """What a stage computes forward in a tick."""
         time = tick - stage
         round_, in_group = time // self.stages % self.rounds, time % self.stages
         micro_batch = time // self.chunks * self.stages + in_group
         return (time >= 0) & (micro_batch < self.micro_batches), round_, micro_batch
 
-    def backward(self, tick: i32[''], stage: i32['']) -> Work:
+    def backward(self, tick: Number, stage: Number) -> Work:
         """What a stage computes backward in a tick of 1f1b: the forward pass with the chunks in reverse order, later."""
         busy, round_, micro_batch = self.forward(tick - self.backward_starts, self.stages - 1 - stage)
         return busy, self.rounds - 1 - round_, micro_batch
@@ -98,6 +99,25 @@ class PipelineSchedule(NamedTuple):
             f'{s} stages, {n} micro-batches, {r} round{"s" * (r > 1)}: bubble {100 * self.bubble:.1f} % = '
             f'({s} - 1) / ({r} x {n} + {s} - 1)'
         )
+
+
+@functools.cache
+def slots(schedule: PipelineSchedule) -> np.ndarray:
+    """i32[rounds, micro_batches]: where a stage keeps the input of a chunk until its backward pass in 1f1b.
+
+    The places are those of the first stage, which keeps each input longest: from the other stages it goes on later, and to
+    them its gradient returns earlier.
+    """
+    table, free, n = np.zeros((schedule.rounds, schedule.micro_batches), np.int32), [], 0
+    for tick in range(schedule.ticks + schedule.backward_starts):
+        busy, round_, micro_batch = schedule.forward(tick, 0)
+        if busy:
+            free, n = (free, n) if free else ([n], n + 1)
+            table[round_, micro_batch] = free.pop()
+        busy, round_, micro_batch = schedule.backward(tick, 0)
+        if busy:
+            free.append(table[round_, micro_batch])
+    return table
 
 
 def choose_schedule(
@@ -127,8 +147,8 @@ def choose_schedule(
     if wanted == '1f1b' and problem:
         raise UserError(f'model.pipeline_schedule=1f1b: {problem}')
     one = sizes._replace(order='1f1b')
-    recomputes = saved == {} and one.kept < sizes.kept and not problem
-    schedule = one if wanted == '1f1b' or (wanted == 'auto' and recomputes) else sizes
+    better = saved == {} and not problem  # it keeps fewer inputs, and recomputes no more
+    schedule = one if wanted == '1f1b' or (wanted == 'auto' and better) else sizes
     return schedule, f'{schedule}{_advice(schedule, arch)}; {_why(schedule, wanted, saved, problem)}'
 
 
@@ -136,15 +156,17 @@ def _why(schedule: PipelineSchedule, wanted: str, saved: Mapping[str, Choice] | 
     """What the schedule keeps, and the reason for it."""
     other = schedule._replace(order='interleaved' if schedule.order == '1f1b' else '1f1b')
     if schedule.order == '1f1b':
-        why = 'as configured, each chunk runs forward twice' if wanted == '1f1b' else 'model.save=none'
+        why = (
+            'model.save=none'
+            if saved == {}
+            else 'as configured; each chunk runs forward twice, whatever model.save keeps'
+        )
         return f'1f1b: a stage keeps {schedule.kept} inputs of chunks, interleaved {other.kept} ({why})'
-    kept = f'interleaved: a stage keeps the activations of {schedule.kept} chunks'
+    kept = f'interleaved: a stage keeps the {"inputs" if saved == {} else "activations"} of {schedule.kept} chunks'
     if wanted == 'interleaved':
         return f'{kept} (as configured)'
     if problem:
         return f'{kept} (1f1b: {problem.splitlines()[0]})'
-    if saved == {}:
-        return f'interleaved: a stage keeps {schedule.kept} inputs of chunks (1f1b keeps {other.kept})'
     return f'{kept} (1f1b recomputes them from {other.kept} inputs: model.save=none)'
 
 

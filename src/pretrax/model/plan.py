@@ -40,6 +40,11 @@ class ExecutionPlan:
         """
         return ALL_NAMED if self.pipeline and self.saved == {} else self.saved
 
+    @property
+    def is_1f1b(self) -> bool:
+        """Whether stages run backward while others run forward."""
+        return self.pipeline is not None and self.pipeline.order == '1f1b'
+
     def __str__(self) -> str:
         return '\n'.join(f'{topic}: {reason}' for topic, reason in self.reasons.items())
 

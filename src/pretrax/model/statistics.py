@@ -269,7 +269,8 @@ class _Forward:
 
     def _embed(self, rows: _Rows) -> num['B/r/d/e L/c/t M']:
         batch = rows.batch
-        return embed(self.ends, batch.tokens, batch.positions, self.arch, self.model.dtype)
+        ends = self.ends
+        return embed(ends.embedding, ends.positions, batch.tokens, batch.positions, self.arch, self.model.dtype)
 
     def _layers(
         self, x: num['B/r/d/e L/c/t M'], layers: Layer, rows: _Rows

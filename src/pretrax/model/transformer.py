@@ -86,14 +86,19 @@ def gather_ends(w: Weights, dtype: DTypeLike) -> Ends:
 
 @typechecked
 def embed(
-    ends: Ends, tokens: i32['B/r/d/e L/c'], positions: i32['B/r/d/e L/c'], arch: Architecture, dtype: DTypeLike
+    table: num['V/t M'],
+    learned: num['P/t M/d'] | None,
+    tokens: i32['B/r/d/e L/c'],
+    positions: i32['B/r/d/e L/c'],
+    arch: Architecture,
+    dtype: DTypeLike,
 ) -> num['B/r/d/e L/c/t M']:
     """The input of the first layer: the embedding of each token, plus that of its position if positions are learned."""
-    x = take('V/t M, B/r/d/e L/c -> B/r/d/e L/c M', ends.embedding, tokens).astype(dtype)  # partial over t
+    x = take('V/t M, B/r/d/e L/c -> B/r/d/e L/c M', table, tokens).astype(dtype)  # partial over t
     if arch.scale_embedding:
         x = x * jnp.asarray(math.sqrt(arch.d_model), dtype)  # rounded to dtype, as the released models were trained
-    if ends.positions is not None:
-        of_positions = all_gather('P/t M/d -> P/t M', ends.positions, wire=dtype)
+    if learned is not None:
+        of_positions = all_gather('P/t M/d -> P/t M', learned, wire=dtype)
         x = x + take('P/t M, B/r/d/e L/c -> B/r/d/e L/c M', of_positions, positions).astype(dtype)
     return psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', x)
 
@@ -122,7 +127,7 @@ class Transformer(Model):
         self.max_length = self.arch.max_sequence_length if self.arch.positions == 'learned' else None
         self.column_order = column_order(self.plan.context, request.sequence_length, request.mesh['c'])
         self.draws = self.plan.numerics.draws
-        self.gradient = self._gradient if self.plan.pipeline and self.plan.pipeline.order == '1f1b' else None
+        self.gradient = self._gradient if self.plan.is_1f1b else None
         self.survey = self._expert_load if self.arch.balance_loss and self.arch.balance_over == 'batch' else None
 
     def init(self, key: jax.Array) -> Weights:
@@ -139,7 +144,7 @@ class Transformer(Model):
         batch = Batch(tokens, tokens, segments=ones, positions=ones, mask=ones.astype(jnp.float32))
         positions = jnp.broadcast_to(local_columns(batch, self.plan.context), tokens.shape)
         ends = gather_ends(weights, self.dtype)
-        x = embed(ends, tokens, positions, self.arch, self.dtype)
+        x = embed(ends.embedding, ends.positions, tokens, positions, self.arch, self.dtype)
         known = Tokens(positions, ones, counted=None)
         x, _ = decoder_layers(x, drop_axes('p', weights.layers), known, self.arch, self.plan)
         return unembed(ends, x, self.arch, self.plan.numerics.head_format())
@@ -170,11 +175,11 @@ class Transformer(Model):
         return routing_metrics(tables['routing'], self.arch)
 
     def _gradient(self, weights: Weights, batch: Batch, counts: dict[str, f32['']]) -> tuple[Weights, LossTerms]:
-        """The gradient of the loss and its terms, of a pipeline that computes both micro-batch by micro-batch."""
+        """The gradient of the loss, and its terms, in the schedule 1f1b."""
 
         def loss_of(sums: dict[str, f32['']], routed: Routed | None) -> f32['']:
             terms = self._of_sums(batch, sums, routed).items()
-            return sum((numerator / counts[name] for name, (numerator, _) in terms if name in counts), jnp.zeros(()))
+            return sum((n / counts[name] for name, (n, _) in terms if name in counts), jnp.zeros(()))
 
         ends, back = jax.vjp(lambda w: gather_ends(w, self.dtype), dataclasses.replace(weights, layers=None))
         (d_ends, d_layers), sums, routed = self._stages(ends, weights, batch).gradient(loss_of)
@@ -184,7 +189,7 @@ class Transformer(Model):
         self, ends: Ends, layers: Layer, batch: Batch, seeds: u32['layers two'] | None = None
     ) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
         """The hidden states after the last layer, and the statistics of the routers."""
-        x = embed(ends, batch.tokens, batch.positions, self.arch, self.dtype)
+        x = embed(ends.embedding, ends.positions, batch.tokens, batch.positions, self.arch, self.dtype)
         return decoder_layers(x, drop_axes('p', layers), self._tokens(batch), self.arch, self.plan, seeds)
 
     def _tokens(self, batch: Batch) -> Tokens:
@@ -196,7 +201,12 @@ class Transformer(Model):
         """Cross-entropy and z-loss, from the hidden states after the last layer."""
 
         def terms_of(x: num['B/r/d/e L/c/t M'], part: Batch) -> LossTerms:
-            return loss_terms(unembed(ends, x, self.arch, head), part, self.arch.vocab_size, self.arch.z_loss)
+            return loss_terms(
+                unembed(ends, x, self.arch, head),
+                part,
+                self.arch.vocab_size,
+                self.arch.z_loss,
+            )
 
         return in_chunks(terms_of, x, batch, self.plan.loss_chunks)
 
@@ -207,25 +217,23 @@ class Transformer(Model):
         return terms | routing_terms(routed, batch, local_columns(batch, self.plan.context), self.arch, surveyed)
 
     def _of_sums(self, batch: Batch, sums: dict[str, f32['']], routed: Routed | None) -> LossTerms:
-        """The terms, from the results of pipeline stages: their numerators, and the statistics of the routers."""
+        """The terms, from the numerators and statistics of pipeline stages."""
         counts = denominators(batch, self.arch.z_loss)
-        return self._with_routing({name: (total, counts[name]) for name, total in sums.items()}, routed, batch)
+        return self._with_routing({name: (n, counts[name]) for name, n in sums.items()}, routed, batch)
 
     def _stages(self, ends: Ends, w: Weights, batch: Batch) -> Stages:
         """The same on pipeline stages: each micro-batch passes through all of them (pipeline.py)."""
         head, schedule = self.plan.numerics.head_format(), self.plan.pipeline
         assert schedule is not None
 
-        def embedded(ends: Ends, micro: Batch) -> num['B/r/d/e L/c/t M']:
-            return embed(ends, micro.tokens, micro.positions, self.arch, self.dtype)
-
-        def chunk(x: num['B/r/d/e L/c/t M'], w: Layer, micro: Batch) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
-            return decoder_layers(x, w, self._tokens(micro), self.arch, self.plan)
-
         def numerators(ends: Ends, x: num['B/r/d/e L/c/t M'], micro: Batch) -> dict[str, f32['']]:
-            return {name: numerator for name, (numerator, _) in self._loss_terms(ends, x, micro, head).items()}
+            return {name: n for name, (n, _) in self._loss_terms(ends, x, micro, head).items()}
 
-        return Stages(embedded, chunk, numerators, ends, w.layers, batch, schedule, self.dtype)
+        return Stages(
+            lambda w, b: embed(w.embedding, w.positions, b.tokens, b.positions, self.arch, self.dtype),
+            lambda x, layers, micro: decoder_layers(x, layers, self._tokens(micro), self.arch, self.plan),
+            numerators, ends, w.layers, batch, schedule, self.dtype,
+        )  # fmt: skip
 
     def _expert_load(self, weights: Weights, batch: Batch) -> tuple[f32['E'], f32['']]:
         """How many tokens chose each expert; the gradient of a load-balance loss over the whole batch depends on it."""

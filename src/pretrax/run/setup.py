@@ -298,7 +298,8 @@ def _offload(config: RunConfig) -> str:
 def step_facts(run: Run) -> StepFacts:
     """How the step of a run runs, as far as its memory and time depend on it."""
     plan, accumulation = run.recipe.model.plan, run.recipe.accumulation
-    rounds, micro_batches = (plan.pipeline.rounds, plan.pipeline.micro_batches) if plan.pipeline else (1, 1)
+    schedule = plan.pipeline
+    rounds, micro_batches = (schedule.rounds, schedule.micro_batches) if schedule else (1, 1)
     return StepFacts(
         mesh=dict(run.mesh.shape),
         tokens=run.size.tokens // (accumulation * micro_batches),
@@ -310,6 +311,7 @@ def step_facts(run: Run) -> StepFacts:
         passes=accumulation,
         rounds=rounds,
         micro_batches=micro_batches,
+        inputs=schedule.inputs if schedule else None,
         loss_chunks=plan.loss_chunks,
     )
 

@@ -30,7 +30,9 @@ dtype. Weights, moments and gradients are f32 and sharded over d, t, p and e as 
 
 With accumulation, the gradients summed so far exist in every phase, in f32. In a pipeline, each stage holds the kept values
 of all its passes, a slice of them for the current pass, every micro-batch at the first and last stage, the logits of one,
-and the gradients of its layers twice: those of the pass, and their sum. An exchange over e keeps nothing.
+and the gradients of its layers twice: those of the pass, and their sum. In the schedule 1f1b each stage holds the inputs of
+some chunks, the kept values of one, the gradients of its layers and those of one chunk, and the vocabulary tables with their
+gradients, not sharded over d. With several rounds it also holds the matrices of its chunks in the compute dtype. An exchange over e keeps nothing.
 """
 
 import dataclasses
@@ -127,11 +129,13 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
             width * device_tokens * layers / step.rounds * (sum(named.values()) + d_model if saved == {} else kept) / t
         )
         activations = ticks * (stream if saved == {} else chunk) + chunk + 2 * step.micro_batches * stream
+        if step.inputs is not None:  # the inputs of some chunks, x and its gradient between stages, the current chunk
+            activations = (step.inputs + 2) * stream + chunk
 
     copies = 0.0
     if unrolled:
         copies = (width if saved is None else 4) * of_layers if width < 4 or saved is not None else 0.0
-    elif platform == 'tpu':
+    elif platform == 'tpu' or (step.inputs is not None and step.rounds > 1):
         copies = width * of_layers if width < 4 else 0.0
     elif platform != 'cpu':
         copies = 4 * layers * d_model * (d_head * arch.n_heads + rows) / t / n['d']
@@ -150,7 +154,13 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
         layer += (width + (3 if inside else 4)) * one_layer
     earlier = 4 * shard if step.passes > 1 else 0.0
     after_loop = 0.0 if unrolled or n['p'] > 1 else added_up or head
-    summed = 2 if n['p'] > 1 else 1  # a stage holds the gradients of one pass and their sum
+    summed = 2.0 if n['p'] > 1 else 1.0  # a stage holds the gradients of one pass and their sum
+    if (
+        step.inputs is not None
+    ):  # those of a chunk; and, outside the layers, those of the vocabulary tables, and the tables
+        summed = 1 + 1 / step.rounds
+        earlier += 2 * (4 + width) * table
+        head /= n['p']
 
     phases = {
         'loss': {'activations': activations, 'gradients': earlier, 'head': head + (0 if whole else width * table), 'layer': 0.0},

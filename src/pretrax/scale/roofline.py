@@ -18,7 +18,7 @@ Per device and step, with T tokens and P parameters of the layers that multiply 
     over r       gradients in f32, once per step, over the slow network; nothing overlaps
     over e       each token's row to its experts and back, forward and backward
     over c       keys and values to the c - 1 other devices, and their gradients
-    over p       the bubble, (p - 1) / (passes + p - 1) of the step
+    over p       the bubble, (p - 1) / (rounds passes + p - 1) of the step
 """
 
 import dataclasses
@@ -90,7 +90,7 @@ def predict(
     if link is None or bandwidth is None:
         return None
     tokens, passes = step.tokens * step.all_passes, step.all_passes
-    recompute, loss_again = step.saved == {}, step.loss_chunks > 1
+    recompute, loss_again = step.recomputes, step.loss_chunks > 1
     keys = sum(causal_keys(window, sequence_length) for window in arch.windows) / arch.n_layers
     experts_per_token = arch.experts_per_token if arch.n_experts else 0
     head = arch.padded_vocab_size * arch.d_model
@@ -136,7 +136,7 @@ def predict(
     ]
     busy = sum(phase.exposed for phase in phases)
     if p > 1:
-        bubble = busy * (p - 1) / passes
+        bubble = busy * (p - 1) / (step.rounds * passes)
         phases.append(Phase('pipeline bubble', bubble, bubble, 'p'))
         busy += bubble
     used = [phase for phase in phases if phase.seconds]

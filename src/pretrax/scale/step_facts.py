@@ -21,6 +21,7 @@ class StepFacts:
         passes: forward and backward passes per step whose gradients are summed.
         rounds: chunks of layers per stage of a pipeline (`p` > 1).
         micro_batches: passes per step that a pipeline overlaps, each of `tokens`.
+        inputs: inputs of chunks that a stage of a pipeline keeps at the same time in the schedule 1f1b; None: interleaved.
         loss_chunks: parts of a sequence whose logits exist one after the other.
     """
 
@@ -34,7 +35,13 @@ class StepFacts:
     passes: int = 1
     rounds: int = 1
     micro_batches: int = 1
+    inputs: int | None = None
     loss_chunks: int = 1
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether layers run forward twice."""
+        return self.saved == {} or self.inputs is not None
 
     @property
     def all_passes(self) -> int:
