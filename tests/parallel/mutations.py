@@ -41,6 +41,12 @@ CONFIGURATIONS = {
         False,
     ),
     'stages': (MIXTURE | {'pipeline_rounds': 2, 'n_layers': 4}, {'r': 2, 't': 2, 'p': 2}, 1, False),
+    'stages, 1f1b': (
+        MIXTURE | {'pipeline_rounds': 2, 'n_layers': 4, 'save': 'none'},
+        {'r': 2, 't': 2, 'p': 2},
+        1,
+        False,
+    ),
     'experts, capacity': (
         MIXTURE | {'n_layers': 1, 'capacity': 0.75, 'balance_over': 'batch'},
         {'d': 2, 'e': 2, 't': 2},

@@ -18,6 +18,8 @@ from small import mesh_of, random_batch, random_weights, transformer
     [
         ('dense', {'r': 2, 'c': 2, 't': 2}),
         ('dense', {'d': 2, 't': 2, 'p': 2}),
+        ('stages, interleaved', {'p': 8}),
+        ('stages, 1f1b, 2 rounds', {'p': 4}),
         ('experts', {'d': 2, 'e': 2, 'c': 2}),
         ('experts, capacity', {'e': 2}),
     ],

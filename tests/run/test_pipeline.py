@@ -71,7 +71,12 @@ def one_step(model, mesh):
         ('llama', {'p': 2}, 4, {'save': {'q': 'keep', 'attention': 'keep'}}),
         slow('llama', {'r': 2, 'p': 4}, 8, {'save': 'none', 'pipeline_schedule': 'interleaved'}),
         slow('gpt2', {'d': 2, 'p': 2}, 2, {'layers': 'unroll'}),
-        slow('experts', {'d': 2, 't': 2, 'p': 2}, 4, {'pipeline_rounds': 2, 'save': 'none', 'pipeline_schedule': 'interleaved'}),
+        slow(
+            'experts',
+            {'d': 2, 't': 2, 'p': 2},
+            4,
+            {'pipeline_rounds': 2, 'save': 'none', 'pipeline_schedule': 'interleaved'},
+        ),
         slow('experts by batch', {'t': 2, 'p': 2}, 2, {}),
     ],
 )
