@@ -161,7 +161,7 @@ class Planner:
             return None
         options: Any = self.config.model.options
         sizes = PipelineSchedule(mesh['p'], options.pipeline_rounds, micro_batches)
-        tokens = self.length // along('c t', mesh) // loss_chunks
+        tokens = self.size.sequence_length // along('c t', mesh) // loss_chunks
         return choose_schedule(options.pipeline_schedule, sizes, self.arch, saved, tokens)[0]
 
     def search(self, saves: Sequence[Any] = ('all', 'none'), only: Mapping[str, int] | None = None) -> list[Candidate]:
