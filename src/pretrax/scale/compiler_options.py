@@ -118,6 +118,22 @@ TABLE: tuple[CompilerOption, ...] = (
         )
         for what in ('all_gather', '3d_all_gather', 'reduce_scatter', 'nd_reduce_scatter')
     ),
+    *(
+        CompilerOption(
+            name,
+            value,
+            SPARSE_CORE,
+            'Chooses layouts in which XLA can scatter; without them it all-reduces the gradients of wide feed-forwards.',
+            'Llama 3 8B on v5p:8x8x4, d=256: 61.9 GB of reduce-scatters and all-gathers instead of all-reduces, of which 88 % '
+            'are behind work. With the options above alone, the gradients of 4,096 x 28,672 matrices are all-reduces.',
+            axes='de',
+        )
+        for name, value in (
+            ('xla_tpu_use_minor_sharding_for_major_trivial_input', True),
+            ('xla_tpu_relayout_group_size_threshold_for_reduce_scatter', 1),
+            ('xla_tpu_assign_all_reduce_scatter_layout', True),
+        )
+    ),
     CompilerOption(
         'xla_gpu_enable_latency_hiding_scheduler',
         True,
