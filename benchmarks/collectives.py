@@ -136,7 +136,9 @@ def lower(topology: Topology, way: Callable[[tuple[int, ...]], tuple[Function, F
 def main() -> int:
     parser = argparse.ArgumentParser(description='What XLA makes of gathers and sums over a whole TPU slice')
     parser.add_argument('topology', nargs='*', default=TOPOLOGIES, help=f'default: {" ".join(TOPOLOGIES)}')
-    print('| topology | way | options | sums become | MB sent | ms | ms exposed | ms of other work |\n' + '|' + '---|' * 8)
+    print(
+        '| topology | way | options | sums become | MB sent | ms | ms exposed | ms of other work |\n' + '|' + '---|' * 8
+    )
     for name in parser.parse_args().topology:
         topology = parse_topology(name)
         mesh = {'d': topology.n_devices}
