@@ -134,6 +134,22 @@ TABLE: tuple[CompilerOption, ...] = (
             ('xla_tpu_assign_all_reduce_scatter_layout', True),
         )
     ),
+    *(
+        CompilerOption(
+            name,
+            value,
+            ('v5e',),
+            'Runs the sums of gradients inside the products that follow them.',
+            'Four layers of 16b on v5e:16x16, d=256: 106 ms of communication exposed by default, 66 ms with them, of 750 ms '
+            'of other work. Between several slices the schedule is not better.',
+            axes='de',
+            slices=False,
+        )
+        for name, value in (
+            ('xla_enable_async_all_reduce', 'true'),
+            ('xla_tpu_enable_async_collective_fusion_fuse_all_reduce', True),
+        )
+    ),
     CompilerOption(
         'xla_gpu_enable_latency_hiding_scheduler',
         True,
