@@ -147,7 +147,7 @@ def main() -> int:
             lowered = lower(topology, build)
             for options in ({}, chosen) if chosen else ({},):
                 began = time.perf_counter()
-                text = lowered.compile(compiler_options=options).as_text()
+                text = lowered.compile(compiler_options=options).as_text() or ''
                 schedule = read_schedule(text, mesh, topology)
                 sums = {f'{row.kind} ({row.form})' for row in schedule.rows() if row.kind != 'all-gather'}
                 sent = sum(one.times * one.bytes for one in schedule.transfers)
