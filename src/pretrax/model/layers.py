@@ -15,7 +15,7 @@ from pretrax.model.architecture import Architecture, LayerKind
 from pretrax.model.numerics import Formats
 from pretrax.model.plan import ExecutionPlan
 from pretrax.model.weights import Layer
-from pretrax.shardlib import bool_, i32, num, pytree_dataclass, scan, unroll
+from pretrax.shardlib import bool_, i32, num, pytree_dataclass, reduce_gradient_here, scan, unroll
 
 
 @pytree_dataclass
@@ -77,4 +77,5 @@ def _one_layer(
     body: Body, spec: LayerSpec, x: jax.Array, stacked: tuple[Layer, jax.Array | None]
 ) -> tuple[jax.Array, Any]:
     weights, seed = stacked
+    weights = reduce_gradient_here(weights)
     return body(x, weights, dataclasses.replace(spec, formats=dataclasses.replace(spec.formats, seed=seed)))

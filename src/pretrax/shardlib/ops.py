@@ -252,6 +252,16 @@ def defer_reduction(axes: str, x: Any) -> Any:
     return jax.tree.map(lambda leaf: vary(leaf, names), x)
 
 
+def reduce_gradient_here(x: Any) -> Any:
+    """The same value; its gradient is reduced at this point of the backward pass, over the axes that replicate it.
+
+    Without it, JAX reduces at each use: of a gathered weight the whole gradient, instead of the slice of this device. Does
+    nothing along the axes of a `defer_reduction`. Takes a pytree.
+    """
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+    return jax.tree.map(lambda leaf: vary(leaf, axes), x)
+
+
 def zero_gradient(x: Any) -> Any:
     """Zeros with the type of the gradient of x, unreduced if x is gathered or deferred. Takes a pytree.
 
