@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pretrax.model.axes import TOKENS
 from pretrax.model.base import AutomaticModel, Model
 from pretrax.model.loss import Batch, LossTerms
-from pretrax.shardlib import check, defer_reduction, f32, key, psum, scope, typed_shard_map, zero_gradient
+from pretrax.shardlib import axis_size, check, defer_reduction, f32, key, psum, scope, typed_shard_map, zero_gradient
 from pretrax.train.decay import decay_by_weight
 from pretrax.train.host_memory import in_host, on_device, to_host
 from pretrax.train.spikes import FADING, is_spike
@@ -184,9 +184,8 @@ def _defer_replicas(weights: Weights, looped: str) -> Weights:
 
     def defer(path: tuple[Any, ...], w: jax.Array) -> jax.Array:
         varying = jax.typeof(w).manual_axis_type.varying
-        if looped and path[0].name == looped and 'd' in varying:
-            return w
-        return defer_reduction(' '.join(a for a in axes if a not in varying), w)
+        in_loop = looped and path[0].name == looped and 'd' in varying
+        return defer_reduction(' '.join(a for a in axes if a not in varying and not (in_loop and axis_size(a) > 1)), w)
 
     return jax.tree_util.tree_map_with_path(defer, weights)
 
