@@ -11,10 +11,11 @@ import pytest
 
 from bigram import WIDTH, Bigram, BigramWeights
 from pretrax.errors import UserError
+from pretrax.scale.hlo import collectives
 from pretrax.shardlib import psum
 from pretrax.train import optimizer, schedule
 from pretrax.train.decay import DEFAULT_NO_DECAY, decay_by_weight
-from pretrax.train.step import Recipe, abstract_state, init_state, make_evaluate, make_step
+from pretrax.train.step import Recipe, abstract_state, init_state, make_evaluate, make_gradients, make_step
 from small import GPT2, LLAMA, VOCAB, assert_same, mesh_of, random_batch, transformer
 
 ROWS = 8
@@ -209,6 +210,21 @@ def test_the_seed_chooses_the_weights():
         one, same, other = (jax.device_get(init_state(recipe(), seed).weights) for seed in (1, 1, 2))
     assert_identical(one, same)
     assert not np.array_equal(one.table, other.table)
+
+
+@pytest.mark.parametrize(('accumulation', 'in_the_loop'), [(1, True), (2, False)])
+def test_the_sum_over_r_is_that_of_slices_and_of_each_layer_in_a_step_of_one_pass(accumulation, in_the_loop):
+    """A device sends its slice of each matrix's gradient over r once; never the whole gradient, or one of each pass."""
+    mesh = mesh_of(r=2, d=2)
+    with jax.set_mesh(mesh):
+        model = transformer(LLAMA | {'n_layers': 3, 'layers': 'scan'}, mesh)
+        like = model.abstract()
+        program = jax.jit(make_gradients(model, accumulation)).lower(like, random_batch(ROWS)).compile()
+    over_r = [one for one in collectives(program.as_text(), dict(mesh.shape)) if one.axes == ('r',)]
+    matrices = [w.size for w in jax.tree.leaves(like.layers) if w.ndim > 2]
+    tables = [w.size for w in (like.embed, like.unembed) if w is not None]
+    assert sum(one.times * one.bytes for one in over_r) == 4 * sum(matrices + tables) / 2
+    assert any(one.times == 3 for one in over_r) == in_the_loop
 
 
 def test_the_state_is_donated():
