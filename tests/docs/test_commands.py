@@ -51,12 +51,14 @@ SMALLER = {
     'examples/data.yaml': {'steps': 3, 'model.n_layers': 1, 'schedule.warmup': 1},
 }  # fmt: skip
 FOR_A_TPU = 'compiling for a TPU takes minutes; tests/deviceless compiles such a step'
+FOR_GPUS = 'compiling for GPUs needs their compiler; tests/deviceless compiles this step'
 NOT_RUN = {
     'pip install uv && uv run pytest': 'it would run this test',
     'uv sync --inexact --extra tpu': FOR_A_TPU,
     'uv run pretrax compile configs/scale/16b.yaml --topology v5e-256 --slices 2 mesh.r=2 mesh.d=256 batch.tokens=4194304': FOR_A_TPU,
     'uv run pretrax plan configs/scale/16b.yaml --topology v5e-256 mesh.d=256 --verify': FOR_A_TPU,
     'uv run python benchmarks/scale.py v5p-128': FOR_A_TPU,
+    'uv run pretrax compile configs/scale/8b.yaml --topology h100x8 --slices 4 mesh.r=4 mesh.d=8': FOR_GPUS,
 }  # fmt: skip
 
 

@@ -54,13 +54,6 @@ class Model:
     If a step has several micro-batches, the sums of all of them are the third argument of `loss`.
     """
 
-    looped: str = ''
-    """The field of the weights that holds layers in a loop which calls `reduce_gradient_here` on each of them.
-
-    If a step has one pass, their gradients are then reduced over the axes that replicate them inside the backward pass, where
-    other work hides it. All others are reduced once, at the end of the step.
-    """
-
     gradient: Callable[[Any, Batch, dict[str, Any]], tuple[Any, LossTerms]] | None = None
     """weights, batch, {term: denominator of the whole step} -> gradient of the loss, terms of `loss`. Runs per device.
 

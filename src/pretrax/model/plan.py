@@ -30,6 +30,7 @@ class ExecutionPlan:
     saved: Mapping[str, Choice] | None = None  # what the backward pass keeps, by name; None: everything
     loss_chunks: int = 1  # parts of a sequence whose logits exist one at a time
     pipeline: PipelineSchedule | None = None  # None: no pipeline stages
+    reduced_by_layer: bool = False  # in a step of one pass, the backward pass of a layer reduces its gradients
     reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)  # topic -> what was chosen and why
 
     @property
@@ -80,6 +81,7 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
     numerics, why_numerics = choose_numerics(
         request.matmul, request.exempt, arch, grouped, mesh, request.platform, request.device_kind
     )
+    reduced_by_layer, why_reduced = choose_reduction(request.platform, pipeline)
     reasons = {
         'attention': str(kernel),
         **({'context': f'{context} ({why_context})'} if mesh['c'] > 1 else {}),
@@ -88,5 +90,20 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
         **({'products': why_numerics} if request.matmul != 'compute' else {}),
         'layers': why_unrolled,
         'activations': why_saved,
+        **({'gradients': why_reduced} if along('r e c', mesh) > 1 else {}),
     }
-    return ExecutionPlan(kernel, context, grouped, numerics, unrolled, saved, loss_chunks, pipeline, reasons)
+    return ExecutionPlan(
+        kernel, context, grouped, numerics, unrolled, saved, loss_chunks, pipeline, reduced_by_layer, reasons
+    )
+
+
+def choose_reduction(platform: str, pipeline: PipelineSchedule | None) -> tuple[bool, str]:
+    """Whether the backward pass of each layer reduces its gradients over the axes that replicate them; and the reason.
+
+    The other way is to reduce those of all layers at the end of the step. Steps of several passes always do.
+    """
+    if pipeline is not None:
+        return False, 'reduced at the end of the step (a stage runs its layers once per micro-batch)'
+    if platform == 'tpu':
+        return False, 'reduced at the end of the step (between TPU slices, more of it would be exposed layer by layer)'
+    return True, 'reduced layer by layer in steps of one pass (the rest of the backward pass hides it), else at the end'

@@ -128,7 +128,6 @@ class Transformer(Model):
         self.column_order = column_order(self.plan.context, request.sequence_length, request.mesh['c'])
         self.draws = self.plan.numerics.draws
         self.gradient = self._gradient if self.plan.is_1f1b else None
-        self.looped = '' if self.plan.pipeline else 'layers'
         self.survey = self._expert_load if self.arch.balance_loss and self.arch.balance_over == 'batch' else None
 
     def init(self, key: jax.Array) -> Weights:

@@ -124,7 +124,7 @@ def make_gradients(model: Model, accumulation: int) -> Gradients:
         weights: weights_type, batch: Batch, step_key: key[''] | None = None
     ) -> tuple[weights_type, dict[str, f32['']], dict[str, f32['rows columns']]]:
         counts = {name: psum(TOKENS, count) for name, count in model.denominators(batch).items()}
-        deferred = _defer_replicas(weights, model.looped if accumulation == 1 else '')
+        deferred = _defer_replicas(weights, model.plan.reduced_by_layer and accumulation == 1)
 
         def mean_loss(weights: weights_type, micro: Batch, number: Any, *survey: Any) -> tuple[f32[''], Any]:
             keys = {} if step_key is None else {'key': jax.random.fold_in(step_key, number)}
@@ -175,16 +175,17 @@ def _survey(model: Model, weights: Weights, micros: Batch) -> tuple[Any, ...]:
     return (jax.tree.map(lambda x: psum(TOKENS, jnp.sum(x, axis=0)), sums),)
 
 
-def _defer_replicas(weights: Weights, looped: str) -> Weights:
+def _defer_replicas(weights: Weights, by_layer: bool) -> Weights:
     """Defers the sum of a gradient over the axes that replicate its weight to once per step, not per layer and pass.
 
-    The matrices in the field `looped` are left out: the loop over layers reduces their gradients as it makes them.
+    With `by_layer`, the matrices of `weights.layers` are left out: the loop over layers reduces their gradients as it makes
+    them (`reduce_gradient_here`).
     """
     axes = jax.sharding.get_abstract_mesh().manual_axes
 
     def defer(path: tuple[Any, ...], w: jax.Array) -> jax.Array:
         varying = jax.typeof(w).manual_axis_type.varying
-        in_loop = looped and path[0].name == looped and 'd' in varying
+        in_loop = by_layer and path[0].name == 'layers' and 'd' in varying
         return defer_reduction(' '.join(a for a in axes if a not in varying and not (in_loop and axis_size(a) > 1)), w)
 
     return jax.tree_util.tree_map_with_path(defer, weights)
