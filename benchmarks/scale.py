@@ -157,15 +157,17 @@ def predicted(row: Row) -> dict[str, Any]:
     return {
         'predicted_bytes': found.memory.total,
         'predicted_mfu': round(100 * found.prediction.mfu, 1),
+        'predicted_exposed': found.prediction.exposed / found.prediction.seconds,
         'bound': found.prediction.bound,
     }
 
 
 def table(results: dict[str, dict[str, Any]]) -> list[str]:
     lines = [
-        '| decoder | hardware | memory per chip, compiled | predicted | MFU published | predicted | error | limited by |',
+        '| decoder | hardware | memory per chip, compiled | predicted | MFU published | predicted | error | exposed |',
         '|' + '---|' * 8,
     ]
+    errors = []
     for row in ROWS:
         plan, found = predicted(row), results.get(row.name)
         limit = parse_topology(row.hardware).memory
@@ -176,9 +178,10 @@ def table(results: dict[str, dict[str, Any]]) -> list[str]:
         lines.append(
             f'| {row.decoder} | {row.slices} x {row.hardware} | {taken} | {size(plan["predicted_bytes"])}{off} '
             f'| {row.published:.1f} % | {plan["predicted_mfu"]:.1f} % | {plan["predicted_mfu"] - row.published:+.1f} '
-            f'| {plan["bound"]} |'
+            f'| {plan["predicted_exposed"]:.1%} |'
         )
-    return lines
+        errors.append(abs(plan['predicted_mfu'] - row.published))
+    return [*lines, '', f'mean absolute error of the predicted MFU: {sum(errors) / len(errors):.1f} points']
 
 
 def main() -> int:

@@ -99,3 +99,16 @@ def test_every_phase_belongs_to_functions_that_exist():
         if isinstance(node, ast.FunctionDef)
     }
     assert sorted(set(PHASES) - names) == []
+
+
+@pytest.mark.parametrize(('kernel', 'products'), [('fwd', 2), ('dkv', 4), ('dq', 3)])
+def test_attention_kernels_of_tpus_multiply_the_causal_half(kernel, products):
+    """`splash_attention` of JAX: scores and values; scores, d values, d scores, d keys; scores, d scores, d queries."""
+    queries, keys = 'bf16[2,32,4096,128]{3,2,1,0}', 'bf16[2,8,4096,128]{3,2,1,0}'
+    text = (
+        f'HloModule m, is_scheduled=true\n\nENTRY %main (p: {queries}) -> {queries} {{\n  %p = {queries} parameter(0)\n'
+        f'  ROOT %splash_mha_{kernel}_segmented.1 = {queries} custom-call(%p), custom_call_target="tpu_custom_call", '
+        f'operand_layout_constraints={{s8[1,32,32]{{2,1,0}}, {queries}, {keys}, {keys}}}\n}}\n'
+    )
+    flops = sum(cost.flops for cost in costs(text, lookup('TPU v5')))
+    assert flops == products * 2 * (2 * 32) * 4096 * (4096 / 2) * 128

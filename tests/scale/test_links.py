@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pretrax.scale.links import Network, link_of, places_of, wire_bytes
+from pretrax.scale.links import Network, axis_rates, link_of, places_of, wire_bytes
 from pretrax.scale.topology import parse_topology
 
 GB = 10**9
@@ -130,3 +130,28 @@ def test_places_are_those_that_jax_describes():
         platform, process_index, id = 'gpu', 1, 9
 
     assert places_of([TpuOfOneSlice(), OfSeveral(), Gpu()]) == [(0, 3, 1, 0), (2, 3, 1, 0), (1, 9)]
+
+
+@pytest.mark.parametrize(
+    ('topology', 'mesh', 'rates'),
+    [
+        ('v5p:8x8x4', {'d': 256}, {'d': 6 * 90}),
+        ('v5p:4x4x4', {'d': 16, 't': 4}, {'d': 4 * 90, 't': 2 * 90}),
+        ('v5p:8x8x8', {'d': 64, 't': 8}, {'d': 4 * 90, 't': 2 * 90}),
+        ('v5p:4x8x8', {'d': 32, 't': 8}, {'d': 4 * 90, 't': 2 * 90}),  # t gets the second dimension, not the last
+        ('v5e:16x16', {'d': 16, 't': 16}, {'d': 2 * 45, 't': 2 * 45}),
+        ('v6e:8x8', {'d': 16, 't': 4}, {'t': 90, 'd': 90 + 90 / 4}),  # half a row; d a column and every fourth of a row
+        ('tpu7x:4x4x4', {'d': 128}, {'d': 6 * 45}),
+        ('h100x8', {'d': 8}, {'d': 450}),
+    ],
+)
+def test_an_axis_uses_the_dimensions_of_the_torus_that_multiply_to_its_size(topology, mesh, rates):
+    hardware = parse_topology(topology)
+    found = axis_rates(link_of(hardware), mesh, hardware)
+    assert {axis: found[axis] for axis in rates} == pytest.approx({axis: GB * rate for axis, rate in rates.items()})
+
+
+def test_replicas_of_several_slices_use_their_network():
+    one, two = (parse_topology('v5p:4x4x4', slices) for slices in (1, 2))
+    assert axis_rates(link_of(two), {'r': 2, 'd': 64}, two)['r'] == 6.25 * GB
+    assert axis_rates(link_of(one), {'r': 4, 'd': 16}, one)['r'] == 2 * 90 * GB

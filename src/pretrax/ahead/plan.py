@@ -29,6 +29,7 @@ from pretrax.scale.devices import Device
 from pretrax.scale.memory import Memory, expected_memory, size
 from pretrax.scale.roofline import Prediction, predict
 from pretrax.scale.step_facts import StepFacts
+from pretrax.scale.topology import Topology
 
 MARGIN = 0.95  # share of the memory that a plan may fill, since the formula is not exact
 
@@ -150,7 +151,8 @@ class Planner:
             loss_chunks=model.plan.loss_chunks,
         )
         memory = expected_memory(self.arch, self.n_params, step)
-        prediction = predict(self.arch, self.n_params, self.size.sequence_length, self.hardware.device, step)
+        topology = self.hardware if isinstance(self.hardware, Topology) else None
+        prediction = predict(self.arch, self.n_params, self.size.sequence_length, self.hardware.device, step, topology)
         assert prediction is not None
         return Candidate(mesh, micro, save, memory, prediction)
 

@@ -106,7 +106,7 @@ class Speed:
         types = self.types[computation]
         flops = flops_with_contents(one, types, inside(one, self.computations))
         moved = sum(self._traffic(one, computation))
-        share = self.reach.attention if 'fmha' in one.rest else self.reach.products
+        share = self.reach.attention if 'fmha' in one.rest or 'splash_mha' in one.name else self.reach.products
         peak = self.device.peak('bf16') * (2 if 'f8e' in _operand_types(one, types) else 1)
         return flops, moved, max(flops / (peak * share), moved / self.bandwidth)
 

@@ -10,9 +10,10 @@ of each node uses all cards.
 """
 
 import dataclasses
+import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,12 @@ def link_of(topology: Topology) -> Link | None:
     return dataclasses.replace(link, between=gigabits / 8 * 1e9 / math.prod(topology.shape))
 
 
+def closed_rings(topology: Topology) -> list[bool]:
+    """Whether each dimension of a TPU slice is a closed ring. Source: `_BOOK`, and docs.cloud.google.com/tpu/docs."""
+    sides, multiple = topology.shape, 16 if len(topology.shape) == 2 else 4
+    return [side % multiple == 0 and (len(sides) == 2 or all(s % 4 == 0 for s in sides)) for side in sides]
+
+
 def wire_bytes(kind: str, n_bytes: float, n: int) -> float:
     """Bytes that a device sends in a ring of n, of a collective whose whole array has `n_bytes` (`Collective.bytes`)."""
     if kind == 'collective-permute':
@@ -93,11 +100,7 @@ class Network:
             per_chip = topology.n_devices // math.prod(sizes)  # 2 of tpu7x, at one place
             places = np.stack(np.unravel_index(np.arange(topology.n_devices) // per_chip, sizes), axis=1).tolist()
         self.places = np.array(places)[:, : 1 + len(self.shape)]
-        multiple = 16 if len(self.shape) == 2 else 4  # _BOOK, and docs.cloud.google.com/tpu/docs of each version
-        self.closed = [
-            size % multiple == 0 and (len(self.shape) == 2 or all(s % 4 == 0 for s in self.shape))
-            for size in self.shape
-        ]
+        self.closed = closed_rings(topology)
 
     def transfer(
         self, kind: str, group: Sequence[int], n_bytes: float, detail: str = ''
@@ -135,6 +138,11 @@ class Network:
         rings = rings_of(detail)
         rate = sum(rates.values()) if rings is None else min(rings * one_way, sum(rates.values()))
         return sent / rate, links
+
+    def rate(self, group: Sequence[int]) -> float:
+        """Bytes/s into a member of a group inside a slice, over all links of the dimensions that the group spans."""
+        rates, _ = self._rates(self.places[np.array(group)][:, 1:], self.link.inside / 2)
+        return sum(rates.values()) or self.link.inside
 
     def _permute(self, pairs: np.ndarray, n_bytes: float) -> tuple[float, frozenset[str]]:
         """Each source sends to its target on the shortest way; links carry what goes through them."""
@@ -179,6 +187,54 @@ class Network:
                 closed = self.closed[k] and len(along) * stride == self.shape[k]
                 rates[k], counts[k] = one_way * (2 if closed else 1) / stride, len(along)
         return rates, counts
+
+
+OUTSIDE_IN = 'rpdect'  # mesh axes from the outermost to the innermost, as run/placement.py places them
+
+
+def axis_rates(link: Link, mesh: Mapping[str, int], topology: Topology | None = None) -> dict[str, float]:
+    """Bytes/s that a device sends in a gather or scatter over each mesh axis, with all links that the axis can use.
+
+    On TPUs the innermost axis gets the dimensions of the torus whose sizes multiply to its own, several if possible, then the next
+    axis, as JAX places them; axes that no dimensions fit share the others.
+
+    Args:
+        link: of the hardware.
+        mesh: {axis: size}.
+        topology: the hardware; None: not known. Then `r` is between slices or nodes, and every other axis is a closed ring.
+    """
+    rates = dict.fromkeys(OUTSIDE_IN, link.inside)
+    if topology is None or topology.slices > 1:
+        rates['r'] = link.between
+    if topology is None or topology.platform != 'tpu':
+        return rates
+    sizes = [mesh.get(axis, 1) for axis in OUTSIDE_IN]
+    sizes[0] = max(1, sizes[0] // topology.slices)
+    per_chip = topology.n_devices // topology.slices // math.prod(topology.shape)  # 2 of tpu7x
+    order = _dimensions_inside_out(topology.shape, sizes[::-1])[::-1]
+    sides = [topology.shape[k] for k in order]
+    at = np.stack(np.unravel_index(np.arange(math.prod(sides) * per_chip) // per_chip, sides), axis=1)
+    network = Network(topology, np.insert(at[:, np.argsort(order)], 0, 0, axis=1).tolist())
+    devices = np.arange(len(at)).reshape(sizes)
+    for k, axis in enumerate(OUTSIDE_IN):
+        if sizes[k] > 1 and not (axis == 'r' and topology.slices > 1):
+            rates[axis] = network.rate(np.moveaxis(devices, k, -1).reshape(-1, sizes[k])[0].tolist())
+    return rates
+
+
+def _dimensions_inside_out(shape: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """The dimensions of a torus in the order in which axes of some sizes, the innermost first, fill them."""
+    order: list[int] = []
+    for size in sizes:
+        left = [k for k in range(len(shape)) if k not in order]
+        fits = (
+            dimensions
+            for n in range(len(left), 0, -1)
+            for dimensions in itertools.combinations(left, n)
+            if math.prod(shape[k] for k in dimensions) == size > 1
+        )
+        order += next(fits, ())
+    return order + [k for k in reversed(range(len(shape))) if k not in order]
 
 
 def rings_of(detail: str) -> int | None:

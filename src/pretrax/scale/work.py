@@ -19,6 +19,7 @@ PLUMBING = {
 }  # fmt: skip
 FREE = PLUMBING | CONTROL | {'parameter'}  # instructions that run no kernel
 _ON_CHIP = re.compile(r'\w+\[[\d,]*\]\{[^{}]*S\([1-9]\)[^{}]*\}')
+_SPLASH = re.compile(r'splash_mha_(fwd|dkv|dq)')
 _SLICES = {'slice', 'dynamic-slice', 'gather'}
 _HOLDING = {'all-gather-start', 'collective-permute-start', 'copy-start'}  # their results contain their operands too
 
@@ -49,7 +50,8 @@ def products_in(instructions: Iterable[Instruction]) -> list[Instruction]:
 def flops_of(one: Instruction, types: Mapping[str, str]) -> float:
     """FLOPs of a product, a convolution or fused attention; 0 for other instructions.
 
-    Fused attention: Dao 2023, arXiv:2307.08691: 2 products forward, 5 backward, half if causal.
+    Fused attention: Dao 2023, arXiv:2307.08691: 2 products forward, 5 backward, half if causal. On TPUs the backward pass has
+    7 in two kernels, `jax.experimental.pallas.ops.tpu.splash_attention`, whose masks are causal here.
 
     Args:
         one: the instruction.
@@ -58,6 +60,11 @@ def flops_of(one: Instruction, types: Mapping[str, str]) -> float:
     operands = one.operands
     if one.operation == 'convolution':
         return _flops_of_convolution(one, types)
+    if one.operation == 'custom-call' and (splash := _SPLASH.match(one.name)):
+        products = {'fwd': 2, 'dkv': 4, 'dq': 3}[splash[1]]
+        constraints = one.rest.partition('operand_layout_constraints=')[2]
+        queries, keys = (dims(array) for array in re.findall(r'(?:bf16|f32)\[[\d,]+\]', constraints)[:2])
+        return products * 0.5 * 2 * math.prod(queries) * keys[-2]
     if one.operation == 'custom-call' and '__cudnn$fmha' in one.rest:
         score = re.search(r'"intermediate_tensor_shape":.*?"dimensions":\s*\[([^\]]*)\]', one.rest)
         if score is None or operands[0] not in types:

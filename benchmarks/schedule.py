@@ -1,0 +1,191 @@
+"""Reads the exposed communication of real steps from compiled programs, to compare with `pretrax plan`.
+
+    uv sync --inexact --extra tpu --extra cuda
+    python benchmarks/schedule.py [part of a name] [--again] [--predict]
+
+Compiles steps of a few layers with the compilers of absent devices (10 to 60 s each), reads their schedule with
+`pretrax.scale.schedule`, and writes results/schedule.json after each row. Finished rows are skipped. It prints the table of
+docs/scaling.md: communication, exposed communication and the whole step, as compiled and as `pretrax plan` predicts them.
+`--predict` compiles nothing. Seconds come from peaks and bandwidths; nothing is measured.
+`tests/ahead/test_exposed.py` compares the two.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+
+from pretrax.ahead.plan import Planner
+from pretrax.ahead.step import compile_ahead
+from pretrax.config import from_values
+from pretrax.scale.links import places_of
+from pretrax.scale.memory import memory_of
+from pretrax.scale.roofline import Prediction
+from pretrax.scale.schedule import Schedule, read_schedule
+from pretrax.scale.topology import parse_topology
+
+RESULTS = pathlib.Path(__file__).parent / 'results' / 'schedule.json'
+PACKAGES = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-plugin')
+
+
+def _decoder(n_layers: int, d_model: int, n_heads: int, d_ff: int) -> dict[str, Any]:
+    """A decoder of configs/scale with fewer layers."""
+    sizes = {'n_layers': n_layers, 'd_model': d_model, 'n_heads': n_heads, 'n_kv_heads': n_heads, 'd_head': 128}
+    return {'family': 'llama', **sizes, 'd_ff': d_ff, 'layers': 'scan'}
+
+
+EIGHT = {'preset': 'llama3-8b', 'n_layers': 4, 'layers': 'scan'}
+SIXTEEN, THIRTY_TWO = _decoder(4, 4096, 64, 28672), _decoder(4, 8192, 64, 28672)
+LARGE, HUGE = _decoder(4, 8192, 128, 57344), _decoder(3, 16384, 128, 57344)  # 128b, and 256b or 512b
+MOE = {
+    'family': 'mixtral', 'n_layers': 4, 'd_model': 2048, 'n_heads': 16, 'n_kv_heads': 8, 'd_ff': 7168, 'layers': 'scan',
+}  # fmt: skip
+ROW = tuple[str, int, dict[str, Any]]
+
+
+def row(topology: str, model: dict[str, Any], rows: int, length: int, mesh: dict[str, int], **more: Any) -> ROW:
+    """A configuration and its hardware. `rows`: sequences; `more`: micro, slices, vocab_size and options of the model."""
+    micro, slices = more.pop('micro', None), more.pop('slices', 1)
+    vocab = more.pop('vocab_size', 128256 if model is EIGHT else 32000)
+    return topology, slices, {
+        'name': 'schedule', 'steps': 10, 'model': model | {'save': 'none'} | more,
+        'data': {'name': 'synthetic', 'vocab_size': vocab},
+        'batch': {'tokens': rows * length, 'sequence_length': length, 'micro': micro},
+        'optimizer': {'name': 'adamw', 'learning_rate': 3e-4}, 'mesh': mesh,
+    }  # fmt: skip
+
+
+ROWS: dict[str, ROW] = {
+    'v5p, 8B, d': row('v5p:8x8x4', EIGHT, 256, 8192, {'d': 256}),
+    'h100, 8B, d': row('h100x8', EIGHT, 16, 4096, {'d': 8}),
+    'v5e, 16B, d': row('v5e:16x16', SIXTEEN, 1024, 2048, {'d': 256}),
+    'v5p, 32B, d t, dots saved': row('v5p:4x4x4', THIRTY_TWO, 384, 2048, {'d': 16, 't': 4}, save='dots'),
+    'v5p, 128B, d t, dots saved': row('v5p:4x4x8', LARGE, 128, 2048, {'d': 16, 't': 8}, save='dots'),
+    'v5e, 128B, d t': row('v5e:16x16', LARGE, 256, 2048, {'d': 16, 't': 16}),
+    'v5e, 16B, r d': row('v5e:16x16', SIXTEEN, 2048, 2048, {'r': 2, 'd': 256}, slices=2),
+    'v5e, 32B, d': row('v5e:16x16', THIRTY_TWO, 1024, 2048, {'d': 256}),
+    'v5e, 8B, d, all saved': row('v5e:8x8', EIGHT, 64, 4096, {'d': 64}, save='all'),
+    'v5e, 8B, d t': row('v5e:8x8', EIGHT, 64, 4096, {'d': 16, 't': 4}),
+    'v5p, 32B, r d t, dots saved': row('v5p:4x4x4', THIRTY_TWO, 768, 2048, {'r': 2, 'd': 16, 't': 4}, save='dots', slices=2),
+    'v5p, 512B, d t': row('v5p:8x8x8', HUGE, 1024, 2048, {'d': 64, 't': 8}),
+    'v5p, 8B, d, dots saved': row('v5p:4x4x4', EIGHT, 64, 8192, {'d': 64}, save='dots'),
+    'v5p, 8B, d c': row('v5p:4x4x4', EIGHT, 16, 32768, {'d': 16, 'c': 4}),
+    'v5p, 8B, d p': row('v5p:4x4x4', EIGHT, 128, 8192, {'d': 16, 'p': 4}, micro=1),
+    'v5p, mixture, d e': row('v5p:4x4x4', MOE, 256, 4096, {'d': 16, 'e': 4}),
+    'v6e, 8B, d': row('v6e:16x16', EIGHT, 256, 8192, {'d': 256}),
+    'v6e, 8B, d, all saved': row('v6e:8x8', EIGHT, 64, 4096, {'d': 64}, save='all'),
+    'v6e, 8B, d t': row('v6e:8x8', EIGHT, 64, 8192, {'d': 16, 't': 4}),
+    'tpu7x, 8B, d': row('tpu7x:4x4x4', EIGHT, 128, 8192, {'d': 128}),
+    'tpu7x, 8B, d t': row('tpu7x:4x4x4', EIGHT, 128, 8192, {'d': 32, 't': 4}),
+    'v4, 8B, d': row('v4:4x4x4', EIGHT, 64, 4096, {'d': 64}),
+    'v4, 8B, r d': row('v4:4x4x4', EIGHT, 128, 4096, {'r': 2, 'd': 64}, slices=2),
+    'h100, 8B, d, all saved': row('h100x8', EIGHT, 16, 4096, {'d': 8}, save='all'),
+    'h100, 8B, d t': row('h100x8', EIGHT, 16, 4096, {'d': 4, 't': 2}),
+    'h100, 8B, d c': row('h100x8', EIGHT, 8, 16384, {'d': 4, 'c': 2}),
+    'h100, 8B, d p': row('h100x8', EIGHT, 32, 4096, {'d': 4, 'p': 2}, micro=1),
+    'h100, mixture, d e': row('h100x8', MOE, 32, 4096, {'d': 2, 'e': 4}),
+    'h200, 8B, d, dots saved': row('h200x8', EIGHT, 32, 4096, {'d': 8}, save='dots'),
+    'h100, 8B, r d': row('h100x8', EIGHT, 64, 4096, {'r': 4, 'd': 8}, slices=4),
+    'a3-high, 8B, r d': row('a3-high', EIGHT, 32, 4096, {'r': 2, 'd': 8}, slices=2),
+}  # fmt: skip
+
+
+def compiled(name: str, programs: pathlib.Path | None) -> dict[str, Any]:
+    """The schedule of a row: seconds per device and step."""
+    topology, slices, values = ROWS[name]
+    began, hardware = time.perf_counter(), parse_topology(topology, slices)
+    ahead = compile_ahead(from_values(values), hardware, lambda text: None)
+    if ahead.compiled is None:
+        raise SystemExit(f'{name}: does not fit {topology}: {ahead.needed:,} bytes')
+    text, mesh = ahead.compiled.as_text(), ahead.run.mesh
+    if programs is not None:
+        (programs / f'{name.replace(", ", "_").replace(" ", "-")}.txt').write_text(text)
+    schedule = read_schedule(text, dict(mesh.shape), hardware, places_of(mesh.devices.flat))
+    print(f'{name}: {schedule.exposed * 1e3:.1f} ms exposed, after {time.perf_counter() - began:.0f} s', flush=True)
+    return facts(schedule, dict(mesh.shape)) | {
+        'memory': memory_of(ahead.compiled),
+        'options': ahead.run.compiler_options.values,
+    }
+
+
+def facts(schedule: Schedule, mesh: dict[str, int]) -> dict[str, Any]:
+    """Seconds of a step: of its other operations, of communication, and of that exposed, also by axis."""
+    over = {axis: schedule.over(axis) for axis in mesh if mesh[axis] > 1}
+    return {
+        'compute': schedule.compute,
+        'communication': schedule.seconds,
+        'exposed': schedule.exposed,
+        'axes': {
+            axis: {'bytes': of.bytes, 'seconds': of.seconds, 'exposed': of.exposed}
+            for axis, of in over.items()
+            if of.times
+        },
+    }
+
+
+def predicted(name: str) -> Prediction:
+    """The prediction of `pretrax plan` for a row."""
+    topology, slices, values = ROWS[name]
+    return Planner(from_values(values), parse_topology(topology, slices), lambda text: None).as_configured().prediction
+
+
+def table(rows: dict[str, Any]) -> list[str]:
+    """Every compiled row with the prediction of `pretrax plan`, in milliseconds."""
+    lines = [
+        '| hardware | step | communication | predicted | exposed | predicted | error | step | predicted | error |',
+        '|' + '---|' * 10,
+    ]
+    off = []
+    for name, (topology, slices, values) in ROWS.items():
+        if name not in rows:
+            continue
+        read, plan = rows[name], predicted(name)
+        step = read['compute'] + read['exposed']
+        off.append((plan.exposed / read['exposed'] - 1, plan.seconds / step - 1))
+        mesh = ' '.join(f'{axis}={n}' for axis, n in values['mesh'].items())
+        lines.append(
+            f'| {slices} x {topology} | {name.partition(", ")[2]}: `{mesh}` | {1e3 * read["communication"]:.3g} | '
+            f'{1e3 * plan.communication:.3g} | {1e3 * read["exposed"]:.3g} | {1e3 * plan.exposed:.3g} | {off[-1][0]:+.0%} | '
+            f'{1e3 * step:.4g} | {1e3 * plan.seconds:.4g} | {off[-1][1]:+.0%} |'
+        )
+    means = [sum(abs(error) for error in errors) / len(off) for errors in zip(*off, strict=True)]
+    return [*lines, '', f'mean absolute error: exposed {means[0]:.0%}, step {means[1]:.0%}']
+
+
+def installed() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description='Read the exposed communication of compiled steps')
+    parser.add_argument('part', nargs='?', default='', help='compile only rows whose names contain this')
+    parser.add_argument('--again', action='store_true', help='compile finished rows again')
+    parser.add_argument('--predict', action='store_true', help='compile nothing')
+    parser.add_argument('--out', type=pathlib.Path, default=RESULTS)
+    parser.add_argument('--programs', type=pathlib.Path, help='also write the optimized programs to this directory')
+    asked = parser.parse_args()
+    results: dict[str, Any] = json.loads(asked.out.read_text()) if asked.out.exists() else {'rows': {}}
+    for name in ROWS:
+        if asked.predict or asked.part not in name or (name in results['rows'] and not asked.again):
+            continue
+        results['rows'][name] = compiled(name, asked.programs)
+        results |= {'command': 'python benchmarks/schedule.py', 'versions': installed()}
+        asked.out.write_text(json.dumps(results, indent=1) + '\n')
+    print('\n'.join(table(results['rows'])))
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
