@@ -91,6 +91,7 @@ ROWS: dict[str, ROW] = {
     'h100, 8B, d p': row('h100x8', EIGHT, 32, 4096, {'d': 4, 'p': 2}, micro=1),
     'h100, mixture, d e': row('h100x8', MOE, 32, 4096, {'d': 2, 'e': 4}),
     'h200, 8B, d, dots saved': row('h200x8', EIGHT, 32, 4096, {'d': 8}, save='dots'),
+    'h200, 8B, d t, all saved': row('h200x8', EIGHT, 32, 4096, {'d': 2, 't': 4}, save='all'),
     'h100, 8B, r d': row('h100x8', EIGHT, 64, 4096, {'r': 4, 'd': 8}, slices=4),
     'a3-high, 8B, r d': row('a3-high', EIGHT, 32, 4096, {'r': 2, 'd': 8}, slices=2),
 }  # fmt: skip

@@ -65,10 +65,13 @@ class Exposed:
         table_sums: sums of their gradients.
         gathers: gathers of the weights of layers over d.
         sums: sums of the gradients of layers over d.
-        gathers_beside_t, sums_beside_t: likewise, if t > 1.
+        gathers_beside, sums_beside: likewise, if the mesh has e, c, t or p too, so that d spans a part of a slice.
         last_sums: of the last layer of the backward pass alone.
-        t, e, c, p, r: collectives over that axis.
-        one_ring: those of the above over d that use one ring, although d spans several dimensions of a torus.
+        t, e, c, p: activations over that axis.
+        copies: sums of gradients over the axes that replicate weights.
+        layer_copies: those of layers over r, in a step of one pass.
+        one_ring: those of the above over d that use one ring, although d spans several dimensions of a torus; tables_beside:
+            the tables' gathers there.
         all_reduced: those of the sums above over d that are all-reduces, which send twice the bytes.
     """
 
@@ -76,45 +79,46 @@ class Exposed:
     table_sums: float
     gathers: float
     sums: float
-    gathers_beside_t: float
-    sums_beside_t: float
+    gathers_beside: float
+    sums_beside: float
     last_sums: float
     t: float
     e: float
     c: float
     p: float
-    r: float
+    copies: float
+    layer_copies: float
     one_ring: frozenset[str] = frozenset()
     all_reduced: frozenset[str] = frozenset()
 
 
 _EXPOSED = {
     'GPU': Exposed(
-        tables=0.9, table_sums=0.5, gathers=0.05, sums=0.0, gathers_beside_t=0.05, sums_beside_t=0.0, last_sums=0.75,
-        t=0.6, e=0.7, c=0.3, p=1.0, r=0.9,
+        tables=0.9, table_sums=0.5, gathers=0.05, sums=0.0, gathers_beside=0.05, sums_beside=0.0, last_sums=0.75,
+        t=0.6, e=0.7, c=0.3, p=1.0, copies=0.9, layer_copies=0.35,
     ),
     'SparseCore': Exposed(
-        tables=1.0, table_sums=0.5, gathers=0.01, sums=0.11, gathers_beside_t=1.0, sums_beside_t=0.15, last_sums=0.0,
-        t=0.37, e=1.0, c=0.0, p=1.0, r=1.0,
-        one_ring=frozenset({'sums', 'gathers_beside_t'}),
+        tables=1.0, table_sums=0.5, gathers=0.01, sums=0.11, gathers_beside=1.0, sums_beside=0.15, last_sums=0.0,
+        t=0.37, e=1.0, c=1.0, p=0.4, copies=1.0, layer_copies=1.0,
+        one_ring=frozenset({'sums', 'gathers_beside', 'tables_beside'}),
     ),
     'TPU v6e': Exposed(
-        tables=1.0, table_sums=0.6, gathers=1.0, sums=0.4, gathers_beside_t=1.0, sums_beside_t=0.15, last_sums=0.0,
-        t=0.37, e=1.0, c=0.0, p=1.0, r=1.0,
+        tables=1.0, table_sums=0.6, gathers=1.0, sums=0.4, gathers_beside=1.0, sums_beside=0.15, last_sums=0.0,
+        t=0.37, e=1.0, c=0.0, p=1.0, copies=1.0, layer_copies=1.0,
     ),
     'TPU v5e': Exposed(
-        tables=1.0, table_sums=1.0, gathers=0.07, sums=0.27, gathers_beside_t=0.25, sums_beside_t=1.0, last_sums=0.0,
-        t=0.75, e=1.0, c=0.0, p=1.0, r=1.0,
+        tables=1.0, table_sums=1.0, gathers=0.07, sums=0.27, gathers_beside=0.25, sums_beside=1.0, last_sums=0.0,
+        t=0.75, e=1.0, c=0.0, p=1.0, copies=1.0, layer_copies=1.0,
         one_ring=frozenset({'tables', 'gathers', 'sums'}), all_reduced=frozenset({'table_sums', 'sums'}),
     ),
     'TPU v5e, slices': Exposed(
-        tables=1.0, table_sums=1.0, gathers=0.07, sums=1.0, gathers_beside_t=0.25, sums_beside_t=1.0, last_sums=0.0,
-        t=0.75, e=1.0, c=0.0, p=1.0, r=1.0,
+        tables=1.0, table_sums=1.0, gathers=0.07, sums=1.0, gathers_beside=0.25, sums_beside=1.0, last_sums=0.0,
+        t=0.75, e=1.0, c=0.0, p=1.0, copies=1.0, layer_copies=1.0,
         one_ring=frozenset({'tables', 'gathers'}), all_reduced=frozenset({'table_sums', 'sums'}),
     ),
     'TPU v4': Exposed(
-        tables=1.0, table_sums=1.0, gathers=0.0, sums=1.0, gathers_beside_t=0.0, sums_beside_t=1.0, last_sums=0.0,
-        t=1.0, e=1.0, c=0.0, p=1.0, r=1.0,
+        tables=1.0, table_sums=1.0, gathers=0.0, sums=1.0, gathers_beside=0.0, sums_beside=1.0, last_sums=0.0,
+        t=1.0, e=1.0, c=0.0, p=1.0, copies=1.0, layer_copies=1.0,
         all_reduced=frozenset({'table_sums', 'sums'}),
     ),
 }  # fmt: skip
@@ -232,14 +236,16 @@ def predict(
         n = step.mesh.get(axis, 1)
         return n_bytes * (n - 1) / n / (rate or rates[axis])
 
+    beside = '' if e * c * t * p == 1 else '_beside'
+
     def over_d_of(what: str, n_bytes: float, times: float) -> tuple[float, float]:
         """Seconds over d, and those of them that are exposed."""
         twice = 2 if what in shares.all_reduced else 1
-        seconds = times * twice * send('d', n_bytes, min(link.inside, rates['d']) if what in shares.one_ring else None)
+        one_ring = what in shares.one_ring or f'{what}{beside}' in shares.one_ring
+        seconds = times * twice * send('d', n_bytes, min(link.inside, rates['d']) if one_ring else None)
         return seconds, getattr(shares, what) * seconds
 
     of_tables, of_layers, of_experts = _held(arch, n_params, step.mesh)
-    beside = '' if t == 1 else '_beside_t'
     gathers = 3 if recompute and p > 1 else 2  # a stage runs forward once more before each of its layers does
     turns = passes + (p - 1) / step.rounds  # in those of the bubble a stage computes too
     parts = [
@@ -252,7 +258,7 @@ def predict(
     exposed_d = sum(waits for _, waits in parts) + over_d_of('last_sums', 4 * of_layers / layers, turns)[1]
     row = _WIDTH * here * arch.d_model  # bytes of the hidden states
     over_t = send('t', (10 * layers + 4) * row)
-    over_r = 2 * send('r', 4 * n_params / (d * e * t * p))
+    over_r = 2 * send('r', 4 * (of_tables + of_layers) / d)
     rows_e = send('e', 4 * layers * row * experts_per_token)
     is_ring = arch.n_kv_heads % (c * t)  # model/context.py
     heads = (c if is_ring else 1) * arch.n_kv_heads + (0 if is_ring else arch.n_heads)
@@ -262,7 +268,10 @@ def predict(
     hops_p, sums_p = 4 * row / t * step.rounds / link.inside * (p > 1), 2 * send('p', 4 * of_tables / d)
     exposed_t = max(shares.t * over_t, over_t - _BEHIND * (products + attention))
     exposed_d = max(exposed_d, over_d - (products + attention + elementwise))
-    over_copies = {'r': over_r, 'e': sums_e, 'c': sums_c, 'p': sums_p}
+    tables_r = 2 * send('r', 4 * of_tables / d)
+    layers_r = shares.layer_copies if step.all_passes == 1 else shares.copies
+    waits_r = shares.copies * tables_r + layers_r * (over_r - tables_r)
+    over_copies = {'e': sums_e, 'c': sums_c, 'p': sums_p}
     phases = [
         Phase('products of the layers', products, products, 'products'),
         Phase('attention', attention, attention, 'attention'),
@@ -274,7 +283,8 @@ def predict(
         Phase('tokens to experts over e', rows_e, shares.e * rows_e, 'e'),
         Phase('heads and columns over c', columns_c, max(shares.c * columns_c, columns_c - attention), 'c'),
         Phase('activations over p', hops_p, shares.p * hops_p, 'p'),
-        *(Phase(f'gradients over {axis}', of, shares.r * of, axis) for axis, of in over_copies.items()),
+        Phase('gradients over r', over_r, waits_r, 'r'),
+        *(Phase(f'gradients over {axis}', of, shares.copies * of, axis) for axis, of in over_copies.items()),
     ]
     busy = sum(phase.exposed for phase in phases)
     if p > 1:
