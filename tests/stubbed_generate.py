@@ -26,7 +26,7 @@ def generate(arguments, directory, *, script=None, seconds=0.0, chat=False, max_
     run = types.SimpleNamespace(
         recipe=types.SimpleNamespace(model=model),
         source=types.SimpleNamespace(tokenizer=tokenizer),
-        config=types.SimpleNamespace(batch=types.SimpleNamespace(sequence_length=256)),
+        size=types.SimpleNamespace(sequence_length=256),
     )
     trained = types.SimpleNamespace(run=run, directory=directory / 'checkpoints', step=7, weights=lambda: None)
     engine = StubEngine(seconds=seconds, vocab_size=tokenizer.vocab_size)
