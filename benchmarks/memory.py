@@ -14,7 +14,6 @@ import os
 import pathlib
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
@@ -22,12 +21,12 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 from pretrax.ahead.plan import Planner
 from pretrax.ahead.step import compile_ahead
 from pretrax.config import from_values
+from pretrax.machine.software import versions
 from pretrax.run.setup import memory_of_run
 from pretrax.scale.memory import memory_of, size, temporaries_of
 from pretrax.scale.topology import parse_topology
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'memory.json'
-PACKAGES = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-plugin')
 
 LLAMA_1B = {'family': 'llama', 'n_layers': 24, 'd_model': 2048, 'n_heads': 16, 'n_kv_heads': 8, 'd_ff': 5632}
 LLAMA_3B = {'family': 'llama', 'n_layers': 28, 'd_model': 3072, 'n_heads': 24, 'n_kv_heads': 8, 'd_ff': 8192}
@@ -107,16 +106,6 @@ def compiled(name: str) -> dict[str, Any]:
     }
 
 
-def installed() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def table(results: dict[str, Any]) -> list[str]:
     """Every compiled row with the prediction of `pretrax plan`."""
     lines = ['| hardware | step | compiled | predicted | error |', '|' + '---|' * 5]
@@ -143,7 +132,7 @@ def main() -> int:
     for name in ROWS:
         if arguments.part in f'{ROWS[name][0]} {name}':
             results['rows'][name] = compiled(name)
-            results |= {'command': 'JAX_PLATFORMS=cpu python benchmarks/memory.py', 'versions': installed()}
+            results |= {'command': 'JAX_PLATFORMS=cpu python benchmarks/memory.py', 'versions': versions()}
             arguments.out.write_text(json.dumps(results, indent=1) + '\n')
     print('\n'.join(table(results['rows'])))
     return 0

@@ -16,7 +16,6 @@ import os
 import pathlib
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
@@ -24,6 +23,7 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 from pretrax.ahead.plan import Planner
 from pretrax.ahead.step import compile_ahead
 from pretrax.config import from_values
+from pretrax.machine.software import versions
 from pretrax.scale.links import places_of
 from pretrax.scale.memory import memory_of
 from pretrax.scale.roofline import Prediction
@@ -31,7 +31,6 @@ from pretrax.scale.schedule import Schedule, read_schedule
 from pretrax.scale.topology import parse_topology
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'schedule.json'
-PACKAGES = ('jax', 'jaxlib', 'libtpu', 'jax-cuda13-plugin')
 
 
 def _decoder(n_layers: int, d_model: int, n_heads: int, d_ff: int) -> dict[str, Any]:
@@ -159,16 +158,6 @@ def table(rows: dict[str, Any]) -> list[str]:
     return [*lines, '', f'mean absolute error: exposed {means[0]:.0%}, step {means[1]:.0%}']
 
 
-def installed() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description='Read the exposed communication of compiled steps')
     parser.add_argument('part', nargs='?', default='', help='compile only rows whose names contain this')
@@ -182,7 +171,7 @@ def main() -> int:
         if asked.predict or asked.part not in name or (name in results['rows'] and not asked.again):
             continue
         results['rows'][name] = compiled(name, asked.programs)
-        results |= {'command': 'python benchmarks/schedule.py', 'versions': installed()}
+        results |= {'command': 'python benchmarks/schedule.py', 'versions': versions()}
         asked.out.write_text(json.dumps(results, indent=1) + '\n')
     print('\n'.join(table(results['rows'])))
     return 0

@@ -1,10 +1,9 @@
 """Predicted exposed communication and steps are close to those read from compiled programs, but for those named here."""
 
-import importlib.util
 import json
-from pathlib import Path
 
-BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
+from benchmark_scripts import benchmark_script
+
 EXPOSED, STEP = 0.25, 0.1
 BEYOND = {
     'h100, mixture, d e': 'without a GPU, XLA turns products of experts into loops of small kernels',
@@ -12,17 +11,8 @@ BEYOND = {
 }
 
 
-def script(name):
-    spec = importlib.util.spec_from_file_location(f'benchmark_{name}', BENCHMARKS / f'{name}.py')
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_exposed_communication_and_steps_are_predicted_for_every_compiled_program():
-    benchmark = script('schedule')
+    benchmark = benchmark_script('schedule')
     rows = json.loads(benchmark.RESULTS.read_text())['rows']
     wrong = {}
     for name, read in rows.items():

@@ -1,33 +1,22 @@
 """The predicted memory is within a tenth of what compilers allocate, for every row that was compiled but those named here."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
+from benchmark_scripts import benchmark_script
 from pretrax.ahead.plan import Planner
 from pretrax.config import from_values
 from pretrax.scale.topology import parse_topology
 
-BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
 WITHIN = 0.1
 # With a vocabulary of 128,256 the head is a sixth of the step: when its weights' gradient is made, and how well what is of
 # its size lies in memory, the compiler for TPUs decides step by step (docs/lab-notes.md).
 BEYOND = {'8B, d, none saved': -0.12, '8B, d t, none saved': 0.18}
 
 
-def script(name):
-    spec = importlib.util.spec_from_file_location(f'benchmark_{name}', BENCHMARKS / f'{name}.py')
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_prediction_is_within_a_tenth_of_every_compiled_step():
-    benchmark = script('memory')
+    benchmark = benchmark_script('memory')
     found = json.loads(benchmark.RESULTS.read_text())['rows']
     assert set(found) == set(benchmark.ROWS), 'a row that was not compiled: benchmarks/memory.py'
     lines, wrong = [], []
@@ -52,7 +41,7 @@ def test_the_prediction_is_within_a_tenth_of_every_compiled_step():
 
 
 def test_the_scaling_tables_fit_and_are_predicted_within_a_tenth():
-    benchmark = script('scale')
+    benchmark = benchmark_script('scale')
     found, rows = json.loads(benchmark.RESULTS.read_text()), {row.name: row for row in benchmark.ROWS}
     errors = {
         name: benchmark.predicted(rows[name])['predicted_bytes'] / one['bytes'] - 1 for name, one in found.items()

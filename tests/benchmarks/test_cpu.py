@@ -1,6 +1,5 @@
 """The sides of benchmarks/cpu.py that need no PyTorch. The benchmark itself checks that all sides compute the same."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -9,18 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmark_scripts import benchmark_script
+
 SCRIPT = Path(__file__).parents[2] / 'benchmarks' / 'cpu.py'
 
 
 @pytest.fixture(scope='module')
 def benchmark():
-    sys.path.insert(0, str(SCRIPT.parent))  # as if the script were run
-    spec = importlib.util.spec_from_file_location('benchmark_cpu', SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look up their module
-    spec.loader.exec_module(module)
-    sys.path.remove(str(SCRIPT.parent))
-    return module
+    return benchmark_script('cpu')
 
 
 @pytest.mark.slow

@@ -1,24 +1,19 @@
 """The sides of benchmarks/serve.py that need no PyTorch. The benchmark itself checks that both write the same tokens."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from benchmark_scripts import benchmark_script
+
 SCRIPT = Path(__file__).parents[2] / 'benchmarks' / 'serve.py'
 
 
 @pytest.fixture(scope='module')
 def benchmark():
-    sys.path.insert(0, str(SCRIPT.parent))  # as if the script were run
-    spec = importlib.util.spec_from_file_location('benchmark_serve', SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look up their module
-    spec.loader.exec_module(module)
-    sys.path.remove(str(SCRIPT.parent))
-    return module
+    return benchmark_script('serve')
 
 
 def test_the_latency_of_every_token_is_measured(benchmark):

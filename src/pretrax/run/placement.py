@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 
 from pretrax.jax_compat import MESH_LOGGER
-from pretrax.model.axes import AXES
-
-OUTSIDE_IN = ('r', 'p', 'd', 'e', 'c', 't')
+from pretrax.model.axes import AXES, OUTSIDE_IN
 
 
 def n_slices(devices: list[Any]) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from pretrax.model.axes import OUTSIDE_IN
 from pretrax.scale.topology import MACHINES, Topology
 
 
@@ -187,9 +188,6 @@ class Network:
                 closed = self.closed[k] and len(along) * stride == self.shape[k]
                 rates[k], counts[k] = one_way * (2 if closed else 1) / stride, len(along)
         return rates, counts
-
-
-OUTSIDE_IN = 'rpdect'  # mesh axes from the outermost to the innermost, as run/placement.py places them
 
 
 def axis_rates(link: Link, mesh: Mapping[str, int], topology: Topology | None = None) -> dict[str, float]:

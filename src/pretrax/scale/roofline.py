@@ -232,7 +232,7 @@ def predict(
     shares, rates = exposed_on(device, topology.slices if topology else 1), axis_rates(link, step.mesh, topology)
 
     def send(axis: str, n_bytes: float, rate: float | None = None) -> float:
-        """Seconds to gather or scatter arrays of so many bytes."""
+        """Seconds to gather or scatter `n_bytes` over an axis."""
         n = step.mesh.get(axis, 1)
         return n_bytes * (n - 1) / n / (rate or rates[axis])
 

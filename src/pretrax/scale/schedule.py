@@ -347,7 +347,7 @@ class _Reader:
 
 
 def _pass_time(seconds: float, busy: Mapping[str, float], flights: Mapping[str, _Flight], span: _Span) -> None:
-    """Lets collectives under way go on for some seconds, of which links are `busy` for others."""
+    """Advances the collectives under way by some seconds. `busy`: seconds in which other collectives use each link."""
     span.seconds += seconds
     free: dict[str, float] = {}
     for flight in sorted(flights.values(), key=lambda flight: flight.end):

@@ -116,7 +116,7 @@ class RunRecord:
         of_each = [
             np.clip(steps, first, stop) - first for first, stop in zip(firsts, [*firsts[1:], np.inf], strict=True)
         ]
-        return sum(n * each for n, each in zip(of_each, per_step, strict=True))  # type: ignore[return-value]
+        return np.sum([n * each for n, each in zip(of_each, per_step, strict=True)], axis=0)
 
     @property
     def flops_per_token(self) -> float | None:
