@@ -58,6 +58,7 @@ NOT_RUN = {
     'uv run pretrax compile configs/scale/16b.yaml --topology v5e-256 --slices 2 mesh.r=2 mesh.d=256 batch.tokens=4194304': FOR_A_TPU,
     'uv run pretrax plan configs/scale/16b.yaml --topology v5e-256 mesh.d=256 --verify': FOR_A_TPU,
     'uv run python benchmarks/scale.py v5p-128': FOR_A_TPU,
+    "uv run python benchmarks/schedule.py 'v5p, 8B'": FOR_A_TPU,
     'uv run pretrax compile configs/scale/8b.yaml --topology h100x8 --slices 4 mesh.r=4 mesh.d=8': FOR_GPUS,
 }  # fmt: skip
 
