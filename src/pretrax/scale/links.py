@@ -201,7 +201,7 @@ def axis_rates(link: Link, mesh: Mapping[str, int], topology: Topology | None = 
         mesh: {axis: size}.
         topology: the hardware; None: not known. Then `r` is between slices or nodes, and every other axis is a closed ring.
     """
-    rates = dict.fromkeys(OUTSIDE_IN, link.inside)
+    rates: dict[str, float] = dict.fromkeys(OUTSIDE_IN, link.inside)
     if topology is None or topology.slices > 1:
         rates['r'] = link.between
     if topology is None or topology.platform != 'tpu':
