@@ -131,6 +131,7 @@ TESTED_BY = {
     'run/test_setup.py': 'run/devices run/utilization',
     'run/test_warm_start.py': 'run/trained',
     'scale/test_program.py': 'scale/scopes scale/work',
+    'ahead/test_exposed.py': 'scale/exposed',
     'scale/test_roofline.py': 'scale/step_facts',
     'scale/test_schedule.py': 'scale/all_reduces',
     'storage/test_bucket_path.py': 'storage/connection storage/settings storage/whole_file',

@@ -2,7 +2,7 @@
 
 A phase takes as long as the slowest of its products (FLOPs over the speed of the matrix units), its memory traffic (bytes over
 bandwidth) and its communication (bytes over the link). Other work hides communication as far as XLA's schedules of compiled
-steps do on that hardware (`Exposed`); what is left is exposed, and adds to the step.
+steps do on that hardware (`scale/exposed.py`); what is left is exposed, and adds to the step.
 
 Per device and step, with T tokens and P parameters of the layers that multiply an activation, sharded over all devices:
 
@@ -25,10 +25,12 @@ Per device and step, with T tokens and P parameters of the layers that multiply 
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from pretrax.model.architecture import Architecture
+from pretrax.model.axes import AXES
 from pretrax.scale.devices import Device
+from pretrax.scale.exposed import exposed_on
 from pretrax.scale.flops import causal_keys
 from pretrax.scale.links import LINKS, axis_rates, link_of
 from pretrax.scale.step_facts import StepFacts
@@ -52,84 +54,6 @@ REACH_TPU = Reach(0.92, 0.45, 0.9)
 _WIDTH = 2  # bytes of bf16
 _BEHIND = 0.25  # share of the products of a layer that do not depend on its collectives over t
 BUBBLE = 'pipeline bubble'
-
-
-@dataclasses.dataclass(frozen=True)
-class Exposed:
-    """Share of the time of collectives in which the step waits: what XLA does not hide with the options that pretrax sets.
-
-    Read from compiled steps: `benchmarks/schedule.py`.
-
-    Attributes:
-        tables: gathers of the embedding and the unembedding over d, at the start of a pass.
-        table_sums: sums of their gradients.
-        gathers: gathers of the weights of layers over d.
-        sums: sums of the gradients of layers over d.
-        gathers_beside, sums_beside: likewise, if the mesh has e, c, t or p too, so that d spans a part of a slice.
-        last_sums: of the last layer of the backward pass alone.
-        t, e, c, p: activations over that axis.
-        copies: sums of gradients over the axes that replicate weights.
-        layer_copies: those of layers over r, in a step of one pass.
-        one_ring: those of the above over d that use one ring, although d spans several dimensions of a torus; tables_beside:
-            the tables' gathers there.
-        all_reduced: those of the sums above over d that are all-reduces, which send twice the bytes.
-    """
-
-    tables: float
-    table_sums: float
-    gathers: float
-    sums: float
-    gathers_beside: float
-    sums_beside: float
-    last_sums: float
-    t: float
-    e: float
-    c: float
-    p: float
-    copies: float
-    layer_copies: float
-    one_ring: frozenset[str] = frozenset()
-    all_reduced: frozenset[str] = frozenset()
-
-
-_EXPOSED = {
-    'GPU': Exposed(
-        tables=0.9, table_sums=0.5, gathers=0.05, sums=0.0, gathers_beside=0.05, sums_beside=0.0, last_sums=0.75,
-        t=0.6, e=0.7, c=0.3, p=1.0, copies=0.9, layer_copies=0.35,
-    ),
-    'SparseCore': Exposed(
-        tables=1.0, table_sums=0.5, gathers=0.01, sums=0.11, gathers_beside=1.0, sums_beside=0.15, last_sums=0.0,
-        t=0.37, e=1.0, c=1.0, p=0.4, copies=1.0, layer_copies=1.0,
-        one_ring=frozenset({'sums', 'gathers_beside', 'tables_beside'}),
-    ),
-    'TPU v6e': Exposed(
-        tables=1.0, table_sums=0.6, gathers=1.0, sums=0.4, gathers_beside=1.0, sums_beside=0.15, last_sums=0.0,
-        t=0.37, e=1.0, c=0.0, p=1.0, copies=1.0, layer_copies=1.0,
-    ),
-    'TPU v5e': Exposed(
-        tables=1.0, table_sums=1.0, gathers=0.07, sums=0.27, gathers_beside=0.25, sums_beside=1.0, last_sums=0.0,
-        t=0.75, e=1.0, c=0.0, p=1.0, copies=1.0, layer_copies=1.0,
-        one_ring=frozenset({'tables', 'gathers', 'sums'}), all_reduced=frozenset({'table_sums', 'sums'}),
-    ),
-    'TPU v5e, slices': Exposed(
-        tables=1.0, table_sums=1.0, gathers=0.07, sums=1.0, gathers_beside=0.25, sums_beside=1.0, last_sums=0.0,
-        t=0.75, e=1.0, c=0.0, p=1.0, copies=1.0, layer_copies=1.0,
-        one_ring=frozenset({'tables', 'gathers'}), all_reduced=frozenset({'table_sums', 'sums'}),
-    ),
-    'TPU v4': Exposed(
-        tables=1.0, table_sums=1.0, gathers=0.0, sums=1.0, gathers_beside=0.0, sums_beside=1.0, last_sums=0.0,
-        t=1.0, e=1.0, c=0.0, p=1.0, copies=1.0, layer_copies=1.0,
-        all_reduced=frozenset({'table_sums', 'sums'}),
-    ),
-}  # fmt: skip
-
-
-def exposed_on(device: Device, slices: int = 1) -> Exposed:
-    """What is not hidden on a device, of one slice or of several."""
-    if not device.name.startswith('TPU'):
-        return _EXPOSED['GPU']
-    name = f'{device.name}, slices' if slices > 1 else device.name
-    return _EXPOSED.get(name) or _EXPOSED.get(device.name) or _EXPOSED['SparseCore']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,115 +115,220 @@ def predict(
         step: how it runs.
         topology: the shape and network of the hardware, if known.
     """
-    link, bandwidth = link_of(topology) if topology else LINKS.get(device.name), device.bandwidth
-    if link is None or bandwidth is None:
+    if LINKS.get(device.name) is None or device.bandwidth is None:
         return None
-    tokens, passes = step.tokens * step.all_passes, step.all_passes
-    recompute, loss_again = step.recomputes, step.loss_chunks > 1
-    keys = sum(causal_keys(window, sequence_length) for window in arch.windows) / arch.n_layers
-    experts_per_token = arch.experts_per_token if arch.n_experts else 0
-    head = arch.padded_vocab_size * arch.d_model
-    matmul_params = arch.n_matmul_params - head
-    is_tpu = device.name.startswith('TPU')
-    reach = REACH_TPU if is_tpu else REACH_GPU
-    r, d, e, c, t, p = (step.mesh.get(axis, 1) for axis in 'rdectp')
-    devices = r * d * e * c * t * p
-    here = tokens / (r * d * e * c)  # tokens per device
-    layers = arch.n_layers / p
-    down = 0 if arch.n_experts or p > 1 else arch.n_layers * arch.d_model * arch.d_ff  # its product is not needed again
-    products = (6 * matmul_params + 2 * recompute * (matmul_params - down)) * tokens / devices
-    products /= device.peak('bf16') * reach.products
-    scores = (
-        4
-        * keys
-        * arch.n_heads
-        * arch.d_head
-        * here
-        * layers
-        / t
-        * (1 + (3.5 if is_tpu else 2.5) + (step.saved is not None))
-    )
-    attention = scores / (device.peak('bf16') * reach.attention)
-    values = 10 * arch.d_model + (
-        3 * arch.d_ff * max(1, experts_per_token) + 2 * (arch.n_heads + 2 * arch.n_kv_heads) * arch.d_head
-    )
-    elementwise = _WIDTH * values * here / t * layers * (4 if recompute else 3) / (bandwidth * reach.memory)
-    logits = (5 if loss_again else 4) * _WIDTH * arch.padded_vocab_size * here / t / p
-    logits = (logits + passes * 16 * arch.padded_vocab_size * arch.d_model / t) / (bandwidth * reach.memory)
-    unembed = (8 if loss_again else 6) * head * tokens / devices / (device.peak('bf16') * reach.products)
-    update = 56 * n_params / (d * e * t * p) / (bandwidth * reach.memory)
+    sizes = _Sizes(arch, n_params, sequence_length, device, step, topology)
+    products, attention, elementwise = _products(sizes), _attention(sizes), _elementwise(sizes)
+    phases = [
+        products,
+        attention,
+        elementwise,
+        _head(sizes),
+        _optimizer(sizes),
+        _over_d(sizes, products.seconds + attention.seconds + elementwise.seconds),
+        _over_t(sizes, products.seconds + attention.seconds),
+        _tokens_over_e(sizes),
+        _columns_over_c(sizes, attention.seconds),
+        _activations_over_p(sizes),
+        _gradients_over_r(sizes),
+        *_gradients_over_others(sizes),
+    ]
+    if sizes.p > 1:
+        phases.append(_bubble(sizes, phases))
+    seconds = sum(phase.exposed for phase in phases)
+    used = tuple(phase for phase in phases if phase.seconds)
+    return Prediction(used, seconds, _model_flops(sizes) / (seconds * sizes.devices * device.peak('bf16')))
 
-    shares, rates = exposed_on(device, topology.slices if topology else 1), axis_rates(link, step.mesh, topology)
 
-    def send(axis: str, n_bytes: float, rate: float | None = None) -> float:
+class _Sizes:
+    """A step, and the sizes that its phases share.
+
+    Attributes:
+        keys: that a query attends to, on average over positions and layers.
+        tokens, tokens_here: of a step, over the mesh and per device.
+        experts_per_token: that it is sent to; 0 for a dense decoder.
+        layers: per device.
+        hidden: bytes of the hidden states of the tokens of a device.
+        matmul_params: parameters of layers that multiply a token.
+        in_tables, in_layers, in_experts: parameters that a group over d holds: of the embedding and the unembedding, of
+            layers, and of the experts in these.
+        rates: bytes/s that a device sends over each mesh axis.
+        shares: of the communication that waits.
+    """
+
+    def __init__(
+        self,
+        arch: Architecture,
+        n_params: int,
+        sequence_length: int,
+        device: Device,
+        step: StepFacts,
+        topology: Topology | None,
+    ) -> None:
+        self.arch, self.n_params, self.device, self.step = arch, n_params, device, step
+        self.is_tpu = device.name.startswith('TPU')
+        self.reach = REACH_TPU if self.is_tpu else REACH_GPU
+        self.link = (link_of(topology) if topology else None) or LINKS[device.name]
+        self.rates = axis_rates(self.link, step.mesh, topology)
+        self.shares = exposed_on(device, topology.slices if topology else 1)
+        self.r, self.d, self.e, self.c, self.t, self.p = (step.mesh.get(axis, 1) for axis in AXES)
+        self.devices = self.r * self.d * self.e * self.c * self.t * self.p
+        self.tokens = step.tokens * step.all_passes
+        self.tokens_here = self.tokens / (self.r * self.d * self.e * self.c)
+        self.keys = sum(causal_keys(window, sequence_length) for window in arch.windows) / arch.n_layers
+        self.experts_per_token = arch.experts_per_token if arch.n_experts else 0
+        self.layers = arch.n_layers / self.p
+        self.hidden = _WIDTH * self.tokens_here * arch.d_model
+        self.unembedding = arch.padded_vocab_size * arch.d_model
+        self.matmul_params = arch.n_matmul_params - self.unembedding
+        tables = self.unembedding * (1 if arch.tied else 2)
+        experts = arch.n_layers * arch.n_experts * arch.d_model * arch.d_ff * (3 if arch.gated else 2)
+        self.in_tables = tables / self.t
+        self.in_experts = experts / (self.e * self.t * self.p)
+        self.in_layers = (n_params - tables - experts) / (self.t * self.p) + self.in_experts
+
+    def products(self, flops: float) -> float:
+        """Seconds of products."""
+        return flops / (self.device.peak('bf16') * self.reach.products)
+
+    def traffic(self, n_bytes: float) -> float:
+        """Seconds of memory traffic."""
+        assert self.device.bandwidth is not None
+        return n_bytes / (self.device.bandwidth * self.reach.memory)
+
+    def send(self, axis: str, n_bytes: float, rate: float | None = None) -> float:
         """Seconds to gather or scatter `n_bytes` over an axis."""
-        n = step.mesh.get(axis, 1)
-        return n_bytes * (n - 1) / n / (rate or rates[axis])
+        n = self.step.mesh.get(axis, 1)
+        return n_bytes * (n - 1) / n / (rate or self.rates[axis])
 
-    beside = '' if e * c * t * p == 1 else '_beside'
 
-    def over_d_of(what: str, n_bytes: float, times: float) -> tuple[float, float]:
-        """Seconds over d, and those of them that are exposed."""
+def _model_flops(sizes: _Sizes) -> float:
+    """FLOPs of the model for the tokens of a step, without what is computed again."""
+    arch = sizes.arch
+    scores = 12 * sizes.keys * arch.n_heads * arch.d_head * arch.n_layers
+    return (6 * (sizes.matmul_params + sizes.unembedding) + scores) * sizes.tokens
+
+
+def _products(sizes: _Sizes) -> Phase:
+    arch = sizes.arch
+    flops = 6 * sizes.matmul_params
+    if sizes.step.recomputes:  # without the last product of each layer
+        last = 0 if arch.n_experts or sizes.p > 1 else arch.n_layers * arch.d_model * arch.d_ff
+        flops += 2 * (sizes.matmul_params - last)
+    return _work('products of the layers', sizes.products(flops * sizes.tokens / sizes.devices), 'products')
+
+
+def _attention(sizes: _Sizes) -> Phase:
+    arch = sizes.arch
+    forward = 4 * sizes.keys * arch.n_heads * arch.d_head * sizes.tokens_here * sizes.layers / sizes.t
+    flops = forward * (1 + (3.5 if sizes.is_tpu else 2.5) + (sizes.step.saved is not None))
+    return _work('attention', flops / (sizes.device.peak('bf16') * sizes.reach.attention), 'attention')
+
+
+def _elementwise(sizes: _Sizes) -> Phase:
+    arch = sizes.arch
+    feed_forward = 3 * arch.d_ff * max(1, sizes.experts_per_token)
+    values = 10 * arch.d_model + feed_forward + 2 * (arch.n_heads + 2 * arch.n_kv_heads) * arch.d_head
+    n_bytes = _WIDTH * values * sizes.tokens_here / sizes.t * sizes.layers * (4 if sizes.step.recomputes else 3)
+    return _work('norms, activations, rotation', sizes.traffic(n_bytes), 'memory')
+
+
+def _head(sizes: _Sizes) -> Phase:
+    arch, in_chunks = sizes.arch, sizes.step.loss_chunks > 1
+    n_bytes = (5 if in_chunks else 4) * _WIDTH * arch.padded_vocab_size * sizes.tokens_here / sizes.t / sizes.p
+    logits = sizes.traffic(n_bytes + sizes.step.all_passes * 16 * arch.padded_vocab_size * arch.d_model / sizes.t)
+    product = sizes.products((8 if in_chunks else 6) * sizes.unembedding * sizes.tokens / sizes.devices)
+    return _work('head and loss', product + logits, 'products' if product > logits else 'memory')
+
+
+def _optimizer(sizes: _Sizes) -> Phase:
+    weights = sizes.n_params / (sizes.d * sizes.e * sizes.t * sizes.p)
+    return _work('optimizer', sizes.traffic(56 * weights), 'memory')
+
+
+def _work(name: str, seconds: float, bound: str) -> Phase:
+    return Phase(name, seconds, seconds, bound)
+
+
+def _over_d(sizes: _Sizes, hidden_by: float) -> Phase:
+    """Gathers of weights and sums of gradients; at most `hidden_by` seconds of other work hide them."""
+    shares, step = sizes.shares, sizes.step
+    beside = '' if sizes.e * sizes.c * sizes.t * sizes.p == 1 else '_beside'
+
+    def of(what: str, n_bytes: float, times: float) -> tuple[float, float]:
+        """Seconds, and those of them that are exposed."""
         twice = 2 if what in shares.all_reduced else 1
         one_ring = what in shares.one_ring or f'{what}{beside}' in shares.one_ring
-        seconds = times * twice * send('d', n_bytes, min(link.inside, rates['d']) if one_ring else None)
+        rate = min(sizes.link.inside, sizes.rates['d']) if one_ring else None
+        seconds = times * twice * sizes.send('d', n_bytes, rate)
         return seconds, getattr(shares, what) * seconds
 
-    of_tables, of_layers, of_experts = _held(arch, n_params, step.mesh)
-    gathers = 3 if recompute and p > 1 else 2  # a stage runs forward once more before each of its layers does
-    turns = passes + (p - 1) / step.rounds  # in those of the bubble a stage computes too
+    # A stage that is recomputed runs forward once more before each of its layers does.
+    gathers = 3 if step.recomputes and sizes.p > 1 else 2
+    turns = step.all_passes + (sizes.p - 1) / step.rounds  # in those of the bubble a stage computes too
     parts = [
-        over_d_of('tables', _WIDTH * of_tables, step.passes),
-        over_d_of('table_sums', 4 * of_tables, step.passes),
-        over_d_of(f'gathers{beside}', gathers * _WIDTH * of_layers, turns),
-        over_d_of(f'sums{beside}', 4 * of_layers, turns),
+        of('tables', _WIDTH * sizes.in_tables, step.passes),
+        of('table_sums', 4 * sizes.in_tables, step.passes),
+        of(f'gathers{beside}', gathers * _WIDTH * sizes.in_layers, turns),
+        of(f'sums{beside}', 4 * sizes.in_layers, turns),
     ]
-    over_d = sum(seconds for seconds, _ in parts)
-    exposed_d = sum(waits for _, waits in parts) + over_d_of('last_sums', 4 * of_layers / layers, turns)[1]
-    row = _WIDTH * here * arch.d_model  # bytes of the hidden states
-    over_t = send('t', (10 * layers + 4) * row)
-    over_r = 2 * send('r', 4 * (of_tables + of_layers) / d)
-    rows_e = send('e', 4 * layers * row * experts_per_token)
-    is_ring = arch.n_kv_heads % (c * t)  # model/context.py
-    heads = (c if is_ring else 1) * arch.n_kv_heads + (0 if is_ring else arch.n_heads)
-    columns_c = send('c', layers * 6 * _WIDTH * here * heads * arch.d_head / t)
-    sums_c = 2 * send('c', 4 * (of_tables + of_layers) / d)
-    sums_e = 2 * send('e', 4 * (of_tables + of_layers - of_experts) / d)
-    hops_p, sums_p = 4 * row / t * step.rounds / link.inside * (p > 1), 2 * send('p', 4 * of_tables / d)
-    exposed_t = max(shares.t * over_t, over_t - _BEHIND * (products + attention))
-    exposed_d = max(exposed_d, over_d - (products + attention + elementwise))
-    tables_r = 2 * send('r', 4 * of_tables / d)
-    layers_r = shares.layer_copies if step.all_passes == 1 else shares.copies
-    waits_r = shares.copies * tables_r + layers_r * (over_r - tables_r)
-    over_copies = {'e': sums_e, 'c': sums_c, 'p': sums_p}
-    phases = [
-        Phase('products of the layers', products, products, 'products'),
-        Phase('attention', attention, attention, 'attention'),
-        Phase('norms, activations, rotation', elementwise, elementwise, 'memory'),
-        Phase('head and loss', unembed + logits, unembed + logits, 'products' if unembed > logits else 'memory'),
-        Phase('optimizer', update, update, 'memory'),
-        Phase('weights and gradients over d', over_d, exposed_d, 'd'),
-        Phase('activations over t', over_t, exposed_t, 't'),
-        Phase('tokens to experts over e', rows_e, shares.e * rows_e, 'e'),
-        Phase('heads and columns over c', columns_c, max(shares.c * columns_c, columns_c - attention), 'c'),
-        Phase('activations over p', hops_p, shares.p * hops_p, 'p'),
-        Phase('gradients over r', over_r, waits_r, 'r'),
-        *(Phase(f'gradients over {axis}', of, shares.copies * of, axis) for axis, of in over_copies.items()),
-    ]
-    busy = sum(phase.exposed for phase in phases)
-    if p > 1:
-        bubble = sum(phase.exposed for phase in phases if not phase.communicates) * (p - 1) / (step.rounds * passes)
-        phases.append(Phase(BUBBLE, bubble, bubble, 'p'))
-        busy += bubble
-    used = [phase for phase in phases if phase.seconds]
-    per_token = 6 * (matmul_params + head) + 12 * keys * arch.n_heads * arch.d_head * arch.n_layers
-    return Prediction(tuple(used), busy, per_token * tokens / (busy * devices * device.peak('bf16')))
+    seconds = sum(seconds for seconds, _ in parts)
+    exposed = sum(waits for _, waits in parts) + of('last_sums', 4 * sizes.in_layers / sizes.layers, turns)[1]
+    return Phase('weights and gradients over d', seconds, max(exposed, seconds - hidden_by), 'd')
 
 
-def _held(arch: Architecture, n_params: int, mesh: Mapping[str, int]) -> tuple[float, float, float]:
-    """Parameters that a group over d holds: of the embedding and the unembedding, of the layers, and of experts in these."""
-    e, t, p = (mesh.get(axis, 1) for axis in 'etp')
-    tables = arch.padded_vocab_size * arch.d_model * (1 if arch.tied else 2)
-    experts = arch.n_layers * arch.n_experts * arch.d_model * arch.d_ff * (3 if arch.gated else 2)
-    here = experts / (e * t * p)
-    return tables / t, (n_params - tables - experts) / (t * p) + here, here
+def _over_t(sizes: _Sizes, work: float) -> Phase:
+    """Activations; a part of the products and attention hides them."""
+    seconds = sizes.send('t', (10 * sizes.layers + 4) * sizes.hidden)
+    return Phase('activations over t', seconds, max(sizes.shares.t * seconds, seconds - _BEHIND * work), 't')
+
+
+def _tokens_over_e(sizes: _Sizes) -> Phase:
+    seconds = sizes.send('e', 4 * sizes.layers * sizes.hidden * sizes.experts_per_token)
+    return Phase('tokens to experts over e', seconds, sizes.shares.e * seconds, 'e')
+
+
+def _columns_over_c(sizes: _Sizes, attention: float) -> Phase:
+    """Keys and values around a ring, which attention hides, or heads to whole sequences and back: see model/context.py."""
+    arch = sizes.arch
+    is_ring = arch.n_kv_heads % (sizes.c * sizes.t)
+    heads = (sizes.c if is_ring else 1) * arch.n_kv_heads + (0 if is_ring else arch.n_heads)
+    n_bytes = sizes.layers * 6 * _WIDTH * sizes.tokens_here * heads * arch.d_head / sizes.t
+    seconds = sizes.send('c', n_bytes)
+    return Phase('heads and columns over c', seconds, max(sizes.shares.c * seconds, seconds - attention), 'c')
+
+
+def _activations_over_p(sizes: _Sizes) -> Phase:
+    hops = 4 * sizes.hidden / sizes.t * sizes.step.rounds if sizes.p > 1 else 0
+    seconds = hops / sizes.link.inside
+    return Phase('activations over p', seconds, sizes.shares.p * seconds, 'p')
+
+
+def _gradients_over_r(sizes: _Sizes) -> Phase:
+    shares = sizes.shares
+    seconds = 2 * sizes.send('r', 4 * (sizes.in_tables + sizes.in_layers) / sizes.d)
+    tables = 2 * sizes.send('r', 4 * sizes.in_tables / sizes.d)
+    of_layers = shares.layer_copies if sizes.step.all_passes == 1 else shares.copies
+    exposed = shares.copies * tables + of_layers * (seconds - tables)
+    return Phase('gradients over r', seconds, exposed, 'r')
+
+
+def _gradients_over_others(sizes: _Sizes) -> list[Phase]:
+    """Gradients over the other axes that replicate weights."""
+    replicated = {
+        'e': sizes.in_tables + sizes.in_layers - sizes.in_experts,
+        'c': sizes.in_tables + sizes.in_layers,
+        'p': sizes.in_tables,
+    }
+    phases = []
+    for axis, n_params in replicated.items():
+        seconds = 2 * sizes.send(axis, 4 * n_params / sizes.d)
+        phases.append(Phase(f'gradients over {axis}', seconds, sizes.shares.copies * seconds, axis))
+    return phases
+
+
+def _bubble(sizes: _Sizes, phases: Iterable[Phase]) -> Phase:
+    """Turns in which a stage waits for others."""
+    work = sum(phase.exposed for phase in phases if not phase.communicates)
+    seconds = work * (sizes.p - 1) / (sizes.step.rounds * sizes.step.all_passes)
+    return Phase(BUBBLE, seconds, seconds, 'p')
