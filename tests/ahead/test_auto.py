@@ -122,11 +122,11 @@ def test_unknown_devices_get_the_default_mesh(monkeypatch):
 def test_the_plan_uses_the_memory_that_devices_report(monkeypatch):
     h200 = lookup('NVIDIA H200')
     assert h200 is not None
-    monkeypatch.setattr(auto, '_here', lambda: Here('cuda', h200, h200.memory * 3 // 4, 8, 1))
+    monkeypatch.setattr(auto, '_here', lambda: Here('cuda', h200, h200.memory * 3 // 4, 8, 1, None))
     monkeypatch.setattr(auto, 'measured_micro', lambda *_: (1, 'measured'))
     config = settled(from_values(LARGE), lambda text: None)
     assert 'planned' in config.origins['mesh',]
-    monkeypatch.setattr(auto, '_here', lambda: Here('cuda', h200, 10**9, 8, 1))
+    monkeypatch.setattr(auto, '_here', lambda: Here('cuda', h200, 10**9, 8, 1, None))
     with pytest.raises(UserError, match='8 x H200 SXM in this machine; the smallest needs'):
         settled(from_values(LARGE), lambda text: None)
 

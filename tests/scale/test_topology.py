@@ -1,7 +1,10 @@
+import itertools
+import types
+
 import pytest
 
 from pretrax.errors import UserError
-from pretrax.scale.topology import parse_topology
+from pretrax.scale.topology import parse_topology, topology_of
 
 # cloud.google.com/tpu/docs and MaxText's table of the same: name, shape of the slice in chips
 SLICES = {
@@ -60,3 +63,30 @@ def test_two_numbers_of_machines_that_differ_are_refused():
     with pytest.raises(UserError, match=r'--topology a3-high x4 with --slices 2: x4 is the number of machines'):
         parse_topology('a3-high x4', 2)
     assert str(parse_topology('a3-high x4', 4)) == str(parse_topology('a3-high', 4)) == '4 x a3-high'
+
+
+def devices(kind, shape, slices=1, per_chip=1):
+    """Devices as JAX describes those of a TPU: three coordinates, also on hardware of two dimensions."""
+    places = itertools.product(range(slices), itertools.product(*map(range, shape)), range(per_chip))
+    return [types.SimpleNamespace(device_kind=kind, slice_index=i, coords=(*at, 0)[:3]) for i, at, _ in places]
+
+
+@pytest.mark.parametrize(
+    ('kind', 'name', 'slices', 'per_chip'),
+    [
+        ('TPU v5 lite', 'v5e:4x8', 1, 1),
+        ('TPU v5', 'v5p:2x2x4', 2, 1),
+        ('TPU7x', 'tpu7x:2x2x2', 1, 2),
+        ('NVIDIA H100 80GB HBM3', 'h100x8', 4, 1),
+    ],
+)
+def test_devices_have_the_topology_that_they_fill(kind, name, slices, per_chip):
+    topology = parse_topology(name, slices)
+    found = topology_of(devices(kind, topology.shape, slices, per_chip))
+    assert (found.version, found.shape, found.slices) == (topology.version, topology.shape, slices)
+
+
+def test_devices_without_a_shape_have_no_topology():
+    assert topology_of(devices('TPU v5 lite', (4, 4))[:-1]) is None  # a chip is missing
+    assert topology_of(devices('cpu', (8,))) is None
+    assert topology_of(devices('NVIDIA GH200 480GB', (8,))) is None

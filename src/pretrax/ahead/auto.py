@@ -21,7 +21,7 @@ from pretrax.run.placement import n_slices
 from pretrax.run.processes import join_processes
 from pretrax.scale.devices import Device, lookup
 from pretrax.scale.memory import size
-from pretrax.scale.topology import Topology
+from pretrax.scale.topology import Topology, topology_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Here:
     memory: int
     n_devices: int
     slices: int
+    topology: Topology | None
 
     def __str__(self) -> str:
         return f'{self.n_devices} x {self.device.name} in this machine'
@@ -101,7 +102,7 @@ def _here() -> Here | None:
     memory = device_memory(jax.local_devices()[0])
     if device is None or device.bandwidth is None or memory is None:
         return None
-    return Here(devices[0].platform, device, memory, len(devices), n_slices(devices))
+    return Here(devices[0].platform, device, memory, len(devices), n_slices(devices), topology_of(devices))
 
 
 def _with_mesh(config: RunConfig, hardware: Topology | Here | None) -> RunConfig:

@@ -47,6 +47,8 @@ class Hardware(Protocol):
     def n_devices(self) -> int: ...
     @property
     def slices(self) -> int: ...
+    @property
+    def topology(self) -> Topology | None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,8 +153,10 @@ class Planner:
             loss_chunks=model.plan.loss_chunks,
         )
         memory = expected_memory(self.arch, self.n_params, step)
-        topology = self.hardware if isinstance(self.hardware, Topology) else None
-        prediction = predict(self.arch, self.n_params, self.size.sequence_length, self.hardware.device, step, topology)
+        hardware = self.hardware
+        prediction = predict(
+            self.arch, self.n_params, self.size.sequence_length, hardware.device, step, hardware.topology
+        )
         assert prediction is not None
         return Candidate(mesh, micro, save, memory, prediction)
 

@@ -25,6 +25,7 @@ from pretrax.run.setup import Run, memory_of_run, step_facts
 from pretrax.scale.devices import lookup
 from pretrax.scale.memory import memory_of
 from pretrax.scale.roofline import predict
+from pretrax.scale.topology import topology_of
 
 FILE = 'environment.json'
 _MORE_PACKAGES = ('numpy', 'optax', 'orbax-checkpoint', 'tensorstore', 'tokenizers')
@@ -133,7 +134,8 @@ def _predicted(run: Run) -> dict[str, Any] | None:
     arch, device = run.recipe.model.arch, lookup(run.mesh.devices.flat[0].device_kind)
     if arch is None or device is None:
         return None
-    found = predict(arch, run.n_params, run.size.sequence_length, device, step_facts(run))
+    topology = topology_of(list(run.mesh.devices.flat))
+    found = predict(arch, run.n_params, run.size.sequence_length, device, step_facts(run), topology)
     if found is None:
         return None
     phases = [

@@ -11,6 +11,8 @@ import difflib
 import itertools
 import math
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from pretrax.errors import UserError
 from pretrax.scale.devices import Device, lookup
@@ -93,6 +95,11 @@ class Topology:
         return found
 
     @property
+    def topology(self) -> 'Topology':
+        """Itself: see `ahead.plan.Hardware`."""
+        return self
+
+    @property
     def gpu(self) -> Gpu | None:
         """Facts for XLA; None for a TPU."""
         return _GPUS.get(self.version)
@@ -172,6 +179,21 @@ def parse_topology(name: str, slices: int = 1) -> Topology:
         + f'\n    GPU: {", ".join(_GPUS)}, with x8 for a node of eight'
         + f'\n    machines of eight GPUs: {", ".join(MACHINES)}, with x4 for four of them'
     )
+
+
+def topology_of(devices: Sequence[Any]) -> Topology | None:
+    """The hardware of JAX devices; None: its kind has no shape here, or the devices do not fill their slices or nodes."""
+    kind, slices = devices[0].device_kind, len({getattr(device, 'slice_index', 0) for device in devices})
+    names = {row[0]: version for version, row in _TPUS.items()} | {gpu.kind: version for version, gpu in _GPUS.items()}
+    version = next((names[name] for name in names if lookup(name) == lookup(kind)), None)
+    if version is None:
+        return None
+    shape: tuple[int, ...] = (len(devices) // slices,)
+    if version in _TPUS:
+        along = list(zip(*(device.coords for device in devices), strict=True))[: _TPUS[version][2]]
+        shape = tuple(max(places) - min(places) + 1 for places in along)
+    found = Topology(kind, version, shape, slices)
+    return found if found.n_devices == len(devices) else None
 
 
 def _shape(name: str, version: str, size: int) -> tuple[int, ...]:
