@@ -10,10 +10,12 @@ import pytest
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
 from pretrax.errors import UserError
+from pretrax.jax_compat import assume_cudnn, cudnn_attention
 from pretrax.model.architecture import Scores
 from pretrax.model.attention import attend
 from pretrax.model.attention_kernels import Kernel, choose_kernel, packed_documents
-from pretrax.shardlib import f32, i32, typed_shard_map
+from pretrax.shardlib import f32, i32, num, psum, save, scan, typed_shard_map, unroll
+from pretrax.shardlib.ops import vary
 from small import mesh_of
 
 
@@ -51,6 +53,62 @@ def test_splash_equals_blockwise_in_value_and_gradient(monkeypatch, kv_heads, sc
     np.testing.assert_allclose(out, plain_out, rtol=2e-3, atol=2e-3)
     for ours, plain in zip(gradients, plain_gradients, strict=True):
         np.testing.assert_allclose(ours, plain, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize('loop', [scan, unroll])
+@pytest.mark.parametrize(
+    ('name', 'forward', 'documents'),
+    [
+        ('splash', 'splash_mha_fwd', 4),
+        ('cudnn', 'dot_product_attention_fwd', 1),
+        ('cudnn', 'dot_product_attention_fwd', 4),
+    ],
+)
+def test_the_backward_pass_runs_the_forward_kernel_again_only_if_attention_is_not_kept(
+    monkeypatch, name, forward, documents, loop
+):
+    """The program is traced, not run: each layer, or one in a loop, has one call of the kernel more if it recomputes."""
+    for check in ('check_cudnn_version', 'check_compute_capability', 'is_cuda_compute_capability_equal'):
+        monkeypatch.setattr(cudnn_attention(), check, getattr(cudnn_attention(), check))  # put back after the test
+    assume_cudnn('9.0')
+    n_layers = 2
+
+    def calls(choices):
+        def layer(x, w):
+            q, k, v = (save(x * w, name) for name in 'qkv')
+            return x + attend(q, k, v, segments_of(x), Kernel(name, 'test', documents), Scores(8.0, 0.0, 0)), None
+
+        @typed_shard_map
+        def loss(x: num['B/d L H D'], w: num['layers D']) -> f32['']:
+            return psum('d', jnp.sum(loop(layer, x, w, choices)[0].astype(F32)))
+
+        with jax.set_mesh(mesh_of(d=2)):
+            program = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(
+                jnp.ones((4, 256, 4, 64), BF16), jnp.ones((n_layers, 64), BF16)
+            )
+        return sum(forward in kernel for kernel in kernels(program.jaxpr))
+
+    layers = 1 if loop is scan else n_layers
+    kept = dict.fromkeys(('q', 'k', 'v', 'attention'), 'keep')
+    assert calls(kept) == calls({'attention': 'keep'}) == layers
+    assert calls({}) == calls(kept | {'attention': 'recompute'}) == 2 * layers
+
+
+def segments_of(x):
+    return vary(jnp.ones(x.shape[:2], jnp.int32), 'd')
+
+
+def kernels(jaxpr):
+    """The names of a program's kernels: of its primitives, and of what Pallas calls."""
+    for equation in jaxpr.eqns:
+        yield str(equation.params['name']) if equation.primitive.name == 'pallas_call' else equation.primitive.name
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=is_program):
+            if is_program(inner):
+                yield from kernels(getattr(inner, 'jaxpr', inner))
+
+
+def is_program(x):
+    return hasattr(x, 'eqns') or hasattr(getattr(x, 'jaxpr', None), 'eqns')
 
 
 def test_the_example_of_jax_documentation():

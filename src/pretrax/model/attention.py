@@ -95,7 +95,7 @@ def attend(
 ) -> num['B/r/d/e L H/t/c D']:
     """softmax(q k^T / sqrt(D)) v over earlier tokens of a document, in the chosen kernel.
 
-    The result is saved as 'attention', and so are the sums that the kernel's backward pass needs, if it names them.
+    The result is saved as 'attention', and so are the sums of the softmax that the kernel's backward pass needs.
     """
     kernels = {'cudnn': cudnn, 'splash': splash, 'blockwise': _blockwise}
     return kernels[kernel.name](q, k, v, segments, kernel, scores)

@@ -1,6 +1,7 @@
 """Fused attention kernels for hardware, and the one place that chooses a kernel and says why."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -98,18 +99,34 @@ def cudnn(
     scores: Scores,
 ) -> num['B/r/d/e L H/t/c D']:
     """NVIDIA's fused kernel. It has no segment mask: documents are packed sequences, described by offsets."""
-    fused = cudnn_attention()
-    window = scores.window if scores.window < q.shape[1] else 0
-    common = {'scale': 1 / scores.divisor, 'sliding_window_length': window or None}
+    kernels = cudnn_attention()
     documents = kernel.documents_per_row or 1
-    if documents == 1:
-        return save(fused.dot_product_attention(q, k, v, mask_type=fused.MaskType.CAUSAL, **common), 'attention')
-    lengths, offsets = packed_documents(segments, documents)
-    out = fused.dot_product_attention(
-        q, k, v, q_seqlen=lengths, kv_seqlen=lengths, q_offsets=offsets, kv_offsets=offsets,
-        mask_type=fused.MaskType.PADDING_CAUSAL, **common,
-    )  # fmt: skip
-    return save(out, 'attention')
+    mask = kernels.MaskType.CAUSAL if documents == 1 else kernels.MaskType.PADDING_CAUSAL
+    window = scores.window if scores.window < q.shape[1] else 0
+
+    def fused(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, with_sums: bool) -> Any:
+        lengths, offsets = packed_documents(segments, documents) if documents > 1 else (None, None)
+        return kernels.dot_product_attention(
+            q, k, v, q_seqlen=lengths, kv_seqlen=lengths, q_offsets=offsets, kv_offsets=offsets, mask_type=mask,
+            scale=1 / scores.divisor, sliding_window_length=window or None, return_residual=with_sums,
+        )  # fmt: skip
+
+    @jax.custom_vjp
+    def call(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
+        return save(fused(q, k, v, segments, with_sums=False), 'attention')
+
+    def forward(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> tuple[jax.Array, Any]:
+        run = functools.partial(fused, segments=segments, with_sums=True)
+        out, pullback, sums = jax.vjp(run, q, k, v, has_aux=True)
+        # The backward kernel needs both. The pullback holds them without a name, so they would be computed again.
+        named = {id(x): save(x, 'attention') for x in (out, sums)}
+        return named[id(out)], jax.tree.map(lambda x: named.get(id(x), x), pullback)
+
+    def backward(pullback: Any, d_out: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+        return (*pullback(d_out), None)
+
+    call.defvjp(forward, backward)
+    return call(q, k, v, segments)
 
 
 def packed_documents(segments: i32['B L'], documents: int) -> tuple[i32['B N'], i32['B N_1']]:

@@ -9,10 +9,10 @@ dtype. Weights, moments and gradients are f32 and sharded over d, t, p and e as 
                    dtype. GPUs: the shards of w_o and w_down, transposed, in f32. Unrolled layers: every weight in the
                    compute dtype if all activations are kept; each layer's slice of the stack if layers are recomputed.
     activations    kept by the forward pass for the backward pass, per layer: its input, M / t, and the kept named values:
-                   2 H D + 2 K D for attention, M for its output, 2 F (without a gate F). If everything is kept (one
-                   device), also the results of norms and of the activation: 4 M + 2 (H + K) D + 3 F, as in Korthikanti et
-                   al. 2022 (arXiv:2205.05198, section 4), without dropout and without the [L, L] matrix, which no kernel
-                   stores.
+                   2 H D + 2 K D for attention, and H sums of its softmax in f32, M for its output, 2 F (without a gate F).
+                   If everything is kept (one device), also the results of norms and of the activation: 4 M + 2 (H + K) D +
+                   3 F, as in Korthikanti et al. 2022 (arXiv:2205.05198, section 4), without dropout and without the [L, L]
+                   matrix, which no kernel stores.
 
     loss           activations, the logits V / t, which their gradient replaces, the normed hidden states, and the gathered
                    unembedding. With a loss in chunks: the logits of one chunk, and the gradient of the unembedding, in f32
@@ -107,7 +107,8 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     moe = experts_per_token * d_model if n_experts > 1 else 0  # each token's row, once per expert that it visits
     far = ROOM if exchanged else 1.0
     named = {
-        'q': d_head * arch.n_heads, 'k': d_head * arch.n_kv_heads, 'v': d_head * arch.n_kv_heads, 'attention': d_head * arch.n_heads,
+        'q': d_head * arch.n_heads, 'k': d_head * arch.n_kv_heads, 'v': d_head * arch.n_kv_heads,
+        'attention': (d_head + 4 / width) * arch.n_heads,  # and the logsumexp of its scores, in f32
         'attention_out': d_model, 'up': near, 'gate': near if arch.gated else 0,
         'mlp_out': d_model if arch.n_norms == 4 else 0,  # only a norm reads it
     }  # fmt: skip
