@@ -1,12 +1,13 @@
-"""Compiles the rows of MaxText's scaling tables, checks whether they fit, and compares their speed with `pretrax plan`.
+"""Compiles the rows of MaxText's scaling tables: do they fit, and how long does the step wait for communication?
 
     uv sync --inexact --extra tpu
     python benchmarks/scale.py [part of a name] [--predict] [--again]
 
 Each row runs `pretrax compile configs/scale/NAME.yaml` in a process of its own, and prints the command. It takes minutes and up to
 a few GB of memory, but no device. Results are written to results/scale.json after each row, and finished rows are skipped, so
-the table can be made in parts. `--predict` compiles nothing. The published MFU comes from MaxText's READMEs of its v5e and
-v5p configurations; mesh, sequences and recomputation come from its scripts of the same names.
+the table can be made in parts. `--predict` compiles nothing. Memory and communication are compared with `pretrax plan`. The
+published MFU comes from MaxText's READMEs of its v5e and v5p configurations; mesh, sequences and recomputation come from its
+scripts of the same names.
 """
 
 import argparse
@@ -21,9 +22,14 @@ from typing import Any
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
+from schedule import facts
+
 from pretrax.ahead.plan import Planner
+from pretrax.ahead.step import compile_ahead
 from pretrax.config import from_values, load
+from pretrax.scale.links import places_of
 from pretrax.scale.memory import size
+from pretrax.scale.schedule import read_schedule
 from pretrax.scale.topology import parse_topology
 
 HERE = pathlib.Path(__file__).parent
@@ -137,21 +143,27 @@ def gpu_table() -> list[str]:
     return lines
 
 
-def compiled(row: Row) -> dict[str, Any]:
+def compiled(row: Row, programs: pathlib.Path | None) -> dict[str, Any]:
     """The compiler's result for a row, and the cost of compiling. Call it in a process that does nothing else."""
-    from pretrax.ahead.step import compile_ahead
-
     config = load(HERE.parent / f'configs/scale/{row.decoder}.yaml', row.arguments())
-    ahead = compile_ahead(config, parse_topology(row.hardware, row.slices), lambda text: None)
+    topology = parse_topology(row.hardware, row.slices)
+    ahead = compile_ahead(config, topology, lambda text: None)
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    return {
+    result: dict[str, Any] = {
         'bytes': ahead.needed, 'fits': ahead.fits, 'cpu_seconds': round(usage.ru_utime + usage.ru_stime),
         'peak_memory_bytes': usage.ru_maxrss * 1024, 'compiler_options': ahead.run.compiler_options.values,
     }  # fmt: skip
+    if ahead.compiled is None:
+        return result
+    text, mesh = ahead.compiled.as_text(), ahead.run.mesh
+    if programs is not None:
+        (programs / f'{row.name.replace(" ", "_")}.txt').write_text(text)
+    schedule = read_schedule(text, dict(mesh.shape), topology, places_of(mesh.devices.flat))
+    return result | {'schedule': facts(schedule, dict(mesh.shape))}
 
 
 def predicted(row: Row) -> dict[str, Any]:
-    """The prediction of `pretrax plan` for a row."""
+    """The prediction of `pretrax plan` for a row. `seconds_at_peak`: the FLOPs of the model over the peak of its chips."""
     config = load(HERE.parent / f'configs/scale/{row.decoder}.yaml', row.arguments())
     found = Planner(config, parse_topology(row.hardware, row.slices), lambda text: None).as_configured()
     return {
@@ -159,29 +171,48 @@ def predicted(row: Row) -> dict[str, Any]:
         'predicted_mfu': round(100 * found.prediction.mfu, 1),
         'predicted_exposed': found.prediction.exposed / found.prediction.seconds,
         'bound': found.prediction.bound,
+        'seconds_at_peak': found.prediction.mfu * found.prediction.seconds,
     }
 
 
+def exposed_share(schedule: dict[str, Any]) -> float:
+    """Share of a compiled step in which it waits for communication."""
+    return schedule['exposed'] / (schedule['compute'] + schedule['exposed'])
+
+
 def table(results: dict[str, dict[str, Any]]) -> list[str]:
+    """Every row, as compiled and as predicted; the last column is the MFU if the step takes as long as its schedule."""
     lines = [
-        '| decoder | hardware | memory per chip, compiled | predicted | MFU published | predicted | error | exposed |',
-        '|' + '---|' * 8,
+        '| decoder | hardware | memory per chip, compiled | predicted | exposed, compiled | predicted | MFU published '
+        '| predicted | at most, by the schedule |',
+        '|' + '---|' * 9,
     ]
-    errors = []
+    errors, shares = [], {}
     for row in ROWS:
-        plan, found = predicted(row), results.get(row.name)
+        plan, found = predicted(row), results.get(row.name, {})
         limit = parse_topology(row.hardware).memory
-        taken, off = 'not compiled', ''
-        if found is not None:
+        taken, off, waits, at_most = 'not compiled', '', '', ''
+        if found:
             taken = f'{size(found["bytes"])} of {size(limit)}' + ('' if found['fits'] else ': does not fit')
             off = f' ({plan["predicted_bytes"] / found["bytes"] - 1:+.0%})'
+        if schedule := found.get('schedule'):
+            shares[row] = exposed_share(schedule), plan['predicted_exposed']
+            waits = f'{shares[row][0]:.1%}'
+            at_most = f'{plan["seconds_at_peak"] / (schedule["compute"] + schedule["exposed"]):.1%}'
         lines.append(
             f'| {row.decoder} | {row.slices} x {row.hardware} | {taken} | {size(plan["predicted_bytes"])}{off} '
-            f'| {row.published:.1f} % | {plan["predicted_mfu"]:.1f} % | {plan["predicted_mfu"] - row.published:+.1f} '
-            f'| {plan["predicted_exposed"]:.1%} |'
+            f'| {waits} | {plan["predicted_exposed"]:.1%} | {row.published:.1f}% '
+            f'| {plan["predicted_mfu"]:.1f}% ({plan["predicted_mfu"] - row.published:+.1f}) | {at_most} |'
         )
         errors.append(abs(plan['predicted_mfu'] - row.published))
-    return [*lines, '', f'mean absolute error of the predicted MFU: {sum(errors) / len(errors):.1f} points']
+    v5p = [compiled for row, (compiled, _) in shares.items() if row.hardware.startswith('v5p')]
+    differences = [100 * abs(compiled - plan) for compiled, plan in shares.values()]
+    return [
+        *lines, '', f'mean absolute error of the predicted MFU: {sum(errors) / len(errors):.1f} points',
+        f'of the exposed share: {sum(differences) / max(1, len(differences)):.1f} points, at most '
+        f'{max(differences, default=0):.1f}, in {len(differences)} compiled rows',
+        f'v5p: {sum(share < 0.1 for share in v5p)} of {len(v5p)} compiled rows are exposed for less than 10 % of the step',
+    ]  # fmt: skip
 
 
 def main() -> int:
@@ -191,18 +222,20 @@ def main() -> int:
     )
     parser.add_argument('--predict', action='store_true', help='compile nothing')
     parser.add_argument('--again', action='store_true', help='compile finished rows again')
+    parser.add_argument('--programs', type=pathlib.Path, help='also write the optimized programs to this directory')
     parser.add_argument('--one', help=argparse.SUPPRESS)  # for the process of one row
     asked = parser.parse_args()
     if asked.one:
-        print(json.dumps(compiled(next(row for row in ROWS if row.name == asked.one))))
+        print(json.dumps(compiled(next(row for row in ROWS if row.name == asked.one), asked.programs)))
         return 0
     results: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    programs = ['--programs', str(asked.programs)] if asked.programs else []
     for row in ROWS:
         if asked.predict or asked.part not in row.name or (row.name in results and not asked.again):
             continue
         print(row.command(), flush=True)
         done = subprocess.run(
-            [sys.executable, __file__, '--one', row.name], stdout=subprocess.PIPE, text=True, check=False
+            [sys.executable, __file__, '--one', row.name, *programs], stdout=subprocess.PIPE, text=True, check=False
         )
         if done.returncode:
             print(f'    failed with exit code {done.returncode}', flush=True)

@@ -11,13 +11,17 @@ from pathlib import Path
 
 from pretrax.ahead.step import compile_ahead
 from pretrax.config import load
+from pretrax.scale.compiler_options import TABLE
+from pretrax.scale.links import places_of
 from pretrax.scale.schedule import read_schedule
 from pretrax.scale.topology import parse_topology
 
 CONFIGS = Path(__file__).parents[2] / 'configs' / 'scale'
+DEFAULTS = [f'compiler.options.{option.name}=null' for option in TABLE]
 ROWS = {  # configuration, hardware, slices or nodes, changes
     '8B on four nodes': ('8b', 'h100x8', 4, ['mesh.r=4', 'mesh.d=8']),
     '8B on v5p': ('8b', 'v5p:8x8x4', 1, ['mesh.d=256', 'batch.tokens=2097152']),
+    "8B on v5p, XLA's defaults": ('8b', 'v5p:8x8x4', 1, ['mesh.d=256', 'batch.tokens=2097152', *DEFAULTS]),
     '16B on two v5e-256': ('16b', 'v5e-256', 2, ['mesh.r=2', 'mesh.d=256', 'batch.tokens=4194304']),
 }
 
@@ -28,7 +32,8 @@ def found(name: str) -> dict[str, object]:
     topology = parse_topology(hardware, slices)
     ahead = compile_ahead(load(CONFIGS / f'{config}.yaml', changes), topology, lambda text: None)
     assert ahead.compiled is not None, ahead.needed
-    schedule = read_schedule(ahead.compiled.as_text(), dict(ahead.run.mesh.shape), topology)
+    mesh = ahead.run.mesh
+    schedule = read_schedule(ahead.compiled.as_text(), dict(mesh.shape), topology, places_of(mesh.devices.flat))
     times = {name: getattr(schedule, name) * 1e3 for name in ('compute', 'seconds', 'exposed')}
     rows = [
         {'kind': row.kind, 'axes': ' '.join(row.axes), 'form': row.form, 'bytes': row.bytes, 'behind': row.behind,
