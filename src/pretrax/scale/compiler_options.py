@@ -118,6 +118,24 @@ TABLE: tuple[CompilerOption, ...] = (
         )
         for what in ('all_gather', '3d_all_gather', 'reduce_scatter', 'nd_reduce_scatter')
     ),
+    CompilerOption(
+        'xla_tpu_enable_sparse_core_collective_offload_2d_all_gather',
+        True,
+        SPARSE_CORE,
+        'Gathers over two dimensions of the torus on the SparseCores; by default the TensorCore gathers over one ring, and waits.',
+        'Three layers of 8B on v6e:8x8, d=64, everything saved: 47.8 ms of communication exposed without it, 37.6 ms with it. 32B '
+        'on v5p:4x4x4, d=16 t=4: 18.3 ms exposed over d without it, 3.5 ms with it.',
+        axes='de',
+    ),
+    CompilerOption(
+        'xla_tpu_enable_concurrent_sparse_core_offloading',
+        True,
+        ('v5p', 'tpu7x'),
+        'Runs several collectives at a time on the SparseCores, such as one over d and one over t.',
+        'Three layers of 32B on v5p:4x4x4, d=16 t=4, products saved: 62.9 ms of communication exposed without it, 53.2 ms with '
+        'it, of 622.6 ms of other work. On v6e it changes nothing.',
+        axes='de',
+    ),
     *(
         CompilerOption(
             name,
