@@ -24,6 +24,7 @@ from pretrax.ahead.plan import Planner
 from pretrax.ahead.step import compile_ahead
 from pretrax.config import from_values
 from pretrax.machine.software import versions
+from pretrax.scale.compiler_options import TABLE
 from pretrax.scale.links import places_of
 from pretrax.scale.memory import memory_of
 from pretrax.scale.roofline import Prediction
@@ -49,19 +50,24 @@ ROW = tuple[str, int, dict[str, Any]]
 
 
 def row(topology: str, model: dict[str, Any], rows: int, length: int, mesh: dict[str, int], **more: Any) -> ROW:
-    """A configuration and its hardware. `rows`: sequences; `more`: micro, slices, vocab_size and options of the model."""
+    """A configuration and its hardware.
+
+    `rows`: sequences; `defaults`: without compiler options; `more`: micro, slices, vocab_size and options of the model.
+    """
     micro, slices = more.pop('micro', None), more.pop('slices', 1)
+    removed = {option.name: None for option in TABLE} if more.pop('defaults', False) else {}
     vocab = more.pop('vocab_size', 128256 if model is EIGHT else 32000)
     return topology, slices, {
         'name': 'schedule', 'steps': 10, 'model': model | {'save': 'none'} | more,
         'data': {'name': 'synthetic', 'vocab_size': vocab},
         'batch': {'tokens': rows * length, 'sequence_length': length, 'micro': micro},
-        'optimizer': {'name': 'adamw', 'learning_rate': 3e-4}, 'mesh': mesh,
+        'optimizer': {'name': 'adamw', 'learning_rate': 3e-4}, 'mesh': mesh, 'compiler': {'options': removed},
     }  # fmt: skip
 
 
 ROWS: dict[str, ROW] = {
     'v5p, 8B, d': row('v5p:8x8x4', EIGHT, 256, 8192, {'d': 256}),
+    'v5p, 8B, d, XLA defaults': row('v5p:8x8x4', EIGHT, 256, 8192, {'d': 256}, defaults=True),
     'h100, 8B, d': row('h100x8', EIGHT, 16, 4096, {'d': 8}),
     'v5e, 16B, d': row('v5e:16x16', SIXTEEN, 1024, 2048, {'d': 256}),
     'v5p, 32B, d t, dots saved': row('v5p:4x4x4', THIRTY_TWO, 384, 2048, {'d': 16, 't': 4}, save='dots'),

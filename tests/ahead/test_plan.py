@@ -48,6 +48,29 @@ def test_an_impossible_mesh_is_reported_and_others_are_found():
     assert impossible.found
 
 
+def test_the_plan_names_the_compiler_options_and_what_the_defaults_of_xla_would_cost():
+    """By default, XLA all-reduces on v5p: twice the bytes, and all of it waits."""
+    config, hardware = VALUES | {'mesh': {'d': 64}}, parse_topology('v5p:4x4x4')
+    tuned = make_plan(from_values(config), hardware, lambda text: None)
+    assert tuned.by_default.exposed == pytest.approx(2 * tuned.now.prediction.communication, rel=0.01)
+    name = 'xla_tpu_enable_sparse_core_collective_offload_reduce_scatter'
+    assert f'        {name}=true' in report(tuned)
+    removed = {option.name: None for option in tuned.options}
+    plain = make_plan(from_values(config | {'compiler': {'options': removed}}), hardware, lambda text: None)
+    assert plain.now.prediction == tuned.by_default
+    assert (plain.options, plain.by_default) == ([], None)
+    assert not any(name in line for line in report(plain))
+
+
+def test_the_plan_says_on_several_gpus_that_unrolled_layers_are_faster():
+    hardware, said = parse_topology('h100x8'), 'model.layers=unroll: '
+    for layers, expected in (('auto', True), ('unroll', False)):
+        found = make_plan(
+            from_values(VALUES | {'model': VALUES['model'] | {'layers': layers}}), hardware, lambda text: None
+        )
+        assert any(said in line for line in report(found)) == expected
+
+
 def test_the_report_says_if_nothing_fits():
     huge = plan(model=VALUES['model'] | {'n_layers': 240, 'd_model': 16384, 'd_head': 1024, 'd_ff': 65536})
     assert huge.found == []

@@ -99,5 +99,14 @@ def test_attention_counts_two_products_forward_and_five_backward():
     assert phase(some, 'attention').seconds == pytest.approx(3.5 * flops / (989.4e12 * REACH_GPU.attention))
 
 
+def test_attention_runs_forward_again_unless_its_result_is_kept():
+    plain, kept, dots = (
+        phase(predicted(2**17, length=2048, saved=saved), 'attention').seconds
+        for saved in (None, {'q': 'keep', 'attention': 'keep'}, {'q': 'keep', 'up': 'keep'})
+    )
+    assert kept == plain
+    assert dots == pytest.approx(plain * 4.5 / 3.5)
+
+
 def test_a_device_whose_links_are_not_known_has_no_prediction():
     assert predicted(2**17, device=lookup('AMD Instinct MI300X')) is None

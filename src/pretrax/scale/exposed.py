@@ -76,8 +76,24 @@ _EXPOSED = {
 }  # fmt: skip
 
 
+# Without the compiler options that pretrax sets, where steps were compiled so. On several slices of v5e there are none.
+_BY_DEFAULT = {
+    'TPU v5e': _EXPOSED['TPU v5e, slices'],
+    'TPU v5p': Exposed(
+        tables=1.0, table_sums=1.0, gathers=1.0, sums=1.0, gathers_beside=1.0, sums_beside=1.0, last_sums=0.0,
+        t=1.0, e=1.0, c=1.0, p=1.0, copies=1.0, layer_copies=1.0,
+        all_reduced=frozenset({'tables', 'table_sums', 'gathers', 'sums'}),
+    ),
+}  # fmt: skip
+
+
+def exposed_by_default(device: Device) -> Exposed | None:
+    """What is not hidden without compiler options; None: not known."""
+    return _BY_DEFAULT.get(device.name)
+
+
 def exposed_on(device: Device, slices: int = 1) -> Exposed:
-    """What is not hidden on a device, of one slice or of several."""
+    """What is not hidden on a device, of one slice or of several, with the compiler options that pretrax sets."""
     if not device.name.startswith('TPU'):
         return _EXPOSED['GPU']
     name = f'{device.name}, slices' if slices > 1 else device.name

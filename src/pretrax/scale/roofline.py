@@ -9,7 +9,7 @@ Per device and step, with T tokens and P parameters of the layers that multiply 
     products     6 P T FLOPs; if layers are recomputed 2 P T more, without the last product of each layer; 8 P T for the
                  unembedding if the loss is in chunks
     attention    forward 2 products of the causal half, backward 5 (Dao 2023, arXiv:2307.08691, section 3.1), on TPUs 7 in
-                 two kernels; forward again unless everything is kept
+                 two kernels; forward again unless its result is kept
     memory       norms, residuals, activation, rotation: 10 M + 3 F + 2 (H + 2 K) D values per token and layer, three times
                  (forward, backward twice); the logits four times, five in chunks; the table of the embedding 16 bytes and
                  the optimizer 56 bytes per parameter, with the norms that are logged
@@ -30,7 +30,7 @@ from collections.abc import Iterable
 from pretrax.model.architecture import Architecture
 from pretrax.model.axes import AXES
 from pretrax.scale.devices import Device
-from pretrax.scale.exposed import exposed_on
+from pretrax.scale.exposed import Exposed, exposed_on
 from pretrax.scale.flops import causal_keys
 from pretrax.scale.links import LINKS, axis_rates, link_of
 from pretrax.scale.step_facts import StepFacts
@@ -104,6 +104,7 @@ def predict(
     device: Device,
     step: StepFacts,
     topology: Topology | None = None,
+    shares: Exposed | None = None,
 ) -> Prediction | None:
     """Predicts the time of a step in bf16; None for a device whose links are not known.
 
@@ -114,10 +115,11 @@ def predict(
         device: each device of the mesh.
         step: how it runs.
         topology: the shape and network of the hardware, if known.
+        shares: of the communication that waits; None: with the compiler options that pretrax sets.
     """
     if LINKS.get(device.name) is None or device.bandwidth is None:
         return None
-    sizes = _Sizes(arch, n_params, sequence_length, device, step, topology)
+    sizes = _Sizes(arch, n_params, sequence_length, device, step, topology, shares)
     products, attention, elementwise = _products(sizes), _attention(sizes), _elementwise(sizes)
     phases = [
         products,
@@ -164,13 +166,14 @@ class _Sizes:
         device: Device,
         step: StepFacts,
         topology: Topology | None,
+        shares: Exposed | None,
     ) -> None:
         self.arch, self.n_params, self.device, self.step = arch, n_params, device, step
         self.is_tpu = device.name.startswith('TPU')
         self.reach = REACH_TPU if self.is_tpu else REACH_GPU
         self.link = (link_of(topology) if topology else None) or LINKS[device.name]
         self.rates = axis_rates(self.link, step.mesh, topology)
-        self.shares = exposed_on(device, topology.slices if topology else 1)
+        self.shares = shares or exposed_on(device, topology.slices if topology else 1)
         self.r, self.d, self.e, self.c, self.t, self.p = (step.mesh.get(axis, 1) for axis in AXES)
         self.devices = self.r * self.d * self.e * self.c * self.t * self.p
         self.tokens = step.tokens * step.all_passes
@@ -221,7 +224,7 @@ def _products(sizes: _Sizes) -> Phase:
 def _attention(sizes: _Sizes) -> Phase:
     arch = sizes.arch
     forward = 4 * sizes.keys * arch.n_heads * arch.d_head * sizes.tokens_here * sizes.layers / sizes.t
-    flops = forward * (1 + (3.5 if sizes.is_tpu else 2.5) + (sizes.step.saved is not None))
+    flops = forward * (1 + (3.5 if sizes.is_tpu else 2.5) + sizes.step.attends_twice)
     return _work('attention', flops / (sizes.device.peak('bf16') * sizes.reach.attention), 'attention')
 
 

@@ -44,6 +44,12 @@ class StepFacts:
         return self.saved == {} or self.inputs is not None
 
     @property
+    def attends_twice(self) -> bool:
+        """Whether the backward pass computes attention forward again, because its result was not kept."""
+        dropped = self.saved is not None and self.saved.get('attention', 'recompute') == 'recompute'
+        return dropped or self.recomputes
+
+    @property
     def all_passes(self) -> int:
         """Forward and backward passes per step."""
         return self.passes * self.micro_batches
