@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pretrax.scale.links import Network, axis_rates, link_of, places_of, wire_bytes
+from pretrax.scale.links import MeshNetwork, Network, link_of, places_of, wire_bytes
 from pretrax.scale.topology import parse_topology
 
 GB = 10**9
@@ -147,11 +147,35 @@ def test_places_are_those_that_jax_describes():
 )
 def test_an_axis_uses_the_dimensions_of_the_torus_that_multiply_to_its_size(topology, mesh, rates):
     hardware = parse_topology(topology)
-    found = axis_rates(link_of(hardware), mesh, hardware)
-    assert {axis: found[axis] for axis in rates} == pytest.approx({axis: GB * rate for axis, rate in rates.items()})
+    network = MeshNetwork(link_of(hardware), mesh, hardware)
+    found = {axis: (n := mesh[axis]) and (n - 1) / n / network.seconds('all-gather', axis, 1) for axis in rates}
+    assert found == pytest.approx({axis: GB * rate for axis, rate in rates.items()})
 
 
-def test_replicas_of_several_slices_use_their_network():
-    one, two = (parse_topology('v5p:4x4x4', slices) for slices in (1, 2))
-    assert axis_rates(link_of(two), {'r': 2, 'd': 64}, two)['r'] == 6.25 * GB
-    assert axis_rates(link_of(one), {'r': 4, 'd': 16}, one)['r'] == 2 * 90 * GB
+@pytest.mark.parametrize(
+    ('topology', 'slices', 'mesh', 'kind', 'axis', 'seconds'),
+    [
+        ('v5p:4x4x4', 2, {'r': 2, 'd': 64}, 'all-reduce', 'r', 1 / 6.25),
+        ('v5p:4x4x4', 1, {'r': 4, 'd': 16}, 'all-gather', 'r', 3 / 4 / 180),
+        ('v5e:16x16', 2, {'d': 512}, 'all-gather', 'd', 511 / 512 / 3.125),  # d crosses the slices
+        (
+            'v5e:16x16',
+            1,
+            {'e': 16, 'd': 16},
+            'all-to-all',
+            'e',
+            16 / 4 / 90,
+        ),  # a byte goes around a quarter of the ring
+        ('v5p:4x4x4', 1, {'p': 4, 'd': 16}, 'collective-permute', 'p', 1 / 90),  # one direction of a link
+        ('tpu7x:4x4x4', 1, {'p': 4, 'd': 32}, 'collective-permute', 'p', 1 / 45),  # two devices share it
+        ('h100x8', 2, {'p': 2, 'd': 8}, 'collective-permute', 'p', 1 / 50),  # p crosses the nodes
+        ('h100x8', 2, {'d': 16}, 'all-gather', 'd', 15 / 16 / 400),  # the cards of all eight
+        ('h100x8', 2, {'r': 16}, 'all-gather', 'r', 15 / 16 / 400),
+        ('h100x8', 2, {'r': 2, 'd': 8}, 'all-gather', 'r', 1 / 2 / 50),
+    ],
+)
+def test_an_axis_uses_the_links_that_it_crosses(topology, slices, mesh, kind, axis, seconds):
+    """Seconds per GB."""
+    hardware = parse_topology(topology, slices)
+    network = MeshNetwork(link_of(hardware), mesh, hardware)
+    assert network.seconds(kind, axis, GB) == pytest.approx(seconds)

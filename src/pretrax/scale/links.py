@@ -10,6 +10,7 @@ of each node uses all cards.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -97,14 +98,14 @@ class Network:
         assert link is not None, topology
         self.link, self.is_tpu, self.shape = link, topology.platform == 'tpu', topology.shape
         sizes = (topology.slices, *topology.shape)
+        self.per_chip = topology.n_devices // math.prod(sizes)  # 2 of tpu7x, at one place
         if places is None:
-            per_chip = topology.n_devices // math.prod(sizes)  # 2 of tpu7x, at one place
-            places = np.stack(np.unravel_index(np.arange(topology.n_devices) // per_chip, sizes), axis=1).tolist()
+            places = np.stack(np.unravel_index(np.arange(topology.n_devices) // self.per_chip, sizes), axis=1).tolist()
         self.places = np.array(places)[:, : 1 + len(self.shape)]
         self.closed = closed_rings(topology)
 
     def transfer(
-        self, kind: str, group: Sequence[int], n_bytes: float, detail: str = ''
+        self, kind: str, group: Sequence[int], n_bytes: float, detail: str = '', rings: int | None = None
     ) -> tuple[float, frozenset[str]]:
         """Seconds of a collective, and the names of the links that it uses, such as 'x+' for one direction of a dimension.
 
@@ -113,6 +114,7 @@ class Network:
             group: the devices of one of its groups, by their place in the mesh; of a permute, sources and targets in turn.
             n_bytes: `Collective.bytes`.
             detail: how XLA performs it, from the attributes of its instruction.
+            rings: that a TPU uses at once, each in one direction; None: what `detail` says, or as many as it can.
         """
         places = self.places[np.array(group) % len(self.places)]
         if kind == 'collective-permute':
@@ -136,14 +138,9 @@ class Network:
         links = frozenset('xyz'[k] + sign for k in rates for sign in '+-')
         if exchange:  # a byte takes a quarter of the ring on average: _BOOK
             return max(n_bytes * counts[k] / 4 / rates[k] for k in rates), links
-        rings = rings_of(detail)
+        rings = rings_of(detail) if rings is None else rings
         rate = sum(rates.values()) if rings is None else min(rings * one_way, sum(rates.values()))
         return sent / rate, links
-
-    def rate(self, group: Sequence[int]) -> float:
-        """Bytes/s into a member of a group inside a slice, over all links of the dimensions that the group spans."""
-        rates, _ = self._rates(self.places[np.array(group)][:, 1:], self.link.inside / 2)
-        return sum(rates.values()) or self.link.inside
 
     def _permute(self, pairs: np.ndarray, n_bytes: float) -> tuple[float, frozenset[str]]:
         """Each source sends to its target on the shortest way; links carry what goes through them."""
@@ -155,7 +152,7 @@ class Network:
         load = self._load(pairs[:, :, 1:])
         most = max(load.values())
         links = frozenset(link for link, n in load.items() if n and n >= most / 2) or frozenset({'chip'})
-        return n_bytes * max(1, most) / (self.link.inside / 2), links
+        return n_bytes * max(1, most / self.per_chip) / (self.link.inside / 2), links
 
     def _load(self, pairs: np.ndarray) -> dict[str, int]:
         """Of each direction of each dimension, how many transfers go through the link that most go through.
@@ -190,34 +187,59 @@ class Network:
         return rates, counts
 
 
-def axis_rates(link: Link, mesh: Mapping[str, int], topology: Topology | None = None) -> dict[str, float]:
-    """Bytes/s that a device sends in a gather or scatter over each mesh axis, with all links that the axis can use.
+class MeshNetwork:
+    """The links between the devices of a mesh, in the order in which `run/placement.py` places them.
 
-    On TPUs the innermost axis gets the dimensions of the torus whose sizes multiply to its own, several if possible, then the next
-    axis, as JAX places them; axes that no dimensions fit share the others.
+    On TPUs the innermost axis gets the dimensions of the torus whose sizes multiply to its own, several if possible, then the
+    next axis, as JAX does; axes that no dimensions fit share the others.
 
     Args:
         link: of the hardware.
         mesh: {axis: size}.
-        topology: the hardware; None: not known. Then `r` is between slices or nodes, and every other axis is a closed ring.
+        topology: the hardware. If it is not known, or has another number of devices, `r` is between slices or nodes, and
+            every other axis inside.
     """
-    rates: dict[str, float] = dict.fromkeys(OUTSIDE_IN, link.inside)
-    if topology is None or topology.slices > 1:
-        rates['r'] = link.between
-    if topology is None or topology.platform != 'tpu':
-        return rates
-    sizes = [mesh.get(axis, 1) for axis in OUTSIDE_IN]
-    sizes[0] = max(1, sizes[0] // topology.slices)
-    per_chip = topology.n_devices // topology.slices // math.prod(topology.shape)  # 2 of tpu7x
-    order = _dimensions_inside_out(topology.shape, sizes[::-1])[::-1]
+
+    def __init__(self, link: Link, mesh: Mapping[str, int], topology: Topology | None = None) -> None:
+        self.link, self.sizes = link, {axis: mesh.get(axis, 1) for axis in OUTSIDE_IN}
+        is_known = topology is not None and topology.n_devices == math.prod(self.sizes.values())
+        self.network = _mesh_network(topology, tuple(self.sizes.values())) if topology and is_known else None
+
+    def seconds(self, kind: str, axis: str, n_bytes: float, rings: int | None = None) -> float:
+        """Seconds of a collective over an axis.
+
+        Args:
+            kind: one of `hlo.KINDS`. A 'collective-permute' sends to the next device along the axis.
+            axis: of the mesh.
+            n_bytes: as in `Network.transfer`.
+            rings: likewise.
+        """
+        n = self.sizes[axis]
+        if n == 1:
+            return 0.0
+        if self.network is None:
+            return wire_bytes(kind, n_bytes, n) / (self.link.between if axis == 'r' else self.link.inside)
+        devices = np.arange(math.prod(self.sizes.values())).reshape(*self.sizes.values())
+        lines = np.moveaxis(devices, OUTSIDE_IN.index(axis), -1).reshape(-1, n)
+        if kind == 'collective-permute':
+            group = np.stack([lines, np.roll(lines, -1, axis=1)], axis=-1).reshape(-1)
+        else:
+            group = lines[0]
+        return self.network.transfer(kind, group.tolist(), n_bytes, rings=rings)[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def _mesh_network(topology: Topology, sizes: tuple[int, ...]) -> Network:
+    """The network with the devices in the order of a mesh whose axes have these sizes, the outermost first."""
+    r, slices = sizes[0], topology.slices
+    if topology.platform != 'tpu' or r % slices:  # run/placement.py: then in the order of slices and hosts
+        return Network(topology)
+    per_chip = topology.n_devices // slices // math.prod(topology.shape)  # 2 of tpu7x
+    order = _dimensions_inside_out(topology.shape, [*sizes[:0:-1], r // slices])[::-1]
     sides = [topology.shape[k] for k in order]
     at = np.stack(np.unravel_index(np.arange(math.prod(sides) * per_chip) // per_chip, sides), axis=1)
-    network = Network(topology, np.insert(at[:, np.argsort(order)], 0, 0, axis=1).tolist())
-    devices = np.arange(len(at)).reshape(sizes)
-    for k, axis in enumerate(OUTSIDE_IN):
-        if sizes[k] > 1 and not (axis == 'r' and topology.slices > 1):
-            rates[axis] = network.rate(np.moveaxis(devices, k, -1).reshape(-1, sizes[k])[0].tolist())
-    return rates
+    inside = at[:, np.argsort(order)]
+    return Network(topology, np.concatenate([np.insert(inside, 0, k, axis=1) for k in range(slices)]).tolist())
 
 
 def _dimensions_inside_out(shape: Sequence[int], sizes: Sequence[int]) -> list[int]:

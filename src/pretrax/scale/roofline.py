@@ -18,7 +18,8 @@ Per device and step, with T tokens and P parameters of the layers that multiply 
     over t       activations: a layer gathers two and scatters two in the forward pass, the same in the backward pass, and
                  gathers two again for the gradients of the weights; the ends two each
     over r       gradients in f32, once per step, over the slow network
-    over e       each token's row to its experts and back, forward and backward; gradients of all but the experts
+    over e       each token's row to its experts and back, forward; the same and its gradients, three times, backward; gradients
+                 of all but the experts
     over c       heads to whole sequences and back, or keys and values around a ring, and their gradients; gradients
     over p       the hidden states of a micro-batch, and gradients of the tables;
                  the bubble, (p - 1) / (rounds passes + p - 1) of the step
@@ -32,7 +33,7 @@ from pretrax.model.axes import AXES
 from pretrax.scale.devices import Device
 from pretrax.scale.exposed import Exposed, exposed_on
 from pretrax.scale.flops import causal_keys
-from pretrax.scale.links import LINKS, axis_rates, link_of
+from pretrax.scale.links import LINKS, MeshNetwork, link_of
 from pretrax.scale.step_facts import StepFacts
 from pretrax.scale.topology import Topology
 
@@ -52,6 +53,7 @@ class Reach:
 REACH_GPU = Reach(0.79, 0.52, 0.9)
 REACH_TPU = Reach(0.92, 0.45, 0.9)
 _WIDTH = 2  # bytes of bf16
+_ROOM = 1.25  # model/exchange.py: room for tokens, of an even load
 _BEHIND = 0.25  # share of the products of a layer that do not depend on its collectives over t
 BUBBLE = 'pipeline bubble'
 
@@ -154,7 +156,7 @@ class _Sizes:
         matmul_params: parameters of layers that multiply a token.
         in_tables, in_layers, in_experts: parameters that a group over d holds: of the embedding and the unembedding, of
             layers, and of the experts in these.
-        rates: bytes/s that a device sends over each mesh axis.
+        network: the links between the devices of the mesh.
         shares: of the communication that waits.
     """
 
@@ -171,8 +173,8 @@ class _Sizes:
         self.arch, self.n_params, self.device, self.step = arch, n_params, device, step
         self.is_tpu = device.name.startswith('TPU')
         self.reach = REACH_TPU if self.is_tpu else REACH_GPU
-        self.link = (link_of(topology) if topology else None) or LINKS[device.name]
-        self.rates = axis_rates(self.link, step.mesh, topology)
+        link = (link_of(topology) if topology else None) or LINKS[device.name]
+        self.network = MeshNetwork(link, step.mesh, topology)
         self.shares = shares or exposed_on(device, topology.slices if topology else 1)
         self.r, self.d, self.e, self.c, self.t, self.p = (step.mesh.get(axis, 1) for axis in AXES)
         self.devices = self.r * self.d * self.e * self.c * self.t * self.p
@@ -199,10 +201,17 @@ class _Sizes:
         assert self.device.bandwidth is not None
         return n_bytes / (self.device.bandwidth * self.reach.memory)
 
-    def send(self, axis: str, n_bytes: float, rate: float | None = None) -> float:
+    def gather(self, axis: str, n_bytes: float, rings: int | None = None) -> float:
         """Seconds to gather or scatter `n_bytes` over an axis."""
-        n = self.step.mesh.get(axis, 1)
-        return n_bytes * (n - 1) / n / (rate or self.rates[axis])
+        return self.network.seconds('all-gather', axis, n_bytes, rings)
+
+    def all_reduce(self, axis: str, n_bytes: float) -> float:
+        """Seconds to sum `n_bytes` over an axis."""
+        return self.network.seconds('all-reduce', axis, n_bytes)
+
+    def exchange(self, axis: str, n_bytes: float) -> float:
+        """Seconds in which each device of an axis sends equal parts of its `n_bytes` to the others."""
+        return self.network.seconds('all-to-all', axis, n_bytes)
 
 
 def _model_flops(sizes: _Sizes) -> float:
@@ -245,7 +254,7 @@ def _head(sizes: _Sizes) -> Phase:
 
 
 def _optimizer(sizes: _Sizes) -> Phase:
-    weights = sizes.n_params / (sizes.d * sizes.e * sizes.t * sizes.p)
+    weights = (sizes.in_tables + sizes.in_layers) / sizes.d
     return _work('optimizer', sizes.traffic(56 * weights), 'memory')
 
 
@@ -262,8 +271,7 @@ def _over_d(sizes: _Sizes, hidden_by: float) -> Phase:
         """Seconds, and those of them that are exposed."""
         twice = 2 if what in shares.all_reduced else 1
         one_ring = what in shares.one_ring or f'{what}{beside}' in shares.one_ring
-        rate = min(sizes.link.inside, sizes.rates['d']) if one_ring else None
-        seconds = times * twice * sizes.send('d', n_bytes, rate)
+        seconds = times * twice * sizes.gather('d', n_bytes, 2 if one_ring else None)
         return seconds, getattr(shares, what) * seconds
 
     # A stage that is recomputed runs forward once more before each of its layers does.
@@ -282,12 +290,12 @@ def _over_d(sizes: _Sizes, hidden_by: float) -> Phase:
 
 def _over_t(sizes: _Sizes, work: float) -> Phase:
     """Activations; a part of the products and attention hides them."""
-    seconds = sizes.send('t', (10 * sizes.layers + 4) * sizes.hidden)
+    seconds = sizes.gather('t', (10 * sizes.layers + 4) * sizes.hidden)
     return Phase('activations over t', seconds, max(sizes.shares.t * seconds, seconds - _BEHIND * work), 't')
 
 
 def _tokens_over_e(sizes: _Sizes) -> Phase:
-    seconds = sizes.send('e', 4 * sizes.layers * sizes.hidden * sizes.experts_per_token)
+    seconds = 5 * sizes.layers * sizes.exchange('e', _ROOM * sizes.hidden * sizes.experts_per_token)
     return Phase('tokens to experts over e', seconds, sizes.shares.e * seconds, 'e')
 
 
@@ -297,20 +305,20 @@ def _columns_over_c(sizes: _Sizes, attention: float) -> Phase:
     is_ring = arch.n_kv_heads % (sizes.c * sizes.t)
     heads = (sizes.c if is_ring else 1) * arch.n_kv_heads + (0 if is_ring else arch.n_heads)
     n_bytes = sizes.layers * 6 * _WIDTH * sizes.tokens_here * heads * arch.d_head / sizes.t
-    seconds = sizes.send('c', n_bytes)
+    seconds = sizes.gather('c', n_bytes) if is_ring else sizes.exchange('c', n_bytes)
     return Phase('heads and columns over c', seconds, max(sizes.shares.c * seconds, seconds - attention), 'c')
 
 
 def _activations_over_p(sizes: _Sizes) -> Phase:
-    hops = 4 * sizes.hidden / sizes.t * sizes.step.rounds if sizes.p > 1 else 0
-    seconds = hops / sizes.link.inside
+    """From a stage to the next, forward and backward."""
+    seconds = 2 * sizes.step.rounds * sizes.network.seconds('collective-permute', 'p', sizes.hidden / sizes.t)
     return Phase('activations over p', seconds, sizes.shares.p * seconds, 'p')
 
 
 def _gradients_over_r(sizes: _Sizes) -> Phase:
     shares = sizes.shares
-    seconds = 2 * sizes.send('r', 4 * (sizes.in_tables + sizes.in_layers) / sizes.d)
-    tables = 2 * sizes.send('r', 4 * sizes.in_tables / sizes.d)
+    seconds = sizes.all_reduce('r', 4 * (sizes.in_tables + sizes.in_layers) / sizes.d)
+    tables = sizes.all_reduce('r', 4 * sizes.in_tables / sizes.d)
     of_layers = shares.layer_copies if sizes.step.all_passes == 1 else shares.copies
     exposed = shares.copies * tables + of_layers * (seconds - tables)
     return Phase('gradients over r', seconds, exposed, 'r')
@@ -325,7 +333,7 @@ def _gradients_over_others(sizes: _Sizes) -> list[Phase]:
     }
     phases = []
     for axis, n_params in replicated.items():
-        seconds = 2 * sizes.send(axis, 4 * n_params / sizes.d)
+        seconds = sizes.all_reduce(axis, 4 * n_params / sizes.d)
         phases.append(Phase(f'gradients over {axis}', seconds, sizes.shares.copies * seconds, axis))
     return phases
 
