@@ -1,8 +1,8 @@
 """Compares tokens/s of pretrax, PyTorch and a plain Flax NNX module on this CPU, with the same small GPT-2 models.
 
-    uv run python benchmarks/cpu.py
+    uv run python benchmarks/cpu.py [key=value ...]
 
-The first model is nanoGPT's for CPUs: 4 layers, 128 wide, 4 heads, 64 tokens, batches of 12, no dropout. The second has
+The keys are those of pretrax's configuration, such as precision.compute=f32. The first model is nanoGPT's for CPUs: 4 layers, 128 wide, 4 heads, 64 tokens, batches of 12, no dropout. The second has
 GPT-2's vocabulary instead of 65 characters; the third is larger (`MODELS`). All sides start from the same weights and
 read the same batches. Their first losses must agree before timing starts. Then they take turns.
 
@@ -37,7 +37,8 @@ from pretrax.data.batches.prefetch import prefetch
 from pretrax.data.batches.source import DataRequest, HostBatch, Source, pack_rows
 from pretrax.machine.cores import usable_cores
 from pretrax.machine.process_memory import ask_for_kept_memory, with_kept_memory
-from pretrax.train.step import init_state, make_step
+from pretrax.run.compiled_step import lower_step
+from pretrax.train.step import init_state
 
 HERE = Path(__file__).resolve().parent
 BATCHES = 32  # distinct batches, which repeat
@@ -116,7 +117,7 @@ class Pretrax:
         self.run = pretrax.prepare(self.config, report=lambda _: None)
         with jax.set_mesh(self.run.mesh):
             self.state = init_state(self.run.recipe, self.config.seed)
-            self.step = make_step(self.run.recipe)
+            self.step = lower_step(self.run).compile(compiler_options=self.run.compiler_options.values)
         self.number = 0
 
     def inputs(self) -> dict[str, np.ndarray]:
@@ -201,13 +202,13 @@ class Peer:
             pass
 
 
-def compare(name: str, python: Path, rounds: int, seconds: float) -> dict[str, Any]:
+def compare(name: str, python: Path, rounds: int, seconds: float, overrides: list[str]) -> dict[str, Any]:
     """Compares the sides on one model: the same start for all, then turns."""
     model = MODELS[name]
     print(f'\n{name} ({model}): compiling')
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        exact, ours = Pretrax(model, 'precision.compute=f32'), Pretrax(model)
+        exact, ours = Pretrax(model, 'precision.compute=f32'), Pretrax(model, *overrides)
         np.savez(directory / 'inputs.npz', allow_pickle=False, **ours.inputs())
         inputs, peers = directory / 'inputs.npz', {}
         for peer, flags in TORCH.items():
@@ -220,7 +221,7 @@ def compare(name: str, python: Path, rounds: int, seconds: float) -> dict[str, A
         stack.callback(peers[NNX].close)
 
         reference = peers[DEFAULT_PEER].losses
-        losses = {'pretrax, f32': exact.first_losses(), 'pretrax, default': ours.first_losses()}
+        losses = {'pretrax, f32': exact.first_losses(), 'pretrax': ours.first_losses()}
         losses |= {side: peer.losses for side, peer in peers.items()}
         for side, values in losses.items():
             difference = max(abs(a - b) for a, b in zip(values, reference, strict=True))
@@ -231,7 +232,7 @@ def compare(name: str, python: Path, rounds: int, seconds: float) -> dict[str, A
                     f'{side} and {DEFAULT_PEER} do not train the same model: losses differ by {difference:.2e}'
                 )
 
-        runners = {'pretrax, default': ours, **peers}
+        runners = {'pretrax': ours, **peers}
         speeds: dict[str, list[float]] = {side: [] for side in runners}
         for runner in runners.values():
             runner.turn(seconds / 2)  # warm-up
@@ -253,12 +254,11 @@ def compare(name: str, python: Path, rounds: int, seconds: float) -> dict[str, A
     strongest = max(TORCH, key=medians.__getitem__)
     # One ratio per round, because a slow round slows both sides.
     ratios = {
-        side: statistics.median(a / b for a, b in zip(speeds['pretrax, default'], speeds[side], strict=True))
-        for side in PEERS
+        side: statistics.median(a / b for a, b in zip(speeds['pretrax'], speeds[side], strict=True)) for side in PEERS
     }
     return {
         'name': name, 'model': str(model), 'tokens_per_second': medians, 'rounds': speeds, 'ratio': ratios,
-        'strongest': strongest, 'mfu': ours.run.mfu(medians['pretrax, default']).get('mfu'), 'losses': losses,
+        'strongest': strongest, 'mfu': ours.run.mfu(medians['pretrax']).get('mfu'), 'losses': losses,
         'busy': statistics.median(elsewhere), 'versions': versions,
         'pretrax_report': report,
     }  # fmt: skip
@@ -307,7 +307,7 @@ def table(result: dict[str, Any]) -> str:
         '',
     ]
     for row in result['rows']:
-        limit = row['tokens_per_second']['pretrax, default'] / row['mfu']
+        limit = row['tokens_per_second']['pretrax'] / row['mfu']
         lines.append(f'- {row["name"]}: at most {limit:,.0f} tokens/s; pretrax reaches {row["mfu"]:.0%}')
     for row in result['rows']:
         lines += [
@@ -323,6 +323,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description='Compare pretrax, PyTorch and Flax NNX with the same small GPT-2 models on the CPU'
     )
+    parser.add_argument('overrides', nargs='*', metavar='key=value', help="of pretrax's configuration")
     parser.add_argument('--torch-python', help='a Python with PyTorch (default: creates .cache/torch-env)')
     parser.add_argument('--rounds', type=int, default=9)
     parser.add_argument('--seconds', type=float, default=2.0, help='duration of a turn')
@@ -330,7 +331,7 @@ def main() -> None:
     parser.add_argument('--out', type=Path, default=HERE / 'results', help='directory for cpu-<date>.json and .md')
     arguments = parser.parse_args()
     python = torch_python(arguments.torch_python)
-    rows = [compare(name, python, arguments.rounds, arguments.seconds) for name in arguments.model]
+    rows = [compare(name, python, arguments.rounds, arguments.seconds, arguments.overrides) for name in arguments.model]
     result = {
         **circumstances(),
         'versions': {

@@ -209,3 +209,15 @@ def test_a_file_imports_no_plugin(file, tmp_path):
     theirs['schedule'] = {'name': 'of-a-plugin'}
     with pytest.raises(UserError, match='imported only if you name them'):
         opened(rewritten(file, tmp_path / 'c.step', config=theirs), config(tmp_path))
+
+
+def test_a_program_that_xla_cannot_store_is_refused(tmp_path):
+    """XLA cannot store products of oneDNN."""
+    options = {
+        'xla_cpu_use_onednn': True,
+        'xla_cpu_experimental_onednn_fusion_type': 'LIBRARY_FUSION_TYPE_DOT',
+    }
+    ahead = compile_ahead(config(tmp_path, compiler={'options': options}, mesh={}), None, lambda text: None)
+    with pytest.raises(UserError, match='XLA cannot store this program: .*onednn'):
+        save(ahead, tmp_path / 'a.step')
+    assert not (tmp_path / 'a.step').exists()

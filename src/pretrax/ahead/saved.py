@@ -29,7 +29,7 @@ from jax.experimental import serialize_executable
 
 from pretrax.ahead.step import Ahead
 from pretrax.config import RunConfig, diff, effect_of, from_manifest, written_values
-from pretrax.errors import UserError
+from pretrax.errors import UserError, first_line
 from pretrax.jax_compat import EXECUTABLE_CLASSES, ExecutableUnpickler
 from pretrax.machine.software import flags, versions
 from pretrax.run.setup import Run
@@ -82,11 +82,17 @@ def save(ahead: Ahead, path: AnyPath) -> int:
     """Writes a compiled step, whole or not at all. Returns the size of the file in bytes.
 
     Raises:
-        UserError: the step does not fit, so it was not compiled; or the file cannot be written.
+        UserError: the step does not fit, so it was not compiled; XLA cannot store it; or the file cannot be written.
     """
     if ahead.compiled is None:
         raise UserError(f'--save {path}: the step does not fit, so there is nothing to save')
-    executable, _, _ = serialize_executable.serialize(ahead.compiled)
+    try:
+        executable, _, _ = serialize_executable.serialize(ahead.compiled)
+    except jax.errors.JaxRuntimeError as error:
+        raise UserError(
+            f'--save {path}: XLA cannot store this program: {first_line(error)}\n'
+            'leave out --save, or options in compiler.options that choose another library for products'
+        ) from error
     manifest = _manifest(ahead.run, ahead.lowered, executable)
     content = io.BytesIO()
     with zipfile.ZipFile(content, 'w', zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
