@@ -76,10 +76,26 @@ def test_the_seed_is_in_a_step_that_draws_random_numbers():
     assert lowered(*int8, 'seed=1') != lowered(*int8, 'seed=2')
 
 
+def test_the_dtype_of_gradients_over_r_is_in_a_step_that_has_several_replicas(step):
+    assert effect_of('precision.reduction').on == 'step'
+    assert lowered('precision.reduction=bf16') == step  # mesh.r = 1
+    replicas = ('mesh.r=2', 'mesh.d=4')
+    assert lowered(*replicas, 'precision.reduction=bf16') != lowered(*replicas)
+
+
 def test_a_run_may_be_resumed_with_more_steps_but_not_with_another_model():
     for key in ('steps', 'eval.every', 'faults.rollbacks', 'memory.offload', 'name', 'processes.count'):
         assert may_change_on_resume(key)
-    for key in ('optimizer.name', 'model.steps', 'faults.spike', 'seed', 'data.text', 'mesh.d', 'plugins'):
+    for key in (
+        'optimizer.name',
+        'model.steps',
+        'faults.spike',
+        'seed',
+        'data.text',
+        'mesh.d',
+        'plugins',
+        'precision.reduction',
+    ):
         assert not may_change_on_resume(key)
 
 

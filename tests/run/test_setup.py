@@ -71,3 +71,20 @@ def test_a_model_that_is_none_is_refused(plain):
     register('model', 'no-model')(lambda request: object())
     with pytest.raises(UserError, match='object is not a model of pretrax\nderive it from Model'):
         prepare(config_from_values(plain | {'model': {'name': 'no-model'}}), lambda text: None)
+
+
+def test_gradients_in_bf16_are_reported_or_refused(plain):
+    narrow = plain | {
+        'model': LLAMA,
+        'data': {'name': 'synthetic', 'vocab_size': 32},
+        'precision': {'reduction': 'bf16'},
+    }
+    for mesh, said in (({'r': 2, 'd': 4}, 'sent over r in bf16'), ({'d': 8}, 'NOT sent in bf16, because mesh.r = 1')):
+        run = prepare(config_from_values(narrow | {'mesh': mesh}), lambda text: None)
+        assert topics(run)['gradients'].endswith(said)
+    with pytest.raises(
+        UserError, match=r'model.name = bigram-of-tests sums its gradients in f32\nleave out precision.red'
+    ):
+        prepare(config_from_values(narrow | {'model': {'name': 'bigram-of-tests'}}), lambda text: None)
+    with pytest.raises(UserError, match=r"precision.reduction is 'f16'; expected 'f32' or 'bf16'"):
+        config_from_values(plain | {'precision': {'reduction': 'f16'}})

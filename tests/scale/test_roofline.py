@@ -68,6 +68,9 @@ def test_tables_are_gathered_once_per_pass_and_the_first_gather_waits():
 def test_replicas_sum_gradients_once_over_the_slow_network():
     one = predicted(2**20, 4, {'r': 2, 'd': 8})
     assert phase(one, 'gradients over r').seconds == pytest.approx(2 * 4 * N_PARAMS / 8 / 2 / 50e9)
+    narrow = predicted(2**20, 4, {'r': 2, 'd': 8}, reduction='bf16')
+    assert phase(narrow, 'gradients over r').seconds == phase(one, 'gradients over r').seconds / 2
+    assert phase(narrow, 'weights and gradients over d') == phase(one, 'weights and gradients over d')
 
 
 def test_every_axis_that_replicates_weights_sums_their_gradients():

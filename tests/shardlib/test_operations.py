@@ -258,6 +258,27 @@ def test_gather_with_wire_dtype_rounds_the_value_and_reduces_gradients_in_f32():
         np.testing.assert_array_equal(gradient, np.full(16, 263, np.float32))
 
 
+def test_sums_with_a_wire_are_exact_over_the_other_axes_and_rounded_over_its_own():
+    """In value, and as the transpose of `reduce_gradient_here`. Sums of these integers are exact in f32."""
+    x = np.random.default_rng(0).integers(0, 1000, (4, 2, 64)).astype(np.float32)
+    wires = {'b': jnp.bfloat16}
+
+    @typed_shard_map
+    def total(x: f32['A/a B/b X']) -> f32['X']:
+        return psum('a b', x[0, 0], wires=wires)
+
+    @typed_shard_map
+    def weighted_sum(w: f32['X'], x: f32['A/a B/b X']) -> f32['']:
+        return psum('a b', jnp.sum(shardlib.reduce_gradient_here(w, wires=wires) * x[0, 0]))
+
+    first, second = x.sum(0).astype(jnp.bfloat16)
+    rounded = (first + second).astype(np.float32)
+    assert np.mean(rounded != x.sum((0, 1))) > 0.5
+    with mesh_of({'a': 4, 'b': 2}):
+        np.testing.assert_array_equal(total(x), rounded)
+        np.testing.assert_array_equal(jax.grad(weighted_sum)(np.ones(64, np.float32), x), rounded)
+
+
 def test_first_axis_is_major_in_axis_size_and_axis_index():
     with mesh_of({'a': 2, 'b': 4}):
 

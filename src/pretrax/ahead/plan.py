@@ -180,6 +180,7 @@ class Planner:
             micro_batches=passes if schedule else 1,
             inputs=schedule.inputs if schedule else None,
             loss_chunks=model.plan.loss_chunks,
+            reduction=self.config.precision.reduction,
         )
         memory = expected_memory(self.arch, self.n_params, step)
         hardware, given = self.hardware, self.config.compiler.options

@@ -212,6 +212,9 @@ class Precision(Section):
         strict=False,
         description='patterns for products that stay in the compute dtype: layer.weight, weight, head',
     )
+    reduction: Literal['f32', 'bf16'] = Field(
+        default='f32', description='dtype in which gradients are sent over mesh.r; bf16: half the bytes'
+    )
 
     @pydantic.model_validator(mode='after')
     def _something_to_exempt(self) -> 'Precision':

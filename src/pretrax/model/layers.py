@@ -77,5 +77,5 @@ def _one_layer(
     body: Body, spec: LayerSpec, x: jax.Array, stacked: tuple[Layer, jax.Array | None]
 ) -> tuple[jax.Array, Any]:
     weights, seed = stacked
-    weights = reduce_gradient_here(weights)
+    weights = reduce_gradient_here(weights, wires=spec.plan.wires)
     return body(x, weights, dataclasses.replace(spec, formats=dataclasses.replace(spec.formats, seed=seed)))

@@ -3,6 +3,9 @@
 import dataclasses
 from collections.abc import Mapping
 
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
 from pretrax.model.architecture import Architecture
 from pretrax.model.attention_kernels import Kernel, choose_kernel
 from pretrax.model.axes import along
@@ -13,7 +16,7 @@ from pretrax.model.matmul import choose_grouped
 from pretrax.model.numerics import UNIFORM, Numerics, choose_numerics
 from pretrax.model.pipeline_schedule import PipelineSchedule, choose_schedule
 from pretrax.model.remat import ALL_NAMED, choose_saved, choose_unrolled
-from pretrax.model.request import ModelRequest
+from pretrax.model.request import ModelRequest, Reduction
 from pretrax.model.routing import describe_routing
 from pretrax.shardlib import Choice
 
@@ -31,6 +34,7 @@ class ExecutionPlan:
     loss_chunks: int = 1  # parts of a sequence whose logits exist one at a time
     pipeline: PipelineSchedule | None = None  # None: no pipeline stages
     reduced_by_layer: bool = False  # in a step of one pass, the backward pass of a layer reduces its gradients
+    reduction: Reduction = 'f32'  # the dtype in which gradients are sent over r
     reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)  # topic -> what was chosen and why
 
     @property
@@ -40,6 +44,11 @@ class ExecutionPlan:
         A pipeline stage that keeps its input alone computes all its layers again at once, and keeps their activations.
         """
         return ALL_NAMED if self.pipeline and self.saved == {} else self.saved
+
+    @property
+    def wires(self) -> Mapping[str, DTypeLike]:
+        """The dtype in which gradients are sent over a mesh axis, where it is not their own."""
+        return {'r': jnp.bfloat16} if self.reduction == 'bf16' else {}
 
     @property
     def is_1f1b(self) -> bool:
@@ -82,6 +91,7 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
         request.matmul, request.exempt, arch, grouped, mesh, request.platform, request.device_kind
     )
     reduced_by_layer, why_reduced = choose_reduction(request.platform, pipeline)
+    wire = {'f32': '', 'bf16': '; sent over r in bf16' if mesh['r'] > 1 else '; NOT sent in bf16, because mesh.r = 1'}
     reasons = {
         'attention': str(kernel),
         **({'context': f'{context} ({why_context})'} if mesh['c'] > 1 else {}),
@@ -90,11 +100,16 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
         **({'products': why_numerics} if request.matmul != 'compute' else {}),
         'layers': why_unrolled,
         'activations': why_saved,
-        **({'gradients': why_reduced} if along('r e c', mesh) > 1 else {}),
+        **(
+            {'gradients': why_reduced + wire[request.reduction]}
+            if along('r e c', mesh) > 1 or wire[request.reduction]
+            else {}
+        ),
     }
     return ExecutionPlan(
-        kernel, context, grouped, numerics, unrolled, saved, loss_chunks, pipeline, reduced_by_layer, reasons
-    )
+        kernel, context, grouped, numerics, unrolled, saved, loss_chunks, pipeline, reduced_by_layer, request.reduction,
+        reasons,
+    )  # fmt: skip
 
 
 def choose_reduction(platform: str, pipeline: PipelineSchedule | None) -> tuple[bool, str]:

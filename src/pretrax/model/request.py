@@ -1,10 +1,13 @@
 """The facts of a run that a model is built from."""
 
 import dataclasses
+from typing import Literal
 
 from jax.typing import DTypeLike
 
 from pretrax.model.numerics import EXEMPT, Kind
+
+Reduction = Literal['f32', 'bf16']  # the dtype in which gradients are sent over r
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +24,7 @@ class ModelRequest:
     device_kind: str = ''
     matmul: Kind = 'compute'  # `precision.matmul`
     exempt: tuple[str, ...] = EXEMPT  # `precision.exempt`
+    reduction: Reduction = 'f32'  # `precision.reduction`
     host_memory: bool = False  # whether the devices have pinned host memory
     longest_sequence: int | None = None  # of the run, for which learned positions are made; None: sequence_length
 

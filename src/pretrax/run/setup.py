@@ -253,6 +253,7 @@ def _build_model(
         device_kind=device.device_kind,
         matmul=config.precision.matmul,
         exempt=config.precision.exempt,
+        reduction=config.precision.reduction,
         host_memory=host_memory,
     )
     name = config.model.name
@@ -261,6 +262,11 @@ def _build_model(
         raise UserError(
             f'precision.matmul = {config.precision.matmul}: model.name = {name} computes its own matrix products\n'
             'leave out precision.matmul, or use model.name=transformer'
+        )
+    if config.precision.reduction != model.plan.reduction:
+        raise UserError(
+            f'precision.reduction = {config.precision.reduction}: model.name = {name} sums its gradients in f32\n'
+            'leave out precision.reduction, or use model.name=transformer'
         )
     if stages > 1 and model.plan.pipeline is None:
         raise UserError(f'mesh.p = {stages}: model.name = {name} does not support pipeline parallelism\nuse mesh.p=1')
@@ -313,6 +319,7 @@ def step_facts(run: Run) -> StepFacts:
         micro_batches=micro_batches,
         inputs=schedule.inputs if schedule else None,
         loss_chunks=plan.loss_chunks,
+        reduction=plan.reduction,
     )
 
 

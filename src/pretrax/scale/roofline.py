@@ -317,8 +317,9 @@ def _activations_over_p(sizes: _Sizes) -> Phase:
 
 def _gradients_over_r(sizes: _Sizes) -> Phase:
     shares = sizes.shares
-    seconds = sizes.all_reduce('r', 4 * (sizes.in_tables + sizes.in_layers) / sizes.d)
-    tables = sizes.all_reduce('r', 4 * sizes.in_tables / sizes.d)
+    width = 2 if sizes.step.reduction == 'bf16' else 4
+    seconds = sizes.all_reduce('r', width * (sizes.in_tables + sizes.in_layers) / sizes.d)
+    tables = sizes.all_reduce('r', width * sizes.in_tables / sizes.d)
     of_layers = shares.layer_copies if sizes.step.all_passes == 1 else shares.copies
     exposed = shares.copies * tables + of_layers * (seconds - tables)
     return Phase('gradients over r', seconds, exposed, 'r')

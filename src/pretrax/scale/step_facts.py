@@ -22,6 +22,7 @@ class StepFacts:
         rounds: chunks of layers per stage of a pipeline (`p` > 1).
         micro_batches: passes per step that a pipeline overlaps, each of `tokens`.
         inputs: inputs of chunks that a stage of a pipeline keeps at the same time in the schedule 1f1b; None: interleaved.
+        reduction: dtype in which gradients are sent over `r`.
         loss_chunks: parts of a sequence whose logits exist one after the other.
     """
 
@@ -37,6 +38,7 @@ class StepFacts:
     micro_batches: int = 1
     inputs: int | None = None
     loss_chunks: int = 1
+    reduction: Literal['f32', 'bf16'] = 'f32'
 
     @property
     def recomputes(self) -> bool:

@@ -4,14 +4,16 @@ The gradient is computed per device with explicit communication (`typed_shard_ma
 under `jit`, so that norms are global.
 """
 
+import functools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from pretrax.model.axes import TOKENS
 from pretrax.model.base import AutomaticModel, Model
@@ -153,7 +155,8 @@ def make_gradients(model: Model, accumulation: int) -> Gradients:
             total, aux = jax.lax.scan(add, zero_gradient(deferred), (micros, jnp.arange(accumulation)))
             terms, tables = jax.tree.map(lambda x: jnp.sum(x, axis=0), aux)
         terms, tables = jax.tree.map(lambda x: psum(TOKENS, x), (terms, tables))
-        return jax.tree.map(_reduce_replicas, total, weights), terms, tables
+        reduce = functools.partial(_reduce_replicas, model.plan.wires)
+        return jax.tree.map(reduce, total, weights), terms, tables
 
     return gradients
 
@@ -192,9 +195,9 @@ def _defer_replicas(weights: Weights, by_layer: bool) -> Weights:
 
 
 @jax.named_scope('gradient_reduction')
-def _reduce_replicas(gradient: jax.Array, w: jax.Array) -> jax.Array:
+def _reduce_replicas(wires: Mapping[str, DTypeLike], gradient: jax.Array, w: jax.Array) -> jax.Array:
     left = sorted(jax.typeof(gradient).manual_axis_type.varying - jax.typeof(w).manual_axis_type.varying)
-    return psum(' '.join(left), gradient) if left else gradient
+    return psum(' '.join(left), gradient, wires=wires) if left else gradient
 
 
 def step_keys(recipe: Recipe, step: jax.Array) -> tuple[jax.Array, ...]:
