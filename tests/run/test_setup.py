@@ -7,6 +7,7 @@ from pretrax import config_from_values, prepare, pretrain, register
 from pretrax.data.batches.source import HostBatch, Source
 from pretrax.errors import UserError
 from pretrax.model.families import TransformerOptions, resolve
+from pretrax.model.plan import ExecutionPlan
 from runs import Quiet
 from small import LLAMA, VOCAB, random_batch
 
@@ -18,6 +19,15 @@ class WithSizes(Bigram):
     def __init__(self, request):
         super().__init__(request.vocab_size)
         self.arch = resolve(TransformerOptions(**LLAMA), request.vocab_size, request.sequence_length)
+
+
+@register('model', 'bigram-in-bf16')
+class InBf16(Bigram):
+    """Its gradients are sent over r in the dtype that the run asks for."""
+
+    def __init__(self, request):
+        super().__init__(request.vocab_size)
+        self.plan = ExecutionPlan(reduction=request.reduction)
 
 
 @register('data', 'batches-alone')
@@ -82,6 +92,7 @@ def test_gradients_in_bf16_are_reported_or_refused(plain):
     for mesh, said in (({'r': 2, 'd': 4}, 'sent over r in bf16'), ({'d': 8}, 'NOT sent in bf16, because mesh.r = 1')):
         run = prepare(config_from_values(narrow | {'mesh': mesh}), lambda text: None)
         assert topics(run)['gradients'].endswith(said)
+    prepare(config_from_values(narrow | {'model': {'name': 'bigram-in-bf16'}}), lambda text: None)
     with pytest.raises(
         UserError, match=r'model.name = bigram-of-tests sums its gradients in f32\nleave out precision.red'
     ):
