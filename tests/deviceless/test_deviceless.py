@@ -181,12 +181,14 @@ def test_a_plan_is_verified_by_the_compiler(python, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_row_of_the_scaling_tables_fits_its_slice(python):
+def test_a_row_of_the_scaling_tables_compiles_to_what_was_recorded(python):
     name = '1024b 1x v5p-12288'
     found = json.loads(run(python, ROOT / 'benchmarks' / 'scale.py', '--one', name).splitlines()[-1])
     assert found['fits']
     recorded = json.loads((ROOT / 'benchmarks' / 'results' / 'scale.json').read_text())[name]
     assert found['bytes'] == pytest.approx(recorded['bytes'], rel=0.02)
+    for seconds in ('compute', 'communication', 'exposed'):
+        assert found['schedule'][seconds] == pytest.approx(recorded['schedule'][seconds], rel=0.02), seconds
 
 
 @pytest.mark.slow
