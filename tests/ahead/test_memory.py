@@ -12,7 +12,7 @@ from pretrax.scale.topology import parse_topology
 WITHIN = 0.1
 EXPOSED_WITHIN = 0.06  # of the step, of rows of the scaling tables
 # Between slices of v5e, XLA keeps a second copy of the gradients for their sum over r; this model has the largest shards.
-BEYOND_OF_SCALE = {name: -0.11 for name in ('128b 2x v5e-256', '128b 32x v5e-256')}
+BEYOND_OF_SCALE = {f'128b {slices}x v5e-256': -0.11 for slices in (2, 4, 8, 16, 32)}
 # With a vocabulary of 128,256 the head is a sixth of the step: when its weights' gradient is made, and how well what is of
 # its size lies in memory, the compiler for TPUs decides step by step (docs/lab-notes.md).
 BEYOND = {'8B, d, none saved': -0.12, '8B, d t, none saved': 0.18}
