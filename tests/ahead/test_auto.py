@@ -11,7 +11,6 @@ from pretrax.ahead.plan import Planner
 from pretrax.config import from_values, load, resolved_yaml
 from pretrax.errors import UserError
 from pretrax.run import micro_batch as measure
-from pretrax.scale.devices import lookup
 from pretrax.scale.topology import parse_topology
 
 TINY = {
@@ -120,13 +119,12 @@ def test_unknown_devices_get_the_default_mesh(monkeypatch):
 
 
 def test_the_plan_uses_the_memory_that_devices_report(monkeypatch):
-    h200 = lookup('NVIDIA H200')
-    assert h200 is not None
-    monkeypatch.setattr(auto, '_here', lambda: Here('cuda', h200, h200.memory * 3 // 4, 8, 1, None))
+    node = parse_topology('h200x8')
+    monkeypatch.setattr(auto, '_here', lambda: Here('cuda', node.memory * 3 // 4, 8, 1, node))
     monkeypatch.setattr(auto, 'measured_micro', lambda *_: (1, 'measured'))
     config = settled(from_values(LARGE), lambda text: None)
     assert 'planned' in config.origins['mesh',]
-    monkeypatch.setattr(auto, '_here', lambda: Here('cuda', h200, 10**9, 8, 1, None))
+    monkeypatch.setattr(auto, '_here', lambda: Here('cuda', 10**9, 8, 1, node))
     with pytest.raises(UserError, match='8 x H200 SXM in this machine; the smallest needs'):
         settled(from_values(LARGE), lambda text: None)
 

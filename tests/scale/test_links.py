@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from pretrax.scale.links import MeshNetwork, Network, link_of, places_of, wire_bytes
+from pretrax.scale.links import MeshNetwork, Network, link_of, places_of, rings_of, wire_bytes
 from pretrax.scale.topology import parse_topology
 
 GB = 10**9
 
 
-def seconds(topology, kind, group, n_bytes, detail='', **given):
-    return Network(parse_topology(topology, **given)).transfer(kind, group, n_bytes, detail)[0]
+def seconds(topology, kind, group, n_bytes, rings=None, **given):
+    return Network(parse_topology(topology, **given)).transfer(kind, group, n_bytes, rings)[0]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_gather_takes_the_bytes_of_the_others_over_the_links_of_its_dimensions
 )
 def test_xla_writes_how_many_rings_a_collective_uses(detail, one_ways):
     expected = 2 * GB * 255 / 256 / (one_ways * 9e10)
-    assert seconds('v5p:8x8x4', 'all-reduce', range(256), GB, detail) == pytest.approx(expected)
+    assert seconds('v5p:8x8x4', 'all-reduce', range(256), GB, rings_of(detail)) == pytest.approx(expected)
 
 
 def test_gpus_of_several_nodes_share_the_network_cards_of_their_node():
@@ -147,7 +147,7 @@ def test_places_are_those_that_jax_describes():
 )
 def test_an_axis_uses_the_dimensions_of_the_torus_that_multiply_to_its_size(topology, mesh, rates):
     hardware = parse_topology(topology)
-    network = MeshNetwork(link_of(hardware), mesh, hardware)
+    network = MeshNetwork(hardware, mesh)
     found = {axis: (n := mesh[axis]) and (n - 1) / n / network.seconds('all-gather', axis, 1) for axis in rates}
     assert found == pytest.approx({axis: GB * rate for axis, rate in rates.items()})
 
@@ -157,15 +157,12 @@ def test_an_axis_uses_the_dimensions_of_the_torus_that_multiply_to_its_size(topo
     [
         ('v5p:4x4x4', 2, {'r': 2, 'd': 64}, 'all-reduce', 'r', 1 / 6.25),
         ('v5p:4x4x4', 1, {'r': 4, 'd': 16}, 'all-gather', 'r', 3 / 4 / 180),
-        ('v5e:16x16', 2, {'d': 512}, 'all-gather', 'd', 511 / 512 / 3.125),  # d crosses the slices
-        (
-            'v5e:16x16',
-            1,
-            {'e': 16, 'd': 16},
-            'all-to-all',
-            'e',
-            16 / 4 / 90,
-        ),  # a byte goes around a quarter of the ring
+        # d crosses the slices: every chip gets one part from its peer, and the others from its slice
+        ('v5e:16x16', 2, {'d': 512}, 'all-gather', 'd', 1 / 512 / 3.125 + 255 / 256 / 180),
+        # two members in each slice, half a side apart, and each exchanges its half with the other slice
+        ('v5e:16x16', 2, {'r': 4, 'd': 128}, 'all-reduce', 'r', 2 * (1 / 2 / 2 / 3.125 + 1 / 2 / (2 * 45 / 8))),
+        # a byte goes around a quarter of the ring
+        ('v5e:16x16', 1, {'e': 16, 'd': 16}, 'all-to-all', 'e', 16 / 4 / 90),
         ('v5p:4x4x4', 1, {'p': 4, 'd': 16}, 'collective-permute', 'p', 1 / 90),  # one direction of a link
         ('tpu7x:4x4x4', 1, {'p': 4, 'd': 32}, 'collective-permute', 'p', 1 / 45),  # two devices share it
         ('h100x8', 2, {'p': 2, 'd': 8}, 'collective-permute', 'p', 1 / 50),  # p crosses the nodes
@@ -177,5 +174,5 @@ def test_an_axis_uses_the_dimensions_of_the_torus_that_multiply_to_its_size(topo
 def test_an_axis_uses_the_links_that_it_crosses(topology, slices, mesh, kind, axis, seconds):
     """Seconds per GB."""
     hardware = parse_topology(topology, slices)
-    network = MeshNetwork(link_of(hardware), mesh, hardware)
+    network = MeshNetwork(hardware, mesh)
     assert network.seconds(kind, axis, GB) == pytest.approx(seconds)

@@ -1,6 +1,7 @@
 """Predicted times against sums done by hand, and against what was published."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -16,9 +17,11 @@ ARCH = gpt(n_layers=10, d_model=4096, n_heads=32, n_kv_heads=32, d_head=128, d_f
 N_PARAMS = 10 * 12 * 4096**2
 
 
-def predicted(tokens, passes=1, mesh=None, arch=ARCH, length=0, device=H100, **step):
-    """The prediction for a batch of `tokens`; of length 0, attention takes no time."""
-    return predict(arch, N_PARAMS, length, device, StepFacts(mesh or {}, tokens // passes, passes=passes, **step))
+def predicted(tokens, passes=1, mesh=None, arch=ARCH, length=0, n_params=N_PARAMS, **step):
+    """The prediction for a batch of `tokens` on H100, eight in a node; of length 0, attention takes no time."""
+    n = math.prod((mesh or {}).values())
+    hardware = parse_topology(f'h100x{min(n, 8)}', max(1, n // 8))
+    return predict(arch, n_params, length, StepFacts(mesh or {}, tokens // passes, passes=passes, **step), hardware)
 
 
 def phase(prediction, name):
@@ -59,7 +62,7 @@ def test_weights_over_d_are_mostly_hidden_until_they_take_longer_than_the_layers
 def test_tables_are_gathered_once_per_pass_and_the_first_gather_waits():
     arch = dataclasses.replace(ARCH, vocab_size=128_000, padded_vocab_size=128_000, tied=False)
     entries = 2 * 128_000 * 4096
-    prediction = predict(arch, N_PARAMS + entries, 0, H100, StepFacts({'d': 8}, 2**20))
+    prediction = predicted(2**20, mesh={'d': 8}, arch=arch, n_params=N_PARAMS + entries)
     without = predicted(2**20, mesh={'d': 8})
     assert prediction.communication - without.communication == pytest.approx((2 + 4) * entries * 7 / 8 / 450e9)
     assert prediction.exposed - without.exposed > 2 * entries / 2 * 7 / 8 / 450e9
@@ -82,7 +85,7 @@ def test_every_axis_that_replicates_weights_sums_their_gradients():
 def test_sums_of_gradients_wait_on_tpus_that_do_not_hide_them():
     """v4 all-reduces them, which sends them twice; v5p scatters them on its SparseCores while it computes."""
     v4, v5p = (
-        predict(ARCH, N_PARAMS, 0, topology.device, StepFacts({'d': 64}, 2**20), topology)
+        predict(ARCH, N_PARAMS, 0, StepFacts({'d': 64}, 2**20), topology)
         for topology in map(parse_topology, ('v4:4x4x4', 'v5p:4x4x4'))
     )
     sums = 2 * 4 * N_PARAMS * 63 / 64 / (3 * 2 * 4.5e10)
@@ -109,7 +112,3 @@ def test_attention_runs_forward_again_unless_its_result_is_kept():
     )
     assert kept == plain
     assert dots == pytest.approx(plain * 4.5 / 3.5)
-
-
-def test_a_device_whose_links_are_not_known_has_no_prediction():
-    assert predicted(2**17, device=lookup('AMD Instinct MI300X')) is None

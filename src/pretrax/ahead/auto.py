@@ -17,9 +17,7 @@ from pretrax.config.batch import common_sequences
 from pretrax.errors import Report, UserError
 from pretrax.run.devices import device_memory, simulate_cpus
 from pretrax.run.micro_batch import measured_micro
-from pretrax.run.placement import n_slices
 from pretrax.run.processes import join_processes
-from pretrax.scale.devices import Device, lookup
 from pretrax.scale.memory import size
 from pretrax.scale.topology import Topology, topology_of
 
@@ -29,14 +27,13 @@ class Here:
     """The devices of this machine, as hardware of a plan."""
 
     platform: str
-    device: Device
     memory: int
     n_devices: int
     slices: int
-    topology: Topology | None
+    topology: Topology
 
     def __str__(self) -> str:
-        return f'{self.n_devices} x {self.device.name} in this machine'
+        return f'{self.n_devices} x {self.topology.device.name} in this machine'
 
 
 def settled(config: RunConfig, say: Report, topology: Topology | None = None) -> RunConfig:
@@ -96,13 +93,12 @@ def _as_it_began(config: RunConfig, n_devices: int) -> RunConfig | None:
 
 
 def _here() -> Here | None:
-    """The devices of this machine; None if the plan does not know them: CPUs, and devices that are not in its tables."""
+    """The devices of this machine; None if the plan does not know them: CPUs, devices that are not in its tables, and parts of a slice."""
     devices = jax.devices()
-    device = lookup(devices[0].device_kind)
-    memory = device_memory(jax.local_devices()[0])
-    if device is None or device.bandwidth is None or memory is None:
+    topology, memory = topology_of(devices), device_memory(jax.local_devices()[0])
+    if topology is None or memory is None:
         return None
-    return Here(devices[0].platform, device, memory, len(devices), n_slices(devices), topology_of(devices))
+    return Here(devices[0].platform, memory, len(devices), topology.slices, topology)
 
 
 def _with_mesh(config: RunConfig, hardware: Topology | Here | None) -> RunConfig:

@@ -26,7 +26,6 @@ from pretrax.model.remat import choose_saved
 from pretrax.model.request import ModelRequest
 from pretrax.run.setup import open_source
 from pretrax.scale.compiler_options import CompilerOption, Situation, by_reason, choose_options
-from pretrax.scale.devices import Device
 from pretrax.scale.exposed import exposed_by_default
 from pretrax.scale.memory import Memory, expected_memory, size
 from pretrax.scale.roofline import Prediction, predict
@@ -42,15 +41,13 @@ class Hardware(Protocol):
     @property
     def platform(self) -> str: ...
     @property
-    def device(self) -> Device: ...
-    @property
     def memory(self) -> int: ...
     @property
     def n_devices(self) -> int: ...
     @property
     def slices(self) -> int: ...
     @property
-    def topology(self) -> Topology | None: ...
+    def topology(self) -> Topology: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,14 +180,11 @@ class Planner:
             reduction=self.config.precision.reduction,
         )
         memory = expected_memory(self.arch, self.n_params, step)
-        hardware, given = self.hardware, self.config.compiler.options
+        topology, given = self.hardware.topology, self.config.compiler.options
         table = self._table(mesh)
         by_default |= bool(table) and all(option.name in given and given[option.name] is None for option in table)
-        prediction = predict(
-            self.arch, self.n_params, self.size.sequence_length, hardware.device, step, hardware.topology,
-            exposed_by_default(hardware.device) if by_default else None,
-        )  # fmt: skip
-        assert prediction is not None
+        shares = exposed_by_default(topology.device) if by_default else None
+        prediction = predict(self.arch, self.n_params, self.size.sequence_length, step, topology, shares)
         return Candidate(mesh, micro, save, memory, prediction)
 
     def _schedule(
@@ -247,7 +241,7 @@ def make_plan(config: RunConfig, hardware: Hardware, say: Report) -> Plan:
         now = planner.as_configured()
         options = planner.options(now.mesh)
         is_looped = planner.is_looped(now.mesh)
-        if options and exposed_by_default(hardware.device):
+        if options and exposed_by_default(hardware.topology.device):
             by_default = planner.candidate(now.mesh, now.micro, now.save, by_default=True).prediction
     except UserError as error:
         why = str(error).splitlines()[0]
@@ -281,8 +275,8 @@ def report(plan: Plan, shown: int = 5) -> list[str]:
     """The output of `pretrax plan`."""
     hardware = plan.hardware
     lines = [
-        f'{hardware}: {hardware.n_devices} x {hardware.device.name}, {size(hardware.memory)} and '
-        f'{hardware.device.bf16 / 1e12:,.4g} TFLOP/s each; {plan.n_params:,} parameters',
+        f'{hardware}: {hardware.n_devices} x {hardware.topology.device.name}, {size(hardware.memory)} and '
+        f'{hardware.topology.device.bf16 / 1e12:,.4g} TFLOP/s each; {plan.n_params:,} parameters',
         '',
     ]
     if plan.now is None:

@@ -8,7 +8,7 @@ from pretrax.run.memory_changes import memory_changes
 from pretrax.run.setup import Run, memory_of_run
 from pretrax.scale.costs import costs, total
 from pretrax.scale.hlo import collectives, summarize
-from pretrax.scale.links import link_of, places_of
+from pretrax.scale.links import places_of
 from pretrax.scale.memory import size, temporaries_of
 from pretrax.scale.schedule import Schedule, read_schedule
 
@@ -100,9 +100,9 @@ def _phases(ahead: Ahead, text: str) -> Iterator[str]:
 
 
 def _communication(ahead: Ahead, text: str) -> Iterator[str]:
-    """The collectives; with the time of each if the links of the hardware are known."""
+    """The collectives; with the time of each on hardware that is not in this machine."""
     mesh = ahead.run.mesh
-    if ahead.topology is not None and link_of(ahead.topology) is not None:
+    if ahead.topology is not None:
         yield from _schedule(read_schedule(text, dict(mesh.shape), ahead.topology, places_of(mesh.devices.flat)))
         return
     rows = summarize(collectives(text, dict(mesh.shape)))

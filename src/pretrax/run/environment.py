@@ -22,7 +22,6 @@ from pretrax.machine.software import flags, versions
 from pretrax.run.compiled_step import CompiledStep
 from pretrax.run.devices import memory_limit, peak_memory
 from pretrax.run.setup import Run, memory_of_run, step_facts
-from pretrax.scale.devices import lookup
 from pretrax.scale.memory import memory_of
 from pretrax.scale.roofline import predict
 from pretrax.scale.topology import topology_of
@@ -130,14 +129,11 @@ def _sizes(run: Run) -> dict[str, Any]:
 
 
 def _predicted(run: Run) -> dict[str, Any] | None:
-    """The time of a step by phases, from `scale.roofline`; None for a device or a model that it does not know."""
-    arch, device = run.recipe.model.arch, lookup(run.mesh.devices.flat[0].device_kind)
-    if arch is None or device is None:
+    """The time of a step by phases, from `scale.roofline`; None for hardware or a model that it does not know."""
+    arch, topology = run.recipe.model.arch, topology_of(list(run.mesh.devices.flat))
+    if arch is None or topology is None:
         return None
-    topology = topology_of(list(run.mesh.devices.flat))
-    found = predict(arch, run.n_params, run.size.sequence_length, device, step_facts(run), topology)
-    if found is None:
-        return None
+    found = predict(arch, run.n_params, run.size.sequence_length, step_facts(run), topology)
     phases = [
         {'name': phase.name, 'seconds': phase.seconds, 'exposed': phase.exposed, 'bound': phase.bound}
         for phase in found.phases

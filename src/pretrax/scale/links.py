@@ -52,10 +52,10 @@ LINKS = {
 }
 
 
-def link_of(topology: Topology) -> Link | None:
-    """The links of hardware, with the network cards of the machine if it was named; None: not known."""
-    link = LINKS.get(topology.device.name)
-    if link is None or not topology.machine:
+def link_of(topology: Topology) -> Link:
+    """The links of hardware, with the network cards of the machine if it was named."""
+    link = LINKS[topology.device.name]
+    if not topology.machine:
         return link
     gigabits = MACHINES[topology.machine][1]
     return dataclasses.replace(link, between=gigabits / 8 * 1e9 / math.prod(topology.shape))
@@ -94,9 +94,7 @@ class Network:
     """
 
     def __init__(self, topology: Topology, places: Sequence[Sequence[int]] | None = None) -> None:
-        link = link_of(topology)
-        assert link is not None, topology
-        self.link, self.is_tpu, self.shape = link, topology.platform == 'tpu', topology.shape
+        self.link, self.is_tpu, self.shape = link_of(topology), topology.platform == 'tpu', topology.shape
         sizes = (topology.slices, *topology.shape)
         self.per_chip = topology.n_devices // math.prod(sizes)  # 2 of tpu7x, at one place
         if places is None:
@@ -105,7 +103,7 @@ class Network:
         self.closed = closed_rings(topology)
 
     def transfer(
-        self, kind: str, group: Sequence[int], n_bytes: float, detail: str = '', rings: int | None = None
+        self, kind: str, group: Sequence[int], n_bytes: float, rings: int | None = None
     ) -> tuple[float, frozenset[str]]:
         """Seconds of a collective, and the names of the links that it uses, such as 'x+' for one direction of a dimension.
 
@@ -113,24 +111,23 @@ class Network:
             kind: one of `hlo.KINDS`.
             group: the devices of one of its groups, by their place in the mesh; of a permute, sources and targets in turn.
             n_bytes: `Collective.bytes`.
-            detail: how XLA performs it, from the attributes of its instruction.
-            rings: that a TPU uses at once, each in one direction; None: what `detail` says, or as many as it can.
+            rings: that a TPU uses at once, each in one direction; None: as many as it can.
         """
         places = self.places[np.array(group) % len(self.places)]
         if kind == 'collective-permute':
             return self._permute(places.reshape(-1, 2, places.shape[1]), n_bytes)
-        n, sent = len(group), wire_bytes(kind, n_bytes, len(group))
         nodes = len(np.unique(places[:, 0]))
         exchange = kind in ('all-to-all', 'ragged-all-to-all')
-        if not self.is_tpu:
-            if nodes == 1:
-                return sent / self.link.inside, frozenset({'NVLink'})
-            if exchange:
-                return n_bytes * (nodes - 1) / nodes / self.link.between, frozenset({'network'})
-            cards = n // nodes  # of the members in one node
-            return sent / min(self.link.inside, cards * self.link.between), frozenset({'network', 'NVLink'})
+        if nodes > 1 and exchange:
+            return n_bytes * (nodes - 1) / nodes / self.link.between, frozenset({'network'})
+        if nodes > 1 and self.is_tpu:
+            return self._between_slices(kind, group, n_bytes, nodes)
+        sent = wire_bytes(kind, n_bytes, len(group))
         if nodes > 1:
-            return sent / self.link.between, frozenset({'network'})
+            cards = len(group) // nodes  # of the members in one node
+            return sent / min(self.link.inside, cards * self.link.between), frozenset({'network', 'NVLink'})
+        if not self.is_tpu:
+            return sent / self.link.inside, frozenset({'NVLink'})
         one_way = self.link.inside / 2
         rates, counts = self._rates(places[:, 1:], one_way)
         if not rates:  # two devices of one chip
@@ -138,9 +135,24 @@ class Network:
         links = frozenset('xyz'[k] + sign for k in rates for sign in '+-')
         if exchange:  # a byte takes a quarter of the ring on average: _BOOK
             return max(n_bytes * counts[k] / 4 / rates[k] for k in rates), links
-        rings = rings_of(detail) if rings is None else rings
         rate = sum(rates.values()) if rings is None else min(rings * one_way, sum(rates.values()))
         return sent / rate, links
+
+    def one_per_slice(self) -> tuple[int, ...]:
+        """The first device of each slice or node."""
+        return tuple(np.unique(self.places[:, 0], return_index=True)[1].tolist())
+
+    def _between_slices(
+        self, kind: str, group: Sequence[int], n_bytes: float, slices: int
+    ) -> tuple[float, frozenset[str]]:
+        """XLA sums or gathers inside each slice, and every member exchanges its part with its peers in other slices."""
+        members = len(group) // slices
+        seconds, links = wire_bytes(kind, n_bytes / members, slices) / self.link.between, frozenset({'network'})
+        if members > 1:
+            of = self.places[np.array(group) % len(self.places), 0]
+            inside, more = self.transfer(kind, [group[int(k)] for k in np.flatnonzero(of == of[0])], n_bytes)
+            seconds, links = seconds + inside, links | more
+        return seconds, links
 
     def _permute(self, pairs: np.ndarray, n_bytes: float) -> tuple[float, frozenset[str]]:
         """Each source sends to its target on the shortest way; links carry what goes through them."""
@@ -152,7 +164,7 @@ class Network:
         load = self._load(pairs[:, :, 1:])
         most = max(load.values())
         links = frozenset(link for link, n in load.items() if n and n >= most / 2) or frozenset({'chip'})
-        return n_bytes * max(1, most / self.per_chip) / (self.link.inside / 2), links
+        return n_bytes * max(1, most) / self.per_chip / (self.link.inside / 2), links
 
     def _load(self, pairs: np.ndarray) -> dict[str, int]:
         """Of each direction of each dimension, how many transfers go through the link that most go through.
@@ -194,16 +206,13 @@ class MeshNetwork:
     next axis, as JAX does; axes that no dimensions fit share the others.
 
     Args:
-        link: of the hardware.
+        topology: the hardware, which the mesh fills.
         mesh: {axis: size}.
-        topology: the hardware. If it is not known, or has another number of devices, `r` is between slices or nodes, and
-            every other axis inside.
     """
 
-    def __init__(self, link: Link, mesh: Mapping[str, int], topology: Topology | None = None) -> None:
-        self.link, self.sizes = link, {axis: mesh.get(axis, 1) for axis in OUTSIDE_IN}
-        is_known = topology is not None and topology.n_devices == math.prod(self.sizes.values())
-        self.network = _mesh_network(topology, tuple(self.sizes.values())) if topology and is_known else None
+    def __init__(self, topology: Topology, mesh: Mapping[str, int]) -> None:
+        self.sizes = {axis: mesh.get(axis, 1) for axis in OUTSIDE_IN}
+        self.network = _mesh_network(topology, tuple(self.sizes.values()))
 
     def seconds(self, kind: str, axis: str, n_bytes: float, rings: int | None = None) -> float:
         """Seconds of a collective over an axis.
@@ -217,15 +226,13 @@ class MeshNetwork:
         n = self.sizes[axis]
         if n == 1:
             return 0.0
-        if self.network is None:
-            return wire_bytes(kind, n_bytes, n) / (self.link.between if axis == 'r' else self.link.inside)
         devices = np.arange(math.prod(self.sizes.values())).reshape(*self.sizes.values())
         lines = np.moveaxis(devices, OUTSIDE_IN.index(axis), -1).reshape(-1, n)
         if kind == 'collective-permute':
             group = np.stack([lines, np.roll(lines, -1, axis=1)], axis=-1).reshape(-1)
         else:
             group = lines[0]
-        return self.network.transfer(kind, group.tolist(), n_bytes, rings=rings)[0]
+        return self.network.transfer(kind, group.tolist(), n_bytes, rings)[0]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -7,7 +7,7 @@ steps do on that hardware (`scale/exposed.py`); what is left is exposed, and add
 Per device and step, with T tokens and P parameters of the layers that multiply an activation, sharded over all devices:
 
     products     6 P T FLOPs; if layers are recomputed 2 P T more, without the last product of each layer; 8 P T for the
-                 unembedding if the loss is in chunks
+                 unembedding if the loss is in chunks, or of micro-batches that a pipeline interleaves
     attention    forward 2 products of the causal half, backward 5 (Dao 2023, arXiv:2307.08691, section 3.1), on TPUs 7 in
                  two kernels; forward again unless its result is kept
     memory       norms, residuals, activation, rotation: 10 M + 3 F + 2 (H + 2 K) D values per token and layer, three times
@@ -30,10 +30,10 @@ from collections.abc import Iterable
 
 from pretrax.model.architecture import Architecture
 from pretrax.model.axes import AXES
-from pretrax.scale.devices import Device
+from pretrax.model.exchange import ROOM
 from pretrax.scale.exposed import Exposed, exposed_on
 from pretrax.scale.flops import causal_keys
-from pretrax.scale.links import LINKS, MeshNetwork, link_of
+from pretrax.scale.links import MeshNetwork
 from pretrax.scale.step_facts import StepFacts
 from pretrax.scale.topology import Topology
 
@@ -53,7 +53,6 @@ class Reach:
 REACH_GPU = Reach(0.79, 0.52, 0.9)
 REACH_TPU = Reach(0.92, 0.45, 0.9)
 _WIDTH = 2  # bytes of bf16
-_ROOM = 1.25  # model/exchange.py: room for tokens, of an even load
 _BEHIND = 0.25  # share of the products of a layer that do not depend on its collectives over t
 BUBBLE = 'pipeline bubble'
 
@@ -103,25 +102,21 @@ def predict(
     arch: Architecture,
     n_params: int,
     sequence_length: int,
-    device: Device,
     step: StepFacts,
-    topology: Topology | None = None,
+    topology: Topology,
     shares: Exposed | None = None,
-) -> Prediction | None:
-    """Predicts the time of a step in bf16; None for a device whose links are not known.
+) -> Prediction:
+    """Predicts the time of a step in bf16.
 
     Args:
         arch: the decoder.
         n_params: all parameters of the model.
         sequence_length: tokens per sequence.
-        device: each device of the mesh.
         step: how it runs.
-        topology: the shape and network of the hardware, if known.
+        topology: the hardware, which the mesh fills.
         shares: of the communication that waits; None: with the compiler options that pretrax sets.
     """
-    if LINKS.get(device.name) is None or device.bandwidth is None:
-        return None
-    sizes = _Sizes(arch, n_params, sequence_length, device, step, topology, shares)
+    sizes = _Sizes(arch, n_params, sequence_length, step, topology, shares)
     products, attention, elementwise = _products(sizes), _attention(sizes), _elementwise(sizes)
     phases = [
         products,
@@ -141,7 +136,7 @@ def predict(
         phases.append(_bubble(sizes, phases))
     seconds = sum(phase.exposed for phase in phases)
     used = tuple(phase for phase in phases if phase.seconds)
-    return Prediction(used, seconds, _model_flops(sizes) / (seconds * sizes.devices * device.peak('bf16')))
+    return Prediction(used, seconds, _model_flops(sizes) / (seconds * sizes.devices * topology.device.peak('bf16')))
 
 
 class _Sizes:
@@ -156,6 +151,8 @@ class _Sizes:
         matmul_params: parameters of layers that multiply a token.
         in_tables, in_layers, in_experts: parameters that a group over d holds: of the embedding and the unembedding, of
             layers, and of the experts in these.
+        turns: forward and backward passes through a stage of a pipeline, with those of the bubble.
+        with_bubble: `turns` over the passes of a step; stages communicate in those of the bubble too.
         network: the links between the devices of the mesh.
         shares: of the communication that waits.
     """
@@ -165,17 +162,15 @@ class _Sizes:
         arch: Architecture,
         n_params: int,
         sequence_length: int,
-        device: Device,
         step: StepFacts,
-        topology: Topology | None,
+        topology: Topology,
         shares: Exposed | None,
     ) -> None:
-        self.arch, self.n_params, self.device, self.step = arch, n_params, device, step
-        self.is_tpu = device.name.startswith('TPU')
+        self.arch, self.device, self.step = arch, topology.device, step
+        self.is_tpu = topology.platform == 'tpu'
         self.reach = REACH_TPU if self.is_tpu else REACH_GPU
-        link = (link_of(topology) if topology else None) or LINKS[device.name]
-        self.network = MeshNetwork(link, step.mesh, topology)
-        self.shares = shares or exposed_on(device, topology.slices if topology else 1)
+        self.network = MeshNetwork(topology, step.mesh)
+        self.shares = shares or exposed_on(topology.device, topology.slices)
         self.r, self.d, self.e, self.c, self.t, self.p = (step.mesh.get(axis, 1) for axis in AXES)
         self.devices = self.r * self.d * self.e * self.c * self.t * self.p
         self.tokens = step.tokens * step.all_passes
@@ -183,6 +178,8 @@ class _Sizes:
         self.keys = sum(causal_keys(window, sequence_length) for window in arch.windows) / arch.n_layers
         self.experts_per_token = arch.experts_per_token if arch.n_experts else 0
         self.layers = arch.n_layers / self.p
+        self.turns = step.all_passes + (self.p - 1) / step.rounds
+        self.with_bubble = self.turns / step.all_passes
         self.hidden = _WIDTH * self.tokens_here * arch.d_model
         self.unembedding = arch.padded_vocab_size * arch.d_model
         self.matmul_params = arch.n_matmul_params - self.unembedding
@@ -246,10 +243,11 @@ def _elementwise(sizes: _Sizes) -> Phase:
 
 
 def _head(sizes: _Sizes) -> Phase:
-    arch, in_chunks = sizes.arch, sizes.step.loss_chunks > 1
-    n_bytes = (5 if in_chunks else 4) * _WIDTH * arch.padded_vocab_size * sizes.tokens_here / sizes.t / sizes.p
-    logits = sizes.traffic(n_bytes + sizes.step.all_passes * 16 * arch.padded_vocab_size * arch.d_model / sizes.t)
-    product = sizes.products((8 if in_chunks else 6) * sizes.unembedding * sizes.tokens / sizes.devices)
+    arch, step = sizes.arch, sizes.step
+    again = step.loss_chunks > 1 or (sizes.p > 1 and step.inputs is None)
+    n_bytes = (5 if again else 4) * _WIDTH * arch.padded_vocab_size * sizes.tokens_here / sizes.t / sizes.p
+    logits = sizes.traffic(n_bytes + step.all_passes * 16 * arch.padded_vocab_size * arch.d_model / sizes.t)
+    product = sizes.products((8 if again else 6) * sizes.unembedding * sizes.tokens / sizes.devices)
     return _work('head and loss', product + logits, 'products' if product > logits else 'memory')
 
 
@@ -276,42 +274,46 @@ def _over_d(sizes: _Sizes, hidden_by: float) -> Phase:
 
     # A stage that is recomputed runs forward once more before each of its layers does.
     gathers = 3 if step.recomputes and sizes.p > 1 else 2
-    turns = step.all_passes + (sizes.p - 1) / step.rounds  # in those of the bubble a stage computes too
     parts = [
         of('tables', _WIDTH * sizes.in_tables, step.passes),
         of('table_sums', 4 * sizes.in_tables, step.passes),
-        of(f'gathers{beside}', gathers * _WIDTH * sizes.in_layers, turns),
-        of(f'sums{beside}', 4 * sizes.in_layers, turns),
+        of(f'gathers{beside}', gathers * _WIDTH * sizes.in_layers, sizes.turns),
+        of(f'sums{beside}', 4 * sizes.in_layers, sizes.turns),
     ]
     seconds = sum(seconds for seconds, _ in parts)
-    exposed = sum(waits for _, waits in parts) + of('last_sums', 4 * sizes.in_layers / sizes.layers, turns)[1]
+    exposed = sum(waits for _, waits in parts) + of('last_sums', 4 * sizes.in_layers / sizes.layers, sizes.turns)[1]
     return Phase('weights and gradients over d', seconds, max(exposed, seconds - hidden_by), 'd')
 
 
 def _over_t(sizes: _Sizes, work: float) -> Phase:
     """Activations; a part of the products and attention hides them."""
-    seconds = sizes.gather('t', (10 * sizes.layers + 4) * sizes.hidden)
+    seconds = sizes.gather('t', (10 * sizes.layers * sizes.with_bubble + 4) * sizes.hidden)
     return Phase('activations over t', seconds, max(sizes.shares.t * seconds, seconds - _BEHIND * work), 't')
 
 
 def _tokens_over_e(sizes: _Sizes) -> Phase:
-    seconds = 5 * sizes.layers * sizes.exchange('e', _ROOM * sizes.hidden * sizes.experts_per_token)
+    n_bytes = 5 * ROOM * sizes.layers * sizes.hidden * sizes.experts_per_token
+    seconds = sizes.with_bubble * sizes.exchange('e', n_bytes)
     return Phase('tokens to experts over e', seconds, sizes.shares.e * seconds, 'e')
 
 
 def _columns_over_c(sizes: _Sizes, attention: float) -> Phase:
     """Keys and values around a ring, which attention hides, or heads to whole sequences and back: see model/context.py."""
-    arch = sizes.arch
-    is_ring = arch.n_kv_heads % (sizes.c * sizes.t)
-    heads = (sizes.c if is_ring else 1) * arch.n_kv_heads + (0 if is_ring else arch.n_heads)
-    n_bytes = sizes.layers * 6 * _WIDTH * sizes.tokens_here * heads * arch.d_head / sizes.t
-    seconds = sizes.gather('c', n_bytes) if is_ring else sizes.exchange('c', n_bytes)
+    arch, c = sizes.arch, sizes.c
+    values = sizes.layers * sizes.tokens_here * arch.d_head / sizes.t
+    if arch.n_kv_heads % (c * sizes.t):  # a ring; the gradients that travel with the keys are f32
+        per_hop = 2 * _WIDTH * (2 + sizes.step.attends_twice) + 8
+        seconds = sizes.network.seconds('collective-permute', 'c', c * per_hop * values * arch.n_kv_heads)
+    else:
+        seconds = sizes.exchange('c', _WIDTH * values * (5 * arch.n_heads + 6 * arch.n_kv_heads))
+    seconds *= sizes.with_bubble
     return Phase('heads and columns over c', seconds, max(sizes.shares.c * seconds, seconds - attention), 'c')
 
 
 def _activations_over_p(sizes: _Sizes) -> Phase:
     """From a stage to the next, forward and backward."""
-    seconds = 2 * sizes.step.rounds * sizes.network.seconds('collective-permute', 'p', sizes.hidden / sizes.t)
+    n_bytes = 2 * sizes.step.rounds * sizes.hidden / sizes.t
+    seconds = sizes.with_bubble * sizes.network.seconds('collective-permute', 'p', n_bytes)
     return Phase('activations over p', seconds, sizes.shares.p * seconds, 'p')
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pretrax.scale.all_reduces import stands_for
 from pretrax.scale.costs import Speed
 from pretrax.scale.hlo import KINDS, Found, Instruction, calls_of, computations_of, find_collectives, times_of
-from pretrax.scale.links import Network, wire_bytes
+from pretrax.scale.links import Network, rings_of, wire_bytes
 from pretrax.scale.topology import Topology
 from pretrax.scale.work import CONTROL, bodies, inside
 
@@ -166,7 +166,7 @@ class _Reader:
         self.times, _ = times_of(self.computations)
         self.network = Network(topology, places)
         self.speed = Speed(topology.device, self.computations)
-        self.found = {one.name: one for one in find_collectives(self.computations, mesh)}
+        self.found = {one.name: self._placed(one) for one in find_collectives(self.computations, mesh)}
         self.by_computation: dict[str, list[Found]] = defaultdict(list)
         for one in self.found.values():
             self.by_computation[one.computation].append(one)
@@ -181,8 +181,17 @@ class _Reader:
         self.spans: dict[str, _Span] = {}
         self.compute = 0.0
 
+    def _placed(self, one: Found) -> Found:
+        """A transfer between slices with a device of each; what it does inside a slice is a collective of its own."""
+        if one.form != 'hosts':
+            return one
+        group, collective = self.network.one_per_slice(), one.collective
+        if collective.kind == 'all-gather':  # the program has the bytes of one part
+            collective = dataclasses.replace(collective, bytes=collective.bytes * len(group))
+        return dataclasses.replace(one, group=group, collective=collective)
+
     def _cost(self, one: Found) -> tuple[float, frozenset[str]]:
-        return self.network.transfer(one.collective.kind, one.group, one.collective.bytes, one.detail)
+        return self.network.transfer(one.collective.kind, one.group, one.collective.bytes, rings_of(one.detail))
 
     def read(self) -> Schedule:
         self._span('ENTRY')
