@@ -105,6 +105,24 @@ def test_attention_counts_two_products_forward_and_five_backward():
     assert phase(some, 'attention').seconds == pytest.approx(3.5 * flops / (989.4e12 * REACH_GPU.attention))
 
 
+def test_activations_over_t_are_ten_arrays_per_layer_and_eleven_if_recomputed():
+    """Forward two gathers and two scatters, backward the same and two gathers; the ends four. 2 bytes, 7/8 at 450 GB/s."""
+    tokens = 2**17
+    for saved, arrays in ((None, 10 * 10 + 4), ({}, 11 * 10 + 4)):
+        seconds = phase(predicted(tokens, mesh={'t': 8}, saved=saved), 'activations').seconds
+        assert seconds == pytest.approx(arrays * 2 * tokens * 4096 * 7 / 8 / 450e9)
+
+
+def test_a_stage_communicates_in_turns_of_the_bubble_too():
+    """12 passes of 4 stages take 15 turns."""
+    plain, staged = (
+        phase(predicted(2**16, mesh={'t': 2, 'p': p}, micro_batches=12), 'activations over t').seconds for p in (1, 4)
+    )
+    hidden = 2 * 12 * 2**16 * 4096
+    assert plain == pytest.approx((10 * 10 + 4) * hidden / 2 / 450e9)
+    assert staged == pytest.approx((15 / 12 * 10 * 10 / 4 + 4) * hidden / 2 / 450e9)
+
+
 def test_attention_runs_forward_again_unless_its_result_is_kept():
     plain, kept, dots = (
         phase(predicted(2**17, length=2048, saved=saved), 'attention').seconds

@@ -178,6 +178,7 @@ class Planner:
             inputs=schedule.inputs if schedule else None,
             loss_chunks=model.plan.loss_chunks,
             reduction=self.config.precision.reduction,
+            context=model.plan.context,
         )
         memory = expected_memory(self.arch, self.n_params, step)
         topology, given = self.hardware.topology, self.config.compiler.options

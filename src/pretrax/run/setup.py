@@ -320,6 +320,7 @@ def step_facts(run: Run) -> StepFacts:
         inputs=schedule.inputs if schedule else None,
         loss_chunks=plan.loss_chunks,
         reduction=plan.reduction,
+        context=plan.context,
     )
 
 

@@ -16,7 +16,8 @@ Per device and step, with T tokens and P parameters of the layers that multiply 
     over d       weights in the compute dtype, gathered twice per pass (the backward pass needs them again), three times in
                  stages that are recomputed; tables once. Their gradients in f32, scattered once
     over t       activations: a layer gathers two and scatters two in the forward pass, the same in the backward pass, and
-                 gathers two again for the gradients of the weights; the ends two each
+                 gathers two again for the gradients of the weights; one that is recomputed scatters its attention once more;
+                 the ends two each
     over r       gradients in f32, once per step, over the slow network
     over e       each token's row to its experts and back, forward; the same and its gradients, three times, backward; gradients
                  of all but the experts
@@ -263,13 +264,14 @@ def _work(name: str, seconds: float, bound: str) -> Phase:
 def _over_d(sizes: _Sizes, hidden_by: float) -> Phase:
     """Gathers of weights and sums of gradients; at most `hidden_by` seconds of other work hide them."""
     shares, step = sizes.shares, sizes.step
-    beside = '' if sizes.e * sizes.c * sizes.t * sizes.p == 1 else '_beside'
+    beside = '_beside_t' if sizes.t > 1 else ''
+    is_alone = sizes.e * sizes.c * sizes.t * sizes.p == 1
 
     def of(what: str, n_bytes: float, times: float) -> tuple[float, float]:
         """Seconds, and those of them that are exposed."""
         twice = 2 if what in shares.all_reduced else 1
-        one_ring = what in shares.one_ring or f'{what}{beside}' in shares.one_ring
-        seconds = times * twice * sizes.gather('d', n_bytes, 2 if one_ring else None)
+        rings = 2 if is_alone and what in shares.one_ring else None
+        seconds = times * twice * sizes.gather('d', n_bytes, rings)
         return seconds, getattr(shares, what) * seconds
 
     # A stage that is recomputed runs forward once more before each of its layers does.
@@ -287,8 +289,9 @@ def _over_d(sizes: _Sizes, hidden_by: float) -> Phase:
 
 def _over_t(sizes: _Sizes, work: float) -> Phase:
     """Activations; a part of the products and attention hides them."""
-    seconds = sizes.gather('t', (10 * sizes.layers * sizes.with_bubble + 4) * sizes.hidden)
-    return Phase('activations over t', seconds, max(sizes.shares.t * seconds, seconds - _BEHIND * work), 't')
+    per_layer, share = (11, sizes.shares.t_again) if sizes.step.recomputes else (10, sizes.shares.t)
+    seconds = sizes.gather('t', (per_layer * sizes.layers * sizes.with_bubble + 4) * sizes.hidden)
+    return Phase('activations over t', seconds, max(share * seconds, seconds - _BEHIND * work), 't')
 
 
 def _tokens_over_e(sizes: _Sizes) -> Phase:
@@ -301,19 +304,21 @@ def _columns_over_c(sizes: _Sizes, attention: float) -> Phase:
     """Keys and values around a ring, which attention hides, or heads to whole sequences and back: see model/context.py."""
     arch, c = sizes.arch, sizes.c
     values = sizes.layers * sizes.tokens_here * arch.d_head / sizes.t
-    if arch.n_kv_heads % (c * sizes.t):  # a ring; the gradients that travel with the keys are f32
+    if sizes.step.context == 'ring':  # the gradients that travel with the keys are f32
         per_hop = 2 * _WIDTH * (2 + sizes.step.attends_twice) + 8
         seconds = sizes.network.seconds('collective-permute', 'c', c * per_hop * values * arch.n_kv_heads)
     else:
-        seconds = sizes.exchange('c', _WIDTH * values * (5 * arch.n_heads + 6 * arch.n_kv_heads))
+        times = 4 + 2 * sizes.step.attends_twice
+        seconds = sizes.exchange('c', times * _WIDTH * values * (arch.n_heads + arch.n_kv_heads))
     seconds *= sizes.with_bubble
     return Phase('heads and columns over c', seconds, max(sizes.shares.c * seconds, seconds - attention), 'c')
 
 
 def _activations_over_p(sizes: _Sizes) -> Phase:
-    """From a stage to the next, forward and backward."""
+    """From a stage to the next, forward and backward; and those of the ends, of which each stage computes a part."""
     n_bytes = 2 * sizes.step.rounds * sizes.hidden / sizes.t
-    seconds = sizes.with_bubble * sizes.network.seconds('collective-permute', 'p', n_bytes)
+    hops = sizes.with_bubble * sizes.network.seconds('collective-permute', 'p', n_bytes)
+    seconds = hops + sizes.gather('p', 2 * sizes.hidden / sizes.t)
     return Phase('activations over p', seconds, sizes.shares.p * seconds, 'p')
 
 

@@ -24,6 +24,7 @@ class StepFacts:
         inputs: inputs of chunks that a stage of a pipeline keeps at the same time in the schedule 1f1b; None: interleaved.
         reduction: dtype in which gradients are sent over `r`.
         loss_chunks: parts of a sequence whose logits exist one after the other.
+        context: how attention treats sequences that are sharded over c: 'all_to_all' or 'ring'.
     """
 
     mesh: Mapping[str, int]
@@ -39,6 +40,7 @@ class StepFacts:
     inputs: int | None = None
     loss_chunks: int = 1
     reduction: Literal['f32', 'bf16'] = 'f32'
+    context: str = 'all_to_all'
 
     @property
     def recomputes(self) -> bool:
