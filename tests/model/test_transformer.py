@@ -10,6 +10,8 @@ import pytest
 from pretrax.model.axes import TOKENS
 from pretrax.model.loss import Batch
 from pretrax.model.norm import norm
+from pretrax.model.pipeline_schedule import PipelineSchedule
+from pretrax.model.plan import choose_reduction
 from pretrax.model.rope import rope
 from pretrax.model.weights import Layer, Weights
 from pretrax.shardlib import f32, psum, typed_shard_map
@@ -204,3 +206,11 @@ def test_every_choice_is_the_same_on_any_mesh_and_in_a_loop(choices, mesh, layer
     np.testing.assert_allclose(actual[0], expected[0], rtol=1e-6)
     length = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(expected[1])))
     assert_same(actual[1], expected[1], rtol=2e-5, floor=1e-6 * length)
+
+
+@pytest.mark.parametrize(
+    ('platform', 'r', 'by_layer'), [('tpu', 2, True), ('tpu', 1, False), ('gpu', 2, True), ('gpu', 1, True)]
+)
+def test_gradients_are_reduced_layer_by_layer_where_the_backward_pass_hides_it(platform, r, by_layer):
+    assert choose_reduction(platform, {'r': r}, None)[0] is by_layer
+    assert choose_reduction(platform, {'r': r}, PipelineSchedule(2, 1, 4))[0] is False

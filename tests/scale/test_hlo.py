@@ -127,3 +127,14 @@ def test_an_asynchronous_gather_of_a_tpu_counts_once_per_iteration():
         Collective('all-gather', ('d',), 512 * 64 * 2, 24, True),
         Collective('all-reduce', ('d', 't'), 32, 1, False),
     ]
+
+
+def test_a_loop_whose_first_iteration_runs_before_it_counts_one_less():
+    """XLA does so to send a sum between slices while the next iteration runs."""
+    peeled = """\
+  %one = s32[]{:T(128)} constant(1)
+  %first = s32[]{:T(128)} copy(%one)
+  %start = (s32[], bf16[128,64]{1,0}) tuple(%first, %a)
+  %loop = (s32[], bf16[128,64]{1,0}) while(%start)"""
+    text = TPU.replace('  %loop = (s32[], bf16[128,64]{1,0}) while(%a)', peeled)
+    assert [one.times for one in collectives(text, {'d': 4, 't': 2}) if one.kind == 'all-gather'] == [23]

@@ -196,7 +196,7 @@ def calls_of(one: Instruction, computations: Mapping[str, list[Instruction]]) ->
     if one.operation == 'while':
         body, condition = re.search(r'body=%?([\w.\-]+)', one.rest), re.search(r'condition=%?([\w.\-]+)', one.rest)
         if body is not None:
-            yield body[1], _turns(one, computations.get(condition[1], []) if condition else [])
+            yield body[1], _turns(one, computations.get(condition[1], []) if condition else [], computations)
         return
     by_name = '|to_apply' if one.operation in ('call', 'call-start') else ''
     pattern = r'(?:calls|branch_computations|called_computations|true_computation|false_computation'
@@ -205,14 +205,30 @@ def calls_of(one: Instruction, computations: Mapping[str, list[Instruction]]) ->
             yield name, 1
 
 
-def _turns(loop: Instruction, condition: list[Instruction]) -> int:
-    """Iterations of a loop, as XLA writes them; else the constant that the condition compares the counter with."""
+def _turns(loop: Instruction, condition: list[Instruction], computations: Mapping[str, list[Instruction]]) -> int:
+    """Iterations of a loop, as XLA writes them; else from the start of the counter to the constant of the condition."""
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
         return int(known[1])
-    constants = [
-        int(i.rest.split(')')[0]) for i in condition if i.operation == 'constant' and i.result.startswith('s32[]')
-    ]
-    return constants[0] if len(constants) == 1 else 1
+    constants = [int(i.rest.split(')')[0]) for i in condition if _is_constant(i)]
+    return constants[0] - _start(loop, condition, computations) if len(constants) == 1 else 1
+
+
+def _start(loop: Instruction, condition: list[Instruction], computations: Mapping[str, list[Instruction]]) -> int:
+    """The first value of a loop's counter: XLA may run iterations before the loop."""
+    counters = [re.search(r'index=(\d+)', i.rest) for i in condition if i.operation == 'get-tuple-element']
+    here = next((body for body in computations.values() if loop in body), [])
+    named = {one.name: one for one in here}
+    one = named.get(loop.operands[0]) if loop.operands else None
+    if len(counters) != 1 or counters[0] is None or one is None or one.operation != 'tuple':
+        return 0
+    one = named.get(one.operands[int(counters[0][1])])
+    while one is not None and one.operation == 'copy':
+        one = named.get(one.operands[0])
+    return int(one.rest.split(')')[0]) if one is not None and _is_constant(one) else 0
+
+
+def _is_constant(one: Instruction) -> bool:
+    return one.operation == 'constant' and one.result.startswith('s32[]')
 
 
 def _groups(rest: str, mesh: Mapping[str, int]) -> list[list[int]] | tuple[str, ...]:
