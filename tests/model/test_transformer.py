@@ -209,8 +209,9 @@ def test_every_choice_is_the_same_on_any_mesh_and_in_a_loop(choices, mesh, layer
 
 
 @pytest.mark.parametrize(
-    ('platform', 'r', 'by_layer'), [('tpu', 2, True), ('tpu', 1, False), ('gpu', 2, True), ('gpu', 1, True)]
+    ('hardware', 'r', 'by_layer'),
+    [('v5p', 2, True), ('v5p', 1, False), ('v5e', 2, False), ('gpu', 2, True), ('gpu', 1, True), ('cpu', 2, True)],
 )
-def test_gradients_are_reduced_layer_by_layer_where_the_backward_pass_hides_it(platform, r, by_layer):
-    assert choose_reduction(platform, {'r': r}, None)[0] is by_layer
-    assert choose_reduction(platform, {'r': r}, PipelineSchedule(2, 1, 4))[0] is False
+def test_gradients_are_reduced_layer_by_layer_where_the_backward_pass_hides_it(hardware, r, by_layer):
+    assert choose_reduction(hardware, {'r': r}, None)[0] is by_layer
+    assert choose_reduction(hardware, {'r': r}, PipelineSchedule(2, 1, 4))[0] is False
