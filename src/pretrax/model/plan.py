@@ -18,7 +18,6 @@ from pretrax.model.pipeline_schedule import PipelineSchedule, choose_schedule
 from pretrax.model.remat import ALL_NAMED, choose_saved, choose_unrolled
 from pretrax.model.request import ModelRequest, Reduction
 from pretrax.model.routing import describe_routing
-from pretrax.scale.compiler_options import GPU, SPARSE_CORE, hardware_of
 from pretrax.shardlib import Choice
 
 
@@ -91,7 +90,7 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
     numerics, why_numerics = choose_numerics(
         request.matmul, request.exempt, arch, grouped, mesh, request.platform, request.device_kind
     )
-    reduced_by_layer, why_reduced = choose_reduction(hardware_of(request.platform, request.device_kind), mesh, pipeline)
+    reduced_by_layer, why_reduced = choose_reduction(request.platform, request.device_kind, mesh, pipeline)
     wire = {'f32': '', 'bf16': '; sent over r in bf16' if mesh['r'] > 1 else '; NOT sent in bf16, because mesh.r = 1'}
     reasons = {
         'attention': str(kernel),
@@ -113,16 +112,24 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
     )  # fmt: skip
 
 
-def choose_reduction(hardware: str, mesh: Mapping[str, int], pipeline: PipelineSchedule | None) -> tuple[bool, str]:
+def choose_reduction(
+    platform: str, device_kind: str, mesh: Mapping[str, int], pipeline: PipelineSchedule | None
+) -> tuple[bool, str]:
     """Whether the backward pass of each layer reduces its gradients over the axes that replicate them; and the reason.
 
     The other way is to reduce those of all layers at the end of the step. Steps of several passes always do.
-    `hardware` is as `hardware_of` names it.
     """
     if pipeline is not None:
         return False, 'reduced at the end of the step (a stage runs its layers once per micro-batch)'
-    if hardware in SPARSE_CORE and mesh['r'] == 1:
+    if platform == 'tpu' and mesh['r'] == 1:
         return False, 'reduced at the end of the step (within a TPU slice, nothing hides a sum that is reduced earlier)'
-    if hardware not in (*SPARSE_CORE, *GPU, 'cpu'):
-        return False, f'reduced at the end of the step (on {hardware}, more of it would be exposed layer by layer)'
+    if platform == 'tpu' and device_kind not in _SPARSE_CORES:
+        return (
+            False,
+            'reduced at the end of the step (between these slices, more of it would be exposed layer by layer)',
+        )
     return True, 'reduced layer by layer in steps of one pass (the rest of the backward pass hides it), else at the end'
+
+
+# `device_kind` of TPUs whose SparseCores run collectives: v5p, v6e, tpu7x.
+_SPARSE_CORES = ('TPU v5', 'TPU v5p', 'TPU v6 lite', 'TPU v6e', 'TPU7x')
