@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from pretrax.data.batches.sequences import check_row_order
 from pretrax.data.batches.source import DataRequest, Source
 from pretrax.data.options import TextOptions
 
@@ -23,6 +24,7 @@ def test_the_source_in_the_docs_is_one(tmp_path):
     whole = source.batch(7, slice(0, 4), 4)
     np.testing.assert_array_equal(whole.targets, (whole.tokens + 1) % 1000)
     np.testing.assert_array_equal(source.batch(7, slice(2, 4), 4).tokens, whole.tokens[2:])
+    check_row_order(source, 'counting', [(0, 4), (24, 8)])
 
 
 def test_the_docs_list_every_option_with_its_default():

@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from pretrax import config_from_values, pretrain
+from pretrax import config_from_values, pretrain, register
 from pretrax.ahead.saved import opened
 from pretrax.checkpoint import read_description
-from pretrax.data.batches.source import pack_rows
+from pretrax.data.batches.source import Source, pack_rows
 from pretrax.errors import UserError
 from pretrax.run.clock import Clock
 from pretrax.run.dry_run import dry_run
@@ -162,3 +162,30 @@ def test_learned_positions_are_those_of_the_longest_sequence(documents, tmp_path
     shapes = [jax.tree.map(lambda x: x.shape, run.at(number).like) for number in range(8)]
     assert all(one == shapes[-1] for one in shapes)
     assert run.like.weights.positions.shape[0] == 32
+
+
+@register('data', 'by-batch')
+class ByBatch(Source):
+    """Batches whose rows do not follow one another: the rows of a batch depend on its number and its size."""
+
+    vocab_size = 96
+
+    def __init__(self, request):
+        self.length = request.sequence_length
+
+    def batch(self, step, rows, batch_rows):
+        tokens = np.random.default_rng(step).integers(self.vocab_size, size=(batch_rows, self.length + 1))[rows]
+        return pack_rows(tokens, np.zeros(tokens.shape, bool))
+
+
+def test_data_whose_rows_would_repeat_are_refused_before_training(growing):
+    sizes = {'tokens': [[0, 128], [4, 256]], 'sequence_length': 16}
+    growing |= {'data': {'name': 'by-batch'}, 'eval': {'every': 0}, 'batch': sizes}
+    repeated = (
+        r'data\.name=by-batch: batches grow, but ByBatch numbers the rows of batches of 8 and of 16 rows differently'
+    )
+    with pytest.raises(UserError, match=repeated):
+        pretrain(config_from_values(growing), progress=Quiet())
+    with pytest.raises(UserError, match=repeated):
+        dry_run(config_from_values(growing), report=lambda text: None)
+    pretrain(config_from_values(growing | {'steps': 3, 'batch': sizes | {'tokens': 128}}), progress=Quiet())

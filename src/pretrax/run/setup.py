@@ -20,7 +20,7 @@ from pretrax.config.batch import (
 )
 from pretrax.config.batch_sizes import BatchSize
 from pretrax.data.batches.prefetch import prefetch
-from pretrax.data.batches.sequences import read_sequences
+from pretrax.data.batches.sequences import check_row_order, read_sequences
 from pretrax.data.batches.source import DataRequest, HostBatch, Source, check_source
 from pretrax.errors import Report, UserError
 from pretrax.infer.sample import check_can_sample
@@ -199,13 +199,19 @@ def _choices_of_smaller(run: Run, smaller: Sequence[Run]) -> dict[str, str]:
 
 
 def prepare_and_report(config: RunConfig, report: Report, verbose: bool) -> tuple[Run, StartupReport]:
-    """`prepare` with a start-up report. Raises UserError also if `sample.every` or `compiler.options` cannot be used."""
+    """`prepare` with a start-up report, for training.
+
+    Raises:
+        UserError: as `prepare`; or `sample.every` or `compiler.options` cannot be used; or batches grow, and the data do not
+            support it.
+    """
     for note in config.notes:
         report(note)
     startup = StartupReport(report, verbose)
     run = prepare(config, startup.report)
     if config.sample.every:
         check_can_sample(run.recipe.model, run.source, config.sample)
+    check_row_order(run.source, config.data.name, (rows_of(config.batch, step)[:2] for step in config.batch.sizes))
     startup.extend(run.startup)
     if text := str(run.compiler_options):
         startup.add(StartupLine('compiler options', text))

@@ -6,10 +6,11 @@ import pytest
 from pretrax.config.batch import rows_of
 from pretrax.config.schema import Batch
 from pretrax.data.batches.mixture import Member, Mixture
-from pretrax.data.batches.sequences import read_sequences, sources_of_sequences
-from pretrax.data.batches.source import DataRequest
+from pretrax.data.batches.sequences import check_row_order, read_sequences, sources_of_sequences
+from pretrax.data.batches.source import DataRequest, HostBatch, Source, pack_rows
 from pretrax.data.batches.token_source import open_stores
 from pretrax.data.batches.windows import Windows
+from pretrax.errors import UserError
 from token_arrays import ArrayStore
 
 LENGTHS = [5, 40, 1, 9, 130, 3, 3, 60, 71]  # 322 tokens
@@ -96,3 +97,38 @@ def test_the_weights_of_a_mixture_change_at_their_step_and_every_member_is_read_
     for one in members:
         alone = one.source.batch(0, slice(None), len(read[one.name]) // 16).tokens
         assert read[one.name] == alone.ravel().tolist()
+
+
+class Drawn(Source):
+    """Rows of random tokens: each from its number, or all rows of a batch from the number of the batch."""
+
+    vocab_size = 1000
+
+    def __init__(self, by_batch):
+        self.by_batch = by_batch
+
+    def batch(self, step: int, rows: slice, batch_rows: int) -> HostBatch:
+        if self.by_batch:
+            tokens = np.random.default_rng(step).integers(self.vocab_size, size=(batch_rows, 9))[rows]
+        else:
+            numbers = range(step * batch_rows, (step + 1) * batch_rows)[rows]
+            tokens = np.stack([np.random.default_rng(number).integers(self.vocab_size, size=9) for number in numbers])
+        return pack_rows(tokens, np.zeros(tokens.shape, bool))
+
+
+@pytest.mark.parametrize('sizes', [((0, 4), (24, 8)), ((0, 6), (6, 9)), ((0, 2), (2, 3), (8, 8))])
+def test_a_source_whose_rows_depend_on_the_size_of_the_batch_is_refused_if_batches_grow(sizes):
+    check_row_order(Drawn(by_batch=False), 'drawn', sizes)
+    with pytest.raises(
+        UserError, match=r'data\.name=drawn: batches grow, but Drawn numbers .*(.|\n)*step \* batch_rows \+ row'
+    ):
+        check_row_order(Drawn(by_batch=True), 'drawn', sizes)
+
+
+@pytest.mark.parametrize('sizes', [((0, 4),), ((0, 4), (12, 8))])
+def test_a_source_that_is_read_in_parts_of_one_size_may_number_rows_by_batch(sizes):
+    check_row_order(Drawn(by_batch=True), 'drawn', sizes)
+    first = [read_sequences(Drawn(by_batch=True), 4 * index, 4, 1, slice(None)).tokens for index in range(7)]
+    last = read_sequences(Drawn(by_batch=True), *sizes[-1], 1, slice(None)).tokens
+    at = sizes[-1][0] // 4
+    assert last.tolist() == np.concatenate(first[at : at + sizes[-1][1] // 4]).tolist()

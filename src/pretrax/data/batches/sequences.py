@@ -1,16 +1,18 @@
 """Reads batches whose sizes may change: any consecutive rows of a run, each cut into equal sequences.
 
 A `Source` numbers the rows of a run by batches of one size: row r of batch i of R rows is row i R + r. Rows from any row on
-are therefore read as several smaller batches, whose size divides both the first row and the number of rows.
+are therefore read as several smaller batches, parts, whose size divides both the first row and the number of rows.
 Letters: R rows, L length of a row, S sequences, l = L / pieces.
 """
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from pretrax.data.batches.source import HostBatch, Source
+from pretrax.errors import UserError
 
 
 def read_sequences(source: Source, first: int, count: int, pieces: int, sequences: slice) -> HostBatch:
@@ -42,6 +44,29 @@ def sources_of_sequences(source: Source, first: int, count: int, pieces: int, se
     rows = slice(start // pieces, -(-stop // pieces))
     of_rows = np.concatenate([source.row_sources(*part) for part in _parts(first, count, rows)])
     return of_rows[np.arange(start, stop) // pieces - rows.start]
+
+
+def check_row_order(source: Source, name: str, sizes: Iterable[tuple[int, int]]) -> None:
+    """Checks that a source gives the same rows in batches of different sizes. Reads at most eight rows per size.
+
+    Args:
+        source: the data of a run.
+        name: `data.name`.
+        sizes: (first row, number of rows) of the first batch of each size.
+
+    Raises:
+        UserError: the rows differ.
+    """
+    for small, large in itertools.pairwise(sorted({math.gcd(*size) for size in sizes})):
+        n = min(small, large - small, 4)
+        one, other = source.batch(1, slice(0, n), small), source.batch(0, slice(small, small + n), large)
+        if not all(map(np.array_equal, one, other)):
+            kind = type(source).__name__
+            raise UserError(
+                f'data.name={name}: batches grow, but {kind} numbers the rows of batches of {small} and of {large} rows '
+                f'differently\nrow {small} of the run is row 0 of batch 1 of {small} rows, and row {small} of batch 0 of '
+                f'{large} rows\nmake each row from its number step * batch_rows + row, or do not let batch.tokens grow'
+            )
 
 
 def _parts(first: int, count: int, rows: slice) -> Iterator[tuple[int, slice, int]]:

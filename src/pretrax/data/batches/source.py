@@ -87,6 +87,9 @@ class Source(abc.ABC):
         """The rows `rows` of the `batch_rows` rows of a step.
 
         A pure function of its arguments and the seed: the result depends neither on the process nor on earlier calls.
+
+        Where batches grow, it is also a function of the row's number in the run alone: row r of batch i of R rows is row
+        i R + r of one endless order. `check_row_order` refuses other sources.
         """
 
     @property
