@@ -106,6 +106,17 @@ def test_every_size_has_to_fit_the_mesh() -> None:
         check_batch(growing(64, ((0, 4), (5, 16))), mesh_of(c=8))
 
 
+def test_the_fix_of_one_size_keeps_the_others() -> None:
+    with pytest.raises(
+        UserError, match=r'use batch.tokens with \[5, 64\] or batch.tokens with \[5, 128\], or a mesh'
+    ):
+        check_batch(growing(((0, 64), (5, 96))), mesh_of(d=4))
+    with pytest.raises(UserError, match=r'use batch.sequence_length with \[0, 8\], or another mesh.c'):
+        check_batch(growing(64, ((0, 4), (5, 16))), mesh_of(c=8))
+    with pytest.raises(UserError, match=r'from step 5 on, (.|\n)*use batch.tokens=128, or a mesh'):  # it is no schedule
+        check_batch(growing(64, ((0, 8), (5, 16))), mesh_of(d=8))
+
+
 def test_a_micro_batch_for_every_size_divides_what_their_sequences_have_in_common() -> None:
     assert common_sequences(growing(((0, 64), (5, 96)))) == 2
     assert common_sequences(growing(64, ((0, 4), (5, 16)))) == 4

@@ -13,6 +13,7 @@ into equal parts. So no token is skipped or repeated, and where a batch lies dep
 """
 
 import math
+import re
 from collections.abc import Mapping
 
 from pretrax.config.batch_sizes import BatchSize
@@ -129,7 +130,15 @@ def check_batch(batch: Batch, mesh: Mapping[str, int]) -> None:
         except UserError as error:
             if len(batch.sizes) == 1:
                 raise
-            raise UserError(f'from step {first} on, {error}') from error
+            raise UserError(f'from step {first} on, {_by_step(str(error), batch, first)}') from error
+
+
+def _by_step(text: str, batch: Batch, step: int) -> str:
+    """A message that says batch.tokens=N, as an entry of a schedule: a plain number would replace the schedule."""
+    for key in ('tokens', 'sequence_length'):
+        if isinstance(getattr(batch, key), tuple):
+            text = re.sub(rf'batch\.{key}=(\d+)', rf'batch.{key} with [{step}, \1]', text)
+    return text
 
 
 def _check_size(batch: BatchSize, mesh: Mapping[str, int]) -> None:

@@ -30,7 +30,7 @@ def batch_sizes(
     tokens: int | ByStep, sequence_length: int | ByStep, micro: int | Literal['auto'] | None
 ) -> dict[int, BatchSize]:
     """{number of a batch: the size of that batch and those after it}, ascending. The last size is the largest."""
-    all_tokens, lengths = _knots(tokens), _knots(sequence_length)
+    all_tokens, lengths = _changes(tokens), _changes(sequence_length)
     steps = sorted({step for step, _ in (*all_tokens, *lengths)})
     return {step: BatchSize(_at(all_tokens, step), _at(lengths, step), micro) for step in steps}
 
@@ -43,8 +43,8 @@ def problems_of(
     if found:
         yield from found
         return
-    longest = _knots(sequence_length)[-1][1]
-    for step, length in _knots(sequence_length):
+    longest = _changes(sequence_length)[-1][1]
+    for step, length in _changes(sequence_length):
         if longest % length:
             yield Problem(
                 ('sequence_length',),
@@ -52,7 +52,7 @@ def problems_of(
                 'shorter sequences are equal parts of the longest ones, so that no token is skipped or repeated',
             )
     is_plain = isinstance(tokens, int) and isinstance(sequence_length, int)
-    for step, n in _knots(tokens):
+    for step, n in _changes(tokens):
         if n % longest:
             near = [m for m in (n // longest * longest, -(-n // longest) * longest) if m]
             when, which = ('', '') if is_plain else (f' from step {step} on', 'the longest ')
@@ -74,12 +74,12 @@ def problems_of(
 
 
 def _problems_of_steps(key: str, value: int | ByStep) -> Iterator[Problem]:
-    knots = _knots(value)
-    if knots[0][0] != 0:
+    changes = _changes(value)
+    if changes[0][0] != 0:
         yield Problem(
-            (key,), f'begins at step {knots[0][0]}; expected a value from step 0 on', f'write [[0, {knots[0][1]}], ...]'
+            (key,), f'begins at step {changes[0][0]}; expected a value from step 0 on', f'write [[0, {changes[0][1]}], ...]'
         )
-    for (step, old), (later, new) in itertools.pairwise(knots):
+    for (step, old), (later, new) in itertools.pairwise(changes):
         if later <= step:
             yield Problem(
                 (key,), f'has step {later} after step {step}; expected [[step, value], ...] by ascending steps'
@@ -90,9 +90,9 @@ def _problems_of_steps(key: str, value: int | ByStep) -> Iterator[Problem]:
             )
 
 
-def _knots(value: int | ByStep) -> ByStep:
+def _changes(value: int | ByStep) -> ByStep:
     return ((0, value),) if isinstance(value, int) else value
 
 
-def _at(knots: ByStep, step: int) -> int:
-    return next(value for first, value in reversed(knots) if first <= step)
+def _at(changes: ByStep, step: int) -> int:
+    return next(value for first, value in reversed(changes) if first <= step)

@@ -171,6 +171,7 @@ def _expected(message: str) -> str:
         'a valid string': 'a string',
         'a valid boolean': 'a boolean, true or false',
         'a valid array': 'a list',
+        'a valid tuple': 'a list',
         'an object': 'a mapping of keys to values',
     }
     for long, short in (

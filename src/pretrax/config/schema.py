@@ -47,7 +47,25 @@ CountOrZero = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Axis = Count | Literal['auto']
-Steps = Annotated[tuple[tuple[CountOrZero, Count], ...], Field(min_length=1)]  # (step, value from this step on)
+
+
+
+def _number_or_pairs(value: Any) -> Any:
+    pairs = isinstance(value, list) and value and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
+    if isinstance(value, list) and not pairs:
+        example = 'such as [[0, 1024], [100, 2048]]'
+        raise ProblemsError(
+            Problem((), f'is {shown(value)}; expected a number, or [[step, value], ...] by ascending steps, {example}')
+        )
+    return value
+
+
+# A count, or [[step, the count from this step on], ...].
+_StepAndCount = Annotated[tuple[CountOrZero, Count], Field(strict=False)]
+CountByStep = Annotated[
+    Count | Annotated[tuple[_StepAndCount, ...], Field(min_length=1, strict=False)],
+    pydantic.BeforeValidator(_number_or_pairs),
+]
 _Directory = Annotated[
     Path | pydantic.InstanceOf[BucketPath],
     pydantic.PlainSerializer(str, when_used='json'),
@@ -137,10 +155,10 @@ class Schedule(Component):
 class Batch(Section):
     """The tokens of one optimizer step. They never depend on the number of devices."""
 
-    tokens: Count | Steps = Field(
+    tokens: CountByStep = Field(
         description='tokens per step over all devices, a multiple of sequence_length; or [[step, tokens], ...]'
     )
-    sequence_length: Count | Steps = Field(description='tokens in one sequence; or [[step, length], ...]')
+    sequence_length: CountByStep = Field(description='tokens in one sequence; or [[step, length], ...]')
     micro: Count | Literal['auto'] | None = Field(
         default=None, description='sequences per device in one forward pass; null: all at once; auto: measured'
     )

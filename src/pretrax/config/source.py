@@ -104,7 +104,8 @@ def parse_overrides(overrides: Iterable[str]) -> Layer:
         key, equals, text = override.partition('=')
         if not equals or not re.fullmatch(r'[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*', key):
             why = 'the key is not a dotted name' if equals else 'there is no "="'
-            raise UserError(f'override {shown(override)}: {why}; expected key=value, for example  mesh.d=4')
+            hint = _whole_list(key) if equals else ''
+            raise UserError(f'override {shown(override)}: {why}; expected key=value, for example  mesh.d=4{hint}')
         path = tuple(key.split('.'))
         if path[0] == 'extends':
             raise UserError(f'override {shown(override)}: extends belongs in a file; write the key in a YAML file')
@@ -116,6 +117,16 @@ def parse_overrides(overrides: Iterable[str]) -> Layer:
         section[path[-1]], inside = _override_value(override, path, text)
         origins |= {path: 'override'} | inside
     return Layer(merged, origins)
+
+
+def _whole_list(key: str) -> str:
+    """What to write instead of an item of a list, such as sample.prompts.0; '' for other keys."""
+    item = re.fullmatch(r'([A-Za-z_][\w.-]*?)(?:\.(\d+)|\[(\d+)\])(?:\W.*)?', key)
+    if item is None:
+        return ''
+    is_schedule = item[1] in ('batch.tokens', 'batch.sequence_length')
+    whole = f'[[0, 1024], [{item[2] or item[3]}, 2048]]' if is_schedule else '[...]'
+    return f'\n    a list is given as a whole: {item[1]}={whole}'
 
 
 def decoded(text: str) -> Any:
