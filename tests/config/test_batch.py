@@ -107,9 +107,7 @@ def test_every_size_has_to_fit_the_mesh() -> None:
 
 
 def test_the_fix_of_one_size_keeps_the_others() -> None:
-    with pytest.raises(
-        UserError, match=r'use batch.tokens with \[5, 64\] or batch.tokens with \[5, 128\], or a mesh'
-    ):
+    with pytest.raises(UserError, match=r'use batch.tokens with \[5, 64\] or batch.tokens with \[5, 128\], or a mesh'):
         check_batch(growing(((0, 64), (5, 96))), mesh_of(d=4))
     with pytest.raises(UserError, match=r'use batch.sequence_length with \[0, 8\], or another mesh.c'):
         check_batch(growing(64, ((0, 4), (5, 16))), mesh_of(c=8))

@@ -108,7 +108,7 @@ def test_later_sizes_may_change_and_earlier_ones_may_not(growing, tmp_path):
         {'tokens': 128, 'sequence_length': 16},
     ):
         with pytest.raises(
-            UserError, match=r'batches may change from step 4 on; the longest sequence, .* may not'
+            UserError, match=r'batches may change from batch 4 on, counted from 0; the longest sequence, .* may not'
         ) as refused:
             pretrain(config_from_values(growing | {'batch': batch}), progress=Quiet())
         assert len(str(refused.value).splitlines()) <= 10
@@ -117,6 +117,19 @@ def test_later_sizes_may_change_and_earlier_ones_may_not(growing, tmp_path):
     pretrain(config_from_values(later), progress=progress)
     assert any('changed since the run began: batch.tokens: [[0, 128], [3, 256]] -> ' in line for line in progress.said)
     assert [line['tokens'] for line in lines_of(growing)] == np.cumsum([128] * 3 + [256] * 3 + [512] * 2).tolist()
+
+
+def test_sizes_may_not_change_if_the_weights_of_a_mixture_do(growing, documents):
+    sources = [
+        {'name': name, 'weight': weight, 'text': str(documents)} for name, weight in (('a', 1), ('b', [[0, 1], [6, 4]]))
+    ]
+    growing |= {'data': {'tokenizer': 'bytes', 'validation': 0, 'mixture': sources}, 'mesh': {'d': 1, 'r': 8}}
+    pretrain(config_from_values(growing), progress=StoppedAt(3))
+    later = growing | {'batch': GROWING | {'tokens': [[0, 128], [3, 256], [6, 512]]}}
+    with pytest.raises(
+        UserError, match=r'batch.tokens: .*\nsizes of batches may not change, because the weights of the mix'
+    ):
+        pretrain(config_from_values(later), progress=Quiet())
 
 
 def test_after_a_rollback_the_sizes_are_those_of_the_batches_that_follow(growing, tmp_path, monkeypatch):

@@ -50,13 +50,18 @@ def test_devices_of_a_topology(name, slices, devices, device):
         ('h300', 'did you mean h200'),
         ('h100x3', '1, 2, 4 or 8'),
         ('a3-hihg', 'did you mean a3-high'),
+        ('a3-foo', 'did you mean a3-high'),
+        ('dgx-x200', 'did you mean dgx-h200'),
         ('a3-high x0', 'x0: expected 1 machine or more'),
         ('', 'no such hardware'),
     ],
 )
 def test_unknown_names_are_refused_with_the_nearest_ones(name, said):
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=said) as refused:
         parse_topology(name)
+    lines = str(refused.value).splitlines()
+    assert len(lines) <= 10
+    assert max(map(len, lines)) <= 100
 
 
 def test_two_numbers_of_machines_that_differ_are_refused():

@@ -77,7 +77,9 @@ def _problems_of_steps(key: str, value: int | ByStep) -> Iterator[Problem]:
     changes = _changes(value)
     if changes[0][0] != 0:
         yield Problem(
-            (key,), f'begins at step {changes[0][0]}; expected a value from step 0 on', f'write [[0, {changes[0][1]}], ...]'
+            (key,),
+            f'begins at step {changes[0][0]}; expected a value from step 0 on',
+            f'write [[0, {changes[0][1]}], ...]',
         )
     for (step, old), (later, new) in itertools.pairwise(changes):
         if later <= step:

@@ -112,7 +112,7 @@ def from_validation(error: pydantic.ValidationError, given: Any, model: type[pyd
         else:
             expected.setdefault(path, []).append(_expected(detail['msg']))
     for path, alternatives in expected.items():
-        wanted = ' or '.join(dict.fromkeys(alternatives))
+        wanted = _either(alternatives)
         is_secret = any(len(path) > 1 and secret[: len(path)] == path[: len(secret)] for secret in SECRETS)
         what = f'expected {wanted}' if is_secret else f'is {shown(_at(given, path))}; expected {wanted}'
         hint = _fix(_at(given, path), wanted) or _describe(model, path)
@@ -160,6 +160,17 @@ def _fix(value: Any, expected: str) -> str:
         if re.fullmatch(r'[-+]?\d[\d_]*(\.\d*)?([eE][-+]?\d+)?', value):
             return 'write the number without quotes'
     return ''
+
+
+def _either(alternatives: Iterable[str]) -> str:
+    """What a union accepts: 'a string, a number, true or false'."""
+    wanted = list(dict.fromkeys(alternatives))
+    if 'a number' in wanted and 'an integer' in wanted:
+        wanted.remove('an integer')
+    if len(wanted) > 1 and (boolean := 'a boolean, true or false') in wanted:
+        wanted.remove(boolean)
+        wanted += ['true', 'false']
+    return ' or '.join([', '.join(wanted[:-1]), wanted[-1]] if len(wanted) > 1 else wanted)
 
 
 def _expected(message: str) -> str:

@@ -49,7 +49,6 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Axis = Count | Literal['auto']
 
 
-
 def _number_or_pairs(value: Any) -> Any:
     pairs = isinstance(value, list) and value and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
     if isinstance(value, list) and not pairs:

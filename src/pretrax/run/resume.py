@@ -88,7 +88,8 @@ def check_unchanged(config: RunConfig, allow_changes: bool, report: Report) -> N
             f'train from these weights under another name: init_from: {config.run_dir}'
         )
     began, number = from_manifest(description['config']), description['batch']
-    may_grow = same_until(began.batch, config.batch, number) and not _weights_change(config)
+    weights_change = _weights_change(config)
+    may_grow = same_until(began.batch, config.batch, number) and not weights_change
     every = diff(began, config)
     changes = [
         (key, old, new)
@@ -99,12 +100,23 @@ def check_unchanged(config: RunConfig, allow_changes: bool, report: Report) -> N
         shown = [f'    {key}: {old} -> {new}' for key, old, new in changes[:5]]
         more = [f'    and {len(changes) - 5} more'] if len(changes) > 5 else []
         head = f'{config.run_dir} was trained with another configuration:'
-        batches = f'batches may change from step {number} on; the longest sequence, and batches before, may not'
-        why = [batches] if any(key in _BATCH_SIZES for key, _, _ in changes) else []
+        why = (
+            [_why_batches_are_fixed(number, weights_change)]
+            if any(key in _BATCH_SIZES for key, _, _ in changes)
+            else []
+        )
         fix = 'use another name=, or resume with the new configuration: --allow-changes'
         raise UserError('\n'.join([head, *shown, *more, *why, fix]))
     for key, old, new in [change for change in every if change in changes or change[0] in ('steps', *_BATCH_SIZES)]:
         report(f'changed since the run began: {key}: {old} -> {new}')
+
+
+def _why_batches_are_fixed(number: int, weights_change: bool) -> str:
+    if weights_change:
+        return 'sizes of batches may not change, because the weights of the mixture change at given steps'
+    return (
+        f'batches may change from batch {number} on, counted from 0; the longest sequence, and batches before, may not'
+    )
 
 
 def _weights_change(config: RunConfig) -> bool:

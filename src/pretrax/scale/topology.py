@@ -11,6 +11,7 @@ import difflib
 import itertools
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -171,13 +172,15 @@ def parse_topology(name: str, slices: int = 1) -> Topology:
         *(f'{gpu}x8' for gpu in _GPUS),
         *MACHINES,
     ]
-    near = difflib.get_close_matches(plain, examples, 1, 0.5)
+    family = [one for one in MACHINES if one.startswith(f'{version}-')]
+    near = difflib.get_close_matches(plain, family or examples, 1, 0.5) or family
     raise UserError(
         f'--topology {name}: no such hardware'
         + (f'; did you mean {near[0]}?' if near else '')
         + f'\n    TPU: {", ".join(_TPUS)} with -SIZE or :SHAPE, such as v5e-256, v5p-128 or v5p:4x4x4'
         + f'\n    GPU: {", ".join(_GPUS)}, with x8 for a node of eight'
-        + f'\n    machines of eight GPUs: {", ".join(MACHINES)}, with x4 for four of them'
+        + '\n    machines of eight GPUs, with x4 for four of them:\n'
+        + textwrap.indent(textwrap.fill(', '.join(MACHINES), 92, break_on_hyphens=False), ' ' * 8)
     )
 
 
