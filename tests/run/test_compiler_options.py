@@ -89,6 +89,9 @@ def test_flags_of_the_environment_win_over_the_choice_and_lose_to_the_configurat
     [
         ({'xla_cpu_enable_fast_moth': True}, r'has no such option; did you mean xla_cpu_enable_fast_math\?'),
         ({'fast_math': True}, 'has no such option; names of options begin with xla_'),
+        ({'--xla_x': True}, 'has no such option; names of options begin with xla_, in lower case and without dashes'),
+        ({'fdo_profile': 1}, 'refuses the value: '),
+        ({'xla_cpu_parallel_codegen_split_count': 0}, 'refuses the value: '),
         ({'xla_cpu_enable_fast_math': 'banana'}, "refuses the value: .*'banana' is not a valid bool"),
         ({'xla_cpu_prefer_vector_width': 1.5}, "refuses the value: .*'1.5' is not a valid int32"),
         ({'optimization_level': 77}, 'refuses the value: .*77'),
@@ -104,6 +107,11 @@ def test_a_wrong_option_is_refused_before_the_step_is_lowered(options, said, mon
         prepare_and_report(config(options), lambda text: None, False)
     with pytest.raises(UserError, match=said):
         pretrain(config(options), progress=Quiet())
+
+
+def test_options_of_other_hardware_are_not_suggested():
+    with pytest.raises(UserError, match=r'has no such option\nleave it out'):
+        chosen({'xla_cpu_enable_fast_mat': True})
 
 
 def test_an_answer_for_true_is_not_one_for_1():

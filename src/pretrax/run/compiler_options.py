@@ -123,8 +123,9 @@ def _check(given: Mapping[str, Value], hardware: str, device: Any) -> None:
             raise UserError(f'{key}: {why}, and this run is for {hardware}\nleave it out')
         if refusal := _refusal({name: value}, device):
             if 'No such' in refusal:
-                known = {row.name for row in TABLE if wrong_hardware(row.name, hardware) is None}
-                close = nearest(name, known) or '; names of options begin with xla_' * (not name.startswith('xla_'))
+                close = nearest(name, {row.name for row in TABLE if hardware in row.hardware})
+                if not close and not re.match('xla_[a-z]', name):
+                    close = '; names of options begin with xla_, in lower case and without dashes'
                 raise UserError(
                     f'{key}: the installed XLA (JAX {jax.__version__}) has no such option{close}\nleave it out'
                 )
@@ -151,8 +152,9 @@ def _answer(options: str, device: Any) -> str | None:
         program = jax.jit(lambda x: x + 1).lower(shape)
     try:
         program.compile(compiler_options=json.loads(options))
-    except (jax.errors.JaxRuntimeError, ValueError) as error:  # ValueError: of JAX, which reads a few options itself
-        if isinstance(error, jax.errors.JaxRuntimeError) and 'INVALID_ARGUMENT' not in str(error):
+    except (jax.errors.JaxRuntimeError, ValueError, TypeError) as error:  # the last two: JAX reads a few options itself
+        if options == '{}':
             raise
-        return first_line(error).removeprefix('INVALID_ARGUMENT: ').strip(' :')
+        _answer('{}', device)  # raises if XLA cannot compile without them either
+        return re.sub(r'^[A-Z_]+: ', '', first_line(error)).strip(' :')
     return None
