@@ -117,7 +117,7 @@ TESTED_BY = {
     'model/test_eight_bits.py': 'model/numerics',
     'model/test_mutations.py': 'model/layers model/mlp model/moe model/rope model/routing model/weights',
     'model/test_parity.py': 'model/architecture model/presets',
-    'model/test_pipeline.py': 'model/pipeline_forward model/pipeline_schedule',
+    'model/test_pipeline.py': 'model/pipeline_forward',
     'model/test_transformer.py': 'model/axes model/base model/norm model/plan model/request',
     'observe/trackers/test_kills.py': (
         'observe/trackers/mlflow observe/trackers/tensorboard observe/trackers/trackio observe/trackers/wandb'

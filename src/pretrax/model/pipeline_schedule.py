@@ -24,8 +24,8 @@ interleaved   After the forward pass. Each stage keeps what the backward pass ne
     stage 2    ./.  ./.  0/0  1/1  2/2  3/3  4/4  5/5  ./.  ./.
 
 With 1f1b, the input of the last chunk is kept for one tick, and that of each chunk before it for two ticks more: the way to
-the loss and back. So what a stage keeps depends on stages and rounds, not on the number of micro-batches. Stages that are
-not in lockstep send a result within a tick, and keep about half as much; but then their programs differ.
+the loss and back. So what a stage keeps depends on stages and rounds, not on the number of micro-batches. Schedulers that run
+stages out of lockstep keep about half as many inputs, but every stage then needs its own program.
 """
 
 import functools
@@ -140,7 +140,9 @@ def choose_schedule(
         UserError: the layers cannot be cut into these stages and rounds, or the model does not support the schedule.
     """
     if sizes.stages == 1:
-        return None, 'none (mesh.p = 1)' + (', so pipeline_rounds has no effect' if sizes.rounds > 1 else '')
+        idle = ['pipeline_rounds'] * (sizes.rounds > 1) + ['pipeline_schedule'] * (wanted != 'auto')
+        verb = 'have' if len(idle) > 1 else 'has'
+        return None, 'none (mesh.p = 1)' + (f', so {" and ".join(idle)} {verb} no effect' if idle else '')
     _check_layers(sizes, arch)
     assert sizes.micro_batches % sizes.stages == 0, sizes
     problem = _no_1f1b(sizes, arch, tokens)

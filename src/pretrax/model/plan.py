@@ -96,7 +96,7 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
         'attention': str(kernel),
         **({'context': f'{context} ({why_context})'} if mesh['c'] > 1 else {}),
         **({'experts': describe_routing(arch, why_grouped)} if arch.n_experts else {}),
-        **({'pipeline': why_pipeline} if pipeline or options.pipeline_rounds > 1 else {}),
+        **({'pipeline': why_pipeline} if pipeline or 'no effect' in why_pipeline else {}),
         **({'products': why_numerics} if request.matmul != 'compute' else {}),
         'layers': why_unrolled,
         'activations': why_saved,
