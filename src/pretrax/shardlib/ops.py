@@ -342,7 +342,11 @@ def _psum_through(wires: Mapping[str, Any], x: Any, names: tuple[str, ...]) -> A
     total = jax.lax.psum(x, exact) if exact else x
     for axis in names:
         if axis in wires:
-            total = jax.lax.psum(total.astype(wires[axis]), axis).astype(x.dtype)
+            wire = jnp.finfo(wires[axis])
+            # Without this, XLA for TPUs may move the cast ahead of the sum over the other axes, and sum there in the wire's
+            # dtype too. It ignores an optimization_barrier.
+            rounded = jax.lax.reduce_precision(total, wire.nexp, wire.nmant)
+            total = jax.lax.psum(rounded.astype(wire.dtype), axis).astype(x.dtype)
     return total
 
 
