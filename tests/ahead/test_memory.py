@@ -10,7 +10,8 @@ from pretrax.config import from_values
 from pretrax.scale.topology import parse_topology
 
 WITHIN = 0.1
-EXPOSED_WITHIN = 0.07  # of the step, of rows of the scaling tables
+EXPOSED_WITHIN = 0.02  # of the step, of rows of the scaling tables
+WAITS = {'64b 2x v5p-128': 0.09}  # takes 97 % of the memory: XLA hides nothing
 # Between slices of v5e, XLA keeps a second copy of the gradients for their sum over r; this model has the largest shards.
 BEYOND_OF_SCALE = {f'128b {slices}x v5e-256': -0.11 for slices in (2, 4, 8, 16, 32)}
 # With a vocabulary of 128,256 the head is a sixth of the step: when its weights' gradient is made, and how well what is of
@@ -57,4 +58,4 @@ def test_rows_of_the_scaling_tables_fit_and_their_memory_and_exposed_communicati
     assert {row.decoder for row in benchmark.ROWS} == {rows[name].decoder for name in found}, 'a size without a row'
     beyond = {name: error for name, error in memory.items() if abs(error) > max(WITHIN, -BEYOND_OF_SCALE.get(name, 0))}
     assert not beyond
-    assert not {name: error for name, error in waits.items() if abs(error) > EXPOSED_WITHIN}
+    assert not {name: error for name, error in waits.items() if abs(error) > WAITS.get(name, EXPOSED_WITHIN)}
