@@ -53,8 +53,29 @@ def _is_padded(name: str, here: Mapping[str, Instruction], computations: Mapping
     if one.operation in _SAME:
         return _is_padded(one.operands[0], here, computations)
     if one.operation == 'dynamic-update-slice':
-        into = here.get(one.operands[0])
-        return into is not None and into.operation in ('broadcast', 'parameter')
+        return _is_constant(one.operands[0], here, computations)
     if one.operation == 'fusion' and (called := bodies(one)) and (inner := computations.get(called[0])):
-        return _is_padded(inner[-1].name, {x.name: x for x in inner}, computations)
+        by_name = {x.name: x for x in inner}
+        for operand, parameter in zip(one.operands, _parameters(inner), strict=False):
+            if _is_constant(operand, here, computations):
+                by_name[parameter] = here[operand]
+        return _is_padded(inner[-1].name, by_name, computations)
     return False
+
+
+def _is_constant(name: str, here: Mapping[str, Instruction], computations: Mapping[str, list[Instruction]]) -> bool:
+    """Whether all elements of a value are one constant."""
+    one = here.get(name)
+    if one is None:
+        return False
+    if one.operation in _SAME:
+        return _is_constant(one.operands[0], here, computations)
+    if one.operation == 'fusion' and (called := bodies(one)) and (inner := computations.get(called[0])):
+        return _is_constant(inner[-1].name, {x.name: x for x in inner}, computations)
+    return one.operation in ('broadcast', 'constant')
+
+
+def _parameters(body: list[Instruction]) -> list[str]:
+    """The names of the parameters of a computation, by their number."""
+    numbers = {int(one.rest.split(')')[0]): one.name for one in body if one.operation == 'parameter'}
+    return [numbers[number] for number in sorted(numbers)]

@@ -98,6 +98,8 @@ class Speed:
         self.bandwidth = device.bandwidth * self.reach.memory
         self.types = {name: {one.name: one.result for one in body} for name, body in computations.items()}
         self.stored = in_main_memory(computations) if self.is_tpu else computations
+        self.stored_by_name = {name: {one.name: one for one in body} for name, body in self.stored.items()}
+        self.stored_types = {name: {one.name: one.result for one in body} for name, body in self.stored.items()}
 
     def cost(self, one: Instruction, computation: str) -> tuple[float, float, float]:
         """FLOPs, bytes of traffic, and seconds of one run of an instruction."""
@@ -115,10 +117,8 @@ class Speed:
         return self.cost(one, computation)[2]
 
     def _traffic(self, one: Instruction, computation: str) -> tuple[float, float]:
-        if not self.is_tpu:
-            return traffic_of(one, self.types[computation], self.computations)
-        stored = {x.name: x for x in self.stored[computation]}
-        return traffic_of(stored[one.name], {name: x.result for name, x in stored.items()}, self.stored)
+        one = self.stored_by_name[computation][one.name]
+        return traffic_of(one, self.stored_types[computation], self.stored)
 
 
 def total(found: Sequence[Cost]) -> Cost:
