@@ -140,7 +140,7 @@ def train(spec: dict[str, Any]) -> dict[str, Any]:
         batches = [_on_device(batch) for batch in _batches(spec)]
         state = init_state(recipe, 0)
         start = time.perf_counter()
-        options = compiler_options(spec, mesh, recipe)
+        options = compiler_options(spec, mesh)
         step = make_step(recipe).lower(state, batches[0]).compile(compiler_options=options)
         compiling = time.perf_counter() - start
         box, losses = [state], []
@@ -182,11 +182,10 @@ def decode(spec: dict[str, Any]) -> dict[str, Any]:
     return {'tokens_per_second': spec['rows'] * spec['new'] / max(long - short, 1e-9)}
 
 
-def compiler_options(spec: dict[str, Any], mesh: Any, recipe: Recipe) -> dict[str, Any]:
+def compiler_options(spec: dict[str, Any], mesh: Any) -> dict[str, Any]:
     """Options of XLA that `pretrax train` sets, and those of the part, which win."""
-    one, arch = mesh.devices.flat[0], recipe.model.arch
-    experts = arch is not None and arch.n_experts > 0
-    situation = Situation(hardware_of(one.platform, one.device_kind), mesh.shape, experts=experts)
+    one = mesh.devices.flat[0]
+    situation = Situation(hardware_of(one.platform, one.device_kind), mesh.shape)
     return {row.name: row.value for row in choose_options(situation)} | (spec.get('compiler_options') or {})
 
 

@@ -29,7 +29,7 @@ def found(topology: str) -> dict[str, dict[str, int]]:
     devices = devices_of(topology)
     n = len(devices)
     mesh = Mesh(mesh_utils.create_device_mesh((n,), devices=devices), ('d',), axis_types=(AxisType.Auto,))
-    chosen = choose_compiler_options({}, devices, {'d': n}, 1, False).values
+    chosen = choose_compiler_options({}, devices, {'d': n}, 1).values
 
     def loss(x: Any, w: Any) -> Any:
         whole = jax.lax.all_gather(w, 'd', axis=0, tiled=True)

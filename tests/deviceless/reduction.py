@@ -35,7 +35,7 @@ def gradient(w: f32['layers M/d F'], x: bf16['layers T/r/d M']) -> f32['layers M
 
 def main() -> None:
     devices, mesh = devices_of('v5e:16x16', 2), dict.fromkeys(AXES, 1) | {'r': 2, 'd': 256}
-    options = choose_compiler_options({}, devices, mesh, n_slices(devices), False).values
+    options = choose_compiler_options({}, devices, mesh, n_slices(devices)).values
     with jax.set_mesh(Mesh(place(devices, mesh)[0], AXES, axis_types=(AxisType.Auto,) * len(AXES))):
         sizes = {'layers': 4, 'T': 2**18, 'M': 4096, 'F': 28672}
         w, x = (make_abstract(array, sizes) for array in (f32['layers M/d F'], bf16['layers T/r/d M']))

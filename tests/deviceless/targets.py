@@ -78,8 +78,7 @@ def compile_step(
         gpu = devices[0].platform in ('cuda', 'gpu')
         # Without a GPU there is no autotuning; Triton products are switched off to see the cuBLASLt form.
         given = {'xla_gpu_enable_triton_gemm': False} if gpu else {}
-        experts = recipe.model.arch.n_experts > 0  # type: ignore[union-attr]
-        options = choose_compiler_options(given, devices, mesh, n_slices(devices), experts).values
+        options = choose_compiler_options(given, devices, mesh, n_slices(devices)).values
         return make_step(recipe).lower(abstract_state(recipe), batch).compile(compiler_options=options)
 
 

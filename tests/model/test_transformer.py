@@ -209,12 +209,12 @@ def test_every_choice_is_the_same_on_any_mesh_and_in_a_loop(choices, mesh, layer
 
 
 @pytest.mark.parametrize(
-    ('platform', 'kind', 'r', 'by_layer'),
+    ('platform', 'kind', 'slices', 'by_layer'),
     [
         ('tpu', 'TPU v5', 2, True), ('tpu', 'TPU v5', 1, False), ('tpu', 'TPU v5 lite', 2, False),
         ('gpu', 'NVIDIA H100 80GB HBM3', 2, True), ('gpu', 'NVIDIA H100 80GB HBM3', 1, True), ('cpu', 'cpu', 2, True),
     ],
 )  # fmt: skip
-def test_gradients_are_reduced_layer_by_layer_where_the_backward_pass_hides_it(platform, kind, r, by_layer):
-    assert choose_reduction(platform, kind, {'r': r}, None)[0] is by_layer
-    assert choose_reduction(platform, kind, {'r': r}, PipelineSchedule(2, 1, 4))[0] is False
+def test_gradients_are_reduced_layer_by_layer_where_the_backward_pass_hides_it(platform, kind, slices, by_layer):
+    assert choose_reduction(platform, kind, slices, None)[0] is by_layer
+    assert choose_reduction(platform, kind, slices, PipelineSchedule(2, 1, 4))[0] is False

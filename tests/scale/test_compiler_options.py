@@ -22,8 +22,8 @@ from pretrax.scale.compiler_options import (
 HARDWARE = ('v4', 'v5e', 'v5p', 'v6e', 'tpu7x', *GPU, 'cpu')
 
 
-def situation(hardware: str, slices: int = 1, experts: bool = False, **mesh: int) -> Situation:
-    return Situation(hardware, dict.fromkeys(AXES, 1) | mesh, slices, experts)
+def situation(hardware: str, slices: int = 1, **mesh: int) -> Situation:
+    return Situation(hardware, dict.fromkeys(AXES, 1) | mesh, slices)
 
 
 def names(*arguments, **keywords) -> set[str]:
@@ -75,21 +75,18 @@ def test_no_run_has_two_values_for_an_option():
         {'c': 4},
         {'r': 2},
     ]
-    for hardware, slices, experts, mesh in itertools.product(HARDWARE, (1, 2), (False, True), meshes):
-        counts = collections.Counter(o.name for o in choose_options(situation(hardware, slices, experts, **mesh)))
-        assert not [name for name, n in counts.items() if n > 1], (hardware, slices, experts, mesh)
+    for hardware, slices, mesh in itertools.product(HARDWARE, (1, 2), meshes):
+        counts = collections.Counter(o.name for o in choose_options(situation(hardware, slices, **mesh)))
+        assert not [name for name, n in counts.items() if n > 1], (hardware, slices, mesh)
 
 
 def test_each_condition_of_a_row_counts():
-    row = CompilerOption('xla_a', 1, ('v5e',), 'why', 'how', axes='de', slices=True, experts=False)
+    row = CompilerOption('xla_a', 1, ('v5e',), 'why', 'how', axes='de', slices=True)
     assert row.suits(situation('v5e', slices=2, d=4))
     assert row.suits(situation('v5e', slices=2, e=4))
-    for other in (
-        situation('v5p', slices=2, d=4), situation('v5e', d=4), situation('v5e', slices=2, t=4),
-        situation('v5e', slices=2, experts=True, d=4),
-    ):  # fmt: skip
+    for other in (situation('v5p', slices=2, d=4), situation('v5e', d=4), situation('v5e', slices=2, t=4)):
         assert not row.suits(other)
-    assert row.where() == 'v5e; d or e > 1; several slices or nodes; dense models'
+    assert row.where() == 'v5e; d or e > 1; several slices or nodes'
 
 
 @pytest.mark.parametrize(

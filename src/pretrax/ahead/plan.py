@@ -147,7 +147,7 @@ class Planner:
     def _table(self, mesh: Mapping[str, int]) -> list[CompilerOption]:
         version = self.hardware.topology.version if self.hardware.topology else ''
         hardware = 'gpu' if self.hardware.platform in ('cuda', 'gpu') else version
-        return choose_options(Situation(hardware, mesh, self.hardware.slices, self.arch.n_experts > 0))
+        return choose_options(Situation(hardware, mesh, self.hardware.slices))
 
     def is_looped(self, mesh: dict[str, int]) -> bool:
         """Whether the program loops over layers on GPUs that share their weights."""
@@ -220,7 +220,7 @@ class Planner:
             try:
                 request = ModelRequest(
                     vocab_size=self._source.vocab_size, sequence_length=self.size.sequence_length, dtype=jax.numpy.bfloat16,
-                    platform=self.hardware.platform, mesh=mesh,
+                    platform=self.hardware.platform, mesh=mesh, slices=self.hardware.slices,
                     documents_per_row=self._source.documents_per_row, micro_batches=mesh['p'],
                     host_memory=True,
                 )  # fmt: skip

@@ -90,7 +90,7 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
     numerics, why_numerics = choose_numerics(
         request.matmul, request.exempt, arch, grouped, mesh, request.platform, request.device_kind
     )
-    reduced_by_layer, why_reduced = choose_reduction(request.platform, request.device_kind, mesh, pipeline)
+    reduced_by_layer, why_reduced = choose_reduction(request.platform, request.device_kind, request.slices, pipeline)
     wire = {'f32': '', 'bf16': '; sent over r in bf16' if mesh['r'] > 1 else '; NOT sent in bf16, because mesh.r = 1'}
     reasons = {
         'attention': str(kernel),
@@ -113,7 +113,7 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
 
 
 def choose_reduction(
-    platform: str, device_kind: str, mesh: Mapping[str, int], pipeline: PipelineSchedule | None
+    platform: str, device_kind: str, slices: int, pipeline: PipelineSchedule | None
 ) -> tuple[bool, str]:
     """Whether the backward pass of each layer reduces its gradients over the axes that replicate them; and the reason.
 
@@ -121,7 +121,7 @@ def choose_reduction(
     """
     if pipeline is not None:
         return False, 'reduced at the end of the step (a stage runs its layers once per micro-batch)'
-    if platform == 'tpu' and mesh['r'] == 1:
+    if platform == 'tpu' and slices == 1:
         return False, 'reduced at the end of the step (within a TPU slice, nothing hides a sum that is reduced earlier)'
     if platform == 'tpu' and device_kind not in _SPARSE_CORES:
         return (

@@ -22,6 +22,7 @@ class ModelRequest:
     mesh: dict[str, int]  # the size of each axis
     micro_batches: int = 1  # per device and step, for pipeline stages
     device_kind: str = ''
+    slices: int = 1  # TPU slices, or nodes of GPUs, that the mesh spans
     matmul: Kind = 'compute'  # `precision.matmul`
     exempt: tuple[str, ...] = EXEMPT  # `precision.exempt`
     reduction: Reduction = 'f32'  # `precision.reduction`

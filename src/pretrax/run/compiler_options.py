@@ -80,7 +80,7 @@ class CompilerOptions:
 
 
 def choose_compiler_options(
-    given: Mapping[str, Value | None], devices: list[Any], mesh: Mapping[str, int], slices: int, experts: bool
+    given: Mapping[str, Value | None], devices: list[Any], mesh: Mapping[str, int], slices: int
 ) -> CompilerOptions:
     """The options for the step of a run.
 
@@ -89,12 +89,11 @@ def choose_compiler_options(
         devices: those of the run, of this machine or not.
         mesh: size of each axis.
         slices: TPU slices, or nodes.
-        experts: whether the model is a mixture of experts.
 
     Raises:
         UserError: an option of the configuration is unknown, has a wrong value, or is for other hardware.
     """
-    situation = Situation(hardware_of(devices[0].platform, devices[0].device_kind), mesh, slices, experts)
+    situation = Situation(hardware_of(devices[0].platform, devices[0].device_kind), mesh, slices)
     own = next((device for device in devices if device.process_index == jax.process_index()), devices[0])
     values = {name: value for name, value in given.items() if value is not None}
     _check(values, situation.hardware, own)

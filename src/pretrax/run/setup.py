@@ -86,11 +86,8 @@ class Run:
     @functools.cached_property
     def compiler_options(self) -> CompilerOptions:
         """Options of XLA for the step. Raises UserError if `compiler.options` cannot be used for these devices."""
-        devices, arch = list(self.mesh.devices.flat), self.recipe.model.arch
-        has_experts = arch is not None and arch.n_experts > 0
-        return choose_compiler_options(
-            self.config.compiler.options, devices, dict(self.mesh.shape), n_slices(devices), has_experts
-        )
+        devices = list(self.mesh.devices.flat)
+        return choose_compiler_options(self.config.compiler.options, devices, dict(self.mesh.shape), n_slices(devices))
 
     def batch(self, number: int) -> Batch:
         """The training batch with this number: the same on any mesh and with any number of processes."""
@@ -257,6 +254,7 @@ def _build_model(
         mesh=dict(mesh.shape),
         micro_batches=micro_batches if stages > 1 else 1,
         device_kind=device.device_kind,
+        slices=n_slices(list(mesh.devices.flat)),
         matmul=config.precision.matmul,
         exempt=config.precision.exempt,
         reduction=config.precision.reduction,

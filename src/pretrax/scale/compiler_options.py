@@ -32,13 +32,11 @@ class Situation:
         hardware: version of a TPU, such as 'v5p'; 'gpu' for an NVIDIA GPU; otherwise the platform, such as 'cpu'.
         mesh: size of each mesh axis.
         slices: TPU slices, or nodes of GPUs.
-        experts: whether the model is a mixture of experts.
     """
 
     hardware: str
     mesh: Mapping[str, int]
     slices: int = 1
-    experts: bool = False
 
     def __str__(self) -> str:
         several = ', '.join(f'{axis}={n}' for axis, n in self.mesh.items() if n > 1)
@@ -56,7 +54,6 @@ class CompilerOption:
         evidence: what was measured by compiling, or the recipe that sets it.
         axes: at least one of these mesh axes has several devices; '': any mesh.
         slices: True: only for several slices or nodes; False: only for one; None: for any number.
-        experts: True: only for mixtures of experts; False: only for dense models; None: for both.
     """
 
     name: str
@@ -66,7 +63,6 @@ class CompilerOption:
     evidence: str
     axes: str = ''
     slices: bool | None = None
-    experts: bool | None = None
 
     def suits(self, situation: Situation) -> bool:
         """Whether the option is set there."""
@@ -74,7 +70,6 @@ class CompilerOption:
             situation.hardware in self.hardware
             and (not self.axes or any(situation.mesh.get(axis, 1) > 1 for axis in self.axes))
             and self.slices in (None, situation.slices > 1)
-            and self.experts in (None, situation.experts)
         )
 
     def __str__(self) -> str:
@@ -88,8 +83,6 @@ class CompilerOption:
             parts.append(f'{" or ".join(self.axes)} > 1')
         if self.slices is not None:
             parts.append('several slices or nodes' if self.slices else 'one slice or node')
-        if self.experts is not None:
-            parts.append('mixtures of experts' if self.experts else 'dense models')
         return '; '.join(parts)
 
 

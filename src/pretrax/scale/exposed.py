@@ -22,7 +22,7 @@ class Exposed:
         t_again: likewise, if layers are recomputed.
         e, c, p: activations over that axis.
         copies: sums of gradients over the axes that replicate weights.
-        layer_copies: those of layers over r, in a step of one pass.
+        layer_copies: those of layers over r, in a step of one pass; that of the last layer always waits.
         one_ring: names of attributes above whose collectives use one ring if d spans a whole slice, of several dimensions.
         all_reduced: names of those that are all-reduces, which send twice the bytes.
     """
@@ -84,6 +84,11 @@ _BY_DEFAULT = {
 }  # fmt: skip
 
 
+# TPUs whose sums over r run layer by layer between slices: `model.plan.choose_reduction`. Read from whole rows of MaxText's
+# tables on two slices of v5p: those of all layers but the last are hidden, and more of the activations over t wait.
+_LAYER_BY_LAYER = ('TPU v5p', 'TPU v6e', 'TPU v7 (half a chip)')
+
+
 def exposed_by_default(device: Device) -> Exposed | None:
     """What is not hidden without compiler options; None: not known."""
     return _BY_DEFAULT.get(device.name)
@@ -94,4 +99,7 @@ def exposed_on(device: Device, slices: int = 1) -> Exposed:
     if not device.name.startswith('TPU'):
         return _EXPOSED['GPU']
     name = f'{device.name}, slices' if slices > 1 else device.name
-    return _EXPOSED.get(name) or _EXPOSED.get(device.name) or _EXPOSED['SparseCore']
+    found = _EXPOSED.get(name) or _EXPOSED.get(device.name) or _EXPOSED['SparseCore']
+    if slices > 1 and device.name in _LAYER_BY_LAYER:
+        return dataclasses.replace(found, layer_copies=0.0, t=0.6)
+    return found

@@ -327,7 +327,8 @@ def _gradients_over_r(sizes: _Sizes) -> Phase:
     width = 2 if sizes.step.reduction == 'bf16' else 4
     seconds = sizes.all_reduce('r', width * (sizes.in_tables + sizes.in_layers) / sizes.d)
     tables = sizes.all_reduce('r', width * sizes.in_tables / sizes.d)
-    of_layers = shares.layer_copies if sizes.step.all_passes == 1 else shares.copies
+    one_pass = sizes.step.all_passes == 1
+    of_layers = max(shares.layer_copies, 1 / sizes.layers) if one_pass else shares.copies
     exposed = shares.copies * tables + of_layers * (seconds - tables)
     return Phase('gradients over r', seconds, exposed, 'r')
 
