@@ -12,7 +12,7 @@ from pretrax.model.architecture import Scores
 from pretrax.model.attention_kernels import Kernel, cudnn, splash
 from pretrax.model.context import ring_attention
 from pretrax.model.layers import LayerSpec, Tokens
-from pretrax.model.matmul import add_bias, gather, product
+from pretrax.model.matmul import add_bias, product
 from pretrax.model.norm import norm, qk_norm
 from pretrax.model.rope import rotate
 from pretrax.model.softcap import softcap
@@ -40,11 +40,11 @@ def queries_keys_values(
     """The projections of h, with norms and rotary positions if the family has them."""
     arch, formats = layer.arch, layer.formats
     h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', h)
-    w_q = gather('M/d H/t D -> M H/t D', w.q, h)
+    w_q = layer.gather('q', 'M/d H/t D -> M H/t D', w, h)
     q = add_bias(product('B/r/d/e L/c M, M H/t D -> B/r/d/e L/c H/t D', h, w_q, formats['q']), w.q_bias)
-    w_k = gather('M/d K/t D -> M K/t D', w.k, h)
+    w_k = layer.gather('k', 'M/d K/t D -> M K/t D', w, h)
     k = add_bias(product('B/r/d/e L/c M, M K/t D -> B/r/d/e L/c K/t D', h, w_k, formats['k']), w.k_bias)
-    w_v = gather('M/d K/t D -> M K/t D', w.v, h)
+    w_v = layer.gather('v', 'M/d K/t D -> M K/t D', w, h)
     v = add_bias(product('B/r/d/e L/c M, M K/t D -> B/r/d/e L/c K/t D', h, w_v, formats['v']), w.v_bias)
     if arch.qk_norm == 'none':
         q, k = save(rotate(q, positions, layer.kind), 'q'), save(rotate(k, positions, layer.kind), 'k')
@@ -57,7 +57,7 @@ def queries_keys_values(
 @typechecked
 def output_projection(y: num['B/r/d/e L/c H/t D'], w: Layer, layer: LayerSpec) -> num['B/r/d/e L/c/t M']:
     """The heads' outputs, projected into the residual stream."""
-    w_o = gather('H/t D M/d -> H/t D M', w.o, y)
+    w_o = layer.gather('o', 'H/t D M/d -> H/t D M', w, y)
     out = product('B/r/d/e L/c H/t D, H/t D M -> B/r/d/e L/c M', y, w_o, layer.formats['o'])  # partial over t
     out = save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'attention_out')
     return norm(add_bias(out, w.o_bias), w.norm1_after, None, layer.arch)

@@ -166,6 +166,11 @@ class TransformerOptions(BaseModel):
         gt=0,
         description='chunks of a sequence whose logits exist one at a time; the backward pass recomputes them',
     )
+    batch_parts: int = Field(
+        1,
+        gt=0,
+        description="parts of a device's sequences in a layer; communication over t of one runs beside the products of another",
+    )
     attention: Literal['auto', 'cudnn', 'splash', 'blockwise'] = Field('auto', description='kernel')
     pipeline_rounds: int = Field(
         1, gt=0, description='times a micro-batch goes around the stages of mesh.p; more rounds make the bubble smaller'

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrax.model.architecture import Architecture, LayerKind
+from pretrax.model.matmul import gather
 from pretrax.model.numerics import Formats
 from pretrax.model.plan import ExecutionPlan
 from pretrax.model.weights import Layer
@@ -35,6 +36,15 @@ class LayerSpec:
     plan: ExecutionPlan
     kind: LayerKind
     formats: Formats
+    gathered: dict[str, jax.Array] | None = None  # whole weights by name, of a layer that runs in parts
+
+    def gather(self, name: str, spec: str, w: Layer, x: jax.Array) -> jax.Array:
+        """`matmul.gather` of a weight, once for all parts of the batch."""
+        if self.gathered is None:
+            return gather(spec, getattr(w, name), x)
+        if name not in self.gathered:
+            self.gathered[name] = gather(spec, getattr(w, name), x)
+        return self.gathered[name]
 
 
 Body = Callable[[jax.Array, Layer, LayerSpec], tuple[jax.Array, Any]]

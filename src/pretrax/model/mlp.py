@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrax.model.layers import LayerSpec
-from pretrax.model.matmul import add_bias, gather, product
+from pretrax.model.matmul import add_bias, product
 from pretrax.model.norm import norm
 from pretrax.model.weights import Layer
 from pretrax.shardlib import all_gather, num, psum_scatter, save, typechecked
@@ -18,16 +18,16 @@ def feed_forward(h: num['B/r/d/e L/c/t M'], w: Layer, layer: LayerSpec) -> num['
     """act(h W_up) W_down, or with a gate (act(h W_gate) * h W_up) W_down. Shazeer 2020, arXiv:2002.05202, eq. 5 and 6."""
     arch, formats = layer.arch, layer.formats
     h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', h)
-    w_up = gather('M/d F/t -> M F/t', w.up, h)
+    w_up = layer.gather('up', 'M/d F/t -> M F/t', w, h)
     up = add_bias(product('B/r/d/e L/c M, M F/t -> B/r/d/e L/c F/t', h, w_up, formats['up']), w.up_bias)
     up = save(up, 'up')
     if arch.gated:
-        w_gate = gather('M/d F/t -> M F/t', w.gate, h)
+        w_gate = layer.gather('gate', 'M/d F/t -> M F/t', w, h)
         gate = save(product('B/r/d/e L/c M, M F/t -> B/r/d/e L/c F/t', h, w_gate, formats['gate']), 'gate')
         act = gated(gate, up, arch.activation)
     else:
         act = gelu(up)
-    w_down = gather('F/t M/d -> F/t M', w.down, h)
+    w_down = layer.gather('down', 'F/t M/d -> F/t M', w, h)
     out = product('B/r/d/e L/c F/t, F/t M -> B/r/d/e L/c M', act, w_down, formats['down'])  # partial over t
     out = save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'mlp_out')
     return norm(add_bias(out, w.down_bias), w.norm2_after, None, arch)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from pretrax.errors import UserError
 from pretrax.model.architecture import Architecture
 from pretrax.model.attention_kernels import Kernel, choose_kernel
 from pretrax.model.axes import along
@@ -35,6 +36,7 @@ class ExecutionPlan:
     pipeline: PipelineSchedule | None = None  # None: no pipeline stages
     reduced_by_layer: bool = False  # in a step of one pass, the backward pass of a layer reduces its gradients
     reduction: Reduction = 'f32'  # the dtype in which gradients are sent over r
+    batch_parts: int = 1  # of a device's sequences, in each layer
     reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)  # topic -> what was chosen and why
 
     @property
@@ -65,6 +67,7 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
     Raises:
         UserError: the options ask for something that cannot run on this mesh or these devices.
     """
+    check_batch_parts(options.batch_parts, arch, request)
     mesh, length = request.mesh, request.sequence_length
     context, why_context = choose_context(options.context, arch, mesh, length)
     kernel = choose_kernel(
@@ -98,7 +101,7 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
         **({'experts': describe_routing(arch, why_grouped)} if arch.n_experts else {}),
         **({'pipeline': why_pipeline} if pipeline or 'no effect' in why_pipeline else {}),
         **({'products': why_numerics} if request.matmul != 'compute' else {}),
-        'layers': why_unrolled,
+        'layers': why_unrolled + (f'; in {options.batch_parts} parts of the batch' if options.batch_parts > 1 else ''),
         'activations': why_saved,
         **(
             {'gradients': why_reduced + wire[request.reduction]}
@@ -108,8 +111,19 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
     }
     return ExecutionPlan(
         kernel, context, grouped, numerics, unrolled, saved, loss_chunks, pipeline, reduced_by_layer, request.reduction,
-        reasons,
+        options.batch_parts, reasons,
     )  # fmt: skip
+
+
+def check_batch_parts(parts: int, arch: Architecture, request: ModelRequest) -> None:
+    """Raises UserError if a layer cannot run in parts of the batch."""
+    if parts > 1 and arch.n_experts:
+        raise UserError(f'model.batch_parts = {parts}: a mixture of experts runs on the whole batch\nleave it out')
+    if parts > 1 and request.matmul != 'compute':
+        raise UserError(
+            f'model.batch_parts = {parts}: precision.matmul = {request.matmul} rounds the whole batch at once\n'
+            'leave out one of them'
+        )
 
 
 def choose_reduction(

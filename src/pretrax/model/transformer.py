@@ -36,7 +36,20 @@ from pretrax.model.request import ModelRequest
 from pretrax.model.routing import Routed, counted, load, routing_denominators, routing_metrics, routing_terms
 from pretrax.model.softcap import softcap
 from pretrax.model.weights import Ends, Layer, Weights, abstract_weights, init_weights
-from pretrax.shardlib import all_gather, drop_axes, f32, i32, key, num, psum_scatter, save, take, typechecked, u32
+from pretrax.shardlib import (
+    all_gather,
+    drop_axes,
+    f32,
+    i32,
+    key,
+    num,
+    psum_scatter,
+    save,
+    scope,
+    take,
+    typechecked,
+    u32,
+)
 
 
 @typechecked
@@ -72,9 +85,25 @@ def decoder_layers(
     def one_layer(
         x: num['B/r/d/e L/c/t M'], w: Layer, layer: LayerSpec
     ) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
-        return block(save(x, 'input'), w, tokens, layer)
+        x, parts = save(x, 'input'), math.gcd(plan.batch_parts, x.shape[0])
+        return block(x, w, tokens, layer) if parts == 1 else (in_parts(parts, x, w, tokens, layer), None)
 
     return over_layers(one_layer, x, layers, seeds, arch, plan)
+
+
+def in_parts(
+    parts: int, x: num['B/r/d/e L/c/t M'], w: Layer, tokens: Tokens, layer: LayerSpec
+) -> num['B/r/d/e L/c/t M']:
+    """One dense layer on parts of the sequences. What one part sends over t, XLA can hide behind the products of another."""
+    layer = dataclasses.replace(layer, gathered={})
+    rows = x.shape[0] // parts
+    results = []
+    for first in range(0, x.shape[0], rows):
+        here = slice(first, first + rows)
+        with scope():
+            part = Tokens(tokens.positions[here], tokens.segments[here], None)
+            results.append(block(x[here], w, part, layer)[0])
+    return jnp.concatenate(results)
 
 
 def gather_ends(w: Weights, dtype: DTypeLike) -> Ends:

@@ -267,6 +267,12 @@ def _build_model(
             f'precision.matmul = {config.precision.matmul}: model.name = {name} computes its own matrix products\n'
             'leave out precision.matmul, or use model.name=transformer'
         )
+    rows, parts = micro_batch_size(size, mesh.shape), model.plan.batch_parts
+    if rows % parts:
+        raise UserError(
+            f'model.batch_parts = {parts}: the {rows} sequences of a device and pass do not divide into {parts} parts\n'
+            f'use a divisor of {rows}, or another batch.micro or batch.tokens'
+        )
     if config.precision.reduction != model.plan.reduction:
         raise UserError(
             f'precision.reduction = {config.precision.reduction}: model.name = {name} sums its gradients in f32\n'
