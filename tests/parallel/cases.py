@@ -29,6 +29,7 @@ EIGHT = {'n_layers': 8, 'context': 'ring', 'save': 'none'}
 MODELS = {
     'dense': DENSE | {'context': 'ring'},
     'dense, all_to_all': DENSE | {'context': 'all_to_all'},
+    'dense, 2 parts': DENSE | {'context': 'ring', 'batch_parts': 2},
     'experts': MIXTURE | {'context': 'ring'},
     'experts, capacity': MIXTURE | {'capacity': 0.75},
     'stages, interleaved': DENSE | EIGHT | {'pipeline_schedule': 'interleaved'},
@@ -37,7 +38,9 @@ MODELS = {
     # Two layers: with more, rounding changes a token's experts within the steps on any mesh (as c=2 alone does with 8).
     'stages, experts, 1f1b': MIXTURE | EIGHT | {'n_layers': 2, 'pipeline_schedule': '1f1b'},
 }
-AXES_OF = {'dense': 'rdctp', 'dense, all_to_all': 'ctp', 'experts': 'rdectp', 'experts, capacity': 'de'}
+AXES_OF = {
+    'dense': 'rdctp', 'dense, all_to_all': 'ctp', 'dense, 2 parts': 'rdct', 'experts': 'rdectp', 'experts, capacity': 'de',
+}  # fmt: skip
 
 
 def meshes(name):
@@ -59,6 +62,8 @@ def meshes(name):
     chosen = [c for n in (1, 2, 3) for c in itertools.combinations(axes, n)]
     if name == 'dense, all_to_all':
         chosen = [c for c in chosen if 'c' in c]
+    if name == 'dense, 2 parts':
+        chosen = [c for c in chosen if 't' in c]
     if name == 'experts, capacity':
         chosen = [c for c in chosen if 'e' in c]
     return [dict.fromkeys(c, 2) for c in chosen]
