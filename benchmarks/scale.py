@@ -60,7 +60,10 @@ class Row:
         r, d = self.slices * self.copies, chips // self.t // self.copies
         mesh = [f'mesh.{axis}={n}' for axis, n in (('r', r), ('d', d), ('t', self.t)) if n > 1]
         tokens = self.slices * chips * self.sequences * LENGTH
-        return [*mesh, f'batch.tokens={tokens}', *[f'model.save={self.save}'] * (self.save != 'none')]
+        options = [f'model.save={self.save}'] * (self.save != 'none') + [
+            'model.batch_parts=2'
+        ] * self.hardware.startswith('v5p')
+        return [*mesh, f'batch.tokens={tokens}', *options]
 
     def command(self) -> str:
         slices = f' --slices {self.slices}' if self.slices > 1 else ''

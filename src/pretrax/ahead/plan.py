@@ -177,6 +177,7 @@ class Planner:
             micro_batches=passes if schedule else 1,
             inputs=schedule.inputs if schedule else None,
             loss_chunks=model.plan.loss_chunks,
+            batch_parts=math.gcd(model.plan.batch_parts, micro),
             reduction=self.config.precision.reduction,
             context=model.plan.context,
         )

@@ -329,6 +329,7 @@ def step_facts(run: Run) -> StepFacts:
         micro_batches=micro_batches,
         inputs=schedule.inputs if schedule else None,
         loss_chunks=plan.loss_chunks,
+        batch_parts=plan.batch_parts,
         reduction=plan.reduction,
         context=plan.context,
     )

@@ -20,6 +20,7 @@ class Exposed:
         last_sums: of one layer over d: the last of the backward pass, which nothing hides.
         t: activations over t, if the backward pass keeps those of the forward pass.
         t_again: likewise, if layers are recomputed.
+        t_in_parts: likewise, of layers that run in parts of the batch (`model.batch_parts`).
         e, c, p: activations over that axis.
         copies: sums of gradients over the axes that replicate weights.
         layer_copies: those of layers over r, in a step of one pass; that of the last layer always waits.
@@ -36,6 +37,7 @@ class Exposed:
     last_sums: float
     t: float
     t_again: float
+    t_in_parts: float
     e: float
     c: float
     p: float
@@ -47,28 +49,28 @@ class Exposed:
 
 _V5E = Exposed(
     tables=1.0, table_sums=1.0, gathers=0.07, sums=0.27, gathers_beside_t=0.25, sums_beside_t=1.0, last_sums=0.0,
-    t=0.73, t_again=0.73, e=1.0, c=0.0, p=1.0, copies=1.0, layer_copies=1.0,
+    t=0.73, t_again=0.73, t_in_parts=0.73, e=1.0, c=0.0, p=1.0, copies=1.0, layer_copies=1.0,
     one_ring=frozenset({'tables', 'gathers', 'sums'}), all_reduced=frozenset({'table_sums', 'sums'}),
 )  # fmt: skip
 _V5E_SLICES = dataclasses.replace(_V5E, sums=1.0, one_ring=frozenset({'tables', 'gathers'}))
 _EXPOSED = {
     'GPU': Exposed(
         tables=0.9, table_sums=0.5, gathers=0.05, sums=0.0, gathers_beside_t=0.05, sums_beside_t=0.0, last_sums=0.75,
-        t=0.55, t_again=0.55, e=0.6, c=0.3, p=0.7, copies=0.9, layer_copies=0.35,
+        t=0.55, t_again=0.55, t_in_parts=0.55, e=0.6, c=0.3, p=0.7, copies=0.9, layer_copies=0.35,
     ),
     'SparseCore': Exposed(
         tables=1.0, table_sums=0.5, gathers=0.01, sums=0.11, gathers_beside_t=0.12, sums_beside_t=0.24, last_sums=0.0,
-        t=0.43, t_again=0.72, e=1.0, c=1.0, p=0.2, copies=1.0, layer_copies=1.0, one_ring=frozenset({'sums'}),
+        t=0.43, t_again=0.72, t_in_parts=0.21, e=1.0, c=1.0, p=0.2, copies=1.0, layer_copies=1.0, one_ring=frozenset({'sums'}),
     ),
     'TPU v6e': Exposed(
         tables=1.0, table_sums=0.7, gathers=0.22, sums=0.55, gathers_beside_t=0.12, sums_beside_t=0.24, last_sums=0.0,
-        t=0.43, t_again=0.72, e=1.0, c=0.0, p=1.0, copies=1.0, layer_copies=1.0,
+        t=0.43, t_again=0.72, t_in_parts=0.21, e=1.0, c=0.0, p=1.0, copies=1.0, layer_copies=1.0,
     ),
     'TPU v5e': _V5E,
     'TPU v5e, slices': _V5E_SLICES,
     'TPU v4': Exposed(
         tables=1.0, table_sums=1.0, gathers=0.0, sums=1.0, gathers_beside_t=0.0, sums_beside_t=1.0, last_sums=0.0,
-        t=1.0, t_again=1.0, e=1.0, c=0.0, p=1.0, copies=1.0, layer_copies=1.0,
+        t=1.0, t_again=1.0, t_in_parts=1.0, e=1.0, c=0.0, p=1.0, copies=1.0, layer_copies=1.0,
         all_reduced=frozenset({'table_sums', 'sums'}),
     ),
 }  # fmt: skip
@@ -78,7 +80,7 @@ _BY_DEFAULT = {
     'TPU v5e': _V5E_SLICES,
     'TPU v5p': Exposed(
         tables=1.0, table_sums=1.0, gathers=1.0, sums=1.0, gathers_beside_t=1.0, sums_beside_t=1.0, last_sums=0.0,
-        t=1.0, t_again=1.0, e=1.0, c=1.0, p=1.0, copies=1.0, layer_copies=1.0,
+        t=1.0, t_again=1.0, t_in_parts=1.0, e=1.0, c=1.0, p=1.0, copies=1.0, layer_copies=1.0,
         all_reduced=frozenset({'tables', 'table_sums', 'gathers', 'sums'}),
     ),
 }  # fmt: skip

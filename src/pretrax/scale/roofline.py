@@ -290,8 +290,11 @@ def _over_d(sizes: _Sizes, hidden_by: float) -> Phase:
 def _over_t(sizes: _Sizes, work: float) -> Phase:
     """Activations; a part of the products and attention hides them."""
     per_layer, share = (11, sizes.shares.t_again) if sizes.step.recomputes else (10, sizes.shares.t)
+    behind = _BEHIND
+    if (parts := sizes.step.batch_parts) > 1:
+        share, behind = sizes.shares.t_in_parts, 1 - 1 / parts
     seconds = sizes.gather('t', (per_layer * sizes.layers * sizes.with_bubble + 4) * sizes.hidden)
-    return Phase('activations over t', seconds, max(share * seconds, seconds - _BEHIND * work), 't')
+    return Phase('activations over t', seconds, max(share * seconds, seconds - behind * work), 't')
 
 
 def _tokens_over_e(sizes: _Sizes) -> Phase:

@@ -24,6 +24,7 @@ class StepFacts:
         inputs: inputs of chunks that a stage of a pipeline keeps at the same time in the schedule 1f1b; None: interleaved.
         reduction: dtype in which gradients are sent over `r`.
         loss_chunks: parts of a sequence whose logits exist one after the other.
+        batch_parts: parts of a device's sequences in each layer.
         context: how attention treats sequences that are sharded over c: 'all_to_all' or 'ring'.
     """
 
@@ -39,6 +40,7 @@ class StepFacts:
     micro_batches: int = 1
     inputs: int | None = None
     loss_chunks: int = 1
+    batch_parts: int = 1
     reduction: Literal['f32', 'bf16'] = 'f32'
     context: str = 'all_to_all'
 
