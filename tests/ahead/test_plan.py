@@ -73,6 +73,23 @@ def test_the_plan_says_on_several_gpus_that_unrolled_layers_are_faster():
         assert any(said in line for line in report(found)) == expected
 
 
+def test_the_plan_says_what_layers_on_halves_of_the_batch_would_hide():
+    hardware, said = parse_topology('v5p:4x4x4'), 'model.batch_parts=2: '
+    model, batch = VALUES['model'], {'tokens': 2048 * 64, 'sequence_length': 2048, 'micro': 4}
+    for mesh, parts, expected in (({'d': 16, 't': 4}, 1, True), ({'d': 16, 't': 4}, 2, False), ({'d': 64}, 1, False)):
+        values = VALUES | {'mesh': mesh, 'model': model | {'batch_parts': parts}, 'batch': batch}
+        if mesh == {'d': 64}:
+            values['batch'] = batch | {'tokens': 2048 * 256}
+        found = make_plan(from_values(values), hardware, lambda text: None)
+        assert any(said in line for line in report(found)) == expected
+        if expected:
+            in_halves = make_plan(
+                from_values(values | {'model': model | {'batch_parts': 2}}), hardware, lambda text: None
+            )
+            assert found.in_halves == in_halves.now.prediction
+            assert found.in_halves.seconds < found.now.prediction.seconds
+
+
 def test_the_report_says_if_nothing_fits():
     huge = plan(model=VALUES['model'] | {'n_layers': 240, 'd_model': 16384, 'd_head': 1024, 'd_ff': 65536})
     assert huge.found == []

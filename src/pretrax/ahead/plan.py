@@ -84,6 +84,7 @@ class Plan:
     Attributes:
         options: compiler options that the configuration sets by itself.
         by_default: its prediction without them; None: not known, or there are none.
+        in_halves: its prediction if layers run on two halves of the batch; None: impossible, or not better.
         is_looped: its layers run in a loop on several GPUs, where unrolled ones are faster.
     """
 
@@ -91,6 +92,7 @@ class Plan:
     now: Candidate | None
     options: list[CompilerOption]
     by_default: Prediction | None
+    in_halves: Prediction | None
     is_looped: bool
     why: str
     found: list[Candidate]
@@ -153,12 +155,23 @@ class Planner:
         """Whether the program loops over layers on GPUs that share their weights."""
         return self.hardware.platform in ('cuda', 'gpu') and mesh['d'] > 1 and not self._model(mesh).plan.unrolled
 
-    def candidate(self, mesh: dict[str, int], micro: int, save: Any, by_default: bool = False) -> Candidate:
+    def in_halves(self, one: Candidate) -> Prediction | None:
+        """A candidate whose layers run on two halves of the batch; None: that is impossible, or hides nothing more."""
+        is_whole = self._model(one.mesh).plan.batch_parts == 1 and self.config.precision.matmul == 'compute'
+        if one.mesh['t'] == 1 or one.micro % 2 or self.arch.n_experts or not is_whole:
+            return None
+        halves = self.candidate(one.mesh, one.micro, one.save, parts=2).prediction
+        return halves if halves.exposed < one.prediction.exposed else None
+
+    def candidate(
+        self, mesh: dict[str, int], micro: int, save: Any, by_default: bool = False, parts: int | None = None
+    ) -> Candidate:
         """Predicts one candidate, whose mesh must be possible for the model.
 
         Args:
             mesh, micro, save: see `Candidate`.
             by_default: without compiler options, as if the configuration removed them all.
+            parts: instead of `model.batch_parts`.
         """
         model = self._model(mesh)
         saved = choose_saved(save, mesh, True)[0]
@@ -177,7 +190,7 @@ class Planner:
             micro_batches=passes if schedule else 1,
             inputs=schedule.inputs if schedule else None,
             loss_chunks=model.plan.loss_chunks,
-            batch_parts=math.gcd(model.plan.batch_parts, micro),
+            batch_parts=math.gcd(parts or model.plan.batch_parts, micro),
             reduction=self.config.precision.reduction,
             context=model.plan.context,
         )
@@ -238,18 +251,18 @@ def make_plan(config: RunConfig, hardware: Hardware, say: Report) -> Plan:
         UserError: the model has no architecture, or the configuration is impossible on any mesh.
     """
     planner = Planner(config, hardware, say)
-    now, why, options, by_default, is_looped = None, '', [], None, False
+    now, why, options, by_default, in_halves, is_looped = None, '', [], None, None, False
     try:
         now = planner.as_configured()
         options = planner.options(now.mesh)
-        is_looped = planner.is_looped(now.mesh)
+        is_looped, in_halves = planner.is_looped(now.mesh), planner.in_halves(now)
         if options and exposed_by_default(hardware.topology.device):
             by_default = planner.candidate(now.mesh, now.micro, now.save, by_default=True).prediction
     except UserError as error:
         why = str(error).splitlines()[0]
     every = planner.search()
     fits = planner.fitting(every)
-    return Plan(hardware, now, options, by_default, is_looped, why, fits, len(every), planner.n_params)
+    return Plan(hardware, now, options, by_default, in_halves, is_looped, why, fits, len(every), planner.n_params)
 
 
 def _moments(config: RunConfig) -> float:
@@ -323,6 +336,11 @@ def _options(plan: Plan) -> Iterator[str]:
         yield (
             f'    with these options, {now.exposed:.3g} s of communication are not overlapped; with the defaults of XLA, '
             f'{other.exposed:.3g} s, and the step takes {other.seconds:.3g} s'
+        )
+    if plan.in_halves:
+        yield (
+            f'    model.batch_parts=2: {plan.in_halves.exposed:.3g} s of communication are not overlapped, and the step takes '
+            f'{plan.in_halves.seconds:.3g} s'
         )
     if plan.is_looped:
         yield '    model.layers=unroll: 2 to 4 % faster in compiled steps on GPUs, and compiles longer'
