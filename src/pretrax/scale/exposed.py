@@ -60,11 +60,11 @@ _EXPOSED = {
     ),
     'SparseCore': Exposed(
         tables=1.0, table_sums=0.5, gathers=0.01, sums=0.11, gathers_beside_t=0.12, sums_beside_t=0.24, last_sums=0.0,
-        t=0.43, t_again=0.72, t_in_parts=0.24, e=1.0, c=1.0, p=0.2, copies=1.0, layer_copies=1.0, one_ring=frozenset({'sums'}),
+        t=0.43, t_again=0.72, t_in_parts=0.2, e=1.0, c=1.0, p=0.2, copies=1.0, layer_copies=1.0, one_ring=frozenset({'sums'}),
     ),
     'TPU v6e': Exposed(
         tables=1.0, table_sums=0.7, gathers=0.22, sums=0.55, gathers_beside_t=0.12, sums_beside_t=0.24, last_sums=0.0,
-        t=0.43, t_again=0.72, t_in_parts=0.24, e=1.0, c=0.0, p=1.0, copies=1.0, layer_copies=1.0,
+        t=0.43, t_again=0.72, t_in_parts=0.2, e=1.0, c=0.0, p=1.0, copies=1.0, layer_copies=1.0,
     ),
     'TPU v5e': _V5E,
     'TPU v5e, slices': _V5E_SLICES,
