@@ -5,6 +5,7 @@ Letters: B batch, L length, M d_model.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from pretrax.model.matmul import gather
 from pretrax.model.numerics import Formats
 from pretrax.model.plan import ExecutionPlan
 from pretrax.model.weights import Layer
-from pretrax.shardlib import bool_, i32, num, pytree_dataclass, reduce_gradient_here, scan, unroll
+from pretrax.shardlib import bool_, i32, num, pytree_dataclass, reduce_gradient_here, scan, scope, unroll
 
 
 @pytree_dataclass
@@ -47,6 +48,7 @@ class LayerSpec:
         return self.gathered[name]
 
 
+Run = Callable[[jax.Array, Tokens, LayerSpec], tuple[jax.Array, Any]]
 Body = Callable[[jax.Array, Layer, LayerSpec], tuple[jax.Array, Any]]
 
 
@@ -81,6 +83,20 @@ def over_layers(
         x, result = loop(bodies, x, stacked, plan.saved_in_layers)
         results.append(result)
     return x, jax.tree.map(lambda *runs: jnp.concatenate(runs), *results)
+
+
+def in_parts(run: Run, x: jax.Array, tokens: Tokens, layer: LayerSpec) -> tuple[jax.Array, Any]:
+    """`run` on parts of the sequences. The products of one part can hide what another sends over t."""
+    parts, results = math.gcd(layer.plan.batch_parts, x.shape[0]), []
+    if parts == 1:
+        return run(x, tokens, layer)
+    layer, rows = dataclasses.replace(layer, gathered={}), x.shape[0] // parts
+    for first in range(0, x.shape[0], rows):
+        here = slice(first, first + rows)
+        with scope():
+            part = Tokens(tokens.positions[here], tokens.segments[here], None)
+            results.append(run(x[here], part, layer)[0])
+    return jnp.concatenate(results), None
 
 
 def _one_layer(

@@ -22,7 +22,7 @@ from pretrax.model.attention import attention
 from pretrax.model.base import Model
 from pretrax.model.context import column_order, local_columns
 from pretrax.model.families import TransformerOptions, resolve
-from pretrax.model.layers import LayerSpec, Tokens, over_layers
+from pretrax.model.layers import LayerSpec, Tokens, in_parts, over_layers
 from pretrax.model.loss import Batch, LossTerms, denominators, loss_terms
 from pretrax.model.loss_chunks import in_chunks
 from pretrax.model.matmul import product
@@ -36,20 +36,7 @@ from pretrax.model.request import ModelRequest
 from pretrax.model.routing import Routed, counted, load, routing_denominators, routing_metrics, routing_terms
 from pretrax.model.softcap import softcap
 from pretrax.model.weights import Ends, Layer, Weights, abstract_weights, init_weights
-from pretrax.shardlib import (
-    all_gather,
-    drop_axes,
-    f32,
-    i32,
-    key,
-    num,
-    psum_scatter,
-    save,
-    scope,
-    take,
-    typechecked,
-    u32,
-)
+from pretrax.shardlib import all_gather, drop_axes, f32, i32, key, num, psum_scatter, save, take, typechecked, u32
 
 
 @typechecked
@@ -82,28 +69,10 @@ def decoder_layers(
 ) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
     """The hidden states after all layers, and the stacked statistics of their routers."""
 
-    def one_layer(
-        x: num['B/r/d/e L/c/t M'], w: Layer, layer: LayerSpec
-    ) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
-        x, parts = save(x, 'input'), math.gcd(plan.batch_parts, x.shape[0])
-        return block(x, w, tokens, layer) if parts == 1 else (in_parts(parts, x, w, tokens, layer), None)
+    def one_layer(x: jax.Array, w: Layer, layer: LayerSpec) -> tuple[jax.Array, Routed | None]:
+        return in_parts(lambda *part: block(part[0], w, *part[1:]), save(x, 'input'), tokens, layer)
 
     return over_layers(one_layer, x, layers, seeds, arch, plan)
-
-
-def in_parts(
-    parts: int, x: num['B/r/d/e L/c/t M'], w: Layer, tokens: Tokens, layer: LayerSpec
-) -> num['B/r/d/e L/c/t M']:
-    """One dense layer on parts of the sequences. What one part sends over t, XLA can hide behind the products of another."""
-    layer = dataclasses.replace(layer, gathered={})
-    rows = x.shape[0] // parts
-    results = []
-    for first in range(0, x.shape[0], rows):
-        here = slice(first, first + rows)
-        with scope():
-            part = Tokens(tokens.positions[here], tokens.segments[here], None)
-            results.append(block(x[here], w, part, layer)[0])
-    return jnp.concatenate(results)
 
 
 def gather_ends(w: Weights, dtype: DTypeLike) -> Ends:
