@@ -220,7 +220,7 @@ class Transformer(Model):
         return self._with_routing({name: (n, counts[name]) for name, n in sums.items()}, routed, batch)
 
     def _stages(self, ends: Ends, w: Weights, batch: Batch) -> Stages:
-        """The same on pipeline stages: each micro-batch passes through all of them (pipeline.py)."""
+        """The same on pipeline stages: each micro-batch passes through all (pipeline.py)."""
         head, schedule = self.plan.numerics.head_format(), self.plan.pipeline
         assert schedule is not None
 
