@@ -41,11 +41,10 @@ class LayerSpec:
 
     def gather(self, name: str, spec: str, w: Layer, x: jax.Array) -> jax.Array:
         """`matmul.gather` of a weight, once for all parts of the batch."""
-        if self.gathered is None:
-            return gather(spec, getattr(w, name), x)
-        if name not in self.gathered:
-            self.gathered[name] = gather(spec, getattr(w, name), x)
-        return self.gathered[name]
+        known = {} if self.gathered is None else self.gathered
+        if name not in known:
+            known[name] = gather(spec, getattr(w, name), x)
+        return known[name]
 
 
 Run = Callable[[jax.Array, Tokens, LayerSpec], tuple[jax.Array, Any]]
