@@ -41,8 +41,9 @@ from pretrax.scale.memory import temporaries_of
 from pretrax.shardlib import make_shardings, psum
 from pretrax.train import optimizer
 from pretrax.train import step as step_module
-from pretrax.train.decay import DEFAULT_NO_DECAY
-from pretrax.train.step import Recipe, init_state
+from pretrax.train.groups import DEFAULT_NO_DECAY
+from pretrax.train.state import init_state
+from pretrax.train.step import Recipe
 
 make_step: Callable[[Recipe], Any] = step_module.make_step  # a switch replaces it
 

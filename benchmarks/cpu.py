@@ -38,7 +38,7 @@ from pretrax.data.batches.source import DataRequest, HostBatch, Source, pack_row
 from pretrax.machine.cores import usable_cores
 from pretrax.machine.process_memory import ask_for_kept_memory, with_kept_memory
 from pretrax.run.compiled_step import lower_step
-from pretrax.train.step import init_state
+from pretrax.train.state import init_state
 
 HERE = Path(__file__).resolve().parent
 BATCHES = 32  # distinct batches, which repeat

@@ -27,7 +27,8 @@ from pretrax.machine.software import versions
 from pretrax.run.layer_statistics import row_sources
 from pretrax.run.setup import prepare
 from pretrax.train.layer_statistics import make_layer_statistics
-from pretrax.train.step import init_state, make_step, training_step
+from pretrax.train.state import init_state
+from pretrax.train.step import make_step, training_step
 
 RESULT = pathlib.Path(__file__).parent / 'results' / 'layer_statistics.json'
 TURNS = 6

@@ -49,8 +49,6 @@ def load(model: Any, w: dict[str, Any]) -> None:
         put(block.out, kernel=of['o'].reshape(M, M), bias=of['o_bias'])
         put(block.up, kernel=of['up'], bias=of['up_bias'])
         put(block.down, kernel=of['down'], bias=of['down_bias'])
-    for norm in (model.norm, *(norm for block in model.blocks for norm in (block.norm1, block.norm2))):
-        norm.epsilon = 1e-5  # as in GPT-2 and on the other sides
 
 
 @nnx.jit

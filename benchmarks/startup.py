@@ -31,7 +31,8 @@ part('configuration')
 import jax
 from pretrax.run import setup
 from pretrax.run.program_cache import compile_or_load, keep_programs
-from pretrax.train.step import init_state, make_step
+from pretrax.train.state import init_state
+from pretrax.train.step import make_step
 config.run_dir.mkdir(exist_ok=True)
 inner = setup.open_source
 def open_source(*arguments):

@@ -3,7 +3,8 @@
 import jax
 
 from pretrax import config_from_values, prepare
-from pretrax.train.step import init_state, make_step
+from pretrax.train.state import init_state
+from pretrax.train.step import make_step
 
 config = config_from_values(
     {

@@ -58,18 +58,26 @@ def bucket_servers():
 @pytest.fixture(params=['s3', 'gs'])
 def bucket(request, bucket_servers, monkeypatch):
     """An empty bucket on a real server, S3 and then Cloud Storage, with the environment that clients need."""
-    server = bucket_servers(request.param)
-    server.reset()
-    for key, value in server.environment.items():
-        monkeypatch.setenv(key, value)
-    yield server
-    server.reset()
+    with _empty_bucket(bucket_servers(request.param), monkeypatch) as server:
+        yield server
 
 
 @pytest.fixture
 def s3(bucket_servers, monkeypatch):
     """An empty bucket on a real S3 server, with the environment that clients need."""
-    server = bucket_servers('s3')
+    with _empty_bucket(bucket_servers('s3'), monkeypatch) as server:
+        yield server
+
+
+@pytest.fixture
+def gs(bucket_servers, monkeypatch):
+    """An empty bucket on a real server of Cloud Storage, with the environment that clients need."""
+    with _empty_bucket(bucket_servers('gs'), monkeypatch) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _empty_bucket(server, monkeypatch):
     server.reset()
     for key, value in server.environment.items():
         monkeypatch.setenv(key, value)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from preloaded import programs
@@ -32,7 +33,7 @@ class Slow(SyntheticSource):
     def batch(self, step, rows, batch_rows):
         time.sleep(0.02)
         process, at, kind = os.environ.get('FAIL', '-1:-1:').split(':')
-        if (os.environ['JAX_PROCESS_ID'], step) == (process, int(at)):
+        if (os.environ.get('JAX_PROCESS_ID'), step) == (process, int(at)):
             raise {'UserError': UserError, 'RuntimeError': RuntimeError}[kind]('batch {} is bad'.format(step))
         return super().batch(step, rows, batch_rows)
 
@@ -81,35 +82,15 @@ def keeping(directory: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-class Launched:
-    """A run under `pretrax launch local`, and what can be seen of it from outside.
+class Training:
+    """What can be seen of a run from outside, whatever launched it. A subclass has `until(done, what)`."""
 
-    Forked processes do not stop with SIGSTOP.
-    """
-
-    def __init__(self, config: Path, run_dir: Path, *options: str, forked: bool = True, **changes: str):
+    def __init__(self, run_dir: Path):
         self.run_dir = run_dir
-        self._output = run_dir.with_suffix('.txt')
-        with self._output.open('w') as output:
-            self.process = subprocess.Popen(
-                [programs() / 'pretrax' if forked else PRETRAX, 'launch', 'local', str(config),
-                 f'run_dir={run_dir}', *options],
-                env=environment(**changes), stdout=output, stderr=subprocess.STDOUT,
-            )  # fmt: skip
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.terminate()
-        self.process.terminate()
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-
-    @property
-    def said(self) -> str:
-        return self._output.read_text()
+    def until(self, done, what: str):
+        """What `done()` returns once that is something."""
+        raise NotImplementedError
 
     def events(self, name: str) -> list[dict]:
         return [event for event in read_attempts(self.run_dir) if event['event'] == name]
@@ -117,18 +98,6 @@ class Launched:
     def pid(self, process: int) -> int:
         """Of a process in the attempt that runs."""
         return self.events('started')[-1]['processes'][process]
-
-    def wait(self) -> int:
-        return self.process.wait(PATIENCE)
-
-    def until(self, done, what: str):
-        """What `done()` returns once that is something."""
-        until = time.monotonic() + PATIENCE
-        while not (found := done()):
-            assert self.process.poll() is None, f'it ended before {what}:\n{self.said}'
-            assert time.monotonic() < until, f'no sign of {what}:\n{self.said}'
-            time.sleep(0.02)
-        return found
 
     def until_checkpoint(self, attempt: int) -> None:
         """Waits until an attempt, counted from 1, has written one."""
@@ -151,3 +120,63 @@ class Launched:
 
     def checkpoints(self) -> list[int]:
         return steps_in(self.run_dir / 'checkpoints')
+
+    def recoveries(self, faults: Iterable[float]) -> list[str]:
+        """A line for each fault, which the end of an attempt follows: when it was noticed, and when the run trained again."""
+        ends = zip(faults, self.events('ended'), self.events('stepped')[1:], strict=False)
+        return [
+            f'{end["why"]}: noticed after {end["noticed"] - at:.1f} s, trains again after {again["time"] - at:.1f} s'
+            for at, end, again in ends
+        ]
+
+
+class Launched(Training):
+    """A run under `pretrax launch local`.
+
+    Forked processes do not stop with SIGSTOP.
+    """
+
+    def __init__(
+        self, config: Path, run_dir: Path, *options: str, engine: str = 'local', forked: bool = True, **changes: str
+    ):
+        super().__init__(run_dir)
+        self._output = run_dir.with_suffix('.txt')
+        with self._output.open('w') as output:
+            self.process = subprocess.Popen(
+                [programs() / 'pretrax' if forked else PRETRAX, 'launch', engine, str(config),
+                 f'run_dir={run_dir}', *options],
+                env=environment(**changes), stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.terminate()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    @property
+    def said(self) -> str:
+        return self._output.read_text()
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE)
+
+    def until(self, done, what: str):
+        """What `done()` returns once that is something."""
+        until = time.monotonic() + PATIENCE
+        while not (found := done()):
+            assert self.process.poll() is None, f'it ended before {what}:\n{self.said}'
+            assert time.monotonic() < until, f'no sign of {what}:\n{self.said}'
+            time.sleep(0.02)
+        return found
+
+
+def undisturbed(config: Path, run_dir: Path, processes: int, *changes: str) -> dict[int, float]:
+    """Trains in processes of this machine, without a fault. Returns the loss of each step."""
+    with Launched(config, run_dir, '-n', str(processes), *changes) as run:
+        assert run.wait() == 0, run.said
+    return run.losses()

@@ -1,7 +1,8 @@
 """Commands in processes that are forked from one that has imported JAX and pretrax, and has no backend yet.
 
 Importing takes seconds, forking takes milliseconds. Each command has its own arguments, directory, environment, streams and
-devices. `run` takes the place of `subprocess.run`; `programs` is a directory for a shell's PATH.
+devices, and is in the namespaces of its caller, such as a node of `slurm_cluster`. `run` takes the place of
+`subprocess.run`; `programs` is a directory for a shell's PATH.
 """
 
 import atexit
@@ -15,6 +16,7 @@ import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -123,16 +125,38 @@ def serve(connection):
     request = b''
     while len(request) < int.from_bytes(size, 'big'):
         request += connection.recv(1 << 16)
+    caller, _, _ = struct.unpack('3i', connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    namespaces = namespaces_of(caller)
+    mounts = namespaces.pop('mnt', None)
+    for namespace in namespaces.values():  # that of processes holds for those that are forked next
+        os.setns(namespace)
     if not (process := os.fork()):
         connection.close()
+        if mounts is not None:
+            os.setns(mounts)
         command(streams, *json.loads(request))
-    connection.sendall(f'{process}\n'.encode())
+    connection.sendall(f'{id_in_its_namespace(process)}\n'.encode())
     ended = os.pidfd_open(process)
     if ended not in select.select([ended, connection], [], [])[0]:
         os.kill(process, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     with contextlib.suppress(BrokenPipeError):  # the caller is gone
         connection.sendall(f'{code}\n'.encode())
+
+
+def namespaces_of(process):
+    """The namespaces of a process that differ from those of this one: open files, that of mounts last."""
+    own, theirs = '/proc/self/ns', f'/proc/{process}/ns'
+    kinds = [
+        kind for kind in ('net', 'uts', 'pid', 'mnt') if os.readlink(f'{own}/{kind}') != os.readlink(f'{theirs}/{kind}')
+    ]
+    return {kind: os.open(f'{theirs}/{kind}', os.O_RDONLY) for kind in kinds}
+
+
+def id_in_its_namespace(process):
+    """The id that a process has in its own namespace of processes."""
+    status = Path(f'/proc/{process}/status').read_text()
+    return next(line.split()[-1] for line in status.splitlines() if line.startswith('NSpid:'))
 
 
 def command(streams, name, arguments, cwd, environment):

@@ -16,6 +16,14 @@ from pretrax.model.transformer import Transformer
 VOCAB, LENGTH = 100, 16
 LLAMA = {'family': 'llama', 'n_layers': 2, 'd_model': 32, 'n_heads': 4, 'n_kv_heads': 2, 'd_ff': 48}
 MIXTURE = LLAMA | {'d_ff': 16, 'n_experts': 4, 'experts_per_token': 2, 'd_shared': 24, 'shared_gate': True}
+LATENT = {
+    'family': 'llama', 'n_layers': 2, 'd_model': 32, 'n_heads': 4, 'd_ff': 48, 'd_head': 8, 'kv_rank': 12, 'q_rank': 16,
+    'd_rope': 4, 'd_nope': 6,
+}  # fmt: skip
+LLAMA4 = MIXTURE | {
+    'family': 'llama4', 'n_layers': 4, 'shared_gate': False, 'expert_every': 2, 'd_ff_dense': 48, 'nope_every': 3,
+    'window': 5, 'global_every': 3, 'attention_temperature': 0.5, 'temperature_length': 3,
+}  # fmt: skip
 GPT2 = {'family': 'gpt2', 'n_layers': 2, 'd_model': 32, 'n_heads': 4}
 
 

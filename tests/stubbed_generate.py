@@ -28,7 +28,9 @@ def generate(arguments, directory, *, script=None, seconds=0.0, chat=False, max_
         source=types.SimpleNamespace(tokenizer=tokenizer),
         size=types.SimpleNamespace(sequence_length=256),
     )
-    trained = types.SimpleNamespace(run=run, directory=directory / 'checkpoints', step=7, weights=lambda: None)
+    trained = types.SimpleNamespace(
+        run=run, directory=directory / 'checkpoints', step=7, weights=lambda: None, end_tokens=(tokenizer.end_of_text,)
+    )
     engine = StubEngine(seconds=seconds, vocab_size=tokenizer.vocab_size)
     engine.script = script
     engine.asked, add = [], engine.add
@@ -40,7 +42,6 @@ def generate(arguments, directory, *, script=None, seconds=0.0, chat=False, max_
 
     stubs = {  # in place of modules that import JAX
         'pretrax.run.trained': {'open_trained': lambda path: trained},
-        'pretrax.run.imported': {'KEPT': 'huggingface'},
         'pretrax.infer.sample': {'check_can_sample': lambda model, source: None},
         'pretrax.infer.generate': {'open_engine': open_engine},
     }

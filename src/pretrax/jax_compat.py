@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import jax
-from jax._src import compilation_cache, compiler, distributed
+from jax._src import clusters, compilation_cache, compiler, distributed
 from jax.experimental import serialize_executable
 
 # Logger that warns about TPU topologies for which JAX has no rule. JAX 0.12; a public setting for the warning.
@@ -49,6 +49,14 @@ def coordination_client() -> Any:
     client = distributed.global_state.client
     assert client is not None
     return client
+
+
+def detected_identity() -> tuple[str | None, int | None, int | None]:
+    """The coordinator, the number of processes and the index that `jax.distributed.initialize` would detect; None: none.
+
+    JAX 0.12; a public function that detects without connecting.
+    """
+    return clusters.ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, 300)[:3]
 
 
 def cache_programs_in_every_cpu_process() -> None:

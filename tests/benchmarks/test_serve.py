@@ -63,6 +63,7 @@ def test_the_table_shows_what_is_wanted_and_warns_of_a_busy_machine(benchmark):
     assert 'Other programs used 40% of the cores' in benchmark.table(result)
 
 
+@pytest.mark.slow
 def test_a_python_without_pytorch_is_refused_with_a_readable_error():
     command = [sys.executable, SCRIPT, '--torch-python', '/nowhere/python']
     done = subprocess.run(command, capture_output=True, text=True)

@@ -11,7 +11,7 @@ import pytest
 SOAK = Path(__file__).parents[2] / 'benchmarks' / 'soak.py'
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize('options', [['--processes', '2', '--steps', '120', '--seconds', '2', '--faults', '3']])
 def test_a_run_with_faults_has_the_losses_of_one_without(options, tmp_path):
     environment = {key: value for key, value in os.environ.items() if key != 'XLA_FLAGS'}

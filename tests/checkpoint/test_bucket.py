@@ -32,7 +32,7 @@ from pretrax.checkpoint import (
 from pretrax.checkpoint import bucket as bucket_module
 from pretrax.errors import UnavailableError
 from pretrax.storage import BucketPath
-from pretrax.train.step import abstract_state
+from pretrax.train.state import abstract_state
 from small import mesh_of
 
 PREFIX = 'runs/a/checkpoints/'

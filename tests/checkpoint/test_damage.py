@@ -18,12 +18,13 @@ from pretrax.checkpoint import (
     SaveError,
     is_checkpoint,
     read_manifest,
+    restore,
     restore_newest,
     steps_in,
     verify,
 )
 from pretrax.errors import UserError
-from pretrax.train.step import abstract_state
+from pretrax.train.state import abstract_state
 from small import LLAMA, mesh_of, transformer
 
 
@@ -162,6 +163,12 @@ def test_checkpoint_of_another_model_is_rejected(model, reason, whole):
         restored(whole, 2, mesh_of(), model)
     assert reason in str(refusal.value)
     assert len(str(refusal.value).splitlines()) <= 10
+
+
+def test_a_state_that_gained_an_average_is_refused_with_its_key(whole):
+    like = {'step': jax.ShapeDtypeStruct((), 'int32'), 'ema': {'table': jax.ShapeDtypeStruct((100, 104), 'float32')}}
+    with pytest.raises(UserError, match=r'ema.table: missing in the checkpoint(.|\n)*optimizer.ema_decay .* init_from'):
+        restore(whole, 2, like)
 
 
 # No file may grow beyond 10 kB, so that some arrays fail while others are still being written.

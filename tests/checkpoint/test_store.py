@@ -8,7 +8,8 @@ from bigram import Bigram
 from pretrax.checkpoint import Checkpoints, DamagedError, Keep, read_description, restore, restore_newest, steps_in
 from pretrax.errors import UserError
 from pretrax.train import optimizer
-from pretrax.train.step import Recipe, abstract_state, init_state, make_step
+from pretrax.train.state import abstract_state, init_state
+from pretrax.train.step import Recipe, make_step
 from small import mesh_of, random_batch
 
 DESCRIPTION = {'pretrax': '0.1', 'config': {'steps': 3}}

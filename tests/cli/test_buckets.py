@@ -57,6 +57,7 @@ def test_verbs_that_read_print_what_they_print_for_a_run_on_a_disk(place, disk, 
         assert next(texts) == next(texts), command
 
 
+@pytest.mark.slow
 def test_verbs_that_write_write_the_same_files(place, disk, s3, tmp_path, capsys):
     for command in ('export {}/run OUT/hf', 'checkpoint export-weights {}/run OUT/weights',
                     'plot {}/run --out OUT/loss.svg'):  # fmt: skip
@@ -92,6 +93,7 @@ def test_runs_that_are_made_in_a_bucket_can_be_read_there(place, s3, capsys):
     assert untimed(said(capsys, 'generate', f'{s3.url}/imported', '--prompt', 'abc', '--tokens', '4')) == untimed(text)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_weights_in_a_bucket(place, disk, tmp_path):
     values = json.loads((disk / 'run.yaml').read_text()) | {'steps': 2, 'schedule': {}, 'model': {}}
     states = [

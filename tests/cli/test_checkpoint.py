@@ -15,7 +15,7 @@ from pretrax.checkpoint import CheckpointWeights, steps_in, verify
 from pretrax.cli import main
 from pretrax.errors import UserError
 from pretrax.huggingface import tensor_files
-from runs import Quiet, small_values, write_documents
+from runs import BIGRAM, Quiet, small_values, write_documents
 
 
 @pytest.fixture(scope='module')
@@ -269,3 +269,14 @@ def test_a_run_of_averaged_weights_is_not_trained_on(run, tmp_path, capsys):
     ]
     with pytest.raises(UserError, match='holds weights that were averaged, and no training state'):
         pretrain(config_from_values(config), progress=Quiet())
+
+
+def test_a_model_that_transformers_does_not_have_is_exported_by_the_names_of_its_weights(tmp_path, capsys):
+    values = small_values(write_documents(tmp_path), tmp_path) | {'model': BIGRAM, 'steps': 2}
+    pretrain(config_from_values(values), progress=Quiet())
+    with pytest.raises(SystemExit) as end:
+        main(['export', str(tmp_path / 'run'), str(tmp_path / 'out')])
+    error = capsys.readouterr().err
+    assert end.value.code == 2
+    assert 'no class of transformers computes its model, Bigram' in error
+    assert f'pretrax checkpoint export-weights {tmp_path / "run"} {tmp_path / "out"}' in ''.join(error.split('\n'))

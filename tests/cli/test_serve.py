@@ -53,6 +53,7 @@ def run(tmp_path_factory):
     return SimpleNamespace(values=values, result=trained(values, 4), directory=directory / 'run')
 
 
+@pytest.mark.slow
 def test_a_run_is_served_and_followed_while_it_trains(run):
     with serving(run.directory, '--follow', '--max-length', 512, '--slots', 2) as server:
         assert 'attention to the cache by plain (no kernel for cpu)' in ''.join(server.printed)

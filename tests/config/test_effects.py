@@ -23,7 +23,7 @@ OTHERS = [
     'name=other', 'run_dir=elsewhere', 'processes.count=1', 'storage.region=x',
     'checkpoint={every: 7, minutes: 5.0, keep: 4, keep_every: 9, keep_best: 1}',
     'faults={rollback_after: 3, rollbacks: 5, time_limit_minutes: 50.0, hang_seconds: 99.0, heartbeat_seconds: 7, '
-    'stack_trace_interval_seconds: 5.0}',
+    'stack_trace_interval_seconds: 5.0, stack_trace_to: console}',
     'eval={every: 3, batches: 2}', 'log={every: 3, stall_seconds: 4.0, profile: 2, layers: 2, tensorboard: true}',
     'sample={prompts: [a], tokens: 3, temperature: 0.1, top_k: 3, top_p: 0.5}',
 ]  # fmt: skip
@@ -60,6 +60,9 @@ def test_keys_without_effect_leave_the_step_as_it_is(step):
         'steps=20',
         'optimizer.learning_rate=0.2',
         'optimizer.clip_norm=null',
+        'optimizer.groups=[{"match":"embed","learning_rate_scale":0.5}]',
+        'optimizer.freeze=[embed]',
+        'optimizer.ema_decay=0.5',
         'batch.micro=1',
         'faults.spike=3.0',
         'mesh.d=4 mesh.t=2',

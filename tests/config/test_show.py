@@ -56,7 +56,7 @@ printed = any_text.filter(
 
 @hypothesis.given(st.lists(printed, min_size=1, max_size=10))
 @hypothesis.settings(
-    max_examples=60, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
 )
 def test_any_text_survives(tmp_path: Path, texts: list[str]) -> None:
     survives(texts, tmp_path)

@@ -47,7 +47,8 @@ def compile_writing(name: str, sizes: dict[str, int], options: EngineOptions, **
         cache = (_abstract(Pages(kv, kv, None, None), make_shardings(Pages)),) * arch.n_layers
         rows = make_shardings(i32['R/r/d/e'])
         slots = _abstract(empty_slots(programs.slots, options.max_length), rows)
-        tables = Tables(*(np.tile(x, (programs.shards, 1)) for x in (memory.full, memory.ring)))
+        full, ring = (np.tile(x, (programs.shards, 1)) for x in (memory.full, memory.ring))
+        tables = Tables(full, ring, np.zeros(programs.slots, np.int32))
         lowered = programs._write.lower(
             (weights, None), (cache, None), slots, _abstract(tables, rows), np.int32(options.block)
         )

@@ -32,8 +32,9 @@ from pretrax.scale.memory import temporaries_of
 from pretrax.scale.topology import parse_topology
 from pretrax.shardlib import make_abstract
 from pretrax.train import optimizer, schedule
-from pretrax.train.decay import DEFAULT_NO_DECAY
-from pretrax.train.step import Recipe, abstract_state, make_step
+from pretrax.train.groups import DEFAULT_NO_DECAY
+from pretrax.train.state import abstract_state
+from pretrax.train.step import Recipe, make_step
 
 
 def devices_of(name: str, slices: int = 1) -> list[Any]:
@@ -74,7 +75,7 @@ def compile_step(
             accumulation=accumulation,
             offload=offload,
         )
-        batch = make_abstract(Batch, {'B': rows, 'L': length})
+        batch = make_abstract(Batch, {'B': rows, 'L': length}, omit=('seeds',))
         gpu = devices[0].platform in ('cuda', 'gpu')
         # Without a GPU there is no autotuning; Triton products are switched off to see the cuBLASLt form.
         given = {'xla_gpu_enable_triton_gemm': False} if gpu else {}

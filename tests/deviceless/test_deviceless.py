@@ -78,7 +78,7 @@ def test_gpt2_on_an_h200_has_fused_attention_bf16_products_and_no_f32_logits(pyt
     assert facts['costs'].get('other', [0, 0])[1] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_1_3b_step_fits_v5e_with_fused_attention_and_gathers_its_weights(python):
     facts = compiled(python, '1.3B on v5e:4x4')
     # The forward kernel, once, and two backward kernels, in a loop over the layers.
@@ -91,7 +91,7 @@ def test_a_1_3b_step_fits_v5e_with_fused_attention_and_gathers_its_weights(pytho
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fp8_products_are_calls_on_fp8_on_an_h200(python):
     """Two blocks whose all products are fp8, and a head in bf16."""
     facts = compiled(python, 'fp8 on an H200')
@@ -104,7 +104,7 @@ def test_fp8_products_are_calls_on_fp8_on_an_h200(python):
     assert sum(n for kinds, n in facts['products'].items() if 'f8' not in kinds) == 3  # those of the head
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_int8_products_sum_in_i32_on_v5e_and_what_is_offloaded_lies_in_host_memory(python):
     facts = compiled(python, 'int8 on v5e:2x2')
     assert facts['host_transfers'] != []  # what is not there on a GPU whose state is on the device
@@ -122,7 +122,7 @@ def test_int8_products_sum_in_i32_on_v5e_and_what_is_offloaded_lies_in_host_memo
     )  # the new moments, before they replace the old
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ('case', 'kernel', 'call'),
     [
@@ -137,7 +137,7 @@ def test_tokens_are_written_by_a_kernel_and_into_the_cache_in_place(python, case
     assert facts['temporary_bytes'] < facts['layer_bytes'] / 10
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_step_too_large_for_a_tpu_is_told_with_its_largest_arrays_and_what_to_change(python, tmp_path):
     (tmp_path / 'large.yaml').write_text(
         'name: large\nsteps: 3\nmodel: {n_layers: 2, d_model: 512, n_heads: 4, d_ff: 2048, layers: unroll}\n'
@@ -155,7 +155,7 @@ def test_a_step_too_large_for_a_tpu_is_told_with_its_largest_arrays_and_what_to_
     assert re.search(r'batch.micro=256 .* saves [\d.]+ GB', printed)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_row_of_the_recorded_memory_compiles_to_what_was_recorded(python, tmp_path):
     name, results = '0.5B, 4 passes', tmp_path / 'memory.json'
     run(python, ROOT / 'benchmarks' / 'memory.py', name, '--out', results)
@@ -164,7 +164,7 @@ def test_a_row_of_the_recorded_memory_compiles_to_what_was_recorded(python, tmp_
     assert found['rows'][name]['total'] == pytest.approx(recorded['rows'][name]['total'], rel=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_plan_is_verified_by_the_compiler(python, tmp_path):
     (tmp_path / 'small.yaml').write_text(
         'name: small\nsteps: 3\nmodel: {n_layers: 2, d_model: 1024, n_heads: 8, d_ff: 4096}\n'
@@ -180,7 +180,7 @@ def test_a_plan_is_verified_by_the_compiler(python, tmp_path):
     assert max(map(abs, errors)) <= 15
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_row_of_the_scaling_tables_compiles_to_what_was_recorded(python):
     name = '1024b 1x v5p-12288'
     found = json.loads(run(python, ROOT / 'benchmarks' / 'scale.py', '--one', name).splitlines()[-1])
@@ -191,7 +191,7 @@ def test_a_row_of_the_scaling_tables_compiles_to_what_was_recorded(python):
         assert found['schedule'][seconds] == pytest.approx(recorded['schedule'][seconds], rel=0.02), seconds
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ('topology', 'default', 'chosen'),
     [
@@ -204,7 +204,7 @@ def test_options_turn_all_reduces_over_a_slice_into_gathers_and_scatters(python,
     assert found == {'topology': topology, 'default': default, 'chosen': chosen}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_gradients_in_bf16_over_r_are_still_summed_in_f32_over_d(python):
     """Between two v5e-256. XLA for TPUs may otherwise move the rounding ahead of the sum over d."""
     assert json.loads(run(python, HERE / 'reduction.py').splitlines()[-1]) == {'over d': ['f32'], 'over r': ['bf16']}
@@ -215,7 +215,7 @@ def schedule_of(python: str, name: str) -> tuple[dict, list[dict]]:
     return result['milliseconds'], result['rows']
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_gradients_are_scattered_and_weights_gathered_behind_work_on_v5p(python):
     """Llama 3 8B over 256 chips: by XLA's defaults all of it is all-reduces that wait."""
     _, rows = schedule_of(python, '8B on v5p')
@@ -226,7 +226,7 @@ def test_gradients_are_scattered_and_weights_gathered_behind_work_on_v5p(python)
     assert sum(row['behind'] for row in over_d) > 0.8 * total
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sums_between_nodes_are_behind_the_backward_pass(python):
     times, rows = schedule_of(python, '8B on four nodes')
     over_r = [row for row in rows if 'r' in row['axes'].split()]

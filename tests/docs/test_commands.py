@@ -29,7 +29,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+import boxes
 import preloaded
+from ray_nodes import ray_nodes
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = ['README.md', *sorted(f'docs/{path.name}' for path in (REPOSITORY / 'docs').glob('*.md'))]
@@ -52,13 +54,35 @@ SMALLER = {
 }  # fmt: skip
 FOR_A_TPU = 'compiling for a TPU takes minutes; tests/deviceless compiles such a step'
 FOR_GPUS = 'compiling for GPUs needs their compiler; tests/deviceless compiles this step'
+FOR_SLURM = 'an allocation of Slurm, which this test does not have'
+NEEDS_SLURM = 'needs a Slurm; tests/launch/test_slurm.py runs it on one'
+NEEDS_MPI = 'needs Open MPI; tests/launch/test_open_mpi.py runs it'
+FOR_GOOGLE = 'an account at Google Cloud, which this test does not have'
+FOR_DOCKER = 'needs a registry; the Dockerfile is built by hand'
 NOT_RUN = {
+    'uv run pretrax launch slurm configs/quickstart.yaml name=base --nodes 2 --time 24h': NEEDS_SLURM,
+    'uv run pretrax launch status base': NEEDS_SLURM,
+    'uv run pretrax launch logs base -n 20': NEEDS_SLURM,
+    'uv run pretrax launch stop base': NEEDS_SLURM,
+    'uv run pretrax launch slurm configs/sweeps/quick.yaml --time 30m --at-once 4': NEEDS_SLURM,
+    'uv run pretrax bench configs/sweeps/quick.yaml --show': NEEDS_SLURM,
+    'mpirun -n 2 uv run pretrax train configs/quickstart.yaml name=mpi steps=100': NEEDS_MPI,
+    'until mpirun -n 2 uv run pretrax train configs/quickstart.yaml name=mpi steps=100; do sleep 10; done': NEEDS_MPI,
     'pip install uv && uv run pytest': 'it would run this test',
     'uv sync --inexact --extra tpu': FOR_A_TPU,
     'uv run pretrax compile configs/scale/16b.yaml --topology v5e-256 --slices 2 mesh.r=2 mesh.d=256 batch.tokens=4194304': FOR_A_TPU,
     'uv run pretrax plan configs/scale/16b.yaml --topology v5e-256 mesh.d=256 --verify': FOR_A_TPU,
     'uv run python benchmarks/scale.py v5p-128': FOR_A_TPU,
     "uv run python benchmarks/schedule.py 'v5p, 8B'": FOR_A_TPU,
+    'uv run pretrax train configs/base.yaml run_dir=gs://BUCKET/runs/base log.tensorboard=true': FOR_GOOGLE,
+    'gcloud ai tensorboards create --display-name=pretrax --project=PROJECT --region=us-central1': FOR_GOOGLE,
+    "pip install 'google-cloud-aiplatform[tensorboard]'": FOR_GOOGLE,
+    'tb-gcp-uploader --tensorboard_resource_name=projects/PROJECT/locations/us-central1/tensorboards/ID --logdir=gs://BUCKET/runs/base/tb --experiment_name=base': FOR_GOOGLE,
+    "uv run --with tensorboard --with gcsfs --with 'setuptools<81' tensorboard --logdir gs://BUCKET/runs/base/tb": FOR_GOOGLE,
+    'docker build --target cuda -t REGISTRY/pretrax . && docker push REGISTRY/pretrax': FOR_DOCKER,
+    'sky jobs launch examples/skypilot.yaml --env RUN_DIR=gs://bucket/runs/base': 'needs SkyPilot and a cloud',
+    'srun pretrax doctor configs/base.yaml': FOR_SLURM,
+    'srun pretrax launch node configs/base.yaml --check': FOR_SLURM,
     'uv run pretrax compile configs/scale/8b.yaml --topology h100x8 --slices 4 mesh.r=4 mesh.d=8': FOR_GPUS,
 }  # fmt: skip
 
@@ -196,11 +220,34 @@ def after_readme(tmp_path_factory, caches):
     return directory, run_page('README.md', directory, caches)
 
 
+@pytest.fixture
+def engines(tmp_path_factory, monkeypatch):
+    """The hosts box1 and box2 of `ssh`, and a Ray cluster of two nodes."""
+    if boxes.MISSING:
+        pytest.skip(boxes.MISSING)
+    environment = {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_backend_optimization_level=0'}
+    directory = tmp_path_factory.mktemp('engines')
+    with boxes.boxes(directory, 2, environment) as hosts, ray_nodes(2, environment) as cluster:
+        program = directory / 'bin' / 'ssh'
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {hosts.config} "$@"\n')
+        program.chmod(0o755)
+        monkeypatch.setenv('PATH', f'{program.parent}{os.pathsep}{os.environ["PATH"]}')
+        yield {'RAY_ADDRESS': cluster.address}
+
+
 WITH_COMMANDS = [page for page in PAGES if any(block.language == 'sh' for block in blocks(page))]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('page', WITH_COMMANDS)
+# The pages of clusters and data start Ray, which forks, and JAX warns about forks if an earlier test has started JAX.
+@pytest.mark.filterwarnings('ignore:Exception ignored in. <function _at_fork:pytest.PytestUnraisableExceptionWarning')
+@pytest.mark.parametrize(
+    'page',
+    [
+        pytest.param(page, marks=pytest.mark.slow if page == 'README.md' else pytest.mark.nightly)
+        for page in WITH_COMMANDS
+    ],
+)
 def test_commands_run(page, after_readme, caches, tmp_path, request):
     directory, printed = after_readme
     if page != 'README.md':
@@ -210,6 +257,8 @@ def test_commands_run(page, after_readme, caches, tmp_path, request):
         if page == 'docs/storage.md':
             s3 = request.getfixturevalue('s3')
             variables = s3.environment | {'BUCKET': s3.url}
+        elif page == 'docs/clusters.md':
+            variables = request.getfixturevalue('engines')
         printed = run_page(page, tmp_path / 'pretrax', caches, before, **variables)
     # An excerpt of what a command prints has the beginnings of real lines, whatever the numbers are.
     real = {beginning(line) for line in printed.splitlines()}

@@ -44,7 +44,12 @@ def check(case, directory):
 if __name__ == '__main__':
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
-    passed = {'python': platform.python_version(), 'torch': torch.__version__, 'transformers': transformers.__version__}
+    passed = json.loads((HERE / 'exports.json').read_text())
+    passed |= {
+        'python': platform.python_version(),
+        'torch': torch.__version__,
+        'transformers': transformers.__version__,
+    }
     for directory in sorted(Path(sys.argv[1]).iterdir()):
         print(f'{directory.name}: {check(directory.name, directory)}, logits equal to the bit')
         passed[directory.name] = json.loads((directory / 'config.json').read_text())

@@ -54,7 +54,10 @@ def ours(case, model, named):
     files = types.SimpleNamespace(
         directory=HERE / case,
         tensors={
-            name: types.SimpleNamespace(shape=x.shape, dtype=x.dtype, read=lambda x=x: x) for name, x in named.items()
+            name: types.SimpleNamespace(
+                shape=x.shape, dtype=x.dtype, read=lambda index=None, x=x: x if index is None else x[index]
+            )
+            for name, x in named.items()
         },
     )
     found = HuggingFaceWeights(files, TABLES[BY_TYPE[config(case)['model_type']].names], model.arch, like)

@@ -44,7 +44,40 @@ LLAMA3_ROPE = {
     'rope_type': 'llama3', 'rope_theta': 500.0, 'factor': 8.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0,
     'original_max_position_embeddings': 48,
 }  # fmt: skip
+# The ramp goes from the second pair of dimensions to the fourth, or begins and ends between pairs.
+YARN_ROPE = {
+    'rope_type': 'yarn', 'rope_theta': 100.0, 'factor': 8.0, 'beta_fast': 2.0, 'beta_slow': 0.5,
+    'original_max_position_embeddings': 40,
+}  # fmt: skip
+MSCALE_ROPE = YARN_ROPE | {'truncate': False, 'mscale': 0.7, 'mscale_all_dim': 0.3}
+EIGHT = SIZES | {'hidden_size': 32}  # heads of eight dimensions, so that a part of them can be rotated
+DELTA_NET = {
+    'linear_conv_kernel_dim': 3, 'linear_key_head_dim': 6, 'linear_value_head_dim': 8, 'linear_num_key_heads': 2,
+    'linear_num_value_heads': 4,
+}  # fmt: skip
+NEOX = {name: size for name, size in EIGHT.items() if name != 'num_key_value_heads'}
 BALANCED = {'router_aux_loss_coef': 0.3, 'output_router_logits': True}  # mixtures of experts: part of the loss
+LONGROPE = SIZES | {
+    'max_position_embeddings': 128, 'resid_pdrop': 0.0, 'embd_pdrop': 0.0, 'rope_parameters': {
+        'rope_type': 'longrope', 'rope_theta': 100.0, 'short_factor': [1.0, 1.3, 1.7], 'long_factor': [1.5, 4.0, 9.0],
+    },
+}  # fmt: skip
+
+DEEPSEEK = SIZES | {  # values are wider than the part of keys without positions; the latents' norms have an eps of their own
+    'num_key_value_heads': 4, 'kv_lora_rank': 10, 'qk_nope_head_dim': 6, 'qk_rope_head_dim': 4, 'v_head_dim': 8,
+    'first_k_dense_replace': 1, 'n_routed_experts': 8, 'num_experts_per_tok': 3, 'n_shared_experts': 1,
+    'moe_intermediate_size': 12, 'rms_norm_eps': 1e-3,
+}  # fmt: skip
+GLM = EIGHT | {
+    'head_dim': 8, 'n_routed_experts': 8, 'num_experts_per_tok': 3, 'n_shared_experts': 2, 'moe_intermediate_size': 12,
+    'routed_scaling_factor': 2.5, 'num_mtp_layers': 0, 'rms_norm_eps': 1e-5,
+}  # fmt: skip
+
+
+LLAMA4 = SIZES | WIDE_HEADS | {  # rows, documents and prompts have several chunks, and lengths at which the temperature changes
+    'hidden_size': 16, 'intermediate_size': 12, 'intermediate_size_mlp': 20, 'attention_chunk_size': 7, 'num_local_experts': 4,
+    'router_aux_loss_coef': 0.0, 'rms_norm_eps': 1e-3,
+}  # fmt: skip
 
 
 def rope(theta, **more):
@@ -65,6 +98,8 @@ CASES = {
     'llama3': ('LlamaConfig', SIZES | WIDE_HEADS | {'rms_norm_eps': 1e-5, 'tie_word_embeddings': True,
                                                     'rope_parameters': LLAMA3_ROPE}),
     'llama-linear': ('LlamaConfig', SIZES | rope(10000.0, rope_type='linear', factor=4.0)),
+    'llama-yarn': ('LlamaConfig', SIZES | WIDE_HEADS | {'max_position_embeddings': 320, 'rope_parameters': YARN_ROPE}),
+    'qwen2-yarn': ('Qwen2Config', SIZES | WIDE_HEADS | {'max_position_embeddings': 320, 'rope_parameters': MSCALE_ROPE}),
     'smollm2': ('LlamaConfig', SIZES | {'rms_norm_eps': 1e-5, 'tie_word_embeddings': True} | rope(100000.0)),
     'smollm3': ('SmolLM3Config', SIZES | {'num_hidden_layers': 3, 'no_rope_layer_interval': 2,
                                           'tie_word_embeddings': True, 'rms_norm_eps': 1e-6} | rope(50000.0)),
@@ -87,6 +122,17 @@ CASES = {
     'phi3': ('Phi3Config', SIZES | {
         'sliding_window': 9, 'resid_pdrop': 0.0, 'embd_pdrop': 0.0, 'original_max_position_embeddings': 64,
     } | rope(10000.0)),
+    # rows, documents and prompts are longer than the original length of 4, or not longer than that of 64
+    'phi3-longrope': ('Phi3Config', LONGROPE | {'original_max_position_embeddings': 4}),
+    'phi3-longrope-short': ('Phi3Config', LONGROPE | {'original_max_position_embeddings': 64}),
+    # Phi-4-mini: three quarters of each head are rotated, with LongRoPE
+    'phi4-mini': ('Phi3Config', LONGROPE | {'hidden_size': 32, 'original_max_position_embeddings': 4, 'tie_word_embeddings': True,
+                                            'partial_rotary_factor': 0.75, 'sliding_window': 9}),
+    'gpt-oss': ('GptOssConfig', SIZES | WIDE_HEADS | BALANCED | {
+        'num_local_experts': 6, 'num_experts_per_tok': 2, 'sliding_window': 7, 'swiglu_limit': 1.0, 'num_hidden_layers': 3,
+        'hidden_size': 16, 'intermediate_size': 12, 'max_position_embeddings': 320,
+        'rope_parameters': YARN_ROPE | {'truncate': False},
+    }),
     'mixtral': ('MixtralConfig', SIZES | BALANCED | {
         'num_local_experts': 6, 'num_experts_per_tok': 2, 'rms_norm_eps': 1e-5,
     } | rope(1000000.0)),
@@ -94,10 +140,91 @@ CASES = {
         'num_experts': 6, 'num_experts_per_tok': 3, 'moe_intermediate_size': 16, 'rms_norm_eps': 1e-6,
         'shared_expert_intermediate_size': 20, 'norm_topk_prob': False,
     } | rope(1000000.0)),
+    'qwen2-moe-mixed': ('Qwen2MoeConfig', SIZES | BALANCED | {  # experts in layers 1 and 5 alone
+        'num_hidden_layers': 6, 'decoder_sparse_step': 2, 'mlp_only_layers': [3], 'hidden_size': 16,
+        'num_experts': 4, 'num_experts_per_tok': 2, 'moe_intermediate_size': 12, 'rms_norm_eps': 1e-6,
+        'shared_expert_intermediate_size': 10, 'norm_topk_prob': False,
+    } | rope(1000000.0)),
+    'deepseek-v2': ('DeepseekV2Config', DEEPSEEK | {  # two of four groups by their best expert; weights not normalized
+        'q_lora_rank': 12, 'topk_method': 'group_limited_greedy', 'n_group': 4, 'topk_group': 2, 'n_shared_experts': 2,
+        'routed_scaling_factor': 1.7,
+    } | rope(10000.0)),
+    'deepseek-v2-lite': ('DeepseekV2Config', DEEPSEEK | {'q_lora_rank': None, 'topk_method': 'greedy'} | rope(
+        100.0, rope_type='yarn', factor=4.0, original_max_position_embeddings=16, beta_fast=2.0, mscale=0.7, mscale_all_dim=1.1,
+    )),
+    'deepseek-v3': ('DeepseekV3Config', DEEPSEEK | {  # two of four groups by their two best experts
+        'q_lora_rank': 12, 'n_group': 4, 'topk_group': 2, 'norm_topk_prob': True, 'routed_scaling_factor': 2.5,
+        'num_mtp_layers': 0,
+    } | rope(10000.0)),
+    'glm4-moe': ('Glm4MoeConfig', GLM | {'attention_bias': True, 'use_qk_norm': True, 'first_k_dense_replace': 1}
+                 | rope(1000.0, partial_rotary_factor=0.5)),
+    'glm4-moe-air': ('Glm4MoeConfig', GLM | {  # two of four groups, weights not normalized, all layers with experts
+        'n_group': 4, 'topk_group': 2, 'norm_topk_prob': False, 'routed_scaling_factor': 1.0, 'first_k_dense_replace': 0,
+        'num_hidden_layers': 1,
+    } | rope(1000.0, partial_rotary_factor=0.25)),
+    'minimax-m2': ('MiniMaxM2Config', EIGHT | {
+        'head_dim': 8, 'num_local_experts': 8, 'num_experts_per_tok': 3, 'intermediate_size': 12, 'router_aux_loss_coef': 0.0,
+    } | rope(1000.0, partial_rotary_factor=0.5)),
+    'llama4': ('Llama4TextConfig', LLAMA4 | {  # experts in every other layer, no positions in the third
+        'num_hidden_layers': 4, 'no_rope_layer_interval': 3, 'interleave_moe_layer_step': 2, 'num_experts_per_tok': 2,
+        'floor_scale': 5, 'attn_scale': 0.4,
+        'rope_parameters': LLAMA3_ROPE | {'low_freq_factor': 1.0, 'high_freq_factor': 1.0},
+    }),
+    'llama4-mixed': ('Llama4TextConfig', LLAMA4 | {  # neither norms of queries and keys nor a temperature
+        'num_hidden_layers': 3, 'no_rope_layers': [1, 0, 1], 'moe_layers': [0], 'num_experts_per_tok': 1, 'use_qk_norm': False,
+        'attn_temperature_tuning': False, 'attention_bias': True, 'tie_word_embeddings': True,
+        'layer_types': ['full_attention', 'full_attention', 'chunked_attention'],
+    } | rope(100.0)),
     'qwen3-moe': ('Qwen3MoeConfig', SIZES | WIDE_HEADS | BALANCED | {
         'num_experts': 8, 'num_experts_per_tok': 3, 'moe_intermediate_size': 12, 'rms_norm_eps': 1e-6,
         'norm_topk_prob': True,
     } | rope(1000000.0)),
+    'olmoe': ('OlmoeConfig', SIZES | BALANCED | {
+        'num_experts': 6, 'num_experts_per_tok': 3, 'intermediate_size': 12, 'norm_topk_prob': False,
+    } | rope(10000.0)),
+    'olmo3': ('Olmo3Config', SIZES | {
+        'num_hidden_layers': 3, 'sliding_window': 7, 'layer_types': ['sliding_attention'] + ['full_attention'] * 2,
+        'rms_norm_eps': 1e-6, 'rope_parameters': {
+            'sliding_attention': {'rope_type': 'default', 'rope_theta': 5000.0},
+            'full_attention': YARN_ROPE | {'rope_theta': 5000.0},
+        },
+    }),
+    'gpt-neox': ('GPTNeoXConfig', NEOX | rope(1000.0, partial_rotary_factor=0.5)),
+    'gpt-neox-sequential': ('GPTNeoXConfig', NEOX | {
+        'use_parallel_residual': False, 'attention_bias': False,
+    } | rope(1000.0, partial_rotary_factor=0.25)),
+    'phi': ('PhiConfig', EIGHT | rope(1000.0, partial_rotary_factor=0.5)),
+    'stablelm': ('StableLmConfig', EIGHT | {'use_qkv_bias': True} | rope(1000.0, partial_rotary_factor=0.25)),
+    'stablelm-parallel': ('StableLmConfig', EIGHT | {
+        'use_parallel_residual': True, 'qk_layernorm': True,
+    } | rope(1000.0, partial_rotary_factor=0.5)),
+    'granite': ('GraniteConfig', SIZES | {
+        'tie_word_embeddings': True, 'rms_norm_eps': 1e-5, 'attention_bias': True, 'mlp_bias': True,
+        'embedding_multiplier': 3.0, 'attention_multiplier': 0.25, 'residual_multiplier': 0.3, 'logits_scaling': 2.5,
+    } | rope(10000.0)),
+    'cohere2': ('Cohere2Config', SIZES | {
+        'num_hidden_layers': 3, 'sliding_window': 7, 'layer_types': layer_types(3, 2), 'logit_scale': 0.3,
+    } | rope(1000.0)),
+    'nemotron': ('NemotronConfig', EIGHT | {'head_dim': 8} | rope(1000.0, partial_rotary_factor=0.5)),
+    'exaone4': ('Exaone4Config', SIZES | WIDE_HEADS | {
+        'num_hidden_layers': 3, 'sliding_window': 7, 'layer_types': layer_types(3, 2),
+    } | rope(1000.0)),
+    'mamba2': ('Mamba2Config', {
+        'vocab_size': 96, 'hidden_size': 24, 'num_hidden_layers': 2, 'num_heads': 6, 'head_dim': 8, 'state_size': 10,
+        'n_groups': 2, 'conv_kernel': 3, 'pad_token_id': None, 'bos_token_id': None, 'eos_token_id': None,
+    }),
+    'qwen3-next': ('Qwen3NextConfig', SIZES | WIDE_HEADS | BALANCED | {
+        'num_hidden_layers': 4, 'hidden_size': 16, 'num_experts': 4, 'num_experts_per_tok': 2, 'moe_intermediate_size': 8,
+        'shared_expert_intermediate_size': 12, 'linear_conv_kernel_dim': 3, 'linear_key_head_dim': 6,
+        'linear_value_head_dim': 8, 'linear_num_key_heads': 2, 'linear_num_value_heads': 4, 'partial_rotary_factor': 0.5,
+    } | rope(10000.0, partial_rotary_factor=0.5)),
+    'qwen3.5': ('Qwen3_5TextConfig', SIZES | WIDE_HEADS | DELTA_NET | {  # sections of positions, which are equal in a text
+        'num_hidden_layers': 4, 'hidden_size': 16, 'intermediate_size': 20, 'tie_word_embeddings': True,
+    } | rope(10000.0, partial_rotary_factor=0.5, mrope_section=[1, 1, 0], mrope_interleaved=True)),
+    'qwen3.5-moe': ('Qwen3_5MoeTextConfig', SIZES | WIDE_HEADS | BALANCED | DELTA_NET | {
+        'hidden_size': 16, 'num_experts': 4, 'num_experts_per_tok': 2, 'moe_intermediate_size': 8, 'shared_expert_intermediate_size': 12,
+        'layer_types': ['full_attention', 'linear_attention'],
+    } | rope(1000.0, partial_rotary_factor=0.25, mrope_section=[1, 0, 0], mrope_interleaved=True)),
 }  # fmt: skip
 
 
@@ -111,8 +238,13 @@ def random_model(kind, arguments, seed):
         for name, weight in model.named_parameters():
             if weight.ndim == 1:
                 weight.add_(0.3 * torch.randn_like(weight))
+                if name.endswith('A_log'):  # sums of fast decays have few digits left, in either implementation
+                    weight.clamp_(max=1.0)
             else:
                 weight.copy_(torch.randn_like(weight) * (0.6 if 'embed' in name or 'wte' in name else 0.25))
+        for name, buffer in model.named_buffers():
+            if name.endswith('e_score_correction_bias'):
+                buffer.copy_(0.1 * torch.randn_like(buffer))
     return model.eval()
 
 
@@ -139,8 +271,9 @@ def whole_rows(model, rng):
 def as_saved(model):
     """The gradients by the names under which the weights are saved: in memory those of all experts are one array."""
     gradients = {name: weight.grad for name, weight in model.named_parameters()}
-    if not any('experts' in name for name in gradients):
-        return gradients
+    gradients |= {
+        name: torch.zeros_like(x) for name, x in model.named_buffers() if name.endswith('e_score_correction_bias')
+    }
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory, state_dict=gradients)
         return load_file(Path(directory) / 'model.safetensors')

@@ -10,6 +10,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from pretrax.cli import main
+from pretrax.errors import UserError
+from pretrax.huggingface.configs import read_options
 
 GOLDEN = Path(__file__).parents[1] / 'goldens' / 'llama2'
 Q = 'model.layers.0.self_attn.q_proj.weight'
@@ -50,21 +52,49 @@ def with_tensors(source, change):
     [
         ({'model_type': 'mamba', 'architectures': ['MambaForCausalLM']}, "model_type is 'mamba' (architectures: Mamba"),
         ({'alibi_slopes': 8}, 'does not know for llama: alibi_slopes (8)'),
-        ({'hidden_act': 'relu'}, "hidden_act is 'relu'; supported: 'silu'"),
+        ({'hidden_act': 'relu'}, "hidden_act is 'relu'; expected 'silu'"),
         ({'quantization_config': {'bits': 4}}, 'quantized weights cannot be trained'),
-        ({'hidden_size': None}, 'config.json has no hidden_size'),
+        ({'hidden_size': None}, 'hidden_size is null; expected an integer'),
         (
             {'rope_scaling': {'rope_type': 'dynamic', 'factor': 2}, 'rope_parameters': None},
             "'dynamic' is not supported",
         ),
         ({'num_attention_heads': 5}, 'n_heads = 5'),
-        ({'num_attention_heads': 'four'}, 'n_heads'),
+        ({'num_attention_heads': 'four'}, "num_attention_heads is 'four'; expected an integer"),
         ({'intermediate_size': 44}, 'gate_proj.weight has shape [40, 24], but config.json implies [44, 24]'),
     ],
 )
 def test_unsupported_config_is_rejected(source, capsys, fields, message):
     with_config(source, **fields)
     assert message in refused(source, capsys)
+
+
+@pytest.mark.parametrize(
+    ('counted', 'behind', 'tensor'),
+    [(0, 0, 'input_layernorm'), (0, 0, 'enorm'), (1, 1, 'enorm'), (2, 2, 'input_layernorm')],
+)
+def test_layers_after_the_last_one_are_refused_unless_config_json_counts_them(
+    tmp_path, capsys, counted, behind, tensor
+):
+    """A config.json with fewer layers than the files belongs to another model."""
+    source = tmp_path / 'source'
+    shutil.copytree(GOLDEN.parent / 'deepseek-v3', source)
+    with_config(source, num_nextn_predict_layers=counted)
+    n_layers = json.loads((source / 'config.json').read_text())['num_hidden_layers']
+    allowed = {f'model.layers.{n_layers + i}.{tensor}.weight': np.zeros(4, np.float32) for i in range(counted)}
+    strange = f'model.layers.{n_layers + behind}.{tensor}.weight'
+    with_tensors(source, lambda tensors: tensors.update(allowed | {strange: np.zeros(4, np.float32)}))
+    assert f'1 tensors do not belong to this architecture:\n  {strange}' in refused(source, capsys)
+
+
+@pytest.mark.parametrize(
+    'fields', [{'layer_types': ['linear_attention'] * 4}, {'full_attention_interval': 9, 'layer_types': None}]
+)
+def test_a_qwen3_next_without_attention_is_refused_in_the_words_of_the_file(fields):
+    config = json.loads((GOLDEN.parent / 'qwen3-next' / 'config.json').read_text()) | fields
+    with pytest.raises(UserError, match=r'config\.json: all 4 layers have linear_attention') as error:
+        read_options(config)
+    assert 'model.' not in str(error.value)
 
 
 def test_missing_and_unknown_tensors_are_listed(source, capsys):

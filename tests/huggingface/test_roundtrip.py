@@ -1,5 +1,6 @@
 """Checkpoints that transformers wrote (tests/goldens) come in and go out again, to the bit, through the command line."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from pretrax.cli import main
+from pretrax.errors import UserError
 from pretrax.huggingface import tensor_files
-from pretrax.huggingface.configs import BY_TYPE
+from pretrax.huggingface.configs import BY_TYPE, read_options, write_config
 from pretrax.huggingface.files import open_checkpoint
+from pretrax.model.families import TransformerOptions, resolve
 
 GOLDENS = Path(__file__).parents[1] / 'goldens'
 LOADED_BY_TRANSFORMERS = json.loads((GOLDENS / 'exports.json').read_text())
@@ -44,6 +47,16 @@ def test_every_tensor_round_trips_bit_exactly(case, tmp_path):
     assert after.config == LOADED_BY_TRANSFORMERS[case], (
         'run tests/goldens/check_exports.py and see that it still loads'
     )
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_every_table_writes_an_architecture_or_refuses_it(case):
+    """No class has both an embedding multiplier and a soft cap of the logits, so write_config tries the tables of all."""
+    arch = resolve(
+        TransformerOptions(**read_options(json.loads((GOLDENS / case / 'config.json').read_text()))[0]), 32, 8
+    )
+    with pytest.raises(UserError, match='no class of transformers computes this architecture'):
+        write_config(dataclasses.replace(arch, embedding_multiplier=1.5, final_softcap=7.0))
 
 
 @pytest.mark.parametrize('dtype', [ml_dtypes.bfloat16, np.float16])
@@ -88,3 +101,25 @@ def test_tied_head_that_differs_from_the_embedding_is_rejected(tmp_path, capsys)
     save_file(tensors | {'lm_head.weight': head}, tmp_path / 'model.safetensors')
     assert command('import', tmp_path, '--out', tmp_path / 'run') == 2
     assert 'ties lm_head to the embedding, but they differ' in capsys.readouterr().err
+
+
+def test_the_default_dtype_is_that_of_most_weights_and_biases_that_choose_experts_stay_in_f32(tmp_path, capsys):
+    """The files of DeepSeek V3: BF16, but for e_score_correction_bias; and a layer for multi-token prediction behind the others."""
+    case, source = GOLDENS / 'deepseek-v3', tmp_path / 'source'
+    source.mkdir()
+    config = json.loads((case / 'config.json').read_text())
+    extra, bias = config['num_hidden_layers'], 'e_score_correction_bias'
+    (source / 'config.json').write_text(json.dumps(config | {'num_nextn_predict_layers': 2}))
+    tensors = {
+        name: x if name.endswith(bias) else x.astype(ml_dtypes.bfloat16)
+        for name, x in load_file(case / 'model.safetensors').items()
+    }
+    behind = {f'model.layers.{extra + i}.enorm.weight': np.ones(4, ml_dtypes.bfloat16) for i in range(2)}
+    save_file(tensors | behind, source / 'model.safetensors')
+    found = load_file(there_and_back(source, tmp_path) / 'model.safetensors')
+    assert 'num_nextn_predict_layers = 2 of config.json: 2 more layers' in capsys.readouterr().out
+    assert found.keys() == tensors.keys()
+    assert any(name.endswith(bias) for name in found)
+    for name, x in tensors.items():
+        assert found[name].dtype == x.dtype, name
+        assert found[name].tobytes() == x.tobytes(), name

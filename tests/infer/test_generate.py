@@ -10,11 +10,12 @@ import reference
 from pretrax.errors import UserError
 from pretrax.infer.generate import generate
 from pretrax.infer.programs import serving_mesh
-from small import GPT2, LLAMA, MIXTURE, VOCAB, mesh_of, random_weights, transformer
+from small import GPT2, LATENT, LLAMA, MIXTURE, VOCAB, mesh_of, random_weights, transformer
 
 MODELS = {
     'llama': LLAMA,
     'gpt2': GPT2 | {'max_sequence_length': 48},
+    'latent': LATENT,
     'experts': MIXTURE | {'n_experts': 6, 'capacity': 64.0},  # of which decoding makes no use
 }
 PROMPTS = [[5], [1, 2, 3, 4, 5, 6, 7], [99, 0, 50] * 13]
@@ -51,10 +52,13 @@ def greedy(family):
     ('family', 'mesh'),
     [
         ('llama', (2, 2, 2)),
+        ('latent', (1, 1, 2)),
         *[
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
                 ('llama', (1, 1, 1)),
+                ('latent', (1, 1, 1)),
+                ('latent', (2, 2, 2)),
                 *((other, mesh) for other in ('gpt2', 'experts') for mesh in ((1, 1, 1), (2, 2, 2))),
             )
         ],
@@ -66,6 +70,7 @@ def test_greedy_text_equals_recomputing_the_whole_sequence(family, mesh):
     assert write(family, PROMPTS, mesh_of(*mesh)) == greedy(family)
 
 
+@pytest.mark.slow
 def test_sampling_from_one_candidate_is_greedy():
     assert write('llama', PROMPTS, temperature=1.5, top_k=1) == greedy('llama')
     assert write('llama', PROMPTS, temperature=1.5, top_p=1e-6) == greedy('llama')

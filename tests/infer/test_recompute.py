@@ -10,7 +10,10 @@ import pytest
 
 from bigram import Bigram
 from pretrax.errors import UserError
+from pretrax.infer.engine import Engine
 from pretrax.infer.generate import generate
+from pretrax.infer.programs import EngineOptions, programs_of
+from pretrax.infer.request import Request
 from pretrax.model.base import Model, check_model
 from pretrax.model.nnx import NnxModel
 from pretrax.model.nnx_options import NnxOptions
@@ -36,6 +39,7 @@ def test_a_plugin_model_generates_the_likeliest_tokens(sizes):
     assert generate(model, weights, PROMPTS, tokens=6, temperature=0) == expected
 
 
+@pytest.mark.slow
 def test_an_nnx_module_generates_the_likeliest_tokens(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / 'examples' / 'nnx_gpt2')
     mesh = mesh_of(d=2, t=2)
@@ -62,3 +66,28 @@ def test_a_class_that_does_not_derive_from_model_is_refused():
     with pytest.raises(UserError, match=r'model.name=duck: Duck is not a model[^$]*class Duck\(Model\)'):
         check_model(Duck(), 'duck')
     assert isinstance(check_model(Bigram(), 'bigram'), Model)
+
+
+def test_a_module_that_reads_texts_of_one_length_only_generates():
+    """Its table of positions has 40 rows; a cache for 20 tokens would have 32."""
+    mesh = mesh_of()
+    request = ModelRequest(VOCAB, 40, None, jnp.float32, 'cpu', dict(mesh.shape))
+    model = NnxModel(request, options=NnxOptions(target='nnx_modules:FixedLength'))
+    with jax.set_mesh(mesh):
+        weights = jax.jit(model.init, out_shardings=model.shardings(None))(jax.random.key(3))
+    text = [4, 8, 15]
+    for _ in range(3):
+        x = weights['embed']['embedding'][text[-1]] + weights['positions'][len(text) - 1]
+        text.append(int(jnp.argmax(x @ weights['unembed']['kernel'] + weights['unembed']['bias'])))
+    assert generate(model, weights, [[4, 8, 15]], tokens=3, temperature=0) == [text[3:]]
+
+
+@pytest.mark.parametrize(
+    ('option', 'message'), [({'weights': 'int8'}, '--weights int8'), ({'cache': 'fp8'}, '--cache fp8')]
+)
+def test_what_a_model_without_a_cache_cannot_do_is_refused(option, message):
+    with pytest.raises(UserError, match=f'{message}: Bigram computes its own matrix products'):
+        programs_of(Bigram(), mesh_of(), EngineOptions(max_length=LENGTH, slots=1, **option))
+    engine = Engine(programs_of(Bigram(), mesh_of(), EngineOptions(max_length=LENGTH, slots=1)), None, warm_up=False)
+    with pytest.raises(UserError, match='this model has no embeddings: it gives logits and no hidden states'):
+        engine.check(Request(prompt=(1,), max_tokens=0, embedding='mean'))

@@ -14,7 +14,7 @@ import pytest
 from launched import BASE, PATIENCE, environment
 from preloaded import programs
 from pretrax.errors import UserError
-from pretrax.launch.bench import Bench
+from pretrax.launch.bench import Bench, earlier_results
 from pretrax.launch.sweep import read_sweep
 
 # The launcher itself runs without JAX; these tests fork in a process that has it.
@@ -58,13 +58,13 @@ class Swept:
             list(bench.run())
             return [result['status'] for result in bench.results()], count.read_text()
 
-    def bench(self, seeds, hardware=HARDWARE, **values):
+    def bench(self, seeds, hardware=HARDWARE, only=None, **values):
         sweep = {'base': 'base.yaml', 'grid': {'seed': seeds}, **values}
         (self.place / 'sweep.yaml').write_text(json.dumps(sweep))
         program = PROGRAM.replace('COUNT', str(self.place / 'COUNT'))
         return Bench(
             *read_sweep(self.place / 'sweep.yaml', self.place / 'out' / 'run'), self.place / 'out', hardware,
-            [sys.executable, '-c', program], self.said.append,
+            [sys.executable, '-c', program], self.said.append, only,
         )  # fmt: skip
 
     @property
@@ -130,6 +130,39 @@ def test_a_second_process_cannot_run_the_same_sweep(swept):
         Bench(*read_sweep(swept.place / 'sweep.yaml', swept.place), swept.place / 'file' / 'out', HARDWARE, [])
 
 
+def test_rows_that_run_alone_run_at_once_and_are_not_run_again(swept):
+    with swept.bench([0, 4, 3, 5], only=2) as second, swept.bench([0, 4, 3, 5], only=3) as third:
+        with pytest.raises(UserError, match='another process runs this sweep'):
+            swept.bench([0, 4, 3, 5], only=2)
+        assert [result['status'] for result in second.run()] == ['out of memory']
+        assert [result['status'] for result in third.run()] == ['failed']
+    with swept.bench([0, 4, 3, 5], only=2) as again:
+        assert list(again.run()) == [], 'it has a result'
+    statuses, started = swept([0, 4, 3, 5])
+    assert (statuses, started) == (['done', 'out of memory', 'failed', 'refused'], '035'), 'all but the second'
+    for row in (0, 5):
+        with pytest.raises(UserError, match=f'row {row} does not exist: the sweep has the rows 1 to 4'):
+            swept.bench([0, 4, 3, 5], only=row)
+
+
+def test_the_newest_results_are_shown_whatever_hardware_they_are_from(swept):
+    swept([0, 4], hardware=HARDWARE | {'count': 8})
+    with swept.bench([0, 4, 5], hardware=HARDWARE | {'count': 2}, only=3) as alone:
+        list(alone.run())
+    results, hardware = earlier_results(
+        *read_sweep(swept.place / 'sweep.yaml', swept.place / 'out' / 'run'), swept.place / 'out'
+    )
+    assert [(result['status'], result.get('count')) for result in results] == [
+        ('done', 8), ('out of memory', 8), ('refused', 2),
+    ]  # fmt: skip
+    assert hardware == {name: str(value) for name, value in HARDWARE.items()} | {'count': '2 and 8'}
+    other = read_sweep(swept.place / 'sweep.yaml', swept.place / 'out' / 'run')
+    changed = other[0].model_copy(update={'steps': 7})
+    assert [result['status'] for result in earlier_results(changed, other[1], swept.place / 'out')[0]] == [
+        'not run'
+    ] * 3
+
+
 PLUGIN = """
 import os, time
 from pretrax.config import register
@@ -183,6 +216,11 @@ def test_a_stopped_sweep_continues_with_the_same_command(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count('(earlier)') == 2
+    shown = subprocess.run(
+        [*command, '--show'], cwd=tmp_path, env=environment(SLOW='1'), capture_output=True, text=True
+    )
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert shown.stdout.strip() == done.stdout[done.stdout.index('\n\n') :].strip(), 'the same table'
     with (tmp_path / 'out' / 'results.csv').open() as file:
         first, refused, last = csv.DictReader(file)
     assert [row['status'] for row in (first, refused, last)] == ['done', 'refused', 'done']

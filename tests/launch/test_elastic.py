@@ -2,7 +2,7 @@
 
 import pytest
 
-from pretrax.launch.elastic import FIRST_PAUSE, LONGEST_PAUSE, Slots
+from pretrax.launch.elastic import FIRST_PAUSE, LONGEST_PAUSE, PAUSE_AFTER_GONE, Slots
 
 
 def small_group(now):
@@ -63,3 +63,31 @@ def test_the_largest_number_that_fits_is_kept():
     assert slots.used == [1]
     assert not slots.drop([0])
     assert slots.used == [1]
+
+
+def test_machines_that_were_gone_are_used_again_when_they_are_back():
+    now, back = [0.0], []
+    slots = Slots(
+        4, lambda count: count != 3, lambda: now[0], ready=lambda asked: [slot for slot in back if slot in asked]
+    )
+    assert slots.drop([1, 3], gone=True)
+    assert slots.used == [0, 2]
+    slots.started(10)
+    now[0] = PAUSE_AFTER_GONE
+    assert not slots.is_time_to_grow(lambda: 11)
+    back.append(3)
+    now[0] += 1
+    assert not slots.is_time_to_grow(lambda: 11), 'three do not fit'
+    back.append(1)
+    now[0] += 1
+    assert not slots.is_time_to_grow(lambda: 10), 'there is no new checkpoint'
+    now[0] += 1
+    assert slots.is_time_to_grow(lambda: 11)
+    slots.grow()
+    assert slots.used == [0, 1, 2, 3]
+    slots.started(11)
+    assert slots.ended(11)
+    assert slots.used == [0, 2]
+    slots.started(11)
+    now[0] += FIRST_PAUSE - 1
+    assert not slots.is_time_to_grow(lambda: 12), 'they were back, but failed'

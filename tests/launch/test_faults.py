@@ -8,10 +8,9 @@ import random
 import signal
 import time
 
-import numpy as np
 import pytest
 
-from launched import Launched, keeping, write_run
+from launched import Launched, keeping, undisturbed, write_run
 
 
 @pytest.mark.slow
@@ -55,19 +54,14 @@ def test_killed_and_hung_processes_do_not_change_the_losses(tmp_path, capsys):
     recovered = [line for line in hurt.said.splitlines() if line.startswith('training again, ')]
     assert len(recovered) == 3
     with capsys.disabled():
-        for at, end, again in zip(killed, ended, hurt.events('stepped')[1:], strict=False):
-            print(
-                f'\n{end["why"]}: noticed after {end["noticed"] - at:.1f} s, trains again after {again["time"] - at:.1f} s'
-            )
+        print('', *hurt.recoveries(killed), sep='\n')
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_killed_at_random_reach_the_loss_of_an_undisturbed_run(tmp_path):
     config = write_run(tmp_path)
     two = ('-n', '2', '--retries', '9')
-    with Launched(config, tmp_path / 'alone', *two) as alone:
-        assert alone.wait() == 0, alone.said
-
+    reference = undisturbed(config, tmp_path / 'alone', 2)
     draw = random.Random(0)
     with Launched(config, tmp_path / 'hurt', *two, **keeping(tmp_path / 'cache')) as hurt:
         for attempt in range(1, 6):
@@ -75,14 +69,14 @@ def test_two_processes_killed_at_random_reach_the_loss_of_an_undisturbed_run(tmp
             os.kill(hurt.pid(draw.randrange(2)), signal.SIGKILL)
         assert hurt.wait() == 0, hurt.said
     assert [event['code'] for event in hurt.events('ended')] == [-9] * 5 + [0]
-    assert hurt.losses() == alone.losses()
-    assert len(hurt.losses()) == 100
+    assert hurt.losses() == reference
+    assert len(reference) == 100
     assert hurt.said.count('loaded the compiled step from ') == 5, 'all attempts but the first'
     other = (hurt.run_dir / 'output' / 'process-1.txt').read_text()
     assert other.count("cache hit for 'jit__lambda'") >= 5, 'in the other process too'
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_run_continues_with_one_process_if_the_other_is_lost_repeatedly(tmp_path):
     """The same tokens, and the losses of two but for the order of sums."""
     config = write_run(tmp_path, steps=40)
@@ -97,13 +91,11 @@ def test_the_run_continues_with_one_process_if_the_other_is_lost_repeatedly(tmp_
     went_on = run.events('began')[-1]['step']
     assert 5 <= went_on < 40
 
-    with Launched(config, tmp_path / 'one', '-n', '1', '--devices-per-process', '1') as one:
-        assert one.wait() == 0, one.said
-    losses, reference = run.losses(), one.losses()
-    np.testing.assert_allclose(list(losses.values()), list(reference.values()), rtol=1e-5)
+    reference = undisturbed(config, tmp_path / 'one', 1, '--devices-per-process', '1')
+    assert run.losses() == pytest.approx(reference, rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ('kind', 'code', 'told'),
     [('RuntimeError', 1, 'process 1 | RuntimeError: batch 6 is bad'), ('UserError', 2, 'process 1 | batch 6 is bad')],

@@ -13,9 +13,10 @@ import pytest
 from pretrax import config_from_values
 from pretrax.cli import main
 from pretrax.errors import UserError
-from pretrax.launch import elastic
-from pretrax.launch import local as engine
-from pretrax.launch.local import LocalLaunch, devices_of
+from pretrax.launch import elastic, supervisor
+from pretrax.launch.elastic import Slots
+from pretrax.launch.local import LocalGroup, LocalLaunch, devices_of
+from pretrax.launch.supervisor import Supervisor
 from pretrax.observe.attempts import read_attempts
 from pretrax.storage.working_directory import working_directory
 
@@ -28,6 +29,11 @@ while not attempt or attempt != said:  # the launcher notes what it has started 
     attempt, said = events.count('ended') + 1, events.count('started')
 def checkpoint(step):
     (run / 'checkpoints' / str(step)).mkdir(parents=True, exist_ok=True)
+def reached(name, count=int(os.environ['JAX_NUM_PROCESSES'])):
+    '''Waits until `count` processes of this attempt have called it with this name.'''
+    (run / f'{name}-{attempt}-{me}').write_text('')
+    while len(list(run.glob(f'{name}-{attempt}-*'))) < count:
+        time.sleep(0.01)
 def wait():
     time.sleep(1000)
 """
@@ -57,7 +63,8 @@ class Local:
 
 
 @pytest.fixture
-def local(values):
+def local(values, monkeypatch):
+    monkeypatch.setattr(supervisor, '_AFTER_END', 60.0)  # a busy machine may start one process long after another
     return Local(values)
 
 
@@ -101,13 +108,16 @@ os.kill(os.getpid(), signal.SIGKILL) if me == 0 else wait()
         (-9, 30),
         (0, 30),
     ]
-    assert 'killed: process 0 (SIGKILL)' in local.said[0]
-    assert 'checkpoint 10 is complete; starting again: attempt 2, 2 processes' in local.said[0]
+    report, restart, *_ = local.said
+    assert report.startswith(f'launch: crash report in {local.directory}/crashes/')
+    assert 'killed: process 0 (SIGKILL)' in restart
+    assert 'checkpoint 10 is complete; starting again: attempt 2, 2 processes' in restart
 
 
 def test_a_hanging_process_is_killed_with_its_children(local, monkeypatch):
     """The others have noticed and left with 75."""
     program = """
+reached('start')
 if attempt == 2:
     sys.exit(0)
 checkpoint(5)
@@ -120,13 +130,14 @@ while not (run / 'child').exists():
     time.sleep(0.01)
 sys.exit(75)
 """
-    monkeypatch.setattr(engine, '_AFTER_END', 1.0)
+    monkeypatch.setattr(supervisor, '_AFTER_END', 2.0)
     assert local(program, processes=3) == 0
-    assert 'no sign of life: process 1' in local.said[0]
+    assert 'no sign of life: process 1' in local.said[1]
     child = Path('/proc') / (local.directory / 'child').read_text() / 'stat'
     assert not child.exists() or child.read_text().split()[2] == 'Z', 'ended with its parent'
 
 
+@pytest.mark.slow
 def test_an_elastic_launch_drops_a_process_that_is_lost_twice(local):
     """12 sequences: 4 processes, without the third 3; when another is lost as well 2, of which each is a divisor."""
     program = """
@@ -150,6 +161,7 @@ if slot == '2' and attempt < 6:
 if attempt == 6:
     sys.exit(0)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+reached('handler')
 if os.environ['JAX_NUM_PROCESSES'] == '3' and me == 0:
     checkpoint(attempt)
 wait()
@@ -170,13 +182,32 @@ def stop(number, frame):
     (run / f'got-{number}-{me}').write_text('')
     sys.exit(CODE)
 signal.signal(signal.SIGTERM, stop)
-(run / f'ready-{me}').write_text('')
-while me == 0 and not (run / 'ready-1').exists():
-    time.sleep(0.01)
+reached('handler')
 if me == 0:
     os.kill(os.getppid(), signal.SIGTERM)
 wait()
 """
+
+
+def test_processes_that_do_not_save_in_time_are_killed_and_the_run_is_to_be_continued(local):
+    """Inside a Slurm job, which ends at its time limit whether they have saved or not."""
+    program = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+checkpoint(3)
+reached('handler')
+if me == 0:
+    os.kill(os.getppid(), signal.SIGTERM)
+wait()
+"""
+    directory = local.directory
+    command = [sys.executable, '-c', HEAD + program, str(directory)]
+    launch = Supervisor(
+        local.config, lambda slots, _: LocalGroup(command, slots, 1, directory), slots=Slots(2, lambda count: True),
+        retries=0, elastic=False, requeued=True, stop_within=0.5, say=local.said.append,
+    )  # fmt: skip
+    assert launch.run() == 75
+    assert 'not all processes have ended within' in local.said[0]
+    assert not (directory / 'crashes').exists()
 
 
 @pytest.mark.parametrize(('code', 'request_to_stop'), [(0, 'SIGTERM'), (75, 'SIGTERM'), (0, 'SIGHUP')])
@@ -189,21 +220,23 @@ def test_a_request_to_stop_reaches_all_processes_and_their_exit_code_is_returned
     assert len(local.events('started')) == 1
 
 
-def test_a_second_request_to_stop_kills_all_processes(local):
+def test_a_second_request_to_stop_kills_all_processes(local, monkeypatch):
     program = """
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-(run / f'ready-{me}').write_text('')
-while not (run / 'ready-1').exists():
-    time.sleep(0.01)
+signal.signal(signal.SIGINT, lambda *_: (run / 'asked').write_text(''))
+reached('handler')
 if me == 0:
     os.kill(os.getppid(), signal.SIGINT)
-    time.sleep(0.2)
+    while not (run / 'asked').exists():
+        time.sleep(0.01)
     os.kill(os.getppid(), signal.SIGINT)  # the same one, passed on by `uv run`
-    time.sleep(1.1)
+    time.sleep(1.5)
     (run / 'still-there').write_text('')
-    os.kill(os.getppid(), signal.SIGINT)
+    while True:
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(0.1)
 wait()
 """
+    monkeypatch.setattr(supervisor, '_SAME_REQUEST', 2.0)
     assert local(program) == 128 + signal.SIGINT
     assert 'second request to stop' in local.said[0]
     assert (local.directory / 'still-there').exists()
@@ -211,16 +244,17 @@ wait()
 
 def test_a_request_to_save_reaches_all_processes_and_ends_none(local):
     program = """
-if me == 0:
-    os.kill(os.getppid(), signal.SIGUSR1)  # nobody listens yet
-    time.sleep(0.2)
+if me == 0:  # asks for a save that process 1 is not ready for
+    signal.signal(signal.SIGUSR1, lambda *_: (run / 'asked').write_text(''))
+    os.kill(os.getppid(), signal.SIGUSR1)
+while not (run / 'asked').exists():
+    time.sleep(0.01)
 def save(number, frame):
     (run / f'save-{me}').write_text('')
     sys.exit(0)
+time.sleep(0.1)
 signal.signal(signal.SIGUSR1, save)
-(run / f'ready-{me}').write_text('')
-while not (run / 'ready-1').exists():
-    time.sleep(0.01)
+reached('handler')
 if me == 0:
     os.kill(os.getppid(), signal.SIGUSR1)
 wait()
@@ -264,21 +298,23 @@ def save(number, frame):
     (run / f'saved-{me}').write_text('')
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
-(run / f'ready-{me}').write_text('')
+reached('handler')
+(run / 'ready').write_text('')
 wait()
 """
     )
     command = [sys.executable, '-c', LAUNCHER, json.dumps(values), program, str(local.directory)]
-    launcher = subprocess.Popen(command)
+    with subprocess.Popen(command) as launcher:
+        try:
+            until = time.monotonic() + 60
+            while not (local.directory / 'ready').exists():
+                assert time.monotonic() < until
+                time.sleep(0.02)
+            pids = local.events('started')[0]['processes']
+            os.kill(pids[1], signal.SIGSTOP)
+        finally:
+            launcher.kill()
     until = time.monotonic() + 60
-    while len(list(local.directory.glob('ready-*'))) < 2:
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    pids = local.events('started')[0]['processes']
-    os.kill(pids[1], signal.SIGSTOP)
-    launcher.kill()
-    launcher.wait()
-    until = time.monotonic() + 20
     while not all(map(has_ended, pids)):
         assert time.monotonic() < until, 'a process outlives its launcher'
         time.sleep(0.02)
@@ -323,7 +359,7 @@ def test_the_launcher_sets_the_number_of_simulated_devices(monkeypatch):
         (['--processes', '0'], 'greater than or equal to 1'),
         ([], "Missing option '--processes'"),
         (['-n', '3'], 'cannot be divided among 3 processes'),
-        (['-n', '2', '--devices-per-process', '3'], 'there are 6 cpu devices'),
+        (['-n', '2', '--devices-per-process', '3'], 'there are 6 devices'),
         (['-n', '2', 'steps=many'], 'steps'),
         (['-n', '2', 'processes.count=4'], 'processes.count is 4, but --processes is 2'),
         (['-n', '2', 'processes.index=0'], 'the launcher sets processes.index'),

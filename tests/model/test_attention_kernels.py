@@ -15,21 +15,23 @@ from pretrax.model.architecture import Scores
 from pretrax.model.attention import attend
 from pretrax.model.attention_kernels import Kernel, choose_kernel, packed_documents
 from pretrax.shardlib import f32, i32, num, psum, save, scan, typed_shard_map, unroll
-from pretrax.shardlib.ops import vary
+from pretrax.shardlib.ops import vary, vary_together
 from small import mesh_of
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('kv_heads', 'scores'), [(4, Scores(8.0, 0.0, 0)), (2, Scores(8.0, 0.0, 0)), (2, Scores(5.0, 1.5, 50))]
+    ('kv_heads', 'scores', 'has_sinks'),
+    [(4, Scores(8.0, 0.0, 0), False), (2, Scores(8.0, 0.0, 0), True), (2, Scores(5.0, 1.5, 50), False)],
 )
-def test_splash_equals_blockwise_in_value_and_gradient(monkeypatch, kv_heads, scores):
+def test_splash_equals_blockwise_in_value_and_gradient(monkeypatch, kv_heads, scores, has_sinks):
     interpreted = functools.partial(splash.make_splash_mha_single_device, interpret=True)
     monkeypatch.setattr(splash, 'make_splash_mha_single_device', interpreted)
     random = np.random.default_rng(0)
     q = random.normal(size=(2, 256, 4, 64)).astype(np.float32)
     k, v = random.normal(size=(2, 2, 256, kv_heads, 64)).astype(np.float32)
     weigh = random.normal(size=q.shape).astype(np.float32)
+    sinks = random.normal(size=4).astype(np.float32) if has_sinks else None
     segments = np.sort(random.integers(1, 4, (2, 256)), axis=1).astype(np.int32)
 
     def outcome(name):
@@ -39,20 +41,84 @@ def test_splash_equals_blockwise_in_value_and_gradient(monkeypatch, kv_heads, sc
             k: f32['B/r/d/e L K/t D'],
             v: f32['B/r/d/e L K/t D'],
             segments: i32['B/r/d/e L'],
+            sinks: f32['H/t'] | None,
         ) -> f32['B/r/d/e L H/t D']:
-            return attend(q, k, v, segments, Kernel(name, 'test', 3), scores)
+            own = None if sinks is None else vary_together(q, sinks)[1]
+            return attend(q, k, v, segments, Kernel(name, 'test', 3), scores, own)
 
-        def loss(q, k, v):
-            out = run(q, k, v, segments)
+        def loss(q, k, v, sinks):
+            out = run(q, k, v, segments, sinks)
             return jnp.sum(out * weigh), out
 
-        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(q, k, v)
+        argnums = (0, 1, 2, 3) if has_sinks else (0, 1, 2)
+        return jax.jit(jax.value_and_grad(loss, argnums=argnums, has_aux=True))(q, k, v, sinks)
 
     with jax.set_mesh(mesh_of(d=2, t=2)):
         ((_, out), gradients), ((_, plain_out), plain_gradients) = outcome('splash'), outcome('blockwise')
     np.testing.assert_allclose(out, plain_out, rtol=2e-3, atol=2e-3)
     for ours, plain in zip(gradients, plain_gradients, strict=True):
         np.testing.assert_allclose(ours, plain, rtol=5e-3, atol=5e-3)
+
+
+def test_cudnn_computes_with_the_sums_that_have_the_sinks(monkeypatch):
+    """In the place of the kernel: the same mathematics, whose backward pass takes the output and the sums from the forward one."""
+    scores, random = Scores(3.0, 0.0, 0), np.random.default_rng(0)
+    q, k, v, d_out = random.normal(size=(4, 2, 12, 4, 8)).astype(np.float32)
+    sinks = random.normal(size=4).astype(np.float32)
+    visible = np.tril(np.ones((12, 12), bool))
+
+    @jax.custom_vjp
+    def plain(q, k, v):
+        score = jnp.where(visible, jnp.einsum('blhd,bshd->bhls', q, k) / scores.divisor, -jnp.inf)
+        sums = jax.nn.logsumexp(score, axis=-1)
+        return jnp.einsum('bhls,bshd->blhd', jnp.exp(score - sums[..., None]), v), sums
+
+    def backward(residuals, d):
+        (q, k, v, out, sums), (d_out, _) = residuals, d
+        score = jnp.where(visible, jnp.einsum('blhd,bshd->bhls', q, k) / scores.divisor, -jnp.inf)
+        p = jnp.exp(score - sums[..., None])
+        mean = jnp.einsum('blhd,blhd->bhl', d_out, out)
+        d_score = p * (jnp.einsum('blhd,bshd->bhls', d_out, v) - mean[..., None]) / scores.divisor
+        return (
+            jnp.einsum('bhls,bshd->blhd', d_score, k), jnp.einsum('bhls,blhd->bshd', d_score, q),
+            jnp.einsum('bhls,blhd->bshd', p, d_out),
+        )  # fmt: skip
+
+    plain.defvjp(lambda q, k, v: ((found := plain(q, k, v)), (q, k, v, *found)), backward)
+
+    def kernel(q, k, v, *, return_residual, **_):
+        return plain(q, k, v) if return_residual else plain(q, k, v)[0]
+
+    monkeypatch.setattr(cudnn_attention(), 'dot_product_attention', kernel)
+
+    def outcome(name):
+        def run(q, k, v, sinks):
+            return attend(q, k, v, jnp.ones((2, 12), jnp.int32), Kernel(name, 'test', 1), scores, sinks)
+
+        out, pullback = jax.vjp(run, q, k, v, sinks)
+        return out, run(q, k, v, sinks), *pullback(d_out)
+
+    with jax.set_mesh(mesh_of()):
+        for name, ours, expected in zip(
+            ('out', 'out without gradient', 'dq', 'dk', 'dv', 'dsinks'),
+            outcome('cudnn'),
+            outcome('blockwise'),
+            strict=True,
+        ):
+            np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_cudnn_refuses_a_backward_pass_that_does_not_take_the_output_and_the_sums(monkeypatch):
+    """Its gradient would be that of attention without sinks."""
+
+    def kernel(q, k, v, **_):
+        score = jnp.einsum('blhd,bshd->bhls', q, k)
+        return jnp.einsum('bhls,bshd->blhd', jax.nn.softmax(score), v), jax.nn.logsumexp(score, axis=-1)
+
+    monkeypatch.setattr(cudnn_attention(), 'dot_product_attention', kernel)
+    q, sinks, ids = jnp.ones((1, 4, 2, 8)), jnp.ones(2), jnp.ones((1, 4), jnp.int32)
+    with jax.set_mesh(mesh_of()), pytest.raises(AssertionError, match='as if there were no sinks'):
+        jax.vjp(lambda q: attend(q, q, q, ids, Kernel('cudnn', 'test', 1), Scores(3.0, 0.0, 0), sinks), q)
 
 
 @pytest.mark.parametrize('loop', [scan, unroll])
@@ -80,7 +146,8 @@ def test_the_backward_pass_runs_the_forward_kernel_again_only_if_attention_is_no
 
         @typed_shard_map
         def loss(x: num['B/d L H D'], w: num['layers D']) -> f32['']:
-            return psum('d', jnp.sum(loop(layer, x, w, choices)[0].astype(F32)))
+            bodies = [layer] if loop is scan else [layer] * n_layers
+            return psum('d', jnp.sum(loop(bodies, x, w, choices)[0].astype(F32)))
 
         with jax.set_mesh(mesh_of(d=2)):
             program = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(
@@ -154,7 +221,7 @@ BF16, F32 = jnp.bfloat16, jnp.float32
         ),
         ('auto', 'cuda', BF16, 60, 1024, 1, 'blockwise', 'SLOW: .* multiple of 8 up to 256, not 60'),
         ('auto', 'cuda', BF16, 264, 1024, 1, 'blockwise', 'SLOW: .* multiple of 8 up to 256, not 264'),
-        ('auto', 'cuda', BF16, 64, 1024, 129, 'blockwise', 'SLOW: .* at most 128 documents per row, not 129'),
+        ('auto', 'cuda', BF16, 64, 1024, 129, 'blockwise', 'SLOW: .* at most 128 documents or chunks per row, not 129'),
         ('auto', 'cuda', BF16, 64, 1024, None, 'blockwise', 'SLOW: .* not an unknown number'),
         ('auto', 'tpu', BF16, 128, 1024, None, 'splash', 'fused kernel for tpu'),
         ('auto', 'tpu', BF16, 128, 1000, None, 'blockwise', 'SLOW: not splash, .* not 1000 and 128'),
@@ -172,6 +239,13 @@ def test_cudnn_does_not_support_a_soft_cap():
     capped = [choose_kernel('auto', p, BF16, 128, 1024, 1, 50.0) for p in ('cuda', 'tpu', 'cpu')]
     assert [kernel.name for kernel in capped] == ['blockwise', 'splash', 'blockwise']
     assert 'SLOW: not cudnn, because it does not support a soft cap of the scores, which is 50' in str(capped[0])
+
+
+@pytest.mark.parametrize(('documents', 'name'), [(1, 'cudnn'), (4, 'blockwise'), (None, 'blockwise')])
+def test_cudnn_supports_sinks_with_one_document_per_row(documents, name):
+    kernel = choose_kernel('auto', 'cuda', BF16, 64, 1024, documents, sinks=True)
+    assert kernel.name == name
+    assert name == 'cudnn' or 'SLOW: not cudnn, because it supports attention sinks only' in str(kernel)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,9 @@ def program(parts, mesh):
     return jax.jit(jax.value_and_grad(loss)), placed, random_batch(8)
 
 
-@pytest.mark.parametrize('parts', [2, 4, 3])  # of four sequences per device; 3 does not divide them
+@pytest.mark.parametrize(
+    'parts', [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 3))]
+)  # of four sequences per device; 3 does not divide them
 def test_parts_have_the_loss_and_gradients_of_the_whole(parts):
     outcomes = []
     for mesh, n in ((mesh_of(), 1), (mesh_of(1, 2, 2), parts)):

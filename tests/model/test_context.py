@@ -34,6 +34,29 @@ def case(scores):
     return (q, k, v, segments, d_out), (out, *pullback(d_out))
 
 
+@functools.cache
+def case_with_sinks(scores):
+    """The same, and sinks of each head: a key that every query sees, with this score and the value zero, a head at a time."""
+    (q, k, v, segments, d_out), _ = case(scores)
+    sinks = np.random.default_rng(1).normal(size=8).astype(np.float32)
+    behind = np.arange(LENGTH)[:, None] - np.arange(LENGTH)
+    visible = scores.sees(behind) & (segments[:, :, None] == segments[:, None, :])
+
+    def attend(q, k, v, sinks):
+        heads = []
+        for head in range(8):
+            score = jnp.einsum('bld,bsd->bls', q[:, :, head], k[:, :, head // 2]) / scores.divisor
+            if scores.softcap:
+                score = scores.softcap * jnp.tanh(score / scores.softcap)
+            weight = jnp.where(visible, jnp.exp(score), 0)
+            total = weight.sum(-1, keepdims=True) + jnp.exp(sinks[head])
+            heads.append(jnp.einsum('bls,bsd->bld', weight / total, v[:, :, head // 2]))
+        return jnp.stack(heads, axis=2)
+
+    out, pullback = jax.vjp(attend, q, k, v, sinks)
+    return (q, k, v, segments, d_out), sinks, (out, *pullback(d_out))
+
+
 @pytest.mark.parametrize(
     ('context', 'scores', 'c', 't'),
     [('ring', PLAIN, 4, 1), ('ring', CAPPED, 4, 2), ('ring', CAPPED, 2, 1), ('all_to_all', CAPPED, 4, 1)],
@@ -59,6 +82,37 @@ def test_a_sharded_sequence_gives_the_result_of_a_whole_one(context, scores, c, 
         results = jax.jit(run)(*(x[:, order] for x in given))
     for name, ours, plain in zip(('out', 'dq', 'dk', 'dv'), results, expected, strict=True):
         np.testing.assert_allclose(ours, plain[:, order], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ('context', 'scores', 'c', 't'),
+    [('ring', CAPPED, 4, 2), ('all_to_all', CAPPED, 2, 2), ('all_to_all', PLAIN, 1, 1)],
+)
+def test_attention_sinks_in_value_and_gradient(context, scores, c, t, monkeypatch):
+    monkeypatch.setattr('pretrax.model.context.BLOCK', 2)
+    monkeypatch.setattr('pretrax.model.attention.SHORT', 12)
+    given, sinks, expected = case_with_sinks(scores)
+    order = column_order(context, LENGTH, c)
+    order = np.arange(LENGTH) if order is None else order
+
+    @typed_shard_map
+    def run(
+        q: f32['B/r/d/e L/c H/t D'], k: f32['B/r/d/e L/c K/t D'], v: f32['B/r/d/e L/c K/t D'],
+        segments: i32['B/r/d/e L/c'], sinks: f32['H/t'],
+    ) -> f32['B/r/d/e L/c H/t D']:  # fmt: skip
+        return context_parallel_attention(q, k, v, segments, KERNEL, scores, context, sinks)
+
+    *qkv, segments, d_out = (x[:, order] for x in given)
+
+    def loss(q, k, v, sinks):
+        out = run(q, k, v, segments, sinks)
+        return jnp.sum(out * d_out), out
+
+    with jax.set_mesh(mesh_of(c=c, t=t, d=2 if c < 4 else 1)):
+        (_, out), gradients = jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True))(*qkv, sinks)
+    results, plain = (out, *gradients), (*(x[:, order] for x in expected[:-1]), expected[-1])
+    for name, ours, theirs in zip(('out', 'dq', 'dk', 'dv', 'dsinks'), results, plain, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.slow

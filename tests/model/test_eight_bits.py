@@ -283,7 +283,6 @@ def test_patterns_choose_products():
     chosen, line = choose(numerics.EXEMPT)
     assert [set(block.values()) for block in chosen.blocks] == [{'compute'}, {'int8'}, {'int8'}, {'compute'}]
     assert chosen.head == 'compute'
-    assert [part for part, _ in chosen.runs(4)] == [slice(0, 1), slice(1, 3), slice(3, 4)]
     assert (
         'in 14 of 29 products; compute dtype: head, first.*, last.* (precision.exempt); TPU v5e has hardware for it'
         in line

@@ -1,5 +1,7 @@
 """Presets have the published sizes, and choices that do not fit together are refused in words."""
 
+import contextlib
+import re
 from pathlib import Path
 
 import jax
@@ -7,43 +9,8 @@ import pytest
 
 from pretrax.errors import UserError
 from pretrax.model.families import FAMILIES, PRESETS, TransformerOptions, resolve
-from small import LLAMA, MIXTURE, mesh_of, transformer
-
-# Parameters of the released checkpoints: `num_parameters()` of the models of these names on the Hugging Face hub.
-PUBLISHED = {
-    'gpt2-124m': 124_439_808, 'gpt2-355m': 354_823_168, 'gpt2-774m': 774_030_080, 'gpt2-1.5b': 1_557_611_200,
-    'llama2-7b': 6_738_415_616, 'llama2-13b': 13_015_864_320, 'llama2-70b': 68_976_648_192,
-    'llama3-8b': 8_030_261_248, 'llama3-70b': 70_553_706_496, 'llama3-405b': 405_853_388_800,
-    'llama3.1-8b': 8_030_261_248, 'llama3.1-70b': 70_553_706_496, 'llama3.1-405b': 405_853_388_800,
-    'llama3.2-1b': 1_235_814_400, 'llama3.2-3b': 3_212_749_824, 'llama3.3-70b': 70_553_706_496,
-    'mistral-7b-v0.1': 7_241_732_096, 'mistral-7b-v0.3': 7_248_023_552,
-    'mistral-nemo-12b': 12_247_782_400, 'mistral-small-24b': 23_572_403_200,
-    'qwen2-0.5b': 494_032_768, 'qwen2-1.5b': 1_543_714_304, 'qwen2-7b': 7_615_616_512, 'qwen2-72b': 72_706_203_648,
-    'qwen2.5-0.5b': 494_032_768, 'qwen2.5-1.5b': 1_543_714_304, 'qwen2.5-3b': 3_085_938_688,
-    'qwen2.5-7b': 7_615_616_512, 'qwen2.5-14b': 14_770_033_664, 'qwen2.5-32b': 32_763_876_352,
-    'qwen2.5-72b': 72_706_203_648,
-    'qwen3-0.6b': 596_049_920, 'qwen3-1.7b': 1_720_574_976, 'qwen3-4b': 4_022_468_096, 'qwen3-8b': 8_190_735_360,
-    'qwen3-14b': 14_768_307_200, 'qwen3-32b': 32_762_123_264,
-    'mixtral-8x7b': 46_702_792_704, 'mixtral-8x22b': 140_620_634_112, 'qwen1.5-moe-a2.7b': 14_315_784_192,
-    'qwen3-30b-a3b': 30_532_122_624, 'qwen3-235b-a22b': 235_093_634_560,
-    'gemma-2b': 2_506_172_416, 'gemma-7b': 8_537_680_896,
-    'gemma2-2b': 2_614_341_888, 'gemma2-9b': 9_241_705_984, 'gemma2-27b': 27_227_128_320,
-    'gemma3-270m': 268_098_176, 'gemma3-1b': 999_885_952,
-    'olmo2-1b': 1_484_916_736, 'olmo2-7b': 7_298_617_344, 'olmo2-13b': 13_716_198_400, 'olmo2-32b': 32_234_279_936,
-    'smollm-135m': 134_515_008, 'smollm-360m': 361_821_120, 'smollm-1.7b': 1_711_376_384,
-    'smollm2-135m': 134_515_008, 'smollm2-360m': 361_821_120, 'smollm2-1.7b': 1_711_376_384,
-    'smollm3-3b': 3_075_098_624,
-    'phi3-mini-4k': 3_821_079_552, 'phi3-medium-4k': 13_960_238_080, 'phi4-14b': 14_659_507_200,
-}  # fmt: skip
-# Checkpoints with a vision tower too: embedding and other parameters of the text model in millions, as the paper's
-# table 1 rounds them (arXiv:2503.19786). seqax's are named by their size without the embedding and the unembedding.
-ABOUT = {
-    'gemma3-4b': (675e6 + 3209e6, 0.002), 'gemma3-12b': (1012e6 + 10759e6, 0.002), 'gemma3-27b': (1416e6 + 25600e6, 0.002),
-    'qwen2-57b-a14b': (57.41e9, 0.001),
-    'seqax-84m': (84e6 + 2 * 32768 * 512, 0.25), 'seqax-270m': (270e6 + 2 * 32768 * 1024, 0.25),
-    'seqax-540m': (540e6 + 2 * 32768 * 2048, 0.25), 'seqax-1b': (1e9 + 2 * 32768 * 2048, 0.25),
-    'seqax-2b': (2e9 + 2 * 32768 * 4096, 0.25),
-}  # fmt: skip
+from published import ABOUT, PUBLISHED
+from small import LATENT, LLAMA, MIXTURE, mesh_of, transformer
 
 
 @pytest.mark.parametrize('preset', PRESETS)
@@ -72,8 +39,13 @@ def test_parameters_of_matrix_products():
 @pytest.mark.parametrize(
     ('preset', 'active', 'tolerance'),
     # Jiang et al. 2024, section 1; the others' names: Qwen count without the embedding (57b) or round (3.3 to 3)
-    [('mixtral-8x7b', 12.9e9, 0.005), ('qwen2-57b-a14b', 14.2e9, 0.005), ('qwen3-235b-a22b', 22.2e9, 0.005),
-     ('qwen3-30b-a3b', 3.3e9, 0.02), ('qwen1.5-moe-a2.7b', 2.7e9, 0.01), ('mixtral-8x22b', 39e9, 0.005)],
+    # DeepSeek-AI 2024, arXiv:2405.04434 (V2: 21B; Lite: 2.4B), arXiv:2412.19437; Kimi Team 2025, arXiv:2507.20534
+    [('deepseek-v2-lite', 2.4e9 + 102400 * 2048, 0.05), ('deepseek-v2', 21.4e9, 0.01), ('deepseek-v3', 37e9, 0.02), ('kimi-k2', 32.6e9, 0.02),
+     # GLM-4.5 Team 2025, arXiv:2508.06471, table 1, without embeddings; MiniMax-M2's card: 10B
+     ('glm4.5', 32e9 + 2 * 151552 * 5120, 0.01), ('glm4.5-air', 12e9 + 2 * 151552 * 4096, 0.02),
+     ('minimax-m2', 10e9 + 2 * 200064 * 3072, 0.02),
+     ('olmoe-1b-7b', 1.3e9, 0.02), ('mixtral-8x7b', 12.9e9, 0.005), ('qwen2-57b-a14b', 14.2e9, 0.005), ('qwen3-235b-a22b', 22.2e9, 0.005),
+     ('moonlight-16b-a3b', 2.24e9 + 2 * 163840 * 2048, 0.01), ('qwen3-30b-a3b', 3.3e9, 0.02), ('qwen1.5-moe-a2.7b', 2.7e9, 0.01), ('mixtral-8x22b', 39e9, 0.005)],
 )  # fmt: skip
 def test_parameters_per_token(preset, active, tolerance):
     """The experts that a token uses. FLOPs are computed from these, without embeddings and norms."""
@@ -83,10 +55,18 @@ def test_parameters_per_token(preset, active, tolerance):
     everything = sum(w.size for w in jax.tree.leaves(weights))
     assert everything - arch.n_idle_params == pytest.approx(active, rel=tolerance)
     small = {'norm1', 'norm2', 'norm', 'q_norm', 'k_norm', 'q_bias', 'k_bias', 'v_bias', 'embed'}
+    small |= {'q_full_norm', 'k_full_norm', 'kv_a_norm', 'q_a_norm', 'router_bias'}
     named = jax.tree_util.tree_leaves_with_path(weights)
     padding = (arch.padded_vocab_size - arch.vocab_size) * arch.d_model
     products = sum(w.size for path, w in named if path[-1].name not in small) - padding
     assert arch.n_matmul_params == products - arch.n_idle_params
+
+
+@pytest.mark.parametrize(('preset', 'active'), [('gpt-oss-20b', 3.61e9), ('gpt-oss-120b', 5.13e9)])
+def test_parameters_per_token_of_experts_with_biases(preset, active):
+    """OpenAI 2025, arXiv:2508.10925, table 1, which leaves out the embedding."""
+    arch = resolve(TransformerOptions(preset=preset), 201088, 1024)
+    assert PUBLISHED[preset] - 201088 * 2880 - arch.n_idle_params == pytest.approx(active, rel=0.003)
 
 
 def test_without_experts_a_preset_is_dense():
@@ -109,6 +89,31 @@ def test_sizes_left_out_follow_from_the_others():
 SIZES = {'n_layers': 1, 'd_model': 32, 'n_heads': 4}
 
 
+@pytest.mark.parametrize('d_head', [2, 6, 14, 80, 96, 98, 128, 254])
+@pytest.mark.parametrize('fraction', [0.001, 0.011, 0.3, 0.49, 0.77])
+def test_a_proposed_rotary_fraction_works(d_head, fraction):
+    with contextlib.suppress(ValueError):
+        TransformerOptions(**SIZES, d_head=d_head, rotary_fraction=fraction)
+        return
+    with pytest.raises(ValueError, match='rotary_fraction') as error:
+        TransformerOptions(**SIZES, d_head=d_head, rotary_fraction=fraction)
+    proposed = float(re.search(r'use model.rotary_fraction=([\d.]+)', str(error.value))[1])
+    assert proposed > fraction
+    TransformerOptions(**SIZES, d_head=d_head, rotary_fraction=proposed)
+
+
+@pytest.mark.parametrize('family', ['gemma2', 'gemma3', 'olmo3', 'gpt-oss', 'cohere2', 'llama4'])
+def test_a_window_of_zero_turns_off_the_windows_of_a_family(family):
+    arch = resolve(TransformerOptions(**SIZES | {'n_layers': 4}, family=family, window=0), 100, 16)
+    assert not any(arch.windows)
+    assert [kind.rope_base is None for kind in arch.kinds] == [
+        False,
+        False,
+        False,
+        family == 'llama4',
+    ]  # by `nope_every`
+
+
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
@@ -117,20 +122,104 @@ SIZES = {'n_layers': 1, 'd_model': 32, 'n_heads': 4}
         (SIZES | {'n_heads': 5}, 'd_model = 32 is not divisible by model.n_heads = 5'),
         (SIZES | {'n_kv_heads': 3}, 'n_heads = 4 is not divisible by model.n_kv_heads = 3'),
         (SIZES | {'d_head': 7}, 'd_head = 7 is odd'),
+        (SIZES | {'rotary_fraction': 0.4}, r'rotary_fraction = 0.4 rotates 3 of 8 .*\nuse model.rotary_fraction=0.5'),
+        (SIZES | {'rotary_fraction': 0.1}, r'rotates 0 of 8 .*\nuse model.rotary_fraction=0.25'),
+        (SIZES | {'norm_bias': True}, 'norm_bias = true: rmsnorm has no bias'),
+        (SIZES | {'shared_norm': True}, 'share a norm only if they run in parallel'),
+        (SIZES | {'family': 'stablelm', 'block_norms': 'post'}, 'norms after attention and feed-forward have no bias'),
         (SIZES | {'global_every': 2}, 'global_every = 2 exempts layers from a window, and there is none'),
         (SIZES | {'family': 'gpt2', 'block_norms': 'sandwich'}, 'norms after attention and feed-forward have no bias'),
         (SIZES | {'capacity': 1.5}, 'capacity = 1.5 applies to experts, and there are none'),
         (SIZES | {'n_experts': 1}, 'at least 2 experts'),
         (SIZES | {'n_experts': 4, 'experts_per_token': 5}, 'n_experts = 4 with model.experts_per_token = 5'),
-        (SIZES | {'n_experts': 4, 'activation': 'gelu'}, 'activation = gelu: experts always have a gate and no biases'),
-        (SIZES | {'n_experts': 4, 'bias': True}, 'bias = true: experts always have a gate and no biases'),
+        (SIZES | {'n_experts': 4, 'activation': 'gelu'}, 'activation = gelu: experts always have a gate'),
+        (MIXTURE | {'mlp_bias': True}, 'mlp_bias = true: a shared expert has no biases here'),
         (SIZES | {'n_experts': 4, 'shared_gate': True}, 'there is no shared expert'),
-        (SIZES | {'rope_scaling': {'kind': 'llama3', 'low_freq_factor': 4}}, 'low_freq_factor 4.0 is not below'),
+        (SIZES | {'n_experts': 4, 'router_bias_rate': 0.1}, 'moves the biases of routers, and there are none'),
+        (SIZES | {'n_experts': 4, 'n_expert_groups': 3}, 'n_experts = 4 is not divisible by model.n_expert_groups = 3'),
+        (SIZES | {'n_experts': 4, 'groups_per_token': 2}, 'groups_per_token = 2 of model.n_expert_groups = 1'),
+        (SIZES | {'n_experts': 4, 'n_expert_groups': 4}, '1 of 4 groups have 1 experts'),
+        (SIZES | {'q_rank': 8}, 'q_rank = 8 belongs to latent attention, and there is none'),
+        (SIZES | {'kv_rank': 8, 'n_kv_heads': 2}, 'n_kv_heads = 2 does not fit latent attention'),
+        (SIZES | {'kv_rank': 8, 'window': 3}, 'window = 3 does not fit latent attention'),
+        (SIZES | {'kv_rank': 8, 'd_rope': 3}, 'd_rope = 3 is odd'),
+        (SIZES | {'rope_scaling': {'kind': 'llama3', 'low_freq_factor': 5}}, 'low_freq_factor 5.0 is above'),
+        (SIZES | {'window_type': 'chunked'}, 'window_type = chunked, and there is no window'),
+        (SIZES | {'attention_temperature': 0.1}, 'applies to layers without positions, and all have them'),
+        (SIZES | {'temperature_length': 4}, 'temperature_length = 4, and there is no temperature'),
+        (SIZES | {'weigh_inputs': True}, 'weigh_inputs = True applies to experts'),
+        (
+            SIZES | {'n_experts': 4, 'weigh_inputs': True, 'mlp_bias': True},
+            'experts whose inputs are weighed have no biases',
+        ),
+        (
+            SIZES | {'kv_rank': 8, 'nope_every': 1, 'attention_temperature': 0.1},
+            'attention_temperature = 0.1 does not fit latent',
+        ),
+        (SIZES | {'layer_types': ()}, 'layer_types has 0 entries'),
+        (SIZES | {'layer_types': ('full',) * 99}, 'layer_types has 99 entries'),
+        (SIZES | {'layer_types': ('window',)}, 'gives layers a window, and there is none'),
+        (SIZES | {'window': 4, 'layer_types': ('full',)}, 'window = 4, and model.layer_types gives no layer a window'),
+        (LLAMA | {'window': 4, 'global_every': 2, 'layer_types': ('window', 'full')}, 'leave out one of them'),
+        (
+            SIZES | {'layer_types': ('delta',), 'n_heads': None},
+            '2 model.d_model = 64 is not divisible by model.linear_d_head = 128',
+        ),
+        (SIZES | {'family': 'mamba2', 'layer_types': ('full',)}, 'layers without a feed-forward, .*\ngive model.d_ff'),
+        (SIZES | {'conv_width': 3}, 'conv_width = 3 is of delta nets and state-space models, and there are none'),
+        (SIZES | {'n_experts': 4, 'd_ff': 0}, 'n_experts = 4 with model.d_ff = 0: experts without a width'),
+        (SIZES | {'dense_layers': 1}, 'dense_layers = 1 applies to experts, and there are none'),
+        (MIXTURE | {'dense_layers': 2}, 'leave none of the 2 layers with experts'),
+        (MIXTURE | {'dense_layers': (2,)}, 'names layer 2, and the layers are 0 to 1'),
+        (MIXTURE | {'expert_every': 3}, 'leave none of the 2 layers with experts'),
+        (MIXTURE | {'d_ff_dense': 8}, 'd_ff_dense is the width of layers without experts'),
     ],
 )
 def test_contradicting_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         TransformerOptions(**options)
+
+
+# A value that the configuration may say, of each option that is of attention alone
+OF_ATTENTION = {
+    'n_heads': 4, 'n_kv_heads': 2, 'd_head': 8, 'attention_dropout': 0.1, 'kv_rank': 8, 'q_rank': 8, 'd_rope': 4, 'd_nope': 4,
+    'qk_norm': 'head', 'qkv_bias': True, 'o_bias': True, 'rope_base': 5e5, 'local_rope_base': 1e4,
+    'rope_scaling': {'kind': 'linear', 'factor': 2.0}, 'rotary_fraction': 0.5, 'nope_every': 2, 'nope_global': True,
+    'window': 4, 'window_type': 'chunked', 'global_every': 2, 'query_pre_attn_scalar': 9.0, 'attention_temperature': 0.1,
+    'temperature_length': 16, 'attention_softcap': 30.0, 'attention_gate': True, 'attention_sinks': True,
+}  # fmt: skip
+MAMBA = {'family': 'mamba2', 'n_layers': 2, 'd_model': 32, 'linear_d_head': 8, 'linear_d_key': 8}
+
+
+@pytest.mark.parametrize('option', OF_ATTENTION)
+def test_an_option_of_attention_is_refused_if_no_layer_has_attention(option):
+    with pytest.raises(ValueError, match=f'model.{option} = .* is of attention, and no layer has it'):
+        TransformerOptions(**MAMBA, **{option: OF_ATTENTION[option]})
+
+
+@pytest.mark.parametrize(
+    ('options', 'option'),
+    [
+        (MAMBA | {'mlp_bias': True}, 'mlp_bias'),
+        (MAMBA | {'parallel_block': True}, 'parallel_block'),
+        (MAMBA | {'bias': True}, 'bias'),
+        (SIZES | {'d_ff': 0, 'parallel_block': True}, 'parallel_block'),
+    ],
+)
+def test_an_option_of_the_feed_forward_is_refused_if_layers_have_none(options, option):
+    with pytest.raises(ValueError, match=f'model.{option} is of the feed-forward, and layers have none'):
+        TransformerOptions(**options)
+
+
+def test_layer_types_without_a_window_turn_off_the_window_of_a_family():
+    arch = resolve(TransformerOptions(**SIZES, family='llama4', layer_types=('full',)), 100, 16)
+    assert (arch.window, arch.window_type) == (0, 'sliding')
+
+
+def test_learned_positions_of_a_state_space_model_are_reported():
+    arch = resolve(TransformerOptions(**MAMBA, positions='learned'), 100, 16)
+    assert 'learned' in arch.describe()
+    assert 'learned' not in resolve(TransformerOptions(**MAMBA), 100, 16).describe()
 
 
 @pytest.mark.parametrize(
@@ -157,6 +246,7 @@ def test_options_that_do_not_fit_the_data_are_refused(options, message):
             {'n_layers': 1, 'd_model': 36, 'n_heads': 3, 'd_ff': 48}, 15, (1, 1, 3),
             r'the padded vocabulary = 128 is not divisible by mesh.t = 3\nuse mesh.t=2',
         ),
+        (LATENT, 16, (1, 8, 1), r'kv_rank = 12 is not divisible by mesh.d = 8\nuse mesh.d=6'),
         (LLAMA | {'d_model': 36, 'd_head': 8}, 16, (1, 8, 1), r'd_model = 36 is not divisible by mesh.d = 8\nuse mesh.d=6'),
         (
             {'family': 'gpt2', 'n_layers': 1, 'd_model': 32, 'n_heads': 4, 'max_sequence_length': 17}, 16, (1, 1, 2),
@@ -173,10 +263,29 @@ def test_layers_alternate_as_published():
     """Gemma 3: five local layers, then a global one with its own base; SmolLM3: every fourth without positions."""
     gemma, smollm = (resolve(TransformerOptions(preset=name), 1000, 64) for name in ('gemma3-1b', 'smollm3-3b'))
     assert gemma.windows == ((512,) * 5 + (0,)) * 4 + (512,) * 2
-    assert [kind.rope_base for kind in gemma.kinds] == [1e4] * 5 + [1e6]
-    assert [kind.rope_base for kind in smollm.kinds] == [5e6] * 3 + [None]
+    assert [kind.rope_base for kind in gemma.kinds] == ([1e4] * 5 + [1e6]) * 4 + [1e4] * 2
+    assert [kind.rope_base for kind in smollm.kinds] == ([5e6] * 3 + [None]) * 9
+    command, exaone = (resolve(TransformerOptions(preset=name), 1000, 64) for name in ('command-r7b', 'exaone4-1.2b'))
+    assert [kind.rope_base for kind in command.kinds] == ([5e4] * 3 + [None]) * 8
+    assert [kind.rope_base for kind in exaone.kinds] == [1e6] * 30  # without a window, every layer has positions
+    olmo = resolve(TransformerOptions(preset='olmo3-7b'), 1000, 64)
+    assert [bool(kind.rope_scaling) for kind in olmo.kinds] == [False, False, False, True] * 8
     four = resolve(TransformerOptions(preset='gemma3-4b'), 1000, 64)
-    assert [kind.rope_scaling and kind.rope_scaling.factor for kind in four.kinds] == [None] * 5 + [8.0]
+    assert [kind.rope_scaling and kind.rope_scaling.factor for kind in four.kinds[:6]] == [None] * 5 + [8.0]
+
+
+def test_layers_with_experts_are_counted_as_qwen_and_deepseek_count_them():
+    """Qwen: layer i if (i + 1) % decoder_sparse_step == 0, unless it is named; DeepSeek: after the first layers."""
+    known = MIXTURE | {'n_layers': 6, 'd_ff_dense': 32}
+    for options, expected in (
+        ({'expert_every': 2, 'dense_layers': (3,)}, (1, 5)), ({'dense_layers': 2}, (2, 3, 4, 5)),
+        ({'window': 4, 'layer_types': ('full', 'window', 'window'), 'dense_layers': (0, 1, 2, 3, 4)}, (5,)),
+    ):  # fmt: skip
+        arch = resolve(TransformerOptions(**known, **options), 100, 16)
+        assert arch.layers_with('router') == arch.layers_with('expert_up') == arch.layers_with('shared_mix') == expected
+        assert arch.layers_with('up') == tuple(i for i in range(6) if i not in expected)
+        assert arch.layers_with('q') == arch.layers_with('norm2') == tuple(range(6))
+    assert arch.windows == (0, 4, 4, 0, 4, 4)
 
 
 def test_features_of_a_preset_can_be_turned_off():
@@ -194,6 +303,22 @@ def test_the_report_has_every_choice():
         assert part in said
     said = resolve(TransformerOptions(preset='llama3.2-1b', nope_every=4, qkv_bias=True), 1000, 64).describe()
     for part in ('base 500000', 'llama3 x32', 'none in every 4th layer', 'biases of q, k, v'):
+        assert part in said
+    alone = transformer({'family': 'mamba2', 'n_layers': 2, 'd_model': 64})
+    assert 'no feed-forward' in alone.choices['architecture']
+    assert 'state-space model (Mamba 2) in 2 of 2 layers' in alone.choices['architecture']
+    assert 'attention' not in alone.choices
+    assert alone.choices['states'] == 'chunks of 64 tokens in plain XLA (there is no fused kernel)'
+    said = resolve(TransformerOptions(preset='phi2-2.7b', residual_multiplier=0.2), 1000, 64).describe()
+    for part in (
+        'in parallel, one norm for both',
+        'of 0.4 of each head',
+        'residual branches times 0.2',
+        'norms, unembedding',
+    ):
+        assert part in said
+    said = resolve(TransformerOptions(preset='command-r7b'), 1000, 64).describe()
+    for part in ('logits times 0.25', 'none in layers without a window', 'but in every 4th layer'):
         assert part in said
 
 

@@ -36,7 +36,8 @@ from small import mesh_of
 
 PAGE = Path(__file__).parents[2] / 'docs' / 'models.md'
 GRADIENTS = 1e-3  # relative, in f32
-FAST = ('gpt2', 'llama3', 'gemma3', 'qwen3')  # the others are slow tests
+FAST = ('gpt2', 'llama3')
+SLOW = ('gemma3', 'qwen3', 'gpt-oss', 'deepseek-v3', 'qwen3-next', 'mamba2')  # the others are nightly
 COLUMNS = ('logits', 'loss', 'gradients', 'packed documents', 'generation', 'export')
 
 
@@ -109,7 +110,7 @@ def written(case, model, weights):
 def exported(case, model, weights):
     """Whether our weights under the names of transformers are the tensors that they came from, to the bit."""
     written_config, table = write_config(model.arch, options(case)['family'])
-    names, convert = tensors_of(TABLES[table.names], model.arch, model.abstract(), 'F32')
+    names, convert = tensors_of(TABLES[table.names], model.arch, model.abstract())
     out = {name: np.full(shape, np.nan, np.float32) for name, shape in names.items()}
     for path, leaf in jax.tree_util.tree_leaves_with_path(weights):
         path = jax.tree_util.keystr(path, simple=True, separator='.')
@@ -122,9 +123,11 @@ def exported(case, model, weights):
     return same and set(out) == set(tensors(case)) and written_config['model_type'] == config(case)['model_type']
 
 
-@pytest.mark.parametrize(
-    'case', [case if case in FAST else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
-)
+def marks_of(case):
+    return () if case in FAST else pytest.mark.slow if case in SLOW else pytest.mark.nightly
+
+
+@pytest.mark.parametrize('case', [pytest.param(case, marks=marks_of(case)) for case in CASES])
 def test_each_family_equals_transformers(case):
     found = measured(case)
     assert set(found) == set(COLUMNS)

@@ -7,7 +7,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import reference
+from parallel.cases import MODELS
 from pretrax.model.statistics import forward_statistics
+from pretrax.train.evaluate import make_evaluate
 from small import GPT2, LENGTH, LLAMA, MIXTURE, mesh_of, random_batch, random_weights, transformer
 
 ROWS = 2
@@ -46,14 +48,14 @@ def by_hand(options, length=LENGTH, batch=None):
     learned = 0 if w.positions is None else w.positions[batch.positions]
     xs = list(w.embed[batch.tokens] + learned)
     for i in range(arch.n_layers):
-        layer = jax.tree.map(lambda stacked, i=i: stacked[i], w.layers)
+        layer = reference.layer_of(w.layers, i, arch)
         here = {name: [] for name in found}
         for row, x in enumerate(xs):
             real, segments, positions = counts[row], batch.segments[row], batch.positions[row]
             normed = reference.norm(x, layer.norm1, layer.norm1_bias, arch)
             attended = reference.attention(normed, layer, segments, positions, arch)
             h = reference.norm(x + attended, layer.norm2, layer.norm2_bias, arch)
-            if arch.n_experts:
+            if reference.has_experts(i, arch):
                 out, (_, _, chosen) = reference.mixture(h, layer, arch)
                 here['expert'].append(np.asarray(chosen)[real])
             else:
@@ -106,12 +108,17 @@ def by_hand(options, length=LENGTH, batch=None):
     for name in ('residual', 'attention', 'feed_forward'):
         expected[f'{name}_rms'] = [np.sqrt((layer**2).mean()) for layer in found[name]]
         expected[f'{name}_max'] = [np.abs(layer).max() for layer in found[name]]
-    if not arch.n_experts:
-        return expected | {'dead_units': [(layer <= 0).all(axis=0).mean() for layer in found['unit']]}
-    load = np.array([layer.mean(axis=0) for layer in found['expert']])
-    share = load / load.sum(axis=1, keepdims=True)
-    entropy = -(share * np.log(share)).sum(axis=1) / np.log(arch.n_experts)
-    return expected | {'expert_load': share * arch.n_experts, 'expert_entropy': entropy}
+    if any(layer is not None for layer in found['unit']):
+        expected['dead_units'] = [
+            np.nan if layer is None else (layer <= 0).all(axis=0).mean() for layer in found['unit']
+        ]
+    if arch.n_experts:
+        absent = np.full((1, arch.n_experts), np.nan)
+        load = np.array([(absent if layer is None else layer).mean(axis=0) for layer in found['expert']])
+        share = load / load.sum(axis=1, keepdims=True)
+        expected['expert_load'] = share * arch.n_experts
+        expected['expert_entropy'] = -(share * np.log(share)).sum(axis=1) / np.log(arch.n_experts)
+    return expected
 
 
 def assert_equal(found, expected, rtol=2e-4):
@@ -130,13 +137,35 @@ def few_tokens():
 
 @pytest.mark.parametrize(
     ('options', 'length'),
-    [(LLAMA, 64), pytest.param(MIXTURE, LENGTH, marks=pytest.mark.slow)],
-    ids=['dense', 'experts'],
+    [
+        (LLAMA, 64),
+        pytest.param(MIXTURE, LENGTH, marks=pytest.mark.slow),
+        pytest.param(MIXTURE | {'n_layers': 3, 'dense_layers': (1,), 'd_ff_dense': 32}, LENGTH, marks=pytest.mark.slow),
+    ],
+    ids=['dense', 'experts', 'mixed'],
 )
 def test_every_statistic_is_that_of_the_intermediate_values(options, length):
     assert_equal(statistics(options, length=length), by_hand(options, length))
 
 
+@pytest.mark.parametrize(
+    'name',
+    [
+        'chunked attention',
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ('states', 'latent attention', 'experts, biases', 'parallel block')),
+    ],
+)  # fmt: skip
+def test_the_loss_of_the_statistics_is_that_of_an_evaluation(name):
+    """The statistics have a forward pass of their own, which must have every part of a layer."""
+    options, length = MODELS[name], 32
+    model, batch = transformer(options, length=length), random_batch(ROWS, length=length)
+    with jax.set_mesh(mesh_of()):
+        total, weight = jax.jit(make_evaluate(model), compiler_options=QUICK)(random_weights(model), batch)['nll']
+    found = statistics(options, length=length)['loss_by_source']
+    np.testing.assert_allclose(np.average(found, weights=batch.mask.sum(axis=1)), total / weight, rtol=1e-6)
+
+
+@pytest.mark.slow
 def test_dead_units_are_those_that_are_never_above_zero_for_a_token_that_counts():
     found, expected = statistics(LLAMA, batch=few_tokens()), by_hand(LLAMA, batch=few_tokens())
     assert min(expected['dead_units']) > 0

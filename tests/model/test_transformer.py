@@ -1,19 +1,22 @@
 """The parts of the decoder against other formulations, its initial weights, and that documents stay apart."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pretrax.model import mlp
 from pretrax.model.axes import TOKENS
+from pretrax.model.families import TransformerOptions, resolve
 from pretrax.model.loss import Batch
 from pretrax.model.norm import norm
 from pretrax.model.pipeline_schedule import PipelineSchedule
 from pretrax.model.plan import choose_reduction
 from pretrax.model.rope import rope
-from pretrax.model.weights import Layer, Weights
+from pretrax.model.weights import Layer, MultiToken, Weights
 from pretrax.shardlib import f32, psum, typed_shard_map
 from pretrax.train.step import make_gradients
 from small import GPT2, LLAMA, assert_same, mesh_of, random_batch, random_weights, transformer
@@ -33,6 +36,21 @@ def test_rope_multiplies_complex_numbers(base):
     np.testing.assert_allclose(rope(x, near, base), np.concatenate([z.real, z.imag], axis=-1), atol=3e-5)
 
 
+@pytest.mark.parametrize('name', ['gelu', 'gelu_erf', 'relu2'])
+def test_activations_without_a_gate_and_their_derivatives(name):
+    """The formulas of Hendrycks and Gimpel 2016, section 2, and So et al. 2021, section 4, and their differences in f64."""
+    formula = {
+        'gelu': lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+        'gelu_erf': lambda x: x / 2 * (1 + math.erf(x / math.sqrt(2))),
+        'relu2': lambda x: max(x, 0.0) ** 2,
+    }[name]
+    x = np.linspace(-5, 5, 201, dtype=np.float32)
+    y, back = jax.vjp(getattr(mlp, name), x)
+    np.testing.assert_allclose(y, [formula(float(v)) for v in x], atol=2e-6)
+    slopes = [(formula(float(v) + 1e-6) - formula(float(v) - 1e-6)) / 2e-6 for v in x]
+    np.testing.assert_allclose(back(np.ones_like(x))[0], slopes, atol=1e-5)
+
+
 def test_rope_depends_on_distances_only():
     rng = np.random.default_rng(0)
     q, k = rng.standard_normal((2, 1, 6, 1, 8)).astype(np.float32)
@@ -48,7 +66,7 @@ def test_norms(options, dtype):
     rng = np.random.default_rng(0)
     x = jnp.asarray(5 + 3 * rng.standard_normal((2, 4, 32)), dtype)
     scale, shift = rng.standard_normal((2, 32)).astype(np.float32)
-    shift = shift if arch.bias else None
+    shift = shift if arch.norm_bias else None
     exact = np.asarray(x, np.float64)
     if arch.norm == 'layernorm':
         exact = exact - exact.mean(-1, keepdims=True)
@@ -78,12 +96,27 @@ WIDE = {
     'activation': 'swiglu',
     'tied': False,
 }
+LATENT = {'kv_rank': 32, 'd_rope': 8, 'd_nope': 16}
 ALL_WEIGHTS = [  # between them they have every weight there is
     WIDE | {'family': 'gpt2'},
     WIDE | {'family': 'gemma3', 'd_head': 16},
     WIDE | {'block_norms': 'post', 'qk_norm': 'full'},
     WIDE | {'n_experts': 4, 'd_shared': 64, 'shared_gate': True},
-]
+    WIDE | {'family': 'gpt-oss', 'n_experts': 4},
+    WIDE | {'family': 'phi'},
+    WIDE | LATENT | {'family': 'deepseek-v3', 'n_experts': 4, 'experts_per_token': 2},
+    WIDE | LATENT | {'q_rank': 32, 'mtp_layers': 4},
+    WIDE | {
+        'family': 'qwen3-next', 'layer_types': ('delta', 'mamba', 'full', 'full'), 'conv_bias': True, 'n_experts': 0,
+        'linear_d_head': 16, 'linear_d_key': 16,
+    },
+]  # fmt: skip
+# Of layers with a state: the interval of a function of the values, over which they are uniform (the code of Mamba 2)
+UNIFORM = {
+    'linear_dt_bias': (lambda x: np.log(np.log1p(np.exp(x))), math.log(0.001), math.log(0.1)),
+    'linear_log_decay': (np.exp, 1, 16),
+    **dict.fromkeys(('linear_q_conv', 'linear_k_conv', 'linear_v_conv'), (lambda x: x, -0.5, 0.5)),
+}
 
 
 def test_the_models_of_this_file_have_every_weight():
@@ -92,29 +125,72 @@ def test_the_models_of_this_file_have_every_weight():
         with jax.set_mesh(mesh_of()):
             paths = jax.tree_util.tree_leaves_with_path(transformer(options).abstract())
         found |= {path[-1].name for path, _ in paths}
-    assert found == {field.name for kind in (Weights, Layer) for field in dataclasses.fields(kind)} - {'layers'}
+    every = {field.name for kind in (Weights, Layer, MultiToken) for field in dataclasses.fields(kind)}
+    assert found == every - {'layers', 'multi_token', 'layer'}
 
 
 @pytest.mark.parametrize('options', ALL_WEIGHTS)
 def test_initial_weights(options):
     w = initializer(options, mesh_of())(0)
-    scale = 0 if options.get('family') == 'gemma3' else 1  # a scale of 1 is kept as its distance from the offset
+    scale = 0 if options.get('family') in ('gemma3', 'qwen3-next') else 1  # 1 is kept as its distance from the offset
     for path, x in jax.tree_util.tree_leaves_with_path(w):
         name = path[-1].name
-        if name.endswith('bias'):
+        if name in UNIFORM:
+            of, low, high = UNIFORM[name]
+            values = (of(x) - low) / (high - low)
+            assert -1e-3 < values.min() < 0.15, name
+            assert 0.85 < values.max() < 1 + 1e-3, name
+            assert values.mean() == pytest.approx(0.5, abs=0.1), name
+        elif name.endswith('bias'):
             assert not x.any(), name
-        elif 'norm' in name:
-            assert np.all(x == scale), name
+        elif 'norm' in name or name == 'linear_skip':
+            assert np.all(x == (1 if name.startswith('linear_') else scale)), name
         else:  # normal; smaller by sqrt(2 * 8 layers) where it feeds the residual stream
-            std = 0.05 / 4 if name == 'o' or name.endswith('down') else 0.05
-            assert x.std() == pytest.approx(std, rel=0.05), name
-            assert abs(x.mean()) < 0.05 * std, name
-    everything = [x.ravel()[:8] for x in (w.embed, w.layers.q, w.layers.k, w.layers.v, w.layers.q[1], w.layers.o)]
+            std = 0.05 / 4 if name in ('o', 'linear_o') or name.endswith('down') else 0.05
+            few = name == 'sinks'  # 8 layers of 4 heads
+            assert x.std() == pytest.approx(std, rel=0.3 if few else 0.05), name
+            assert abs(x.mean()) < (0.5 if few else 0.05) * std, name
+    layers = w.layers
+    first = (layers.q, layers.k, layers.v, layers.q[1]) if layers.q is not None else (layers.kv_a, layers.kv_b)
+    modules = (w.multi_token.layer.o, w.multi_token.from_hidden) if w.multi_token.norm is not None else ()
+    everything = [x.ravel()[:8] for x in (w.embed, *first, layers.o, *modules)]
     assert len({x.tobytes() for x in everything}) == len(everything)  # no two weights begin alike
 
 
-def test_initial_weights_are_the_same_on_any_mesh():
-    on_one, on_eight = initializer(LLAMA, mesh_of()), initializer(LLAMA, mesh_of(2, 2, 2))
+@pytest.mark.parametrize('init', ['normal', 'truncated', 'xavier'])
+def test_initial_weights_by_choice(init):
+    """Standard deviations and largest values, from the definitions of the distributions."""
+    w = initializer(WIDE | {'n_experts': 4, 'd_shared': 64, 'shared_gate': True, 'init': init}, mesh_of())(0)
+    inputs_and_outputs = {  # WIDE: M 64, 4 heads of 16, F 256
+        'q': (64, 64), 'k': (64, 64), 'v': (64, 64), 'o': (64, 64), 'expert_gate': (64, 256), 'expert_up': (64, 256),
+        'expert_down': (256, 64), 'shared_gate': (64, 64), 'shared_up': (64, 64), 'shared_down': (64, 64),
+    }  # fmt: skip
+    for path, x in jax.tree_util.tree_leaves_with_path(w):
+        name = path[-1].name
+        if 'norm' in name:
+            continue
+        std, most = 0.05, np.inf
+        if init == 'truncated':  # the variance of a standard normal within 3 is 1 - 6 phi(3) / (2 Phi(3) - 1)
+            std, most = 0.05 * math.sqrt(1 - 6 * 0.004431848 / 0.997300204), 0.15
+        elif init == 'xavier' and name in inputs_and_outputs:
+            most = math.sqrt(6 / sum(inputs_and_outputs[name]))
+            std = most / math.sqrt(3)
+        assert x.std() == pytest.approx(std, rel=0.05 if x.size > 4000 else 0.12), name
+        assert np.abs(x).max() <= most * (1 + 1e-6), name
+        if most < np.inf and x.size > 4000:
+            assert np.abs(x).max() > 0.9 * most, name
+
+
+def test_families_draw_weights_as_published():
+    chosen = {family: resolve(TransformerOptions(family=family, n_layers=2, d_model=32, n_heads=4), 64, 16).init
+              for family in ('gpt2', 'llama', 'olmo2')}  # fmt: skip
+    assert chosen == {'gpt2': 'scaled', 'llama': 'scaled', 'olmo2': 'normal'}
+
+
+@pytest.mark.parametrize('init', ['scaled', 'truncated', 'xavier'])
+def test_initial_weights_are_the_same_on_any_mesh(init):
+    model = LLAMA | {'init': init}
+    on_one, on_eight = initializer(model, mesh_of()), initializer(model, mesh_of(2, 2, 2))
     one, many, other = on_one(0), on_eight(0), on_one(1)
     same = jax.tree.map(np.array_equal, one, many)
     assert all(jax.tree.leaves(same)), same

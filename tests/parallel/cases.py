@@ -9,13 +9,15 @@ import jax
 import numpy as np
 
 from pretrax.train import optimizer
-from pretrax.train.decay import DEFAULT_NO_DECAY
-from pretrax.train.step import Recipe, make_evaluate, make_gradients, make_step
+from pretrax.train.evaluate import make_evaluate
+from pretrax.train.groups import DEFAULT_NO_DECAY
+from pretrax.train.step import Recipe, make_gradients, make_step
 from run.test_equivalence import ADAM, fresh_state
 from small import mesh_of, random_batch, random_weights, transformer
 
 ROWS, STEPS = 8, 20
 RATE = 0.02
+FEWER_STEPS = {'states': 4}  # at this rate, a step of training with states multiplies a difference by 2.5
 QUICK = {'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True}
 
 DENSE = {
@@ -25,21 +27,87 @@ DENSE = {
 MIXTURE = DENSE | {
     'd_ff': 16, 'n_experts': 4, 'experts_per_token': 2, 'd_shared': 16, 'balance_loss': 0.3, 'router_z_loss': 0.02,
 }  # fmt: skip
+PARALLEL_BLOCK = DENSE | {
+    'norm': 'layernorm', 'bias': True, 'unembed_bias': True, 'activation': 'gelu_erf', 'qk_norm': 'full',
+    'rotary_fraction': 0.5, 'parallel_block': True, 'shared_norm': True, 'embedding_multiplier': 2.0,
+    'residual_multiplier': 0.5, 'logit_multiplier': 1.5,
+}  # fmt: skip
+STATES = {
+    'family': 'mamba2', 'n_layers': 2, 'd_model': 32, 'linear_heads': 8, 'linear_key_heads': 4, 'linear_d_head': 4,
+    'linear_d_key': 6, 'layers': 'scan',
+}  # fmt: skip
+DROPOUT = {'attention_dropout': 0.2, 'residual_dropout': 0.1, 'embedding_dropout': 0.3}
 EIGHT = {'n_layers': 8, 'context': 'ring', 'save': 'none'}
 MODELS = {
     'dense': DENSE | {'context': 'ring'},
     'dense, all_to_all': DENSE | {'context': 'all_to_all'},
     'dense, 2 parts': DENSE | {'context': 'ring', 'batch_parts': 2},
+    'dropout': DENSE | DROPOUT | {'context': 'ring'},
+    'parallel block': PARALLEL_BLOCK | {'context': 'ring'},
     'experts': MIXTURE | {'context': 'ring'},
+    'latent attention': {
+        'family': 'deepseek-v3',
+        'n_layers': 3,
+        'd_model': 32,
+        'n_heads': 4,
+        'd_head': 8,
+        'kv_rank': 16,
+        'q_rank': 8,
+        'd_rope': 4,
+        'd_nope': 6,
+        'd_ff': 16,
+        'd_ff_dense': 32,
+        'd_shared': 16,
+        'dense_layers': 1,
+        'n_experts': 8,
+        'experts_per_token': 2,
+        'n_expert_groups': 4,
+        'groups_per_token': 2,
+        'balance_loss': 0.3,
+        'router_bias_rate': 0.0,
+        'context': 'ring',
+        'layers': 'scan',
+    },
+    # Two layers: with more, rounding changes a token's experts within the steps on some meshes.
+    'chunked attention': MIXTURE
+    | {
+        'family': 'llama4',
+        'window': 5,
+        'global_every': 2,
+        'nope_every': 2,
+        'expert_every': 2,
+        'd_ff_dense': 32,
+        'attention_temperature': 0.5,
+        'temperature_length': 3,
+        'context': 'ring',
+    },
     'experts, capacity': MIXTURE | {'capacity': 0.75},
+    'experts, biases': MIXTURE
+    | {
+        'context': 'ring',
+        'd_shared': 0,
+        'bias': True,
+        'norm_bias': False,
+        'attention_sinks': True,
+        'activation': 'swiglu_oai',
+        'swiglu_limit': 0.5,
+    },
+    'experts, mixed': MIXTURE | {'context': 'ring', 'n_layers': 3, 'dense_layers': 1, 'd_ff_dense': 32},
+    'states': STATES | {'layer_types': ('mamba', 'delta'), 'd_ff': 32},
     'stages, interleaved': DENSE | EIGHT | {'pipeline_schedule': 'interleaved'},
     'stages, 1f1b': DENSE | EIGHT | {'pipeline_schedule': '1f1b'},
     'stages, 1f1b, 2 rounds': DENSE | EIGHT | {'pipeline_schedule': '1f1b', 'pipeline_rounds': 2},
+    'stages, 1f1b, 2 rounds, dropout': DENSE
+    | EIGHT
+    | DROPOUT
+    | {'n_layers': 4, 'pipeline_schedule': '1f1b', 'pipeline_rounds': 2},
     # Two layers: with more, rounding changes a token's experts within the steps on any mesh (as c=2 alone does with 8).
     'stages, experts, 1f1b': MIXTURE | EIGHT | {'n_layers': 2, 'pipeline_schedule': '1f1b'},
 }
 AXES_OF = {
     'dense': 'rdctp', 'dense, all_to_all': 'ctp', 'dense, 2 parts': 'rdct', 'experts': 'rdectp', 'experts, capacity': 'de',
+    'experts, mixed': 'rdect', 'experts, biases': 'ect', 'latent attention': 'rdect', 'parallel block': 'rdctp', 'states': 'rdt',
+    'dropout': 'rdctp', 'chunked attention': 'rdect',
 }  # fmt: skip
 
 
@@ -52,7 +120,7 @@ def meshes(name):
         others = 'rdect' if 'experts' in name else 'rdct'
         sizes = {'stages, 1f1b': (1, 2), 'stages, experts, 1f1b': (1,)}.get(name, ())
         pairs = [c for n in sizes for c in itertools.combinations(others, n)]
-        stages = {'stages, experts, 1f1b': (2,), 'stages, 1f1b, 2 rounds': (2, 4)}.get(name, (2, 4, 8))
+        stages = (2,) if 'experts' in name or 'dropout' in name else (2, 4) if '2 rounds' in name else (2, 4, 8)
         return [
             *({'p': n} for n in stages),
             *({axis: 2, 'p': 4} for axis in others if 4 in stages),
@@ -64,6 +132,8 @@ def meshes(name):
         chosen = [c for c in chosen if 'c' in c]
     if name == 'dense, 2 parts':
         chosen = [c for c in chosen if 't' in c]
+    if name in ('parallel block', 'dropout'):
+        chosen = [c for c in chosen if len(c) == 1 or c in (tuple('dct'), tuple('dtp'))]
     if name == 'experts, capacity':
         chosen = [c for c in chosen if 'e' in c]
     return [dict.fromkeys(c, 2) for c in chosen]
@@ -107,7 +177,7 @@ def trained(name, mesh):
     recipe = Recipe(model, optimizer.adamw(**ADAM), lambda step: RATE, 0.1, DEFAULT_NO_DECAY, 0.5, 1)
     with jax.set_mesh(mesh_of(**mesh)):
         state = fresh_state(recipe, random_weights(model))
-        batches = [ordered(model, random_batch(ROWS, seed=i)) for i in range(STEPS)]
+        batches = [ordered(model, random_batch(ROWS, seed=i)) for i in range(FEWER_STEPS.get(name, STEPS))]
         step = make_step(recipe).lower(state, batches[0]).compile(compiler_options=QUICK)
         told = []
         for batch in batches:
@@ -152,7 +222,7 @@ def gradients(options, mesh, accumulation=1, evaluates=False):
     batch = ordered(model, random_batch(ROWS, seed=1))
     with jax.set_mesh(mesh_of(**mesh)):
         run = jax.jit(make_gradients(model, accumulation), compiler_options=QUICK)
-        gradient, *told = run(random_weights(model), batch)
+        gradient, *told = run(random_weights(model), batch, *[jax.random.key(7)] * model.draws)
         if evaluates:
             told.append(make_evaluate(model)(random_weights(model), batch))
         return named(gradient), named(told)

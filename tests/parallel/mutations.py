@@ -32,7 +32,7 @@ LEARNED = {'family': 'gpt2', 'n_layers': 1, 'd_model': 32, 'n_heads': 4, 'layers
 # (options, mesh, accumulation, whether it is evaluated too): between them every collective has an axis of two devices.
 CONFIGURATIONS = {
     'dense ring': (MODELS['dense'] | {'n_layers': 1}, {'d': 2, 'c': 4}, 1, False),
-    'dense all_to_all': (LEARNED | {'context': 'all_to_all'}, {'d': 2, 'c': 2, 't': 2}, 1, True),
+    'dense all_to_all': (LEARNED | {'context': 'all_to_all', 'dropout': 0.2}, {'d': 2, 'c': 2, 't': 2}, 1, True),
     'experts': (MIXTURE | {'n_layers': 1, 'context': 'ring', 'shared_gate': True}, {'d': 2, 'e': 2, 'c': 2}, 1, False),
     'experts t': (
         MIXTURE | {'n_layers': 1, 'balance_over': 'batch', 'qk_norm': 'full'},

@@ -12,16 +12,20 @@ from pretrax.train.step import make_gradients
 from small import mesh_of, random_batch, random_weights, transformer
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ('name', 'mesh'),
     [
         ('dense', {'r': 2, 'c': 2, 't': 2}),
         ('dense', {'d': 2, 't': 2, 'p': 2}),
+        ('parallel block', {'d': 2, 'c': 2, 't': 2}),
+        ('dropout', {'d': 2, 'c': 2, 't': 2}),
+        ('stages, 1f1b, 2 rounds, dropout', {'p': 2}),
         ('stages, interleaved', {'p': 8}),
         ('stages, 1f1b, 2 rounds', {'p': 4}),
         ('experts', {'d': 2, 'e': 2, 'c': 2}),
         ('experts, capacity', {'e': 2}),
+        ('chunked attention', {'d': 2, 'e': 2, 'c': 2}),
     ],
 )
 def test_training_on_a_mesh_is_training_on_one_device(name, mesh):
@@ -29,7 +33,7 @@ def test_training_on_a_mesh_is_training_on_one_device(name, mesh):
     assert {key: value for key, value in found.items() if not value <= ALLOWED[key]} == {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ('configuration', 'place'),
     [
@@ -46,7 +50,7 @@ def test_a_broken_collective_is_detected(configuration, place):
     assert not error <= mutations.SEEN
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tokens_travel_in_as_many_rounds_as_they_need(monkeypatch):
     """With room for a few only, no token is lost: the gradient of the unbroken configuration, in several rounds."""
     monkeypatch.setattr(exchange, 'ROOM', 0.2)

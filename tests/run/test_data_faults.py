@@ -42,7 +42,11 @@ def flip(file: Path):
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize('damage', [Path.unlink, cut, flip], ids=['lost', 'cut', 'flipped'])
+@pytest.mark.parametrize(
+    'damage',
+    [Path.unlink, *(pytest.param(f, marks=pytest.mark.slow) for f in (cut, flip))],
+    ids=['lost', 'cut', 'flipped'],
+)
 def test_a_source_damaged_while_training_is_named_and_nothing_is_lost(values, monkeypatch, damage, tmp_path):
     # As of a corpus larger than memory: blocks are read all along.
     monkeypatch.setattr(block_cache, 'MEMORY', 4 * 64)

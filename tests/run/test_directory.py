@@ -1,5 +1,6 @@
 """The directory of a run in a bucket: its lease, what is fetched, and what is uploaded, on real servers."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -72,6 +73,20 @@ def test_a_second_process_is_refused_and_told_who_trains(config, s3):
             pytest.fail('it was opened')
         assert 'its lease expires by itself' in str(refused.value)
         holder.communicate(b'')
+
+
+def test_a_process_that_is_started_again_waits_for_the_lease_of_a_lost_host(config, monkeypatch):
+    monkeypatch.setattr(lease, 'has_ended', lambda process: False)
+    monkeypatch.setenv('PRETRAX_LOCK_SECONDS', '60')
+    with contextlib.ExitStack() as lost:
+        lost.enter_context(lease.Lease(config.run_dir / 'lock', 2).held())
+
+        def report(text):
+            if 'waiting, since it may be lost' in text:
+                lost.close()
+
+        with open_directory(config, report) as directory:
+            directory.check()
 
 
 def test_a_run_that_was_taken_over_stops_and_uploads_nothing(config, s3, monkeypatch):

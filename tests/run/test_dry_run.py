@@ -91,6 +91,10 @@ def test_dry_run_fails_if_train_would(small, tmp_path):
 # In the way of a training: what is there, and what `train` and the dry run both say of it.
 OBSTACLES = {
     'a file where stacks are written': (lambda run: (run / 'stacks').write_text(''), {}),
+    'a directory for stacks that cannot be made': (
+        lambda run: None,
+        {'faults': {'stack_trace_interval_seconds': 9.0, 'stack_trace_to': '/dev/null/stacks'}},
+    ),
     'a file where checkpoints are written': (lambda run: (run / 'checkpoints').write_text(''), {}),
     'a file where events are written': (lambda run: (run / 'tb').write_text(''), {'log': {'tensorboard': True}}),
     'a directory called metrics.jsonl': (lambda run: (run / 'metrics.jsonl').mkdir(), {}),

@@ -6,6 +6,11 @@ import pytest
 
 import reference
 from pretrax import config_from_values, pretrain
+from pretrax.errors import UserError
+from pretrax.evaluate.language_model import LanguageModel
+from pretrax.evaluate.results import TASKS, run_tasks
+from pretrax.evaluate.task import Settings, Task, choose
+from pretrax.run import evaluate
 from runs import Quiet, lines_of
 
 
@@ -27,6 +32,32 @@ def test_validation_loss_is_the_mean_over_held_out_tokens(values):
     bits = total / count / np.log(2) / source.validation_bytes_per_token
     np.testing.assert_allclose(line['val_bits_per_byte'], bits, rtol=1e-5)
     assert result.validation | {'time': line['time']} == line
+
+
+def test_tasks_are_metrics_and_a_failing_one_stops_nothing(small, monkeypatch):
+    """The same numbers as from the final weights outside of the run; steps without a validation loss have tasks too."""
+
+    def fails(settings):
+        raise RuntimeError('nothing works')
+
+    monkeypatch.setattr(evaluate, 'TASKS', {**TASKS, 'bad': Task('bad', '', fails)})
+    small['eval'] = {'every': 4, 'batches': 1, 'tasks': ['bad', 'copying', 'cloze'], 'tasks_every': 3, 'tasks_limit': 2}
+    progress = Quiet()
+    result = pretrain(config_from_values(small), progress=progress)
+    assert sum('task bad failed' in said for said in progress.said) == 2
+    lines = lines_of(small, 'task/cloze/logprob')
+    assert [line['step'] for line in lines] == [3, 6]
+    assert ['val_loss' in line for line in lines] == [False, True]
+    run = result.run
+    model = LanguageModel(run.recipe.model, result.state.weights, run.source.tokenizer, length=16)
+    expected = run_tasks(model, choose(['copying', 'cloze'], TASKS), Settings(limit=2), pytest.fail).flat()
+    assert {key: value for key, value in lines[-1].items() if key.startswith('task')} == expected
+
+
+def test_an_unknown_task_is_refused_before_training(small):
+    with pytest.raises(UserError, match='did you mean cloze'):
+        pretrain(config_from_values(small | {'eval': {'tasks': ['clozes']}}), progress=Quiet())
+    assert not lines_of(small)
 
 
 def test_each_source_of_a_mixture_has_its_own_validation_loss(small, documents):

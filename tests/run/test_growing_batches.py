@@ -14,7 +14,8 @@ from pretrax.run.dry_run import dry_run
 from pretrax.run.evaluate import Evaluation
 from pretrax.run.seen_batch import seen_batch
 from pretrax.run.setup import prepare
-from pretrax.train.step import init_state, make_step
+from pretrax.train.state import init_state
+from pretrax.train.step import make_step
 from runs import Quiet, StoppedAt, lines_of, small_values, without_clock
 
 GROWING = {'tokens': [[0, 128], [3, 256]], 'sequence_length': [[0, 8], [2, 16], [5, 32]]}

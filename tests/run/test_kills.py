@@ -89,6 +89,7 @@ def test_whenever_it_is_killed_a_run_goes_on_as_if_it_had_not_been(nursery, tmp_
     assert {entry.suffix for entry in directory.iterdir()} == {''}  # nothing half-made stays
 
 
+@pytest.mark.slow
 def test_a_killed_run_that_streams_its_text_goes_on_as_if_it_had_not_been(nursery, tmp_path):
     """Also when the file with the places of its blocks is lost."""
     rows = (json.dumps({'text': f'document {number} ' + 'of many ' * (number % 11)}) for number in range(300))

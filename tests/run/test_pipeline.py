@@ -15,13 +15,15 @@ from pretrax.errors import UserError
 from pretrax.run.setup import prepare
 from pretrax.run.warm_start import _place
 from pretrax.train import optimizer, schedule
-from pretrax.train.decay import DEFAULT_NO_DECAY
-from pretrax.train.step import Recipe, abstract_state, make_evaluate, make_step
+from pretrax.train.evaluate import make_evaluate
+from pretrax.train.groups import DEFAULT_NO_DECAY
+from pretrax.train.state import abstract_state
+from pretrax.train.step import Recipe, make_step
 from run.test_equivalence import ADAM, fresh_state
 from runs import BIGRAM, Quiet
 from small import GPT2, LLAMA, MIXTURE, assert_same, mesh_of, random_batch, random_weights, transformer
 
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+slow, nightly = (functools.partial(pytest.param, marks=mark) for mark in (pytest.mark.slow, pytest.mark.nightly))
 
 ROWS = 16
 BALANCED = {'balance_loss': 0.3, 'router_z_loss': 0.02, 'z_loss': 0.02}
@@ -29,6 +31,17 @@ FAMILIES = {
     'llama': LLAMA | {'n_layers': 4, 'z_loss': 0.02},
     'gpt2': GPT2,  # tied, with biases and learned positions
     'experts': MIXTURE | BALANCED | {'n_layers': 4},
+    'mixed': MIXTURE | BALANCED | {'n_layers': 4, 'expert_every': 2, 'd_ff_dense': 32},
+    'states': {
+        'family': 'mamba2',
+        'n_layers': 4,
+        'd_model': 32,
+        'linear_heads': 4,
+        'linear_key_heads': 2,
+        'linear_d_head': 8,
+        'linear_d_key': 6,
+        'layer_types': ('mamba', 'delta'),
+    },
     'experts by batch': MIXTURE | BALANCED | {'balance_over': 'batch', 'capacity': 0.75},
 }
 
@@ -69,15 +82,17 @@ def one_step(model, mesh):
     ('family', 'mesh', 'micro_batches', 'choices'),
     [
         ('llama', {'p': 2}, 4, {'save': {'q': 'keep', 'attention': 'keep'}}),
-        slow('llama', {'r': 2, 'p': 4}, 8, {'save': 'none', 'pipeline_schedule': 'interleaved'}),
-        slow('gpt2', {'d': 2, 'p': 2}, 2, {'layers': 'unroll'}),
-        slow(
+        nightly('llama', {'r': 2, 'p': 4}, 8, {'save': 'none', 'pipeline_schedule': 'interleaved'}),
+        nightly('gpt2', {'d': 2, 'p': 2}, 2, {'layers': 'unroll'}),
+        nightly('mixed', {'p': 2}, 4, {}),
+        slow('states', {'p': 2, 't': 2}, 4, {}),
+        nightly(
             'experts',
             {'d': 2, 't': 2, 'p': 2},
             4,
             {'pipeline_rounds': 2, 'save': 'none', 'pipeline_schedule': 'interleaved'},
         ),
-        slow('experts by batch', {'t': 2, 'p': 2}, 2, {}),
+        nightly('experts by batch', {'t': 2, 'p': 2}, 2, {}),
     ],
 )
 def test_equals_the_reference_and_sends_what_the_schedule_says(family, mesh, micro_batches, choices):
@@ -156,7 +171,7 @@ REFUSED = {
     ),
     'layers that take turns': (
         {'n_layers': 6, 'window': 4, 'global_every': 2}, {'p': 2},
-        r'leaves 3 per chunk, and 2 kinds of layers alternate\nuse mesh.p=1',
+        r'leaves 3 per chunk, and the chunks would have different kinds of layers\nuse mesh.p=1',
     ),
 }  # fmt: skip
 

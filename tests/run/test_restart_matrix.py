@@ -9,7 +9,8 @@ import pytest
 
 from checkpoint.test_store import DESCRIPTION, recipe
 from pretrax.checkpoint import Checkpoints, restore
-from pretrax.train.step import abstract_state, init_state, make_step
+from pretrax.train.state import abstract_state, init_state
+from pretrax.train.step import make_step
 from small import mesh_of, random_batch
 
 MESHES = {1: (1, 1, 1), 2: (1, 2, 1), 4: (2, 2, 1), 8: (2, 2, 2)}

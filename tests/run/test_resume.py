@@ -1,9 +1,11 @@
 """Checks before a run is resumed: one process, a writable directory, the same configuration."""
 
+import contextlib
 import errno
 import fcntl
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +36,24 @@ def test_a_run_is_trained_by_one_process_at_a_time(small):
     assert 'process' in (directory / 'lock').read_text()  # left by the dead process, and no obstacle
     with lock_run(directory):
         pass
+
+
+def test_a_process_that_is_started_again_waits_for_the_lock_of_a_lost_host(tmp_path, monkeypatch):
+    monkeypatch.setenv('PRETRAX_LOCK_SECONDS', '60')
+    told = []
+    with contextlib.ExitStack() as lost:
+        lost.enter_context(lock_run(tmp_path))
+
+        def report(text):
+            told.append(text)
+            lost.close()
+
+        with lock_run(tmp_path, report):
+            assert told == [f'{tmp_path} is locked by process {os.getpid()} on {socket.gethostname()}; '
+                            'waiting up to 60 s, since it may be lost']  # fmt: skip
+            monkeypatch.setenv('PRETRAX_LOCK_SECONDS', '0.1')
+            with pytest.raises(UserError, match='is being trained by'), lock_run(tmp_path, told.append):
+                pass
 
 
 def test_without_file_locks_a_run_warns_and_trains(tmp_path, monkeypatch):

@@ -80,7 +80,7 @@ def test_a_partial_start_takes_the_weights_that_fit_and_reports_them(trained, tm
 @pytest.mark.parametrize(
     ('start', 'message'),
     [
-        ({'path': 'hf:somewhere', 'optimizer': True}, 'has only whole weights\nleave out init_from.optimizer'),
+        ({'path': 'hf:somewhere', 'optimizer': True}, 'has only weights\nleave out init_from.optimizer'),
         ({'optimizer': True}, 'init_from.path'),
         ({'path': 'runs/a', 'optimiser': True}, 'init_from.optimiser is not a key that exists'),
         ({'path': 'runs/a', 'step': 3}, 'init_from.step is 3'),

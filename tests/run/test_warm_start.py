@@ -1,21 +1,28 @@
 """`init_from`: a run begins with the weights of a Hugging Face checkpoint or of another run, on any mesh."""
 
+import dataclasses
+import re
 import shutil
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from pretrax import config_from_values, pretrain
 from pretrax.cli import main
 from pretrax.errors import UserError
-from pretrax.run.imported import KEPT
+from pretrax.huggingface.configs import NOT_COMPUTED, compare
+from pretrax.huggingface.model import KEPT
+from pretrax.model.architecture import Architecture
+from pretrax.model.families import TransformerOptions, resolve
+from pretrax.run.origin import FREE, SHAPING, open_origin
 from pretrax.run.setup import prepare
 from pretrax.run.trained import open_trained
-from pretrax.run.warm_start import start_weights
+from pretrax.run.warm_start import partial_weights, start_weights
 from pretrax.serve.templates import read_chat_template
+from pretrax.train.state import init_state
 from runs import Quiet, small_values, write_documents
 
 EIGHT = {'r': 8, 'd': 1, 't': 1}  # the quickest to compile
@@ -28,7 +35,7 @@ def started(values, **changes):
     said = []
     run = prepare(config_from_values(values | changes), said.append)
     with jax.set_mesh(run.mesh):
-        weights = start_weights(run.config.init_from, run, said.append)
+        weights = start_weights(open_origin(run.config.init_from), run, said.append)
     sizes = {s.data.size for s in weights.layers.q.addressable_shards}
     assert sizes == {weights.layers.q.size // run.mesh.shape['d'] // run.mesh.shape['t']}  # a slice on each device
     return jax.device_get(weights), '\n'.join(said)
@@ -110,6 +117,79 @@ def test_another_tokenizer_is_refused(trained, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ('model', 'message'),
+    [
+        ({'activation': 'geglu'}, 'model.activation differs: swiglu in .*run, geglu in the configuration'),
+        ({'family': 'qwen2'}, 'model.qkv_bias differs: False in .*run, True in the configuration'),
+        ({'d_ff': 32}, 'model.d_ff differs: 64 in'),
+        ({'n_layers': 2}, r'model.n_layers differs: 1 in .*take only the weights that fit: init_from.partial'),
+    ],
+)
+def test_another_model_than_that_of_the_run_is_refused(trained, tmp_path, model, message):
+    run, values, _ = trained
+    data = {'text': values['data']['text'], 'tokenizer': str(next((run / 'data').glob('*/tokenizer.json')))}
+    with pytest.raises(UserError, match=re.compile(message, re.DOTALL)):
+        started(values | {'run_dir': str(tmp_path), 'data': data, 'init_from': str(run), 'model': model})
+
+
+def test_what_works_with_the_same_weights_is_announced(trained, tmp_path):
+    run, values, _ = trained
+    data = {'text': values['data']['text'], 'tokenizer': str(next((run / 'data').glob('*/tokenizer.json')))}
+    model = {'window': 5, 'rope_base': 500.0}
+    _, said = started(values | {'run_dir': str(tmp_path), 'data': data, 'init_from': str(run), 'model': model})
+    assert f'model.window differs: 0 in {run}, 5 in the configuration' in said
+    assert f'model.rope_base differs: 10000.0 in {run}, 500.0 in the configuration' in said
+
+
+def test_the_weights_that_fit_are_taken_from_hugging_face_layer_by_layer(values):
+    """The golden has two layers: a model of three begins with them, and its third layer and its vocabulary are drawn."""
+    said = []
+    model = {'vocab_size': 300, 'n_layers': 3, 'd_ff': 48}
+    run = prepare(
+        config_from_values(values | {'model': model, 'init_from': {'path': LLAMA, 'partial': True}}), said.append
+    )
+    with jax.set_mesh(run.mesh):
+        drawn = init_state(run.recipe, 0).weights
+        weights = jax.device_get(partial_weights(open_origin(LLAMA), run, drawn, said.append))
+    theirs = load_file(GOLDENS / 'llama2' / 'model.safetensors')
+    for layer in range(2):
+        q = theirs[f'model.layers.{layer}.self_attn.q_proj.weight']
+        np.testing.assert_array_equal(weights.layers.q[layer], q.T.reshape(24, 4, 6))
+    for taken, own in (
+        (weights.layers.q[2], drawn.layers.q[2]),
+        (weights.layers.up, drawn.layers.up),
+        (weights.embed, drawn.embed),
+    ):
+        np.testing.assert_array_equal(taken, own)
+    np.testing.assert_array_equal(weights.norm, theirs['model.norm.weight'])
+    said = '\n'.join(said)
+    assert f'2 of 3 layers are from {LLAMA}, and the others are drawn' in said
+    assert 'layers.up is drawn: [3, 24, 48] here, [2, 24, 40] there' in said
+
+
+def test_numbers_that_are_not_finite_are_reported(values, tmp_path):
+    source = tmp_path / 'source'
+    shutil.copytree(GOLDENS / 'llama2', source)
+    tensors = load_file(source / 'model.safetensors')
+    name = 'model.layers.1.mlp.up_proj.weight'
+    tensors[name][3, :2] = np.nan, np.inf
+    save_file(tensors, source / 'model.safetensors')
+    with pytest.raises(UserError, match=rf'2 numbers are NaN or infinite: 2 in {name}\n.*--allow-not-finite'):
+        started(values, model={'vocab_size': 300}, init_from=f'hf:{source}')
+    run = tmp_path / 'imported'
+    command = ['import', str(source), '--out', str(run)]
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert ended.value.code == 2
+    assert not run.exists()
+    with pytest.raises(SystemExit) as ended:
+        main([*command, '--allow-not-finite'])
+    assert not ended.value.code
+    _, said = started(values, model={'vocab_size': 300}, init_from=str(run))
+    assert f'{run}: 2 numbers are NaN or infinite: 2 in layers.up[1]' in said
+
+
+@pytest.mark.parametrize(
     ('changes', 'message'),
     [
         ({'init_from': LLAMA, 'model': {'vocab_size': 300, 'd_ff': 44}}, r'model.d_ff differs: 40 in hf:.*, 44 in the'),
@@ -159,3 +239,21 @@ def test_a_run_with_a_tokenizer_goes_out_comes_in_and_writes_the_same_text(train
     assert (tmp_path / 'again' / 'chat_template.jinja').is_file()
     with pytest.raises(UserError, match='holds weights that were imported, and no training state'):
         pretrain(second.run.config, progress=Quiet())
+
+
+def test_every_option_of_the_architecture_is_free_or_shapes_weights_or_is_not_computed():
+    """A new field of Architecture needs a decision here, and in `configs.compare`."""
+    fields = {field.name for field in dataclasses.fields(Architecture)}
+    assert not FREE & SHAPING
+    assert not (FREE | SHAPING) & set(NOT_COMPUTED)
+    assert fields == FREE | SHAPING | set(NOT_COMPUTED)
+
+
+def test_one_decoder_written_in_two_ways_is_the_same():
+    def arch(**more):
+        options = {'n_layers': 4, 'd_model': 16, 'n_heads': 2, 'n_experts': 4, **more}
+        return resolve(TransformerOptions(**options), 128, 16)
+
+    assert compare(arch(expert_every=2), arch(dense_layers=(0, 2)), '', '') == {}
+    assert compare(arch(group_scores='max'), arch(group_scores='top2'), '', '') == {}
+    assert set(compare(arch(expert_every=2), arch(dense_layers=(0, 1)), '', '')) == {'dense_layers', 'expert_every'}

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from preloaded import programs
 from pretrax import config_from_values, pretrain
 from pretrax.checkpoint import steps_in
 from pretrax.config.schema import Faults
+from pretrax.errors import UserError
 from pretrax.run import watch
 from pretrax.run.watch import Watchdog
 from runs import At, Quiet, write_yaml
@@ -167,3 +169,41 @@ def test_a_compilation_between_steps_may_take_longer_than_a_step(tmp_path, monke
         with watchdog.paused():
             assert not ended.wait(0.5)
         assert ended.wait(60)
+
+
+def some_stacks(directory, to, read, monkeypatch, process=0):
+    """What a watchdog that writes stacks every 50 ms has written first."""
+    monkeypatch.setattr(watch.jax, 'process_index', lambda: process)
+    faults = Faults(stack_trace_interval_seconds=0.05, stack_trace_to=to)
+    until = time.monotonic() + 60
+    with Watchdog(directory, faults, pytest.fail):
+        while 'some_stacks' not in (text := read()):
+            assert time.monotonic() < until, text
+    return text
+
+
+def test_stacks_go_to_the_run_directory_a_directory_or_the_console_on_a_timer(tmp_path, monkeypatch, capfd):
+    run, other = tmp_path / 'run', tmp_path / 'other'
+    own = run / 'stacks' / 'process-0.txt'
+    some_stacks(run, None, lambda: own.read_text() if own.exists() else '', monkeypatch)
+    size = own.stat().st_size
+    for process in 0, 3:  # each has its own
+        name = other / f'{socket.gethostname()}-process-{process}.txt'
+        some_stacks(run, str(other), lambda: name.read_text() if name.exists() else '', monkeypatch, process)  # noqa: B023
+    assert len(list(other.iterdir())) == 2
+    shown = []
+    some_stacks(run, 'console', lambda: shown.append(capfd.readouterr().err) or ''.join(shown), monkeypatch)
+    assert own.stat().st_size == size, 'those on the timer go to one place'
+    assert not Path('console').exists()
+
+
+@pytest.mark.parametrize(
+    ('faults', 'fix'),
+    [
+        ({'stack_trace_to': 'console'}, 'give faults.stack_trace_interval_seconds=600 too'),
+        ({'stack_trace_to': 'gs://b/stacks', 'stack_trace_interval_seconds': 5.0}, 'in the run directory of a bucket'),
+    ],
+)
+def test_a_place_for_stacks_that_has_no_effect_is_a_mistake(small, faults, fix):
+    with pytest.raises(UserError, match=fix):
+        config_from_values(small | {'faults': faults})

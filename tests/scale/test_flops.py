@@ -60,6 +60,16 @@ def test_windows_by_counting_the_pairs_that_a_mask_leaves(window):
         assert flops == count_flops(**shape, sequence_length=length)
 
 
+@pytest.mark.parametrize('chunk', [1, 7, 128, 200, 256, 1000])
+def test_chunks_by_counting_the_pairs_that_a_mask_leaves(chunk):
+    length, shape = 256, {'n_matmul_params': 0, 'n_layers': 1, 'n_heads': 3, 'd_head': 5}
+    flops = count_flops(**shape, sequence_length=length, windows=[chunk], chunked=True)
+    at = np.arange(length)
+    pairs = ((at[:, None] >= at) & (at[:, None] // chunk == at // chunk)).sum()
+    assert flops.causal * length / (12 * 3 * 5) == pytest.approx(pairs - length / 2)
+    assert flops.full == 12 * 3 * 5 * min(chunk, length)
+
+
 def test_the_flops_of_a_step_are_those_of_its_tokens():
     assert (gpt2_124m() * 1000).full == 1000 * gpt2_124m().full
 

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -92,6 +93,27 @@ ENTRY %main (a: f32[256,8]) -> f32[256,8] {
   ROOT %out = f32[256,8]{1,0} get-tuple-element(%received), index=0
 }
 """
+
+
+@pytest.mark.parametrize(
+    ('groups', 'axes'),
+    [
+        ("mesh['d'=4,'t'=2] {'t'}", ('t',)),
+        ("mesh['axis_0'=8] {'axis_0'}", ('d', 't')),
+        ("mesh['axis_0'=4,'axis_1'=2] {'axis_0'}", ('d',)),
+        ("mesh['axis_0'=4,'axis_1'=2] {'axis_1'}", ('t',)),
+        ("mesh['axis_0'=2,'axis_1'=2,'axis_2'=2] {'axis_0','axis_2'}", ('d', 't')),
+    ],
+)
+def test_the_axes_of_a_mesh_that_xla_made_itself(groups, axes):
+    """XLA writes such groups for programs with automatic sharding."""
+    program = f"""\
+ENTRY %main (a: f32[8]) -> f32[8] {{
+  %a = f32[8]{{0}} parameter(0)
+  ROOT %r = f32[8]{{0}} all-reduce(%a), replica_groups={groups}, to_apply=%add
+}}
+"""
+    assert [found.axes for found in collectives(program, {'d': 4, 't': 2})] == [axes]
 
 
 def test_a_sum_over_tpu_slices_counts_once_and_as_overlapped():

@@ -119,3 +119,21 @@ def test_activations_are_close_to_what_xla_allocates():
     xla = compiled.memory_analysis()
     assert xla.output_size_in_bytes == pytest.approx(ours.gradients, rel=0.001)
     assert 0.9 < xla.temp_size_in_bytes / ours.activations < 1.6
+
+
+def test_the_widest_layer_works_in_the_most_memory():
+    """One dense layer of 8192 among layers of experts of 128 decides, and not the mean."""
+    mixed = {'n_layers': 4, 'activation': 'swiglu', 'n_experts': 4, 'experts_per_token': 2, 'd_ff': 64}
+    narrow, wide = (
+        memory_of(gpt(**mixed, dense_layers=(0,), d_ff_dense=n), tokens=4096, saved={}) for n in (128, 8192)
+    )
+    assert wide.layer - narrow.layer == pytest.approx(2 * 4096 * 3 * (8192 - 128), rel=0.01)  # on a TPU
+
+
+def test_a_module_of_multi_token_prediction_needs_what_a_layer_and_the_logits_need():
+    large = {'vocab_size': 100_000, 'tied': False}
+    plain, module, layer = (
+        memory_of(gpt(**large, **more), 10_000_000, tokens=4096) for more in ({}, {'mtp_layers': 1}, {'n_layers': 5})
+    )
+    assert module.activations == layer.activations
+    assert module.head - plain.head == 2 * 4096 * gpt(**large).padded_vocab_size

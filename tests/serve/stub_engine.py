@@ -17,7 +17,7 @@ import numpy as np
 
 from pretrax.data.tokenizers.tokenizer_files import bytes_tokenizer
 from pretrax.errors import UserError
-from pretrax.infer.request import EngineStatus, Token, Update
+from pretrax.infer.request import POOLINGS, EngineStatus, Token, Update
 from pretrax.serve.access import read_keys
 from pretrax.serve.application import make_application
 from pretrax.serve.engine_thread import EngineThread
@@ -119,7 +119,8 @@ class StubEngine:
             prompt = (Token(first), *(token_of(token, request.prompt_logprobs) for token in rest))
         embedding = None
         if request.embedding:
-            embedding = np.arange(WIDTH, dtype=np.float32) + len(request.prompt)
+            states = np.outer(request.prompt, np.arange(1.0, WIDTH + 1)).astype(np.float32)  # the token in every unit
+            embedding = POOLINGS[request.embedding](states)
         return Update(
             number=number, tokens=tuple(tokens), finish=finish, weights_step=self.weights_step, prompt=prompt,
             embedding=embedding,

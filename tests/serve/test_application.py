@@ -136,17 +136,50 @@ def test_a_message_ends_where_the_template_ends_a_turn(server, client):
     assert (answer.message.content, answer.finish_reason) == ('hi', 'stop')
 
 
+UNITS = np.arange(1.0, 9.0)  # a hidden state of the stub is its token times this
+
+
+def vector(server, **body):
+    made = call(server, '/v1/embeddings', {'input': 'abc', 'encoding_format': 'float'} | body)[2]
+    return np.array(made['data'][0]['embedding'])
+
+
 def test_embeddings(client):
-    made = client.embeddings.create(model='stub', input=['ab', 'cde'])  # the client asks for base64
-    assert [one.embedding[0] for one in made.data] == [2.0, 3.0]
-    plain = client.embeddings.create(model='stub', input='ab', encoding_format='float', extra_body={'pooling': 'last'})
-    assert plain.data[0].embedding == np.arange(2, 10).tolist()
+    """By default the mean, of length 1; the client asks for base64."""
+    made = client.embeddings.create(model='stub', input=['ab', 'cde'])
+    for one in made.data:
+        assert one.embedding == pytest.approx(UNITS / np.linalg.norm(UNITS))
+    raw = client.embeddings.create(model='stub', input=[[97, 98], [1, 6]], extra_body={'normalize': False})
+    assert [one.embedding for one in raw.data] == [pytest.approx(97.5 * UNITS), pytest.approx(3.5 * UNITS)]
+
+
+@pytest.mark.parametrize(('pooling', 'token'), [('mean', 98), ('last', 99), ('cls', 97), ('min', 97), ('max', 99)])
+def test_a_request_chooses_the_pooling(server, pooling, token):
+    assert vector(server, pooling=pooling, normalize=False) == pytest.approx(token * UNITS)
+
+
+def test_dimensions_are_the_first_ones_and_then_normalized(server):
+    first = UNITS[:3]
+    assert vector(server, dimensions=3, normalize=False) == pytest.approx(98 * first)
+    assert vector(server, dimensions=3) == pytest.approx(first / np.linalg.norm(first))
+    assert vector(server, dimensions=8, pooling=None, normalize=None) == pytest.approx(UNITS / np.linalg.norm(UNITS))
+    assert vector(server, input=[0]).tolist() == [0] * 8  # a vector of length 0 has no direction
+
+
+def test_the_server_has_a_default_for_embeddings(server):
+    model = server.service.models['stub']
+    model.pooling, model.normalize = 'last', False
+    try:
+        assert vector(server) == pytest.approx(99 * UNITS)
+        assert vector(server, pooling='cls', normalize=True) == pytest.approx(UNITS / np.linalg.norm(UNITS))
+    finally:
+        model.pooling, model.normalize = 'mean', True
 
 
 def test_base64_is_little_endian_f32(server):
-    made = call(server, '/v1/embeddings', {'input': 'ab', 'encoding_format': 'base64'})[2]
-    content = base64.b64decode(made['data'][0]['embedding'])
-    assert np.frombuffer(content, '<f4').tolist() == np.arange(2, 10).tolist()
+    body = {'input': 'ab', 'encoding_format': 'base64', 'normalize': False}
+    content = base64.b64decode(call(server, '/v1/embeddings', body)[2]['data'][0]['embedding'])
+    assert np.frombuffer(content, '<f4').tolist() == (97.5 * UNITS).tolist()
 
 
 def test_text_becomes_tokens_and_text_again(server):
@@ -218,9 +251,12 @@ REFUSED = [
     (CHAT, {'top_logprobs': 3}, None, 'top_logprobs needs "logprobs": true'),
     (CHAT, {'max_completion_tokens': 2}, None, 'max_tokens and max_completion_tokens differ'),
     (CHAT, {'model': 'stub'}, 'messages', 'stub is a base model: it has no chat template; use /v1/completions'),
-    (EMBEDDING, {'dimensions': 3}, 'dimensions', 'as many dimensions as the hidden states'),
+    (EMBEDDING, {'dimensions': 9}, 'dimensions', 'dimensions: 9, but the hidden states of this model have 8'),
+    (EMBEDDING, {'dimensions': 0}, 'dimensions', 'greater than or equal to 1'),
+    (EMBEDDING, {'normalize': 'yes'}, 'normalize', 'boolean'),
+    (EMBEDDING, {'encoding_format': 'int8'}, 'encoding_format', 'expected "float" or "base64"'),
     (EMBEDDING, {'input': ['x'] * 100}, 'input', '100 texts; this server takes at most 72 at once'),
-    (EMBEDDING, {'pooling': 'max'}, 'pooling', "'mean' or 'last'"),
+    (EMBEDDING, {'pooling': 'median'}, 'pooling', "'mean', 'last', 'cls', 'min' or 'max'"),
     (EMBEDDING, {'input': 'x' * 600}, 'input', 'the prompt has 600 tokens; this model reads at most 512 tokens'),
 ]  # fmt: skip
 NULLS = [

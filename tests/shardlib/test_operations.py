@@ -300,7 +300,7 @@ def test_deferred_gradients_of_a_scan_are_reduced_once_at_the_end(passes):
 
         def loss(w):
             body = lambda h, layer: (jnp.tanh(shardlib.einsum('B/a/b X, X Y -> B/a/b Y', h, layer)), None)  # noqa: E731
-            return jnp.sum(shardlib.scan(body, x, w)[0] * weigh)
+            return jnp.sum(shardlib.scan([body], x, w)[0] * weigh)
 
         total = shardlib.zero_gradient(w)
         for _ in range(passes):

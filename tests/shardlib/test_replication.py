@@ -347,7 +347,7 @@ def loss(w: f32['layers X/b Y'], x: f32['B/a X'], scale: f32['']) -> f32['']:
     def layer(h, w):
         return jnp.tanh(einsum('B/a X, X Y -> B/a Y', h, all_gather('X/b Y -> X Y', w)) * scale), None
 
-    h, _ = shardlib.scan(layer, x, w)
+    h, _ = shardlib.scan([layer], x, w)
     error: f32['B/a X'] = recompute_by_name(jnp.sin, {})(h) - x
     return psum('a', jnp.sum(error**2))
 

@@ -10,6 +10,8 @@ from pretrax.storage import BucketPath, mirror
 from pretrax.storage.mirror import Mirror
 from pretrax.storage.parts import PART, open_joined
 
+EVENTS = [(5, 'started'), (7.5, 'began'), (9, 'ended')]
+
 
 @pytest.fixture
 def remote(bucket):
@@ -136,11 +138,14 @@ def test_another_machine_continues_the_logs_and_this_one_does_not_fetch_its_own(
     same.upload()
 
     second = mirrored('second')
-    (tmp_path / 'second' / 'attempts.jsonl').write_text('{"event": "started"}\n')  # by a launcher, a moment ago
-    (remote / 'attempts.jsonl' / '000000').write_bytes(b'{"event": "began"}\n')
+    started, began, ended = (f'{{"time": {time}, "event": "{event}"}}\n' for time, event in EVENTS)
+    (tmp_path / 'second' / 'attempts.jsonl').write_text(started + ended)  # by a launcher on this machine
+    (remote / 'attempts.jsonl' / '000000').write_bytes(began.encode())
     second.fetch(3)
     assert (tmp_path / 'second' / 'wandb-run-id').read_text() == 'abc'
-    assert (tmp_path / 'second' / 'attempts.jsonl').read_text() == '{"event": "began"}\n{"event": "started"}\n'
+    assert (tmp_path / 'second' / 'attempts.jsonl').read_text() == started + began + ended
+    second.upload(names='attempts.jsonl')
+    assert content(remote / 'attempts.jsonl') == (started + began + ended).encode()
     with MetricsLog(tmp_path / 'second' / 'metrics.jsonl', resumed_step=1, say=lambda _: None) as log:
         log.write({'step': 2, 'loss': 7.0})
     (tmp_path / 'second' / 'stacks').mkdir()

@@ -58,6 +58,7 @@ def test_what_cannot_be_in_eight_bits_is_refused_and_what_is_slow_is_said(values
         prepare(config_from_values(eight | {'model': BIGRAM}), lambda text: None)
 
 
+@pytest.mark.slow
 def test_what_is_kept_recomputed_or_offloaded_changes_no_gradient():
     mesh = mesh_of(d=2)
 

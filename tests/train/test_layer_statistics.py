@@ -1,14 +1,16 @@
 """Norms, RMS and maxima by layer and by weight, in plain numpy; and the update is the one that the step applies."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bigram import Bigram
 from pretrax.train import optimizer
 from pretrax.train.layer_statistics import make_layer_statistics, of_weights
-from pretrax.train.step import init_state, make_step
-from small import LLAMA, mesh_of, random_batch, transformer
+from pretrax.train.state import init_state
+from pretrax.train.step import make_step
+from small import LLAMA, MIXTURE, mesh_of, random_batch, transformer
 from train.test_step import ROWS, recipe
 
 
@@ -20,7 +22,7 @@ def tree(seed):
 
 def test_norms_are_those_of_all_weights_of_a_layer_and_of_each_kind():
     before, gradient, after = map(tree, range(3))
-    found = of_weights(before, gradient, after)
+    found = of_weights(before, gradient, after, transformer(LLAMA | {'n_layers': 3}).arch)
     update = jax.tree.map(lambda a, b: a - b, after, before)
     for name, values in {'gradient': gradient, 'update': update, 'weight': before}.items():
         layers = np.concatenate([values['layers'][kind].reshape(3, -1) for kind in ('q', 'norm')], axis=1)
@@ -36,11 +38,18 @@ def test_norms_are_those_of_all_weights_of_a_layer_and_of_each_kind():
     np.testing.assert_allclose(found['update_ratio'], found['update_norm'] / found['weight_norm'], rtol=1e-6)
 
 
+def test_a_list_of_layers_in_a_model_of_another_kind_is_not_stacked():
+    tree = {'layers': {'0': np.ones((2, 3), np.float32), '1': np.ones((5, 3), np.float32)}}
+    found = of_weights(tree, tree, tree)
+    assert {name for name in found if name.startswith('weight')} == {'weight_norm/layers.0', 'weight_norm/layers.1'}
+    np.testing.assert_allclose(found['weight_norm/layers.1'], np.sqrt(15), rtol=1e-6)
+
+
 def statistics_and_step(rule, batch, mesh):
     with jax.set_mesh(mesh):
         state = init_state(rule, 0)
         before = jax.device_get(state.weights)
-        statistics = jax.device_get(make_layer_statistics(rule, 0)(state, batch, np.zeros(ROWS, np.int32)))
+        statistics = jax.device_get(make_layer_statistics(rule, 0)(state, batch, jnp.zeros(ROWS, jnp.int32)))
         state, metrics = make_step(rule)(state, batch)
         return before, statistics, *jax.device_get((state.weights, metrics))
 
@@ -56,6 +65,31 @@ def test_a_model_without_layers_has_norms_by_weight_and_the_update_is_that_of_th
     norm = np.hypot(found['gradient_norm/table'], found['gradient_norm/bias'])
     np.testing.assert_allclose(norm, metrics['grad_norm'], rtol=1e-5)
     assert metrics['grad_norm'] > 2 * metrics['clipped_grad_norm']  # so the statistics are those before clipping
+
+
+def test_layers_that_differ_count_the_weights_that_they_have():
+    """Layers 0 and 2 have an `up`, layer 1 a `router`; in plain numpy, layer by layer."""
+    arch = transformer(MIXTURE | {'n_layers': 3, 'dense_layers': (0, 2)}).arch
+    rng = np.random.default_rng(0)
+    before, gradient, after = (
+        {
+            'layers': {
+                name: rng.normal(size=(n, 4)).astype(np.float32) for name, n in (('q', 3), ('up', 2), ('router', 1))
+            }
+        }
+        for _ in range(3)
+    )
+    found = of_weights(before, gradient, after, arch)
+    for name, tree in (('gradient', gradient), ('weight', before)):
+        q, up, router = (tree['layers'][weight] for weight in ('q', 'up', 'router'))
+        layers = [np.concatenate(parts) for parts in ((q[0], up[0]), (q[1], router[0]), (q[2], up[1]))]
+        norms = np.array([np.linalg.norm(layer) for layer in layers])
+        np.testing.assert_allclose(found[f'{name}_norm'], norms, rtol=1e-5)
+        rms = np.array([np.sqrt(np.mean(layer**2)) for layer in layers])
+        np.testing.assert_allclose(found[f'{name}_rms'], rms, rtol=1e-5)
+        np.testing.assert_allclose(found[f'{name}_max'], [np.abs(layer).max() for layer in layers], rtol=1e-5)
+        router_norm = np.array([np.nan, np.linalg.norm(router), np.nan])
+        np.testing.assert_allclose(found[f'{name}_norm/router'], router_norm, rtol=1e-5)
 
 
 @pytest.mark.slow

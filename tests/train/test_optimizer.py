@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from pretrax.train import optimizer
-from pretrax.train.decay import DEFAULT_NO_DECAY
-from pretrax.train.step import Recipe, init_state, make_step
+from pretrax.train.groups import DEFAULT_NO_DECAY
+from pretrax.train.state import init_state
+from pretrax.train.step import Recipe, make_step
 from small import LLAMA, assert_same, mesh_of, random_batch, random_weights, transformer
 
 # Wide enough for Adafactor to factor its moments: both dimensions have to be at least 128.
@@ -34,7 +35,7 @@ def train(name, mesh, n_steps, **options):
     return losses, early
 
 
-SLOW = {'adafactor', 'lion', 'sgd'}
+SLOW = {'adafactor', 'lion', 'muon', 'sgd'}
 
 
 @pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RATES])

@@ -9,6 +9,7 @@ import numpy as np
 from pretrax.model.statistics import HeadStatistics, LayerStatistics
 from pretrax.train.layer_statistics import of_weights
 from pretrax.view.definitions import DEFINITIONS, LAYER_DEFINITIONS, definition_of, definition_of_statistic
+from small import LLAMA, transformer
 
 PAGE = Path(__file__).parents[2] / 'docs' / 'metrics.md'
 
@@ -31,8 +32,8 @@ def test_the_documentation_has_every_layer_statistic_and_its_definition():
 
 def test_every_statistic_that_is_written_has_a_definition():
     written = {field.name for part in (LayerStatistics, HeadStatistics) for field in dataclasses.fields(part)}
-    weights = {'layers': {'q': np.ones((2, 3))}, 'embed': np.ones(4)}
-    written |= {name.partition('/')[0] for name in of_weights(weights, weights, weights)}
+    weights, arch = {'layers': {'q': np.ones((2, 3))}, 'embed': np.ones(4)}, transformer(LLAMA).arch
+    written |= {name.partition('/')[0] for name in of_weights(weights, weights, weights, arch)}
     assert written == set(LAYER_DEFINITIONS)
     assert definition_of_statistic('gradient_norm/q').name == 'gradient norm of q'
 

@@ -147,8 +147,8 @@ class Planner:
         return [option for option in self._table(mesh) if option.name not in self.config.compiler.options]
 
     def _table(self, mesh: Mapping[str, int]) -> list[CompilerOption]:
-        version = self.hardware.topology.version if self.hardware.topology else ''
-        hardware = 'gpu' if self.hardware.platform in ('cuda', 'gpu') else version
+        is_gpu = self.hardware.platform in ('cuda', 'gpu')
+        hardware = 'gpu' if is_gpu else self.hardware.topology.version
         return choose_options(Situation(hardware, mesh, self.hardware.slices))
 
     def is_looped(self, mesh: dict[str, int]) -> bool:
@@ -266,10 +266,11 @@ def make_plan(config: RunConfig, hardware: Hardware, say: Report) -> Plan:
 
 
 def _moments(config: RunConfig) -> float:
-    """Values of optimizer state per parameter, for a large square weight."""
+    """Values of optimizer state, and of a moving average, per parameter: for a large square weight that is not frozen."""
     like = jax.ShapeDtypeStruct((1024, 1024), jax.numpy.float32)
     state = jax.eval_shape(build('optimizer', config.optimizer).init, like)
-    return sum(leaf.size for leaf in jax.tree.leaves(state)) / like.size
+    average = config.optimizer.ema_decay is not None
+    return sum(leaf.size for leaf in jax.tree.leaves(state)) / like.size + average
 
 
 def _meshes(hardware: Hardware, arch: Any, rows: int) -> Iterator[dict[str, int]]:

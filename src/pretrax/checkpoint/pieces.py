@@ -28,7 +28,7 @@ class CheckpointArrays:
     Args:
         directory: the `checkpoints` directory.
         step: step of the checkpoint.
-        field: 'weights' or 'optimizer'.
+        field: 'weights', 'optimizer' or 'ema'.
 
     Attributes:
         shapes: shape of each array, by path.

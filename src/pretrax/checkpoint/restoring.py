@@ -39,6 +39,12 @@ from pretrax.storage import AnyPath
 
 _AHEAD = 8 << 30  # bytes of arrays that may wait in host memory for their device
 _THREADS = 8
+# Fields of a state, and the keys that decide which arrays they have
+_KEYS = {
+    'ema': 'optimizer.ema_decay has to stay as it was (null: no average); another run can start from this one with init_from',
+    'optimizer': 'optimizer.name, freeze and groups have to stay as they were; another run can start from this one with init_from',
+    'loss_scale': 'precision.compute has to stay as it was; another run can start from this one with init_from',
+}
 _ALIGNED = 64  # bytes; the CPU backend takes an array with this alignment without a copy
 
 
@@ -234,8 +240,15 @@ def _check_arrays(place: AnyPath, stored: dict[str, Array], wanted: dict[str, Ar
         for name in other
     ]
     more = [f'and {len(lines) - 4} more'] if len(lines) > 4 else []
+    changed = {name.split('.')[0] for name in (*missing, *surplus)}
+    hints = [hint for field, hint in _KEYS.items() if field in changed and 'weights' not in changed]
     raise UserError(
         '\n'.join(
-            [f'the checkpoint {place} does not match the model or optimizer of the configuration:', *lines[:4], *more]
+            [
+                f'the checkpoint {place} does not match the model or optimizer of the configuration:',
+                *lines[:4],
+                *more,
+                *hints,
+            ]
         )
     )

@@ -1,10 +1,13 @@
 """Arguments and options that several verbs take."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from pretrax.errors import UserError
 
 ConfigFile = Annotated[
     str, typer.Argument(metavar='CONFIG', help='A YAML file, or the name of a packaged configuration: quickstart.')
@@ -33,6 +36,16 @@ Plugins = Annotated[
         help='Import the Python file with the components of the run; may be repeated. Nothing else is imported.',
     ),
 ]
+Variables = Annotated[
+    list[str] | None,
+    typer.Option(
+        '--env', metavar='NAME=VALUE', help='A variable for the processes; NAME alone: its value here. Repeatable.'
+    ),
+]
+LaunchedRun = Annotated[
+    str, typer.Argument(metavar='RUN', help='A run directory, its name below runs/, or a bucket URL.')
+]
+Retries = Annotated[int, typer.Option(min=0, help='Restarts in a row without a new checkpoint before it gives up.')]
 HardwareOption = Annotated[
     str | None,
     typer.Option(metavar='NAME', help='Hardware, such as v5e-256, v5p:4x4x4, h200 or h200x8.', show_default=False),
@@ -41,6 +54,24 @@ SlicesOption = Annotated[
     int | None,
     typer.Option(metavar='N', min=1, help='Number of slices of that hardware; for GPUs, of nodes.', show_default='1'),
 ]
+
+
+def flags(**given: bool) -> list[str]:
+    """The words of a command line for the options that are given, in this order: `flags(dry_run=True)` is ['--dry-run']."""
+    return [f'--{name.replace("_", "-")}' for name, is_given in given.items() if is_given]
+
+
+def variables(texts: Sequence[str] | None) -> dict[str, str]:
+    """The environment that `--env` names. Raises UserError."""
+    found = {}
+    for text in texts or []:
+        name, equals, value = text.partition('=')
+        if not name.isidentifier():
+            raise UserError(f'--env {text}: expected NAME=VALUE, or NAME for its value here')
+        if not equals and name not in os.environ:
+            raise UserError(f'--env {name}: it is not set here\nwrite --env {name}=VALUE')
+        found[name] = value if equals else os.environ[name]
+    return found
 
 
 def load_plugins(plugins: Sequence[str] | None) -> None:

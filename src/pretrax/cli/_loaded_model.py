@@ -38,13 +38,13 @@ class LoadedModel:
         self.tokenizer: Any = run.source.tokenizer
         self.max_length: int | None = run.recipe.model.max_length
         self.trained_length: int = run.size.sequence_length
-        self.end = () if self.tokenizer.end_of_text is None else (self.tokenizer.end_of_text,)
+        self.end = self._trained.end_tokens
         self._template = template
         self.name = f'{self._trained.directory.parent}, step {self._trained.step}'
 
     def template(self) -> 'ChatTemplate':
         """The chat template. Raises UserError if the model has none."""
-        from pretrax.run.imported import KEPT
+        from pretrax.huggingface.model import KEPT
         from pretrax.serve.templates import read_chat_template
         from pretrax.storage import locate
 

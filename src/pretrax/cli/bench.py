@@ -5,11 +5,16 @@ after Ctrl-C.
 """
 
 import functools
+import re
 import signal
 import sys
-from typing import Annotated, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from pretrax.storage import AnyPath
 
 
 def bench(
@@ -17,51 +22,90 @@ def bench(
     out: Annotated[
         str | None, typer.Option('--out', '-o', metavar='DIR', help='Directory for the results. [default: sweeps/NAME]')
     ] = None,
+    row: Annotated[
+        int | None, typer.Option('--row', metavar='N', help='Run row N alone, counted from 1; several may run at once.')
+    ] = None,
+    show: Annotated[
+        bool, typer.Option('--show', help='Run nothing; show the newest results of all rows, on any hardware.')
+    ] = False,
 ) -> None:
-    from pretrax.launch.bench import FINAL, RESULTS, Bench, Result, measure_command, probe
+    from pretrax.errors import UserError
+    from pretrax.launch.bench import FINAL, Bench, Result, earlier_results, measure_command, probe
     from pretrax.launch.sweep import read_sweep
-    from pretrax.machine.atomic import write_file
-    from pretrax.storage import BucketPath, locate
+    from pretrax.storage import locate
     from pretrax.storage.working_directory import working_directory
     from pretrax.view.sweep_report import table_text, write_report
 
+    if show and row is not None:
+        raise UserError('--show shows all rows; leave out --row')
     file = locate(sweep)
     place = locate(out or f'sweeps/{file.stem}')
     directory = working_directory(place)
     say = functools.partial(print, flush=True)
     grid, rows = read_sweep(file, directory / 'run')
-    if isinstance(place, BucketPath) and (place / RESULTS).is_file():
-        directory.mkdir(parents=True, exist_ok=True)
-        write_file(directory / RESULTS, (place / RESULTS).read_bytes())
-    hardware = probe()
+    _fetch(place, directory)
     command = f'pretrax bench {sweep}' + (f' --out {out}' if out else '')
-    with Bench(grid, rows, directory, hardware, measure_command(), say) as running:
+
+    def report(results: list[Result], hardware: dict[str, Any]) -> None:
+        if row is None:
+            directory.mkdir(parents=True, exist_ok=True)
+            write_report(directory, file.stem, hardware, command, results)
+        _upload(place, directory, row)
+
+    def end(results: list[Result]) -> None:
+        say('\n' + '\n'.join(table_text(results)))
+        say(f'\nwrote {place}/results.md, .csv, .html and .jsonl')
+
+    if show:
+        results, hardware = earlier_results(grid, rows, directory, say)
+        report(results, hardware)
+        return end(results)
+    hardware = probe()
+    with Bench(grid, rows, directory, hardware, measure_command(), say, row) as running:
         here = hardware['cpu'] if hardware['platform'] == 'cpu' else f'{hardware["count"]} x {hardware["device"]}'
-        say(f'{len(rows)} rows on {here}; results in {place}')
+        say(f'{f"row {row} of " if row else ""}{len(rows)} rows on {here}; results in {place}')
         for number in (signal.SIGINT, signal.SIGTERM):  # a shell that starts this in the background ignores SIGINT
             signal.signal(number, _interrupt)
-
-        def report(results: list[Result]) -> None:
-            write_report(directory, file.stem, hardware, command, results)
-            if isinstance(place, BucketPath):
-                for path in directory.glob('results.*'):
-                    (place / path.name).write_bytes(path.read_bytes())
-
         try:
             for _ in running.run():
-                report(running.results())  # after each row, so that the table survives whatever comes next
+                report(running.results(), hardware)  # after each row, so that the table survives whatever comes next
         except KeyboardInterrupt:
-            report(running.results())
-            left = sum(result['status'] not in FINAL for result in running.results())
-            say(f'stopped; {len(rows) - left} of {len(rows)} rows are done; the same command resumes')
+            report(running.results(), hardware)
+            done = sum(result['status'] in FINAL for result in running.results())
+            say(f'stopped; {done} of {len(rows)} rows are done; the same command resumes')
             raise typer.Exit(130) from None
         results = running.results()
-        report(results)
-    say('\n' + '\n'.join(table_text(results)))
-    say(f'\nwrote {place}/results.md, .csv, .html and .jsonl')
-    if any(result['status'] not in FINAL for result in results):
-        say('some rows failed; the same command tries them again')
+        report(results, hardware)
+    if row is None:
+        end(results)
+    if any(result['status'] not in FINAL for result in (results if row is None else results[row - 1 : row])):
+        say(f'{"some rows" if row is None else f"row {row}"} failed; the same command tries again')
         raise typer.Exit(1)
+    return None
+
+
+def _fetch(place: 'AnyPath', directory: Path) -> None:
+    """Copies the results in a bucket, those of rows that ran alone too, to this machine."""
+    from pretrax.launch.bench import RESULTS, ROWS
+    from pretrax.machine.atomic import write_file
+    from pretrax.storage import BucketPath
+
+    if isinstance(place, BucketPath):
+        for name in place.files():
+            if re.fullmatch(rf'({ROWS}/\d+/)?{re.escape(RESULTS)}', name):
+                (directory / name).parent.mkdir(parents=True, exist_ok=True)
+                write_file(directory / name, (place / name).read_bytes())
+
+
+def _upload(place: 'AnyPath', directory: Path, row: int | None) -> None:
+    """Copies the results and the tables, or those of a row that runs alone, to a bucket."""
+    from pretrax.launch.bench import ROWS
+    from pretrax.storage import BucketPath
+
+    if isinstance(place, BucketPath):
+        part = '' if row is None else f'{ROWS}/{row}/'
+        for path in directory.glob(f'{part}results.*'):
+            (place / f'{part}{path.name}').write_bytes(path.read_bytes())
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:

@@ -17,7 +17,8 @@ def export(
     path: RunOrCheckpoint,
     out: Annotated[str, typer.Argument(metavar='DIR', help='A new directory.')],
     dtype: Annotated[
-        str | None, typer.Option(metavar='DTYPE', help='bf16, f16 or f32. [default: that of the import, or f32]')
+        str | None,
+        typer.Option(metavar='DTYPE', help='bf16, f16 or f32. [default: that of most imported weights, or f32]'),
     ] = None,
     plugin: Plugins = None,
 ) -> None:
@@ -28,15 +29,18 @@ def export(
 
     place = locate(out)
     from pretrax.huggingface.export import export as write
+    from pretrax.huggingface.model import KEPT
     from pretrax.model.transformer import Transformer
-    from pretrax.run.imported import KEPT
     from pretrax.run.trained import open_trained
 
     load_plugins(plugin)
     trained = open_trained(path)
     model, source = trained.run.recipe.model, trained.run.source
     if not isinstance(model, Transformer):
-        raise UserError(f'{path}: no class of transformers computes its model, {type(model).__name__}')
+        raise UserError(
+            f'{path}: no class of transformers computes its model, {type(model).__name__}\n'
+            f'to write its weights as safetensors with their own names: pretrax checkpoint export-weights {path} {out}'
+        )
     imported = (trained.description.get('imported') or {}).get('dtype')
     stored = DTYPES[dtype] if dtype else imported or 'F32'
     why = 'as requested' if dtype else 'as in the imported files' if imported else 'exact; --dtype bf16 halves the size'

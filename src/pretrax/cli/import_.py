@@ -15,7 +15,10 @@ def import_(
     out: Annotated[
         str | None, typer.Option('--out', '-o', metavar='RUN', help='Directory of the new run. [default: runs/NAME]')
     ] = None,
+    allow_not_finite: Annotated[
+        bool, typer.Option('--allow-not-finite', help='Import weights that are NaN or infinite, and only report them.')
+    ] = False,
 ) -> None:
     from pretrax.run.imported import import_checkpoint
 
-    import_checkpoint(source, out)
+    import_checkpoint(source, out, allow_not_finite)

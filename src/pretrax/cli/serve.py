@@ -63,11 +63,16 @@ def serve(
     chat_template: Annotated[
         pathlib.Path | None, typer.Option(metavar='FILE', help="A Jinja chat template, instead of the model's own.")
     ] = None,
+    pooling: Annotated[
+        str, typer.Option(help='One vector from the hidden states of a text: mean, last, cls, min or max; requests may say otherwise.')
+    ] = 'mean',
+    normalize: Annotated[bool, typer.Option(help='Whether embeddings have length 1; requests may say otherwise.')] = True,
     plugin: Plugins = None,
 ) -> None:  # fmt: skip
     for package in ('starlette', 'uvicorn', 'prometheus_client', 'jinja2'):
         if importlib.util.find_spec(package) is None:
             raise UserError(f'`pretrax serve` needs the package {package}\n  {install_extra("serve")}')
+    from pretrax.infer.request import POOLINGS
     from pretrax.serve.access import LOOPBACK, read_keys
     from pretrax.serve.application import make_application
     from pretrax.serve.limits import Limits
@@ -96,6 +101,8 @@ def serve(
         proposed=propose,
         draft=draft,
         template=chat_template,
+        pooling=_one_of('--pooling', pooling, tuple(POOLINGS)),
+        normalize=normalize,
     )
     load_plugins(plugin)
     if follow:
@@ -135,6 +142,8 @@ class _How:
     proposed: int
     draft: str | None
     template: pathlib.Path | None
+    pooling: Any
+    normalize: bool
 
 
 class _Loaded(NamedTuple):
@@ -148,11 +157,11 @@ class _Loaded(NamedTuple):
 def _load(path: str, how: _How) -> _Loaded:
     """Loads a model, and compiles the programs of its engine."""
     from pretrax.checkpoint import is_checkpoint
+    from pretrax.huggingface.model import KEPT
     from pretrax.infer.engine import Engine
     from pretrax.infer.programs import EngineOptions, programs_of
     from pretrax.infer.sample import check_can_sample
     from pretrax.run.follow import written_at
-    from pretrax.run.imported import KEPT
     from pretrax.run.trained import open_trained
     from pretrax.serve.engine_thread import EngineThread
     from pretrax.serve.limits import Admission
@@ -187,7 +196,16 @@ def _load(path: str, how: _How) -> _Loaded:
     admission = Admission(status.slots, how.queue)
     created = written_at(trained.directory, trained.step)
     served = ServedModel(
-        name, EngineThread(engine, _report), tokenizer, admission, template, step=trained.step, created=created
+        name,
+        EngineThread(engine, _report),
+        tokenizer,
+        admission,
+        template,
+        step=trained.step,
+        created=created,
+        pooling=how.pooling,
+        normalize=how.normalize,
+        end_tokens=trained.end_tokens,
     )
 
     def swap(weights: Any, step: int) -> None:

@@ -11,6 +11,7 @@ def resolve_mesh(mesh: Mesh, n_devices: int, platform: str, slices: int = 1) -> 
 
     One axis may be auto. If both r and d are, d takes the devices of each slice and r is the number of `slices`, which a
     slow network connects; so the largest model fits. On CPUs r takes them, since simulated devices share one memory.
+    `platform` is '' if it is not known.
 
     Raises:
         UserError: no sizes fit; the message lists the ones that do.
@@ -33,7 +34,7 @@ def resolve_mesh(mesh: Mesh, n_devices: int, platform: str, slices: int = 1) -> 
         axis: size for axis, size in given.items() if size != 1 or axis in 'rdt'
     }  # leave out axes that are not used
     written = ' '.join(f'{axis}={size}' for axis, size in given.items())
-    devices = f'{n_devices} {platform} device{"" if n_devices == 1 else "s"}'
+    devices = f'{n_devices} {platform}{" " if platform else ""}device{"" if n_devices == 1 else "s"}'
     factors = [str(n) for n in range(1, n_devices + 1) if n_devices % n == 0]
     lines = [f'mesh: {written} makes {product} devices, but there are {devices}']
     if free:

@@ -51,6 +51,9 @@ class Entry:
     section_of: str | None = None
 
 
+_SCHEDULES = (
+    'constant', 'cosine', 'linear', 'wsd', 'inverse_sqrt', 'step', 'exponential', 'polynomial', 'piecewise',
+)  # fmt: skip
 _components: dict[str, dict[str, Entry]] = {
     'model': {
         'transformer': Entry(
@@ -68,10 +71,7 @@ _components: dict[str, dict[str, Entry]] = {
     'optimizer': {
         name: Entry(f'pretrax.train.optimizer:{name}') for name in ('adamw', 'adafactor', 'lion', 'sgd', 'muon')
     },
-    'schedule': {
-        name: Entry(f'pretrax.train.schedule:{name}')
-        for name in ('constant', 'cosine', 'linear', 'wsd', 'inverse_sqrt')
-    },
+    'schedule': {name: Entry(f'pretrax.train.schedule:{name}') for name in _SCHEDULES},
 }
 
 

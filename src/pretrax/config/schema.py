@@ -132,6 +132,22 @@ class Data(Component):
     kind = 'data'
 
 
+def _patterns(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+class ParameterGroup(Section):
+    """Weights with a learning rate or a decay of their own."""
+
+    match: Annotated[tuple[str, ...], Field(min_length=1, strict=False), pydantic.BeforeValidator(_patterns)] = Field(
+        description='a pattern for the names of weights, or several'
+    )
+    learning_rate_scale: NotNegative = Field(default=1.0, description='multiplies the learning rate; 0: frozen')
+    weight_decay: NotNegative | None = Field(
+        default=None, description='in place of optimizer.weight_decay and no_decay; null: as they say'
+    )
+
+
 class Optimizer(Component):
     """The update rule; pretrax applies the rate, the decay and the clipping."""
 
@@ -143,6 +159,15 @@ class Optimizer(Component):
         default=('*norm*', '*bias'), strict=False, description='patterns for the names of weights that do not decay'
     )
     clip_norm: Positive | None = Field(default=1.0, description='largest global gradient norm; null: no clipping')
+    groups: tuple[ParameterGroup, ...] = Field(
+        default=(), strict=False, description='weights with another rate or decay; the first that matches counts'
+    )
+    freeze: tuple[str, ...] = Field(
+        default=(), strict=False, description='patterns for the names of weights that keep their values'
+    )
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None, description='keep a moving average of the weights, with this decay per step; null: none'
+    )
 
 
 class Schedule(Component):
@@ -218,8 +243,14 @@ class Mesh(Section):
 class Precision(Section):
     """Weights, optimizer state, norms and loss are always f32."""
 
-    compute: Literal['auto', 'bf16', 'f32'] = Field(
+    compute: Literal['auto', 'bf16', 'fp16', 'f32'] = Field(
         default='auto', description='dtype of activations and matrix products; auto: by device'
+    )
+    loss_scale: Positive = Field(
+        default=65536.0, description='in fp16, what the loss is multiplied by at first; an overflow halves it'
+    )
+    loss_scale_steps: Count = Field(
+        default=2000, description='in fp16, steps without an overflow that double the scale'
     )
     matmul: Literal['compute', 'int8', 'fp8'] = Field(
         default='compute', description='operands of products with weights: the compute dtype, int8 or fp8'
@@ -232,6 +263,21 @@ class Precision(Section):
     reduction: Literal['f32', 'bf16'] = Field(
         default='f32', description='dtype in which gradients are sent over mesh.r; bf16: half the bytes'
     )
+
+    @pydantic.model_validator(mode='after')
+    def _fp16_alone(self) -> 'Precision':
+        given = [key for key in ('loss_scale', 'loss_scale_steps') if key in self.model_fields_set]
+        if (
+            self.compute != 'fp16'
+            and given
+            and any(getattr(self, k) != type(self).model_fields[k].default for k in given)
+        ):
+            problem = 'is given, but only the loss of fp16 is scaled'
+            raise ProblemsError(Problem((given[0],), problem, 'leave it out, or give precision.compute=fp16'))
+        if self.compute == 'fp16' and self.matmul != 'compute':
+            problem = f'is {self.matmul}, which is not tested with precision.compute=fp16'
+            raise ProblemsError(Problem(('matmul',), problem, 'use precision.compute=bf16'))
+        return self
 
     @pydantic.model_validator(mode='after')
     def _something_to_exempt(self) -> 'Precision':
@@ -299,6 +345,27 @@ class Faults(Section):
     stack_trace_interval_seconds: NotNegative = Field(
         default=0.0, description='write the stacks of all threads at this interval; 0: only on a fault'
     )
+    stack_trace_to: str | None = Field(
+        default=None,
+        min_length=1,
+        description='where they go at that interval: console, or a directory on a disk; null: stacks/ in the run directory',
+    )
+
+    @pydantic.model_validator(mode='after')
+    def _stacks_go_somewhere(self) -> 'Faults':
+        where = self.stack_trace_to
+        if where is None:
+            return self
+        if not self.stack_trace_interval_seconds:
+            problem, fix = 'but no stacks are written', 'give faults.stack_trace_interval_seconds=600 too'
+        elif '://' in where:
+            problem, fix = (
+                'which is not on a disk',
+                'leave it out: stacks in the run directory of a bucket are uploaded',
+            )
+        else:
+            return self
+        raise ProblemsError(Problem(('stack_trace_to',), f'is {shown(where)}, {problem}', fix))
 
 
 class Storage(Section):
@@ -336,6 +403,9 @@ class Eval(Section):
 
     every: CountOrZero = Field(default=100, description='steps between evaluations; 0: never')
     batches: Count = Field(default=8, description='batches per evaluation')
+    tasks: tuple[str, ...] = Field(default=(), strict=False, description='names of tasks, see docs/evaluation.md')
+    tasks_every: CountOrZero = Field(default=1000, description='steps between evaluations on tasks; 0: never')
+    tasks_limit: Count = Field(default=50, description='documents of each kind of a task')
 
 
 class Notify(Section):
@@ -428,7 +498,7 @@ class InitFrom(Section):
     optimizer: bool = Field(default=False, description='also take the optimizer state, of a run of pretrax')
     step: bool = Field(default=False, description='also continue the count of steps and batches, of a run of pretrax')
     partial: bool = Field(
-        default=False, description='take only the weights that fit and initialize the others, of a run of pretrax'
+        default=False, description='take only the weights that fit, layer by layer, and initialize the others'
     )
 
 

@@ -61,7 +61,9 @@ def _load_tokenizer(options: TextOptions, say: Callable[[str], None]) -> Tokeniz
     name = _given(options.tokenizer)
     tokenizer = load_tokenizer(name)
     _check_vocab_size(options, tokenizer.vocab_size, name)
-    say(f'tokenizer: {name}, {tokenizer.vocab_size:,} tokens')
+    end = tokenizer.end_of_text
+    ends = '' if end is None else f'; {tokenizer.decode([end])} (id {end}, from {tokenizer.end_from}) ends documents'
+    say(f'tokenizer: {name}, {tokenizer.vocab_size:,} tokens{ends}')
     return tokenizer
 
 

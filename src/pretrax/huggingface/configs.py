@@ -1,146 +1,74 @@
 """Converts between Hugging Face's config.json and pretrax's model options, with one table per family. Imports no JAX.
 
 A table is a list of fields. Each field can be read into options and written from an architecture. A field of config.json
-that no table row mentions is rejected by name, unless it is in HARMLESS: nothing is dropped silently.
+that no table row mentions is rejected by name, unless it is harmless (harmless.py): nothing is dropped silently. A field that
+is absent has the default of transformers (defaults.py).
 """
 
 import dataclasses
-import fnmatch
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pretrax.errors import UserError
-from pretrax.huggingface.layers import NoPositions, Rope, Windows
-from pretrax.model.families import Architecture, TransformerOptions, resolve
+from pretrax.huggingface.deepseek import DeepSeekExperts, ExtraLayers, LatentAttention
+from pretrax.huggingface.defaults import DEFAULTS
+from pretrax.huggingface.fields import (
+    Cap,
+    Enumerated,
+    Experts,
+    Number,
+    OfEveryLayer,
+    Options,
+    SameAs,
+    Size,
+    Unused,
+    number,
+    only,
+    whole,
+    wrong,
+)
+from pretrax.huggingface.harmless import DROPOUT_FIELDS, dropout_options, is_harmless
+from pretrax.huggingface.layers import (
+    NoPositions,
+    Rope,
+    Windows,
+    even,
+    even_below_max_window_layers,
+    every_fourth,
+    from_max_window_layers,
+    outside_pattern,
+    without_positions,
+)
+from pretrax.huggingface.llama4 import ChunkedLayers, InterleavedExperts
+from pretrax.huggingface.quantized import check_quantization
+from pretrax.huggingface.refused import why_refused
+from pretrax.huggingface.states import DeltaLayers, Expansion
+from pretrax.huggingface.text_part import text_config
+from pretrax.model.architecture import DROPOUT, Architecture
+from pretrax.model.families import TransformerOptions, resolve
 
-Options = dict[str, Any]
-REQUIRED = object()
-
-# Fields that do not affect what a decoder computes: bookkeeping, other heads, execution options.
-HARMLESS = (
-    '_name_or_path', '_attn_implementation*', 'architectures', 'auto_map', 'bos_token_id', 'cache_implementation',
-    'chunk_size_feed_forward',
-    'dtype', 'eos_token_id', 'finetuning_task', 'id2label', 'initializer_range', 'is_decoder', 'is_encoder_decoder',
-    'label2id', 'model_type', 'n_ctx', 'num_labels', 'output_attentions', 'output_hidden_states', 'output_router_logits',
-    'pad_token_id', 'pretraining_tp', 'problem_type', 'return_dict', 'summary_*', 'task_specific_params', 'torch_dtype',
-    'torchscript', 'transformers_version', 'unsloth_*', 'use_cache', 'use_return_dict',
-)  # fmt: skip
-# pretrax applies no dropout, not even in training. A note reports it if a checkpoint was trained with dropout.
-DROPOUT = ('attention_dropout', 'attn_pdrop', 'dropout', 'embd_pdrop', 'resid_pdrop', 'router_jitter_noise')
-
-
-@dataclass(frozen=True)
-class Renamed:
-    """A field that corresponds to one option. `default` is the value if the field is absent."""
-
-    field: str
-    option: str
-    default: Any = REQUIRED  # a value, or a function of the configuration
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return (self.field,)
-
-    def read(self, config: Mapping[str, Any]) -> Options:
-        value = config.get(self.field)
-        if value is None:
-            if self.default is REQUIRED:
-                raise UserError(f'config.json has no {self.field}')
-            value = self.default(config) if callable(self.default) else self.default
-        return {} if value is None else {self.option: value}
-
-    def write(self, arch: Architecture) -> dict[str, Any]:
-        value = getattr(arch, self.option)
-        if isinstance(self.default, int) and isinstance(value, float) and value.is_integer():
-            value = int(value)  # transformers checks field types
-        return {self.field: value}
-
-
-@dataclass(frozen=True)
-class Enumerated:
-    """A field whose values correspond to options: `{'silu': {'activation': 'swiglu'}}`. If absent, the first applies."""
-
-    field: str
-    choices: Mapping[Any, Options]
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return (self.field,)
-
-    def read(self, config: Mapping[str, Any]) -> Options:
-        value = config.get(self.field, next(iter(self.choices)))
-        if isinstance(value, list | dict) or value not in self.choices:
-            raise UserError(
-                f'config.json: {self.field} is {value!r}; supported: {", ".join(map(repr, self.choices))}\n'
-                'pretrax does not support this variant'
-            )
-        return dict(self.choices[value])
-
-    def write(self, arch: Architecture) -> dict[str, Any]:
-        for value, options in self.choices.items():
-            if all(getattr(arch, name) == option for name, option in options.items()):
-                return {self.field: value}
-        return {}
-
-
-def only(field: str, *values: Any) -> Enumerated:
-    """A field that must have one of these values."""
-    return Enumerated(field, {value: {} for value in values})
-
-
-@dataclass(frozen=True)
-class Cap:
-    """A soft cap. null means no cap; an absent field means `absent`."""
-
-    field: str
-    option: str
-    absent: float | None
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return (self.field,)
-
-    def read(self, config: Mapping[str, Any]) -> Options:
-        return {self.option: config.get(self.field, self.absent) or 0.0}
-
-    def write(self, arch: Architecture) -> dict[str, Any]:
-        return {self.field: getattr(arch, self.option) or None}
-
-
-@dataclass(frozen=True)
-class Unused:
-    """Fields without effect in the models that the other rows accept."""
-
-    fields: tuple[str, ...]
-
-    def read(self, config: Mapping[str, Any]) -> Options:
-        return {}
-
-    def write(self, arch: Architecture) -> dict[str, Any]:
-        return {}
-
-
-@dataclass(frozen=True)
-class Experts:
-    """Experts in every layer, balanced over the batch. `fields` are those that could disable experts in some layers."""
-
-    fields: tuple[str, ...] = ()
-
-    def read(self, config: Mapping[str, Any]) -> Options:
-        for name in self.fields:
-            if config.get(name) not in (None, [], 1):
-                raise UserError(
-                    f'config.json: {name} is {config[name]}, so some layers have no experts\n'
-                    'pretrax supports experts in every layer or in none'
-                )
-        return {'balance_over': 'batch'}
-
-    def write(self, arch: Architecture) -> dict[str, Any]:
-        return {}
-
-
-Field = Renamed | Enumerated | Rope | Windows | NoPositions | Cap | Unused | Experts
+Field = (
+    Size
+    | Number
+    | Enumerated
+    | Rope
+    | Windows
+    | NoPositions
+    | Cap
+    | Unused
+    | OfEveryLayer
+    | SameAs
+    | Experts
+    | LatentAttention
+    | DeepSeekExperts
+    | ExtraLayers
+    | Expansion
+    | DeltaLayers
+    | ChunkedLayers
+    | InterleavedExperts
+)
 
 
 @dataclass(frozen=True)
@@ -160,128 +88,323 @@ class ConfigTable:
 
 
 def _heads(config: Mapping[str, Any]) -> Any:
-    return config.get('num_attention_heads')
+    return config['num_attention_heads']
 
 
-_TIED = Enumerated('tie_word_embeddings', {False: {'tied': False}, True: {'tied': True}})
-_TIED_UNLESS_SAID = Enumerated('tie_word_embeddings', {True: {'tied': True}, False: {'tied': False}})
-_SWIGLU = Enumerated('hidden_act', {'silu': {'activation': 'swiglu'}, 'swish': {'activation': 'swiglu'}})
+_TIED = Enumerated('tie_word_embeddings', ((False, {'tied': False}), (True, {'tied': True})))
+_SWIGLU = Enumerated('hidden_act', (('silu', {'activation': 'swiglu'}), ('swish', {'activation': 'swiglu'})))
+_GEGLU = ('gelu_pytorch_tanh', {'activation': 'geglu'})
 _NO_ATTENTION_BIAS = only('attention_bias', False)
-_GEGLU = {'gelu_pytorch_tanh': {'activation': 'geglu'}, None: {'activation': 'geglu'}}
-_SIZES = (
-    Renamed('vocab_size', 'vocab_size'),
-    Renamed('hidden_size', 'd_model'),
-    Renamed('intermediate_size', 'd_ff'),
-    Renamed('num_hidden_layers', 'n_layers'),
-    Renamed('num_attention_heads', 'n_heads'),
-    Renamed('num_key_value_heads', 'n_kv_heads', _heads),
-    Renamed('head_dim', 'd_head', None),
-    Renamed('max_position_embeddings', 'max_sequence_length', 2048),
-    Renamed('rms_norm_eps', 'norm_eps', 1e-6),
+_BIASES = (
+    Enumerated(
+        'attention_bias', ((False, {'qkv_bias': False, 'o_bias': False}), (True, {'qkv_bias': True, 'o_bias': True}))
+    ),
+    Enumerated('mlp_bias', ((False, {'mlp_bias': False}), (True, {'mlp_bias': True}))),
 )
+_LAYER_NORM = Number('layer_norm_eps', 'norm_eps')
 
-_BALANCE = Renamed('router_aux_loss_coef', 'balance_loss', 0.001)
-_QWEN_MOE = (
-    *(Renamed('moe_intermediate_size', 'd_ff') if size.fields == ('intermediate_size',) else size for size in _SIZES),
-    _SWIGLU, _TIED, Rope(), Windows(by_layer=True, switch=True), _BALANCE,
-    Renamed('num_experts', 'n_experts', lambda config: config.get('num_local_experts')),
-    Renamed('num_experts_per_tok', 'experts_per_token'), Experts(('decoder_sparse_step', 'mlp_only_layers')),
-    Enumerated('norm_topk_prob', {False: {'normalize_router': False}, True: {'normalize_router': True}}),
-    # Fields of layers without experts, which do not exist here, and an alias of num_experts
-    Unused(('intermediate_size', 'num_local_experts')),
+
+_SIZES: tuple[Field, ...] = (
+    Size('vocab_size', 'vocab_size'), Size('hidden_size', 'd_model'), Size('intermediate_size', 'd_ff'),
+    Size('num_hidden_layers', 'n_layers'), Size('num_attention_heads', 'n_heads'),
+    Size('num_key_value_heads', 'n_kv_heads', null=_heads), Size('head_dim', 'd_head', null=None),
+    Size('max_position_embeddings', 'max_sequence_length'), Number('rms_norm_eps', 'norm_eps'),
 )  # fmt: skip
 
+
+def _sizes(*replacing: Size | Number) -> tuple[Field, ...]:
+    """The sizes that most families have, with other rows for some of the options."""
+    options = {size.option for size in replacing}
+    return (*(size for size in _SIZES if getattr(size, 'option', None) not in options), *replacing)
+
+
+# Of classes for which null is no number of heads, and no width of a head
+_KV_HEADS, _HEAD_DIM = Size('num_key_value_heads', 'n_kv_heads'), Size('head_dim', 'd_head')
+_BALANCE = Number('router_aux_loss_coef', 'balance_loss', zero=True)
+_TOP_K = Enumerated('norm_topk_prob', ((False, {'normalize_router': False}), (True, {'normalize_router': True})))
+_QWEN_MOE = (
+    *_sizes(_KV_HEADS, Size('moe_intermediate_size', 'd_ff')), _SWIGLU, _TIED, Rope(), _BALANCE,
+    Size('num_experts_per_tok', 'experts_per_token'), Experts(mixed=True),
+    _TOP_K,
+)  # fmt: skip
+_DELTA_NET = (
+    DeltaLayers(), Size('linear_num_value_heads', 'linear_heads'), Size('linear_num_key_heads', 'linear_key_heads'),
+    Size('linear_value_head_dim', 'linear_d_head'), Size('linear_key_head_dim', 'linear_d_key'),
+    Size('linear_conv_kernel_dim', 'conv_width'), _NO_ATTENTION_BIAS,
+)  # fmt: skip
+_NEOX_SIZES = tuple(
+    size for size in _SIZES if not set(size.fields) & {'num_key_value_heads', 'head_dim', 'rms_norm_eps'}
+)
+_TANH = tuple((name, {'activation': 'gelu'}) for name in ('gelu_new', 'gelu_pytorch_tanh', 'gelu_fast'))
+_GEMMA = (
+    *_sizes(_KV_HEADS, _HEAD_DIM), _TIED, _NO_ATTENTION_BIAS, only('use_bidirectional_attention', None, False),
+)  # fmt: skip
 _GEMMA2 = (
-    Enumerated('hidden_activation', _GEGLU), _TIED_UNLESS_SAID, _NO_ATTENTION_BIAS,
-    only('use_bidirectional_attention', None, False), Renamed('query_pre_attn_scalar', 'query_pre_attn_scalar', 256),
+    # the class reads hidden_activation; released files have hidden_act too
+    *_GEMMA, Enumerated('hidden_activation', (_GEGLU,)), only('hidden_act', 'gelu_pytorch_tanh', 'gelu'),
+    Number('query_pre_attn_scalar', 'query_pre_attn_scalar', as_integer=True),
+    Cap('attn_logit_softcapping', 'attention_softcap'), Cap('final_logit_softcapping', 'final_softcap'),
+    SameAs('sliding_window_size', 'sliding_window'),
+)  # fmt: skip
+_DEEPSEEK = (
+    Size('vocab_size', 'vocab_size'), Size('hidden_size', 'd_model'), Size('num_hidden_layers', 'n_layers'),
+    Size('max_position_embeddings', 'max_sequence_length'), Number('rms_norm_eps', 'norm_eps'), _SWIGLU, _TIED, Rope(),
+    LatentAttention(), Size('n_routed_experts', 'n_experts'), Size('num_experts_per_tok', 'experts_per_token'),
+    Number('routed_scaling_factor', 'router_scale'), _NO_ATTENTION_BIAS,
+)  # fmt: skip
+# What the classes of Qwen3.5 do not read: they compute what the first three say. The others are of multi-token prediction
+_QWEN35 = (
+    *_sizes(_KV_HEADS, _HEAD_DIM), _SWIGLU, _TIED, Rope(fraction='partial_rotary_factor', unused=('mrope_section', 'mrope_interleaved')),
+    *_DELTA_NET, only('attn_output_gate', True), only('output_gate_type', 'swish'), only('mamba_ssm_dtype', 'float32'),
+    only('mlp_only_layers', []), Unused(('mtp_num_hidden_layers', 'mtp_use_dedicated_embeddings')),
+)  # fmt: skip
+_QWEN_WINDOWS = Windows(from_max_window_layers, ('layer_types', 'max_window_layers'), switch=True)
+
+_GPT_OSS_ROPE = (
+    ('rope_type', 'yarn'), ('factor', 32.0), ('truncate', False), ('original_max_position_embeddings', 4096),
 )  # fmt: skip
 
 TABLES = (
     ConfigTable(
         'gpt2', 'GPT2LMHeadModel', 'gpt2', 'gpt2',
         (
-            Renamed('vocab_size', 'vocab_size'),
-            Renamed('n_embd', 'd_model'),
-            Renamed('n_layer', 'n_layers'),
-            Renamed('n_head', 'n_heads'),
-            Renamed('n_inner', 'd_ff', lambda config: 4 * config['n_embd'] if 'n_embd' in config else None),
-            Renamed('n_positions', 'max_sequence_length', 1024),
-            Renamed('layer_norm_epsilon', 'norm_eps', 1e-5),
-            Enumerated('activation_function', {'gelu_new': {'activation': 'gelu'}, 'gelu_pytorch_tanh': {'activation': 'gelu'}}),
-            _TIED_UNLESS_SAID,
+            Size('vocab_size', 'vocab_size'), Size('n_embd', 'd_model'), Size('n_layer', 'n_layers'),
+            Size('n_head', 'n_heads'), Size('n_inner', 'd_ff', null=lambda config: 4 * whole('n_embd', config['n_embd'])),
+            Size('n_positions', 'max_sequence_length'), Number('layer_norm_epsilon', 'norm_eps'),
+            Enumerated(
+                'activation_function', (('gelu_new', {'activation': 'gelu'}), ('gelu_pytorch_tanh', {'activation': 'gelu'}))
+            ),
+            _TIED,
             only('scale_attn_weights', True),
             only('scale_attn_by_inverse_layer_idx', False),
             only('reorder_and_upcast_attn', False, True),
-            only('add_cross_attention', False),
         ),
     ),
     ConfigTable(
         'llama', 'LlamaForCausalLM', 'llama', 'llama',
-        (*_SIZES, _SWIGLU, _TIED, Rope(), _NO_ATTENTION_BIAS, only('mlp_bias', False)),
+        (*_SIZES, _SWIGLU, _TIED, Rope(), *_BIASES),
     ),
     ConfigTable('mistral', 'MistralForCausalLM', 'mistral', 'llama', (*_SIZES, _SWIGLU, _TIED, Rope(), Windows())),
     ConfigTable(
         'qwen2', 'Qwen2ForCausalLM', 'qwen2', 'qwen2',
-        (*_SIZES, _SWIGLU, _TIED, Rope(), Windows(by_layer=True, switch=True), only('use_mrope', False)),
+        (*_SIZES, _SWIGLU, _TIED, Rope(), _QWEN_WINDOWS, only('use_mrope', False)),
     ),
     ConfigTable(
         'qwen3', 'Qwen3ForCausalLM', 'qwen3', 'qwen3',
-        (*_SIZES, _SWIGLU, _TIED, Rope(), Windows(by_layer=True, switch=True), _NO_ATTENTION_BIAS),
+        (*_sizes(_HEAD_DIM), _SWIGLU, _TIED, Rope(), _QWEN_WINDOWS, _NO_ATTENTION_BIAS),
     ),
     ConfigTable(
         'mixtral', 'MixtralForCausalLM', 'mixtral', 'mixtral',
-        (*_SIZES, _SWIGLU, _TIED, Rope(), Windows(), Experts(), _BALANCE, Renamed('num_local_experts', 'n_experts', 8),
-         Renamed('num_experts_per_tok', 'experts_per_token', 2)),
+        (*_SIZES, _SWIGLU, _TIED, Rope(), Windows(), Experts(), _BALANCE,
+         Size('num_local_experts', 'n_experts', alias='num_experts'), Size('num_experts_per_tok', 'experts_per_token')),
     ),
     ConfigTable(
         'qwen2_moe', 'Qwen2MoeForCausalLM', 'qwen2-moe', 'qwen2-moe',
-        (*_QWEN_MOE, Renamed('shared_expert_intermediate_size', 'd_shared', 5632), only('qkv_bias', True)),
+        (*_QWEN_MOE, Windows(even_below_max_window_layers, ('layer_types', 'max_window_layers'), switch=True),
+         Size('num_experts', 'n_experts'), Size('shared_expert_intermediate_size', 'd_shared'), only('qkv_bias', True)),
     ),
-    ConfigTable('qwen3_moe', 'Qwen3MoeForCausalLM', 'qwen3-moe', 'qwen3-moe', (*_QWEN_MOE, _NO_ATTENTION_BIAS)),
+    ConfigTable(
+        'qwen3_moe', 'Qwen3MoeForCausalLM', 'qwen3-moe', 'qwen3-moe',
+        # the class has a window in every layer or in none, whatever its files say about single layers
+        (*_QWEN_MOE, Windows(ignored=('layer_types', 'max_window_layers'), switch=True), _NO_ATTENTION_BIAS,
+         Size('num_experts', 'n_experts', alias='num_local_experts')),
+    ),
+    ConfigTable(
+        'deepseek_v2', 'DeepseekV2ForCausalLM', 'deepseek-v2', 'deepseek',
+        # the class normalizes no weights, whatever norm_topk_prob says
+        (*_DEEPSEEK, DeepSeekExperts('softmax', 'group_limited_greedy', 'greedy'), only('norm_topk_prob', False),
+         only('mlp_bias', False)),
+    ),
+    ConfigTable(
+        'deepseek_v3', 'DeepseekV3ForCausalLM', 'deepseek-v3', 'deepseek',
+        (*_DEEPSEEK, DeepSeekExperts('sigmoid', 'noaux_tc'),
+         Enumerated('norm_topk_prob', ((True, {'normalize_router': True}), (False, {'normalize_router': False}))),
+         ExtraLayers()),
+    ),
+    ConfigTable(
+        'glm4_moe', 'Glm4MoeForCausalLM', 'glm4-moe', 'glm4-moe',
+        (*(size for size in _sizes(_KV_HEADS) if 'intermediate_size' not in size.fields), _SWIGLU, _TIED, _TOP_K,
+         Rope(fraction='partial_rotary_factor'),
+         Enumerated('attention_bias', ((False, {'qkv_bias': False}), (True, {'qkv_bias': True}))),
+         Enumerated('use_qk_norm', ((False, {'qk_norm': 'none'}), (True, {'qk_norm': 'head'}))),
+         Size('n_routed_experts', 'n_experts', alias='num_local_experts'),
+         Size('num_experts_per_tok', 'experts_per_token'), Number('routed_scaling_factor', 'router_scale'),
+         DeepSeekExperts('sigmoid', 'noaux_tc'), ExtraLayers()),
+    ),
+    ConfigTable(
+        'minimax_m2', 'MiniMaxM2ForCausalLM', 'minimax-m2', 'minimax-m2',
+        (*_sizes(_KV_HEADS, _HEAD_DIM), _SWIGLU, _TIED, Rope(fraction='partial_rotary_factor', dimensions='rotary_dim'),
+         Experts(), _BALANCE, Size('num_local_experts', 'n_experts', alias='num_experts'),
+         Size('num_experts_per_tok', 'experts_per_token'), OfEveryLayer('attn_type_list', 1),
+         # the class does not read these, and computes what they say
+         only('scoring_func', 'sigmoid'), only('use_routing_bias', True), only('use_qk_norm', True),
+         only('qk_norm_type', 'per_layer'), only('shared_intermediate_size', 0), only('sliding_window', None),
+         *(only(f'layernorm_{part}_{factor}', 1, 1.0) for part in ('full_attention', 'linear_attention', 'mlp')
+           for factor in ('alpha', 'beta')),
+         Unused(('mlp_intermediate_size', 'shared_moe_mode', 'use_mtp', 'num_mtp_modules', 'mtp_transformer_layers'))),
+    ),
     ConfigTable(
         'gemma', 'GemmaForCausalLM', 'gemma', 'llama',
         # the released files say 'gelu', but their code computes the tanh approximation
-        (*_SIZES, Enumerated('hidden_act', _GEGLU | {'gelu': {'activation': 'geglu'}}), Enumerated('hidden_activation', _GEGLU),
-         _TIED_UNLESS_SAID, Rope(), _NO_ATTENTION_BIAS, only('use_bidirectional_attention', None, False)),
+        (*_GEMMA, Enumerated('hidden_act', (_GEGLU, ('gelu', {'activation': 'geglu'}))),
+         only('hidden_activation', None, 'gelu_pytorch_tanh'), Rope()),
     ),
     ConfigTable(
-        'gemma2', 'Gemma2ForCausalLM', 'gemma2', 'gemma2',
-        (*_SIZES, *_GEMMA2, Cap('attn_logit_softcapping', 'attention_softcap', 50.0),
-         Cap('final_logit_softcapping', 'final_softcap', 30.0), Rope(), Windows(by_layer=True, pattern=2)),
+        'gemma2', 'Gemma2ForCausalLM', 'gemma2', 'gemma2', (*_GEMMA2, Rope(), Windows(even, ('layer_types',))),
     ),
     ConfigTable(
         'gemma3_text', 'Gemma3ForCausalLM', 'gemma3', 'gemma3',
-        (*_SIZES, *_GEMMA2, Cap('attn_logit_softcapping', 'attention_softcap', None),
-         Cap('final_logit_softcapping', 'final_softcap', None), Rope(1e6, local=1e4),
-         Windows(by_layer=True, pattern=6)),
+        (*_GEMMA2, Rope(by_layer=True), Windows(outside_pattern, ('layer_types', 'sliding_window_pattern')),
+         Unused(('_sliding_window_pattern',))),  # written beside layer_types, and not read
     ),
     ConfigTable(
         'olmo2', 'Olmo2ForCausalLM', 'olmo2', 'olmo2', (*_SIZES, _SWIGLU, _TIED, Rope(), _NO_ATTENTION_BIAS),
     ),
     ConfigTable(
         'smollm3', 'SmolLM3ForCausalLM', 'smollm3', 'llama',
-        (*_SIZES, _SWIGLU, _TIED_UNLESS_SAID, Rope(2e6), Windows(by_layer=True, switch=True), NoPositions(),
-         _NO_ATTENTION_BIAS, only('mlp_bias', False)),
+        (*_SIZES, _SWIGLU, _TIED, Rope(), NoPositions(), Windows(without_positions, ('layer_types',), ('max_window_layers',),
+         switch=True), _NO_ATTENTION_BIAS, only('mlp_bias', False)),
+    ),
+    ConfigTable(
+        'gpt_oss', 'GptOssForCausalLM', 'gpt-oss', 'gpt-oss',
+        (*_sizes(_KV_HEADS), only('hidden_act', 'silu'), _TIED, Rope(absent=_GPT_OSS_ROPE), Experts(), _BALANCE,
+         Windows(even, ('layer_types',)), only('attention_bias', True), only('swiglu_alpha', 1.702),
+         Number('swiglu_limit', 'swiglu_limit'), Size('num_local_experts', 'n_experts', alias='num_experts'),
+         Size('num_experts_per_tok', 'experts_per_token'), SameAs('experts_per_token', 'num_experts_per_tok'),
+         Unused(('initial_context_length',))),  # repeats a key of rope_scaling
+    ),
+    ConfigTable(
+        'qwen3_next', 'Qwen3NextForCausalLM', 'qwen3-next', 'qwen3-next',
+        (*(field for field in _QWEN_MOE if not isinstance(field, Rope)), Rope(fraction='partial_rotary_factor'),
+         Size('num_experts', 'n_experts'), Size('shared_expert_intermediate_size', 'd_shared'), *_DELTA_NET,
+         Unused(('use_sliding_window', 'sliding_window', 'max_window_layers'))),  # the class has no window
+    ),
+    ConfigTable('qwen3_5_text', 'Qwen3_5ForCausalLM', 'qwen3.5', 'qwen3.5', _QWEN35),
+    ConfigTable(
+        'qwen3_5_moe_text', 'Qwen3_5MoeForCausalLM', 'qwen3.5-moe', 'qwen3.5',
+        (*(field for field in _QWEN35 if 'intermediate_size' not in field.fields), Size('moe_intermediate_size', 'd_ff'),
+         Size('num_experts', 'n_experts'), Size('num_experts_per_tok', 'experts_per_token'),
+         Size('shared_expert_intermediate_size', 'd_shared'), Experts(), _BALANCE, only('norm_topk_prob', True),
+         Unused(('intermediate_size',))),  # every layer has experts
+    ),
+    ConfigTable(
+        'mamba2', 'Mamba2ForCausalLM', 'mamba2', 'mamba2',
+        (Size('vocab_size', 'vocab_size'), Size('hidden_size', 'd_model'), Size('num_hidden_layers', 'n_layers'),
+         Size('num_heads', 'linear_heads'), Size('head_dim', 'linear_d_head'), Size('state_size', 'linear_d_key'),
+         Size('n_groups', 'linear_key_heads'), Size('conv_kernel', 'conv_width'), Number('layer_norm_epsilon', 'norm_eps'),
+         Enumerated('use_conv_bias', ((True, {'conv_bias': True}), (False, {'conv_bias': False}))), _TIED, Expansion(),
+         only('use_bias', False), only('hidden_act', 'silu'), only('rms_norm', True),
+         # the class always gates before the norm, whatever files say; the initial values, the size of chunks, what follows from
+         # expand, and the dtype of the residual stream, which is the compute dtype here
+         Unused(('norm_before_gate', 'intermediate_size', 'time_step_init_scheme', 'time_step_scale',
+                 'time_step_min', 'time_step_max', 'time_step_floor', 'time_step_rank', 'rescale_prenorm_residual',
+                 'chunk_size', 'residual_in_fp32'))),
+    ),
+    ConfigTable(
+        'llama4_text', 'Llama4ForCausalLM', 'llama4', 'llama4',
+        (*(size for size in _SIZES if 'intermediate_size' not in size.fields), only('hidden_act', 'silu'), _TIED, Rope(),
+         _BIASES[0], Enumerated('use_qk_norm', ((True, {'qk_norm': 'l2'}), (False, {'qk_norm': 'none'}))), ChunkedLayers(),
+         InterleavedExperts()),
     ),
     ConfigTable(
         'phi3', 'Phi3ForCausalLM', 'phi3', 'phi3',
-        (*_SIZES, _SWIGLU, _TIED, Rope(), Windows(), only('partial_rotary_factor', 1.0), _NO_ATTENTION_BIAS,
-         Unused(('original_max_position_embeddings',))),  # belongs to a scaling that Rope rejects
+        # the class takes 'su' and 'yarn' for 'longrope', as early files say
+        # and does not read mlp_bias, lm_head_bias, full_attn_mod and interpolate_factor, which Phi-4-mini has
+        (*_SIZES, _SWIGLU, _TIED, Windows(), _NO_ATTENTION_BIAS, only('mlp_bias', False), only('lm_head_bias', False),
+         only('full_attn_mod', 1), only('interpolate_factor', 1),
+         Rope(kinds=('default', 'longrope'), aliases=(('su', 'longrope'), ('yarn', 'longrope')), outer=True,
+              fraction='partial_rotary_factor')),
+    ),
+    ConfigTable(
+        'olmoe', 'OlmoeForCausalLM', 'olmoe', 'olmoe',
+        (*_SIZES, _SWIGLU, _TIED, Rope(), _NO_ATTENTION_BIAS, only('clip_qkv', None), Experts(), _BALANCE, _TOP_K,
+         Size('num_experts', 'n_experts', alias='num_local_experts'), Size('num_experts_per_tok', 'experts_per_token')),
+    ),
+    ConfigTable(
+        'olmo3', 'Olmo3ForCausalLM', 'olmo3', 'olmo2',
+        (*_SIZES, _SWIGLU, _TIED, Rope(by_layer=True, local=None), _NO_ATTENTION_BIAS,
+         Windows(every_fourth, ('layer_types',))),
+    ),
+    ConfigTable(
+        'gpt_neox', 'GPTNeoXForCausalLM', 'gpt-neox', 'gpt-neox',
+        (*_NEOX_SIZES, _LAYER_NORM, only('attention_probs_dropout_prob', 0), only('hidden_dropout_prob', 0), _TIED, Rope(base='rotary_emb_base', fraction='rotary_pct'), _BIASES[0],
+         Enumerated('use_parallel_residual', ((True, {'parallel_block': True}), (False, {'parallel_block': False}))),
+         Enumerated('hidden_act', (('gelu', {'activation': 'gelu_erf'}), *_TANH))),
+    ),
+    ConfigTable(
+        'phi', 'PhiForCausalLM', 'phi', 'phi',
+        (*_sizes(_LAYER_NORM), Enumerated('hidden_act', (*_TANH, ('gelu', {'activation': 'gelu_erf'}))), only('tie_word_embeddings', False),
+         Rope(fraction='partial_rotary_factor'), only('qk_layernorm', False)),
+    ),
+    ConfigTable(
+        'stablelm', 'StableLmForCausalLM', 'stablelm', 'stablelm',
+        (*_sizes(_KV_HEADS, _LAYER_NORM), _SWIGLU, _TIED, Rope(fraction='partial_rotary_factor'),
+         Enumerated('use_qkv_bias', ((False, {'qkv_bias': False}), (True, {'qkv_bias': True}))),
+         Enumerated('qk_layernorm', ((False, {'qk_norm': 'none'}), (True, {'qk_norm': 'each_head'}))),
+         Enumerated('use_parallel_residual', (
+             (False, {'parallel_block': False, 'shared_norm': False}), (True, {'parallel_block': True, 'shared_norm': True}),
+         ))),
+    ),
+    ConfigTable(
+        'granite', 'GraniteForCausalLM', 'granite', 'llama',
+        (*_SIZES, _SWIGLU, _TIED, Rope(), *_BIASES, Number('embedding_multiplier', 'embedding_multiplier'),
+         Number('residual_multiplier', 'residual_multiplier'), Number('logits_scaling', 'logit_multiplier', power=-1),
+         Number('attention_multiplier', 'query_pre_attn_scalar', power=-2, absent='d_query')),
+    ),
+    ConfigTable(
+        'cohere2', 'Cohere2ForCausalLM', 'cohere2', 'cohere2',
+        (*_sizes(_LAYER_NORM), _SWIGLU, _TIED, Rope(), _BIASES[0], Number('logit_scale', 'logit_multiplier'),
+         # the class does not read these, and computes what they say
+         only('order_of_interleaved_layers', 'local_attn_first'), only('position_embedding_type', 'rope_gptj'),
+         only('rotary_pct', 1.0), only('use_gated_activation', True), only('use_parallel_block', True),
+         only('use_parallel_embedding', False), only('use_qk_norm', False),
+         SameAs('layer_switch', 'sliding_window_pattern'), SameAs('use_embedding_sharing', 'tie_word_embeddings'),
+         Windows(outside_pattern, ('layer_types', 'sliding_window_pattern'), ('_sliding_window_pattern',), positions=True, null=False)),
+    ),
+    ConfigTable(
+        'nemotron', 'NemotronForCausalLM', 'nemotron', 'nemotron',
+        (*_sizes(_KV_HEADS, Number('norm_eps', 'norm_eps')), Enumerated('hidden_act', (('relu2', {'activation': 'relu2'}),)),
+         _TIED, Rope(fraction='partial_rotary_factor'), *_BIASES),
+    ),
+    ConfigTable(
+        'exaone4', 'Exaone4ForCausalLM', 'exaone4', 'exaone4',
+        (*_sizes(_KV_HEADS), _SWIGLU, _TIED, Rope(),
+         Windows(outside_pattern, ('layer_types', 'sliding_window_pattern'), positions=True)),
     ),
 )  # fmt: skip
 
+# Options that may differ if the mixers and windows of all layers are the same
+_LAYER_TYPES = ('window', 'global_every', 'layer_types')
 BY_TYPE = {table.model_type: table for table in TABLES}
+_STORED_IN_ANOTHER_FORM = ('query_pre_attn_scalar', 'logit_multiplier')
+LARGE_BALANCE = 0.1  # gpt-oss has 0.9
+_SAME = {'kimi_k2': 'deepseek_v3'}  # names of the same class
 # Options that may differ because they do not affect the forward pass.
-_NOT_COMPUTED = ('init_std', 'z_loss', 'balance_loss', 'balance_over', 'router_z_loss', 'capacity')
+NOT_COMPUTED = (
+    'init',
+    'init_std',
+    'z_loss',
+    'balance_loss',
+    'balance_over',
+    'router_z_loss',
+    'capacity',
+    'router_bias_rate',
+    *DROPOUT,
+    'mtp_layers',
+    'mtp_loss',
+)
 
 
 def table_of(config: Mapping[str, Any]) -> ConfigTable:
     """The table for a config.json. Raises UserError if the family is not supported."""
-    kind = config.get('model_type')
-    if kind not in BY_TYPE:
-        architecture = ', '.join(config.get('architectures') or []) or 'none named'
+    kind = text_config(config).get('model_type')
+    kind = _SAME.get(kind, kind) if isinstance(kind, str) else kind
+    if not isinstance(kind, str) or kind not in BY_TYPE:
+        classes = config.get('architectures')
+        named = ', '.join(map(str, classes))[:80] if isinstance(classes, list) and classes else 'none named'
+        why = why_refused(str(kind))
         raise UserError(
-            f"config.json: model_type is '{kind}' (architectures: {architecture}), which pretrax does not support\n"
+            f"config.json: model_type is '{str(kind)[:80]}' (architectures: {named}), which pretrax does not support{why}\n"
             f'supported: {", ".join(sorted(BY_TYPE))}'
         )
     return BY_TYPE[kind]
@@ -291,31 +414,65 @@ def read_options(config: Mapping[str, Any]) -> tuple[Options, list[str]]:
     """The options for a config.json, and notes for the user.
 
     Raises:
-        UserError: the family has no table, or no row knows a field; the message names it.
+        UserError: the family has no table, no row knows a field, or a field has a value that it cannot have; the message
+            names it.
     """
-    table = table_of(config)
-    if 'quantization_config' in config:
-        raise UserError(
-            'config.json: quantization_config is set, but quantized weights cannot be trained\n'
-            'use the checkpoint that they were made from'
-        )
-    known = {name for field in table.fields for name in field.fields}
-    strange = [name for name, value in config.items() if name not in known and not _is_harmless(name, value)]
+    table, config = table_of(config), text_config(config)
+    check_quantization(config)
+    known = {name for field in table.fields for name in field.fields} | {'quantization_config'}
+    strange = [name for name, value in config.items() if name not in known and not is_harmless(name, value)]
     if strange:
-        said = ', '.join(f'{name} ({str(config[name])[:60]})' for name in strange[:5])
+        said = ', '.join(f'{name[:60]} ({str(config[name])[:60]})' for name in strange[:5])
         raise UserError(
             f'config.json has fields that pretrax does not know for {table.model_type}: {said}\n'
             'they may change what the model computes, so the model is not imported\n'
             'if they do not, remove them from config.json'
         )
+    values = DEFAULTS[table.model_type] | _without_aliases(config, table)
     options: Options = {'family': table.family}
     for field in table.fields:
-        options |= field.read(config)
-    dropped = {name: config[name] for name in DROPOUT if config.get(name)}
-    notes = [
-        f'{name} = {value} of config.json is not applied: pretrax has no dropout' for name, value in dropped.items()
-    ]
-    return options, notes
+        options |= field.read(values)
+    return options, [*_notes(options, values), *_notes_on_dropout(config, table.model_type)]
+
+
+def _without_aliases(config: Mapping[str, Any], table: ConfigTable) -> dict[str, Any]:
+    """The configuration with every field under its first name."""
+    values = dict(config)
+    for field in table.fields:
+        alias = getattr(field, 'alias', None)
+        if alias in values:
+            value = values.pop(alias)
+            if values.setdefault(field.fields[0], value) != value:
+                raise wrong(alias, value, f'the value of {field.fields[0]}, {values[field.fields[0]]!r:.80}')
+    return values
+
+
+def _notes(options: Options, config: Mapping[str, Any]) -> list[str]:
+    """Notes on extra layers, which are left out, and on a load-balance loss far above those of published recipes."""
+    notes = []
+    for field in ('num_nextn_predict_layers', 'num_mtp_modules'):
+        if extra := config.get(field):
+            notes.append(
+                f'{field} = {whole(field, extra)} of config.json: {extra} more layer{"s" * (extra > 1)} for multi-token '
+                'prediction, left out (init_from reads as many as model.mtp_layers says)'
+            )
+    if options.get('balance_loss', 0.0) >= LARGE_BALANCE:
+        notes.append(
+            f'the load-balance loss has the weight {options["balance_loss"]:g} of config.json in continued training; '
+            'published recipes have 0.0001 to 0.01 (model.balance_loss)'
+        )
+    return notes
+
+
+def _notes_on_dropout(config: Mapping[str, Any], model_type: str) -> list[str]:
+    notes = []
+    for name in DROPOUT_FIELDS:
+        value = config.get(name)
+        if value is not None and number(name, value, above=False):
+            options = ' '.join(f'model.{option}={value}' for option in dropout_options(model_type).get(name, ()))
+            how = f'to train with it, use {options}' if options else 'pretrax has nothing like it'
+            notes.append(f'{name} = {value} of config.json is not applied; {how}')
+    return notes
 
 
 def write_config(arch: Architecture, family: str | None = None) -> tuple[dict[str, Any], ConfigTable]:
@@ -356,15 +513,32 @@ def _differences(config: dict[str, Any], arch: Architecture) -> dict[str, str]:
     return compare(back, arch, 'in the class', 'here')
 
 
+def _rounded(one: Architecture, other: Architecture, option: str) -> bool:
+    """Whether a number that a class stores in another form, such as its inverse, is the same up to rounding."""
+    if option == 'query_pre_attn_scalar':
+        a, b = (arch.query_pre_attn_scalar or arch.d_query for arch in (one, other))
+    else:
+        a, b = getattr(one, option), getattr(other, option)
+    return option in _STORED_IN_ANOTHER_FORM and math.isclose(a, b, rel_tol=1e-12)
+
+
 def compare(one: Architecture, other: Architecture, of_one: str, of_other: str) -> dict[str, str]:
     """The options by which two architectures compute different results, as text."""
     found = {}
+    same = {*NOT_COMPUTED}
+    if _mixers(one) == _mixers(other):
+        same |= {*_LAYER_TYPES}
+    if [kind.experts for kind in one.kinds] == [kind.experts for kind in other.kinds]:
+        same |= {'dense_layers', 'expert_every'}
+    if one.n_expert_groups == other.n_expert_groups == 1:
+        same |= {'group_scores'}
     for field in dataclasses.fields(Architecture):
         a, b = getattr(one, field.name), getattr(other, field.name)
-        if a != b and field.name not in _NOT_COMPUTED:
+        if a != b and field.name not in same and not _rounded(one, other, field.name):
             found[field.name] = f'{a} {of_one}, {b} {of_other}'
     return found
 
 
-def _is_harmless(name: str, value: Any) -> bool:
-    return name in DROPOUT or any(fnmatch.fnmatch(name, pattern) for pattern in HARMLESS)
+def _mixers(arch: Architecture) -> list[tuple[str, int, bool]]:
+    """The mixer of each layer, its window, and whether it has rotary positions."""
+    return [(kind.mixer, kind.window, kind.rope_base is not None) for kind in arch.kinds]

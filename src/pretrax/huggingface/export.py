@@ -3,20 +3,24 @@
 The offset of every tensor is known before any is read, so each piece is written as soon as it is read.
 """
 
+import fnmatch
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from pretrax.huggingface.configs import HARMLESS, write_config
+from pretrax.huggingface.configs import write_config
 from pretrax.huggingface.files import read_json
-from pretrax.huggingface.model import GENERATION, TOKENIZER, TOKENIZER_FILES
+from pretrax.huggingface.harmless import DROPOUT_FIELDS, dropout_options
+from pretrax.huggingface.model import GENERATION, SETTINGS, TOKENIZER, kept_names
 from pretrax.huggingface.names import TABLES
 from pretrax.huggingface.tensor_files import TensorFiles, new_directory, write_json
+from pretrax.huggingface.text_part import text_config
 from pretrax.huggingface.weights import Piece, tensors_of
-from pretrax.model.families import Architecture
+from pretrax.model.architecture import DROPOUT, Architecture
 from pretrax.storage import AnyPath
 
+TOKEN_IDS = ('bos_token_id', 'eos_token_id', 'pad_token_id', 'sep_token_id', 'decoder_start_token_id')
 TORCH_NAMES = {'F32': 'float32', 'BF16': 'bfloat16', 'F16': 'float16'}
 
 
@@ -40,7 +44,7 @@ def export(
         arch: the architecture of the decoder.
         like: arrays with the shapes of the weights.
         directory: a new or empty directory.
-        dtype: dtype of the tensors in the files: 'F32', 'BF16' or 'F16'.
+        dtype: dtype of the tensors in the files: 'F32', 'BF16' or 'F16'. Biases that choose experts stay in F32.
         family: the pretrax family to write config.json for, if possible.
         tokenizer: the tokenizer of the training data, or None.
         kept: directory with the tokenizer and generation files that an import kept, to be written again.
@@ -53,7 +57,12 @@ def export(
     """
     config, table = write_config(arch, family)
     config |= {'torch_dtype': TORCH_NAMES[dtype]}
-    config = _harmless(kept) | {'eos_token_id': getattr(tokenizer, 'end_of_text', None)} | config
+    kept_fields = _kept_fields(kept, table.model_type, arch)
+    for option in _unsaid_dropout(table.model_type, arch, kept_fields):
+        say(
+            f'model.{option} = {getattr(arch, option):g} is not in config.json: {table.architecture} has no such dropout'
+        )
+    config = kept_fields | {'eos_token_id': _end_ids(tokenizer, kept_fields.get('eos_token_id'))} | config
     with new_directory(directory) as partial:
         _write_tensors(weights, arch, like, partial, dtype, TABLES[table.names])
         write_json(partial / 'config.json', config)
@@ -61,17 +70,39 @@ def export(
     return sorted(path.name for path in directory.iterdir())
 
 
-def _harmless(kept: Path | None) -> dict[str, Any]:
-    """The token ids of the imported config.json, which the decoder does not know."""
+def _kept_fields(kept: Path | None, model_type: str, arch: Architecture) -> dict[str, Any]:
+    """Fields of the imported config.json that matter to training in transformers alone, and the dropout of the decoder.
+
+    A decoder without dropout keeps the fields of the import. Without an import, GPT-2's are written as 0, since its class has
+    another default.
+    """
+    fields = _dropout_fields(model_type, arch) if arch.drops or model_type == 'gpt2' else {}
     if kept is None or not (kept / 'config.json').is_file():
-        return {}
-    names = [name for name in HARMLESS if name.endswith('_token_id')]
-    return {name: value for name, value in read_json(kept / 'config.json').items() if name in names}
+        return fields
+    outer = read_json(kept / 'config.json')
+    imported = {**text_config(outer), **{name: value for name, value in outer.items() if name in TOKEN_IDS}}
+    found = {name: imported[name] for name in (*TOKEN_IDS, *DROPOUT_FIELDS, 'output_router_logits') if name in imported}
+    return found | fields if arch.drops else fields | found
+
+
+def _dropout_fields(model_type: str, arch: Architecture) -> dict[str, Any]:
+    """The dropout of the decoder in the fields of the class; 0 if the class has one field for different rates."""
+    fields = {}
+    for name, options in dropout_options(model_type).items():
+        shares = {getattr(arch, option) for option in options}
+        fields[name] = shares.pop() if len(shares) == 1 else 0.0
+    return fields
+
+
+def _unsaid_dropout(model_type: str, arch: Architecture, fields: Mapping[str, Any]) -> list[str]:
+    said = {option for name, options in dropout_options(model_type).items() if fields.get(name) for option in options}
+    return [option for option in DROPOUT if getattr(arch, option) and option not in said]
 
 
 def _write_tensors(weights: Weights, arch: Architecture, like: Any, directory: Path, dtype: str, table: Any) -> None:
-    shapes, convert = tensors_of(table, arch, like, dtype)
-    with TensorFiles(directory, shapes, dtype, {'format': 'pt'}) as files:
+    shapes, convert = tensors_of(table, arch, like)
+    exact = {name for name in shapes if any(fnmatch.fnmatch(name, pattern) for pattern in table.exact)}
+    with TensorFiles(directory, shapes, dtype, {'format': 'pt'}, exact) as files:
         for path in weights.shapes:
             for at, piece in weights.pieces(path):
                 for name, where, values in convert(path, at, piece):
@@ -82,14 +113,16 @@ def _write_tokenizer(
     directory: Path, tokenizer: Any, kept: Path | None, arch: Architecture, say: Callable[[str], None]
 ) -> None:
     end = getattr(tokenizer, 'end_of_text', None)
-    generation: dict[str, Any] = {} if end is None else {'eos_token_id': end}
+    generation: dict[str, Any] = {}
     if kept is not None:
-        for name in TOKENIZER_FILES:
-            if (kept / name).is_file():
+        for name in kept_names(kept):
+            if name == GENERATION:
+                generation = read_json(kept / name)
+            elif name != 'config.json':
+                (directory / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(kept / name, directory / name)
-        if (kept / GENERATION).is_file():
-            generation |= read_json(kept / GENERATION)
-    write_json(directory / GENERATION, generation)
+    ids = _end_ids(tokenizer, generation.get('eos_token_id'))
+    write_json(directory / GENERATION, generation | ({} if ids is None else {'eos_token_id': ids}))
     content = getattr(tokenizer, 'content', None)
     if (directory / TOKENIZER).is_file():
         return
@@ -97,10 +130,20 @@ def _write_tokenizer(
         say('the run has no tokenizer.json, so the export has none')
         return
     (directory / TOKENIZER).write_bytes(content)
+    if (directory / SETTINGS).is_file():
+        return
     settings: dict[str, Any] = {
         'tokenizer_class': 'PreTrainedTokenizerFast', 'model_max_length': arch.max_sequence_length,
         'clean_up_tokenization_spaces': False,
     }  # fmt: skip
     if end is not None:
         settings['eos_token'] = tokenizer.decode([end])
-    write_json(directory / 'tokenizer_config.json', settings)
+    write_json(directory / SETTINGS, settings)
+
+
+def _end_ids(tokenizer: Any, imported: Any) -> Any:
+    """The imported ids of the tokens that end a text, and that of the run's tokenizer; None: there are none."""
+    end = getattr(tokenizer, 'end_of_text', None)
+    ids = imported if isinstance(imported, list) else [] if imported is None else [imported]
+    ids = ids if end is None or end in ids else [end, *ids]
+    return imported if ids == imported or not ids else ids[0] if len(ids) == 1 else ids

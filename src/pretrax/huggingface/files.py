@@ -8,6 +8,7 @@ file would count as used memory.
 import atexit
 import contextlib
 import json
+import math
 import os
 import re
 import struct
@@ -25,9 +26,13 @@ from pretrax.storage.staging import download
 
 INDEX, SINGLE = 'model.safetensors.index.json', 'model.safetensors'
 PICKLES = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.pickle')
+# Of quantized weights (quantized.py), and refused elsewhere
+BYTES = {'U8': np.dtype(np.uint8), 'F8_E4M3': np.dtype(ml_dtypes.float8_e4m3fn)}
 DTYPES = {'F32': np.dtype(np.float32), 'BF16': np.dtype(ml_dtypes.bfloat16), 'F16': np.dtype(np.float16)}
 # Files to download from a hub repository: no pickles, no other frameworks' files, no code.
-DOWNLOADED = ('*.safetensors', '*.json', '*.jinja')
+DOWNLOADED = (
+    '*.safetensors', '*.json', '*.jinja', 'tokenizer.model*', 'vocab.txt', 'merges.txt', 'spiece.model', '*.bpe.model', '*.tiktoken',
+)  # fmt: skip
 _until_exit = contextlib.ExitStack()
 atexit.register(_until_exit.close)
 
@@ -41,14 +46,15 @@ class Tensor:
     shape: tuple[int, ...]
     start: int  # offset in the file, in bytes
 
-    def read(self) -> np.ndarray:
-        """Reads the tensor."""
-        dtype = DTYPES[self.dtype]
-        count = int(np.prod(self.shape, dtype=np.int64))
-        flat = np.fromfile(self.file, dtype, count, offset=self.start)
+    def read(self, index: int | None = None) -> np.ndarray:
+        """Reads the tensor, or `tensor[index]` alone."""
+        dtype = (DTYPES | BYTES)[self.dtype]
+        shape = self.shape if index is None else self.shape[1:]
+        count = math.prod(shape)
+        flat = np.fromfile(self.file, dtype, count, offset=self.start + (index or 0) * count * dtype.itemsize)
         if flat.size != count:
             raise UserError(f'{self.file}: truncated since it was opened; copy or download it again')
-        return flat.reshape(self.shape)
+        return flat.reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -61,9 +67,11 @@ class HuggingFaceCheckpoint:
 
     @property
     def dtype(self) -> str | None:
-        """The dtype of all tensors, or None if they differ."""
-        dtypes = {tensor.dtype for tensor in self.tensors.values()}
-        return dtypes.pop() if len(dtypes) == 1 else None
+        """The dtype of most numbers; None: there are no tensors."""
+        counts: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            counts[tensor.dtype] = counts.get(tensor.dtype, 0) + math.prod(tensor.shape)
+        return max(counts, key=lambda dtype: counts[dtype], default=None)
 
 
 def find(place: str) -> Path:
@@ -194,7 +202,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     header.pop('__metadata__', None)
     found = {}
     for name, entry in header.items():
-        if entry['dtype'] not in DTYPES:
+        if entry['dtype'] not in DTYPES | BYTES:
             raise UserError(
                 f'{path}: {name} is {entry["dtype"]}; expected {", ".join(DTYPES)}\n'
                 'quantized weights cannot be trained: use the checkpoint that they were made from'

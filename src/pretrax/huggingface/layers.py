@@ -1,70 +1,139 @@
 """Fields of config.json for the positions and windows of each layer. Imports no JAX."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pretrax.errors import UserError
+from pretrax.huggingface.fields import Options, number, whole, wrong
+from pretrax.huggingface.rope_scaling import KINDS, ORIGINAL, read_scaling, write_scaling
 from pretrax.model.architecture import Architecture
 
-Options = dict[str, Any]
-FULL, WINDOW = 'full_attention', 'sliding_attention'
-_LLAMA3 = {
-    'factor': 'factor', 'low_freq_factor': 'low_freq_factor', 'high_freq_factor': 'high_freq_factor',
-    'original_length': 'original_max_position_embeddings',
-}  # fmt: skip
+FULL, WINDOW, LINEAR = 'full_attention', 'sliding_attention', 'linear_attention'  # values of layer_types
+_PARAMETERS = ('rope_type', 'type', 'rope_theta', 'partial_rotary_factor')
 
 
 @dataclass(frozen=True)
 class Rope:
     """Base and scaling of rotary positions, in the old form (rope_theta, rope_scaling) and the new one (rope_parameters).
 
+    As in transformers, `rope_scaling` replaces `rope_parameters` where a file has both.
+
     Args:
-        default: the base if the configuration has none.
-        local: the default base of layers with a window (Gemma 3); None: all layers have the same base.
+        by_layer: layers with a window have a base of their own, and the new form has one entry per type of layer (Gemma 3).
+        kinds: scalings that the class has.
+        aliases: other names of scalings, in files of some versions.
+        absent: the scaling if the configuration says nothing.
+        outer: the original length is a field of its own, beside the scaling (Phi-3).
+        base: name of the base in the old form.
+        fraction: name of the part of a head that is rotated, in the old form; None: the class rotates whole heads.
+        dimensions: name of the number of rotated dimensions of a head, which files may have in the place of the fraction.
+        local: name of the base of layers with a window in the old form; None: they have none of their own there.
+        unused: keys of the new form that change nothing in a text. Qwen3.5 divides the pairs of dimensions into `mrope_section`,
+            one for the time, the height and the width of an image, which are all the position of the token in a text.
     """
 
-    default: float = 10000.0
-    local: float | None = None
+    by_layer: bool = False
+    kinds: tuple[str, ...] = KINDS
+    aliases: tuple[tuple[str, str], ...] = ()
+    absent: tuple[tuple[str, Any], ...] = ()
+    outer: bool = False
+    base: str = 'rope_theta'
+    fraction: str | None = None
+    dimensions: str | None = None
+    local: str | None = 'rope_local_base_freq'
+    unused: tuple[str, ...] = ()
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return ('rope_theta', 'rope_scaling', 'rope_parameters', *['rope_local_base_freq'] * (self.local is not None))
+        local, original = self.local if self.by_layer else None, ORIGINAL if self.outer else None
+        names = (self.fraction, self.dimensions, local, original)
+        return (self.base, 'rope_scaling', 'rope_parameters', *(name for name in names if name))
 
     def read(self, config: Mapping[str, Any]) -> Options:
-        said = config.get('rope_parameters') or {}
-        by_layer = self.local is not None and (FULL in said or WINDOW in said)
-        rope = {'rope_theta': config.get('rope_theta', self.default), **(config.get('rope_scaling') or {})}
-        options = self._one(rope | (said.get(FULL, {}) if by_layer else said))
-        if self.local is not None:
-            local = said.get(WINDOW, {}) if by_layer else {}
-            local = self._one({'rope_theta': config.get('rope_local_base_freq', self.local), **local})
-            if 'rope_scaling' in local:
-                raise UserError('config.json: rope_parameters scale layers with a window, which is not supported')
-            options['local_rope_base'] = local['rope_base']
-        return options
+        scaling, parameters = (_mapping(name, config.get(name)) for name in ('rope_scaling', 'rope_parameters'))
+        if not self.by_layer:
+            return self._one(scaling or parameters or dict(self.absent), self.base, config)
+        if strange := sorted(set(parameters) - {FULL, WINDOW}):
+            raise UserError(
+                f'config.json: rope_parameters has {", ".join(strange)[:80]}; expected {FULL} and {WINDOW}, one entry each'
+            )
+        full, local = (_mapping(f'rope_parameters.{name}', parameters.get(name)) for name in (FULL, WINDOW))
+        options = self._one(full | scaling, self.base, config)
+        local = self._one(local, 'rope_local_base_freq', config)
+        if 'rope_scaling' in local:
+            raise UserError('config.json: rope_parameters scale layers with a window, which is not supported')
+        return options | {'local_rope_base': local['rope_base']}
 
-    def _one(self, rope: Mapping[str, Any]) -> Options:
+    def _one(self, rope: Mapping[str, Any], base: str, config: Mapping[str, Any]) -> Options:
         kind = rope.get('rope_type', rope.get('type', 'default'))
-        if kind not in ('default', 'linear', 'llama3'):
-            raise UserError(f"config.json: rope_scaling of the type '{kind}' is not supported")
-        if rope.get('partial_rotary_factor', 1.0) != 1.0:
+        kind = dict(self.aliases).get(kind, kind) if isinstance(kind, str) else kind
+        if not isinstance(kind, str) or kind not in self.kinds:
+            why = ', because its frequencies change while a text grows' if kind == 'dynamic' else ''
+            raise UserError(f"config.json: rope_scaling of the type '{str(kind)[:40]}' is not supported{why}")
+        options: Options = {'rope_base': number('rope_theta', rope.get('rope_theta', config[base]))}
+        if self.fraction is not None:
+            fraction = rope.get('partial_rotary_factor', config[self.fraction])
+            if self.dimensions is not None and fraction is None:
+                rotated, d_head = config.get(self.dimensions), whole('head_dim', config['head_dim'])
+                fraction = 1.0 if rotated is None else whole(self.dimensions, rotated, most=d_head) / d_head
+            options['rotary_fraction'] = number('partial_rotary_factor', fraction)
+        elif rope.get('partial_rotary_factor', 1.0) != 1.0:
             raise UserError(f'config.json: partial_rotary_factor = {rope["partial_rotary_factor"]} is not supported')
-        options: Options = {'rope_base': float(rope['rope_theta'])}
-        if kind == 'linear':
-            options['rope_scaling'] = {'kind': 'linear', 'factor': float(rope['factor'])}
-        if kind == 'llama3':
-            options['rope_scaling'] = {'kind': 'llama3', **{ours: rope[theirs] for ours, theirs in _LLAMA3.items()}}
-        return options
+        return options | read_scaling(kind, rope, config, (*_PARAMETERS, *self.unused))
 
     def write(self, arch: Architecture) -> dict[str, Any]:
-        local = {} if arch.local_rope_base is None else {'rope_local_base_freq': arch.local_rope_base}
-        scaling: dict[str, Any] | None = None
-        if arch.rope_scaling is not None:
-            scaling = {'rope_type': arch.rope_scaling.kind, 'factor': arch.rope_scaling.factor}
-            if arch.rope_scaling.kind == 'llama3':
-                scaling |= {theirs: getattr(arch.rope_scaling, ours) for ours, theirs in _LLAMA3.items()}
-        return {'rope_theta': arch.rope_base, 'rope_scaling': scaling, **local}
+        scaling = write_scaling(arch.rope_scaling)
+        if self.by_layer and self.local is None:
+            full = {'rope_theta': arch.rope_base, **(scaling or {'rope_type': 'default'})}
+            local = {'rope_theta': arch.local_rope_base, 'rope_type': 'default'}
+            return {'rope_parameters': {FULL: full, WINDOW: local}}
+        more: dict[str, Any] = {}
+        if self.by_layer and self.local is not None:
+            more[self.local] = arch.local_rope_base
+        if self.fraction is not None:
+            more[self.fraction] = arch.rotary_fraction
+        if self.outer and arch.rope_scaling is not None:
+            more[ORIGINAL] = arch.rope_scaling.original_length
+        return {self.base: arch.rope_base, 'rope_scaling': scaling, **more}
+
+
+def _mapping(name: str, value: Any) -> dict[str, Any]:
+    if value is not None and not isinstance(value, dict):
+        raise wrong(name, value, 'an object or null')
+    return dict(value or {})
+
+
+# Which layers have a window if config.json has no layer_types. Each function gets the configuration and the layer.
+Rule = Callable[[Mapping[str, Any], int], bool]
+
+
+def every_layer(config: Mapping[str, Any], layer: int) -> bool:
+    return True
+
+
+def from_max_window_layers(config: Mapping[str, Any], layer: int) -> bool:
+    return layer >= whole('max_window_layers', config['max_window_layers'], least=0)
+
+
+def even_below_max_window_layers(config: Mapping[str, Any], layer: int) -> bool:
+    return layer % 2 == 0 and layer < whole('max_window_layers', config['max_window_layers'], least=0)
+
+
+def without_positions(config: Mapping[str, Any], layer: int) -> bool:
+    return not positions_of_layers(config)[layer]
+
+
+def even(config: Mapping[str, Any], layer: int) -> bool:
+    return layer % 2 == 0
+
+
+def every_fourth(config: Mapping[str, Any], layer: int) -> bool:
+    return (layer + 1) % 4 != 0
+
+
+def outside_pattern(config: Mapping[str, Any], layer: int) -> bool:
+    return (layer + 1) % whole('sliding_window_pattern', config['sliding_window_pattern']) != 0
 
 
 @dataclass(frozen=True)
@@ -72,78 +141,130 @@ class Windows:
     """The sliding window and the layers that have it.
 
     Args:
-        by_layer: the class has `layer_types`.
-        switch: a window exists only if `use_sliding_window`, from layer `max_window_layers` on (Qwen).
-        pattern: by default every n-th layer has full attention (Gemma).
+        rule: the layers with a window, if config.json has no `layer_types`.
+        more: the other fields that the class reads.
+        ignored: fields that released files have and the class does not read.
+        switch: there is a window only if `use_sliding_window`.
+        positions: layers without a window have no positions, if sliding_window is not null.
+        null: whether sliding_window may be null.
     """
 
-    by_layer: bool = False
+    rule: Rule = every_layer
+    more: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
     switch: bool = False
-    pattern: int = 0
+    positions: bool = False
+    null: bool = True
 
     @property
     def fields(self) -> tuple[str, ...]:
-        types = ['layer_types'] * self.by_layer
-        switch = ['use_sliding_window', 'max_window_layers'] * self.switch
-        return (
-            'sliding_window',
-            *types,
-            *switch,
-            *['sliding_window_pattern', '_sliding_window_pattern'] * (self.pattern > 2),
-        )
+        return ('sliding_window', *['use_sliding_window'] * self.switch, *self.more, *self.ignored)
 
     def read(self, config: Mapping[str, Any]) -> Options:
-        window, count = config.get('sliding_window') or 0, config['num_hidden_layers']
-        types: Sequence[str] | None = config.get('layer_types')
-        if self.switch and not config.get('use_sliding_window', False):
-            window = 0
-        if not window or types == [FULL] * count:
-            return {'window': 0, 'global_every': 0}
-        if types is None and self.switch:
-            types = [WINDOW if i >= config.get('max_window_layers', 28) else FULL for i in range(count)]
-        every = config.get('sliding_window_pattern', config.get('_sliding_window_pattern', self.pattern)) or 0
+        count, window = whole('num_hidden_layers', config['num_hidden_layers']), config['sliding_window']
+        if window is None and not self.null:
+            raise wrong('sliding_window', window, 'a number: without a window, no layer of this class has positions')
+        on = True
+        if self.switch:
+            on = config['use_sliding_window']
+            if not isinstance(on, bool):
+                raise wrong('use_sliding_window', on, 'true or false')
+        types = config.get('layer_types') if 'layer_types' in self.more else None
         if types is not None:
-            if strange := set(types) - {FULL, WINDOW}:
-                raise UserError(f'config.json: layer_types has {", ".join(sorted(strange))}, which is not supported')
-            every = types.index(FULL) + 1 if FULL in types else 0
-            if list(types) != layer_types(count, every):
+            windows = types_of_layers(types, count, WINDOW)
+            if any(windows) and (window is None or not on):
+                off = 'sliding_window is null' if on else 'use_sliding_window is false'
                 raise UserError(
-                    'config.json: layer_types must repeat a pattern in which every n-th layer has full attention'
+                    f'config.json: layer_types has {WINDOW}, but {off}\n'
+                    f'write {FULL} for every layer, or give the window'
                 )
-        return {'window': window, 'global_every': every}
+        else:
+            windows = [on and window is not None and self.rule(config, layer) for layer in range(count)]
+        if not any(windows) and self.positions and window is not None:
+            raise wrong('layer_types', types, 'a layer with a window: without one, no layer has positions')
+        return window_options(windows, whole('sliding_window', window) if any(windows) else 0)
 
     def write(self, arch: Architecture) -> dict[str, Any]:
         config: dict[str, Any] = {'sliding_window': arch.window or None}
         if self.switch:
             config['use_sliding_window'] = arch.window > 0
-        if self.by_layer:
+        if 'layer_types' in self.more:
             config['layer_types'] = [WINDOW if window else FULL for window in arch.windows]
         return config
 
 
-def layer_types(count: int, every: int) -> list[str]:
-    """Types of `count` layers. Every n-th layer has full attention (0: none)."""
-    return [FULL if every and (i + 1) % every == 0 else WINDOW for i in range(count)]
+def window_options(windows: list[bool], size: int) -> Options:
+    """The options for a window of this size in some layers. `windows`: whether each layer has it."""
+    if not any(windows):
+        return {'window': 0, 'global_every': 0}
+    every = windows.index(False) + 1 if False in windows else 0
+    if windows == all_but_every(every, len(windows)):
+        return {'window': size, 'global_every': every}
+    types = tuple('window' if has else 'full' for has in windows)
+    return {'window': size, 'global_every': 0, 'layer_types': types}
+
+
+def types_of_layers(types: Any, count: int, local: str) -> list[bool]:
+    """Whether each layer has this type in layer_types; the others must have full attention. Raises UserError."""
+    if not isinstance(types, list) or len(types) != count:
+        raise wrong('layer_types', types, f'a list of {count}, the type of each layer')
+    strange = [str(kind)[:40] for kind in types if kind not in (FULL, local)]
+    if strange:
+        raise UserError(f'config.json: layer_types has {strange[0]}, which is not supported')
+    return [kind == local for kind in types]
+
+
+def all_but_every(n: int, count: int) -> list[bool]:
+    """False for every n-th of `count` layers, True for the others. 0: True for all."""
+    return [not n or (layer + 1) % n != 0 for layer in range(count)]
+
+
+def positions_of_layers(config: Mapping[str, Any], loose: bool = False) -> list[bool]:
+    """Whether each layer has positions, from no_rope_layers: 1 means that it has them.
+
+    Args:
+        config: config.json with all defaults.
+        loose: an empty list stands for null, and a longer one is cut, as in the class of Llama 4; that of SmolLM3 does not.
+
+    Raises:
+        UserError: the field has another value.
+    """
+    count = whole('num_hidden_layers', config['num_hidden_layers'])
+    said = config['no_rope_layers']
+    if said is None or (loose and said == []):
+        return all_but_every(whole('no_rope_layer_interval', config['no_rope_layer_interval']), count)
+    if loose and isinstance(said, list):
+        said = said[:count]
+    if (
+        not isinstance(said, list)
+        or len(said) != count
+        or any(type(one) is not int or one not in (0, 1) for one in said)
+    ):
+        raise wrong('no_rope_layers', said, f'a list of {count}, 1 for each layer with positions and 0 for the others')
+    return [one == 1 for one in said]
+
+
+def nope_every(has_positions: list[bool]) -> int:
+    """The n if every n-th layer has no positions; 0: all have them. Raises UserError if it is not every n-th."""
+    every = has_positions.index(False) + 1 if False in has_positions else 0
+    if has_positions != all_but_every(every, len(has_positions)):
+        raise UserError('config.json: no_rope_layers must repeat a pattern in which every n-th layer has no positions')
+    return every
+
+
+def no_rope_layers(arch: Architecture) -> list[int]:
+    """The field of this name: 1 for each layer with positions, and 0 for the others."""
+    return [int(has) for has in all_but_every(arch.nope_every, arch.n_layers)]
 
 
 @dataclass(frozen=True)
 class NoPositions:
-    """The layers without positions, as a list of 1 (positions) and 0 (no positions). SmolLM3."""
+    """The layers without positions. SmolLM3."""
 
     fields = ('no_rope_layers', 'no_rope_layer_interval')
 
     def read(self, config: Mapping[str, Any]) -> Options:
-        said, count = config.get('no_rope_layers'), config['num_hidden_layers']
-        every = config.get('no_rope_layer_interval', 4)
-        if said is not None:
-            every = list(said).index(0) + 1 if 0 in said else 0
-            if list(said) != [int(not every or (i + 1) % every != 0) for i in range(count)]:
-                raise UserError(
-                    'config.json: no_rope_layers must repeat a pattern in which every n-th layer has no positions'
-                )
-        return {'nope_every': every}
+        return {'nope_every': nope_every(positions_of_layers(config))}
 
     def write(self, arch: Architecture) -> dict[str, Any]:
-        every = arch.nope_every
-        layers = [int(not every or (i + 1) % every != 0) for i in range(arch.n_layers)]
-        return {'no_rope_layers': layers, 'no_rope_layer_interval': every}
+        return {'no_rope_layers': no_rope_layers(arch), 'no_rope_layer_interval': arch.nope_every}

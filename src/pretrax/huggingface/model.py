@@ -1,5 +1,6 @@
 """A Hugging Face checkpoint as a pretrax model: its options, its tokenizer files and, on request, its weights."""
 
+import dataclasses
 import functools
 import shutil
 from dataclasses import dataclass
@@ -9,15 +10,33 @@ from typing import Any
 from pretrax.errors import UserError
 from pretrax.huggingface.configs import ConfigTable, Options, read_options, table_of
 from pretrax.huggingface.files import HuggingFaceCheckpoint, find, open_checkpoint
+from pretrax.huggingface.quantized import with_whole_tensors
+from pretrax.huggingface.text_part import text_checkpoint
 from pretrax.model.families import Architecture, TransformerOptions, resolve
 
 # Files besides the weights and config.json that an import keeps and an export writes again.
+KEPT = 'huggingface'  # folder of a run with the original configuration and tokenizer, for `pretrax export`
 TOKENIZER = 'tokenizer.json'
+GENERATION, SETTINGS, SPECIAL = 'generation_config.json', 'tokenizer_config.json', 'special_tokens_map.json'
 TOKENIZER_FILES = (
-    TOKENIZER, 'tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json', 'chat_template.jinja',
-    'tokenizer.model', 'vocab.json', 'merges.txt',
+    TOKENIZER, SETTINGS, SPECIAL, 'added_tokens.json', 'tokenizer.model*', 'vocab.*',
+    'merges.txt', 'tekken.json', 'spiece.model', 'sentencepiece.bpe.model', '*.tiktoken',
 )  # fmt: skip
-GENERATION = 'generation_config.json'
+CHAT_TEMPLATES = ('chat_template.jinja', 'chat_template.json', 'additional_chat_templates/*.jinja')
+# Files that remain valid with a tokenizer that extends the imported one
+OF_ANY_TOKENIZER = ('config.json', *CHAT_TEMPLATES, GENERATION)
+
+
+def kept_names(directory: Path, of_any_tokenizer: bool = False) -> list[str]:
+    """The files in a directory that an import keeps: config.json and those of the tokenizer, chats and generation."""
+    patterns = OF_ANY_TOKENIZER if of_any_tokenizer else ('config.json', GENERATION, *TOKENIZER_FILES, *CHAT_TEMPLATES)
+    found = {
+        path.relative_to(directory).as_posix()
+        for pattern in patterns
+        for path in directory.glob(pattern)
+        if path.is_file()
+    }
+    return sorted(found)
 
 
 @dataclass(frozen=True)
@@ -39,6 +58,14 @@ class HuggingFaceModel:
         options = TransformerOptions(**self.options)
         return resolve(options, self.options['vocab_size'], self.options.get('max_sequence_length', 1))
 
+    def with_modules(self, count: int) -> 'HuggingFaceModel':
+        """The same with `count` modules of multi-token prediction, or as many as the files have."""
+        n_layers, tensors = self.arch.n_layers, self.checkpoint.tensors
+        there = [any(name.endswith(f'layers.{n_layers + i}.eh_proj.weight') for name in tensors) for i in range(count)]
+        found = (*there, False).index(False)
+        notes = [note for note in self.notes if not (found and note.startswith('num_nextn_predict_layers'))]
+        return dataclasses.replace(self, options=self.options | {'mtp_layers': found}, notes=notes)
+
     def weights(self, like: Any) -> Any:
         """The weights, for a model whose weights have the shapes of `like`."""
         from pretrax.huggingface.names import TABLES
@@ -49,8 +76,9 @@ class HuggingFaceModel:
     def copy_files(self, directory: Path) -> list[str]:
         """Copies the files that an export writes again: config.json, the tokenizer's files and the generation configuration."""
         directory.mkdir(parents=True, exist_ok=True)
-        names = [n for n in ('config.json', GENERATION, *TOKENIZER_FILES) if (self.directory / n).is_file()]
+        names = kept_names(self.directory)
         for name in names:
+            (directory / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(self.directory / name, directory / name)
         return names
 
@@ -61,11 +89,16 @@ def open_model(place: str) -> HuggingFaceModel:
     Raises:
         UserError: there is no checkpoint, files are missing or damaged, or the model is not supported.
     """
-    checkpoint = open_checkpoint(find(place))
+    return read_model(open_checkpoint(find(place)))
+
+
+def read_model(checkpoint: HuggingFaceCheckpoint) -> HuggingFaceModel:
+    """The model of an open checkpoint. Raises UserError if it is not supported, or its sizes contradict each other."""
     table = table_of(checkpoint.config)
     try:
         options, notes = read_options(checkpoint.config)
-        model = HuggingFaceModel(checkpoint, table, options, notes)
+        checkpoint, left_out = text_checkpoint(with_whole_tensors(checkpoint))
+        model = HuggingFaceModel(checkpoint, table, options, left_out + notes)
         model.arch  # noqa: B018  # raises if the sizes are inconsistent
     except ValueError as error:
         said = str(error).removeprefix('1 validation error for TransformerOptions\n').strip().splitlines()

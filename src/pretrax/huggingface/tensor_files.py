@@ -7,7 +7,7 @@ import contextlib
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,22 +23,32 @@ LARGEST_FILE = 5_000_000_000  # bytes; the default of transformers
 
 
 class TensorFiles:
-    """Safetensors files that are being written. All tensors have one dtype.
+    """Safetensors files that are being written.
 
     Args:
         directory: directory of the files.
         shapes: shapes of all tensors, by name.
         dtype: 'F32', 'BF16' or 'F16'.
+        exact: names of the tensors that are F32 whatever the dtype is.
         metadata: text for the header of each file.
     """
 
-    def __init__(self, directory: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str, metadata: Mapping[str, str]):
-        self._directory, self._shapes, self._width = directory, shapes, DTYPES[dtype].itemsize
-        self._files = _files({name: self._width * math.prod(shape) for name, shape in shapes.items()})
+    def __init__(
+        self,
+        directory: Path,
+        shapes: Mapping[str, tuple[int, ...]],
+        dtype: str,
+        metadata: Mapping[str, str],
+        exact: Collection[str] = (),
+    ):
+        self._directory, self._shapes = directory, shapes
+        self._dtypes = {name: 'F32' if name in exact else dtype for name in shapes}
+        self._sizes = {name: DTYPES[self._dtypes[name]].itemsize * math.prod(shape) for name, shape in shapes.items()}
+        self._files = _files(self._sizes)
         self._starts: dict[str, tuple[IO[bytes], int]] = {}
         self._opened = contextlib.ExitStack()
         for file, names in self._files.items():
-            self._begin(file, names, dtype, metadata)
+            self._begin(file, names, metadata)
 
     def __enter__(self) -> 'TensorFiles':
         return self
@@ -46,33 +56,44 @@ class TensorFiles:
     def __exit__(self, *raised: object) -> None:
         self._opened.close()
         if len(self._files) > 1 and raised[0] is None:
-            total = self._width * sum(math.prod(shape) for shape in self._shapes.values())
             weight_map = {name: file for file, names in self._files.items() for name in names}
-            write_json(self._directory / INDEX, {'metadata': {'total_size': total}, 'weight_map': weight_map})
+            write_json(
+                self._directory / INDEX,
+                {'metadata': {'total_size': sum(self._sizes.values())}, 'weight_map': weight_map},
+            )
 
     def write(self, name: str, where: tuple[slice, ...], values: np.ndarray) -> None:
-        """Writes the part `where` of a tensor: complete rows at once, parts of rows one by one."""
+        """Writes the part `where` of a tensor: complete rows at once, parts of rows one by one, others through a mapped file.
+
+        The values are rounded to the dtype of the tensor.
+        """
         file, start = self._starts[name]
-        shape, values = self._shapes[name], np.ascontiguousarray(values)
+        shape, values = self._shapes[name], np.ascontiguousarray(values, DTYPES[self._dtypes[name]])
         row = values.itemsize * math.prod(shape[1:])
         if not shape or values.shape[1:] == tuple(shape[1:]):
             first = where[0].indices(shape[0])[0] if shape else 0
             file.seek(start + first * row)
             file.write(values.reshape(-1).view(np.uint8).data)
             return
-        assert len(shape) == 2, shape
+        if len(shape) != 2 or where[1].step not in (None, 1):
+            file.flush()
+            like = np.dtype(f'u{values.itemsize}')
+            np.memmap(file.name, like, 'r+', start, tuple(shape))[where] = values.view(like)
+            return
         column = where[1].indices(shape[1])[0] * values.itemsize
         for index, part in enumerate(values):
             file.seek(start + index * row + column)
             file.write(part.view(np.uint8).data)
 
-    def _begin(self, file: str, names: list[str], dtype: str, metadata: Mapping[str, str]) -> None:
+    def _begin(self, file: str, names: list[str], metadata: Mapping[str, str]) -> None:
         header: dict[str, Any] = {'__metadata__': metadata}
         offset = 0
         for name in names:
-            size = self._width * math.prod(self._shapes[name])
-            header[name] = {'dtype': dtype, 'shape': self._shapes[name], 'data_offsets': [offset, offset + size]}
-            offset += size
+            end = offset + self._sizes[name]
+            header[name] = {
+                'dtype': self._dtypes[name], 'shape': self._shapes[name], 'data_offsets': [offset, end],
+            }  # fmt: skip
+            offset = end
         text = json.dumps(header).encode()
         text += b' ' * (-len(text) % 8)
         stream = self._opened.enter_context((self._directory / file).open('wb'))

@@ -1,13 +1,13 @@
 """Converts weights between Hugging Face checkpoints and pretrax, piece by piece.
 
 A piece is the part of one pretrax weight that one tensor holds: one layer of a stacked weight, or one expert of one layer.
-No array here is larger than one tensor of the checkpoint in f32.
+No array here is larger than one tensor of the checkpoint in f32. If one tensor has all experts, they are read one by one.
 """
 
 import fnmatch
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,13 @@ import jax
 import numpy as np
 
 from pretrax.errors import UserError
-from pretrax.huggingface.files import DTYPES, HuggingFaceCheckpoint
+from pretrax.huggingface.files import HuggingFaceCheckpoint
 from pretrax.huggingface.names import NameTable, TensorPart, TensorRow, rows
+from pretrax.huggingface.text_part import text_config
 from pretrax.model.families import Architecture
 from pretrax.model.weights import Weights
 from pretrax.shardlib.types import map_type
 
-COUNTED = {'layer': 'layers', 'expert': 'E'}
 Piece = tuple[tuple[int, ...], np.ndarray]  # (index along the leading dimensions, values)
 
 
@@ -44,7 +44,7 @@ class Mapped:
 
     row: TensorRow
     name: str  # the name in the file
-    at: tuple[int, ...]  # (layer,) or (layer, expert)
+    at: tuple[int, ...]  # index into the pretrax weight: (number among the layers that have it,), or with (expert,)
 
 
 def mapped(table: NameTable, arch: Architecture, present: set[str]) -> list[Mapped]:
@@ -53,10 +53,17 @@ def mapped(table: NameTable, arch: Architecture, present: set[str]) -> list[Mapp
     for row in rows(table):
         if not all(part.path in present for part in row.parts):
             continue
+        of_file = {
+            'layer': arch.layers_with(row.parts[0].path.removeprefix('layers.')),
+            'module': range(arch.n_layers, arch.n_layers + arch.mtp_layers),
+            'expert': range(arch.sizes['E']),
+            'q_head': range(arch.n_heads),
+            'kv_head': range(arch.n_kv_heads),
+        }
         counted = re.findall(r'\{(\w+)\}', row.name)
-        counts = [arch.sizes[COUNTED[name]] for name in counted]
-        for at in itertools.product(*map(range, counts)):
-            found.append(Mapped(row, row.name.format(**dict(zip(counted, at, strict=True))), at))
+        for numbered in itertools.product(*(enumerate(of_file[name]) for name in counted)):
+            numbers = {name: number for name, (_, number) in zip(counted, numbered, strict=True)}
+            found.append(Mapped(row, row.name.format(**numbers), tuple(i for i, _ in numbered)))
     return found
 
 
@@ -69,15 +76,25 @@ class HuggingFaceWeights:
         arch: the architecture, from its config.json.
         like: arrays with the shapes of the pretrax weights.
 
+    Attributes:
+        not_finite: how many numbers of each tensor are NaN or infinite, of the tensors that have been read.
+
     Raises:
         UserError: tensors are missing, unknown, or have another shape; the message names them.
     """
 
     def __init__(self, checkpoint: HuggingFaceCheckpoint, table: NameTable, arch: Architecture, like: Any):
         self.checkpoint, self.arch = checkpoint, arch
+        self.not_finite: dict[str, int] = {}
+        self._checked: set[tuple[str, int | None]] = set()
         self.shapes, self.letters = shapes(like), letters()
         self.sizes = arch.sizes | {'V': arch.vocab_size}
-        tensors = dict(checkpoint.tensors)
+        tensors = checkpoint.tensors
+        table = table.of_files(tensors)
+        if arch.n_layers > len(tensors):
+            raise UserError(
+                f'{checkpoint.directory}: config.json says {arch.n_layers:,} layers, but the files have {len(tensors)} tensors'
+            )
         bare = not any(name.startswith(table.prefix) for name in tensors)
         self.mapped = [
             Mapped(m.row, m.name.removeprefix(table.prefix) if bare else m.name, m.at)
@@ -95,9 +112,11 @@ class HuggingFaceWeights:
         expected = {m.name for m in self.mapped}
         if missing := sorted(expected - set(tensors)):
             raise UserError(_listed(f'{where}: the files lack {len(missing)} of {len(expected)} tensors', missing))
+        extra = self._extra_layers() if table.extra_layers else range(0)
         unknown = sorted(
             name for name in set(tensors) - expected
-            if not any(fnmatch.fnmatch(name, pattern) for pattern in table.ignored) and not self._repeats_embedding(name)
+            if not any(fnmatch.fnmatch(name, pattern) for pattern in table.ignored)
+            and _layer_of(name) not in extra and not self._repeats_embedding(name)
         )  # fmt: skip
         if unknown:
             raise UserError(
@@ -111,6 +130,11 @@ class HuggingFaceWeights:
                     f'{where}: {m.name} has shape {list(found)}, but config.json implies {list(wanted)}\n'
                     'config.json and the weights belong to different models'
                 )
+
+    def _extra_layers(self) -> range:
+        """The layers after the last one, which config.json has for multi-token prediction."""
+        count = text_config(self.checkpoint.config).get('num_nextn_predict_layers') or 0
+        return range(self.arch.n_layers, self.arch.n_layers + count)
 
     def _repeats_embedding(self, name: str) -> bool:
         """Whether a tensor is a tied head stored separately. It must then equal the embedding."""
@@ -128,14 +152,37 @@ class HuggingFaceWeights:
     def pieces(self, path: str) -> Iterator[Piece]:
         """The f32 pieces of one weight, in the order of their leading dimensions."""
         for m, part in self._of[path]:
-            whole = self.checkpoint.tensors[m.name].read()
-            values = whole[m.row.slices(part, self.sizes)]
-            ours = part.to_ours(values, self.letters[path][len(m.at) :], self.sizes)
-            yield m.at, self._padded(ours.astype(np.float32), path, len(m.at))
+            letters, slices = self.letters[path][len(m.at) :], m.row.slices(part, self.sizes)
+            experts = range(self.sizes['E']) if self._has_all_experts(m, part) else (None,)
+            for expert in experts:
+                whole = self._read(m.name, expert)
+                values = [whole[where] for where in slices]
+                values = values[0] if len(values) == 1 else np.concatenate(values, axis=m.row.axis)
+                if expert is None:
+                    at, ours = m.at, part.to_ours(values, letters, self.sizes)
+                else:
+                    at, ours = (*m.at, expert), part.to_ours(values, letters, self.sizes | {'E': 1})[0]
+                yield at, self._padded(ours.astype(np.float32), path, len(at))
 
     def counted(self, path: str) -> int:
         """The number of leading dimensions that index its pieces."""
-        return len(self._of[path][0][0].at)
+        m, part = self._of[path][0]
+        return len(m.at) + self._has_all_experts(m, part)
+
+    def _has_all_experts(self, m: Mapped, part: TensorPart) -> bool:
+        """Whether the first dimension of a tensor and of the weight counts experts."""
+        is_stacked = len(part.axes) > 1 and part.axes[0] == ('E',) and (len(m.row.parts) == 1 or m.row.axis > 0)
+        return is_stacked and self.letters[part.path][len(m.at)] == 'E'
+
+    def _read(self, name: str, expert: int | None) -> np.ndarray:
+        """A tensor, or [1, ...] of one expert; counts the numbers that are not finite, once."""
+        tensor = self.checkpoint.tensors[name]
+        values = tensor.read() if expert is None else tensor.read(expert)[None]
+        if (name, expert) not in self._checked:
+            self._checked.add((name, expert))
+            if count := values.size - np.count_nonzero(np.isfinite(values)):
+                self.not_finite[name] = self.not_finite.get(name, 0) + int(count)
+        return values
 
     def _padded(self, array: np.ndarray, path: str, counted: int) -> np.ndarray:
         """Pads with zeros where pretrax pads the vocabulary."""
@@ -143,8 +190,14 @@ class HuggingFaceWeights:
         return np.pad(array, more) if any(after for _, after in more) else np.ascontiguousarray(array)
 
 
+def _layer_of(name: str) -> int | None:
+    """The number of the layer in the name of a tensor."""
+    number = re.match(r'(?:model\.)?layers\.(\d+)\.', name)
+    return int(number[1]) if number is not None else None
+
+
 def tensors_of(
-    table: NameTable, arch: Architecture, like: Any, dtype: str
+    table: NameTable, arch: Architecture, like: Any
 ) -> tuple[
     dict[str, tuple[int, ...]], Callable[[str, tuple[int, ...], np.ndarray], Iterator[tuple[str, tuple, np.ndarray]]]
 ]:
@@ -169,9 +222,20 @@ def tensors_of(
             m, part = by_path[path][at + more]
             own = ours[path][counted:]
             values = piece[more][tuple(slice(sizes[letter]) for letter in own)]  # removes the vocabulary's padding
-            yield m.name, m.row.slices(part, sizes), part.to_theirs(values, own, sizes).astype(DTYPES[dtype])
+            theirs, places = part.to_theirs(values, own, sizes), m.row.slices(part, sizes)
+            for where, values in zip(places, np.split(theirs, len(places), axis=m.row.axis), strict=True):
+                yield m.name, where, values
 
     return {m.name: m.row.shape(sizes) for m in found}, convert
+
+
+def not_finite_text(counts: Mapping[str, int]) -> str:
+    """The tensors with numbers that are NaN or infinite, in words; '' if there are none."""
+    if not counts:
+        return ''
+    named = ', '.join(f'{count:,} in {name}' for name, count in list(counts.items())[:3])
+    more = f' and {len(counts) - 3} more tensors' if len(counts) > 3 else ''
+    return f'{sum(counts.values()):,} numbers are NaN or infinite: {named}{more}'
 
 
 def _listed(what: str, names: list[str], most: int = 6) -> str:

@@ -29,7 +29,7 @@ class Pages:
     """Keys and values of one layer. int8 has a scale for each token and head."""
 
     k: num['K/t pages/r/d/e page D']
-    v: num['K/t pages/r/d/e page D']
+    v: num['K/t pages/r/d/e page D'] | None
     k_scale: f32['K/t pages/r/d/e page'] | None
     v_scale: f32['K/t pages/r/d/e page'] | None
 
@@ -39,17 +39,28 @@ class RingPages(Pages):
     """Of a layer with a window."""
 
     k: num['K/t ring_pages/r/d/e page D']
-    v: num['K/t ring_pages/r/d/e page D']
+    v: num['K/t ring_pages/r/d/e page D'] | None
     k_scale: f32['K/t ring_pages/r/d/e page'] | None
     v_scale: f32['K/t ring_pages/r/d/e page'] | None
 
 
 @pytree_dataclass
+class LatentPages(Pages):
+    """Of a layer with latent attention: `k` is what `latents` gives of a token, which all heads share; its values are in it."""
+
+    k: num['one pages/r/d/e page C_kv']
+    v: num['one pages/r/d/e page C_kv'] | None
+    k_scale: f32['one pages/r/d/e page'] | None
+    v_scale: f32['one pages/r/d/e page'] | None
+
+
+@pytree_dataclass
 class Tables:
-    """The pages of each row, numbered on its own device."""
+    """The pages and the slot of each row, numbered on its own device."""
 
     full: i32['R/r/d/e blocks']
     ring: i32['R/r/d/e ring']  # of layers with a window
+    slot: i32['R/r/d/e']  # for layers with a state
 
 
 def ring_blocks(window: int, chunk: int, page: int) -> int:
@@ -68,6 +79,10 @@ def empty_pages(arch: Architecture, pages: int, page: int, dtype: DTypeLike, kin
         kind: what keys and values are stored as.
     """
     stored = {'compute': dtype, 'bf16': jnp.bfloat16, 'int8': jnp.int8, 'fp8': jnp.float8_e4m3fn}[kind]
+    if arch.kv_rank:
+        like, shape = make_shardings(LatentPages), (1, pages, page, arch.kv_rank + arch.d_rope)
+        scale = jnp.zeros(shape[:-1], jnp.float32, device=like.k_scale) if kind == 'int8' else None
+        return LatentPages(jnp.zeros(shape, stored, device=like.k), None, scale, None)
     shape = arch.n_kv_heads, pages, page, arch.d_head
     like = make_shardings(Pages)
     values = [jnp.zeros(shape, stored, device=like.k) for _ in 'kv']
@@ -76,9 +91,9 @@ def empty_pages(arch: Architecture, pages: int, page: int, dtype: DTypeLike, kin
 
 
 def write(
-    pages: Pages, k: num['N K/t D'], v: num['N K/t D'], table: i32['R/r/d/e blocks'], positions: i32['R/r/d/e C']
+    pages: Pages, k: num['N K/t D'], v: num['N K/t D'] | None, table: i32['R/r/d/e blocks'], positions: i32['R/r/d/e C']
 ) -> Pages:
-    """Stores the keys and values of N = R * C tokens at their positions."""
+    """Stores the keys and values of N = R * C tokens at their positions; or their latents, which are keys and values."""
     page = pages.k.shape[2]
     block = jnp.maximum(positions, 0) // page % table.shape[1]
     at = jnp.where(positions >= 0, jnp.take_along_axis(table, block, axis=1), 0).reshape(-1)
@@ -102,7 +117,8 @@ def write(
             x = jnp.clip(x.astype(jnp.float32), -largest, largest)
         return put(into, x.astype(into.dtype)), scales
 
-    (k, k_scale), (v, v_scale) = stored(pages.k, pages.k_scale, k), stored(pages.v, pages.v_scale, v)
+    k, k_scale = stored(pages.k, pages.k_scale, k)
+    v, v_scale = (None, None) if v is None or pages.v is None else stored(pages.v, pages.v_scale, v)
     return type(pages)(k, v, k_scale, v_scale)
 
 
@@ -112,8 +128,11 @@ def paged_attention(
     table: i32['R/r/d/e blocks'],
     positions: i32['R/r/d/e C'],
     scores: Scores,
+    sinks: f32['H/t'] | None = None,
 ) -> num['R/r/d/e C H/t D']:
     """Attention of queries to the cached keys up to their own positions; zeros for padding (position -1).
+
+    Latents are keys and values, so the result of them is a sum of latents.
 
     Goes through the blocks that any row on this device needs. Softmax in one pass: Milakov and Gimelshein 2018,
     arXiv:1805.02867. A block that a row does not see leaves its sums as they are, bit for bit, so a row's result does not
@@ -133,11 +152,13 @@ def paged_attention(
         largest, total, values = sums
         blocks = first + step * at_once + jnp.arange(at_once)
         at = table[:, blocks % table.shape[1]]
-        k, v = _blocks(pages.k, pages.k_scale, at, q.dtype), _blocks(pages.v, pages.v_scale, at, q.dtype)
+        k = _blocks(pages.k, pages.k_scale, at, q.dtype)
+        v = k if pages.v is None else _blocks(pages.v, pages.v_scale, at, q.dtype)
         key_positions = (blocks[:, None] * page + jnp.arange(page)).reshape(-1)
         # Past the end of its table, a row has no keys. A ring has no end.
         within = jnp.repeat((blocks < table.shape[1]) | bool(scores.window), page)
         visible = scores.sees(positions[:, :, None] - key_positions) & (positions >= 0)[:, :, None] & within
+        visible &= scores.same_chunk(positions[:, :, None], key_positions)
         score = jnp.einsum('rkgcd,rksd->rkgcs', grouped, k, preferred_element_type=jnp.float32)
         score = softcap(score / scores.divisor, scores.softcap)
         # Pages without a user keep what was there, which may be NaN: 0 times it is not 0.
@@ -152,6 +173,8 @@ def paged_attention(
 
     zero = jnp.zeros_like(grouped, jnp.float32)  # varies over the mesh as q does
     start = zero[..., 0] + _HIDDEN, zero[..., 0], zero
+    if sinks is not None:  # a key that every query sees, and whose value is zero
+        start = zero[..., 0] + sinks.reshape(K, H // K, 1), zero[..., 0] + 1, zero
     _, total, values = jax.lax.fori_loop(0, (last - first) // at_once + 1, add_blocks, start)
     out = values / jnp.where(total > 0, total, 1)[..., None]
     return jnp.moveaxis(out, 3, 1).reshape(q.shape).astype(q.dtype)

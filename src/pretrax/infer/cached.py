@@ -1,24 +1,27 @@
-"""How the decoder reads tokens: with a cache of keys and values."""
+"""How the decoder reads tokens: with a cache of keys and values, or of states."""
 
+import dataclasses
 import math
 import types
 from typing import Any
 
 import jax
 
-from pretrax.infer.cache import CacheKind, Pages, RingPages, Tables, empty_pages, ring_blocks
+from pretrax.infer.cache import CacheKind, LatentPages, Pages, RingPages, Tables, empty_pages, ring_blocks
 from pretrax.infer.forward import final_states, logits_of, read_tokens
-from pretrax.infer.kernels import choose_kernel
+from pretrax.infer.kernels import Kernel, choose_kernel
 from pretrax.infer.pages import SlotPages
+from pretrax.infer.states import empty_states
 from pretrax.infer.weights import Outer, ServingLayer, ServingWeights, WeightKind, serving_weights
 from pretrax.model.architecture import LayerKind
+from pretrax.model.linear_attention import State
 from pretrax.model.transformer import Transformer
 from pretrax.model.weights import Weights
 from pretrax.shardlib import f32, i32, num, typed_shard_map
 
 
 class CachedDecoder:
-    """The decoder with a cache of keys and values, as `block.Reader` asks.
+    """The decoder with a cache of keys and values, or of states, as `block.Reader` asks.
 
     Args:
         model: the decoder.
@@ -56,25 +59,30 @@ class CachedDecoder:
         rings: bool = True,
         whole: bool = False,
     ):
-        self.model, self.max_length = model, max_length
+        self.model, self.max_length, self.arch = model, max_length, model.arch
+        if self.arch.rope_scaling is not None:
+            self.arch = dataclasses.replace(self.arch, rope_scaling=self.arch.rope_scaling.for_length(max_length))
         self._weights, self._rings = weights, rings
         self.vocab_size, self.columns = model.arch.vocab_size, model.arch.padded_vocab_size
         self._slots, self._shards, self._page, self._kind = slots // shards, shards, page, kind
         blocks = math.ceil(max_length / page)
-        windows = [min(kind.window, max_length) if rings else 0 for kind in self._kinds]
-        self._window = max(windows)
-        has_windows = any(layer.window for layer in self._kinds)
-        self.kernel = choose_kernel(platform, model.dtype, model.arch.d_head, page, kind, has_windows)
+        windows = [min(window, max_length) if rings else 0 for window in model.arch.attention_windows]
+        self._window = max(windows, default=0)
+        has_windows = any(model.arch.windows)
+        self._reuse = not model.arch.recurrent
+        kept = kept if self._reuse else 0
+        if not windows:
+            self.kernel = Kernel('none', 'no layer has attention; each keeps a state of fixed size')
+        elif model.arch.kv_rank:
+            self.kernel = Kernel('plain', 'no kernel reads latents')
+        else:
+            self.kernel = choose_kernel(
+                platform, model.dtype, model.arch.d_head, page, kind, has_windows, model.arch.attention_sinks
+            )
         self._ring = min(ring_blocks(self._window, ahead, page), blocks) if self._window else 0
         # Page 0 is for padding.
         self._pages = 1 + (self._slots + kept) * blocks if 0 in windows or whole else 0
         self._ring_pages = 1 + self._slots * self._ring + kept * blocks if self._window else 0
-
-    @property
-    def _kinds(self) -> list[LayerKind]:
-        """Of all layers."""
-        kinds = self.model.arch.kinds
-        return [kinds[i % len(kinds)] for i in range(self.model.arch.n_layers)]
 
     def prepare(self, weights: Weights) -> ServingWeights:
         """The weights of each layer apart, in the compute dtype."""
@@ -90,19 +98,22 @@ class CachedDecoder:
             ring_pages=self._ring_pages,
             ring_blocks=self._ring,
             window=self._window,
+            reuse=self._reuse,
         )
 
-    def new_cache(self) -> tuple[Pages, ...]:
-        """The empty pages of every layer."""
+    def new_cache(self) -> tuple[Pages | State, ...]:
+        """The empty pages of every layer, or its states."""
         arch, dtype = self.model.arch, self.model.dtype
 
-        def layer(kind: LayerKind) -> Pages:
+        def layer(kind: LayerKind) -> Pages | State:
+            if kind.mixer != 'attention':
+                return empty_states(arch, self._shards * self._slots, dtype)
             in_ring = self._rings and kind.window
             pages = self._shards * (self._ring_pages if in_ring else self._pages)
             empty = empty_pages(arch, pages, self._page, dtype, self._kind)
             return RingPages(empty.k, empty.v, empty.k_scale, empty.v_scale) if in_ring else empty
 
-        return tuple(map(layer, self._kinds))
+        return tuple(map(layer, self.model.arch.kinds))
 
     # The rest is what `block.Reader` describes.
 
@@ -114,12 +125,17 @@ class CachedDecoder:
     ) -> tuple[jax.Array, jax.Array, Any]:
         return self._run(True)(weights.outer, weights.layers, cache, tokens, positions, tables)
 
+    def _kept_in(self, kind: LayerKind) -> type[Pages | State]:
+        if kind.mixer != 'attention':
+            return State
+        if self.model.arch.kv_rank:
+            return LatentPages
+        return RingPages if self._rings and kind.window else Pages
+
     def _run(self, with_logits: bool) -> Any:
-        model, arch = self.model, self.model.arch
+        model, arch = self.model, self.arch
         layers_type = types.GenericAlias(tuple, (ServingLayer,) * arch.n_layers)
-        cache_type = types.GenericAlias(
-            tuple, tuple(RingPages if self._rings and kind.window else Pages for kind in self._kinds)
-        )
+        cache_type = types.GenericAlias(tuple, tuple(self._kept_in(kind) for kind in self.model.arch.kinds))
 
         @typed_shard_map
         def run(
@@ -131,7 +147,7 @@ class CachedDecoder:
             tables: Tables,
         ) -> tuple[f32['R/r/d/e C V/t'] | None, num['R/r/d/e C M'] | None, cache_type]:
             if not self._rings:
-                tables = Tables(tables.full, tables.full)
+                tables = Tables(tables.full, tables.full, tables.slot)
             x, cache = read_tokens(
                 outer, layers, cache, tokens, positions, tables, arch, model.plan, model.dtype, self.kernel
             )

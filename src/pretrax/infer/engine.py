@@ -16,7 +16,7 @@ import numpy as np
 from pretrax.errors import UserError
 from pretrax.infer.block import Memory, Scored, Written, empty_slots
 from pretrax.infer.programs import Programs
-from pretrax.infer.request import EngineStatus, Finish, Request, Token, Update, check_request
+from pretrax.infer.request import POOLINGS, EngineStatus, Finish, Request, Token, Update, check_request
 from pretrax.infer.sampling import slot_row
 
 _COMPILED = '/jax/core/compile/backend_compile_duration'
@@ -59,7 +59,7 @@ class _Sequence:
     @property
     def unread(self) -> int:
         """Tokens to read before the next one can be written, which reads the last one itself."""
-        return len(self.tokens) - (not self.is_scored or len(self.tokens) > len(self.request.prompt)) - self.read
+        return len(self.tokens) - (self.request.max_tokens > 0) - self.read
 
     @property
     def limit(self) -> int:
@@ -86,11 +86,10 @@ class _Sequence:
         return (Token(self.request.prompt[0]), *self.prompt)
 
     def embedding(self) -> np.ndarray | None:
-        """The mean of the hidden states, or the last one, if it was asked for."""
+        """One vector from the hidden states of all tokens, if it was asked for."""
         if self.request.embedding is None:
             return None
-        states = np.concatenate(self.states)
-        return states.mean(axis=0) if self.request.embedding == 'mean' else states[-1]
+        return POOLINGS[self.request.embedding](np.concatenate(self.states))
 
 
 class Engine:
@@ -138,7 +137,9 @@ class Engine:
         """Raises UserError for a request that can never run: empty, too long, a token outside the vocabulary."""
         check_request(request, self.max_length, self.vocab_size)
         if request.embedding and not self._programs.reader.has_states:
-            raise UserError('embeddings need a model of pretrax: this one gives logits alone')
+            raise UserError(
+                'this model has no embeddings: it gives logits and no hidden states\nuse a run with model.name=transformer'
+            )
 
     def add(self, request: Request) -> int:
         """Adds a request to the queue and returns its number. Raises UserError as `check` does."""
@@ -281,7 +282,7 @@ class Engine:
             chunk.targets[shard, : len(following)] = following
             chunk.positions[shard, :count] = range(start, start + count)
             memory, row = self._memory_of(sequence)
-            chunk.full[shard], chunk.ring[shard] = memory.full[row], memory.ring[row]
+            chunk.full[shard], chunk.ring[shard], chunk.slot[shard] = memory.full[row], memory.ring[row], row
         if any(sequence.is_scored for sequence in chosen.values()):
             self._caches, scored = self._programs.score(self._weights, self._caches, chunk)
             for shard, sequence in chosen.items():

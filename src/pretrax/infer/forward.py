@@ -2,27 +2,34 @@
 
 A batch is [rows, columns]: a row belongs to a sequence, and each token has its position. Writing is [slots, 1], reading a part
 of a prompt is [1 a device, chunk]. The layers see the tokens of all rows as one row, so the parts of the decoder run here as
-they are, and shard the tokens over t between blocks. Only attention knows rows: it reads the cache.
+they are, and shard the tokens over t between blocks. Only attention and layers with a state know rows: they read the cache.
 
 Letters: B batch (1 on each device), L tokens of all rows on a device, R rows, C columns; see also model/transformer.py.
 """
 
 import dataclasses
 import functools
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pretrax.infer.cache import Pages, Tables, write
 from pretrax.infer.kernels import Kernel, attention
+from pretrax.infer.states import read_into_states
 from pretrax.infer.weights import Outer, ServingLayer
 from pretrax.model.architecture import Architecture
-from pretrax.model.attention import output_projection, queries_keys_values
+from pretrax.model.attention import gate_output, output_projection, queries_keys_values
+from pretrax.model.ends import embed
+from pretrax.model.latent_attention import absorbed_queries, latent_queries, latents, values_of_latents
 from pretrax.model.layers import LayerSpec, Tokens
+from pretrax.model.linear_attention import State
+from pretrax.model.matmul import add_bias
 from pretrax.model.norm import norm
 from pretrax.model.plan import ExecutionPlan
 from pretrax.model.softcap import softcap
-from pretrax.model.transformer import embed, mlp
+from pretrax.model.transformer import block
 from pretrax.model.weight_only import scaled_product
 from pretrax.model.weights import Layer
 from pretrax.shardlib import all_gather, einsum, f32, i32, num, scope, typechecked
@@ -31,7 +38,7 @@ from pretrax.shardlib import all_gather, einsum, f32, i32, num, scope, typecheck
 def read_tokens(
     w: Outer,
     layers: tuple[ServingLayer, ...],
-    cache: tuple[Pages, ...],
+    cache: tuple[Pages | State, ...],
     tokens: i32['R/r/d/e C'],
     positions: i32['R/r/d/e C'],
     tables: Tables,
@@ -39,16 +46,16 @@ def read_tokens(
     plan: ExecutionPlan,
     dtype: DTypeLike,
     kernel: Kernel,
-) -> tuple[num['B/r/d/e L/c/t M'], tuple[Pages, ...]]:
-    """The hidden states of the tokens after all layers, and the cache with their keys and values.
+) -> tuple[num['B/r/d/e L/c/t M'], tuple[Pages | State, ...]]:
+    """The hidden states of the tokens after all layers, and the cache with these tokens.
 
     Args:
         w: the weights outside the layers.
         layers: the weights of each layer.
-        cache: the pages of each layer.
+        cache: the pages of each layer, or its states.
         tokens: token ids.
         positions: of each token in its sequence; -1: padding, whose results mean nothing.
-        tables: the pages of each row.
+        tables: the pages and the slot of each row.
         arch: the decoder.
         plan: how its experts are multiplied.
         dtype: compute dtype.
@@ -59,13 +66,11 @@ def read_tokens(
     columns = jnp.maximum(positions, 0).reshape(1, -1)
     x = embed(w.embedding(), w.positions, tokens.reshape(1, -1), columns, arch, dtype)
     after = []
-    for i, (layer, pages) in enumerate(zip(layers, cache, strict=True)):
-        kind = arch.kinds[i % len(arch.kinds)]
-        table = tables.ring if kind.window else tables.full
+    for layer, kept, kind in zip(layers, cache, arch.kinds, strict=True):
         with scope():  # tables and pages of layers with a window have sizes of their own
             spec = LayerSpec(arch, plan, kind, layer.scales.formats())
-            x, pages = _layer(x, layer.weights, pages, columns, positions, table, spec, kernel)
-        after.append(pages)
+            x, kept = _layer(x, layer.weights, kept, columns, positions, tables, spec, kernel)
+        after.append(kept)
     return x, tuple(after)
 
 
@@ -73,22 +78,39 @@ def read_tokens(
 def _layer(
     x: num['B/r/d/e L/c/t M'],
     w: Layer,
-    pages: Pages,
+    kept: Any,  # `Pages` or `State`; a type that is checked cannot be a union
     columns: i32['B/r/d/e L/c'],
     positions: i32['R/r/d/e C'],
-    table: i32['R/r/d/e blocks'],
+    tables: Tables,
     layer: LayerSpec,
     kernel: Kernel,
-) -> tuple[num['B/r/d/e L/c/t M'], Pages]:
-    """`transformer.block`, whose queries see the cached keys and values."""
-    q, k, v = queries_keys_values(norm(x, w.norm1, w.norm1_bias, layer.arch), w, columns, layer)
-    pages = write(pages, k[0], v[0], table, positions)
-    rows = q.reshape(*positions.shape, *q.shape[2:])
-    y = attention(kernel, rows, pages, table, positions, layer.arch.scores(layer.kind)).reshape(q.shape)
-    h: num['B/r/d/e L/c/t M'] = x + output_projection(y, w, layer)
-    known = Tokens(columns, jnp.ones_like(columns), counted=None)
-    out, _ = mlp(norm(h, w.norm2, w.norm2_bias, layer.arch), w, known, layer)
-    return h + out, pages
+) -> tuple[num['B/r/d/e L/c/t M'], Any]:
+    """`transformer.block` with the cache of a layer: attention reads cached keys and values, or latents; other mixers states.
+
+    Returns x and the cache after these tokens.
+    """
+    scores = layer.arch.scores(layer.kind)
+    table = tables.ring if layer.kind.window else tables.full
+
+    def cached_mixer(h: jax.Array, w: Layer, tokens: Tokens, layer: LayerSpec) -> jax.Array:
+        nonlocal kept
+        if layer.kind.mixer != 'attention':
+            out, kept = read_into_states(h, w, kept, tables.slot, positions, layer)
+            return out
+        latent = layer.arch.kv_rank > 0
+        if latent:
+            q = absorbed_queries(latent_queries(h, w, tokens.positions, layer), w, layer)
+            kept = write(kept, latents(h, w, tokens.positions, layer)[0][:, None], None, table, positions)
+        else:
+            q, k, v = queries_keys_values(h, w, tokens.positions, layer)
+            kept = write(kept, k[0], v[0], table, positions)
+        rows = q.reshape(*positions.shape, *q.shape[2:])
+        y = attention(kernel, rows, kept, table, positions, scores, w.sinks).reshape(q.shape)
+        y = values_of_latents(y, w, layer) if latent else y
+        return output_projection(gate_output(y, h, w, layer), w, layer)
+
+    x, _ = block(x, w, Tokens(columns, jnp.ones_like(columns), counted=None), layer, cached_mixer)
+    return x, kept
 
 
 @typechecked
@@ -105,4 +127,4 @@ def logits_of(h: num['B/r/d/e L/c M'], w: Outer, arch: Architecture) -> f32['B/r
         logits = einsum(spec, h, table, dot=functools.partial(jnp.einsum, preferred_element_type=jnp.float32))
     else:
         logits = scaled_product(spec, h, table, w.unembed_scale, jnp.float32)
-    return softcap(logits, arch.final_softcap)
+    return softcap(arch.logit_multiplier * add_bias(logits, w.unembed_bias), arch.final_softcap)

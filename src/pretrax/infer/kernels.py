@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from pretrax.infer.cache import CacheKind, Pages, paged_attention
 from pretrax.jax_compat import pallas_results_vary_like
 from pretrax.model.architecture import Scores
-from pretrax.shardlib import i32, num
+from pretrax.shardlib import f32, i32, num
 
 _TPU_TOKENS = 512  # whose keys and values a kernel holds at a time
 _GPU_TOKENS = 128
@@ -36,7 +36,9 @@ class Kernel:
         return f'{self.name} ({self.reason})'
 
 
-def choose_kernel(platform: str, dtype: DTypeLike, d_head: int, page: int, kind: CacheKind, windows: bool) -> Kernel:
+def choose_kernel(
+    platform: str, dtype: DTypeLike, d_head: int, page: int, kind: CacheKind, windows: bool, sinks: bool = False
+) -> Kernel:
     """Chooses the kernel that writes tokens.
 
     Args:
@@ -46,11 +48,13 @@ def choose_kernel(platform: str, dtype: DTypeLike, d_head: int, page: int, kind:
         page: tokens in a page of the cache.
         kind: what keys and values are stored as.
         windows: whether some layers have a window.
+        sinks: whether heads have attention sinks.
     """
     native = {'cuda': 'pallas-gpu', 'gpu': 'pallas-gpu', 'tpu': 'pallas-tpu'}.get(platform)
     if native is None:
         return Kernel('plain', f'no kernel for {platform}')
     obstacle = {'pallas-gpu': _gpu_obstacle, 'pallas-tpu': _tpu_obstacle}[native](dtype, d_head, page, kind)
+    obstacle = 'it has no attention sinks' if sinks else obstacle
     if obstacle:
         return Kernel('plain', f'SLOW: not {native}, because {obstacle}')
     return Kernel(native, f'the kernel for {platform}' + ('; plain in layers with a window' if windows else ''))
@@ -87,10 +91,12 @@ def attention(
     table: i32['R/r/d/e blocks'],
     positions: i32['R/r/d/e C'],
     scores: Scores,
+    sinks: f32['H/t'] | None = None,
 ) -> num['R/r/d/e C H/t D']:
     """`cache.paged_attention` by a kernel, if it can."""
     if kernel.name == 'plain' or q.shape[1] > 1 or scores.window:
-        return paged_attention(q, pages, table, positions, scores)
+        return paged_attention(q, pages, table, positions, scores, sinks)
+    assert sinks is None, 'choose_kernel: kernels have no sinks'
     # A row without a token reads one of page 0, which belongs to nobody.
     lengths = jnp.maximum(positions[:, 0] + 1, 1)
     run = {'pallas-tpu': _tpu, 'pallas-gpu': _gpu}[kernel.name]

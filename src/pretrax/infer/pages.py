@@ -124,6 +124,7 @@ class SlotPages:
         ring_pages: of the layers with a window, page 0 included; 0: there are no such layers.
         ring_blocks: length of a slot's ring: the most blocks that one program sees and writes.
         window: the most tokens that a layer with a window sees, the query's own included.
+        reuse: whether a slot begins with the cached pages of its prompt.
 
     Attributes:
         full: i32[slots, blocks], the page of each block of `page_size` tokens; 0: none.
@@ -140,10 +141,11 @@ class SlotPages:
         ring_pages: int = 0,
         ring_blocks: int = 1,
         window: int = 0,
+        reuse: bool = True,
     ):
         self.full = np.zeros((slots, math.ceil(max_length / page_size)), np.int32)
         self.ring = np.zeros((slots, ring_blocks), np.int32)
-        self._page_size = page_size
+        self._page_size, self._reuse = page_size, reuse
         self._layers = []
         if pages:
             self._layers.append(_Layers(PagePool(pages), self.full, max_length, page_size))
@@ -209,7 +211,7 @@ class SlotPages:
         state = self._slots[slot]
         for block in range(state.length // self._page_size, length // self._page_size):
             state.key = self._key(state.key, tokens, block)
-            if state.version == self._version:
+            if self._reuse and state.version == self._version:
                 for layers, pages in zip(self._layers, state.pages, strict=True):
                     layers.pool.register(pages[block], state.key)
         state.length = length
@@ -238,6 +240,8 @@ class SlotPages:
         Every kind of layers needs the blocks that the next token sees.
         """
         keys, key, usable = [], b'', 0
+        if not self._reuse:
+            return keys
         last = [0] * len(self._layers)  # consecutive blocks up to the current one that are cached
         for block in range((len(prompt) - 1) // self._page_size):
             key = self._key(key, prompt, block)

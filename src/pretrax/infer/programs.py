@@ -50,6 +50,7 @@ class Chunk:
     positions: np.ndarray  # -1: padding
     full: np.ndarray
     ring: np.ndarray
+    slot: np.ndarray  # i32[shards], numbered in its shard
 
 
 def serving_mesh(mesh: Mesh, width: int) -> Mesh:
@@ -81,6 +82,8 @@ class Programs:
     def __init__(self, model: Model, mesh: Mesh, options: EngineOptions, draft: Model | None = None):
         if draft is not None:
             _check_draft(model, draft)
+        for one in (model, draft):
+            _check_states(one, options)
         self.options, t = options, mesh.shape['t']
         is_cached = isinstance(model, Transformer)
         widths = [one.arch.d_model for one in (model, draft) if isinstance(one, Transformer)]
@@ -101,6 +104,7 @@ class Programs:
     def _reader(self, model: Model, **places: bool) -> Reader:
         options = self.options
         if not isinstance(model, Transformer):
+            _check_without_cache(model, options)
             return Recomputed(model, self.mesh, self.slots, options.max_length)
         return CachedDecoder(
             model,
@@ -182,19 +186,19 @@ class Programs:
         """A chunk of padding."""
         tokens, positions = np.zeros((self.shards, size), np.int32), np.full((self.shards, size), -1, np.int32)
         full, ring = (np.zeros((self.shards, width), np.int32) for width in self._table_widths)
-        return Chunk(tokens, tokens.copy(), positions, full, ring)
+        return Chunk(tokens, tokens.copy(), positions, full, ring, np.zeros(self.shards, np.int32))
 
     def read(self, weights: tuple[Any, Any], caches: Any, chunk: Chunk) -> Any:
         """The caches after reading parts of prompts."""
         with jax.set_mesh(self.mesh):
-            places = self._place(chunk.tokens), self._place(chunk.positions), self._tables(chunk.full, chunk.ring)
+            places = self._place(chunk.tokens), self._place(chunk.positions), self._tables(chunk)
             return self._read(weights, caches, *places)
 
     def score(self, weights: tuple[Any, Any], caches: Any, chunk: Chunk) -> tuple[Any, Scored]:
         """Likewise, and what the model makes of their tokens."""
         with jax.set_mesh(self.mesh):
             rows = [self._place(x) for x in (chunk.tokens, chunk.targets, chunk.positions)]
-            caches, scored = self._score(weights, caches, *rows, self._tables(chunk.full, chunk.ring))
+            caches, scored = self._score(weights, caches, *rows, self._tables(chunk))
         return caches, jax.tree.map(np.asarray, scored)
 
     def write(
@@ -202,18 +206,43 @@ class Programs:
     ) -> tuple[Any, Written]:
         """Writes a block of tokens in every slot with a position, in at most `most` steps."""
         full, ring = (np.concatenate([getattr(memory, name) for memory in memories]) for name in ('full', 'ring'))
+        slot = np.tile(np.arange(self.slots // self.shards, dtype=np.int32), self.shards)
+        tables = Tables(full, ring, slot)
         with jax.set_mesh(self.mesh):
             placed = jax.tree.map(self._place, slots)
-            caches, written = self._write(weights, caches, placed, self._tables(full, ring), np.int32(most))
+            caches, written = self._write(weights, caches, placed, self._tables(tables), np.int32(most))
         return caches, jax.tree.map(np.asarray, written)
 
-    def _tables(self, full: np.ndarray, ring: np.ndarray) -> Tables:
-        return Tables(self._place(full), self._place(ring))
+    def _tables(self, rows: Tables | Chunk) -> Tables:
+        return Tables(*(self._place(np.asarray(x)) for x in (rows.full, rows.ring, rows.slot)))
 
     def _place(self, x: np.ndarray) -> jax.Array:
         """An array of rows, on the devices that have these rows."""
         sharding = make_shardings(i32['R/r/d/e']) if self.shards > 1 else NamedSharding(self.mesh, PartitionSpec())
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+
+def _check_without_cache(model: Model, options: EngineOptions) -> None:
+    for name, kind in (('weights', options.weights), ('cache', options.cache)):
+        if kind != 'compute':
+            raise UserError(
+                f'--{name} {kind}: {type(model).__name__} computes its own matrix products and has no cache\n'
+                f'leave out --{name}; model.name=transformer supports it'
+            )
+
+
+def _check_states(model: Model | None, options: EngineOptions) -> None:
+    if not isinstance(model, Transformer) or not model.arch.recurrent:
+        return
+    if options.proposed:
+        raise UserError(
+            'layers with a state cannot forget tokens that were proposed and then rejected\nleave out --propose and --draft'
+        )
+    if options.cache != 'compute' and not model.arch.n_heads:
+        raise UserError(
+            f'--cache {options.cache} is a format of keys and values, and this model has none: its states are f32\n'
+            'leave out --cache'
+        )
 
 
 def _check_draft(model: Model, draft: Model) -> None:

@@ -31,13 +31,25 @@ class Recomputed:
     def __init__(self, model: Model, mesh: Mesh, slots: int, max_length: int):
         self.max_length, self._slots = max_length, slots
         multiple = 32 * along('c t', mesh.shape)
-        self._length = min(multiple * math.ceil(max_length / multiple), model.max_length or math.inf)
+        self._length = int(min(multiple * math.ceil(max_length / multiple), model.max_length or math.inf))
         self._logits = model.logits if isinstance(model, AutomaticModel) else _per_device(model)
         with jax.set_mesh(mesh):
             weights = jax.eval_shape(model.init, jax.random.key(0))
-            logits = jax.eval_shape(self._logits, weights, jax.ShapeDtypeStruct((slots, self._length), jnp.int32))
-        self.columns = logits.shape[-1]
+            try:
+                self.columns = self._columns(weights)
+            except (TypeError, ValueError) as error:
+                if model.max_length in (None, self._length):
+                    raise
+                self._length = model.max_length  # some modules read texts of one length only
+                try:
+                    self.columns = self._columns(weights)
+                except (TypeError, ValueError):
+                    raise error from None
         self.vocab_size = model.vocab_size or self.columns
+
+    def _columns(self, weights: Any) -> int:
+        texts = jax.ShapeDtypeStruct((self._slots, self._length), jnp.int32)
+        return jax.eval_shape(self._logits, weights, texts).shape[-1]
 
     def prepare(self, weights: Any) -> Any:
         """The weights as they are."""

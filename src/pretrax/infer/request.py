@@ -1,7 +1,7 @@
 """What the engine is asked for, and what it answers. No JAX here: the server and its tests need no devices."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
 import numpy as np
@@ -13,6 +13,15 @@ MAX_BIASED = 300  # tokens with a logit bias
 MAX_LOGPROBS = 20  # likeliest tokens reported at a position
 
 type Finish = Literal['stop', 'length', 'cancelled']
+Pooling = Literal['mean', 'last', 'cls', 'min', 'max']
+# One vector f32 [M] from the hidden states of a text, f32 [L, M]; `cls` is the first token, as other servers call it.
+POOLINGS: dict[Pooling, Callable[[np.ndarray], np.ndarray]] = {
+    'mean': lambda states: states.mean(axis=0),
+    'last': lambda states: states[-1],
+    'cls': lambda states: states[0],
+    'min': lambda states: states.min(axis=0),
+    'max': lambda states: states.max(axis=0),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +50,7 @@ class Request:
     stop_ids: tuple[int, ...] = ()  # tokens that end the answer; the one that did is its last token
     logprobs: int | None = None  # report the log probability of each token, and the n likeliest tokens
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
-    embedding: Literal['mean', 'last'] | None = None  # report the hidden states after the last norm
+    embedding: Pooling | None = None  # report the hidden states after the last norm, pooled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +107,8 @@ def check_request(request: Request, max_length: int, vocab_size: int) -> None:
         raise UserError('the prompt is empty\ngive at least one token to continue')
     if request.max_tokens < 0:
         raise UserError(f'max_tokens is {request.max_tokens}\ngive 0 or more')
+    if request.embedding and request.max_tokens:
+        raise UserError(f'max_tokens is {request.max_tokens}, and an embedding is of a prompt alone\ngive 0')
     if prompt + request.max_tokens > max_length:
         raise UserError(
             f'the prompt has {prompt} tokens; with {request.max_tokens} new ones that is {prompt + request.max_tokens}, '

@@ -1,7 +1,7 @@
 """The weights of the decoder as inference multiplies by them: matrices in the compute dtype or in int8, layers apart.
 
 Letters: V vocabulary, M d_model, P positions, H query heads, K key/value heads, D head, F feed-forward, E experts,
-F_shared of the shared expert.
+F_expert feed-forward of an expert, F_shared of the shared expert.
 Training stacks the layers. A loop over tokens would copy a layer's slice for every token, which on a CPU takes longer than
 multiplying by it.
 """
@@ -16,9 +16,10 @@ from jax.typing import DTypeLike
 
 from pretrax.model.architecture import Architecture
 from pretrax.model.numerics import Formats
+from pretrax.model.stack import Stack
 from pretrax.model.transformer import Transformer
 from pretrax.model.weight_only import quantize
-from pretrax.model.weights import Layer, Weights, matrix_dimensions
+from pretrax.model.weights import Layer, Weights, layer_with, matrix_dimensions
 from pretrax.shardlib import all_gather, f32, make_shardings, num, pytree_dataclass
 
 type WeightKind = Literal['compute', 'int8']
@@ -32,11 +33,21 @@ class Scales:
     k: f32['K/t D'] | None = None
     v: f32['K/t D'] | None = None
     o: f32['M'] | None = None
+    q_direct: f32['H/t D_qk'] | None = None
+    q_a: f32['C_q'] | None = None
+    q_b: f32['H/t D_qk'] | None = None
+    kv_a: f32['C_kv'] | None = None
+    o_gate: f32['H/t D'] | None = None
+    linear_q: f32['N_key/t D_key'] | None = None
+    linear_k: f32['N_key/t D_key'] | None = None
+    linear_v: f32['N_state/t D_value'] | None = None
+    linear_z: f32['N_state/t D_value'] | None = None
+    linear_o: f32['M'] | None = None
     gate: f32['F/t'] | None = None
     up: f32['F/t'] | None = None
     down: f32['M'] | None = None
-    expert_gate: f32['E F/t'] | None = None
-    expert_up: f32['E F/t'] | None = None
+    expert_gate: f32['E F_expert/t'] | None = None
+    expert_up: f32['E F_expert/t'] | None = None
     expert_down: f32['E M'] | None = None
     shared_gate: f32['F_shared/t'] | None = None
     shared_up: f32['F_shared/t'] | None = None
@@ -66,6 +77,7 @@ class Outer:
     norm_bias: f32['M'] | None
     unembed: num['V/t M/d'] | None
     unembed_scale: f32['V/t'] | None
+    unembed_bias: f32['V/t'] | None
 
     def embedding(self) -> num['V/t M']:
         """The table of the embedding."""
@@ -87,8 +99,8 @@ class ServingWeights:
 def serving_weights(weights: Weights, model: Transformer, kind: WeightKind = 'compute') -> ServingWeights:
     """The weights of training, on any mesh, as inference multiplies by them on the mesh in force.
 
-    If `kind` is 'int8', two kinds of matrices stay in the compute dtype: those of experts that are sharded over e, and the
-    embedding table, where a token reads one row.
+    If `kind` is 'int8', three kinds of matrices stay in the compute dtype: those of experts that are sharded over e, the
+    embedding table, where a token reads one row, and `kv_b`, whose outputs are summed over in decoding.
     """
     placed = jax.tree.map(lambda w, like: jax.device_put(w, like.sharding), weights, model.abstract())
     return _program(model.arch, jnp.dtype(model.dtype), kind, jax.sharding.get_mesh())(placed)
@@ -97,30 +109,33 @@ def serving_weights(weights: Weights, model: Transformer, kind: WeightKind = 'co
 @functools.lru_cache(maxsize=8)
 def _program(arch: Architecture, dtype: DTypeLike, kind: WeightKind, mesh: Any) -> Any:
     """Compiled once, since a server that follows a run converts its weights again and again."""
-    make = functools.partial(_convert, dtype, kind, arch.n_layers, mesh.shape['e'])
+    make = functools.partial(_convert, dtype, kind, arch, mesh.shape['e'])
     layer = make_shardings(ServingLayer, mesh)
     shardings = ServingWeights(make_shardings(Outer, mesh), (layer,) * arch.n_layers)
     return jax.jit(make, out_shardings=shardings)
 
 
-def _convert(dtype: DTypeLike, kind: WeightKind, n_layers: int, e: int, w: Weights) -> ServingWeights:
+def _convert(dtype: DTypeLike, kind: WeightKind, arch: Architecture, e: int, w: Weights) -> ServingWeights:
     matrices = matrix_dimensions(w).layers
     layers, scales = {}, {}
     for field in dataclasses.fields(Layer):
         values, dimensions = getattr(w.layers, field.name), getattr(matrices, field.name)
         if dimensions is not None:
-            if kind == 'int8' and not (field.name.startswith('expert_') and e > 1):
+            exact = field.name == 'kv_b' or (field.name.startswith('expert_') and e > 1)
+            if kind == 'int8' and not exact:
                 inputs = dimensions.reduction_axis
                 values, scales[field.name] = quantize(values, inputs if isinstance(inputs, tuple) else (inputs,))
             else:
                 values = values.astype(dtype)
-        layers[field.name] = values
+        if values is not None:
+            layers[field.name] = values
     unembed, unembed_scale = w.unembed, None
     if kind == 'int8':
         unembed, unembed_scale = quantize(w.embed if unembed is None else unembed, (1,))
     elif unembed is not None:
         unembed = unembed.astype(dtype)
     positions = None if w.positions is None else w.positions.astype(dtype)
-    outer = Outer(w.embed.astype(dtype), positions, w.norm, w.norm_bias, unembed, unembed_scale)
-    stacked = ServingLayer(Layer(**layers), Scales(**scales))
-    return ServingWeights(outer, tuple(jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(n_layers)))
+    outer = Outer(w.embed.astype(dtype), positions, w.norm, w.norm_bias, unembed, unembed_scale, w.unembed_bias)
+    weights, scale = Stack(layers, arch.kinds), Stack(scales, arch.kinds)
+    each = [ServingLayer(layer_with(weights.layer(i)), Scales(**scale.layer(i))) for i in range(arch.n_layers)]
+    return ServingWeights(outer, tuple(each))

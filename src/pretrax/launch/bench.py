@@ -1,12 +1,12 @@
 """Runs the rows of a sweep one after another, each in its own process, which may fail, hang or be killed.
 
 `results.jsonl` has a line for each finished row. Its key is a digest of the configuration, the timing, the versions and
-the hardware. A row whose key is in the file is skipped, unless it failed, was killed or reached its time limit. This module
+the hardware. A row whose key is in the file is skipped, unless it failed, was killed or reached its time limit. A row that
+runs alone, as a job of its own does, has a directory of its own, `rows/N`, so that several can run at once. This module
 does not import JAX, which would occupy the devices that the rows need.
 """
 
 import contextlib
-import ctypes
 import datetime
 import hashlib
 import json
@@ -23,17 +23,21 @@ from pretrax.config import resolved_yaml, values_in_step
 from pretrax.errors import Report, UserError
 from pretrax.launch.local import devices_of
 from pretrax.launch.sweep import Row, Sweep
+from pretrax.machine.children import end_with_parent
 from pretrax.machine.cores import cpu_name, usable_cores
 from pretrax.machine.line_files import append_record, not_a_record, read_lines
 from pretrax.machine.locks import DirectoryLock, LockedError, lock_directory
 
 RESULTS = 'results.jsonl'
+ROWS = 'rows'
 FINAL = (
     'done',
     'too large',
     'out of memory',
     'refused',
 )  # the same if repeated; `failed`, `killed` and `time limit` may differ
+HARDWARE = ('pretrax', 'cpu', 'device', 'platform', 'count', 'jax', 'jaxlib')  # from `probe`, in each result
+_NOT_RUN = {'status': 'not run'}
 _STOP = (signal.SIGINT, signal.SIGTERM)
 _PROBE = """
 import json, jax, jaxlib
@@ -55,15 +59,19 @@ class Bench:
         command: program and arguments that time a row. The configuration, the file for the result, and the numbers of
             steps and of warm-up steps are appended.
         say: receives a line per row.
+        only: the number of a row, from 1. No other row runs, and only `rows/N` is written and locked.
     """
 
     def __init__(
         self, sweep: Sweep, rows: list[Row], directory: pathlib.Path, hardware: dict[str, Any], command: Sequence[str],
-        say: Callable[[str], None] = print,
+        say: Callable[[str], None] = print, only: int | None = None,
     ):  # fmt: skip
-        self._sweep, self._rows, self._directory, self._say = sweep, rows, directory, say
+        if only is not None and not 1 <= only <= len(rows):
+            raise UserError(f'row {only} does not exist: the sweep has the rows 1 to {len(rows)}')
+        self._sweep, self._rows, self._say, self._only = sweep, rows, say, only
+        self._directory = directory if only is None else directory / ROWS / str(only)
         self._hardware, self._command = hardware, command
-        self._lock = _locked(directory)
+        self._lock = _locked(self._directory)
         try:
             self._found = read_results(directory, say)
         except BaseException:
@@ -78,12 +86,13 @@ class Bench:
 
     def results(self) -> list[Result]:
         """The results so far, in the order of the rows; the status of the others is 'not run'."""
-        results = [self._found.get(self._key(row), {'status': 'not run'}) for row in self._rows]
-        return [{**found, 'changes': row.changes} for row, found in zip(self._rows, results, strict=True)]
+        return [{**self._found.get(self._key(row), _NOT_RUN), 'changes': row.changes} for row in self._rows]
 
     def run(self) -> Iterator[Result]:
         """Runs the rows without a final result, and yields each result once it is on disk."""
         for number, row in enumerate(self._rows, 1):
+            if self._only not in (None, number):
+                continue
             key = self._key(row)
             head = f'[{number}/{len(self._rows)}] {row.label}: '
             if self._found.get(key, {}).get('status') in FINAL:
@@ -97,10 +106,7 @@ class Bench:
             yield found
 
     def _key(self, row: Row) -> str:
-        values = values_in_step(row.config, inputs=True)
-        how = [row.devices, self._sweep.steps, self._sweep.warmup]
-        text = json.dumps([values, how, self._hardware], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return _key(self._sweep, row, self._hardware)
 
     def _run(self, key: str, row: Row) -> Result:
         """Runs one row. A failure of its process is a result, too."""
@@ -160,18 +166,41 @@ def measure_command() -> list[str]:
 
 
 def read_results(directory: pathlib.Path, report: Report = print) -> dict[str, Result]:
-    """{key: newest result} from `results.jsonl`. Other lines are reported and skipped."""
-    path = directory / RESULTS
-    found: dict[str, Result] = {}
-    if not path.is_file():
-        return found
-    with path.open('rb') as lines:
-        for line in read_lines(lines, _is_result):
-            if line.record is None:
-                report(not_a_record(path, line, 'a result'))
-            else:
-                found[line.record['key']] = line.record
-    return found
+    """{key: newest result}, from `results.jsonl` and those of rows that ran alone. Other lines are reported and skipped."""
+    found: list[Result] = []
+    for path in (directory / RESULTS, *sorted(directory.glob(f'{ROWS}/*/{RESULTS}'))):
+        if not path.is_file():
+            continue
+        with path.open('rb') as lines:
+            for line in read_lines(lines, _is_result):
+                if line.record is None:
+                    report(not_a_record(path, line, 'a result'))
+                else:
+                    found.append(line.record)
+    return {result['key']: result for result in sorted(found, key=lambda result: str(result.get('time', '')))}
+
+
+def earlier_results(
+    sweep: Sweep, rows: list[Row], directory: pathlib.Path, report: Report = print
+) -> tuple[list[Result], dict[str, Any]]:
+    """The newest result of each row on whatever hardware and with whatever versions, and what these were."""
+    found = list(read_results(directory, report).values())
+    hardware = [{name: result[name] for name in HARDWARE if name in result} for result in found]
+    different = list({json.dumps(one, sort_keys=True): one for one in hardware}.values())
+    newest = {result['key']: number for number, result in enumerate(found)}
+    results = []
+    for row in rows:
+        keys = (_key(sweep, row, one) for one in different)
+        last = max((newest[key] for key in keys if key in newest), default=None)
+        results.append({**(_NOT_RUN if last is None else found[last]), 'changes': row.changes})
+    facts = {name: sorted({str(one[name]) for one in different if name in one}) for name in HARDWARE}
+    return results, {name: ' and '.join(values) for name, values in facts.items() if values}
+
+
+def _key(sweep: Sweep, row: Row, hardware: dict[str, Any]) -> str:
+    values = values_in_step(row.config, inputs=True)
+    text = json.dumps([values, [row.devices, sweep.steps, sweep.warmup], hardware], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _is_result(record: dict[str, Any]) -> bool:
@@ -226,8 +255,7 @@ def _locked(directory: pathlib.Path) -> DirectoryLock:
 def _in_the_child() -> None:
     """Makes the process end with its parent, and be the first that Linux kills when memory runs out."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP)
+    end_with_parent(signal.SIGKILL)
     if sys.platform == 'linux':
-        die_with_parent = 1  # PR_SET_PDEATHSIG
-        ctypes.CDLL(None).prctl(die_with_parent, signal.SIGKILL)
         with open('/proc/self/oom_score_adj', 'w') as adjust:
             adjust.write('1000')

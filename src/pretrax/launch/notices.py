@@ -1,4 +1,4 @@
-"""The launcher notifies of a training that could not do so itself, for example because it was killed."""
+"""Notifications that the launcher sends for a training that could not, for example because it was killed."""
 
 import pathlib
 

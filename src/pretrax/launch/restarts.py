@@ -1,4 +1,4 @@
-"""Decides whether another attempt follows one that has ended. It knows no processes, so that any launcher can use it."""
+"""Decides whether another attempt follows one that has ended. It starts no process, so that any launcher can use it."""
 
 import dataclasses
 import signal
@@ -18,12 +18,14 @@ class Outcome:
         why: the reason, for the user.
         step: step of the newest checkpoint at that time; 0: there is none.
         lost: numbers of the processes that were killed or hung.
+        gone: numbers of the processes whose machine is gone.
     """
 
     code: int
     why: str
     step: int
     lost: tuple[int, ...] = ()
+    gone: tuple[int, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -86,20 +88,20 @@ def outcome(codes: dict[int, int], hung: tuple[int, ...], step: int) -> Outcome:
     return Outcome(TRY_AGAIN, f'exit code {TRY_AGAIN}: the training is not finished', step)
 
 
-def newest_checkpoint(run_dir: AnyPath) -> int:
-    """Step of the newest whole checkpoint; 0: there is none, or the bucket cannot be reached.
+def newest_checkpoint(run_dir: AnyPath, otherwise: int = 0) -> int:
+    """Step of the newest whole checkpoint; 0: there is none. `otherwise`: returned if the disk or bucket cannot be read.
 
     It is the largest number among the directory names; in a bucket, of those with a manifest. `pretrax.checkpoint` would
     check more, but imports JAX.
     """
     directory = run_dir / 'checkpoints'
-    if isinstance(directory, BucketPath):
-        try:
+    try:
+        if isinstance(directory, BucketPath):
             names = [name.partition('/')[0] for name in directory.files() if name.endswith('/manifest.json')]
-        except OSError:  # the processes report it
-            names = []
-    else:
-        names = [entry.name for entry in directory.iterdir()] if directory.is_dir() else []
+        else:
+            names = [entry.name for entry in directory.iterdir()] if directory.is_dir() else []
+    except OSError:  # the processes report it
+        return otherwise
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
 

@@ -41,22 +41,33 @@ def devices_per_process(config: RunConfig, processes: int, wanted: int | None) -
 def misfit(config: RunConfig, devices: int) -> str | None:
     """The reason why this configuration cannot be trained on `devices` devices; None: it can."""
     try:
-        check_batch(config.batch, resolve_mesh(config.mesh.plain(), devices, 'cpu'))
+        check_batch(config.batch, resolve_mesh(config.mesh.plain(), devices, platform=''))
     except UserError as error:
         return error.short_text()
     return None
 
 
+def restricted_to(devices: int | None) -> dict[str, str]:
+    """Environment of a process with this number of devices: the first GPUs, or simulated devices of the CPU."""
+    if devices is None:
+        return {}
+    return {'JAX_NUM_CPU_DEVICES': str(devices), 'JAX_LOCAL_DEVICE_IDS': ','.join(map(str, range(devices)))}
+
+
 def _devices_here() -> tuple[int, str]:
     """Number and name of the devices of this machine, without JAX, which would occupy them."""
+    gpus = gpus_here()
+    return (gpus, 'GPUs') if gpus else (usable_cores(), 'cores')
+
+
+def gpus_here() -> int:
+    """Number of GPUs of this machine that JAX would use."""
+    if os.environ.get('JAX_PLATFORMS', '') == 'cpu':
+        return 0
     visible = os.environ.get('CUDA_VISIBLE_DEVICES')
     if visible is None:
-        gpus = list(pathlib.Path('/dev').glob('nvidia[0-9]*'))
-    else:
-        gpus = [name for name in visible.split(',') if name and not name.startswith('-')]
-    if gpus and os.environ.get('JAX_PLATFORMS', '') != 'cpu':
-        return len(gpus), 'GPUs'
-    return usable_cores(), 'cores'
+        return len(list(pathlib.Path('/dev').glob('nvidia[0-9]*')))
+    return len([name for name in visible.split(',') if name and not name.startswith('-')])
 
 
 def _written(axes: dict[str, int]) -> str:

@@ -24,7 +24,7 @@ from pretrax.config.schema import Count, Positive, Section
 from pretrax.config.show import value_text
 from pretrax.config.source import Places, locate_beside, read_file
 from pretrax.errors import UserError
-from pretrax.storage import AnyPath
+from pretrax.storage import AnyPath, locate
 
 DEVICES = 'devices'
 MOST_ROWS = 10_000
@@ -95,6 +95,12 @@ def read_sweep(path: AnyPath, run_dir: pathlib.Path) -> tuple[Sweep, list[Row]]:
         raise UserError(f'{place(("base",))}: base: {error}') from error
     rows = [_row(path, base, number, sweep.change, own, run_dir) for number, own in enumerate(changes, 1)]
     return sweep, rows
+
+
+def is_sweep(text: str) -> bool:
+    """Whether a user means a sweep by this: a file with `base`, which no configuration has. Raises UserError."""
+    path = locate(text)
+    return path.is_file() and 'base' in read_file(path).values
 
 
 def _row(

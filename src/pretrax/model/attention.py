@@ -1,8 +1,11 @@
 """Attention: the projections of a layer, and causal attention inside documents.
 
-Letters: B batch, L length, M d_model, H query heads, K key/value heads, G query heads per key/value head, D head, S keys.
+Letters: B batch, L length, M d_model, H query heads, K key/value heads, G query heads per key/value head, D head, D_qk query
+or key (D, but in latent attention), S keys.
 No token sees another document, and no L x L matrix is materialized for a long sequence.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -10,35 +13,64 @@ import numpy as np
 
 from pretrax.model.architecture import Scores
 from pretrax.model.attention_kernels import Kernel, cudnn, splash
+from pretrax.model.chunked_attention import attention_segments
 from pretrax.model.context import ring_attention
+from pretrax.model.dropout import drop_probabilities, seeds_of_heads
+from pretrax.model.latent_attention import latent_queries_keys_values
 from pretrax.model.layers import LayerSpec, Tokens
 from pretrax.model.matmul import add_bias, product
 from pretrax.model.norm import norm, qk_norm
-from pretrax.model.rope import rotate
+from pretrax.model.rope import rotate, tempered
 from pretrax.model.softcap import softcap
 from pretrax.model.weights import Layer
 from pretrax.model.xla_cpu import query_key_products, weighted_values
-from pretrax.shardlib import all_gather, all_to_all, axis_size, bool_, i32, num, psum_scatter, save, typechecked
+from pretrax.shardlib import (
+    all_gather,
+    all_to_all,
+    axis_index,
+    axis_size,
+    bool_,
+    f32,
+    i32,
+    num,
+    psum_scatter,
+    save,
+    typechecked,
+    u32,
+    vary_together,
+)
 
 BLOCK = 512  # queries that the blockwise kernel handles at once in sequences that are longer than this
 SHORT = 128  # and in shorter ones
 
 
+# Gets the queries, the keys, the segments of attention and the scores of a layer
+Observer = Callable[[jax.Array, jax.Array, jax.Array, Scores], None]
+
+
 @typechecked
-def attention(h: num['B/r/d/e L/c/t M'], w: Layer, tokens: Tokens, layer: LayerSpec) -> num['B/r/d/e L/c/t M']:
+def attention(
+    h: num['B/r/d/e L/c/t M'], w: Layer, tokens: Tokens, layer: LayerSpec, observe: Observer | None = None
+) -> num['B/r/d/e L/c/t M']:
     """Self-attention of a layer, between its projections. Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2."""
     q, k, v = queries_keys_values(h, w, tokens.positions, layer)
     scores, plan = layer.arch.scores(layer.kind), layer.plan
-    y = context_parallel_attention(q, k, v, tokens.segments, plan.kernel, scores, plan.context)
-    return output_projection(y, w, layer)
+    segments = attention_segments(tokens.segments, tokens.positions, scores)
+    if observe is not None:
+        observe(q, k, segments, scores)
+    seeds = layer.seeds('attention probabilities', tokens, scores.dropout)
+    y = context_parallel_attention(q, k, v, segments, plan.kernel, scores, plan.context, w.sinks, seeds)
+    return output_projection(gate_output(y, h, w, layer), w, layer)
 
 
 @typechecked
 def queries_keys_values(
     h: num['B/r/d/e L/c/t M'], w: Layer, positions: i32['B/r/d/e L/c'], layer: LayerSpec
-) -> tuple[num['B/r/d/e L/c H/t D'], num['B/r/d/e L/c K/t D'], num['B/r/d/e L/c K/t D']]:
+) -> tuple[num['B/r/d/e L/c H/t D_qk'], num['B/r/d/e L/c K/t D_qk'], num['B/r/d/e L/c K/t D']]:
     """The projections of h, with norms and rotary positions if the family has them."""
     arch, formats = layer.arch, layer.formats
+    if arch.kv_rank:
+        return latent_queries_keys_values(h, w, positions, layer)
     h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', h)
     w_q = layer.gather('q', 'M/d H/t D -> M H/t D', w, h)
     q = add_bias(product('B/r/d/e L/c M, M H/t D -> B/r/d/e L/c H/t D', h, w_q, formats['q']), w.q_bias)
@@ -48,10 +80,27 @@ def queries_keys_values(
     v = add_bias(product('B/r/d/e L/c M, M K/t D -> B/r/d/e L/c K/t D', h, w_v, formats['v']), w.v_bias)
     if arch.qk_norm == 'none':
         q, k = save(rotate(q, positions, layer.kind), 'q'), save(rotate(k, positions, layer.kind), 'k')
+    elif arch.qk_norm == 'l2':
+        q, k = rotate(save(q, 'q'), positions, layer.kind), rotate(save(k, 'k'), positions, layer.kind)
+        if layer.kind.rope_base is not None:
+            q, k = qk_norm(q, None, None, arch), qk_norm(k, None, None, arch)
     else:  # saved before the norm, because its backward pass needs its input
         q = rotate(qk_norm(save(q, 'q'), w.q_norm, w.q_full_norm, arch), positions, layer.kind)
         k = rotate(qk_norm(save(k, 'k'), w.k_norm, w.k_full_norm, arch), positions, layer.kind)
-    return q, k, save(v, 'v')
+    return tempered(q, positions, layer.kind, arch), k, save(v, 'v')
+
+
+@typechecked
+def gate_output(
+    y: num['B/r/d/e L/c H/t D'], h: num['B/r/d/e L/c/t M'], w: Layer, layer: LayerSpec
+) -> num['B/r/d/e L/c H/t D']:
+    """y * sigmoid(h W), if the family gates its heads. Qiu et al. 2025, arXiv:2505.06708, section 2.2."""
+    if w.o_gate is None:
+        return y
+    h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', h)
+    w_gate = layer.gather('o_gate', 'M/d H/t D -> M H/t D', w, h)
+    gate = save(product('B/r/d/e L/c M, M H/t D -> B/r/d/e L/c H/t D', h, w_gate, layer.formats['o_gate']), 'gate')
+    return (y.astype(jnp.float32) * jax.nn.sigmoid(gate.astype(jnp.float32))).astype(y.dtype)
 
 
 @typechecked
@@ -65,56 +114,82 @@ def output_projection(y: num['B/r/d/e L/c H/t D'], w: Layer, layer: LayerSpec) -
 
 @typechecked
 def context_parallel_attention(
-    q: num['B/r/d/e L/c H/t D'],
-    k: num['B/r/d/e L/c K/t D'],
+    q: num['B/r/d/e L/c H/t D_qk'],
+    k: num['B/r/d/e L/c K/t D_qk'],
     v: num['B/r/d/e L/c K/t D'],
     segments: i32['B/r/d/e L/c'],
     kernel: Kernel,
     scores: Scores,
     context: str,
+    sinks: f32['H/t'] | None = None,
+    seeds: u32['B/r/d/e L/c two'] | None = None,
 ) -> num['B/r/d/e L/c H/t D']:
-    """Attention of sequences that are sharded over c. `context` is 'ring' or 'all_to_all'; see context.py."""
+    """Attention of sequences that are sharded over c. `context` is 'ring' or 'all_to_all'; see context.py.
+
+    `sinks` are scores of each head that every query has beside those of its keys, and that have no value: attention to them
+    is attention to nothing. Xiao et al. 2023, arXiv:2309.17453, section 3.3; OpenAI 2025, arXiv:2508.10925, section 2.2.
+    `seeds` are random words of each query, for dropout of its probabilities.
+    """
     if context == 'ring':
-        return ring_attention(q, k, v, segments, scores)
-    q = all_to_all('B/r/d/e L/c H/t D -> B/r/d/e L H/t/c D', q)
-    k = all_to_all('B/r/d/e L/c K/t D -> B/r/d/e L K/t/c D', k)
+        return ring_attention(q, k, v, segments, scores, sinks, seeds)
+    if sinks is not None:  # of the heads that this device gets
+        n = sinks.shape[0] // axis_size('c')
+        sinks = jax.lax.dynamic_slice_in_dim(vary_together(q, sinks)[1], axis_index('c') * n, n)
+    q = all_to_all('B/r/d/e L/c H/t D_qk -> B/r/d/e L H/t/c D_qk', q)
+    k = all_to_all('B/r/d/e L/c K/t D_qk -> B/r/d/e L K/t/c D_qk', k)
     v = all_to_all('B/r/d/e L/c K/t D -> B/r/d/e L K/t/c D', v)
-    out = attend(q, k, v, all_gather('B/r/d/e L/c -> B/r/d/e L', segments), kernel, scores)
+    if seeds is not None:
+        seeds = all_gather('B/r/d/e L/c two -> B/r/d/e L two', seeds)
+    out = attend(q, k, v, all_gather('B/r/d/e L/c -> B/r/d/e L', segments), kernel, scores, sinks, seeds)
     out = all_to_all('B/r/d/e L H/t/c D -> B/r/d/e L/c H/t D', out)
     return save(out, 'attention') if axis_size('c') > 1 else out
 
 
 @typechecked
 def attend(
-    q: num['B/r/d/e L H/t/c D'],
-    k: num['B/r/d/e L K/t/c D'],
+    q: num['B/r/d/e L H/t/c D_qk'],
+    k: num['B/r/d/e L K/t/c D_qk'],
     v: num['B/r/d/e L K/t/c D'],
     segments: i32['B/r/d/e L'],
     kernel: Kernel,
     scores: Scores,
+    sinks: f32['H/t/c'] | None = None,
+    seeds: u32['B/r/d/e L two'] | None = None,
 ) -> num['B/r/d/e L H/t/c D']:
     """softmax(q k^T / sqrt(D)) v over earlier tokens of a document, in the chosen kernel.
 
     The result is saved as 'attention', and so are the sums of the softmax that the kernel's backward pass needs.
     """
-    kernels = {'cudnn': cudnn, 'splash': splash, 'blockwise': _blockwise}
-    return kernels[kernel.name](q, k, v, segments, kernel, scores)
+    if kernel.name == 'blockwise':
+        return _blockwise(q, k, v, segments, scores, sinks, seeds)
+    assert seeds is None, 'choose_kernel: fused kernels drop no probabilities'
+    return {'cudnn': cudnn, 'splash': splash}[kernel.name](q, k, v, segments, kernel, scores, sinks)
 
 
 def dot_product_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, visible: bool_['B L S'], scores: Scores
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    visible: bool_['B L S'],
+    scores: Scores,
+    sinks: f32['H'] | None = None,
+    seeds: u32['B L K G two'] | None = None,
+    first_key: int = 0,
 ) -> jax.Array:
     """softmax(q k^T / sqrt(D)) v over the visible keys. Vaswani et al. 2017, arXiv:1706.03762, eq. 1.
 
     Args:
         q: queries [B, L, H, D] on one device; heads are not shared between devices.
         k: keys [B, S, K, D].
-        v: values [B, S, K, D].
+        v: values [B, S, K, D]; their width may differ.
         visible: whether a query sees a key.
         scores: the divisor, sqrt(D) in most families, and the soft cap.
+        sinks: one more score of each head, without a value.
+        seeds: random words of each query and head, for dropout of the probabilities; None: none are dropped.
+        first_key: the place of the first key in the sequence, for dropout.
 
     Returns:
-        [B, L, H, D] in the dtype of q. The scores and the softmax are f32.
+        [B, L, H, D of v] in the dtype of v. The scores and the softmax are f32.
     """
     B, L, H, D = q.shape
     K = k.shape[2]
@@ -122,26 +197,34 @@ def dot_product_attention(
     grouped = jnp.moveaxis(q.reshape(B, L, K, H // K, D), 1, 3)  # [B, K, G, L, D]
     score = softcap(query_key_products(grouped, k) / scores.divisor, scores.softcap)  # [B, K, G, L, S]
     masked = jnp.where(visible[:, None, None], score, jnp.finfo(jnp.float32).min)
-    probability = save(jax.nn.softmax(masked, axis=-1).astype(v.dtype), 'probability')
-    return jnp.moveaxis(weighted_values(probability, v), 3, 1).reshape(q.shape)
+    if sinks is None:
+        probability = jax.nn.softmax(masked, axis=-1)
+    else:
+        more = jnp.broadcast_to(sinks.reshape(K, H // K, 1, 1), (*masked.shape[:-1], 1))
+        probability = jax.nn.softmax(jnp.concatenate([masked, more], axis=-1), axis=-1)[..., :-1]
+    if seeds is not None:
+        probability = drop_probabilities(probability, jnp.moveaxis(seeds, 1, 3), first_key, scores.dropout)
+    probability = save(probability.astype(v.dtype), 'probability')
+    return jnp.moveaxis(weighted_values(probability, v), 3, 1).reshape(B, L, H, -1)
 
 
 def _blockwise(
-    q: num['B/r/d/e L H/t/c D'],
-    k: num['B/r/d/e L K/t/c D'],
+    q: num['B/r/d/e L H/t/c D_qk'],
+    k: num['B/r/d/e L K/t/c D_qk'],
     v: num['B/r/d/e L K/t/c D'],
     segments: i32['B/r/d/e L'],
-    kernel: Kernel,
     scores: Scores,
+    sinks: f32['H/t/c'] | None,
+    seeds: u32['B/r/d/e L two'] | None,
 ) -> num['B/r/d/e L H/t/c D']:
     """Plain XLA: blocks of queries, each with the keys that it may see, which is about half of them.
 
     In a long sequence, the probabilities of one block exist at a time, and the backward pass computes them again.
     """
-    del kernel
     length = q.shape[1]
+    of_heads = None if seeds is None else seeds_of_heads(seeds, k.shape[2], q.shape[2], 't c')
     is_long = length > BLOCK
-    size, attend_block = (BLOCK, jax.checkpoint(_block, static_argnums=(0, 1))) if is_long else (SHORT, _block)
+    size, attend_block = (BLOCK, jax.checkpoint(_block, static_argnums=(0, 1, 2))) if is_long else (SHORT, _block)
     outputs = []
     for start in range(0, length, size):
         first = max(0, start - scores.window + 1) if scores.window else 0  # the first key that the block sees
@@ -151,20 +234,24 @@ def _blockwise(
             # A block begins when the one before is done; otherwise XLA computes all at once, in L^2 memory.
             q_block, outputs[-1] = jax.lax.optimization_barrier((q_block, outputs[-1]))
         arrays = q_block, k[:, keys], v[:, keys], segments[:, queries], segments[:, keys]
-        outputs.append(attend_block(scores, start - first, *arrays))
+        own = None if of_heads is None else of_heads[:, queries]
+        outputs.append(attend_block(scores, start - first, first, *arrays, sinks, own))
     return save(jnp.concatenate(outputs, axis=1), 'attention')
 
 
 def _block(
     scores: Scores,
     start: int,
+    first_key: int,
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
     q_segments: i32['B L'],
     k_segments: i32['B S'],
+    sinks: f32['H'] | None,
+    seeds: u32['B L K G two'] | None,
 ) -> jax.Array:
-    """Attention of a block of queries, the first of which is at the position of key number `start`."""
+    """Attention of a block of queries. The first query is at the position of `k[:, start]`."""
     distance = np.arange(start, start + q.shape[1])[:, None] - np.arange(k.shape[1])[None, :]
     visible = scores.sees(distance) & (q_segments[:, :, None] == k_segments[:, None, :])
-    return dot_product_attention(q, k, v, visible, scores)
+    return dot_product_attention(q, k, v, visible, scores, sinks, seeds, first_key)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -11,7 +12,8 @@ from jax.typing import DTypeLike
 from pretrax.errors import UserError
 from pretrax.jax_compat import cudnn_attention, pallas_results_vary_like
 from pretrax.model.architecture import Scores
-from pretrax.shardlib import i32, num, save
+from pretrax.model.chunked_attention import consecutive, most_segments
+from pretrax.shardlib import f32, i32, num, save
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +36,10 @@ def choose_kernel(
     sequence_length: int,
     documents_per_row: int | None,
     softcap: float = 0.0,
+    d_value: int | None = None,
+    sinks: bool = False,
+    dropout: float = 0.0,
+    chunk: int = 0,
 ) -> Kernel:
     """Chooses an attention kernel.
 
@@ -41,19 +47,30 @@ def choose_kernel(
         wanted: 'auto', or a kernel by name.
         platform: 'cpu', 'cuda' (or 'gpu'), 'tpu', ...
         dtype: compute dtype.
-        d_head: width of a head.
+        d_head: width of a query or key head.
+        d_value: width of a value head.
         sequence_length: L.
         documents_per_row: an upper bound on the documents per row of data; None if unknown.
         softcap: of the scores; 0: none. Every kernel supports windows.
+        sinks: whether heads have attention sinks.
+        dropout: of attention probabilities.
+        chunk: tokens in a chunk of layers with chunked attention; 0: there are none.
 
     Raises:
         UserError: the wanted kernel cannot run here.
     """
+    most = documents_per_row
+    if chunk and most is not None:
+        most = most_segments(most, sequence_length, chunk)
     obstacles = {
-        'cudnn': _cudnn_obstacle(platform, dtype, d_head, documents_per_row, softcap),
-        'splash': _splash_obstacle(platform, sequence_length, d_head),
+        'cudnn': _cudnn_obstacle(platform, dtype, d_head, most, softcap, sinks)
+        or (_cudnn_obstacle(platform, dtype, d_value, most, softcap, sinks) if d_value else None),
+        'splash': _splash_obstacle(platform, sequence_length, math.gcd(d_head, d_value or d_head)),
         'blockwise': None,
     }
+    if dropout:
+        why = f'it cannot drop attention probabilities (model.attention_dropout = {dropout:g}) as on any other mesh'
+        obstacles |= {name: why for name in ('cudnn', 'splash') if not obstacles[name]}
     if wanted != 'auto':
         if obstacles[wanted]:
             raise UserError(f'model.attention={wanted} cannot run: {obstacles[wanted]}\nuse model.attention=auto')
@@ -67,7 +84,7 @@ def choose_kernel(
 
 
 def _cudnn_obstacle(
-    platform: str, dtype: DTypeLike, d_head: int, documents_per_row: int | None, softcap: float
+    platform: str, dtype: DTypeLike, d_head: int, documents_per_row: int | None, softcap: float, sinks: bool
 ) -> str | None:
     if platform not in ('cuda', 'gpu'):
         return f'it needs an NVIDIA GPU, not {platform}'
@@ -75,10 +92,12 @@ def _cudnn_obstacle(
         return f'it computes in bf16 or f16, not {jnp.dtype(dtype).name}'
     if softcap:
         return f'it does not support a soft cap of the scores, which is {softcap:g}'
+    if sinks and documents_per_row != 1:
+        return 'it supports attention sinks only with one document or chunk per row'
     if d_head % 8 or d_head > 256:
         return f'it needs d_head to be a multiple of 8 up to 256, not {d_head}'
     if documents_per_row is None or documents_per_row > 128:
-        return f'it supports at most 128 documents per row, not {documents_per_row or "an unknown number"}'
+        return f'it supports at most 128 documents or chunks per row, not {documents_per_row or "an unknown number"}'
     return None
 
 
@@ -91,18 +110,25 @@ def _splash_obstacle(platform: str, sequence_length: int, d_head: int) -> str | 
 
 
 def cudnn(
-    q: num['B/r/d/e L H/t/c D'],
-    k: num['B/r/d/e L K/t/c D'],
+    q: num['B/r/d/e L H/t/c D_qk'],
+    k: num['B/r/d/e L K/t/c D_qk'],
     v: num['B/r/d/e L K/t/c D'],
     segments: i32['B/r/d/e L'],
     kernel: Kernel,
     scores: Scores,
+    sinks: f32['H/t/c'] | None = None,
 ) -> num['B/r/d/e L H/t/c D']:
-    """NVIDIA's fused kernel. It has no segment mask: documents are packed sequences, described by offsets."""
+    """NVIDIA's fused kernel. It has no segment mask: documents are packed sequences, described by offsets.
+
+    It has no sinks either. They are added to the sums of its softmax, and the backward kernel computes with these.
+    """
     kernels = cudnn_attention()
     documents = kernel.documents_per_row or 1
+    if scores.chunked:
+        documents, segments = most_segments(documents, q.shape[1], scores.window), consecutive(segments)
+    assert sinks is None or documents == 1, 'choose_kernel: the sums of packed documents have another shape'
     mask = kernels.MaskType.CAUSAL if documents == 1 else kernels.MaskType.PADDING_CAUSAL
-    window = scores.window if scores.window < q.shape[1] else 0
+    window = scores.window if scores.window < q.shape[1] and not scores.chunked else 0
 
     def fused(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, with_sums: bool) -> Any:
         lengths, offsets = packed_documents(segments, documents) if documents > 1 else (None, None)
@@ -112,21 +138,53 @@ def cudnn(
         )  # fmt: skip
 
     @jax.custom_vjp
-    def call(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
-        return save(fused(q, k, v, segments, with_sums=False), 'attention')
+    def call(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, sinks: jax.Array | None) -> jax.Array:
+        if sinks is None:
+            return save(fused(q, k, v, segments, with_sums=False), 'attention')
+        out, sums = fused(q, k, v, segments, with_sums=True)
+        return save(with_sinks(out, sums, sinks)[0], 'attention')
 
-    def forward(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> tuple[jax.Array, Any]:
+    def forward(
+        q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, sinks: jax.Array | None
+    ) -> tuple[jax.Array, Any]:
         run = functools.partial(fused, segments=segments, with_sums=True)
         out, pullback, sums = jax.vjp(run, q, k, v, has_aux=True)
+        known = (out, sums) if sinks is None else with_sinks(out, sums, sinks)
         # The backward kernel needs both. The pullback holds them without a name, so they would be computed again.
-        named = {id(x): save(x, 'attention') for x in (out, sums)}
-        return named[id(out)], jax.tree.map(lambda x: named.get(id(x), x), pullback)
+        named = {id(x): save(y, 'attention') for x, y in zip((out, sums), known, strict=True)}
+        held = {id(x) for x in jax.tree.leaves(pullback)}
+        assert sinks is None or held >= named.keys(), 'the backward kernel would compute as if there were no sinks'
+        pullback = jax.tree.map(lambda x: named.get(id(x), x), pullback)
+        return named[id(out)], (pullback, sinks, None if sinks is None else (named[id(out)], named[id(sums)]))
 
-    def backward(pullback: Any, d_out: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
-        return (*pullback(d_out), None)
+    def backward(residuals: Any, d_out: jax.Array) -> tuple:
+        pullback, sinks, known = residuals
+        return (*pullback(d_out), None, None if sinks is None else sink_gradient(sinks, known[0], known[1], d_out))
 
     call.defvjp(forward, backward)
-    return call(q, k, v, segments)
+    return call(q, k, v, segments, sinks)
+
+
+def with_sinks(out: num['B L H D'], sums: f32['B H L'], sinks: f32['H']) -> tuple[num['B L H D'], f32['B H L']]:
+    """Attention with one more score of each head, which has no value, from attention without it.
+
+    Args:
+        out: softmax(scores) v.
+        sums: logsumexp(scores).
+        sinks: the scores.
+
+    Returns:
+        The output, and the logsumexp of all scores.
+    """
+    kept = jax.nn.sigmoid(sums - sinks[:, None])  # the weight of all keys together
+    more = jnp.logaddexp(sums, sinks[:, None])
+    return (out.astype(jnp.float32) * jnp.moveaxis(kept, 1, 2)[..., None]).astype(out.dtype), more
+
+
+def sink_gradient(sinks: f32['H'], out: num['B L H D'], sums: f32['B H L'], d_out: num['B L H D']) -> f32['H']:
+    """The gradient of the sinks: that of a score whose value is zero."""
+    mean = jnp.einsum('blhd,blhd->bhl', out, d_out, preferred_element_type=jnp.float32)
+    return -jnp.sum(jnp.exp(sinks[:, None] - sums) * mean, axis=(0, 2))
 
 
 def packed_documents(segments: i32['B L'], documents: int) -> tuple[i32['B N'], i32['B N_1']]:
@@ -148,12 +206,13 @@ def packed_documents(segments: i32['B L'], documents: int) -> tuple[i32['B N'], 
 
 
 def splash(
-    q: num['B/r/d/e L H/t/c D'],
-    k: num['B/r/d/e L K/t/c D'],
+    q: num['B/r/d/e L H/t/c D_qk'],
+    k: num['B/r/d/e L K/t/c D_qk'],
     v: num['B/r/d/e L K/t/c D'],
     segments: i32['B/r/d/e L'],
     kernel: Kernel,
     scores: Scores,
+    sinks: f32['H/t/c'] | None = None,
 ) -> num['B/r/d/e L H/t/c D']:
     """The Pallas kernel for TPUs, with segment ids."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
@@ -165,28 +224,31 @@ def splash(
     seen = masks.LocalMask(square, (scores.window - 1, 0), 0) if scores.window else masks.CausalMask(square)
     mask = masks.MultiHeadMask([seen] * heads)
 
-    def fused(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
+    def fused(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, sinks: jax.Array | None) -> jax.Array:
         attention = kernels.make_splash_mha_single_device(
             mask, attn_logits_soft_cap=scores.softcap or None, residual_checkpoint_name='attention'
         )
         q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
-        out = jax.vmap(attention)(q / scores.divisor, k, v, kernels.SegmentIds(segments, segments))
+        run = jax.vmap(lambda q, k, v, ids: attention(q, k, v, ids, sinks=sinks))
+        out = run(q / scores.divisor, k, v, kernels.SegmentIds(segments, segments))
         return jnp.swapaxes(out, 1, 2)
 
     # The kernel does not declare that its results and gradients vary over the mesh as the queries do.
     kind = jax.typeof(q).manual_axis_type
 
     @jax.custom_vjp
-    def call(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
-        return forward(q, k, v, segments)[0]
+    def call(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None, segments: jax.Array) -> jax.Array:
+        return forward(q, k, v, sinks, segments)[0]
 
-    def forward(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> tuple[jax.Array, Any]:
+    def forward(
+        q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None, segments: jax.Array
+    ) -> tuple[jax.Array, Any]:
         with pallas_results_vary_like(kind):
-            return jax.vjp(lambda q, k, v: fused(q, k, v, segments), q, k, v)
+            return jax.vjp(lambda q, k, v, sinks: fused(q, k, v, segments, sinks), q, k, v, sinks)
 
-    def backward(pullback: Any, d_out: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    def backward(pullback: Any, d_out: jax.Array) -> tuple:
         with pallas_results_vary_like(kind):
             return (*pullback(d_out), None)
 
     call.defvjp(forward, backward)
-    return call(q, k, v, segments)
+    return call(q, k, v, sinks, segments)

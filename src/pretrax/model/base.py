@@ -4,6 +4,7 @@ A model of your own derives from `Model` and defines `Weights`, `init` and `loss
 `examples/my_model.py` is one in 20 lines.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from pretrax.errors import UserError
 from pretrax.model.architecture import Architecture
+from pretrax.model.dropout import token_seeds
 from pretrax.model.loss import Batch, LossTerms
 from pretrax.model.plan import ExecutionPlan
 from pretrax.shardlib import f32, i32, make_shardings, num
@@ -77,6 +79,12 @@ class Model:
         """
         raise NotImplementedError(f'{type(self).__name__}.loss')
 
+    def with_seeds(self, batch: Batch, key: jax.Array | None = None) -> Batch:
+        """The batch of a step with random words of each token, if a decoder has dropout. Under `jit`, of whole arrays."""
+        if key is None or self.arch is None or not self.arch.drops:
+            return batch
+        return dataclasses.replace(batch, seeds=token_seeds(key, batch.tokens.shape, self.column_order))
+
     def denominators(self, batch: Batch) -> dict[str, f32['']]:
         """The denominators of `loss`, computed from the batch alone. The default is that of a loss of one term, 'nll'."""
         return {'nll': jnp.sum(batch.mask)}
@@ -85,6 +93,11 @@ class Model:
         """Metrics from the tables of `loss`, summed over a step."""
         del tables
         return {}
+
+    def adjust(self, weights: Any, tables: dict[str, f32['rows columns']]) -> Any:
+        """The weights after a step, with what no gradient moves; `tables` are those of `loss`, summed over the step."""
+        del tables
+        return weights
 
     def logits(self, weights: Any, tokens: i32['B/r/d/e L/c']) -> num['B/r/d/e L/c V/t']:
         """The logits of whole sequences, one document per row. Runs per device. A model that has them can generate text.

@@ -1,6 +1,7 @@
 """Context parallelism: attention over sequences that are sharded over the mesh axis c, and the order of their columns.
 
-Letters: B batch, L length, H query heads, K key/value heads, G query heads per key/value head, D head, C chunk.
+Letters: B batch, L length, H query heads, K key/value heads, G query heads per key/value head, D head, D_qk query or key
+(D, but in latent attention), C chunk.
 
 `all_to_all` (Jacobs et al. 2023, arXiv:2309.14509) gives each device whole sequences of some heads, for any kernel. `ring`
 (Liu et al. 2023, arXiv:2310.01889) keeps the queries where they are and sends keys and values around a ring; each device
@@ -12,7 +13,7 @@ their columns in that order (`column_order`), with their positions and segments.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +21,10 @@ import numpy as np
 
 from pretrax.errors import UserError
 from pretrax.model.architecture import Architecture, Scores
+from pretrax.model.dropout import drop_probabilities, seeds_of_heads
 from pretrax.model.loss import Batch
 from pretrax.model.softcap import softcap
-from pretrax.shardlib import axis_index, axis_size, bool_, f32, i32, num, ppermute, save, vary_together
+from pretrax.shardlib import axis_index, axis_size, bool_, f32, i32, num, ppermute, save, u32, vary_together
 
 BLOCK = 512  # queries whose scores exist at once
 HIDDEN = -1e30  # the score of an invisible key; finite, so that a row without visible keys gives no NaN
@@ -92,21 +94,26 @@ def local_columns(batch: Batch, context: str) -> i32['L/c']:
 
 
 def ring_attention(
-    q: num['B/r/d/e L/c H/t D'],
-    k: num['B/r/d/e L/c K/t D'],
+    q: num['B/r/d/e L/c H/t D_qk'],
+    k: num['B/r/d/e L/c K/t D_qk'],
     v: num['B/r/d/e L/c K/t D'],
     segments: i32['B/r/d/e L/c'],
     scores: Scores,
+    sinks: f32['H/t'] | None = None,
+    seeds: u32['B/r/d/e L/c two'] | None = None,
 ) -> num['B/r/d/e L/c H/t D']:
     """Attention of sequences whose columns are in `column_order`."""
-    return _ring(scores, *vary_together(q, k, v), segments)
+    of_heads = None if seeds is None else seeds_of_heads(seeds, k.shape[2], q.shape[2], 't')
+    if sinks is None:
+        return _ring(scores, *vary_together(q, k, v), None, segments, of_heads)
+    return _ring(scores, *vary_together(q, k, v, sinks), segments, of_heads)
 
 
 # Types below are those of one device: H, K and B are its own.
 class Keys(NamedTuple):
     """What travels around the ring: keys, values and documents of two chunks."""
 
-    k: num['B C2 K D']
+    k: num['B C2 K D_qk']
     v: num['B C2 K D']
     segments: i32['B C2']
 
@@ -114,17 +121,18 @@ class Keys(NamedTuple):
 class Chunk(NamedTuple):
     """Keys, values and documents of one chunk, and its first position in the sequence."""
 
-    k: num['B C K D']
+    k: num['B C K D_qk']
     v: num['B C K D']
     segments: i32['B C']
     start: i32['']
 
 
 class Queries(NamedTuple):
-    """A chunk of queries, their documents, and its first position in the sequence."""
+    """A chunk of queries, their documents, random words for dropout if any, and its first position in the sequence."""
 
-    q: num['B C K G D']
+    q: num['B C K G D_qk']
     segments: i32['B C']
+    seeds: u32['B C K G two'] | None
     start: i32['']
 
 
@@ -146,21 +154,36 @@ class Attended(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _ring(scores: Scores, q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
-    return _ring_forward(scores, q, k, v, segments)[0]
+def _ring(
+    scores: Scores,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    sinks: jax.Array | None,
+    segments: jax.Array,
+    seeds: jax.Array | None,
+) -> jax.Array:
+    return _ring_forward(scores, q, k, v, sinks, segments, seeds)[0]
 
 
 def _ring_forward(
-    scores: Scores, q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array
+    scores: Scores,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    sinks: jax.Array | None,
+    segments: jax.Array,
+    seeds: jax.Array | None,
 ) -> tuple[jax.Array, tuple]:
     own = Keys(k, v, segments)
-    early, late = _queries(q, k, segments)
+    early, late = _queries(q, k, segments, seeds)
     add_chunk = functools.partial(_chunk_forward, scores)
 
     next_keys = ppermute('c', own)
     own_early, own_late = _chunks(own, axis_index('c'))
-    first = add_chunk(_no_keys(early.q), early, own_early)
-    second = add_chunk(add_chunk(_no_keys(late.q), late, own_early), late, own_late)
+    d_value = v.shape[-1]
+    first = add_chunk(_no_keys(early.q, d_value, sinks), early, own_early)
+    second = add_chunk(add_chunk(_no_keys(late.q, d_value, sinks), late, own_early), late, own_late)
 
     def hop(carry: tuple, number: i32['']) -> tuple[tuple, None]:
         keys, first, second = carry
@@ -175,17 +198,17 @@ def _ring_forward(
     (_, first, second), _ = jax.lax.scan(hop, (next_keys, first, second), _hops())
     values = jnp.concatenate([(sums.values / sums.total[..., None]) for sums in (first, second)], axis=1)
     log_z = jnp.concatenate([sums.largest + jnp.log(sums.total) for sums in (first, second)], axis=1)
-    out = values.reshape(q.shape).astype(q.dtype)
+    out = values.reshape(*q.shape[:-1], d_value).astype(q.dtype)
     out, log_z = save(out, 'attention'), save(log_z, 'attention')  # the backward pass needs both
-    return out, (q, k, v, segments, out, log_z)
+    return out, (q, k, v, sinks, segments, seeds, out, log_z)
 
 
-def _ring_backward(scores: Scores, residuals: tuple, d_out: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+def _ring_backward(scores: Scores, residuals: tuple, d_out: jax.Array) -> tuple:
     """The gradients of keys and values travel with them, and return to their device at the end of the circle."""
-    q, k, v, segments, out, log_z = residuals
+    q, k, v, sinks, segments, seeds, out, log_z = residuals
     own = Keys(k, v, segments)
-    early, late = _queries(q, k, segments)
-    shape = early.q.shape[0], 2 * early.q.shape[1], *early.q.shape[2:]
+    early, late = _queries(q, k, segments, seeds)
+    shape = early.q.shape[0], 2 * early.q.shape[1], *early.q.shape[2:4], -1
     d_out = d_out.reshape(shape)
     # sum_s p_s dp_s, one number per query (Dao et al. 2022, arXiv:2205.14135, appendix B.2)
     mean = jnp.sum(d_out.astype(jnp.float32) * out.reshape(shape).astype(jnp.float32), axis=-1)
@@ -208,11 +231,8 @@ def _ring_backward(scores: Scores, residuals: tuple, d_out: jax.Array) -> tuple[
         before, keys_early, keys_late = _arrived(keys, number)
         dq, dk, dv = back(of_late, keys_early)
         either_dq, either_dk, either_dv = back(_pick(before, of_early, of_late), _pick(before, keys_early, keys_late))
-        zero = jnp.zeros_like(either_dk)
-        d_k = d_k + jnp.concatenate([dk + jnp.where(before, either_dk, zero),
-                                     jnp.where(before, zero, either_dk)], axis=1)  # fmt: skip
-        d_v = d_v + jnp.concatenate([dv + jnp.where(before, either_dv, zero),
-                                     jnp.where(before, zero, either_dv)], axis=1)  # fmt: skip
+        d_k = d_k + jnp.concatenate([dk + jnp.where(before, either_dk, 0), jnp.where(before, 0, either_dk)], axis=1)
+        d_v = d_v + jnp.concatenate([dv + jnp.where(before, either_dv, 0), jnp.where(before, 0, either_dv)], axis=1)
         d_first = d_first + jnp.where(before, either_dq, 0)
         d_second = d_second + dq + jnp.where(before, 0, either_dq)
         return (next_keys, ppermute('c', (d_k, d_v)), d_first, d_second), None
@@ -220,7 +240,10 @@ def _ring_backward(scores: Scores, residuals: tuple, d_out: jax.Array) -> tuple[
     start = ppermute('c', own), ppermute('c', d_keys), d_first, d_second
     (_, (d_k, d_v), d_first, d_second), _ = jax.lax.scan(hop, start, _hops())
     d_q = jnp.concatenate([d_first, d_second], axis=1).reshape(q.shape)
-    return d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype), None
+    d_sinks = None
+    if sinks is not None:  # a sink is a key whose value is zero
+        d_sinks = -jnp.sum(jnp.exp(sinks.reshape(log_z.shape[2:]) - log_z) * mean, axis=(0, 1)).reshape(-1)
+    return d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype), d_sinks, None, None
 
 
 _ring.defvjp(_ring_forward, _ring_backward)
@@ -249,11 +272,12 @@ def _chunks(keys: Keys, device: i32['']) -> tuple[Chunk, Chunk]:
     return early, late
 
 
-def _queries(q: jax.Array, k: jax.Array, segments: jax.Array) -> tuple[Queries, Queries]:
+def _queries(q: jax.Array, k: jax.Array, segments: jax.Array, seeds: jax.Array | None) -> tuple[Queries, Queries]:
     grouped = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
     starts = _starts(axis_index('c'), q.shape[1] // 2)
-    halves = zip(jnp.split(grouped, 2, axis=1), jnp.split(segments, 2, axis=1), starts, strict=True)
-    early, late = (Queries(q, segments, start) for q, segments, start in halves)
+    words = [None, None] if seeds is None else jnp.split(seeds, 2, axis=1)
+    halves = zip(jnp.split(grouped, 2, axis=1), jnp.split(segments, 2, axis=1), words, starts, strict=True)
+    early, late = (Queries(*half) for half in halves)
     return early, late
 
 
@@ -261,9 +285,12 @@ def _pick[T](first: bool_[''], a: T, b: T) -> T:
     return jax.tree.map(lambda a, b: jnp.where(first, a, b), a, b)
 
 
-def _no_keys(q: num['B C K G D']) -> Softmax:
+def _no_keys(q: num['B C K G D_qk'], d_value: int, sinks: f32['H'] | None) -> Softmax:
     rows = jnp.zeros_like(q[..., 0], jnp.float32)
-    return Softmax(jnp.zeros_like(q, jnp.float32), rows + HIDDEN, rows)
+    nothing = jnp.broadcast_to(rows[..., None], (*rows.shape, d_value))
+    if sinks is None:
+        return Softmax(nothing, rows + HIDDEN, rows)
+    return Softmax(nothing, rows + sinks.reshape(q.shape[2:4]), rows + 1)
 
 
 def _chunk_forward(scores: Scores, sums: Softmax, queries: Queries, keys: Chunk) -> Softmax:
@@ -271,50 +298,52 @@ def _chunk_forward(scores: Scores, sums: Softmax, queries: Queries, keys: Chunk)
     k, v, k_segments, k_start = keys
 
     def block(_: None, one: tuple) -> tuple[None, Softmax]:
-        (q, segments, within), sums = one
+        (q, segments, seeds, within), sums = one
         score = _scores(q, k, scores)
         visible = _visible(segments, queries.start + within, k_segments, k_start, scores)
         score = jnp.where(visible, score, HIDDEN)
         largest = jnp.maximum(sums.largest, jnp.max(score, axis=-1))
         probability = jnp.where(visible, jnp.exp(score - largest[..., None]), 0.0)
         fade = jnp.exp(sums.largest - largest)
-        more = jnp.einsum('blkgs,bskd->blkgd', probability.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        seen = _dropped(probability, seeds, k_start, scores)
+        more = jnp.einsum('blkgs,bskd->blkgd', seen.astype(v.dtype), v, preferred_element_type=jnp.float32)
         total = sums.total * fade + jnp.sum(probability, axis=-1)
         return None, Softmax(sums.values * fade[..., None] + more, largest, total)
 
-    blocks = _blocks((queries.q, queries.segments), sums)
+    blocks = _blocks((queries.q, queries.segments, queries.seeds), sums)
     return jax.tree.map(_joined, jax.lax.scan(block, None, blocks)[1])
 
 
 def _chunk_backward(
     scores: Scores, attended: Attended, keys: Chunk
-) -> tuple[f32['B C K G D'], f32['B C K D'], f32['B C K D']]:
+) -> tuple[f32['B C K G D_qk'], f32['B C K D_qk'], f32['B C K D']]:
     """The gradients of queries, keys and values of one pair of chunks."""
     queries, d_out, log_z, mean = attended
     k, v, k_segments, k_start = keys
 
     def block(carry: tuple, one: tuple) -> tuple[tuple, jax.Array]:
         d_k, d_v = carry
-        (q, segments, within), (d_out, log_z, mean) = one
+        (q, segments, seeds, within), (d_out, log_z, mean) = one
         score = _scores(q, k, scores)
         visible = _visible(segments, queries.start + within, k_segments, k_start, scores)
         probability = jnp.where(visible, jnp.exp(score - log_z[..., None]), 0.0)
         exact = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-        d_v = d_v + exact('blkgs,blkgd->bskd', probability.astype(v.dtype), d_out)
-        d_score = probability * (exact('blkgd,bskd->blkgs', d_out, v) - mean[..., None])
+        d_v = d_v + exact('blkgs,blkgd->bskd', _dropped(probability, seeds, k_start, scores).astype(v.dtype), d_out)
+        d_probability = _dropped(exact('blkgd,bskd->blkgs', d_out, v), seeds, k_start, scores)
+        d_score = probability * (d_probability - mean[..., None])
         if scores.softcap:
             d_score = d_score * (1 - jnp.square(score / scores.softcap))
         d_product = (d_score / scores.divisor).astype(q.dtype)
         d_k = d_k + exact('blkgs,blkgd->bskd', d_product, q)
         return (d_k, d_v), exact('blkgs,bskd->blkgd', d_product, k)
 
-    blocks = _blocks((queries.q, queries.segments), (d_out, log_z, mean))
+    blocks = _blocks((queries.q, queries.segments, queries.seeds), (d_out, log_z, mean))
     zero = tuple(jnp.zeros_like(x, jnp.float32) for x in (k, v))
     (d_k, d_v), d_q = jax.lax.scan(block, zero, blocks)
     return _joined(d_q), d_k, d_v
 
 
-def _scores(q: num['B L K G D'], k: num['B S K D'], scores: Scores) -> f32['B L K G S']:
+def _scores(q: num['B L K G D_qk'], k: num['B S K D_qk'], scores: Scores) -> f32['B L K G S']:
     products = jnp.einsum('blkgd,bskd->blkgs', q, k, preferred_element_type=jnp.float32)
     return softcap(products / scores.divisor, scores.softcap)
 
@@ -328,9 +357,16 @@ def _visible(
     return (seen & (segments[:, :, None] == k_segments[:, None, :]))[:, :, None, None, :]
 
 
-def _blocks[T](queries: tuple[jax.Array, jax.Array], more: T) -> tuple[tuple[jax.Array, jax.Array, jax.Array], T]:
+def _dropped(
+    p: f32['B L K G S'], seeds: u32['B L K G two'] | None, k_start: i32[''], scores: Scores
+) -> f32['B L K G S']:
+    """Probabilities with dropout, or their gradients: the mask is the same."""
+    return p if seeds is None else drop_probabilities(p, seeds, k_start, scores.dropout)
+
+
+def _blocks[T](queries: tuple[jax.Array | None, ...], more: T) -> tuple[tuple[Any, ...], T]:
     """Arrays [B, C, ...] as [blocks, B, block, ...], and the index of each query in its chunk."""
-    chunk = queries[0].shape[1]
+    chunk = jax.tree.leaves(queries)[0].shape[1]
     block = max(n for n in range(1, min(BLOCK, chunk) + 1) if chunk % n == 0)
 
     def cut(x: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pretrax.shardlib import i32, num
+from pretrax.shardlib import f32, i32, num
 
 
 class Slots(NamedTuple):
@@ -75,6 +75,29 @@ def combine(k: int, y: num['N M'], slots: Slots) -> num['T M']:
 
 dispatch.defvjp(lambda k, x, slots: (dispatch(k, x, slots), slots), lambda k, slots, dy: (combine(k, dy, slots), None))
 combine.defvjp(lambda k, y, slots: (combine(k, y, slots), slots), lambda k, slots, dx: (dispatch(k, dx, slots), None))
+
+
+def expert_of_rows(groups: jax.Array, method: str, n_rows: int) -> i32['N']:
+    """The expert of each row of a grouped product; `groups` and `method` as in `matmul.grouped_product`."""
+    if method == 'blocks':
+        return jnp.repeat(groups, n_rows // groups.shape[0])
+    expert = jnp.sum(jnp.arange(n_rows)[:, None] >= jnp.cumsum(groups), axis=1, dtype=jnp.int32)
+    return jnp.minimum(expert, groups.shape[0] - 1)  # empty rows come last
+
+
+@jax.custom_vjp
+def of_expert(values: f32['E F'], expert: i32['N']) -> f32['N F']:
+    """The values of each row's expert. The gradient is a product, not a scatter-add of rows."""
+    return jnp.take(values, expert, axis=0)
+
+
+def _of_expert_backward(residuals: tuple[jax.Array, jax.Array], d_rows: f32['N F']) -> tuple[jax.Array, None]:
+    expert, values = residuals
+    hits = (expert[:, None] == jnp.arange(values.shape[0])).astype(d_rows.dtype)
+    return jnp.einsum('ne,nf->ef', hits, d_rows, preferred_element_type=jnp.float32), None
+
+
+of_expert.defvjp(lambda values, expert: (of_expert(values, expert), (expert, values)), _of_expert_backward)
 
 
 def _rows(x: num['T M'], index: i32['N']) -> num['N M']:

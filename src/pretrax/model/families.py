@@ -8,13 +8,15 @@ docs/models.md has the table of families.
 import dataclasses
 import difflib
 import math
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pretrax.errors import UserError
-from pretrax.model.architecture import Architecture, RopeScaling
+from pretrax.model.architecture import DROPOUT, UNGATED, Architecture
+from pretrax.model.family_checks import NO_EXPERTS, check_choices
 from pretrax.model.presets import PRESETS
+from pretrax.model.rope_scaling import RopeScaling
 
 # A choice that a family leaves out is that of 'llama', or the default in TransformerOptions.
 _LLAMA = {
@@ -22,9 +24,16 @@ _LLAMA = {
 }  # fmt: skip
 _QWEN2 = _LLAMA | {'norm_eps': 1e-6, 'qkv_bias': True, 'rope_base': 1e6}
 _QWEN3 = _LLAMA | {'norm_eps': 1e-6, 'qk_norm': 'head', 'rope_base': 1e6}
+_PARALLEL = _LLAMA | {'norm': 'layernorm', 'parallel_block': True}
 _GEMMA = _LLAMA | {
     'norm_eps': 1e-6, 'norm_offset': 1.0, 'activation': 'geglu', 'tied': True, 'scale_embedding': True,
 }  # fmt: skip
+_SIGMOID = {'router_scores': 'sigmoid', 'router_bias': True, 'group_scores': 'top2'}
+_QWEN3_NEXT = _QWEN3 | {
+    'norm_offset': 1.0, 'layer_types': ('delta', 'delta', 'delta', 'full'), 'attention_gate': True, 'rope_base': 1e7,
+    'rotary_fraction': 0.25,
+}  # fmt: skip
+_DEEPSEEK = _LLAMA | {'norm_eps': 1e-6, 'd_head': 128, 'kv_rank': 512, 'd_rope': 64}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     # Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; the released code's choices
@@ -52,7 +61,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         'local_rope_base': 1e4, 'query_pre_attn_scalar': 256.0,
     },
     # OLMo Team 2025, arXiv:2501.00656, section 3
-    'olmo2': _LLAMA | {'norm_eps': 1e-6, 'block_norms': 'post', 'qk_norm': 'full', 'rope_base': 500000.0},
+    'olmo2': _LLAMA | {
+        'norm_eps': 1e-6, 'block_norms': 'post', 'qk_norm': 'full', 'rope_base': 500000.0, 'init': 'normal',
+    },
     # HuggingFaceTB/SmolLM3-3B: every fourth layer without positions (Yang et al. 2025, arXiv:2501.18795)
     'smollm3': _LLAMA | {'norm_eps': 1e-6, 'tied': True, 'nope_every': 4, 'rope_base': 5e6},
     # Jiang et al. 2024, arXiv:2401.04088, section 2
@@ -63,16 +74,81 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     # Qwen Team 2025, arXiv:2505.09388, section 2
     'qwen3-moe': _QWEN3 | {'n_experts': 128, 'experts_per_token': 8},
+    # DeepSeek-AI 2024, arXiv:2405.04434, section 2, and the released configurations
+    'deepseek-v2': _DEEPSEEK | {
+        'n_experts': 160, 'experts_per_token': 6, 'normalize_router': False, 'balance_loss': 0.001,
+    },
+    # DeepSeek-AI 2024, arXiv:2412.19437, section 2.1 (without multi-token prediction). Kimi K2 and Moonlight are of it too.
+    'deepseek-v3': _DEEPSEEK | {
+        **_SIGMOID, 'n_experts': 256, 'experts_per_token': 8, 'balance_loss': 0.0001,
+    },
+    # GLM-4.5 Team 2025, arXiv:2508.06471, section 2.1, and the released configurations
+    'glm4-moe': _LLAMA | _SIGMOID | {
+        'qkv_bias': True, 'rotary_fraction': 0.5, 'rope_base': 1e6, 'n_experts': 128, 'experts_per_token': 8,
+        'balance_loss': 0.0001,
+    },
+    # MiniMax 2025, MiniMaxAI/MiniMax-M2: its configuration and code
+    'minimax-m2': _LLAMA | _SIGMOID | {
+        'norm_eps': 1e-6, 'qk_norm': 'full', 'rotary_fraction': 0.5, 'rope_base': 5e6, 'n_experts': 256,
+        'experts_per_token': 8, 'balance_loss': 0.001,
+    },
+    # Meta 2025, "The Llama 4 herd", and the released code
+    'llama4': _LLAMA | {
+        'rope_base': 500000.0, 'nope_every': 4, 'window': 8192, 'window_type': 'chunked', 'global_every': 4, 'qk_norm': 'l2',
+        'attention_temperature': 0.1, 'n_experts': 16, 'experts_per_token': 1, 'router_scores': 'sigmoid',
+        'normalize_router': False, 'weigh_inputs': True,
+    },
+    # OpenAI 2025, arXiv:2508.10925, section 2, and the released code
+    'gpt-oss': _LLAMA | {
+        'attention_sinks': True, 'window': 128, 'global_every': 2, 'qkv_bias': True, 'o_bias': True, 'mlp_bias': True,
+        'activation': 'swiglu_oai', 'n_experts': 32, 'experts_per_token': 4, 'rope_base': 150000.0, 'rope_scaling': {
+            'kind': 'yarn', 'factor': 32.0, 'original_length': 4096, 'truncate': False,
+        },
+    },
     # Abdin et al. 2024, arXiv:2404.14219, section 2: Llama's block. Phi-4 is of this family too.
     'phi3': _LLAMA,
+    # Muennighoff et al. 2024, arXiv:2409.02060, section 2
+    'olmoe': _LLAMA | {'qk_norm': 'full', 'n_experts': 64, 'experts_per_token': 8, 'normalize_router': False},
+    # OLMo Team 2025, arXiv:2512.13961, section 3.1, and the released code
+    'olmo3': _LLAMA | {
+        'norm_eps': 1e-6, 'block_norms': 'post', 'qk_norm': 'full', 'rope_base': 500000.0,
+        'local_rope_base': 500000.0, 'window': 4096,
+        'global_every': 4,
+    },
+    # Black et al. 2022, arXiv:2204.06745, section 2.1; Biderman et al. 2023, arXiv:2304.01373, section 2.2 (Pythia)
+    'gpt-neox': _PARALLEL | {'activation': 'gelu_erf', 'bias': True, 'rotary_fraction': 0.25},
+    # Li et al. 2023, arXiv:2309.05463, section 2, and the released code of Phi-1, 1.5 and 2
+    'phi': _PARALLEL | {
+        'activation': 'gelu', 'bias': True, 'rotary_fraction': 0.5, 'shared_norm': True, 'unembed_bias': True,
+    },
+    # Bellagente et al. 2024, arXiv:2402.17834, section 3.2
+    'stablelm': _LLAMA | {'norm': 'layernorm', 'norm_bias': True, 'rotary_fraction': 0.25},
+    # Granite Team 2024, "Granite 3.0 Language Models", section 3
+    'granite': _LLAMA,
+    # Cohere 2025, arXiv:2504.00698, section 2.1, and the released code
+    'cohere2': _PARALLEL | {
+        'activation': 'swiglu', 'shared_norm': True, 'tied': True, 'rope_base': 50000.0, 'window': 4096,
+        'global_every': 4, 'nope_global': True,
+    },
+    # Parmar et al. 2024, arXiv:2402.16819, section 2; Muralidharan et al. 2024, arXiv:2407.14679 (Minitron)
+    'nemotron': _LLAMA | {
+        'norm': 'layernorm', 'norm_offset': 1.0, 'norm_bias': True, 'activation': 'relu2', 'rotary_fraction': 0.5,
+    },
+    # LG AI Research 2025, arXiv:2507.11407, section 2.1
+    'exaone4': _LLAMA | {'block_norms': 'post', 'qk_norm': 'head', 'rope_base': 1e6, 'nope_global': True},
+    # Qwen Team 2025, "Qwen3-Next", and the released code; gated delta nets: Yang et al. 2024, arXiv:2412.06464
+    'qwen3-next': _QWEN3_NEXT | {'n_experts': 512, 'experts_per_token': 10, 'shared_gate': True},
+    # Qwen Team 2026, Qwen/Qwen3.5-*: the released configurations and code (the text models)
+    'qwen3.5': _QWEN3_NEXT,
+    'qwen3.5-moe': _QWEN3_NEXT | {'n_experts': 256, 'experts_per_token': 8, 'shared_gate': True},
+    # Dao and Gu 2024, arXiv:2405.21060, section 7.1, and the released code: no attention and no feed-forward
+    'mamba2': _LLAMA | {
+        'layer_types': ('mamba',), 'd_ff': 0, 'linear_d_head': 64, 'linear_d_key': 128, 'linear_key_heads': 1,
+        'conv_bias': True,
+    },
 }  # fmt: skip
 
 FAMILY_NAMES = tuple(FAMILIES)
-# Options that apply to experts only
-EXPERT_OPTIONS = (
-    'experts_per_token', 'd_shared', 'shared_gate', 'normalize_router', 'capacity', 'balance_loss', 'balance_over',
-    'router_z_loss',
-)  # fmt: skip
 # Named activations of a layer, in the order in which they are computed. All of them can be recomputed from 'input', which is
 # always kept, on the device or in host memory.
 SAVED_NAMES = ('q', 'k', 'v', 'attention', 'attention_out', 'up', 'gate', 'mlp_out')
@@ -101,7 +177,21 @@ class TransformerOptions(BaseModel):
     n_heads: int | None = Field(None, gt=0, description='query heads')
     n_kv_heads: int | None = Field(None, gt=0, description='key and value heads (default n_heads)')
     d_head: int | None = Field(None, gt=0, description='width of a head (default d_model / n_heads)')
-    d_ff: int | None = Field(None, gt=0, description='width of the feed-forward (default 4 d_model, or 8/3 if gated)')
+    kv_rank: int | None = Field(
+        None,
+        ge=0,
+        description='latent attention: width of the latent of keys and values (default 0: ordinary attention)',
+    )
+    q_rank: int | None = Field(
+        None, ge=0, description='the same of queries (default 0: queries are projected from the hidden states)'
+    )
+    d_rope: int | None = Field(
+        None, gt=0, description='latent attention: width of the part of queries and keys with positions (default 64)'
+    )
+    d_nope: int | None = Field(None, gt=0, description='the same without positions (default d_head)')
+    d_ff: int | None = Field(
+        None, ge=0, description='width of the feed-forward (default 4 d_model, or 8/3 if gated); 0: layers have none'
+    )
     vocab_size: int | None = Field(None, gt=0, description="default: the data's")
     max_sequence_length: int | None = Field(None, gt=0, description='learned positions (default: the sequence length)')
     norm: Literal['rmsnorm', 'layernorm'] | None = None
@@ -110,8 +200,14 @@ class TransformerOptions(BaseModel):
     block_norms: Literal['pre', 'post', 'sandwich'] | None = Field(
         None, description='norms before attention and feed-forward (default), after them, or both'
     )
-    qk_norm: Literal['none', 'head', 'full'] | None = Field(
-        None, description='RMSNorm of queries and keys: of each head, or of all heads together (default none)'
+    parallel_block: bool | None = Field(
+        None, description='attention and feed-forward of a layer have the same input (default: one after the other)'
+    )
+    shared_norm: bool | None = Field(None, description='and the same norm before them')
+    qk_norm: Literal['none', 'head', 'each_head', 'full', 'l2'] | None = Field(
+        None,
+        description='norm of queries and keys: of each head with one scale for all or a scale each, or of all heads '
+        'together; l2: of each head after its rotation, without a scale (default none)',
     )
     positions: Literal['rope', 'learned'] | None = None
     rope_base: float | None = Field(None, gt=0, description='default 10000')
@@ -119,28 +215,114 @@ class TransformerOptions(BaseModel):
         None, gt=0, description='of layers with a window, unscaled (default: rope_base)'
     )
     rope_scaling: RopeScaling | None = Field(None, description='how frequencies are scaled for longer contexts')
+    rotary_fraction: float | None = Field(
+        None, gt=0, le=1, description='part of each head that rope rotates, its first dimensions (default 1)'
+    )
     nope_every: int | None = Field(None, ge=0, description='every n-th layer has no positions (default 0: never)')
+    nope_global: bool | None = Field(
+        None, description='layers without a window have no positions, if others have a window'
+    )
     window: int | None = Field(None, ge=0, description='tokens that a token sees, itself included (default 0: all)')
+    window_type: Literal['sliding', 'chunked'] | None = Field(
+        None,
+        description="sliding: the last tokens (default); chunked: those of the token's chunk, of `window` tokens each",
+    )
     global_every: int | None = Field(None, ge=0, description='every n-th layer has no window (default 0: never)')
+    layer_types: tuple[Literal['full', 'window', 'delta', 'mamba'], ...] | None = Field(
+        None,
+        description='of each layer: attention (full, or with the window), a gated delta net, or a state-space model '
+        '(Mamba 2); in the place of global_every; a shorter list repeats',
+    )
+    linear_heads: int | None = Field(
+        None, gt=0, description='heads of delta nets and state-space models (default 2 d_model / linear_d_head)'
+    )
+    linear_key_heads: int | None = Field(
+        None, gt=0, description='their heads of keys and queries: the groups of Mamba 2 (default linear_heads)'
+    )
+    linear_d_head: int | None = Field(None, gt=0, description='width of a value in these heads (default 128)')
+    linear_d_key: int | None = Field(
+        None, gt=0, description='width of a key in these heads: the state size of Mamba 2 (default 128)'
+    )
+    conv_width: int | None = Field(
+        None, gt=1, description='tokens that their causal convolution sees, the own included (default 4)'
+    )
+    conv_bias: bool | None = Field(None, description='biases of this convolution (default false)')
     query_pre_attn_scalar: float | None = Field(
         None, gt=0, description='scores are divided by its square root (default d_head)'
     )
+    attention_temperature: float | None = Field(
+        None,
+        ge=0,
+        description='queries of layers without positions are multiplied by 1 + this log(1 + floor(position / '
+        'temperature_length)), positions from 1 (default 0: not)',
+    )
+    temperature_length: int | None = Field(None, gt=0, description='default 8192')
     attention_softcap: float | None = Field(None, ge=0, description='cap tanh(score / cap) (default 0: none)')
+    attention_sinks: bool | None = Field(
+        None, description='each head may attend to nothing: one more score, which is learned (default no)'
+    )
     final_softcap: float | None = Field(None, ge=0, description='the same, of the logits (default 0: none)')
-    activation: Literal['swiglu', 'geglu', 'gelu'] | None = None
+    attention_gate: bool | None = Field(None, description="attention's output is gated by a sigmoid of the token")
+    activation: Literal['swiglu', 'swiglu_oai', 'geglu', 'gelu', 'gelu_erf', 'relu2'] | None = None
+    swiglu_limit: float | None = Field(None, gt=0, description='swiglu_oai clamps gate and up to it (default 7)')
     bias: bool | None = Field(None, description='biases on every linear layer and norm')
     qkv_bias: bool | None = Field(None, description='biases on queries, keys and values (default: as bias)')
+    o_bias: bool | None = Field(None, description="bias on attention's output (default: as bias)")
+    mlp_bias: bool | None = Field(
+        None, description='biases on the feed-forward, on experts and their router (default: as bias)'
+    )
+    norm_bias: bool | None = Field(None, description='biases on the norms, if norm is layernorm (default: as bias)')
+    unembed_bias: bool | None = Field(None, description='bias on the unembedding (default false)')
     scale_embedding: bool | None = Field(None, description='embeddings times sqrt(d_model)')
+    embedding_multiplier: float | None = Field(None, gt=0, description='embeddings times this (default 1)')
+    residual_multiplier: float | None = Field(
+        None, gt=0, description='what attention and feed-forward add to the residual stream, times this (default 1)'
+    )
+    logit_multiplier: float | None = Field(None, gt=0, description='logits times this (default 1)')
     tied: bool | None = Field(None, description='the unembedding is the embedding')
     n_experts: int | None = Field(
         None, ge=0, description='feed-forwards that a router chooses from (default 0: one feed-forward, no router)'
     )
     experts_per_token: int | None = Field(None, gt=0, description='experts per token (default 2)')
+    dense_layers: Annotated[int, Field(ge=0)] | tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None, description='layers without experts: the first n, or a list of numbers from 0 (default 0: none)'
+    )
+    expert_every: int | None = Field(None, gt=0, description='every n-th layer has experts (default 1: all)')
+    d_ff_dense: int | None = Field(
+        None,
+        gt=0,
+        description='width of the feed-forward of layers without experts (default: that of all active experts)',
+    )
     d_shared: int | None = Field(
         None, ge=0, description='width of the shared expert, which every token uses (default 0: none)'
     )
     shared_gate: bool | None = Field(None, description="the shared expert's output is gated by the token")
+    router_scores: Literal['softmax', 'sigmoid'] | None = Field(
+        None, description='how the router scores experts: softmax over all of them (default), or sigmoid of each'
+    )
+    router_bias: bool | None = Field(
+        None,
+        description='a bias of each expert, added to its score when experts are chosen, balances the load (default no)',
+    )
+    router_bias_rate: float | None = Field(
+        None,
+        ge=0,
+        description='by which each step moves the biases: up if an expert has less than an even load (default 0.001)',
+    )
+    n_expert_groups: int | None = Field(None, gt=0, description='groups of neighboring experts (default 1: none)')
+    groups_per_token: int | None = Field(
+        None, gt=0, description="groups that a token's experts are chosen from: those with the highest group_scores"
+    )
+    group_scores: Literal['max', 'top2'] | None = Field(
+        None, description="a group's score: its highest, or the sum of its two highest (default max)"
+    )
     normalize_router: bool | None = Field(None, description="a token's weights on its experts sum to one")
+    router_scale: float | None = Field(
+        None, gt=0, description="multiplies a token's weights on its experts, after normalize_router (default 1)"
+    )
+    weigh_inputs: bool | None = Field(
+        None, description="a token's weights multiply what its experts read, not what they give (default no)"
+    )
     capacity: float | None = Field(
         None, gt=0, description='tokens per expert and sequence, relative to an even share; null: no limit'
     )
@@ -149,8 +331,27 @@ class TransformerOptions(BaseModel):
         None, description='whether the load is balanced in each sequence (default) or over the batch'
     )
     router_z_loss: float | None = Field(None, ge=0, description="weight of mean(log(Z)^2) of the router's logits")
+    mtp_layers: int | None = Field(
+        None,
+        ge=0,
+        description='multi-token prediction: modules that each predict one more token ahead (default 0: none)',
+    )
+    mtp_loss: float | None = Field(None, ge=0, description='weight of their losses together (default 0.3)')
+    init: Literal['scaled', 'normal', 'truncated', 'xavier'] | None = Field(
+        None,
+        description='how weights are drawn: normal; scaled: projections into the residual stream by depth; truncated at 3 '
+        'standard deviations; xavier (default scaled)',
+    )
     init_std: float = Field(0.02, gt=0, description='standard deviation of the initial weights')
     z_loss: float = Field(0.0, ge=0, description='weight of mean(log(Z)^2), which keeps the logits from drifting')
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description='share of the numbers that training drops: default of the next three'
+    )
+    attention_dropout: float | None = Field(None, ge=0, lt=1, description='the same of attention probabilities')
+    residual_dropout: float | None = Field(
+        None, ge=0, lt=1, description='the same of what attention and feed-forward add to the residual stream'
+    )
+    embedding_dropout: float | None = Field(None, ge=0, lt=1, description="the same of the first layer's input")
     layers: Literal['auto', 'scan', 'unroll'] = Field(
         'auto', description='scan: one layer in a loop; unroll: all layers in the program'
     )
@@ -193,15 +394,24 @@ class TransformerOptions(BaseModel):
 
 _DEFAULTS: dict[str, Any] = {
     'norm_offset': 0.0, 'block_norms': 'pre', 'qk_norm': 'none', 'rope_base': 10000.0, 'local_rope_base': None,
-    'rope_scaling': None, 'nope_every': 0, 'window': 0, 'global_every': 0, 'query_pre_attn_scalar': None,
-    'attention_softcap': 0.0, 'final_softcap': 0.0, 'scale_embedding': False,
+    'rope_scaling': None, 'nope_every': 0, 'window': 0, 'window_type': 'sliding', 'global_every': 0,
+    'attention_temperature': 0.0, 'temperature_length': 8192, 'query_pre_attn_scalar': None,
+    'attention_softcap': 0.0, 'final_softcap': 0.0, 'scale_embedding': False, 'layer_types': None,
+    'attention_sinks': False, 'swiglu_limit': 7.0,
+    'parallel_block': False, 'shared_norm': False, 'rotary_fraction': 1.0, 'nope_global': False, 'unembed_bias': False,
+    'embedding_multiplier': 1.0, 'residual_multiplier': 1.0, 'logit_multiplier': 1.0,
+    'kv_rank': 0, 'q_rank': 0, 'd_rope': 0, 'd_nope': 0, 'mtp_layers': 0, 'mtp_loss': 0.3, 'init': 'scaled',
+    'attention_gate': False, 'linear_d_head': 128, 'linear_d_key': 128, 'conv_width': 4, 'conv_bias': False,
 }  # fmt: skip
-
-
-_NO_EXPERTS = {
-    'n_experts': 0, 'experts_per_token': 2, 'd_shared': 0, 'shared_gate': False, 'normalize_router': True,
-    'capacity': None, 'balance_loss': 0.01, 'balance_over': 'sequence', 'router_z_loss': 0.0,
-}  # fmt: skip
+_ATTENTION_SIZES = ('n_heads', 'n_kv_heads', 'd_head')
+# Options without effect if no layer has attention
+OF_ATTENTION = (
+    *_ATTENTION_SIZES, 'attention_dropout', 'kv_rank', 'q_rank', 'd_rope', 'd_nope', 'qk_norm', 'qkv_bias', 'o_bias',
+    'rope_base', 'local_rope_base', 'rope_scaling', 'rotary_fraction', 'nope_every', 'nope_global', 'window', 'window_type',
+    'global_every', 'query_pre_attn_scalar', 'attention_temperature', 'temperature_length', 'attention_softcap',
+    'attention_gate', 'attention_sinks',
+)  # fmt: skip
+_LINEAR_SIZES = ('linear_heads', 'linear_key_heads', 'linear_d_head', 'linear_d_key')
 
 
 def _choose(options: TransformerOptions) -> dict[str, Any]:
@@ -213,14 +423,21 @@ def _choose(options: TransformerOptions) -> dict[str, Any]:
         raise UserError(f"preset: there is no '{options.preset}'{hint} known: {', '.join(PRESETS)}")
     chosen = {**PRESETS.get(options.preset or '', {}), **said}
     family = chosen.get('family', 'llama')
-    chosen = {'n_kv_heads': chosen.get('n_heads'), **_DEFAULTS, **_NO_EXPERTS, **FAMILIES[family], **chosen}
-    chosen.setdefault('qkv_bias', chosen['bias'])
+    chosen = {'n_kv_heads': chosen.get('n_heads'), **_DEFAULTS, **NO_EXPERTS, **FAMILIES[family], **chosen}
+    for name in ('qkv_bias', 'o_bias', 'mlp_bias', 'norm_bias'):
+        chosen.setdefault(name, chosen['bias'])
+    for name in DROPOUT:
+        chosen.setdefault(name, chosen['dropout'])
     if chosen['rope_scaling'] is not None:
         scaling = RopeScaling.model_validate(chosen['rope_scaling'])
         chosen['rope_scaling'] = None if scaling.kind == 'none' else scaling
-    missing = [name for name in ('n_layers', 'd_model', 'n_heads') if name not in chosen]
-    if missing:
+    if chosen['layer_types'] and not said.get('layer_types'):
+        chosen['layer_types'] = chosen['layer_types'][: chosen.get('n_layers')]
+    has_attention = any(mixer in ('full', 'window') for mixer in chosen['layer_types'] or ('full',))
+    needed = 'n_layers', 'd_model', *['n_heads'] * has_attention
+    if missing := [name for name in needed if name not in chosen]:
         raise UserError(f'model: {", ".join(missing)} missing\ngive a preset, or n_layers, d_model and n_heads')
+    _choose_mixers(chosen, said, has_attention)
     if 'd_head' not in chosen:
         if chosen['d_model'] % chosen['n_heads']:
             raise UserError(
@@ -228,53 +445,57 @@ def _choose(options: TransformerOptions) -> dict[str, Any]:
                 f'give model.d_head, or make d_model a multiple of n_heads'
             )
         chosen['d_head'] = chosen['d_model'] // chosen['n_heads']
+    if has_attention and not chosen.get('d_ff', 1) and 'd_ff' not in said:
+        raise UserError(
+            f'model.family = {family} has layers without a feed-forward, and model.layer_types gives some attention\n'
+            'give model.d_ff; model.d_ff=0 leaves it out'
+        )
     if 'd_ff' not in chosen:  # gated: 2/3 of 4 d_model, so that three matrices cost what two did (Shazeer 2020)
         gated = math.ceil(8 * chosen['d_model'] / 3 / 64) * 64
-        chosen['d_ff'] = gated if chosen['activation'] != 'gelu' else 4 * chosen['d_model']
-    if chosen['n_heads'] % chosen['n_kv_heads']:
-        raise UserError(
-            f'model.n_heads = {chosen["n_heads"]} is not divisible by model.n_kv_heads = {chosen["n_kv_heads"]}'
-        )
-    if chosen['positions'] == 'rope' and chosen['d_head'] % 2:
-        raise UserError(f'model.d_head = {chosen["d_head"]} is odd, and rope rotates pairs\nuse an even d_head')
-    if chosen['global_every'] and not chosen['window']:
-        raise UserError(
-            f'model.global_every = {chosen["global_every"]} exempts layers from a window, and there is none\n'
-            'give model.window, or use model.global_every=0'
-        )
-    if chosen['norm'] == 'layernorm' and chosen['bias'] and chosen['block_norms'] != 'pre':
-        raise UserError(
-            f'model.block_norms = {chosen["block_norms"]}: norms after attention and feed-forward have no bias here\n'
-            'use model.norm=rmsnorm, or model.bias=false'
-        )
-    _check_experts(chosen, said)
+        chosen['d_ff'] = 4 * chosen['d_model'] if chosen['activation'] in UNGATED else gated
+    if not chosen['d_ff']:
+        of_none = ('mlp_bias', 'parallel_block') if has_attention else ('mlp_bias', 'parallel_block', 'bias')
+        if wrong := [name for name in of_none if said.get(name)]:
+            raise UserError(
+                f'model.{wrong[0]} is of the feed-forward, and layers have none (model.d_ff = 0)\nleave it out'
+            )
+        chosen['mlp_bias'] = False
+    check_choices(chosen, said)
     return chosen
 
 
-def _check_experts(chosen: dict[str, Any], said: dict[str, Any]) -> None:
-    n_experts, per_token = chosen['n_experts'], chosen['experts_per_token']
-    if not n_experts:
-        for name in EXPERT_OPTIONS:
+def _choose_mixers(chosen: dict[str, Any], said: dict[str, Any], has_attention: bool) -> None:
+    """The sizes of attention, of delta nets and of state-space models; 0: no layer has them."""
+    if not has_attention:
+        for name in OF_ATTENTION:
+            if said.get(name) and said[name] != _DEFAULTS.get(name):
+                raise UserError(
+                    f'model.{name} = {said[name]} is of attention, and no layer has it\n'
+                    "leave it out, or give model.layer_types a 'full'"
+                )
+        chosen.update({name: _DEFAULTS.get(name, 0) for name in OF_ATTENTION}, qkv_bias=False, o_bias=False)
+    if not set(chosen['layer_types'] or ()) & {'delta', 'mamba'}:
+        for name in (*_LINEAR_SIZES, 'conv_width', 'conv_bias'):
             if said.get(name):
                 raise UserError(
-                    f'model.{name} = {said[name]} applies to experts, and there are none\n'
-                    'set model.n_experts, or leave it out'
+                    f'model.{name} = {said[name]} is of delta nets and state-space models, and there are none\n'
+                    "leave it out, or give model.layer_types a 'delta' or a 'mamba'"
                 )
-        chosen.update(_NO_EXPERTS, balance_loss=0.0)  # a preset whose experts were turned off
+        chosen.update(dict.fromkeys(_LINEAR_SIZES, 0), conv_bias=False)
         return
-    if n_experts == 1 or per_token > n_experts:
+    if 'linear_heads' not in chosen:
+        heads, width = 2 * chosen['d_model'], chosen['linear_d_head']
+        if heads % width:
+            raise UserError(
+                f'2 model.d_model = {heads} is not divisible by model.linear_d_head = {width}\n'
+                'give model.linear_heads, or another model.linear_d_head'
+            )
+        chosen['linear_heads'] = heads // width
+    heads = chosen['linear_heads']
+    if heads % chosen.setdefault('linear_key_heads', heads):
         raise UserError(
-            f'model.n_experts = {n_experts} with model.experts_per_token = {per_token}\n'
-            'use at least 2 experts, and no more experts per token than experts; n_experts=0 is one feed-forward'
+            f'model.linear_heads = {heads} is not divisible by model.linear_key_heads = {chosen["linear_key_heads"]}'
         )
-    if chosen['activation'] == 'gelu' or chosen['bias']:
-        what = 'activation = gelu' if chosen['activation'] == 'gelu' else 'bias = true'
-        raise UserError(
-            f'model.{what}: experts always have a gate and no biases\nuse model.activation=swiglu and model.bias=false'
-        )
-    if chosen['shared_gate'] and not chosen['d_shared'] and said.get('shared_gate'):
-        raise UserError('model.shared_gate = True, and there is no shared expert\ngive model.d_shared, its width')
-    chosen['shared_gate'] = chosen['shared_gate'] and chosen['d_shared'] > 0
 
 
 def resolve(options: TransformerOptions, vocab_size: int, sequence_length: int) -> Architecture:

@@ -6,18 +6,20 @@ Letters: B batch, L length, M d_model.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pretrax.model.architecture import Architecture, LayerKind
+from pretrax.model.dropout import drop, seeds_of_layer
 from pretrax.model.matmul import gather
 from pretrax.model.numerics import Formats
 from pretrax.model.plan import ExecutionPlan
-from pretrax.model.weights import Layer
-from pretrax.shardlib import bool_, i32, num, pytree_dataclass, reduce_gradient_here, scan, scope, unroll
+from pretrax.model.stack import Stack, segments
+from pretrax.model.weights import Layer, kinds_of, layer_with
+from pretrax.shardlib import bool_, i32, num, pytree_dataclass, reduce_gradient_here, scan, scope, u32, unroll
 
 
 @pytree_dataclass
@@ -27,6 +29,7 @@ class Tokens:
     positions: i32['B/r/d/e L/c']  # in the token's document
     segments: i32['B/r/d/e L/c']  # the number of its document
     counted: bool_['B/r/d/e L/c'] | None  # tokens in the statistics of a router; None: no statistics
+    seeds: u32['B/r/d/e L/c two'] | None = None  # random words for dropout; None: nothing is dropped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +41,7 @@ class LayerSpec:
     kind: LayerKind
     formats: Formats
     gathered: dict[str, jax.Array] | None = None  # whole weights by name, of a layer that runs in parts
+    number: i32[''] | None = None  # of the layer, if something is dropped
 
     def gather(self, name: str, spec: str, w: Layer, x: jax.Array) -> jax.Array:
         """`matmul.gather` of a weight, once for all parts of the batch."""
@@ -45,6 +49,19 @@ class LayerSpec:
         if name not in known:
             known[name] = gather(spec, getattr(w, name), x)
         return known[name]
+
+    def seeds(self, part: str, tokens: Tokens, rate: float) -> u32['B/r/d/e L/c two'] | None:
+        """Random words of each token for dropout in a part of the layer; None: nothing is dropped."""
+        if tokens.seeds is None or not rate:
+            return None
+        assert self.number is not None
+        return seeds_of_layer(tokens.seeds, self.number, part)
+
+
+def dropout(x: num['B/r/d/e L/c/t M'], part: str, tokens: Tokens, layer: LayerSpec) -> num['B/r/d/e L/c/t M']:
+    """What a part of a layer adds to the residual stream, with dropout in training."""
+    rate = layer.arch.residual_dropout
+    return drop(x, layer.seeds(part, tokens, rate), rate)
 
 
 Run = Callable[[jax.Array, Tokens, LayerSpec], tuple[jax.Array, Any]]
@@ -58,6 +75,7 @@ def over_layers(
     seeds: jax.Array | None,
     arch: Architecture,
     plan: ExecutionPlan,
+    chunk: i32[''] | None = None,
 ) -> tuple[num['B/r/d/e L/c/t M'], Any]:
     """x after all layers, and the other results of `body`, stacked over the layers.
 
@@ -68,20 +86,43 @@ def over_layers(
         seeds: u32[layers, 2] of stochastic rounding; None: nothing is rounded at random.
         arch: the decoder.
         plan: how it runs.
+        chunk: which of equal parts of the decoder this is, from 0; None: the whole decoder.
     """
-    loop, kinds, results = unroll if plan.unrolled else scan, arch.kinds, []
-    for run, formats in plan.numerics.runs(layers.q.shape[0]):  # layers with the same formats; mostly all of them
-        first = run.start or 0
-        bodies = [
-            functools.partial(
-                _one_layer, body, LayerSpec(arch, plan, kinds[(first + i) % len(kinds)], Formats(formats))
-            )
-            for i in range(len(kinds))
-        ]
-        stacked = jax.tree.map(lambda w, run=run: w if run == slice(None) else w[run], (layers, seeds))
-        x, result = loop(bodies, x, stacked, plan.saved_in_layers)
-        results.append(result)
-    return x, jax.tree.map(lambda *runs: jnp.concatenate(runs), *results)
+    kinds = kinds_of(layers, arch)
+    first = 0 if chunk is None else chunk * len(kinds)
+    numbers = first + jnp.arange(len(kinds), dtype=jnp.int32) if arch.drops else None
+    named = vars(layers) | {'seed': seeds, 'number': numbers}
+    weights = {name: w for name, w in named.items() if w is not None}
+    specs = [LayerSpec(arch, plan, *one) for one in zip(kinds, map(Formats, plan.numerics.blocks), strict=False)]
+    stack, bodies = Stack(weights, kinds), [functools.partial(_one_layer, body, spec) for spec in specs]
+    if plan.unrolled:
+        own = [stack.layer(i) for i in range(len(kinds))]
+        x, results = unroll(bodies, x, own, plan.saved_in_layers)
+        return x, _together(results, jnp.stack)
+    parts = []
+    for segment in segments([(spec.kind, spec.formats) for spec in specs]):
+        cycle = bodies[segment.start : segment.start + segment.length]
+        part = functools.partial(stack.of_cycle, segment)
+        x, results = scan(cycle, x, stack.cycles(segment), plan.saved_in_layers, part)
+        parts.append(_together(results, _interleaved))
+    return x, _together(parts, jnp.concatenate)
+
+
+def _interleaved(results: Sequence[jax.Array]) -> jax.Array:
+    """[cycles, ...] of each layer of a cycle, in the order of the layers."""
+    together = jnp.stack(results, axis=1)
+    return together.reshape(-1, *together.shape[2:])
+
+
+def _together(results: Sequence[Any], join: Callable[[Sequence[jax.Array]], jax.Array]) -> Any:
+    """Joins each array of the results. A result, or an array of it, is None for layers that do not have it."""
+
+    def join_known(*arrays: jax.Array | None) -> jax.Array | None:
+        known = [array for array in arrays if array is not None]
+        return join(known) if known else None
+
+    found = [result for result in results if result is not None]
+    return jax.tree.map(join_known, *found, is_leaf=lambda x: x is None) if found else None
 
 
 def in_parts(run: Run, x: jax.Array, tokens: Tokens, layer: LayerSpec) -> tuple[jax.Array, Any]:
@@ -93,14 +134,14 @@ def in_parts(run: Run, x: jax.Array, tokens: Tokens, layer: LayerSpec) -> tuple[
     for first in range(0, x.shape[0], rows):
         here = slice(first, first + rows)
         with scope():
-            part = Tokens(tokens.positions[here], tokens.segments[here], None)
+            seeds = None if tokens.seeds is None else tokens.seeds[here]
+            part = Tokens(tokens.positions[here], tokens.segments[here], None, seeds)
             results.append(run(x[here], part, layer)[0])
     return jnp.concatenate(results), None
 
 
-def _one_layer(
-    body: Body, spec: LayerSpec, x: jax.Array, stacked: tuple[Layer, jax.Array | None]
-) -> tuple[jax.Array, Any]:
-    weights, seed = stacked
-    weights = reduce_gradient_here(weights, wires=spec.plan.wires)
-    return body(x, weights, dataclasses.replace(spec, formats=dataclasses.replace(spec.formats, seed=seed)))
+def _one_layer(body: Body, spec: LayerSpec, x: jax.Array, own: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
+    seed, number = own.pop('seed', None), own.pop('number', None)
+    weights = reduce_gradient_here(layer_with(own), wires=spec.plan.wires)
+    formats = dataclasses.replace(spec.formats, seed=seed)
+    return body(x, weights, dataclasses.replace(spec, formats=formats, number=number))

@@ -9,7 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from pretrax.shardlib import axis_index, f32, i32, num, pmax, psum, pytree_dataclass, typechecked
+from pretrax.shardlib import axis_index, f32, i32, num, pmax, psum, pytree_dataclass, typechecked, u32
 
 # name -> (numerator, denominator), this device's partial sums over `axes.TOKENS`. The loss is the sum of the quotients. A
 # denominator of None marks a table of sums, from which the model's `summarize` computes metrics.
@@ -25,6 +25,7 @@ class Batch:
     segments: i32['B/r/d/e L/c']
     positions: i32['B/r/d/e L/c']
     mask: f32['B/r/d/e L/c']
+    seeds: u32['B/r/d/e L/c two'] | None = None  # random words for dropout; None: nothing is dropped, as in evaluation
 
 
 @typechecked

@@ -3,9 +3,13 @@
 Letters: B batch, L length, M d_model, F feed-forward.
 """
 
+import functools
+import math
+
 import jax
 import jax.numpy as jnp
 
+from pretrax.model.architecture import Architecture
 from pretrax.model.layers import LayerSpec
 from pretrax.model.matmul import add_bias, product
 from pretrax.model.norm import norm
@@ -15,7 +19,12 @@ from pretrax.shardlib import all_gather, num, psum_scatter, save, typechecked
 
 @typechecked
 def feed_forward(h: num['B/r/d/e L/c/t M'], w: Layer, layer: LayerSpec) -> num['B/r/d/e L/c/t M']:
-    """act(h W_up) W_down, or with a gate (act(h W_gate) * h W_up) W_down. Shazeer 2020, arXiv:2002.05202, eq. 5 and 6."""
+    """act(h W_up) W_down, or with a gate (act(h W_gate) * h W_up) W_down. Shazeer 2020, arXiv:2002.05202, eq. 5 and 6.
+
+    Zeros if the layer has none.
+    """
+    if w.up is None:
+        return jnp.zeros_like(h)
     arch, formats = layer.arch, layer.formats
     h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', h)
     w_up = layer.gather('up', 'M/d F/t -> M F/t', w, h)
@@ -23,25 +32,35 @@ def feed_forward(h: num['B/r/d/e L/c/t M'], w: Layer, layer: LayerSpec) -> num['
     up = save(up, 'up')
     if arch.gated:
         w_gate = layer.gather('gate', 'M/d F/t -> M F/t', w, h)
-        gate = save(product('B/r/d/e L/c M, M F/t -> B/r/d/e L/c F/t', h, w_gate, formats['gate']), 'gate')
-        act = gated(gate, up, arch.activation)
+        gate = product('B/r/d/e L/c M, M F/t -> B/r/d/e L/c F/t', h, w_gate, formats['gate'])
+        act = gated(save(add_bias(gate, w.gate_bias), 'gate'), up, arch)
     else:
-        act = gelu(up)
+        act = {'gelu': gelu, 'gelu_erf': gelu_erf, 'relu2': relu2}[arch.activation](up)
     w_down = layer.gather('down', 'F/t M/d -> F/t M', w, h)
     out = product('B/r/d/e L/c F/t, F/t M -> B/r/d/e L/c M', act, w_down, formats['down'])  # partial over t
     out = save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'mlp_out')
     return norm(add_bias(out, w.down_bias), w.norm2_after, None, arch)
 
 
-def gated(gate: jax.Array, up: jax.Array, activation: str) -> jax.Array:
+def gated(gate: jax.Array, up: jax.Array, arch: Architecture) -> jax.Array:
     """The activation of the gate, times up."""
-    return swiglu(gate, up) if activation == 'swiglu' else geglu(gate, up)
+    if arch.activation == 'swiglu_oai':
+        return swiglu_oai(gate, up, arch.swiglu_limit)
+    return swiglu(gate, up) if arch.activation == 'swiglu' else geglu(gate, up)
 
 
 @jax.checkpoint  # keeps gate and up in their own dtype for the backward pass, no f32 values between
 def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
     """silu(gate) * up, computed in f32. Shazeer 2020, arXiv:2002.05202, eq. 6."""
     return (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(up.dtype)
+
+
+@functools.partial(jax.checkpoint, static_argnums=2)
+def swiglu_oai(gate: jax.Array, up: jax.Array, limit: float) -> jax.Array:
+    """gate sigmoid(1.702 gate) (up + 1) of clamped values, computed in f32. OpenAI 2025, arXiv:2508.10925, section 2.3."""
+    gate32 = jnp.minimum(gate.astype(jnp.float32), limit)
+    up32 = jnp.clip(up.astype(jnp.float32), -limit, limit)
+    return (gate32 * jax.nn.sigmoid(1.702 * gate32) * (up32 + 1)).astype(up.dtype)
 
 
 @jax.checkpoint
@@ -54,3 +73,25 @@ def geglu(gate: jax.Array, up: jax.Array) -> jax.Array:
 def gelu(up: jax.Array) -> jax.Array:
     """The tanh form, computed in f32. Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2."""
     return jax.nn.gelu(up.astype(jnp.float32), approximate=True).astype(up.dtype)
+
+
+@jax.checkpoint
+def gelu_erf(up: jax.Array) -> jax.Array:
+    """x times the normal distribution function of x, in f32. Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2."""
+    x = up.astype(jnp.float32)
+    return (x / 2 * (1 + _erf(x / math.sqrt(2)))).astype(up.dtype)
+
+
+@jax.custom_jvp
+def _erf(x: jax.Array) -> jax.Array:
+    """The derivative is written out, because that of JAX 0.12 does not trace under `shard_map` with `check_vma`."""
+    return jax.lax.erf(x)
+
+
+_erf.defjvps(lambda dx, _, x: dx * (2 / math.sqrt(math.pi)) * jnp.exp(-jnp.square(x)))
+
+
+@jax.checkpoint
+def relu2(up: jax.Array) -> jax.Array:
+    """max(x, 0)^2, computed in f32. So et al. 2021, arXiv:2109.08668, section 4."""
+    return jnp.square(jax.nn.relu(up.astype(jnp.float32))).astype(up.dtype)

@@ -1,7 +1,7 @@
 """The feed-forward of a mixture of experts: a router sends each token to a few of many feed-forwards.
 
-Letters: B batch, L length, M d_model, E experts, X experts per token, F feed-forward of an expert, F_shared of the shared
-expert, N slots (rows in which the tokens of an expert are adjacent), C slots of one expert in one sequence.
+Letters: B batch, L length, M d_model, E experts, X experts per token, F_expert feed-forward of an expert, F_shared of the
+shared expert, N slots (rows in which the tokens of an expert are adjacent), C slots of one expert in one sequence.
 Mesh axes: axes.py. A device has its slice over t of its experts (all experts if e is 1), and its own tokens.
 """
 
@@ -17,17 +17,19 @@ from pretrax.model.dispatch import (
     block_length,
     combine,
     dispatch,
+    expert_of_rows,
+    of_expert,
     sort_by_expert,
     sort_into_blocks,
     sort_with_capacity,
 )
 from pretrax.model.exchange import exchange
 from pretrax.model.layers import LayerSpec, Tokens
-from pretrax.model.matmul import exact_product, gather, grouped_product, product
+from pretrax.model.matmul import add_bias, exact_product, gather, grouped_product, product
 from pretrax.model.mlp import gated
 from pretrax.model.norm import norm
 from pretrax.model.numerics import COMPUTE, Formats
-from pretrax.model.routing import Routed, observe
+from pretrax.model.routing import Routed, choose_experts, observe, own_part
 from pretrax.model.weights import Layer
 from pretrax.shardlib import (
     all_gather,
@@ -41,6 +43,7 @@ from pretrax.shardlib import (
     save,
     scope,
     typechecked,
+    vary_together,
 )
 
 
@@ -64,7 +67,8 @@ def mixture(
     """
     arch, method, formats = layer.arch, layer.plan.grouped, layer.formats
     logits = exact_product('B/r/d/e L/c/t M, M E -> B/r/d/e L/c/t E', h, all_gather('M/d E -> M E', w.router))
-    weight, chosen = choose_experts(logits, arch)
+    logits = add_bias(logits, w.router_logit_bias)
+    weight, chosen = choose_experts(logits, w.router_bias, arch)
     x = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', h)
     weights = all_gather('B/r/d/e L/c/t X -> B/r/d/e L/c X', weight)
     choices = all_gather('B/r/d/e L/c/t X -> B/r/d/e L/c X', chosen)
@@ -72,22 +76,10 @@ def mixture(
     if w.shared_up is not None:
         out = out + shared_expert(x, w, arch, formats)
     out = save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'mlp_out')
+    if w.expert_down_bias is not None:
+        out = out + down_biases(w.expert_down_bias, weight, chosen, dropped, out)
     out = norm(out, w.norm2_after, None, arch)
     return out, None if tokens.counted is None else observe(logits, chosen, dropped, tokens.counted, arch)
-
-
-def choose_experts(
-    logits: f32['B/r/d/e L/c/t E'], arch: Architecture
-) -> tuple[f32['B/r/d/e L/c/t X'], i32['B/r/d/e L/c/t X']]:
-    """The weights and numbers of each token's likeliest experts. The softmax is over all experts.
-
-    If normalized, the weights equal a softmax over the chosen experts, as Mixtral's paper writes it
-    (Jiang et al. 2024, arXiv:2401.04088, section 2.1).
-    """
-    weight, chosen = jax.lax.top_k(jax.nn.softmax(logits), arch.experts_per_token)
-    if arch.normalize_router:
-        weight = weight / jnp.sum(weight, axis=-1, keepdims=True)
-    return weight, chosen
 
 
 @typechecked
@@ -102,17 +94,20 @@ def experts(
 ) -> tuple[jax.Array, bool_['B/r/d/e L/c X'] | None]:
     """Each token's weighted sum over its experts, a partial sum over t, and which choices were dropped (None: none).
 
-    The weight multiplies the activation, not the output: the result is the same, and the backward pass needs no outputs.
+    The weight multiplies the activation, not the output: the result is the same, and the backward pass needs no outputs. With
+    `weigh_inputs` it multiplies the input, as in the released code of Llama 4.
     """
     flat = x.reshape(-1, x.shape[-1])
-    weights = (
-        gather('E/e M/d F/t -> E/e M F/t', w.expert_up, x),
-        gather('E/e M/d F/t -> E/e M F/t', w.expert_gate, x),
-        gather('E/e F/t M/d -> E/e F/t M', w.expert_down, x),
-    )
+    weights = [
+        gather('E/e M/d F_expert/t -> E/e M F_expert/t', w.expert_up, x),
+        gather('E/e M/d F_expert/t -> E/e M F_expert/t', w.expert_gate, x),
+        gather('E/e F_expert/t M/d -> E/e F_expert/t M', w.expert_down, x),
+    ]
+    if w.expert_up_bias is not None:
+        weights += [w.expert_up_bias, w.expert_gate_bias]
     if arch.capacity is not None:
         return _with_capacity(x, weight, chosen, weights, arch, formats)
-    forward = functools.partial(_feed_forwards, arch.activation, method)
+    forward = functools.partial(_feed_forwards, arch, method)
     k, n, choices = arch.experts_per_token, arch.n_experts, chosen.reshape(-1)
     if axis_size('e') > 1:
         remote = functools.partial(forward, COMPUTE, _unsaved)  # in the compute dtype: see `choose_numerics`
@@ -133,7 +128,7 @@ def _unsaved(x: jax.Array, name: str) -> jax.Array:
 
 
 def _feed_forwards(
-    activation: str,
+    arch: Architecture,
     method: str,
     formats: Formats,
     named: Callable[[jax.Array, str], jax.Array],
@@ -143,13 +138,18 @@ def _feed_forwards(
     weights: Sequence[jax.Array],
 ) -> num['N M']:
     """The feed-forward of each row's expert. Letters: G devices along e, S experts on each of them."""
-    w_up, w_gate, w_down = (w[None] for w in weights)
+    w_up, w_gate, w_down = (w[None] for w in weights[:3])
+    up_bias, gate_bias = weights[3:] or (None, None)
+    if arch.weigh_inputs:
+        rows = times(rows, weight)
     multiply = functools.partial(grouped_product, groups=groups, method=method)
-    into = functools.partial(multiply, 'G/e N/r/d/c M, G/e S M F/t -> G/e N/r/d/c F/t')
-    up = named(into(rows[None], w_up, formats['expert_up']), 'up')
-    gate = named(into(rows[None], w_gate, formats['expert_gate']), 'gate')
-    act = weighted(gate, up, weight[None], activation)
-    return multiply('G/e N/r/d/c F/t, G/e S F/t M -> G/e N/r/d/c M', act, w_down, formats['expert_down'])[0]
+    add = functools.partial(_add_of_expert, expert_of_rows(groups, method, rows.shape[0]))
+    into = functools.partial(multiply, 'G/e N/r/d/c M, G/e S M F_expert/t -> G/e N/r/d/c F_expert/t')
+    up = named(add(into(rows[None], w_up, formats['expert_up']), up_bias), 'up')
+    gate = named(add(into(rows[None], w_gate, formats['expert_gate']), gate_bias), 'gate')
+    act = weighted(gate, up, weight[None], arch)
+    out = multiply('G/e N/r/d/c F_expert/t, G/e S F_expert/t M -> G/e N/r/d/c M', act, w_down, formats['expert_down'])
+    return out[0]
 
 
 def _with_capacity(
@@ -166,7 +166,8 @@ def _with_capacity(
     assert arch.capacity is not None
     capacity = min(length, math.ceil(arch.capacity * length * k / n))
     slots = sort_with_capacity(chosen.reshape(rows, -1), n, capacity)
-    w_up, w_gate, w_down = weights
+    w_up, w_gate, w_down, *biases = weights
+    up_bias, gate_bias = biases or (None, None)
 
     def to_experts(x: num['N W']) -> num['B/r/d E/e C/c W']:
         with scope():  # W is the width of a token, then that of its weight
@@ -174,20 +175,57 @@ def _with_capacity(
 
     tokens = to_experts(dispatch(k, x.reshape(rows * length, -1), slots))
     row_weights = to_experts(dispatch(1, weight.reshape(-1, 1), slots))
-    into = functools.partial(product, 'B/r/d E/e C/c M, E/e M F/t -> B/r/d E/e C/c F/t')
-    up = save(into(tokens, w_up, formats['expert_up']), 'up')
-    gate = save(into(tokens, w_gate, formats['expert_gate']), 'gate')
-    act = weighted(gate, up, row_weights, arch.activation)
-    y = product('B/r/d E/e C/c F/t, E/e F/t M -> B/r/d E/e C/c M', act, w_down, formats['expert_down'])
+    if arch.weigh_inputs:
+        tokens = times(tokens, row_weights)
+    into = functools.partial(product, 'B/r/d E/e C/c M, E/e M F_expert/t -> B/r/d E/e C/c F_expert/t')
+    up = save(_add_in_slots(into(tokens, w_up, formats['expert_up']), up_bias), 'up')
+    gate = save(_add_in_slots(into(tokens, w_gate, formats['expert_gate']), gate_bias), 'gate')
+    act = weighted(gate, up, row_weights, arch)
+    y = product('B/r/d E/e C/c F_expert/t, E/e F_expert/t M -> B/r/d E/e C/c M', act, w_down, formats['expert_down'])
     y = all_to_all('B/r/d E/e C/c M -> B/r/d/e E C/c M', y, partial='t').reshape(len(slots.choice), -1)
     dropped = (slots.of_choice == len(slots.choice)).reshape(chosen.shape)
     return combine(k, y, slots).reshape(x.shape), dropped
 
 
+def down_biases(
+    bias: f32['E M'],
+    weight: f32['B/r/d/e L/c/t X'],
+    chosen: i32['B/r/d/e L/c/t X'],
+    dropped: bool_['B/r/d/e L/c X'] | None,
+    like: num['B/r/d/e L/c/t M'],
+) -> num['B/r/d/e L/c/t M']:
+    """The biases of the experts' last products, weighted as their outputs are. They need no exchange of tokens."""
+    if dropped is not None:
+        weight = jnp.where(own_part(dropped), 0, weight)
+    of_experts = jnp.sum(jnp.where(chosen[..., None] == jnp.arange(bias.shape[0]), weight[..., None], 0), axis=2)
+    return product(
+        'B/r/d/e L/c/t E, E M -> B/r/d/e L/c/t M', of_experts.astype(like.dtype), bias, COMPUTE['expert_down']
+    )
+
+
+def _add_of_expert(expert: i32['N'], x: num['1 N F'], bias: f32['E F'] | None) -> num['1 N F']:
+    """x with the bias of each row's expert."""
+    if bias is None:
+        return x
+    x, bias = vary_together(x, bias)
+    return (x.astype(jnp.float32) + of_expert(bias, expert)).astype(x.dtype)
+
+
+def _add_in_slots(x: num['B E C F'], bias: f32['E F'] | None) -> num['B E C F']:
+    return x if bias is None else (x.astype(jnp.float32) + bias[:, None]).astype(x.dtype)
+
+
 @functools.partial(jax.checkpoint, static_argnums=3)
-def weighted(gate: jax.Array, up: jax.Array, weight: jax.Array, activation: str) -> jax.Array:
-    """The gated activation times the router's weight, in up's dtype."""
-    return (gated(gate, up, activation).astype(jnp.float32) * weight).astype(up.dtype)
+def weighted(gate: jax.Array, up: jax.Array, weight: jax.Array, arch: Architecture) -> jax.Array:
+    """The gated activation times the router's weight, in up's dtype; without the weight if it multiplied the input."""
+    act = gated(gate, up, arch)
+    return act if arch.weigh_inputs else times(act, weight)
+
+
+@jax.checkpoint
+def times(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """x times the router's weight, in x's dtype."""
+    return (x.astype(jnp.float32) * weight).astype(x.dtype)
 
 
 @typechecked
@@ -197,7 +235,7 @@ def shared_expert(x: num['B/r/d/e L/c M'], w: Layer, arch: Architecture, formats
     up = save(into(x, gather('M/d F_shared/t -> M F_shared/t', w.shared_up, x), formats['shared_up']), 'up')
     gate = save(into(x, gather('M/d F_shared/t -> M F_shared/t', w.shared_gate, x), formats['shared_gate']), 'gate')
     down = gather('F_shared/t M/d -> F_shared/t M', w.shared_down, x)
-    act = gated(gate, up, arch.activation)
+    act = gated(gate, up, arch)
     out = product('B/r/d/e L/c F_shared/t, F_shared/t M -> B/r/d/e L/c M', act, down, formats['shared_down'])
     if w.shared_mix is None:
         return out

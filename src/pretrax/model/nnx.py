@@ -2,13 +2,11 @@
 
 The module maps tokens [B, L] to logits [B, L, V]. It runs under `jit` on whole arrays: XLA adds the communication, from the
 annotations of the parameters (`nnx.with_partitioning`). So it is an `AutomaticModel`, with its own gradients, evaluation and
-shardings. The `nnx.Param`s are trained. The module is called in evaluation mode (`module.eval()`): dropout is off.
+shardings. The `nnx.Param`s are trained. Dropout draws from a key of the seed and the step; in an evaluation it is off.
 """
 
-import importlib
-import inspect
+import math
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -16,104 +14,113 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from pretrax.errors import UserError, install_extra
+from pretrax.errors import UserError
 from pretrax.model.axes import ROWS, along
 from pretrax.model.base import AutomaticModel
 from pretrax.model.loss import Batch
 from pretrax.model.nnx_options import NnxOptions
+from pretrax.model.nnx_target import NnxTarget
 from pretrax.model.request import ModelRequest
-from pretrax.shardlib import f32, i32, num
+from pretrax.shardlib import f32, i32, key, num
 
 PyTree = Any  # of arrays
-
-CALLED_WITH = ('positions', 'segments')  # of the batch, if the module's call has parameters of these names
 
 
 class NnxModel(AutomaticModel):
     """An `nnx.Module` as a model.
 
     Raises:
-        UserError: Flax is missing, there is no such class, or its arguments or annotations do not fit.
+        UserError: as `NnxTarget`, or an annotation does not fit the mesh.
     """
 
     def __init__(self, request: ModelRequest, *, options: NnxOptions):
-        self.nnx = _flax()
         self.options, self.mesh = options, request.mesh
-        self.target = _class(options.target, self.nnx)
-        supplied = {
-            'vocab_size': request.vocab_size, 'sequence_length': request.longest, 'dtype': request.dtype,
-        }  # fmt: skip
-        self.arguments = _arguments(self.target, options, supplied)
-        call = set(inspect.signature(self.target.__call__).parameters)
-        self.called_with = [name for name in CALLED_WITH if name in call]
+        self.target = NnxTarget(request, options)
+        self.draws = self.target.draws
         self.vocab_size, self.max_length = request.vocab_size, request.longest
-        self.params = self._abstract()
-        self.n_params = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        self.params = self._annotated_params()
+        leaves = jax.tree.leaves(self.params)
+        self.n_params = sum(leaf.size for leaf in leaves)
         self.flops_per_token = options.flops_per_token or 6.0 * self.n_params
-        apart = 'by segments' if 'segments' in call else 'NOT: the call of the module has no parameter `segments`'
-        self.choices = {
+        self.choices = self._choices(leaves)
+
+    def _choices(self, leaves: list['_Annotated']) -> dict[str, str]:
+        options, target = self.options, self.target
+        choices = {
             'module': f'{options.target}({", ".join(f"{k}={v}" for k, v in options.arguments.items())}), automatic sharding',
-            'documents in a row are kept apart': apart,
+            'documents in a row are kept apart': (
+                'by segments' if target.takes_segments else 'NOT: the call of the module has no parameter `segments`'
+            ),
+            'random numbers': (
+                'in training the module draws some (dropout), which depend on seed, step and pass' if self.draws else 'none'
+            ),
             'flops': (
                 f'{options.flops_per_token:,.4g} per token, as configured' if options.flops_per_token
                 else f'{self.flops_per_token:,.4g} per token, estimated as 6 x parameters (or set model.flops_per_token)'
             ),
         }  # fmt: skip
+        if target.constants:
+            choices['variables that do not train'] = ', '.join(target.constants)
+        replicated = [leaf for leaf in leaves if not any(leaf.spec)]
+        if replicated and math.prod(self.mesh.values()) > 1:
+            choices['replicated weights'] = (
+                f'{len(replicated)} of {len(leaves)}, {sum(leaf.size for leaf in replicated):,} parameters, are on every '
+                'device, and so is their optimizer state: the module does not annotate them'
+            )
+        return choices
 
     def init(self, key: jax.Array) -> PyTree:
         """The initial parameters of the module, as a nested dict."""
-        with self.nnx.use_eager_sharding(False):
-            return _text_keys(self.nnx.to_pure_dict(self.nnx.state(self._module(key), self.nnx.Param)))
+        return self.target.init(key)
 
     def logits(self, weights: PyTree, tokens: i32['B L']) -> num['B L V']:
         """The logits of whole sequences, one document per row."""
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=tokens.dtype), tokens.shape)
-        return self._logits(weights, tokens, {'positions': positions, 'segments': jnp.ones_like(tokens)})
-
-    def _logits(self, weights: PyTree, tokens: i32['B L'], others: dict[str, i32['B L']]) -> num['B L V']:
-        nnx = self.nnx
-        with nnx.use_eager_sharding(False):
-            module = self._module(jax.random.key(0))  # its initial values are replaced, so XLA does not compute them
-            state = nnx.state(module, nnx.Param)
-            nnx.replace_by_pure_dict(state, nnx.restore_int_paths(weights))
-            nnx.update(module, state)
-            module.eval()
-            return module(tokens, **{name: others[name] for name in self.called_with})
+        return self.target.logits(weights, tokens, positions, jnp.ones_like(tokens))
 
     def shardings(self, like: PyTree) -> PyTree:
         """The sharding of each parameter on the mesh in force, from the module's annotations and `model.axes`."""
         mesh = jax.sharding.get_mesh()
         del like
-        return jax.tree.map(
-            lambda leaf: NamedSharding(mesh, leaf.spec), self.params, is_leaf=lambda x: isinstance(x, _Annotated)
-        )
+        return jax.tree.map(lambda spec: NamedSharding(mesh, spec), self._specs())
 
-    def make_gradients(self, accumulation: int) -> Callable[[PyTree, Batch], tuple[PyTree, dict[str, jax.Array], dict]]:
-        """weights, batch -> gradient and terms of the mean loss over the batch, and no tables."""
+    def _specs(self) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf.spec, self.params, is_leaf=lambda x: isinstance(x, _Annotated))
+
+    def make_gradients(self, accumulation: int) -> Callable[..., tuple[PyTree, dict[str, jax.Array], dict]]:
+        """weights, batch, the key of the step if the module draws -> gradient and terms of the mean loss, and no tables."""
         devices = along(ROWS, self.mesh)
 
-        def gradients(weights: PyTree, batch: Batch) -> tuple[PyTree, dict[str, f32['']], dict]:
+        def gradients(
+            weights: PyTree, batch: Batch, step_key: key[''] | None = None
+        ) -> tuple[PyTree, dict[str, f32['']], dict]:
             count = jnp.sum(batch.mask)
+            step_key = jax.random.key(0) if step_key is None else step_key  # then nothing is drawn
 
-            def mean_loss(weights: PyTree, micro: Batch) -> tuple[f32[''], dict[str, f32['']]]:
-                nll = jnp.sum(self._nll(weights, micro) * micro.mask) / count
+            def mean_loss(weights: PyTree, micro: Batch, number: Any) -> tuple[f32[''], dict[str, f32['']]]:
+                nll = self._nll(weights, micro, jax.random.fold_in(step_key, number))
+                nll = jnp.sum(nll * micro.mask) / count
                 return nll, {'nll': nll}
 
-            gradient = jax.grad(mean_loss, has_aux=True)
+            def gradient(weights: PyTree, micro: Batch, number: Any) -> tuple[PyTree, dict[str, f32['']]]:
+                new, terms = jax.grad(mean_loss, has_aux=True)(weights, micro, number)
+                # Otherwise XLA may shard weights that are not annotated, and the next step does not expect it.
+                return jax.lax.with_sharding_constraint(new, self._specs()), terms
+
             if accumulation == 1:
-                return *gradient(weights, batch), {}
+                return *gradient(weights, batch, 0), {}
 
             def split(x: jax.Array) -> jax.Array:  # each device's rows stay where they are
                 apart = x.reshape(devices, accumulation, -1, *x.shape[1:]).swapaxes(0, 1)
                 micros = apart.reshape(accumulation, -1, *x.shape[1:])
                 return jax.lax.with_sharding_constraint(micros, PartitionSpec(None, tuple(ROWS.split()), 'c'))
 
-            def add(total: PyTree, micro: Batch) -> tuple[PyTree, dict[str, f32['']]]:
-                new, terms = gradient(weights, micro)
+            def add(total: PyTree, micro: tuple[Batch, Any]) -> tuple[PyTree, dict[str, f32['']]]:
+                new, terms = gradient(weights, *micro)
                 return jax.tree.map(jnp.add, total, new), terms
 
             zero = jax.tree.map(jnp.zeros_like, weights)
-            total, terms = jax.lax.scan(add, zero, jax.tree.map(split, batch))
+            total, terms = jax.lax.scan(add, zero, (jax.tree.map(split, batch), jnp.arange(accumulation)))
             return total, jax.tree.map(lambda term: jnp.sum(term, axis=0), terms), {}
 
         return gradients
@@ -127,35 +134,20 @@ class NnxModel(AutomaticModel):
 
         return evaluate
 
-    def _nll(self, weights: PyTree, batch: Batch) -> f32['B L']:
+    def _nll(self, weights: PyTree, batch: Batch, step_key: key[''] | None = None) -> f32['B L']:
         """-log p(target) of each token, in f32."""
-        logits = self._logits(weights, batch.tokens, {'positions': batch.positions, 'segments': batch.segments})
+        logits = self.target.logits(weights, batch.tokens, batch.positions, batch.segments, step_key)
         log_p = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
         return -jnp.take_along_axis(log_p, batch.targets[..., None], axis=-1)[..., 0]
 
-    def _module(self, key: jax.Array) -> Any:
-        return self.target(**self.arguments, rngs=self.nnx.Rngs(key))
-
-    def _abstract(self) -> PyTree:
-        """The parameters as `_Annotated` shapes; nothing is computed."""
-        nnx = self.nnx
-        try:
-            with nnx.use_eager_sharding(False):
-                state = nnx.state(nnx.eval_shape(lambda: self._module(jax.random.key(0))), nnx.Param)
-        except (TypeError, ValueError) as error:
-            message = str(error).split('\n')[0][:300]
-            raise UserError(
-                f'model.target: {self.options.target} cannot be built\n{type(error).__name__}: {message}'
-            ) from error
-        flat = {path: self._annotated(path, variable) for path, variable in nnx.to_flat_state(state)}
-        if not flat:
-            raise UserError(f'model.target: {self.options.target} has no nnx.Param, so nothing in it trains')
+    def _annotated_params(self) -> PyTree:
+        """The parameters as `_Annotated` shapes."""
         tree: dict[str, Any] = {}
-        for path, leaf in flat.items():
+        for path, variable in self.target.variables.items():
             node = tree
             for part in path[:-1]:
                 node = node.setdefault(str(part), {})
-            node[str(path[-1])] = leaf
+            node[str(path[-1])] = self._annotated(path, variable)
         return tree
 
     def _annotated(self, path: tuple, variable: Any) -> '_Annotated':
@@ -196,53 +188,3 @@ class _Annotated(jax.ShapeDtypeStruct):
     def __init__(self, shape: tuple[int, ...], dtype: DTypeLike, spec: PartitionSpec):
         super().__init__(shape, dtype)
         self.spec = spec
-
-
-def _flax() -> ModuleType:
-    try:
-        from flax import nnx
-    except ImportError as error:
-        raise UserError(f'model.name=nnx needs Flax\n  {install_extra("nnx")}') from error
-    return nnx
-
-
-def _class(target: str, nnx: ModuleType) -> type:
-    name, _, attribute = target.partition(':')
-    try:
-        found = getattr(importlib.import_module(name), attribute, None)
-    except ImportError as error:
-        raise UserError(
-            f'model.target: the module {name} cannot be imported: {error}\n'
-            'is it installed? a file beside the configuration: add its directory to PYTHONPATH'
-        ) from error
-    if not (inspect.isclass(found) and issubclass(found, nnx.Module)):
-        raise UserError(f'model.target: {target} is {found!r}; expected a class that is an nnx.Module')
-    return found
-
-
-def _arguments(target: type, options: NnxOptions, supplied: dict[str, Any]) -> dict[str, Any]:
-    parameters = inspect.signature(target.__init__).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    unknown = [name for name in options.arguments if name not in parameters and not takes_any]
-    if unknown or 'rngs' not in parameters:
-        what = f'has no argument {unknown[0]}' if unknown else 'takes no rngs'
-        known = ', '.join(name for name in parameters if name not in ('self', 'rngs'))
-        raise UserError(f'model.arguments: {options.target} {what}\nit has: {known}')
-    given = {name: value for name, value in supplied.items() if name in parameters} | options.arguments
-    missing = [
-        name for name, p in parameters.items()
-        if name not in ('self', 'rngs') and name not in given and p.default is p.empty
-        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    ]  # fmt: skip
-    if missing:
-        raise UserError(f'model.arguments: {options.target} needs {", ".join(missing)}')
-    if given.get('vocab_size', supplied['vocab_size']) < supplied['vocab_size']:
-        raise UserError(
-            f"model.arguments.vocab_size = {given['vocab_size']} is smaller than the tokenizer's {supplied['vocab_size']}"
-        )
-    return given
-
-
-def _text_keys(tree: PyTree) -> PyTree:
-    """The tree with text for keys, as in checkpoints; layers in a list have numbers."""
-    return {str(key): _text_keys(value) for key, value in tree.items()} if isinstance(tree, dict) else tree

@@ -30,18 +30,30 @@ def norm(
 def qk_norm(
     x: num['B/r/d/e L/c H/t D'], scale: f32['D'] | None, full_scale: f32['H/t D'] | None, arch: Architecture
 ) -> num['B/r/d/e L/c H/t D']:
-    """RMSNorm of queries or keys: of each head, or with `full_scale` of all heads together.
+    """The norm of queries or keys: of each head, or of all heads together. LayerNorm has no bias here.
 
     Of each head: Dehghani et al. 2023, arXiv:2302.05442, section 2.1. Of all heads: OLMo Team 2025, arXiv:2501.00656, section 3.
+    l2, of each head: RMSNorm without a scale, as in the released code of Llama 4.
+
+    Args:
+        x: queries or keys.
+        scale: shared by all heads.
+        full_scale: of each head.
+        arch: which norm, and whether of all heads together.
     """
+
+    def mean(y: jax.Array) -> jax.Array:
+        if arch.qk_norm != 'full':
+            return jnp.mean(y, axis=-1, keepdims=True)
+        total = psum('t', jnp.sum(y, axis=(-2, -1), keepdims=True))
+        return total / (axis_size('t') * x.shape[-2] * x.shape[-1])
+
     y = x.astype(jnp.float32)
-    if full_scale is None:
-        mean = jnp.mean(jnp.square(y), axis=-1, keepdims=True)
-    else:
-        total = psum('t', jnp.sum(jnp.square(y), axis=(-2, -1), keepdims=True))
-        mean = total / (axis_size('t') * x.shape[-2] * x.shape[-1])
+    if arch.norm == 'layernorm' and arch.qk_norm != 'l2':
+        y = y - mean(y)
     weight = scale if full_scale is None else full_scale
-    return (y * jax.lax.rsqrt(mean + arch.norm_eps) * _scale(weight, arch)).astype(x.dtype)
+    y = y * jax.lax.rsqrt(mean(jnp.square(y)) + arch.norm_eps)
+    return (y if weight is None else y * _scale(weight, arch)).astype(x.dtype)
 
 
 def _scale(weight: jax.Array, arch: Architecture) -> jax.Array:

@@ -7,7 +7,6 @@ product with a router is always in f32.
 
 import dataclasses
 import fnmatch
-import itertools
 import re
 import zlib
 from collections.abc import Mapping
@@ -60,13 +59,6 @@ class Numerics:
     blocks: tuple[Mapping[str, Kind], ...]  # of each layer
     head: Kind
 
-    def runs(self, count: int) -> list[tuple[slice, Mapping[str, Kind]]]:
-        """Runs of layers with the same formats, among all layers or the `count` layers of a pipeline stage."""
-        runs, start = [], 0
-        for kinds, run in itertools.groupby(self.blocks[:count]):
-            runs.append((slice(start, start := start + len(list(run))), kinds))
-        return runs if len(runs) > 1 else [(slice(None), self.blocks[0])]
-
     @property
     def draws(self) -> bool:
         """Whether anything is rounded stochastically."""
@@ -111,10 +103,11 @@ def choose_numerics(
         UserError: a pattern matches no product.
     """
     n_layers, weights = arch.n_layers, _multiplied(arch)
+    products = [(None, 'head'), *((i, name) for name in weights for i in arch.layers_with(name))]
     if wanted == 'compute':
         return Numerics('compute', ({},) * n_layers, 'compute'), 'in the compute dtype'
     for pattern in exempt:
-        if not any(_matches(pattern, i, n_layers, name) for i, name in _products(weights, n_layers)):
+        if not any(_matches(pattern, i, n_layers, name) for i, name in products):
             raise UserError(
                 f"precision.exempt: '{pattern}' matches no product\n"
                 f'there are head, and in each of the layers 0 (also first) to {n_layers - 1} (also last): '
@@ -134,7 +127,9 @@ def choose_numerics(
         free = name in without or any(_matches(pattern, i, n_layers, name) for pattern in exempt)
         return 'compute' if free else wanted
 
-    blocks: tuple[dict[str, Kind], ...] = tuple({name: kind(i, name) for name in weights} for i in range(n_layers))
+    blocks: tuple[dict[str, Kind], ...] = tuple(
+        {name: kind(i, name) for name in weights if of_layer.has(name)} for i, of_layer in enumerate(arch.kinds)
+    )
     numerics = Numerics(wanted, blocks, kind(None, 'head'))
     if wanted not in {numerics.head, *(one for block in blocks for one in block.values())}:
         raise UserError(
@@ -152,7 +147,8 @@ def _check_stages(numerics: Numerics, mesh: Mapping[str, int]) -> None:
             f'precision.matmul=int8 does not support pipeline stages (mesh.p = {mesh["p"]})\n'
             'use precision.matmul=fp8, or mesh.p=1'
         )
-    if mesh['p'] > 1 and len(numerics.runs(len(numerics.blocks))) > 1:
+    formats = {item for block in numerics.blocks for item in block.items()}
+    if mesh['p'] > 1 and len(formats) > len(dict(formats)):
         raise UserError(
             f'precision.exempt differs between layers, but the stages of mesh.p = {mesh["p"]} run one program\n'
             "exempt weights of all layers or none, as in precision.exempt='[head]'"
@@ -162,14 +158,16 @@ def _check_stages(numerics: Numerics, mesh: Mapping[str, int]) -> None:
 def _multiplied(arch: Architecture) -> tuple[str, ...]:
     """The weights of a layer that `matmul.product` multiplies."""
     mlp = ('gate', 'up', 'down') if arch.gated else ('up', 'down')
-    if not arch.n_experts:
-        return ('q', 'k', 'v', 'o', *mlp)
-    of_experts = [f'{prefix}_{name}' for prefix in ('expert', *['shared'] * bool(arch.d_shared)) for name in mlp]
-    return ('q', 'k', 'v', 'o', *of_experts)
+    prefixes = ['expert'] * bool(arch.n_experts) + ['shared'] * bool(arch.d_shared)
+    of_experts = [f'{prefix}_{name}' for prefix in prefixes for name in mlp]
+    if arch.kv_rank:
+        of_attention = (*(('q_a', 'q_b') if arch.q_rank else ('q_direct',)), 'kv_a', 'kv_b')
+    else:
+        of_attention = ('q', 'k', 'v', *['o_gate'] * arch.attention_gate)
+    return tuple(name for name in (*of_attention, 'o', *_OF_STATES, *mlp, *of_experts) if arch.count(name))
 
 
-def _products(weights: tuple[str, ...], n_layers: int) -> list[tuple[int | None, str]]:
-    return [(None, 'head'), *itertools.product(range(n_layers), weights)]
+_OF_STATES = tuple(f'linear_{name}' for name in 'qkvzo')
 
 
 def _matches(pattern: str, i: int | None, n_layers: int, name: str) -> bool:

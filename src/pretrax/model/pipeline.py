@@ -173,7 +173,7 @@ class _OneForwardOneBackward:
         x = jax.lax.cond(enters & (first_round == 0), embedded, lambda: carry.arriving)
         slot = self._slot(round_, number)
         inputs = carry.inputs.at[slot].set(jnp.where(busy, x, part(carry.inputs, slot)))
-        out, new = self._layers(busy, part(self.batches, number))(x, self._chunk(round_))
+        out, new = self._layers(busy, part(self.batches, number), round_)(x, self._chunk(round_))
         sums = jax.tree.map(lambda s, n: s.at[round_].add(n), carry.layer_sums, new)
         return out, carry._replace(inputs=inputs, layer_sums=sums)
 
@@ -200,7 +200,7 @@ class _OneForwardOneBackward:
         busy, round_, number = self._work(self.schedule.backward, now, self.here)
         leaves, first_round, leaving = self._work(self.schedule.backward, now, 0)
         x, chunk = part(carry.inputs, self._slot(round_, number)), self._chunk(round_)
-        results, back = jax.vjp(self._layers(busy, part(self.batches, number)), x, chunk)
+        results, back = jax.vjp(self._layers(busy, part(self.batches, number), round_), x, chunk)
         d_x, d_chunk = back(_as_varying((carry.returning, self.d_layer_sums), results))
         d_chunks = jax.tree.map(lambda total, new: total.at[round_].add(new), carry.d_chunks, d_chunk)
 
@@ -219,12 +219,14 @@ class _OneForwardOneBackward:
     def _chunk(self, round_: i32['']) -> Layer:
         return jax.tree.map(lambda w: w.astype(jnp.float32), part(self.chunks, round_))  # so that gradients are f32
 
-    def _layers(self, busy: bool_[''], micro: Batch) -> Callable[[jax.Array, Layer], tuple[jax.Array, PyTree]]:
+    def _layers(
+        self, busy: bool_[''], micro: Batch, round_: i32['']
+    ) -> Callable[[jax.Array, Layer], tuple[jax.Array, PyTree]]:
         """Computes a chunk. The results of an idle stage are zero, and so are their gradients."""
 
         def layers(x: num['B/r/d/e L/c/t M'], chunk: Layer) -> tuple[num['B/r/d/e L/c/t M'], PyTree]:
             with scope():
-                results = self.stages.chunk(x, chunk, micro)
+                results = self.stages.chunk(x, chunk, micro, round_ * self.schedule.stages + self.here)
             return jax.tree.map(lambda y: jnp.where(busy, y, jnp.zeros_like(y)), results)
 
         return layers
@@ -241,7 +243,8 @@ class _OneForwardOneBackward:
     def _zeros(self, micro: Batch) -> tuple[Any, PyTree, dict[str, Any]]:
         """Zeros like x, the sums of a chunk and the numerators of a micro-batch."""
         x = jax.eval_shape(self._embed, self.ends, micro)
-        _, layer_sums = jax.eval_shape(self._layers(jnp.bool_(True), micro), x, self._chunk(jnp.int32(0)))
+        here, first = jnp.bool_(True), jnp.int32(0)
+        _, layer_sums = jax.eval_shape(self._layers(here, micro, first), x, self._chunk(first))
         sums = jax.eval_shape(self._numerators, self.ends, x, micro)
         return jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), (x, layer_sums, sums))
 

@@ -32,8 +32,8 @@ from pretrax.shardlib import (
 )
 
 PyTree = Any  # of arrays
-# x, the layers of one chunk, micro-batch -> x, sums of each layer
-Stage = Callable[[jax.Array, Layer, Batch], tuple[jax.Array, PyTree]]
+# x, the layers of one chunk, micro-batch, the number of the chunk -> x, sums of each layer
+Stage = Callable[[jax.Array, Layer, Batch, i32['']], tuple[jax.Array, PyTree]]
 
 
 def pipeline(
@@ -70,7 +70,8 @@ def pipeline(
         enters = ~busy | ((here == 0) & (round_ == 0))
         chunk, batch = part(chunks, round_), part(batches, number)
         with scope():  # B is a micro-batch here
-            return stage(jnp.where(enters, part(x, number), arriving), chunk, batch)
+            arriving = jnp.where(enters, part(x, number), arriving)
+            return stage(arriving, chunk, batch, round_ * schedule.stages + here)
 
     compute = recompute_by_name(compute, kept)
 

@@ -197,8 +197,9 @@ def _advice(schedule: PipelineSchedule, arch: Architecture) -> str:
 
 
 def _fits(stages: int, rounds: int, arch: Architecture) -> bool:
-    """Whether all chunks can have the same kinds of layers: all stages run the same program."""
-    return arch.n_layers % (stages * rounds * len(arch.kinds)) == 0
+    """Whether all chunks have the same kinds of layers: all stages run the same program."""
+    chunk, rest = divmod(arch.n_layers, stages * rounds)
+    return rest == 0 and arch.kinds == arch.kinds[:chunk] * (stages * rounds)
 
 
 def _check_layers(sizes: PipelineSchedule, arch: Architecture) -> None:
@@ -209,7 +210,7 @@ def _check_layers(sizes: PipelineSchedule, arch: Architecture) -> None:
     chunks = f'mesh.p = {stages}' + (f' x model.pipeline_rounds = {rounds}' if rounds > 1 else '')
     why = 'does not divide them'
     if arch.n_layers % (stages * rounds) == 0:
-        why = f'leaves {arch.n_layers // (stages * rounds)} per chunk, and {len(arch.kinds)} kinds of layers alternate'
+        why = f'leaves {arch.n_layers // (stages * rounds)} per chunk, and the chunks would have different kinds of layers'
     fewer = [f'model.pipeline_rounds={n}' for n in range(rounds - 1, 0, -1) if _fits(stages, n, arch)]
     fewer += [f'mesh.p={n}' for n in range(stages - 1, 0, -1) if _fits(n, rounds, arch) or n == 1]
     raise UserError(f'model.n_layers = {arch.n_layers}: {chunks} {why}\nuse {fewer[0]}')

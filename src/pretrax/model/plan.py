@@ -10,6 +10,7 @@ from pretrax.errors import UserError
 from pretrax.model.architecture import Architecture
 from pretrax.model.attention_kernels import Kernel, choose_kernel
 from pretrax.model.axes import along
+from pretrax.model.chunks import describe_chunks
 from pretrax.model.context import choose_context, kernel_for
 from pretrax.model.families import TransformerOptions
 from pretrax.model.loss_chunks import check_loss_chunks
@@ -74,10 +75,14 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
         kernel_for(context, options.attention),
         request.platform,
         request.dtype,
-        arch.d_head,
+        arch.d_query,
         length,
         request.documents_per_row,
         arch.attention_softcap,
+        arch.d_head,
+        arch.attention_sinks,
+        arch.attention_dropout,
+        arch.window if arch.window_type == 'chunked' else 0,
     )
     unrolled, why_unrolled = choose_unrolled(options.layers, arch.n_layers, mesh)
     saved, why_saved = choose_saved(options.save, mesh, request.host_memory)
@@ -95,9 +100,12 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
     )
     reduced_by_layer, why_reduced = choose_reduction(request.platform, request.device_kind, request.slices, pipeline)
     wire = {'f32': '', 'bf16': '; sent over r in bf16' if mesh['r'] > 1 else '; NOT sent in bf16, because mesh.r = 1'}
+    scaling = arch.rope_scaling
     reasons = {
-        'attention': str(kernel),
+        **({'attention': str(kernel)} if arch.n_heads else {}),
+        **({'states': describe_chunks(request.platform)} if arch.recurrent else {}),
         **({'context': f'{context} ({why_context})'} if mesh['c'] > 1 else {}),
+        **({'positions': scaling.describe(length)} if scaling and scaling.kind == 'longrope' else {}),
         **({'experts': describe_routing(arch, why_grouped)} if arch.n_experts else {}),
         **({'pipeline': why_pipeline} if pipeline or 'no effect' in why_pipeline else {}),
         **({'products': why_numerics} if request.matmul != 'compute' else {}),

@@ -1,10 +1,11 @@
-"""The router's losses, for an even load and small logits, and its metrics.
+"""The router: how it chooses experts, its losses and its biases, for an even load and small logits, and its metrics.
 
 Letters: B batch, L length, E experts, X experts per token. A token counts if a target at or after it in its row counts: no
 counted target ever sees later tokens, such as padding. Whether its own target counts does not matter (it does not in a prompt).
 """
 
-from typing import NamedTuple
+import dataclasses
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from pretrax.model.architecture import Architecture
 from pretrax.model.axes import TOKENS
 from pretrax.model.loss import Batch, LossTerms
+from pretrax.model.weights import Weights
 from pretrax.shardlib import axis_index, axis_size, bool_, f32, i32, pmax, psum
 
 
@@ -23,6 +25,43 @@ class Routed(NamedTuple):
     balance: f32['']  # the load-balance loss of each sequence, summed
     square_log_z: f32['']
     dropped: f32['']  # choices beyond the capacity
+
+
+def choose_experts(
+    logits: f32['B/r/d/e L/c/t E'], bias: f32['E'] | None, arch: Architecture
+) -> tuple[f32['B/r/d/e L/c/t X'], i32['B/r/d/e L/c/t X']]:
+    """The weights and numbers of the experts with the highest scores for each token.
+
+    A normalized softmax equals one over the chosen experts, as Mixtral's paper writes it (Jiang et al. 2024,
+    arXiv:2401.04088, section 2.1). Sigmoid scores, `bias` and groups: DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2. The
+    bias decides the choice alone (Wang et al. 2024, arXiv:2408.15664, section 3).
+    """
+    scores = jax.nn.softmax(logits) if arch.router_scores == 'softmax' else jax.nn.sigmoid(logits)
+    choice = jax.lax.stop_gradient(scores if bias is None else scores + bias)
+    if arch.n_expert_groups > 1:
+        choice = _of_best_groups(choice, arch)
+    chosen = jax.lax.top_k(choice, arch.experts_per_token)[1]
+    weight = jnp.take_along_axis(scores, chosen, axis=-1)
+    if arch.normalize_router:  # sigmoids may all be tiny
+        weight = weight / (jnp.sum(weight, axis=-1, keepdims=True) + 1e-20)
+    return weight * arch.router_scale, chosen
+
+
+def _of_best_groups(choice: f32['B/r/d/e L/c/t E'], arch: Architecture) -> f32['B/r/d/e L/c/t E']:
+    """The scores in the groups that a token may use, and -inf in the others. arXiv:2405.04434, section 2.2.2."""
+    groups = choice.reshape(*choice.shape[:-1], arch.n_expert_groups, -1)
+    of_group = jnp.sum(jax.lax.top_k(groups, {'max': 1, 'top2': 2}[arch.group_scores])[0], axis=-1)
+    best = jax.lax.top_k(of_group, arch.groups_per_token)[1]
+    is_best = jnp.any(best[..., None] == jnp.arange(arch.n_expert_groups), axis=-2)
+    return jnp.where(is_best[..., None], groups, -jnp.inf).reshape(choice.shape)
+
+
+def probabilities(logits: f32['B/r/d/e L/c/t E'], arch: Architecture) -> f32['B/r/d/e L/c/t E']:
+    """The scores of each token's experts, which sum to one."""
+    if arch.router_scores == 'softmax':
+        return jax.nn.softmax(logits)
+    scores = jax.nn.sigmoid(logits)
+    return scores / (jnp.sum(scores, axis=-1, keepdims=True) + 1e-20)
 
 
 def counted(batch: Batch, columns: i32['L/c']) -> bool_['B/r/d/e L/c']:
@@ -42,7 +81,7 @@ def observe(
     own = own_part(counts)[..., None].astype(jnp.float32)
     hits = jnp.sum(chosen[..., None] == jnp.arange(arch.n_experts), axis=2) * own
     tokens = psum('t', jnp.sum(hits, axis=1))
-    probability = psum('t', jnp.sum(jax.nn.softmax(logits) * own, axis=1))
+    probability = psum('t', jnp.sum(probabilities(logits, arch) * own, axis=1))
     n_tokens = jnp.maximum(psum('c', jnp.sum(counts, axis=1, dtype=jnp.float32)), 1)[:, None]
     # DeepSeek-AI 2024, arXiv:2412.19437, eq. 17 to 20: 1 where all experts have the same load
     share = psum('c', tokens) / (arch.experts_per_token * n_tokens)  # of the whole sequence; the rest is this part's
@@ -60,7 +99,7 @@ def own_part(x: jax.Array) -> jax.Array:
 
 def load(routed: Routed, batch: Batch, columns: i32['L/c'], arch: Architecture) -> tuple[f32['E'], f32['']]:
     """How many tokens of all layers chose each expert, and the number of tokens: this device's partial sums."""
-    return jnp.sum(routed.tokens, axis=0), arch.n_layers * jnp.sum(counted(batch, columns), dtype=jnp.float32)
+    return jnp.sum(routed.tokens, axis=0), arch.n_routers * jnp.sum(counted(batch, columns), dtype=jnp.float32)
 
 
 def routing_terms(
@@ -91,12 +130,31 @@ def routing_terms(
     return {name: (term, count[name]) for name, term in terms.items()} | {'routing': (table, None)}
 
 
+def adjust(weights: Weights, tables: dict[str, jax.Array], arch: Architecture) -> Weights:
+    """Moves the bias of an expert up if its load was less than even, else down. arXiv:2408.15664, alg. 1."""
+    # `tables` are those of `routing_terms`, summed over the step and the mesh: whole numbers, so the same on any mesh.
+    if not arch.router_bias:
+        return weights
+    load = tables['routing'][:, :-1].astype(jnp.int32)
+    even, rest = jnp.divmod(jnp.sum(load, axis=1, keepdims=True), arch.n_experts)  # the mean, exactly
+    up = jnp.where(load == even, jnp.sign(rest), jnp.sign(even - load))
+
+    def moved(layers: Any, up: f32['layers E']) -> Any:
+        return dataclasses.replace(layers, router_bias=layers.router_bias + arch.router_bias_rate * up)
+
+    n, modules = arch.n_expert_layers, cast(Any, weights.multi_token)
+    weights = dataclasses.replace(weights, layers=moved(weights.layers, up[:n]))
+    if not arch.mtp_layers or not arch.kinds[-1].experts:
+        return weights
+    return dataclasses.replace(weights, multi_token=dataclasses.replace(modules, layer=moved(modules.layer, up[n:])))
+
+
 def routing_denominators(batch: Batch, columns: i32['L/c'], arch: Architecture) -> dict[str, f32['']]:
     """The denominators of `routing_terms`, from the batch alone."""
     counts = counted(batch, columns)
-    n_tokens = arch.n_layers * jnp.sum(counts, dtype=jnp.float32)
+    n_tokens = arch.n_routers * jnp.sum(counts, dtype=jnp.float32)
     # A sequence counts if its first token does, and the first token is on one device.
-    n_sequences = arch.n_layers * jnp.sum(counts & (columns == 0), dtype=jnp.float32)
+    n_sequences = arch.n_routers * jnp.sum(counts & (columns == 0), dtype=jnp.float32)
     denominators = {}
     if arch.balance_loss:
         denominators['balance_loss'] = n_sequences if arch.balance_over == 'sequence' else n_tokens
@@ -108,13 +166,21 @@ def routing_denominators(batch: Batch, columns: i32['L/c'], arch: Architecture) 
 def describe_routing(arch: Architecture, grouped: str) -> str:
     """One line for the start-up report."""
     parts = [f'{arch.experts_per_token} of {arch.n_experts} experts of width {arch.d_ff}']
+    if dense := arch.n_layers - arch.n_expert_layers:
+        parts.append(f'{dense} of {arch.n_layers} layers without experts, of width {arch.d_ff_dense}')
     if arch.d_shared:
         parts.append(f'a shared expert of width {arch.d_shared}' + ', gated' * arch.shared_gate)
-    parts.append('weights ' + ('normalized' if arch.normalize_router else 'not normalized'))
+    if arch.n_expert_groups > 1:
+        parts.append(f'from {arch.groups_per_token} of {arch.n_expert_groups} groups ({arch.group_scores})')
+    weights = 'normalized' if arch.normalize_router else 'not normalized'
+    times = f', times {arch.router_scale:g}' if arch.router_scale != 1 else ''
+    parts.append(f'{arch.router_scores} scores, weights {weights}{times}')
     if arch.capacity is None:
         parts.append(f'dropless; products in {grouped}')
     else:
         parts.append(f'capacity {arch.capacity:g}: tokens beyond the capacity of an expert in a sequence are dropped')
+    if arch.router_bias:
+        parts.append(f'balanced by biases, {arch.router_bias_rate:g} a step')
     if arch.balance_loss:
         parts.append(f'balanced over each {arch.balance_over}' if arch.balance_over == 'sequence' else
                      'balanced over the batch (several micro-batches cost one more forward pass)')  # fmt: skip

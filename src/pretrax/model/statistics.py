@@ -11,24 +11,25 @@ A token counts if a target at or after it in its row counts (`routing.counted`),
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pretrax.model.architecture import Scores
-from pretrax.model.attention import context_parallel_attention, output_projection, queries_keys_values
+from pretrax.model.attention import attention
 from pretrax.model.axes import TOKENS
 from pretrax.model.context import local_columns
+from pretrax.model.ends import embed, gather_ends, unembed
 from pretrax.model.layers import LayerSpec, Tokens, over_layers
+from pretrax.model.linear_attention import linear_attention
 from pretrax.model.loss import Batch, cross_entropy
 from pretrax.model.loss_chunks import over_chunks
 from pretrax.model.matmul import add_bias, gather, product
-from pretrax.model.norm import norm
 from pretrax.model.pipeline_forward import pipeline
-from pretrax.model.routing import counted, own_part
+from pretrax.model.routing import Routed, counted, own_part
 from pretrax.model.softcap import softcap
-from pretrax.model.transformer import Transformer, embed, gather_ends, mlp, unembed
+from pretrax.model.transformer import Transformer, block, mlp
 from pretrax.model.weights import Layer, Weights
 from pretrax.shardlib import (
     all_gather,
@@ -61,11 +62,11 @@ class LayerStatistics:
     residual_max: f32['layers']
     attention_rms: f32['layers']
     attention_max: f32['layers']
-    feed_forward_rms: f32['layers']
-    feed_forward_max: f32['layers']
-    attention_entropy: f32['layers H']
-    attention_logit_max: f32['layers H']
-    dead_units: f32['layers'] | None  # None: a mixture of experts
+    feed_forward_rms: f32['layers'] | None  # None: layers have no feed-forward
+    feed_forward_max: f32['layers'] | None
+    attention_entropy: f32['layers H'] | None  # None: no layer has attention
+    attention_logit_max: f32['layers H'] | None
+    dead_units: f32['layers'] | None  # None: all layers have experts
     expert_load: f32['layers E'] | None  # relative to an even share; None: no experts
     expert_entropy: f32['layers'] | None
     dropped_fraction: f32['layers'] | None
@@ -86,10 +87,10 @@ class _Sums(NamedTuple):
 
     residual: f32['']  # squares; these three are partial over TOKENS and t
     attention: f32['']
-    feed_forward: f32['']
+    feed_forward: f32[''] | None
     tokens: f32['']
-    entropy: f32['H/t']  # partial over TOKENS, as all below
-    queries: f32['']
+    entropy: f32['H/t'] | None  # partial over TOKENS, as all below
+    queries: f32[''] | None
     active: f32['F/t'] | None  # tokens for which a unit is active
     experts: f32['E'] | None  # tokens of each expert
     dropped: f32[''] | None
@@ -100,8 +101,8 @@ class _Maxima(NamedTuple):
 
     residual: f32['']  # these three over this device's part of TOKENS and t
     attention: f32['']
-    feed_forward: f32['']
-    logit: f32['H/t']  # over this device's part of TOKENS
+    feed_forward: f32[''] | None
+    logit: f32['H/t'] | None  # over this device's part of TOKENS
 
 
 class _HeadSums(NamedTuple):
@@ -126,31 +127,45 @@ def _observed_block(
     x: num['B/r/d/e L/c/t M'], w: Layer, tokens: Tokens, columns: i32['L/c'], layer: LayerSpec
 ) -> tuple[num['B/r/d/e L/c/t M'], tuple[_Sums, _Maxima]]:
     """`transformer.block`, and the statistics of its parts."""
-    arch, plan = layer.arch, layer.plan
-    scores = arch.scores(layer.kind)
-    q, k, v = queries_keys_values(norm(x, w.norm1, w.norm1_bias, arch), w, tokens.positions, layer)
-    y = context_parallel_attention(q, k, v, tokens.segments, plan.kernel, scores, plan.context)
-    attended: num['B/r/d/e L/c/t M'] = output_projection(y, w, layer)
-    h = x + attended
-    normed: num['B/r/d/e L/c/t M'] = norm(h, w.norm2, w.norm2_bias, arch)
-    out, routed = mlp(normed, w, tokens, layer)
-    x = h + out
-    counts = tokens.counted
+    arch, counts = layer.arch, tokens.counted
     assert counts is not None
     own = own_part(counts)
-    entropy, queries, logit = attention_of_sample(q, k, tokens.segments, counts, columns, scores)
+    seen: dict[str, Any] = dict.fromkeys(('entropy', 'queries', 'logit'))
+
+    def observe(q: jax.Array, k: jax.Array, segments: jax.Array, scores: Scores) -> None:
+        found = attention_of_sample(q, k, segments, counts, columns, scores, w.sinks)
+        seen.update(zip(('entropy', 'queries', 'logit'), found, strict=True))
+
+    def observed_mixer(h: jax.Array, w: Layer, tokens: Tokens, layer: LayerSpec) -> jax.Array:
+        if layer.kind.mixer == 'attention':
+            out = attention(h, w, tokens, layer, observe)
+        else:
+            out = linear_attention(h, w, tokens, layer)
+        seen.update(mixed=arch.residual_multiplier * out)
+        return out
+
+    def observed_mlp(h: jax.Array, w: Layer, tokens: Tokens, layer: LayerSpec) -> tuple[jax.Array, Routed | None]:
+        out, routed = mlp(h, w, tokens, layer)
+        seen.update(normed=h, out=arch.residual_multiplier * out)
+        return out, routed
+
+    x, routed = block(x, w, tokens, layer, observed_mixer, observed_mlp)
+    mixed: num['B/r/d/e L/c/t M'] = seen['mixed']
+    out: num['B/r/d/e L/c/t M'] = seen['out']
+    has_out, is_dense = layer.kind.feed_forward, layer.kind.has('up')
     sums = _Sums(
         residual=_squares(x, own),
-        attention=_squares(attended, own),
-        feed_forward=_squares(out, own),
+        attention=_squares(mixed, own),
+        feed_forward=_squares(out, own) if has_out else None,
         tokens=jnp.sum(own, dtype=jnp.float32),
-        entropy=entropy,
-        queries=queries,
-        active=None if arch.n_experts else active_units(normed, w, counts, layer),
+        entropy=seen['entropy'],
+        queries=seen['queries'],
+        active=active_units(seen['normed'], w, counts, layer) if is_dense else None,
         experts=None if routed is None else routed.tokens,
         dropped=None if routed is None else routed.dropped,
     )
-    return x, (sums, _Maxima(_largest(x, own), _largest(attended, own), _largest(out, own), logit))
+    largest = _largest(out, own) if has_out else None
+    return x, (sums, _Maxima(_largest(x, own), _largest(mixed, own), largest, seen['logit']))
 
 
 def _squares(x: num['B/r/d/e L/c/t M'], own: bool_['B/r/d/e L/c/t']) -> f32['']:
@@ -162,22 +177,23 @@ def _largest(x: num['B/r/d/e L/c/t M'], own: bool_['B/r/d/e L/c/t']) -> f32['']:
 
 
 def attention_of_sample(
-    q: num['B/r/d/e L/c H/t D'],
-    k: num['B/r/d/e L/c K/t D'],
+    q: num['B/r/d/e L/c H/t D_qk'],
+    k: num['B/r/d/e L/c K/t D_qk'],
     segments: i32['B/r/d/e L/c'],
     counts: bool_['B/r/d/e L/c'],
     columns: i32['L/c'],
     scores: Scores,
+    sinks: f32['H/t'] | None = None,
 ) -> tuple[f32['H/t'], f32[''], f32['H/t']]:
     """The entropy of attention summed over sampled queries, their number, and the largest score, before any soft cap.
 
     Kernels keep no probabilities, so they are computed again, in plain XLA, for the last query of each of about `QUERIES`
     equal parts of a sequence. Entropy in nats: Zhai et al. 2023, arXiv:2303.06296, section 3. The largest score: Dehghani
-    et al. 2023, arXiv:2302.05442, section 2.1.
+    et al. 2023, arXiv:2302.05442, section 2.1. A sink counts as a key in the entropy, but not in the largest score.
     """
     stride = _stride(q.shape[1], axis_size('c'))
     sample = slice(stride - 1, None, stride)
-    keys, key_columns = all_gather('B/r/d/e L/c K/t D -> B/r/d/e L K/t D', k), all_gather('L/c -> L', columns)
+    keys, key_columns = all_gather('B/r/d/e L/c K/t D_qk -> B/r/d/e L K/t D_qk', k), all_gather('L/c -> L', columns)
     key_segments = all_gather('B/r/d/e L/c -> B/r/d/e L', segments)
     near = scores.sees(columns[sample][:, None] - key_columns[None, :])
     visible = near & (segments[:, sample, None] == key_segments[:, None, :])
@@ -188,7 +204,13 @@ def attention_of_sample(
     counts_here = counts[:, sample]
     seen = (visible & counts_here[:, :, None])[:, None, None]  # [B, 1, 1, n, S]
     largest = jnp.max(jnp.where(seen, score, -jnp.inf), axis=(0, 3, 4)).reshape(H)
-    log_p = jax.nn.log_softmax(jnp.where(visible[:, None, None], softcap(score, scores.softcap), -jnp.inf), axis=-1)
+    score = jnp.where(visible[:, None, None], softcap(score, scores.softcap), -jnp.inf)
+    if sinks is not None:
+        score = jnp.concatenate(
+            [score, jnp.broadcast_to(sinks.reshape(*score.shape[1:3], 1, 1), (*score.shape[:-1], 1))], axis=-1
+        )
+        seen = jnp.concatenate([seen, jnp.any(seen, axis=-1, keepdims=True)], axis=-1)
+    log_p = jax.nn.log_softmax(score, axis=-1)
     entropy = -jnp.sum(jnp.where(seen, jnp.exp(log_p) * log_p, 0.0), axis=(0, 3, 4)).reshape(H)
     return entropy, jnp.sum(counts_here, dtype=jnp.float32), largest
 
@@ -211,7 +233,7 @@ def active_units(h: num['B/r/d/e L/c/t M'], w: Layer, counts: bool_['B/r/d/e L/c
     x = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', h)
     matrix = gather('M/d F/t -> M F/t', getattr(w, name), x)
     inputs = product('B/r/d/e L/c M, M F/t -> B/r/d/e L/c F/t', x, matrix, layer.formats[name])
-    inputs = inputs if layer.arch.gated else add_bias(inputs, w.up_bias)
+    inputs = add_bias(inputs, w.gate_bias if layer.arch.gated else w.up_bias)
     return jnp.sum((inputs > 0) & counts[..., None], axis=(0, 1), dtype=jnp.float32)
 
 
@@ -313,7 +335,8 @@ class _Forward:
         assert schedule is not None
         numbers = jnp.arange(schedule.micro_batches)
 
-        def stage(x: num['B/r/d/e L/c/t M'], layers: Layer, micro: tuple[_Rows, i32['']]):
+        def stage(x: num['B/r/d/e L/c/t M'], layers: Layer, micro: tuple[_Rows, i32['']], chunk: i32['']):
+            del chunk
             rows, number = micro
             x, (sums, maxima) = self._layers(x, layers, rows)
 
@@ -342,18 +365,22 @@ class _Forward:
     def _of_layers(self, sums: _Sums, maxima: _Maxima) -> LayerStatistics:
         tokens, d_model = psum(f'{TOKENS} t', sums.tokens), self.arch.d_model
 
-        def rms(squares: f32['layers']) -> f32['layers']:
-            return jnp.sqrt(psum(f'{TOKENS} t', squares) / (tokens * d_model))
+        def rms(squares: f32['layers'] | None) -> f32['layers'] | None:
+            return None if squares is None else jnp.sqrt(psum(f'{TOKENS} t', squares) / (tokens * d_model))
 
-        def largest(values: f32['layers']) -> f32['layers']:
-            return pmax(f'{TOKENS} t', values)
+        def largest(values: f32['layers'] | None) -> f32['layers'] | None:
+            return None if values is None else pmax(f'{TOKENS} t', values)
 
-        queries = psum(TOKENS, sums.queries)[:, None]
-        entropy = all_gather('layers H/t -> layers H', psum(TOKENS, sums.entropy) / queries)
-        logit = all_gather('layers H/t -> layers H', pmax(TOKENS, maxima.logit))
+        entropy = logit = None
+        if sums.entropy is not None:
+            queries = psum(TOKENS, sums.queries)[:, None]
+            entropy = all_gather(
+                'layers_with_attention H/t -> layers_with_attention H', psum(TOKENS, sums.entropy) / queries
+            )
+            logit = all_gather('layers_with_attention H/t -> layers_with_attention H', pmax(TOKENS, maxima.logit))
         dead = None
         if sums.active is not None:
-            dead = psum('t', jnp.sum(psum(TOKENS, sums.active) == 0, axis=1, dtype=jnp.float32)) / self.arch.d_ff
+            dead = psum('t', jnp.sum(psum(TOKENS, sums.active) == 0, axis=1, dtype=jnp.float32)) / self.arch.sizes['F']
         load = expert_entropy = dropped = None
         if sums.experts is not None:
             experts = psum(TOKENS, sums.experts)
@@ -369,13 +396,20 @@ class _Forward:
             attention_max=largest(maxima.attention),
             feed_forward_rms=rms(sums.feed_forward),
             feed_forward_max=largest(maxima.feed_forward),
-            attention_entropy=entropy,
-            attention_logit_max=logit,
-            dead_units=dead,
-            expert_load=load,
-            expert_entropy=expert_entropy,
-            dropped_fraction=dropped,
+            attention_entropy=self._of_all_layers(entropy, 'q'),
+            attention_logit_max=self._of_all_layers(logit, 'q'),
+            dead_units=self._of_all_layers(dead, 'up'),
+            expert_load=self._of_all_layers(load, 'router'),
+            expert_entropy=self._of_all_layers(expert_entropy, 'router'),
+            dropped_fraction=self._of_all_layers(dropped, 'router'),
         )
+
+    def _of_all_layers(self, values: jax.Array | None, weight: str) -> jax.Array | None:
+        """Statistics of the layers that have a weight, with NaN for the others."""
+        layers = self.arch.layers_with(weight)
+        if values is None or len(layers) == self.arch.n_layers:
+            return values
+        return jnp.full((self.arch.n_layers, *values.shape[1:]), jnp.nan).at[jnp.asarray(layers)].set(values)
 
 
 def _of_head(sums: _HeadSums, logit: f32['']) -> HeadStatistics:

@@ -1,6 +1,6 @@
 """The decoder of every family: mathematics, memory, sharding and communication of the forward pass.
 
-Letters: B batch, L length, M d_model, V vocabulary, P learned positions.
+Letters: B batch, L length, M d_model, V vocabulary.
 Mesh axes (axes.py): r, d and e shard the batch, c the sequence, t heads, feed-forward and vocabulary, p the layers; d also
 shards every matrix at rest. Between blocks the sequence is sharded over t too (Korthikanti et al. 2022, arXiv:2205.05198,
 section 4.2.2).
@@ -10,53 +10,67 @@ in f32.
 """
 
 import dataclasses
-import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from pretrax.model.architecture import Architecture
-from pretrax.model.attention import attention
 from pretrax.model.base import Model
 from pretrax.model.context import column_order, local_columns
+from pretrax.model.ends import embed, gather_ends, unembed
 from pretrax.model.families import TransformerOptions, resolve
-from pretrax.model.layers import LayerSpec, Tokens, in_parts, over_layers
+from pretrax.model.layers import LayerSpec, Tokens, dropout, in_parts, over_layers
 from pretrax.model.loss import Batch, LossTerms, denominators, loss_terms
 from pretrax.model.loss_chunks import in_chunks
-from pretrax.model.matmul import product
+from pretrax.model.mixer import mixer
 from pretrax.model.mlp import feed_forward
 from pretrax.model.moe import mixture
+from pretrax.model.multi_token import ahead_denominators, ahead_metrics, predict_ahead
 from pretrax.model.norm import norm
 from pretrax.model.numerics import Format
 from pretrax.model.pipeline import Stages
 from pretrax.model.plan import ExecutionPlan, choose_plan
 from pretrax.model.request import ModelRequest
-from pretrax.model.routing import Routed, counted, load, routing_denominators, routing_metrics, routing_terms
-from pretrax.model.softcap import softcap
+from pretrax.model.routing import Routed, adjust, counted, load, routing_denominators, routing_metrics, routing_terms
 from pretrax.model.weights import Ends, Layer, Weights, abstract_weights, init_weights
-from pretrax.shardlib import all_gather, drop_axes, f32, i32, key, num, psum_scatter, save, take, typechecked, u32
+from pretrax.shardlib import drop_axes, f32, i32, key, num, save, typechecked, u32
 
-
-@typechecked
-def block(
-    x: num['B/r/d/e L/c/t M'], w: Layer, tokens: Tokens, layer: LayerSpec
-) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
-    """One layer, and the statistics of its router, if it has experts. Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
-
-    Norms come before each part (Xiong et al. 2020, arXiv:2002.04745); some families have them after it too, or only there.
-    """
-    h: num['B/r/d/e L/c/t M'] = x + attention(norm(x, w.norm1, w.norm1_bias, layer.arch), w, tokens, layer)
-    out, routed = mlp(norm(h, w.norm2, w.norm2_bias, layer.arch), w, tokens, layer)
-    return h + out, routed
+# The mixer or the feed-forward of a layer: its input, the weights, the tokens, the layer -> what it adds to the residual stream
+type Part[Result] = Callable[[jax.Array, Layer, Tokens, LayerSpec], Result]
 
 
 def mlp(
     h: num['B/r/d/e L/c/t M'], w: Layer, tokens: Tokens, layer: LayerSpec
 ) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
     """The feed-forward, or a mixture of experts with the statistics of its router."""
-    return mixture(h, w, tokens, layer) if layer.arch.n_experts else (feed_forward(h, w, layer), None)
+    return mixture(h, w, tokens, layer) if layer.kind.experts else (feed_forward(h, w, layer), None)
+
+
+@typechecked
+def block(
+    x: num['B/r/d/e L/c/t M'],
+    w: Layer,
+    tokens: Tokens,
+    layer: LayerSpec,
+    mixer: Part[jax.Array] = mixer,
+    mlp: Part[tuple[jax.Array, Routed | None]] = mlp,
+) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
+    """One layer, and the statistics of its router, if it has experts. Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
+
+    Norms come before each part (Xiong et al. 2020, arXiv:2002.04745); some families have them after it too, or only there.
+    In a parallel block (Wang and Komatsuzaki 2021, GPT-J) attention and the feed-forward have the same input.
+    """
+    arch, scale = layer.arch, layer.arch.residual_multiplier
+    h: num['B/r/d/e L/c/t M'] = norm(x, w.norm1, w.norm1_bias, arch)
+    if arch.parallel_block:
+        out, routed = mlp(h if arch.shared_norm else norm(x, w.norm2, w.norm2_bias, arch), w, tokens, layer)
+        out = dropout(out, 'feed-forward', tokens, layer)
+        return x + scale * (dropout(mixer(h, w, tokens, layer), 'attention', tokens, layer) + out), routed
+    x = x + scale * dropout(mixer(h, w, tokens, layer), 'attention', tokens, layer)
+    out, routed = mlp(norm(x, w.norm2, w.norm2_bias, arch), w, tokens, layer)
+    return x + scale * dropout(out, 'feed-forward', tokens, layer), routed
 
 
 def decoder_layers(
@@ -66,46 +80,14 @@ def decoder_layers(
     arch: Architecture,
     plan: ExecutionPlan,
     seeds: u32['layers two'] | None = None,
+    chunk: i32[''] | None = None,
 ) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
     """The hidden states after all layers, and the stacked statistics of their routers."""
 
     def one_layer(x: jax.Array, w: Layer, layer: LayerSpec) -> tuple[jax.Array, Routed | None]:
         return in_parts(lambda *part: block(part[0], w, *part[1:]), save(x, 'input'), tokens, layer)
 
-    return over_layers(one_layer, x, layers, seeds, arch, plan)
-
-
-def gather_ends(w: Weights, dtype: DTypeLike) -> Ends:
-    """The weights before and after the layers."""
-    embedding = all_gather('V/t M/d -> V/t M', w.embed, wire=dtype)
-    unembedding = embedding if w.unembed is None else all_gather('V/t M/d -> V/t M', w.unembed, wire=dtype)
-    return Ends(embedding, w.positions, w.norm, w.norm_bias, unembedding)
-
-
-@typechecked
-def embed(
-    table: num['V/t M'],
-    learned: num['P/t M/d'] | None,
-    tokens: i32['B/r/d/e L/c'],
-    positions: i32['B/r/d/e L/c'],
-    arch: Architecture,
-    dtype: DTypeLike,
-) -> num['B/r/d/e L/c/t M']:
-    """The input of the first layer: the embedding of each token, plus that of its position if positions are learned."""
-    x = take('V/t M, B/r/d/e L/c -> B/r/d/e L/c M', table, tokens).astype(dtype)  # partial over t
-    if arch.scale_embedding:
-        x = x * jnp.asarray(math.sqrt(arch.d_model), dtype)  # rounded to dtype, as the released models were trained
-    if learned is not None:
-        of_positions = all_gather('P/t M/d -> P/t M', learned, wire=dtype)
-        x = x + take('P/t M, B/r/d/e L/c -> B/r/d/e L/c M', of_positions, positions).astype(dtype)
-    return psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', x)
-
-
-@typechecked
-def unembed(ends: Ends, x: num['B/r/d/e L/c/t M'], arch: Architecture, head: Format) -> num['B/r/d/e L/c V/t']:
-    """The logits, from the hidden states after the last layer."""
-    h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', norm(x, ends.norm, ends.norm_bias, arch))
-    return softcap(product('B/r/d/e L/c M, V/t M -> B/r/d/e L/c V/t', h, ends.unembedding, head), arch.final_softcap)
+    return over_layers(one_layer, x, layers, seeds, arch, plan, chunk)
 
 
 class Transformer(Model):
@@ -124,7 +106,7 @@ class Transformer(Model):
         self.vocab_size = self.arch.vocab_size
         self.max_length = self.arch.max_sequence_length if self.arch.positions == 'learned' else None
         self.column_order = column_order(self.plan.context, request.sequence_length, request.mesh['c'])
-        self.draws = self.plan.numerics.draws
+        self.draws = self.plan.numerics.draws or self.arch.drops
         self.gradient = self._gradient if self.plan.is_1f1b else None
         self.survey = self._expert_load if self.arch.balance_loss and self.arch.balance_over == 'batch' else None
 
@@ -160,17 +142,23 @@ class Transformer(Model):
             layer_seeds, head_seed = self.plan.numerics.seeds(key)
             x, routed = self._hidden_states(ends, weights.layers, batch, layer_seeds)
             terms = self._loss_terms(ends, x, batch, self.plan.numerics.head_format(head_seed))
-            return self._with_routing(terms, routed, batch, surveyed)
+            ahead = predict_ahead(self, block, weights.multi_token, ends, x, routed, batch, self._tokens(batch))
+            return self._with_routing(terms | ahead[0], ahead[1], batch, surveyed)
         return self._of_sums(batch, *self._stages(ends, weights, batch).sums(self.plan.saved))
 
     def denominators(self, batch: Batch) -> dict[str, f32['']]:
         """The denominators of the terms of `loss`."""
         columns = local_columns(batch, self.plan.context)
-        return denominators(batch, self.arch.z_loss) | routing_denominators(batch, columns, self.arch)
+        known = denominators(batch, self.arch.z_loss) | ahead_denominators(batch, self)
+        return known | routing_denominators(batch, columns, self.arch)
 
     def summarize(self, tables: dict[str, f32['layers columns']]) -> dict[str, f32['']]:
-        """Metrics of the routers, from the table of `loss`, summed over a step."""
-        return routing_metrics(tables['routing'], self.arch)
+        """Metrics of the routers and of multi-token prediction, from the tables of `loss`, summed over a step."""
+        return (routing_metrics(tables['routing'], self.arch) if 'routing' in tables else {}) | ahead_metrics(tables)
+
+    def adjust(self, weights: Weights, tables: dict[str, f32['layers columns']]) -> Weights:
+        """Moves the biases of the routers."""
+        return adjust(weights, tables, self.arch)
 
     def _gradient(self, weights: Weights, batch: Batch, counts: dict[str, f32['']]) -> tuple[Weights, LossTerms]:
         """The gradient of the loss, and its terms, in the schedule 1f1b."""
@@ -187,24 +175,19 @@ class Transformer(Model):
         self, ends: Ends, layers: Layer, batch: Batch, seeds: u32['layers two'] | None = None
     ) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
         """The hidden states after the last layer, and the statistics of the routers."""
-        x = embed(ends.embedding, ends.positions, batch.tokens, batch.positions, self.arch, self.dtype)
+        x = embed(ends.embedding, ends.positions, batch.tokens, batch.positions, self.arch, self.dtype, batch.seeds)
         return decoder_layers(x, drop_axes('p', layers), self._tokens(batch), self.arch, self.plan, seeds)
 
     def _tokens(self, batch: Batch) -> Tokens:
         columns = local_columns(batch, self.plan.context)
         counts = counted(batch, columns) if self.arch.n_experts else None
-        return Tokens(batch.positions, batch.segments, counts)
+        return Tokens(batch.positions, batch.segments, counts, batch.seeds)
 
     def _loss_terms(self, ends: Ends, x: num['B/r/d/e L/c/t M'], batch: Batch, head: Format) -> LossTerms:
         """Cross-entropy and z-loss, from the hidden states after the last layer."""
 
         def terms_of(x: num['B/r/d/e L/c/t M'], part: Batch) -> LossTerms:
-            return loss_terms(
-                unembed(ends, x, self.arch, head),
-                part,
-                self.arch.vocab_size,
-                self.arch.z_loss,
-            )
+            return loss_terms(unembed(ends, x, self.arch, head), part, self.arch.vocab_size, self.arch.z_loss)
 
         return in_chunks(terms_of, x, batch, self.plan.loss_chunks)
 
@@ -228,12 +211,14 @@ class Transformer(Model):
             return {name: n for name, (n, _) in self._loss_terms(ends, x, micro, head).items()}
 
         return Stages(
-            lambda w, b: embed(w.embedding, w.positions, b.tokens, b.positions, self.arch, self.dtype),
-            lambda x, layers, micro: decoder_layers(x, layers, self._tokens(micro), self.arch, self.plan),
+            lambda w, b: embed(w.embedding, w.positions, b.tokens, b.positions, self.arch, self.dtype, b.seeds),
+            lambda x, w, b, i: decoder_layers(x, w, self._tokens(b), self.arch, self.plan, None, i),
             numerators, ends, w.layers, batch, schedule, self.dtype,
         )  # fmt: skip
 
     def _expert_load(self, weights: Weights, batch: Batch) -> tuple[f32['E'], f32['']]:
         """How many tokens chose each expert; the gradient of a load-balance loss over the whole batch depends on it."""
-        routed = self._hidden_states(gather_ends(weights, self.dtype), weights.layers, batch)[1]
-        return load(routed, batch, local_columns(batch, self.plan.context), self.arch)
+        ends = gather_ends(weights, self.dtype)
+        x, routed = self._hidden_states(ends, weights.layers, batch)
+        ahead = predict_ahead(self, block, weights.multi_token, ends, x, routed, batch, self._tokens(batch))
+        return load(ahead[1], batch, local_columns(batch, self.plan.context), self.arch)

@@ -1,7 +1,8 @@
 """The weights of the decoder: one declaration gives shapes, shardings, initial values and checkpoints.
 
 Letters: V vocabulary, M d_model, P positions, H query heads, K key/value heads, D head, F feed-forward, E experts,
-F_shared of the shared expert.
+F_expert feed-forward of an expert, F_shared of the shared expert; of delta nets and state-space models: N_state
+heads, D_value head, N_key key heads, D_key key, J tokens that the convolution sees.
 Matrices are sharded at rest over `d`, over `t` if tensor parallelism splits them, and over `e` if each expert has one. Vectors
 are replicated. Training keeps every weight in f32; inference multiplies by matrices of other dtypes (infer/weights.py).
 """
@@ -9,6 +10,7 @@ are replicated. Training keeps every weight in f32; inference multiplies by matr
 import dataclasses
 import math
 import zlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,44 +18,79 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from optax.contrib import MuonDimensionNumbers
 
-from pretrax.model.architecture import Architecture
+from pretrax.model.architecture import Architecture, LayerKind
 from pretrax.shardlib import Array, f32, make_abstract, num, pytree_dataclass
 
 
 @pytree_dataclass
 class Layer:
-    """One layer. Weights that a family does not have are None.
+    """One layer. Weights that a family or this kind of layer does not have are None.
 
-    `up` and `down` are the feed-forward of a dense model. A mixture of experts has a `router`, the feed-forward of each expert
-    of width F, and in some families a shared expert, which every token uses, times sigmoid(token . shared_mix).
+    `up` and `down` are the feed-forward of a dense layer. A mixture of experts has a `router`, the feed-forward of each expert,
+    and in some families a shared expert, which every token uses, times sigmoid(token . shared_mix).
     """
 
     norm1: f32['M'] | None
     norm1_bias: f32['M'] | None
-    q: num['M/d H/t D']
-    k: num['M/d K/t D']
-    v: num['M/d K/t D']
-    o: num['H/t D M/d']
+    q: num['M/d H/t D'] | None
+    k: num['M/d K/t D'] | None
+    v: num['M/d K/t D'] | None
+    o: num['H/t D M/d'] | None
+    q_direct: num['M/d H/t D_qk'] | None  # these seven: of latent attention (latent_attention.py)
+    q_a: num['M/d C_q'] | None
+    q_a_norm: f32['C_q'] | None
+    q_b: num['C_q/d H/t D_qk'] | None
+    kv_a: num['M/d C_kv'] | None
+    kv_a_norm: f32['C_latent'] | None
+    kv_b: num['C_latent/d H/t D_kv'] | None
     q_bias: f32['H/t D'] | None
     k_bias: f32['K/t D'] | None
     v_bias: f32['K/t D'] | None
     o_bias: f32['M'] | None
+    sinks: f32['H/t'] | None  # attention sinks
     q_norm: f32['D'] | None  # of each head
     k_norm: f32['D'] | None
-    q_full_norm: f32['H/t D'] | None  # of all heads together
+    q_full_norm: f32['H/t D'] | None  # of all heads together, or of each head with a scale of its own
     k_full_norm: f32['K/t D'] | None
+    o_gate: num['M/d H/t D'] | None
+    # Of delta nets and state-space models (linear_attention.py). In Mamba 2, arXiv:2405.21060, queries, keys and values are C, B
+    # and x. Its code has z, x, B, C and dt in one matrix, in_proj, and the three convolutions in one, conv1d.
+    linear_q: num['M/d N_key/t D_key'] | None  # Mamba 2: C, in N_key groups of the state size D_key
+    linear_k: num['M/d N_key/t D_key'] | None  # B
+    linear_v: num['M/d N_state/t D_value'] | None  # x
+    linear_z: num['M/d N_state/t D_value'] | None  # z, the gate of the result
+    linear_a: f32['M/d N_state/t'] | None  # dt before its bias and softplus; delta net: a, of the decay alpha
+    linear_beta: f32['M/d N_state/t'] | None  # delta net, arXiv:2412.06464: beta before its sigmoid
+    linear_q_conv: f32['N_key/t D_key J'] | None
+    linear_k_conv: f32['N_key/t D_key J'] | None
+    linear_v_conv: f32['N_state/t D_value J'] | None
+    linear_q_conv_bias: f32['N_key/t D_key'] | None
+    linear_k_conv_bias: f32['N_key/t D_key'] | None
+    linear_v_conv_bias: f32['N_state/t D_value'] | None
+    linear_dt_bias: f32['N_state/t'] | None  # dt_bias
+    linear_log_decay: f32['N_state/t'] | None  # A_log: a token's decay is exp(-exp(A_log) dt)
+    linear_skip: f32['N_state/t'] | None  # D
+    linear_norm: f32['D_value'] | None  # of each head
+    linear_group_norm: f32['N_state/t D_value'] | None  # of the heads that share a key
+    linear_o: num['N_state/t D_value M/d'] | None
     norm1_after: f32['M'] | None
     norm2: f32['M'] | None
     norm2_bias: f32['M'] | None
     gate: num['M/d F/t'] | None
     up: num['M/d F/t'] | None
     down: num['F/t M/d'] | None
+    gate_bias: f32['F/t'] | None
     up_bias: f32['F/t'] | None
     down_bias: f32['M'] | None
     router: f32['M/d E'] | None
-    expert_gate: num['E/e M/d F/t'] | None
-    expert_up: num['E/e M/d F/t'] | None
-    expert_down: num['E/e F/t M/d'] | None
+    router_logit_bias: f32['E'] | None
+    router_bias: f32['E'] | None
+    expert_gate: num['E/e M/d F_expert/t'] | None
+    expert_up: num['E/e M/d F_expert/t'] | None
+    expert_down: num['E/e F_expert/t M/d'] | None
+    expert_gate_bias: f32['E/e F_expert/t'] | None
+    expert_up_bias: f32['E/e F_expert/t'] | None
+    expert_down_bias: f32['E M'] | None
     shared_gate: num['M/d F_shared/t'] | None
     shared_up: num['M/d F_shared/t'] | None
     shared_down: num['F_shared/t M/d'] | None
@@ -61,16 +98,41 @@ class Layer:
     norm2_after: f32['M'] | None
 
 
+# Weights that `Model.adjust` changes, and no gradient; they have no optimizer state
+BUFFERS = ('layers.router_bias', 'multi_token.layer.router_bias')
+
+
+@pytree_dataclass
+class MultiToken:
+    """A module of multi-token prediction (multi_token.py). Its layer is of the kind of the decoder's last one.
+
+    A decoder without modules has one in which every weight is None, since a part that is None has no types for `shard_map`.
+    """
+
+    embedding_norm: f32['M'] | None
+    hidden_norm: f32['M'] | None
+    from_embedding: num['M/d M_next'] | None
+    from_hidden: num['M/d M_next'] | None
+    layer: Layer
+    norm: f32['M'] | None
+
+
 @pytree_dataclass
 class Weights:
-    """The decoder. `positions` exists if positions are learned, `unembed` if the family does not tie it to the embedding."""
+    """The decoder. `positions` exists if positions are learned, `unembed` if the family does not tie it to the embedding.
+
+    The leading dimension of a weight of `layers` counts the layers that have it (`LayerKind.has`), that of a weight of
+    `multi_token` the modules.
+    """
 
     embed: num['V/t M/d']
     positions: num['P/t M/d'] | None
-    layers: Array['layers/p', Layer]
+    layers: Array['_/p', Layer]
     norm: f32['M']
     norm_bias: f32['M'] | None
     unembed: num['V/t M/d'] | None
+    unembed_bias: f32['V/t'] | None
+    multi_token: Array['_', MultiToken] | None
 
 
 @pytree_dataclass
@@ -82,6 +144,7 @@ class Ends:
     norm: f32['M']
     norm_bias: f32['M'] | None
     unembedding: num['V/t M']
+    unembed_bias: f32['V/t'] | None
 
 
 def abstract_weights(arch: Architecture) -> Weights:
@@ -89,54 +152,135 @@ def abstract_weights(arch: Architecture) -> Weights:
     absent = {
         'positions': arch.positions != 'learned',
         'unembed': arch.tied,
-        'gate': not arch.gated or arch.n_experts > 0,
-        'up': arch.n_experts > 0,
-        'down': arch.n_experts > 0,
-        **dict.fromkeys(('router', 'expert_gate', 'expert_up', 'expert_down'), not arch.n_experts),
+        'sinks': not arch.attention_sinks,
+        'unembed_bias': not arch.unembed_bias,
+        'gate': not arch.gated,
+        **dict.fromkeys(('q', 'k', 'v'), arch.kv_rank > 0),
+        **dict.fromkeys(('kv_a', 'kv_a_norm', 'kv_b'), not arch.kv_rank),
+        'q_direct': not arch.kv_rank or arch.q_rank > 0,
+        **dict.fromkeys(('q_a', 'q_a_norm', 'q_b'), not arch.q_rank),
         **dict.fromkeys(('shared_gate', 'shared_up', 'shared_down'), not arch.d_shared),
+        'router_bias': not arch.router_bias,
         'shared_mix': not (arch.d_shared and arch.shared_gate),
         **dict.fromkeys(('q_bias', 'k_bias', 'v_bias'), not arch.qkv_bias),
-        **dict.fromkeys(('o_bias', 'up_bias', 'down_bias'), not arch.bias),
-        **dict.fromkeys(('norm_bias', 'norm1_bias', 'norm2_bias'), not (arch.bias and arch.norm == 'layernorm')),
-        **dict.fromkeys(('norm1', 'norm2'), arch.block_norms == 'post'),
+        'o_bias': not arch.o_bias,
+        'gate_bias': not (arch.mlp_bias and arch.gated),
+        **dict.fromkeys(('up_bias', 'down_bias'), not arch.mlp_bias),
+        **dict.fromkeys(_BIASES_OF_EXPERTS, not arch.mlp_bias),
+        **dict.fromkeys(('norm_bias', 'norm1_bias'), not arch.norm_bias),
+        'norm2_bias': not arch.norm_bias or arch.shared_norm,
+        'norm1': arch.block_norms == 'post',
+        'norm2': arch.block_norms == 'post' or arch.shared_norm,
         **dict.fromkeys(('norm1_after', 'norm2_after'), arch.block_norms == 'pre'),
         **dict.fromkeys(('q_norm', 'k_norm'), arch.qk_norm != 'head'),
-        **dict.fromkeys(('q_full_norm', 'k_full_norm'), arch.qk_norm != 'full'),
+        **dict.fromkeys(('q_full_norm', 'k_full_norm'), arch.qk_norm not in ('full', 'each_head')),
+        'o_gate': not arch.attention_gate,
+        **dict.fromkeys((f'linear_{name}_conv_bias' for name in 'qkv'), not arch.conv_bias),
     }
-    omit = tuple(name for name, without in absent.items() if without)
-    return make_abstract(Weights, arch.sizes, omit=omit, num=jnp.float32)
+    counts = {field.name: arch.count(field.name) for field in dataclasses.fields(Layer)}
+    omit = tuple(name for name in absent | counts if absent.get(name) or not counts.get(name, 1))
+    sizes = arch.sizes | {f'layers.{name}': count for name, count in counts.items()}
+    weights = make_abstract(Weights, sizes, omit=(*omit, 'multi_token'), num=jnp.float32)
+    if not arch.mtp_layers:
+        return dataclasses.replace(weights, multi_token=_NO_MODULE)
+    missing = tuple(name for name in counts if absent.get(name) or not arch.kinds[-1].has(name))
+    of_module = dict.fromkeys(
+        f'{prefix}{name}'
+        for prefix in ('', 'layer.')
+        for name in (*(field.name for field in dataclasses.fields(MultiToken)), *counts)
+    )
+    sizes = arch.sizes | dict.fromkeys(of_module, arch.mtp_layers)
+    modules = make_abstract(Array['_', MultiToken], sizes, omit=missing, num=jnp.float32)
+    return dataclasses.replace(weights, multi_token=modules)
+
+
+_NO_MODULE = MultiToken(None, None, None, None, Layer(*[None] * len(dataclasses.fields(Layer))), None)
+_BIASES_OF_EXPERTS = ('router_logit_bias', 'expert_gate_bias', 'expert_up_bias', 'expert_down_bias')
+
+
+def kinds_of(layers: Layer, arch: Architecture) -> tuple[LayerKind, ...]:
+    """The kinds of stacked layers: all of the decoder, or those of a pipeline stage."""
+    name, w = next((name, w) for name, w in vars(layers).items() if w is not None)
+    return arch.kinds[: w.shape[0] * arch.n_layers // arch.count(name)]
+
+
+def layer_with(weights: Mapping[str, jax.Array]) -> Layer:
+    """A layer that has these weights alone."""
+    return Layer(**{field.name: weights.get(field.name) for field in dataclasses.fields(Layer)})
 
 
 def init_weights(arch: Architecture, key: jax.Array) -> Weights:
-    """Initial weights: scales of norms 1, biases 0, matrices normal with `init_std`.
+    """Initial weights: scales of norms 1, biases 0, the others normal with `init_std`, except as `arch.init` says.
 
-    Radford et al. 2019, section 2.3: the projections into the residual stream are scaled by 1/sqrt(2 n_layers).
+    scaled: the projections into the residual stream are scaled by 1/sqrt(2 n_layers). Radford et al. 2019, section 2.3.
+    truncated: values beyond 3 standard deviations are drawn again. xavier: the matrices of the layers are uniform within
+    sqrt(6 / (inputs + outputs)). Glorot and Bengio 2010, eq. 16.
     The randomness of a weight depends on the key and its name alone, so it is the same on any mesh.
     """
-    residual = arch.init_std / math.sqrt(2 * arch.n_layers)
+    residual = arch.init_std / math.sqrt(2 * arch.n_layers) if arch.init == 'scaled' else arch.init_std
 
     def init(path: tuple, like: jax.ShapeDtypeStruct) -> jax.Array:
         name = path[-1].name
+        full_name = name if path[0].name != 'multi_token' else jax.tree_util.keystr(path, simple=True, separator='.')
+        own_key = jax.random.fold_in(key, zlib.crc32(full_name.encode()))
+        if name in _INIT_OF_STATES:
+            return _INIT_OF_STATES[name](own_key, like.shape)
         if name.endswith('bias'):
             return jnp.zeros(like.shape, like.dtype)
         if 'norm' in name:
-            return jnp.full(like.shape, 1 - arch.norm_offset, like.dtype)
-        own_key = jax.random.fold_in(key, zlib.crc32(name.encode()))
-        return (residual if name == 'o' or name.endswith('down') else arch.init_std) * jax.random.normal(
-            own_key, like.shape
-        )
+            return jnp.full(like.shape, 1 - arch.norm_offset * (not name.endswith('_a_norm')), like.dtype)
+        std = residual if name in ('o', 'linear_o') or name.endswith('down') else arch.init_std
+        if arch.init == 'truncated':
+            return std * jax.random.truncated_normal(own_key, -3.0, 3.0, like.shape)
+        if arch.init == 'xavier' and name in _MATRICES | _OF_MODULES:
+            inputs, outputs = (_MATRICES | _OF_MODULES)[name]
+            batch = tuple(axis for axis in range(len(like.shape)) if axis not in (*_axes(inputs), *_axes(outputs)))
+            return jax.nn.initializers.glorot_uniform(inputs, outputs, batch)(own_key, like.shape)
+        return std * jax.random.normal(own_key, like.shape)
 
     return jax.tree_util.tree_map_with_path(init, abstract_weights(arch))
+
+
+def _init_dt_bias(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Such that the step, softplus(bias), is 0.001 to 0.1."""
+    step = jnp.exp(jax.random.uniform(key, shape, minval=math.log(0.001), maxval=math.log(0.1)))
+    return step + jnp.log(-jnp.expm1(-step))
+
+
+def _init_convolution(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    bound = shape[-1] ** -0.5
+    return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+
+
+# As in the code of Mamba 2 (Dao and Gu 2024, arXiv:2405.21060), which that of gated delta nets follows.
+_INIT_OF_STATES: dict[str, Callable[[jax.Array, tuple[int, ...]], jax.Array]] = {
+    'linear_dt_bias': _init_dt_bias,
+    'linear_log_decay': lambda key, shape: jnp.log(jax.random.uniform(key, shape, minval=1, maxval=16)),
+    'linear_skip': lambda _, shape: jnp.ones(shape),
+    'linear_norm': lambda _, shape: jnp.ones(shape),  # without `norm_offset`, as the next one
+    'linear_group_norm': lambda _, shape: jnp.ones(shape),
+    **dict.fromkeys((f'linear_{name}_conv' for name in 'qkv'), _init_convolution),
+}
 
 
 # The input and output dimensions of a layer's matrices; dimension 0 is the layers. Each expert has a matrix of its own. A
 # router is not one: each of its columns belongs to an expert, so Adam updates it.
 _MATRICES = {
-    'q': (1, (2, 3)), 'k': (1, (2, 3)), 'v': (1, (2, 3)), 'o': ((1, 2), 3),
+    'q': (1, (2, 3)), 'k': (1, (2, 3)), 'v': (1, (2, 3)), 'o': ((1, 2), 3), 'o_gate': (1, (2, 3)),
+    'linear_q': (1, (2, 3)), 'linear_k': (1, (2, 3)), 'linear_v': (1, (2, 3)), 'linear_z': (1, (2, 3)),
+    'linear_o': ((1, 2), 3),
+    'q_direct': (1, (2, 3)), 'q_a': (1, 2), 'q_b': (1, (2, 3)), 'kv_a': (1, 2), 'kv_b': (1, (2, 3)),
     'gate': (1, 2), 'up': (1, 2), 'down': (1, 2),
     'expert_gate': (2, 3), 'expert_up': (2, 3), 'expert_down': (2, 3),
     'shared_gate': (1, 2), 'shared_up': (1, 2), 'shared_down': (1, 2),
 }  # fmt: skip
+
+
+_OF_MODULES = {'from_embedding': (1, 2), 'from_hidden': (1, 2)}  # the same of multi-token prediction
+
+
+def _axes(axis: int | tuple[int, ...]) -> tuple[int, ...]:
+    return axis if isinstance(axis, tuple) else (axis,)
 
 
 def round_matrices(layer: Layer, dtype: DTypeLike) -> Layer:
@@ -152,7 +296,19 @@ def matrix_dimensions(weights: Any) -> Any:
     """
     if isinstance(weights, Weights):
         nothing = jax.tree.map(lambda _: None, weights)
-        matrices = {name: MuonDimensionNumbers(*axes) for name, axes in _MATRICES.items()}
-        present = {name: value for name, value in matrices.items() if getattr(weights.layers, name) is not None}
-        return dataclasses.replace(nothing, layers=dataclasses.replace(nothing.layers, **present))
+        found = dataclasses.replace(nothing, layers=_matrices_of(weights.layers, _MATRICES))
+        modules: Any = weights.multi_token
+        layer = _matrices_of(modules.layer, _MATRICES)
+        return dataclasses.replace(
+            found, multi_token=dataclasses.replace(_matrices_of(modules, _OF_MODULES), layer=layer)
+        )
     return jax.tree.map(lambda w: MuonDimensionNumbers() if w.ndim == 2 else None, weights)
+
+
+def _matrices_of(weights: Any, matrices: Mapping[str, Any]) -> Any:
+    """The dimensions of the matrices of a dataclass of weights; None for its other weights."""
+    nothing = jax.tree.map(lambda _: None, weights)
+    present = {
+        name: MuonDimensionNumbers(*axes) for name, axes in matrices.items() if getattr(weights, name) is not None
+    }
+    return dataclasses.replace(nothing, **present)

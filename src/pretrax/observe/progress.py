@@ -64,10 +64,10 @@ class Progress:
     def update(self, metrics: Mapping[str, Any]) -> None:
         """Reports one step: `step` and, if known, `loss`, `bits_per_byte`, `tokens_per_second` and `mfu`.
 
-        An evaluation, which has a `val_loss`, is a separate line that stays on the screen.
+        An evaluation, which has a `val_loss` or tasks, is a separate line that stays on the screen.
         """
         step, now = metrics['step'], self._clock()
-        if 'val_loss' in metrics:
+        if _is_evaluation(metrics):
             self.message(format_line(metrics, self._total))
             return
         if self._origin is None:
@@ -121,7 +121,7 @@ def format_line(metrics: Mapping[str, Any], total_steps: int, eta: float | None 
     """
     step = metrics['step']
     parts = [f'step {step}/{total_steps}' if total_steps else f'step {step}']
-    if 'val_loss' not in metrics:
+    if not _is_evaluation(metrics):
         parts.append(f'{100 * step / total_steps:.1f}%' if total_steps else '')
     for key, show in _SHOWN.items():
         if metrics.get(key) is not None:
@@ -129,9 +129,14 @@ def format_line(metrics: Mapping[str, Any], total_steps: int, eta: float | None 
     parts += [
         f'{key.removeprefix("val_loss/")} {value:.4f}' for key, value in metrics.items() if key.startswith('val_loss/')
     ]
+    parts += [f'{key.removeprefix("task/")} {value:.4f}' for key, value in metrics.items() if key.startswith('task/')]
     if eta is not None:
         parts.append(f'eta {duration_text(eta)}')
     return '  '.join(part for part in parts if part)
+
+
+def _is_evaluation(metrics: Mapping[str, Any]) -> bool:
+    return any(key == 'val_loss' or key.startswith('task/') for key in metrics)
 
 
 def rate_text(value: float) -> str:
@@ -157,6 +162,7 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
     'loss': lambda value: f'loss {value:.4f}',
     'bits_per_byte': lambda value: f'bpb {value:.3f}',
     'val_loss': lambda value: f'val loss {value:.4f}',
+    'val_loss_ema': lambda value: f'of the average {value:.4f}',
     'val_bits_per_byte': lambda value: f'val bpb {value:.3f}',
     'tokens_per_second': lambda value: f'{rate_text(value)} tok/s',
     'mfu': lambda value: f'mfu {100 * value:.1f}%',

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from pretrax.run.setup import Run
-from pretrax.train.step import make_evaluate
+from pretrax.train.evaluate import make_evaluate
 
 
 def named_bytes(run: Run) -> dict[str, tuple[int, int]]:

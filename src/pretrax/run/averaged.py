@@ -1,11 +1,11 @@
-"""The mean of the weights of several checkpoints, written as a run that holds only weights.
+"""The mean of the weights of several checkpoints, or their moving average, written as a run that holds only weights.
 
 Averaging the last checkpoints of a run smooths the noise of its last steps; averaging runs that started from the same
 weights gives a model soup (Wortsman et al. 2022, arXiv:2203.05482). One weight at a time is in memory; sums are f64.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from pretrax import __version__
 from pretrax.checkpoint import (
+    CheckpointArrays,
     CheckpointWeights,
     StreamedArray,
     checkpoints_of,
@@ -20,25 +21,32 @@ from pretrax.checkpoint import (
     is_checkpoint,
     is_stacked,
     read_description,
+    read_manifest,
     steps_in,
     write_streamed,
 )
 from pretrax.errors import UserError
-from pretrax.huggingface.model import TOKENIZER
-from pretrax.run.imported import KEPT, nested
+from pretrax.huggingface.model import KEPT, TOKENIZER
+from pretrax.run.imported import nested
 from pretrax.run.trained import tokenizer_of
 from pretrax.storage import AnyPath, locate
 from pretrax.storage.staging import read_directory, written_directory
 
 
-def write_average(paths: list[str], out: str, last: int) -> None:
+def write_average(paths: list[str], out: str, last: int, ema: bool = False) -> None:
     """Writes the mean of the given checkpoints, or of the last `last` checkpoints of each given run.
 
+    Args:
+        paths: runs or checkpoints.
+        out: the new run.
+        last: checkpoints of each run.
+        ema: use the moving average of the weights that each checkpoint has (`optimizer.ema_decay`); one is enough.
+
     Raises:
-        UserError: fewer than two checkpoints, different models or tokenizers, or `out` is not empty.
+        UserError: fewer than two checkpoints, different models or tokenizers, no moving average, or `out` is not empty.
     """
     places = [place for path in paths for place in _places(locate(path), last)]
-    if len(places) < 2:
+    if len(places) < 2 and not ema:
         raise UserError(
             'an average needs at least two checkpoints\ngive more of them, or --last N for the last N of a run'
         )
@@ -52,7 +60,7 @@ def write_average(paths: list[str], out: str, last: int) -> None:
             raise UserError(
                 f'{name} and {names[0]} were trained with different tokenizers: their tokens differ in meaning'
             )
-    sources = [CheckpointWeights(*place) for place in places]
+    sources = [_moving_average(*place) if ema else CheckpointWeights(*place) for place in places]
     _check_shapes(sources, names)
     with written_directory(run) as local:
         try:
@@ -60,8 +68,19 @@ def write_average(paths: list[str], out: str, last: int) -> None:
         except BaseException:
             shutil.rmtree(local, ignore_errors=True)  # so that the next attempt finds no partial run
             raise
-    print(f'{run}: the mean of {len(names)} checkpoints: {", ".join(names)}')
+    what = 'the moving average of the weights of' if ema else f'the mean of {len(names)} checkpoints:'
+    print(f'{run}: {what} {", ".join(names)}')
     print(f'try: pretrax generate {run}; init_from: {run} in a configuration; pretrax export {run} DIR')
+
+
+def _moving_average(directory: AnyPath, step: int) -> CheckpointArrays:
+    names = read_manifest(directory, step).arrays
+    if not any(name.startswith('ema.') for name in names):
+        raise UserError(
+            f'{directory / str(step)} has no moving average of the weights\n'
+            'train with optimizer.ema_decay=0.999, or leave out --ema'
+        )
+    return CheckpointArrays(directory, step, 'ema')
 
 
 def _places(path: AnyPath, last: int) -> list[tuple[AnyPath, int]]:
@@ -76,7 +95,7 @@ def _places(path: AnyPath, last: int) -> list[tuple[AnyPath, int]]:
     return [(directory, step) for step in steps[-last:]]
 
 
-def _check_shapes(sources: list[CheckpointWeights], names: list[str]) -> None:
+def _check_shapes(sources: Sequence[CheckpointArrays], names: list[str]) -> None:
     first = sources[0].shapes
     for source, name in zip(sources, names, strict=True):
         for path in sorted(first.keys() | source.shapes):
@@ -89,7 +108,7 @@ def _check_shapes(sources: list[CheckpointWeights], names: list[str]) -> None:
 
 
 def _write(
-    local: Path, run: AnyPath, sources: list[CheckpointWeights], first: AnyPath, description: dict[str, Any],
+    local: Path, run: AnyPath, sources: Sequence[CheckpointArrays], first: AnyPath, description: dict[str, Any],
     names: list[str],
 ) -> None:  # fmt: skip
     (local / 'data').mkdir(parents=True)
@@ -100,6 +119,8 @@ def _write(
         if kept.is_dir():
             shutil.copytree(kept, local / KEPT)
     data = {'name': 'tokenizer'} | ({} if tokenizer is not None else {'vocab_size': description.get('vocab_size')})
+    if tokenizer is not None and description['config']['data'].get('name') == 'tokenizer':  # an import
+        data |= {'end_of_text': description['config']['data'].get('end_of_text')}
     config = description['config'] | {'name': run.name, 'run_dir': str(run), 'data': data}
     added = {'pretrax': __version__, 'tokens': 0, 'data': None, 'config': config, 'averaged': names}
     kept = {key: description.get(key) for key in ('jax', 'tokenizer', 'vocab_size')}
@@ -107,7 +128,7 @@ def _write(
     write_streamed(local / 'checkpoints', 0, nested(weights), kept | added)
 
 
-def _mean(sources: list[CheckpointWeights], path: str) -> StreamedArray:
+def _mean(sources: Sequence[CheckpointArrays], path: str) -> StreamedArray:
     shape = sources[0].shapes[path]
     counted = int(is_stacked(path, shape))
 

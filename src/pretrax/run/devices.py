@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh
 from pretrax.config import Mesh as MeshSection
 from pretrax.config import RunConfig, resolve_mesh
 from pretrax.config.batch import check_batch, common_sequences
+from pretrax.errors import UserError
 from pretrax.machine import process_memory
 from pretrax.machine.accelerators import idle_plugins, skip_absent_accelerators
 from pretrax.machine.cores import cpu_flags, total_memory, usable_cores
@@ -76,7 +77,7 @@ def simulate_cpus(section: MeshSection, n_sequences: int) -> str:
     if 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', ''):
         return 'no accelerator; the number is from XLA_FLAGS'
     if jax.distributed.is_initialized():
-        return f'no accelerator; {jax.config.jax_num_cpu_devices} per process'
+        return f'no accelerator; {max(jax.config.jax_num_cpu_devices, 1)} per process'  # -1: not set
     if 'JAX_NUM_CPU_DEVICES' in os.environ:
         return 'no accelerator; the number is from JAX_NUM_CPU_DEVICES'
     sizes = {axis: getattr(section, axis) for axis in AXES}
@@ -116,9 +117,13 @@ def peak_memory(devices: Sequence[Any]) -> int:
 
 
 def choose_compute(choice: str, platform: str) -> tuple[Any, str]:
-    """The dtype of matrix products, and the reason."""
+    """The dtype of matrix products, and the reason. Raises UserError if the devices cannot use the choice."""
+    if choice == 'fp16' and platform == 'tpu':
+        raise UserError('precision.compute = fp16: TPUs multiply bf16, not fp16\nuse precision.compute=bf16')
+    if choice == 'fp16' and platform == 'cpu':
+        return jnp.float16, 'as configured; SLOW: processors multiply it as f32'
     if choice != 'auto':
-        return {'bf16': jnp.bfloat16, 'f32': jnp.float32}[choice], 'as configured'
+        return {'bf16': jnp.bfloat16, 'fp16': jnp.float16, 'f32': jnp.float32}[choice], 'as configured'
     if platform != 'cpu':
         return jnp.bfloat16, f'{platform} multiplies bf16 fastest'
     flags = cpu_flags()

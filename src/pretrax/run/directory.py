@@ -7,6 +7,7 @@ it. Process 0 has the lock of the directory on the disk, and the lease `lock` in
 import contextlib
 import dataclasses
 import pathlib
+import time
 from collections.abc import Iterator
 
 import jax
@@ -14,7 +15,7 @@ import jax
 from pretrax.config import RunConfig
 from pretrax.errors import Report, UnavailableError, UserError
 from pretrax.run.processes import is_first_process
-from pretrax.run.resume import lock_run
+from pretrax.run.resume import lock_patience, lock_run
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.connection import kind_of_error
 from pretrax.storage.lease import FILE, HeldError, Lease, LostError
@@ -91,8 +92,7 @@ def _open_bucket(
     lease = None
     try:
         if is_first_process():
-            lease = Lease(remote / FILE, seconds, report)
-            stack.enter_context(lease.held())
+            lease = _held_lease(remote, seconds, report, stack)
         local.mkdir(parents=True, exist_ok=True)
         mirror = Mirror(local, remote, lease.check if lease is not None else lambda: None, report)
         if lease is not None:
@@ -105,6 +105,20 @@ def _open_bucket(
         raise kind_of_error(error)(f'run_dir: {remote} cannot be used: {error.strerror} ({error.filename})') from error
     stack.enter_context(mirror.running())
     return RunDirectory(local, lease, mirror)
+
+
+def _held_lease(remote: BucketPath, seconds: float, report: Report, stack: contextlib.ExitStack) -> Lease:
+    """The lease of a run, until the stack is closed. A process that was started again tries for as long as `lock_run`."""
+    until = time.monotonic() + lock_patience()
+    while True:
+        lease = Lease(remote / FILE, seconds, report)
+        try:
+            stack.enter_context(lease.held())
+            return lease
+        except HeldError as held:
+            if time.monotonic() >= until:
+                raise
+            report(f'{held}; waiting, since it may be lost')
 
 
 def _upload_the_rest(directory: RunDirectory, remote: BucketPath, report: Report) -> None:

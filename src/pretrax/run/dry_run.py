@@ -23,6 +23,7 @@ from pretrax.run.processes import exiting_on_error
 from pretrax.run.resume import being_trained, check_unchanged
 from pretrax.run.setup import Run, prepare_and_report
 from pretrax.run.start import restore_or_start
+from pretrax.run.watch import stacks_on_timer
 from pretrax.scale.memory import memory_of, size, temporaries_of
 from pretrax.storage import BucketPath, lease
 from pretrax.storage.working_directory import working_directory
@@ -91,7 +92,7 @@ def _start(
         needed, temporaries = size(memory_of(step.call)), size(temporaries_of(step.call))
         report(f'memory: {needed} per device according to the compiler, {temporaries} of them temporaries')
     evaluation = Evaluation.of(run, report)
-    if evaluation is not None:
+    if evaluation is not None and evaluation.has_losses:
         loss = evaluation.losses(start.state.weights, batches=1)['val_loss']
         report(f'evaluation: val_loss {loss:.4f} on one batch of {config.eval.batches}')
     whole, free = sum(x.nbytes for x in jax.tree.leaves(start.state)), shutil.disk_usage(parent).free
@@ -130,6 +131,8 @@ def _check_writable(config: RunConfig, run_dir: pathlib.Path) -> pathlib.Path:
     trackers = {'tb': config.log.tensorboard, 'wandb': config.log.wandb, 'profile': config.log.profile}
     for name in ('', 'stacks', *(name for name, is_on in trackers.items() if is_on)):
         _check_directory(run_dir, run_dir / name)
+    with stacks_on_timer(config.faults.stack_trace_to):
+        pass  # they can be written
     for name in ('lock', 'config.yaml', 'startup.txt', 'metrics.jsonl', 'attempts.jsonl', 'stacks/process-0.txt'):
         path = run_dir / name
         if path.is_dir():

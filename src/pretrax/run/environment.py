@@ -3,20 +3,18 @@
 import contextlib
 import functools
 import json
-import os
 import pathlib
 import platform
-import re
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pretrax.errors import Report
 from pretrax.machine.atomic import write_file
+from pretrax.machine.command_line import without_secrets
 from pretrax.machine.cores import cpu_name, total_memory, usable_cores
 from pretrax.machine.software import flags, versions
 from pretrax.run.compiled_step import CompiledStep
@@ -28,7 +26,6 @@ from pretrax.scale.topology import topology_of
 
 FILE = 'environment.json'
 _MORE_PACKAGES = ('numpy', 'optax', 'orbax-checkpoint', 'tensorstore', 'tokenizers')
-_SECRET = re.compile(r'(?i)(^|[._-])(token|secret|password|passwd|api_?key|key|credentials?|notify|webhook)($|[._-])')
 _MOST_DEVICES = 4096  # whose places in the mesh are written
 
 
@@ -155,15 +152,3 @@ def git_state(directory: pathlib.Path) -> dict[str, Any] | None:
         return {'commit': git('rev-parse', 'HEAD'), 'changed': bool(git('status', '--porcelain', '-uno'))}
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """A command line without passwords in URLs, and without the values of keys that are likely secrets."""
-    shown = []
-    for argument in arguments:
-        key, equals, _ = argument.partition('=')
-        if equals and _SECRET.search(key):
-            shown.append(f'{key}=***')
-        else:
-            shown.append(re.sub(r'://[^/@\s]*@', '://***@', argument))
-    return [os.fsencode(text).decode(errors='replace') for text in shown]

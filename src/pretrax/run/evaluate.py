@@ -1,30 +1,51 @@
-"""Evaluation: the loss on held-out text."""
+"""Evaluation: the loss on held-out text, and tasks."""
 
 import math
 
 import jax
 
 from pretrax.errors import Report
+from pretrax.evaluate.language_model import LanguageModel
+from pretrax.evaluate.results import TASKS, run_tasks
+from pretrax.evaluate.task import Settings, choose
 from pretrax.run.setup import Run
-from pretrax.train.step import Weights, make_evaluate
+from pretrax.train.evaluate import make_evaluate
+from pretrax.train.step import TrainState, Weights
 
 
 class Evaluation:
-    """The loss on `eval.batches` batches of held-out text: for each part of a mixture, and their weighted mean."""
+    """The loss on `eval.batches` batches of held-out text: for each part of a mixture, and their weighted mean; and tasks."""
 
-    def __init__(self, run: Run):
-        self._run = run
+    def __init__(self, run: Run, report: Report = print):
+        section = run.config.eval
+        self._run, self._report = run, report
         self._terms = make_evaluate(run.recipe.model)
+        self.has_losses = bool(section.every and run.source.validation_parts)
+        self._tasks = choose(section.tasks, TASKS) if section.tasks_every else []
+        self._model: LanguageModel | None = None
 
     @classmethod
     def of(cls, run: Run, report: Report) -> 'Evaluation | None':
-        """The evaluation of a run; None if `eval.every` is 0 or the data has no held-out part."""
-        if not run.config.eval.every:
-            return None
-        if not run.source.validation_parts:
-            report('eval: the data has no held-out part, so there is no evaluation')
-            return None
-        return cls(run)
+        """The evaluation of a run; None if there is nothing to evaluate. Raises UserError for a task that does not exist."""
+        section = run.config.eval
+        if section.every and not run.source.validation_parts:
+            report('eval: the data has no held-out part, so there is no validation loss')
+        evaluation = cls(run, report)
+        return evaluation if evaluation.has_losses or evaluation._tasks else None
+
+    def is_due(self, number: int) -> bool:
+        """Whether there is something to evaluate after a step."""
+        return self._are_losses_due(number) or self._are_tasks_due(number)
+
+    def of_state(self, state: TrainState, number: int) -> dict[str, float]:
+        """What is due after a step: `losses_of_state`, and the metrics of tasks."""
+        losses = self.losses_of_state(state) if self._are_losses_due(number) else {}
+        return losses | (self._of_tasks(state.weights) if self._are_tasks_due(number) else {})
+
+    def losses_of_state(self, state: TrainState) -> dict[str, float]:
+        """`losses` of the weights, and `val_loss_ema` of their moving average if there is one."""
+        average = {} if state.ema is None else {'val_loss_ema': self.losses(state.ema)['val_loss']}
+        return self.losses(state.weights) | average
 
     def losses(self, weights: Weights, batches: int | None = None) -> dict[str, float]:
         """`val_loss`, `val_loss/<part>` and `val_bits_per_byte`, in nats per token and bits per byte.
@@ -40,6 +61,28 @@ class Evaluation:
         per_token = self._run.source.validation_bytes_per_token
         bits = {'val_bits_per_byte': bits_per_byte(nll, per_token)} if per_token else {}
         return {'val_loss': nll, **named, **bits}
+
+    def _are_losses_due(self, number: int) -> bool:
+        return self.has_losses and self._is_at(self._run.config.eval.every, number)
+
+    def _are_tasks_due(self, number: int) -> bool:
+        return bool(self._tasks) and self._is_at(self._run.config.eval.tasks_every, number)
+
+    def _is_at(self, every: int, number: int) -> bool:
+        return number % every == 0 or number == self._run.config.steps
+
+    def _of_tasks(self, weights: Weights) -> dict[str, float]:
+        """The metrics of the tasks. A task that fails is reported, and training goes on."""
+        run = self._run
+        if self._model is None:
+            tokenizer, length = getattr(run.source, 'tokenizer', None), run.size.sequence_length
+            self._model = LanguageModel(run.recipe.model, weights, tokenizer, length=length)
+        else:
+            self._model.use(weights)
+        try:
+            return run_tasks(self._model, self._tasks, Settings(limit=run.config.eval.tasks_limit), self._report).flat()
+        finally:
+            self._model.forget()
 
     def _loss(self, weights: Weights, part: str, batches: int) -> float:
         """The mean loss over the held-out tokens of a part, summed on the host in double precision."""

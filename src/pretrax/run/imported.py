@@ -4,29 +4,36 @@ import itertools
 import pathlib
 import re
 import shutil
+from typing import Any
 
 import jax
 
 from pretrax import __version__
 from pretrax.checkpoint import StreamedArray, steps_in, write_streamed
 from pretrax.config import from_values, resolved_yaml, written_values
+from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.errors import UserError
-from pretrax.huggingface.model import TOKENIZER, HuggingFaceModel, open_model
-from pretrax.huggingface.weights import HuggingFaceWeights
+from pretrax.huggingface.end_tokens import end_tokens
+from pretrax.huggingface.model import GENERATION, KEPT, SETTINGS, SPECIAL, TOKENIZER, HuggingFaceModel, open_model
+from pretrax.huggingface.weights import HuggingFaceWeights, not_finite_text
+from pretrax.run.origin import shapes_of
 from pretrax.run.setup import prepare
 from pretrax.storage import AnyPath, locate
 from pretrax.storage.staging import written_directory
 
-KEPT = 'huggingface'  # folder of a run with the original configuration and tokenizer, for `pretrax export`
 LONGEST = 1024  # tokens per sequence, unless the model allows fewer
 
 
-def import_checkpoint(place: str, out: str | None) -> None:
+def import_checkpoint(place: str, out: str | None, allow_not_finite: bool = False) -> None:
     """Writes the run and prints what is in it.
 
     Args:
         place: a directory, or org/name[@revision] on the hub.
         out: directory of the run; None: runs/NAME.
+        allow_not_finite: import weights with numbers that are NaN or infinite, which are then only reported.
+
+    Raises:
+        UserError: there is no checkpoint, its model is not supported, its files are damaged, or numbers are not finite.
     """
     model = open_model(place)
     directory = locate(out or f'runs/{_name(place)}')
@@ -37,7 +44,7 @@ def import_checkpoint(place: str, out: str | None) -> None:
     with written_directory(directory) as local:
         new = not local.exists()
         try:
-            count = _write(model, place, local, directory)
+            count = _write(model, place, local, directory, allow_not_finite)
         except BaseException:
             if new:  # so that the next attempt finds no partial run
                 shutil.rmtree(local, ignore_errors=True)
@@ -48,12 +55,17 @@ def import_checkpoint(place: str, out: str | None) -> None:
     )
 
 
-def _write(model: HuggingFaceModel, place: str, directory: pathlib.Path, run_dir: AnyPath) -> int:
+def _write(
+    model: HuggingFaceModel, place: str, directory: pathlib.Path, run_dir: AnyPath, allow_not_finite: bool
+) -> int:
     """Writes the run, which will be at `run_dir`. Returns its number of parameters."""
+    model.weights(shapes_of(model.arch))  # raises at once if tensors are missing or have other shapes
     model.copy_files(directory / KEPT)
     (directory / 'data').mkdir(exist_ok=True)
     if (directory / KEPT / TOKENIZER).is_file():
-        shutil.copyfile(directory / KEPT / TOKENIZER, directory / 'data' / TOKENIZER)
+        for name in (TOKENIZER, SETTINGS, SPECIAL, GENERATION):
+            if (directory / KEPT / name).is_file():
+                shutil.copyfile(directory / KEPT / name, directory / 'data' / name)
     else:
         print(f'there is no {TOKENIZER}: the weights can be trained and exported, but cannot generate text')
     config = from_values(_values(model, directory))
@@ -72,6 +84,13 @@ def _write(model: HuggingFaceModel, place: str, directory: pathlib.Path, run_dir
         'imported': {'from': place, 'model_type': model.table.model_type, 'dtype': model.checkpoint.dtype},
     }
     write_streamed(directory / 'checkpoints', 0, _streamed(weights), description)
+    if said := not_finite_text(weights.not_finite):
+        if not allow_not_finite:
+            shutil.rmtree(directory / 'checkpoints')
+            raise UserError(
+                f'{place}: {said}\nthe checkpoint may be damaged; to import it all the same: --allow-not-finite'
+            )
+        print(said)
     (directory / 'config.yaml').write_text(resolved_yaml(config))
     return sum(leaf.size for leaf in jax.tree.leaves(like))
 
@@ -103,15 +122,26 @@ def _values(model: HuggingFaceModel, directory: pathlib.Path) -> dict:
     length = min(model.options.get('max_sequence_length') or LONGEST, LONGEST)
     has_tokenizer = (directory / 'data' / TOKENIZER).is_file()
     n = len(jax.devices())
+    data: dict[str, Any] = {'name': 'tokenizer'}
+    if not has_tokenizer:
+        data['vocab_size'] = model.options['vocab_size']
+    elif ends := _end_tokens(directory):
+        data['end_of_text'] = ends[0]
     return {
         'name': _name(directory.name),
         'run_dir': str(directory),
         'steps': 1,
         'model': model.options,
-        'data': {'name': 'tokenizer'} | ({} if has_tokenizer else {'vocab_size': model.options['vocab_size']}),
+        'data': data,
         'batch': {'tokens': n * length, 'sequence_length': length},
         'optimizer': {'learning_rate': 1e-5},
     }
+
+
+def _end_tokens(directory: pathlib.Path) -> tuple[int, ...]:
+    """The tokens that end a text, according to the files of the checkpoint, which its tokenizer has."""
+    tokenizer = Tokenizer((directory / KEPT / TOKENIZER).read_bytes(), str(directory / KEPT / TOKENIZER), end_of_text=0)
+    return tuple(token for token in end_tokens(directory / KEPT, tokenizer.token_id) if token < tokenizer.vocab_size)
 
 
 def _name(place: str) -> str:

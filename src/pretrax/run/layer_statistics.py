@@ -87,9 +87,9 @@ def curves(values: Mapping[str, np.ndarray], sources: tuple[str, ...]) -> dict[s
     """The few statistics that are one number per step: for `metrics.jsonl` and the trackers."""
     found = {name: float(values[name]) for name in ('logit_max', 'log_partition') if name in values}
     if 'attention_logit_max' in values:
-        found['attention_logit_max'] = float(np.max(values['attention_logit_max']))
-        found['attention_entropy'] = float(np.mean(values['attention_entropy']))
+        found['attention_logit_max'] = float(np.nanmax(values['attention_logit_max']))
+        found['attention_entropy'] = float(np.nanmean(values['attention_entropy']))
     if 'dead_units' in values:
-        found['dead_units'] = float(np.mean(values['dead_units']))
+        found['dead_units'] = float(np.nanmean(values['dead_units']))
     by_source = values.get('loss_by_source', ())
     return found | {f'loss/{name}': float(loss) for name, loss in zip(sources, by_source, strict=False)}

@@ -157,7 +157,7 @@ class _Loop:
                 if self.metrics.skipped_in_a_row >= most_skipped:
                     return False
                 stop = self.requests.stop(number)
-                if self.evaluation and self._is_due(config.eval.every, number):
+                if self.evaluation and self.evaluation.is_due(number):
                     self._between_steps(self._evaluate, number)
                 if self._is_due(config.sample.every, number):
                     self._between_steps(self._sample, number)
@@ -184,7 +184,8 @@ class _Loop:
 
     def _evaluate(self, number: int) -> None:
         assert self.evaluation is not None
-        self.validation = {'step': number, **self.evaluation.losses(self.state.weights)}
+        with self.watchdog.paused():  # tasks may take longer than a step may
+            self.validation = {'step': number, **self.evaluation.of_state(self.state, number)}
         self.metrics.write(self.validation)
 
     def _sample(self, number: int) -> None:
@@ -195,7 +196,7 @@ class _Loop:
         self.metrics.flush()
         is_evaluated = self.validation.get('step') == number
         description = {
-            'val_loss': self.validation['val_loss'] if is_evaluated else None,
+            'val_loss': self.validation.get('val_loss') if is_evaluated else None,
             'rollbacks': self.rollbacks,
             **self.metrics.description(),
         }

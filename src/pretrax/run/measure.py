@@ -25,7 +25,7 @@ from pretrax.run.devices import memory_limit, peak_memory
 from pretrax.run.out_of_memory import FullMemoryError
 from pretrax.run.setup import memory_of_run, prepare
 from pretrax.scale.memory import size
-from pretrax.train.step import init_state
+from pretrax.train.state import init_state
 
 DONE, TOO_LARGE, OUT_OF_MEMORY, REFUSED, FAILED = 'done', 'too large', 'out of memory', 'refused', 'failed'
 

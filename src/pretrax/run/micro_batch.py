@@ -24,7 +24,7 @@ from pretrax.run.compiled_step import lower_step
 from pretrax.run.devices import device_memory
 from pretrax.run.setup import Run, prepare
 from pretrax.scale.memory import memory_of, size
-from pretrax.train.step import init_state
+from pretrax.train.state import init_state
 
 MIN_SPEEDUP = 1.02  # of a larger micro-batch
 STEPS = 3  # timed steps per size, after one that is not timed; the fastest counts

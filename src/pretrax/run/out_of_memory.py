@@ -88,7 +88,8 @@ def knobs(run: Run) -> list[Change]:
     """Changes of the configuration that save memory, the largest saving first."""
     found = memory_changes(run)
     if run.mesh.devices.flat[0].platform != 'cpu' and 'optimizer' not in run.config.memory.offload:
-        moments = memory_by_owner(run.like).get('optimizer', 0)
+        owners = memory_by_owner(run.like)
+        moments = owners.get('optimizer', 0) + owners.get('ema', 0)
         found.append(Change('memory.offload=[optimizer]', 'moments in host memory', moments))
     return sorted(found, key=lambda one: -one.saved)
 

@@ -6,6 +6,7 @@ Starting and restarting processes is the task of `pretrax.launch`.
 """
 
 import ctypes
+import dataclasses
 import faulthandler
 import functools
 import importlib.util
@@ -23,6 +24,8 @@ import jax
 from pretrax.checkpoint import SaveError
 from pretrax.config import Processes, RunConfig
 from pretrax.errors import TRY_AGAIN, UserError, first_line
+from pretrax.jax_compat import detected_identity
+from pretrax.machine.tpu_slices import slice_identity
 from pretrax.storage import AnyPath
 from pretrax.storage.working_directory import working_directory
 
@@ -33,40 +36,28 @@ _kept: list[Any] = []  # objects that native code uses until the process ends
 def join_processes(config: RunConfig) -> None:
     """Joins the other processes of a run, if there are any.
 
-    The identity of this process comes from `processes:`, else from the environment (`JAX_NUM_PROCESSES`,
-    `JAX_PROCESS_ID`, `JAX_COORDINATOR_ADDRESS`), else from what JAX detects: Slurm, Open MPI, a TPU.
+    The identity of this process comes from `processes:`, else from the environment
+    (`JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`, `JAX_COORDINATOR_ADDRESS`, or GKE's variables for slices
+    of TPUs), else from what JAX detects: Slurm, Open MPI, a TPU.
 
     Raises:
         UserError: a part of the identity is missing or not a number, or the number of processes is not the configured one.
     """
     if jax.distributed.is_initialized():
         return
-    section = config.processes
-    given: dict[str, Any] = {key: _given(section, key) for key in _VARIABLES}
-    alone = given['count'] == 1
-    named = given['index'] is not None or given['coordinator'] is not None or _VARIABLES['count'] in os.environ
-    heartbeat = config.faults.heartbeat_seconds
-    if not alone and named:
-        missing = [key for key, value in given.items() if value is None]
-        if missing:
-            key = missing[0]
-            raise UserError(
-                f'processes: this process is one of several, but {_MEANING[key]} is not set\n'
-                f'set {_VARIABLES[key]}, or processes.{key}; `pretrax launch local` sets them all'
-            )
-        count, index, coordinator = given.values()
-        if index >= count:
-            raise UserError(f'processes: number {index} of {count}; expected 0 to {count - 1}')
-        _end_well_when_aborted(config.run_dir, index, heartbeat)
+    section, heartbeat = config.processes, config.faults.heartbeat_seconds
+    given = _named(section)
+    if given is not None:
+        _end_well_when_aborted(config.run_dir, given.index, heartbeat)
         # Otherwise JAX would use the devices that Slurm assigns to its own kind of processes.
         jax.distributed.initialize(
-            coordinator,
-            count,
-            index,
+            given.coordinator,
+            given.count,
+            given.index,
             heartbeat_timeout_seconds=heartbeat,
             cluster_detection_method='deactivate',
         )
-    elif not alone and _may_be_detected() and _initialize_as_detected(heartbeat):
+    elif not _is_alone(section) and _may_be_detected() and _initialize_as_detected(heartbeat):
         _end_well_when_aborted(config.run_dir, jax.process_index(), heartbeat)
     count = jax.process_count() if jax.distributed.is_initialized() else 1
     if section.count is not None and section.count != count:
@@ -75,6 +66,49 @@ def join_processes(config: RunConfig) -> None:
             f'processes.count is {section.count}, but {actual}\nstart them with pretrax launch local '
             f'CONFIG --processes {section.count}, or leave out processes.count'
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """Which of several processes this one is. `coordinator`: HOST:PORT of the first; '' if there is one process."""
+
+    count: int = 1
+    index: int = 0
+    coordinator: str = ''
+
+
+def identity(config: RunConfig) -> Identity:
+    """The identity that this process has in `join_processes`, without joining. Raises UserError as it does."""
+    named = _named(config.processes)
+    if named is None and not _is_alone(config.processes) and _may_be_detected():
+        coordinator, count, index = detected_identity()
+        if coordinator is not None and count is not None and index is not None and count > 1:
+            return Identity(count, index, coordinator)
+    return named or Identity()
+
+
+def _is_alone(section: Processes) -> bool:
+    return _given(section, 'count') == 1
+
+
+def _named(section: Processes) -> Identity | None:
+    """The identity that the configuration or the environment gives; None: it gives none, or there is one process."""
+    given: dict[str, Any] = {key: _given(section, key) for key in _VARIABLES}
+    named = given['index'] is not None or given['coordinator'] is not None or _VARIABLES['count'] in os.environ
+    if given['count'] == 1:
+        return None
+    if not named:
+        return None if (found := slice_identity()) is None else Identity(*found)
+    missing = [key for key, value in given.items() if value is None]
+    if missing:
+        key = missing[0]
+        raise UserError(
+            f'processes: this process is one of several, but {_MEANING[key]} is not set\n'
+            f'set {_VARIABLES[key]}, or processes.{key}; `pretrax launch local` sets them all'
+        )
+    if given['index'] >= given['count']:
+        raise UserError(f'processes: number {given["index"]} of {given["count"]}; expected 0 to {given["count"] - 1}')
+    return Identity(**given)
 
 
 _MEANING = {
@@ -107,7 +141,7 @@ def _given(section: Processes, key: str) -> Any:
 def _may_be_detected() -> bool:
     """Whether to ask JAX. It would also ask the server of any Kubernetes cluster, often without permission."""
     several = any(os.environ.get(name, '1') != '1' for name in ('SLURM_NTASKS', 'OMPI_COMM_WORLD_SIZE'))
-    return several or importlib.util.find_spec('libtpu') is not None
+    return several or 'JAX_FORCE_TPU_INIT' in os.environ or importlib.util.find_spec('libtpu') is not None
 
 
 def _initialize_as_detected(heartbeat: int) -> bool:

@@ -2,7 +2,9 @@
 
 import contextlib
 import errno
+import os
 import pathlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,13 +43,31 @@ def lock_run(directory: pathlib.Path, report: Report = print, name: AnyPath | No
             'run; start it only once'
         )
 
-    try:
-        with writable(directory):
-            lock = lock_directory(directory, warn)
-    except LockedError as locked:
-        raise being_trained(name or directory, locked.holder) from None
+    seconds = lock_patience()
+    began, is_waiting = time.monotonic(), False
+    while True:
+        try:
+            with writable(directory):
+                lock = lock_directory(directory, warn)
+            break
+        except LockedError as locked:
+            if time.monotonic() - began >= seconds:
+                raise being_trained(name or directory, locked.holder) from None
+            if not is_waiting:
+                report(f'{directory} is locked by {locked.holder}; waiting up to {seconds:.0f} s, since it may be lost')
+            is_waiting = True
+            time.sleep(0.2)
     with lock:
         yield
+
+
+def lock_patience() -> float:
+    """Seconds to wait for the lock of a run.
+
+    `pretrax launch node` sets PRETRAX_LOCK_SECONDS: a file server holds the lock of a host that is
+    lost for a while, usually 90 s, and a host that is cut off may train for as long as it does not miss the others.
+    """
+    return float(os.environ.get('PRETRAX_LOCK_SECONDS', 0))
 
 
 def being_trained(directory: AnyPath, holder: str) -> UserError:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,12 +19,13 @@ from pretrax.config.batch import (
     tokens_before,
 )
 from pretrax.config.batch_sizes import BatchSize
+from pretrax.config.schema import Optimizer, Precision
 from pretrax.data.batches.prefetch import prefetch
 from pretrax.data.batches.sequences import check_row_order, read_sequences
 from pretrax.data.batches.source import DataRequest, HostBatch, Source, check_source
 from pretrax.errors import Report, UserError
 from pretrax.infer.sample import check_can_sample
-from pretrax.model.base import Model, check_model
+from pretrax.model.base import AutomaticModel, Model, check_model
 from pretrax.model.loss import Batch
 from pretrax.model.request import ModelRequest
 from pretrax.run.compiler_options import CompilerOptions, choose_compiler_options
@@ -36,11 +37,14 @@ from pretrax.run.startup import StartupLine, StartupReport
 from pretrax.run.utilization import Utilization, choose_utilization, training_flops
 from pretrax.scale.flops import Flops
 from pretrax.scale.memory import Memory, expected_memory
-from pretrax.scale.step_facts import StepFacts
+from pretrax.scale.step_facts import ComputeDtype, StepFacts
 from pretrax.shardlib import make_abstract, make_shardings
 from pretrax.storage.working_directory import working_directory
+from pretrax.train.groups import Group
 from pretrax.train.host_memory import check_host_memory, has_host_memory
-from pretrax.train.step import Recipe, TrainState, abstract_state
+from pretrax.train.skipping import LossScale
+from pretrax.train.state import abstract_state
+from pretrax.train.step import Recipe, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Run:
     source: Source
     recipe: Recipe
     like: TrainState  # shapes, dtypes and shardings of the state
-    compute: Literal['bf16', 'f32']  # dtype of matrix products
+    compute: ComputeDtype  # dtype of matrix products
     flops: Flops | None  # per token; None: not known
     mfu: Utilization
     startup: list[StartupLine]
@@ -134,7 +138,7 @@ class Run:
 
     def abstract_batch(self) -> Batch:
         """Shapes, dtypes and shardings of a batch."""
-        return make_abstract(Batch, {'B': self.rows, 'L': self.size.sequence_length})
+        return make_abstract(Batch, {'B': self.rows, 'L': self.size.sequence_length}, omit=('seeds',))
 
 
 def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | None = None) -> Run:
@@ -154,8 +158,9 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     mesh, facts = choose_mesh(config, devices)
     local = mesh.local_devices[0] if devices is None else None
     check_host_memory(local, config.memory.offload)
+    names: dict[str, ComputeDtype] = {'bfloat16': 'bf16', 'float16': 'fp16', 'float32': 'f32'}
     dtype, dtype_reason = choose_compute(config.precision.compute, mesh.devices.flat[0].platform)
-    compute: Literal['bf16', 'f32'] = 'bf16' if np.dtype(dtype).itemsize == 2 else 'f32'
+    compute = names[np.dtype(dtype).name]
     source = open_source(config, report)
 
     def prepare_size(size: BatchSize) -> tuple[Run, str]:
@@ -267,6 +272,10 @@ def _build_model(
             f'precision.matmul = {config.precision.matmul}: model.name = {name} computes its own matrix products\n'
             'leave out precision.matmul, or use model.name=transformer'
         )
+    if config.precision.compute == 'fp16' and isinstance(model, AutomaticModel):
+        raise UserError(
+            f'precision.compute = fp16: model.name = {name} does not scale its loss\nuse precision.compute=bf16 or f32'
+        )
     rows, parts = micro_batch_size(size, mesh.shape), model.plan.batch_parts
     if rows % parts:
         raise UserError(
@@ -294,9 +303,25 @@ def _build_recipe(config: RunConfig, model: Any, accumulation: int) -> Recipe:
         clip_norm=config.optimizer.clip_norm,
         accumulation=accumulation,
         seed=config.seed,
-        offload=config.memory.offload,
+        offload=(*config.memory.offload, *(['ema'] if 'optimizer' in config.memory.offload else [])),
+        groups=_groups(config.optimizer),
+        ema_decay=config.optimizer.ema_decay,
+        loss_scale=_loss_scale(config.precision),
         spike=config.faults.spike,
     )
+
+
+def _loss_scale(precision: Precision) -> LossScale | None:
+    return LossScale(precision.loss_scale, precision.loss_scale_steps) if precision.compute == 'fp16' else None
+
+
+def _groups(optimizer: Optimizer) -> tuple[Group, ...]:
+    frozen = Group(optimizer.freeze, learning_rate_scale=0.0, key='optimizer.freeze')
+    others = [
+        Group(group.match, group.learning_rate_scale, group.weight_decay, f'optimizer.groups[{i}].match')
+        for i, group in enumerate(optimizer.groups)
+    ]
+    return frozen, *others
 
 
 def _parameters(run: Run) -> str:
@@ -321,7 +346,7 @@ def step_facts(run: Run) -> StepFacts:
         tokens=run.size.tokens // (accumulation * micro_batches),
         platform=run.mesh.devices.flat[0].platform,
         compute=run.compute,
-        moments=sum(leaf.size for leaf in jax.tree.leaves(run.like.optimizer)) / run.n_params,
+        moments=sum(leaf.size for leaf in jax.tree.leaves((run.like.optimizer, run.like.ema))) / run.n_params,
         saved=plan.saved,
         unrolled=plan.unrolled,
         passes=accumulation,

@@ -9,7 +9,8 @@ from pretrax.run.resume import check_same_data
 from pretrax.run.setup import Run
 from pretrax.run.warm_start import warm_state
 from pretrax.storage import AnyPath
-from pretrax.train.step import TrainState, init_state
+from pretrax.train.state import init_state
+from pretrax.train.step import TrainState
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,8 @@ from pretrax.checkpoint import CheckpointWeights, find_checkpoint, read_descript
 from pretrax.config import from_manifest
 from pretrax.data.tokens.flat_tokens import open_split
 from pretrax.errors import UserError
-from pretrax.huggingface.model import TOKENIZER
+from pretrax.huggingface.end_tokens import end_tokens
+from pretrax.huggingface.model import KEPT, TOKENIZER
 from pretrax.machine.atomic import write_file
 from pretrax.machine.cache import cache_directory
 from pretrax.run.setup import Run, prepare
@@ -33,6 +34,16 @@ class Trained:
     def pieces(self) -> CheckpointWeights:
         """The weights, read piece by piece."""
         return CheckpointWeights(self.directory, self.step)
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """The tokens that end a text: that of the tokenizer, and those of the files that an import kept."""
+        tokenizer = getattr(self.run.source, 'tokenizer', None)
+        if tokenizer is None:
+            return ()
+        own = () if tokenizer.end_of_text is None else (tokenizer.end_of_text,)
+        kept = end_tokens(self.directory.parent / KEPT, tokenizer.token_id)
+        return tuple(dict.fromkeys((*own, *(token for token in kept if token < tokenizer.vocab_size))))
 
     def at(self, step: int) -> 'Trained':
         """Another checkpoint of the run."""

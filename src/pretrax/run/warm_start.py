@@ -4,69 +4,53 @@ Weights are read piece by piece and copied to the devices that the mesh assigns 
 all of them.
 """
 
-import dataclasses
 import hashlib
 import math
+import shutil
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 import tokenizers
 
-from pretrax.checkpoint import CheckpointWeights, find_checkpoint, read_description, restore
+from pretrax.checkpoint import find_checkpoint, is_stacked, restore
 from pretrax.config import InitFrom
 from pretrax.errors import Report, UserError
-from pretrax.huggingface.configs import compare
-from pretrax.huggingface.model import TOKENIZER, open_model
-from pretrax.model.transformer import Transformer
+from pretrax.huggingface.model import KEPT, SETTINGS, TOKENIZER, kept_names
+from pretrax.huggingface.weights import not_finite_text
+from pretrax.machine.json_file import read_settings
+from pretrax.run.directory import local_directory
+from pretrax.run.origin import HF, Origin, Piece, check_same_model, open_origin
+from pretrax.run.processes import is_first_process
 from pretrax.run.setup import Run
-from pretrax.run.trained import tokenizer_of
 from pretrax.storage import locate
-from pretrax.train.step import TrainState, init_state
+from pretrax.storage.staging import read_directory
+from pretrax.train.state import init_state
+from pretrax.train.step import TrainState
 
-HF = 'hf:'
-SIZED_BY_VOCABULARY = ('embed', 'unembed')
-
-Piece = tuple[tuple[int, ...], np.ndarray]  # its index along the leading dimensions of the weight, and its values
-
-
-class Pieces(Protocol):
-    """Weights that can be read piece by piece."""
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]: ...
-
-    def pieces(self, path: str) -> Iterator[Piece]: ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """Weights to start from."""
-
-    place: str  # as configured
-    pieces: Pieces
-    vocab_size: int | None  # rows of the vocabulary that are tokens
-    tokenizer: bytes | None  # content of tokenizer.json
-    tokenizer_sha256: str | None
+MODULES = 'multi_token.'  # how the names of the weights of multi-token prediction begin
+SIZED_BY_VOCABULARY = ('embed', 'unembed', 'unembed_bias')
 
 
 def warm_state(start: str | InitFrom, run: Run, report: Report) -> TrainState:
     """The state that a run starts from, on its devices: weights of a checkpoint, and its optimizer and step if configured.
 
     Raises:
-        UserError: there is no checkpoint, its sizes differ, or its tokenizer is not that of the data.
+        UserError: there is no checkpoint, its model or its sizes differ, its tokenizer is not that of the data, or numbers of a
+            Hugging Face checkpoint are not finite.
     """
     start = InitFrom(path=start) if isinstance(start, str) else start
-    asked = [key for key in ('optimizer', 'step', 'partial') if getattr(start, key)]
+    asked = [key for key in ('optimizer', 'step') if getattr(start, key)]
     if asked and start.path.startswith(HF):
-        raise UserError(f'init_from: {start.path} has only whole weights\nleave out init_from.{asked[0]}')
+        raise UserError(f'init_from: {start.path} has only weights\nleave out init_from.{asked[0]}')
+    origin = open_origin(start.path, getattr(run.recipe.model.arch, 'mtp_layers', 0))
     seed, recipe = run.config.seed, run.recipe
     if start.partial:
-        state = init_state(recipe, seed)
-        state = state._replace(weights=_partial_weights(start.path, run, state.weights, report))
+        drawn = init_state(recipe, seed).weights
+        state = init_state(recipe, seed, partial_weights(origin, run, drawn, report))
     else:
-        state = init_state(recipe, seed, start_weights(start.path, run, report))
+        state = init_state(recipe, seed, start_weights(origin, run, report))
     fields = (['optimizer'] if start.optimizer else []) + (['step', 'batch'] if start.step else [])
     if fields:
         directory, step = find_checkpoint(locate(start.path))
@@ -77,90 +61,142 @@ def warm_state(start: str | InitFrom, run: Run, report: Report) -> TrainState:
                 f'init_from.step: {start.path} is at step {int(state.step)}, and steps = {run.config.steps} counts its steps too\n'
                 'use a larger steps=, or leave out init_from.step'
             )
+    if is_first_process():
+        _keep_files(origin, run, report)
     optimizer = 'is restored' if start.optimizer else 'starts fresh'
     report(f'init_from: the weights of {start.path}; the optimizer {optimizer}; the next step is {int(state.step) + 1}')
     return state
 
 
-def start_weights(place: str, run: Run, report: Report) -> Any:
+def start_weights(origin: Origin, run: Run, report: Report) -> Any:
     """All weights of a run, from a checkpoint. Raises UserError as `warm_state` does."""
     like = run.like.weights
-    start = _hugging_face(place, run, like, report) if place.startswith(HF) else _own(place)
-    _check_tokenizer(start, run.source.tokenizer, report)
-    weights = _FittedPieces(start, like, run.recipe.model.vocab_size, report)
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: _place(weights.pieces(jax.tree_util.keystr(path, simple=True, separator='.')), leaf), like
-    )
+    _check_tokenizer(origin, run.source.tokenizer, report)
+    check_same_model(origin, run, False, report)
+    weights = _FittedPieces(origin, like, run.recipe.model.vocab_size, report)
+    placed = jax.tree_util.tree_map_with_path(lambda path, leaf: _place(weights.pieces(_name(path)), leaf), like)
+    _check_finite(origin, report)
+    return placed
 
 
-def _partial_weights(place: str, run: Run, drawn: Any, report: Report) -> Any:
-    """Drawn weights, except those that a checkpoint has with the same name and shape."""
-    start = _own(place)
-    _check_tokenizer(start, run.source.tokenizer, report)
-    theirs = start.pieces.shapes
-    like = jax.tree_util.tree_leaves_with_path(drawn)
-    ours = {jax.tree_util.keystr(path, simple=True, separator='.'): leaf.shape for path, leaf in like}
-    fits = [name for name, shape in ours.items() if theirs.get(name) == shape]
+def partial_weights(origin: Origin, run: Run, drawn: Any, report: Report) -> Any:
+    """Drawn weights, except those that a checkpoint has with the same name and shape.
+
+    Of a weight that is stacked over layers, the first layers may come from a checkpoint that has fewer, or more, of them.
+
+    Raises:
+        UserError: no weight fits, or as `warm_state`.
+    """
+    differences: list[str] = []
+    check_same_model(origin, run, True, differences.append)
+    ours = {_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(drawn)}
+    fits = {name: layers for name, shape in ours.items() if (layers := _fitting(name, shape, origin, run))}
     if not fits:
-        raise UserError(f'init_from: no weight of {place} has the name and shape of a weight of the model')
-    count, whole = (sum(math.prod(ours[name]) for name in names) for names in (fits, ours))
-    report(f'init_from: {len(fits)} of {len(ours)} weights, {count:,} of {whole:,} numbers, are from {place}')
-    for name in ours.keys() - fits:
-        there = f'{list(theirs[name])} there' if name in theirs else 'missing there'
-        report(f'init_from: {name} is drawn: {list(ours[name])} here, {there}')
-    for name in theirs.keys() - ours:
-        report(f'init_from: {name} of {place} is not used: the model has no such weight')
+        raise UserError(f'init_from: no weight of {origin.place} has the name and shape of a weight of the model')
+    if set(SIZED_BY_VOCABULARY) & fits.keys():
+        _check_tokenizer(origin, run.source.tokenizer, report)
+    _report_partial(origin, ours, fits, report)
 
     def choose(path: Any, leaf: Any) -> Any:
-        name = jax.tree_util.keystr(path, simple=True, separator='.')
-        return _place(start.pieces.pieces(name), leaf) if name in fits else leaf
-
-    return jax.tree_util.tree_map_with_path(choose, drawn)
-
-
-def _hugging_face(place: str, run: Run, like: Any, report: Report) -> Start:
-    model = open_model(place.removeprefix(HF))
-    if not isinstance(run.recipe.model, Transformer):
-        raise UserError(f'init_from: {place} is a {model.table.model_type}, but model.name is {run.config.model.name}')
-    for note in model.notes:
-        report(f'init_from: {note}')
-    theirs, ours = model.arch, run.recipe.model.arch
-    differences = compare(theirs, ours, f'in {place}', 'in the configuration')
-    resized = ours.vocab_size > theirs.vocab_size
-    allowed = {'vocab_size', 'padded_vocab_size'} if resized else set()
-    allowed |= {'max_sequence_length'} if ours.positions != 'learned' else set()
-    if theirs.tied and not ours.tied:
-        allowed |= {'tied'}
-        like = dataclasses.replace(like, unembed=None)
-    # Differences that change the shapes or the meaning of weights. Any other choice works with the same weights.
-    shaping = [name for name in differences if name not in allowed and _shapes_weights(name)]
-    if shaping:
-        raise UserError(
-            f'init_from: model.{shaping[0]} differs: {differences[shaping[0]]}\n'
-            'leave the sizes out of model:, and those of the checkpoint are used'
+        name = _name(path)
+        if name not in fits:
+            return leaf
+        layers = fits[name]
+        found = (
+            ((layers[at[0]], *at[1:]) if at else at, piece)
+            for at, piece in origin.pieces.pieces(name)
+            if not at or at[0] in layers
         )
-    for name, what in differences.items():
-        if name not in allowed:
-            report(f'init_from: model.{name} differs: {what}')
-    file = model.directory / TOKENIZER
-    content = file.read_bytes() if file.is_file() else None
-    return Start(place, model.weights(like), theirs.vocab_size, content, None)
+        return _place(found, leaf, leaf if is_stacked(name, leaf.shape) else None)
+
+    placed = jax.tree_util.tree_map_with_path(choose, drawn)
+    _check_finite(origin, report)
+    for line in differences:  # last, behind a line for each weight
+        report(line)
+    return placed
 
 
-def _shapes_weights(name: str) -> bool:
-    """Whether a choice decides which weights exist, or their sizes. Other choices may be changed on purpose."""
-    return not any(word in name for word in ('rope', 'softcap', 'window', 'every', 'eps', 'query', 'scale', 'offset'))
+def _fitting(name: str, shape: tuple[int, ...], origin: Origin, run: Run) -> dict[int, int]:
+    """Which rows of a weight are which in the model, by their numbers; {} if the weight does not fit.
+
+    A row of a weight that is stacked is a layer that has it; one that is not stacked is one row.
+    """
+    there = origin.pieces.shapes.get(name)
+    if there is None or not is_stacked(name, shape):
+        rows = range(shape[0] if name.startswith(MODULES) else 1)
+        return {row: row for row in rows} if there == shape else {}
+    if there[1:] != shape[1:]:
+        return {}
+    arch = getattr(run.recipe.model, 'arch', None)
+    theirs, ours = (
+        range(rows) if one is None else one.layers_with(name.removeprefix('layers.'))
+        for one, rows in ((origin.arch if arch else None, there[0]), (arch if origin.arch else None, shape[0]))
+    )
+    return {theirs.index(layer): row for row, layer in enumerate(ours) if layer in theirs}
 
 
-def _own(place: str) -> Start:
-    directory, step = find_checkpoint(locate(place))
-    description = read_description(directory, step)
-    content = tokenizer_of(directory.parent, description)
-    weights = CheckpointWeights(directory, step)
-    return Start(place, weights, description.get('vocab_size'), content, description.get('tokenizer'))
+def _report_partial(
+    origin: Origin, ours: dict[str, tuple[int, ...]], fits: dict[str, dict[int, int]], report: Report
+) -> None:
+    theirs, place = origin.pieces.shapes, origin.place
+    stacked = [name for name in fits if is_stacked(name, ours[name])]
+    taken = sum(
+        math.prod(ours[name]) // (ours[name][0] if name in stacked else 1) * len(rows) for name, rows in fits.items()
+    )
+    whole = sum(map(math.prod, ours.values()))
+    report(f'init_from: {len(fits)} of {len(ours)} weights, {taken:,} of {whole:,} numbers, are from {place}')
+    for count, layers in sorted({(len(fits[name]), ours[name][0]) for name in stacked}):
+        if count < layers:
+            report(f'init_from: {count} of {layers} layers are from {place}, and the others are drawn')
+    for count, layers in sorted({(len(fits[name]), theirs[name][0]) for name in stacked}):
+        if count < layers:
+            report(f'init_from: {count} of the {layers} layers of {place} are used')
+    for name in ours.keys() - fits.keys():
+        there = f'{list(theirs[name])} there' if name in theirs else 'missing there'
+        report(f'init_from: {name} is drawn: {list(ours[name])} here, {there}')
+    for name in theirs.keys() - ours.keys():
+        report(f'init_from: {name} of {place} is not used: the model has no such weight')
 
 
-def _check_tokenizer(start: Start, ours: Any, report: Report) -> None:
+def _check_finite(origin: Origin, report: Report) -> None:
+    """Reports numbers that are NaN or infinite. Those of Hugging Face are refused: they were not made by this user's run."""
+    if said := not_finite_text(origin.pieces.not_finite):
+        if origin.is_hugging_face:
+            raise UserError(
+                f'init_from: {origin.place}: {said}\n'
+                'if they are on purpose: pretrax import --allow-not-finite, and init_from that run'
+            )
+        report(f'init_from: {origin.place}: {said}')
+
+
+def _keep_files(origin: Origin, run: Run, report: Report) -> None:
+    """Copies what belongs to the tokenizer, such as chat templates, into the run, for generation and for an export.
+
+    Of another tokenizer than that of the run, only the chat templates are kept, and settings of generation.
+    """
+    with read_directory(origin.files) as files:
+        names = kept_names(files) if files.is_dir() else []
+        if not names:
+            return
+        kept = local_directory(run.config.run_dir) / KEPT
+        content = getattr(run.source.tokenizer, 'content', None)
+        same = content is not None and (files / TOKENIZER).is_file() and (files / TOKENIZER).read_bytes() == content
+        kept_now = names if same else kept_names(files, of_any_tokenizer=True)
+        settings = read_settings(files / SETTINGS) if not same else {}
+        if isinstance(settings.get('chat_template'), str) and 'chat_template.jinja' not in kept_now:
+            kept.mkdir(parents=True, exist_ok=True)
+            (kept / 'chat_template.jinja').write_text(settings['chat_template'])
+        for name in kept_now:
+            (kept / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(files / name, kept / name)
+        report(f'init_from: kept for generation and export: {", ".join(kept_now)}')
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator='.')
+
+
+def _check_tokenizer(start: Origin, ours: Any, report: Report) -> None:
     """Raises UserError if an id that both tokenizers have is another token in each."""
     content = getattr(ours, 'content', None)
     if content is None or (start.tokenizer is None and start.tokenizer_sha256 is None):
@@ -193,20 +229,22 @@ def _by_id(tokenizer: tokenizers.Tokenizer) -> dict[int, str]:
 class _FittedPieces:
     """The pieces of a start, with shapes checked against the weights of the run. A smaller vocabulary is extended."""
 
-    def __init__(self, start: Start, like: Any, vocab_size: int | None, report: Report):
+    def __init__(self, start: Origin, like: Any, vocab_size: int | None, report: Report):
         self.start, self.vocab_size = start, vocab_size
-        self.shapes = {
-            jax.tree_util.keystr(path, simple=True, separator='.'): leaf.shape
-            for path, leaf in jax.tree_util.tree_leaves_with_path(like)
-        }
+        self.shapes = {_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(like)}
         theirs = start.pieces.shapes
         self.unties = 'unembed' in self.shapes and 'unembed' not in theirs and 'embed' in theirs
-        more = sorted(set(theirs) - set(self.shapes))
+        left_out = [name for name in theirs if name.startswith(MODULES) and name not in self.shapes]
+        if left_out:
+            report(f'init_from: multi-token prediction of {start.place} is not used: model.mtp_layers says so')
+        more = sorted(set(theirs) - set(self.shapes) - set(left_out))
         missing = sorted(set(self.shapes) - set(theirs) - ({'unembed'} if self.unties else set()))
         if more or missing:
-            problems = [f'{start.place} has {more[0]}, and the model does not'] * bool(more)
-            problems += [f'the model has {missing[0]}, and {start.place} does not'] * bool(missing)
-            raise UserError(f'init_from: {"; ".join(problems)}\nuse the model: section of that checkpoint')
+            problems = [f'{start.place} has {name}, and the model does not' for name in more[:1]]
+            problems += [f'the model has {name}, and {start.place} does not' for name in missing[:1]]
+            drawn = missing and not more and all(name.startswith(MODULES) for name in missing)
+            other = ', or init_from.partial, which draws what is missing' if drawn else ''
+            raise UserError(f'init_from: {"; ".join(problems)}\nuse the model: section of that checkpoint{other}')
         for path, ours in self.shapes.items():
             shape = theirs.get(path, theirs.get('embed'))
             grows = path in SIZED_BY_VOCABULARY and shape and ours[0] >= shape[0] and ours[1:] == shape[1:]
@@ -245,11 +283,13 @@ class _FittedPieces:
         return filled
 
 
-def _place(pieces: Iterator[Piece], like: jax.ShapeDtypeStruct) -> jax.Array:
-    """An array from its pieces; each device gets its own slice."""
+def _place(pieces: Iterator[Piece], like: Any, drawn: jax.Array | None = None) -> jax.Array:
+    """An array from its pieces, and from `drawn` where there are none; each device gets its own slice."""
     sharding: Any = like.sharding
     indices = {_key(index, like.shape) for index in sharding.addressable_devices_indices_map(like.shape).values()}
     held = {key: np.empty([stop - start for start, stop in key], like.dtype) for key in indices}
+    for shard in drawn.addressable_shards if drawn is not None else ():
+        held[_key(shard.index, like.shape)][...] = shard.data
     for at, piece in pieces:
         for key, slices in held.items():
             inside = all(start <= number < stop for number, (start, stop) in zip(at, key, strict=False))

@@ -8,19 +8,20 @@ import faulthandler
 import os
 import pathlib
 import signal
+import socket
 import statistics
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 import jax
 import numpy as np
 
 from pretrax.config.schema import Faults
-from pretrax.errors import TRY_AGAIN, Report
+from pretrax.errors import TRY_AGAIN, Report, UserError
 
 TIME_LIMIT = 'time limit'
 _STOPPING = b'\nstopping after this step, and saving the state; press again to stop at once without saving\n'
@@ -128,7 +129,7 @@ class Watchdog:
 
     Args:
         directory: the run directory; stacks are written to `<directory>/stacks/process-<i>.txt`.
-        faults: `hang_seconds`, and `stack_trace_interval_seconds` between stacks that are written in any case.
+        faults: `hang_seconds`, and when and where stacks are written in any case.
         report: receives a line about each slow step.
     """
 
@@ -136,22 +137,23 @@ class Watchdog:
 
     def __init__(self, directory: pathlib.Path, faults: Faults, report: Report):
         self.path = directory / 'stacks' / f'process-{jax.process_index()}.txt'
-        self._hang, self._interval = faults.hang_seconds, faults.stack_trace_interval_seconds
+        self._hang, self._faults = faults.hang_seconds, faults
         self._report = report
         self._steps: deque[float] = deque(maxlen=100)
         self._alive = time.monotonic()
         self._reported = self._paused = False
-        self._over = threading.Event()
+        self._over, self._on_timer = threading.Event(), contextlib.ExitStack()
         self._thread = threading.Thread(target=self._watch, name='watchdog', daemon=True)
 
     def __enter__(self) -> 'Watchdog':
+        timed = self._on_timer.enter_context(stacks_on_timer(self._faults.stack_trace_to))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open('ab', buffering=0)  # unbuffered: a full disk must not delay it
         if jax.process_count() == 1:  # otherwise `processes.py` has enabled it, until the end of the process
             faulthandler.enable(self._file)
         faulthandler.register(signal.SIGUSR2, self._file)
-        if self._interval:
-            faulthandler.dump_traceback_later(self._interval, repeat=True, file=self._file)
+        if interval := self._faults.stack_trace_interval_seconds:
+            faulthandler.dump_traceback_later(interval, repeat=True, file=timed or self._file)
         self._thread.start()
         return self
 
@@ -159,6 +161,7 @@ class Watchdog:
         self._over.set()
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()
+        self._on_timer.close()
         faulthandler.unregister(signal.SIGUSR2)
         if jax.process_count() == 1:
             faulthandler.enable(sys.__stderr__ or 2)
@@ -207,3 +210,32 @@ class Watchdog:
             faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
         else:
             faulthandler.dump_traceback(self._file, all_threads=True)
+
+
+@contextlib.contextmanager
+def stacks_on_timer(to: str | None) -> Iterator[IO[bytes] | None]:
+    """The file for the stacks that are written on a timer; None: that for other stacks.
+
+    Args:
+        to: `faults.stack_trace_to`: 'console' is the standard error of this process; in a directory each process of each
+            machine has a file of its own.
+
+    Raises:
+        UserError: the directory cannot be written.
+    """
+    if to is None:
+        yield None
+    elif to == 'console':
+        with os.fdopen(os.dup(2), 'wb', buffering=0) as console:  # Python's own stream may be a notebook's
+            yield console
+    else:
+        path = pathlib.Path(to).expanduser() / f'{socket.gethostname()}-process-{jax.process_index()}.txt'
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open('ab', buffering=0)
+        except OSError as error:
+            raise UserError(
+                f'faults.stack_trace_to: {path} cannot be written: {error.strerror}\nuse another directory, or console'
+            ) from error
+        with file:
+            yield file

@@ -25,8 +25,11 @@ PHASES = {
     'norm': 'norms and residuals',
     'block': 'norms and residuals',
     'swiglu': 'activation',
+    'swiglu_oai': 'activation',
     'geglu': 'activation',
     'gelu': 'activation',
+    'gelu_erf': 'activation',
+    'relu2': 'activation',
     'gather': 'weights in the compute dtype',
     'gather_ends': 'weights in the compute dtype',
     'attention': 'products of attention',
@@ -38,7 +41,11 @@ PHASES = {
     'unroll': 'layers taken from their stack',
     'scan': 'layers taken from their stack',
     'make_step': 'optimizer',
+    '_call': 'module',
+    '_nll': 'loss',
 }
+# The same for classes of Flax that modules of users call.
+OF_LIBRARIES = {'Embed': 'embedding and head'}
 
 
 @dataclasses.dataclass
@@ -158,10 +165,10 @@ def _phases_of_frames(text: str) -> dict[int, str]:
 
     functions = {i: name.strip('"').split('.') for i, name in section('FunctionNames').items()}
     places = {i: int(re.findall(r'function_name_id=(\d+)', line)[0]) for i, line in section('FileLocations').items()}
-    found: dict[int, str] = {}
+    known, found = OF_LIBRARIES | PHASES, dict[int, str]()
     for i, line in section('StackFrames').items():  # a frame follows its caller
         place, caller = (int(n) for n in re.findall(r'=(\d+)', line))
-        own = next((PHASES[part] for part in functions[places[place]] if part in PHASES), None)
+        own = next((known[part] for part in functions[places[place]] if part in known), None)
         if phase := own or found.get(caller - 1):
             found[i] = phase
     return found

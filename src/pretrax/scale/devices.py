@@ -27,8 +27,8 @@ class Device:
     source: str  # the document with these numbers, or how they were measured
 
     def peak(self, compute: str) -> float:
-        """FLOP/s for matrix products in a compute dtype, 'bf16' or 'f32'."""
-        return {'bf16': self.bf16, 'f32': self.f32}[compute]
+        """FLOP/s for matrix products in a compute dtype: 'bf16' or 'fp16', which are equally fast, or 'f32'."""
+        return {'bf16': self.bf16, 'fp16': self.bf16, 'f32': self.f32}[compute]
 
 
 # Titles of the vendors' documents for the rows below.

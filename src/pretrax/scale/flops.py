@@ -8,13 +8,17 @@ product of the forward pass, so training costs three times the forward pass. Per
                                            (PaLM, arXiv:2204.02311, appendix B), nanoGPT and most papers
                  6 * layers * H * D * L    'causal': the half that a causal mask leaves, as in llm.c
 
-Published tables mix the two; pretrax prints the causal one and records both. An unembedding that is tied to the embedding
+    states       6 * N * S * W * (2 or 3)  layers with a state [S, W] in each of N heads: a token writes to it and reads it; a
+                                           delta net also reads what it holds under the token's key. Chunks, which compute the
+                                           same in products of tokens, do more.
+
+Published tables mix the two conventions for attention; pretrax prints the causal one and records both. An unembedding that is tied to the embedding
 counts once. Not counted: the embedding lookup, norms, softmax, biases and recomputation, since MFU is about the model and
 not about how it is run. Grouped key-value heads change the weights, not the attention, in which every query head still sees
 L keys. Packed documents attend to fewer keys than counted here, so their MFU is too high.
 
 In a layer with a window of W < L tokens, W replaces L in 'full'. The causal count is what the mask leaves: W - W^2 / 2L keys on
-average, which is L / 2 for W = L.
+average, which is L / 2 for W = L. In chunks of W tokens it is W / 2, if W divides L.
 """
 
 import dataclasses
@@ -39,12 +43,13 @@ class Flops:
 def flops_per_token(arch: Architecture, sequence_length: int) -> Flops:
     """Training FLOPs per token of a decoder; times the global batch in tokens, those of a step."""
     return count_flops(
-        n_matmul_params=arch.n_matmul_params,
+        n_matmul_params=arch.n_matmul_params + arch.n_state_products,
         n_layers=arch.n_layers,
         n_heads=arch.n_heads,
-        d_head=arch.d_head,
+        d_head=arch.mean_d_head,
         sequence_length=sequence_length,
-        windows=arch.windows,
+        windows=arch.attention_windows + (arch.kinds[-1].window,) * arch.mtp_layers,
+        chunked=arch.window_type == 'chunked',
     )
 
 
@@ -53,9 +58,10 @@ def count_flops(
     n_matmul_params: int,
     n_layers: int,
     n_heads: int,
-    d_head: int,
+    d_head: float,
     sequence_length: int,
     windows: Sequence[int] | None = None,
+    chunked: bool = False,
 ) -> Flops:
     """Training FLOPs per token, from sizes.
 
@@ -63,18 +69,28 @@ def count_flops(
         n_matmul_params: parameters that multiply an activation: attention and feed-forward matrices and the unembedding,
             which counts once if it is tied. Only experts that a token visits. No embedding table, no norms.
         n_heads: query heads.
-        windows: for each layer, the number of tokens that a token sees, including itself; 0: all. None: all in all layers.
+        d_head: width of a head; the mean of that of queries and of values, if they differ.
+        windows: for each layer with attention, the number of tokens that a token sees, including itself; 0: all. None: all in
+            all layers.
+        chunked: whether windows are chunks, of which a token sees its own alone.
     """
     weights = 6 * n_matmul_params
-    keys = [min(window or sequence_length, sequence_length) for window in windows or [0] * n_layers]
-    left = sum(causal_keys(window, sequence_length) for window in keys)
+    keys = [
+        min(window or sequence_length, sequence_length) for window in ([0] * n_layers if windows is None else windows)
+    ]
+    left = sum(causal_keys(window, sequence_length, chunked) for window in keys)
     return Flops(causal=weights + 12 * n_heads * d_head * left, full=weights + 12 * n_heads * d_head * sum(keys))
 
 
-def causal_keys(window: int, sequence_length: int) -> float:
-    """Keys that a query sees on average in a causal layer with a window of `window` tokens; 0: no window."""
+def causal_keys(window: int, sequence_length: int, chunked: bool = False) -> float:
+    """Keys that a query sees on average in a causal layer with a window or chunks of `window` tokens; 0: all."""
     seen = min(window or sequence_length, sequence_length)
-    return seen - seen**2 / (2 * sequence_length) if seen else 0
+    if not seen:
+        return 0
+    if chunked:
+        chunks, rest = divmod(sequence_length, seen)
+        return (chunks * seen**2 + rest**2) / (2 * sequence_length)
+    return seen - seen**2 / (2 * sequence_length)
 
 
 def mfu(tokens_per_second: float, per_token: float, peak: float, n_devices: int) -> float:

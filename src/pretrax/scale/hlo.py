@@ -233,8 +233,15 @@ def _is_constant(one: Instruction) -> bool:
 
 def _groups(rest: str, mesh: Mapping[str, int]) -> list[list[int]] | tuple[str, ...]:
     """The groups of devices, or the axes, which newer versions of XLA write."""
-    if named := re.search(r'replica_groups=mesh\[[^\]]*\][^{]*\{([^}]*)\}', rest):
-        return tuple(re.findall(r"'(\w+)'", named[1]))
+    if named := re.search(r'replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}', rest):
+        axes, own = tuple(re.findall(r"'(\w+)'", named[2])), re.findall(r"'(\w+)'=(\d+)", named[1])
+        if set(axes) <= mesh.keys():
+            return axes
+        # Without an axis of ours: XLA made a mesh of its own, such as mesh['axis_0'=8], over the same devices.
+        ids = np.arange(math.prod(int(size) for _, size in own)).reshape([int(size) for _, size in own])
+        inside = [number for number, (axis, _) in enumerate(own) if axis in axes]
+        ids = np.moveaxis(ids, inside, range(-len(inside), 0))
+        return ids.reshape(-1, math.prod(ids.shape[ids.ndim - len(inside) :])).tolist()
     if iota := re.search(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', rest):
         shape, of, turned = ([int(n) for n in part.split(',')] if part else None for part in iota.groups())
         ids = np.arange(math.prod(of or ())).reshape(of or ())

@@ -39,10 +39,10 @@ import dataclasses
 import math
 from typing import Any
 
-from pretrax.model.architecture import Architecture
+from pretrax.model.architecture import CHUNK, Architecture
 from pretrax.scale.step_facts import StepFacts
 
-BYTES = {'f32': 4, 'bf16': 2}
+BYTES = {'f32': 4, 'bf16': 2, 'fp16': 2}
 ROOM = 1.25  # slots of an exchange, relative to an even load, as in model/exchange.py
 
 
@@ -83,33 +83,47 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     """
     n = {axis: step.mesh.get(axis, 1) for axis in 'rdectp'}
     width, t, whole = BYTES[step.compute], n['t'], n['d'] == 1
+    predictions, arch = 1 + arch.mtp_layers, arch.with_modules
     saved, unrolled, platform = step.saved, step.unrolled, step.platform
-    d_model, d_head, d_ff, d_shared = arch.d_model, arch.d_head, arch.d_ff, arch.d_shared
-    n_experts, experts_per_token = (arch.n_experts, arch.experts_per_token) if arch.n_experts else (1, 1)
+    d_model, d_head, n_experts = arch.d_model, arch.d_head, arch.n_experts
+    with_experts = arch.n_expert_layers / arch.n_layers  # share of the layers
+    d_ff = (1 - with_experts) * arch.sizes['F']  # widths, averaged over the layers
+    d_expert, d_shared = with_experts * arch.d_ff, with_experts * arch.d_shared
     device_tokens = math.ceil(step.tokens / (n['r'] * n['d'] * n['e'] * n['c']))
     layers = math.ceil(arch.n_layers / n['p'])
 
     matrices = 3 if arch.gated else 2
-    heads = d_head * (arch.n_heads + arch.n_kv_heads)
-    dense = d_model * (2 * heads + matrices * d_shared)
+    with_attention, with_state = (arch.count(name) / arch.n_layers for name in ('q', 'linear_v'))
+    keys, values = arch.linear_key_heads * arch.linear_d_key, arch.linear_heads * arch.linear_d_head  # of a state
+    of_attention = arch.mean_d_head * ((1 + arch.attention_gate / 2) * arch.n_heads + arch.n_kv_heads)
+    of_state = keys + 1.5 * values
+    heads = with_attention * of_attention + with_state * of_state  # half of the columns of the mixer's matrices
+    mixer = with_attention * arch.attention_params + with_state * 2 * d_model * of_state
+    dense = mixer + d_model * matrices * d_shared
     rows = (
-        n_experts * d_ff / (n['e'] if n_experts > 1 else 1)
-    )  # of w_down: those of the experts on this device, or of the feed-forward
-    experts = matrices * d_model * rows
-    one_layer = (dense + experts) / t
-    all_layers = arch.n_layers * (dense + matrices * d_model * n_experts * d_ff)
-    of_layers = layers * one_layer / n['d']
+        n_experts * d_expert / n['e'] + d_ff
+    )  # of w_down: those of the experts on this device, and of the feed-forward
+    all_layers = arch.n_layers * (dense + matrices * d_model * (n_experts * d_expert + d_ff))
+    latent = arch.latent_params * (1 - 1 / t)  # what is not sharded over t
+    of_layers = layers * ((dense + matrices * d_model * rows) / t + latent) / n['d']
+    largest = max(arch.sizes['F'] * (arch.count('up') > 0), n_experts * arch.d_ff / n['e'] + arch.d_shared)
+    one_layer = (max(arch.attention_params, 2 * d_model * of_state) + d_model * matrices * largest) / t + latent
     shard = of_layers + (n_params - all_layers) / (n['d'] * t)
 
-    inner = experts_per_token * d_ff + d_shared  # width that a token visits
+    inner = d_ff + arch.experts_per_token * d_expert + d_shared  # width that a token visits
     exchanged = n['e'] > 1 and n_experts > 1
-    near = d_shared if exchanged else inner  # the part that can be kept: an exchange keeps nothing
-    moe = experts_per_token * d_model if n_experts > 1 else 0  # each token's row, once per expert that it visits
+    near = d_ff + d_shared if exchanged else inner  # the part that can be kept: an exchange keeps nothing
+    moe = arch.experts_per_token * d_model * with_experts  # each token's row, once per expert that it visits
     far = ROOM if exchanged else 1.0
     named = {
-        'q': d_head * arch.n_heads, 'k': d_head * arch.n_kv_heads, 'v': d_head * arch.n_kv_heads,
-        'attention': (d_head + 4 / width) * arch.n_heads,  # and the logsumexp of its scores, in f32
-        'attention_out': d_model, 'up': near, 'gate': near if arch.gated else 0,
+        'q': with_attention * arch.d_query * arch.n_heads + with_state * keys,
+        'k': with_attention * arch.d_query * arch.n_kv_heads + with_state * keys,
+        'v': with_attention * d_head * arch.n_kv_heads + with_state * values,
+        # and the logsumexp of its scores, in f32
+        'attention': with_attention * (d_head + 4 / width) * arch.n_heads + with_state * values,
+        'attention_out': d_model, 'up': near,
+        'gate': (near if arch.gated else 0)
+        + with_attention * arch.attention_gate * d_head * arch.n_heads + with_state * values,
         'mlp_out': d_model if arch.n_norms == 4 else 0,  # only a norm reads it
     }  # fmt: skip
     everything = (
@@ -139,18 +153,28 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     elif platform == 'tpu' or (step.inputs is not None and step.rounds > 1):
         copies = width * of_layers if width < 4 else 0.0
     elif platform != 'cpu':
-        copies = 4 * layers * d_model * (d_head * arch.n_heads + rows) / t / n['d']
+        columns = with_attention * d_head * arch.n_heads + with_state * values
+        copies = 4 * layers * d_model * (columns + rows) / t / n['d']
 
     table = arch.padded_vocab_size * d_model / t
     added_up = 4 * table if step.loss_chunks > 1 else 0.0  # gradient of the unembedding, summed over the chunks
-    head = width * device_tokens * (arch.padded_vocab_size / t / step.loss_chunks + d_model) + added_up
+    logits = predictions * arch.padded_vocab_size / t / step.loss_chunks  # those of each token predicted
+    head = width * device_tokens * (logits + d_model) + added_up
     # rows exchanged over e: in the order of devices, as received, in the order of experts, and the results of these
     inside = platform == 'tpu'  # elementwise functions are fused into products
     wide = (2 if inside else 4) + arch.gated
-    at_work = 2 * heads + far * (wide * inner + (4 if exchanged else 1) * moe)
-    layer = width * device_tokens * (at_work / t + (3 / t + 3) * d_model)
+    mixing = 2 * of_attention if arch.n_heads else 0
+    if arch.recurrent:  # in chunks: decays and scores of pairs, queries, keys, values and states, in f32
+        pairs = 4 * CHUNK + 4 * arch.linear_d_key + 6 * arch.linear_d_head
+        states = 2 * arch.linear_d_key * arch.linear_d_head / CHUNK
+        mixing = max(mixing, 4 / width * arch.linear_heads * (pairs + states))
+    of_dense = arch.sizes['F'] if arch.count('up') else 0
+    widest = max(of_dense, (arch.experts_per_token * arch.d_ff + arch.d_shared) if with_experts else 0)  # of a layer
+    rows_of_experts = arch.experts_per_token * d_model * (with_experts > 0)
+    at_work = mixing + far * (wide * widest + (4 if exchanged else 1) * rows_of_experts)
+    layer = width * device_tokens * (at_work / t + (3 / t + 3) * d_model + (arch.q_rank + arch.sizes['C_kv']) * (t > 1))
     if unrolled and saved is None:
-        layer = width * device_tokens * ((3 if arch.gated else 2) * inner + 3 * d_model)
+        layer = width * device_tokens * ((3 if arch.gated else 2) * widest + 3 * d_model)
     if not whole:
         layer += (width + (3 if inside else 4)) * one_layer
     earlier = 4 * shard if step.passes > 1 else 0.0

@@ -29,7 +29,7 @@ Per device and step, with T tokens and P parameters of the layers that multiply 
 import dataclasses
 from collections.abc import Iterable
 
-from pretrax.model.architecture import Architecture
+from pretrax.model.architecture import CHUNK, Architecture
 from pretrax.model.axes import AXES
 from pretrax.model.exchange import ROOM
 from pretrax.scale.exposed import Exposed, exposed_on
@@ -146,7 +146,7 @@ class _Sizes:
     Attributes:
         keys: that a query attends to, on average over positions and layers.
         tokens, tokens_here: of a step, over the mesh and per device.
-        experts_per_token: that it is sent to; 0 for a dense decoder.
+        experts_per_token: that it is sent to, averaged over the layers; 0 for a dense decoder.
         layers: per device.
         hidden: bytes of the hidden states of the tokens of a device.
         matmul_params: parameters of layers that multiply a token.
@@ -176,8 +176,11 @@ class _Sizes:
         self.devices = self.r * self.d * self.e * self.c * self.t * self.p
         self.tokens = step.tokens * step.all_passes
         self.tokens_here = self.tokens / (self.r * self.d * self.e * self.c)
-        self.keys = sum(causal_keys(window, sequence_length) for window in arch.windows) / arch.n_layers
-        self.experts_per_token = arch.experts_per_token if arch.n_experts else 0
+        chunked = arch.window_type == 'chunked'
+        self.keys = (
+            sum(causal_keys(window, sequence_length, chunked) for window in arch.attention_windows) / arch.n_layers
+        )
+        self.experts_per_token = arch.experts_per_token * arch.n_expert_layers / arch.n_layers
         self.layers = arch.n_layers / self.p
         self.turns = step.all_passes + (self.p - 1) / step.rounds
         self.with_bubble = self.turns / step.all_passes
@@ -185,7 +188,7 @@ class _Sizes:
         self.unembedding = arch.padded_vocab_size * arch.d_model
         self.matmul_params = arch.n_matmul_params - self.unembedding
         tables = self.unembedding * (1 if arch.tied else 2)
-        experts = arch.n_layers * arch.n_experts * arch.d_model * arch.d_ff * (3 if arch.gated else 2)
+        experts = arch.n_expert_layers * arch.n_experts * arch.d_model * arch.d_ff * (3 if arch.gated else 2)
         self.in_tables = tables / self.t
         self.in_experts = experts / (self.e * self.t * self.p)
         self.in_layers = (n_params - tables - experts) / (self.t * self.p) + self.in_experts
@@ -215,8 +218,8 @@ class _Sizes:
 def _model_flops(sizes: _Sizes) -> float:
     """FLOPs of the model for the tokens of a step, without what is computed again."""
     arch = sizes.arch
-    scores = 12 * sizes.keys * arch.n_heads * arch.d_head * arch.n_layers
-    return (6 * (sizes.matmul_params + sizes.unembedding) + scores) * sizes.tokens
+    scores = 12 * sizes.keys * arch.n_heads * arch.mean_d_head * arch.n_layers
+    return (6 * (sizes.matmul_params + sizes.unembedding + arch.n_state_products) + scores) * sizes.tokens
 
 
 def _products(sizes: _Sizes) -> Phase:
@@ -230,15 +233,23 @@ def _products(sizes: _Sizes) -> Phase:
 
 def _attention(sizes: _Sizes) -> Phase:
     arch = sizes.arch
-    forward = 4 * sizes.keys * arch.n_heads * arch.d_head * sizes.tokens_here * sizes.layers / sizes.t
+    forward = 4 * sizes.keys * arch.n_heads * arch.mean_d_head * sizes.tokens_here * sizes.layers / sizes.t
     flops = forward * (1 + (3.5 if sizes.is_tpu else 2.5) + sizes.step.attends_twice)
+    # Chunks of layers with a state, which the backward pass computes again.
+    of_tokens = CHUNK * (arch.linear_heads * arch.linear_d_head + arch.linear_key_heads * arch.linear_d_key)
+    chunks = 2 * (arch.n_state_products + arch.count('linear_v') * of_tokens) * sizes.tokens_here / sizes.t / sizes.p
+    flops += 4 * chunks
     return _work('attention', flops / (sizes.device.peak('bf16') * sizes.reach.attention), 'attention')
 
 
 def _elementwise(sizes: _Sizes) -> Phase:
     arch = sizes.arch
-    feed_forward = 3 * arch.d_ff * max(1, sizes.experts_per_token)
-    values = 10 * arch.d_model + feed_forward + 2 * (arch.n_heads + 2 * arch.n_kv_heads) * arch.d_head
+    dense = arch.count('up') / arch.n_layers * arch.sizes['F']
+    feed_forward = 3 * (dense + arch.d_ff * sizes.experts_per_token)
+    attention = 2 * (arch.n_heads + 2 * arch.n_kv_heads) * arch.mean_d_head * arch.count('q')
+    linear = 8 * (arch.linear_heads * arch.linear_d_head + arch.linear_key_heads * arch.linear_d_key)
+    mixers = (attention + linear * arch.count('linear_v')) / arch.n_layers
+    values = 10 * arch.d_model + feed_forward + mixers
     n_bytes = _WIDTH * values * sizes.tokens_here / sizes.t * sizes.layers * (4 if sizes.step.recomputes else 3)
     return _work('norms, activations, rotation', sizes.traffic(n_bytes), 'memory')
 
@@ -306,7 +317,7 @@ def _tokens_over_e(sizes: _Sizes) -> Phase:
 def _columns_over_c(sizes: _Sizes, attention: float) -> Phase:
     """Keys and values around a ring, which attention hides, or heads to whole sequences and back: see model/context.py."""
     arch, c = sizes.arch, sizes.c
-    values = sizes.layers * sizes.tokens_here * arch.d_head / sizes.t
+    values = sizes.layers * sizes.tokens_here * arch.mean_d_head / sizes.t
     if sizes.step.context == 'ring':  # the gradients that travel with the keys are f32
         per_hop = 2 * _WIDTH * (2 + sizes.step.attends_twice) + 8
         seconds = sizes.network.seconds('collective-permute', 'c', c * per_hop * values * arch.n_kv_heads)
@@ -318,7 +329,7 @@ def _columns_over_c(sizes: _Sizes, attention: float) -> Phase:
 
 
 def _activations_over_p(sizes: _Sizes) -> Phase:
-    """From a stage to the next, forward and backward; and those of the ends, of which each stage computes a part."""
+    """Hidden states sent to the next stage and gradients sent back, and what the stages gather for the embedding and the head."""
     n_bytes = 2 * sizes.step.rounds * sizes.hidden / sizes.t
     hops = sizes.with_bubble * sizes.network.seconds('collective-permute', 'p', n_bytes)
     seconds = hops + sizes.gather('p', 2 * sizes.hidden / sizes.t)

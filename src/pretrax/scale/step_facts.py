@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+ComputeDtype = Literal['bf16', 'fp16', 'f32']  # of matrix products; the two of 16 bits are equally fast
+
 
 @dataclasses.dataclass(frozen=True)
 class StepFacts:
@@ -15,7 +17,8 @@ class StepFacts:
         tokens: tokens of one forward pass over the whole mesh (with accumulation: of one micro-batch, not of the batch).
         platform: 'tpu', 'cuda' or 'cpu'.
         compute: dtype of matrix products.
-        moments: values of optimizer state per parameter, in f32: AdamW 2, Lion and momentum 1, Adafactor about 0.
+        moments: values of optimizer state per parameter, in f32: AdamW 2, Lion and momentum 1, Adafactor about 0; with a moving
+            average of the weights 1 more.
         saved: names of values to 'keep' for the backward pass, which recomputes the others; None: all are kept.
         unrolled: the program contains every layer, instead of a loop over them.
         passes: forward and backward passes per step whose gradients are summed.
@@ -31,7 +34,7 @@ class StepFacts:
     mesh: Mapping[str, int]
     tokens: int
     platform: str = 'tpu'
-    compute: Literal['bf16', 'f32'] = 'bf16'
+    compute: ComputeDtype = 'bf16'
     moments: float = 2.0
     saved: Mapping[str, Any] | None = None
     unrolled: bool = False

@@ -27,6 +27,11 @@ _TPUS = {
     'v6e': ('TPU v6 lite', 1, 2, 256),
     'tpu7x': ('TPU7x', 2, 3, 9216),
 }
+# Slices of up to 256 chips in two dimensions, and of fewer than 64 chips in three.
+_SMALL: dict[int, list[tuple[int, ...]]] = {
+    2: [(1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)],
+    3: [(1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)],
+}
 _ALSO = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v7x': 'tpu7x'}
 
 
@@ -111,6 +116,24 @@ class Topology:
         return _GPUS[self.version].memory if self.platform == 'cuda' else self.device.memory
 
     @property
+    def chips(self) -> int:
+        """Chips of one slice or node."""
+        return math.prod(self.shape)
+
+    @property
+    def chips_per_host(self) -> int:
+        """Chips of one machine: up to 8 for v5e and v6e if the slice is a single machine, else 4."""
+        if self.platform != 'tpu':
+            return self.chips
+        most = 8 if _TPUS[self.version][2] == 2 else 4
+        return self.chips if self.chips <= most else 4
+
+    @property
+    def hosts(self) -> int:
+        """Machines of one slice, each with one process."""
+        return self.chips // self.chips_per_host
+
+    @property
     def n_devices(self) -> int:
         # A chip of tpu7x is two devices.
         return math.prod(self.shape) * self.slices * (2 if self.version == 'tpu7x' else 1)
@@ -184,6 +207,27 @@ def parse_topology(name: str, slices: int = 1) -> Topology:
     )
 
 
+def check_rentable(topology: Topology) -> None:
+    """Raises UserError if Google Cloud has no TPU slice of this shape; a compiler takes others too."""
+    shape = topology.shape
+    if topology.platform != 'tpu':
+        raise UserError(
+            f'{topology.name} is not a TPU\nexpected one of: {", ".join(_TPUS)}, such as v5p-128 or v5p:4x4x4'
+        )
+    if shape in _SMALL[len(shape)] or (len(shape) == 3 and all(side % 4 == 0 for side in shape)):
+        return
+    offered = [('x'.join(map(str, small)), math.prod(small)) for small in _SMALL[len(shape)]]
+    if len(shape) == 3:
+        up = [-(-side // 4) * 4 for side in shape]
+        offered.append(('x'.join(map(str, up)), math.prod(up)))
+    near = sorted(offered, key=lambda one: abs(one[1] - topology.chips))[:3]
+    raise UserError(
+        f'{topology.name}: there is no such TPU slice'
+        + ('; from 64 chips on, each side is a multiple of 4' if len(shape) == 3 else '')
+        + f'\nnear: {", ".join(f"{topology.version}:{name}" for name, _ in near)}'
+    )
+
+
 def topology_of(devices: Sequence[Any]) -> Topology | None:
     """The hardware of JAX devices; None: its kind has no shape here, or the devices do not fill their slices or nodes."""
     kind, slices = devices[0].device_kind, len({getattr(device, 'slice_index', 0) for device in devices})
@@ -204,9 +248,7 @@ def _shape(name: str, version: str, size: int) -> tuple[int, ...]:
     _, cores, dimensions, most = _TPUS[version]
     chips = size // cores
     if size % cores == 0 and 0 < chips <= most:
-        small = {2: [(1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)],
-                 3: [(1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)]}[dimensions]  # fmt: skip
-        if shape := next((shape for shape in small if math.prod(shape) == chips), None):
+        if shape := next((shape for shape in _SMALL[dimensions] if math.prod(shape) == chips), None):
             return shape
         if dimensions == 3 and chips % 64 == 0:
             return tuple(4 * side for side in _most_cubic(chips // 64))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from pretrax.infer.request import MAX_BIASED, MAX_LOGPROBS, Sampling
+from pretrax.infer.request import MAX_BIASED, MAX_LOGPROBS, Pooling, Sampling
 from pretrax.serve.errors import ApiError, invalid
 
 MAX_STOPS = 16
@@ -24,7 +24,6 @@ UNSUPPORTED = {
     'modalities': 'this server answers with text alone',
     'audio': 'this server answers with text alone',
     'encoding_format': 'expected "float" or "base64"',
-    'dimensions': 'an embedding has as many dimensions as the hidden states',
 }
 Number = Annotated[float, Field(allow_inf_nan=False)]
 _LONGEST_ID = 19  # digits of a token
@@ -200,9 +199,10 @@ class ChatBody(_Generation):
 
 class EmbeddingBody(_Body):
     input: str | list[str] | list[int] | list[list[int]]
-    encoding_format: Literal['float', 'base64'] = 'float'
-    pooling: Literal['mean', 'last'] = 'mean'
-    dimensions: None = None
+    encoding_format: Annotated[Literal['float', 'base64'], _nullable(default='float')] = 'float'
+    pooling: Pooling | None = None  # extension; None: that of the server
+    normalize: bool | None = None  # extension; None: that of the server
+    dimensions: Annotated[int, Field(ge=1)] | None = None
 
     @field_validator('input', mode='wrap')
     @classmethod

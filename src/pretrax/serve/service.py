@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 
+from pretrax.infer.request import Pooling
 from pretrax.infer.text import Decodes
 from pretrax.serve.bodies import parse
 from pretrax.serve.engine_thread import EngineThread
@@ -44,6 +45,9 @@ class ServedModel:
         template: encodes the messages of a chat; None: a base model, which only continues text.
         step: training step of the newest weights.
         created: when they were written, in seconds since 1970.
+        pooling: of embeddings, unless a request says otherwise.
+        normalize: whether embeddings have length 1, likewise.
+        end_tokens: end an answer, besides the tokenizer's end-of-text token.
     """
 
     name: str
@@ -53,6 +57,9 @@ class ServedModel:
     template: Template | None = None
     step: int | None = None
     created: int = 0
+    pooling: Pooling = 'mean'
+    normalize: bool = True
+    end_tokens: tuple[int, ...] = ()
 
     def swap(self, function: Callable[[], None], step: int, created: int) -> None:
         """Runs a function that gives the engine newer weights between two blocks."""
@@ -94,8 +101,10 @@ class ServedModel:
 
     def stop_ids(self, ignore_eos: bool) -> tuple[int, ...]:
         """The tokens that end an answer."""
+        if ignore_eos:
+            return ()
         end = self.tokenizer.end_of_text
-        return () if ignore_eos or end is None else (end,)
+        return tuple(dict.fromkeys((*(() if end is None else (end,)), *self.end_tokens)))
 
     def room(self, prompt: Sequence[int], asked: int | None, param: str, default: int | None = None) -> int:
         """How many tokens the answer to a prompt may have.

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pretrax.errors import UserError, install_extra
+from pretrax.machine.json_file import read_settings
 from pretrax.serve.rendering import Renderer, environment
 
 ROLES = ('system', 'developer', 'user', 'assistant', 'tool', 'function')
@@ -177,7 +178,7 @@ def read_chat_template(directory: Any, tokenizer: Tokenizer, file: Any = None) -
     Raises:
         UserError: a file is not what it should be.
     """
-    settings = _settings(directory / SETTINGS)
+    settings = read_settings(directory / SETTINGS)
     special = {key: name for key in settings if key.endswith('_token') and (name := _token_name(settings[key]))}
     if file is None:
         file = directory / JINJA
@@ -189,22 +190,10 @@ def read_chat_template(directory: Any, tokenizer: Tokenizer, file: Any = None) -
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f'{file}: no chat template: {error}') from None
         if file.name.endswith('.json'):
-            source = _template_in(_settings(file), file)
+            source = _template_in(read_settings(file), file)
             if source is None:
                 raise UserError(f'{file}: expected a chat_template in it')
     return None if source is None else ChatTemplate(source, tokenizer, special, str(file))
-
-
-def _settings(path: Any) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise UserError(f'{path}: not readable as JSON: {error}') from None
-    if not isinstance(found, dict):
-        raise UserError(f'{path}: expected a JSON object, not {type(found).__name__}')
-    return found
 
 
 def _template_in(settings: Mapping[str, Any], path: Any) -> str | None:

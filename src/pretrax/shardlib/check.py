@@ -170,7 +170,7 @@ def check_array(value: Any, array: ArrayType, what: str, partial: frozenset[str]
                 f"{what}: {array} has {dim.name} = {whole}, but {dim.name} is {expected} by {by}",
                 **shown, fix=_fix_for_size(array, dim, whole, expected, mesh, extra),
             )  # fmt: skip
-        if sizes is not None and not dim.name.isdecimal():
+        if sizes is not None and dim.name != '_' and not dim.name.isdecimal():
             sizes.setdefault(dim.name, (whole, what))
     if not extra:
         return value

@@ -1,7 +1,8 @@
 """Array types that carry their sharding: `f32['batch/d d_model']` is a dtype, named dimensions and mesh axes.
 
 A dimension is a name followed by the mesh axes that shard it, major axis first: `batch/r/d`. A `pytree_dataclass` of such
-types describes several arrays, and `Array['layers', Layer]` is `Layer` with one more leading dimension on every array.
+types describes several arrays, and `Array['layers', Layer]` is `Layer` with one more leading dimension on every array. A
+dimension `_` may have a different size in each array, as in `Array['_', Layer]`.
 This one declaration provides partition specs, shardings, abstract values and the checks of `check.py`.
 """
 
@@ -289,7 +290,7 @@ def make_abstract(
 
     Args:
         annotation: an array type or a type of array types.
-        sizes: the global size of every named dimension.
+        sizes: the global size of every named dimension; the size of a dimension `_`, by the path of its array.
         mesh: the mesh that shards the arrays (default: the current mesh).
         omit: names of `| None` fields to omit.
         num: the dtype of arrays whose type leaves it open.
@@ -306,9 +307,10 @@ def make_abstract(
             raise ShardingError(f'{what} has no dtype', fix='name one, such as f32')
         shape = []
         for dim in array.dims:
-            if dim.name not in sizes and not dim.name.isdecimal():
+            name = path if dim.name == '_' else dim.name
+            if name not in sizes and not name.isdecimal():
                 raise ShardingError(f"{what} has the dimension '{dim.name}', but no size is given for it")
-            size = int(dim.name) if dim.name.isdecimal() else sizes[dim.name]
+            size = int(name) if name.isdecimal() else sizes[name]
             check_divisible(dim, size, mesh, what)
             shape.append(size)
         dtype = jax.eval_shape(jax.random.key, 0).dtype if array.dtype_name == 'key' else array.dtype or num

@@ -6,6 +6,7 @@ and is tried again. Objects whose files are gone stay.
 
 import contextlib
 import hashlib
+import heapq
 import json
 import re
 import secrets
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pretrax.machine.atomic import write_file
+from pretrax.machine.line_files import read_lines
 from pretrax.storage.bucket_path import BucketPath
 from pretrax.storage.parts import PART
 
@@ -74,13 +76,12 @@ class Mirror:
                 if _FETCHED.fullmatch(file):
                     contents[file] = contents.get(file, b'') + (self._remote / name).read_bytes()
             for file, content in contents.items():
-                here = self._local / file
-                if file == 'attempts.jsonl' and here.is_file():
-                    known = set(content.splitlines())
-                    content += b''.join(line + b'\n' for line in here.read_bytes().splitlines() if line not in known)
-                write_file(here, content)
                 parts = [content[start : start + PART] for start in range(0, len(content), PART)]
                 self._uploaded[file] = _Uploaded((0, 0, 0), [_digest(part) for part in parts])
+                here = self._local / file
+                if file == 'attempts.jsonl' and here.is_file():
+                    content = merged(content, here.read_bytes())
+                write_file(here, content)
         self._state['fence'] = fence
         self._write_state()
 
@@ -183,6 +184,19 @@ class Mirror:
                 if is_failing:
                     self._report(f'{self._remote} is written again')
                 is_failing = False
+
+
+def merged(there: bytes, here: bytes) -> bytes:
+    """The lines of both files, by their `time`, each once. Lines of the same file keep their order."""
+    known = set(there.splitlines())
+    own = [line for line in here.splitlines() if line not in known]
+    return b''.join(line + b'\n' for line in heapq.merge(there.splitlines(), own, key=_time))
+
+
+def _time(line: bytes) -> float:
+    """When an event happened; 0 for a line that does not say so."""
+    record = next(read_lines([line], is_record=lambda record: isinstance(record.get('time'), int | float)), None)
+    return record.record['time'] if record is not None and record.record is not None else 0.0
 
 
 def _digest(part: bytes) -> bytes:

@@ -4,14 +4,16 @@ They are a program of their own, which runs before the step in the steps that ar
 taking it. So the training program is the same with and without statistics, and other steps cost nothing.
 """
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from pretrax.model.architecture import Architecture
 from pretrax.model.loss import Batch
 from pretrax.model.statistics import forward_statistics
 from pretrax.model.transformer import Transformer
@@ -41,20 +43,26 @@ def make_layer_statistics(recipe: Recipe, n_sources: int) -> LayerStatisticsOf:
         state = on_device(state)
         after, _, gradient = step(state, batch)
         model = recipe.model
-        activations = {}
+        activations, arch = {}, None
         if isinstance(model, Transformer):
             weights: Any = state.weights  # those of a Transformer
-            activations = forward_statistics(model, recipe.accumulation, n_sources, weights, batch, sources)
-        return activations | of_weights(state.weights, gradient, on_device(after.weights))
+            activations, arch = (
+                forward_statistics(model, recipe.accumulation, n_sources, weights, batch, sources),
+                model.arch,
+            )
+        return activations | of_weights(state.weights, gradient, on_device(after.weights), arch)
 
     return jax.jit(statistics, out_shardings=NamedSharding(jax.sharding.get_mesh(), PartitionSpec()))
 
 
-def of_weights(before: Weights, gradient: Gradient, after: Weights) -> Statistics:
+def of_weights(before: Weights, gradient: Gradient, after: Weights, arch: Architecture | None = None) -> Statistics:
     """Norms, RMS and maxima of the gradient before clipping, of the update and of the weights before it.
 
     A name alone, such as `gradient_norm`, is f32[layers], over all weights of a layer. `gradient_norm/q` is that of one
-    kind of weight: f32[layers] if it is stacked over layers, otherwise f32[].
+    kind of weight: f32[layers] if it is stacked over layers, NaN in layers that do not have it; otherwise f32[].
+
+    Args:
+        arch: of a decoder, whose weights `layers.*` are stacked over the layers; None: no weight is stacked.
     """
     arrays: dict[str, Any] = {
         'gradient': gradient,
@@ -64,20 +72,39 @@ def of_weights(before: Weights, gradient: Gradient, after: Weights) -> Statistic
     found: Statistics = {}
     norms: dict[str, Statistics] = {}
     for what, tree in arrays.items():
-        squares, largest, sizes = {}, {}, {}
+        norms[what], layers = {}, []
         for path, array in jax.tree_util.tree_leaves_with_path(tree):
-            name = jax.tree_util.keystr(path, simple=True, separator='.')
-            axes = tuple(range(1 if name.startswith(STACKED) else 0, array.ndim))
-            squares[name] = jnp.sum(jnp.square(array.astype(jnp.float32)), axis=axes)
-            largest[name] = jnp.max(jnp.abs(array.astype(jnp.float32)), axis=axes)
-            sizes[name] = int(np.prod([array.shape[axis] for axis in axes]))
-        stacked = [name for name in squares if name.startswith(STACKED)]
-        norms[what] = {f'/{name.removeprefix(STACKED)}': jnp.sqrt(square) for name, square in squares.items()}
-        if stacked:
-            total = sum(squares[name] for name in stacked)
+            name, values = jax.tree_util.keystr(path, simple=True, separator='.'), array.astype(jnp.float32)
+            weight = name.removeprefix(STACKED)
+            if arch is None or weight == name:
+                norms[what][f'/{name}'] = jnp.sqrt(jnp.sum(jnp.square(values)))
+                continue
+            axes, size = tuple(range(1, array.ndim)), math.prod(array.shape[1:])
+            one = _InLayers(
+                square=jnp.sum(jnp.square(values), axis=axes),
+                largest=jnp.max(jnp.abs(values), axis=axes),
+                size=jnp.full(len(values), size, jnp.float32),
+            )
+            norms[what][f'/{weight}'] = jnp.sqrt(one.square)
+            if arch.count(weight) < arch.n_layers:
+                has = np.array(arch.layers_with(weight))
+                nothing = jnp.zeros(arch.n_layers)
+                one = _InLayers(*(nothing.at[has].set(x) for x in one))
+                norms[what][f'/{weight}'] = jnp.full_like(nothing, jnp.nan).at[has].set(norms[what][f'/{weight}'])
+            layers.append(one)
+        if layers:
+            total = sum(one.square for one in layers)
             norms[what][''] = jnp.sqrt(total)
-            found[f'{what}_rms'] = jnp.sqrt(total / sum(sizes[name] for name in stacked))
-            found[f'{what}_max'] = jnp.max(jnp.stack([largest[name] for name in stacked]), axis=0)
+            found[f'{what}_rms'] = jnp.sqrt(total / sum(one.size for one in layers))
+            found[f'{what}_max'] = jnp.max(jnp.stack([one.largest for one in layers]), axis=0)
         found |= {f'{what}_norm{name}': norm for name, norm in norms[what].items()}
     ratios = {name: norms['update'][name] / weight for name, weight in norms['weight'].items()}
     return found | {f'update_ratio{name}': ratio for name, ratio in ratios.items()}
+
+
+class _InLayers(NamedTuple):
+    """Of one weight in each layer, f32[layers]."""
+
+    square: jax.Array  # the sum of squares
+    largest: jax.Array
+    size: jax.Array  # how many numbers

@@ -4,15 +4,29 @@ The argument is the number of steps already taken, so the first step of a warm-u
 """
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 Schedule = Callable[[jax.Array], jax.Array]
 Steps = Annotated[int, Field(ge=0)]
+Interval = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
+Power = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _ascending(points: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+    steps = [step for step, _ in points]
+    if steps != sorted(set(steps)):
+        raise ValueError(f'must have ascending steps, such as [[0, 1.0], [1000, 0.1]]; the steps are {steps}')
+    return points
+
+
+Point = tuple[Steps, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+Points = Annotated[tuple[Point, ...], Field(min_length=1), AfterValidator(_ascending)]  # [[step, multiplier], ...]
 
 
 def constant(steps: int, *, warmup: Steps = 0) -> Schedule:
@@ -41,6 +55,34 @@ def wsd(steps: int, *, warmup: Steps = 0, decay: Share = 0.2, final: Share = 0.0
 def inverse_sqrt(steps: int, *, warmup: Steps = 0) -> Schedule:
     """sqrt(warmup / step) after the warm-up. Vaswani et al. 2017, arXiv:1706.03762, eq. 3."""
     return _warm(warmup, lambda step: jnp.sqrt(max(warmup, 1) / jnp.maximum(step + 1, max(warmup, 1))))
+
+
+def step(steps: int, *, every: Interval, warmup: Steps = 0, factor: PositiveShare = 0.1) -> Schedule:
+    """Multiplied by `factor` after each `every` steps since the warm-up. torch.optim.lr_scheduler.StepLR."""
+    return _warm(warmup, lambda step: factor ** jnp.floor((step - warmup) / every))
+
+
+def exponential(steps: int, *, warmup: Steps = 0, final: PositiveShare = 0.1) -> Schedule:
+    """Multiplied by the same factor at each step, from 1 to `final` at the last step."""
+    return _warm(warmup, lambda step: final ** _progress(step, warmup, steps))
+
+
+def polynomial(steps: int, *, warmup: Steps = 0, power: Power = 2.0, final: Share = 0.0) -> Schedule:
+    """A power of the remaining share of the steps, from 1 to `final` at the last step. torch's PolynomialLR."""
+    return _warm(warmup, lambda step: final + (1 - final) * (1 - _progress(step, warmup, steps)) ** power)
+
+
+def piecewise(
+    steps: int, *, points: Points, warmup: Steps = 0, between: Literal['constant', 'linear'] = 'constant'
+) -> Schedule:
+    """The multiplier of the last point, or a straight line to the next one. Constant before the first and after the last.
+
+    The steps of the points count from the start of the run, not from the end of the warm-up.
+    """
+    at, values = (jnp.asarray(column, jnp.float32) for column in zip(*points, strict=True))
+    if between == 'linear':
+        return _warm(warmup, lambda step: jnp.interp(step, at, values))
+    return _warm(warmup, lambda step: values[jnp.maximum(jnp.searchsorted(at, step, side='right') - 1, 0)])
 
 
 def _progress(step: jax.Array, start: float, end: float) -> jax.Array:

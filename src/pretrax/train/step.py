@@ -12,24 +12,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from pretrax.model.axes import TOKENS
 from pretrax.model.base import AutomaticModel, Model
 from pretrax.model.loss import Batch, LossTerms
 from pretrax.shardlib import axis_size, check, defer_reduction, f32, key, psum, scope, typed_shard_map, zero_gradient
-from pretrax.train.decay import decay_by_weight
-from pretrax.train.host_memory import in_host, on_device, to_host
-from pretrax.train.spikes import FADING, is_spike
+from pretrax.train.average import next_average
+from pretrax.train.groups import Group, adjusted, move, settings_of, stop_frozen, trained
+from pretrax.train.host_memory import on_device, to_host
+from pretrax.train.skipping import FADING, LossScale, is_fault, is_spike, next_scale
 
 Weights = optax.Params  # a pytree of arrays
 Gradient = optax.Updates  # a pytree of arrays, shaped like the weights
 Metrics = dict[str, jax.Array]  # scalars by name
 # weights, batch -> gradient, terms of the loss, tables
 Gradients = Callable[..., tuple[Gradient, dict[str, Any], dict[str, Any]]]
-# weights, batch -> {term: (numerator, denominator)}
-Evaluate = Callable[[Weights, Batch], dict[str, tuple[Any, Any]]]
 
 
 class TrainState(NamedTuple):
@@ -42,6 +40,8 @@ class TrainState(NamedTuple):
     usual_loss: jax.Array  # f32[3]: decaying sums over the steps not skipped: of 1, of the loss, of its square
     weights: Weights
     optimizer: optax.OptState  # arrays shaped and sharded like the weights, and scalars
+    ema: Weights | None = None  # moving average of the weights; None: not wanted
+    loss_scale: jax.Array | None = None  # f32[2] in fp16: what the loss is multiplied by, and steps since it changed
 
 
 class Recipe(NamedTuple):
@@ -56,6 +56,9 @@ class Recipe(NamedTuple):
     accumulation: int  # forward and backward passes per step
     seed: int = 0  # of the random numbers that a model draws in training
     offload: tuple[str, ...] = ()  # parts of the state that are in host memory between steps
+    groups: tuple[Group, ...] = ()  # weights with a learning rate or a decay of their own; frozen ones too
+    ema_decay: float | None = None  # of the moving average of the weights; None: there is none
+    loss_scale: LossScale | None = None  # of fp16; None: the loss is not scaled
     spike: float | None = None  # a loss this many standard deviations above the usual loss is skipped
 
 
@@ -67,22 +70,26 @@ def make_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainState,
 
 def training_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics, Gradient]]:
     """The training step, not jitted. It also returns the gradient before clipping."""
-    gradients = make_gradients(recipe.model, recipe.accumulation)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics, Gradient]:
-        before = state.weights
-        gradient, terms, tables = gradients(before, batch, *step_keys(recipe, state.step))
+        before, settings = state.weights, settings_of(recipe, state.weights)
+        gradients = make_gradients(recipe.model, recipe.accumulation, settings)
+        scale = {} if state.loss_scale is None else {'loss_scale': state.loss_scale[0]}
+        gradient, terms, tables = gradients(before, batch, *step_keys(recipe, state.step), **scale)
         with jax.named_scope('optimizer'):
-            norm = optax.tree.norm(gradient)  # clipped as in Pascanu et al. 2013, arXiv:1211.5063
+            of_trained = trained(gradient, settings)
+            norm = optax.tree.norm(of_trained)  # clipped as in Pascanu et al. 2013, arXiv:1211.5063
             clip = jnp.minimum(1.0, recipe.clip_norm / (norm + 1e-6)) if recipe.clip_norm else 1.0
-            clipped = jax.tree.map(lambda g: g * clip, gradient)
-            direction, optimizer = recipe.optimizer.update(clipped, state.optimizer, before)
+            clipped = jax.tree.map(lambda g: g * clip, of_trained)
+            direction, optimizer = recipe.optimizer.update(clipped, state.optimizer, trained(before, settings))
             rate = recipe.rate(state.step)
-            decay = decay_by_weight(before, recipe.weight_decay, recipe.no_decay)
-            weights = jax.tree.map(lambda w, u, d: w - rate * (u + d * w), before, direction, decay)
+            weights = jax.tree.map(lambda w, u, one: move(w, u, rate, one), before, direction, settings)
+            weights = adjusted(recipe.model, weights, tables, settings)
+            ema = next_average(state.ema, weights, recipe.ema_decay, state.step + 1 - state.skipped)
 
         loss, usual = sum(terms.values()), state.usual_loss
-        is_good = jnp.isfinite(norm) & jnp.logical_not(is_spike(loss, usual, recipe.spike))
+        is_finite = jnp.isfinite(norm)
+        is_good = is_finite & jnp.logical_not(is_spike(loss, usual, recipe.spike))
 
         def if_good(new: Any, old: Any) -> Any:
             return jax.tree.map(lambda a, b: jnp.where(is_good, a, b), new, old)
@@ -91,10 +98,14 @@ def training_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainSt
             step=state.step + 1,
             batch=state.batch + 1,
             skipped=state.skipped + jnp.where(is_good, 0, 1),
-            skipped_in_a_row=jnp.where(is_good, 0, state.skipped_in_a_row + 1),
+            skipped_in_a_row=jnp.where(
+                is_good, 0, state.skipped_in_a_row + is_fault(is_finite, loss, state.loss_scale)
+            ),
             usual_loss=if_good(FADING * usual + jnp.stack([jnp.ones(()), loss, loss**2]), usual),
             weights=if_good(weights, before),
             optimizer=if_good(optimizer, state.optimizer),
+            ema=if_good(ema, state.ema),
+            loss_scale=next_scale(state.loss_scale, is_finite, recipe.loss_scale),
         )
         metrics = {
             'loss': loss,
@@ -102,6 +113,7 @@ def training_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainSt
             'grad_norm': norm,
             'clipped_grad_norm': norm * clip,
             'learning_rate': rate,
+            **scale,
             'weight_norm': optax.tree.norm(after.weights),
             'skipped_steps': after.skipped,
             'skipped_in_a_row': after.skipped_in_a_row,
@@ -112,10 +124,11 @@ def training_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainSt
     return step
 
 
-def make_gradients(model: Model, accumulation: int) -> Gradients:
+def make_gradients(model: Model, accumulation: int, settings: Any = None) -> Gradients:
     """weights, batch -> gradient, terms and tables of the mean loss, for any mesh and accumulation.
 
-    The third argument is the key of the step, if the model draws random numbers (`model.draws`).
+    The third argument is the key of the step, if the model draws random numbers (`model.draws`). `settings`: of each
+    weight; those of frozen weights are not computed, but zero. None: no weight is frozen.
     """
     if isinstance(model, AutomaticModel):
         return model.make_gradients(accumulation)
@@ -123,24 +136,26 @@ def make_gradients(model: Model, accumulation: int) -> Gradients:
 
     @typed_shard_map
     def gradients(
-        weights: weights_type, batch: Batch, step_key: key[''] | None = None
-    ) -> tuple[weights_type, dict[str, f32['']], dict[str, f32['rows columns']]]:
+        weights: weights_type, batch: Batch, step_key: key[''] | None = None, loss_scale: f32[''] | None = None
+    ) -> tuple[weights_type, dict[str, f32['']], dict[str, f32['_ _']]]:
         counts = {name: psum(TOKENS, count) for name, count in model.denominators(batch).items()}
+        scale = 1.0 if loss_scale is None else loss_scale
         deferred = _defer_replicas(weights, model.plan.reduced_by_layer and accumulation == 1)
 
         def mean_loss(weights: weights_type, micro: Batch, number: Any, *survey: Any) -> tuple[f32[''], Any]:
+            weights = stop_frozen(weights, settings) if settings is not None else weights
             keys = {} if step_key is None else {'key': jax.random.fold_in(step_key, number)}
             with scope():  # B is a micro-batch here
                 terms, tables = of_mean(model.loss(weights, micro, *survey, **keys))
-            return check(psum(TOKENS, sum(terms.values())), f32[''], 'the loss'), (terms, tables)
+            return check(scale * psum(TOKENS, sum(terms.values())), f32[''], 'the loss'), (terms, tables)
 
-        def of_mean(sums: LossTerms) -> tuple[dict[str, f32['']], dict[str, f32['rows columns']]]:
+        def of_mean(sums: LossTerms) -> tuple[dict[str, f32['']], dict[str, f32['_ _']]]:
             tables = {name: table for name, (table, count) in sums.items() if count is None}
             return {name: n / counts[name] for name, (n, _) in sums.items() if name not in tables}, tables
 
         gradient = jax.grad(mean_loss, has_aux=True)
         if model.gradient is not None:
-            total, sums = model.gradient(deferred, batch, counts)
+            total, sums = model.gradient(deferred, batch, {name: count / scale for name, count in counts.items()})
             terms, tables = of_mean(sums)
         elif accumulation == 1:
             total, (terms, tables) = gradient(deferred, batch, 0)
@@ -156,9 +171,9 @@ def make_gradients(model: Model, accumulation: int) -> Gradients:
             terms, tables = jax.tree.map(lambda x: jnp.sum(x, axis=0), aux)
         terms, tables = jax.tree.map(lambda x: psum(TOKENS, x), (terms, tables))
         reduce = functools.partial(_reduce_replicas, model.plan.wires)
-        return jax.tree.map(reduce, total, weights), terms, tables
+        return jax.tree.map(lambda g, w: reduce(g, w) / scale, total, weights), terms, tables
 
-    return gradients
+    return lambda w, batch, *key, **scale: gradients(w, model.with_seeds(batch, *key), *key, **scale)
 
 
 def _survey(model: Model, weights: Weights, micros: Batch) -> tuple[Any, ...]:
@@ -206,62 +221,3 @@ def step_keys(recipe: Recipe, step: jax.Array) -> tuple[jax.Array, ...]:
         return ()
     of_loss = jax.random.fold_in(jax.random.key(recipe.seed), zlib.crc32(b'loss'))
     return (jax.random.fold_in(of_loss, step),)
-
-
-def make_evaluate(model: Model) -> Evaluate:
-    """weights, batch -> numerator and denominator of every term of the loss, summed over the mesh."""
-    if isinstance(model, AutomaticModel):
-        return model.make_evaluate()
-    weights_type = model.Weights
-
-    @typed_shard_map
-    def evaluate(weights: weights_type, batch: Batch) -> dict[str, tuple[f32[''], f32['']]]:
-        terms = {name: term for name, term in model.loss(weights, batch).items() if term[1] is not None}
-        return {name: (psum(TOKENS, n), psum(TOKENS, count)) for name, (n, count) in terms.items()}
-
-    return jax.jit(lambda weights, batch: evaluate(on_device(weights), batch))
-
-
-def init_state(recipe: Recipe, seed: int, weights: Weights | None = None) -> TrainState:
-    """A fresh state. Each device makes its own slice of the weights, unless `weights` are given, which are donated."""
-
-    def init(given: Weights | None) -> TrainState:
-        key = jax.random.fold_in(jax.random.key(seed), 0)
-        return _fresh(recipe, recipe.model.init(key) if given is None else on_device(given))
-
-    shardings = state_shardings(recipe, jax.eval_shape(init, weights))
-    return jax.jit(init, out_shardings=shardings, donate_argnums=0)(weights)
-
-
-def _fresh(recipe: Recipe, weights: Weights) -> TrainState:
-    zero = jnp.zeros((), jnp.int32)
-    return TrainState(zero, zero, zero, zero, jnp.zeros(3), weights, recipe.optimizer.init(weights))
-
-
-def state_shardings(recipe: Recipe, like: TrainState) -> TrainState:
-    """The sharding of every array of a state: weights by their types, the optimizer's moments like their weights."""
-    mesh = jax.sharding.get_mesh()
-    replicated = NamedSharding(mesh, PartitionSpec())
-    prefix = recipe.model.shardings(like.weights)
-    weights = jax.tree.map(lambda sharding, part: jax.tree.map(lambda _: sharding, part), prefix, like.weights)
-    flat, shardings = jax.tree_util.tree_leaves_with_path(like.weights), jax.tree.leaves(weights)
-    by_path = {path: (w.shape, sharding) for (path, w), sharding in zip(flat, shardings, strict=True)}
-
-    def moment(path: tuple[Any, ...], x: jax.ShapeDtypeStruct) -> NamedSharding:
-        """The path of a moment ends with that of its weight."""
-        for start in range(len(path)):
-            shape, sharding = by_path.get(path[start:], (None, replicated))
-            if shape == x.shape:
-                return sharding
-        return replicated
-
-    moments = jax.tree_util.tree_map_with_path(moment, like.optimizer)
-    scalars: dict[str, Any] = dict.fromkeys(TrainState._fields[:-2], replicated)
-    return in_host(TrainState(**scalars, weights=weights, optimizer=moments), like, recipe.offload)
-
-
-def abstract_state(recipe: Recipe, seed: int = 0) -> TrainState:
-    """Shapes, dtypes and shardings of a state on the mesh in force: to restore one, or to compile without one."""
-    like = jax.eval_shape(lambda: _fresh(recipe, recipe.model.init(jax.random.key(seed))))
-    shardings = state_shardings(recipe, like)
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), like, shardings)

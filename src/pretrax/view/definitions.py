@@ -83,6 +83,12 @@ DEFINITIONS = {
     'dropped_fraction': Definition(
         'dropped choices', 'fraction of 1', "choices of experts beyond an expert's capacity, which were dropped"
     ),
+    'mtp_loss/NAME': Definition(
+        'loss of module NAME', '', 'the part of the loss of module NAME of multi-token prediction, with its weight'
+    ),
+    'mtp_nll/NAME': Definition(
+        'cross-entropy of module NAME', 'nats per token', 'cross-entropy of module NAME of multi-token prediction'
+    ),
     'memory_bytes': Definition(
         'memory in use', 'bytes', 'memory of the fullest device of process 0 when the line was written; not on CPUs'
     ),
@@ -96,8 +102,12 @@ DEFINITIONS = {
     'attention_entropy': Definition('attention entropy', 'nats', 'mean over layers and heads; with `log.layers`'),
     'dead_units': Definition('dead units', 'fraction of 1', 'mean over layers; with `log.layers`'),
     'loss/NAME': Definition('training loss of NAME', 'nats per token', 'of the tokens of each source of a mixture; with `log.layers`'),
+    'loss_scale': Definition('scale of the loss', '', 'what the loss was multiplied by; with `precision.compute: fp16`'),
     'val_loss': Definition(
         'validation loss', 'nats per token', 'mean over the counted tokens of held-out text; only in lines with an evaluation'
+    ),
+    'val_loss_ema': Definition(
+        'validation loss of the average', 'nats per token', 'of the moving average of the weights; with `optimizer.ema_decay`'
     ),
     'val_bits_per_byte': Definition(
         'validation bits per byte', 'bits', 'the validation loss per byte of text; only in lines with an evaluation'
@@ -105,6 +115,8 @@ DEFINITIONS = {
     'val_loss/NAME': Definition(
         'validation loss of NAME', 'nats per token', 'of each source of a mixture that has held-out text'
     ),
+    'task/NAME': Definition('NAME', '', 'metric of a task of `eval.tasks`'),
+    'task_stderr/NAME': Definition('standard error of NAME', '', 'of the metric of a task, over its documents'),
 }  # fmt: skip
 
 # What pages say of a run besides its metrics.

@@ -90,7 +90,7 @@ def test_a_user_error_in_a_worker_is_reported_and_finished_shards_are_kept(corpu
     with pytest.raises(UserError, match=r"c\.jsonl:201: field 'text' is 3"):
         made(broken, tmp_path / 'data', said.append, work=Work(workers=2), tokenizer=byte_level(), validation=0.0)
     [shards_dir] = (tmp_path / 'data').iterdir()
-    assert find_shard(shards_dir, 0)
+    assert any(find_shard(shards_dir, number) for number in range(8)), 'a slow worker may not have finished its first'
     assert 'shards are kept in' in said.text
 
 

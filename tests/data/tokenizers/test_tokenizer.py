@@ -178,8 +178,15 @@ def test_a_hugging_face_directory_names_its_end_of_text(tmp_path, files):
     assert tokenizer.sha256 == TRAINED.sha256
 
 
+@pytest.mark.parametrize('config', [{'eos_token_id': -1}, ['x'], {'eos_token_id': 5}])
+def test_a_config_that_is_no_models_names_no_end(tmp_path, config):
+    assert load_tokenizer(write_directory(tmp_path / 'mine', config=config)).end_of_text == 0
+
+
 def test_a_directory_without_eos_token_uses_the_usual_names(tmp_path):
     assert load_tokenizer(write_directory(tmp_path / 'a')).end_of_text == 0
+    of_model = load_tokenizer(write_directory(tmp_path / 'c', config={'model_type': 'llama', 'eos_token_id': 5}))
+    assert (of_model.end_of_text, of_model.end_from) == (5, 'config.json')
     assert load_tokenizer(write_directory(tmp_path / 'b', tokenizer_config={'model_max_length': 8})).end_of_text == 0
 
 

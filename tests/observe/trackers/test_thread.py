@@ -73,8 +73,8 @@ def test_steps_after_a_rollback_replace_the_earlier_ones_or_are_left_out(tmp_pat
 
 
 def test_a_hanging_tracker_does_not_delay_lines_or_checkpoints(tmp_path, monkeypatch):
-    monkeypatch.setattr(thread_module, 'CLOSE_SECONDS', 0.1)
-    monkeypatch.setattr('pretrax.observe.metrics.FLUSH_SECONDS', 0.2)
+    monkeypatch.setattr(thread_module, 'CLOSE_SECONDS', 1.0)
+    monkeypatch.setattr('pretrax.observe.metrics.FLUSH_SECONDS', 1.0)
     hangs, sound, said = Recorder(), Recorder(), []
     hangs.gate.clear()
     log = MetricsLog(tmp_path / 'metrics.jsonl', [hangs, sound], say=said.append)
@@ -82,12 +82,12 @@ def test_a_hanging_tracker_does_not_delay_lines_or_checkpoints(tmp_path, monkeyp
     for step in range(1, 101):
         log.write({'step': step, 'loss': 1.0})
         log.flush()
-    assert time.monotonic() - began < 10  # 100 checkpoints; one has waited 0.2 s
+    assert time.monotonic() - began < 50  # 100 checkpoints; one has waited 1 s
     log.close()
     assert [step for step, _ in sound.lines] == [*range(1, 101)]
     assert hangs.lines == []
     assert [line for line in said if 'recorder' in line] == [
-        'WARNING: recorder could not be finished (it took longer than 0.1 s). '
+        'WARNING: recorder could not be finished (it took longer than 1 s). '
         'It receives no more numbers of this run; metrics.jsonl has all of them.'
     ]
     hangs.gate.set()

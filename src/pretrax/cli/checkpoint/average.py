@@ -12,7 +12,10 @@ def average(
     ],
     out: Annotated[str, typer.Option('--out', '-o', metavar='RUN', help='A new directory, such as runs/average.')],
     last: Annotated[int, typer.Option(min=1, help='Take the last N checkpoints of each run.', metavar='N')] = 1,
+    ema: Annotated[
+        bool, typer.Option('--ema', help='Take the moving average of the weights that a checkpoint has. One is enough.')
+    ] = False,
 ) -> None:
     from pretrax.run.averaged import write_average
 
-    write_average(paths, out, last)
+    write_average(paths, out, last, ema)

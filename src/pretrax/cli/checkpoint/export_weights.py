@@ -22,8 +22,8 @@ def export_weights(
     if dtype not in NAMES:
         raise UserError(f'--dtype is {dtype}; expected one of {", ".join(NAMES)}')
     from pretrax.checkpoint import CheckpointWeights, find_checkpoint, read_description
-    from pretrax.huggingface.files import DTYPES
     from pretrax.huggingface.tensor_files import TensorFiles, new_directory
+    from pretrax.model.weights import BUFFERS
     from pretrax.scale.memory import size
     from pretrax.storage import locate
 
@@ -33,10 +33,10 @@ def export_weights(
     stored = NAMES[dtype]
     metadata = {'format': 'pretrax-weights', 'step': str(step), 'description': json.dumps(description)}
     with new_directory(locate(out)) as partial:
-        with TensorFiles(partial, weights.shapes, stored, metadata) as files:
+        with TensorFiles(partial, weights.shapes, stored, metadata, exact=BUFFERS) as files:
             for name in weights.shapes:
                 for rows, values in weights.rows(name):
-                    files.write(name, (rows,), values.astype(DTYPES[stored]))
+                    files.write(name, (rows,), values)
         written = sorted(partial.iterdir())
         total = sum(file.stat().st_size for file in written)
     print(f'step {step} of {path}: {len(weights.shapes)} weights, {stored}, {size(total)} in {out}')

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pretrax.cli._arguments import AllowChanges, ConfigFile, Overrides, Verbose
+from pretrax.cli._arguments import AllowChanges, ConfigFile, Overrides, Retries, Verbose, flags
 from pretrax.errors import UserError
 
 
@@ -23,9 +23,7 @@ def local(
             '--devices-per-process', min=1, help='Devices per process. [default: what the mesh needs, or all]'
         ),
     ] = None,
-    retries: Annotated[
-        int, typer.Option(min=0, help='Restarts in a row without a new checkpoint before it gives up.')
-    ] = 3,
+    retries: Retries = 3,
     elastic: Annotated[
         bool, typer.Option('--elastic', help='Continue with fewer processes if one is lost repeatedly.')
     ] = False,
@@ -33,7 +31,9 @@ def local(
     verbose: Verbose = False,
 ) -> None:
     from pretrax.config import load
-    from pretrax.launch.local import LocalLaunch, train_command
+    from pretrax.launch.engines import refuse_if_running
+    from pretrax.launch.foreground import record_launcher
+    from pretrax.launch.local import LocalLaunch, pretrax_command
     from pretrax.launch.sizes import devices_per_process
     from pretrax.observe.lasting_output import LastingOutput
 
@@ -53,10 +53,11 @@ def local(
         f'launch: {processes} process{"es" if processes > 1 else ""} '
         f'with {count} device{"s" if count > 1 else ""} each ({why}){others if processes > 1 else ""}'
     )
-    flags = [*(['--allow-changes'] if allow_changes else []), *(['--verbose'] if verbose else [])]
-    command = train_command([config, *(overrides or []), *flags])
-    code = LocalLaunch(
-        loaded, command, processes=processes, devices=count, retries=retries, elastic=elastic, say=say
-    ).run()
+    given = flags(allow_changes=allow_changes, verbose=verbose)
+    command = pretrax_command('train', config, *(overrides or []), *given)
+    refuse_if_running(loaded.run_dir)
+    launch = LocalLaunch(loaded, command, processes=processes, devices=count, retries=retries, elastic=elastic, say=say)
+    record_launcher(loaded.run_dir, 'local', processes, say)
+    code = launch.run()
     if code:
         raise typer.Exit(code)

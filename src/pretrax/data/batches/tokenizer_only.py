@@ -15,8 +15,8 @@ FILE = 'tokenizer.json'
 class PromptTokenizer(Tokenizer):
     """Encodes a prompt with the special tokens, such as beginning-of-text, of the tokenizer's template."""
 
-    def __init__(self, content: bytes, name: str):
-        super().__init__(content, name)
+    def __init__(self, content: bytes, name: str, end_of_text: int | None = None):
+        super().__init__(content, name, end_of_text)
         with_template = tokenizers.Tokenizer.from_buffer(content)
         empty = with_template.encode('', add_special_tokens=True).ids
         self.prefix = [token for token in empty if token != self.end_of_text]
@@ -30,15 +30,19 @@ class TokenizerOnly(Source):
 
     Args:
         template: whether prompts begin with the special tokens of the tokenizer's template.
+        end_of_text: the id that ends a text; None: that of a token with one of the usual names.
     """
 
     documents_per_row = 1
 
-    def __init__(self, request: DataRequest, *, vocab_size: int | None = None, template: bool = True):
+    def __init__(
+        self, request: DataRequest, *, vocab_size: int | None = None, template: bool = True,
+        end_of_text: int | None = None,
+    ):  # fmt: skip
         self._directory = request.directory
         path = request.directory / FILE
         kind = PromptTokenizer if template else Tokenizer
-        self.tokenizer = kind(path.read_bytes(), str(path)) if path.is_file() else None
+        self.tokenizer = kind(path.read_bytes(), str(path), end_of_text) if path.is_file() else None
         if self.tokenizer is not None:
             self.vocab_size = self.tokenizer.vocab_size
         elif vocab_size is not None:

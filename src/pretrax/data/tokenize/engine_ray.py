@@ -6,6 +6,7 @@ machine that started the run writes them, so the output directory need not be sh
 
 import concurrent.futures
 import queue
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from pretrax.data.corpus.corpus import Shard
 from pretrax.data.corpus.selection import RowCounts
 from pretrax.data.tokenize.encode_shard import EncodedDocuments, Job, Progress, encode_shard
 from pretrax.data.tokenize.tokenized_shards import ShardWriter, TokenizedShard
-from pretrax.errors import UserError, install_extra
+from pretrax.errors import UserError
+from pretrax.machine.ray_connection import connect_ray
 
 _RESULTS_AHEAD = 4  # per task, before it waits until they are written
 
@@ -27,19 +29,9 @@ class Ray:
     """
 
     def __init__(self, workers: int | None):
-        try:
-            import ray
-        except ImportError:
-            raise UserError(f'data.engine: ray is not installed\n  {install_extra("ray")}') from None
-        self._ray: Any = ray
-        self._started = not ray.is_initialized()
-        if self._started:
-            try:
-                ray.init(include_dashboard=False)
-            except ConnectionError as error:
-                raise UserError(f'data.engine: no Ray cluster answers: {error}\n  check RAY_ADDRESS') from None
-        self._n = workers or max(1, int(ray.cluster_resources().get('CPU', 1)))
-        self.name = f'{self._n} tasks of Ray on {len(ray.nodes())} nodes'
+        self._ray, self._started = _connected()
+        self._n = workers or max(1, int(self._ray.cluster_resources().get('CPU', 1)))
+        self.name = f'{self._n} tasks of Ray on {len(self._ray.nodes())} nodes'
 
     def unordered(
         self, function: Callable[..., Any], calls: Sequence[tuple], progress: Progress
@@ -94,6 +86,14 @@ class Ray:
             finally:
                 for future in futures:
                     future.cancel()
+
+
+def _connected() -> tuple[Any, bool]:
+    """The module `ray`, connected to a cluster, and whether that was done here."""
+    ray: Any = sys.modules.get('ray')
+    if ray is not None and ray.is_initialized():
+        return ray, False
+    return connect_ray(None, 'data.engine: '), True
 
 
 def _call(function: Callable[..., Any], arguments: tuple) -> Any:

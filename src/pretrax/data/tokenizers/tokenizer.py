@@ -44,6 +44,7 @@ class Tokenizer:
         name: of the tokenizer, for messages.
         end_of_text: None: the first token with one of the usual names.
         needs_end: whether it is an error if there is no such token.
+        end_from: the file that names `end_of_text`.
 
     Attributes:
         vocab_size: the largest id plus 1.
@@ -53,8 +54,15 @@ class Tokenizer:
         settings: `content` as a dict, without the parts that would change the text.
     """
 
-    def __init__(self, content: bytes, name: str, end_of_text: int | None = None, needs_end: bool = True):
-        self.content, self._name = content, name
+    def __init__(
+        self,
+        content: bytes,
+        name: str,
+        end_of_text: int | None = None,
+        needs_end: bool = True,
+        end_from: str = 'tokenizer.json',
+    ):
+        self.content, self._name, self.end_from = content, name, end_from
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.settings, self._backend = _load(content, name)
         vocabulary = self._backend.get_vocab(with_added_tokens=True)

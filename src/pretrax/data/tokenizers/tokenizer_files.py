@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 BYTES = 'bytes'
 TIKTOKEN = 'tiktoken:'
 TOKENIZER_JSON = 'tokenizer.json'
+CONFIG = 'config.json'
 
 
 def load_tokenizer(spec: str | Path) -> Tokenizer:
@@ -36,7 +37,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
             f'{path}: no such tokenizer.json file\n  {nearest(path)}\n'
             f'  expected a tokenizer.json, a directory with one, {TIKTOKEN}NAME or {BYTES}'
         )
-    return Tokenizer(path.read_bytes(), str(path))
+    return _of_directory(path.parent) if path.name == TOKENIZER_JSON else Tokenizer(path.read_bytes(), str(path))
 
 
 def bytes_tokenizer() -> Tokenizer:
@@ -158,27 +159,61 @@ def _of_directory(path: Path) -> Tokenizer:
     content = file.read_bytes()
     name, found_in = _eos_token(path)
     if name is None:
-        return Tokenizer(content, str(file))
-    tokenizer = Tokenizer(content, str(file), end_of_text=0)  # to look the name up
-    token = tokenizer.token_id(name)
+        token, found_in = _eos_token_id(path)
+        if token is None:
+            return Tokenizer(content, str(file))
+    else:
+        token = Tokenizer(content, str(file), end_of_text=0).token_id(name)
     if token is None:
         raise UserError(f'{found_in}: eos_token {name!r} is not a token of {file}\n  use the name of an existing token')
-    return Tokenizer(content, str(file), end_of_text=token)
+    return Tokenizer(content, str(file), end_of_text=token, end_from=found_in.name)
 
 
 def _eos_token(path: Path) -> tuple[str | None, Path]:
     """The name of the end-of-text token in the files of transformers, and the file."""
     file = path
     for file in (path / 'tokenizer_config.json', path / 'special_tokens_map.json'):
-        if not file.is_file():
-            continue
-        try:
-            found = json.loads(file.read_bytes()).get('eos_token')
-        except (ValueError, AttributeError) as error:
-            raise UserError(f'{file}: not a JSON object: {error}') from None
+        found = _settings(file).get('eos_token')
         found = found.get('content') if isinstance(found, dict) else found
         if isinstance(found, str):
             return found, file
         if found is not None:
             raise UserError(f'{file}: eos_token is {json.dumps(found)[:60]}\n  expected the name of a token')
     return None, file
+
+
+def _eos_token_id(path: Path) -> tuple[int | None, Path]:
+    """The id of the end-of-text token in the files of transformers, the first one of a list, and the file."""
+    file = path
+    for file in (path / 'generation_config.json', path / CONFIG):
+        found = _of_model(file).get('eos_token_id')
+        first = found[0] if isinstance(found, list) and found else found
+        if isinstance(first, int) and not isinstance(first, bool) and first >= 0:
+            return first, file
+        if first not in (None, []):
+            raise UserError(f'{file}: eos_token_id is {json.dumps(found)[:60]}\n  expected an id, or a list of ids')
+    return None, file
+
+
+def _of_model(file: Path) -> dict[str, Any]:
+    """The settings of a model beside its tokenizer; {} for a config.json that is not a model's."""
+    try:
+        settings = _settings(file)
+    except UserError:
+        if file.name == CONFIG:
+            return {}
+        raise
+    return settings if file.name != CONFIG or 'model_type' in settings else {}
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """The content of a JSON file; {} if there is none."""
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise UserError(f'{file}: not a JSON object: {error}') from None
+    if not isinstance(found, dict):
+        raise UserError(f'{file}: not a JSON object: {json.dumps(found)[:60]}')
+    return found

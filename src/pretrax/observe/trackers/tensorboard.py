@@ -1,5 +1,6 @@
 """TensorBoard: event files in the directory `tb` of a run."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -11,6 +12,9 @@ from typing import Any
 from pretrax.observe.trackers.base import Line, markdown_code, markdown_table, needs
 
 _TEXT = '/text_summary'  # what tensorboardX adds to the name of a text
+LARGEST = (
+    1 << 20
+)  # bytes after which a file is followed by the next: in a bucket, a growing file is uploaded as a whole
 
 
 class TensorBoard:
@@ -28,7 +32,9 @@ class TensorBoard:
         directory.mkdir(parents=True, exist_ok=True)
         self._earlier = sorted(directory.glob('events.out.tfevents.*'))
         # TensorBoard reads the files in the order of their names: the time in seconds, the host, this number.
-        self._writer = EventsWriter(str(directory / 'events'), f'.{len(self._earlier):06d}.{os.getpid()}')
+        numbers = itertools.count(len(self._earlier))
+        self._open = lambda: EventsWriter(str(directory / 'events'), f'.{next(numbers):06d}.{os.getpid()}')
+        self._writer, self._size = self._open(), 0
         # The classes of the protocol buffers are made when they are imported.
         self._event_types: Any = event_pb2
         self._summary_types: Any = summary_pb2
@@ -43,9 +49,8 @@ class TensorBoard:
                 newest = {key: min(known, event.step - 1) for key, known in newest.items()}
             newest |= {value.tag.removesuffix(_TEXT): event.step for value in event.summary.value}
         newest.pop('config', None)
-        if self._earlier or step:
-            # On another machine there may be earlier files too, with the steps that are written again now.
-            self.rewind(step if newest else -1)
+        # Without earlier files here, there may be some of another machine, with the steps that are written again now.
+        self.rewind(step if newest else -1)
         self.text(0, 'config', json.dumps(self._config, indent=1, default=str))
         return {key: min(known, step) for key, known in newest.items()}
 
@@ -86,7 +91,12 @@ class TensorBoard:
         self._writer.close()
 
     def _write(self, step: int, when: float | None = None, **content: Any) -> None:
-        self._writer.write_event(self._event_types.Event(wall_time=when or time.time(), step=step, **content))
+        if self._size > LARGEST:
+            self._writer.close()
+            self._writer, self._size = self._open(), 0
+        event = self._event_types.Event(wall_time=when or time.time(), step=step, **content)
+        self._writer.write_event(event)
+        self._size += event.ByteSize() + 16  # with its length and checksums
 
     def _markdown(self, step: int, key: str, text: str) -> None:
         self._write(step, summary=self._summary.text(key, text))

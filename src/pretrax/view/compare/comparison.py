@@ -157,7 +157,7 @@ def curve_of(run: RunRecord, key: str, x_name: str) -> Curve:
 
 def is_sparse(key: str) -> bool:
     """Whether a key is measured by evaluations, and so is exact at each of its points."""
-    return key.startswith('val_')
+    return key.startswith(('val_', 'task/', 'task_stderr/'))
 
 
 def averaged(curve: Curve, key: str, width: float) -> np.ndarray:

@@ -8,9 +8,12 @@ from pretrax.view.record.run_record import RunRecord
 from pretrax.view.report.encoding import Arrays
 
 _GROUPS = (
-    ('Loss', ('loss', 'val_loss')),
+    ('Loss', ('loss', 'val_loss', 'val_loss_ema')),
     ('Bits per byte', ('bits_per_byte', 'val_bits_per_byte')),
     ('Validation loss by source', ('val_loss/',)),
+    ('Tasks', ('task/',)),
+    ('Standard errors of tasks', ('task_stderr/',)),
+    ('Cross-entropy of multi-token prediction', ('mtp_nll/',)),
     ('Gradient norm', ('grad_norm', 'clipped_grad_norm')),
     ('Learning rate', ('learning_rate',)),
     ('Tokens per second', ('tokens_per_second',)),

@@ -63,7 +63,7 @@ def _phases(steps: TracedSteps) -> Iterator[tuple[float, str]]:
 def _computation(steps: TracedSteps) -> Iterator[tuple[float, str]]:
     """Scopes with computation that is far from its limit, or limited by the bandwidth of the memory, by what to try."""
     limits = steps.limits
-    narrow = '' if limits.compute == 'bf16' else ', precision.compute=bf16'
+    narrow = '' if limits.compute in ('bf16', 'fp16') else ', precision.compute=bf16'
     larger = f'larger products (batch.micro, batch.tokens), sizes that are multiples of 128{narrow}'
     fewer = f'fewer bytes: a fused kernel, or model.loss_chunks for the loss{narrow}'
     longer = 'small or strided operations: larger micro-batches (batch.micro)'

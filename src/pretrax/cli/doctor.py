@@ -1,0 +1,44 @@
+"""Check the machines, devices and network of a run before training.
+
+Start it on all nodes as training is started. The first node prints a table, which names slow and failing nodes.
+"""
+
+from typing import Annotated
+
+import typer
+
+from pretrax.cli._arguments import Overrides
+from pretrax.errors import UserError
+
+
+def doctor(
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            metavar='CONFIG',
+            help='The configuration that is to be trained. [default: only the machines]',
+            show_default=False,
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    limit: Annotated[
+        float, typer.Option('--limit', min=1, metavar='SECONDS', help='For each node to arrive, and for each check.')
+    ] = 120,
+    as_json: Annotated[bool, typer.Option('--json', help='Print the table as JSON.')] = False,
+) -> None:
+    from pretrax.config import load
+
+    if config is not None and '=' in config:
+        raise UserError(f'{config}: expected a configuration first\n  write: pretrax doctor CONFIG {config}')
+    loaded = load(config, overrides or []) if config else None
+    from pretrax.doctor.examination import examine
+    from pretrax.doctor.place import Place
+    from pretrax.run.processes import identity
+
+    who = identity(loaded or load('quickstart'))
+    place = Place(loaded, who.index, who.count, limit)
+    found = examine(place, who.coordinator, [config, *(overrides or [])] if config else [], limit)
+    if isinstance(found, int):
+        raise typer.Exit(found)
+    print(found.to_json() if as_json else '\n'.join(found.lines()))
+    raise typer.Exit(found.exit_code)

@@ -1,0 +1,60 @@
+"""Evaluate models on tasks, with standard errors.
+
+A model is a run, one of its checkpoints, or a Hugging Face directory. The tasks need no network.
+"""
+
+from typing import Annotated
+
+import typer
+
+from pretrax.cli._arguments import Plugins
+from pretrax.errors import UserError
+
+
+def eval_(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar='MODEL...', help='runs/NAME, a checkpoint in it, or a Hugging Face directory.'),
+    ] = None,
+    tasks: Annotated[str | None, typer.Option(metavar='A,B', help='Names of tasks. [default: all; see --list]')] = None,
+    limit: Annotated[int, typer.Option(min=1, help='Documents of each kind.')] = 50,
+    seed: Annotated[int, typer.Option(help='Of the choice of documents.')] = 0,
+    lengths: Annotated[
+        str | None, typer.Option(metavar='N,M', help='Of copying and retrieval. [default: 8,32,128, if they fit]')
+    ] = None,
+    batch_tokens: Annotated[int, typer.Option(min=1, help='Tokens in a batch on each device.')] = 4096,
+    all_checkpoints: Annotated[bool, typer.Option('--all-checkpoints', help='A column for each checkpoint.')] = False,
+    json: Annotated[
+        str | None, typer.Option('--json', metavar='FILE', help='Also write the results to a file.')
+    ] = None,
+    list_: Annotated[bool, typer.Option('--list', help='Show the tasks.')] = False,
+    plugin: Plugins = None,
+) -> None:
+    from pretrax.cli._arguments import load_plugins
+    from pretrax.cli._evaluated import evaluate_models
+    from pretrax.cli._output import write_output
+    from pretrax.evaluate.results import TASKS, as_json, as_text
+    from pretrax.evaluate.task import Settings, choose
+
+    if list_:
+        for task in TASKS.values():
+            print(f'{task.name:16} {task.description}')
+        return
+    if not models:
+        raise UserError('give a model: pretrax eval runs/NAME')
+    chosen = choose(list(TASKS) if tasks is None else [name.strip() for name in tasks.split(',')], TASKS)
+    settings = Settings(limit=limit, seed=seed, lengths=None if lengths is None else _numbers(lengths))
+    load_plugins(plugin)
+    results = evaluate_models(models, chosen, settings, batch_tokens=batch_tokens, all_checkpoints=all_checkpoints)
+    if json is not None:
+        write_output(json, as_json(results, settings) + '\n')
+    print(as_text(results))
+    if any(one.failed for one in results.values()):
+        raise typer.Exit(1)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(',')]
+    if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
+        raise UserError(f'--lengths {text}: expected numbers of words or lines, such as 8,32,128')
+    return tuple(dict.fromkeys(map(int, parts)))

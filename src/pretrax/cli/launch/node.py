@@ -1,0 +1,52 @@
+"""Train in one process on this machine, as part of a launched run.
+
+Every engine starts this on each of its machines: Slurm, ssh, a Ray actor, a container of a pod, `mpirun`. It passes signals
+on, leaves a crash report in the run directory when the training fails, and exits with its code. After a request to stop
+before the run is finished, the exit code is 75: start it again to continue.
+"""
+
+import functools
+import sys
+from typing import Annotated
+
+import typer
+
+from pretrax.cli._arguments import AllowChanges, ConfigFile, Overrides, Verbose, flags
+
+
+def node(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    attempt: Annotated[
+        str | None, typer.Option(metavar='LABEL', help='Names the directory of crash reports. [default: the time]')
+    ] = None,
+    check: Annotated[
+        bool, typer.Option('--check', help='Run `pretrax doctor` first; train only if it finds no failure.')
+    ] = False,
+    controlled: Annotated[
+        bool, typer.Option('--controlled', help='Take signals from standard input, and end when it ends.')
+    ] = False,
+    until_done: Annotated[
+        bool, typer.Option('--until-done', help='Exit with 143 if an unfinished run was asked to stop.')
+    ] = False,
+    allow_changes: AllowChanges = False,
+    verbose: Verbose = False,
+) -> None:
+    from pretrax.launch.signals import signals_from_now_on
+
+    waiting = signals_from_now_on()  # before the slow imports
+    from pretrax.config import load
+    from pretrax.launch.crash import attempt_label
+    from pretrax.launch.local import pretrax_command
+    from pretrax.launch.node import Node
+
+    words = [config, *(overrides or [])]
+    loaded = load(config, overrides or [])  # a mistake is reported before anything starts
+    here = Node(
+        loaded, attempt=attempt or attempt_label(), controlled=controlled, until_done=until_done, waiting=waiting,
+        say=functools.partial(print, file=sys.stderr, flush=True),
+    )  # fmt: skip
+    command = pretrax_command('train', *words, *flags(allow_changes=allow_changes, verbose=verbose))
+    code = here.run(command, pretrax_command('doctor', *words) if check else None)
+    if code:
+        raise typer.Exit(code)

@@ -1,0 +1,53 @@
+"""Supervise a run from inside a Slurm job. The script of `launch slurm` runs this on the first node.
+
+It starts a step on each node of the job, and starts them again when a process is lost. Exit code 75: the run is not
+finished, and the job should be requeued.
+"""
+
+import functools
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from pretrax.cli._arguments import AllowChanges, ConfigFile, Overrides, Retries, Verbose, flags
+
+
+def slurm_job(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option('--gpus-per-node', min=1, help='GPUs of each process. [default: as the job says]')
+    ] = None,
+    container: Annotated[
+        str | None, typer.Option(metavar='IMAGE', help='Run the processes in this image, through Pyxis.')
+    ] = None,
+    retries: Retries = 3,
+    elastic: Annotated[bool, typer.Option('--elastic', help='Continue with fewer nodes if one is lost.')] = False,
+    check: Annotated[bool, typer.Option('--check', help='Run `pretrax doctor` on each node first.')] = False,
+    stop_within: Annotated[
+        int | None,
+        typer.Option(min=1, metavar='SECONDS', help='Time to save after a request to stop. [default: no limit]'),
+    ] = None,
+    allow_changes: AllowChanges = False,
+    verbose: Verbose = False,
+) -> None:
+    from pretrax.config import load
+    from pretrax.launch.slurm_job import SlurmJob, devices_here, node_python, supervise
+    from pretrax.observe.lasting_output import LastingOutput
+    from pretrax.storage import BucketPath
+
+    loaded = load(config, overrides or [])
+    mounts = () if isinstance(loaded.run_dir, BucketPath) else (loaded.run_dir.absolute(),)
+    job = SlurmJob(os.environ, container, gpus_per_node, mounts)
+    words = [config, *(overrides or []), '--controlled']
+    words += flags(check=check, allow_changes=allow_changes, verbose=verbose)
+    say = functools.partial(print, flush=True, file=LastingOutput(sys.stdout))
+    code = supervise(
+        loaded, job, lambda label: [node_python(container), '-m', 'pretrax', 'launch', 'node', *words, '--attempt', label],
+        devices_per_node=devices_here(gpus_per_node), retries=retries, elastic=elastic, stop_within=stop_within,
+        say=say,
+    )  # fmt: skip
+    if code:
+        raise typer.Exit(code)

@@ -1,0 +1,24 @@
+"""Show how a launched run is doing: what its engine says, its progress, and its newest crash report."""
+
+from pretrax.cli._arguments import LaunchedRun
+from pretrax.errors import UserError
+
+
+def status(
+    run: LaunchedRun,
+) -> None:
+    from pretrax.launch.crash import newest_reports
+    from pretrax.launch.engines import engine_of
+    from pretrax.launch.record import read_record, run_named
+    from pretrax.view.run_list import list_runs, rows_of
+    from pretrax.view.tables import text_table
+
+    run_dir = run_named(run)
+    record = read_record(run_dir)
+    print(engine_of(record).status(record))
+    try:
+        print('\n'.join(text_table(rows_of(list_runs([str(run_dir)])), left=(0, 1))))
+    except UserError:  # it has no files of a run yet
+        print('no step is done yet')
+    for path in newest_reports(run_dir):
+        print(f'crash report: {path}')

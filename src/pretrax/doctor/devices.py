@@ -1,0 +1,87 @@
+"""The devices of a process: their number and memory, and a matrix product whose result is known."""
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pretrax.config import resolve_mesh
+from pretrax.config.batch import check_batch
+from pretrax.doctor.findings import Finding, failure, warning
+from pretrax.doctor.place import Place
+from pretrax.errors import UserError
+from pretrax.run.devices import device_memory, simulate_cpus
+from pretrax.run.placement import n_slices
+from pretrax.scale.memory import size
+
+_SIDE = 512
+
+
+def start(place: Place) -> None:
+    """Chooses the number of simulated CPU devices as training does. Call it before JAX starts its backends."""
+    if place.config is not None and not place.config.mesh.is_planned:
+        from pretrax.config.batch import common_sequences
+
+        simulate_cpus(place.config.mesh, common_sequences(place.config.batch))
+
+
+def present(place: Place) -> Iterator[Finding]:
+    """Kind and number, which must be the same on all nodes, and memory."""
+    devices = jax.local_devices()
+    kind = 'CPU device' if devices[0].platform == 'cpu' else devices[0].device_kind
+    fix = 'nvidia-smi or /dev/accel*: is one lost? else the same resources and CUDA_VISIBLE_DEVICES for all nodes'
+    text = f'{len(devices)} x {kind}'
+    yield Finding('devices', text, fix=fix, same=text)
+    free = [(device_memory(device) or 0) - _in_use(device) for device in devices]
+    if min(free) > 0:
+        yield Finding('device memory', f'{size(min(free))} free per device', amount=min(free))
+
+
+def mesh(place: Place) -> Iterator[Finding]:
+    """Whether the mesh and the batch of the configuration fit all devices together."""
+    if place.config is None or place.config.mesh.is_planned or place.index:
+        return
+    devices = jax.devices()
+    try:
+        sizes = resolve_mesh(place.config.mesh, len(devices), devices[0].platform, n_slices(devices))
+        check_batch(place.config.batch, sizes)
+    except UserError as error:
+        lines = str(error).splitlines()
+        fix = lines[-1].strip() if len(lines) > 1 else 'change mesh:, or use another number of nodes'
+        yield failure('mesh', lines[0], fix)
+    else:
+        shown = ', '.join(f'{axis}={n}' for axis, n in sizes.items() if n > 1 or axis in 'rdt')
+        yield Finding('mesh', f'{shown} of {len(devices)} devices')
+
+
+def products(place: Place) -> Iterator[Finding]:
+    """A product of small integers, which is exact in f32 and bf16: another result is a defect of the device."""
+    rows, columns = np.indices((_SIDE, _SIDE))
+    a, b = (rows * 7 + columns * 3) % 13 - 6, (rows * 5 + columns * 11) % 9 - 4
+    expected = a @ b  # |sums| < 2**24, so f32 represents them
+    wrong = []
+    for device in jax.local_devices():
+        for dtype in (jnp.float32, jnp.bfloat16):
+            x, y = (jax.device_put(jnp.asarray(part, dtype), device) for part in (a, b))
+            found = jnp.matmul(x, y, preferred_element_type=jnp.float32)
+            if not np.array_equal(np.asarray(found), expected):
+                wrong.append(f'device {device.id} in {jnp.dtype(dtype).name}')
+    if wrong:
+        fix = 'take this node out: a device that computes wrong numbers spoils the run. Then test or replace it'
+        yield failure('known product', f'wrong: {", ".join(wrong[:4])}', fix)
+    else:
+        yield Finding('known product', f'exact on {len(jax.local_devices())} devices, f32 and bf16')
+
+
+def memory_in_use(place: Place) -> Iterator[Finding]:
+    """Memory that another program holds on a device, if the device reports it."""
+    for device in jax.local_devices():
+        limit, used = device_memory(device), _in_use(device)
+        if limit and used > 0.1 * limit:
+            text = f'{size(used)} of {size(limit)} on device {device.id} are in use'
+            yield warning('device memory', text, 'end what uses it: nvidia-smi, or fuser -v /dev/accel*')
+
+
+def _in_use(device: jax.Device) -> int:
+    return (device.memory_stats() or {}).get('bytes_in_use', 0) if device.platform != 'cpu' else 0

@@ -1,0 +1,150 @@
+"""Examines the machines of a run, from the first check to the table."""
+
+import dataclasses
+import re
+import threading
+import time
+from collections.abc import Sequence
+
+from pretrax.doctor.checks import MACHINE, Check
+from pretrax.doctor.findings import Finding, failure
+from pretrax.doctor.judgment import Row, judged
+from pretrax.doctor.network import Door, clock_findings, reached, shared_directory, token
+from pretrax.doctor.pairs import slow_pairs
+from pretrax.doctor.place import Place
+from pretrax.doctor.probe_process import ProbeProcess
+from pretrax.doctor.roll_call import AbsentError, RollCall
+from pretrax.doctor.table import Examination, names_of
+from pretrax.errors import first_line
+
+_UNREACHED = (
+    'is process 0 running, and on that host? then open that port between the nodes; JAX_COORDINATOR_ADDRESS sets it'
+)
+_ABSENT = 'look at the output of that node: was it started, does it run the same command, can it reach the first node?'
+
+
+def examine(place: Place, coordinator: str, arguments: Sequence[str], seconds: float) -> Examination | int:
+    """Runs all checks, together with the other processes.
+
+    Args:
+        place: of this process.
+        coordinator: HOST:PORT of process 0; '' if there is one process.
+        arguments: CONFIG and KEY=VALUE of the command line; may be empty.
+        seconds: for each process to arrive, and for each check.
+
+    Returns:
+        In process 0 what was found; in others the exit code that process 0 has decided, or what was found here if process 0
+        cannot be reached.
+    """
+    began = time.monotonic()
+    with ProbeProcess(arguments) as probe:  # imports JAX meanwhile
+        found = [*of_machine(place)]
+        calls = RollCall(coordinator, place.index, place.processes, seconds)
+        try:
+            calls.assemble()
+            return _together(place, calls, probe, found, began)
+        except AbsentError as error:
+            lost = failure('first node', str(error), _UNREACHED)
+            rows = judged({place.index: [*found, lost]})
+            return Examination(rows, {place.index: place.host}, time.monotonic() - began)
+        finally:
+            calls.close()
+
+
+def of_machine(place: Place) -> list[Finding]:
+    """The findings of all checks of the machine. A check that fails, or does not end, is a finding."""
+    found: list[Finding] = []
+    for check in MACHINE:
+        name = getattr(check, '__name__', 'check').replace('_', ' ')
+        results: list[Finding] = []
+        # A daemon, so that one that hangs on a disk does not keep the process.
+        thread = threading.Thread(
+            target=lambda check=check, to=results: to.extend(_findings(check, place)), daemon=True
+        )
+        thread.start()
+        limit = place.seconds / 2  # the other processes wait for this one as long as `seconds`
+        thread.join(limit)
+        if thread.is_alive():
+            found.append(failure(name, f'no result within {limit:.0f} s', 'look at the disks of this node: df, dmesg'))
+        else:
+            found += results
+    return found
+
+
+def _findings(check: Check, place: Place) -> list[Finding]:
+    try:
+        return list(check(place))
+    except Exception as error:  # a system that is unlike those we know
+        name = getattr(check, '__name__', 'check').replace('_', ' ')
+        fix = 'please report this; the other checks have run'
+        return [Finding(name, f'{type(error).__name__}: {first_line(error)[:200]}', 'warning', fix)]
+
+
+def _together(
+    place: Place, calls: RollCall, probe: ProbeProcess, found: list[Finding], began: float
+) -> Examination | int:
+    clocks = clock_findings(calls.clocks())
+    door = Door()
+    hello = {'host': place.host, 'port': door.port, 'found': [finding.to_json() for finding in found]}
+    arrived = calls.gather(hello)
+    with token(place) as path:
+        addresses = calls.addresses()
+        others = {
+            index: {'host': value['host'], 'port': value['port'], 'address': addresses.get(index, '')}
+            for index, value in arrived.items()
+        }
+        complete = len(arrived) == place.processes
+        order = calls.share({'others': others, 'token': path, 'complete': complete})
+        peers = {int(index): value for index, value in order['others'].items()}
+        more: list[Finding] = []
+        if len(peers) > 1:
+            more += reached(place, peers)
+            more += shared_directory(place, order['token'])
+        if order['complete']:
+            more += probe.run(calls.seconds)
+        later = calls.gather([finding.to_json() for finding in more], _patience(calls.seconds))
+    if place.index:
+        code = int(calls.share())
+        door.close()  # only now: others may have connected until process 0 had their findings
+        return code
+    door.close()
+    everything = {
+        index: [Finding.from_json(finding) for finding in [*value['found'], *later.get(index, [])]]
+        for index, value in arrived.items()
+    }
+    for index, finding in clocks.items():
+        everything.get(index, []).append(finding)
+    hosts = {index: arrived[index]['host'] if index in arrived else '' for index in range(place.processes)}
+    names = names_of(hosts)
+    rows = _rows(everything, names)
+    rows += [Row('nodes', 'failure', (index,), why, _ABSENT) for index, why in sorted(calls.lost.items())]
+    if not complete:
+        rows.append(
+            Row('devices', 'warning', (0,), 'not checked: not all nodes are here', 'start again with all nodes')
+        )
+    result = Examination(rows, names, time.monotonic() - began)
+    calls.share(result.exit_code)
+    return result
+
+
+def _rows(everything: dict[int, list[Finding]], names: dict[int, str]) -> list[Row]:
+    measured: dict[tuple[int, int], float] = {}
+    for findings in everything.values():
+        for finding in [finding for finding in findings if finding.check == 'pair']:
+            a, b = map(int, finding.result.split())
+            measured[a, b] = finding.amount or 0.0
+            findings.remove(finding)
+    every = tuple(everything)
+    rows = judged(everything)
+    rows += [Row(f.check, f.status, every, f.result, f.fix) for f in slow_pairs(measured, names)]
+    return [dataclasses.replace(row, result=_with_names(row.result, names)) for row in rows]
+
+
+def _with_names(text: str, names: dict[int, str]) -> str:
+    """A text with the nodes' names instead of the processes' numbers."""
+    return re.sub(r'\bprocess (\d+)', lambda match: names.get(int(match[1]), match[0]), text)
+
+
+def _patience(seconds: float) -> float:
+    """For the checks of the devices of all nodes: each of them has a limit of its own."""
+    return 10 * seconds

@@ -1,0 +1,134 @@
+"""Compares what nodes found: values that must be equal, and nodes that are slower than the others."""
+
+import dataclasses
+import statistics
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+
+from pretrax.doctor.findings import Finding, Status
+
+_WORTH = 0.10  # a synchronous step waits for the slowest: 10% of all nodes' time is worth looking at
+_SCORE = 3.5  # modified z-score: Iglewicz and Hoaglin 1993, How to Detect and Handle Outliers
+_NORMAL = 0.6745  # the median absolute deviation of a normal distribution, in standard deviations
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A line of the table. `nodes`: the processes it is about, in order; all of them for a check that passed everywhere."""
+
+    check: str
+    status: Status
+    nodes: tuple[int, ...]
+    result: str
+    fix: str = ''
+
+
+def outliers[Key: Hashable](rates: Mapping[Key, float]) -> dict[Key, float]:
+    """The nodes that are far below the others, and the share of the median that each is below it.
+
+    A rate is an outlier if it is at least 10% below the median (less is not worth a repair), and if its modified z-score
+    0.6745 (median - rate) / MAD is above 3.5, where MAD is the median absolute deviation. Median and MAD hold if almost half of the
+    nodes are slow; a mean and a standard deviation do not, since one slow node moves both. With fewer than four rates the
+    MAD says nothing, and with equal rates it is 0: then the 10% decide.
+    """
+    if len(rates) < 2:
+        return {}
+    middle = statistics.median(rates.values())
+    spread = statistics.median(abs(rate - middle) for rate in rates.values()) if len(rates) >= 4 else 0.0
+    return {
+        key: 1 - rate / middle
+        for key, rate in rates.items()
+        if middle - rate > _WORTH * middle and _NORMAL * (middle - rate) > _SCORE * spread
+    }
+
+
+def judged(found: Mapping[int, Iterable[Finding]]) -> list[Row]:
+    """The rows of the table, in the order of the checks.
+
+    Args:
+        found: of each process that answered, what it found.
+    """
+    by_check: dict[str, dict[int, list[Finding]]] = {}
+    for index, findings in found.items():
+        for finding in findings:
+            by_check.setdefault(finding.check, {}).setdefault(index, []).append(finding)
+    rows: list[Row] = []
+    groups: dict[str, int] = {}  # the place of its row
+    for check, nodes in by_check.items():
+        bad = [*_bad(check, nodes), *_different(check, nodes, found), *_slow(check, nodes)]
+        group = next(iter(nodes.values()))[0].group
+        good = _good(check, nodes)
+        if bad:
+            rows += bad
+        elif not group:
+            rows.append(good)
+        elif group in groups:
+            before = rows[groups[group]]
+            rows[groups[group]] = dataclasses.replace(before, result=f'{before.result}, {check} {good.result}')
+        else:
+            groups[group] = len(rows)
+            rows.append(dataclasses.replace(good, check=group, result=f'{check} {good.result}'))
+    return rows
+
+
+def _bad(check: str, nodes: Mapping[int, list[Finding]]) -> list[Row]:
+    """A row for each finding that is not 'ok'. Nodes with the same finding share a row."""
+    rows: dict[tuple[Status, str, str], list[int]] = {}
+    for index, findings in nodes.items():
+        for finding in findings:
+            if finding.status != 'ok':
+                rows.setdefault((finding.status, finding.result, finding.fix), []).append(index)
+    return [Row(check, status, tuple(who), result, fix) for (status, result, fix), who in rows.items()]
+
+
+def _different(check: str, nodes: Mapping[int, list[Finding]], all_nodes: Iterable[int]) -> list[Row]:
+    """A row for each value that is not the most common one."""
+    of = {index: f for index, findings in nodes.items() for f in findings if f.same is not None}
+    if not of:
+        return []
+    one = next(iter(of.values()))
+    shown = {index: finding.result for index, finding in of.items()}
+    values = {index: finding.same for index, finding in of.items()}
+    if one.absent is not None:
+        missing = [index for index in all_nodes if index not in nodes]
+        shown |= dict.fromkeys(missing, one.absent)
+        values |= dict.fromkeys(missing, None)
+    counts = Counter(value for _, value in sorted(values.items()))
+    usual, most = counts.most_common(1)[0]
+    usually = next(shown[index] for index, value in values.items() if value == usual)
+    rows = []
+    for value in counts:
+        if value != usual:
+            who = tuple(sorted(index for index, other in values.items() if other == value))
+            text = f'{shown[who[0]]}, but {usually} on {most} other{"s" if most > 1 else ""}'
+            rows.append(Row(check, one.differs, who, text, one.fix))
+    return rows
+
+
+def _slow(check: str, nodes: Mapping[int, list[Finding]]) -> list[Row]:
+    of = {index: f for index, findings in nodes.items() for f in findings if f.compare and f.amount is not None}
+    slow = outliers({index: finding.amount or 0.0 for index, finding in of.items()})
+    return [
+        Row(
+            check,
+            'warning',
+            (index,),
+            f'slow: {of[index].result}, {below:.0%} below the median of {len(of)} nodes',
+            of[index].fix,
+        )
+        for index, below in slow.items()
+    ]
+
+
+def _good(check: str, nodes: Mapping[int, list[Finding]]) -> Row:
+    """One row for all nodes, with the lowest amount."""
+    every = [(index, finding) for index, findings in nodes.items() for finding in findings]
+    amounts = [(finding.amount, index, finding) for index, finding in every if finding.amount is not None]
+    results = list(dict.fromkeys(finding.result for _, finding in every))
+    if len(results) == 1:
+        result = results[0]
+    elif amounts:
+        result = f'at least {min(amounts, key=lambda entry: entry[0])[2].result}'
+    else:
+        result = ' / '.join(results[:3]) + (' / ...' if len(results) > 3 else '')
+    return Row(check, 'ok', tuple(nodes), result)

@@ -1,0 +1,142 @@
+"""Limits of the system for a process: open files, locked memory, processes, core files, memory and shared memory."""
+
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+
+from pretrax.doctor.findings import Finding, failure, warning
+from pretrax.doctor.place import Place
+from pretrax.machine.cores import available_memory, total_memory
+from pretrax.scale.memory import size
+
+GIB = 2**30
+_FILES, _FILES_PER_PROCESS = 512, 16  # libraries, data and checkpoints; connections to each other process of the run
+_ENOUGH = 65_536
+_PROCESSES = 1024  # threads count: XLA, TensorStore and the loaders start hundreds
+_UNLIMITED = resource.RLIM_INFINITY
+
+
+def open_files(place: Place) -> Iterator[Finding]:
+    """Connections to all other processes need file descriptors, or training ends with `Too many open files`."""
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # `pretrax launch node` raises the soft limit to the hard one
+    needed = _FILES + _FILES_PER_PROCESS * place.processes
+    if limit != _UNLIMITED and limit < needed:
+        yield failure(
+            'open files',
+            f'hard limit {limit}; training needs about {needed}',
+            f'LimitNOFILE={max(needed, _ENOUGH)} of the service that starts it; in a container: --ulimit nofile={_ENOUGH}',
+        )
+    else:
+        yield Finding('open files', f'hard limit {"none" if limit == _UNLIMITED else limit}')
+
+
+def locked_memory(place: Place) -> Iterator[Finding]:
+    """RDMA cards read and write memory that the system must not move: NCCL fails to register it beyond the limit."""
+    cards = sorted(path.name for path in (place.root / 'sys/class/infiniband').glob('*'))
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if cards and soft != _UNLIMITED:
+        yield failure(
+            'locked memory',
+            f'limit {size(soft)}, and the machine has RDMA ({", ".join(cards[:3])})',
+            'ulimit -l unlimited; in Slurm: LimitMEMLOCK=infinity of slurmd; in Docker: --ulimit memlock=-1',
+        )
+    elif cards:
+        yield Finding('locked memory', f'no limit, for RDMA ({", ".join(cards[:3])})')
+
+
+def threads(place: Place) -> Iterator[Finding]:
+    """Each thread counts as a process: beyond the limit libraries abort when they start one."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    pids = place.read('sys/fs/cgroup/pids.max')
+    limits = [limit for limit in (soft, int(pids) if pids.isdecimal() else _UNLIMITED) if limit != _UNLIMITED]
+    if limits and min(limits) < _PROCESSES:
+        yield failure(
+            'threads',
+            f'limit {min(limits)}; training needs about {_PROCESSES}',
+            f'ulimit -u {4 * _PROCESSES}; in a container: --pids-limit -1',
+        )
+    else:
+        yield Finding('threads', f'limit {min(limits) if limits else "none"}')
+
+
+def core_files(place: Place) -> Iterator[Finding]:
+    """A crash would write the memory of the process, possibly hundreds of gigabytes, to the working directory."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_CORE)
+    pattern = place.read('proc/sys/kernel/core_pattern')
+    if soft == _UNLIMITED and pattern and not pattern.startswith('|'):
+        yield warning(
+            'core files',
+            f'no limit: a crash writes all memory of the process to {pattern}',
+            'ulimit -c 0; stacks are written in any case',
+        )
+
+
+def memory(place: Place) -> Iterator[Finding]:
+    """Free memory of the machine, or of its cgroup: beyond it the kernel kills the process."""
+    limit = _cgroup_limit(place)
+    free = min(available_memory(), limit[0] - limit[1]) if limit else available_memory()
+    of = f'cgroup limit {size(limit[0])}' if limit and limit[0] < total_memory() else f'of {size(total_memory())}'
+    if free < GIB:
+        yield failure(
+            'memory', f'{size(free)} free ({of})', 'ps aux --sort=-rss | head: end what uses it, or raise --mem'
+        )
+    else:
+        yield Finding('memory', f'{size(free)} free ({of})', amount=free)
+
+
+def swap(place: Place) -> Iterator[Finding]:
+    """A machine that swaps is slow by orders of magnitude."""
+    values = _meminfo(place)
+    used = values.get('SwapTotal', 0) - values.get('SwapFree', 0)
+    if used > GIB and used > values.get('MemTotal', 0) / 20:
+        yield warning('swap', f'{size(used)} in use', 'end what fills the memory; then swapoff -a && swapon -a')
+
+
+def shared_memory(place: Place) -> Iterator[Finding]:
+    """NCCL and the workers of data loaders exchange data in /dev/shm. Docker gives it 64 MB, which NCCL exceeds."""
+    path = place.root / 'dev/shm'
+    if not path.is_dir():
+        return
+    usage = shutil.disk_usage(path)
+    gpus = len(list((place.root / 'dev').glob('nvidia[0-9]*')))
+    if usage.free < (GIB if gpus > 1 else GIB // 16):
+        fix = 'docker run --shm-size=16g; in Kubernetes an emptyDir with medium: Memory at /dev/shm; else rm old files'
+        status = failure if gpus > 1 else warning
+        yield status('shared memory', f'/dev/shm has {size(usage.free)} free of {size(usage.total)}', fix)
+    else:
+        yield Finding('shared memory', f'{size(usage.free)} free in /dev/shm', amount=usage.free)
+
+
+def huge_pages(place: Place) -> Iterator[Finding]:
+    """Transparent huge pages: libtpu starts minutes faster with them, and steps on CPUs are faster."""
+    enabled = place.read('sys/kernel/mm/transparent_hugepage/enabled')
+    if not enabled:
+        return
+    chosen = enabled.partition('[')[2].partition(']')[0]
+    has_tpu = any(any((place.root / 'dev').glob(pattern)) for pattern in ('accel*', 'vfio/[0-9]*'))
+    if chosen == 'never' or (has_tpu and chosen != 'always'):
+        yield warning(
+            'huge pages',
+            f'transparent huge pages: {chosen}',
+            "sudo sh -c 'echo always > /sys/kernel/mm/transparent_hugepage/enabled'",
+        )
+    else:
+        yield Finding('huge pages', f'transparent huge pages: {chosen}')
+
+
+def _cgroup_limit(place: Place) -> tuple[int, int] | None:
+    """Bytes that the cgroup of this process may use and uses, versions 2 and 1; None: no limit."""
+    for limit, used in (
+        ('memory.max', 'memory.current'),
+        ('memory/memory.limit_in_bytes', 'memory/memory.usage_in_bytes'),
+    ):
+        texts = place.read(f'sys/fs/cgroup/{limit}'), place.read(f'sys/fs/cgroup/{used}')
+        if all(text.isdecimal() for text in texts) and int(texts[0]) < os.sysconf('SC_PAGE_SIZE') * 2**40:
+            return int(texts[0]), int(texts[1])
+    return None
+
+
+def _meminfo(place: Place) -> dict[str, int]:
+    lines = (line.split() for line in place.read('proc/meminfo').splitlines())
+    return {words[0].rstrip(':'): int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdecimal()}

@@ -1,0 +1,233 @@
+"""Lets the processes of a run exchange what they found, before JAX connects them and even if JAX cannot.
+
+JAX's own start cannot serve for that: if one process is missing, `jax.distributed.initialize` aborts all others after its
+time limit, and names none. Here process 0 listens at the address of JAX's coordinator, every other process connects to it,
+and they exchange JSON objects, one per line. A process that does not arrive, does not answer or ends is reported, and the
+others continue. The port is free again before JAX takes it; the connections stay.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import time
+from typing import Any
+
+_RETRY = 0.2  # seconds between two attempts to connect
+# A process waits for process 0 this many times as long as process 0 waits for one process: process 0 waits for all of them,
+# and for their checks of the devices.
+_SHARES = 12
+_PINGS = 8  # round trips per process, of which the fastest counts
+_LONGEST = 1 << 24  # bytes of a line
+
+
+class AbsentError(Exception):
+    """Process 0 does not answer."""
+
+
+class RollCall:
+    """The connections of all processes to process 0.
+
+    Args:
+        coordinator: HOST:PORT of process 0; not used if there is one process.
+        index: of this process.
+        count: of all processes.
+        seconds: for each process to arrive, and for each answer.
+    """
+
+    def __init__(self, coordinator: str, index: int, count: int, seconds: float):
+        self.index, self.count, self.seconds = index, count, seconds
+        self.lost: dict[int, str] = {}  # why a process is missing, by its index
+        self._coordinator = coordinator
+        self._lines: dict[int, _Line] = {}
+
+    def assemble(self) -> None:
+        """Connects the processes; in process 0, `lost` then names those that did not arrive.
+
+        Raises:
+            AbsentError: this is another process, and process 0 cannot be reached; the message says why.
+        """
+        if self.count == 1:
+            return
+        if self.index == 0:
+            self._listen()
+        else:
+            self._connect()
+
+    def gather(self, value: Any, seconds: float | None = None) -> dict[int, Any]:
+        """In process 0 the values of all processes that answer, by index; in others, only their own.
+
+        Args:
+            value: of this process; JSON.
+            seconds: to wait for each process; None: those of this roll call.
+        """
+        found = {self.index: value}
+        if self.index:
+            self._lines[0].send(value)
+            return found
+        limit = self.seconds if seconds is None else seconds
+        until = time.monotonic() + limit
+        for index, line in list(self._lines.items()):
+            try:
+                found[index] = line.receive(max(0.05, until - time.monotonic()))
+            except TimeoutError:
+                self._lose(index, f'did not answer within {limit:.0f} s')
+            except OSError:
+                self._lose(index, 'ended during the check')
+        return found
+
+    def share(self, value: Any = None) -> Any:
+        """The value of process 0, in all processes.
+
+        Raises:
+            AbsentError: process 0 has ended.
+        """
+        if self.index:
+            try:
+                return self._lines[0].receive(_SHARES * self.seconds)
+            except TimeoutError as error:
+                raise AbsentError('process 0 does not answer any more') from error
+            except OSError as error:
+                raise AbsentError('process 0 has ended') from error
+        for index, line in list(self._lines.items()):
+            try:
+                line.send(value)
+            except OSError:
+                self._lose(index, 'ended during the check')
+        return value
+
+    def clocks(self) -> dict[int, tuple[float, float]]:
+        """How far the clock of each process is ahead of that of process 0, and the uncertainty, in seconds.
+
+        Half of the fastest round trip bounds the error, as in Cristian 1989, Probabilistic clock synchronization. Call it in
+        all processes; the others return nothing.
+        """
+        if self.index:
+            with contextlib.suppress(OSError):
+                while self._lines[0].receive(_SHARES * self.seconds) == 'time':
+                    self._lines[0].send(time.time())
+            return {}
+        found = {}
+        for index, line in list(self._lines.items()):
+            try:
+                trips = [_round_trip(line, self.seconds) for _ in range(_PINGS)]
+                line.send('thanks')
+                length, ahead = min(trips)
+                found[index] = ahead, length / 2
+            except OSError:
+                self._lose(index, 'did not answer')
+        return found
+
+    def addresses(self) -> dict[int, str]:
+        """The address from which each process has connected to process 0."""
+        return {index: line.address for index, line in self._lines.items()}
+
+    def close(self) -> None:
+        """Ends the connections."""
+        for line in self._lines.values():
+            line.close()
+
+    def _lose(self, index: int, why: str) -> None:
+        self.lost[index] = why
+        self._lines.pop(index).close()
+
+    def _listen(self) -> None:
+        host, port = _host_and_port(os.environ.get('JAX_COORDINATOR_BIND_ADDRESS') or f'[::]:{self._port}')
+        until = time.monotonic() + self.seconds
+        with _listener(host, port, self.count) as listener, selectors.DefaultSelector() as selector:
+            selector.register(listener, selectors.EVENT_READ)
+            while len(self._lines) < self.count - 1 and (left := until - time.monotonic()) > 0:
+                if not selector.select(left):
+                    break
+                connection, peer = listener.accept()
+                line = _Line(connection, str(peer[0]))
+                try:
+                    index = line.receive(min(5.0, max(0.1, left)))['process']
+                except (OSError, TypeError, KeyError):  # not one of ours
+                    line.close()
+                    continue
+                self._lines[index] = line
+        for index in set(range(1, self.count)) - set(self._lines):
+            self.lost[index] = f'did not connect within {self.seconds:.0f} s'
+
+    def _connect(self) -> None:
+        host, port = _host_and_port(self._coordinator)
+        until, why = time.monotonic() + self.seconds, ''
+        while True:
+            try:
+                connection = socket.create_connection((host, port), timeout=5)
+            except OSError as error:
+                why = error.strerror or str(error)
+            else:
+                line = _Line(connection, host)
+                line.send({'process': self.index})
+                self._lines[0] = line
+                return
+            if time.monotonic() > until:
+                raise AbsentError(f'{self._coordinator} does not answer within {self.seconds:.0f} s: {why}')
+            time.sleep(_RETRY)
+
+    @property
+    def _port(self) -> str:
+        return self._coordinator.rpartition(':')[2]
+
+
+class _Line:
+    """A connection on which each line is a JSON value."""
+
+    def __init__(self, connection: socket.socket, address: str):
+        self._connection, self.address = connection, address.removeprefix('::ffff:')
+        self._read = b''
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, value: Any) -> None:
+        """Sends a value. Raises OSError."""
+        self._connection.settimeout(60)
+        self._connection.sendall(json.dumps(value).encode() + b'\n')
+
+    def receive(self, seconds: float | None) -> Any:
+        """The next value. Raises TimeoutError, and OSError if the other side has ended."""
+        until = None if seconds is None else time.monotonic() + seconds
+        while b'\n' not in self._read:
+            self._connection.settimeout(None if until is None else max(0.01, until - time.monotonic()))
+            piece = self._connection.recv(1 << 16)
+            if not piece or len(self._read) > _LONGEST:
+                raise ConnectionResetError('the other side has ended')
+            self._read += piece
+        line, _, self._read = self._read.partition(b'\n')
+        try:
+            return json.loads(line)
+        except ValueError as error:
+            raise ConnectionAbortedError('the other side is not pretrax') from error
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._connection.close()
+
+
+def _round_trip(line: _Line, seconds: float) -> tuple[float, float]:
+    """Seconds of a round trip, and how far the other clock is ahead."""
+    began, sent = time.monotonic(), time.time()  # in this order: a pause between them lengthens the trip
+    line.send('time')
+    there = line.receive(seconds)
+    length = time.monotonic() - began
+    return length, there - (sent + length / 2)
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(':')
+    return host.strip('[]'), int(port)
+
+
+def _listener(host: str, port: int, count: int) -> socket.socket:
+    if host in ('', '::', '0.0.0.0'):
+        if socket.has_dualstack_ipv6():
+            with contextlib.suppress(OSError):  # no IPv6 in this container
+                return socket.create_server(
+                    ('', port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=max(128, count)
+                )
+        host = ''
+    family = socket.AF_INET6 if ':' in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=max(128, count))

@@ -1,0 +1,1 @@
+"""Evaluation on tasks: what a language model is asked, how it answers, and how the answers become numbers."""

@@ -1,0 +1,169 @@
+"""Answers the requests of tasks: texts become tokens as in lm-evaluation-harness (Gao et al., `lm_eval/api/model.py`)."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from pretrax.errors import UserError
+from pretrax.evaluate.scorer import Scorer
+from pretrax.evaluate.task import Generate, Likelihood, Request, Rolling, Score
+from pretrax.infer.answers import Asked, encode_prompt, write
+from pretrax.infer.generate import open_engine
+from pretrax.infer.request import Request as EngineRequest
+from pretrax.infer.request import Sampling
+from pretrax.model.base import Model
+
+_SLOTS = 8  # texts that are written at once
+
+
+class LanguageModel:
+    """A model with its weights and its tokenizer.
+
+    Args:
+        model: any model that gives logits.
+        weights: its weights, on any mesh.
+        tokenizer: of the model.
+        length: tokens of a sequence in training. A longer text is scored in windows of this length.
+        end: tokens that end a text.
+        batch_tokens: tokens in a batch, on each device that has texts of its own.
+
+    Attributes:
+        max_length: the most tokens of a text.
+        window: the most tokens that a rolling score reads at once.
+        prefix: the token before a text.
+
+    Raises:
+        UserError: the model gives no logits, or there is no tokenizer.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        weights: Any,
+        tokenizer: Any,
+        *,
+        length: int,
+        end: Sequence[int] = (),
+        batch_tokens: int = 4096,
+    ):
+        if not model.can_generate:
+            raise UserError(
+                f'tasks need a model that gives logits, and {type(model).__name__} does not\ndefine logits(weights, tokens)'
+            )
+        if tokenizer is None:
+            raise UserError(
+                'tasks are texts, and the data of this run has no tokenizer\n'
+                'train on data with a tokenizer, or put tokenizer.json into the directory before `pretrax import`'
+            )
+        self._model, self.tokenizer = model, tokenizer
+        self.max_length = math.inf if model.max_length is None else model.max_length
+        self.window = int(min(self.max_length, length))
+        self.end = tuple(end) or (() if tokenizer.end_of_text is None else (tokenizer.end_of_text,))
+        self.prefix = tokenizer.end_of_text if tokenizer.end_of_text is not None else (*self.end, 0)[0]
+        mesh = jax.tree.leaves(weights)[0].sharding.mesh
+        self._scorer = Scorer(model, mesh, self.window, batch_tokens)
+        self.use(weights)
+
+    def use(self, weights: Any) -> None:
+        """Continues with other weights of the same model."""
+        self._weights, self._scoring_weights = weights, self._scorer.prepare(weights)
+
+    def forget(self) -> None:
+        """Frees the weights until `use`."""
+        self._weights = self._scoring_weights = None
+
+    def tokens(self, request: Request) -> int:
+        """The tokens that a request reads and writes at once."""
+        if isinstance(request, Rolling):
+            return min(self.window, len(self.tokenizer.encode(request.text)))
+        if isinstance(request, Likelihood):
+            context, continuation = self.encode_pair(request.context, request.continuation)
+            return len(context) + len(continuation) - 1
+        return len(encode_prompt(self.tokenizer, request.context)) + request.tokens
+
+    def answer(self, requests: Sequence[Request]) -> list[Any]:
+        """The answers, in the same order: a `Score`, or for `Generate` a text.
+
+        Raises:
+            UserError: a text is longer than the positions of the model.
+        """
+        for request in requests:
+            if (size := self.tokens(request)) > self.max_length:
+                raise UserError(
+                    f'a text of {size} tokens exceeds the {self.max_length} positions of the model\n'
+                    'use shorter texts: --lengths for copying and retrieval; or leave this task out of --tasks'
+                )
+        answers: list[Any] = [None] * len(requests)
+        pairs = [
+            (number, pair)
+            for number, request in enumerate(requests)
+            if not isinstance(request, Generate)
+            for pair in self._pairs(request)
+        ]
+        scores: dict[int, list[tuple[float, bool]]] = {}
+        for (number, _), score in zip(pairs, self.score([pair for _, pair in pairs]), strict=True):
+            scores.setdefault(number, []).append(score)
+        for number, request in enumerate(requests):
+            if not isinstance(request, Generate):
+                found = scores.get(number, [])
+                answers[number] = Score(math.fsum(s for s, _ in found), all(greedy for _, greedy in found))
+        numbers = [number for number, request in enumerate(requests) if isinstance(request, Generate)]
+        for number, text in zip(numbers, self._generate([requests[n] for n in numbers]), strict=True):
+            answers[number] = text
+        return answers
+
+    def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, bool]]:
+        """For each context and continuation: the log probability, and whether each token was the likeliest."""
+        texts = [([*context, *continuation], len(continuation)) for context, continuation in pairs]
+        return self._scorer.score(self._scoring_weights, texts)
+
+    def encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """The tokens of both. Spaces at the end of the context belong to the continuation, as in the training text."""
+        if not context:
+            return [self.prefix], self.tokenizer.encode(continuation)
+        stripped = context.rstrip()
+        continuation = context[len(stripped) :] + continuation
+        before = self.tokenizer.encode(stripped)
+        after = self.tokenizer.encode(stripped + continuation)[len(before) :]
+        return before or [self.prefix], after or self.tokenizer.encode(continuation)
+
+    def windows(self, ids: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+        """Parts of a text, each after up to `window` tokens before it, so that every token is scored once.
+
+        The last part has as much before it as fits, and the first one begins after `prefix`.
+        """
+        whole, parts = [self.prefix, *ids], []
+        for start in range(0, len(ids), self.window):
+            end = min(start + self.window, len(ids))
+            parts.append((whole[max(0, end - self.window) : start + 1], list(ids[start:end])))
+        return parts
+
+    def _pairs(self, request: Likelihood | Rolling) -> list[tuple[list[int], list[int]]]:
+        if isinstance(request, Rolling):
+            return self.windows(self.tokenizer.encode(request.text))
+        return [self.encode_pair(request.context, request.continuation)]
+
+    def _generate(self, requests: Sequence[Any]) -> list[str]:
+        """The likeliest texts, up to the end of a text or a stop string."""
+        if not requests:
+            return []
+        asked = [
+            Asked(
+                EngineRequest(
+                    prompt=tuple(encode_prompt(self.tokenizer, one.context)),
+                    max_tokens=one.tokens,
+                    sampling=Sampling(temperature=0),
+                    stop_ids=self.end,
+                ),
+                one.stop,
+            )
+            for one in requests
+        ]
+        longest = max(len(one.request.prompt) + one.request.max_tokens for one in asked)
+        engine = open_engine(self._model, self._weights, max_length=longest, slots=min(len(asked), _SLOTS))
+        texts = [''] * len(asked)
+        for news in write(engine, self.tokenizer, asked):
+            texts[news.answer] += news.text
+        return texts

@@ -1,0 +1,127 @@
+"""Tasks made from local text: bits per byte, cloze, multiple choice, and code that parses."""
+
+import ast
+import math
+import re
+import textwrap
+import warnings
+from collections.abc import Callable, Sequence
+
+from pretrax.evaluate.local_text import documentation, paragraphs, python_files
+from pretrax.evaluate.task import Document, Generate, Likelihood, Measured, Rolling, Score, Settings, Task
+
+_EXCERPT = 2_000  # characters of a text whose bits are counted
+_CHOICES = 4
+_WRITTEN = 64  # tokens of code
+
+
+def bits_per_byte(texts: Sequence[str], name: str, settings: Settings) -> list[Document]:
+    """Excerpts of some texts: the bits of all of them over their bytes."""
+    rng = settings.random(name)
+    documents = []
+    for text in rng.sample(texts, min(settings.limit, len(texts))):
+        start = rng.randrange(max(1, len(text) - _EXCERPT))
+        start = text.rfind('\n', 0, start) + 1  # the beginning of a line
+        excerpt = text[start : start + _EXCERPT]
+        n_bytes = len(excerpt.encode())
+
+        def measure(answers: Sequence[Score], n_bytes: int = n_bytes) -> Measured:
+            return {'bits_per_byte': (-answers[0].logprob / math.log(2), n_bytes)}
+
+        documents.append(Document((Rolling(excerpt),), measure))
+    return documents
+
+
+def cloze(settings: Settings) -> list[Document]:
+    """The last word of a paragraph, which occurs in it before. As in Paperno et al. 2016, arXiv:1606.06031 (LAMBADA)."""
+    found = []
+    for _, text in paragraphs():
+        match = re.fullmatch(r'(.{80,600}) ([A-Za-z]{4,})\.', text)
+        if match and re.search(rf'\b{match[2]}\b', match[1]):
+            found.append(match.groups())
+    chosen = settings.random('cloze').sample(found, min(settings.limit, len(found)))
+    return [Document((Likelihood(context, f' {word}'),), _accuracy()) for context, word in chosen]
+
+
+def multiple_choice(settings: Settings) -> list[Document]:
+    """How a paragraph goes on: its own second half, or those of paragraphs about other topics."""
+    rng = settings.random('multiple_choice')
+    halves = []
+    for topic, text in paragraphs():
+        words = text.split(' ')
+        if 24 <= len(words) <= 80:
+            middle = len(words) // 2
+            halves.append((topic, ' '.join(words[:middle]), ' ' + ' '.join(words[middle:])))
+    documents = []
+    for topic, context, right in rng.sample(halves, min(settings.limit, len(halves))):
+        wrong = rng.sample([half for other, _, half in halves if other != topic], _CHOICES - 1)
+        documents.append(
+            Document(tuple(Likelihood(context, half) for half in (right, *wrong)), _first_of((right, *wrong)))
+        )
+    return documents
+
+
+def code_parses(settings: Settings) -> list[Document]:
+    """The body of a function after its signature: whether its whole lines parse. Nothing is executed."""
+    prompts = []
+    for text in python_files():
+        for node in ast.walk(_parsed(text) or ast.Module([], [])):
+            if isinstance(node, ast.FunctionDef) and node.body and node.body[0].lineno > node.lineno:
+                lines = textwrap.dedent('\n'.join(text.splitlines()[node.lineno - 1 : node.body[0].lineno - 1]))
+                if lines.startswith('def ') and lines.rstrip().endswith(':') and len(lines) < 200:
+                    prompts.append(lines.rstrip() + '\n    ')
+    prompts = sorted(set(prompts))
+    chosen = settings.random('code_parses').sample(prompts, min(settings.limit, len(prompts)))
+    return [Document((Generate(prompt, _WRITTEN, ('\ndef ', '\nclass ')),), _parses(prompt)) for prompt in chosen]
+
+
+def parses(prompt: str, answer: str) -> bool:
+    """Whether the prompt and the whole lines of the answer are Python. The last line counts if it is the only one."""
+    whole = answer[: answer.rfind('\n')] if '\n' in answer.strip('\n') else answer
+    return _parsed(prompt + whole) is not None
+
+
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')  # such as an invalid escape sequence
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _parses(prompt: str) -> Callable[[Sequence[str]], Measured]:
+    return lambda answers: {'parses': (float(parses(prompt, answers[0])), 1.0)}
+
+
+def _accuracy() -> Callable[[Sequence[Score]], Measured]:
+    """Whether the continuation is what the model would write, and its log probability."""
+
+    def measure(answers: Sequence[Score]) -> Measured:
+        return {'accuracy': (float(answers[0].is_greedy), 1.0), 'logprob': (answers[0].logprob, 1.0)}
+
+    return measure
+
+
+def _first_of(choices: Sequence[str]) -> Callable[[Sequence[Score]], Measured]:
+    """Whether the first choice is the likeliest, also per byte: `acc` and `acc_norm` of lm-evaluation-harness."""
+    sizes = [len(choice.encode()) for choice in choices]
+
+    def measure(answers: Sequence[Score]) -> Measured:
+        logprobs = [answer.logprob for answer in answers]
+        by_byte = [logprob / size for logprob, size in zip(logprobs, sizes, strict=True)]
+        return {
+            'accuracy': (float(logprobs.index(max(logprobs)) == 0), 1.0),
+            'accuracy_per_byte': (float(by_byte.index(max(by_byte)) == 0), 1.0),
+        }
+
+    return measure
+
+
+TEXT_TASKS = (
+    Task('documentation', "bits per byte of Python's language reference", lambda s: bits_per_byte(documentation(), 'documentation', s)),
+    Task('python', 'bits per byte of Python files', lambda s: bits_per_byte(python_files(), 'python', s)),
+    Task('cloze', 'the last word of a paragraph', cloze),
+    Task('multiple_choice', 'how a paragraph goes on, of 4 ways', multiple_choice),
+    Task('code_parses', 'written function bodies that parse', code_parses),
+)  # fmt: skip

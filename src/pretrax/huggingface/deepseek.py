@@ -1,0 +1,107 @@
+"""Fields of config.json for latent attention and experts as in DeepSeek V2 and V3. Imports no JAX."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pretrax.huggingface.fields import Options, number, whole, wrong
+from pretrax.model.architecture import Architecture
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """The widths of latents and heads. The files store rotated pairs next to each other (names.py)."""
+
+    fields = (
+        'q_lora_rank', 'kv_lora_rank', 'qk_nope_head_dim', 'qk_rope_head_dim', 'v_head_dim', 'num_attention_heads',
+        'num_key_value_heads', 'rope_interleave', 'head_dim', 'qk_head_dim',
+    )  # fmt: skip
+
+    def read(self, config: Mapping[str, Any]) -> Options:
+        heads = whole('num_attention_heads', config['num_attention_heads'])
+        if config['num_key_value_heads'] not in (None, heads):
+            raise wrong('num_key_value_heads', config['num_key_value_heads'], f'{heads}, the number of heads')
+        if config.get('rope_interleave', True) is not True:
+            raise wrong('rope_interleave', config['rope_interleave'], 'true')
+        q_rank = config['q_lora_rank']
+        return {
+            'n_heads': heads, 'q_rank': 0 if q_rank is None else whole('q_lora_rank', q_rank),
+            'kv_rank': whole('kv_lora_rank', config['kv_lora_rank']),
+            'd_nope': whole('qk_nope_head_dim', config['qk_nope_head_dim']),
+            'd_rope': whole('qk_rope_head_dim', config['qk_rope_head_dim']),
+            'd_head': whole('v_head_dim', config['v_head_dim']),
+        }  # fmt: skip
+
+    def write(self, arch: Architecture) -> dict[str, Any]:
+        if not arch.kv_rank:
+            return {}
+        return {
+            'num_attention_heads': arch.n_heads, 'num_key_value_heads': arch.n_kv_heads,
+            'q_lora_rank': arch.q_rank or None, 'kv_lora_rank': arch.kv_rank, 'qk_nope_head_dim': arch.d_nope,
+            'qk_rope_head_dim': arch.d_rope, 'v_head_dim': arch.d_head,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ExtraLayers:
+    """Modules of multi-token prediction, after the last layer. `HuggingFaceModel.with_modules` adds them to the architecture."""
+
+    fields = ('num_nextn_predict_layers',)
+
+    def read(self, config: Mapping[str, Any]) -> Options:
+        return {}
+
+    def write(self, arch: Architecture) -> dict[str, Any]:
+        return {'num_nextn_predict_layers': arch.mtp_layers}
+
+
+@dataclass(frozen=True)
+class DeepSeekExperts:
+    """Experts with shared experts of the same width, dense layers first, and groups.
+
+    Args:
+        scores: of the router, as the files name them.
+        grouped: the method by which experts are chosen from groups, as the files name it.
+        greedy: the same without groups; None: there are always groups.
+    """
+
+    scores: str
+    grouped: str
+    greedy: str | None = None
+
+    fields = (
+        'moe_intermediate_size', 'intermediate_size', 'n_shared_experts', 'first_k_dense_replace', 'n_group', 'topk_group',
+        'topk_method', 'scoring_func', 'aux_loss_alpha', 'seq_aux', 'moe_layer_freq', 'ep_size',
+    )  # fmt: skip
+
+    def read(self, config: Mapping[str, Any]) -> Options:
+        method = config.get('topk_method', self.grouped)
+        if method not in (self.grouped, self.greedy):
+            raise wrong('topk_method', method, ' or '.join(repr(one) for one in (self.grouped, self.greedy) if one))
+        for field, value in {'scoring_func': self.scores, 'moe_layer_freq': 1, 'seq_aux': True}.items():
+            if config.get(field, value) != value:
+                raise wrong(field, config[field], repr(value))
+        width = whole('moe_intermediate_size', config['moe_intermediate_size'])
+        shared, dense = config['n_shared_experts'] or 0, config['first_k_dense_replace'] or 0
+        options: Options = {
+            'd_ff': width, 'd_shared': whole('n_shared_experts', shared, 0) * width, 'balance_over': 'sequence',
+            'balance_loss': number('aux_loss_alpha', config.get('aux_loss_alpha', 0.0), above=False),
+        }  # fmt: skip
+        if whole('first_k_dense_replace', dense, 0):
+            options |= {'dense_layers': dense, 'd_ff_dense': whole('intermediate_size', config['intermediate_size'])}
+        groups = {'n_expert_groups': 'n_group', 'groups_per_token': 'topk_group'}
+        if method == self.grouped:
+            options |= {name: whole(field, config[field] or 1) for name, field in groups.items()}
+        return options
+
+    def write(self, arch: Architecture) -> dict[str, Any]:
+        if not arch.n_experts:
+            return {}
+        grouped = self.greedy is None or arch.n_expert_groups > 1
+        return {
+            'moe_intermediate_size': arch.d_ff, 'n_shared_experts': arch.d_shared // arch.d_ff,
+            'first_k_dense_replace': len(arch.dense_layers), 'n_group': arch.n_expert_groups,
+            'topk_group': arch.groups_per_token, 'topk_method': self.grouped if grouped else self.greedy,
+            'scoring_func': self.scores, 'aux_loss_alpha': arch.balance_loss, 'seq_aux': True, 'moe_layer_freq': 1,
+            **({'intermediate_size': arch.d_ff_dense} if arch.d_ff_dense else {}),
+        }  # fmt: skip

@@ -1,0 +1,254 @@
+"""Kinds of fields of config.json. Each reads the options that a field stands for, and writes the field of an architecture.
+
+A field is read from a configuration that has every default already, so `None` is null in the file, or a default that
+transformers derives from other fields. Imports no JAX.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pretrax.errors import UserError
+from pretrax.model.architecture import Architecture
+
+Options = dict[str, Any]
+REFUSED = object()
+MOST_LAYERS = 10_000  # a larger number is damage, and would fill the memory with names of tensors
+
+
+def wrong(field: str, value: Any, expected: str) -> UserError:
+    """The error for a value that a field cannot have."""
+    said = 'null' if value is None else repr(value)
+    return UserError(f'config.json: {field} is {said[:80]}; expected {expected}')
+
+
+def whole(field: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
+    """The value, if it is an integer in this range. Raises UserError."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise wrong(field, value, f'an integer from {least} to {most:,}')
+    return value
+
+
+def number(field: str, value: Any, least: float = 0.0, above: bool = True) -> float:
+    """The value, if it is a finite number of at least `least`, or greater if `above`. Raises UserError."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < least or (above and value == least):
+        raise wrong(field, value, f'a number {"above" if above else "of at least"} {least:g}')
+    return float(value)
+
+
+@dataclass(frozen=True)
+class Size:
+    """A positive integer.
+
+    Args:
+        field: name in config.json.
+        option: name of the option.
+        null: what null means, as a function of the configuration; None: it is derived by pretrax from the other sizes.
+        alias: another name of the field, in files of some versions.
+    """
+
+    field: str
+    option: str
+    null: Any = REFUSED
+    alias: str | None = None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.field, *([self.alias] if self.alias else []))
+
+    def read(self, config: Mapping[str, Any]) -> Options:
+        value = config[self.field]
+        if value is None and self.null is not REFUSED:
+            if self.null is None:
+                return {}
+            value = self.null(config)
+        most = MOST_LAYERS if self.option == 'n_layers' else 2**31 - 1
+        return {self.option: whole(self.field, value, most=most)}
+
+    def write(self, arch: Architecture) -> dict[str, Any]:
+        return {self.field: getattr(arch, self.option)}
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number above 0, or of at least 0 if `zero`. `as_integer`: transformers requires an integer if it is whole.
+
+    The option is this power of the field. `absent`: the attribute of the architecture that is written if the option is None.
+    """
+
+    field: str
+    option: str
+    zero: bool = False
+    as_integer: bool = False
+    power: int = 1
+    absent: str | None = None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.field,)
+
+    def read(self, config: Mapping[str, Any]) -> Options:
+        return {self.option: number(self.field, config[self.field], above=not self.zero) ** self.power}
+
+    def write(self, arch: Architecture) -> dict[str, Any]:
+        value = getattr(arch, self.option)
+        if value is None and self.absent is not None:
+            value = getattr(arch, self.absent)
+        if not value and self.power < 0:
+            value = None  # there is no such part
+        if self.power != 1 and value is not None:
+            exact = float(value) ** (1 / self.power)
+            short = float(f'{exact:.12g}')  # drops the digits that rounding adds, if the power is the same
+            value = short if short**self.power == value else exact
+        return {
+            self.field: int(value) if self.as_integer and value is not None and float(value).is_integer() else value
+        }
+
+
+@dataclass(frozen=True)
+class Enumerated:
+    """A field whose values correspond to options: `(('silu', {'activation': 'swiglu'}),)`.
+
+    A field without a default may be absent; then it has no meaning for the class.
+    """
+
+    field: str
+    choices: tuple[tuple[Any, Options], ...]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.field,)
+
+    def read(self, config: Mapping[str, Any]) -> Options:
+        if self.field not in config:
+            return {}
+        value = config[self.field]
+        for choice, options in self.choices:
+            if type(value) is type(choice) and value == choice:
+                return dict(options)
+        known = ', '.join('null' if choice is None else repr(choice) for choice, _ in self.choices)
+        raise UserError(f'{wrong(self.field, value, known)}\npretrax does not support this variant')
+
+    def write(self, arch: Architecture) -> dict[str, Any]:
+        for value, options in self.choices:
+            if options and all(getattr(arch, name) == option for name, option in options.items()):
+                return {self.field: value}
+        return {}
+
+
+def only(field: str, *values: Any) -> Enumerated:
+    """A field that must have one of these values, or be absent."""
+    return Enumerated(field, tuple((value, {}) for value in values))
+
+
+@dataclass(frozen=True)
+class Cap:
+    """A soft cap. null: none."""
+
+    field: str
+    option: str
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.field,)
+
+    def read(self, config: Mapping[str, Any]) -> Options:
+        value = config[self.field]
+        return {self.option: 0.0 if value is None else number(self.field, value)}
+
+    def write(self, arch: Architecture) -> dict[str, Any]:
+        return {self.field: getattr(arch, self.option) or None}
+
+
+@dataclass(frozen=True)
+class Unused:
+    """Fields without effect in the models that the other rows accept."""
+
+    fields: tuple[str, ...]
+
+    def read(self, config: Mapping[str, Any]) -> Options:
+        return {}
+
+    def write(self, arch: Architecture) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True)
+class OfEveryLayer:
+    """A list with this value for every layer, or an absent field."""
+
+    field: str
+    value: Any
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.field,)
+
+    def read(self, config: Mapping[str, Any]) -> Options:
+        count = whole('num_hidden_layers', config['num_hidden_layers'], most=MOST_LAYERS)
+        if self.field in config and config[self.field] != [self.value] * count:
+            raise wrong(self.field, config[self.field], f'a list of {count}, {self.value!r} for every layer')
+        return {}
+
+    def write(self, arch: Architecture) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True)
+class SameAs:
+    """A field that the class does not read, and which must not contradict the one that it reads."""
+
+    field: str
+    read_field: str
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.field,)
+
+    def read(self, config: Mapping[str, Any]) -> Options:
+        if self.field in config and config[self.field] != config[self.read_field]:
+            raise wrong(
+                self.field, config[self.field], f'the value of {self.read_field}, {config[self.read_field]!r:.80}'
+            )
+        return {}
+
+    def write(self, arch: Architecture) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Experts, balanced over the batch. If `mixed`, the class can have layers without experts (Qwen)."""
+
+    mixed: bool = False
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return ('decoder_sparse_step', 'mlp_only_layers', 'intermediate_size') if self.mixed else ()
+
+    def read(self, config: Mapping[str, Any]) -> Options:
+        options: Options = {'balance_over': 'batch'}
+        if not self.mixed:
+            return options
+        every, dense = whole('decoder_sparse_step', config['decoder_sparse_step']), config['mlp_only_layers'] or []
+        if not isinstance(dense, list):
+            raise wrong('mlp_only_layers', dense, 'a list of numbers of layers')
+        n_layers = whole('num_hidden_layers', config['num_hidden_layers'])
+        dense = sorted({i for i in dense if whole('mlp_only_layers', i, 0) < n_layers})  # the class ignores the others
+        if not any((i + 1) % every == 0 and i not in dense for i in range(n_layers)):
+            said = f'decoder_sparse_step {every} and mlp_only_layers'
+            raise wrong(said, config['mlp_only_layers'], f'one of the {n_layers} layers with experts')
+        options |= {'expert_every': every, 'dense_layers': tuple(dense)}
+        if every > 1 or dense:
+            options['d_ff_dense'] = whole('intermediate_size', config['intermediate_size'])
+        return options
+
+    def write(self, arch: Architecture) -> dict[str, Any]:
+        if not arch.d_ff_dense:
+            return {}
+        return {
+            'decoder_sparse_step': arch.expert_every, 'mlp_only_layers': list(arch.dense_layers),
+            'intermediate_size': arch.d_ff_dense,
+        }  # fmt: skip

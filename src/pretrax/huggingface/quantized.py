@@ -1,0 +1,46 @@
+"""The methods of quantization that an import reads. It converts weights to numbers, since training has no quantized weights."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pretrax.errors import UserError
+from pretrax.huggingface.files import BYTES, DTYPES, HuggingFaceCheckpoint
+from pretrax.huggingface.fp8 import with_fp8
+from pretrax.huggingface.mxfp4 import with_mxfp4
+
+READ: dict[str, Callable[[HuggingFaceCheckpoint], HuggingFaceCheckpoint]] = {'mxfp4': with_mxfp4, 'fp8': with_fp8}
+
+
+def check_quantization(config: Mapping[str, Any]) -> None:
+    """Raises UserError if config.json says that weights are quantized by a method that is not read."""
+    said = config.get('quantization_config')
+    if said is not None and _method(config) is None:
+        method = f' ({str(said["quant_method"])[:40]})' if isinstance(said, dict) and 'quant_method' in said else ''
+        raise UserError(
+            f'config.json: quantization_config is set{method}, but quantized weights cannot be trained\n'
+            f'use the checkpoint that they were made from (read as numbers: {", ".join(READ)})'
+        )
+
+
+def with_whole_tensors(checkpoint: HuggingFaceCheckpoint) -> HuggingFaceCheckpoint:
+    """The checkpoint with quantized numbers and their scales as one tensor. Others are returned as they are.
+
+    Raises:
+        UserError: a tensor is in eight bits, but config.json or the names of tensors do not say how to read it.
+    """
+    method = _method(checkpoint.config)
+    if method is not None:
+        checkpoint = READ[method](checkpoint)
+    for name, tensor in checkpoint.tensors.items():
+        if tensor.dtype in BYTES:
+            raise UserError(
+                f'{tensor.file}: {name} is {tensor.dtype}; expected {", ".join(DTYPES)}\n'
+                'quantized weights cannot be trained: use the checkpoint that they were made from'
+            )
+    return checkpoint
+
+
+def _method(config: Mapping[str, Any]) -> str | None:
+    said = config.get('quantization_config')
+    method = said.get('quant_method') if isinstance(said, dict) else None
+    return method if isinstance(method, str) and method in READ else None

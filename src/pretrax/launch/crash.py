@@ -1,0 +1,160 @@
+"""Crash reports: what is known about a process that failed, was killed, or hung, in one file of the run directory.
+
+    runs/base/crashes/20261122T120102.345/process-2.txt
+
+The directory is named after the time at which the attempt started. On a disk that all machines share, and in a bucket, the
+reports of all of them are in one place. Whoever started a process writes its report.
+"""
+
+import dataclasses
+import re
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, printable
+from pretrax.machine.atomic import write_file
+from pretrax.storage import AnyPath, BucketPath
+
+DIRECTORY = 'crashes'
+_MOST_STACKS = 1 << 20  # bytes, of the newest stacks
+
+
+@dataclasses.dataclass(frozen=True)
+class Crash:
+    """A process that failed, was killed, or hung.
+
+    Attributes:
+        process: its number.
+        host: the name of its machine.
+        code: its exit code; negative: the signal that killed it; None: it hung, and had to be killed.
+        seconds: how long it ran.
+        step: step of the newest checkpoint at its end.
+        output: the last lines that it wrote.
+        stacks: what it wrote to its file of stacks in this attempt.
+    """
+
+    process: int
+    host: str
+    code: int | None
+    seconds: float
+    step: int
+    output: Sequence[str]
+    stacks: str
+
+    def text(self) -> str:
+        """The report."""
+        how = 'it showed no sign of life and was killed' if self.code is None else in_words(self.code)
+        after = f'step {self.step} is the newest checkpoint' if self.step else 'there is no checkpoint yet'
+        head = [
+            f'process {self.process} on {self.host or socket.gethostname()}',
+            f'{how}, after {self.seconds:.0f} s; {after}',
+            f'written {time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())}',
+        ]
+        output = self.output or ['(none)']
+        stacks = self.stacks.strip() or '(none)'
+        return '\n'.join(
+            [*head, '', '== last lines of its output', *output, '', '== stacks of its threads', stacks, '']
+        )
+
+
+def attempt_label() -> str:
+    """The name of an attempt that starts now: '20261122T120102.345', in UTC."""
+    now = time.time()
+    return time.strftime('%Y%m%dT%H%M%S', time.gmtime(now)) + f'.{int(1000 * now) % 1000:03}'
+
+
+def report_path(run_dir: AnyPath, attempt: str, process: int) -> AnyPath:
+    """Where the report of a process belongs."""
+    return run_dir / DIRECTORY / attempt / f'process-{process}.txt'
+
+
+def write_crash_report(run_dir: AnyPath, attempt: str, crash: Crash) -> AnyPath:
+    """Writes a report, unless the machine of the process has written one already. Returns its path.
+
+    Args:
+        run_dir: the run directory, on a disk or in a bucket.
+        attempt: from `attempt_label`.
+        crash: what is known.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = report_path(run_dir, attempt, crash.process)
+    if not path.is_file():
+        content = printable(crash.text()).encode(errors='replace')
+        if isinstance(path, BucketPath):
+            path.write_bytes(content)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, content)
+    return path
+
+
+def newest_reports(run_dir: AnyPath) -> list[AnyPath]:
+    """The reports of the newest attempt that left some. Raises OSError if the bucket cannot be reached."""
+    directory = run_dir / DIRECTORY
+    if isinstance(directory, BucketPath):
+        names = directory.files()
+    else:
+        names = [path.relative_to(directory).as_posix() for path in directory.glob('*/*.txt')]
+    newest = max((name.partition('/')[0] for name in names), key=_natural, default='')
+    return [directory / name for name in sorted(names) if name.partition('/')[0] == newest]
+
+
+def _natural(label: str) -> list[tuple[int, str]]:
+    """Orders 'base-9' before 'base-10'."""
+    return [(int(part), '') if part.isdecimal() else (-1, part) for part in re.split(r'(\d+)', label)]
+
+
+def in_words(code: int) -> str:
+    """What an exit code says: 'killed by SIGKILL', 'exit code 75: not finished, to be started again'."""
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'
+        return f'killed by {name}{_MAY_BE_MEMORY if -code == signal.SIGKILL else ""}'
+    return f'exit code {code}{_MEANINGS.get(code, ": an error, see its output")}'
+
+
+_MAY_BE_MEMORY = ', which Linux sends when memory runs out'
+_MEANINGS = {
+    DONE: ': done',
+    MISTAKE: ': a mistake that would repeat itself',
+    CONFIGURATION: ': a mistake that would repeat itself',
+    TRY_AGAIN: ': not finished, to be started again',
+}
+
+
+class StackFiles:
+    """The files of stacks of a run, `stacks/process-<i>.txt`: what is written to them from now on.
+
+    Args:
+        directory: the run directory on this machine.
+        processes: numbers of the processes.
+    """
+
+    def __init__(self, directory: Path, processes: Sequence[int]):
+        self._begins = {number: _size(self._path(directory, number)) for number in processes}
+        self._directory = directory
+
+    def new(self, process: int) -> str:
+        """What a process has written since this object was made; '' if that is nothing."""
+        try:
+            with self._path(self._directory, process).open('rb') as stacks:
+                begin = self._begins[process]
+                stacks.seek(max(begin, _size(Path(stacks.name)) - _MOST_STACKS))
+                return stacks.read().decode(errors='replace')
+        except OSError:
+            return ''
+
+    @staticmethod
+    def _path(directory: Path, process: int) -> Path:
+        return directory / 'stacks' / f'process-{process}.txt'
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,67 @@
+"""The processes of one attempt, as a supervisor sees them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+TAIL = 20  # lines shown of the output of a process
+
+
+class Group:
+    """The processes of one attempt, numbered from 0. They run when the object exists, and none runs after `end`."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __enter__(self) -> 'Group':
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def codes(self) -> dict[int, int]:
+        """Exit codes of the processes that have ended, by number. Negative: the signal that killed the process."""
+        raise NotImplementedError
+
+    def send(self, number: int) -> None:
+        """Sends a signal to all processes."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Kills all processes, and what they have started. A second call does nothing."""
+        raise NotImplementedError
+
+    def processes(self) -> list[Any]:
+        """What `attempts.jsonl` says about the processes, in their order: their ids, or where they run."""
+        raise NotImplementedError
+
+    def tail(self, number: int) -> list[str]:
+        """The last lines that a process wrote; none if they are not kept."""
+        del number
+        return []
+
+    def host(self, number: int) -> str:
+        """The name of the machine of a process; '' if it is this one."""
+        del number
+        return ''
+
+    def gone(self) -> Sequence[int]:
+        """Numbers of the processes whose machine is gone, so that they cannot be started there again. Called at the end."""
+        return ()
+
+
+def identity(number: int, count: int, address: str) -> dict[str, str]:
+    """Environment that tells JAX the number of a process, how many there are, and the HOST:PORT of the first."""
+    return {'JAX_COORDINATOR_ADDRESS': address, 'JAX_NUM_PROCESSES': str(count), 'JAX_PROCESS_ID': str(number)}
+
+
+def output_file(run_dir: Path, number: int) -> Path:
+    """The file with the output of a process."""
+    return run_dir / 'output' / f'process-{number}.txt'
+
+
+def last_lines(file: Path, begin: int) -> list[str]:
+    """The last lines of a file, of those after this offset."""
+    with file.open('rb') as output:
+        output.seek(begin)
+        return output.read().decode(errors='replace').splitlines()[-TAIL:]

@@ -1,0 +1,83 @@
+"""`launch.json` of a run: which engine runs it, and as which job. `pretrax launch status`, `logs` and `stop` read it.
+
+{"engine": "slurm", "job": "4711", "nodes": 4, "time": 1790000000.0, "command": ["pretrax", "launch", "slurm", ...],
+ "facts": {"log": "/shared/runs/base/slurm-4711.txt"}}
+"""
+
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from pretrax.errors import UserError, first_line
+from pretrax.machine.atomic import write_file
+from pretrax.machine.command_line import without_secrets
+from pretrax.storage import AnyPath, BucketPath, locate
+
+FILE = 'launch.json'
+RUNS = Path('runs')  # where a run that is given by its name alone is
+
+
+class LaunchRecord(pydantic.BaseModel):
+    """How a run was launched most recently.
+
+    Attributes:
+        engine: 'slurm', 'kubernetes', 'tpu-vm', 'ray', 'ssh' or 'local'.
+        job: what the engine calls it.
+        nodes: number of machines, or of processes of one machine.
+        time: seconds since 1970.
+        host: where the command was typed.
+        command: the command, without secrets.
+        facts: what else the engine needs to find the job: its namespace, its zone, its log.
+    """
+
+    model_config = pydantic.ConfigDict(frozen=True)
+
+    engine: str
+    job: str
+    nodes: int
+    time: float = pydantic.Field(default_factory=time.time)
+    host: str = pydantic.Field(default_factory=socket.gethostname)
+    command: list[str] = pydantic.Field(default_factory=lambda: without_secrets(['pretrax', *sys.argv[1:]]))
+    facts: dict[str, Any] = {}
+
+
+def write_record(run_dir: AnyPath, record: LaunchRecord) -> None:
+    """Writes the record of a run, on a disk or in a bucket. Raises OSError."""
+    content = (record.model_dump_json(indent=1) + '\n').encode()
+    if isinstance(run_dir, BucketPath):
+        (run_dir / FILE).write_bytes(content)
+    else:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write_file(run_dir / FILE, content)
+
+
+def read_record(run_dir: AnyPath) -> LaunchRecord:
+    """The record of a run.
+
+    Raises:
+        UserError: it was not launched, or the file cannot be read.
+    """
+    path = run_dir / FILE
+    try:
+        return LaunchRecord.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(
+            f'{run_dir}: there is no {FILE}: `pretrax launch` has not started this run\n'
+            'give a run directory, its name below runs/, or the URL of a run in a bucket; `pretrax runs` lists them'
+        ) from None
+    except pydantic.ValidationError as error:
+        raise UserError(f'{path} is not a record of a launch: {first_line(error)}\nlaunch the run again') from None
+    except OSError as error:
+        raise UserError(f'{path} cannot be read: {error.strerror}') from error
+
+
+def run_named(text: str) -> AnyPath:
+    """The run directory that a user means: a directory, a URL, or the name of a run below `runs/`."""
+    path = locate(text)
+    if isinstance(path, BucketPath) or path.exists() or len(path.parts) > 1 or not (RUNS / path).exists():
+        return path
+    return RUNS / path

@@ -1,0 +1,205 @@
+"""The scripts that `sbatch` reads: one for a run on several nodes, one for the rows of a sweep. Runs no program of Slurm."""
+
+import dataclasses
+import pathlib
+import re
+import shlex
+from collections.abc import Sequence
+
+from pretrax.errors import UserError
+
+_BEFORE_LIMIT = 300  # seconds before the time limit at which Slurm asks a job to save and end
+_SPARE = 30  # seconds of these for what follows the end of the processes
+
+# `wait` returns early when a trap has run, and knows the exit code of a process that has ended. `$!` is the supervisor: bash sets
+# it when it forks, so it is known to a trap that runs before the next line does.
+_RUN = """
+trap 'kill -TERM $!' TERM              # near the time limit: save, and go on in another allocation
+trap 'stopped=yes; kill -TERM $!' INT  # pretrax launch stop: save, and end
+{command} &
+wait $!
+while kill -0 $! 2> /dev/null; do wait $!; done
+wait $!
+code=$?
+if [ $code = 143 ]; then code=75; fi  # ended by TERM before it trained
+if [ $code = 137 ] && [ ! "$stopped" ]; then code=75; fi  # killed, such as for lack of memory
+
+# Exit code 75: the run is not finished. A job that is canceled is not RUNNING any more, and must stay canceled.
+if [ $code != 75 ]; then exit $code; fi
+if [ "$stopped" ]; then exit 0; fi
+for try in {{1..60}}; do  # a controller that restarts does not answer for some minutes
+    if state=$(squeue --noheader --job=$SLURM_JOB_ID --format=%T); then
+        if [ "$state" != RUNNING ]; then break; fi
+        if said=$(scontrol requeue $SLURM_JOB_ID 2>&1); then break; fi
+        echo "$said"
+        if [[ $said = *disabled* ]]; then break; fi  # --no-requeue
+    fi
+    sleep 10
+done
+exit 75
+"""
+_ROW = """
+exec {command} --row $SLURM_ARRAY_TASK_ID
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Resources:
+    """What a job asks Slurm for.
+
+    Attributes:
+        nodes: number of nodes.
+        gpus_per_node: None: asks for none.
+        cpus_per_node: None: whole nodes, with all their cores and memory, which no other job shares.
+        minutes: time limit; None: that of the partition.
+        partition, account, qos, constraint: None: the default of the site.
+        extra: other options of sbatch, such as 'mem=64G'. They replace those of the same name.
+    """
+
+    nodes: int = 1
+    gpus_per_node: int | None = None
+    cpus_per_node: int | None = None
+    minutes: int | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    extra: Sequence[str] = ()
+
+
+def run_script(
+    name: str, resources: Resources, command: Sequence[str], *, directory: pathlib.Path, output: pathlib.Path, elastic: bool
+) -> str:  # fmt: skip
+    """The script of a run.
+
+    Args:
+        name: of the job.
+        resources: what the job asks for.
+        command: supervises the run on the first node.
+        directory: in which the job runs.
+        output: file for its output; `%j` is the number of the job.
+        elastic: a lost node does not end the job.
+    """
+    options = {
+        'job-name': name,
+        **_resources(resources),
+        'chdir': str(directory),
+        'output': str(output),
+        'open-mode': 'append',
+        'signal': f'B:TERM@{_before_limit(resources.minutes)}',
+        'requeue': None,
+        **({'no-kill': None} if elastic else {}),
+    }
+    return _script(options, resources.extra, _RUN.format(command=shlex.join(command)))
+
+
+def rows_script(
+    name: str, resources: Resources, command: Sequence[str], *, directory: pathlib.Path, output: pathlib.Path,
+    rows: int, at_once: int | None,
+) -> str:  # fmt: skip
+    """The script of an array of jobs, one for each row of a sweep.
+
+    Args:
+        name, resources, directory: as for a run.
+        command: `pretrax bench` of the sweep, to which the number of the row is appended.
+        output: file for the output of a row; `%a` is its number.
+        rows: number of rows.
+        at_once: most rows that run at the same time; None: any number.
+    """
+    options = {
+        'job-name': name,
+        'array': f'1-{rows}' + (f'%{at_once}' if at_once else ''),
+        **_resources(resources),
+        'chdir': str(directory),
+        'output': str(output),
+        'open-mode': 'append',
+        'requeue': None,
+    }
+    return _script(options, resources.extra, _ROW.format(command=shlex.join(command)))
+
+
+def stop_within(resources: Resources) -> int:
+    """Seconds that the processes of a run have to save and end after the signal that Slurm sends before the time limit."""
+    given = dict(_option(text) for text in resources.extra).get('signal')
+    if given is None:
+        before = _before_limit(resources.minutes)
+    else:
+        found = re.search(r'@(\d+)$', given)
+        before = int(found[1]) if found else 60  # the default of sbatch
+    return max(before - _SPARE, before // 2)
+
+
+def _before_limit(minutes: int | None) -> int:
+    """Seconds before the time limit at which Slurm asks a job to save and end: at most a quarter of the time."""
+    return _BEFORE_LIMIT if minutes is None else min(_BEFORE_LIMIT, 60 * minutes // 4)
+
+
+def minutes_of(text: str) -> int:
+    """A time limit in minutes, rounded up: '24h', '90m', '1d12h', or as Slurm writes it: '1-12:00:00', '30:00', '90'.
+
+    Raises:
+        UserError: it is none of these, or zero.
+    """
+    seconds = 0
+    if units := re.fullmatch(r'(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?', text.strip()):
+        days, hours, minutes = (int(number or 0) for number in units.groups())
+        seconds = 60 * (minutes + 60 * (hours + 24 * days))
+    elif clock := re.fullmatch(r'(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?', text.strip()):
+        days, *numbers = clock.groups()
+        parts = [int(number) for number in numbers if number is not None]
+        # Slurm: days-hours[:minutes[:seconds]], else minutes[:seconds] or hours:minutes:seconds
+        first = 3600 if days is not None or len(parts) == 3 else 60
+        seconds = 86400 * int(days or 0) + sum(part * first // 60**place for place, part in enumerate(parts))
+    if not seconds:
+        raise UserError(f'--time {text}: expected a time limit such as 24h, 90m, 1d12h or 1-12:00:00')
+    return -(-seconds // 60)
+
+
+def clock_text(minutes: int) -> str:
+    """Minutes as Slurm writes a time limit: '1-12:00:00'."""
+    days, hours, left = minutes // 1440, minutes // 60 % 24, minutes % 60
+    return (f'{days}-' if days else '') + f'{hours:02}:{left:02}:00'
+
+
+def _resources(resources: Resources) -> dict[str, str | None]:
+    """Options of sbatch, {name: value}; the value of a flag is None."""
+    shared = resources.cpus_per_node is not None
+    wanted = {
+        'partition': resources.partition,
+        'account': resources.account,
+        'qos': resources.qos,
+        'constraint': resources.constraint,
+        'nodes': str(resources.nodes),
+        'ntasks-per-node': '1',
+        'gpus-per-node': resources.gpus_per_node,
+        'cpus-per-task': resources.cpus_per_node,
+        'mem': None if shared else '0',
+        'time': resources.minutes and clock_text(resources.minutes),
+    }
+    return ({} if shared else {'exclusive': None}) | {name: str(value) for name, value in wanted.items() if value}
+
+
+def _script(options: dict[str, str | None], extra: Sequence[str], body: str) -> str:
+    given = dict(_option(text) for text in extra)
+    names = {_OPPOSITES.get(name, name) for name in given}
+    kept = {name: value for name, value in options.items() if name not in names}
+    lines = [
+        f'#SBATCH --{name}' + ('' if value is None else f'={_quoted(value)}') for name, value in (kept | given).items()
+    ]
+    return '\n'.join(['#!/bin/bash', *lines]) + '\n' + body
+
+
+_OPPOSITES = {'no-requeue': 'requeue'}
+
+
+def _option(text: str) -> tuple[str, str | None]:
+    """Name and value of an option of sbatch: 'mem=64G', '--comment=my run', 'hold'. Raises UserError."""
+    found = re.fullmatch(r'(?:--)?([a-z][a-z-]+)(?:=([^\n]+))?', text.strip())
+    if found is None:
+        raise UserError(f'--sbatch {text!r}: expected a long option of sbatch, such as --sbatch mem=64G')
+    return found[1], found[2]
+
+
+def _quoted(value: str) -> str:
+    """A value in a line of options, which sbatch splits as a shell does; it takes neither line breaks nor `#`."""
+    return value if re.fullmatch(r'[\w@%+=:,./~&|*\[\]-]+', value) else '"' + re.sub(r'(["\\])', r'\\\1', value) + '"'

@@ -1,0 +1,304 @@
+"""Runs on hosts that are reached with OpenSSH: for a few machines without a scheduler.
+
+Each host runs `pretrax launch node --controlled`, which ends when the connection does. `~/.ssh/config` is respected.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from pretrax.errors import Report, UserError
+from pretrax.launch.group import identity
+from pretrax.launch.remote import RemoteGroup, RemoteProcess
+from pretrax.launch.sizes import restricted_to
+
+LOST = 255  # exit code of `ssh` if there is no connection, or if it broke
+NO_DIRECTORY = 41  # exit code of the program on a host
+_DEFAULTS = {
+    'connecttimeout': ('none', 'ConnectTimeout=10'),
+    'serveraliveinterval': ('0', 'ServerAliveInterval=5'),
+}
+_HOST = re.compile(
+    r'(?P<target>(?:[^@\s:/-][^@\s:/]*@)?(?:\[[0-9A-Fa-f:.%]+\]|[^@\s:/\[\]-][^@\s:/\[\]]*))(?::(?P<port>\d+))?'
+)
+_PORTS = range(20000, 32000)  # below those that Linux gives to outgoing connections
+_PROBE_SECONDS = 20.0  # for a host to answer
+_FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0  # seconds between two attempts to reach a host
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """A host as the user names it, such as 'user@box3:2222'."""
+
+    name: str
+    target: str
+    port: str | None = None
+
+    @property
+    def address(self) -> list[str]:
+        """The arguments of ssh that name it."""
+        return [*(['-p', self.port] if self.port else []), self.target]
+
+    @property
+    def words(self) -> str:
+        """`address` as one string."""
+        return shlex.join(self.address)
+
+
+def parse_hosts(texts: Sequence[str]) -> list[Host]:
+    """The hosts of a list such as ['box1', 'user@box3:2222'].
+
+    Raises:
+        UserError: one of them is not the name of a host, or occurs twice.
+    """
+    hosts = []
+    for text in texts:
+        match = _HOST.fullmatch(text)
+        if match is None:
+            raise UserError(f'{text!r} is not a host\nexpected box1, user@box1, box1:2222 or [fe80::1]:2222')
+        hosts.append(Host(text, match['target'].replace('[', '').replace(']', ''), match['port']))
+    twice = sorted({host.name for host in hosts if hosts.count(host) > 1})
+    if twice:
+        raise UserError(f'{twice[0]} is listed twice; each host runs one process, which uses all its devices')
+    if not hosts:
+        raise UserError('there are no hosts\ngive --hosts box1,box2 or --hosts-file FILE')
+    return hosts
+
+
+def read_hosts(file: pathlib.Path) -> list[str]:
+    """The hosts in a file, one per line; `#` begins a comment. Raises UserError."""
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f'--hosts-file: {file} cannot be read: {getattr(error, "strerror", "it is not text")}'
+        ) from error
+    return [text for line in lines if (text := line.partition('#')[0].strip())]
+
+
+class Ssh:
+    """How commands run on hosts.
+
+    Args:
+        program: 'ssh', with options of its own.
+        directory: the working directory on the hosts; it may begin with '~/'.
+        python: Python with pretrax on the hosts.
+
+    Raises:
+        UserError: there is no such program.
+    """
+
+    def __init__(self, program: str, directory: str, python: str):
+        self.program = shlex.split(program)
+        self.directory, self.python = directory, python
+        self._settings: dict[Host, Mapping[str, str]] = {}
+        if not self.program or shutil.which(self.program[0]) is None:
+            raise UserError(f'there is no {program or "ssh"!r} on this machine: apt-get install openssh-client')
+
+    def settings(self, host: Host) -> Mapping[str, str]:
+        """What ssh would use for a host, after its configuration files: {'hostname': ..., 'serveraliveinterval': ...}."""
+        if host in self._settings:
+            return self._settings[host]
+        done = subprocess.run([*self.program, '-G', *host.address], capture_output=True, text=True)
+        if done.returncode:
+            raise UserError(f'{shlex.join(self.program)} fails: {(done.stderr.strip().splitlines() or ["?"])[0][:200]}')
+        pairs = (line.partition(' ') for line in done.stdout.splitlines())
+        self._settings[host] = {key: value for key, _, value in pairs}
+        return self._settings[host]
+
+    def command(self, host: Host, text: str) -> list[str]:
+        """The local command that runs a line of a shell on a host."""
+        found = self.settings(host)
+        options = ['BatchMode=yes', 'ControlPath=none', 'ClearAllForwardings=yes']
+        options += [option for key, (default, option) in _DEFAULTS.items() if found.get(key, default) == default]
+        return [*self.program, '-T', *(f'-o{option}' for option in options), *host.address, text]
+
+    def python_line(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+        """The line of a shell that runs Python in the directory."""
+        assignments = [f'{name}={value}' for name, value in (environment or {}).items()]
+        program = shlex.join(['exec', *(['env', *assignments] if assignments else []), self.python, *arguments])
+        return f'cd {self._quoted_directory()} || exit {NO_DIRECTORY}; {program}'
+
+    def _quoted_directory(self) -> str:
+        home, slash, rest = self.directory.partition('/')
+        return f'{home}{slash}{shlex.quote(rest)}' if home == '~' and rest else shlex.quote(self.directory)
+
+
+class Probe:
+    """Finds out in the background which hosts can be reached."""
+
+    def __init__(self, ssh: Ssh, hosts: Collection[Host]):
+        self._began = time.monotonic()
+        self._asked = {
+            host: subprocess.Popen(
+                ssh.command(host, 'exit 0'), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, start_new_session=True,
+            )
+            for host in hosts
+        }  # fmt: skip
+
+    def is_over(self) -> bool:
+        """Whether all hosts have answered or failed to, or have had enough time."""
+        is_late = time.monotonic() - self._began > _PROBE_SECONDS
+        return is_late or all(process.poll() is not None for process in self._asked.values())
+
+    def answers(self) -> set[Host]:
+        """Waits a limited time, and returns the hosts that answer: sshd may do so while a login shell hangs."""
+        until = self._began + _PROBE_SECONDS
+        for process in self._asked.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+        self.close()
+        return {host for host, process in self._asked.items() if process.returncode == 0}
+
+    def close(self) -> None:
+        for process in self._asked.values():
+            process.kill()
+            process.wait()
+
+
+class SshLaunch:
+    """Starts the processes of an attempt, one on each host.
+
+    Args:
+        ssh: how hosts are reached.
+        hosts: all hosts; a slot is an index of one.
+        arguments: of `pretrax launch node`.
+        environment: of the processes, besides their identity.
+        devices: devices of each process; None: all of its host.
+        coordinator: the address of the first host as the others see it; None: its address as ssh knows it.
+        directory: the run directory on this machine.
+        patience: seconds for hosts that were lost to come back, before an attempt fails.
+        say: receives messages.
+    """
+
+    def __init__(
+        self, ssh: Ssh, hosts: Sequence[Host], arguments: Sequence[str], environment: Mapping[str, str], *,
+        devices: int | None, coordinator: str | None, directory: pathlib.Path, patience: float, say: Report = print,
+    ):  # fmt: skip
+        self.ssh, self.hosts, self._arguments = ssh, hosts, arguments
+        self._environment = {**restricted_to(devices), **environment}
+        self._coordinator, self._directory, self._patience, self._say = coordinator, directory, patience, say
+        self._lost: set[Host] = set()
+        self._probe: Probe | None = None
+        self._next_probe = 0.0
+
+    def start(self, slots: Sequence[int], attempt: str) -> 'SshGroup':
+        """The processes of an attempt, for `Supervisor`."""
+        hosts = [self.hosts[slot] for slot in slots]
+        processes = self.processes(hosts, attempt)
+        return SshGroup(self.ssh, hosts, processes, self._directory, self._lost, self._patience, self._say)
+
+    def processes(self, hosts: Sequence[Host], attempt: str | None = None) -> list[RemoteProcess]:
+        """How the processes on these hosts are started; the port of the first one is random."""
+        address = self.coordinator(hosts[0])
+        coordinator = f'{f"[{address}]" if ":" in address else address}:{random.choice(_PORTS)}'
+        arguments = ['-m', 'pretrax', 'launch', 'node', *self._arguments, '--controlled']
+        arguments += ['--attempt', attempt] if attempt else []
+        made = []
+        for number, host in enumerate(hosts):
+            line = self.ssh.python_line(arguments, identity(number, len(hosts), coordinator) | self._environment)
+            made.append(RemoteProcess(host.name, self.ssh.command(host, line)))
+        return made
+
+    def coordinator(self, host: Host) -> str:
+        """The address of a host as the others see it."""
+        if self._coordinator is not None and host == self.hosts[0]:
+            return self._coordinator
+        return self.ssh.settings(host).get('hostname', host.target)
+
+    def ready(self, slots: Collection[int]) -> list[int]:
+        """The slots whose hosts have just answered. It does not block: a later call returns the answers."""
+        if self._probe is None:
+            if time.monotonic() >= self._next_probe:
+                self._probe = Probe(self.ssh, [self.hosts[slot] for slot in slots])
+                self._next_probe = time.monotonic() + _FIRST_WAIT
+            return []
+        if not self._probe.is_over():
+            return []
+        answers, self._probe = self._probe.answers(), None
+        self._lost -= answers
+        return [slot for slot in slots if self.hosts[slot] in answers]
+
+
+class SshGroup(RemoteGroup):
+    """One process on each host. Hosts that were lost are waited for before all of them are started.
+
+    Args:
+        ssh, hosts, processes, directory: see `SshLaunch` and `RemoteGroup`.
+        lost: the hosts to wait for; those that are lost here are added.
+        patience: seconds to wait for them.
+        say: receives messages.
+    """
+
+    def __init__(
+        self, ssh: Ssh, hosts: Sequence[Host], processes: Sequence[RemoteProcess], directory: pathlib.Path,
+        lost: set[Host], patience: float, say: Report,
+    ):  # fmt: skip
+        self._ssh, self._hosts, self._lost, self._say = ssh, hosts, lost, say
+        self._until, self._pause = time.monotonic() + patience, _FIRST_WAIT
+        self._next_look = time.monotonic()
+        self._probe: Probe | None = None
+        self._given_up: dict[int, int] = {}
+        self._missing = {host for host in hosts if host in lost}
+        if self._missing:
+            say(f'launch: waiting up to {patience:.0f} s for {_names(self._missing)}')
+        super().__init__(processes, directory, at_once=not self._missing)
+
+    def codes(self) -> dict[int, int]:
+        if self._given_up:
+            return self._given_up
+        if self._missing:
+            self._look_for_missing()
+            return {}
+        return {number: -signal.SIGHUP if code == LOST else code for number, code in super().codes().items()}
+
+    def _look_for_missing(self) -> None:
+        if self._probe is not None and self._probe.is_over():
+            self._missing -= self._probe.answers()
+            self._probe = None
+        if not self._missing:
+            self._lost.clear()
+            self.start_all()
+        elif time.monotonic() >= self._until:
+            self._say(f'launch: no answer from {_names(self._missing)}')
+            self._give_up(-signal.SIGHUP)
+        elif self._probe is None and time.monotonic() >= self._next_look:
+            self._probe = Probe(self._ssh, self._missing)
+            self._next_look = time.monotonic() + self._pause
+            self._pause = min(_LONGEST_WAIT, 2 * self._pause)
+
+    def _give_up(self, code: int) -> None:
+        self._given_up = {number: code for number, host in enumerate(self._hosts) if host in self._missing}
+
+    def send(self, number: int) -> None:
+        if self._missing and number in (signal.SIGINT, signal.SIGTERM):
+            self._give_up(-number)
+        super().send(number)
+
+    def end(self) -> None:
+        if self._probe is not None:
+            self._probe.close()
+        super().end()
+
+    def gone(self) -> Sequence[int]:
+        """The processes whose hosts do not answer."""
+        ended = super().codes()
+        doubtful = {
+            host: number for number, host in enumerate(self._hosts)
+            if host in self._missing or ended.get(number) in (None, LOST, -signal.SIGKILL)
+        }  # fmt: skip
+        self._lost |= set(doubtful) - Probe(self._ssh, doubtful).answers()
+        return [number for host, number in doubtful.items() if host in self._lost]
+
+
+def _names(hosts: Collection[Host]) -> str:
+    return ' and '.join(sorted(host.name for host in hosts))

@@ -1,0 +1,184 @@
+"""Layers that keep a state instead of keys and values: gated delta nets and state-space models (Mamba 2).
+
+Queries, keys and values pass through a short causal convolution. The state of a head is a matrix [D_key, D_value], which decays
+with each token. A delta net and a state-space model differ in what a token writes (delta_net.py, state_space.py) and in the
+norm of the result. No token sees another document. `weights.Layer` names each weight as the papers do.
+
+Letters: B batch, L length, M d_model, N_state heads, D_value head, N_key key heads, D_key key, J tokens that
+the convolution sees.
+Mesh axes: axes.py. t shards the heads; a sequence is on one device (c is 1).
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from pretrax.model.delta_net import delta_scan
+from pretrax.model.layers import LayerSpec, Tokens
+from pretrax.model.matmul import product
+from pretrax.model.norm import norm
+from pretrax.model.state_space import state_space_scan
+from pretrax.model.weights import Layer
+from pretrax.shardlib import all_gather, f32, i32, num, psum_scatter, pytree_dataclass, save, typechecked
+
+
+@pytree_dataclass
+class Projections:
+    """What a layer makes of its input."""
+
+    q: num['B/r/d/e L/c N_key/t D_key']  # before the convolution, as k and v
+    k: num['B/r/d/e L/c N_key/t D_key']
+    v: num['B/r/d/e L/c N_state/t D_value']
+    z: num['B/r/d/e L/c N_state/t D_value']  # gates the result
+    a: num['B/r/d/e L/c N_state/t']  # the step dt is softplus(a + linear_dt_bias)
+    beta: num['B/r/d/e L/c N_state/t'] | None  # of a delta net
+
+
+@pytree_dataclass
+class State:
+    """What a layer keeps of sequences, in decoding."""
+
+    q: num['slots/r/d/e before N_key/t D_key']  # the last J - 1 tokens before the convolution, as k and v
+    k: num['slots/r/d/e before N_key/t D_key']
+    v: num['slots/r/d/e before N_state/t D_value']
+    state: f32['slots/r/d/e N_state/t D_key D_value']
+
+
+@typechecked
+def linear_attention(h: num['B/r/d/e L/c/t M'], w: Layer, tokens: Tokens, layer: LayerSpec) -> num['B/r/d/e L/c/t M']:
+    """The mixer of a layer with a state. Yang et al. 2024, arXiv:2412.06464; Dao and Gu 2024, arXiv:2405.21060."""
+    x = projections(h, w, layer)
+    y, _ = mix(x, w, tokens.segments, layer, None)
+    return state_output(y, x.z, w, layer)
+
+
+@typechecked
+def projections(h: num['B/r/d/e L/c/t M'], w: Layer, layer: LayerSpec) -> Projections:
+    """The projections of h."""
+    h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', h)
+    of_key, of_head = (
+        'B/r/d/e L/c M, M N_key/t D_key -> B/r/d/e L/c N_key/t D_key',
+        'B/r/d/e L/c M, M N_state/t D_value -> B/r/d/e L/c N_state/t D_value',
+    )
+    q = product(
+        of_key, h, layer.gather('linear_q', 'M/d N_key/t D_key -> M N_key/t D_key', w, h), layer.formats['linear_q']
+    )
+    k = product(
+        of_key, h, layer.gather('linear_k', 'M/d N_key/t D_key -> M N_key/t D_key', w, h), layer.formats['linear_k']
+    )
+    v = product(
+        of_head,
+        h,
+        layer.gather('linear_v', 'M/d N_state/t D_value -> M N_state/t D_value', w, h),
+        layer.formats['linear_v'],
+    )
+    z = product(
+        of_head,
+        h,
+        layer.gather('linear_z', 'M/d N_state/t D_value -> M N_state/t D_value', w, h),
+        layer.formats['linear_z'],
+    )
+
+    def of_heads(name: str) -> num['B/r/d/e L/c N_state/t']:
+        matrix = layer.gather(name, 'M/d N_state/t -> M N_state/t', w, h)
+        return product('B/r/d/e L/c M, M N_state/t -> B/r/d/e L/c N_state/t', h, matrix, layer.formats[name])
+
+    beta = None if w.linear_beta is None else of_heads('linear_beta')
+    return Projections(save(q, 'q'), save(k, 'k'), save(v, 'v'), save(z, 'gate'), of_heads('linear_a'), beta)
+
+
+@typechecked
+def mix(
+    x: Projections, w: Layer, segments: i32['B/r/d/e L/c'], layer: LayerSpec, before: State | None
+) -> tuple[num['B/r/d/e L/c N_state/t D_value'], f32['B/r/d/e N_state/t/c D_key D_value']]:
+    """What each token reads from the state, and the state after the last token.
+
+    Args:
+        x: the tokens.
+        w: weights of the layer.
+        segments: the number of each token's document.
+        layer: the kind of the layer.
+        before: the state of the first document before these tokens; None: an empty one.
+    """
+    last = (None, None, None) if before is None else (before.q, before.k, before.v)
+    q = convolution(x.q, w.linear_q_conv, w.linear_q_conv_bias, segments, last[0])
+    k = convolution(x.k, w.linear_k_conv, w.linear_k_conv_bias, segments, last[1])
+    v = convolution(x.v, w.linear_v_conv, w.linear_v_conv_bias, segments, last[2])
+    assert w.linear_dt_bias is not None
+    assert w.linear_log_decay is not None
+    grouped = v.reshape(*q.shape[:3], -1, v.shape[-1]).astype(jnp.float32)  # [B, L, G, R, W]
+    step = jax.nn.softplus(x.a.astype(jnp.float32) + w.linear_dt_bias)
+    decay = (-jnp.exp(w.linear_log_decay) * step).reshape(grouped.shape[:-1])
+    step = step.reshape(decay.shape)
+    state = jnp.zeros_like(decay[:, 0, ..., None, None] * q[:, 0, :, None, :, None] * grouped[:, 0, :, :, None])
+    if before is not None:
+        state = state + before.state.reshape(state.shape)
+    if x.beta is not None:
+        beta = jax.nn.sigmoid(x.beta.astype(jnp.float32)).reshape(decay.shape)
+        y, state = delta_scan(q, k, grouped, decay, beta, segments, state)
+    else:
+        y, state = state_space_scan(q, k, grouped * step[..., None], decay, segments, state)
+    y, state = y.reshape(v.shape), state.reshape(len(state), -1, *state.shape[3:])
+    if w.linear_skip is not None:
+        y = y + v * w.linear_skip[:, None]
+    return save(y.astype(v.dtype), 'attention'), state
+
+
+@jax.checkpoint
+def convolution(
+    x: jax.Array, kernel: jax.Array, bias: jax.Array | None, segments: i32['B L'], before: jax.Array | None
+) -> jax.Array:
+    """silu of a causal convolution of each channel, inside documents, in f32.
+
+    Args:
+        x: [B, L, heads, width].
+        kernel: [heads, width, J]; the last weight is that of the token itself.
+        bias: [heads, width] or None.
+        segments: the number of each token's document.
+        before: the J - 1 tokens before x, [B, J - 1, heads, width]; None: zeros.
+    """
+    length, width = x.shape[1], kernel.shape[-1]
+    if before is None:
+        before = jnp.zeros_like(x[:, :1], shape=(x.shape[0], width - 1, *x.shape[2:]))
+    tokens = jnp.concatenate([before, x], axis=1).astype(jnp.float32)
+    document = jnp.pad(segments, ((0, 0), (width - 1, 0)), mode='edge')
+    total = 0.0 if bias is None else bias
+    for j in range(width):
+        here = slice(j, j + length)
+        seen = (document[:, here] == segments)[:, :, None, None]
+        total = total + jnp.where(seen, tokens[:, here], 0) * kernel[..., j]
+    return jax.nn.silu(total).astype(x.dtype)
+
+
+@typechecked
+def state_output(
+    y: num['B/r/d/e L/c N_state/t D_value'], z: num['B/r/d/e L/c N_state/t D_value'], w: Layer, layer: LayerSpec
+) -> num['B/r/d/e L/c/t M']:
+    """What the heads read, normed and gated, projected into the residual stream."""
+    scale = w.linear_group_norm if w.linear_norm is None else w.linear_norm
+    assert scale is not None
+    y = gated_norm(y, z, scale, layer.arch.norm_eps, layer.arch.linear_heads // layer.arch.linear_key_heads)
+    w_o = layer.gather('linear_o', 'N_state/t D_value M/d -> N_state/t D_value M', w, y)
+    out = product(
+        'B/r/d/e L/c N_state/t D_value, N_state/t D_value M -> B/r/d/e L/c M', y, w_o, layer.formats['linear_o']
+    )  # partial over t
+    out = save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'attention_out')
+    return norm(out, w.norm1_after, None, layer.arch)
+
+
+@functools.partial(jax.checkpoint, static_argnums=(3, 4))
+def gated_norm(y: jax.Array, z: jax.Array, scale: jax.Array, eps: float, shared: int) -> jax.Array:
+    """RMSNorm and the gate silu(z), in f32: y and z [B, L, N, W], scale [W] or [N, W].
+
+    A delta net norms each head, and gates it. A state-space model gates first, and norms the `shared` heads of a key together
+    (Dao and Gu 2024, arXiv:2405.21060, section 7.1, and the released code).
+    """
+    gate, x = jax.nn.silu(z.astype(jnp.float32)), y.astype(jnp.float32)
+    if scale.ndim == 1:
+        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * scale * gate
+    else:
+        x = (x * gate).reshape(*x.shape[:2], -1, shared, x.shape[-1])
+        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=(-2, -1), keepdims=True) + eps)
+        x = x.reshape(y.shape) * scale
+    return x.astype(y.dtype)

@@ -1,0 +1,215 @@
+"""Where `init_from:` takes weights from: a checkpoint of Hugging Face, or one of a run. Both are read piece by piece."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from pretrax.checkpoint import CheckpointWeights, find_checkpoint, read_description
+from pretrax.errors import Report, UserError
+from pretrax.huggingface.configs import compare
+from pretrax.huggingface.model import KEPT, TOKENIZER, open_model
+from pretrax.model.axes import AXES
+from pretrax.model.families import Architecture, TransformerOptions, resolve
+from pretrax.model.transformer import Transformer
+from pretrax.model.weights import abstract_weights
+from pretrax.run.setup import Run
+from pretrax.run.trained import tokenizer_of
+from pretrax.storage import AnyPath, locate
+
+HF = 'hf:'
+DECODER = 'transformer'  # model.name of the decoder
+
+# Options of the architecture that may change between a checkpoint and the run that starts from it: any value of them works
+# with the same weights, and a difference is reported. So may those that training alone uses (`configs.NOT_COMPUTED`).
+FREE = frozenset((
+    'norm_eps', 'rope_base', 'local_rope_base', 'rope_scaling', 'rotary_fraction', 'nope_every', 'nope_global', 'window',
+    'global_every', 'query_pre_attn_scalar', 'attention_softcap', 'final_softcap', 'swiglu_limit', 'scale_embedding',
+    'embedding_multiplier', 'residual_multiplier', 'logit_multiplier', 'router_scale', 'window_type', 'attention_temperature',
+    'temperature_length',
+))  # fmt: skip
+# The others decide which weights there are, their sizes or their meaning, and must be equal. layer_types must if it changes
+# what mixes the tokens of a layer, and not if it changes its window alone.
+SHAPING = frozenset((
+    'n_layers', 'd_model', 'n_heads', 'n_kv_heads', 'd_head', 'kv_rank', 'q_rank', 'd_nope', 'd_rope', 'd_ff', 'vocab_size',
+    'padded_vocab_size', 'max_sequence_length', 'norm', 'norm_offset', 'block_norms', 'parallel_block', 'shared_norm',
+    'qk_norm', 'positions', 'layer_types', 'attention_sinks', 'attention_gate', 'linear_heads', 'linear_key_heads',
+    'linear_d_head', 'linear_d_key', 'conv_width', 'conv_bias', 'activation', 'qkv_bias', 'o_bias', 'mlp_bias', 'norm_bias',
+    'unembed_bias', 'tied', 'n_experts', 'experts_per_token', 'dense_layers', 'expert_every', 'd_ff_dense', 'd_shared',
+    'shared_gate', 'router_scores', 'router_bias', 'n_expert_groups', 'groups_per_token', 'group_scores', 'normalize_router',
+    'weigh_inputs',
+))  # fmt: skip
+
+Piece = tuple[tuple[int, ...], np.ndarray]  # its index along the leading dimensions of the weight, and its values
+
+
+class Pieces(Protocol):
+    """Weights that can be read piece by piece.
+
+    Attributes:
+        shapes: of each weight, by path.
+        not_finite: how many numbers of what has been read so far are NaN or infinite, by name.
+    """
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]: ...
+
+    @property
+    def not_finite(self) -> dict[str, int]: ...
+
+    def pieces(self, path: str) -> Iterator[Piece]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Weights to start from.
+
+    Attributes:
+        place: as configured.
+        pieces: the weights.
+        arch: the architecture of the decoder; None: the model is another one.
+        model: the section `model` that the checkpoint was trained with; {} for one of Hugging Face.
+        vocab_size: rows of the vocabulary that are tokens.
+        tokenizer: content of tokenizer.json.
+        tokenizer_sha256: of a tokenizer whose content is gone.
+        files: directory with the other files of the tokenizer and of generation; it may not exist.
+        notes: what was not taken over.
+    """
+
+    place: str
+    pieces: Pieces
+    arch: Architecture | None
+    model: Mapping[str, Any]
+    vocab_size: int | None
+    tokenizer: bytes | None
+    tokenizer_sha256: str | None
+    files: AnyPath
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_hugging_face(self) -> bool:
+        return self.place.startswith(HF)
+
+
+def open_origin(place: str, mtp_layers: int = 0) -> Origin:
+    """Opens hf:DIR_OR_ID, with at most so many modules of multi-token prediction, or a run or checkpoint. Reads no weight.
+
+    Raises:
+        UserError: there is no checkpoint, or its model is unknown.
+    """
+    return _hugging_face(place, mtp_layers) if place.startswith(HF) else _own(place)
+
+
+def _hugging_face(place: str, mtp_layers: int) -> Origin:
+    model = open_model(place.removeprefix(HF)).with_modules(mtp_layers)
+    file = model.directory / TOKENIZER
+    content = file.read_bytes() if file.is_file() else None
+    weights = model.weights(shapes_of(model.arch))
+    return Origin(
+        place, weights, model.arch, {}, model.arch.vocab_size, content, None, model.directory, tuple(model.notes)
+    )
+
+
+def shapes_of(arch: Architecture) -> Any:
+    """Arrays with the shapes of the weights. The mesh of the run may not divide them, so they are on one device."""
+    one = Mesh(np.array(jax.local_devices()[:1]).reshape((1,) * len(AXES)), AXES)
+    with jax.set_mesh(one):
+        return abstract_weights(arch)
+
+
+def _own(place: str) -> Origin:
+    directory, step = find_checkpoint(locate(place))
+    description = read_description(directory, step)
+    weights = _CountedWeights(CheckpointWeights(directory, step))
+    model = {key: value for key, value in (description['config'].get('model') or {}).items() if value is not None}
+    arch = _own_architecture(place, model, description, weights.shapes)
+    content = tokenizer_of(directory.parent, description)
+    return Origin(
+        place,
+        weights,
+        arch,
+        model,
+        description.get('vocab_size'),
+        content,
+        description.get('tokenizer'),
+        directory.parent / KEPT,
+    )
+
+
+def _own_architecture(
+    place: str, model: dict[str, Any], description: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> Architecture | None:
+    """The architecture of the decoder in a checkpoint; None: it is another model."""
+    if model.get('name', DECODER) != DECODER or 'embed' not in shapes:
+        return None
+    given = {key: value for key, value in model.items() if key != 'name'}
+    vocab_size = description.get('vocab_size') or shapes['embed'][0]
+    try:
+        return resolve(TransformerOptions(**given), vocab_size, shapes.get('positions', (1,))[0])
+    except ValueError as error:
+        said = ' '.join(str(error).split())[:300]
+        raise UserError(
+            f'init_from: {place} was trained with a model that this version of pretrax does not know\n{said}'
+        ) from error
+
+
+class _CountedWeights:
+    """The weights of a checkpoint of a run, whose NaN and infinite numbers are counted."""
+
+    def __init__(self, weights: CheckpointWeights):
+        self._weights, self.shapes = weights, weights.shapes
+        self.not_finite: dict[str, int] = {}
+
+    def pieces(self, path: str) -> Iterator[Piece]:
+        for at, piece in self._weights.pieces(path):
+            if count := piece.size - np.count_nonzero(np.isfinite(piece)):
+                self.not_finite[path + (str(list(at)) if at else '')] = int(count)
+            yield at, piece
+
+
+def check_same_model(origin: Origin, run: Run, partial: bool, report: Report) -> None:
+    """Compares the model of a run with the one that the weights were trained in.
+
+    What changes the sizes or the meaning of weights is refused, unless only the weights that fit are taken. What else
+    differs is reported: any value of it works with the same weights.
+
+    Raises:
+        UserError: they are other models.
+    """
+    for note in origin.notes:
+        report(f'init_from: {note}')
+    name = run.config.model.name
+    ours = run.recipe.model.arch if isinstance(run.recipe.model, Transformer) else None
+    if origin.arch is None or ours is None:
+        if origin.is_hugging_face:
+            raise UserError(f'init_from: {origin.place} is a decoder of pretrax, but model.name is {name}')
+        _report_options(origin, run, report)
+        return
+    differences = compare(origin.arch, ours, f'in {origin.place}', 'in the configuration')
+    allowed = {'vocab_size', 'padded_vocab_size'} if ours.vocab_size > origin.arch.vocab_size else set()
+    allowed |= {'max_sequence_length'} if ours.positions != 'learned' else set()
+    allowed |= {'tied'} if origin.arch.tied and not ours.tied else set()
+    same_mixers = [kind.mixer for kind in origin.arch.kinds] == [kind.mixer for kind in ours.kinds]
+    free = FREE | ({'layer_types'} if same_mixers else set())
+    shaping = [name for name in differences if name not in allowed | free]
+    if shaping and not partial:
+        raise UserError(
+            f'init_from: model.{shaping[0]} differs: {differences[shaping[0]]}\n'
+            'leave it out of model:, and that of the checkpoint is used; or take only the weights that fit: init_from.partial'
+        )
+    for name, what in differences.items():
+        if name not in allowed:
+            report(f'init_from: model.{name} differs: {what}')
+
+
+def _report_options(origin: Origin, run: Run, report: Report) -> None:
+    """Reports the options of `model:` that differ, of a model that is not the decoder."""
+    section = run.config.model.model_dump(mode='json')
+    ours = {key: value for key, value in section.items() if value is not None}
+    for key in sorted(ours.keys() | origin.model.keys()):
+        there, here = origin.model.get(key), ours.get(key)
+        if there != here:
+            report(f'init_from: model.{key} differs: {there} in {origin.place}, {here} in the configuration')

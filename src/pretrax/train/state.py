@@ -1,0 +1,62 @@
+"""The state of a run: a fresh one, its shardings, and its shapes."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from pretrax.train.average import first_average
+from pretrax.train.groups import settings_of, trained
+from pretrax.train.host_memory import in_host, on_device
+from pretrax.train.skipping import first_scale
+from pretrax.train.step import Recipe, TrainState, Weights
+
+
+def init_state(recipe: Recipe, seed: int, weights: Weights | None = None) -> TrainState:
+    """A fresh state. Each device makes its own slice of the weights, unless `weights` are given, which are donated."""
+
+    def init(given: Weights | None) -> TrainState:
+        key = jax.random.fold_in(jax.random.key(seed), 0)
+        return _fresh(recipe, recipe.model.init(key) if given is None else on_device(given))
+
+    shardings = state_shardings(recipe, jax.eval_shape(init, weights))
+    return jax.jit(init, out_shardings=shardings, donate_argnums=0)(weights)
+
+
+def _fresh(recipe: Recipe, weights: Weights) -> TrainState:
+    zero = jnp.zeros((), jnp.int32)
+    optimizer = recipe.optimizer.init(trained(weights, settings_of(recipe, weights)))
+    average = first_average(weights, recipe.ema_decay)
+    scale = first_scale(recipe.loss_scale)
+    return TrainState(zero, zero, zero, zero, jnp.zeros(3), weights, optimizer, average, scale)
+
+
+def state_shardings(recipe: Recipe, like: TrainState) -> TrainState:
+    """The sharding of every array of a state: weights by their types, the optimizer's moments like their weights."""
+    mesh = jax.sharding.get_mesh()
+    replicated = NamedSharding(mesh, PartitionSpec())
+    prefix = recipe.model.shardings(like.weights)
+    weights = jax.tree.map(lambda sharding, part: jax.tree.map(lambda _: sharding, part), prefix, like.weights)
+    flat, shardings = jax.tree_util.tree_leaves_with_path(like.weights), jax.tree.leaves(weights)
+    by_path = {path: (w.shape, sharding) for (path, w), sharding in zip(flat, shardings, strict=True)}
+
+    def moment(path: tuple[Any, ...], x: jax.ShapeDtypeStruct) -> NamedSharding:
+        """The path of a moment ends with that of its weight."""
+        for start in range(len(path)):
+            shape, sharding = by_path.get(path[start:], (None, replicated))
+            if shape == x.shape:
+                return sharding
+        return replicated
+
+    moments = jax.tree_util.tree_map_with_path(moment, like.optimizer)
+    scalars = jax.tree.map(lambda _: replicated, like._replace(weights=None, optimizer=None, ema=None))
+    ema = None if like.ema is None else weights
+    return in_host(scalars._replace(weights=weights, optimizer=moments, ema=ema), like, recipe.offload)
+
+
+def abstract_state(recipe: Recipe, seed: int = 0) -> TrainState:
+    """Shapes, dtypes and shardings of a state on the mesh in force: to restore one, or to compile without one."""
+    like = jax.eval_shape(lambda: _fresh(recipe, recipe.model.init(jax.random.key(seed))))
+    shardings = state_shardings(recipe, like)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), like, shardings)

@@ -1,0 +1,106 @@
+"""Log probabilities equal those of the reference decoder, on every mesh and in batches of any size."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+import reference
+from bigram import Bigram
+from pretrax.evaluate.scorer import Scorer
+from small import GPT2, LLAMA, MIXTURE, VOCAB, mesh_of, random_weights, transformer
+
+MODELS = {
+    'llama': LLAMA,
+    'capacity': MIXTURE | {'capacity': 1.0},  # of which scores make no use
+    'learned': GPT2 | {'max_sequence_length': 40},
+    'states': LLAMA | {
+        'layer_types': ('mamba', 'delta', 'full'), 'n_layers': 3, 'linear_heads': 4, 'linear_key_heads': 2,
+        'linear_d_head': 8, 'linear_d_key': 6,
+    },
+}  # fmt: skip
+EIGHT = {'r': 2, 'd': 2, 't': 2}
+LONGEST = 40
+
+
+def placed(model, weights, mesh):
+    with jax.set_mesh(mesh):
+        return jax.tree.map(lambda w, like: jax.device_put(w, like.sharding), weights, model.abstract())
+
+
+@functools.cache
+def texts():
+    """Of 2 to 40 tokens, of which the last few are scored."""
+    rng = np.random.default_rng(0)
+    return [
+        (tuple(rng.integers(0, VOCAB, size).tolist()), int(rng.integers(1, size))) for size in (2, 3, 9, 21, 33, 40, 12)
+    ]
+
+
+@functools.cache
+def expected(name):
+    """From the logits of each text alone, in numpy."""
+    model = transformer(MODELS[name], length=LONGEST)
+    arch = dataclasses.replace(model.arch, capacity=None)
+    weights, found = random_weights(model), []
+    tokens = np.zeros((len(texts()), LONGEST), np.int32)
+    for row, (ids, _) in zip(tokens, texts(), strict=True):
+        row[: len(ids)] = ids
+    positions = np.broadcast_to(np.arange(LONGEST, dtype=np.int32), tokens.shape)
+    logits = np.asarray(reference.logits(weights, tokens, np.ones_like(tokens), positions, arch), np.float64)
+    logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    for (ids, count), of_text in zip(texts(), logprobs, strict=True):
+        places = range(len(ids) - 1 - count, len(ids) - 1)
+        greedy = all(of_text[i].argmax() == ids[i + 1] for i in places)
+        found.append((sum(of_text[i][ids[i + 1]] for i in places), greedy))
+    return found
+
+
+def check(found, name):
+    np.testing.assert_allclose([logprob for logprob, _ in found], [logprob for logprob, _ in expected(name)], rtol=2e-5)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected(name)]
+
+
+@pytest.mark.parametrize(
+    ('name', 'sizes'),
+    [
+        ('llama', EIGHT),
+        ('capacity', {}),
+        *[
+            pytest.param(name, sizes, marks=pytest.mark.slow)
+            for name, sizes in (
+                ('llama', {}), ('llama', {'c': 2, 'd': 2, 't': 2}), ('llama', {'p': 2, 'd': 2}), ('capacity', EIGHT),
+                ('capacity', {'e': 2, 'd': 2}), ('learned', {}), ('learned', EIGHT), ('states', {}), ('states', {'d': 2, 't': 2}),
+            )
+        ],
+    ],
+)  # fmt: skip
+def test_scores_are_those_of_each_text_alone(name, sizes):
+    mesh = mesh_of(**sizes)
+    model = transformer(MODELS[name], mesh, length=LONGEST, micro_batches=sizes.get('p', 1))
+    weights = placed(model, random_weights(model), mesh)
+    for batch_tokens in (1, 64) if name == 'llama' else (256,):
+        scorer = Scorer(model, mesh, LONGEST, batch_tokens)
+        check(scorer.score(scorer.prepare(weights), texts()), name)
+
+
+def test_a_token_is_greedy_if_no_other_is_likelier():
+    """A model of one's own has no cache and no sizes: logits = table[token] + bias."""
+    model, mesh = Bigram(), mesh_of(d=2, t=2)
+    with jax.set_mesh(mesh):
+        weights = jax.jit(model.init, out_shardings=model.shardings(None))(jax.random.key(0))
+    scorer = Scorer(model, mesh, 8)
+    logits = (np.asarray(weights.table, np.float64) + np.asarray(weights.bias, np.float64))[:, :VOCAB]
+    likeliest = [5]
+    for _ in range(3):
+        likeliest.append(int(logits[likeliest[-1]].argmax()))
+    unlikely = [*likeliest[:3], int(logits[likeliest[2]].argmin())]
+    found = scorer.score(scorer.prepare(weights), [(likeliest, 3), (unlikely, 3), (unlikely, 1), ([7, *likeliest], 3)])
+    assert [greedy for _, greedy in found] == [True, False, False, True]
+    logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    np.testing.assert_allclose(
+        found[1][0], sum(logprobs[a, b] for a, b in zip(unlikely, unlikely[1:], strict=False)), rtol=1e-5
+    )
+    assert found[0][0] == pytest.approx(found[3][0], rel=1e-6)

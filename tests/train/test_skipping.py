@@ -1,0 +1,187 @@
+"""Steps that are skipped: spikes of the loss, and in fp16 gradients that overflow, with the scale of the loss."""
+
+import dataclasses
+from itertools import pairwise
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrax import config_from_values, pretrain, register
+from pretrax.data.batches.source import Source
+from pretrax.errors import UserError
+from pretrax.observe.metrics import read_metrics
+from pretrax.run.devices import choose_compute
+from pretrax.train import optimizer
+from pretrax.train.skipping import FEWEST_STEPS, LossScale, first_scale, is_fault, is_spike, next_scale
+from pretrax.train.state import init_state
+from pretrax.train.step import Recipe, make_gradients, make_step
+from runs import BIGRAM, Quiet, StoppedAt
+from small import LLAMA, VOCAB, assert_same, mesh_of, random_batch, random_weights, transformer
+
+SMALL = LLAMA | {'layers': 'scan', 'd_model': 16, 'd_ff': 32}
+
+
+@pytest.mark.parametrize(
+    ('loss', 'skipped'), [(2.0 + 3.9 * 0.5, False), (2.0 + 4.1 * 0.5, True), (-9.0, False), (np.inf, True)]
+)
+def test_a_spike_is_several_deviations_above_the_usual_loss(loss, skipped):
+    """A usual loss of 2 with a standard deviation of 0.5."""
+    count = 40.0
+    usual = jnp.array([count, 2.0 * count, (4.0 + 0.25) * count])
+    assert bool(is_spike(jnp.float32(loss), usual, 4.0)) == skipped
+    assert not is_spike(jnp.float32(loss), usual, None)
+    assert not is_spike(jnp.float32(loss), usual * (FEWEST_STEPS - 1) / count, 4.0)
+
+
+def test_a_spike_changes_no_weight(values):
+    """After 60 usual batches comes one with unlikely targets; with faults.spike the step is counted as skipped."""
+    settings = values | {
+        'steps': 62, 'model': BIGRAM, 'data': {'name': 'one-odd-batch'}, 'faults': {'spike': 6.0}, 'optimizer': {'learning_rate': 1e-4},
+        'schedule': {'name': 'constant'}, 'log': {'every': 1},
+    }  # fmt: skip
+    result = pretrain(config_from_values(settings), progress=Quiet())
+    lines = read_metrics(Path(values['run_dir']) / 'metrics.jsonl')
+    assert [line['step'] for line in lines if line['skipped_in_a_row']] == [61]
+    assert lines[60]['weight_norm'] == lines[59]['weight_norm'] != lines[61]['weight_norm']
+    assert int(result.state.skipped) == 1
+
+
+@register('data', 'one-odd-batch')
+class OneOdd(Source):
+    """The same batch always, but for number 60, whose targets are others."""
+
+    vocab_size = VOCAB
+
+    def __init__(self, request):
+        del request
+
+    def batch(self, step, rows, batch_rows):
+        batch = random_batch(batch_rows, seed=0)
+        targets = batch.targets if step != 60 else batch.targets * 0  # which the biases make the least likely
+        arrays = (batch.tokens, targets, batch.segments, batch.positions, batch.mask)
+        return type('Rows', (tuple,), {})(x[rows] for x in arrays)
+
+
+def test_the_scale_of_the_loss_changes_as_in_torch():
+    """Scales after each step of torch.amp.GradScaler('cpu', init_scale=16.0, growth_interval=3), torch 2.13.0.
+
+    Its loss was `w.sum()`, times infinity in the steps that overflow.
+    """
+    good = [1, 1, 1, 1, 1, 0, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 0]
+    of_torch = [16.0, 16.0, 32.0, 32.0, 32.0, 16.0, 16.0, 16.0, 8.0, 4.0, 4.0, 4.0, 8.0, 8.0, 8.0, 16.0, 8.0]
+    rule = LossScale(first=16.0, interval=3)
+    scale, found = first_scale(rule), []
+    for is_good in good:
+        scale = next_scale(scale, jnp.bool_(is_good), rule)
+        found.append(float(scale[0]))
+    assert found == of_torch
+
+
+@pytest.mark.parametrize(
+    ('sizes', 'accumulation', 'options'),
+    [
+        ({'d': 2, 't': 2}, 1, {}),
+        pytest.param({'r': 2}, 2, {}, marks=pytest.mark.slow),
+        pytest.param({'p': 2}, 1, {}, marks=pytest.mark.slow),
+        pytest.param({'p': 2, 'd': 2}, 1, {'pipeline_schedule': '1f1b'}, marks=pytest.mark.slow),
+        pytest.param(
+            {'e': 2}, 2, {'n_experts': 4, 'experts_per_token': 2, 'balance_loss': 0.1}, marks=pytest.mark.slow
+        ),
+    ],
+    ids=str,
+)
+def test_a_scaled_loss_has_the_same_gradient(sizes, accumulation, options):
+    """In f32 a power of two changes no digit, whatever sums the gradient: passes, stages or devices."""
+    mesh = mesh_of(**sizes)
+    with jax.set_mesh(mesh):
+        model = transformer(SMALL | options, mesh, micro_batches=sizes.get('p', 1))
+        weights = jax.tree.map(lambda w, at: jax.device_put(w, at.sharding), random_weights(model), model.abstract())
+        gradients = jax.jit(make_gradients(model, accumulation))
+        plain, terms, _ = gradients(weights, random_batch(8))
+        scaled, same, _ = gradients(weights, random_batch(8), loss_scale=jnp.float32(1024.0))
+    assert terms == same
+    assert_same(scaled, plain, rtol=1e-6)
+
+
+def fp16(first=2.0**16, interval=2000, **options):
+    model = transformer(SMALL | options, mesh_of(), dtype=jnp.float16)
+    rates = lambda step: jnp.float32(1e-2)  # noqa: E731
+    return Recipe(model, optimizer.adamw(), rates, 0.0, (), 1.0, 1, loss_scale=LossScale(first, interval))
+
+
+def test_a_gradient_that_overflows_halves_the_scale_and_changes_no_weight():
+    with jax.set_mesh(mesh_of()):
+        state, step, batch = init_state(fp16(first=2.0**34), 0), make_step(fp16(first=2.0**34)), random_batch(8)
+        before, scales = jax.device_get((state.weights, state.optimizer)), []
+        for _ in range(40):
+            state, metrics = step(state, batch)
+            scales.append(float(metrics['loss_scale']))
+            assert metrics['skipped_in_a_row'] == 0  # no reason for a rollback
+            if not np.isfinite(metrics['grad_norm']):
+                same = jax.tree.map(np.array_equal, before, jax.device_get((state.weights, state.optimizer)))
+                assert all(jax.tree.leaves(same))
+    skipped = int(state.skipped)
+    assert 5 < skipped < 34
+    assert scales == [2.0 ** (34 - min(n, skipped)) for n in range(40)]
+    assert np.isfinite(metrics['loss'])
+    assert not np.array_equal(before[0].layers.q, state.weights.layers.q)
+
+
+def test_a_gradient_that_stays_infinite_counts_towards_a_rollback():
+    nothing = jnp.bool_(False)
+    assert [bool(is_fault(nothing, 1.0, jnp.array([scale, 0.0]))) for scale in (4.0, 2.0, 1.0, 0.5)] == [0, 0, 1, 1]
+    assert is_fault(nothing, 1.0, None)
+    assert is_fault(jnp.bool_(True), 1.0, jnp.array([4.0, 0.0]))  # a spike
+    assert is_fault(nothing, jnp.inf, jnp.array([4.0, 0.0]))  # logits that overflow, which no scale changes
+
+
+@pytest.mark.slow
+def test_the_scale_saves_small_gradients_in_fp16():
+    """Gradients far below the smallest number of fp16, 6e-8, compared with those of f32."""
+    batch = random_batch(8, length=16)
+    with jax.set_mesh(mesh_of()):
+        exact, half = (transformer(SMALL, mesh_of(), dtype=dtype) for dtype in (jnp.float32, jnp.float16))
+        weights = random_weights(exact)
+        small = dataclasses.replace(weights, norm=weights.norm * 1e-5)  # all gradients before it are small
+        expected = jax.jit(make_gradients(exact, 1))(small, batch)[0].layers.q
+        of_half = jax.jit(make_gradients(half, 1))
+        plain, scaled = (
+            of_half(small, batch, **scale)[0].layers.q for scale in ({}, {'loss_scale': jnp.float32(2.0**16)})
+        )
+    error = lambda found: np.linalg.norm(found - expected) / np.linalg.norm(expected)  # noqa: E731
+    assert error(scaled) < 0.02
+    assert error(plain) > 0.1
+
+
+@pytest.mark.slow
+def test_a_run_in_fp16_learns_and_resumes_with_its_scale(values, tmp_path):
+    settings = values | {
+        'steps': 24, 'precision': {'compute': 'fp16', 'loss_scale': 2.0**26, 'loss_scale_steps': 3}, 'mesh': {'r': 2, 'd': 2, 't': 2},
+        'schedule': {'name': 'constant'}, 'faults': {'rollback_after': 2},
+    }  # fmt: skip
+    whole = pretrain(config_from_values(settings), progress=Quiet())
+    lines = read_metrics(Path(values['run_dir']) / 'metrics.jsonl')
+    scales = [line['loss_scale'] for line in lines]
+    assert scales[0] == 2.0**26
+    assert min(scales) < 2.0**26  # an overflow
+    assert any(b == 2 * a for a, b in pairwise(scales))  # and three good steps
+    assert lines[-1]['loss'] < lines[0]['loss']
+    resumed = settings | {'run_dir': str(tmp_path / 'resumed')}
+    pretrain(config_from_values(resumed), progress=StoppedAt(13))
+    again = pretrain(config_from_values(resumed), progress=Quiet())
+    for a, b in zip(jax.tree.leaves(whole.state), jax.tree.leaves(again.state), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_what_does_not_work_in_fp16_is_refused(values):
+    for section, message in [
+        ({'compute': 'fp16', 'matmul': 'int8'}, 'precision.matmul is int8'),
+        ({'compute': 'bf16', 'loss_scale': 2.0}, 'precision.loss_scale is given, but only the loss of fp16'),
+    ]:
+        with pytest.raises(UserError, match=message):
+            config_from_values(values | {'precision': section})
+    with pytest.raises(UserError, match='TPUs multiply bf16'):
+        choose_compute('fp16', 'tpu')
