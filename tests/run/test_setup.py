@@ -64,7 +64,7 @@ def test_a_model_and_a_source_without_optional_members_train_and_resume(plain):
     first = pretrain(config_from_values(plain | {'steps': 1}), progress=progress)
     assert 'memory' not in topics(first.run)
     assert topics(first.run)['mfu'] == 'not measured: the FLOPs of this model are not known'
-    assert 'eval: the data has no held-out part, so there is no evaluation' in progress.said
+    assert 'eval: the data has no held-out part, so there is no validation loss' in progress.said
     second = pretrain(config_from_values(plain), progress=Quiet())
     assert int(second.state.step) == 2
     assert 'bits_per_byte' not in second.metrics
