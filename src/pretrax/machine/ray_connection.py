@@ -22,6 +22,9 @@ def connect_ray(address: str | None, prefix: str = '') -> Any:
     Raises:
         UserError: Ray is not installed, or no cluster answers.
     """
+    if address is None and not os.environ.get('RAY_ADDRESS'):
+        # On this machine, workers need no environment of their own, which Ray would build under `uv run`.
+        os.environ.setdefault('RAY_ENABLE_UV_RUN_RUNTIME_ENV', '0')
     try:
         import ray
     except ImportError:
@@ -33,8 +36,12 @@ def connect_ray(address: str | None, prefix: str = '') -> Any:
         except OSError as error:
             raise _no_answer(prefix, named, error.strerror or str(error)) from None
     try:
+        # Without an address, Ray would join a cluster that another program has started on this machine.
         ray.init(
-            address=named, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=None if named else False
+            address=named or 'local',
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            include_dashboard=None if named else False,
         )
     except (ConnectionError, TimeoutError) as error:
         raise _no_answer(prefix, named or 'this machine', first_line(error)[:200]) from None
