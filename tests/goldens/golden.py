@@ -53,6 +53,7 @@ def ours(case, model, named):
     like = model.abstract()
     files = types.SimpleNamespace(
         directory=HERE / case,
+        config=config(case),
         tensors={
             name: types.SimpleNamespace(
                 shape=x.shape, dtype=x.dtype, read=lambda index=None, x=x: x if index is None else x[index]
