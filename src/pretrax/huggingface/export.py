@@ -18,6 +18,7 @@ from pretrax.huggingface.tensor_files import TensorFiles, new_directory, write_j
 from pretrax.huggingface.text_part import text_config
 from pretrax.huggingface.weights import Piece, tensors_of
 from pretrax.model.architecture import DROPOUT, Architecture
+from pretrax.model.weights import MODULES
 from pretrax.storage import AnyPath
 
 TOKEN_IDS = ('bos_token_id', 'eos_token_id', 'pad_token_id', 'sep_token_id', 'decoder_start_token_id')
@@ -64,7 +65,9 @@ def export(
         )
     config = kept_fields | {'eos_token_id': _end_ids(tokenizer, kept_fields.get('eos_token_id'))} | config
     with new_directory(directory) as partial:
-        _write_tensors(weights, arch, like, partial, dtype, TABLES[table.names])
+        names = _write_tensors(weights, arch, like, partial, dtype, TABLES[table.names])
+        if arch.mtp_layers and not any(path.startswith(MODULES) for path in names):
+            say(f'multi-token prediction is left out: {table.architecture} has no tensors for it')
         write_json(partial / 'config.json', config)
         _write_tokenizer(partial, tokenizer, kept, arch, say)
     return sorted(path.name for path in directory.iterdir())
@@ -99,7 +102,11 @@ def _unsaid_dropout(model_type: str, arch: Architecture, fields: Mapping[str, An
     return [option for option in DROPOUT if getattr(arch, option) and option not in said]
 
 
-def _write_tensors(weights: Weights, arch: Architecture, like: Any, directory: Path, dtype: str, table: Any) -> None:
+def _write_tensors(
+    weights: Weights, arch: Architecture, like: Any, directory: Path, dtype: str, table: Any
+) -> set[str]:
+    """Writes the tensors, and returns the names of the weights that they hold."""
+    written = set()
     shapes, convert = tensors_of(table, arch, like)
     exact = {name for name in shapes if any(fnmatch.fnmatch(name, pattern) for pattern in table.exact)}
     with TensorFiles(directory, shapes, dtype, {'format': 'pt'}, exact) as files:
@@ -107,6 +114,8 @@ def _write_tensors(weights: Weights, arch: Architecture, like: Any, directory: P
             for at, piece in weights.pieces(path):
                 for name, where, values in convert(path, at, piece):
                     files.write(name, where, values)
+                    written.add(path)
+    return written
 
 
 def _write_tokenizer(

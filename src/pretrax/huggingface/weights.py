@@ -19,7 +19,7 @@ from pretrax.huggingface.files import HuggingFaceCheckpoint
 from pretrax.huggingface.names import NameTable, TensorPart, TensorRow, rows
 from pretrax.huggingface.text_part import text_config
 from pretrax.model.families import Architecture
-from pretrax.model.weights import Weights
+from pretrax.model.weights import MODULES, Weights
 from pretrax.shardlib.types import map_type
 
 Piece = tuple[tuple[int, ...], np.ndarray]  # (index along the leading dimensions, values)
@@ -204,7 +204,8 @@ def tensors_of(
     """The tensors that an export writes, and the conversion of pieces to parts of these tensors.
 
     Returns:
-        The shape of each tensor by name, and `convert(path, at, piece)`, which yields (name, index, values).
+        The shape of each tensor by name, and `convert(path, at, piece)`, which yields (name, index, values). Of multi-token
+        prediction it yields nothing if the family has no tensors for it.
     """
     sizes, ours, present = arch.sizes | {'V': arch.vocab_size}, letters(), shapes(like)
     found = mapped(table, arch, set(present))
@@ -212,10 +213,13 @@ def tensors_of(
     for m in found:
         for part in m.row.parts:
             by_path[part.path][m.at] = m, part
-    if unmapped := [path for path, places in by_path.items() if not places]:
+    unmapped = [path for path, places in by_path.items() if not places]
+    if not all(path.startswith(MODULES) for path in unmapped):
         raise UserError(f'this family has no tensor names for the weights {", ".join(unmapped)}')
 
     def convert(path: str, at: tuple[int, ...], piece: np.ndarray) -> Iterator[tuple[str, tuple, np.ndarray]]:
+        if path in unmapped:
+            return
         counted = len(next(iter(by_path[path])))
         inner = [range(n) for n in piece.shape[: counted - len(at)]]
         for more in itertools.product(*inner):

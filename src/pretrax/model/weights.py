@@ -98,6 +98,8 @@ class Layer:
     norm2_after: f32['M'] | None
 
 
+MODULES = 'multi_token.'  # how the names of the weights of multi-token prediction begin
+
 # Weights that `Model.adjust` changes, and no gradient; they have no optimizer state
 BUFFERS = ('layers.router_bias', 'multi_token.layer.router_bias')
 

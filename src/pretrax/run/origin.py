@@ -196,9 +196,11 @@ def check_same_model(origin: Origin, run: Run, partial: bool, report: Report) ->
     free = FREE | ({'layer_types'} if same_mixers else set())
     shaping = [name for name in differences if name not in allowed | free]
     if shaping and not partial:
+        given = run.config.model.options.model_dump(exclude_none=True)
+        left_out = f'model.{shaping[0]}' if shaping[0] in given else 'the keys of model:'
         raise UserError(
             f'init_from: model.{shaping[0]} differs: {differences[shaping[0]]}\n'
-            'leave it out of model:, and that of the checkpoint is used; or take only the weights that fit: init_from.partial'
+            f'leave out {left_out}, to use what the checkpoint has; or take only the weights that fit: init_from.partial'
         )
     for name, what in differences.items():
         if name not in allowed:

@@ -20,6 +20,7 @@ from pretrax.errors import Report, UserError
 from pretrax.huggingface.model import KEPT, SETTINGS, TOKENIZER, kept_names
 from pretrax.huggingface.weights import not_finite_text
 from pretrax.machine.json_file import read_settings
+from pretrax.model.weights import MODULES
 from pretrax.run.directory import local_directory
 from pretrax.run.origin import HF, Origin, Piece, check_same_model, open_origin
 from pretrax.run.processes import is_first_process
@@ -29,7 +30,6 @@ from pretrax.storage.staging import read_directory
 from pretrax.train.state import init_state
 from pretrax.train.step import TrainState
 
-MODULES = 'multi_token.'  # how the names of the weights of multi-token prediction begin
 SIZED_BY_VOCABULARY = ('embed', 'unembed', 'unembed_bias')
 
 
