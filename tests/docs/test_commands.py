@@ -50,6 +50,10 @@ SMALLER = {
     'configs/sweeps/quick.yaml': {
         'grid': {'devices': [1], 'model.n_layers': [1], 'batch.tokens': [1024, 2048]}, 'steps': 2, 'warmup': 1,
     },
+    'configs/search.yaml': {
+        'trials': 2, 'change': {'steps': 3, 'eval.every': 1, 'eval.batches': 1, 'model.n_layers': 1},
+        'parameters': {'optimizer.learning_rate': {'low': 3e-4, 'high': 0.1}, 'schedule.warmup': {'low': 1, 'high': 2}},
+    },
     'examples/data.yaml': {'steps': 3, 'model.n_layers': 1, 'schedule.warmup': 1},
 }  # fmt: skip
 FOR_A_TPU = 'compiling for a TPU takes minutes; tests/deviceless compiles such a step'

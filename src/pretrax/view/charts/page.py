@@ -20,7 +20,7 @@ def chart_figure(chart: Chart) -> dict[str, Any]:
     count = len(chart.panels)
     height = 480 if count == 1 else 280 * count
     data: list[dict[str, Any]] = []
-    axis = {'type': 'log' if chart.log_x else 'linear', 'title': {'text': _shown(chart.x_label)}}
+    axis = {'type': 'log' if chart.log_x else 'linear', 'title': {'text': shown(chart.x_label)}}
     layout: dict[str, Any] = {
         'xaxis': axis | {'anchor': f'y{count if count > 1 else ""}'},
         'hovermode': 'x unified',
@@ -29,7 +29,7 @@ def chart_figure(chart: Chart) -> dict[str, Any]:
         'height': height + 80,
         'annotations': [],
     }
-    shown = list(map(id, chart.legend()))
+    in_legend = list(map(id, chart.legend()))
     for number, (panel, title) in enumerate(zip(chart.panels, chart.titles(), strict=True)):
         suffix = str(number + 1) if number else ''
         top = 1 - number * (1 + _GAP) / (count + _GAP * (count - 1))
@@ -40,11 +40,11 @@ def chart_figure(chart: Chart) -> dict[str, Any]:
             'tickformat': '.3~%' if panel.is_fraction else '',
         }
         layout['annotations'].append(
-            {'text': f'<b>{_shown(title)}</b>', 'x': 0, 'xref': 'paper', 'xanchor': 'left',
+            {'text': f'<b>{shown(title)}</b>', 'x': 0, 'xref': 'paper', 'xanchor': 'left',
              'y': top, 'yref': 'paper', 'yanchor': 'bottom', 'showarrow': False}
         )  # fmt: skip
         for line in panel.lines:
-            data += _traces(line, f'y{suffix}', id(line) in shown)
+            data += _traces(line, f'y{suffix}', id(line) in in_legend)
     return {'data': data, 'layout': layout}
 
 
@@ -68,7 +68,7 @@ def in_script(value: Any) -> str:
 
 def _traces(line: Line, axis: str, in_legend: bool) -> list[dict[str, Any]]:
     """The line; if it is smoothed, behind it the pale line of its points."""
-    color, label = COLORS[line.color % len(COLORS)], _shown(line.label)
+    color, label = COLORS[line.color % len(COLORS)], shown(line.label)
     trace: dict[str, Any] = {
         'x': list(line.x),
         'y': list(line.y if line.smoothed is None else line.smoothed),
@@ -85,6 +85,6 @@ def _traces(line: Line, axis: str, in_legend: bool) -> list[dict[str, Any]]:
     return [trace | pale | {'y': list(line.y), 'showlegend': False}, trace]
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """Text for Plotly, which reads a part of HTML, and a formula between dollar signs."""
     return escape(printable(text).replace('\n', ' '), quote=False).replace('$', '&#36;')
