@@ -502,6 +502,22 @@ class InitFrom(Section):
     )
 
 
+class Distill(Section):
+    """Distillation: the model also learns from the probabilities of a teacher; see docs/research.md."""
+
+    teacher: str = Field(min_length=1, description='hf:DIR_OR_ID, or a run or checkpoint, with the same vocabulary')
+    weight: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.5, description='of the distillation loss; the usual cross-entropy has the rest'
+    )
+    temperature: Positive = Field(default=1.0, description='what both models divide their logits by')
+    direction: Literal['forward', 'reverse'] = Field(
+        default='forward', description='forward: KL(teacher || student); reverse: KL(student || teacher)'
+    )
+    chunks: Count = Field(
+        default=8, description='chunks of a sequence whose logits exist one at a time; at least model.loss_chunks'
+    )
+
+
 class RunConfig(Section):
     """One run. Read from YAML by `pretrax.config.load`, or from a dict by `pretrax.config.from_values`."""
 
@@ -518,6 +534,9 @@ class RunConfig(Section):
     init_from: Annotated[Annotated[str, Field(min_length=1)] | InitFrom | None, INPUT] = Field(
         default=None,
         description='weights to start from: hf:DIR_OR_ID, or a run or checkpoint; it also supplies what model leaves out',
+    )
+    distill: Annotated[Distill | None, STEP] = Field(
+        default=None, description='a teacher whose probabilities the model learns from; null: none'
     )
     data: Annotated[Data, INPUT] = Field(description='the text to train on')
     batch: Annotated[Batch, STEP] = Field(description='tokens per step and sequence length')

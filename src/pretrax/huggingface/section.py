@@ -14,21 +14,21 @@ from pretrax.storage import locate
 HF = 'hf:'
 
 
-def model_section(place: str) -> dict[str, Any]:
-    """The model options stated by a Hugging Face checkpoint (hf:DIR_OR_ID) or by a run's checkpoint."""
+def model_section(place: str, key: str = 'init_from') -> dict[str, Any]:
+    """The model options stated by a Hugging Face checkpoint (hf:DIR_OR_ID) or by a run's checkpoint; `key` names it."""
     if place.startswith(HF):
         directory = find(place.removeprefix(HF))
         if not (directory / 'config.json').is_file():
-            raise UserError(f'init_from: {directory} is not a Hugging Face checkpoint: it has no config.json')
+            raise UserError(f'{key}: {directory} is not a Hugging Face checkpoint: it has no config.json')
         return read_options(read_json(directory / 'config.json'))[0]
     path = locate(place)
     try:
         directory, step = find_checkpoint(path)
     except UserError as error:
         is_hub = (path / 'config.json').is_file()
-        hint = f'\nfor a Hugging Face checkpoint write init_from: {HF}{place}' if is_hub else ''
-        raise UserError(f'init_from: {place} is neither a checkpoint nor a run with one{hint}') from error
+        hint = f'\nfor a Hugging Face checkpoint write {key}: {HF}{place}' if is_hub else ''
+        raise UserError(f'{key}: {place} is neither a checkpoint nor a run with one{hint}') from error
     section = (read_description(directory, step).get('config') or {}).get('model')
     if section is None:
-        raise UserError(f'init_from: {directory / str(step)} does not describe its model')
+        raise UserError(f'{key}: {directory / str(step)} does not describe its model')
     return {key: value for key, value in section.items() if value is not None}

@@ -17,6 +17,7 @@ from pretrax.model.architecture import Architecture
 from pretrax.model.dropout import token_seeds
 from pretrax.model.loss import Batch, LossTerms
 from pretrax.model.plan import ExecutionPlan
+from pretrax.model.weights import Teacher
 from pretrax.shardlib import f32, i32, make_shardings, num
 
 
@@ -78,6 +79,13 @@ class Model:
         for `summarize`.
         """
         raise NotImplementedError(f'{type(self).__name__}.loss')
+
+    def abstract_teacher(self) -> Teacher | None:
+        """Shapes, dtypes and shardings of the weights of a teacher, on the mesh in force. None: `loss` needs none.
+
+        Otherwise `loss` gets them as `teacher=` in training, and without them it is that of an evaluation.
+        """
+        return None
 
     def with_seeds(self, batch: Batch, key: jax.Array | None = None) -> Batch:
         """The batch of a step with random words of each token, if a decoder has dropout. Under `jit`, of whole arrays."""

@@ -45,7 +45,7 @@ def _cross_entropy(vocab_size: int, logits: jax.Array, targets: jax.Array) -> Pa
     return _forward(vocab_size, logits, targets)[0]
 
 
-def _columns(logits: jax.Array) -> jax.Array:
+def vocabulary_columns(logits: jax.Array) -> jax.Array:
     """The vocabulary index of each local column, shaped to broadcast against the logits."""
     held = logits.shape[-1]
     return jax.lax.broadcasted_iota(jnp.int32, (1, 1, held), 2) + axis_index('t') * held
@@ -53,12 +53,12 @@ def _columns(logits: jax.Array) -> jax.Array:
 
 def _real_logits(vocab_size: int, logits: jax.Array) -> jax.Array:
     """f32 logits, minus infinity in the padding columns. Fused into whatever reads it."""
-    return jnp.where(_columns(logits) < vocab_size, logits.astype(jnp.float32), -jnp.inf)
+    return jnp.where(vocabulary_columns(logits) < vocab_size, logits.astype(jnp.float32), -jnp.inf)
 
 
 def _forward(vocab_size: int, logits: jax.Array, targets: jax.Array) -> tuple[Pair, Triple]:
     # Two masks, one in the dtype of the logits: so XLA for CPUs, too, makes no f32 copy of them.
-    is_real = _columns(logits) < vocab_size
+    is_real = vocabulary_columns(logits) < vocab_size
     largest = pmax('t', jnp.max(jnp.where(is_real, logits, -jnp.inf), axis=-1).astype(jnp.float32))
     powers = jnp.where(is_real, jnp.exp(logits.astype(jnp.float32) - largest[..., None]), 0.0)
     log_z = jnp.log(psum('t', jnp.sum(powers, axis=-1))) + largest
@@ -68,7 +68,7 @@ def _forward(vocab_size: int, logits: jax.Array, targets: jax.Array) -> tuple[Pa
 
 def _compared(logits: jax.Array, targets: jax.Array) -> jax.Array:
     """The logit of each target among the local columns, otherwise 0; a comparison, which fuses into the sum."""
-    is_target = _columns(logits) == targets[..., None]
+    is_target = vocabulary_columns(logits) == targets[..., None]
     return jnp.sum(jnp.where(is_target, logits.astype(jnp.float32), 0.0), axis=-1)
 
 
@@ -84,7 +84,7 @@ def _backward(vocab_size: int, residuals: Triple, gradients: Pair) -> tuple[jax.
     logits, targets, log_z = residuals
     d_nll, d_log_z = gradients
     probability = jnp.exp(_real_logits(vocab_size, logits) - log_z[..., None])
-    is_target = _columns(logits) == targets[..., None]
+    is_target = vocabulary_columns(logits) == targets[..., None]
     d_logits = probability * (d_nll + d_log_z)[..., None] - jnp.where(is_target, d_nll[..., None], 0.0)
     return d_logits.astype(logits.dtype), None
 

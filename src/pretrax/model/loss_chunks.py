@@ -6,6 +6,7 @@ which are the largest array of a step if the vocabulary is large.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,10 @@ import jax.numpy as jnp
 from pretrax.errors import UserError
 from pretrax.model.axes import along
 from pretrax.model.loss import Batch, LossTerms
-from pretrax.shardlib import num, scope
+from pretrax.shardlib import scope
+
+# Hidden states [B/r/d/e L/c/t M], or a tuple of several
+Hidden = Any
 
 
 def check_loss_chunks(chunks: int, mesh: dict[str, int], sequence_length: int) -> int:
@@ -29,14 +33,12 @@ def check_loss_chunks(chunks: int, mesh: dict[str, int], sequence_length: int) -
     return chunks
 
 
-def in_chunks(
-    terms_of: Callable[[jax.Array, Batch], LossTerms], x: num['B/r/d/e L/c/t M'], batch: Batch, chunks: int
-) -> LossTerms:
+def in_chunks(terms_of: Callable[[Any, Batch], LossTerms], x: Hidden, batch: Batch, chunks: int) -> LossTerms:
     """`terms_of(x, batch)`, summed over chunks of each sequence.
 
     Args:
         terms_of: the terms of hidden states [B/r/d/e L/c/t M] and their part of a batch [B/r/d/e L/c].
-        x: the hidden states after the last layer.
+        x: the hidden states after the last layer; or several of them, of one sharding.
         batch: its tokens and targets.
         chunks: how many; 1: all tokens at once, and nothing is computed twice.
     """
@@ -45,16 +47,15 @@ def in_chunks(
     return jax.tree.map(lambda terms: jnp.sum(terms, axis=0), over_chunks(terms_of, x, batch, chunks))
 
 
-def over_chunks[T](
-    function: Callable[[jax.Array, Batch], T], x: num['B/r/d/e L/c/t M'], batch: Batch, chunks: int
-) -> T:
+def over_chunks[T](function: Callable[[Any, Batch], T], x: Hidden, batch: Batch, chunks: int) -> T:
     """`function` of each chunk of the sequences, stacked; arguments as in `in_chunks`."""
 
-    def of_chunk(_: None, chunk: tuple[jax.Array, Batch]) -> tuple[None, T]:
+    def of_chunk(_: None, chunk: tuple[Any, Batch]) -> tuple[None, T]:
         with scope():  # L is the length of a chunk here
             return None, function(*chunk)
 
-    parts = jax.tree.map(lambda array: split_tokens(array, chunks, x.shape[1] // chunks), (x, batch))
+    n = jax.tree.leaves(x)[0].shape[1] // chunks
+    parts = jax.tree.map(lambda array: split_tokens(array, chunks, n), (x, batch))
     return jax.lax.scan(jax.checkpoint(of_chunk, prevent_cse=False), None, parts)[1]
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -135,6 +135,14 @@ class Weights:
     unembed: num['V/t M/d'] | None
     unembed_bias: f32['V/t'] | None
     multi_token: Array['_', MultiToken] | None
+
+
+@pytree_dataclass
+class Teacher:
+    """The weights of a teacher (distillation.py), with sizes of its own; matrices and tables in the compute dtype."""
+
+    own_sizes: ClassVar[bool] = True
+    weights: Weights
 
 
 @pytree_dataclass

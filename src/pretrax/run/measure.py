@@ -24,6 +24,7 @@ from pretrax.run.compiled_step import compile_step
 from pretrax.run.devices import memory_limit, peak_memory
 from pretrax.run.out_of_memory import FullMemoryError
 from pretrax.run.setup import memory_of_run, prepare
+from pretrax.run.teacher import load_teacher
 from pretrax.scale.memory import size
 from pretrax.train.state import init_state
 
@@ -74,7 +75,7 @@ def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:
         why = f'about {size(expected.total)} per device, which has {size(limit)}'
         return {'status': TOO_LARGE, 'why': why, **sizes}
     with jax.set_mesh(run.mesh):
-        state = init_state(run.recipe, config.seed)
+        state = init_state(run.recipe, config.seed)._replace(teacher=load_teacher(run, lambda text: None))
         step = compile_step(run, state)
         print(step, flush=True)
         ends, metrics = [], None

@@ -23,6 +23,7 @@ from pretrax.machine.software import flags, versions
 from pretrax.run.compiled_step import lower_step
 from pretrax.run.devices import device_memory
 from pretrax.run.setup import Run, prepare
+from pretrax.run.teacher import load_teacher
 from pretrax.scale.memory import memory_of, size
 from pretrax.train.state import init_state
 
@@ -89,7 +90,10 @@ def _speed(config: RunConfig) -> float | str:
             needed = memory_of(step)
             if limit is not None and needed > limit:
                 return f'does not fit: {size(needed)} of {size(limit)}'
-            state, batch = init_state(run.recipe, config.seed), run.batch(run.first_batch)
+            state, batch = (
+                init_state(run.recipe, config.seed)._replace(teacher=load_teacher(run, lambda text: None)),
+                run.batch(run.first_batch),
+            )
             seconds = []
             for _ in range(1 + STEPS):
                 began = time.perf_counter()

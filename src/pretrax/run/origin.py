@@ -77,6 +77,7 @@ class Origin:
         tokenizer_sha256: of a tokenizer whose content is gone.
         files: directory with the other files of the tokenizer and of generation; it may not exist.
         notes: what was not taken over.
+        key: of the configuration, that names it.
     """
 
     place: str
@@ -88,19 +89,21 @@ class Origin:
     tokenizer_sha256: str | None
     files: AnyPath
     notes: tuple[str, ...] = ()
+    key: str = 'init_from'
 
     @property
     def is_hugging_face(self) -> bool:
         return self.place.startswith(HF)
 
 
-def open_origin(place: str, mtp_layers: int = 0) -> Origin:
+def open_origin(place: str, mtp_layers: int = 0, key: str = 'init_from') -> Origin:
     """Opens hf:DIR_OR_ID, with at most so many modules of multi-token prediction, or a run or checkpoint. Reads no weight.
 
     Raises:
         UserError: there is no checkpoint, or its model is unknown.
     """
-    return _hugging_face(place, mtp_layers) if place.startswith(HF) else _own(place)
+    origin = _hugging_face(place, mtp_layers) if place.startswith(HF) else _own(place, key)
+    return dataclasses.replace(origin, key=key)
 
 
 def _hugging_face(place: str, mtp_layers: int) -> Origin:
@@ -120,12 +123,12 @@ def shapes_of(arch: Architecture) -> Any:
         return abstract_weights(arch)
 
 
-def _own(place: str) -> Origin:
+def _own(place: str, key: str) -> Origin:
     directory, step = find_checkpoint(locate(place))
     description = read_description(directory, step)
     weights = _CountedWeights(CheckpointWeights(directory, step))
     model = {key: value for key, value in (description['config'].get('model') or {}).items() if value is not None}
-    arch = _own_architecture(place, model, description, weights.shapes)
+    arch = _own_architecture(f'{key}: {place}', model, description, weights.shapes)
     content = tokenizer_of(directory.parent, description)
     return Origin(
         place,
@@ -152,7 +155,7 @@ def _own_architecture(
     except ValueError as error:
         said = ' '.join(str(error).split())[:300]
         raise UserError(
-            f'init_from: {place} was trained with a model that this version of pretrax does not know\n{said}'
+            f'{place} was trained with a model that this version of pretrax does not know\n{said}'
         ) from error
 
 

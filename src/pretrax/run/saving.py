@@ -13,6 +13,7 @@ from pretrax.errors import Report, UnavailableError, UserError
 from pretrax.run.setup import Run
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.whole_file import write_whole
+from pretrax.train.fingerprint import fingerprint
 from pretrax.train.host_memory import on_device
 from pretrax.train.step import TrainState
 
@@ -52,9 +53,10 @@ def save(
         'tokenizer': run.source.tokenizer_sha256,
         'vocab_size': run.recipe.model.vocab_size,
         'finite_state': is_finite,
+        **({} if state.teacher is None else {'teacher': fingerprint(state.teacher)}),
         **description,
     }
-    for write in (checkpoints.wait, lambda: checkpoints.save(step, state, whole)):
+    for write in (checkpoints.wait, lambda: checkpoints.save(step, state._replace(teacher=None), whole)):
         try:
             write()
         except SaveError as error:

@@ -30,6 +30,7 @@ from pretrax.model.loss import Batch
 from pretrax.model.request import ModelRequest
 from pretrax.run.compiler_options import CompilerOptions, choose_compiler_options
 from pretrax.run.devices import choose_compute, choose_mesh
+from pretrax.run.distilled import build_distilled
 from pretrax.run.placement import n_slices
 from pretrax.run.processes import join_processes
 from pretrax.run.program_cache import keep_programs
@@ -266,7 +267,8 @@ def _build_model(
         host_memory=host_memory,
     )
     name = config.model.name
-    model = check_model(build('model', config.model, request), name)
+    built = build('model', config.model, request) if config.distill is None else build_distilled(config, request)
+    model = check_model(built, name)
     if config.precision.matmul != model.plan.numerics.wanted:
         raise UserError(
             f'precision.matmul = {config.precision.matmul}: model.name = {name} computes its own matrix products\n'

@@ -7,8 +7,10 @@ from pretrax.checkpoint import restore_newest
 from pretrax.errors import Report
 from pretrax.run.resume import check_same_data
 from pretrax.run.setup import Run
+from pretrax.run.teacher import check_same_teacher, load_teacher
 from pretrax.run.warm_start import warm_state
 from pretrax.storage import AnyPath
+from pretrax.train.fingerprint import fingerprint
 from pretrax.train.state import init_state
 from pretrax.train.step import TrainState
 
@@ -26,22 +28,26 @@ def restore_or_start(run: Run, checkpoints: AnyPath, allow_changes: bool, report
     """Restores the newest readable checkpoint of a run, or starts it. The mesh of the run must be set.
 
     Raises:
-        UserError: checkpoints exist, but none is readable; the data has changed; or `init_from` does not fit the run.
+        UserError: checkpoints exist, but none is readable; the data has changed; or `init_from` or the teacher does not
+            fit the run.
     """
 
     def check(description: dict[str, Any]) -> None:
         check_same_data(run.config, description, run.source.fingerprint, allow_changes)
+        check_same_teacher(run.config, description, fingerprint(teacher), allow_changes)
 
-    restored = restore_newest(checkpoints, run.like, report, check)
+    teacher = load_teacher(run, report)
+    restored = restore_newest(checkpoints, run.like._replace(teacher=None), report, check)
     if restored is None:
-        return Start(initial_state(run, report))
+        return Start(initial_state(run, report)._replace(teacher=teacher))
     step, state, description = restored
+    state = state._replace(teacher=teacher)
     report(f'resuming from step {step}, checkpoint {checkpoints / str(step)}')
     return Start(state, step, description)
 
 
 def initial_state(run: Run, report: Report) -> TrainState:
-    """The state of a run before its first step."""
+    """The state of a run before its first step, without a teacher."""
     if run.config.init_from:
         return warm_state(run.config.init_from, run, report)
     return init_state(run.recipe, run.config.seed)

@@ -75,6 +75,7 @@ def open_trained(path: str, mesh: Mapping[str, int] | None = None) -> Trained:
     if mesh is None:
         mesh = {('r' if jax.default_backend() == 'cpu' else 'd'): len(jax.devices())}
     values['mesh'] = dict(mesh)
+    values['distill'] = None  # the teacher is needed in training alone, and may be gone
     rows = math.prod(mesh.values())
     length = from_manifest(values).batch.largest.sequence_length
     values['batch'] = {'tokens': rows * length, 'sequence_length': length}

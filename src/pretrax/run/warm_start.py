@@ -71,12 +71,28 @@ def warm_state(start: str | InitFrom, run: Run, report: Report) -> TrainState:
 def start_weights(origin: Origin, run: Run, report: Report) -> Any:
     """All weights of a run, from a checkpoint. Raises UserError as `warm_state` does."""
     like = run.like.weights
-    _check_tokenizer(origin, run.source.tokenizer, report)
+    check_tokenizer(origin, run.source.tokenizer, report)
     check_same_model(origin, run, False, report)
-    weights = _FittedPieces(origin, like, run.recipe.model.vocab_size, report)
-    placed = jax.tree_util.tree_map_with_path(lambda path, leaf: _place(weights.pieces(_name(path)), leaf), like)
-    _check_finite(origin, report)
+    placed = placed_weights(origin, like, like, run.recipe.model.vocab_size, report)
+    check_finite(origin, report)
     return placed
+
+
+def placed_weights(origin: Origin, weights: Any, like: Any, vocab_size: int | None, report: Report) -> Any:
+    """All weights of a checkpoint on the devices.
+
+    Args:
+        origin: the checkpoint.
+        weights: their shapes.
+        like: their dtypes and shardings.
+        vocab_size: rows of the vocabulary that are tokens, which may be more than in the checkpoint; None: as many.
+        report: receives what was decided.
+
+    Raises:
+        UserError: the checkpoint has other weights, or other shapes.
+    """
+    fitted = _FittedPieces(origin, weights, vocab_size, report)
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: _place(fitted.pieces(_name(path)), leaf), like)
 
 
 def partial_weights(origin: Origin, run: Run, drawn: Any, report: Report) -> Any:
@@ -94,7 +110,7 @@ def partial_weights(origin: Origin, run: Run, drawn: Any, report: Report) -> Any
     if not fits:
         raise UserError(f'init_from: no weight of {origin.place} has the name and shape of a weight of the model')
     if set(SIZED_BY_VOCABULARY) & fits.keys():
-        _check_tokenizer(origin, run.source.tokenizer, report)
+        check_tokenizer(origin, run.source.tokenizer, report)
     _report_partial(origin, ours, fits, report)
 
     def choose(path: Any, leaf: Any) -> Any:
@@ -110,7 +126,7 @@ def partial_weights(origin: Origin, run: Run, drawn: Any, report: Report) -> Any
         return _place(found, leaf, leaf if is_stacked(name, leaf.shape) else None)
 
     placed = jax.tree_util.tree_map_with_path(choose, drawn)
-    _check_finite(origin, report)
+    check_finite(origin, report)
     for line in differences:  # last, behind a line for each weight
         report(line)
     return placed
@@ -158,15 +174,15 @@ def _report_partial(
         report(f'init_from: {name} of {place} is not used: the model has no such weight')
 
 
-def _check_finite(origin: Origin, report: Report) -> None:
+def check_finite(origin: Origin, report: Report) -> None:
     """Reports numbers that are NaN or infinite. Those of Hugging Face are refused: they were not made by this user's run."""
     if said := not_finite_text(origin.pieces.not_finite):
         if origin.is_hugging_face:
             raise UserError(
-                f'init_from: {origin.place}: {said}\n'
-                'if they are on purpose: pretrax import --allow-not-finite, and init_from that run'
+                f'{origin.key}: {origin.place}: {said}\n'
+                'if they are on purpose: pretrax import --allow-not-finite, and use that run'
             )
-        report(f'init_from: {origin.place}: {said}')
+        report(f'{origin.key}: {origin.place}: {said}')
 
 
 def _keep_files(origin: Origin, run: Run, report: Report) -> None:
@@ -196,29 +212,31 @@ def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator='.')
 
 
-def _check_tokenizer(start: Origin, ours: Any, report: Report) -> None:
+def check_tokenizer(start: Origin, ours: Any, report: Report) -> None:
     """Raises UserError if an id that both tokenizers have is another token in each."""
     content = getattr(ours, 'content', None)
     if content is None or (start.tokenizer is None and start.tokenizer_sha256 is None):
-        report(f'init_from: cannot compare the tokenizer with that of {start.place}: one of them has no tokenizer.json')
+        report(
+            f'{start.key}: cannot compare the tokenizer with that of {start.place}: one of them has no tokenizer.json'
+        )
         return
     if ours.sha256 == (start.tokenizer_sha256 or hashlib.sha256(start.tokenizer or b'').hexdigest()):
         return
     if start.tokenizer is None:
         raise UserError(
-            f'init_from: {start.place} was trained with another tokenizer (sha256 {start.tokenizer_sha256}), '
+            f'{start.key}: {start.place} was trained with another tokenizer (sha256 {start.tokenizer_sha256}), '
             f'and the data with {ours.sha256}\nuse its tokenizer.json: data.tokenizer=PATH'
         )
     before, now = (_by_id(tokenizers.Tokenizer.from_buffer(c)) for c in (start.tokenizer, content))
     differ = sorted(number for number in before.keys() & now.keys() if before[number] != now[number])
     if differ:
         raise UserError(
-            f'init_from: {start.place} was trained with another tokenizer: {len(differ):,} ids are other tokens,\n'
+            f'{start.key}: {start.place} was trained with another tokenizer: {len(differ):,} ids are other tokens,\n'
             f'for example id {differ[0]}: {before[differ[0]]!r} there, {now[differ[0]]!r} in the data\n'
             'use its tokenizer.json: data.tokenizer=PATH'
         )
     report(
-        f'init_from: the tokenizer of {start.place} is another file, but the {len(before.keys() & now.keys()):,} tokens agree'
+        f'{start.key}: the tokenizer of {start.place} is another file, but the {len(before.keys() & now.keys()):,} tokens agree'
     )
 
 
@@ -236,7 +254,7 @@ class _FittedPieces:
         self.unties = 'unembed' in self.shapes and 'unembed' not in theirs and 'embed' in theirs
         left_out = [name for name in theirs if name.startswith(MODULES) and name not in self.shapes]
         if left_out:
-            report(f'init_from: multi-token prediction of {start.place} is not used: model.mtp_layers says so')
+            report(f'{start.key}: multi-token prediction of {start.place} is not used: model.mtp_layers says so')
         more = sorted(set(theirs) - set(self.shapes) - set(left_out))
         missing = sorted(set(self.shapes) - set(theirs) - ({'unembed'} if self.unties else set()))
         if more or missing:
@@ -244,22 +262,22 @@ class _FittedPieces:
             problems += [f'the model has {name}, and {start.place} does not' for name in missing[:1]]
             drawn = missing and not more and all(name.startswith(MODULES) for name in missing)
             other = ', or init_from.partial, which draws what is missing' if drawn else ''
-            raise UserError(f'init_from: {"; ".join(problems)}\nuse the model: section of that checkpoint{other}')
+            raise UserError(f'{start.key}: {"; ".join(problems)}\nuse the model: section of that checkpoint{other}')
         for path, ours in self.shapes.items():
             shape = theirs.get(path, theirs.get('embed'))
             grows = path in SIZED_BY_VOCABULARY and shape and ours[0] >= shape[0] and ours[1:] == shape[1:]
             if shape != ours and not grows:
                 raise UserError(
-                    f'init_from: {path} is {list(shape or ())} in {start.place}, but {list(ours)} in the model\n'
+                    f'{start.key}: {path} is {list(shape or ())} in {start.place}, but {list(ours)} in the model\n'
                     'use the sizes of the checkpoint in model:, or leave them out'
                 )
         if self.unties:
             report(
-                f'init_from: {start.place} shares its embedding with its unembedding; here the unembedding starts as a copy'
+                f'{start.key}: {start.place} shares its embedding with its unembedding; here the unembedding starts as a copy'
             )
         if vocab_size is not None and start.vocab_size is not None and vocab_size > start.vocab_size:
             report(
-                f'init_from: the vocabulary grows from {start.vocab_size:,} to {vocab_size:,}; '
+                f'{start.key}: the vocabulary grows from {start.vocab_size:,} to {vocab_size:,}; '
                 'new tokens start as the mean of the old ones'
             )
 

@@ -118,9 +118,10 @@ def _check(value: Any, annotation: Any, named: str, path: str, leading: tuple[Di
         parts = {name: (item, inner[1], f'[{name!r}]') for name, item in value.items()}
     else:
         parts = {name: (getattr(value, name), kind, f'.{name}') for name, kind in field_types(annotation).items()}
-    checked: dict[Any, Any] = {
-        name: _check(item, kind, named, path + place, leading) for name, (item, kind, place) in parts.items()
-    }
+    with scope() if getattr(annotation, 'own_sizes', False) else contextlib.nullcontext():
+        checked: dict[Any, Any] = {
+            name: _check(item, kind, named, path + place, leading) for name, (item, kind, place) in parts.items()
+        }
     if all(checked[name] is item for name, (item, _, _) in parts.items()):
         return value
     if origin is dict:

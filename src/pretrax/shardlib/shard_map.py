@@ -49,7 +49,9 @@ def typed_shard_map[F: Callable](function: F) -> F:
                 result = inner(*local.args, **local.kwargs)
             return jax.tree.map(_settle_all, out_specs, result)
 
-        in_specs = tuple(make_partition_specs(hints[argument]) for argument in typed)
+        in_specs = tuple(
+            None if value is None else make_partition_specs(hints[argument]) for argument, value in typed.items()
+        )
         out_specs = make_partition_specs(hints['return'])
         mesh = current_mesh()
         values = tuple(typed.values())

@@ -189,7 +189,10 @@ else:
 
 @dataclass_transform()
 def pytree_dataclass(cls: type) -> Any:
-    """A frozen dataclass that JAX treats as a pytree. Every field has an array type or is itself a pytree_dataclass."""
+    """A frozen dataclass that JAX treats as a pytree. Every field has an array type or is itself a pytree_dataclass.
+
+    With the class variable `own_sizes = True`, its dimension names have sizes of their own, as in a `scope()`.
+    """
     cls = dataclasses.dataclass(frozen=True)(cls)
     jax.tree_util.register_dataclass(cls, [field.name for field in dataclasses.fields(cls)], [])
     return cls

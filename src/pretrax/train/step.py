@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from pretrax.model.axes import TOKENS
 from pretrax.model.base import AutomaticModel, Model
 from pretrax.model.loss import Batch, LossTerms
+from pretrax.model.weights import Teacher
 from pretrax.shardlib import axis_size, check, defer_reduction, f32, key, psum, scope, typed_shard_map, zero_gradient
 from pretrax.train.average import next_average
 from pretrax.train.groups import Group, adjusted, move, settings_of, stop_frozen, trained
@@ -42,6 +43,7 @@ class TrainState(NamedTuple):
     optimizer: optax.OptState  # arrays shaped and sharded like the weights, and scalars
     ema: Weights | None = None  # moving average of the weights; None: not wanted
     loss_scale: jax.Array | None = None  # f32[2] in fp16: what the loss is multiplied by, and steps since it changed
+    teacher: Teacher | None = None  # of distillation: weights that no step changes, and no checkpoint has
 
 
 class Recipe(NamedTuple):
@@ -75,7 +77,8 @@ def training_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainSt
         before, settings = state.weights, settings_of(recipe, state.weights)
         gradients = make_gradients(recipe.model, recipe.accumulation, settings)
         scale = {} if state.loss_scale is None else {'loss_scale': state.loss_scale[0]}
-        gradient, terms, tables = gradients(before, batch, *step_keys(recipe, state.step), **scale)
+        known = scale if state.teacher is None else {**scale, 'teacher': state.teacher}
+        gradient, terms, tables = gradients(before, batch, *step_keys(recipe, state.step), **known)
         with jax.named_scope('optimizer'):
             of_trained = trained(gradient, settings)
             norm = optax.tree.norm(of_trained)  # clipped as in Pascanu et al. 2013, arXiv:1211.5063
@@ -106,6 +109,7 @@ def training_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainSt
             optimizer=if_good(optimizer, state.optimizer),
             ema=if_good(ema, state.ema),
             loss_scale=next_scale(state.loss_scale, is_finite, recipe.loss_scale),
+            teacher=state.teacher,
         )
         metrics = {
             'loss': loss,
@@ -136,7 +140,11 @@ def make_gradients(model: Model, accumulation: int, settings: Any = None) -> Gra
 
     @typed_shard_map
     def gradients(
-        weights: weights_type, batch: Batch, step_key: key[''] | None = None, loss_scale: f32[''] | None = None
+        weights: weights_type,
+        batch: Batch,
+        step_key: key[''] | None = None,
+        loss_scale: f32[''] | None = None,
+        teacher: Teacher | None = None,
     ) -> tuple[weights_type, dict[str, f32['']], dict[str, f32['_ _']]]:
         counts = {name: psum(TOKENS, count) for name, count in model.denominators(batch).items()}
         scale = 1.0 if loss_scale is None else loss_scale
@@ -145,6 +153,7 @@ def make_gradients(model: Model, accumulation: int, settings: Any = None) -> Gra
         def mean_loss(weights: weights_type, micro: Batch, number: Any, *survey: Any) -> tuple[f32[''], Any]:
             weights = stop_frozen(weights, settings) if settings is not None else weights
             keys = {} if step_key is None else {'key': jax.random.fold_in(step_key, number)}
+            keys |= {} if teacher is None else {'teacher': teacher}
             with scope():  # B is a micro-batch here
                 terms, tables = of_mean(model.loss(weights, micro, *survey, **keys))
             return check(scale * psum(TOKENS, sum(terms.values())), f32[''], 'the loss'), (terms, tables)
@@ -173,7 +182,7 @@ def make_gradients(model: Model, accumulation: int, settings: Any = None) -> Gra
         reduce = functools.partial(_reduce_replicas, model.plan.wires)
         return jax.tree.map(lambda g, w: reduce(g, w) / scale, total, weights), terms, tables
 
-    return lambda w, batch, *key, **scale: gradients(w, model.with_seeds(batch, *key), *key, **scale)
+    return lambda w, batch, *key, **known: gradients(w, model.with_seeds(batch, *key), *key, **known)
 
 
 def _survey(model: Model, weights: Weights, micros: Batch) -> tuple[Any, ...]:

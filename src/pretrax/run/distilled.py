@@ -1,0 +1,73 @@
+"""Builds the model of a run with `distill:`, from the description of its teacher. It reads no weights."""
+
+import dataclasses
+from typing import Any
+
+from pydantic import ValidationError
+
+from pretrax.checkpoint import CheckpointWeights, find_checkpoint, read_description
+from pretrax.config import RunConfig
+from pretrax.errors import UserError
+from pretrax.huggingface.section import HF, model_section
+from pretrax.model.distillation import Distillation, DistilledTransformer
+from pretrax.model.families import TransformerOptions
+from pretrax.model.request import ModelRequest
+from pretrax.storage import locate
+
+KEY = 'distill.teacher'
+
+
+def build_distilled(config: RunConfig, request: ModelRequest) -> DistilledTransformer:
+    """The model of a run that has a teacher.
+
+    Raises:
+        UserError: one of them is not the decoder, their vocabularies differ, or the teacher does not fit the mesh.
+    """
+    section, options = config.distill, config.model.options
+    assert section is not None
+    if not isinstance(options, TransformerOptions):
+        raise UserError(
+            f'distill: model.name = {config.model.name} cannot be distilled\nuse model.name=transformer, or leave out distill'
+        )
+    teacher, theirs = teacher_options(section.teacher)
+    how = Distillation(section.weight, section.temperature, section.direction, section.chunks)
+    ours = options.vocab_size or request.vocab_size
+    if theirs is not None and theirs != ours:
+        known = request.vocab_size
+        fix = (
+            f'write model.vocab_size={theirs}, and use the tokenizer of the teacher: data.tokenizer=PATH'
+            if theirs >= known
+            else 'use the tokenizer of the teacher: data.tokenizer=PATH'
+        )
+        raise UserError(
+            f'{KEY}: {section.teacher} has a vocabulary of {theirs:,} tokens, and the model one of {ours:,}\n'
+            f'the probabilities of both have to be of the same tokens; {fix}'
+        )
+    request = dataclasses.replace(request, vocab_size=ours)
+    return DistilledTransformer(request, options=options, teacher=teacher, how=how)
+
+
+def teacher_options(place: str) -> tuple[TransformerOptions, int | None]:
+    """The options of a teacher, from its checkpoint, and the tokens of its vocabulary if they are known.
+
+    Raises:
+        UserError: there is no checkpoint, or its model is not the decoder.
+    """
+    section: dict[str, Any] = model_section(place, KEY)
+    name = section.pop('name', 'transformer')
+    if name != 'transformer':
+        raise UserError(
+            f'{KEY}: {place} is a model of the kind {name}\na teacher has to be a decoder: model.name=transformer'
+        )
+    if not place.startswith(HF):
+        directory, step = find_checkpoint(locate(place))
+        described = read_description(directory, step).get('vocab_size')
+        positions = CheckpointWeights(directory, step).shapes.get('positions')
+        section |= {'vocab_size': described} if described else {}
+        section |= {'max_sequence_length': positions[0]} if positions else {}
+    try:
+        options = TransformerOptions(**section)
+    except ValidationError as error:
+        said = ' '.join(str(error).split())[:300]
+        raise UserError(f'{KEY}: this version of pretrax does not know the model of {place}\n{said}') from error
+    return options, options.vocab_size

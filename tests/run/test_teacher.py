@@ -1,0 +1,138 @@
+"""`distill:` a run learns from a teacher: any checkpoint, any mesh, exact resumes, and refusals that name the fix."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from pretrax import config_from_values, pretrain
+from pretrax.errors import UserError
+from pretrax.run.setup import prepare
+from pretrax.run.teacher import load_teacher
+from pretrax.run.trained import open_trained
+from pretrax.train.fingerprint import fingerprint
+from runs import Quiet, StoppedAt, lines_of, small_values, without_clock, write_documents
+
+LLAMA = Path(__file__).parents[1] / 'goldens' / 'llama2'
+STUDENT = {'n_layers': 1, 'd_model': 8, 'n_heads': 2}
+
+
+@pytest.fixture(scope='module')
+def teacher(tmp_path_factory):
+    """The values of a trained run."""
+    directory = tmp_path_factory.mktemp('teacher')
+    values = small_values(write_documents(directory), directory) | {'mesh': {'r': 8}}
+    pretrain(config_from_values(values), progress=Quiet())
+    return values
+
+
+def student_of(teacher, directory, name='student', /, **distill):
+    section = {'teacher': teacher['run_dir'], 'temperature': 2.0} | distill
+    return teacher | {'name': name, 'run_dir': str(directory / name), 'model': STUDENT, 'distill': section}
+
+
+def train(values, progress=None, **arguments):
+    progress = progress or Quiet()
+    pretrain(config_from_values(values), progress=progress, **arguments)
+    return progress.said
+
+
+def loaded(values):
+    """The teacher of a run, what was said, and the run."""
+    said = []
+    run = prepare(config_from_values(values), said.append)
+    with jax.set_mesh(run.mesh):
+        return load_teacher(run, said.append), said, run
+
+
+@pytest.mark.slow
+def test_a_run_resumes_exactly_and_its_checkpoints_do_not_have_the_teacher(teacher, tmp_path):
+    whole, parts = student_of(teacher, tmp_path), student_of(teacher, tmp_path, 'parts')
+    said = train(whole)
+    assert any(line.startswith('distill.teacher: ') and 'MiB per device' in line for line in said)
+    train(parts, StoppedAt(3))
+    assert any(line.startswith('resuming from step') for line in train(parts))
+    lines, again = (list(map(without_clock, lines_of(values))) for values in (whole, parts))
+    assert [line['step'] for line in lines] == [line['step'] for line in again] == [1, 2, 3, 4, 5, 6]
+    assert [(line['loss'], line['nll'], line['distillation']) for line in lines] == [
+        (line['loss'], line['nll'], line['distillation']) for line in again
+    ]
+    np.testing.assert_allclose(lines[0]['loss'], (lines[0]['nll'] + lines[0]['distillation']) / 2, rtol=1e-5)
+    assert lines[-1]['distillation'] < lines[0]['distillation']
+    written = json.loads((Path(whole['run_dir']) / 'checkpoints' / '6' / 'manifest.json').read_text())
+    assert not [name for name in written['arrays'] if 'teacher' in name]
+
+
+def test_a_teacher_is_the_same_on_any_mesh(teacher, tmp_path):
+    one = loaded(student_of(teacher, tmp_path))[0]
+    student = student_of(teacher, tmp_path) | {'mesh': {'r': 2, 'd': 2, 't': 2}}
+    other = loaded(student)[0]
+    assert {s.data.size for s in other.weights.layers.q.addressable_shards} == {other.weights.layers.q.size // 4}
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(one), jax.device_get(other))
+    assert fingerprint(one) == fingerprint(other)
+    changed = jax.tree.map(lambda x: x.at[(0,) * x.ndim].add(1e-6), one)
+    assert fingerprint(one) != fingerprint(changed)
+
+
+def test_a_teacher_of_hugging_face_in_the_compute_dtype(tmp_path):
+    values = small_values('none', tmp_path) | {
+        'model': STUDENT, 'data': {'name': 'synthetic', 'vocab_size': 96}, 'precision': {'compute': 'bf16'},
+        'distill': {'teacher': f'hf:{LLAMA}'},
+    }  # fmt: skip
+    weights, said, run = loaded(values)
+    theirs = load_file(LLAMA / 'model.safetensors')['model.layers.1.self_attn.q_proj.weight']
+    found = weights.weights.layers.q[1]
+    assert found.dtype == 'bfloat16'
+    np.testing.assert_array_equal(found, theirs.T.reshape(found.shape).astype('bfloat16'))
+    assert run.recipe.model.teacher.arch.n_layers == 2
+    assert any('cannot compare the tokenizer' in line for line in said)
+
+
+def test_other_tokens_are_refused(teacher, tmp_path):
+    values = student_of(teacher, tmp_path, teacher=f'hf:{LLAMA}')
+    with pytest.raises(UserError, match=r'distill.teacher: hf:.* vocabulary of 96 tokens, and the model one of 300\n'):
+        prepare(config_from_values(values), lambda text: None)
+    elsewhere = tmp_path / 'elsewhere'
+    elsewhere.mkdir()
+    text = write_documents(elsewhere)
+    text.write_text(text.read_text().translate(str.maketrans('abcdefgh', 'stuvwxyz')))
+    values = student_of(teacher, tmp_path) | {'data': teacher['data'] | {'text': str(text)}}
+    with pytest.raises(UserError, match=r'distill.teacher: .* was trained with another tokenizer: .* ids are other'):
+        loaded(values)
+
+
+@pytest.mark.slow
+def test_another_teacher_at_the_same_place_is_refused_on_resume(teacher, tmp_path):
+    copy = tmp_path / 'copy'
+    shutil.copytree(teacher['run_dir'], copy)
+    values = student_of(teacher, tmp_path, teacher=str(copy))
+    train(values, StoppedAt(3))
+    more = teacher | {'run_dir': str(copy), 'steps': 8}
+    train(more)
+    with pytest.raises(UserError, match='was trained with another teacher') as refused:
+        train(values)
+    assert len(str(refused.value).splitlines()) < 10
+    assert any('resuming from step' in line for line in train(values, allow_changes=True))
+    shutil.rmtree(copy)
+    assert open_trained(values['run_dir']).weights().layers.q.shape[0] == 1  # a trained student needs no teacher
+    with pytest.raises(UserError, match=r'distill.teacher: .* is neither a checkpoint nor a run'):
+        train(values)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'said'),
+    [
+        (
+            {'mesh': {'r': 4, 'p': 2}, 'batch': {'tokens': 256, 'sequence_length': 16}},
+            'distill does not support pipeline',
+        ),
+        ({'model': {'name': 'bigram-of-tests'}}, 'model.name = bigram-of-tests cannot be distilled'),
+    ],
+)
+def test_models_and_meshes_that_do_not_fit_are_refused(teacher, tmp_path, changes, said):
+    with pytest.raises(UserError, match=said):
+        prepare(config_from_values(student_of(teacher, tmp_path) | changes), lambda text: None)
