@@ -46,13 +46,15 @@ def search(place: pathlib.Path, values: dict, name: str) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--steps', type=int, default=120)
+    parser.add_argument('--steps', type=int, default=300)
+    parser.add_argument('--first', type=int, default=40, help='step of the first decision of ASHA')
     parser.add_argument('--out', type=pathlib.Path, default=pathlib.Path(__file__).parent / 'results' / 'search.json')
     options = parser.parse_args()
     values = yaml.safe_load(CONFIG.read_text())
     values |= {
         'base': str(CONFIG.with_name(values['base'])),
-        'change': values['change'] | {'steps': options.steps},
+        'change': values['change'] | {'steps': options.steps, 'schedule.warmup': 20},
+        'asha': values['asha'] | {'first': options.first},
         'sampler': 'grid',
         'trials': None,
         'parameters': {'optimizer.learning_rate': RATES},
@@ -62,7 +64,7 @@ def main() -> None:
         with_asha = search(place, values, 'asha')
         without = search(place, values | {'asha': None}, 'all')
     found = {
-        'command': 'uv run python benchmarks/search.py',
+        'command': f'uv run python benchmarks/search.py --steps {options.steps} --first {options.first}',
         'machine': f'{cpu_name()}, {usable_cores()} cores',
         'search': {key: values[key] for key in ('change', 'asha', 'at_once')},
         'asha': with_asha,

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from pretrax.cli._arguments import AllowChanges, Compiled, ConfigFile, DryRun, Overrides, Verbose
+from pretrax.cli._arguments import AllowChanges, Compiled, ConfigFile, DryRun, Overrides, Seeds, Verbose
 from pretrax.errors import TRY_AGAIN
 
 
@@ -14,10 +14,16 @@ def train(
     allow_changes: AllowChanges = False,
     compiled: Compiled = None,
     dry_run: DryRun = False,
+    seeds: Seeds = None,
     verbose: Verbose = False,
 ) -> None:
+    from pretrax.cli._seeds import train_seeds
     from pretrax.config import load
 
+    if seeds:
+        return train_seeds(
+            config, overrides or [], seeds, allow_changes=allow_changes, compiled=compiled, dry_run=dry_run
+        )
     loaded = load(config, overrides or [])  # before the slow import of JAX: report mistakes at once
     from pretrax.ahead.auto import settled
     from pretrax.ahead.saved import opened

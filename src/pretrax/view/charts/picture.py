@@ -2,7 +2,7 @@
 
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pretrax.errors import printable
@@ -71,6 +71,17 @@ def bars_picture(series: Mapping[str, tuple[Sequence[str], Sequence[int]]], titl
             axes.xaxis.set_major_formatter(lambda value, _: f'{value:,.0f}')
         rows[-1][0].set_xlabel(_shown(foot))
         return _content(figure, '.svg')
+
+
+def figure_bytes(draw: Callable[['Figure'], None], suffix: str, height: float) -> bytes:
+    """The content of a .png, .svg or .pdf file that `draw` draws; `height` in inches."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_SETTINGS):
+        figure = Figure(figsize=(_WIDTH, height), layout='constrained')
+        draw(figure)
+        return _content(figure, suffix)
 
 
 def _draw_panel(axes: 'Axes', panel: Panel, chart: Chart, number: int) -> None:

@@ -1,0 +1,123 @@
+"""Fit scaling laws: the best sizes of model and data for a budget of FLOPs.
+
+Reads a table or finished runs, or trains a grid of sizes and budgets first; the same command continues such a grid.
+"""
+
+import functools
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pretrax.errors import UserError
+
+if TYPE_CHECKING:
+    import pathlib
+
+    from pretrax.launch.scaling_file import Scaling
+
+# Prints the number of parameters of a configuration, on a CPU: this process must not occupy the devices of the runs.
+_COUNT = """
+import sys
+from pretrax.config import load
+from pretrax.errors import UserError
+from pretrax.run.setup import prepare
+try:
+    print(prepare(load(sys.argv[1]), lambda text: None).n_params)
+except UserError as error:
+    sys.exit(error.short_text())
+"""
+
+
+def scaling(
+    fit: Annotated[str, typer.Argument(metavar='FIT', help='A YAML file, such as configs/scaling-points.yaml.')],
+    out: Annotated[
+        str | None, typer.Option('--out', '-o', metavar='DIR', help='For runs and results. [default: scaling/NAME]')
+    ] = None,
+) -> None:
+    import pathlib
+
+    from pretrax.config.source import locate_beside
+    from pretrax.launch.scaling_file import read_scaling
+    from pretrax.machine.atomic import write_file
+    from pretrax.scale.scaling_laws import fit as fitted
+    from pretrax.storage import BucketPath, locate
+    from pretrax.view.record.run_record import read_run
+    from pretrax.view.scaling.points import matching, point_of, read_table
+    from pretrax.view.scaling.report import as_json, as_text, picture
+
+    file, directory = locate(fit), locate(out or f'scaling/{pathlib.PurePath(fit).stem}')
+    if isinstance(directory, BucketPath) or isinstance(file, BucketPath):
+        raise UserError(f'{fit}: the file and --out must be on a disk')
+    asked = read_scaling(file)
+    if asked.points:
+        points = read_table(locate_beside(file.parent, asked.points))
+    else:
+        runs = _train(file, asked, directory) if asked.base else matching(file.parent, asked.runs)
+        points = [point_of(read_run(str(run)), asked.metric) for run in runs]
+    if not points:
+        raise UserError(f'{fit}: there are no points')
+    fits, problems = [], []
+    for approach in asked.approaches:
+        try:
+            fits.append(fitted(points, approach, asked.bootstrap, asked.seed))
+        except UserError as error:
+            problems.append(str(error))
+    if not fits:
+        raise UserError('\n'.join(problems))
+    targets = asked.optimal_for or [10 * max(point.flops for point in points)]
+    print('\n'.join(as_text(points, fits, targets)))
+    for problem in problems:
+        print(f'WARNING: {" ".join(problem.split())}', file=sys.stderr)
+    directory.mkdir(parents=True, exist_ok=True)
+    write_file(directory / 'fit.json', as_json(points, fits, targets).encode())
+    write_file(directory / 'fit.svg', picture(points, fits, targets, '.svg'))
+    print(f'wrote {directory}/fit.svg and fit.json')
+
+
+def _train(file: 'pathlib.Path', asked: 'Scaling', directory: 'pathlib.Path') -> list['pathlib.Path']:
+    """Trains the grid, and returns the run directories."""
+    from pretrax.config import resolved_yaml
+    from pretrax.launch.scaling_file import size_config, steps_of
+    from pretrax.launch.training import train_all
+
+    say = functools.partial(print, flush=True)
+    configs = []
+    for number in range(len(asked.sizes)):
+        first = size_config(file, asked, number, {'name': 'count', 'run_dir': str(directory / 'count')})
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / 'count.yaml').write_text(resolved_yaml(first))
+        done = subprocess.run(
+            [sys.executable, '-c', _COUNT, str(directory / 'count.yaml')], capture_output=True, text=True,
+            env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+        )  # fmt: skip
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ['no output'])[-5:]
+            raise UserError(f'{file}: the parameters of sizes[{number}] cannot be counted:\n' + '\n'.join(last))
+        params = int(done.stdout.split()[-1])
+        tokens = first.batch.largest.tokens
+        for flops in asked.budgets:
+            steps = steps_of(flops, params, tokens)
+            name = f'{file.stem}-{params}-{flops:.3g}'.replace('+', '')
+            own = {'name': name, 'run_dir': str(directory / 'runs' / name), 'steps': steps}
+            if 'eval.every' not in asked.change and 'eval' not in asked.change:
+                own |= {'eval.every': max(1, steps // 20)}
+            configs.append(size_config(file, asked, number, own))
+            say(f'{name}: {params:,} parameters, {steps} steps, {steps * tokens:,} tokens')
+    runs = train_all(
+        configs,
+        directory,
+        launch=asked.launch,
+        at_once=asked.at_once,
+        devices=asked.devices,
+        retries=asked.retries,
+        say=say,
+    )
+    failed = [run.config.name for run in runs if run.why]
+    if failed:
+        raise UserError(
+            f'{len(failed)} of {len(runs)} runs failed: {", ".join(failed[:5])}\nthe same command tries again'
+        )
+    return [run.run_dir for run in runs]

@@ -1,0 +1,88 @@
+"""The file of `pretrax scaling`: points, finished runs, or a grid of sizes and budgets to train; and what to fit.
+
+runs: [../runs/size-*]               # or points: FILE, or base, sizes and budgets
+approaches: [2, 3]
+optimal_for: [1e18, 1e20]            # budgets in FLOPs to print the best sizes for
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pydantic
+
+from pretrax.config import RunConfig, load
+from pretrax.config.problems import Problem, from_validation, report
+from pretrax.config.schema import Count, CountOrZero, Positive, Section
+from pretrax.config.source import Places, locate_beside, read_file
+from pretrax.errors import UserError
+from pretrax.launch.training import check_launch
+from pretrax.storage import AnyPath
+
+
+class Scaling(Section):
+    """The file of a fit."""
+
+    points: str | None = pydantic.Field(default=None, description='a .csv or .jsonl file, relative to this one')
+    runs: list[str] = pydantic.Field(default=[], description='run directories, relative to this file; * is allowed')
+    base: str | None = pydantic.Field(default=None, description='the configuration of a grid, relative to this file')
+    change: dict[str, Any] = pydantic.Field(
+        default={}, description='keys of the configuration, for every run of the grid'
+    )
+    sizes: list[dict[str, Any]] = pydantic.Field(
+        default=[], description='keys of the configuration that make each size'
+    )
+    budgets: list[Positive] = pydantic.Field(default=[], description='training FLOPs, 6 N D, of the runs of each size')
+    approaches: list[Literal[1, 2, 3]] = pydantic.Field(default=[1, 2, 3], min_length=1, description='what to fit')
+    optimal_for: list[Positive] = pydantic.Field(default=[], description='FLOPs to print the best sizes for')
+    metric: str = pydantic.Field(default='val_loss', min_length=1, description='key of metrics.jsonl')
+    bootstrap: CountOrZero = pydantic.Field(default=100, description='samples for the intervals; 0: no intervals')
+    seed: CountOrZero = pydantic.Field(default=0, description='of the bootstrap')
+    at_once: Count = pydantic.Field(default=1, description='runs of the grid that train at once')
+    devices: Count | None = pydantic.Field(default=None, description='devices of each run; null: all')
+    launch: list[str] = pydantic.Field(default=[], description='words after `pretrax launch`; []: processes here')
+    retries: CountOrZero = pydantic.Field(default=3, description='restarts of a run without a new checkpoint')
+
+
+def read_scaling(path: AnyPath) -> Scaling:
+    """Reads the file of a fit. Raises UserError."""
+    layer = read_file(path)
+    place = Places(layer.origins, str(path))
+    try:
+        scaling = Scaling.model_validate_json(json.dumps(layer.values))
+    except pydantic.ValidationError as error:
+        raise report(from_validation(error, layer.values, Scaling), place) from error
+    given = [key for key in ('points', 'runs', 'base') if getattr(scaling, key)]
+    problems = []
+    if len(given) != 1:
+        has = ' and '.join(given) or 'none of them'
+        raise UserError(f'{path} has {has}; expected one of points, runs, or base with sizes and budgets')
+    if scaling.base and not (scaling.sizes and scaling.budgets):
+        problems.append(Problem(('base',), 'makes a grid, which needs sizes and budgets', 'add both lists'))
+    if not scaling.base:
+        problems += [
+            Problem((key,), 'is for a grid, which has a base', 'remove it')
+            for key in ('change', 'sizes', 'budgets')
+            if getattr(scaling, key)
+        ]
+    if problems:
+        raise report(problems, place)
+    check_launch(scaling.launch)
+    return scaling
+
+
+def size_config(path: AnyPath, scaling: Scaling, number: int, own: Mapping[str, Any]) -> RunConfig:
+    """The configuration of a size of a grid, with `name`, `run_dir` and the like in `own`. Raises UserError."""
+    assert scaling.base is not None
+    values = scaling.change | scaling.sizes[number] | dict(own)
+    try:
+        return load(
+            locate_beside(path.parent, scaling.base), [f'{key}={json.dumps(value)}' for key, value in values.items()]
+        )
+    except UserError as error:
+        raise UserError(f'{path}: sizes[{number}] is not a valid configuration:\n{error}') from error
+
+
+def steps_of(flops: float, params: int, batch_tokens: int) -> int:
+    """Steps that train a model of this size for a budget of 6 N D FLOPs."""
+    return max(2, round(flops / (6 * params * batch_tokens)))

@@ -1,0 +1,50 @@
+"""`pretrax train CONFIG --seeds N`, and the means over seeds."""
+
+import json
+import subprocess
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from launched import PATIENCE, PRETRAX, environment, write_run
+from pretrax.cli._seeds import train_seeds
+from pretrax.errors import UserError
+from pretrax.observe.metrics import read_metrics
+from pretrax.view.compare.seeds import mean_of
+
+
+def test_the_interval_is_that_of_students_t():
+    values = [3.1, 3.4, 3.3, 3.2, 3.6]
+    expected = stats.t.interval(0.95, 4, np.mean(values), stats.sem(values))
+    interval = mean_of(values)
+    assert (interval.low, interval.high) == pytest.approx(expected, rel=1e-9)
+    assert mean_of([3.1]) is None
+
+
+def test_options_that_seeds_cannot_pass_on_are_refused(tmp_path):
+    with pytest.raises(UserError, match='take no --dry-run'):
+        train_seeds(str(write_run(tmp_path)), [], 2, dry_run=True, compiled=None)
+
+
+@pytest.mark.slow
+def test_each_seed_is_a_run_and_the_mean_is_of_them(tmp_path):
+    config = write_run(
+        tmp_path, steps=6, seed=3, eval={'every': 3, 'batches': 1}, data={'name': 'slow', 'vocab_size': 32}
+    )
+    command = [PRETRAX, 'train', str(config), '--seeds', '2', f'run_dir={tmp_path}/run']
+    for _ in range(2):  # the second time nothing is left to do
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert 'seed 3  seed 4' in done.stdout
+    lines = [read_metrics(tmp_path / f'run-seed-{seed}' / 'metrics.jsonl') for seed in (3, 4)]
+    losses = [{line['step']: line['loss'] for line in run if 'loss' in line} for run in lines]
+    assert losses[0] != losses[1]
+    assert [line['step'] for line in lines[0] if 'loss' in line] == list(range(1, 7))
+    means = [json.loads(line) for line in (tmp_path / 'run-seeds' / 'metrics.jsonl').read_text().splitlines()]
+    assert [line['step'] for line in means] == list(range(1, 7))
+    for line in means:
+        both = [run[line['step']] for run in losses]
+        assert line['loss'] == pytest.approx(np.mean(both))
+        assert line['loss_low'] < min(both) <= max(both) < line['loss_high'], 'two seeds say little'
+    assert 'val_loss_low' in means[2]
