@@ -10,12 +10,17 @@ import pytest
 from safetensors.numpy import load_file
 
 from pretrax import config_from_values, pretrain
+from pretrax.config import InitFrom
 from pretrax.errors import UserError
+from pretrax.model.families import TransformerOptions, resolve
+from pretrax.run.origin import Origin, with_layers
 from pretrax.run.setup import prepare
 from pretrax.run.teacher import load_teacher
 from pretrax.run.trained import open_trained
+from pretrax.run.warm_start import warm_state
 from pretrax.train.fingerprint import fingerprint
 from runs import Quiet, StoppedAt, lines_of, small_values, without_clock, write_documents
+from small import LLAMA4
 
 LLAMA = Path(__file__).parents[1] / 'goldens' / 'llama2'
 STUDENT = {'n_layers': 1, 'd_model': 8, 'n_heads': 2}
@@ -99,10 +104,45 @@ def test_other_tokens_are_refused(teacher, tmp_path):
     elsewhere = tmp_path / 'elsewhere'
     elsewhere.mkdir()
     text = write_documents(elsewhere)
-    text.write_text(text.read_text().translate(str.maketrans('abcdefgh', 'stuvwxyz')))
+    lines = [
+        json.loads(line)['text'].translate(str.maketrans('abcdefgh', 'stuvwxyz'))
+        for line in text.read_text().splitlines()
+    ]
+    text.write_text(''.join(json.dumps({'text': line}) + '\n' for line in lines))
     values = student_of(teacher, tmp_path) | {'data': teacher['data'] | {'text': str(text)}}
     with pytest.raises(UserError, match=r'distill.teacher: .* was trained with another tokenizer: .* ids are other'):
         loaded(values)
+
+
+def test_a_student_begins_as_some_layers_of_a_checkpoint(tmp_path):
+    """The last layer of two; of Hugging Face, whose files are read by another library."""
+    values = small_values('none', tmp_path) | {'data': {'name': 'synthetic', 'vocab_size': 96}}
+    start = {'path': f'hf:{LLAMA}', 'layers': [1]}
+    config = config_from_values(values | {'model': {}, 'init_from': start})
+    assert config.model.options.n_layers == 1
+    run = prepare(config, lambda text: None)
+    said = []
+    with jax.set_mesh(run.mesh):
+        weights = warm_state(config.init_from, run, said.append).weights
+    theirs = load_file(LLAMA / 'model.safetensors')
+    q = theirs['model.layers.1.self_attn.q_proj.weight'].T
+    np.testing.assert_array_equal(weights.layers.q, q.reshape(weights.layers.q.shape))
+    np.testing.assert_array_equal(weights.norm, theirs['model.norm.weight'])
+    assert f'init_from: layers [1] of hf:{LLAMA}' in said
+    with jax.set_mesh(run.mesh), pytest.raises(UserError, match=r'init_from.layers: .* has no layer 2; .* 0 to 1'):
+        warm_state(InitFrom(path=start['path'], layers=(2,)), run, said.append)
+    two = prepare(config_from_values(values | {'model': {'n_layers': 2}, 'init_from': start}), lambda text: None)
+    with jax.set_mesh(two.mesh), pytest.raises(UserError, match=r'model.n_layers differs: 1 in .*, 2 in the config'):
+        warm_state(two.config.init_from, two, said.append)
+    with pytest.raises(UserError, match=r'init_from.layers is given, and so is init_from.partial'):
+        config_from_values(values | {'init_from': start | {'partial': True}})
+
+
+def test_layers_of_other_kinds_are_refused():
+    arch = resolve(TransformerOptions(**LLAMA4), 100, 16)
+    origin = Origin('there', None, arch, {}, 100, None, None, None)
+    with pytest.raises(UserError, match='layer 1 of there is of another kind than layer 0 of the model has to be'):
+        with_layers(origin, [1])
 
 
 @pytest.mark.slow

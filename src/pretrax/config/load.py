@@ -274,8 +274,9 @@ def _with_plugins(values: dict[str, Any], layers: list[Layer], place: Places) ->
 def _with_model_of_start(values: dict[str, Any], origins: dict[KeyPath, str]) -> dict[str, Any]:
     """`model:` as `init_from:` gives it, unless the configuration is complete; its own keys of `model:` win."""
     start, model = values.get('init_from'), values.get('model') or {}
+    layers = None
     if isinstance(start, dict):
-        start = start.get('path')
+        start, layers = start.get('path'), start.get('layers')
     if not isinstance(start, str) or not start or not isinstance(model, dict):
         return values
     given = {key: value for key, value in model.items() if value is not None}
@@ -285,6 +286,7 @@ def _with_model_of_start(values: dict[str, Any], origins: dict[KeyPath, str]) ->
     section = registry.section_of_checkpoint('model', name, start) if isinstance(name, str) else None
     if section is None:
         return values
+    section |= {'n_layers': len(layers)} if isinstance(layers, list | tuple) and 'n_layers' in section else {}
     origins |= {('model', key): f'init_from {start}' for key in section if key not in given}
     return values | {'model': section | given}
 

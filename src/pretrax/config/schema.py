@@ -500,6 +500,19 @@ class InitFrom(Section):
     partial: bool = Field(
         default=False, description='take only the weights that fit, layer by layer, and initialize the others'
     )
+    layers: Annotated[tuple[CountOrZero, ...], Field(min_length=1)] | None = Field(
+        default=None,
+        strict=False,
+        description='layers to take, by number from 0, for a model of fewer layers; null: all',
+    )
+
+    @pydantic.model_validator(mode='after')
+    def _layers_alone(self) -> 'InitFrom':
+        other = next((key for key in ('optimizer', 'partial') if getattr(self, key)), None)
+        if self.layers is not None and other:
+            problem = f'is given, and so is init_from.{other}, which counts the layers of the checkpoint'
+            raise ProblemsError(Problem(('layers',), problem, f'leave out init_from.{other}'))
+        return self
 
 
 class Distill(Section):

@@ -1,14 +1,14 @@
 """Where `init_from:` takes weights from: a checkpoint of Hugging Face, or one of a run. Both are read piece by piece."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from pretrax.checkpoint import CheckpointWeights, find_checkpoint, read_description
+from pretrax.checkpoint import CheckpointWeights, find_checkpoint, is_stacked, read_description
 from pretrax.errors import Report, UserError
 from pretrax.huggingface.configs import compare
 from pretrax.huggingface.model import KEPT, TOKENIZER, open_model
@@ -104,6 +104,56 @@ def open_origin(place: str, mtp_layers: int = 0, key: str = 'init_from') -> Orig
     """
     origin = _hugging_face(place, mtp_layers) if place.startswith(HF) else _own(place, key)
     return dataclasses.replace(origin, key=key)
+
+
+def with_layers(origin: Origin, layers: Sequence[int]) -> Origin:
+    """The weights of a decoder that has only these layers of another one, in this order.
+
+    Raises:
+        UserError: there is no such layer, or the layers are of other kinds than those of a decoder of so many.
+    """
+    key, arch = f'{origin.key}.layers', origin.arch
+    if arch is None:
+        raise UserError(f'{key}: {origin.place} is not a decoder of pretrax\nleave it out')
+    if beyond := [layer for layer in layers if layer >= arch.n_layers]:
+        raise UserError(
+            f'{key}: {origin.place} has no layer {beyond[0]}; its layers are 0 to {arch.n_layers - 1}\n'
+            f'choose some of these'
+        )
+    fewer = dataclasses.replace(arch, n_layers=len(layers))
+    wrong = [i for i, layer in enumerate(layers) if arch.kinds[layer] != fewer.kinds[i]]
+    if wrong:
+        raise UserError(
+            f'{key}: layer {layers[wrong[0]]} of {origin.place} is of another kind than layer {wrong[0]} of the model has to be\n'
+            'choose layers that repeat the pattern of its kinds'
+        )
+    return dataclasses.replace(origin, arch=fewer, pieces=_ChosenLayers(origin.pieces, arch, layers))
+
+
+class _ChosenLayers:
+    """Weights with some of the layers."""
+
+    def __init__(self, pieces: Pieces, arch: Architecture, layers: Sequence[int]):
+        self._pieces, self._rows = pieces, {}
+        self.shapes = dict(pieces.shapes)
+        for path, shape in pieces.shapes.items():
+            if is_stacked(path, shape):
+                known = arch.layers_with(path.removeprefix('layers.'))
+                self._rows[path] = [known.index(layer) for layer in layers if layer in known]
+                self.shapes[path] = (len(self._rows[path]), *shape[1:])
+
+    @property
+    def not_finite(self) -> dict[str, int]:
+        return self._pieces.not_finite
+
+    def pieces(self, path: str) -> Iterator[Piece]:
+        for at, piece in self._pieces.pieces(path):
+            if path not in self._rows:
+                yield at, piece
+                continue
+            for row, there in enumerate(self._rows[path]):
+                if there == at[0]:
+                    yield (row, *at[1:]), piece
 
 
 def _hugging_face(place: str, mtp_layers: int) -> Origin:

@@ -22,7 +22,7 @@ from pretrax.huggingface.weights import not_finite_text
 from pretrax.machine.json_file import read_settings
 from pretrax.model.weights import MODULES
 from pretrax.run.directory import local_directory
-from pretrax.run.origin import HF, Origin, Piece, check_same_model, open_origin
+from pretrax.run.origin import HF, Origin, Piece, check_same_model, open_origin, with_layers
 from pretrax.run.processes import is_first_process
 from pretrax.run.setup import Run
 from pretrax.storage import locate
@@ -45,6 +45,9 @@ def warm_state(start: str | InitFrom, run: Run, report: Report) -> TrainState:
     if asked and start.path.startswith(HF):
         raise UserError(f'init_from: {start.path} has only weights\nleave out init_from.{asked[0]}')
     origin = open_origin(start.path, getattr(run.recipe.model.arch, 'mtp_layers', 0))
+    if start.layers is not None:
+        origin = with_layers(origin, start.layers)
+        report(f'init_from: layers {list(start.layers)} of {start.path}')
     seed, recipe = run.config.seed, run.recipe
     if start.partial:
         drawn = init_state(recipe, seed).weights
