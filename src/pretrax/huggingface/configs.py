@@ -383,6 +383,7 @@ _SAME = {'kimi_k2': 'deepseek_v3'}  # names of the same class
 NOT_COMPUTED = (
     'init',
     'init_std',
+    'mup',
     'z_loss',
     'balance_loss',
     'balance_over',

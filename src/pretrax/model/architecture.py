@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from pretrax.errors import UserError
+from pretrax.model.mup import Scaling
 from pretrax.model.rope_scaling import RopeScaling
 
 Mixer = Literal['attention', 'delta', 'mamba']
@@ -162,6 +163,7 @@ class Architecture:
     mtp_loss: float  # weight of their losses together
     init: str
     init_std: float
+    mup: Scaling | None  # how initial values and learning rates follow the width; None: they do not
     z_loss: float
     attention_dropout: float
     residual_dropout: float
@@ -190,6 +192,7 @@ class Architecture:
             *[f'logits capped at {self.final_softcap:g}'] * bool(self.final_softcap),
             *['tied'] * self.tied,
             *self._describe_dropout(),
+            *([str(self.mup)] if self.mup else []),
             *[f'{self.mtp_layers + 1} tokens predicted (weight {self.mtp_loss:g})'] * bool(self.mtp_layers),
         ]
         mixers = [heads] * (self.n_heads > 0) + [

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pretrax.errors import UserError
 from pretrax.model.architecture import DROPOUT, UNGATED, Architecture
 from pretrax.model.family_checks import NO_EXPERTS, check_choices
+from pretrax.model.mup import Mup
 from pretrax.model.presets import PRESETS
 from pretrax.model.rope_scaling import RopeScaling
 
@@ -343,6 +344,11 @@ class TransformerOptions(BaseModel):
         'standard deviations; xavier (default scaled)',
     )
     init_std: float = Field(0.02, gt=0, description='standard deviation of the initial weights')
+    mup: Mup | None = Field(
+        None,
+        description='initial values, multipliers and learning rates follow the width (muP), so that a learning rate found '
+        'for a narrow model fits wider ones (default: they do not)',
+    )
     z_loss: float = Field(0.0, ge=0, description='weight of mean(log(Z)^2), which keeps the logits from drifting')
     dropout: float = Field(
         0.0, ge=0, lt=1, description='share of the numbers that training drops: default of the next three'
@@ -400,7 +406,7 @@ _DEFAULTS: dict[str, Any] = {
     'attention_sinks': False, 'swiglu_limit': 7.0,
     'parallel_block': False, 'shared_norm': False, 'rotary_fraction': 1.0, 'nope_global': False, 'unembed_bias': False,
     'embedding_multiplier': 1.0, 'residual_multiplier': 1.0, 'logit_multiplier': 1.0,
-    'kv_rank': 0, 'q_rank': 0, 'd_rope': 0, 'd_nope': 0, 'mtp_layers': 0, 'mtp_loss': 0.3, 'init': 'scaled',
+    'kv_rank': 0, 'q_rank': 0, 'd_rope': 0, 'd_nope': 0, 'mtp_layers': 0, 'mtp_loss': 0.3, 'init': 'scaled', 'mup': None,
     'attention_gate': False, 'linear_d_head': 128, 'linear_d_key': 128, 'conv_width': 4, 'conv_bias': False,
 }  # fmt: skip
 _ATTENTION_SIZES = ('n_heads', 'n_kv_heads', 'd_head')

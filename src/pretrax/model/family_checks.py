@@ -9,6 +9,7 @@ from typing import Any
 
 from pretrax.errors import UserError
 from pretrax.model.architecture import UNGATED, has_experts
+from pretrax.model.mup import apply_mup
 
 # Options that apply to experts only
 EXPERT_OPTIONS = (
@@ -46,6 +47,7 @@ def check_choices(chosen: dict[str, Any], said: dict[str, Any]) -> None:
     _check_norms(chosen, said)
     _check_experts(chosen, said)
     _check_multi_token(chosen, said)
+    apply_mup(chosen, said)
 
 
 def _check_multi_token(chosen: dict[str, Any], said: dict[str, Any]) -> None:

@@ -224,10 +224,12 @@ def init_weights(arch: Architecture, key: jax.Array) -> Weights:
 
     scaled: the projections into the residual stream are scaled by 1/sqrt(2 n_layers). Radford et al. 2019, section 2.3.
     truncated: values beyond 3 standard deviations are drawn again. xavier: the matrices of the layers are uniform within
-    sqrt(6 / (inputs + outputs)). Glorot and Bengio 2010, eq. 16.
+    sqrt(6 / (inputs + outputs)). Glorot and Bengio 2010, eq. 16. With `arch.mup`, wider matrices start smaller; those of
+    xavier do anyway.
     The randomness of a weight depends on the key and its name alone, so it is the same on any mesh.
     """
-    residual = arch.init_std / math.sqrt(2 * arch.n_layers) if arch.init == 'scaled' else arch.init_std
+    depth = arch.n_layers / (arch.mup.depth if arch.mup else 1)  # muP has a multiplier for more layers
+    residual = arch.init_std / math.sqrt(2 * depth) if arch.init == 'scaled' else arch.init_std
 
     def init(path: tuple, like: jax.ShapeDtypeStruct) -> jax.Array:
         name = path[-1].name
@@ -240,10 +242,12 @@ def init_weights(arch: Architecture, key: jax.Array) -> Weights:
         if 'norm' in name:
             return jnp.full(like.shape, 1 - arch.norm_offset * (not name.endswith('_a_norm')), like.dtype)
         std = residual if name in ('o', 'linear_o') or name.endswith('down') else arch.init_std
+        if arch.mup:
+            std *= arch.mup.init(name, name in MATRICES | OF_MODULES)
         if arch.init == 'truncated':
             return std * jax.random.truncated_normal(own_key, -3.0, 3.0, like.shape)
-        if arch.init == 'xavier' and name in _MATRICES | _OF_MODULES:
-            inputs, outputs = (_MATRICES | _OF_MODULES)[name]
+        if arch.init == 'xavier' and name in MATRICES | OF_MODULES:
+            inputs, outputs = (MATRICES | OF_MODULES)[name]
             batch = tuple(axis for axis in range(len(like.shape)) if axis not in (*_axes(inputs), *_axes(outputs)))
             return jax.nn.initializers.glorot_uniform(inputs, outputs, batch)(own_key, like.shape)
         return std * jax.random.normal(own_key, like.shape)
@@ -275,7 +279,7 @@ _INIT_OF_STATES: dict[str, Callable[[jax.Array, tuple[int, ...]], jax.Array]] = 
 
 # The input and output dimensions of a layer's matrices; dimension 0 is the layers. Each expert has a matrix of its own. A
 # router is not one: each of its columns belongs to an expert, so Adam updates it.
-_MATRICES = {
+MATRICES = {
     'q': (1, (2, 3)), 'k': (1, (2, 3)), 'v': (1, (2, 3)), 'o': ((1, 2), 3), 'o_gate': (1, (2, 3)),
     'linear_q': (1, (2, 3)), 'linear_k': (1, (2, 3)), 'linear_v': (1, (2, 3)), 'linear_z': (1, (2, 3)),
     'linear_o': ((1, 2), 3),
@@ -286,7 +290,7 @@ _MATRICES = {
 }  # fmt: skip
 
 
-_OF_MODULES = {'from_embedding': (1, 2), 'from_hidden': (1, 2)}  # the same of multi-token prediction
+OF_MODULES = {'from_embedding': (1, 2), 'from_hidden': (1, 2)}  # the same of multi-token prediction
 
 
 def _axes(axis: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -295,7 +299,7 @@ def _axes(axis: int | tuple[int, ...]) -> tuple[int, ...]:
 
 def round_matrices(layer: Layer, dtype: DTypeLike) -> Layer:
     """The matrices in the dtype in which `gather` sends them to products; the other weights as they are."""
-    present = {name: getattr(layer, name) for name in _MATRICES if getattr(layer, name) is not None}
+    present = {name: getattr(layer, name) for name in MATRICES if getattr(layer, name) is not None}
     return dataclasses.replace(layer, **{name: w.astype(dtype) for name, w in present.items()})
 
 
@@ -306,11 +310,11 @@ def matrix_dimensions(weights: Any) -> Any:
     """
     if isinstance(weights, Weights):
         nothing = jax.tree.map(lambda _: None, weights)
-        found = dataclasses.replace(nothing, layers=_matrices_of(weights.layers, _MATRICES))
+        found = dataclasses.replace(nothing, layers=_matrices_of(weights.layers, MATRICES))
         modules: Any = weights.multi_token
-        layer = _matrices_of(modules.layer, _MATRICES)
+        layer = _matrices_of(modules.layer, MATRICES)
         return dataclasses.replace(
-            found, multi_token=dataclasses.replace(_matrices_of(modules, _OF_MODULES), layer=layer)
+            found, multi_token=dataclasses.replace(_matrices_of(modules, OF_MODULES), layer=layer)
         )
     return jax.tree.map(lambda w: MuonDimensionNumbers() if w.ndim == 2 else None, weights)
 

@@ -306,11 +306,25 @@ def _build_recipe(config: RunConfig, model: Any, accumulation: int) -> Recipe:
         accumulation=accumulation,
         seed=config.seed,
         offload=(*config.memory.offload, *(['ema'] if 'optimizer' in config.memory.offload else [])),
+        width_power=_width_power(config.optimizer.name, model),
         groups=_groups(config.optimizer),
         ema_decay=config.optimizer.ema_decay,
         loss_scale=_loss_scale(config.precision),
         spike=config.faults.spike,
     )
+
+
+# By which power of the width an optimizer needs smaller learning rates under muP (model/mup.py)
+_WIDTH_POWERS = {'adamw': 1.0, 'adafactor': 1.0, 'lion': 1.0, 'muon': 0.5}
+
+
+def _width_power(optimizer: str, model: Model) -> float:
+    if model.arch is not None and model.arch.mup is not None and optimizer not in _WIDTH_POWERS:
+        raise UserError(
+            f'model.mup: the learning rate of optimizer.name = {optimizer} does not follow the width by a known rule\n'
+            f'use {", ".join(_WIDTH_POWERS)}, or leave out model.mup'
+        )
+    return _WIDTH_POWERS.get(optimizer, 1.0)
 
 
 def _loss_scale(precision: Precision) -> LossScale | None:

@@ -18,7 +18,8 @@ import optax
 from pretrax.errors import UserError
 from pretrax.model.architecture import Architecture
 from pretrax.model.base import Model
-from pretrax.model.weights import BUFFERS
+from pretrax.model.mup import Scaling
+from pretrax.model.weights import BUFFERS, MATRICES, OF_MODULES
 
 DEFAULT_NO_DECAY = ('*norm*', '*bias')
 # Of layers with a state: these do not decay either, as in the code of Mamba 2, unless a group says so
@@ -60,11 +61,15 @@ class Rules(Protocol):
     def no_decay(self) -> tuple[str, ...]: ...
     @property
     def groups(self) -> tuple[Group, ...]: ...
+    @property
+    def width_power(self) -> float: ...
 
 
 def settings_of(rules: Rules, weights: optax.Params) -> Any:
     """The `Setting` of each weight. Raises UserError if a pattern matches no weight, or all weights are frozen."""
-    return weight_settings(weights, rules.weight_decay, rules.no_decay, rules.groups, arch=rules.model.arch)
+    arch = rules.model.arch
+    settings = weight_settings(weights, rules.weight_decay, rules.no_decay, rules.groups, arch=arch)
+    return settings if arch is None or arch.mup is None else _scaled(settings, arch.mup, rules.width_power)
 
 
 def weight_settings(
@@ -110,6 +115,18 @@ def weight_settings(
     if all(one.is_frozen for one in jax.tree.leaves(settings, is_leaf=lambda x: isinstance(x, Setting))):
         raise UserError('optimizer.freeze: every weight is frozen, so there is nothing to train')
     return settings
+
+
+def _scaled(settings: Any, mup: Scaling, width_power: float) -> Any:
+    """The settings of a model that is wider or deeper than the base model of muP."""
+
+    def part(path: Any, setting: Setting) -> Setting:
+        name = _name(path)
+        factor = mup.rate(name, name.rpartition('.')[2] in MATRICES | OF_MODULES, width_power)
+        decay = setting.decay / factor if mup.independent_decay else setting.decay
+        return setting._replace(scale=setting.scale * factor, decay=decay)
+
+    return jax.tree_util.tree_map_with_path(part, settings, is_leaf=lambda x: isinstance(x, Setting))
 
 
 def trained(tree: Any, settings: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Check that a learning rate found for a narrow model fits wider ones (muP)."""
