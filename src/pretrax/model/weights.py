@@ -220,12 +220,11 @@ def layer_with(weights: Mapping[str, jax.Array]) -> Layer:
 
 
 def init_weights(arch: Architecture, key: jax.Array) -> Weights:
-    """Initial weights: scales of norms 1, biases 0, the others normal with `init_std`, except as `arch.init` says.
+    """Initial weights: scales of norms 1, biases 0, the others normal with `init_std`, except as `init` and `mup` say.
 
     scaled: the projections into the residual stream are scaled by 1/sqrt(2 n_layers). Radford et al. 2019, section 2.3.
     truncated: values beyond 3 standard deviations are drawn again. xavier: the matrices of the layers are uniform within
-    sqrt(6 / (inputs + outputs)). Glorot and Bengio 2010, eq. 16. With `arch.mup`, wider matrices start smaller; those of
-    xavier do anyway.
+    sqrt(6 / (inputs + outputs)), which follows the width without `mup`. Glorot and Bengio 2010, eq. 16.
     The randomness of a weight depends on the key and its name alone, so it is the same on any mesh.
     """
     depth = arch.n_layers / (arch.mup.depth if arch.mup else 1)  # muP has a multiplier for more layers

@@ -58,7 +58,7 @@ class Recipe(NamedTuple):
     accumulation: int  # forward and backward passes per step
     seed: int = 0  # of the random numbers that a model draws in training
     offload: tuple[str, ...] = ()  # parts of the state that are in host memory between steps
-    width_power: float = 1.0  # under muP, learning rates of matrices are in proportion to width^-power
+    width_power: float = 1.0  # muP: the rate of a matrix is in proportion to width^-power
     groups: tuple[Group, ...] = ()  # weights with a learning rate or a decay of their own; frozen ones too
     ema_decay: float | None = None  # of the moving average of the weights; None: there is none
     loss_scale: LossScale | None = None  # of fp16; None: the loss is not scaled
