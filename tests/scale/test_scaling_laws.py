@@ -29,7 +29,7 @@ def made(noise, seed=0, sizes=7):
     random = np.random.default_rng(seed)
     points = []
     for flops in BUDGETS:
-        for params in optimum(flops) * np.geomspace(0.3, 3, sizes):
+        for params in optimum(flops) * np.geomspace(0.25, 2.5, sizes):
             end = flops / 6 / params
             tokens = end * np.linspace(0.02, 1, 100)
             losses = loss(params, tokens) * np.exp(noise * random.standard_normal(100))
