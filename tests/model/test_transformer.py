@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pretrax.model import mlp
+from pretrax.model import mlp, numerics
 from pretrax.model.axes import TOKENS
 from pretrax.model.families import TransformerOptions, resolve
 from pretrax.model.loss import Batch
@@ -18,6 +18,7 @@ from pretrax.model.plan import choose_reduction
 from pretrax.model.rope import rope
 from pretrax.model.weights import Layer, MultiToken, Weights
 from pretrax.shardlib import f32, psum, typed_shard_map
+from pretrax.train.evaluate import make_evaluate
 from pretrax.train.step import make_gradients
 from small import GPT2, LLAMA, assert_same, mesh_of, random_batch, random_weights, transformer
 
@@ -294,3 +295,10 @@ def test_every_choice_is_the_same_on_any_mesh_and_in_a_loop(choices, mesh, layer
 def test_gradients_are_reduced_layer_by_layer_where_the_backward_pass_hides_it(platform, kind, slices, by_layer):
     assert choose_reduction(platform, kind, slices, None)[0] is by_layer
     assert choose_reduction(platform, kind, slices, PipelineSchedule(2, 1, 4))[0] is False
+
+
+def test_a_plan_without_number_formats_for_the_layers_is_an_error():
+    model = transformer(LLAMA)
+    model.plan = dataclasses.replace(model.plan, numerics=numerics.UNIFORM)
+    with jax.set_mesh(mesh_of()), pytest.raises(AssertionError, match='number formats for fewer layers'):
+        jax.eval_shape(make_evaluate(model), model.abstract(), random_batch(2))

@@ -93,6 +93,7 @@ def over_layers(
     numbers = first + jnp.arange(len(kinds), dtype=jnp.int32) if arch.drops else None
     named = vars(layers) | {'seed': seeds, 'number': numbers}
     weights = {name: w for name, w in named.items() if w is not None}
+    assert len(plan.numerics.blocks) >= len(kinds), 'the plan has number formats for fewer layers'
     specs = [LayerSpec(arch, plan, *one) for one in zip(kinds, map(Formats, plan.numerics.blocks), strict=False)]
     stack, bodies = Stack(weights, kinds), [functools.partial(_one_layer, body, spec) for spec in specs]
     if plan.unrolled:
