@@ -62,3 +62,30 @@ def test_tokens_without_a_tokenizer(values, tmp_path, capsys):
     pretrain(config_from_values(values | {'sample': {'every': 0}, 'model': BIGRAM}), progress=Quiet())
     ended_with(['eval', str(tmp_path / 'run')], code=2)
     assert 'has no tokenizer' in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_tasks_of_the_harness(values, tmp_path, capsys):
+    pretrain(config_from_values(values), progress=Quiet())
+    documents = [{'question': f'{n} + 1 =', 'choices': [' a', ' b'], 'answer': n % 2} for n in range(6)]
+    (tmp_path / 'sums.jsonl').write_text(''.join(json.dumps(one) + '\n' for one in documents))
+    (tmp_path / 'sums.yaml').write_text(
+        f"""task: local_sums
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {tmp_path}/sums.jsonl}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: answer
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+"""
+    )
+    run, out, flags = str(tmp_path / 'run'), tmp_path / 'out.json', ['--harness-tasks', str(tmp_path)]
+    ended_with(['eval', run, '--harness', 'local_sums', '--limit', '4', '--json', str(out), *flags])
+    (found,) = json.loads(out.read_text())['results'].values()
+    assert found['n-samples'] == {'local_sums': {'original': 6, 'effective': 4}}
+    assert found['results']['local_sums']['acc,none'] in (0, 0.25, 0.5, 0.75, 1)
+    assert '|local_sums|' in capsys.readouterr().out.replace(' ', '')
+    ended_with(['eval', run, '--harness', 'local_sum', *flags], 2)
+    assert "--harness: there is no task 'local_sum'; did you mean local_sums?" in capsys.readouterr().err

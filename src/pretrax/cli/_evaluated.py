@@ -22,7 +22,7 @@ def evaluate_models(
     """
     found: dict[str, Results] = {}
     for path in paths:
-        for name, model in _models(path, batch_tokens, all_checkpoints):
+        for name, model in models_at(path, batch_tokens, all_checkpoints):
             print(f'{name}: {", ".join(task.name for task in tasks)}', file=sys.stderr, flush=True)
             if len(tasks) == 1:  # the error is that of the command
                 found[name] = Results({tasks[0].name: run_task(model, tasks[0], settings, _report)})
@@ -31,7 +31,8 @@ def evaluate_models(
     return found
 
 
-def _models(path: str, batch_tokens: int, all_checkpoints: bool) -> Iterator[tuple[str, LanguageModel]]:
+def models_at(path: str, batch_tokens: int, all_checkpoints: bool) -> Iterator[tuple[str, LanguageModel]]:
+    """(name, model) of a run, a checkpoint or a Hugging Face directory, or of all checkpoints of a run."""
     from pretrax.checkpoint import is_checkpoint, steps_in
     from pretrax.run.trained import open_trained
     from pretrax.storage import locate

@@ -27,6 +27,15 @@ def eval_(
     json: Annotated[
         str | None, typer.Option('--json', metavar='FILE', help='Also write the results to a file.')
     ] = None,
+    harness: Annotated[
+        str | None, typer.Option(metavar='A,B', help='Tasks of lm-evaluation-harness, instead of --tasks.')
+    ] = None,
+    harness_tasks: Annotated[
+        str | None,
+        typer.Option(
+            metavar='DIR', help='A directory with task files for --harness. Python functions that they name are run.'
+        ),
+    ] = None,
     list_: Annotated[bool, typer.Option('--list', help='Show the tasks.')] = False,
     plugin: Plugins = None,
 ) -> None:
@@ -42,6 +51,21 @@ def eval_(
         return
     if not models:
         raise UserError('give a model: pretrax eval runs/NAME')
+    if harness is not None:
+        if tasks is not None or lengths is not None:
+            raise UserError('--harness has tasks of its own\nleave out --tasks and --lengths')
+        from pretrax.cli import _harness
+
+        load_plugins(plugin)
+        found = _harness.evaluate_with_harness(
+            models, harness, directory=harness_tasks, limit=limit, seed=seed, batch_tokens=batch_tokens,
+            all_checkpoints=all_checkpoints,
+        )  # fmt: skip
+        if json is not None:
+            write_output(json, _harness.as_json(found) + '\n')
+        return
+    if harness_tasks is not None:
+        raise UserError('--harness-tasks has files for --harness\ngive the tasks too: --harness NAME')
     chosen = choose(list(TASKS) if tasks is None else [name.strip() for name in tasks.split(',')], TASKS)
     settings = Settings(limit=limit, seed=seed, lengths=None if lengths is None else _numbers(lengths))
     load_plugins(plugin)
