@@ -23,7 +23,7 @@ def evaluate_with_harness(
         UserError: the extra is not installed, there is no such model or task, or its data cannot be loaded.
     """
     try:
-        from pretrax.evaluate.harness import evaluate
+        from pretrax.evaluate.harness import evaluate, open_tasks
     except ImportError:
         raise UserError(f'--harness needs lm-evaluation-harness\n  {install_extra("harness")}') from None
     from lm_eval.utils import make_table
@@ -31,11 +31,12 @@ def evaluate_with_harness(
     if directory is not None and not Path(directory).is_dir():
         raise UserError(f'--harness-tasks {directory}: there is no such directory')
     names = [name.strip() for name in tasks.split(',')]
+    manager = open_tasks(names, directory)
     found = {}
     for path in paths:
         for name, model in models_at(path, batch_tokens, all_checkpoints):
             print(f'{name}: {", ".join(names)}', file=sys.stderr, flush=True)
-            found[name] = evaluate(model, names, limit=limit, seed=seed, path=directory)
+            found[name] = evaluate(model, names, manager, limit=limit, seed=seed)
             print(f'{name}\n\n{make_table(found[name])}', flush=True)
     return found
 

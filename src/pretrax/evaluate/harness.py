@@ -47,39 +47,51 @@ def _generate(context: str, choices: dict[str, Any]) -> Generate:
     return Generate(context, int(tokens), (until,) if isinstance(until, str) else tuple(until))
 
 
-def evaluate(model: LanguageModel, tasks: Sequence[str], *, limit: int, seed: int, path: str | None) -> dict[str, Any]:
+def open_tasks(names: Sequence[str], directory: str | None) -> TaskManager:
+    """The tasks of the package, and those of the user's task files in a directory.
+
+    Args:
+        names: of the tasks, groups or tags that will be evaluated.
+        directory: with task files; None: the tasks of the package alone.
+
+    Raises:
+        UserError: there is no such task.
+    """
+    manager = TaskManager(include_path=directory)
+    for name in names:
+        if not manager.match_tasks([name]):
+            near = difflib.get_close_matches(name, manager.all_tasks, 1)
+            hint = f'; did you mean {near[0]}?' if near else ''
+            raise UserError(
+                f"--harness: there is no task '{name}'{hint}\nsee `lm_eval ls tasks`, or give --harness-tasks DIR"
+            )
+    return manager
+
+
+def evaluate(
+    model: LanguageModel, names: Sequence[str], manager: TaskManager, *, limit: int, seed: int
+) -> dict[str, Any]:
     """What `lm_eval.simple_evaluate` returns, without the documents.
 
     Args:
         model: to evaluate.
-        tasks: names of tasks, groups or tags.
+        names: of tasks that `manager` has.
+        manager: of `open_tasks`.
         limit: documents of each task.
         seed: of the choice of examples in the context.
-        path: directory with task files of the user; None: the tasks of the package alone.
 
     Raises:
-        UserError: there is no such task, its data cannot be loaded, or it cannot run on the model.
+        UserError: the data of a task cannot be loaded, or it cannot run on the model.
     """
-    manager = TaskManager(include_path=path)
-    for task in tasks:
-        if not manager.match_tasks([task]):
-            near = difflib.get_close_matches(task, manager.all_tasks, 1)
-            hint = f'; did you mean {near[0]}?' if near else ''
-            raise UserError(
-                f"--harness: there is no task '{task}'{hint}\nsee `lm_eval ls tasks`, or give --harness-tasks DIR"
-            )
     try:
         found = simple_evaluate(
-            HarnessModel(model), tasks=list(tasks), limit=limit, task_manager=manager, log_samples=False,
+            HarnessModel(model), tasks=list(names), limit=limit, task_manager=manager, log_samples=False,
             random_seed=seed, numpy_random_seed=seed, torch_random_seed=seed, fewshot_random_seed=seed,
         )  # fmt: skip
     except UserError:
         raise
     except (OSError, ValueError, KeyError) as error:  # of `datasets`: the data cannot be downloaded or read
-        raise UserError(f'--harness: {", ".join(tasks)}: {type(error).__name__}: {first_line(error)[:300]}') from error
+        raise UserError(f'--harness: {", ".join(names)}: {type(error).__name__}: {first_line(error)[:300]}') from error
     assert found is not None
-    return {
-        key: value
-        for key, value in found.items()
-        if key in ('results', 'groups', 'versions', 'n-samples', 'higher_is_better')
-    }
+    kept = ('results', 'groups', 'versions', 'n-samples', 'higher_is_better')
+    return {key: value for key, value in found.items() if key in kept}
