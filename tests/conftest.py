@@ -1,11 +1,13 @@
 """Eight simulated CPU devices for every test, decided before JAX is imported, and programs that are compiled once."""
 
 import contextlib
+import faulthandler
 import functools
 import os
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'  # nothing from the user's home, and nothing into it
@@ -18,6 +20,7 @@ os.environ['XLA_FLAGS'] = ' '.join([
 
 import hypothesis
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 hypothesis.settings.register_profile('pretrax', deadline=None, derandomize=True)
 hypothesis.settings.load_profile('pretrax')
@@ -44,6 +47,21 @@ def pytest_configure(config):
 
 def pytest_unconfigure(config):
     shutil.rmtree(config.stash[_programs], ignore_errors=True)
+
+
+def pytest_runtest_setup(item):
+    """Shows the stacks of a process that crashes, since a training run that has ended leaves them to captured output."""
+    if item.config.stash.get(fault_handler_stderr_fd_key, None) is not None:
+        faulthandler.enable(item.config.stash[fault_handler_stderr_fd_key])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem, report):
+    """Shows the stacks that a training run wrote when its process crashed."""
+    del crashitem
+    written = Path(tempfile.gettempdir()).glob('pytest-of-*/pytest-current/*/*/**/stacks/*.txt')
+    for path in sorted((path for path in written if path.stat().st_size), key=lambda path: path.stat().st_mtime)[-2:]:
+        report.longrepr = f'{report.longrepr}\n{path}:\n{path.read_text()}'
 
 
 @pytest.fixture(scope='session')
