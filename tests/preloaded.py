@@ -28,6 +28,8 @@ from pathlib import Path
 # A program that a shell runs: `pretrax` or `python`. Its interpreter starts in 20 ms, since it imports no packages.
 PROGRAM = """#!{python} -IS
 import json, os, signal, socket, sys
+SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
+signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # they wait until there is a process that they can be passed to
 connection = socket.socket(socket.AF_UNIX)
 connection.connect({address!r})
 request = json.dumps([{name!r}, sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
@@ -35,8 +37,9 @@ socket.send_fds(connection, [len(request).to_bytes(8, 'big')], [0, 1, 2])
 connection.sendall(request)
 answers = connection.makefile()
 process = int(answers.readline())
-for number in signal.SIGTERM, signal.SIGINT, signal.SIGUSR1:
+for number in SIGNALS:
     signal.signal(number, lambda number, frame: os.kill(process, number))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 code = int(answers.readline() or 1)
 if code < 0:
     if code != -signal.SIGKILL:
@@ -135,12 +138,13 @@ def serve(connection):
         if mounts is not None:
             os.setns(mounts)
         command(streams, *json.loads(request))
-    connection.sendall(f'{id_in_its_namespace(process)}\n'.encode())
+    with contextlib.suppress(BrokenPipeError):  # the caller is gone
+        connection.sendall(f'{id_in_its_namespace(process)}\n'.encode())
     ended = os.pidfd_open(process)
     if ended not in select.select([ended, connection], [], [])[0]:
         os.kill(process, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    with contextlib.suppress(BrokenPipeError):  # the caller is gone
+    with contextlib.suppress(BrokenPipeError):
         connection.sendall(f'{code}\n'.encode())
 
 

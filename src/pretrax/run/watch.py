@@ -143,7 +143,7 @@ class Watchdog:
         self._alive = time.monotonic()
         self._reported = self._paused = False
         self._over, self._on_timer = threading.Event(), contextlib.ExitStack()
-        self._thread = threading.Thread(target=self._watch, name='watchdog', daemon=True)
+        self._threads = [threading.Thread(target=self._watch, name='watchdog', daemon=True)]
 
     def __enter__(self) -> 'Watchdog':
         timed = self._on_timer.enter_context(stacks_on_timer(self._faults.stack_trace_to))
@@ -153,14 +153,16 @@ class Watchdog:
             faulthandler.enable(self._file)
         faulthandler.register(signal.SIGUSR2, self._file)
         if interval := self._faults.stack_trace_interval_seconds:
-            faulthandler.dump_traceback_later(interval, repeat=True, file=timed or self._file)
-        self._thread.start()
+            arguments = interval, timed or self._file
+            self._threads.append(threading.Thread(target=self._dump_often, args=arguments, name='stacks', daemon=True))
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join()
-        faulthandler.cancel_dump_traceback_later()
+        for thread in self._threads:
+            thread.join()
         self._on_timer.close()
         faulthandler.unregister(signal.SIGUSR2)
         if jax.process_count() == 1:
@@ -200,6 +202,13 @@ class Watchdog:
                     f'this step has taken {silent:.0f} s so far, the median is {median:.2g} s; stacks are in {self.path}'
                 )
                 self._dump()
+
+    def _dump_often(self, interval: float, file: IO[bytes]) -> None:
+        # `faulthandler.dump_traceback_later` does not hold the GIL: a thread that runs meanwhile can crash the process.
+        while not self._over.wait(interval):
+            with contextlib.suppress(OSError):  # a full disk must not end the training
+                file.write(f'\n{time.strftime("%Y-%m-%d %H:%M:%S")}\n'.encode())
+            faulthandler.dump_traceback(file, all_threads=True)
 
     def _dump(self) -> None:
         head = f'\n{time.strftime("%Y-%m-%d %H:%M:%S")} after {time.monotonic() - self._alive:.0f} s\n'.encode()
