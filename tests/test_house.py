@@ -74,6 +74,7 @@ TESTED_BY = {
         'cli/checkpoint/list_ cli/checkpoint/verify checkpoint/streamed run/averaged'
     ),
     'cli/test_eval.py': 'cli/_harness',
+    'evaluate/test_contamination.py': 'cli/data/_lookup cli/data/contamination',
     'cli/test_generate.py': 'cli/_loaded_model',
     'run/test_coordinate_check.py': 'cli/mup/check',
     'cli/test_plot.py': 'cli/_output view/charts/chart view/charts/page view/charts/text view/charts/curves view/charts/picture',

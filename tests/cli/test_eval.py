@@ -1,11 +1,14 @@
 """`pretrax eval`: a run, all its checkpoints, and its export give the same numbers."""
 
 import json
+import shutil
+import sys
 
 import pytest
 
 from pretrax import config_from_values, pretrain
 from pretrax.cli import main
+from pretrax.view.record.run_record import read_run
 from runs import BIGRAM, Quiet
 
 FLAGS = ['--tasks', 'arithmetic,cloze,code_parses', '--limit', '2']
@@ -35,6 +38,60 @@ def test_checkpoints_and_an_export(values, tmp_path, capsys):
     assert again['run@6'] == found['run@6']
     logprobs = [one['tasks']['cloze']['logprob']['value'] for one in again.values()]
     assert logprobs[0] == pytest.approx(logprobs[1], rel=1e-3)  # on some CPUs, an import computes in bf16
+
+
+@pytest.mark.slow
+def test_follow_evaluates_each_checkpoint_once(values, tmp_path, monkeypatch, capsys):
+    """While the run trains, and again after a stop: its numbers are those of `eval` afterwards, in the record of the run."""
+    pretrain(config_from_values(values | {'checkpoint': {'every': 3}}), progress=Quiet())
+    run, whole = tmp_path / 'run', tmp_path / 'whole'
+    run.rename(whole)
+    shutil.copytree(whole, run, ignore=shutil.ignore_patterns('3', '6'))
+    command = ['eval', str(run), '--follow', *FLAGS]
+    waits = []
+
+    def train_on(seconds):
+        waits.append(seconds)
+        step = str(3 * len(waits))
+        shutil.copytree(whole / 'checkpoints' / step, run / 'checkpoints' / step)
+
+    monkeypatch.setattr('pretrax.cli._evaluated.time.sleep', train_on)
+    ended_with(command)
+    assert len(waits) == 2
+    printed = capsys.readouterr()
+    assert [line.split()[3] for line in printed.out.splitlines() if line.startswith('task')] == ['run@3', 'run@6']
+    assert printed.err.count('waiting for checkpoints') == 1
+    ended_with(['eval', str(run), '--all-checkpoints', '--json', str(tmp_path / 'later.json'), *FLAGS])
+    later = json.loads((tmp_path / 'later.json').read_text())['results']
+    record = read_run(run)
+    column = record.metrics['task/cloze/logprob']
+    assert column.steps.tolist() == [3, 6]
+    assert column.values.tolist() == [later[f'run@{step}']['tasks']['cloze']['logprob']['value'] for step in (3, 6)]
+    assert not record.warnings
+    capsys.readouterr()
+    ended_with(command)  # nothing is left to do
+    assert capsys.readouterr().out == ''
+    shutil.rmtree(run / 'checkpoints' / '6')
+    lines = (run / 'evaluations.jsonl').read_text().splitlines(keepends=True)
+    (run / 'evaluations.jsonl').write_text(lines[0][:40])  # a kill while the first line was written
+    monkeypatch.setattr('pretrax.cli._evaluated.time.sleep', lambda seconds: sys.exit(7))
+    ended_with(command, code=7)
+    assert read_run(run).metrics['task/cloze/logprob'].steps.tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (['run'], 'run: no such run'),
+        (['a', 'b'], 'the checkpoints of one run'),
+        (['run', '--all-checkpoints'], 'the checkpoints of one run'),
+        (['run', '--harness', 'x'], 'not on --harness'),
+    ],
+)
+def test_follow_needs_one_run(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ended_with(['eval', '--follow', *arguments], code=2)
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,25 @@
 """The models that `pretrax eval` evaluates, one after another."""
 
 import contextlib
+import math
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pretrax.errors import UserError, printable
 from pretrax.evaluate.language_model import LanguageModel
 from pretrax.evaluate.results import Results, run_task, run_tasks
 from pretrax.evaluate.task import Settings, Task
+from pretrax.observe.metrics import EVALUATIONS, append_evaluation, read_metrics
+from pretrax.storage import AnyPath, locate
+
+if TYPE_CHECKING:
+    from pretrax.run.trained import Trained
+
+_WAIT = 5.0  # seconds between two looks for checkpoints
 
 
 def evaluate_models(
@@ -35,11 +45,9 @@ def models_at(path: str, batch_tokens: int, all_checkpoints: bool) -> Iterator[t
     """(name, model) of a run, a checkpoint or a Hugging Face directory, or of all checkpoints of a run."""
     from pretrax.checkpoint import is_checkpoint, steps_in
     from pretrax.run.trained import open_trained
-    from pretrax.storage import locate
 
     with _imported(path) as run_path:
         trained = open_trained(run_path)
-        run = trained.run
         run_name = Path(path).name if run_path != path else trained.directory.parent.name
         steps = [trained.step]
         if all_checkpoints:
@@ -49,18 +57,80 @@ def models_at(path: str, batch_tokens: int, all_checkpoints: bool) -> Iterator[t
         model = None
         for step in steps:
             weights = trained.at(step).weights()
-            if model is None:
-                model = LanguageModel(
-                    run.recipe.model,
-                    weights,
-                    getattr(run.source, 'tokenizer', None),
-                    length=run.size.sequence_length,
-                    end=trained.end_tokens,
-                    batch_tokens=batch_tokens,
-                )
-            else:
-                model.use(weights)
+            model = _used(model, trained, weights, batch_tokens)
             yield (run_name if run_path != path else f'{run_name}@{step}'), model
+
+
+def _used(model: LanguageModel | None, trained: 'Trained', weights: Any, batch_tokens: int) -> LanguageModel:
+    """The language model with other weights; None: a new one."""
+    if model is not None:
+        model.use(weights)
+        return model
+    run = trained.run
+    return LanguageModel(
+        run.recipe.model, weights, getattr(run.source, 'tokenizer', None), length=run.size.sequence_length,
+        end=trained.end_tokens, batch_tokens=batch_tokens,
+    )  # fmt: skip
+
+
+def follow(
+    path: str, tasks: Sequence[Task], settings: Settings, *, batch_tokens: int
+) -> Iterator[tuple[str, int, Results]]:
+    """(run@step, step, results) of each checkpoint of a run, until that of its last step.
+
+    Checkpoints that `evaluations.jsonl` in the run directory has are left out, and the results are appended to it.
+
+    Raises:
+        UserError: there is no such run, or it has no tokenizer.
+    """
+    from pretrax.checkpoint import is_checkpoint, read_description, steps_in
+    from pretrax.run.trained import open_trained
+
+    place = locate(path)
+    if is_checkpoint(place) or (place / 'config.json').is_file():
+        raise UserError(f'--follow: {path} is not a run\n  give the directory of a run, such as runs/NAME')
+    if not place.is_dir():
+        raise UserError(f'{path}: no such run\n  start the training first')
+    directory = place if place.name == 'checkpoints' else place / 'checkpoints'
+    run_dir, model, last, is_said = directory.parent, None, math.inf, False
+    done = _evaluated_steps(run_dir, tasks)
+    if saved := steps_in(directory):
+        last = read_description(directory, saved[-1])['config']['steps']
+    while last not in done:
+        new = [step for step in steps_in(directory) if step not in done]
+        for step in new:
+            try:
+                trained = open_trained(str(directory / str(step)))
+                weights = trained.weights()
+            except UserError:
+                if step in steps_in(directory):
+                    raise
+                _report(f'{run_dir.name}@{step} was deleted before it could be evaluated')
+                done.add(step)
+                continue
+            last = trained.description['config']['steps']
+            model = _used(model, trained, weights, batch_tokens)
+            results = run_tasks(model, tasks, settings, _report)
+            if isinstance(run_dir, Path):
+                append_evaluation(run_dir, step, results.flat())
+            done.add(step)
+            yield f'{run_dir.name}@{step}', step, results
+        if not new and last not in done:
+            if not is_said:
+                _report(f'waiting for checkpoints of {path}; Ctrl-C ends the evaluation, not the run')
+                is_said = True
+            time.sleep(_WAIT)
+
+
+def _evaluated_steps(run_dir: AnyPath, tasks: Sequence[Task]) -> set[int]:
+    """The steps for which `evaluations.jsonl` has all tasks."""
+    path = run_dir / EVALUATIONS
+    if not path.is_file():
+        return set()
+    names = {task.name for task in tasks}
+    return {
+        one['step'] for one in read_metrics(path, _report) if names <= {key.split('/')[1] for key in one if '/' in key}
+    }
 
 
 @contextlib.contextmanager

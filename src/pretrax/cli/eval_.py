@@ -3,12 +3,15 @@
 A model is a run, one of its checkpoints, or a Hugging Face directory. The tasks need no network.
 """
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pretrax.cli._arguments import Plugins
 from pretrax.errors import UserError
+
+if TYPE_CHECKING:
+    from pretrax.evaluate.task import Settings, Task
 
 
 def eval_(
@@ -24,6 +27,9 @@ def eval_(
     ] = None,
     batch_tokens: Annotated[int, typer.Option(min=1, help='Tokens in a batch on each device.')] = 4096,
     all_checkpoints: Annotated[bool, typer.Option('--all-checkpoints', help='A column for each checkpoint.')] = False,
+    follow: Annotated[
+        bool, typer.Option('--follow', help='Evaluate each checkpoint of a run when it is saved, to the last step.')
+    ] = False,
     json: Annotated[
         str | None, typer.Option('--json', metavar='FILE', help='Also write the results to a file.')
     ] = None,
@@ -52,6 +58,8 @@ def eval_(
     if not models:
         raise UserError('give a model: pretrax eval runs/NAME')
     if harness is not None:
+        if follow:
+            raise UserError('--follow evaluates on --tasks, not on --harness\nleave one of them out')
         if tasks is not None or lengths is not None:
             raise UserError('--harness has tasks of its own\nleave out --tasks and --lengths')
         from pretrax.cli import _harness
@@ -69,10 +77,30 @@ def eval_(
     chosen = choose(list(TASKS) if tasks is None else [name.strip() for name in tasks.split(',')], TASKS)
     settings = Settings(limit=limit, seed=seed, lengths=None if lengths is None else _numbers(lengths))
     load_plugins(plugin)
+    if follow:
+        if len(models) > 1 or all_checkpoints:
+            raise UserError('--follow evaluates the checkpoints of one run\ngive one run, without --all-checkpoints')
+        _follow(models[0], chosen, settings, batch_tokens, json)
+        return
     results = evaluate_models(models, chosen, settings, batch_tokens=batch_tokens, all_checkpoints=all_checkpoints)
     if json is not None:
         write_output(json, as_json(results, settings) + '\n')
     print(as_text(results))
+    if any(one.failed for one in results.values()):
+        raise typer.Exit(1)
+
+
+def _follow(path: str, tasks: list['Task'], settings: 'Settings', batch_tokens: int, json: str | None) -> None:
+    from pretrax.cli._evaluated import follow
+    from pretrax.cli._output import write_output
+    from pretrax.evaluate.results import as_json, as_text
+
+    results = {}
+    for name, _, found in follow(path, tasks, settings, batch_tokens=batch_tokens):
+        results[name] = found
+        print(as_text({name: found}), flush=True)
+        if json is not None:
+            write_output(json, as_json(results, settings) + '\n')
     if any(one.failed for one in results.values()):
         raise typer.Exit(1)
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pretrax.errors import Report, UserError
-from pretrax.machine.line_files import not_a_record, read_lines
+from pretrax.machine.line_files import append_record, not_a_record, read_lines
 from pretrax.observe.step_lines import StepLines
 from pretrax.observe.trackers.base import Line as TrackerLine
 from pretrax.observe.trackers.base import Tracker
@@ -25,6 +25,7 @@ from pretrax.observe.trackers.thread import FLUSH_SECONDS, TrackerThread
 from pretrax.storage import AnyPath, locate
 from pretrax.storage.parts import open_joined
 
+EVALUATIONS = 'evaluations.jsonl'
 _OF_A_LINE = ('step', 'time')  # numbers that say when a line was written
 
 
@@ -110,6 +111,14 @@ class MetricsLog:
         self._lines.rewind(step)
         for tracker in self._trackers:
             tracker.rewind(step)
+
+
+def append_evaluation(directory: pathlib.Path, step: int, values: Mapping[str, float]) -> None:
+    """Appends what another process than the training has measured of a checkpoint to `evaluations.jsonl`. Raises OSError.
+
+    Its lines have no time, since they say nothing about the time of the run.
+    """
+    append_record(directory / EVALUATIONS, _standard({'step': step, **values}))
 
 
 def read_metrics(path: str | AnyPath, report: Report = print) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ import numpy as np
 from pretrax.errors import UserError
 from pretrax.machine.line_files import read_lines
 from pretrax.observe.attempts import read_attempts
+from pretrax.observe.metrics import EVALUATIONS
 from pretrax.observe.samples import FILE as SAMPLES
 from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.storage.parts import open_joined
@@ -46,7 +47,7 @@ class RunRecord:
     Attributes:
         name: from its configuration, else that of the directory.
         path: the run directory, on a disk or in a bucket.
-        metrics: the lines of `metrics.jsonl` as columns.
+        metrics: the lines of `metrics.jsonl` and `evaluations.jsonl` as columns.
         settings: the resolved configuration, with the origin of each value.
         notes: what the configuration notes about itself.
         startup: (topic, text) of each line of `startup.txt`; the topic may be ''.
@@ -179,7 +180,7 @@ def read_run(run: str | AnyPath, files: pathlib.Path | None = None) -> RunRecord
         settings, notes = parse_settings((config or b'').decode(errors='replace'))
         if config is not None and not settings:
             warnings.append(f'{path / "config.yaml"} is not a configuration')
-        metrics = parse_columns(content or b'')
+        metrics = parse_columns(_inserted(content or b'', _bytes(source / EVALUATIONS) or b''))
         if metrics.skipped:
             warnings.append(f'{path / "metrics.jsonl"}: {metrics.skipped:,} lines are not lines of metrics')
         if not len(metrics.steps):
@@ -239,6 +240,12 @@ def _bytes(path: AnyPath) -> bytes | None:
             return file.read()
     except FileNotFoundError:
         return None
+
+
+def _inserted(metrics: bytes, evaluations: bytes) -> bytes:
+    """Lines of metrics with those of evaluations before the last line, which may be incomplete."""
+    end = metrics.rfind(b'\n') + 1
+    return metrics[:end] + evaluations[: evaluations.rfind(b'\n') + 1] + metrics[end:]
 
 
 def read_records(path: AnyPath, is_record: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:

@@ -1,0 +1,81 @@
+"""Look up the text of tasks in the tokens of training.
+
+Texts are compared by words, without case and punctuation. A document of a task is contaminated if 13 words of it in a row
+(--words) are in one training document.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pretrax.cli.data._token_files import DType, EndOfText, Tokenizer, VocabSize, opened
+from pretrax.errors import UserError
+
+_SHOWN = 3  # documents of each task
+
+
+def contamination(
+    path: Annotated[
+        str, typer.Argument(metavar='PATH', help='Token files, or a run whose tokens are in its directory.')
+    ],
+    tasks: Annotated[
+        str | None, typer.Option(metavar='A,B', help='Tasks of `pretrax eval`. [default: all, without --file]')
+    ] = None,
+    file: Annotated[
+        list[Path] | None, typer.Option(metavar='FILE', help='A text, or JSON lines; may be repeated.')
+    ] = None,
+    words: Annotated[int, typer.Option(min=2, metavar='N', help='Words in an n-gram.')] = 13,
+    limit: Annotated[int, typer.Option(min=1, help='Documents of each kind, as in `pretrax eval`.')] = 50,
+    seed: Annotated[int, typer.Option(help='Of the choice of documents, as in `pretrax eval`.')] = 0,
+    split: Annotated[str, typer.Option(metavar='NAME', help='Of the token files.')] = 'train',
+    workers: Annotated[int | None, typer.Option(min=1, help='Processes. [default: one per core]')] = None,
+    json: Annotated[
+        str | None, typer.Option('--json', metavar='FILE', help='Also write all documents to a file.')
+    ] = None,
+    tokenizer: Tokenizer = None,
+    vocab_size: VocabSize = None,
+    end_of_text: EndOfText = None,
+    dtype: DType = None,
+) -> None:
+    from pretrax.cli._output import write_output
+    from pretrax.cli.data._lookup import look_up
+    from pretrax.evaluate.contamination import Ngrams, as_json, as_text, overlaps, texts_of_file, texts_of_task
+    from pretrax.evaluate.results import TASKS
+    from pretrax.evaluate.task import Settings, choose
+
+    names = (
+        [] if tasks is None and file else list(TASKS) if tasks is None else [name.strip() for name in tasks.split(',')]
+    )
+    settings = Settings(limit=limit, seed=seed)
+    documents = {task.name: texts_of_task(task, settings) for task in choose(names, TASKS)}
+    documents |= {str(place): texts_of_file(place) for place in file or ()}
+    place = tokens_of(path)
+    files = opened(place, tokenizer, vocab_size, end_of_text, dtype)
+    if files.tokenizer is None:
+        raise UserError(f'{place} does not name its tokenizer\n  give it: --tokenizer FILE')
+    if split not in files.splits:
+        raise UserError(f'{place} has no split {split!r}\n  splits: {", ".join(files.splits)}')
+    ngrams = Ngrams(documents, words)
+    store = files.splits[split]
+    options = {
+        'tokenizer': None if tokenizer is None else files.tokenizer,
+        'vocab_size': vocab_size,
+        'end_of_text': end_of_text,
+        'dtype': dtype,
+    }
+    places = look_up(ngrams, files.path, options, split, store.n_tokens, workers)
+    found = overlaps(ngrams, places)
+    print(as_text(found, _SHOWN))
+    if json is not None:
+        write_output(json, as_json(found, words, place) + '\n')
+
+
+def tokens_of(path: str) -> str:
+    """The token files of a run, or the path itself."""
+    prepared = sorted(Path(path).glob('data/tokens-*'))
+    if len(prepared) > 1:
+        raise UserError(
+            f'{path} has several token files\n  give one of them: {", ".join(str(place) for place in prepared)}'
+        )
+    return str(prepared[0]) if prepared else path

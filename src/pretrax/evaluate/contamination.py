@@ -1,0 +1,192 @@
+"""Word n-grams that task documents share with training text (Brown et al. 2020, arXiv:2005.14165, appendix C). No JAX here."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pretrax.errors import UserError
+from pretrax.evaluate.task import Document, Likelihood, Rolling, Settings, Task
+
+SHORTEST = 8  # words: a shorter text is not looked up
+_WORD = re.compile(r'\w+')
+
+
+def words(text: str) -> list[str]:
+    """The words of a text without case and punctuation."""
+    return _WORD.findall(text.casefold())
+
+
+class Ngrams:
+    """The n-grams of the documents of tasks, numbered.
+
+    A text of fewer than n words, but at least SHORTEST (or n, if that is less), is one n-gram as a whole.
+
+    Args:
+        documents: {task: the texts of each of its documents}. An n-gram lies in one text.
+        n: words in an n-gram.
+
+    Attributes:
+        of_documents: {task: the numbers of the n-grams of each document}.
+        n: words in an n-gram.
+        longest: words of the longest n-gram.
+    """
+
+    def __init__(self, documents: Mapping[str, Sequence[Sequence[str]]], n: int):
+        self.n = self.longest = n
+        self._ids: dict[str, int] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self.of_documents = {task: [self._add(texts, n) for texts in of_task] for task, of_task in documents.items()}
+        self._lengths = sorted({len(ngram) for ngram in self._numbers})
+        self._words = list(self._ids)
+
+    def _add(self, texts: Sequence[str], n: int) -> set[int]:
+        numbers = set()
+        for text in texts:
+            ids = tuple(self._ids.setdefault(word, len(self._ids)) for word in words(text))
+            size = min(n, len(ids))
+            if size >= min(n, SHORTEST):
+                for start in range(len(ids) - size + 1):
+                    ngram = ids[start : start + size]
+                    numbers.add(self._numbers.setdefault(ngram, len(self._numbers)))
+        return numbers
+
+    def find(self, text: Sequence[str]) -> set[int]:
+        """The numbers of the n-grams in the words of a text."""
+        found = set()
+        for run in self._runs(text):
+            for length in self._lengths:
+                for start in range(len(run) - length + 1):
+                    number = self._numbers.get(tuple(run[start : start + length]))
+                    if number is not None:
+                        found.add(number)
+        return found
+
+    def _runs(self, text: Sequence[str]) -> Iterator[list[int]]:
+        """The parts of a text of which all words occur in the tasks, as numbers of words."""
+        run: list[int] = []
+        for word in text:
+            number = self._ids.get(word)
+            if number is not None:
+                run.append(number)
+            elif run:
+                yield run
+                run = []
+        if run:
+            yield run
+
+    def text(self, number: int) -> str:
+        """The words of an n-gram."""
+        [ngram] = [ngram for ngram, found in self._numbers.items() if found == number]
+        return ' '.join(self._words[word] for word in ngram)
+
+
+@dataclasses.dataclass(frozen=True)
+class Overlap:
+    """A document of a task, some n-grams of which are in the training text.
+
+    Attributes:
+        document: its number in the task, from 0.
+        found: how many of its n-grams were found, of `ngrams`.
+        ngram: the words of one of them.
+        where: the training document with the lowest number that has it.
+    """
+
+    document: int
+    found: int
+    ngrams: int
+    ngram: str
+    where: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskOverlap:
+    """What a task shares with the training text. `checked` documents are long enough for an n-gram."""
+
+    documents: int
+    checked: int
+    overlaps: list[Overlap]
+
+
+def overlaps(ngrams: Ngrams, places: Mapping[int, int]) -> dict[str, TaskOverlap]:
+    """{task: what was found of it}. `places`: {number of an n-gram: number of the first training document with it}."""
+    result = {}
+    for task, documents in ngrams.of_documents.items():
+        found = []
+        for number, of_document in enumerate(documents):
+            if here := sorted((places[ngram], ngram) for ngram in of_document & places.keys()):
+                where, first = here[0]
+                found.append(Overlap(number, len(here), len(of_document), ngrams.text(first), where))
+        result[task] = TaskOverlap(len(documents), sum(map(bool, documents)), found)
+    return result
+
+
+def texts_of_task(task: Task, settings: Settings) -> list[list[str]]:
+    """The text of each document of a task: the question of its first request with the answer, which is the right one."""
+
+    def text(document: Document) -> str:
+        request = document.requests[0]
+        if isinstance(request, Rolling):
+            return request.text
+        return request.context + (request.continuation if isinstance(request, Likelihood) else '')
+
+    return [[text(document)] for document in task.documents(settings)]
+
+
+def texts_of_file(path: Path) -> list[list[str]]:
+    """The texts of a file: all strings in each record of a .jsonl file; another file is one text.
+
+    Raises:
+        UserError: the file cannot be read, is not UTF-8, or a line is not JSON.
+    """
+    try:
+        content = path.read_text(encoding='utf-8')
+    except OSError as error:
+        raise UserError(f'{path} cannot be read: {error.strerror}') from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f'{path} is not UTF-8: byte {error.start:,}\n  give a text file, or one with JSON lines'
+        ) from None
+    if path.suffix != '.jsonl':
+        return [[content]]
+    found = []
+    for number, line in enumerate(content.split('\n'), 1):
+        if line.strip():
+            try:
+                found.append(list(_strings(json.loads(line))))
+            except (ValueError, RecursionError):
+                raise UserError(f'{path}, line {number} is not JSON: {line[:60]!r}') from None
+    return found
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        inner: Iterable[Any] = value.values() if isinstance(value, dict) else value
+        for one in inner:
+            yield from _strings(one)
+
+
+def as_text(found: Mapping[str, TaskOverlap], shown: int) -> str:
+    """A table with a line for each task, and for each task the documents that share most."""
+    width = max(len(task) for task in (*found, 'task'))
+    lines = [f'{"task":{width}}  documents  checked  contaminated']
+    for task, one in found.items():
+        share = f' ({len(one.overlaps) / one.checked:.1%})' if one.checked else ''
+        lines.append(f'{task:{width}}  {one.documents:9,}  {one.checked:7,}  {len(one.overlaps):12,}{share}')
+    for task, one in found.items():
+        for overlap in sorted(one.overlaps, key=lambda o: -o.found / o.ngrams)[:shown]:
+            lines.append(
+                f'\n{task}, document {overlap.document:,}: {overlap.found:,} of {overlap.ngrams:,} n-grams; '
+                f'training document {overlap.where:,} has\n  {overlap.ngram}'
+            )
+    return '\n'.join(lines)
+
+
+def as_json(found: Mapping[str, TaskOverlap], n: int, tokens: str) -> str:
+    """The same with all documents."""
+    tasks = {task: dataclasses.asdict(one) for task, one in found.items()}
+    return json.dumps({'tokens': tokens, 'words': n, 'tasks': tasks}, indent=2)
