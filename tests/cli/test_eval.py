@@ -1,6 +1,7 @@
 """`pretrax eval`: a run, all its checkpoints, and its export give the same numbers."""
 
 import json
+import math
 import shutil
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 
 from pretrax import config_from_values, pretrain
 from pretrax.cli import main
+from pretrax.data.tokenizers.tokenizer_files import load_tokenizer
 from pretrax.view.record.run_record import read_run
 from runs import BIGRAM, Quiet
 
@@ -38,6 +40,23 @@ def test_checkpoints_and_an_export(values, tmp_path, capsys):
     assert again['run@6'] == found['run@6']
     logprobs = [one['tasks']['cloze']['logprob']['value'] for one in again.values()]
     assert logprobs[0] == pytest.approx(logprobs[1], rel=1e-3)  # on some CPUs, an import computes in bf16
+
+
+@pytest.mark.slow
+def test_texts_of_the_user(values, tmp_path, monkeypatch):
+    """Of a model that is not trained yet: a uniform guess costs log2(vocabulary) bits a token."""
+    monkeypatch.chdir(tmp_path)
+    pretrain(config_from_values(values | {'steps': 1, 'schedule': {'warmup': 0}}), progress=Quiet())
+    (tmp_path / 'law.txt').write_text('The parties agree. ' * 150)
+    (tmp_path / 'web.jsonl').write_text('{"text": "Click here"}\n{"text": "or there", "n": 1}\n')
+    ended_with(['eval', 'run', '--text', 'law=law.txt', '--text', 'web=web.jsonl', '--json', 'found.json'])
+    found = json.loads((tmp_path / 'found.json').read_text())['results']['run@1']['tasks']
+    assert {name: one['bits_per_byte']['documents'] for name, one in found.items()} == {'law': 2, 'web': 2}
+    tokenizer = load_tokenizer(next((tmp_path / 'run' / 'data').glob('tokens-*')))
+    text = 'Click hereor there'
+    tokens = len(tokenizer.encode('Click here')) + len(tokenizer.encode('or there'))
+    uniform = tokens * math.log2(tokenizer.vocab_size) / len(text)
+    assert found['web']['bits_per_byte']['value'] == pytest.approx(uniform, rel=0.1)
 
 
 @pytest.mark.slow
@@ -99,6 +118,9 @@ def test_follow_needs_one_run(arguments, message, tmp_path, monkeypatch, capsys)
     [
         (['--tasks', 'arithmetics'], "there is no task 'arithmetics'\n  did you mean arithmetic?"),
         (['--lengths', '8,x'], '--lengths 8,x: expected numbers'),
+        (['--text', 'law.txt'], '--text law.txt: expected a name and a file'),
+        (['--text', 'cloze=law.txt'], 'there is another task cloze'),
+        (['--text', 'law=law.txt'], 'law.txt cannot be read'),
         (['nowhere'], 'nowhere: no such run or checkpoint'),
     ],
 )

@@ -19,7 +19,12 @@ def eval_(
         list[str] | None,
         typer.Argument(metavar='MODEL...', help='runs/NAME, a checkpoint in it, or a Hugging Face directory.'),
     ] = None,
-    tasks: Annotated[str | None, typer.Option(metavar='A,B', help='Names of tasks. [default: all; see --list]')] = None,
+    tasks: Annotated[
+        str | None, typer.Option(metavar='A,B', help='Names of tasks. [default: all, without --text; see --list]')
+    ] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(metavar='NAME=FILE', help='Bits per byte of a text of yours; may be repeated.')
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help='Documents of each kind.')] = 50,
     seed: Annotated[int, typer.Option(help='Of the choice of documents.')] = 0,
     lengths: Annotated[
@@ -50,6 +55,7 @@ def eval_(
     from pretrax.cli._output import write_output
     from pretrax.evaluate.results import TASKS, as_json, as_text
     from pretrax.evaluate.task import Settings, choose
+    from pretrax.evaluate.text_tasks import own_texts
 
     if list_:
         for task in TASKS.values():
@@ -60,8 +66,8 @@ def eval_(
     if harness is not None:
         if follow:
             raise UserError('--follow evaluates on --tasks, not on --harness\nleave one of them out')
-        if tasks is not None or lengths is not None:
-            raise UserError('--harness has tasks of its own\nleave out --tasks and --lengths')
+        if tasks is not None or lengths is not None or text:
+            raise UserError('--harness has tasks of its own\nleave out --tasks, --text and --lengths')
         from pretrax.cli import _harness
 
         load_plugins(plugin)
@@ -74,7 +80,9 @@ def eval_(
         return
     if harness_tasks is not None:
         raise UserError('--harness-tasks has files for --harness\ngive the tasks too: --harness NAME')
-    chosen = choose(list(TASKS) if tasks is None else [name.strip() for name in tasks.split(',')], TASKS)
+    own = own_texts(text or ())
+    names = list(own or TASKS) if tasks is None else [*(name.strip() for name in tasks.split(',')), *own]
+    chosen = choose(names, {**TASKS, **own})
     settings = Settings(limit=limit, seed=seed, lengths=None if lengths is None else _numbers(lengths))
     load_plugins(plugin)
     if follow:

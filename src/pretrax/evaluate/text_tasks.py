@@ -1,12 +1,16 @@
 """Tasks made from local text: bits per byte, cloze, multiple choice, and code that parses."""
 
 import ast
+import functools
 import math
 import re
 import textwrap
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from pretrax.errors import UserError
+from pretrax.evaluate.contamination import texts_of_file
 from pretrax.evaluate.local_text import documentation, paragraphs, python_files
 from pretrax.evaluate.task import Document, Generate, Likelihood, Measured, Rolling, Score, Settings, Task
 
@@ -116,6 +120,31 @@ def _first_of(choices: Sequence[str]) -> Callable[[Sequence[Score]], Measured]:
         }
 
     return measure
+
+
+def own_texts(given: Sequence[str]) -> dict[str, Task]:
+    """The tasks of texts that are given as 'NAME=FILE': bits per byte of excerpts of the file.
+
+    Raises:
+        UserError: the form or the name is not right, or the file cannot be read, is not UTF-8 or has no text.
+    """
+    tasks = {}
+    for one in given:
+        name, _, path = one.partition('=')
+        if not re.fullmatch(r'\w[\w.-]*', name) or not path:
+            raise UserError(f'--text {one}: expected a name and a file, such as law=held_out/law.txt')
+        if name in tasks or any(name == task.name for task in TEXT_TASKS):
+            raise UserError(f'--text {one}: there is another task {name}\n  give it another name')
+        texts = tuple(
+            text[start : start + _EXCERPT]
+            for texts in texts_of_file(Path(path).expanduser())
+            for text in texts
+            for start in range(0, len(text), _EXCERPT)
+        )
+        if not texts:
+            raise UserError(f'--text {one}: {path} has no text')
+        tasks[name] = Task(name, f'bits per byte of {path}', functools.partial(bits_per_byte, texts, name))
+    return tasks
 
 
 TEXT_TASKS = (
