@@ -4,12 +4,13 @@
     uv run python benchmarks/distillation.py [--teacher runs/quickstart] [--seeds 3] [--steps 100] [--out DIR]
 
 The teacher is the quickstart, or another run with its vocabulary. The student has 2 layers of width 64, and trains on the same tokens, in the same order, for the same
-number of steps with and without `distill:`, once for each seed. `val_loss` is the usual cross-entropy on held-out text. Speed is
+number of steps without a teacher, with one, and with the 64 most likely tokens of one that were prepared before, once for each seed. `val_loss` is the usual cross-entropy on held-out text. Speed is
 the median of the steps that are logged; memory is what the compiler counts for the step of one device, state included. The result is
 written to results/distillation-DATE.json and .md.
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import statistics
@@ -27,9 +28,11 @@ from pretrax.machine.software import versions
 from pretrax.observe.metrics import read_metrics
 from pretrax.run.compiled_step import lower_step
 from pretrax.run.setup import prepare
+from pretrax.run.teacher_cache import prepare_cache
 from pretrax.scale.memory import memory_of
 
 STUDENT = ['model.n_layers=2', 'model.d_model=64', 'model.n_heads=2', 'model.n_kv_heads=1']
+TOP_K = 64
 RESULTS = Path(__file__).parent / 'results'
 
 
@@ -53,8 +56,18 @@ def compare(scratch: Path, teacher: Path, seeds: int, steps: int) -> dict[str, A
     found: dict[str, Any] = {'steps': steps, 'teacher': {'path': str(teacher), 'val_loss': val_loss, 'steps': step}}
     tokens = next((teacher / 'data').glob('tokens-*'))  # tokenized once
     data = ['data.text=null', 'data.vocab_size=null', f'data.tokens={tokens}']
-    kinds = {'alone': [], 'distilled': [f'distill.teacher={teacher}']}
+    kinds = {
+        'alone': [],
+        'distilled': [f'distill.teacher={teacher}'],
+        'offline': [f'distill.cache={scratch / "cache"}'],
+    }
+    prepared = []
     for kind, changes in kinds.items():
+        if kind == 'offline':
+            for seed in range(seeds):
+                own = [f'seed={seed}', *STUDENT, *data, *kinds['distilled']]
+                prepares = configured(scratch, f'prepare-{seed}', steps, *own)
+                prepared.append(dataclasses.asdict(prepare_cache(prepares, scratch / 'cache', TOP_K, print)))
         configs = [
             configured(scratch, f'{kind}-{seed}', steps, f'seed={seed}', *STUDENT, *data, *changes)
             for seed in range(seeds)
@@ -65,7 +78,7 @@ def compare(scratch: Path, teacher: Path, seeds: int, steps: int) -> dict[str, A
             'tokens_per_second': statistics.median(end['tokens_per_second'] for end in ends),
             'step_memory': step_memory(configs[0]),
         }
-    return found
+    return found | {'prepared': prepared}
 
 
 def configured(scratch: Path, name: str, steps: int, *changes: str) -> RunConfig:
@@ -91,7 +104,7 @@ def step_memory(config: RunConfig) -> int:
 def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
     lines = ['| student | val_loss by seed | mean | tokens/s | memory of a step |', '|---|---|---|---|---|']
-    for kind in ('alone', 'distilled'):
+    for kind in ('alone', 'distilled', 'offline'):
         one = result[kind]
         by_seed = ', '.join(f'{loss:.4f}' for loss in one['val_loss'])
         lines.append(
@@ -99,12 +112,18 @@ def table(result: dict[str, Any]) -> str:
             f'| {one["step_memory"] / 2**20:.0f} MiB |'
         )
     teacher = result['teacher']
-    gains = [a - b for a, b in zip(result['alone']['val_loss'], result['distilled']['val_loss'], strict=True)]
-    error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
+    lines.append('')
+    for kind in ('distilled', 'offline'):
+        gains = [a - b for a, b in zip(result['alone']['val_loss'], result[kind]['val_loss'], strict=True)]
+        error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
+        lines.append(
+            f'Gain by distillation, {kind}: {statistics.mean(gains):.4f} +- {error:.4f} nats per token (standard error over '
+            f'{len(gains)} seeds), after {result["steps"]} steps.'
+        )
+    first, last = result['prepared'][0], result['prepared'][-1]
     lines += [
-        '',
-        f'Gain by distillation: {statistics.mean(gains):.4f} +- {error:.4f} nats per token (standard error over '
-        f'{len(gains)} seeds), after {result["steps"]} steps.',
+        f'Prepared: {last["rows"]:,} rows, {last["bytes_per_token"]:.0f} bytes per token, at '
+        f'{first["tokens_per_second"]:,.0f} tokens/s; probability of the tail {first["tail"]:.3f}.',
         f'Teacher: {teacher["path"]} after {teacher["steps"]} steps, val_loss {teacher["val_loss"]}.',
         f'Command: `{result["command"]}`, {result["date"]}, {result["processor"]}, {result["cores"]} cores.',
         f'Versions: {json.dumps(result["versions"])}.',

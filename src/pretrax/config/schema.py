@@ -518,7 +518,16 @@ class InitFrom(Section):
 class Distill(Section):
     """Distillation: the model also learns from the probabilities of a teacher; see docs/research.md."""
 
-    teacher: str = Field(min_length=1, description='hf:DIR_OR_ID, or a run or checkpoint, with the same vocabulary')
+    teacher: str | None = Field(
+        default=None,
+        min_length=1,
+        description='hf:DIR_OR_ID, or a run or checkpoint, with the same vocabulary; it runs in every step',
+    )
+    cache: str | None = Field(
+        default=None,
+        min_length=1,
+        description='directory of `pretrax distill prepare`, instead of teacher: what a teacher has computed before',
+    )
     weight: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.5, description='of the distillation loss; the usual cross-entropy has the rest'
     )
@@ -529,6 +538,14 @@ class Distill(Section):
     chunks: Count = Field(
         default=8, description='chunks of a sequence whose logits exist one at a time; at least model.loss_chunks'
     )
+
+    @pydantic.model_validator(mode='after')
+    def _one_teacher(self) -> 'Distill':
+        if self.teacher is not None and self.cache is not None:
+            raise ProblemsError(Problem(('cache',), 'is given, and so is distill.teacher', 'set one of them to null'))
+        if self.teacher is None and self.cache is None:
+            raise ProblemsError(Problem(('teacher',), 'is missing', 'give a teacher, or distill.cache'))
+        return self
 
 
 class RunConfig(Section):

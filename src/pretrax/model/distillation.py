@@ -7,10 +7,13 @@ The loss of a token is (1 - weight) * cross-entropy + weight * T^2 * KL, where b
 reverse, KL(student || teacher) (Gu et al. 2023, arXiv:2306.08543, section 2.1). The teacher runs forward only. The logits of both
 models exist for one chunk of the sequences at a time, each device has its part of the vocabulary, and the backward pass computes
 them again.
+
+Offline, the batch has the k most likely tokens of the teacher and the probability of all others together (`TopK`), which were
+computed before. KL is then over k + 1 outcomes.
 """
 
 import dataclasses
-import functools
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -18,17 +21,20 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pretrax.errors import UserError
+from pretrax.model.divergence import divergence
 from pretrax.model.ends import gather_ends, unembed
 from pretrax.model.families import TransformerOptions
-from pretrax.model.loss import Batch, LossTerms, loss_terms, vocabulary_columns
-from pretrax.model.loss_chunks import in_chunks
+from pretrax.model.loss import Batch, LossTerms, loss_terms
+from pretrax.model.loss_chunks import in_chunks, join_tokens, over_chunks
 from pretrax.model.multi_token import predict_ahead
 from pretrax.model.request import ModelRequest
+from pretrax.model.top_k import TopK, as_logits, top_k_of
 from pretrax.model.transformer import Transformer, block
-from pretrax.model.weights import Teacher, Weights, abstract_weights, round_matrices
-from pretrax.shardlib import f32, key, num, pmax, psum, scope, typechecked
+from pretrax.model.weights import Ends, Teacher, Weights, abstract_weights, round_matrices
+from pretrax.shardlib import f32, key, num, scope
 
 Direction = Literal['forward', 'reverse']
+LogitsOf = Callable[[jax.Array], jax.Array]  # hidden states after the last layer -> logits
 # Options of a decoder that a teacher does not take from its checkpoint: they say how it was trained, not what it computes
 OF_TRAINING = (
     'layers', 'save', 'loss_chunks', 'batch_parts', 'attention', 'pipeline_rounds', 'pipeline_schedule', 'context',
@@ -54,10 +60,18 @@ class Distillation:
 
 
 class DistilledTransformer(Transformer):
-    """A decoder that learns from a teacher. Everything but its loss in training is that of the decoder."""
+    """A decoder that learns from a teacher. Everything but its loss in training is that of the decoder.
+
+    Without a `teacher`, it learns from what the batches have of one.
+    """
 
     def __init__(
-        self, request: ModelRequest, *, options: TransformerOptions, teacher: TransformerOptions, how: Distillation
+        self,
+        request: ModelRequest,
+        *,
+        options: TransformerOptions,
+        teacher: TransformerOptions | None,
+        how: Distillation,
     ):
         if request.mesh['p'] > 1:
             raise UserError(
@@ -66,13 +80,17 @@ class DistilledTransformer(Transformer):
             )
         super().__init__(request, options=options)
         context = self.plan.context if request.mesh['c'] > 1 else 'auto'
-        self.teacher = build_teacher(request, teacher, context)
+        self.teacher = None if teacher is None else build_teacher(request, teacher, context)
         self.how = how
         said = f'{how.direction} KL at temperature {how.temperature:g}, {how.weight:g} of the loss'
-        self.choices = {**self.choices, 'distillation': said, 'teacher': self.teacher.arch.describe()}
+        self.choices = {**self.choices, 'distillation': said}
+        if self.teacher is not None:
+            self.choices['teacher'] = self.teacher.arch.describe()
 
-    def abstract_teacher(self) -> Teacher:
-        """Shapes, dtypes and shardings of the teacher's weights on the mesh in force."""
+    def abstract_teacher(self) -> Teacher | None:
+        """Shapes, dtypes and shardings of the teacher's weights on the mesh in force; None: batches have what it computes."""
+        if self.teacher is None:
+            return None
         like = abstract_weights(self.teacher.arch)
         dtypes = jax.eval_shape(lambda w: in_compute_dtype(w, self.dtype), like)
         rounded = jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, to.dtype, sharding=x.sharding), like, dtypes)
@@ -87,13 +105,13 @@ class DistilledTransformer(Transformer):
         teacher: Teacher | None = None,
     ) -> LossTerms:
         """This device's terms of the loss; without a teacher, as in an evaluation, those of the decoder alone."""
-        if teacher is None:
+        if teacher is None and batch.top_ids is None:
             return super().loss(weights, batch, surveyed, key)
         ends = gather_ends(weights, self.dtype)
         layer_seeds, head_seed = self.plan.numerics.seeds(key)
         x, routed = self._hidden_states(ends, weights.layers, batch, layer_seeds)
         terms = self._distilled_terms(
-            lambda x: unembed(ends, x, self.arch, self.plan.numerics.head_format(head_seed)), x, teacher.weights, batch
+            lambda x: unembed(ends, x, self.arch, self.plan.numerics.head_format(head_seed)), x, teacher, batch
         )
         ahead = predict_ahead(self, block, weights.multi_token, ends, x, routed, batch, self._tokens(batch))
         return self._with_routing(terms | ahead[0], ahead[1], batch, surveyed)
@@ -110,20 +128,45 @@ class DistilledTransformer(Transformer):
         nll, divergence, count = tables['distilled'][0]
         return found | {'nll': nll / count, 'distillation': divergence / count}
 
-    def _distilled_terms(self, logits_of, x: num['B/r/d/e L/c/t M'], teacher: Weights, batch: Batch) -> LossTerms:
-        """The terms of both losses, from the hidden states of the student."""
-        how, vocab_size = self.how, self.arch.vocab_size
+    def top_k(self, teacher: Teacher, batch: Batch, k: int) -> TopK:
+        """The k most likely tokens of the teacher after each token, at the temperature of the distillation. Runs per device."""
+        ends, x = self._run_teacher(teacher, batch)
+
+        def find(x: jax.Array, part: Batch) -> TopK:
+            del part
+            return top_k_of(self._teacher_logits(ends, x), k, self.arch.vocab_size, self.how.temperature)
+
+        chunks = chunks_of(x.shape[1], max(self.how.chunks, self.plan.loss_chunks))
+        n = x.shape[1] // chunks
+        return jax.tree.map(lambda parts: join_tokens(parts, n), over_chunks(find, x, batch, chunks))
+
+    def _run_teacher(self, teacher: Teacher, batch: Batch) -> tuple[Ends, num['B/r/d/e L/c/t M']]:
+        """The ends of the teacher, and its hidden states after the last layer. It drops nothing."""
+        assert self.teacher is not None
         without_dropout = dataclasses.replace(batch, seeds=None)
         with scope(), jax.named_scope('teacher'):  # M is the width of the teacher here
-            teacher_ends = gather_ends(teacher, self.dtype)
-            teacher_x, _ = self.teacher._hidden_states(teacher_ends, teacher.layers, without_dropout)
+            ends = gather_ends(teacher.weights, self.dtype)
+            return ends, self.teacher._hidden_states(ends, teacher.weights.layers, without_dropout)[0]
 
-        def terms_of(hidden: tuple[jax.Array, jax.Array], part: Batch) -> LossTerms:
+    def _teacher_logits(self, ends: Ends, x: num['B/r/d/e L/c/t M']) -> num['B/r/d/e L/c V/t']:
+        assert self.teacher is not None
+        with scope(), jax.named_scope('teacher'):
+            return unembed(ends, x, self.teacher.arch, self.teacher.plan.numerics.head_format())
+
+    def _distilled_terms(
+        self, logits_of: LogitsOf, x: num['B/r/d/e L/c/t M'], teacher: Teacher | None, batch: Batch
+    ) -> LossTerms:
+        """The terms of both losses, from the hidden states of the student."""
+        how, vocab_size = self.how, self.arch.vocab_size
+        ends, *teacher_x = (None,) if teacher is None else self._run_teacher(teacher, batch)
+
+        def terms_of(hidden: tuple[jax.Array, ...], part: Batch) -> LossTerms:
             logits = logits_of(hidden[0])
-            with scope(), jax.named_scope('teacher'):
-                of_teacher = unembed(
-                    teacher_ends, hidden[1], self.teacher.arch, self.teacher.plan.numerics.head_format()
-                )
+            if ends is not None:
+                of_teacher = self._teacher_logits(ends, hidden[1])
+            else:
+                top = TopK(part.top_ids, part.top_log_probs, part.log_tail)
+                of_teacher = as_logits(top, logits, vocab_size, how.temperature)
             usual = loss_terms(logits, part, vocab_size, self.arch.z_loss)
             each = divergence(logits, of_teacher, vocab_size, how.temperature, how.direction)
             (nll, count), total = usual['nll'], how.temperature**2 * jnp.sum(each * part.mask)
@@ -133,7 +176,8 @@ class DistilledTransformer(Transformer):
                 'distilled': (jnp.stack([nll, total, count])[None], None),
             }
 
-        return in_chunks(terms_of, (x, teacher_x), batch, chunks_of(x.shape[1], max(how.chunks, self.plan.loss_chunks)))
+        chunks = chunks_of(x.shape[1], max(how.chunks, self.plan.loss_chunks))
+        return in_chunks(terms_of, (x, *teacher_x), batch, chunks)
 
 
 def build_teacher(request: ModelRequest, options: TransformerOptions, context: str) -> Transformer:
@@ -163,69 +207,3 @@ def in_compute_dtype(weights: Weights, dtype: DTypeLike) -> Weights:
 def chunks_of(length: int, wanted: int) -> int:
     """The smallest divisor of the length that is at least `wanted`; the length if there is none."""
     return next((n for n in range(min(wanted, length), length) if length % n == 0), length)
-
-
-@typechecked
-def divergence(
-    logits: num['B/r/d/e L/c V/t'],
-    teacher: num['B/r/d/e L/c V/t'],
-    vocab_size: int,
-    temperature: float,
-    direction: str,
-) -> f32['B/r/d/e L/c']:
-    """The Kullback-Leibler divergence of each token, in nats: KL(p || q) if forward, KL(q || p) if reverse.
-
-    q is softmax(logits / temperature) of the student, p that of the teacher; columns past vocab_size do not count. The
-    teacher gets no gradient.
-    """
-    return _divergence(vocab_size, temperature, direction, logits, teacher)
-
-
-Residuals = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _divergence(
-    vocab_size: int, temperature: float, direction: str, logits: jax.Array, teacher: jax.Array
-) -> jax.Array:
-    return _forward(vocab_size, temperature, direction, logits, teacher)[0]
-
-
-def _log_softmax(logits: jax.Array, log_z: jax.Array, temperature: float) -> jax.Array:
-    return logits.astype(jnp.float32) / temperature - log_z[..., None]
-
-
-def _log_z(vocab_size: int, temperature: float, logits: jax.Array) -> jax.Array:
-    is_real = vocabulary_columns(logits) < vocab_size
-    largest = pmax('t', jnp.max(jnp.where(is_real, logits, -jnp.inf), axis=-1).astype(jnp.float32))
-    powers = jnp.exp((logits.astype(jnp.float32) - largest[..., None]) / temperature)
-    return jnp.log(psum('t', jnp.sum(jnp.where(is_real, powers, 0.0), axis=-1))) + largest / temperature
-
-
-def _forward(
-    vocab_size: int, temperature: float, direction: str, logits: jax.Array, teacher: jax.Array
-) -> tuple[jax.Array, Residuals]:
-    log_zs = [_log_z(vocab_size, temperature, one) for one in (logits, teacher)]
-    log_q, log_p = (_log_softmax(x, z, temperature) for x, z in zip((logits, teacher), log_zs, strict=True))
-    each = jnp.exp(log_p) * (log_p - log_q) if direction == 'forward' else jnp.exp(log_q) * (log_q - log_p)
-    is_real = vocabulary_columns(logits) < vocab_size
-    total = psum('t', jnp.sum(jnp.where(is_real, each, 0.0), axis=-1))
-    return total, (logits, teacher, *log_zs, total)
-
-
-def _backward(
-    vocab_size: int, temperature: float, direction: str, residuals: Residuals, gradient: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    logits, teacher, log_z, teacher_log_z, total = residuals
-    log_q = _log_softmax(logits, log_z, temperature)
-    log_p = _log_softmax(teacher, teacher_log_z, temperature)
-    if direction == 'forward':
-        d_logits = jnp.exp(log_q) - jnp.exp(log_p)
-    else:
-        d_logits = jnp.exp(log_q) * (log_q - log_p - total[..., None])
-    is_real = vocabulary_columns(logits) < vocab_size
-    d_logits = jnp.where(is_real, d_logits * (gradient / temperature)[..., None], 0.0)
-    return d_logits.astype(logits.dtype), jnp.zeros_like(teacher)
-
-
-_divergence.defvjp(_forward, _backward)

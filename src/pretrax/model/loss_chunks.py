@@ -63,3 +63,9 @@ def split_tokens(array: jax.Array, chunks: int, n: int) -> jax.Array:
     """[B, L, ...] -> [chunks, B, L / chunks, ...]. A chunk has n tokens of each device along t, in the devices' order."""
     blocks = array.reshape(array.shape[0], -1, chunks, n, *array.shape[2:])
     return jnp.moveaxis(blocks, 2, 0).reshape(chunks, array.shape[0], -1, *array.shape[2:])
+
+
+def join_tokens(parts: jax.Array, n: int) -> jax.Array:
+    """[chunks, B, L / chunks, ...] -> [B, L, ...], the inverse of `split_tokens`."""
+    blocks = parts.reshape(*parts.shape[:2], -1, n, *parts.shape[3:])
+    return jnp.moveaxis(blocks, 0, 2).reshape(parts.shape[1], -1, *parts.shape[3:])

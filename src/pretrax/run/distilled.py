@@ -7,12 +7,16 @@ from pydantic import ValidationError
 
 from pretrax.checkpoint import CheckpointWeights, find_checkpoint, read_description
 from pretrax.config import RunConfig
+from pretrax.data.batches.source import Source
+from pretrax.data.batches.teacher_files import TeacherFiles
 from pretrax.errors import UserError
 from pretrax.huggingface.section import HF, model_section
 from pretrax.model.distillation import Distillation, DistilledTransformer
 from pretrax.model.families import TransformerOptions
 from pretrax.model.request import ModelRequest
-from pretrax.storage import locate
+from pretrax.model.weights import Teacher
+from pretrax.storage import BucketPath, locate
+from pretrax.train.fingerprint import fingerprint
 
 KEY = 'distill.teacher'
 
@@ -29,8 +33,10 @@ def build_distilled(config: RunConfig, request: ModelRequest) -> DistilledTransf
         raise UserError(
             f'distill: model.name = {config.model.name} cannot be distilled\nuse model.name=transformer, or leave out distill'
         )
-    teacher, theirs = teacher_options(section.teacher)
     how = Distillation(section.weight, section.temperature, section.direction, section.chunks)
+    if section.teacher is None:
+        return DistilledTransformer(request, options=options, teacher=None, how=how)
+    teacher, theirs = teacher_options(section.teacher)
     ours = options.vocab_size or request.vocab_size
     if theirs is not None and theirs != ours:
         known = request.vocab_size
@@ -71,3 +77,48 @@ def teacher_options(place: str) -> tuple[TransformerOptions, int | None]:
         said = ' '.join(str(error).split())[:300]
         raise UserError(f'{KEY}: this version of pretrax does not know the model of {place}\n{said}') from error
     return options, options.vocab_size
+
+
+def open_teacher_files(config: RunConfig, source: Source) -> TeacherFiles | None:
+    """The directory `distill.cache` of a run; None: the run has none.
+
+    Raises:
+        UserError: it is missing or damaged, or was prepared for other data, another tokenizer or another temperature.
+    """
+    section = config.distill
+    if section is None or section.cache is None:
+        return None
+    place = locate(section.cache)
+    if isinstance(place, BucketPath):
+        raise UserError(f'distill.cache: {section.cache}: expected a local directory\ncopy it to this machine')
+    files = TeacherFiles(place)
+    known = files.description
+    for size in config.batch.sizes.values():
+        _check_same(section.cache, 'batch.sequence_length', known.sequence_length, size.sequence_length)
+    _check_same(section.cache, 'distill.temperature', known.temperature, section.temperature)
+    vocab_size = getattr(config.model.options, 'vocab_size', None) or source.vocab_size
+    again = f'prepare it again: pretrax distill prepare CONFIG distill.teacher={known.place} --out NEW_DIRECTORY'
+    facts = {
+        'tokenizer': (known.tokenizer, source.tokenizer_sha256),
+        'vocabulary': (known.vocab_size, vocab_size),
+        'data': (known.tokens, source.fingerprint),
+    }
+    for what, (theirs, ours) in facts.items():
+        if theirs != ours:
+            raise UserError(
+                f'distill.cache: {section.cache} was prepared with another {what}: {theirs} there, {ours} in the run\n{again}'
+            )
+    return files
+
+
+def teacher_fingerprint(files: TeacherFiles | None, teacher: Teacher | None) -> str | None:
+    """Identifies the teacher of a run, or what was prepared with one; None: the run has neither."""
+    return fingerprint(teacher) if files is None else files.description.fingerprint
+
+
+def _check_same(cache: str, key: str, theirs: float, ours: float) -> None:
+    if theirs != ours:
+        raise UserError(
+            f'distill.cache: {cache} was prepared with {key} = {theirs:g}, and the run has {ours:g}\n'
+            f'use {key}={theirs:g}, or prepare another directory'
+        )

@@ -10,10 +10,10 @@ from pretrax import __version__
 from pretrax.checkpoint import Checkpoints, Keep, SaveError
 from pretrax.config import RunConfig, written_values
 from pretrax.errors import Report, UnavailableError, UserError
+from pretrax.run.distilled import teacher_fingerprint
 from pretrax.run.setup import Run
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.whole_file import write_whole
-from pretrax.train.fingerprint import fingerprint
 from pretrax.train.host_memory import on_device
 from pretrax.train.step import TrainState
 
@@ -53,7 +53,7 @@ def save(
         'tokenizer': run.source.tokenizer_sha256,
         'vocab_size': run.recipe.model.vocab_size,
         'finite_state': is_finite,
-        **({} if state.teacher is None else {'teacher': fingerprint(state.teacher)}),
+        **({} if run.config.distill is None else {'teacher': teacher_fingerprint(run.teacher_files, state.teacher)}),
         **description,
     }
     for write in (checkpoints.wait, lambda: checkpoints.save(step, state._replace(teacher=None), whole)):

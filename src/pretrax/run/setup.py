@@ -23,6 +23,7 @@ from pretrax.config.schema import Optimizer, Precision
 from pretrax.data.batches.prefetch import prefetch
 from pretrax.data.batches.sequences import check_row_order, read_sequences
 from pretrax.data.batches.source import DataRequest, HostBatch, Source, check_source
+from pretrax.data.batches.teacher_files import TeacherFiles
 from pretrax.errors import Report, UserError
 from pretrax.infer.sample import check_can_sample
 from pretrax.model.base import AutomaticModel, Model, check_model
@@ -30,7 +31,7 @@ from pretrax.model.loss import Batch
 from pretrax.model.request import ModelRequest
 from pretrax.run.compiler_options import CompilerOptions, choose_compiler_options
 from pretrax.run.devices import choose_compute, choose_mesh
-from pretrax.run.distilled import build_distilled
+from pretrax.run.distilled import build_distilled, open_teacher_files
 from pretrax.run.placement import n_slices
 from pretrax.run.processes import join_processes
 from pretrax.run.program_cache import keep_programs
@@ -47,6 +48,8 @@ from pretrax.train.skipping import LossScale
 from pretrax.train.state import abstract_state
 from pretrax.train.step import Recipe, TrainState
 
+_OF_TEACHER = ('top_ids', 'top_log_probs', 'log_tail')  # fields of a batch, in the order of `HostTopK`
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -62,6 +65,7 @@ class Run:
     flops: Flops | None  # per token; None: not known
     mfu: Utilization
     startup: list[StartupLine]
+    teacher_files: TeacherFiles | None = None  # of `distill.cache`; None: batches have nothing of a teacher
     smaller: 'Sequence[Run]' = dataclasses.field(default=(), repr=False, compare=False)  # for batches of other sizes
 
     def at(self, number: int) -> 'Run':
@@ -97,7 +101,7 @@ class Run:
     def batch(self, number: int) -> Batch:
         """The training batch with this number: the same on any mesh and with any number of processes."""
         where = rows_of(self.config.batch, number)
-        return self.at(number).place(lambda rows: read_sequences(self.source, *where, rows))
+        return self.at(number).place(lambda rows: read_sequences(self.source, *where, rows), self.teacher_files)
 
     def batches(self, numbers: Iterable[int], report: Report) -> Generator[Batch]:
         """The training batches with these numbers, fetched ahead. A long wait is reported with its cause."""
@@ -114,15 +118,16 @@ class Run:
         _, held_out = self.source.validation_parts[part]
         return self.place(lambda rows: held_out(index, rows, self.rows))
 
-    def place(self, host: Callable[[slice], HostBatch]) -> Batch:
-        """A batch on the devices. Each process asks `host` only for the rows of its own devices."""
-        fetched: dict[tuple[int, int], HostBatch] = {}
+    def place(self, host: Callable[[slice], HostBatch], teacher: TeacherFiles | None = None) -> Batch:
+        """A batch on the devices, with what a teacher says about it. Each process asks `host` only for the rows of its devices."""
+        fetched: dict[tuple[int, int], tuple[np.ndarray, ...]] = {}
         order = self.recipe.model.column_order
 
-        def rows_of(index: Any) -> HostBatch:
+        def rows_of(index: Any) -> tuple[np.ndarray, ...]:
             start, stop, _ = index[0].indices(self.rows)
             if (start, stop) not in fetched:
-                fetched[start, stop] = host(slice(start, stop))
+                rows = host(slice(start, stop))
+                fetched[start, stop] = (*rows, *(teacher.read(rows) if teacher else ()))
             return fetched[start, stop]
 
         def put(field: int, sharding: Any) -> Any:
@@ -131,15 +136,20 @@ class Run:
                 ordered = whole if order is None else whole[:, order]
                 return ordered[:, index[1]]
 
-            shape = (self.rows, self.size.sequence_length)
+            kept = (teacher.description.top_k,) if teacher and len(sharding.spec) == 3 else ()
+            shape = (self.rows, self.size.sequence_length, *kept)
             return jax.make_array_from_callback(shape, sharding, shard)
 
         shardings = make_shardings(Batch, self.mesh)
-        return Batch(*(put(i, getattr(shardings, name)) for i, name in enumerate(HostBatch._fields)))
+        names = (*HostBatch._fields, *(_OF_TEACHER if teacher else ()))
+        return Batch(**{name: put(i, getattr(shardings, name)) for i, name in enumerate(names)})
 
     def abstract_batch(self) -> Batch:
         """Shapes, dtypes and shardings of a batch."""
-        return make_abstract(Batch, {'B': self.rows, 'L': self.size.sequence_length}, omit=('seeds',))
+        sizes, files = {'B': self.rows, 'L': self.size.sequence_length}, self.teacher_files
+        if files is None:
+            return make_abstract(Batch, sizes, omit=('seeds', *_OF_TEACHER))
+        return make_abstract(Batch, sizes | {'top_k': files.description.top_k}, omit=('seeds',))
 
 
 def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | None = None) -> Run:
@@ -163,6 +173,7 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     dtype, dtype_reason = choose_compute(config.precision.compute, mesh.devices.flat[0].platform)
     compute = names[np.dtype(dtype).name]
     source = open_source(config, report)
+    files = open_teacher_files(config, source)
 
     def prepare_size(size: BatchSize) -> tuple[Run, str]:
         micro_batches = sequences_per_device(size, mesh.shape) // micro_batch_size(size, mesh.shape)
@@ -172,7 +183,10 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
             like = abstract_state(recipe)
         flops = training_flops(model, size.sequence_length)
         utilization, peak = choose_utilization(mesh, compute, flops)
-        return Run(config, size, mesh, source, recipe, like, compute, flops, utilization, startup=[]), peak
+        run = Run(
+            config, size, mesh, source, recipe, like, compute, flops, utilization, startup=[], teacher_files=files
+        )
+        return run, peak
 
     *others, (run, peak) = map(prepare_size, config.batch.sizes.values())
     smaller = [other for other, _ in others]

@@ -5,12 +5,13 @@ from typing import Any
 
 from pretrax.checkpoint import restore_newest
 from pretrax.errors import Report
+from pretrax.run.distilled import teacher_fingerprint
 from pretrax.run.resume import check_same_data
 from pretrax.run.setup import Run
 from pretrax.run.teacher import check_same_teacher, load_teacher
+from pretrax.run.teacher_cache import check_cache
 from pretrax.run.warm_start import warm_state
 from pretrax.storage import AnyPath
-from pretrax.train.fingerprint import fingerprint
 from pretrax.train.state import init_state
 from pretrax.train.step import TrainState
 
@@ -28,14 +29,15 @@ def restore_or_start(run: Run, checkpoints: AnyPath, allow_changes: bool, report
     """Restores the newest readable checkpoint of a run, or starts it. The mesh of the run must be set.
 
     Raises:
-        UserError: checkpoints exist, but none is readable; the data has changed; or `init_from` or the teacher does not
-            fit the run.
+        UserError: checkpoints exist, but none is readable; the data has changed; or `init_from`, the teacher or
+            `distill.cache` does not fit the run.
     """
 
     def check(description: dict[str, Any]) -> None:
         check_same_data(run.config, description, run.source.fingerprint, allow_changes)
-        check_same_teacher(run.config, description, fingerprint(teacher), allow_changes)
+        check_same_teacher(run.config, description, teacher_fingerprint(run.teacher_files, teacher), allow_changes)
 
+    check_cache(run)
     teacher = load_teacher(run, report)
     restored = restore_newest(checkpoints, run.like._replace(teacher=None), report, check)
     if restored is None:

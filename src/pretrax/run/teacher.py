@@ -27,11 +27,13 @@ def load_teacher(run: Run, report: Report) -> Teacher | None:
             numbers of a Hugging Face checkpoint are not finite.
     """
     model, section = run.recipe.model, run.config.distill
-    if section is None or not isinstance(model, DistilledTransformer):
+    if section is None or section.teacher is None or not isinstance(model, DistilledTransformer):
         return None
     origin = open_origin(section.teacher, key=KEY)
     check_tokenizer(origin, run.source.tokenizer, report)
     like = model.abstract_teacher()
+    assert model.teacher is not None
+    assert like is not None
     weights = placed_weights(origin, abstract_weights(model.teacher.arch), like.weights, None, report)
     check_finite(origin, report)
     count = sum(leaf.size for leaf in jax.tree.leaves(like))
@@ -45,6 +47,11 @@ def check_same_teacher(
 ) -> None:
     """Raises UserError if a checkpoint was trained with a teacher of another fingerprint."""
     if description.get('teacher') != teacher and not allow_changes:
+        if config.distill is not None and config.distill.cache is not None:
+            raise UserError(
+                f'{config.run_dir} was trained with another teacher than that of {config.distill.cache}\n'
+                'use its directory, another name=, or resume with the new teacher: --allow-changes'
+            )
         where = config.distill.teacher if config.distill else 'the run'
         raise UserError(
             f'{config.run_dir} was trained with another teacher: the weights of {where} have changed since\n'

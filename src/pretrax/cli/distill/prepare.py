@@ -1,0 +1,36 @@
+"""Run the teacher once over the data of a run, and store its most likely tokens.
+
+CONFIG has distill.teacher. The directory has, for each token that the run will see, the --top-k most likely next tokens, their
+log probabilities, and the probability of all others together. Train with distill.teacher=null distill.cache=DIR. The same
+command continues after an interruption, and with larger steps= it adds what is missing.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pretrax.cli._arguments import ConfigFile, Overrides
+from pretrax.errors import UserError
+
+
+def prepare(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    *,
+    out: Annotated[str, typer.Option('--out', '-o', metavar='DIR', help='Directory to write.')],
+    top_k: Annotated[int, typer.Option(min=1, metavar='K', help='Tokens to keep of each distribution.')] = 64,
+) -> None:
+    from pretrax.config import load
+    from pretrax.run.teacher_cache import prepare_cache
+
+    if '://' in out:
+        raise UserError(f'--out {out}: expected a local directory')
+    found = prepare_cache(load(config, overrides or []), Path(out), top_k, print)
+    if found.new_rows:
+        print(
+            f'{out}: {found.new_rows:,} new rows at {found.tokens_per_second:,.0f} tokens/s; the {top_k} most likely tokens '
+            f'have {1 - found.tail:.1%} of the probability'
+        )
+    print(f'{out}: {found.rows:,} rows, {found.bytes_per_token:,.0f} bytes per token')
+    print(f'to train with it: distill.teacher=null distill.cache={out}')

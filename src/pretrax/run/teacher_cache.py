@@ -1,0 +1,171 @@
+"""Offline distillation: `pretrax distill prepare` writes what a teacher says about the rows of a run, and `distill.cache` reads it."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from pretrax.config import RunConfig
+from pretrax.config.batch import rows_of
+from pretrax.data.batches.sequences import read_sequences
+from pretrax.data.batches.source import HostBatch
+from pretrax.data.batches.teacher_files import Description, HostTopK, TeacherFiles, create, digests
+from pretrax.errors import Report, UserError
+from pretrax.machine.locks import LockedError, lock_directory
+from pretrax.model.distillation import DistilledTransformer
+from pretrax.model.loss import Batch
+from pretrax.model.top_k import TopK
+from pretrax.model.weights import Teacher
+from pretrax.run.setup import Run, prepare
+from pretrax.run.teacher import load_teacher
+from pretrax.shardlib import scope, typed_shard_map
+from pretrax.train.fingerprint import fingerprint
+
+PART_BYTES = 256 << 20  # of log probabilities; a run that is killed loses at most one part
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """What `prepare_cache` has written.
+
+    Attributes:
+        rows: in the directory.
+        new_rows: of them, those that were missing.
+        bytes_per_token: on the disk.
+        tail: the mean probability of the tokens that are not kept, over the new rows; nan: there are none.
+        tokens_per_second: of the new rows.
+    """
+
+    rows: int
+    new_rows: int
+    bytes_per_token: float
+    tail: float
+    tokens_per_second: float
+
+
+def prepare_cache(config: RunConfig, out: Path, top_k: int, report: Report) -> Prepared:
+    """Computes with the teacher of a run what the run needs to train without it. Rows that are there already are skipped.
+
+    Raises:
+        UserError: the run has no teacher, its sequences grow, several processes run, or the directory is of another teacher.
+    """
+    if config.distill is None or config.distill.teacher is None:
+        raise UserError('pretrax distill prepare needs a teacher\nadd distill.teacher=RUN and distill.cache=null')
+    lengths = {size.sequence_length for size in config.batch.sizes.values()}
+    if len(lengths) > 1:
+        raise UserError(
+            f'batch.sequence_length grows: {sorted(lengths)}, and a prepared teacher has rows of one length\n'
+            'use one batch.sequence_length, or train with distill.teacher, without preparing it'
+        )
+    run = prepare(config, report)
+    if jax.process_count() > 1:
+        raise UserError('pretrax distill prepare runs in one process\nuse all devices of one machine')
+    model = run.recipe.model
+    assert isinstance(model, DistilledTransformer)
+    vocab_size = model.arch.vocab_size
+    if top_k > vocab_size:
+        raise UserError(f'--top-k {top_k}: the vocabulary has {vocab_size:,} tokens\nuse --top-k {vocab_size} or less')
+    with jax.set_mesh(run.mesh):
+        teacher = load_teacher(run, report)
+        assert teacher is not None
+        weights = fingerprint(teacher)
+        assert weights is not None
+        description = Description(
+            teacher=weights,
+            place=config.distill.teacher,
+            temperature=config.distill.temperature,
+            top_k=top_k,
+            vocab_size=vocab_size,
+            sequence_length=run.size.sequence_length,
+            tokens=run.source.fingerprint,
+            tokenizer=run.source.tokenizer_sha256,
+        )
+        try:
+            with lock_directory(out, report):
+                return _write_rows(run, create(out, description), teacher, report)
+        except LockedError as error:
+            raise UserError(f'--out {out}: {error.holder} writes it\nuse another directory, or wait for it') from error
+
+
+def _write_rows(run: Run, files: TeacherFiles, teacher: Teacher, report: Report) -> Prepared:
+    config, k, length = run.config, files.description.top_k, run.size.sequence_length
+    waiting: dict[int, tuple[np.ndarray, ...]] = {}  # digest -> what the teacher says
+    began, new, tail, before = time.perf_counter(), 0, 0.0, len(files)
+
+    def write() -> None:
+        if waiting:
+            rows = np.fromiter(waiting, np.uint64, len(waiting))
+            files.write(rows, HostTopK(*(np.stack(arrays) for arrays in zip(*waiting.values(), strict=True))))
+            waiting.clear()
+            speed = new * length / (time.perf_counter() - began)
+            report(f'{files.directory}: {len(files):,} rows, {speed:,.0f} tokens/s')
+
+    if before:
+        report(f'{files.directory}: continues after {before:,} rows')
+    for number in range(config.steps):
+        host = read_sequences(run.source, *rows_of(config.batch, number), slice(None))
+        of_rows = digests(host)
+        missing = np.flatnonzero(~files.has(host) & ~np.isin(of_rows, np.fromiter(waiting, np.uint64, len(waiting))))
+        if not len(missing):
+            continue
+        at = run.at(number)
+        found = top_k_of_batch(at, teacher, at.place(functools.partial(_rows_of, host)), k)
+        for row in missing.tolist():
+            if int(of_rows[row]) not in waiting:
+                waiting[int(of_rows[row])] = tuple(array[row] for array in found)
+                new += 1
+                tail += float(np.exp(found.log_tail[row]).mean())
+        if len(waiting) * length * k * 4 >= PART_BYTES:
+            write()
+    write()
+    seconds = time.perf_counter() - began
+    size = sum(path.stat().st_size for path in files.directory.glob('part-*/*'))
+    rate = size / max(1, len(files) * length)
+    return Prepared(len(files), len(files) - before, rate, tail / new if new else float('nan'), new * length / seconds)
+
+
+def _rows_of(host: HostBatch, rows: slice) -> HostBatch:
+    return HostBatch(*(array[rows] for array in host))
+
+
+def top_k_of_batch(run: Run, teacher: Teacher, batch: Batch, k: int) -> HostTopK:
+    """What a teacher says about a batch, its columns in the order of the tokens. The mesh of the run must be set."""
+    top = jax.device_get(_finder(run.recipe.model, run.recipe.accumulation, k)(teacher, batch))
+    order = run.recipe.model.column_order
+    arrays = (top.top_ids, top.top_log_probs, top.log_tail)
+    return HostTopK(*(array if order is None else array[:, np.argsort(order)] for array in arrays))
+
+
+@functools.cache
+def _finder(model: DistilledTransformer, passes: int, k: int) -> Callable[[Teacher, Batch], TopK]:
+    """The jitted `top_k` of a model, in as many passes as a step has."""
+
+    @typed_shard_map
+    def find(teacher: Teacher, batch: Batch) -> TopK:
+        if passes == 1:
+            return model.top_k(teacher, batch, k)
+        micros = jax.tree.map(lambda x: x.reshape(passes, -1, *x.shape[1:]), batch)
+
+        def one(micro: Batch) -> TopK:
+            with scope():  # B is a micro-batch here
+                return model.top_k(teacher, micro, k)
+
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(one, micros))
+
+    return jax.jit(find)
+
+
+def check_cache(run: Run) -> None:
+    """Checks that the last batch of a run is in its `distill.cache`, so that a run does not stop in its middle.
+
+    Raises:
+        UserError: rows of it are missing.
+    """
+    if run.teacher_files is not None:
+        run.teacher_files.read(
+            read_sequences(run.source, *rows_of(run.config.batch, run.config.steps - 1), slice(None))
+        )
