@@ -490,6 +490,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(serve, careless_visit):
         button(page, 'Connect').click()
     expect(page.get_by_role('heading', name='tiny', exact=True)).to_be_visible()
     page.reload()
+    expect(page.get_by_role('heading', name='tiny', exact=True)).to_be_visible()
     write(page, 'Once')
     assert 'secret' not in page.evaluate('JSON.stringify(localStorage)')
 
