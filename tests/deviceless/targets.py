@@ -75,7 +75,7 @@ def compile_step(
             accumulation=accumulation,
             offload=offload,
         )
-        batch = make_abstract(Batch, {'B': rows, 'L': length}, omit=('seeds',))
+        batch = make_abstract(Batch, {'B': rows, 'L': length}, omit=('seeds', 'top_ids', 'top_log_probs', 'log_tail'))
         gpu = devices[0].platform in ('cuda', 'gpu')
         # Without a GPU there is no autotuning; Triton products are switched off to see the cuBLASLt form.
         given = {'xla_gpu_enable_triton_gemm': False} if gpu else {}
