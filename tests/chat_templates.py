@@ -97,3 +97,34 @@ def backend(name):
     made = tokenizers.Tokenizer.from_str(json.dumps(state))
     made.add_special_tokens([tokenizers.AddedToken(token, normalized=False) for token in SPECIAL[name]])
     return made
+
+
+# The same templates with the answers and the tokens that end them marked, as `return_assistant_tokens_mask` needs it.
+TAGGED = {
+    'chatml': (
+        "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n'}}{% if message['role'] == 'assistant' %}"
+        "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}"
+        "{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    ),
+    'llama3': (
+        '{% for message in messages %}{% if loop.index0 == 0 %}{{ bos_token }}{% endif %}'
+        "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}{% if message['role'] == 'assistant' %}"
+        "{% generation %}{{ message['content'] | trim + '<|eot_id|>' }}{% endgeneration %}{% else %}"
+        "{{ message['content'] | trim + '<|eot_id|>' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+    ),
+}
+ANSWERED = {
+    'one answer': [
+        {'role': 'user', 'content': 'Hi! 🎉'},
+        {'role': 'assistant', 'content': 'Hello <b>there</b>, the fox.'},
+    ],
+    'two answers': [
+        {'role': 'system', 'content': 'The system\nassistant'},
+        {'role': 'user', 'content': '1 < 2 é'},
+        {'role': 'assistant', 'content': 'The quick brown 🎉 fox'},
+        {'role': 'user', 'content': 'The quick brown 🎉 fox'},
+        {'role': 'assistant', 'content': 'é'},
+    ],
+}

@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / 'src' / 'pretrax'
 
 BELOW_RUN = {
-    'errors', 'jax_compat', 'storage', 'shardlib', 'config', 'machine', 'data', 'checkpoint', 'observe', 'scale', 'model', 'huggingface', 'infer', 'train', 'evaluate',
+    'errors', 'jax_compat', 'storage', 'shardlib', 'config', 'machine', 'chat', 'data', 'checkpoint', 'observe', 'scale', 'model', 'huggingface', 'infer', 'train', 'evaluate',
 }  # fmt: skip
 # The parts of pretrax that each part may import besides itself. Every part may import the version from pretrax.
 MAY_IMPORT = {
@@ -26,7 +26,8 @@ MAY_IMPORT = {
     'model': {'errors', 'jax_compat', 'shardlib'},
     'scale': {'errors', 'model'},
     'machine': {'errors', 'scale'},
-    'data': {'errors', 'machine', 'storage'},
+    'chat': {'errors', 'machine'},  # chat templates, for training and for serving
+    'data': {'errors', 'chat', 'machine', 'storage'},
     'checkpoint': {'errors', 'jax_compat', 'machine', 'storage'},
     'observe': {'errors', 'machine', 'storage'},
     'huggingface': {'errors', 'shardlib', 'model', 'checkpoint', 'machine', 'storage'},
@@ -34,7 +35,7 @@ MAY_IMPORT = {
     'evaluate': {'errors', 'shardlib', 'model', 'infer'},
     # It shows what runs wrote: reports, comparisons, live pages, programs, traces.
     'view': {'errors', 'config', 'machine', 'storage', 'scale', 'data', 'checkpoint', 'observe', 'serve'},
-    'serve': {'errors', 'infer', 'machine'},  # it imports no JAX: its engines come from outside
+    'serve': {'errors', 'chat', 'infer', 'machine'},  # it imports no JAX: its engines come from outside
     'train': {'errors', 'shardlib', 'model'},  # pure: no files, no terminal, no processes
     'run': BELOW_RUN | {'view'},
     'launch': {'errors', 'config', 'observe', 'machine', 'storage'},  # starts runs as processes: it imports no JAX
@@ -66,6 +67,7 @@ TESTED_BY = {
     'ahead/test_plan.py': 'ahead/verify',
     'ahead/test_auto.py': 'run/micro_batch',
     'ahead/test_saved.py': 'ahead/step machine/software',
+    'chat/test_templates.py': 'chat/rendering machine/json_file',
     'checkpoint/test_bucket.py': 'checkpoint/files',
     'checkpoint/test_damage.py': 'checkpoint/manifest checkpoint/pieces checkpoint/restoring',
     'checkpoint/test_store.py': 'checkpoint/chunks checkpoint/directory',
@@ -168,7 +170,6 @@ TESTED_BY = {
         'serve/page_files serve/service serve/status serve/tokens'
     ),
     'serve/test_generation.py': 'serve/engine_thread serve/limits',
-    'serve/test_templates.py': 'machine/json_file serve/rendering',
     'shardlib/test_errors.py': 'shardlib/check shardlib/shard_map shardlib/typechecked shardlib/types',
     'shardlib/test_operations.py': 'shardlib/ops shardlib/scan',
     'storage/test_mirror.py': 'storage/parts',

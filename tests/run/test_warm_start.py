@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from pretrax import config_from_values, pretrain
+from pretrax.chat.templates import read_chat_template
 from pretrax.cli import main
 from pretrax.errors import UserError
 from pretrax.huggingface.configs import NOT_COMPUTED, compare
@@ -21,7 +22,6 @@ from pretrax.run.origin import FREE, SHAPING, open_origin
 from pretrax.run.setup import prepare
 from pretrax.run.trained import open_trained
 from pretrax.run.warm_start import partial_weights, start_weights
-from pretrax.serve.templates import read_chat_template
 from pretrax.train.state import init_state
 from runs import Quiet, small_values, write_documents
 

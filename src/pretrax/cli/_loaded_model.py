@@ -9,10 +9,10 @@ from pretrax.cli._arguments import load_plugins
 from pretrax.errors import UserError, unfiltered_output
 
 if TYPE_CHECKING:
+    from pretrax.chat.templates import ChatTemplate
     from pretrax.infer.answers import Asked
     from pretrax.infer.request import Serving
     from pretrax.run.trained import Trained
-    from pretrax.serve.templates import ChatTemplate
 
 MOST_SLOTS = 8  # unless --slots says otherwise
 
@@ -44,8 +44,8 @@ class LoadedModel:
 
     def template(self) -> 'ChatTemplate':
         """The chat template. Raises UserError if the model has none."""
+        from pretrax.chat.templates import read_chat_template
         from pretrax.huggingface.model import KEPT
-        from pretrax.serve.templates import read_chat_template
         from pretrax.storage import locate
 
         run_dir = self._trained.directory.parent

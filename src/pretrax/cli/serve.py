@@ -156,6 +156,7 @@ class _Loaded(NamedTuple):
 
 def _load(path: str, how: _How) -> _Loaded:
     """Loads a model, and compiles the programs of its engine."""
+    from pretrax.chat.templates import read_chat_template
     from pretrax.checkpoint import is_checkpoint
     from pretrax.huggingface.model import KEPT
     from pretrax.infer.engine import Engine
@@ -166,7 +167,6 @@ def _load(path: str, how: _How) -> _Loaded:
     from pretrax.serve.engine_thread import EngineThread
     from pretrax.serve.limits import Admission
     from pretrax.serve.service import ServedModel
-    from pretrax.serve.templates import read_chat_template
     from pretrax.storage import locate
 
     trained = open_trained(path, how.mesh)

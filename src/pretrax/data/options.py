@@ -20,7 +20,7 @@ from pretrax.storage import locate
 STDLIB = 'stdlib'
 PREFIX = 'hf:'  # of a Hugging Face dataset
 _OF_TEXT = (  # keys that apply only to text
-    'text', 'field', 'prompt_field', 'answer_field', 'filters', 'deduplicate', 'min_characters', 'max_characters',
+    'text', 'field', 'prompt_field', 'answer_field', 'messages_field', 'chat_template', 'filters', 'deduplicate', 'min_characters', 'max_characters',
     'on_error', 'hugging_face', 'validation', 'engine', 'workers', 'streaming', 'shuffle_buffer',
     'validation_documents', 'validation_split',
 )  # fmt: skip
@@ -69,6 +69,14 @@ class TextOptions(BaseModel):
         None, description='instead of field: the text before the answer, which does not count in the loss'
     )
     answer_field: str | None = Field(None, description='the text after the prompt, which counts in the loss')
+    messages_field: str | None = Field(
+        None,
+        description='instead of field: a list of messages with role and content; only the answers count in the loss',
+    )
+    chat_template: str | None = Field(
+        None,
+        description='a Jinja file, or a tokenizer_config.json, with the chat template; null: that of the tokenizer',
+    )
     filters: list[Filter] | None = Field(None, description='conditions on the rows; all must hold')
     deduplicate: bool | None = Field(False, description='skip documents that repeat an earlier text')
     min_characters: int | None = Field(None, ge=1, description='skip shorter documents')
@@ -137,6 +145,8 @@ class TextOptions(BaseModel):
             given = dict.fromkeys(_NOT_STREAMED) | _STREAMED | none_held_out | {'vocab_size': None} | given
         if 'prompt_field' in given or 'answer_field' in given:
             given = {'field': None} | given
+        if 'messages_field' in given:
+            given = {'field': None, 'packing': 'best_fit'} | given
         return {'vocab_size': None} | given if 'tokenizer' in given else given
 
     @model_validator(mode='after')
@@ -170,6 +180,7 @@ class TextOptions(BaseModel):
             raise ValueError('prompt_field and answer_field must be given together')
         if self.prompt_field is not None and self.field is not None:
             raise ValueError('prompt_field and answer_field replace field; remove one or the other')
+        self._check_messages()
         if (self.min_characters or 0) > (self.max_characters or float('inf')):
             raise ValueError(f'min_characters {self.min_characters:,} is more than max_characters')
         if self.hugging_face is not None and not any(spec.startswith(PREFIX) for spec in self.specs):
@@ -190,6 +201,22 @@ class TextOptions(BaseModel):
         """`text` as a list."""
         return [self.text] if isinstance(self.text, str) else self.text or []
 
+    def _check_messages(self) -> None:
+        if self.messages_field is None:
+            if self.chat_template is not None:
+                raise ValueError('chat_template applies to messages_field, which is not given')
+            return
+        if self.field is not None or self.prompt_field is not None:
+            raise ValueError('messages_field replaces field, prompt_field and answer_field; remove one or the other')
+        if self.tokenizer is None:
+            raise ValueError(
+                'messages_field needs a tokenizer with the special tokens of the chat template: data.tokenizer=DIR'
+            )
+        if self.packing == 'concatenate':
+            raise ValueError(
+                'packing=concatenate cuts conversations at the end of a row; use packing=best_fit or packing=whole'
+            )
+
     def _check_streaming(self) -> None:
         if self.tokenizer is None:
             raise ValueError(
@@ -201,6 +228,8 @@ class TextOptions(BaseModel):
             raise ValueError(
                 f'{", ".join(given)} cannot be used while streaming{instead}; data.{given[0]}=null removes it'
             )
+        if self.messages_field is not None:
+            raise ValueError('messages_field cannot be used while streaming; set data.streaming=false')
         if self.packing != 'concatenate':
             raise ValueError(f'packing={self.packing} needs tokens on a disk; while streaming, use packing=concatenate')
         if self.validation_split is not None and not any(spec.startswith(PREFIX) for spec in self.specs):

@@ -2,11 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
+from pretrax.chat.templates import read_chat_template
 from pretrax.data.batches.mixture import Member, Mixture, open_mixture
 from pretrax.data.batches.source import DataRequest
 from pretrax.data.batches.token_source import TokenSource, open_stores, open_tokens
+from pretrax.data.corpus.conversations import Conversations
 from pretrax.data.corpus.corpus import Corpus
 from pretrax.data.corpus.files import TextFile, find_files
 from pretrax.data.corpus.hugging_face import HuggingFaceDataset, find_dataset
@@ -162,6 +165,7 @@ def find_corpus(options: TextOptions, say: Callable[[str], None]) -> Corpus:
         min_characters=options.min_characters or 0,
         max_characters=options.max_characters,
         on_error=_given(options.on_error),
+        conversations=_conversations(options),
     )
     corpus = Corpus(list(found.values()), selection)
     if selection.key_for_rows and not corpus.has_rows:
@@ -171,6 +175,25 @@ def find_corpus(options: TextOptions, say: Callable[[str], None]) -> Corpus:
     if corpus.known_by != 'content':
         say(f'text: changes are detected by {corpus.known_by}')
     return corpus
+
+
+def _conversations(options: TextOptions) -> Conversations | None:
+    """How the messages of a row are rendered; None if rows have text."""
+    if options.messages_field is None:
+        return None
+    name = _given(options.tokenizer)
+    tokenizer, file = load_tokenizer(name), options.chat_template
+    directory = Path(name) if Path(name).is_dir() else Path(name).parent
+    template = read_chat_template(directory, cast(Any, tokenizer), None if file is None else locate(file))
+    if template is None:
+        raise UserError(f'data.tokenizer: {name} has no chat template\n  give one: data.chat_template=FILE')
+    return Conversations(
+        options.messages_field,
+        template.source,
+        tuple(sorted(template.variables.items())),
+        tuple(sorted(tokenizer.special_tokens.items())),
+        template.name,
+    )
 
 
 def _check_vocab_size(options: TextOptions, found: int, where: str) -> None:

@@ -29,7 +29,7 @@ class Tokenizer(Decodes, Protocol):
 
 
 class Template(Protocol):
-    """What the server needs of `serve.templates.ChatTemplate`."""
+    """What the server needs of `chat.templates.ChatTemplate`."""
 
     @property
     def end_of_turn(self) -> tuple[int, ...]: ...

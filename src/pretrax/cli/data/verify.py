@@ -66,7 +66,7 @@ def _verify_text(path: str, files: 'TokenFiles', text: str, field: str) -> None:
     if files.tokenizer is None:
         raise UserError(f'{path}: no tokenizer is known to tokenize {text} with\n  name it: --tokenizer')
     corpus = Corpus(stdlib_files() if text == 'stdlib' else find_files(text), Selection(field=field))
-    sample = ((place, content) for content, place, _ in itertools.islice(corpus.documents(), _SAMPLE))
+    sample = ((found.origin, found.text) for found in itertools.islice(corpus.documents(), _SAMPLE))
     n, missing = missing_from(files.splits.values(), files.tokenizer, sample)
     if len(missing) == n:
         raise UserError(

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from pretrax.data.corpus.conversations import Conversations
 from pretrax.data.corpus.document import Document
 from pretrax.errors import UserError
 
@@ -96,7 +97,7 @@ _MISSING_HINT = '\n  to skip or keep such rows, add missing: drop or missing: ke
 
 @dataclass(frozen=True)
 class Selection:
-    """How rows become documents. `prompt_field` and `answer_field` together replace `field`."""
+    """How rows become documents. `prompt_field` and `answer_field` together replace `field`, and so do `conversations`."""
 
     field: str = 'text'
     prompt_field: str | None = None
@@ -106,23 +107,33 @@ class Selection:
     min_characters: int = 0
     max_characters: int | None = None
     on_error: Literal['fail', 'skip'] = 'fail'
+    conversations: Conversations | None = None
 
     @property
     def fields(self) -> tuple[str, ...]:
         """The fields to read."""
         text = (self.prompt_field, self.answer_field) if self.prompt_field and self.answer_field else (self.field,)
+        if self.conversations is not None:
+            text = (self.conversations.field,)
         return tuple(dict.fromkeys([*text, *(one.field for one in self.filters)]))
 
     @property
     def key_for_rows(self) -> str:
         """The first given key that needs rows with fields; '' if there is none."""
-        given = {'field': self.field != 'text', 'prompt_field': self.prompt_field, 'filters': self.filters}
+        given = {
+            'field': self.field != 'text',
+            'prompt_field': self.prompt_field,
+            'messages_field': self.conversations is not None,
+            'filters': self.filters,
+        }
         return next((name for name, is_given in given.items() if is_given), '')
 
     def identity(self, has_fields: bool) -> str:
         """Identifies which documents are kept, as JSON."""
         of_fields = [self.fields, *map(str, self.filters), *(one.missing for one in self.filters)] if has_fields else []
-        return json.dumps([of_fields, self.deduplicate, self.min_characters, self.max_characters])
+        chat = self.conversations
+        of_chat = [] if chat is None else [[chat.source, chat.variables, chat.special_tokens]]
+        return json.dumps([of_fields, self.deduplicate, self.min_characters, self.max_characters, *of_chat])
 
     def document(self, origin: str, content: str | dict[str, Any] | UserError) -> Document | str:
         """The document in a row, or the reason for skipping the row. Raises UserError for a bad row."""
@@ -147,7 +158,13 @@ class Selection:
         if isinstance(content, str):
             if self.prompt_field:
                 raise UserError(f'{origin}: the file has no fields, but data.prompt_field is given')
+            if self.conversations is not None:
+                raise UserError(f'{origin}: the file has no fields, but data.messages_field is given')
             return Document(content, origin)
+        if self.conversations is not None:
+            name = self.conversations.field
+            messages = _value(content, name, origin, required=True, key='messages_field')
+            return self.conversations.document(messages, origin)
         if self.prompt_field and self.answer_field:
             prompt = _text(content, self.prompt_field, origin, 'prompt_field')
             answer = _text(content, self.answer_field, origin, 'answer_field')

@@ -68,11 +68,12 @@ class EncodedDocuments(NamedTuple):
 
 
 class SplitText(NamedTuple):
-    """A document, or a part of one, that belongs to one split; `answers` as in `Document`."""
+    """A document, or a part of one, that belongs to one split; `answers` and `special_tokens` as in `Document`."""
 
     split: str
     text: str
     answers: tuple[tuple[int, int], ...] | None
+    special_tokens: tuple[tuple[int, int, int], ...] | None = None
 
 
 def encode_shard(job: Job, shard: Shard, rows: RowCounts, cut: list[int]) -> Iterator[EncodedDocuments]:
@@ -115,12 +116,12 @@ def _batches(documents: Iterable[Document], job: Job, cut: list[int]) -> Iterato
 
 def _whole(document: Document, validation: float) -> SplitText:
     split = VALIDATION if validation and held_out(document.text, validation) else TRAIN
-    return SplitText(split, document.text, document.answers)
+    return SplitText(split, document.text, document.answers, document.special_tokens)
 
 
 def _cut(document: Document, validation: float) -> list[SplitText]:
     """Cuts a document in two at the end of a line; an empty part is dropped."""
-    text, _, answers = document
+    text, _, answers, _ = document
     n_held_out = int(len(text) * validation)
     end = len(text) - n_held_out
     end = text.rfind('\n', max(0, end - n_held_out), end) + 1 or end
@@ -137,6 +138,8 @@ def _cut(document: Document, validation: float) -> list[SplitText]:
 
 def encode(job: Job, split: str, parts: Sequence[SplitText]) -> EncodedDocuments:
     """Encodes documents of one split, each with its end-of-text token."""
+    if any(part.special_tokens is not None for part in parts):
+        return _encode_conversations(job, split, parts)
     tokenizer, encode = job.tools
     ids, offsets = encode([part.text for part in parts])
     lengths = np.diff(offsets) + 1
@@ -163,6 +166,47 @@ def encode(job: Job, split: str, parts: Sequence[SplitText]) -> EncodedDocuments
                 mask[ends[number] - len(counted) : ends[number]] = counted
                 predicted -= int(np.diff(at)[1:][~counted[1:]].sum())
     return EncodedDocuments(split, encoded, mask, len(parts), sum(sizes), predicted)
+
+
+def _encode_conversations(job: Job, split: str, parts: Sequence[SplitText]) -> EncodedDocuments:
+    """Encodes conversations: the template's special tokens are tokens, and those that start in an answer count."""
+    tokenizer = job.tools[0]
+    ids: list[int] = []
+    mask: list[bool] = []
+    starts: list[int] = []
+    n_bytes = 0
+    for part in parts:
+        pieces, places, end = list[int | str](), list[int](), 0
+        for start, stop, token in part.special_tokens or ():
+            if end < start:
+                pieces.append(part.text[end:start])
+                places.append(end)
+            pieces.append(token)
+            places.append(start)
+            end = stop
+        if end < len(part.text):
+            pieces.append(part.text[end:])
+            places.append(end)
+        found, at = tokenizer.encode_parts(pieces)
+        # A special token lies in an answer as a whole or not at all, and has another length in `at`.
+        first = [places[n] + (offset if isinstance(pieces[n], str) else 0) for n, offset in at]
+        bounds = [bound for answer in part.answers or () for bound in answer]
+        counted = np.searchsorted(np.array(bounds, np.int64), np.array(first, np.int64), side='right') % 2 == 1
+        starts.append(len(ids))
+        ids += found
+        mask += counted.tolist()
+        if not found or found[-1] != job.end_of_text:
+            ids.append(job.end_of_text)
+            mask.append(False)
+        n_bytes += sum(n_bytes_of(piece) for piece in pieces if isinstance(piece, str))
+    encoded = np.array(ids, np.uint32) << 1
+    encoded[starts] |= 1
+    counted = np.array(mask, bool)
+    counted[starts] = False  # the first token is never a target
+    lengths = tokenizer.byte_lengths.copy()
+    lengths[[job.end_of_text, *tokenizer.special_tokens.values()]] = 0
+    predicted = int(lengths[encoded[counted] >> 1].sum())
+    return EncodedDocuments(split, encoded, counted, len(parts), n_bytes, predicted)
 
 
 def _in_answers(text: str, answers: tuple[tuple[int, int], ...], starts: np.ndarray) -> np.ndarray:

@@ -216,8 +216,8 @@ class _Preparation:
         return tokenizer
 
     def _cuts(self) -> bool:
-        """Whether the text has too few documents to hold out whole documents."""
-        if not self.validation:
+        """Whether the text has too few documents to hold out whole documents. Conversations are never cut."""
+        if not self.validation or self.corpus.selection.conversations is not None:
             return False
         enough = math.ceil(_MIN_HELD_OUT / self.validation)
         n = self.n_documents

@@ -90,9 +90,19 @@ class Tokenizer:
         Args:
             parts: ids of special tokens, and texts. The name of a special token inside of a text is ordinary text.
         """
+        return self.encode_parts(parts)[0]
+
+    def encode_parts(self, parts: Sequence[int | str]) -> tuple[list[int], list[tuple[int, int]]]:
+        """`encode_with_special_tokens`, and (part, character in the part) at which each token starts."""
         backend, names, ids = self._with_special_tokens
-        text = ''.join(part if isinstance(part, str) else names[part] for part in parts)
-        return [ids.get(token, token) for token in backend.encode(text, add_special_tokens=False).ids]
+        texts = [part if isinstance(part, str) else names[part] for part in parts]
+        encoding = backend.encode(''.join(texts), add_special_tokens=False)
+        begins = np.cumsum([0, *map(len, texts)])
+        starts = np.array([start for start, _ in encoding.offsets], np.int64)
+        of = np.searchsorted(begins, starts, side='right') - 1
+        return [ids.get(token, token) for token in encoding.ids], list(
+            zip(of.tolist(), (starts - begins[of]).tolist(), strict=True)
+        )
 
     @functools.cached_property
     def special_tokens(self) -> dict[str, int]:

@@ -54,6 +54,8 @@ def _verify_split(split: FlatTokens, tokenizer: Tokenizer | None) -> None:
     end_of_text = split.manifest.tokenizer.end_of_text
     if tokenizer is not None and tokenizer.keeps_bytes:
         lengths = tokenizer.byte_lengths.copy()
+        # Only a chat template writes special tokens; they are not text.
+        lengths[list(tokenizer.special_tokens.values())] = 0
         if end_of_text is not None:
             lengths[end_of_text] = 0
     newest = end_of_text or 0  # nothing precedes the first document

@@ -8,14 +8,15 @@ as `</think>`, stays as it is. What remains: a template that writes the first le
 write the rest (roles are therefore checked), and one that compares a message with a single letter such as `<`.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from pretrax.chat.rendering import Renderer, environment
 from pretrax.errors import UserError, install_extra
 from pretrax.machine.json_file import read_settings
-from pretrax.serve.rendering import Renderer, environment
 
 ROLES = ('system', 'developer', 'user', 'assistant', 'tool', 'function')
 SETTINGS, JINJA = 'tokenizer_config.json', 'chat_template.jinja'  # files of `transformers`
@@ -30,16 +31,31 @@ class Tokenizer(Protocol):
     def encode_with_special_tokens(self, parts: Sequence[int | str]) -> list[int]: ...
 
 
-class ChatTemplate:
-    """Encodes messages with a Jinja template.
+class Conversation(NamedTuple):
+    """A rendered conversation.
+
+    Attributes:
+        text: the template's text, with special tokens by name.
+        special_tokens: (start, stop, id) of each special token in the text, in order.
+        answers: [start, stop) of each answer in the text, with the token that ends it, in order.
+    """
+
+    text: str
+    special_tokens: tuple[tuple[int, int, int], ...]
+    answers: tuple[tuple[int, int], ...]
+
+
+class Template:
+    """Renders messages with a Jinja template.
 
     Args:
         source: the template.
-        tokenizer: encodes the text.
-        special_tokens: variables of the template, such as {'bos_token': '<s>'}.
+        special_tokens: the ids of the special tokens by name.
+        variables: of the template, such as {'bos_token': '<s>'}.
         name: of the template, for messages.
 
     Attributes:
+        source, variables, name: the arguments.
         end_of_turn: the special token that the template writes after an answer, as a tuple; empty if there is none.
 
     Raises:
@@ -49,16 +65,114 @@ class ChatTemplate:
     def __init__(
         self,
         source: str,
-        tokenizer: Tokenizer,
-        special_tokens: Mapping[str, str] | None = None,
+        special_tokens: Mapping[str, int],
+        variables: Mapping[str, str] | None = None,
         name: str = 'the chat template',
     ):
-        self._tokenizer, self._variables = tokenizer, dict(special_tokens or {})
-        names = sorted(tokenizer.special_tokens, key=len, reverse=True)
+        self.source, self.variables, self.name = source, dict(variables or {}), name
+        self._special_tokens = special_tokens
+        names = sorted(special_tokens, key=len, reverse=True)
         self._names = re.compile('|'.join(map(re.escape, names)) or r'(?!)')
         self._stand_ins = _StandIns(names, _strings(source, name), source)
         self._renderer = Renderer(source, name)
         self.end_of_turn = self._find_end_of_turn()
+
+    def conversation(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
+        """Renders a finished conversation and finds the answers in it.
+
+        An answer is what a model has to write: from the end of the prompt for it, which the template writes for the
+        messages before it with `add_generation_prompt`, to the token that ends the turn.
+
+        Args:
+            messages: each with `role` and `content`.
+
+        Raises:
+            UserError: as `parts`, or the text of the prompt for an answer is not a part of the conversation's text.
+        """
+        marked, original = self._marked(messages, {'add_generation_prompt': False})
+        text = self._renderer.render(marked)
+        end_of_turn = next((name for name, number in self._special_tokens.items() if (number,) == self.end_of_turn), '')
+        answers = []
+        for n, message in enumerate(messages):
+            if message['role'] != 'assistant':
+                continue
+            before = marked | {'messages': marked['messages'][:n], 'add_generation_prompt': True}
+            prompt = self._renderer.render(before)
+            if not text.startswith(prompt):
+                raise UserError(f'{self.name}: the prompt for message {n + 1} is not a part of the conversation')
+            after = self._renderer.render(marked | {'messages': marked['messages'][: n + 1]})
+            stop = len(after) if text.startswith(after) and len(after) >= len(prompt) else None
+            if end_of_turn and (at := text.find(end_of_turn, len(prompt), stop)) >= 0:
+                stop = at + len(end_of_turn)
+            if stop is None:
+                raise UserError(f'{self.name}: the end of message {n + 1} is not found')
+            answers.append((len(prompt), stop))
+        # The text with its letters back may be shorter, so every place is counted again.
+        special = [(*match.span(), self._special_tokens[match[0]]) for match in self._names.finditer(text)]
+        cuts = sorted({0, len(text), *(at for start, stop, _ in special for at in (start, stop)), *sum(answers, ())})
+        names = {start for start, _, _ in special}
+        pieces = [
+            text[start:stop] if start in names else original(text[start:stop])
+            for start, stop in itertools.pairwise(cuts)
+        ]
+        places = dict(zip(cuts, itertools.accumulate(map(len, pieces), initial=0), strict=True))
+        return Conversation(
+            ''.join(pieces),
+            tuple((places[start], places[stop], number) for start, stop, number in special),
+            tuple((places[start], places[stop]) for start, stop in answers),
+        )
+
+    def parts(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> list[int | str]:
+        """Ordinary text, and the special tokens in it.
+
+        Raises:
+            UserError: an unknown role, or the template refuses the messages or exceeds a limit.
+        """
+        marked, original = self._marked(messages, variables)
+        text = self._renderer.render(marked)
+        parts: list[int | str] = []
+        end = 0
+        for match in self._names.finditer(text):
+            parts += [original(text[end : match.start()]), self._special_tokens[match[0]]]
+            end = match.end()
+        return [part for part in [*parts, original(text[end:])] if part != '']
+
+    def _marked(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> tuple[Any, Any]:
+        """All variables of the template with stand-ins, and a function that gives a text its letters back."""
+        for message in messages:
+            if message.get('role') not in ROLES:
+                raise UserError(f'role is {message.get("role")!r}; expected one of {", ".join(ROLES)}')
+        given = {'tools': None, 'documents': None, 'add_generation_prompt': True, 'messages': messages, **variables}
+        marked, original = self._stand_ins.mark(given)
+        return self.variables | marked, original
+
+    def _find_end_of_turn(self) -> tuple[int, ...]:
+        answer = 'An answer.'
+        messages = [{'role': 'user', 'content': 'A question.'}, {'role': 'assistant', 'content': answer}]
+        parts = self.parts(messages, {'add_generation_prompt': False})
+        after = [n for n, part in enumerate(parts) if isinstance(part, str) and answer in part]
+        return tuple(part for n in after[-1:] for part in parts[n + 1 : n + 2] if isinstance(part, int))
+
+
+class ChatTemplate(Template):
+    """Encodes messages with a Jinja template.
+
+    Args:
+        source: the template.
+        tokenizer: encodes the text.
+        special_tokens: variables of the template, such as {'bos_token': '<s>'}.
+        name: of the template, for messages.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        tokenizer: Tokenizer,
+        special_tokens: Mapping[str, str] | None = None,
+        name: str = 'the chat template',
+    ):
+        self._tokenizer = tokenizer
+        super().__init__(source, tokenizer.special_tokens, special_tokens, name)
 
     def encode(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
         """The tokens of a conversation, up to where the answer begins.
@@ -70,29 +184,7 @@ class ChatTemplate:
         Raises:
             UserError: an unknown role, or the template refuses the messages or exceeds a limit.
         """
-        return self._tokenizer.encode_with_special_tokens(self._parts(messages, variables))
-
-    def _parts(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> list[int | str]:
-        """Ordinary text, and the special tokens in it."""
-        for message in messages:
-            if message.get('role') not in ROLES:
-                raise UserError(f'role is {message.get("role")!r}; expected one of {", ".join(ROLES)}')
-        given = {'tools': None, 'documents': None, 'add_generation_prompt': True, 'messages': messages, **variables}
-        marked, original = self._stand_ins.mark(given)
-        text = self._renderer.render(self._variables | marked)
-        parts: list[int | str] = []
-        end = 0
-        for match in self._names.finditer(text):
-            parts += [original(text[end : match.start()]), self._tokenizer.special_tokens[match[0]]]
-            end = match.end()
-        return [part for part in [*parts, original(text[end:])] if part != '']
-
-    def _find_end_of_turn(self) -> tuple[int, ...]:
-        answer = 'An answer.'
-        messages = [{'role': 'user', 'content': 'A question.'}, {'role': 'assistant', 'content': answer}]
-        parts = self._parts(messages, {'add_generation_prompt': False})
-        after = [n for n, part in enumerate(parts) if isinstance(part, str) and answer in part]
-        return tuple(part for n in after[-1:] for part in parts[n + 1 : n + 2] if isinstance(part, int))
+        return self._tokenizer.encode_with_special_tokens(self.parts(messages, variables))
 
 
 class _StandIns:
