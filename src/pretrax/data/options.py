@@ -13,20 +13,20 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from pretrax.data.corpus.selection import Filter
+from pretrax.data.corpus.selection import Filter, NearDuplicates
 from pretrax.errors import UserError
 from pretrax.storage import locate
 
 STDLIB = 'stdlib'
 PREFIX = 'hf:'  # of a Hugging Face dataset
 _OF_TEXT = (  # keys that apply only to text
-    'text', 'field', 'prompt_field', 'answer_field', 'messages_field', 'chat_template', 'filters', 'deduplicate', 'min_characters', 'max_characters',
+    'text', 'field', 'prompt_field', 'answer_field', 'messages_field', 'chat_template', 'filters', 'deduplicate', 'near_duplicates', 'min_characters', 'max_characters',
     'on_error', 'hugging_face', 'validation', 'engine', 'workers', 'streaming', 'shuffle_buffer',
     'validation_documents', 'validation_split',
 )  # fmt: skip
 SMALLEST = 257  # tokens of a tokenizer that can be trained
 # While streaming, these have no effect, or need the whole text.
-_NOT_STREAMED = ('validation', 'engine', 'workers', 'deduplicate')
+_NOT_STREAMED = ('validation', 'engine', 'workers', 'deduplicate', 'near_duplicates')
 _STREAMED = {'shuffle_buffer': 4096, 'validation_documents': 256}  # and their defaults
 _OF_ALL = {'packing', 'cache_gib', 'name', 'weight'}  # keys that apply to text and tokens
 DEFAULT_CACHE_GIB = 16.0
@@ -79,6 +79,7 @@ class TextOptions(BaseModel):
     )
     filters: list[Filter] | None = Field(None, description='conditions on the rows; all must hold')
     deduplicate: bool | None = Field(False, description='skip documents that repeat an earlier text')
+    near_duplicates: NearDuplicates | None = Field(None, description='skip documents that nearly repeat an earlier one')
     min_characters: int | None = Field(None, ge=1, description='skip shorter documents')
     max_characters: int | None = Field(None, ge=1, description='skip longer documents')
     on_error: Literal['fail', 'skip'] | None = Field('fail', description='what to do with a row that cannot be read')

@@ -162,6 +162,7 @@ def find_corpus(options: TextOptions, say: Callable[[str], None]) -> Corpus:
         answer_field=options.answer_field,
         filters=tuple(options.filters or ()),
         deduplicate=bool(options.deduplicate),
+        near_duplicates=options.near_duplicates,
         min_characters=options.min_characters or 0,
         max_characters=options.max_characters,
         on_error=_given(options.on_error),
@@ -172,6 +173,8 @@ def find_corpus(options: TextOptions, say: Callable[[str], None]) -> Corpus:
         raise UserError(f'data.{selection.key_for_rows} needs rows with fields, but every file is one document')
     if selection.deduplicate:
         say('text: all text is read twice, the first time to find duplicates')
+    if selection.near_duplicates:
+        say('text: all text is read once more, to find near-duplicates')
     if corpus.known_by != 'content':
         say(f'text: changes are detected by {corpus.known_by}')
     return corpus

@@ -14,6 +14,7 @@ import pytest
 
 from pretrax.data.corpus.corpus import Corpus, Selection
 from pretrax.data.corpus.files import find_files
+from pretrax.data.corpus.selection import NearDuplicates
 from pretrax.data.tokenize import prepare as prepare_module
 from pretrax.data.tokenize.engine_local import Processes
 from pretrax.data.tokenize.prepare import Work, prepare
@@ -25,7 +26,7 @@ from pretrax.errors import UserError
 from tokenizer_families import TEXTS, byte_level
 from worker_calls import kill_yourself
 
-SELECTION = Selection(deduplicate=True, max_characters=400)
+SELECTION = Selection(deduplicate=True, near_duplicates=NearDuplicates(), max_characters=400)
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_processes_write_what_one_process_writes(corpus, tmp_path, said, monkeyp
     kept = [document.text for document in corpus.documents()]
     assert documents['read'] == 750
     assert documents['kept'] == len(kept) == sum(of.documents for of in counts.values())
-    assert set(documents['left_out']) == {'empty', 'duplicates', 'over 400 characters'}
+    assert set(documents['left_out']) == {'empty', 'duplicates', 'near-duplicates', 'over 400 characters'}
     assert sum(of.bytes or 0 for of in counts.values()) == sum(len(text.encode()) for text in kept)
 
 
@@ -100,9 +101,10 @@ PROGRAM = textwrap.dedent("""
     from pretrax.data.tokenize import prepare
     from pretrax.data.corpus.corpus import Corpus, Selection
     from pretrax.data.corpus.files import find_files
+    from pretrax.data.corpus.selection import NearDuplicates
 
     prepare.SHARD_BYTES = 3_000
-    corpus = Corpus(find_files(sys.argv[1]), Selection(deduplicate=True, max_characters=400))
+    corpus = Corpus(find_files(sys.argv[1]), Selection(deduplicate=True, near_duplicates=NearDuplicates(), max_characters=400))
     place = prepare.prepare(
         corpus, Path(sys.argv[2]), lambda line: print(line, flush=True),
         tokenizer=None, vocab_size=300, validation=0.1, work=prepare.Work(workers=int(sys.argv[3])),

@@ -16,7 +16,8 @@ list for an unchanged corpus, so interrupted work can resume by shard number. `S
 progress bars.
 
 With `deduplicate`, `shards` reads all text once through `map` to find the duplicates, and keeps 16 bytes per
-document. Pass the `map` of a pool to read in parallel. Otherwise `shards` reads only file sizes, .parquet footers and
+document. With `near_duplicates` it does the same again, and keeps 8 bytes per band (data/corpus/near_duplicates.py). Pass
+the `map` of a pool to read in parallel. Otherwise `shards` reads only file sizes, .parquet footers and
 line indices.
 """
 
@@ -33,10 +34,12 @@ import numpy as np
 from pretrax.data.corpus.document import Document
 from pretrax.data.corpus.files import TextFile
 from pretrax.data.corpus.hugging_face import HuggingFaceDataset
+from pretrax.data.corpus.near_duplicates import band_keys, clusters
 from pretrax.data.corpus.parts import Lines, Part, Whole, refuse_changed
-from pretrax.data.corpus.selection import DUPLICATE, RowCounts, Selection, digest, documents
+from pretrax.data.corpus.selection import DUPLICATE, NEAR_DUPLICATE, RowCounts, Selection, digest, documents
 from pretrax.data.corpus.storage import opened, refusal
 from pretrax.data.corpus.tables import Delimited, RowGroups
+from pretrax.errors import Report
 
 __all__ = ['Corpus', 'RowCounts', 'Selection', 'Shard', 'shards']
 
@@ -45,6 +48,8 @@ __all__ = ['Corpus', 'RowCounts', 'Selection', 'Shard', 'shards']
 DIGESTED = 1 << 30
 _WITHOUT_FIELDS = ('text', 'python')
 _DUPLICATE_GROUPS = 16  # duplicates are searched in one group of digests after the other, to save memory
+
+_SHOWN_CLUSTERS = 5  # of near-duplicates, the largest
 
 type Map = Callable[[Callable[['Shard'], np.ndarray], Iterable['Shard']], Iterable[np.ndarray]]
 
@@ -112,19 +117,31 @@ class Shard:
     selection: Selection
     size: int
     duplicates: np.ndarray | None = None  # rows of this shard, ascending
+    near_duplicates: np.ndarray | None = None  # likewise
 
     def documents(self, counts: RowCounts | None = None, start: int = 0) -> Iterator[Document]:
         """The kept documents, without those of the first `start` rows; `counts` counts every row that is read."""
         counts = RowCounts() if counts is None else counts
-        duplicates = iter(() if self.duplicates is None else self.duplicates[np.searchsorted(self.duplicates, start) :])
-        duplicate = next(duplicates, None)
+        duplicates, near_duplicates = _from(self.duplicates, start), _from(self.near_duplicates, start)
+        duplicate, near_duplicate = next(duplicates, None), next(near_duplicates, None)
         for row, document in enumerate(self._rows(counts, start), start):
             if row == duplicate:
                 duplicate = next(duplicates, None)
                 counts.left_out[DUPLICATE] += 1
+            elif row == near_duplicate:
+                near_duplicate = next(near_duplicates, None)
+                counts.left_out[NEAR_DUPLICATE] += 1
             elif document is not None:
                 counts.kept += 1
                 yield document
+
+    def origin(self, row: int) -> str:
+        """File and line of a row; may read the file again."""
+        for part in self.parts:
+            if row < (n_rows := part.count()):
+                return part.exact(next(part.rows(row)).origin)
+            row -= n_rows
+        raise IndexError(row)
 
     def _rows(self, counts: RowCounts, start: int = 0) -> Iterator[Document | None]:
         """The document of each row, or None if it has none."""
@@ -136,8 +153,8 @@ class Shard:
             start = 0
 
 
-def shards(corpus: Corpus, n: int, map: Map = map) -> list[Shard]:  # noqa: A002
-    """At most n shards of similar size, none of them empty; see the top of this file."""
+def shards(corpus: Corpus, n: int, map: Map = map, say: Report = lambda _: None) -> list[Shard]:  # noqa: A002
+    """At most n shards of similar size, none of them empty; see the top of this file. `say` reports near-duplicates."""
     sizes = [max(1, file.size) for file in corpus.files]  # some remote storage does not report sizes
     total = sum(sizes)
     bounds = sorted({total * i // n for i in range(1, n)} - {0})
@@ -160,6 +177,8 @@ def shards(corpus: Corpus, n: int, map: Map = map) -> list[Shard]:  # noqa: A002
     if corpus.selection.deduplicate:
         found = _duplicates(list(map(_digests, made)))
         made = [replace(shard, duplicates=rows) for shard, rows in zip(made, found, strict=True)]
+    if corpus.selection.near_duplicates is not None:
+        made = _without_near_duplicates(made, list(map(_band_keys, made)), say)
     return made
 
 
@@ -191,6 +210,41 @@ def _digests(shard: Shard) -> np.ndarray:
     for document in shard._rows(RowCounts()):
         found += bytes(16) if document is None else digest(document)
     return np.frombuffer(found, np.uint64).reshape(-1, 2)
+
+
+def _band_keys(shard: Shard) -> np.ndarray:
+    chosen = shard.selection.near_duplicates
+    assert chosen is not None
+    texts = (None if document is None else document.text for document in shard._rows(RowCounts()))
+    return band_keys(texts, chosen.threshold)
+
+
+def _without_near_duplicates(made: Sequence[Shard], keys: list[np.ndarray], say: Report) -> list[Shard]:
+    """The shards, of which each skips the documents that nearly repeat an earlier one."""
+    starts = np.cumsum([0, *[len(of_shard) for of_shard in keys]])
+    firsts = clusters(keys)
+    exact = [
+        start + shard.duplicates for start, shard in zip(starts, made, strict=False) if shard.duplicates is not None
+    ]
+    near = firsts != np.arange(len(firsts))
+    if exact:  # these are skipped and counted as equal
+        near[np.concatenate(exact)] = False
+    skipped = np.flatnonzero(near)
+    first, n = np.unique(firsts[skipped], return_counts=True)
+    largest = np.argsort(-n, kind='stable')[:_SHOWN_CLUSTERS]
+    say(f'near-duplicates: {len(skipped):,} documents are left out, in {len(n):,} clusters')
+    for row, size in zip(first[largest], n[largest], strict=True):
+        number = int(np.searchsorted(starts, row, side='right')) - 1
+        say(f'near-duplicates: {size:,} of {made[number].origin(int(row - starts[number]))}')
+    bounds = np.searchsorted(skipped, starts)
+    return [
+        replace(shard, near_duplicates=skipped[from_:to] - start)
+        for shard, start, (from_, to) in zip(made, starts, itertools.pairwise(bounds), strict=False)
+    ]
+
+
+def _from(rows: np.ndarray | None, start: int) -> Iterator[int]:
+    return iter(() if rows is None else rows[np.searchsorted(rows, start) :])
 
 
 def _duplicates(digests: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -19,7 +19,7 @@ from pretrax.data.corpus.document import Document
 from pretrax.errors import UserError
 
 MAX_ERRORS = 10  # bad rows whose messages are kept
-BAD, DUPLICATE, EMPTY = 'bad', 'duplicates', 'empty'
+BAD, DUPLICATE, NEAR_DUPLICATE, EMPTY = 'bad', 'duplicates', 'near-duplicates', 'empty'
 
 type Scalar = str | bool | int | float
 
@@ -92,6 +92,19 @@ class Filter(BaseModel):
         return UserError(f'{origin}: field {self.field!r} is {_shown(value)}\n  the filter needs {expected}')
 
 
+class NearDuplicates(BaseModel):
+    """Which documents are nearly equal."""
+
+    model_config = ConfigDict(frozen=True, extra='forbid')
+
+    threshold: float = Field(
+        0.8,
+        ge=0.3,
+        le=0.99,
+        description='Jaccard similarity of the word 5-grams from which on documents are nearly equal',
+    )
+
+
 _MISSING_HINT = '\n  to skip or keep such rows, add missing: drop or missing: keep to the filter'
 
 
@@ -108,6 +121,7 @@ class Selection:
     max_characters: int | None = None
     on_error: Literal['fail', 'skip'] = 'fail'
     conversations: Conversations | None = None
+    near_duplicates: NearDuplicates | None = None
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -133,7 +147,12 @@ class Selection:
         of_fields = [self.fields, *map(str, self.filters), *(one.missing for one in self.filters)] if has_fields else []
         chat = self.conversations
         of_chat = [] if chat is None else [[chat.source, chat.variables, chat.special_tokens]]
-        return json.dumps([of_fields, self.deduplicate, self.min_characters, self.max_characters, *of_chat])
+        near = []
+        if self.near_duplicates is not None:
+            from pretrax.data.corpus.near_duplicates import algorithm  # it imports numpy
+
+            near = [self.near_duplicates.model_dump(), algorithm()]
+        return json.dumps([of_fields, self.deduplicate, self.min_characters, self.max_characters, *of_chat, *near])
 
     def document(self, origin: str, content: str | dict[str, Any] | UserError) -> Document | str:
         """The document in a row, or the reason for skipping the row. Raises UserError for a bad row."""

@@ -178,7 +178,7 @@ class _Preparation:
 
     @functools.cached_property
     def shards(self) -> list[Shard]:
-        return _cut_in_shards(self.corpus, self._n_shards, self.engine)
+        return _cut_in_shards(self.corpus, self._n_shards, self.engine, self.say)
 
     def _documents(self) -> Iterator[Document]:
         """All documents. `corpus.documents` would search for duplicates again."""
@@ -297,7 +297,7 @@ def train_on_corpus(corpus: Corpus, say: Report, vocab_size: int, model: ModelNa
     """Trains a tokenizer on a sample of a corpus."""
     n_shards = shards_for(corpus)
     with contextlib.closing(make_engine(work.engine, work.workers, n_shards)) as engine:
-        return _train(engine, _cut_in_shards(corpus, n_shards, engine), say, vocab_size, model)[0]
+        return _train(engine, _cut_in_shards(corpus, n_shards, engine, say), say, vocab_size, model)[0]
 
 
 def _train(
@@ -316,12 +316,12 @@ def shards_for(corpus: Corpus) -> int:
     return max(1, math.ceil(corpus.size / SHARD_BYTES))
 
 
-def _cut_in_shards(corpus: Corpus, n_shards: int, engine: Engine) -> list[Shard]:
+def _cut_in_shards(corpus: Corpus, n_shards: int, engine: Engine, say: Report) -> list[Shard]:
     def mapped(function: Callable, items: Sequence[Shard]) -> Iterator[Any]:
         calls = [(function, item) for item in items]
         yield from in_order(engine, sample.without_progress, calls, lambda *_: None)
 
-    return shards(corpus, n_shards, map=mapped)  # pyright: ignore[reportArgumentType]
+    return shards(corpus, n_shards, map=mapped, say=say)  # pyright: ignore[reportArgumentType]
 
 
 def _refuse_empty(rows: RowCounts) -> None:
