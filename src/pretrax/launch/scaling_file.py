@@ -16,7 +16,7 @@ from pretrax.config.problems import Problem, from_validation, report
 from pretrax.config.schema import Count, CountOrZero, Positive, Section
 from pretrax.config.source import Places, locate_beside, read_file
 from pretrax.errors import UserError
-from pretrax.launch.training import check_launch
+from pretrax.launch.trial_job import check_words
 from pretrax.storage import AnyPath
 
 
@@ -67,7 +67,7 @@ def read_scaling(path: AnyPath) -> Scaling:
         ]
     if problems:
         raise report(problems, place)
-    check_launch(scaling.launch)
+    check_words(scaling.launch)
     return scaling
 
 

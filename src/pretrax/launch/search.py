@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from pretrax.config import resolved_yaml
 from pretrax.errors import UserError
 from pretrax.launch.search_file import Range, Search, Space
-from pretrax.launch.training import StopRequest, Training, locked, needs_extra, share_of
+from pretrax.launch.training import CONTINUES, StopRequest, Training, locked, needs_extra, share_of
+from pretrax.launch.trial_job import check_launch
 from pretrax.machine.atomic import write_file
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Searcher:
         self._space, self._search, self._directory, self._say = space, space.search, directory, say
         self._running: dict[int, tuple[optuna.trial.Trial, Training, int]] = {}
         self._unfinished: list[optuna.trial.FrozenTrial] = []
+        self._refused = ''
         self._lock = locked(directory)
         try:
             self._study = self._opened(directory / JOURNAL)
@@ -75,18 +77,28 @@ class Searcher:
         self._lock.close()
 
     def run(self) -> bool:
-        """Trains until all trials have ended, or a signal asks this process to stop. Returns whether all have ended."""
+        """Trains until all trials have ended, or a signal asks this process to stop. Returns whether all have ended.
+
+        Raises:
+            UserError: the engine starts no trials. The one that it has refused continues when the search does.
+        """
         self._unfinished = [trial for trial in self._study.get_trials(deepcopy=False) if not trial.state.is_finished()]
+        if self._has_more():
+            first = self._space.config({}, **self._names(0))
+            check_launch(self._search.launch, first, self._directory, self._say)
         with StopRequest().listening() as request:
-            while self._running or (request.number is None and self._has_more()):
-                while request.number is None and len(self._running) < self._search.at_once and self._has_more():
+            while self._running or (not self._stops(request) and self._has_more()):
+                while not self._stops(request) and len(self._running) < self._search.at_once and self._has_more():
                     self._begin(self._next())
                 for number in list(self._running):
-                    if request.number is not None:
+                    stops = self._stops(request)
+                    if stops:
                         self._running[number][1].stop(leave_jobs=True)
-                    self._look_at(number, is_stopping=request.number is not None)
+                    self._look_at(number, stops)
                 time.sleep(_LOOK)
-            return request.number is None
+        if self._refused and request.number is None:
+            raise UserError(f'{self._refused}\n{CONTINUES}')
+        return request.number is None
 
     def trials(self) -> list[Trial]:
         """The trials so far: `number`, `state`, `value`, `values`, `steps`, `why`, and `curve` as [step, value] pairs."""
@@ -157,6 +169,13 @@ class Searcher:
         first = asha.first or self._space.base.eval.every
         return self._optuna.pruners.SuccessiveHalvingPruner(min_resource=first, reduction_factor=asha.reduction)
 
+    def _stops(self, request: StopRequest) -> bool:
+        return request.number is not None or bool(self._refused)
+
+    def _names(self, number: int) -> dict[str, str]:
+        """The keys that each trial has of its own."""
+        return {'name': f'{self._space.name}-{number}', 'run_dir': str(self._directory / 'runs' / str(number))}
+
     def _has_more(self) -> bool:
         return bool(self._unfinished) or len(self._study.get_trials(deepcopy=False)) < self._search.number_of_trials
 
@@ -171,17 +190,17 @@ class Searcher:
     def _begin(self, trial: 'optuna.trial.Trial') -> None:
         # A trial that was killed while values were chosen keeps those that are in the journal.
         values = {key: _value(trial, key, self._search) for key in self._search.parameters}
-        name = f'{self._space.name}-{trial.number}'
         try:
-            config = self._space.config(values, name=name, run_dir=str(self._directory / 'runs' / str(trial.number)))
+            config = self._space.config(values, **self._names(trial.number))
         except UserError as error:
             self._tell(trial, 'failed', None, 0, f'not a valid configuration: {" ".join(str(error).split())}')
             return
         taken = {slot for _, _, slot in self._running.values()}
         slot = next(slot for slot in range(self._search.at_once) if slot not in taken)
         training = Training(
-            config, self._directory, self._search.launch, share_of(slot, self._search.devices), self._search.retries
-        )
+            config, self._directory, self._search.launch, share_of(slot, self._search.devices), self._search.retries,
+            self._say,
+        )  # fmt: skip
         self._running[trial.number] = trial, training, slot
         if done := training.steps_done:
             self._say(f'trial {trial.number} continues after step {done}')
@@ -189,11 +208,13 @@ class Searcher:
     def _look_at(self, number: int, is_stopping: bool) -> None:
         """Reports new losses of a trial to Optuna, stops it if it is poor, and ends it if its run has ended."""
         trial, training, _ = self._running[number]
+        verdict = self._study.get_trials(deepcopy=False)[number].user_attrs.get('verdict', '')
+        if verdict:
+            training.stop()
         is_over = training.is_over()
         metric, last = self._search.metric, training.config.steps
         found = {line['step']: line[metric] for line in training.records() if isinstance(line.get(metric), float | int)}
         known = self._study.get_trials(deepcopy=False)[number]
-        verdict = known.user_attrs.get('verdict', '')
         for step in sorted(set(found) - set(known.intermediate_values)):
             if verdict:
                 break
@@ -204,9 +225,11 @@ class Searcher:
                 verdict = f'stopped after step {step}'
             if verdict:
                 trial.set_user_attr('verdict', verdict)
-        if verdict:
-            training.stop()
-        if not is_over or (is_stopping and not verdict and last not in found):
+                training.stop()
+                is_over = training.is_over()  # a job that was left to itself has to stop now
+        if training.refused and not self._refused:
+            self._refused = f'trial {number} cannot be launched: {training.refused}'
+        if not is_over or (last not in found and (training.refused or (is_stopping and not verdict))):
             if is_over:
                 del self._running[number]  # it continues when the search does
             return

@@ -22,7 +22,7 @@ from pretrax.config.schema import Count, CountOrZero, Section
 from pretrax.config.show import value_text
 from pretrax.config.source import Places, locate_beside, read_file
 from pretrax.errors import UserError
-from pretrax.launch.training import check_launch
+from pretrax.launch.trial_job import check_words
 from pretrax.storage import AnyPath
 
 _OF_A_TRIAL = ('name', 'run_dir', 'extends')  # keys that the search sets itself
@@ -152,7 +152,7 @@ def read_search(path: AnyPath) -> Space:
         problems.append(Problem(('devices',), 'is for processes here', 'write it as an option of the engine in launch'))
     if problems:
         raise report(problems, place)
-    check_launch(search.launch)
+    check_words(search.launch)
     base = locate_beside(path.parent, search.base)
     try:
         read_file(base)

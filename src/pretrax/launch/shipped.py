@@ -58,8 +58,8 @@ def check_variables(files: dict[str, str], given: Collection[str], how: str) -> 
 def record_directory(config: RunConfig, say: Report) -> AnyPath:
     """Where the launch.json of a run on other machines is: the RUN that `pretrax launch status` takes.
 
-    It is in the run directory if that is a bucket. This machine does not see a volume of the others, and may be denied the
-    bucket: then it is in runs/NAME here.
+    It is in the run directory if that is a bucket, or a directory that exists here, as of a search whose machine mounts the
+    volume. A machine that does not see the volume, or may not write to the bucket, has it in runs/NAME.
 
     Raises:
         UserError: the bucket does not exist.
@@ -76,6 +76,8 @@ def record_directory(config: RunConfig, say: Report) -> AnyPath:
             ) from error
         except OSError as error:
             say(f'launch: {config.run_dir} cannot be written from here: {error.strerror}; its machines have to')
+    elif config.run_dir.is_dir():
+        return config.run_dir
     return RUNS / config.name
 
 

@@ -6,8 +6,6 @@ saved. Nothing here imports JAX, which would occupy the devices that the runs ne
 """
 
 import contextlib
-import dataclasses
-import math
 import os
 import pathlib
 import signal
@@ -16,18 +14,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pretrax.config import RunConfig, resolved_yaml
-from pretrax.errors import DONE, MISTAKE, UserError, install_extra
-from pretrax.launch.engines import engine_of
+from pretrax.config import RunConfig
+from pretrax.errors import DONE, MISTAKE, TRY_AGAIN, UnavailableError, UserError, first_line, install_extra
 from pretrax.launch.local import devices_of, pretrax_command
-from pretrax.launch.record import FILE, read_record
-from pretrax.launch.restarts import Restarts, newest_checkpoint, outcome
-from pretrax.machine.atomic import write_file
+from pretrax.launch.restarts import LONGEST_WAIT, Outcome, Restarts, newest_checkpoint, outcome
+from pretrax.launch.trial_job import FOREGROUND, TrialJob, check_launch, dry_run, launch_command, write_config
 from pretrax.machine.children import prepare_training
-from pretrax.machine.locks import DirectoryLock, LockedError, holder_of, lock_directory
+from pretrax.machine.locks import DirectoryLock, LockedError, holder_of, is_locked, lock, lock_directory
 from pretrax.observe.metrics import read_metrics
 
-FOREGROUND = ('local', 'ssh', 'ray')  # engines whose launcher runs as long as the run
+CONTINUES = 'the same command continues'
 _LOOK = 0.2  # seconds between two checks of the processes
 _LOOK_AT_ENGINE = 10.0  # of a job, which takes a request to a scheduler
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -42,24 +38,31 @@ class Training:
         launch: words after `pretrax launch`, such as ['slurm', '--nodes', '1']; none: `pretrax train`.
         environment: of its processes, besides that of this one.
         retries: attempts without a new checkpoint that may be followed by another one.
+        say: receives warnings.
 
     Attributes:
         why: the reason why it has failed; '' if it has not.
+        refused: the reason why the engine starts no run, which is no fault of this one; '' if it does.
     """
 
     def __init__(
         self, config: RunConfig, place: pathlib.Path, launch: Sequence[str] = (),
-        environment: dict[str, str] | None = None, retries: int = 3,
+        environment: dict[str, str] | None = None, retries: int = 3, say: Callable[[str], None] = print,
     ):  # fmt: skip
         assert isinstance(config.run_dir, pathlib.Path)
-        self.config, self.run_dir, self.why = config, config.run_dir, ''
-        self._launch, self._environment = list(launch), environment or {}
-        self._file = place / 'configs' / f'{config.name}.yaml'
-        self._output = place / 'output' / f'{config.name}.txt'
+        self.config, self.run_dir, self.why, self.refused = config, config.run_dir, '', ''
+        self._launch, self._environment, self._say = list(launch), environment or {}, say
+        self._uses_jobs = bool(launch) and launch[0] not in FOREGROUND
+        self._place, self._output = place, place / 'output' / f'{config.name}.txt'
         self._process: subprocess.Popen[bytes] | None = None
+        self._begin = 0  # size of the output when the process was started
+        self._job, self._before = TrialJob(self.run_dir, self._output), None
         self._restarts = Restarts(retries, newest_checkpoint(self.run_dir))
         self._next = 0.0  # time of the next start, or of the next question to the engine
-        self._submitted = self._stopping = False
+        self._submitted = False  # there is a job
+        self._elsewhere = False  # a job, or a process of an earlier search, trained the run when last looked at
+        self._stopping = self._leaves = self._is_silent = False
+        self._traceless = 0  # jobs in a row that left nothing in the run directory
 
     @property
     def steps_done(self) -> int:
@@ -75,12 +78,19 @@ class Training:
         """Starts the next attempt if it is time, and returns whether the run has finished, has failed or was stopped."""
         if self._process is not None:
             return self._process_is_over(self._process)
+        if self._leaves or self.refused:
+            return True
         if time.monotonic() < self._next:
-            return self._stopping and not self._submitted
-        if self._runs_elsewhere():
+            return self._stopping and not self._elsewhere
+        self._elsewhere = self._runs_elsewhere()
+        if self.refused:
+            return True
+        if self._elsewhere:
+            if self._stopping:
+                self._job.ask_to_stop()
             return False
         if self._submitted:
-            return self._attempt_is_over(DONE)
+            return self._job_is_over()
         if self._stopping or self._is_finished():
             return True
         self._start()
@@ -88,33 +98,33 @@ class Training:
 
     def stop(self, leave_jobs: bool = False) -> None:
         """Asks the run to save and to end. `is_over` says when it has. `leave_jobs`: jobs of a scheduler continue."""
-        if self._stopping:
-            return
-        self._stopping = True
-        if leave_jobs and self._submitted:
-            self._submitted, self._next = False, math.inf
-            return
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
-        elif self._submitted:
-            with contextlib.suppress(UserError):  # it has just ended
-                record = read_record(self.run_dir)
-                engine_of(record).stop(record)
+        first, self._stopping = not self._stopping, True
+        self._leaves = leave_jobs and (first or self._leaves)
+        if first:
+            self._next = 0.0
+            if self._process is not None and not self._uses_jobs:  # a submission ends by itself
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.send_signal(signal.SIGTERM)
 
     def _is_finished(self) -> bool:
         return self.steps_done >= self.config.steps and newest_checkpoint(self.run_dir) >= self.config.steps
 
     def _start(self) -> None:
-        for path in (self._file, self._output):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(self._file, resolved_yaml(self.config).encode())
-        verb = ['launch', self._launch[0], str(self._file), *self._launch[1:]] if self._launch else None
+        file = write_config(self.config, self._place)
+        self._output.parent.mkdir(parents=True, exist_ok=True)
+        self._before = self._job.record()
+        if self._uses_jobs:
+            self.run_dir.mkdir(parents=True, exist_ok=True)  # launch.json is there, and not in runs/NAME
+            self._job.begin()
+        command = launch_command(self._launch, file) if self._launch else pretrax_command('train', str(file))
         with self._output.open('ab') as output:
+            self._begin = output.tell()
+            with contextlib.suppress(OSError):  # a file system without locks
+                lock(output)  # until the process ends: if this one is killed, the next search waits for it
             self._process = subprocess.Popen(
-                pretrax_command(*(verb or ['train', str(self._file)])), env=os.environ | self._environment,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                preexec_fn=prepare_training,
+                command, env=os.environ | self._environment, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, start_new_session=True,
+                preexec_fn=None if self._uses_jobs else prepare_training,
             )  # fmt: skip
 
     def _process_is_over(self, process: subprocess.Popen[bytes]) -> bool:
@@ -124,49 +134,93 @@ class Training:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # and the processes that it has started
         self._process = None
-        if code == DONE and self._launch and self._launch[0] not in FOREGROUND:
-            self._submitted, self._next = True, 0.0
+        if self._uses_jobs and code == DONE:
+            self._submitted, self._elsewhere, self._next = True, True, 0.0
+            return self._leaves
+        if self._uses_jobs and code == TRY_AGAIN and not self._stopping:
+            self._warn(self._last_line())
+            self._next = time.monotonic() + LONGEST_WAIT
             return False
-        return self._attempt_is_over(code)
+        return self._attempt_is_over(outcome({0: code}, (), newest_checkpoint(self.run_dir)))
 
-    def _attempt_is_over(self, code: int) -> bool:
+    def _job_is_over(self) -> bool:
         self._submitted = False
-        if self._stopping or (code == DONE and self._is_finished()):
+        code, why, left_something = self._job.end()
+        self._traceless = 0 if left_something else self._traceless + 1
+        if self._traceless > 1 and not self._stopping:
+            self.refused = f'{why}\nit left nothing in {self.run_dir}: do its machines see that directory?'
             return True
-        if code == MISTAKE and holder_of(self.run_dir) is not None:  # an earlier process of this run saves and ends
+        if self._is_finished():
+            return True
+        return self._attempt_is_over(Outcome(code, why, newest_checkpoint(self.run_dir)))
+
+    def _attempt_is_over(self, ended: Outcome) -> bool:
+        if self._stopping or (ended.code == DONE and self._is_finished()):
+            return True
+        if ended.code == MISTAKE and holder_of(self.run_dir) is not None:  # an earlier process saves and ends
             self._next = time.monotonic() + 1
             return False
-        ended = outcome({0: code}, (), newest_checkpoint(self.run_dir))
-        if code == DONE:  # somebody has stopped it
-            ended = dataclasses.replace(ended, code=75)
+        if ended.code == DONE:  # somebody has stopped it
+            ended = Outcome(TRY_AGAIN, ended.why, ended.step)
+        said = '' if self._uses_jobs and self._job.record() != self._before else self._last_line()
+        if ended.code == MISTAKE and self._launch and self._job.record() == self._before:
+            refusal = dry_run(self._launch, write_config(self.config, self._place)).stderr.strip()
+            if not refusal:
+                self.refused = self._last_lines()
+                return True
+            said = refusal.splitlines()[0][:200]
         wait = self._restarts.wait(ended)
         if wait is None:
-            self.why = f'{self._last_line() or ended.why}; see {self._output}'
+            self.why = f'{said or ended.why}; see {self._log()}'
             return True
         self._next = time.monotonic() + wait
         return False
 
     def _runs_elsewhere(self) -> bool:
-        """Whether a job, or a process of an earlier search that still saves, trains this run."""
+        """Whether a job, or a process of an earlier search that submits or saves, trains this run."""
+        self._next = time.monotonic() + 0.5
+        if is_locked(self._output):
+            return True
         if not self.run_dir.is_dir():
             return False
-        if holder_of(self.run_dir) is not None:
-            self._next = time.monotonic() + 0.5
+        record = self._job.record()
+        try:
+            is_running = self._job.is_running()
+        except UserError as error:
+            if not self._submitted and not isinstance(error, UnavailableError):
+                self.refused = str(error)
+                return False
+            self._warn(first_line(error))
+            self._next = time.monotonic() + _LOOK_AT_ENGINE
             return True
-        if not (self.run_dir / FILE).is_file():
-            return False
-        record = read_record(self.run_dir)
-        runs = engine_of(record).is_running(record)
-        if runs:
-            self._submitted = record.engine not in FOREGROUND
-            self._next = time.monotonic() + (_LOOK_AT_ENGINE if self._submitted else 0.5)
-            if self._stopping and self._submitted:
-                engine_of(record).stop(record)
-        return runs
+        self._is_silent = False
+        if is_running and record is not None and record.engine not in FOREGROUND:
+            self._submitted = True
+            self._next = time.monotonic() + _LOOK_AT_ENGINE
+            return True
+        return is_running or holder_of(self.run_dir) is not None
+
+    def _warn(self, problem: str) -> None:
+        """Warns of an engine that does not answer, once until it does."""
+        if not self._is_silent:
+            self._say(f'WARNING: {self.config.name}: {problem}; asking again')
+        self._is_silent = True
+
+    def _log(self) -> str:
+        record = self._job.record() if self._uses_jobs else None
+        return str(record.facts.get('log', self.run_dir)) if record else str(self._output)
+
+    def _last_lines(self) -> str:
+        """The end of what the process has printed, without warnings."""
+        with self._output.open('rb') as output:
+            output.seek(self._begin)
+            lines = output.read().decode(errors='replace').splitlines()
+        return '\n'.join(
+            [line.rstrip()[:200] for line in lines if line.strip() and not line.startswith('WARNING')][-8:]
+        )
 
     def _last_line(self) -> str:
-        text = self._output.read_text(errors='replace') if self._output.is_file() else ''
-        return next((line.strip()[:200] for line in reversed(text.splitlines()) if line.strip()), '')
+        return self._last_lines().rpartition('\n')[2].strip()
 
 
 def share_of(slot: int, devices: int | None) -> dict[str, str]:
@@ -221,28 +275,35 @@ def train_all(
         The runs in this order; `why` says which have failed.
 
     Raises:
-        UserError: another process works in this directory.
+        UserError: another process works in this directory, or the engine starts no runs.
         SystemExit: a signal has asked this process to stop; the runs have saved.
     """
     runs: dict[int, Training] = {}
-    waiting, going, slots = list(range(len(configs))), {}, list(range(at_once))
+    waiting, going, slots, refused = list(range(len(configs))), {}, list(range(at_once)), ''
     with locked(place), StopRequest().listening() as request:
+        check_launch(launch, configs[0], place, say)
         while waiting or going:
-            while waiting and slots and request.number is None:
+            stops = request.number is not None or bool(refused)
+            while waiting and slots and not stops:
                 number, slot = waiting.pop(0), slots.pop(0)
-                runs[number] = Training(configs[number], place, launch, share_of(slot, devices), retries)
+                runs[number] = Training(configs[number], place, launch, share_of(slot, devices), retries, say)
                 going[number] = slot
             for number in list(going):
-                if request.number is not None:
-                    runs[number].stop(leave_jobs=True)
-                if runs[number].is_over():
+                run = runs[number]
+                if stops:
+                    run.stop(leave_jobs=True)
+                if run.is_over():
                     slots.append(going.pop(number))
                     slots.sort()
-                    how = f'failed: {runs[number].why}' if runs[number].why else f'{runs[number].steps_done} steps'
-                    say(f'{configs[number].name}: {how}')
-            if request.number is not None and not going:
-                say('stopped; the same command continues')
+                    if run.refused:
+                        refused = f'{configs[number].name} cannot be launched: {run.refused}\n{CONTINUES}'
+                    else:
+                        say(f'{configs[number].name}: {f"failed: {run.why}" if run.why else f"{run.steps_done} steps"}')
+            if not going and request.number is not None:
+                say(f'stopped; {CONTINUES}')
                 raise SystemExit(128 + request.number)
+            if not going and refused:
+                raise UserError(refused)
             time.sleep(_LOOK)
     return [runs[number] for number in range(len(configs))]
 
@@ -259,13 +320,6 @@ def locked(directory: pathlib.Path) -> DirectoryLock:
         raise UserError(
             f'{directory} cannot be written: {error.strerror}\ngive another directory: --out DIR'
         ) from error
-
-
-def check_launch(words: Sequence[str]) -> None:
-    """Raises UserError if these are not words after `pretrax launch`."""
-    known = (*FOREGROUND, 'slurm', 'kubernetes', 'tpu-vm')
-    if words and words[0] not in known:
-        raise UserError(f'launch: {words[0]!r} is not an engine; expected one of {", ".join(known)}')
 
 
 def needs_extra(what: str, package: str, extra: str) -> UserError:

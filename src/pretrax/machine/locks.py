@@ -106,6 +106,18 @@ def holder_of(directory: Path) -> str | None:
     return None
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process has the lock of a file. False if the file does not exist, or cannot be locked."""
+    try:
+        with path.open('rb') as file:
+            lock(file)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def is_at(file: IO | int, path: Path) -> bool:
     """Whether an open file or directory is still the one at a path."""
     try:

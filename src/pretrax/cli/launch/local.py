@@ -4,6 +4,7 @@ If a process is lost, all of them restart from the newest checkpoint.
 """
 
 import functools
+import shlex
 import sys
 from typing import Annotated
 
@@ -27,9 +28,10 @@ def local(
     elastic: Annotated[
         bool, typer.Option('--elastic', help='Continue with fewer processes if one is lost repeatedly.')
     ] = False,
+    dry_run: Annotated[bool, typer.Option('--dry-run', help='Print the command of each process, and start nothing.')] = False,
     allow_changes: AllowChanges = False,
     verbose: Verbose = False,
-) -> None:
+) -> None:  # fmt: skip
     from pretrax.config import load
     from pretrax.launch.engines import refuse_if_running
     from pretrax.launch.foreground import record_launcher
@@ -55,6 +57,9 @@ def local(
     )
     given = flags(allow_changes=allow_changes, verbose=verbose)
     command = pretrax_command('train', config, *(overrides or []), *given)
+    if dry_run:
+        print(shlex.join(command))
+        return
     refuse_if_running(loaded.run_dir)
     launch = LocalLaunch(loaded, command, processes=processes, devices=count, retries=retries, elastic=elastic, say=say)
     record_launcher(loaded.run_dir, 'local', processes, say)

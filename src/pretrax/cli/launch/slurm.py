@@ -91,6 +91,7 @@ def _run(
     from pretrax.config import load
     from pretrax.launch.local import pretrax_command
     from pretrax.launch.request import check_request
+    from pretrax.launch.slurm import warn_of_local_files
     from pretrax.launch.slurm_job import devices_here
     from pretrax.launch.slurm_script import run_script
     from pretrax.storage import BucketPath
@@ -106,6 +107,7 @@ def _run(
     script = run_script(
         loaded.name, resources, pretrax_command('launch', 'slurm-job', *words), directory=Path.cwd(), output=place, elastic=elastic,
     )  # fmt: skip
+    warn_of_local_files(run_dir, lambda text: print(text, file=sys.stderr))
     if dry_run:
         return print(script, end='')
     job = _submit(script, resources, run_dir, place, {})
@@ -117,6 +119,7 @@ def _run(
 
 def _sweep(sweep: str, resources: 'Resources', out: str | None, at_once: int | None, dry_run: bool) -> None:
     from pretrax.launch.local import pretrax_command
+    from pretrax.launch.slurm import warn_of_local_files
     from pretrax.launch.slurm_script import rows_script
     from pretrax.launch.sweep import read_sweep
     from pretrax.storage import BucketPath, locate
@@ -130,6 +133,7 @@ def _sweep(sweep: str, resources: 'Resources', out: str | None, at_once: int | N
         else directory.absolute() / 'slurm-%A-%a.txt'
     )
     command = pretrax_command('bench', sweep, *(['--out', out] if out else []))
+    warn_of_local_files(directory, lambda text: print(text, file=sys.stderr))
     script = rows_script(
         file.stem, resources, command, directory=Path.cwd(), output=place, rows=len(rows), at_once=at_once
     )
@@ -146,11 +150,10 @@ def _submit(script: str, resources: 'Resources', run_dir: 'AnyPath', log: Path, 
     """Checks and submits a script, and records the job. Returns its number."""
     from pretrax.launch.engines import refuse_if_running
     from pretrax.launch.record import LaunchRecord, write_record
-    from pretrax.launch.slurm import check_cluster, submit, warn_of_local_files
+    from pretrax.launch.slurm import check_cluster, submit
 
     check_cluster(resources)
     refuse_if_running(run_dir)
-    warn_of_local_files(run_dir, lambda text: print(text, file=sys.stderr))
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / 'launch.sbatch').write_text(script)

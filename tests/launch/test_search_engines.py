@@ -1,0 +1,226 @@
+"""Searches whose trials run on a real Slurm, a real Ray, hosts with a real sshd, and pods through the real kubectl.
+
+The references are the same searches with processes of this machine.
+"""
+
+import contextlib
+import csv
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+import boxes
+import kubernetes_cluster
+import slurm_cluster
+from launched import PATIENCE, PLUGIN, PRETRAX, environment, write_run
+from pretrax.checkpoint import steps_in
+from pretrax.launch.record import read_record
+from pretrax.observe.attempts import read_attempts
+from pretrax.observe.metrics import read_metrics
+from ray_nodes import ray_nodes
+
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.filterwarnings('ignore::ResourceWarning'),  # Ray leaves its log files open
+    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
+    pytest.mark.filterwarnings('ignore::FutureWarning'),
+]
+
+RATES = {'optimizer.learning_rate': {'low': 0.01, 'high': 1.0, 'log': True}}
+STEPS = 60
+
+
+class Search:
+    """`pretrax search` of trials of 60 steps, which take a second for the first 10 and 10 s for the others.
+
+    Args:
+        place: directory of its files.
+        launch: words after `pretrax launch`; none: processes of this machine.
+        prefix: the command that runs another one where the engine is.
+        values: of the file.
+    """
+
+    def __init__(self, place, launch=(), prefix=(), **values):
+        self.place, self.out, self.prefix = place, place / 'out', list(prefix)
+        self.process = None
+        place.mkdir(exist_ok=True)
+        eval_ = {'every': 5, 'batches': 1}
+        write_run(place, steps=STEPS, eval=eval_, data={'name': 'slow', 'vocab_size': 32})
+        slow = PLUGIN.replace('time.sleep(0.02)', 'time.sleep(0.2 if step > 10 else 0.02)')
+        (place / 'plugin.py').write_text(slow)
+        self.write(launch=list(launch), **({'base': 'run.yaml', 'parameters': RATES, 'trials': 2, 'at_once': 2} | values))
+
+    def write(self, **values):
+        file = self.place / 'search.yaml'
+        before = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps(before | values))
+
+    def start(self):
+        with (self.place / 'said.txt').open('w') as said:
+            self.process = subprocess.Popen(
+                [*self.prefix, PRETRAX, 'search', 'search.yaml', '--out', self.out], cwd=self.place, env=environment(),
+                stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+    @property
+    def said(self):
+        outputs = sorted(self.out.glob('output/*'))
+        return (self.place / 'said.txt').read_text() + ''.join(f'{path.name}:\n{path.read_text()}' for path in outputs)
+
+    def kill(self):
+        """Ends the searcher without notice. `nsenter` has started it in another namespace."""
+        for process in reversed(boxes.descendants(self.process.pid)) if self.process.poll() is None else []:
+            command = (boxes.Path(f'/proc/{process}/cmdline').read_bytes()).split(b'\0')
+            if b'search' in command:
+                os.kill(process, signal.SIGKILL)
+        self.process.wait()
+
+    def interrupt(self):
+        """Presses Ctrl-C. Returns the exit code."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        return self.process.wait(60)
+
+    def end(self, code=0):
+        assert self.process.wait(PATIENCE) == code, self.said
+
+    def until(self, done, what):
+        until = time.monotonic() + PATIENCE
+        while not (found := done()):
+            assert self.process.poll() is None, f'it ended before {what}:\n{self.said}'
+            assert time.monotonic() < until, f'no sign of {what}:\n{self.said}'
+            time.sleep(0.05)
+        return found
+
+    def run_dir(self, number):
+        return self.out / 'runs' / str(number)
+
+    def until_step(self, number, step):
+        """Waits until a trial has done a step, and has a checkpoint of an earlier one."""
+        self.until(lambda: self.step(number) >= step and self.checkpoints(number), f'step {step} of trial {number}')
+
+    def step(self, number):
+        lines = self.run_dir(number) / 'metrics.jsonl'
+        return max((line['step'] for line in read_metrics(lines, lambda _: None)), default=0) if lines.exists() else 0
+
+    def checkpoints(self, number):
+        place = self.run_dir(number) / 'checkpoints'
+        return steps_in(place) if place.is_dir() else []
+
+    def events(self, number, name):
+        return [event for event in read_attempts(self.run_dir(number)) if event['event'] == name]
+
+    def trials(self):
+        """{number: row of the table}."""
+        with (self.out / 'trials.csv').open() as table:
+            return {int(row['trial']): row for row in csv.DictReader(table)}
+
+    def losses(self, number):
+        lines = read_metrics(self.run_dir(number) / 'metrics.jsonl')
+        steps = [line['step'] for line in lines if 'loss' in line]
+        assert steps == list(range(1, STEPS + 1)), 'each step is there once'
+        return [line['loss'] for line in lines if 'loss' in line]
+
+
+@pytest.fixture(scope='module')
+def undisturbed(tmp_path_factory):
+    """The same search, with processes of this machine and without a fault."""
+    with Search(tmp_path_factory.mktemp('undisturbed')) as search:
+        search.start()
+        search.end()
+        yield search
+
+
+def compare(search, undisturbed):
+    """The same trials with the same values and losses, each of them once."""
+    assert sorted(path.name for path in (search.out / 'runs').iterdir()) == ['0', '1']
+    assert search.trials() == undisturbed.trials()
+    for number in range(2):
+        assert search.losses(number) == undisturbed.losses(number)
+
+
+@pytest.fixture(scope='module')
+def slurm():
+    if reason := slurm_cluster.missing():
+        pytest.skip(reason)
+    with slurm_cluster.slurm_cluster(2) as started:
+        yield started
+
+
+SLURM = ['slurm', '--cpus-per-node', '1']
+
+
+@contextlib.contextmanager
+def on_slurm(cluster, place, launch=SLURM, **values):
+    with Search(place, launch, cluster.command('env', '-C', str(place)), **values) as search:
+        yield search
+    cluster.run('scancel', '--user=root', check=None)
+    cluster.until(lambda: not queue(cluster), 'an empty queue')
+
+
+def queue(cluster):
+    """{name of a job: its number and state} of those that run or wait."""
+    lines = cluster.run('squeue', '--noheader', '--format=%j %i %T').splitlines()
+    return {line.split()[0]: line.split()[1:] for line in lines}
+
+
+def test_on_slurm_kills_and_ctrl_c_lose_and_repeat_nothing(slurm, undisturbed, tmp_path):
+    with on_slurm(slurm, tmp_path) as search:
+        search.start()
+        search.until_step(0, 12)
+        search.until_step(1, 12)
+        (job,) = [read_record(search.run_dir(0)).job]
+        slurm.run('scancel', job)
+        search.until(lambda: read_record(search.run_dir(0)).job != job, 'another job of trial 0')
+        search.kill()
+        jobs = {name: number for name, (number, _) in queue(slurm).items()}
+        assert set(jobs) == {'search-0', 'search-1'}, 'jobs do not end with the searcher'
+
+        search.start()
+        search.until(lambda: 'trial 1 continues after step' in search.said, 'trial 1')
+        assert search.interrupt() == 130, search.said
+        assert {name: number for name, (number, _) in queue(slurm).items()} == jobs, 'they are not submitted again'
+
+        search.start()
+        search.end()
+        assert not queue(slurm)
+        assert [len(search.events(number, 'allocated')) for number in range(2)] == [2, 1]
+        assert search.events(0, 'began')[1]['step'] > 1, 'from its checkpoint'
+        compare(search, undisturbed)
+
+
+def test_asha_cancels_a_job_that_an_earlier_searcher_has_started(slurm, tmp_path):
+    values = {'parameters': {'optimizer.learning_rate': [0.1, 1e-6]}, 'sampler': 'grid', 'trials': None, 'seed': 0}
+    with on_slurm(slurm, tmp_path, at_once=1, asha={'first': 5, 'reduction': 2}, **values) as search:
+        search.start()
+        search.until(lambda: search.events(1, 'began'), 'trial 1')
+        search.kill()
+        assert list(queue(slurm)) == ['search-1']
+        search.start()
+        search.end()
+        assert not queue(slurm)
+        poor = search.trials()[1]
+        assert (search.trials()[0]['state'], poor['state']) == ('done', 'pruned')
+        assert search.checkpoints(1)[-1] == search.step(1) < STEPS, 'it saved before it ended'
+        assert search.events(1, 'ended')[-1]['code'] == 75, 'it was asked, not killed'
+        assert len(search.events(1, 'allocated')) == 1
+
+
+def test_what_slurm_refuses_ends_the_search_and_no_trial(slurm, tmp_path):
+    with on_slurm(slurm, tmp_path, [*SLURM, '--partition', 'smal'], trials=1) as search:
+        search.start()
+        search.end(2)
+        assert 'did you mean: --partition small' in search.said
+        search.write(launch=[*SLURM, '--partition', 'small'])
+        search.start()
+        search.end()
+        assert search.trials()[0]['state'] == 'done'
