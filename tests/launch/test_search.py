@@ -1,5 +1,6 @@
 """`pretrax search`: trials that end in every way, kills of the searcher and of trials, and a search of real runs."""
 
+import contextlib
 import io
 import json
 import math
@@ -8,16 +9,19 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from launched import BASE, PATIENCE, PRETRAX, environment, write_run
-from pretrax.errors import UserError
-from pretrax.launch import training
+from pretrax.errors import UnavailableError, UserError
+from pretrax.launch import training, trial_job
+from pretrax.launch.record import read_record
 from pretrax.launch.search import JOURNAL, Searcher, _Optimizers
 from pretrax.launch.search_file import read_search
 from pretrax.machine.locks import holder_of
+from pretrax.machine.process_identity import has_ended
 from pretrax.observe.metrics import read_metrics
 
 pytestmark = pytest.mark.filterwarnings('ignore:os.fork:RuntimeWarning')
@@ -86,6 +90,102 @@ class Fake:
         return self.starts.read_text().split()
 
 
+class FakeScheduler(Fake):
+    """The same with jobs: `pretrax launch slurm` starts the program as a process that continues without the searcher."""
+
+    def __init__(self, place, monkeypatch):
+        super().__init__(place, monkeypatch)
+        self.problem, self.jobs = None, {}
+        monkeypatch.setattr(trial_job, 'engine_of', lambda record: self)
+        monkeypatch.setattr(trial_job, 'pretrax_command', self.command)
+        monkeypatch.setattr(training, '_LOOK_AT_ENGINE', 0.02)
+        self.refusal = place / 'refusal'  # what the scheduler says to all jobs
+        self.requests = place / 'requests'  # to stop
+        self.requests.write_text('')
+
+    def searcher(self, out='out', **values):
+        return super().searcher(out, **({'launch': ['slurm']} | values))
+
+    def command(self, *words):
+        if words[0] == 'train':
+            return super().command(*words)
+        if words[:2] == ('launch', 'stop'):
+            return [sys.executable, '-S', '-c', STOP, str(self.requests), words[2]]
+        return [sys.executable, '-S', '-c', SUBMIT, str(self.refusal), *super().command(*words[2:3])]
+
+    def is_running(self, record):
+        if self.problem is not None:
+            raise self.problem
+        return not has_ended(record.facts)
+
+    def status(self, record):
+        return f'job {record.job} has ended'
+
+    def running(self, number):
+        path = self.place / 'out' / 'runs' / str(number)
+        return (path / 'launch.json').is_file() and self.is_running(read_record(path))
+
+    def until(self, done):
+        until = time.monotonic() + PATIENCE
+        while not done():
+            assert time.monotonic() < until, self.said
+            time.sleep(0.01)
+
+    @contextlib.contextmanager
+    def meanwhile(self, *conditions_and_actions):
+        """Waits for each condition, and does then what follows it, in another thread."""
+
+        def act():
+            for condition, action in zip(conditions_and_actions[::2], conditions_and_actions[1::2], strict=True):
+                self.until(condition)
+                action()
+
+        thread = threading.Thread(target=act)
+        thread.start()
+        yield
+        thread.join()
+
+    def close(self):
+        """Ends the jobs that are left."""
+        for path in self.place.glob('out/runs/*/launch.json'):
+            if not has_ended((record := read_record(path.parent)).facts):
+                os.kill(int(record.job), signal.SIGKILL)
+
+
+# Submits a job: the words are the program of the job, which has the configuration as its last word.
+SUBMIT = """
+import json, os, pathlib, re, subprocess, sys, time
+if '--dry-run' in sys.argv:
+    sys.exit(0)
+refusal = pathlib.Path(sys.argv[1])
+if refusal.exists():
+    print(refusal.read_text())
+    sys.exit(2)
+run = pathlib.Path(re.search('^run_dir: ([^ ]+)', pathlib.Path(sys.argv[-1]).read_text(), re.M)[1].strip())
+run.mkdir(parents=True, exist_ok=True)
+job = subprocess.Popen(sys.argv[2:], start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+fields = pathlib.Path(f'/proc/{job.pid}/stat').read_text().rpartition(')')[2].split()
+place = {'boot': pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip(), 'container': os.readlink('/proc/self/ns/pid')}
+facts = place | {'pid': str(job.pid), 'started': fields[19]}
+(run / 'launch.json').write_text(json.dumps({'engine': 'slurm', 'job': str(job.pid), 'nodes': 1, 'facts': facts}))
+with open(run / 'attempts.jsonl', 'a') as events:
+    events.write(json.dumps({'time': time.time(), 'event': 'began', 'step': 0}) + '\\n')
+"""
+STOP = """
+import json, os, pathlib, signal, sys
+with open(sys.argv[1], 'a') as requests:
+    requests.write(pathlib.Path(sys.argv[2]).name + ' ')
+os.kill(int(json.loads((pathlib.Path(sys.argv[2]) / 'launch.json').read_text())['job']), signal.SIGTERM)
+"""
+
+
+@pytest.fixture
+def scheduler(tmp_path, monkeypatch):
+    started = FakeScheduler(tmp_path, monkeypatch)
+    yield started
+    started.close()
+
+
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
     return Fake(tmp_path, monkeypatch)
@@ -149,6 +249,65 @@ def test_a_trial_whose_searcher_was_killed_is_taken_up_again(fake, monkeypatch):
     trials = fake.run(trials=2)
     assert [trial['state'] for trial in trials] == ['done', 'done']
     assert fake.started == ['1'], 'trial 0 had finished: only its end was missing'
+
+
+def test_ctrl_c_leaves_jobs_and_the_next_search_finds_them_and_stops_the_poor_one(scheduler):
+    scheduler.pause = 0.4
+    scheduler.starts.write_text('')
+    grid = {'parameters': {'optimizer.learning_rate': [0.03, 1e-4]}, 'sampler': 'grid', 'trials': None, 'at_once': 2}
+    for found in (0, 2):
+        del scheduler.said[:]
+        with scheduler.searcher(**grid) as searcher, scheduler.meanwhile(
+            lambda found=found: scheduler.running(0) and scheduler.running(1) and len(scheduler.said) == found,
+            lambda: os.kill(os.getpid(), signal.SIGINT),
+        ):  # fmt: skip
+            assert not searcher.run()
+        assert scheduler.running(0)
+        assert scheduler.running(1)
+    assert sorted(scheduler.started) == ['0', '1'], 'each is submitted once'
+
+    trial = training.Training(searcher._space.config({}, **searcher._names(1)), scheduler.place / 'out', ['slurm'])
+    assert not trial.is_over()
+    trial.stop(leave_jobs=True)
+    assert trial.is_over(), 'it is left to itself'
+    trial.stop()  # Optuna has found meanwhile that it is poor
+    assert not trial.is_over()
+    scheduler.until(trial.is_over)
+    assert not scheduler.running(1)
+    assert scheduler.requests.read_text() == '1 ', 'a second request would end it before it has saved'
+    assert trial.steps_done < BASE['steps']
+    assert (trial.run_dir / 'checkpoints' / str(trial.steps_done)).is_dir()
+
+
+def test_what_the_engine_refuses_ends_the_search_and_no_trial(scheduler):
+    scheduler.refusal.write_text("there is no partition 'smal' in this Slurm\n  did you mean: --partition small")
+    with pytest.raises(
+        UserError, match=r"(?s)trial 0 cannot be launched: there is no partition 'smal'.*small\nthe same"
+    ):
+        scheduler.run()
+    scheduler.refusal.unlink()
+    trials = scheduler.run(trials=2)
+    assert [trial['state'] for trial in trials] == ['done', 'done']
+
+
+def test_an_engine_that_does_not_answer_is_asked_again(scheduler):
+    scheduler.pause = 0.05
+    scheduler.starts.write_text('')
+    with scheduler.searcher(trials=1) as searcher, scheduler.meanwhile(
+        lambda: scheduler.running(0), lambda: setattr(scheduler, 'problem', UnavailableError('no answer')),
+        lambda: scheduler.said, lambda: setattr(scheduler, 'problem', None),
+    ):  # fmt: skip
+        assert searcher.run()
+    assert scheduler.said[0] == 'WARNING: search-0: no answer; asking again'
+    assert scheduler.started == ['0']
+
+
+def test_a_job_that_ends_by_a_mistake_is_not_submitted_again(scheduler, monkeypatch):
+    ended = {'time': 0, 'event': 'ended', 'code': 2, 'why': 'process 0 ended because of a mistake'}
+    monkeypatch.setattr(trial_job, 'read_attempts', lambda run_dir: [ended] if scheduler.started else [])
+    (trial,) = scheduler.run(trials=1, parameters={'seed': [2, 3]}, sampler='grid', seed=1)
+    assert (trial['state'], scheduler.started) == ('failed', ['0'])
+    assert trial['why'].startswith('process 0 ended because of a mistake; see ')
 
 
 def test_other_settings_need_another_directory(fake):

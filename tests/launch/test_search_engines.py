@@ -35,7 +35,7 @@ STEPS = 60
 
 
 class Search:
-    """`pretrax search` of trials of 60 steps, which take a second for the first 10 and 10 s for the others.
+    """`pretrax search` of trials of 60 steps, which take minutes after the first 10 until `hurry` is called.
 
     Args:
         place: directory of its files.
@@ -50,9 +50,13 @@ class Search:
         place.mkdir(exist_ok=True)
         eval_ = {'every': 5, 'batches': 1}
         write_run(place, steps=STEPS, eval=eval_, data={'name': 'slow', 'vocab_size': 32})
-        slow = PLUGIN.replace('time.sleep(0.02)', 'time.sleep(0.2 if step > 10 else 0.02)')
+        assert 'time.sleep(0.02)' in PLUGIN
+        waits = f'time.sleep(3 if step > 10 and not os.path.exists({str(place / "hurry")!r}) else 0.02)'
+        slow = PLUGIN.replace('time.sleep(0.02)', waits)
         (place / 'plugin.py').write_text(slow)
-        self.write(launch=list(launch), **({'base': 'run.yaml', 'parameters': RATES, 'trials': 2, 'at_once': 2} | values))
+        self.write(
+            launch=list(launch), **({'base': 'run.yaml', 'parameters': RATES, 'trials': 2, 'at_once': 2} | values)
+        )
 
     def write(self, **values):
         file = self.place / 'search.yaml'
@@ -71,6 +75,9 @@ class Search:
 
     def __exit__(self, *_):
         self.kill()
+
+    def hurry(self, now=True):
+        (self.place / 'hurry').touch() if now else (self.place / 'hurry').unlink()
 
     @property
     def said(self):
@@ -135,6 +142,7 @@ class Search:
 def undisturbed(tmp_path_factory):
     """The same search, with processes of this machine and without a fault."""
     with Search(tmp_path_factory.mktemp('undisturbed')) as search:
+        search.hurry()
         search.start()
         search.end()
         yield search
@@ -190,6 +198,7 @@ def test_on_slurm_kills_and_ctrl_c_lose_and_repeat_nothing(slurm, undisturbed, t
         assert search.interrupt() == 130, search.said
         assert {name: number for name, (number, _) in queue(slurm).items()} == jobs, 'they are not submitted again'
 
+        search.hurry()
         search.start()
         search.end()
         assert not queue(slurm)
@@ -199,11 +208,13 @@ def test_on_slurm_kills_and_ctrl_c_lose_and_repeat_nothing(slurm, undisturbed, t
 
 
 def test_asha_cancels_a_job_that_an_earlier_searcher_has_started(slurm, tmp_path):
-    values = {'parameters': {'optimizer.learning_rate': [0.1, 1e-6]}, 'sampler': 'grid', 'trials': None, 'seed': 0}
+    values = {'parameters': {'optimizer.learning_rate': [0.1, 1e-6]}, 'sampler': 'grid', 'trials': None, 'seed': 1}
     with on_slurm(slurm, tmp_path, at_once=1, asha={'first': 5, 'reduction': 2}, **values) as search:
+        search.hurry()
         search.start()
-        search.until(lambda: search.events(1, 'began'), 'trial 1')
+        search.until(lambda: (search.run_dir(1) / 'launch.json').exists(), 'trial 1')
         search.kill()
+        search.hurry(now=False)
         assert list(queue(slurm)) == ['search-1']
         search.start()
         search.end()
@@ -221,6 +232,116 @@ def test_what_slurm_refuses_ends_the_search_and_no_trial(slurm, tmp_path):
         search.end(2)
         assert 'did you mean: --partition small' in search.said
         search.write(launch=[*SLURM, '--partition', 'small'])
+        search.hurry()
         search.start()
         search.end()
         assert search.trials()[0]['state'] == 'done'
+
+
+def survive(search, undisturbed):
+    """A search whose launchers end with it: a launcher is killed, then the searcher, then Ctrl-C is pressed."""
+
+    def running():
+        return [*boxes.running('pretrax', str(search.out / 'configs' / 'search-0.yaml')),
+                *boxes.running('pretrax', str(search.out / 'configs' / 'search-1.yaml'))]  # fmt: skip
+
+    search.start()
+    search.until_step(0, 12)
+    search.until_step(1, 12)
+    os.kill(int(read_record(search.run_dir(0)).job), signal.SIGKILL)
+    search.until(lambda: len(search.events(0, 'began')) == 2, 'another attempt of trial 0')
+    search.kill()
+
+    search.start()
+    search.until(lambda: len(search.events(0, 'began')) == 3 and len(search.events(1, 'began')) == 2, 'both trials')
+    assert search.interrupt() == 130, search.said
+    assert not running()
+    assert search.events(0, 'stopped')[-1]['step'] == search.checkpoints(0)[-1] == search.step(0), 'it has saved'
+
+    search.hurry()
+    search.start()
+    search.end()
+    assert not running()
+    assert [event['step'] > 1 for event in search.events(0, 'began')] == [False, True, True, True]
+    compare(search, undisturbed)
+
+
+@pytest.fixture(scope='module')
+def ray():
+    with ray_nodes(2, environment()) as started:
+        yield started
+
+
+def test_on_ray_kills_and_ctrl_c_lose_and_repeat_nothing(ray, undisturbed, tmp_path):
+    with Search(tmp_path, ['ray', '--workers', '1', '--address', ray.address]) as search:
+        survive(search, undisturbed)
+
+
+def test_on_ray_what_does_not_fit_ends_the_search_and_no_trial(ray, tmp_path):
+    words = ['ray', '--workers', '1', '--address']
+    with Search(tmp_path, [*words, '127.0.0.1:1'], trials=1) as search:
+        search.start()
+        search.end(2)
+        assert 'trial 0 cannot be launched: no Ray cluster answers at 127.0.0.1:1' in search.said
+        search.write(launch=[*words, ray.address, '--cpus-per-worker', '3'])
+        search.start()
+        search.end(2)
+        assert 'trial 0 cannot be launched: 1 workers with CPU 3 each do not fit' in search.said
+        assert not (search.run_dir(0) / 'attempts.jsonl').exists()
+
+
+@pytest.fixture(scope='module')
+def hosts(tmp_path_factory):
+    if boxes.MISSING:
+        pytest.skip(boxes.MISSING)
+    kept = {name: environment()[name] for name in ('PYTHONPATH', 'JAX_PLATFORMS', 'XLA_FLAGS')}
+    with boxes.boxes(tmp_path_factory.mktemp('boxes'), 2, kept) as started:
+        yield started
+
+
+def ssh(hosts, names):
+    return ['ssh', '--hosts', names, '--ssh', f'ssh -F {hosts.config}']
+
+
+def test_over_ssh_kills_and_ctrl_c_lose_and_repeat_nothing(hosts, undisturbed, tmp_path):
+    with Search(tmp_path, ssh(hosts, 'box1')) as search:
+        survive(search, undisturbed)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason='a host that does not see the directory is in a namespace')
+def test_over_ssh_a_run_directory_that_is_not_shared_ends_the_search_and_no_trial(hosts, tmp_path):
+    with Search(tmp_path, ssh(hosts, 'box2'), trials=1) as search:
+        (search.out / 'runs').mkdir(parents=True)
+        hosts.cut_power('box2')
+        hosts.start('box2', search.out / 'runs')
+        search.start()
+        search.end(2)
+        assert f'run_dir: {search.run_dir(0)} is not the directory of that name' in search.said
+        hosts.cut_power('box2')
+        hosts.start('box2')
+        search.hurry()
+        search.start()
+        search.end()
+        assert search.trials()[0]['state'] == 'done'
+
+
+@pytest.mark.skipif(bool(kubernetes_cluster.why_not()), reason=kubernetes_cluster.why_not())
+def test_on_kubernetes_kills_and_ctrl_c_lose_and_repeat_nothing(undisturbed, tmp_path, monkeypatch):
+    with kubernetes_cluster.Cluster(tmp_path / 'cluster', **environment()) as cluster:
+        cluster.add('v1', 'PersistentVolumeClaim', 'data', spec={'accessModes': ['ReadWriteMany']})
+        monkeypatch.setenv('KUBECONFIG', str(cluster.kubeconfig))
+        words = ['kubernetes', '--image', 'x', '--kind', 'job', '--volume', f'data:{tmp_path}/search']
+        with Search(tmp_path / 'search', words) as search:
+            search.start()
+            search.until_step(0, 12)
+            search.until_step(1, 12)
+            search.kill()
+            search.start()
+            search.until(lambda: 'trial 1 continues after step' in search.said, 'trial 1')
+            assert search.interrupt() == 130, search.said
+            assert len(cluster.runs) == 2, 'jobs do not end with the searcher'
+            search.hurry()
+            search.start()
+            search.end()
+            assert [len(search.events(number, 'began')) for number in range(2)] == [1, 1]
+            compare(search, undisturbed)

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pretrax.errors import Report, UserError
+from pretrax.errors import Report, UnavailableError, UserError
 from pretrax.launch.engine import Engine
 from pretrax.launch.manifests import CONTAINER, INDEX, RUN_DIR, RUN_LABEL, SLICE, Manifest, Pods, as_yaml
 from pretrax.launch.record import LaunchRecord
@@ -128,10 +128,12 @@ class Kubernetes(Engine):
         return f'kubernetes: {kind}/{name} {_ended(job) or waits}; pods: {counts}; {again}'
 
     def is_running(self, record: LaunchRecord) -> bool:
+        if shutil.which('kubectl') is None:  # then it is not certain
+            return False
         try:
             job = _recorded(record)
-        except UserError:  # no kubectl, or no cluster: then it is not certain
-            return False
+        except UserError as error:
+            raise UnavailableError(str(error)) from None
         return job is not None and not _ended(job)
 
     def log_command(
