@@ -265,6 +265,8 @@ def test_ctrl_c_leaves_jobs_and_the_next_search_finds_them_and_stops_the_poor_on
         assert scheduler.running(0)
         assert scheduler.running(1)
     assert sorted(scheduler.started) == ['0', '1'], 'each is submitted once'
+    first = (scheduler.place / 'out' / 'configs' / 'search-0.yaml').read_text()
+    assert f'learning_rate: {searcher.trials()[0]["values"]["optimizer.learning_rate"]}' in first, 'a waiting job reads it'
 
     trial = training.Training(searcher._space.config({}, **searcher._names(1)), scheduler.place / 'out', ['slurm'])
     assert not trial.is_over()

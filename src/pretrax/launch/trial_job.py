@@ -124,8 +124,8 @@ def check_launch(words: Sequence[str], config: RunConfig, place: pathlib.Path, s
     """
     if not words:
         return
-    file = write_config(config, place)
-    done = dry_run(words, file)
+    # Not in the file of that run, which a job that waits may read.
+    done = dry_run(words, write_config(config, place, 'dry-run.yaml'))
     if done.returncode:
         raise UserError(f'launch: {shlex.join(words)}\n{done.stderr.strip()}')
     for line in done.stderr.splitlines():
@@ -144,9 +144,9 @@ def launch_command(words: Sequence[str], file: pathlib.Path) -> list[str]:
     return pretrax_command('launch', words[0], str(file), *words[1:])
 
 
-def write_config(config: RunConfig, place: pathlib.Path) -> pathlib.Path:
-    """Writes the configuration of a run below the directory of the search, and returns its path."""
-    file = place / 'configs' / f'{config.name}.yaml'
+def write_config(config: RunConfig, place: pathlib.Path, name: str | None = None) -> pathlib.Path:
+    """Writes the configuration of a run below the directory of the search, and returns its path. `name`: of the file."""
+    file = place / 'configs' / (name or f'{config.name}.yaml')
     file.parent.mkdir(parents=True, exist_ok=True)
     write_file(file, resolved_yaml(config).encode())
     return file
