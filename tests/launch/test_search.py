@@ -95,7 +95,7 @@ class FakeScheduler(Fake):
 
     def __init__(self, place, monkeypatch):
         super().__init__(place, monkeypatch)
-        self.problem, self.jobs = None, {}
+        self.problem = None  # the error of a scheduler that does not answer
         monkeypatch.setattr(trial_job, 'engine_of', lambda record: self)
         monkeypatch.setattr(trial_job, 'pretrax_command', self.command)
         monkeypatch.setattr(training, '_LOOK_AT_ENGINE', 0.02)
@@ -156,6 +156,7 @@ class FakeScheduler(Fake):
 SUBMIT = """
 import json, os, pathlib, re, subprocess, sys, time
 if '--dry-run' in sys.argv:
+    print('WARNING: a disk of this machine', file=sys.stderr)
     sys.exit(0)
 refusal = pathlib.Path(sys.argv[1])
 if refusal.exists():
@@ -258,7 +259,7 @@ def test_ctrl_c_leaves_jobs_and_the_next_search_finds_them_and_stops_the_poor_on
     for found in (0, 2):
         del scheduler.said[:]
         with scheduler.searcher(**grid) as searcher, scheduler.meanwhile(
-            lambda found=found: scheduler.running(0) and scheduler.running(1) and len(scheduler.said) == found,
+            lambda found=found: scheduler.running(0) and scheduler.running(1) and len(scheduler.said) == 1 + found,
             lambda: os.kill(os.getpid(), signal.SIGINT),
         ):  # fmt: skip
             assert not searcher.run()
@@ -266,7 +267,9 @@ def test_ctrl_c_leaves_jobs_and_the_next_search_finds_them_and_stops_the_poor_on
         assert scheduler.running(1)
     assert sorted(scheduler.started) == ['0', '1'], 'each is submitted once'
     first = (scheduler.place / 'out' / 'configs' / 'search-0.yaml').read_text()
-    assert f'learning_rate: {searcher.trials()[0]["values"]["optimizer.learning_rate"]}' in first, 'a waiting job reads it'
+    assert f'learning_rate: {searcher.trials()[0]["values"]["optimizer.learning_rate"]}' in first, (
+        'a waiting job reads it'
+    )
 
     trial = training.Training(searcher._space.config({}, **searcher._names(1)), scheduler.place / 'out', ['slurm'])
     assert not trial.is_over()
@@ -297,10 +300,10 @@ def test_an_engine_that_does_not_answer_is_asked_again(scheduler):
     scheduler.starts.write_text('')
     with scheduler.searcher(trials=1) as searcher, scheduler.meanwhile(
         lambda: scheduler.running(0), lambda: setattr(scheduler, 'problem', UnavailableError('no answer')),
-        lambda: scheduler.said, lambda: setattr(scheduler, 'problem', None),
+        lambda: scheduler.said[1:], lambda: setattr(scheduler, 'problem', None),
     ):  # fmt: skip
         assert searcher.run()
-    assert scheduler.said[0] == 'WARNING: search-0: no answer; asking again'
+    assert scheduler.said[1] == 'WARNING: search-0: no answer; asking again'
     assert scheduler.started == ['0']
 
 

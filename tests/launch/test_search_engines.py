@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -84,18 +85,24 @@ class Search:
         outputs = sorted(self.out.glob('output/*'))
         return (self.place / 'said.txt').read_text() + ''.join(f'{path.name}:\n{path.read_text()}' for path in outputs)
 
+    def searcher(self):
+        """Its process id. `nsenter` has started it in another namespace."""
+        for process in boxes.descendants(self.process.pid):
+            words = Path(f'/proc/{process}/cmdline').read_bytes().split(b'\0')
+            if b'search.yaml' in words and not words[0].endswith(b'nsenter'):
+                return process
+        raise AssertionError(self.said)
+
     def kill(self):
-        """Ends the searcher without notice. `nsenter` has started it in another namespace."""
-        for process in reversed(boxes.descendants(self.process.pid)) if self.process.poll() is None else []:
-            command = (boxes.Path(f'/proc/{process}/cmdline').read_bytes()).split(b'\0')
-            if b'search' in command:
-                os.kill(process, signal.SIGKILL)
+        """Ends the searcher without notice."""
+        if self.process.poll() is None:
+            os.kill(self.searcher(), signal.SIGKILL)
         self.process.wait()
 
     def interrupt(self):
         """Presses Ctrl-C. Returns the exit code."""
-        os.killpg(self.process.pid, signal.SIGINT)
-        return self.process.wait(60)
+        os.kill(self.searcher(), signal.SIGINT)
+        return self.process.wait(PATIENCE)
 
     def end(self, code=0):
         assert self.process.wait(PATIENCE) == code, self.said

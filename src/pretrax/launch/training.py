@@ -164,11 +164,11 @@ class Training:
             ended = Outcome(TRY_AGAIN, ended.why, ended.step)
         said = '' if self._uses_jobs and self._job.record() != self._before else self._last_line()
         if ended.code == MISTAKE and self._launch and self._job.record() == self._before:
-            refusal = dry_run(self._launch, write_config(self.config, self._place)).stderr.strip()
-            if not refusal:
+            tried = dry_run(self._launch, write_config(self.config, self._place))
+            if not tried.returncode:
                 self.refused = self._last_lines()
                 return True
-            said = refusal.splitlines()[0][:200]
+            said = next(line for line in tried.stderr.splitlines() if not line.startswith('WARNING'))[:200]
         wait = self._restarts.wait(ended)
         if wait is None:
             self.why = f'{said or ended.why}; see {self._log()}'
