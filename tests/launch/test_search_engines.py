@@ -35,6 +35,15 @@ RATES = {'optimizer.learning_rate': {'low': 0.01, 'high': 1.0, 'log': True}}
 STEPS = 60
 
 
+def searcher(process, file):
+    """The id of the process that has this file as an argument. `nsenter` has started it in another namespace."""
+    for number in boxes.descendants(process.pid):
+        words = Path(f'/proc/{number}/cmdline').read_bytes().split(b'\0')
+        if file.encode() in words and not words[0].endswith((b'nsenter', b'env')):
+            return number
+    raise AssertionError(f'it does not run: {process.args}')
+
+
 class Search:
     """`pretrax search` of trials of 60 steps, which take minutes after the first 10 until `hurry` is called.
 
@@ -85,23 +94,15 @@ class Search:
         outputs = sorted(self.out.glob('output/*'))
         return (self.place / 'said.txt').read_text() + ''.join(f'{path.name}:\n{path.read_text()}' for path in outputs)
 
-    def searcher(self):
-        """Its process id. `nsenter` has started it in another namespace."""
-        for process in boxes.descendants(self.process.pid):
-            words = Path(f'/proc/{process}/cmdline').read_bytes().split(b'\0')
-            if b'search.yaml' in words and not words[0].endswith(b'nsenter'):
-                return process
-        raise AssertionError(self.said)
-
     def kill(self):
         """Ends the searcher without notice."""
         if self.process.poll() is None:
-            os.kill(self.searcher(), signal.SIGKILL)
+            os.kill(searcher(self.process, 'search.yaml'), signal.SIGKILL)
         self.process.wait()
 
     def interrupt(self):
         """Presses Ctrl-C. Returns the exit code."""
-        os.kill(self.searcher(), signal.SIGINT)
+        os.kill(searcher(self.process, 'search.yaml'), signal.SIGINT)
         return self.process.wait(PATIENCE)
 
     def end(self, code=0):
@@ -243,6 +244,24 @@ def test_what_slurm_refuses_ends_the_search_and_no_trial(slurm, tmp_path):
         search.start()
         search.end()
         assert search.trials()[0]['state'] == 'done'
+
+
+def test_a_grid_of_scaling_laws_on_slurm_finds_its_jobs_again(slurm, tmp_path):
+    write_run(tmp_path, eval={'every': 5, 'batches': 1}, data={'name': 'slow', 'vocab_size': 32})
+    fit = {'base': 'run.yaml', 'sizes': [{'data.vocab_size': size} for size in (32, 48, 64)], 'budgets': [5e7, 1e8],
+           'approaches': [2], 'bootstrap': 0, 'at_once': 4, 'launch': SLURM}  # fmt: skip
+    (tmp_path / 'fit.yaml').write_text(json.dumps(fit))
+    command = slurm.command('env', '-C', str(tmp_path), str(PRETRAX), 'scaling', 'fit.yaml', '--out', 'out')
+    first = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    slurm.until(lambda: list(tmp_path.glob('out/runs/*/launch.json')), 'a job')
+    os.kill(searcher(first, 'fit.yaml'), signal.SIGKILL)
+    first.communicate()
+    said = slurm.run(*command[command.index('env') :], env=environment())
+    assert '6 runs' in said
+    assert 'approach 2 IsoFLOP' in said
+    events = [read_attempts(run) for run in tmp_path.glob('out/runs/*')]
+    assert [sum(event['event'] == 'allocated' for event in one) for one in events] == [1] * 6
+    assert not queue(slurm)
 
 
 def survive(search, undisturbed):
