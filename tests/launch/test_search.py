@@ -315,6 +315,13 @@ def test_a_job_that_ends_by_a_mistake_is_not_submitted_again(scheduler, monkeypa
     assert trial['why'].startswith('process 0 ended because of a mistake; see ')
 
 
+def test_jobs_that_leave_nothing_in_the_run_directory_end_the_search(scheduler, monkeypatch):
+    monkeypatch.setattr(trial_job, 'read_attempts', lambda run_dir: [])
+    with pytest.raises(UserError, match=r'job \d+ has ended\nit left nothing in .*runs/0: do its machines see'):
+        scheduler.run(trials=1, parameters={'seed': [2, 3]}, sampler='grid', seed=1)
+    assert scheduler.started == ['0', '0']
+
+
 def test_other_settings_need_another_directory(fake):
     fake.run(trials=1)
     with pytest.raises(UserError, match=r'other settings: parameters.optimizer.learning_rate.high'):
