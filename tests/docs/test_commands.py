@@ -65,6 +65,14 @@ NEEDS_MPI = 'needs Open MPI; tests/launch/test_open_mpi.py runs it'
 FOR_GOOGLE = 'an account at Google Cloud, which this test does not have'
 FOR_DOCKER = 'needs a registry; the Dockerfile is built by hand'
 NOT_RUN = {
+    **dict.fromkeys(
+        (
+            'uv run pretrax search on-slurm.yaml',
+            'uv run pretrax launch status searches/on-slurm/runs/3',
+            'uv run pretrax launch logs searches/on-slurm/runs/3 -n 20',
+        ),
+        'needs a Slurm; tests/launch/test_search_engines.py runs such a search on one',
+    ),
     'uv run pretrax launch slurm configs/quickstart.yaml name=base --nodes 2 --time 24h': NEEDS_SLURM,
     'uv run pretrax launch status base': NEEDS_SLURM,
     'uv run pretrax launch logs base -n 20': NEEDS_SLURM,

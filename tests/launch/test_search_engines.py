@@ -7,6 +7,7 @@ import contextlib
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -253,12 +254,16 @@ def test_a_grid_of_scaling_laws_on_slurm_finds_its_jobs_again(slurm, tmp_path):
     (tmp_path / 'fit.yaml').write_text(json.dumps(fit))
     command = slurm.command('env', '-C', str(tmp_path), str(PRETRAX), 'scaling', 'fit.yaml', '--out', 'out')
     first = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    slurm.until(lambda: list(tmp_path.glob('out/runs/*/launch.json')), 'a job')
+    until = time.monotonic() + PATIENCE  # it counts the parameters of each size first
+    while not list(tmp_path.glob('out/runs/*/launch.json')):
+        assert first.poll() is None, first.communicate()[0]
+        assert time.monotonic() < until
+        time.sleep(0.1)
     os.kill(searcher(first, 'fit.yaml'), signal.SIGKILL)
     first.communicate()
-    said = slurm.run(*command[command.index('env') :], env=environment())
-    assert '6 runs' in said
-    assert 'approach 2 IsoFLOP' in said
+    # The losses of such small models need not have a minimum, so the fit may fail.
+    said = slurm.run(*command[command.index('env') :], env=environment(), check=None)
+    assert len(re.findall(r'^fit-\S+: \d+ steps$', said, re.M)) == 6, said
     events = [read_attempts(run) for run in tmp_path.glob('out/runs/*')]
     assert [sum(event['event'] == 'allocated' for event in one) for one in events] == [1] * 6
     assert not queue(slurm)
