@@ -27,9 +27,10 @@ def main() -> None:
     parser.add_argument('--rates', type=int, nargs='+', default=[-11, -10, -9, -8, -7, -6, -5], help='powers of two')
     parser.add_argument('--steps', type=int, default=200)
     parser.add_argument('--optimizer', default='adamw')
+    parser.add_argument('--parametrizations', nargs='+', choices=['mup', 'standard'], default=['mup', 'standard'])
     given = parser.parse_args()
     print(f'JAX {jax.__version__}, {platform.machine()}, {given.optimizer}, {given.steps} steps')
-    for mup in (True, False):
+    for mup in (name == 'mup' for name in given.parametrizations):
         print(f'\n{"muP" if mup else "standard parametrization"}: held-out loss by width and learning rate')
         print('| width |' + ''.join(f' 2^{power} |' for power in given.rates) + ' best |')
         print('|---|' + '---|' * (len(given.rates) + 1))

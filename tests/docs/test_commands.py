@@ -55,6 +55,7 @@ SMALLER = {
         'parameters': {'optimizer.learning_rate': {'low': 3e-4, 'high': 0.1}, 'schedule.warmup': {'low': 1, 'high': 2}},
     },
     'configs/mup.yaml': {'data.text': 'src/pretrax/model', 'data.vocab_size': 300, 'model.n_layers': 1},
+    'configs/curriculum.yaml': {'steps': 3, 'schedule.warmup': 1, 'eval.batches': 1},
     'examples/data.yaml': {'steps': 3, 'model.n_layers': 1, 'schedule.warmup': 1},
 }  # fmt: skip
 FOR_A_TPU = 'compiling for a TPU takes minutes; tests/deviceless compiles such a step'

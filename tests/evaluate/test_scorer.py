@@ -77,13 +77,25 @@ def check(found, name):
         ],
     ],
 )  # fmt: skip
-def test_scores_are_those_of_each_text_alone(name, sizes):
+def test_scores_are_those_of_each_text_alone(name, sizes, monkeypatch):
+    """In chunks: the logits of 8 tokens exist at a time."""
+    monkeypatch.setattr('pretrax.evaluate.scorer._AT_ONCE', 8)
     mesh = mesh_of(**sizes)
     model = transformer(MODELS[name], mesh, length=LONGEST, micro_batches=sizes.get('p', 1))
     weights = placed(model, random_weights(model), mesh)
     for batch_tokens in (1, 64) if name == 'llama' else (256,):
         scorer = Scorer(model, mesh, LONGEST, batch_tokens)
         check(scorer.score(scorer.prepare(weights), texts()), name)
+
+
+def test_the_logits_of_a_batch_never_exist_together():
+    """The scoring program needs less than half the memory of f32 logits [batch, length, vocabulary], besides the weights."""
+    rows, length, vocab = 16, 256, 32768
+    model, mesh = transformer(LLAMA, mesh_of(d=2, t=2), vocab_size=vocab, length=length), mesh_of(d=2, t=2)
+    scorer, tokens = Scorer(model, mesh, length), jax.ShapeDtypeStruct((rows, length), np.int32)
+    with jax.set_mesh(mesh):
+        compiled = scorer.program.lower(model.abstract(), tokens, tokens).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < rows * length * vocab * 4 / mesh.size / 2
 
 
 def test_a_token_is_greedy_if_no_other_is_likelier():

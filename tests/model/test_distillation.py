@@ -11,7 +11,7 @@ import pytest
 
 import reference
 from pretrax.errors import UserError
-from pretrax.model.distillation import Distillation, DistilledTransformer, chunks_of, in_compute_dtype
+from pretrax.model.distillation import Distillation, DistilledTransformer, in_compute_dtype
 from pretrax.model.families import TransformerOptions
 from pretrax.model.request import ModelRequest
 from pretrax.model.weights import Teacher
@@ -120,11 +120,6 @@ def test_no_array_of_the_program_is_as_large_as_all_logits():
     sizes = [[int(n) for n in dims.split(',')] for dims in re.findall(r'= f32\[([\d,]+)\]', text)]
     of_logits = [math.prod(dims) // vocab for dims in sizes if vocab in dims and WIDE['d_model'] not in dims]
     assert max(n for n in of_logits if n not in (LLAMA['d_model'], 1)) == rows * length // 8
-
-
-def test_chunks_divide_the_sequence():
-    assert [chunks_of(16, n) for n in (1, 3, 8, 9, 99)] == [1, 4, 8, 16, 16]
-    assert chunks_of(7, 2) == 7
 
 
 def test_a_pipeline_and_sizes_that_do_not_divide_are_refused():

@@ -8,7 +8,7 @@ import pytest
 
 import reference
 from pretrax.errors import UserError
-from pretrax.model.loss_chunks import in_chunks
+from pretrax.model.loss_chunks import chunks_of, in_chunks
 from pretrax.train.step import make_gradients
 from small import GPT2, LLAMA, assert_same, mesh_of, random_batch, random_weights, transformer
 
@@ -67,3 +67,8 @@ def test_one_chunk_adds_no_loop():
     called = []
     assert in_chunks(lambda x, batch: called.append((x, batch)) or {}, 'x', 'batch', 1) == {}
     assert called == [('x', 'batch')]
+
+
+def test_chunks_divide_the_sequence():
+    assert [chunks_of(16, n) for n in (1, 3, 8, 9, 99)] == [1, 4, 8, 16, 16]
+    assert chunks_of(7, 2) == 7

@@ -17,25 +17,34 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pretrax.infer.programs import serving_mesh
 from pretrax.model.axes import ROWS, along
 from pretrax.model.base import AutomaticModel, Model
+from pretrax.model.ends import unembed
+from pretrax.model.loss_chunks import chunks_of, join_tokens, over_chunks
 from pretrax.model.numerics import Numerics
 from pretrax.model.plan import ExecutionPlan
+from pretrax.model.token_scores import TokenScores, token_scores
 from pretrax.model.transformer import Transformer
+from pretrax.model.weights import Weights
 from pretrax.shardlib import i32, make_shardings, num, typed_shard_map
 
 _SHORTEST = 32  # tokens: few different lengths, few compilations
+_AT_ONCE = 256  # tokens of a device whose logits exist at a time; with fewer, reading the unembedding takes longer
 
 
 class Scorer:
     """Scores texts with a model.
 
     The decoder runs on the axes r, d, e and t, as in `infer`: without the capacity of experts, so that a score does not
-    depend on the texts beside it, with products in the compute dtype, and with plain attention.
+    depend on the texts beside it, with products in the compute dtype, and with plain attention. Its logits exist for 256
+    tokens of each device at a time; those of other models for a whole batch.
 
     Args:
         model: any model that gives logits.
         mesh: of the weights.
         longest: the most tokens of a text.
         batch_tokens: tokens in a batch, on each device that has texts of its own.
+
+    Attributes:
+        program: weights from `prepare`, tokens i32[B, L], targets i32[B, L] -> `TokenScores`, under `jit`.
     """
 
     def __init__(self, model: Model, mesh: Any, longest: int, batch_tokens: int = 4096):
@@ -46,7 +55,7 @@ class Scorer:
             self._model = _alone(model, longest)
         self._shards = along(ROWS, self._mesh.shape)
         self._multiple = math.lcm(_SHORTEST, along('c t', self._mesh.shape))
-        self._program = jax.jit(_make(self._model), out_shardings=NamedSharding(self._mesh, PartitionSpec()))
+        self.program = jax.jit(_make(self._model), out_shardings=NamedSharding(self._mesh, PartitionSpec()))
 
     def prepare(self, weights: Any) -> Any:
         """The weights on the mesh of the scorer."""
@@ -76,12 +85,12 @@ class Scorer:
                 for row, number in enumerate(batch):
                     ids = texts[number][0]
                     tokens[0, row, : len(ids) - 1], tokens[1, row, : len(ids) - 1] = ids[:-1], ids[1:]
-                logprobs, likeliest = self._run(weights, *tokens)
+                scores = self._run(weights, *tokens)
                 for row, number in enumerate(batch):
                     ids, count = texts[number]
                     scored = slice(len(ids) - 1 - count, len(ids) - 1)
-                    total = float(np.sum(logprobs[row, scored], dtype=np.float64))
-                    found[number] = total, bool(np.all(likeliest[row, scored]))
+                    total = float(np.sum(scores.log_probs[row, scored], dtype=np.float64))
+                    found[number] = total, bool(np.all(scores.are_likeliest[row, scored]))
         return found
 
     def _length(self, tokens: int) -> int:
@@ -93,13 +102,14 @@ class Scorer:
         # A module may read one length only; a decoder with learned positions has no more of them.
         return min(length, most) if isinstance(self._model, Transformer) and most % self._multiple == 0 else most
 
-    def _run(self, weights: Any, tokens: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _run(self, weights: Any, tokens: np.ndarray, targets: np.ndarray) -> TokenScores:
+        """The scores of the targets, as host arrays."""
         with jax.set_mesh(self._mesh):
             sharding = make_shardings(i32['B/r/d/e L'])
             placed = [
                 jax.make_array_from_callback(x.shape, sharding, lambda index, x=x: x[index]) for x in (tokens, targets)
             ]
-            return jax.tree.map(np.asarray, self._program(weights, *placed))
+            return jax.tree.map(np.asarray, self.program(weights, *placed))
 
 
 def _alone(model: Transformer, longest: int) -> Transformer:
@@ -115,24 +125,45 @@ def _alone(model: Transformer, longest: int) -> Transformer:
 
 
 def _make(model: Model) -> Any:
-    """weights, tokens i32[B, L], targets i32[B, L] -> log probabilities f32[B, L], whether they are the greatest."""
-    logits_of: Any = model.logits if isinstance(model, AutomaticModel) else _per_device(model)
-
-    def run(weights: Any, tokens: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = logits_of(weights, tokens).astype(jnp.float32)
-        if model.vocab_size is not None:
-            logits = jnp.where(jnp.arange(logits.shape[-1]) < model.vocab_size, logits, -jnp.inf)
-        chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-        return chosen - jax.nn.logsumexp(logits, axis=-1), jnp.argmax(logits, axis=-1) == targets
-
-    return run
+    """weights, tokens i32[B, L], targets i32[B, L] -> `TokenScores` of the targets."""
+    return _whole_arrays(model) if isinstance(model, AutomaticModel) else _per_device(model)
 
 
 def _per_device(model: Model) -> Any:
     weights_type = model.Weights
 
     @typed_shard_map
-    def logits(weights: weights_type, tokens: i32['B/r/d/e L/c']) -> num['B/r/d/e L/c V/t']:
-        return model.logits(weights, tokens)
+    def scores(weights: weights_type, tokens: i32['B/r/d/e L/c'], targets: i32['B/r/d/e L/c']) -> TokenScores:
+        if isinstance(model, Transformer):
+            return _of_decoder(model, weights, tokens, targets)
+        return token_scores(model.logits(weights, tokens), targets, model.vocab_size)
 
-    return logits
+    return scores
+
+
+def _of_decoder(
+    model: Transformer, weights: Weights, tokens: i32['B/r/d/e L/c'], targets: i32['B/r/d/e L/c']
+) -> TokenScores:
+    """The scores in chunks of each sequence, so that the logits of one chunk exist at a time. Runs per device."""
+    ends, x = model.read(weights, tokens)
+
+    def of_chunk(x: num['B/r/d/e L/c/t M'], targets: i32['B/r/d/e L/c']) -> TokenScores:
+        logits = unembed(ends, x, model.arch, model.plan.numerics.head_format())
+        return token_scores(logits, targets, model.vocab_size)
+
+    chunks = chunks_of(x.shape[1], math.ceil(tokens.size / _AT_ONCE))
+    parts = over_chunks(of_chunk, x, targets, chunks)
+    return jax.tree.map(lambda part: join_tokens(part, x.shape[1] // chunks), parts)
+
+
+def _whole_arrays(model: AutomaticModel) -> Any:
+    def scores(weights: Any, tokens: Any, targets: jax.Array) -> TokenScores:
+        logits = model.logits(weights, tokens).astype(jnp.float32)
+        if model.vocab_size is not None:
+            logits = jnp.where(jnp.arange(logits.shape[-1]) < model.vocab_size, logits, -jnp.inf)
+        chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        log_probs: Any = chosen - jax.nn.logsumexp(logits, axis=-1)
+        likeliest: Any = jnp.argmax(logits, axis=-1)
+        return TokenScores(log_probs, likeliest == targets)
+
+    return scores

@@ -22,7 +22,6 @@ import numpy as np
 from pretrax.errors import UserError
 from pretrax.model.architecture import Architecture, Scores
 from pretrax.model.dropout import drop_probabilities, seeds_of_heads
-from pretrax.model.loss import Batch
 from pretrax.model.softcap import softcap
 from pretrax.shardlib import axis_index, axis_size, bool_, f32, i32, num, ppermute, save, u32, vary_together
 
@@ -83,9 +82,9 @@ def column_order(context: str, length: int, c: int) -> np.ndarray | None:
     return np.concatenate([np.concatenate([chunks[i], chunks[2 * c - 1 - i]]) for i in range(c)])
 
 
-def local_columns(batch: Batch, context: str) -> i32['L/c']:
+def local_columns(tokens: i32['B/r/d/e L/c'], context: str) -> i32['L/c']:
     """The columns of the whole sequences that this device has."""
-    length = batch.tokens.shape[1]
+    length = tokens.shape[1]
     if context == 'all_to_all':
         return axis_index('c') * length + jnp.arange(length, dtype=jnp.int32)
     first, second = _starts(axis_index('c'), length // 2)

@@ -25,7 +25,7 @@ from pretrax.model.divergence import divergence
 from pretrax.model.ends import gather_ends, unembed
 from pretrax.model.families import TransformerOptions
 from pretrax.model.loss import Batch, LossTerms, loss_terms
-from pretrax.model.loss_chunks import in_chunks, join_tokens, over_chunks
+from pretrax.model.loss_chunks import chunks_of, in_chunks, join_tokens, over_chunks
 from pretrax.model.multi_token import predict_ahead
 from pretrax.model.request import ModelRequest
 from pretrax.model.top_k import TopK, as_logits, top_k_of
@@ -202,8 +202,3 @@ def in_compute_dtype(weights: Weights, dtype: DTypeLike) -> Weights:
 
     tables = {name: rounded(getattr(weights, name)) for name in ('embed', 'positions', 'unembed')}
     return dataclasses.replace(weights, layers=round_matrices(weights.layers, dtype), **tables)
-
-
-def chunks_of(length: int, wanted: int) -> int:
-    """The smallest divisor of the length that is at least `wanted`; the length if there is none."""
-    return next((n for n in range(min(wanted, length), length) if length % n == 0), length)

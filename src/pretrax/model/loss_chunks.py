@@ -47,16 +47,21 @@ def in_chunks(terms_of: Callable[[Any, Batch], LossTerms], x: Hidden, batch: Bat
     return jax.tree.map(lambda terms: jnp.sum(terms, axis=0), over_chunks(terms_of, x, batch, chunks))
 
 
-def over_chunks[T](function: Callable[[Any, Batch], T], x: Hidden, batch: Batch, chunks: int) -> T:
-    """`function` of each chunk of the sequences, stacked; arguments as in `in_chunks`."""
+def over_chunks[Of, T](function: Callable[[Any, Of], T], x: Hidden, batch: Of, chunks: int) -> T:
+    """`function` of each chunk of the sequences, stacked; arguments as in `in_chunks`, or any arrays [B/r/d/e L/c ...]."""
 
-    def of_chunk(_: None, chunk: tuple[Any, Batch]) -> tuple[None, T]:
+    def of_chunk(_: None, chunk: tuple[Any, Of]) -> tuple[None, T]:
         with scope():  # L is the length of a chunk here
             return None, function(*chunk)
 
     n = jax.tree.leaves(x)[0].shape[1] // chunks
     parts = jax.tree.map(lambda array: split_tokens(array, chunks, n), (x, batch))
     return jax.lax.scan(jax.checkpoint(of_chunk, prevent_cse=False), None, parts)[1]
+
+
+def chunks_of(length: int, wanted: int) -> int:
+    """The smallest divisor of the length that is at least `wanted`; the length if there is none."""
+    return next((n for n in range(min(wanted, length), length) if length % n == 0), length)
 
 
 def split_tokens(array: jax.Array, chunks: int, n: int) -> jax.Array:

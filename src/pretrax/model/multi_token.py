@@ -49,7 +49,7 @@ def predict_ahead(
     arch, plan = model.arch, model.plan
     if not arch.mtp_layers:
         return {}, routed
-    columns = local_columns(batch, plan.context)
+    columns = local_columns(batch.tokens, plan.context)
     h, terms = norm(x, ends.norm, ends.norm_bias, arch), LossTerms()
     sums, of_routers = [], [routed]
     for k in range(1, arch.mtp_layers + 1):
@@ -113,7 +113,7 @@ def ahead(batch: Batch, columns: i32['L/c'], k: int) -> Batch:
 
 def ahead_denominators(batch: Batch, model: Decoder) -> dict[str, f32['']]:
     """The denominators of the terms of `predict_ahead`, from the batch alone."""
-    arch, columns = model.arch, local_columns(batch, model.plan.context)
+    arch, columns = model.arch, local_columns(batch.tokens, model.plan.context)
     modules = range(1, arch.mtp_layers + 1)
     return {f'mtp_loss/{k}': _above_zero(jnp.sum(ahead(batch, columns, k).mask)) for k in modules}
 

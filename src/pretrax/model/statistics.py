@@ -298,7 +298,7 @@ class _Forward:
         self, x: num['B/r/d/e L/c/t M'], layers: Layer, rows: _Rows
     ) -> tuple[num['B/r/d/e L/c/t M'], tuple[_Sums, _Maxima]]:
         batch = rows.batch
-        columns = local_columns(batch, self.plan.context)
+        columns = local_columns(batch.tokens, self.plan.context)
         tokens = Tokens(batch.positions, batch.segments, counted(batch, columns))
 
         def one_layer(x: num['B/r/d/e L/c/t M'], w: Layer, layer: LayerSpec):

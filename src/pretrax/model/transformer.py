@@ -120,14 +120,15 @@ class Transformer(Model):
 
     def logits(self, weights: Weights, tokens: i32['B/r/d/e L/c']) -> num['B/r/d/e L/c V/t']:
         """The logits of whole sequences, one document per row."""
-        ones = jnp.ones_like(tokens)
-        batch = Batch(tokens, tokens, segments=ones, positions=ones, mask=ones.astype(jnp.float32))
-        positions = jnp.broadcast_to(local_columns(batch, self.plan.context), tokens.shape)
-        ends = gather_ends(weights, self.dtype)
+        return unembed(*self.read(weights, tokens), self.arch, self.plan.numerics.head_format())
+
+    def read(self, w: Weights, tokens: i32['B/r/d/e L/c']) -> tuple[Ends, num['B/r/d/e L/c/t M']]:
+        """What `unembed` makes logits of: the ends, and the hidden states after the last layer."""
+        ends, ones = gather_ends(w, self.dtype), jnp.ones_like(tokens)
+        positions = jnp.broadcast_to(self._columns(tokens), tokens.shape)
         x = embed(ends.embedding, ends.positions, tokens, positions, self.arch, self.dtype)
-        known = Tokens(positions, ones, counted=None)
-        x, _ = decoder_layers(x, drop_axes('p', weights.layers), known, self.arch, self.plan)
-        return unembed(ends, x, self.arch, self.plan.numerics.head_format())
+        known = Tokens(positions, segments=ones, counted=None)
+        return ends, decoder_layers(x, drop_axes('p', w.layers), known, self.arch, self.plan)[0]
 
     def loss(
         self,
@@ -148,9 +149,8 @@ class Transformer(Model):
 
     def denominators(self, batch: Batch) -> dict[str, f32['']]:
         """The denominators of the terms of `loss`."""
-        columns = local_columns(batch, self.plan.context)
         known = denominators(batch, self.arch.z_loss) | ahead_denominators(batch, self)
-        return known | routing_denominators(batch, columns, self.arch)
+        return known | routing_denominators(batch, self._columns(batch.tokens), self.arch)
 
     def summarize(self, tables: dict[str, f32['layers columns']]) -> dict[str, f32['']]:
         """Metrics of the routers and of multi-token prediction, from the tables of `loss`, summed over a step."""
@@ -179,9 +179,11 @@ class Transformer(Model):
         return decoder_layers(x, drop_axes('p', layers), self._tokens(batch), self.arch, self.plan, seeds)
 
     def _tokens(self, batch: Batch) -> Tokens:
-        columns = local_columns(batch, self.plan.context)
-        counts = counted(batch, columns) if self.arch.n_experts else None
+        counts = counted(batch, self._columns(batch.tokens)) if self.arch.n_experts else None
         return Tokens(batch.positions, batch.segments, counts, batch.seeds)
+
+    def _columns(self, tokens: i32['B/r/d/e L/c']) -> i32['L/c']:
+        return local_columns(tokens, self.plan.context)
 
     def _loss_terms(self, ends: Ends, x: num['B/r/d/e L/c/t M'], batch: Batch, head: Format) -> LossTerms:
         """Cross-entropy and z-loss, from the hidden states after the last layer."""
@@ -195,7 +197,7 @@ class Transformer(Model):
         """Adds the terms of the routers."""
         if routed is None:
             return terms
-        return terms | routing_terms(routed, batch, local_columns(batch, self.plan.context), self.arch, surveyed)
+        return terms | routing_terms(routed, batch, self._columns(batch.tokens), self.arch, surveyed)
 
     def _of_sums(self, batch: Batch, sums: dict[str, f32['']], routed: Routed | None) -> LossTerms:
         """The terms, from the numerators and statistics of pipeline stages."""
@@ -221,4 +223,4 @@ class Transformer(Model):
         ends = gather_ends(weights, self.dtype)
         x, routed = self._hidden_states(ends, weights.layers, batch)
         ahead = predict_ahead(self, block, weights.multi_token, ends, x, routed, batch, self._tokens(batch))
-        return load(ahead[1], batch, local_columns(batch, self.plan.context), self.arch)
+        return load(ahead[1], batch, self._columns(batch.tokens), self.arch)
