@@ -69,7 +69,8 @@ _components: dict[str, dict[str, Entry]] = {
         'tokenizer': Entry('pretrax.data.batches.tokenizer_only:TokenizerOnly'),
     },
     'optimizer': {
-        name: Entry(f'pretrax.train.optimizer:{name}') for name in ('adamw', 'adafactor', 'lion', 'sgd', 'muon')
+        name: Entry(f'pretrax.train.optimizer:{name}')
+        for name in ('adamw', 'adafactor', 'lion', 'sgd', 'muon', 'soap', 'schedule_free')
     },
     'schedule': {name: Entry(f'pretrax.train.schedule:{name}') for name in _SCHEDULES},
 }
