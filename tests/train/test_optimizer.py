@@ -15,7 +15,7 @@ from small import LLAMA, assert_same, mesh_of, random_batch, random_weights, tra
 
 # Wide enough for Adafactor to factor its moments: both dimensions have to be at least 128.
 MODEL = LLAMA | {'n_layers': 1, 'd_model': 128, 'd_ff': 128, 'layers': 'scan'}
-RATES = {'adamw': 1e-2, 'adafactor': 1e-2, 'lion': 1e-3, 'sgd': 1.0, 'muon': 1e-2, 'soap': 1e-2}
+RATES = {'adamw': 1e-2, 'adafactor': 1e-2, 'lion': 1e-3, 'sgd': 1.0, 'muon': 1e-2, 'soap': 1e-2, 'schedule_free': 1e-2}
 
 
 def train(name, mesh, n_steps, **options):

@@ -96,7 +96,7 @@ def test_each_layer_of_a_stacked_weight_is_a_matrix_of_its_own(name, inputs, out
     size, rng = getattr(zeros.layers, name).shape, np.random.default_rng(0)
     rule = optimizer.soap(b1=B1, b2=B2, eps=EPS, precondition_frequency=2)
     update, state, expected = jax.jit(rule.update), rule.init(zeros), None
-    for number in range(4):
+    for _ in range(4):
         matrices = rng.standard_normal((size[0], inputs, outputs))
         layers = dataclasses.replace(zeros.layers, **{name: np.float32(matrices).reshape(size)})
         direction, state = update(dataclasses.replace(zeros, layers=layers), state)
@@ -108,7 +108,6 @@ def test_each_layer_of_a_stacked_weight_is_a_matrix_of_its_own(name, inputs, out
         else:
             by_layer = [one.step(g) for one, g in zip(expected, matrices, strict=True)]
             np.testing.assert_allclose(found, by_layer, rtol=5e-3, atol=5e-3)
-    assert number == 3
 
 
 def test_preconditioners_are_sharded_and_only_matrices_and_tables_have_them():

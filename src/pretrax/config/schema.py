@@ -675,6 +675,20 @@ class RunConfig(Section):
         return self
 
     @pydantic.model_validator(mode='after')
+    def _averages_once(self) -> 'RunConfig':
+        if self.optimizer.name != 'schedule_free':
+            return self
+        if self.optimizer.ema_decay is not None:
+            problem = f'is {self.optimizer.ema_decay}, but the weights of optimizer.name=schedule_free are an average'
+            raise ProblemsError(Problem(('optimizer', 'ema_decay'), problem, 'leave it out'))
+        if self.schedule.name in registry.DECAYING:
+            problem = (
+                f'is {self.schedule.name}, but the average of optimizer.name=schedule_free takes the place of a decay'
+            )
+            raise ProblemsError(Problem(('schedule', 'name'), problem, 'use schedule.name=constant, with a warmup'))
+        return self
+
+    @pydantic.model_validator(mode='after')
     def _batches_grow_in_time(self) -> 'RunConfig':
         for key in ('tokens', 'sequence_length'):
             value = getattr(self.batch, key)

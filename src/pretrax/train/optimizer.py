@@ -7,6 +7,7 @@ from optax import contrib
 from pydantic import Field
 
 from pretrax.model.weights import matrix_dimensions
+from pretrax.train.average import ScheduleFree
 from pretrax.train.soap import scale_by_soap
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -79,3 +80,9 @@ def soap(
     vocabulary, has no preconditioner.
     """
     return scale_by_soap(b1, b2, eps, precondition_frequency, max_precond_dim)
+
+
+def schedule_free(*, b1: Fraction = 0.9, b2: Fraction = 0.95, eps: Positive = 1e-8) -> ScheduleFree:
+    """Adam without momentum, whose weights are an average: for a constant rate. Defazio et al. 2024, arXiv:2405.15682."""
+    moments = optax.scale_by_rms(decay=b2, eps=eps, eps_in_sqrt=False, bias_correction=True)
+    return ScheduleFree(moments, b1)

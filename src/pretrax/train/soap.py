@@ -22,7 +22,7 @@ class SoapState(NamedTuple):
     matrices, such as layers. It is None for a weight that is no matrix, and for a dimension that is too wide.
     """
 
-    count: jax.Array  # i32[]: gradients so far
+    gradients: jax.Array  # i32[]: how many so far
     m: Any
     v: Any
     left: Any  # L
@@ -53,20 +53,22 @@ def scale_by_soap(
     The products and decompositions run in f32, whatever the default precision of the device.
     """
 
-    def init(weights: Any) -> SoapState:
-        leaves, tree = jax.tree.flatten(weights)
-        parts = [_first(w, dims, max_precond_dim) for w, dims in zip(leaves, _dimensions(weights), strict=True)]
+    def init(params: Any) -> Any:
+        leaves, tree = jax.tree.flatten(params)
+        parts = [_first(w, dims, max_precond_dim) for w, dims in zip(leaves, _dimensions(params), strict=True)]
         return SoapState(jnp.zeros((), jnp.int32), *(tree.unflatten(field) for field in zip(*parts, strict=True)))
 
-    def update(gradient: Any, state: SoapState, weights: Any = None) -> tuple[Any, SoapState]:
-        leaves, tree = jax.tree.flatten(gradient)
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        del params
+        leaves, tree = jax.tree.flatten(updates)
         before = [_Weight(*fields) for fields in zip(*map(tree.flatten_up_to, state[1:]), strict=True)]
         found = [
-            _next(g, one, dims, state.count) for g, one, dims in zip(leaves, before, _dimensions(gradient), strict=True)
+            _next(g, one, dims, state.gradients)
+            for g, one, dims in zip(leaves, before, _dimensions(updates), strict=True)
         ]
         directions, parts = zip(*found, strict=True)
         fields = (tree.unflatten(field) for field in zip(*parts, strict=True))
-        return tree.unflatten(directions), SoapState(state.count + 1, *fields)
+        return tree.unflatten(directions), SoapState(state.gradients + 1, *fields)
 
     def _next(
         gradient: jax.Array, one: _Weight, dims: MuonDimensionNumbers | None, t: jax.Array
@@ -159,7 +161,7 @@ def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 def _axes(w: jax.Array, dims: MuonDimensionNumbers) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """The dimensions of a weight that count matrices, that are inputs, and that are outputs."""
-    inputs, outputs = (axes if isinstance(axes, tuple) else (axes,) for axes in dims)
+    inputs, outputs = ((axes,) if isinstance(axes, int) else tuple(axes) for axes in dims)
     return tuple(axis for axis in range(w.ndim) if axis not in (*inputs, *outputs)), inputs, outputs
 
 

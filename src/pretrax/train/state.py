@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pretrax.train.average import first_average
-from pretrax.train.groups import settings_of, trained
+from pretrax.train.groups import settings_of, without_frozen
 from pretrax.train.host_memory import in_host, on_device
 from pretrax.train.skipping import first_scale
 from pretrax.train.step import Recipe, TrainState, Weights
@@ -26,7 +26,7 @@ def init_state(recipe: Recipe, seed: int, weights: Weights | None = None) -> Tra
 
 def _fresh(recipe: Recipe, weights: Weights) -> TrainState:
     zero = jnp.zeros((), jnp.int32)
-    optimizer = recipe.optimizer.init(trained(weights, settings_of(recipe, weights)))
+    optimizer = recipe.optimizer.init(without_frozen(weights, settings_of(recipe, weights)))
     average = first_average(weights, recipe.ema_decay)
     scale = first_scale(recipe.loss_scale)
     return TrainState(zero, zero, zero, zero, jnp.zeros(3), weights, optimizer, average, scale)
