@@ -76,6 +76,31 @@ def test_muon_orthogonalises_matrices_and_gives_vectors_to_adam():
     np.testing.assert_allclose(update['vector'], first * np.sign(g['vector']), rtol=1e-3)
 
 
+def test_muon_is_as_published():
+    """Jordan's iteration and momentum in NumPy, and the scale of arXiv:2502.16982, eq. 4; the hidden matrices alone have it.
+
+    Optax also corrects the bias of the momentum, as in Adam, so that steps 2 to about 60 differ.
+    """
+    rng, beta, rule = np.random.default_rng(0), 0.9, optimizer.muon(momentum=0.9)
+    gradients = rng.standard_normal((150, 6, 4))
+    state, update, momentum = rule.init({'w': jnp.zeros((6, 4))}), jax.jit(rule.update), np.zeros((6, 4))
+    for number, g in enumerate(gradients):
+        direction, state = update({'w': jnp.float32(g)}, state, {'w': jnp.zeros((6, 4))})
+        momentum = beta * momentum + (1 - beta) * g
+        if number in (0, 149):
+            x = (1 - beta) * g + beta * momentum
+            x = x.T / np.linalg.norm(x)
+            for _ in range(5):
+                gram = x @ x.T
+                x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+            np.testing.assert_allclose(direction['w'], 0.2 * np.sqrt(6) * x.T, rtol=1e-3, atol=1e-4)
+    with jax.set_mesh(mesh_of()):
+        weights = random_weights(transformer(LLAMA))
+    found = jax.tree_util.tree_leaves_with_path(rule.init(weights)[0].inner_states['muon'])
+    assert {path[-1].name for path, leaf in found if leaf.ndim > 2} == {'q', 'k', 'v', 'o', 'gate', 'up', 'down'}
+    assert not [path for path, _ in found if getattr(path[-1], 'name', '') in ('embed', 'unembed', 'norm', 'norm1')]
+
+
 @pytest.mark.parametrize(('name', 'inputs'), [('q', 32), ('o', 32), ('down', 48)])
 def test_muon_sees_the_matrices_of_a_decoder_as_they_multiply(name, inputs):
     """Heads belong to the outputs of q and to the inputs of o; the layers are one matrix each."""

@@ -456,6 +456,10 @@ class Log(Section):
         default=0,
         description='steps between lines of statistics by layer, in <run_dir>/layer_statistics.jsonl; 0: none',
     )
+    noise_scale: CountOrZero = Field(
+        default=0,
+        description='steps between estimates of the gradient noise scale, in tokens; each costs two steps; 0: none',
+    )
     report: bool = Field(default=True, description='write <run_dir>/report.html at the end of the run')
     graph: bool = Field(
         default=False,

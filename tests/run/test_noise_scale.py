@@ -1,0 +1,39 @@
+"""`log.noise_scale`: what a run writes, that training does not change, and what is refused."""
+
+import jax
+import numpy as np
+import pytest
+
+from pretrax import config_from_values, pretrain
+from pretrax.errors import UserError
+from runs import Quiet, StoppedAt, lines_of
+
+
+def trained(values, **changes):
+    config = config_from_values(values | changes)
+    return pretrain(config, progress=Quiet()).state, lines_of(values | changes, 'noise_trace')
+
+
+@pytest.mark.slow
+def test_a_run_averages_both_estimates_resumes_and_trains_the_same_bits(values, tmp_path):
+    every = {'log': {'noise_scale': 2, 'every': 1}, 'checkpoint': {'every': 3}}
+    plain, _ = trained(values, run_dir=str(tmp_path / 'plain'))
+    state, lines = trained(values | every)
+    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(state), strict=True):
+        assert np.array_equal(a, b)
+    assert [line['step'] for line in lines] == [1, 2, 4, 6]
+    trace = square = 0.0
+    for line in lines:
+        trace, square = 0.95 * trace + line['noise_trace'], 0.95 * square + line['noise_square']
+        length = values['batch']['sequence_length']
+        np.testing.assert_allclose(line['noise_scale'], length * trace / square, rtol=1e-6)
+    resumed = values | every | {'run_dir': str(tmp_path / 'resumed')}
+    pretrain(config_from_values(resumed), progress=StoppedAt(4))
+    _, again = trained(resumed)
+    assert [line['noise_scale'] for line in again] == [line['noise_scale'] for line in lines]
+
+
+def test_a_batch_of_one_sequence_is_refused(values):
+    one = values['batch'] | {'tokens': values['batch']['sequence_length']}
+    with pytest.raises(UserError, match=r'log\.noise_scale compares two halves of a batch'):
+        trained(values, batch=one, mesh={'d': 1}, log={'noise_scale': 1})
