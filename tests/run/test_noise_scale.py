@@ -6,7 +6,10 @@ import pytest
 
 from pretrax import config_from_values, pretrain
 from pretrax.errors import UserError
-from runs import Quiet, StoppedAt, lines_of
+from pretrax.run.clock import Clock
+from pretrax.run.noise_scale import NoiseScale
+from pretrax.run.setup import prepare
+from runs import BIGRAM, Quiet, StoppedAt, lines_of
 
 
 def trained(values, **changes):
@@ -16,6 +19,7 @@ def trained(values, **changes):
 
 @pytest.mark.slow
 def test_a_run_averages_both_estimates_resumes_and_trains_the_same_bits(values, tmp_path):
+    values |= {'model': BIGRAM}
     every = {'log': {'noise_scale': 2, 'every': 1}, 'checkpoint': {'every': 3}}
     plain, _ = trained(values, run_dir=str(tmp_path / 'plain'))
     state, lines = trained(values | every)
@@ -33,7 +37,9 @@ def test_a_run_averages_both_estimates_resumes_and_trains_the_same_bits(values, 
     assert [line['noise_scale'] for line in again] == [line['noise_scale'] for line in lines]
 
 
-def test_a_batch_of_one_sequence_is_refused(values):
+def test_a_batch_of_one_sequence_is_refused(values, tmp_path):
     one = values['batch'] | {'tokens': values['batch']['sequence_length']}
+    config = config_from_values(values | {'model': BIGRAM, 'batch': one, 'mesh': {'d': 1}, 'log': {'noise_scale': 1}})
+    run = prepare(config, lambda text: None, jax.devices()[:1])
     with pytest.raises(UserError, match=r'log\.noise_scale compares two halves of a batch'):
-        trained(values, batch=one, mesh={'d': 1}, log={'noise_scale': 1})
+        NoiseScale(run, {}, Clock(tmp_path, False, 0, {}), print)

@@ -69,7 +69,7 @@ class StepMetrics:
         self._has_grown = False  # whether the batches have grown since the newest step
 
     def before(self, number: int, index: int, state: TrainState, batch: Batch) -> None:
-        """Call it before each step, with the number of its batch: starts its layer statistics and its noise scale, if they are due."""
+        """Call it before each step, with the number of its batch: starts the programs that are due."""
         self._batches_ahead = index - (number - 1)
         if self._has_grown:  # a lap has steps with batches of one size
             self.clock.lap(number - 1)
@@ -106,8 +106,11 @@ class StepMetrics:
         statistics = self._statistics.read(number)
         if statistics and self._log is not None:
             self._log.write_statistics(number, statistics)
-        if noise := self._noise.read(number):
+        noise = self._noise.read(number)
+        if 'noise_scale' in noise:
             self.write({'step': number, **noise})
+        elif noise and self._log is not None:  # there is nothing to show yet
+            self._log.write({'step': number, **noise})
 
     def write(self, metrics: dict[str, float]) -> None:
         """Writes and shows metrics of a step or an evaluation."""
