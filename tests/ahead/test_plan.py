@@ -1,12 +1,15 @@
 """Plans propose candidates that fit, sorted by their predicted time, and report what is impossible."""
 
+import jax
 import pytest
 
 from pretrax.ahead.plan import MARGIN, Planner, make_plan, report
 from pretrax.ahead.verify import having
 from pretrax.cli import main
 from pretrax.config import from_values
+from pretrax.run.setup import memory_of_run, prepare
 from pretrax.scale.topology import parse_topology
+from pretrax.train.state import init_state
 
 VALUES = {
     'name': 'planned',
@@ -113,3 +116,23 @@ def test_wrong_requests_are_user_errors(arguments, said, capsys):
         main(arguments)
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('name', ['adamw', 'muon', 'soap', 'schedule_free'])
+def test_the_memory_of_the_optimizer_is_that_of_its_state(name):
+    """Weights, and the state that a run makes on one device; SOAP has more for a wide feed-forward than for a square matrix."""
+    model = {'family': 'llama', 'n_layers': 2, 'd_model': 32, 'n_heads': 4, 'd_ff': 96}
+    changes = {
+        'model': model, 'data': {'name': 'synthetic', 'vocab_size': 256}, 'batch': {'tokens': 64, 'sequence_length': 32},
+        'optimizer': {'name': name, 'learning_rate': 1e-3}, 'schedule': {'name': 'constant'}, 'mesh': {'d': 1},
+    }  # fmt: skip
+    config = from_values(VALUES | changes)
+    planned = Planner(config, parse_topology('v5e-1'), lambda text: None).as_configured().memory
+    run = prepare(config, lambda text: None, jax.devices()[:1])
+    with jax.set_mesh(run.mesh):
+        state = init_state(run.recipe, 0)
+    held = sum(array.nbytes for array in jax.tree.leaves(state.optimizer))
+    assert planned.moments == pytest.approx(held, rel=1e-3)
+    memory = memory_of_run(run)
+    assert memory is not None
+    assert memory.moments == pytest.approx(held, rel=1e-3)

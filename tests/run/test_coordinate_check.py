@@ -50,6 +50,7 @@ def test_sizes_depend_on_the_width_without_mup_alone(config, tmp_path, capsys):
         (['--out', 'sizes.gif'], '--out sizes.gif: expected a name that ends with .png, .svg, .pdf'),
         (['model.preset=gpt2-124m', 'model.d_model=null'], 'needs model.d_model and model.n_heads'),
         (['optimizer.name=sgd'], 'optimizer.name = sgd does not follow the width by a known rule'),
+        (['optimizer.name=soap'], 'use adamw, adafactor, lion, muon, or leave out model.mup'),
     ],
 )
 def test_what_cannot_be_checked_is_refused(config, arguments, message, capsys):

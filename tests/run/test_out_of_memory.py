@@ -10,7 +10,7 @@ import pytest
 from pretrax import config_from_values, pretrain
 from pretrax.errors import MOST_LINES, UserError
 from pretrax.run.compiled_step import compile_step
-from pretrax.run.layer_statistics import StepStatistics
+from pretrax.run.logged_program import LoggedProgram
 from pretrax.run.out_of_memory import explaining_full_memory, is_full_memory, knobs
 from pretrax.run.setup import prepare_and_report
 from runs import BIGRAM, Quiet, small_values, write_documents
@@ -114,6 +114,6 @@ def test_a_step_that_fills_the_memory_while_its_metrics_are_read_is_explained_to
 
 def test_layer_statistics_that_fill_the_memory_are_named(tmp_path, monkeypatch):
     values = small_values(write_documents(tmp_path), tmp_path) | {'model': BIGRAM, 'log': {'layers': 1}}
-    monkeypatch.setattr(StepStatistics, '_compile', lambda *_: fill())
-    with pytest.raises(UserError, match=r'while computing layer statistics \(log\.layers\)'):
+    monkeypatch.setattr(LoggedProgram, '_compile', lambda *_: fill())
+    with pytest.raises(UserError, match=r'while computing the layer statistics \(log\.layers\)'):
         pretrain(config_from_values(values), progress=Quiet())

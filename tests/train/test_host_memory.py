@@ -28,15 +28,23 @@ def losses(directory):
     ]
 
 
-def test_a_run_with_its_state_in_host_memory_resumes_to_the_same_losses(values, tmp_path):
+@pytest.mark.parametrize(
+    'name', ['adamw', *(pytest.param(n, marks=pytest.mark.slow) for n in ('soap', 'schedule_free'))]
+)
+def test_a_run_with_its_state_in_host_memory_resumes_to_the_same_losses(name, values, tmp_path):
     common = values | {'model': BIGRAM, 'eval': {'every': 3, 'batches': 1}, 'schedule': {'name': 'constant'}}
+    common |= {'optimizer': values['optimizer'] | {'name': name}}
     plain = pretrain(config_from_values(common | {'run_dir': str(tmp_path / 'plain')}), progress=Quiet())
     offloaded = common | {'memory': {'offload': ['optimizer', 'weights']}}
     pretrain(config_from_values(offloaded | {'steps': 3}), progress=Quiet())
     again = Quiet()
     result = pretrain(config_from_values(offloaded), progress=again, verbose=True)
     assert 'offload: optimizer and weights in host memory between steps' in again.said
-    kinds = {leaf.sharding.memory_kind for leaf in jax.tree.leaves((result.state.weights, result.state.optimizer.mu))}
+    kinds = {
+        leaf.sharding.memory_kind
+        for leaf in jax.tree.leaves((result.state.weights, result.state.optimizer))
+        if leaf.ndim
+    }
     assert kinds == {'pinned_host'}
     assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(plain.state.weights)} == {'device'}
     assert losses(values['run_dir']) == losses(tmp_path / 'plain')

@@ -122,8 +122,8 @@ class Planner:
         one = jax.make_mesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:1])
         with jax.set_mesh(one):
             weights = jax.eval_shape(whole.init, jax.random.key(0))
-        self.arch, self.n_params = whole.arch, sum(leaf.size for leaf in jax.tree.leaves(weights))
-        self._moments = _moments(config)
+        self.arch, self.n_params = whole.arch, _size(weights)
+        self._moments = _moments(config, weights)
 
     def as_configured(self) -> Candidate:
         """The configuration itself.
@@ -265,12 +265,15 @@ def make_plan(config: RunConfig, hardware: Hardware, say: Report) -> Plan:
     return Plan(hardware, now, options, by_default, in_halves, is_looped, why, fits, len(every), planner.n_params)
 
 
-def _moments(config: RunConfig) -> float:
-    """Values of optimizer state, and of a moving average, per parameter: for a large square weight that is not frozen."""
-    like = jax.ShapeDtypeStruct((1024, 1024), jax.numpy.float32)
-    state = jax.eval_shape(build('optimizer', config.optimizer).init, like)
+def _moments(config: RunConfig, weights: Any) -> float:
+    """Values of optimizer state, and of a moving average, per parameter, if no weight is frozen."""
+    state = jax.eval_shape(build('optimizer', config.optimizer).init, weights)
     average = config.optimizer.ema_decay is not None
-    return sum(leaf.size for leaf in jax.tree.leaves(state)) / like.size + average
+    return _size(state) / _size(weights) + average
+
+
+def _size(tree: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def _meshes(hardware: Hardware, arch: Any, rows: int) -> Iterator[dict[str, int]]:

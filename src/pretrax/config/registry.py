@@ -51,9 +51,7 @@ class Entry:
     section_of: str | None = None
 
 
-_SCHEDULES = (
-    'constant', 'cosine', 'linear', 'wsd', 'inverse_sqrt', 'step', 'exponential', 'polynomial', 'piecewise',
-)  # fmt: skip
+DECAYING = ('cosine', 'linear', 'wsd', 'inverse_sqrt', 'step', 'exponential', 'polynomial')  # schedules that decay
 _components: dict[str, dict[str, Entry]] = {
     'model': {
         'transformer': Entry(
@@ -69,9 +67,10 @@ _components: dict[str, dict[str, Entry]] = {
         'tokenizer': Entry('pretrax.data.batches.tokenizer_only:TokenizerOnly'),
     },
     'optimizer': {
-        name: Entry(f'pretrax.train.optimizer:{name}') for name in ('adamw', 'adafactor', 'lion', 'sgd', 'muon')
+        name: Entry(f'pretrax.train.optimizer:{name}')
+        for name in ('adamw', 'adafactor', 'lion', 'sgd', 'muon', 'soap', 'schedule_free')
     },
-    'schedule': {name: Entry(f'pretrax.train.schedule:{name}') for name in _SCHEDULES},
+    'schedule': {name: Entry(f'pretrax.train.schedule:{name}') for name in ('constant', *DECAYING, 'piecewise')},
 }
 
 

@@ -456,6 +456,10 @@ class Log(Section):
         default=0,
         description='steps between lines of statistics by layer, in <run_dir>/layer_statistics.jsonl; 0: none',
     )
+    noise_scale: CountOrZero = Field(
+        default=0,
+        description='steps between estimates of the gradient noise scale, in tokens; each costs two steps; 0: none',
+    )
     report: bool = Field(default=True, description='write <run_dir>/report.html at the end of the run')
     graph: bool = Field(
         default=False,
@@ -672,6 +676,20 @@ class RunConfig(Section):
                     f'write a warmup of at most {self.steps}, or more steps',
                 )
             )
+        return self
+
+    @pydantic.model_validator(mode='after')
+    def _averages_once(self) -> 'RunConfig':
+        if self.optimizer.name != 'schedule_free':
+            return self
+        if self.optimizer.ema_decay is not None:
+            problem = f'is {self.optimizer.ema_decay}, but the weights of optimizer.name=schedule_free are an average'
+            raise ProblemsError(Problem(('optimizer', 'ema_decay'), problem, 'leave it out'))
+        if self.schedule.name in registry.DECAYING:
+            problem = (
+                f'is {self.schedule.name}, but the average of optimizer.name=schedule_free takes the place of a decay'
+            )
+            raise ProblemsError(Problem(('schedule', 'name'), problem, 'use schedule.name=constant, with a warmup'))
         return self
 
     @pydantic.model_validator(mode='after')

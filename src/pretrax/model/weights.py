@@ -302,14 +302,21 @@ def round_matrices(layer: Layer, dtype: DTypeLike) -> Layer:
     return dataclasses.replace(layer, **{name: w.astype(dtype) for name, w in present.items()})
 
 
-def matrix_dimensions(weights: Any) -> Any:
+TABLES = {'embed': (0, 1), 'positions': (0, 1), 'unembed': (0, 1)}
+
+
+def matrix_dimensions(weights: Any, tables: bool = False) -> Any:
     """The input and output dimensions of each matrix, for optimizers such as Muon; None for other weights.
 
     In a model other than this decoder, every two-dimensional weight is a matrix.
+
+    Args:
+        weights: or a gradient.
+        tables: whether the tables of the vocabulary and of positions are matrices too.
     """
     if isinstance(weights, Weights):
-        nothing = jax.tree.map(lambda _: None, weights)
-        found = dataclasses.replace(nothing, layers=_matrices_of(weights.layers, MATRICES))
+        found = _matrices_of(weights, TABLES if tables else {})
+        found = dataclasses.replace(found, layers=_matrices_of(weights.layers, MATRICES))
         modules: Any = weights.multi_token
         layer = _matrices_of(modules.layer, MATRICES)
         return dataclasses.replace(

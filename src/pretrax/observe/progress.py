@@ -164,6 +164,7 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
     'val_loss': lambda value: f'val loss {value:.4f}',
     'val_loss_ema': lambda value: f'of the average {value:.4f}',
     'val_bits_per_byte': lambda value: f'val bpb {value:.3f}',
+    'noise_scale': lambda value: f'noise scale {rate_text(value)} tokens',
     'tokens_per_second': lambda value: f'{rate_text(value)} tok/s',
     'mfu': lambda value: f'mfu {100 * value:.1f}%',
 }

@@ -16,7 +16,8 @@ from pretrax.run.clock import Clock
 from pretrax.run.compiled_step import CompiledStep
 from pretrax.run.ending import ending
 from pretrax.run.evaluate import bits_per_byte
-from pretrax.run.layer_statistics import StepStatistics
+from pretrax.run.layer_statistics import layer_statistics
+from pretrax.run.noise_scale import NoiseScale
 from pretrax.run.out_of_memory import explaining_full_memory
 from pretrax.run.processes import is_first_process
 from pretrax.run.recorded_program import record_program
@@ -60,19 +61,21 @@ class StepMetrics:
         self.tokens = _tokens_of(run, start)
         self._run, self._log, self._progress, self._report = run, log, progress, report
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
-        self._statistics = StepStatistics(run, clock, report)
+        self._statistics = layer_statistics(run, clock, report)
+        self._noise = NoiseScale(run, start.description, clock, report)
         self._program: Any = None  # the compiled step
         self._batches_ahead = 0  # the number of a step's batch minus the number of steps before it
         self._is_after_rollback = False
         self._has_grown = False  # whether the batches have grown since the newest step
 
     def before(self, number: int, index: int, state: TrainState, batch: Batch) -> None:
-        """Call it before each step, with the number of its batch: starts its layer statistics, if they are due."""
+        """Call it before each step, with the number of its batch: starts the programs that are due."""
         self._batches_ahead = index - (number - 1)
         if self._has_grown:  # a lap has steps with batches of one size
             self.clock.lap(number - 1)
             self._has_grown = False
         self._statistics.compute(number, index, state, batch)
+        self._noise.compute(number, index, state, batch)
 
     def wait_for(self, number: int, metrics: dict[str, jax.Array]) -> None:
         """Keeps the metrics of a step that the device may still be computing, for the next `read`."""
@@ -103,6 +106,11 @@ class StepMetrics:
         statistics = self._statistics.read(number)
         if statistics and self._log is not None:
             self._log.write_statistics(number, statistics)
+        noise = self._noise.read(number)
+        if 'noise_scale' in noise:
+            self.write({'step': number, **noise})
+        elif noise and self._log is not None:  # there is nothing to show yet
+            self._log.write({'step': number, **noise})
 
     def write(self, metrics: dict[str, float]) -> None:
         """Writes and shows metrics of a step or an evaluation."""
@@ -113,7 +121,8 @@ class StepMetrics:
     def compiled(self, step: CompiledStep) -> None:
         """Reports how the next steps were compiled, and writes their program if that is wanted."""
         if step.run is not self._run:
-            self._statistics = StepStatistics(step.run, self.clock, self._report)
+            self._statistics = layer_statistics(step.run, self.clock, self._report)
+            self._noise = NoiseScale(step.run, self._noise.description(), self.clock, self._report)
         self._has_grown = self._program is not None
         self._run, self._program = step.run, step.call
         self._report(str(step))
@@ -123,7 +132,12 @@ class StepMetrics:
 
     def description(self) -> dict[str, Any]:
         """The part of a checkpoint's description that `rewind` and a resumed run need. Call it when one is saved."""
-        return {'tokens': self.tokens, 'skipped_in_a_row': self.skipped_in_a_row, **self.clock.description()}
+        return {
+            'tokens': self.tokens,
+            'skipped_in_a_row': self.skipped_in_a_row,
+            **self.clock.description(),
+            **self._noise.description(),
+        }
 
     def show(self, number: int, texts: list[str]) -> None:
         """Shows and writes samples of a step, one for each prompt."""
@@ -144,6 +158,7 @@ class StepMetrics:
         self.clock.rolled_back(start.step, start.description)
         self._is_after_rollback = True  # its line has the number of the batch
         self._statistics.forget()
+        self._noise.rewind(start.description)
         if self._log is not None:
             self._log.rewind(start.step)
 

@@ -17,8 +17,8 @@ class StepFacts:
         tokens: tokens of one forward pass over the whole mesh (with accumulation: of one micro-batch, not of the batch).
         platform: 'tpu', 'cuda' or 'cpu'.
         compute: dtype of matrix products.
-        moments: values of optimizer state per parameter, in f32: AdamW 2, Lion and momentum 1, Adafactor about 0; with a moving
-            average of the weights 1 more.
+        moments: values of optimizer state per parameter, in f32: AdamW and Schedule-Free 2, Lion and momentum 1, Adafactor about
+            0, SOAP 2 and the preconditioners; with a moving average of the weights 1 more.
         saved: names of values to 'keep' for the backward pass, which recomputes the others; None: all are kept.
         unrolled: the program contains every layer, instead of a loop over them.
         passes: forward and backward passes per step whose gradients are summed.

@@ -140,16 +140,26 @@ def trained(tree: Any, settings: Any) -> Any:
     return jax.tree.map(part, tree, settings)
 
 
+def without_frozen(weights: Any, settings: Any) -> Any:
+    """Weights without the frozen ones, which are None. Layers that are frozen stay as they are."""
+    return jax.tree.map(lambda w, setting: None if setting.is_frozen else w, weights, settings)
+
+
 def stop_frozen(weights: Any, settings: Any) -> Any:
     """The same weights. The backward pass does not compute the gradients of frozen weights: they are zero."""
     return jax.tree.map(lambda w, one: jax.lax.stop_gradient(w) if one.is_frozen else w, weights, settings)
 
 
-def move(w: jax.Array, direction: jax.Array | None, rate: jax.Array, setting: Setting) -> jax.Array:
-    """A weight after a step against `direction`, with decoupled decay. Loshchilov and Hutter 2019, arXiv:1711.05101."""
+def move(
+    w: jax.Array, direction: jax.Array | None, rate: jax.Array, setting: Setting, decaying: jax.Array | None = None
+) -> jax.Array:
+    """A weight after a step against `direction`, with decoupled decay. Loshchilov and Hutter 2019, arXiv:1711.05101.
+
+    `decaying` is what the decay is in proportion to, if not the weight itself.
+    """
     if direction is None:
         return w
-    return w - rate * setting.scale * (direction + setting.decay * w)
+    return w - rate * setting.scale * (direction + setting.decay * (w if decaying is None else decaying))
 
 
 def adjusted(model: Model, weights: Any, tables: dict[str, Any], settings: Any) -> Any:

@@ -18,6 +18,7 @@ from pretrax.model.loss import Batch
 from pretrax.model.statistics import forward_statistics
 from pretrax.model.transformer import Transformer
 from pretrax.shardlib import i32
+from pretrax.train.average import gradient_point
 from pretrax.train.host_memory import on_device
 from pretrax.train.step import Gradient, Recipe, TrainState, Weights, training_step
 
@@ -45,7 +46,7 @@ def make_layer_statistics(recipe: Recipe, n_sources: int) -> LayerStatisticsOf:
         model = recipe.model
         activations, arch = {}, None
         if isinstance(model, Transformer):
-            weights: Any = state.weights  # those of a Transformer
+            weights: Any = gradient_point(recipe.optimizer, state.weights, state.optimizer)  # those of a Transformer
             activations, arch = (
                 forward_statistics(model, recipe.accumulation, n_sources, weights, batch, sources),
                 model.arch,

@@ -7,6 +7,8 @@ from optax import contrib
 from pydantic import Field
 
 from pretrax.model.weights import matrix_dimensions
+from pretrax.train.average import ScheduleFree
+from pretrax.train.soap import scale_by_soap
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -62,3 +64,25 @@ def muon(
         muon_weight_dimension_numbers=matrix_dimensions,
     )
     return optax.chain(descent, optax.scale(-1.0))  # Optax's muon already points downhill
+
+
+def soap(
+    *,
+    b1: Fraction = 0.95,
+    b2: Fraction = 0.95,
+    eps: Positive = 1e-8,
+    precondition_frequency: Count = 10,
+    max_precond_dim: Count = 10000,
+) -> optax.GradientTransformation:
+    """Adam in the eigenbasis of Shampoo's preconditioner, for matrices and tables; Adam for the rest. arXiv:2409.11321.
+
+    Every `precondition_frequency` steps the eigenvectors are improved. A dimension wider than `max_precond_dim`, such as a
+    vocabulary, has no preconditioner.
+    """
+    return scale_by_soap(b1, b2, eps, precondition_frequency, max_precond_dim)
+
+
+def schedule_free(*, b1: Fraction = 0.9, b2: Fraction = 0.95, eps: Positive = 1e-8) -> ScheduleFree:
+    """Adam without momentum, whose weights are an average: for a constant rate. Defazio et al. 2024, arXiv:2405.15682."""
+    moments = optax.scale_by_rms(decay=b2, eps=eps, eps_in_sqrt=False, bias_correction=True)
+    return ScheduleFree(moments, b1)

@@ -1,5 +1,7 @@
 """Steps that change no weight: spikes of the loss (`faults.spike`), and in fp16 gradients that overflow.
 
+Spikes, and skipping the batches before them: Chowdhery et al. 2022, arXiv:2204.02311, section 5.1.
+
 In fp16 the loss is multiplied by a scale, so that small gradients do not become zero, and the gradient is divided by it.
 Micikevicius et al. 2018, arXiv:1710.03740, section 3.2.
 """
@@ -14,10 +16,7 @@ FEWEST_STEPS = 30.0  # sum of decaying weights, reached after about 46 steps, be
 
 
 def is_spike(loss: jax.typing.ArrayLike, usual: jax.Array, deviations: float | None) -> jax.Array | bool:
-    """Whether a loss is more than `deviations` standard deviations above the usual loss; None: never.
-
-    Spikes, and skipping the batches before them: Chowdhery et al. 2022, arXiv:2204.02311, section 5.1.
-    """
+    """Whether a loss is more than `deviations` standard deviations above the usual loss; None: never."""
     if deviations is None:
         return False
     count = jnp.maximum(usual[0], 1.0)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pretrax.train.average import first_average
-from pretrax.train.groups import settings_of, trained
+from pretrax.train.groups import settings_of, without_frozen
 from pretrax.train.host_memory import in_host, on_device
 from pretrax.train.skipping import first_scale
 from pretrax.train.step import Recipe, TrainState, Weights
@@ -26,14 +26,18 @@ def init_state(recipe: Recipe, seed: int, weights: Weights | None = None) -> Tra
 
 def _fresh(recipe: Recipe, weights: Weights) -> TrainState:
     zero = jnp.zeros((), jnp.int32)
-    optimizer = recipe.optimizer.init(trained(weights, settings_of(recipe, weights)))
+    optimizer = recipe.optimizer.init(without_frozen(weights, settings_of(recipe, weights)))
     average = first_average(weights, recipe.ema_decay)
     scale = first_scale(recipe.loss_scale)
     return TrainState(zero, zero, zero, zero, jnp.zeros(3), weights, optimizer, average, scale)
 
 
 def state_shardings(recipe: Recipe, like: TrainState) -> TrainState:
-    """The sharding of every array of a state: weights by their types, the optimizer's moments like their weights."""
+    """The sharding of every array of a state: weights by their types, the optimizer's moments like their weights.
+
+    The square matrices that SOAP has for a weight are sharded like it along the dimensions that count matrices, and over d and
+    t along the rows and columns, if these divide them.
+    """
     mesh = jax.sharding.get_mesh()
     replicated = NamedSharding(mesh, PartitionSpec())
     prefix = recipe.model.shardings(like.weights)
@@ -44,9 +48,13 @@ def state_shardings(recipe: Recipe, like: TrainState) -> TrainState:
     def moment(path: tuple[Any, ...], x: jax.ShapeDtypeStruct) -> NamedSharding:
         """The path of a moment ends with that of its weight."""
         for start in range(len(path)):
-            shape, sharding = by_path.get(path[start:], (None, replicated))
+            shape, sharding = by_path.get(path[start:], ((), replicated))
             if shape == x.shape:
                 return sharding
+            if x.ndim > 1 and x.shape[-1] == x.shape[-2] and shape[: x.ndim - 2] == x.shape[:-2] and len(shape) > 1:
+                many = [*sharding.spec, *[None] * x.ndim][: x.ndim - 2]
+                rest = [axis if n % mesh.shape[axis] == 0 else None for axis, n in zip('dt', x.shape[-2:], strict=True)]
+                return NamedSharding(mesh, PartitionSpec(*many, *rest))
         return replicated
 
     moments = jax.tree_util.tree_map_with_path(moment, like.optimizer)

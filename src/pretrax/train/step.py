@@ -19,8 +19,8 @@ from pretrax.model.base import AutomaticModel, Model
 from pretrax.model.loss import Batch, LossTerms
 from pretrax.model.weights import Teacher
 from pretrax.shardlib import axis_size, check, defer_reduction, f32, key, psum, scope, typed_shard_map, zero_gradient
-from pretrax.train.average import next_average
-from pretrax.train.groups import Group, adjusted, move, settings_of, stop_frozen, trained
+from pretrax.train.average import Optimizer, gradient_point, next_average, next_weights
+from pretrax.train.groups import Group, adjusted, settings_of, stop_frozen, trained
 from pretrax.train.host_memory import on_device, to_host
 from pretrax.train.skipping import FADING, LossScale, is_fault, is_spike, next_scale
 
@@ -50,7 +50,7 @@ class Recipe(NamedTuple):
     """The parts of a training step that the configuration chooses."""
 
     model: Model
-    optimizer: optax.GradientTransformation
+    optimizer: Optimizer
     rate: Callable[[jax.Array], jax.Array]  # step -> learning rate
     weight_decay: float
     no_decay: tuple[str, ...]  # patterns of the names of weights that do not decay
@@ -79,15 +79,16 @@ def training_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainSt
         gradients = make_gradients(recipe.model, recipe.accumulation, settings)
         scale = {} if state.loss_scale is None else {'loss_scale': state.loss_scale[0]}
         known = scale if state.teacher is None else {**scale, 'teacher': state.teacher}
-        gradient, terms, tables = gradients(before, batch, *step_keys(recipe, state.step), **known)
+        point = gradient_point(recipe.optimizer, before, state.optimizer)
+        gradient, terms, tables = gradients(point, batch, *step_keys(recipe, state.step), **known)
         with jax.named_scope('optimizer'):
             of_trained = trained(gradient, settings)
             norm = optax.tree.norm(of_trained)  # clipped as in Pascanu et al. 2013, arXiv:1211.5063
             clip = jnp.minimum(1.0, recipe.clip_norm / (norm + 1e-6)) if recipe.clip_norm else 1.0
             clipped = jax.tree.map(lambda g: g * clip, of_trained)
-            direction, optimizer = recipe.optimizer.update(clipped, state.optimizer, trained(before, settings))
+            direction, optimizer = recipe.optimizer.update(clipped, state.optimizer, trained(point, settings))
             rate = recipe.rate(state.step)
-            weights = jax.tree.map(lambda w, u, one: move(w, u, rate, one), before, direction, settings)
+            weights, optimizer = next_weights(recipe.optimizer, before, point, direction, optimizer, rate, settings)
             weights = adjusted(recipe.model, weights, tables, settings)
             ema = next_average(state.ema, weights, recipe.ema_decay, state.step + 1 - state.skipped)
 

@@ -102,6 +102,15 @@ DEFINITIONS = {
     'attention_entropy': Definition('attention entropy', 'nats', 'mean over layers and heads; with `log.layers`'),
     'dead_units': Definition('dead units', 'fraction of 1', 'mean over layers; with `log.layers`'),
     'loss/NAME': Definition('training loss of NAME', 'nats per token', 'of the tokens of each source of a mixture; with `log.layers`'),
+    'noise_scale': Definition(
+        'gradient noise scale', 'tokens', '`sequence_length` times the mean of `noise_trace` divided by that of `noise_square`; with `log.noise_scale`'
+    ),
+    'noise_trace': Definition(
+        'gradient noise', '', 'estimate of the trace of the covariance of the gradients of single sequences; with `log.noise_scale`'
+    ),
+    'noise_square': Definition(
+        'squared gradient', '', 'estimate of the squared norm of the gradient without noise, which may be negative; with `log.noise_scale`'
+    ),
     'loss_scale': Definition('scale of the loss', '', 'what the loss was multiplied by; with `precision.compute: fp16`'),
     'val_loss': Definition(
         'validation loss', 'nats per token', 'mean over the counted tokens of held-out text; only in lines with an evaluation'
