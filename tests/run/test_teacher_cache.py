@@ -136,6 +136,10 @@ def test_an_interrupted_preparation_continues(teacher, tmp_path, monkeypatch, ca
         ({'distill': {'cache': 'nowhere'}}, r'nowhere has no teacher.json\nwrite it first'),
         ({'distill': {'teacher': 'runs/teacher'}}, r'distill.cache is given, and so is distill.teacher'),
         ({'distill': {'cache': None}}, r'distill.teacher is missing'),
+        (
+            {'distill': {'hidden': {'layers': [[0, 0]]}}},
+            r'distill.hidden needs a teacher that runs: distill.cache has no',
+        ),
         ({'distill': {'cache': 'gs://bucket/cache'}}, r'expected a local directory'),
     ],
 )

@@ -13,6 +13,7 @@ from pretrax.errors import UserError
 from pretrax.huggingface.section import HF, model_section
 from pretrax.model.distillation import Distillation, DistilledTransformer
 from pretrax.model.families import TransformerOptions
+from pretrax.model.hidden_states import HiddenMatch
 from pretrax.model.request import ModelRequest
 from pretrax.model.weights import Teacher
 from pretrax.storage import BucketPath, locate
@@ -33,7 +34,8 @@ def build_distilled(config: RunConfig, request: ModelRequest) -> DistilledTransf
         raise UserError(
             f'distill: model.name = {config.model.name} cannot be distilled\nuse model.name=transformer, or leave out distill'
         )
-    how = Distillation(section.weight, section.temperature, section.direction, section.chunks)
+    hidden = None if section.hidden is None else HiddenMatch(section.hidden.layers, section.hidden.weight)
+    how = Distillation(section.weight, section.temperature, section.direction, section.chunks, hidden)
     if section.teacher is None:
         return DistilledTransformer(request, options=options, teacher=None, how=how)
     teacher, theirs = teacher_options(section.teacher)
