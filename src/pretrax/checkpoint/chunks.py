@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import xxhash
 
-from pretrax.checkpoint.files import BLOCK, REQUEST, open_file
+from pretrax.checkpoint.files import REQUEST, open_file
 from pretrax.checkpoint.manifest import STATE, DamagedError, File, Manifest
 from pretrax.storage import AnyPath
 

@@ -16,9 +16,10 @@ from typing import Any, Literal
 import pydantic
 import xxhash
 
-from pretrax.checkpoint.files import digest, names_in, open_file, raise_if_unreachable
+from pretrax.checkpoint.files import names_in, open_file, raise_if_unreachable
 from pretrax.errors import UserError
 from pretrax.machine.atomic import sync_directory, sync_file
+from pretrax.machine.digest import digest
 from pretrax.storage import AnyPath, BucketPath
 
 MANIFEST = 'manifest.json'

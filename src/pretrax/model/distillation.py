@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pretrax.errors import UserError
+from pretrax.model.axes import along
 from pretrax.model.divergence import divergence
 from pretrax.model.ends import gather_ends, unembed
 from pretrax.model.families import TransformerOptions
@@ -93,7 +94,12 @@ class DistilledTransformer(Transformer):
         super().__init__(request, options=options)
         context = self.plan.context if request.mesh['c'] > 1 else 'auto'
         self.teacher = None if teacher is None else build_teacher(request, teacher, context)
+        self.teacher_arch = None if self.teacher is None else self.teacher.arch
+        self.kept_states = 0 if how.hidden is None else len(how.hidden.of_teacher)
         self.how = how
+        here = request.sequence_length // along('c t', request.mesh)
+        chunks = chunks_of(here, max(how.chunks, self.plan.loss_chunks))
+        self.plan = dataclasses.replace(self.plan, loss_chunks=chunks)
         said = f'{how.direction} KL at temperature {how.temperature:g}, {how.weight:g} of the loss'
         self.choices = {**self.choices, 'distillation': said}
         if self.teacher is not None:
@@ -164,7 +170,7 @@ class DistilledTransformer(Transformer):
             del part
             return top_k_of(self._teacher_logits(ends, x), k, self.arch.vocab_size, self.how.temperature)
 
-        chunks = chunks_of(x.shape[1], max(self.how.chunks, self.plan.loss_chunks))
+        chunks = self.plan.loss_chunks
         n = x.shape[1] // chunks
         return jax.tree.map(lambda parts: join_tokens(parts, n), over_chunks(find, x, batch, chunks))
 
@@ -210,8 +216,7 @@ class DistilledTransformer(Transformer):
                 'distilled': (jnp.stack([nll, total, count])[None], None),
             }
 
-        chunks = chunks_of(x.shape[1], max(how.chunks, self.plan.loss_chunks))
-        return in_chunks(terms_of, (x, *teacher_x), batch, chunks), states
+        return in_chunks(terms_of, (x, *teacher_x), batch, self.plan.loss_chunks), states
 
     def _abstract_projection(self) -> jax.ShapeDtypeStruct | None:
         """Shape and sharding of the projections of hidden states on the mesh in force; None: there are none."""
