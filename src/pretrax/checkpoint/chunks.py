@@ -17,6 +17,7 @@ import xxhash
 
 from pretrax.checkpoint.files import REQUEST, open_file
 from pretrax.checkpoint.manifest import STATE, DamagedError, File, Manifest
+from pretrax.machine.digest import BLOCK
 from pretrax.storage import AnyPath
 
 type Index = tuple[tuple[int, int], ...]  # start and stop along each dimension

@@ -155,7 +155,7 @@ def _write_rows(run: Run, files: TeacherFiles | None, teacher: Teacher, k: int, 
     seconds = time.perf_counter() - began
     if files is None:
         return None
-    size = sum(path.stat().st_size for path in files.directory.glob('part-*/*'))
+    size = sum(path.stat().st_size for path in files.directory.glob('part-*/*.npy'))
     rate = size / max(1, len(files) * length)
     return Prepared(len(files), len(files) - before, rate, tail / new if new else float('nan'), new * length / seconds)
 

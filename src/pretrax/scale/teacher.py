@@ -1,14 +1,13 @@
-"""What the teacher of distillation adds to a step: memory, FLOPs and time. It runs forward only, on the mesh of the student.
+"""What the teacher of distillation adds to the memory of a step. It runs forward only, on the mesh of the student.
 
-Letters as in memory.py and roofline.py: T tokens per device and pass, M d_model, V vocabulary, t tensor-parallel devices; sizes
+Letters as in memory.py: T tokens per device and pass, M d_model, V vocabulary, t tensor-parallel devices; sizes
 are those of the teacher. Its weights are sharded as the student's, in the compute dtype, without moments or gradients.
 
     always    weights
     loss      the hidden states after the last layer, and the hidden states that the student learns; of one chunk of the sequences,
               the normed hidden states and the logits, in the compute dtype and in f32; over d, the gathered unembedding
     teacher   one layer while it runs: queries, keys, values and the result of attention, the values of the feed-forward, three
-              hidden states; over d, its gathered weights. The student's activations exist before or after it: XLA decides
-
+              hidden states; over d, its gathered weights. Activations of the student exist then too
 """
 
 import dataclasses

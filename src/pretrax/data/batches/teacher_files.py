@@ -102,7 +102,7 @@ class TeacherFiles:
         self.description = read_description(place)
         try:
             if isinstance(place, BucketPath):
-                fetch_parts(place, self.directory)
+                fetch_parts(place, self.directory, afresh=report is not None)
             if report is not None:
                 repair_parts(place, self.directory, report)
         except OSError as error:

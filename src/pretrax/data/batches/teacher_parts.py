@@ -66,8 +66,13 @@ def problem_of(path: Path) -> str:
     return ''
 
 
-def fetch_parts(place: BucketPath, directory: Path) -> None:
-    """Makes the parts of a directory those of a bucket. Parts that are the same already are not copied again.
+def fetch_parts(place: BucketPath, directory: Path, afresh: bool) -> None:
+    """Makes the parts of a directory those of a bucket.
+
+    Args:
+        place: the bucket.
+        directory: of this machine.
+        afresh: copies every part, so that damage in the bucket is found; otherwise parts with the same manifest stay.
 
     Raises:
         OSError: the bucket cannot be read, or the directory cannot be written.
@@ -78,7 +83,7 @@ def fetch_parts(place: BucketPath, directory: Path) -> None:
         shutil.rmtree(directory / name)
     for name in sorted(there):
         here, manifest = directory / name / MANIFEST, (place / name / MANIFEST).read_bytes()
-        if here.is_file() and here.read_bytes() == manifest and not problem_of(here.parent):
+        if not afresh and here.is_file() and here.read_bytes() == manifest and not problem_of(here.parent):
             continue
         shutil.rmtree(here.parent, ignore_errors=True)
         with new_directory(here.parent) as partial:
