@@ -1,12 +1,18 @@
 """Compares a student that learns from a teacher with the same student alone, and measures what the teacher costs.
 
     uv run pretrax train configs/quickstart.yaml
-    uv run python benchmarks/distillation.py [--teacher runs/quickstart] [--seeds 3] [--steps 100] [--out DIR]
+    uv run python benchmarks/distillation.py [--kinds KIND ...] [--teacher runs/quickstart] [--seeds 3] [--steps 100] [--out DIR]
 
-The teacher is the quickstart, or another run with its vocabulary. The student has 2 layers of width 64, and trains on the same tokens, in the same order, for the same
-number of steps without a teacher, with one, and with the 64 most likely tokens of one that were prepared before, once for each seed. `val_loss` is the usual cross-entropy on held-out text. Speed is
-the median of the steps that are logged; memory is what the compiler counts for the step of one device, state included. The result is
-written to results/distillation-DATE.json and .md.
+The teacher is the quickstart, or another run with its vocabulary. The student has 2 layers of width 64, and trains on the same
+tokens, in the same order, for the same number of steps, once for each seed and kind:
+
+    alone       without a teacher
+    distilled   with one
+    hidden      with one whose hidden states it learns too: those after layers 1 and 3, of 4, after its own two layers
+    offline     with the 64 most likely tokens of one that were prepared before
+
+`val_loss` is the usual cross-entropy on held-out text. Speed is the median of the steps that are logged; memory is what the
+compiler counts for the step of one device, state included. The result is written to results/distillation-DATE.json and .md.
 """
 
 import argparse
@@ -15,6 +21,7 @@ import json
 import math
 import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +40,7 @@ from pretrax.scale.memory import memory_of
 
 STUDENT = ['model.n_layers=2', 'model.d_model=64', 'model.n_heads=2', 'model.n_kv_heads=1']
 TOP_K = 64
+KINDS = ('alone', 'distilled', 'hidden', 'offline')
 RESULTS = Path(__file__).parent / 'results'
 
 
@@ -42,15 +50,16 @@ def main() -> None:
     parser.add_argument('--seeds', type=int, default=3)
     parser.add_argument('--steps', type=int, default=100)
     parser.add_argument('--teacher', type=Path, default=Path('runs/quickstart'))
+    parser.add_argument('--kinds', nargs='+', choices=KINDS, default=KINDS)
     parser.add_argument('--out', type=Path, default=RESULTS)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        result = compare(Path(scratch), chosen.teacher, chosen.seeds, chosen.steps)
+        result = compare(Path(scratch), chosen.teacher, chosen.seeds, chosen.steps, chosen.kinds)
     write_result(circumstances() | {'versions': versions()} | result, table, chosen.out, 'distillation')
 
 
-def compare(scratch: Path, teacher: Path, seeds: int, steps: int) -> dict[str, Any]:
-    """`val_loss` of each seed, speed and memory of both kinds of students, and `val_loss` of the teacher, if it has one."""
+def compare(scratch: Path, teacher: Path, seeds: int, steps: int, chosen: Sequence[str]) -> dict[str, Any]:
+    """`val_loss` of each seed, speed and memory of the chosen kinds of students, and `val_loss` of the teacher, if it has one."""
     directory, step = find_checkpoint(teacher)
     val_loss = read_description(directory, step).get('val_loss')
     found: dict[str, Any] = {'steps': steps, 'teacher': {'path': str(teacher), 'val_loss': val_loss, 'steps': step}}
@@ -59,10 +68,13 @@ def compare(scratch: Path, teacher: Path, seeds: int, steps: int) -> dict[str, A
     kinds = {
         'alone': [],
         'distilled': [f'distill.teacher={teacher}'],
+        'hidden': [f'distill.teacher={teacher}', 'distill.hidden.layers=[[0,1],[1,3]]'],
         'offline': [f'distill.cache={scratch / "cache"}'],
     }
     prepared = []
     for kind, changes in kinds.items():
+        if kind not in chosen:
+            continue
         if kind == 'offline':
             for seed in range(seeds):
                 own = [f'seed={seed}', *STUDENT, *data, *kinds['distilled']]
@@ -104,7 +116,8 @@ def step_memory(config: RunConfig) -> int:
 def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
     lines = ['| student | val_loss by seed | mean | tokens/s | memory of a step |', '|---|---|---|---|---|']
-    for kind in ('alone', 'distilled', 'offline'):
+    kinds = [kind for kind in KINDS if kind in result]
+    for kind in kinds:
         one = result[kind]
         by_seed = ', '.join(f'{loss:.4f}' for loss in one['val_loss'])
         lines.append(
@@ -113,17 +126,21 @@ def table(result: dict[str, Any]) -> str:
         )
     teacher = result['teacher']
     lines.append('')
-    for kind in ('distilled', 'offline'):
-        gains = [a - b for a, b in zip(result['alone']['val_loss'], result[kind]['val_loss'], strict=True)]
+    of = kinds[0]
+    for kind in kinds[1:]:
+        gains = [a - b for a, b in zip(result[of]['val_loss'], result[kind]['val_loss'], strict=True)]
         error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
         lines.append(
-            f'Gain by distillation, {kind}: {statistics.mean(gains):.4f} +- {error:.4f} nats per token (standard error over '
+            f'Gain of {kind} over {of}: {statistics.mean(gains):.4f} +- {error:.4f} nats per token (standard error over '
             f'{len(gains)} seeds), after {result["steps"]} steps.'
         )
-    first, last = result['prepared'][0], result['prepared'][-1]
+    if result['prepared']:
+        first, last = result['prepared'][0], result['prepared'][-1]
+        lines.append(
+            f'Prepared: {last["rows"]:,} rows, {last["bytes_per_token"]:.0f} bytes per token, at '
+            f'{first["tokens_per_second"]:,.0f} tokens/s; probability of the tail {first["tail"]:.3f}.'
+        )
     lines += [
-        f'Prepared: {last["rows"]:,} rows, {last["bytes_per_token"]:.0f} bytes per token, at '
-        f'{first["tokens_per_second"]:,.0f} tokens/s; probability of the tail {first["tail"]:.3f}.',
         f'Teacher: {teacher["path"]} after {teacher["steps"]} steps, val_loss {teacher["val_loss"]}.',
         f'Command: `{result["command"]}`, {result["date"]}, {result["processor"]}, {result["cores"]} cores.',
         f'Versions: {json.dumps(result["versions"])}.',

@@ -30,17 +30,19 @@ RESULTS = pathlib.Path(__file__).parent / 'results' / 'memory.json'
 
 LLAMA_1B = {'family': 'llama', 'n_layers': 24, 'd_model': 2048, 'n_heads': 16, 'n_kv_heads': 8, 'd_ff': 5632}
 LLAMA_3B = {'family': 'llama', 'n_layers': 28, 'd_model': 3072, 'n_heads': 24, 'n_kv_heads': 8, 'd_ff': 8192}
+TEACHER = f'hf:{pathlib.Path(__file__).parent / "teachers" / "3b"}'  # the sizes of LLAMA_3B; its weights are not needed
 MOE = {'family': 'mixtral', 'n_layers': 12, 'd_model': 1024, 'n_heads': 16, 'n_kv_heads': 8, 'd_ff': 3584}
 ROW = tuple[str, int, dict[str, Any]]
 
 
 def row(topology: str, model: dict[str, Any], rows: int, length: int, mesh: dict[str, int], **more: Any) -> ROW:
-    """A configuration and its hardware. `more`: micro, slices, vocab_size, save and options of the model."""
+    """A configuration and its hardware. `more`: micro, slices, vocab_size, distill, save and options of the model."""
     micro, slices, vocab = more.pop('micro', None), more.pop('slices', 1), more.pop('vocab_size', 32000)
+    distill = more.pop('distill', None)
     return topology, slices, {
         'name': 'memory', 'steps': 10, 'model': model | more, 'data': {'name': 'synthetic', 'vocab_size': vocab},
         'batch': {'tokens': rows * length, 'sequence_length': length, 'micro': micro},
-        'optimizer': {'name': 'adamw', 'learning_rate': 3e-4}, 'mesh': mesh,
+        'optimizer': {'name': 'adamw', 'learning_rate': 3e-4}, 'mesh': mesh, 'distill': distill,
     }  # fmt: skip
 
 
@@ -65,6 +67,11 @@ ROWS: dict[str, ROW] = {
     'GPT-2 774M, d of a node, 4 passes': row('a100x8', {'preset': 'gpt2-774m'}, 256, 1024, {'d': 8}, micro=8, vocab_size=50257),
     '3B, d p of a node': row('h100x8', LLAMA_3B, 32, 4096, {'d': 4, 'p': 2}, micro=1),
     'mixture': row('h200', MOE, 16, 2048, {}),
+    '0.5B learns from 3B, d t': row(
+        'v5e-16', LLAMA_1B | {'n_layers': 8}, 64, 2048, {'d': 8, 't': 2},
+        distill={'teacher': TEACHER, 'hidden': {'layers': [[3, 13], [7, 27]]}},
+    ),
+    '0.5B learns from 3B': row('h200', LLAMA_1B | {'n_layers': 8}, 16, 2048, {}, save='none', distill={'teacher': TEACHER}),
     'mixture, d e of a node': row('h200x8', MOE, 64, 2048, {'d': 2, 'e': 4}),
 }  # fmt: skip
 

@@ -24,6 +24,20 @@ def whole(w, tokens, segments, positions, arch, masks=None):
     return jax.vmap(lambda t, s, p, m: _row(w, t, s, p, arch, m))(tokens, segments, positions, masks or {})
 
 
+def hidden_states(w, tokens, segments, positions, arch):
+    """The residual stream after each layer, [B, layers, L, M], without dropout."""
+    w = jax.tree.map(jnp.asarray, w)
+
+    def row(t, s, p):
+        x, found = w.embed[t] + (w.positions[p] if arch.positions == 'learned' else 0), []
+        for i in range(arch.n_layers):
+            x = _layer(x, layer_of(w.layers, i, arch), i, s, p, arch, {}, [])
+            found.append(x)
+        return jnp.stack(found)
+
+    return jax.vmap(row)(tokens, segments, positions)
+
+
 def dropped(x, masks, *place):
     """Inverted dropout: `masks` has, by place, which numbers are kept and the share that is dropped. {}: no dropout."""
     if place not in masks:

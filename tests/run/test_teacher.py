@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from pretrax import config_from_values, pretrain
+from pretrax.checkpoint import CheckpointWeights
 from pretrax.config import InitFrom
 from pretrax.errors import UserError
 from pretrax.model.families import TransformerOptions, resolve
@@ -19,6 +20,7 @@ from pretrax.run.teacher import load_teacher
 from pretrax.run.trained import open_trained
 from pretrax.run.warm_start import warm_state
 from pretrax.train.fingerprint import fingerprint
+from pretrax.train.state import init_state
 from runs import Quiet, StoppedAt, lines_of, small_values, without_clock, write_documents
 from small import LLAMA4
 
@@ -56,20 +58,39 @@ def loaded(values):
 
 @pytest.mark.slow
 def test_a_run_resumes_exactly_and_its_checkpoints_do_not_have_the_teacher(teacher, tmp_path):
-    whole, parts = student_of(teacher, tmp_path), student_of(teacher, tmp_path, 'parts')
-    said = train(whole)
+    hidden = {'layers': [[0, 0]], 'weight': 0.25}
+    whole, parts = (student_of(teacher, tmp_path, name, hidden=hidden) for name in ('whole', 'parts'))
+    said = train(whole | {'sample': {'every': 3, 'tokens': 2}})
     assert any(line.startswith('distill.teacher: ') and 'MiB per device' in line for line in said)
     train(parts, StoppedAt(3))
     assert any(line.startswith('resuming from step') for line in train(parts))
     lines, again = (list(map(without_clock, lines_of(values))) for values in (whole, parts))
     assert [line['step'] for line in lines] == [line['step'] for line in again] == [1, 2, 3, 4, 5, 6]
-    assert [(line['loss'], line['nll'], line['distillation']) for line in lines] == [
-        (line['loss'], line['nll'], line['distillation']) for line in again
-    ]
-    np.testing.assert_allclose(lines[0]['loss'], (lines[0]['nll'] + lines[0]['distillation']) / 2, rtol=1e-5)
-    assert lines[-1]['distillation'] < lines[0]['distillation']
+    names = ('loss', 'nll', 'distillation', 'hidden_mse')
+    assert [[line[name] for name in names] for line in lines] == [[line[name] for name in names] for line in again]
+    loss, nll, distillation, hidden_mse = (lines[0][name] for name in names)
+    np.testing.assert_allclose(loss, (nll + distillation) / 2 + hidden_mse / 4, rtol=1e-5)
+    assert lines[-1]['distillation'] < distillation
+    assert lines[-1]['hidden_mse'] < hidden_mse
     written = json.loads((Path(whole['run_dir']) / 'checkpoints' / '6' / 'manifest.json').read_text())
     assert not [name for name in written['arrays'] if 'teacher' in name]
+    check_projection(teacher, whole, written['arrays'], tmp_path)
+
+
+def check_projection(teacher, student, arrays, directory):
+    """Checkpoints have the projection of hidden states, which only training uses: another run begins with one of its own."""
+    assert arrays['weights.hidden_projection']['shape'] == [1, 8, 16]
+    assert open_trained(student['run_dir']).weights().hidden_projection is None
+    assert 'hidden_projection' not in CheckpointWeights(Path(student['run_dir']) / 'checkpoints', 6).shapes
+    values = student_of(teacher, directory, hidden={'layers': [[0, 0]]}) | {'init_from': student['run_dir'], 'seed': 5}
+    run = prepare(config_from_values(values), lambda text: None)
+    with jax.set_mesh(run.mesh):
+        found, drawn = (
+            warm_state(run.config.init_from, run, lambda text: None).weights,
+            init_state(run.recipe, 5).weights,
+        )
+    np.testing.assert_array_equal(found.hidden_projection, drawn.hidden_projection)
+    assert not np.array_equal(found.embed, drawn.embed)
 
 
 def test_a_teacher_is_the_same_on_any_mesh(teacher, tmp_path):

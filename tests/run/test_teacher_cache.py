@@ -1,12 +1,18 @@
 """`pretrax distill prepare`: a run that reads what its teacher said before learns what it learns from the teacher itself."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
+from launched import environment
 from pretrax import config_from_values, pretrain
 from pretrax.cli import main
 from pretrax.data.batches.teacher_files import DESCRIPTION, TeacherFiles
@@ -126,6 +132,82 @@ def test_an_interrupted_preparation_continues(teacher, tmp_path, monkeypatch, ca
     assert 0.01 < one.tail < 0.99
 
 
+# `pretrax`, with a part after every batch. KILLED=N ends the process while it writes its Nth file, as kill -9 does.
+PROGRAM = """
+import os, signal
+import numpy as np
+from pretrax.cli import main
+from pretrax.run import teacher_cache
+teacher_cache.PART_BYTES = 1
+save, files = np.save, []
+def counted(file, array, **more):
+    save(file, array, **more)
+    files.append(file)
+    if len(files) == int(os.environ.get('KILLED', 0)):
+        os.kill(os.getpid(), signal.SIGKILL)
+np.save = counted
+main()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_that_are_killed_continue_and_write_what_one_process_writes(teacher, tmp_path):
+    values = student_of(teacher, tmp_path, teacher=teacher['run_dir'])
+    values |= {'batch': {'tokens': 128, 'sequence_length': 16}, 'faults': {'heartbeat_seconds': 3}}
+    together = write_yaml(values | {'mesh': {'r': 2}, 'processes': {'count': 2}}, tmp_path / 'config.yaml')
+    out = tmp_path / 'parts'
+
+    def prepared_by_two(**changes):
+        with socket.socket() as one:
+            one.bind(('127.0.0.1', 0))
+            coordinator = f'processes.coordinator=127.0.0.1:{one.getsockname()[1]}'
+        command = [
+            sys.executable,
+            '-c',
+            PROGRAM,
+            'distill',
+            'prepare',
+            together,
+            coordinator,
+            '--out',
+            str(out),
+            '--top-k',
+            '5',
+        ]
+        with contextlib.ExitStack() as stack:
+            both = [
+                stack.enter_context(
+                    subprocess.Popen(
+                        [*command, f'processes.index={i}'],
+                        env=environment(**changes),
+                        text=True,
+                        stdout=subprocess.PIPE,
+                    )
+                )
+                for i in (0, 1)
+            ]
+            said = both[0].communicate()[0]
+            if changes:
+                both[1].kill()
+            return said, [process.wait() for process in both]
+
+    _, codes = prepared_by_two(KILLED='10')  # two files of the third part are written
+    assert codes[0] == -signal.SIGKILL
+    assert len(TeacherFiles(out)) == 16
+    said, codes = prepared_by_two()
+    assert codes == [0, 0]
+    assert 'continues after 16 rows' in said
+    assert '32 new rows' in said
+    config = config_from_values(values | {'mesh': {'r': 8}})
+    assert prepare_cache(config, tmp_path / 'whole', 5, lambda text: None).rows == 48
+    host = prepare(config, lambda text: None).source.batch(0, slice(0, 48), 48)
+    parts, whole = TeacherFiles(out), TeacherFiles(tmp_path / 'whole')
+    np.testing.assert_array_equal(parts.rows, whole.rows)
+    assert len(set(parts.rows.tolist())) == 48
+    for found, expected in zip(parts.read(host), whole.read(host), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ('changes', 'said'),
     [
@@ -136,7 +218,10 @@ def test_an_interrupted_preparation_continues(teacher, tmp_path, monkeypatch, ca
         ({'distill': {'cache': 'nowhere'}}, r'nowhere has no teacher.json\nwrite it first'),
         ({'distill': {'teacher': 'runs/teacher'}}, r'distill.cache is given, and so is distill.teacher'),
         ({'distill': {'cache': None}}, r'distill.teacher is missing'),
-        ({'distill': {'cache': 'gs://bucket/cache'}}, r'expected a local directory'),
+        (
+            {'distill': {'hidden': {'layers': [[0, 0]]}}},
+            r'distill.hidden needs a teacher that runs: distill.cache has no',
+        ),
     ],
 )
 def test_what_was_prepared_for_another_run_is_refused(teacher, cache, tmp_path, changes, said):

@@ -28,6 +28,19 @@ def phase(prediction, name):
     return next(phase for phase in prediction.phases if phase.name.startswith(name))
 
 
+def test_a_teacher_takes_two_flops_per_parameter_and_token_and_counts_in_mfu():
+    """It has half the layers, in bf16; over d its weights are gathered once, and not scattered."""
+    tokens, half = 2**17, dataclasses.replace(ARCH, n_layers=5)
+    alone, taught = (predicted(tokens, mesh={'d': 4}, teacher=teacher) for teacher in (None, half))
+    flops = 2 * 5 * 12 * 4096**2 * tokens / 4
+    norms = (phase(predicted(tokens, mesh={'d': 4}, arch=half), 'norms').seconds) / 3
+    assert phase(taught, 'teacher').seconds == pytest.approx(flops / (989.4e12 * REACH_GPU.products) + norms)
+    of_student = phase(alone, 'weights and gradients over d').seconds  # gathers twice in bf16, sums in f32
+    assert phase(taught, 'weights of the teacher').seconds == pytest.approx(of_student / 8, rel=0.01)
+    used = (6 + 2 / 2) * N_PARAMS * tokens
+    assert taught.mfu == pytest.approx(used / (989.4e12 * 4 * taught.seconds))
+
+
 def test_products_take_six_flops_per_parameter_and_token_and_eight_if_computed_again():
     """The last product of a layer, a third of the parameters here, is not needed again."""
     tokens = 2**17

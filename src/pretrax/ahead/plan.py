@@ -20,10 +20,10 @@ from pretrax.config.batch import (
 )
 from pretrax.errors import Report, UserError
 from pretrax.model.axes import AXES, along
-from pretrax.model.base import check_model
 from pretrax.model.pipeline_schedule import PipelineSchedule, choose_schedule
 from pretrax.model.remat import choose_saved
 from pretrax.model.request import ModelRequest
+from pretrax.run.distilled import build_model
 from pretrax.run.setup import open_source
 from pretrax.scale.compiler_options import CompilerOption, Situation, by_reason, choose_options
 from pretrax.scale.exposed import exposed_by_default
@@ -193,6 +193,8 @@ class Planner:
             batch_parts=math.gcd(parts or model.plan.batch_parts, micro),
             reduction=self.config.precision.reduction,
             context=model.plan.context,
+            teacher=model.teacher_arch,
+            kept_states=model.kept_states,
         )
         memory = expected_memory(self.arch, self.n_params, step)
         topology, given = self.hardware.topology, self.config.compiler.options
@@ -238,7 +240,7 @@ class Planner:
                     documents_per_row=self._source.documents_per_row, micro_batches=mesh['p'],
                     host_memory=True,
                 )  # fmt: skip
-                self._models[key] = check_model(build('model', self.config.model, request), self.config.model.name)
+                self._models[key] = build_model(self.config, request)
             except UserError as error:
                 self._models[key] = error
         return self._models[key]

@@ -15,8 +15,9 @@ import ml_dtypes
 import numpy as np
 import xxhash
 
-from pretrax.checkpoint.files import BLOCK, REQUEST, open_file
+from pretrax.checkpoint.files import REQUEST, open_file
 from pretrax.checkpoint.manifest import STATE, DamagedError, File, Manifest
+from pretrax.machine.digest import BLOCK
 from pretrax.storage import AnyPath
 
 type Index = tuple[tuple[int, int], ...]  # start and stop along each dimension

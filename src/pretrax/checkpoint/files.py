@@ -3,13 +3,10 @@
 import io
 from collections.abc import Buffer
 
-import xxhash
-
 from pretrax.errors import UnavailableError
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.connection import BucketError
 
-BLOCK = 4 << 20  # bytes read and digested at once; small enough for the CPU cache
 REQUEST = 64 << 20  # bytes of an object that are asked for at once
 
 
@@ -29,16 +26,6 @@ def open_file(path: AnyPath, size: int, request: int = REQUEST) -> io.RawIOBase:
         request: bytes of an object to ask for at once.
     """
     return _Object(path, size, request) if isinstance(path, BucketPath) else path.open('rb', buffering=0)
-
-
-def digest(stream: io.RawIOBase) -> tuple[int, str]:
-    """Size and XXH3 digest of the rest of a stream."""
-    total, size = xxhash.xxh3_128(), 0
-    block = memoryview(bytearray(BLOCK))
-    while n := stream.readinto(block):
-        total.update(block[:n])
-        size += n
-    return size, total.hexdigest()
 
 
 def raise_if_unreachable(place: AnyPath, error: OSError) -> None:

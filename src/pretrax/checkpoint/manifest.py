@@ -16,9 +16,10 @@ from typing import Any, Literal
 import pydantic
 import xxhash
 
-from pretrax.checkpoint.files import digest, names_in, open_file, raise_if_unreachable
+from pretrax.checkpoint.files import names_in, open_file, raise_if_unreachable
 from pretrax.errors import UserError
 from pretrax.machine.atomic import sync_directory, sync_file
+from pretrax.machine.digest import digest
 from pretrax.storage import AnyPath, BucketPath
 
 MANIFEST = 'manifest.json'
@@ -26,6 +27,8 @@ STATE = 'state'  # the subdirectory that Orbax writes
 PARTIAL = '.partial'  # suffix of an incomplete checkpoint
 DELETING = '.deleting'  # suffix of a checkpoint that is being deleted
 UNFINISHED = (PARTIAL, DELETING)
+# Arrays that training alone uses: the map of a student's hidden states to those of its teacher (model/hidden_states.py)
+_OF_TRAINING = ('weights.hidden_projection', 'ema.hidden_projection')
 
 
 class DamagedError(UserError):
@@ -58,6 +61,11 @@ class Manifest(pydantic.BaseModel):
     description: dict[str, Any]
     arrays: dict[str, Array]
     files: dict[str, File]
+
+
+def of_training(name: str) -> bool:
+    """Whether an array is of training alone. Who reads the weights of a model does not get it, and need not ask for it."""
+    return name in _OF_TRAINING
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

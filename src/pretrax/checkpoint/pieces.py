@@ -9,7 +9,7 @@ import numpy as np
 
 from pretrax.checkpoint.chunks import Chunks, Index, overlap, within
 from pretrax.checkpoint.files import raise_if_unreachable
-from pretrax.checkpoint.manifest import STATE, DamagedError, check_sizes, verify
+from pretrax.checkpoint.manifest import STATE, DamagedError, check_sizes, of_training, verify
 from pretrax.storage import AnyPath, BucketPath
 
 _THREADS = 8
@@ -31,7 +31,7 @@ class CheckpointArrays:
         field: 'weights', 'optimizer' or 'ema'.
 
     Attributes:
-        shapes: shape of each array, by path.
+        shapes: shape of each array, by path, without those of training alone.
 
     Raises:
         DamagedError: one of their files differs from what was written, or there are none.
@@ -45,8 +45,8 @@ class CheckpointArrays:
             self._manifest = verify(directory, step, f'{STATE}/{self._begins}')
         else:
             self._manifest = check_sizes(directory, step)
-        arrays = self._manifest.arrays.items()
-        self.shapes = {name[len(self._begins) :]: x.shape for name, x in arrays if name.startswith(self._begins)}
+        names = (name for name in self._manifest.arrays if name.startswith(self._begins) and not of_training(name))
+        self.shapes = {name[len(self._begins) :]: self._manifest.arrays[name].shape for name in names}
         if not self.shapes:
             raise DamagedError(f'the checkpoint {self.place} has no {field}')
 

@@ -30,6 +30,7 @@ from pretrax.checkpoint.manifest import (
     assign_to_processes,
     named_arrays,
     named_leaves,
+    of_training,
     read_manifest,
     shape_text,
     steps_in,
@@ -226,7 +227,7 @@ def _of_arrays(manifest: Manifest) -> set[str]:
 def _check_arrays(place: AnyPath, stored: dict[str, Array], wanted: dict[str, Array], fields: set[str]) -> None:
     """Raises UserError unless the stored arrays of these fields match. Other fields of the state are ignored."""
     missing = sorted(wanted.keys() - stored)
-    surplus = sorted(name for name in stored.keys() - wanted if name.split('.')[0] in fields)
+    surplus = sorted(name for name in stored.keys() - wanted if name.split('.')[0] in fields and not of_training(name))
     other = [name for name in sorted(wanted.keys() & stored) if wanted[name].shape != stored[name].shape]
     if not missing and not surplus and not other:
         return

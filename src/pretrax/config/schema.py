@@ -519,6 +519,17 @@ class InitFrom(Section):
         return self
 
 
+class Hidden(Section):
+    """The hidden states of a teacher that a student learns."""
+
+    layers: tuple[Annotated[tuple[CountOrZero, CountOrZero], Field(strict=False)], ...] = Field(
+        min_length=1,
+        strict=False,
+        description='pairs of a layer of the student and a layer of the teacher, from 0: [[0, 1], [1, 3]]',
+    )
+    weight: Positive = Field(default=1.0, description='of this loss, which is added to the others')
+
+
 class Distill(Section):
     """Distillation: the model also learns from the probabilities of a teacher; see docs/research.md."""
 
@@ -543,12 +554,21 @@ class Distill(Section):
         default=8, description='chunks of a sequence whose logits exist one at a time; at least model.loss_chunks'
     )
 
+    hidden: Hidden | None = Field(
+        default=None, description='hidden states of the teacher that the model learns too; not with cache; null: none'
+    )
+
     @pydantic.model_validator(mode='after')
     def _one_teacher(self) -> 'Distill':
         if self.teacher is not None and self.cache is not None:
             raise ProblemsError(Problem(('cache',), 'is given, and so is distill.teacher', 'set one of them to null'))
         if self.teacher is None and self.cache is None:
             raise ProblemsError(Problem(('teacher',), 'is missing', 'give a teacher, or distill.cache'))
+        if self.hidden is not None and self.cache is not None:
+            problem = 'needs a teacher that runs: distill.cache has no hidden states, only the most likely tokens'
+            raise ProblemsError(
+                Problem(('hidden',), problem, 'leave it out, or use distill.teacher instead of the cache')
+            )
         return self
 
 

@@ -30,6 +30,12 @@ class Model:
     arch: Architecture | None = None
     """The sizes of a decoder. Without them memory and running time are not estimated."""
 
+    teacher_arch: Architecture | None = None
+    """The sizes of a teacher that runs forward in each step of training. None: there is none."""
+
+    kept_states: int = 0
+    """Layers of the teacher whose hidden states are kept until the loss."""
+
     plan: ExecutionPlan = ExecutionPlan()
     """How the model runs. The default is a model without a pipeline that keeps every activation."""
 

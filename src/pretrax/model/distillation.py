@@ -10,10 +10,12 @@ them again.
 
 Offline, the batch has the k most likely tokens of the teacher and the probability of all others together (`TopK`), which were
 computed before. KL is then over k + 1 outcomes.
+
+A student may also learn the hidden states of its teacher after some layers (hidden_states.py).
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
@@ -21,9 +23,18 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from pretrax.errors import UserError
+from pretrax.model.axes import along
 from pretrax.model.divergence import divergence
 from pretrax.model.ends import gather_ends, unembed
 from pretrax.model.families import TransformerOptions
+from pretrax.model.hidden_states import (
+    HiddenMatch,
+    abstract_projection,
+    hidden_metrics,
+    hidden_terms,
+    init_projection,
+    states_after,
+)
 from pretrax.model.loss import Batch, LossTerms, loss_terms
 from pretrax.model.loss_chunks import chunks_of, in_chunks, join_tokens, over_chunks
 from pretrax.model.multi_token import predict_ahead
@@ -51,12 +62,14 @@ class Distillation:
         temperature: what both models divide their logits by.
         direction: of the Kullback-Leibler divergence.
         chunks: of a sequence, whose logits exist one at a time; at least so many, if the sequence is as long.
+        hidden: the hidden states that the student learns too; None: none.
     """
 
     weight: float
     temperature: float
     direction: Direction
     chunks: int
+    hidden: HiddenMatch | None = None
 
 
 class DistilledTransformer(Transformer):
@@ -81,11 +94,29 @@ class DistilledTransformer(Transformer):
         super().__init__(request, options=options)
         context = self.plan.context if request.mesh['c'] > 1 else 'auto'
         self.teacher = None if teacher is None else build_teacher(request, teacher, context)
+        self.teacher_arch = None if self.teacher is None else self.teacher.arch
+        self.kept_states = 0 if how.hidden is None else len(how.hidden.of_teacher)
         self.how = how
+        here = request.sequence_length // along('c t', request.mesh)
+        chunks = chunks_of(here, max(how.chunks, self.plan.loss_chunks))
+        self.plan = dataclasses.replace(self.plan, loss_chunks=chunks)
         said = f'{how.direction} KL at temperature {how.temperature:g}, {how.weight:g} of the loss'
         self.choices = {**self.choices, 'distillation': said}
         if self.teacher is not None:
             self.choices['teacher'] = self.teacher.arch.describe()
+        if how.hidden is not None:
+            assert self.teacher is not None, 'hidden states come from a teacher that runs'
+            how.hidden.check(self.arch.n_layers, self.teacher.arch.n_layers)
+            self.choices['hidden states'] = self._describe_hidden(how.hidden, self.teacher.arch.d_model)
+
+    def init(self, key: jax.Array) -> Weights:
+        """Initial weights (under jit, outside the manual region)."""
+        weights, like = super().init(key), self._abstract_projection()
+        return weights if like is None else dataclasses.replace(weights, hidden_projection=init_projection(key, like))
+
+    def abstract(self) -> Weights:
+        """Shapes and shardings of the weights on the mesh in force."""
+        return dataclasses.replace(super().abstract(), hidden_projection=self._abstract_projection())
 
     def abstract_teacher(self) -> Teacher | None:
         """Shapes, dtypes and shardings of the teacher's weights on the mesh in force; None: batches have what it computes."""
@@ -109,44 +140,50 @@ class DistilledTransformer(Transformer):
             return super().loss(weights, batch, surveyed, key)
         ends = gather_ends(weights, self.dtype)
         layer_seeds, head_seed = self.plan.numerics.seeds(key)
-        x, routed = self._hidden_states(ends, weights.layers, batch, layer_seeds)
-        terms = self._distilled_terms(
+        kept = () if self.how.hidden is None else self.how.hidden.of_student
+        x, routed, states = states_after(self, kept, ends, weights.layers, batch, layer_seeds)
+        terms, of_teacher = self._distilled_terms(
             lambda x: unembed(ends, x, self.arch, self.plan.numerics.head_format(head_seed)), x, teacher, batch
         )
+        if self.how.hidden is not None:
+            terms |= hidden_terms(self.how.hidden, states, of_teacher, weights.hidden_projection, batch.mask)
         ahead = predict_ahead(self, block, weights.multi_token, ends, x, routed, batch, self._tokens(batch))
         return self._with_routing(terms | ahead[0], ahead[1], batch, surveyed)
 
     def denominators(self, batch: Batch) -> dict[str, f32['']]:
-        """The denominators of the terms of `loss`: the same count of target tokens for both."""
-        return super().denominators(batch) | {'distillation': jnp.sum(batch.mask)}
+        """The denominators of the terms of `loss`: the same count of target tokens for all."""
+        return super().denominators(batch) | dict.fromkeys(('distillation', 'hidden_mse'), jnp.sum(batch.mask))
 
     def summarize(self, tables: dict[str, f32['rows columns']]) -> dict[str, f32['']]:
-        """`nll` and `distillation`, the two losses per target token without their weights, and the metrics of the decoder."""
+        """`nll`, `distillation` and `hidden_mse`, the losses per target token without their weights, and the decoder's metrics."""
         found = super().summarize(tables)
         if 'distilled' not in tables:
             return found
         nll, divergence, count = tables['distilled'][0]
-        return found | {'nll': nll / count, 'distillation': divergence / count}
+        return found | {'nll': nll / count, 'distillation': divergence / count} | hidden_metrics(tables)
 
     def top_k(self, teacher: Teacher, batch: Batch, k: int) -> TopK:
         """The k most likely tokens of the teacher after each token, at the temperature of the distillation. Runs per device."""
-        ends, x = self._run_teacher(teacher, batch)
+        ends, x, _ = self._run_teacher(teacher, batch)
 
         def find(x: jax.Array, part: Batch) -> TopK:
             del part
             return top_k_of(self._teacher_logits(ends, x), k, self.arch.vocab_size, self.how.temperature)
 
-        chunks = chunks_of(x.shape[1], max(self.how.chunks, self.plan.loss_chunks))
+        chunks = self.plan.loss_chunks
         n = x.shape[1] // chunks
         return jax.tree.map(lambda parts: join_tokens(parts, n), over_chunks(find, x, batch, chunks))
 
-    def _run_teacher(self, teacher: Teacher, batch: Batch) -> tuple[Ends, num['B/r/d/e L/c/t M']]:
-        """The ends of the teacher, and its hidden states after the last layer. It drops nothing."""
+    def _run_teacher(
+        self, teacher: Teacher, batch: Batch, kept: Sequence[int] = ()
+    ) -> tuple[Ends, num['B/r/d/e L/c/t M'], num['kept B/r/d/e L/c/t M'] | None]:
+        """The ends of the teacher, and its hidden states after the last layer and after the layers `kept`. It drops nothing."""
         assert self.teacher is not None
         without_dropout = dataclasses.replace(batch, seeds=None)
         with scope(), jax.named_scope('teacher'):  # M is the width of the teacher here
             ends = gather_ends(teacher.weights, self.dtype)
-            return ends, self.teacher._hidden_states(ends, teacher.weights.layers, without_dropout)[0]
+            x, _, states = states_after(self.teacher, kept, ends, teacher.weights.layers, without_dropout)
+            return ends, x, states
 
     def _teacher_logits(self, ends: Ends, x: num['B/r/d/e L/c/t M']) -> num['B/r/d/e L/c V/t']:
         assert self.teacher is not None
@@ -155,10 +192,13 @@ class DistilledTransformer(Transformer):
 
     def _distilled_terms(
         self, logits_of: LogitsOf, x: num['B/r/d/e L/c/t M'], teacher: Teacher | None, batch: Batch
-    ) -> LossTerms:
-        """The terms of both losses, from the hidden states of the student."""
+    ) -> tuple[LossTerms, jax.Array | None]:
+        """The terms of both losses, from the hidden states of the student; and those of the teacher that it learns."""
         how, vocab_size = self.how, self.arch.vocab_size
-        ends, *teacher_x = (None,) if teacher is None else self._run_teacher(teacher, batch)
+        ends, teacher_x, states = None, (), None
+        if teacher is not None:
+            ends, last, states = self._run_teacher(teacher, batch, how.hidden.of_teacher if how.hidden else ())
+            teacher_x = (last,)
 
         def terms_of(hidden: tuple[jax.Array, ...], part: Batch) -> LossTerms:
             logits = logits_of(hidden[0])
@@ -176,8 +216,19 @@ class DistilledTransformer(Transformer):
                 'distilled': (jnp.stack([nll, total, count])[None], None),
             }
 
-        chunks = chunks_of(x.shape[1], max(how.chunks, self.plan.loss_chunks))
-        return in_chunks(terms_of, (x, *teacher_x), batch, chunks)
+        return in_chunks(terms_of, (x, *teacher_x), batch, self.plan.loss_chunks), states
+
+    def _abstract_projection(self) -> jax.ShapeDtypeStruct | None:
+        """Shape and sharding of the projections of hidden states on the mesh in force; None: there are none."""
+        hidden, width = self.how.hidden, self.arch.d_model
+        if hidden is None or self.teacher is None or self.teacher.arch.d_model == width:
+            return None
+        return abstract_projection(len(hidden.layers), width, self.teacher.arch.d_model)
+
+    def _describe_hidden(self, hidden: HiddenMatch, width: int) -> str:
+        pairs = ', '.join(f'layer {ours} learns {theirs}' for ours, theirs in hidden.layers)
+        through = '' if self.arch.d_model == width else f', projected from {self.arch.d_model} to {width}'
+        return f'{pairs} of the teacher{through}; weight {hidden.weight:g}'
 
 
 def build_teacher(request: ModelRequest, options: TransformerOptions, context: str) -> Transformer:

@@ -6,7 +6,7 @@ Letters: B batch, L length, M d_model.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -88,6 +88,20 @@ def over_layers(
         plan: how it runs.
         chunk: which of equal parts of the decoder this is, from 0; None: the whole decoder.
     """
+    return over_layers_keeping((), body, x, layers, seeds, arch, plan, chunk)[:2]
+
+
+def over_layers_keeping(
+    kept: Collection[int],
+    body: Body,
+    x: num['B/r/d/e L/c/t M'],
+    layers: Layer,
+    seeds: jax.Array | None,
+    arch: Architecture,
+    plan: ExecutionPlan,
+    chunk: i32[''] | None = None,
+) -> tuple[num['B/r/d/e L/c/t M'], Any, num['kept B/r/d/e L/c/t M'] | None]:
+    """`over_layers`, and the hidden states after the layers `kept` alone, in the order of the layers; None: there are none."""
     kinds = kinds_of(layers, arch)
     first = 0 if chunk is None else chunk * len(kinds)
     numbers = first + jnp.arange(len(kinds), dtype=jnp.int32) if arch.drops else None
@@ -95,24 +109,35 @@ def over_layers(
     weights = {name: w for name, w in named.items() if w is not None}
     assert len(plan.numerics.blocks) >= len(kinds), 'the plan has number formats for fewer layers'
     specs = [LayerSpec(arch, plan, *one) for one in zip(kinds, map(Formats, plan.numerics.blocks), strict=False)]
-    stack, bodies = Stack(weights, kinds), [functools.partial(_one_layer, body, spec) for spec in specs]
+    is_kept = [i in kept for i in range(len(kinds))]
+    stack = Stack(weights, kinds)
+    bodies = [functools.partial(_one_layer, body, *one) for one in zip(specs, is_kept, strict=True)]
     if plan.unrolled:
         own = [stack.layer(i) for i in range(len(kinds))]
         x, results = unroll(bodies, x, own, plan.saved_in_layers)
-        return x, _together(results, jnp.stack)
+        return x, *_each_together(results, jnp.stack)
     parts = []
-    for segment in segments([(spec.kind, spec.formats) for spec in specs]):
+    # A layer whose hidden states are kept is of another kind than one whose states are not: only the former returns them.
+    for segment in segments([(spec.kind, spec.formats, keeps) for spec, keeps in zip(specs, is_kept, strict=True)]):
         cycle = bodies[segment.start : segment.start + segment.length]
         part = functools.partial(stack.of_cycle, segment)
         x, results = scan(cycle, x, stack.cycles(segment), plan.saved_in_layers, part)
-        parts.append(_together(results, _interleaved))
-    return x, _together(parts, jnp.concatenate)
+        parts.append(_each_together(results, _interleaved))
+    return x, *_each_together(parts, jnp.concatenate)
 
 
 def _interleaved(results: Sequence[jax.Array]) -> jax.Array:
     """[cycles, ...] of each layer of a cycle, in the order of the layers."""
     together = jnp.stack(results, axis=1)
     return together.reshape(-1, *together.shape[2:])
+
+
+def _each_together(
+    results: Sequence[tuple[Any, Any]], join: Callable[[Sequence[jax.Array]], jax.Array]
+) -> tuple[Any, Any]:
+    """`_together` of the first results, and of the second ones."""
+    firsts, seconds = zip(*results, strict=True)
+    return _together(firsts, join), _together(seconds, join)
 
 
 def _together(results: Sequence[Any], join: Callable[[Sequence[jax.Array]], jax.Array]) -> Any:
@@ -141,8 +166,12 @@ def in_parts(run: Run, x: jax.Array, tokens: Tokens, layer: LayerSpec) -> tuple[
     return jnp.concatenate(results), None
 
 
-def _one_layer(body: Body, spec: LayerSpec, x: jax.Array, own: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
+def _one_layer(
+    body: Body, spec: LayerSpec, keeps: bool, x: jax.Array, own: dict[str, jax.Array]
+) -> tuple[jax.Array, tuple[Any, jax.Array | None]]:
+    """x after a layer; the other result of `body`, and x again if it is kept."""
     seed, number = own.pop('seed', None), own.pop('number', None)
     weights = reduce_gradient_here(layer_with(own), wires=spec.plan.wires)
     formats = dataclasses.replace(spec.formats, seed=seed)
-    return body(x, weights, dataclasses.replace(spec, formats=formats, number=number))
+    x, result = body(x, weights, dataclasses.replace(spec, formats=formats, number=number))
+    return x, (result, x if keeps else None)

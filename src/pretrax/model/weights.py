@@ -135,6 +135,8 @@ class Weights:
     unembed: num['V/t M/d'] | None
     unembed_bias: f32['V/t'] | None
     multi_token: Array['_', MultiToken] | None
+    # Of a student in training, if its teacher is wider or narrower (hidden_states.py). No other reader of a checkpoint gets it.
+    hidden_projection: num['pairs M/d M_teacher'] | None = None
 
 
 @pytree_dataclass
@@ -190,7 +192,7 @@ def abstract_weights(arch: Architecture) -> Weights:
     counts = {field.name: arch.count(field.name) for field in dataclasses.fields(Layer)}
     omit = tuple(name for name in absent | counts if absent.get(name) or not counts.get(name, 1))
     sizes = arch.sizes | {f'layers.{name}': count for name, count in counts.items()}
-    weights = make_abstract(Weights, sizes, omit=(*omit, 'multi_token'), num=jnp.float32)
+    weights = make_abstract(Weights, sizes, omit=(*omit, 'multi_token', 'hidden_projection'), num=jnp.float32)
     if not arch.mtp_layers:
         return dataclasses.replace(weights, multi_token=_NO_MODULE)
     missing = tuple(name for name in counts if absent.get(name) or not arch.kinds[-1].has(name))

@@ -3,22 +3,36 @@
 import dataclasses
 from typing import Any
 
+import jax
 from pydantic import ValidationError
 
-from pretrax.checkpoint import CheckpointWeights, find_checkpoint, read_description
-from pretrax.config import RunConfig
+from pretrax.checkpoint import find_checkpoint, read_description, read_manifest
+from pretrax.config import RunConfig, build
 from pretrax.data.batches.source import Source
 from pretrax.data.batches.teacher_files import TeacherFiles
 from pretrax.errors import UserError
 from pretrax.huggingface.section import HF, model_section
+from pretrax.model.base import Model, check_model
 from pretrax.model.distillation import Distillation, DistilledTransformer
 from pretrax.model.families import TransformerOptions
+from pretrax.model.hidden_states import HiddenMatch
 from pretrax.model.request import ModelRequest
 from pretrax.model.weights import Teacher
-from pretrax.storage import BucketPath, locate
+from pretrax.storage import locate
 from pretrax.train.fingerprint import fingerprint
 
 KEY = 'distill.teacher'
+
+
+def build_model(config: RunConfig, request: ModelRequest) -> Model:
+    """The model of a configuration: with `distill`, one that has a teacher.
+
+    Raises:
+        UserError: the model or its teacher does not support a setting of the configuration.
+    """
+    if config.distill is not None:
+        return build_distilled(config, request)
+    return check_model(build('model', config.model, request), config.model.name)
 
 
 def build_distilled(config: RunConfig, request: ModelRequest) -> DistilledTransformer:
@@ -33,7 +47,8 @@ def build_distilled(config: RunConfig, request: ModelRequest) -> DistilledTransf
         raise UserError(
             f'distill: model.name = {config.model.name} cannot be distilled\nuse model.name=transformer, or leave out distill'
         )
-    how = Distillation(section.weight, section.temperature, section.direction, section.chunks)
+    hidden = None if section.hidden is None else HiddenMatch(section.hidden.layers, section.hidden.weight)
+    how = Distillation(section.weight, section.temperature, section.direction, section.chunks, hidden)
     if section.teacher is None:
         return DistilledTransformer(request, options=options, teacher=None, how=how)
     teacher, theirs = teacher_options(section.teacher)
@@ -68,9 +83,9 @@ def teacher_options(place: str) -> tuple[TransformerOptions, int | None]:
     if not place.startswith(HF):
         directory, step = find_checkpoint(locate(place))
         described = read_description(directory, step).get('vocab_size')
-        positions = CheckpointWeights(directory, step).shapes.get('positions')
+        positions = read_manifest(directory, step).arrays.get('weights.positions')
         section |= {'vocab_size': described} if described else {}
-        section |= {'max_sequence_length': positions[0]} if positions else {}
+        section |= {'max_sequence_length': positions.shape[0]} if positions else {}
     try:
         options = TransformerOptions(**section)
     except ValidationError as error:
@@ -88,10 +103,7 @@ def open_teacher_files(config: RunConfig, source: Source) -> TeacherFiles | None
     section = config.distill
     if section is None or section.cache is None:
         return None
-    place = locate(section.cache)
-    if isinstance(place, BucketPath):
-        raise UserError(f'distill.cache: {section.cache}: expected a local directory\ncopy it to this machine')
-    files = TeacherFiles(place)
+    files = TeacherFiles(locate(section.cache), jax.process_index())
     known = files.description
     for size in config.batch.sizes.values():
         _check_same(section.cache, 'batch.sequence_length', known.sequence_length, size.sequence_length)

@@ -26,12 +26,12 @@ from pretrax.data.batches.source import DataRequest, HostBatch, Source, check_so
 from pretrax.data.batches.teacher_files import TeacherFiles
 from pretrax.errors import Report, UserError
 from pretrax.infer.sample import check_can_sample
-from pretrax.model.base import AutomaticModel, Model, check_model
+from pretrax.model.base import AutomaticModel, Model
 from pretrax.model.loss import Batch
 from pretrax.model.request import ModelRequest
 from pretrax.run.compiler_options import CompilerOptions, choose_compiler_options
 from pretrax.run.devices import choose_compute, choose_mesh
-from pretrax.run.distilled import build_distilled, open_teacher_files
+from pretrax.run.distilled import build_model, open_teacher_files
 from pretrax.run.placement import n_slices
 from pretrax.run.processes import join_processes
 from pretrax.run.program_cache import keep_programs
@@ -281,8 +281,7 @@ def _build_model(
         host_memory=host_memory,
     )
     name = config.model.name
-    built = build('model', config.model, request) if config.distill is None else build_distilled(config, request)
-    model = check_model(built, name)
+    model = build_model(config, request)
     if config.precision.matmul != model.plan.numerics.wanted:
         raise UserError(
             f'precision.matmul = {config.precision.matmul}: model.name = {name} computes its own matrix products\n'
@@ -387,6 +386,8 @@ def step_facts(run: Run) -> StepFacts:
         batch_parts=plan.batch_parts,
         reduction=plan.reduction,
         context=plan.context,
+        teacher=run.recipe.model.teacher_arch,
+        kept_states=run.recipe.model.kept_states,
     )
 
 

@@ -1,14 +1,16 @@
 """Offline distillation: `pretrax distill prepare` writes what a teacher says about the rows of a run, and `distill.cache` reads it."""
 
+import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
+from pretrax.checkpoint.agreement import agree
 from pretrax.config import RunConfig
 from pretrax.config.batch import rows_of
 from pretrax.data.batches.sequences import read_sequences
@@ -20,9 +22,12 @@ from pretrax.model.distillation import DistilledTransformer
 from pretrax.model.loss import Batch
 from pretrax.model.top_k import TopK
 from pretrax.model.weights import Teacher
+from pretrax.run.processes import is_first_process
 from pretrax.run.setup import Run, prepare
 from pretrax.run.teacher import load_teacher
 from pretrax.shardlib import scope, typed_shard_map
+from pretrax.storage import AnyPath, BucketPath
+from pretrax.storage.lease import FILE, HeldError, Lease
 from pretrax.train.fingerprint import fingerprint
 
 PART_BYTES = 256 << 20  # of log probabilities; a run that is killed loses at most one part
@@ -47,11 +52,13 @@ class Prepared:
     tokens_per_second: float
 
 
-def prepare_cache(config: RunConfig, out: Path, top_k: int, report: Report) -> Prepared:
+def prepare_cache(config: RunConfig, out: AnyPath, top_k: int, report: Report) -> Prepared | None:
     """Computes with the teacher of a run what the run needs to train without it. Rows that are there already are skipped.
 
+    Several processes compute together, and process 0 writes. The others return None.
+
     Raises:
-        UserError: the run has no teacher, its sequences grow, several processes run, or the directory is of another teacher.
+        UserError: the run has no teacher, its sequences grow, or the directory is of another teacher.
     """
     if config.distill is None or config.distill.teacher is None:
         raise UserError('pretrax distill prepare needs a teacher\nadd distill.teacher=RUN and distill.cache=null')
@@ -62,8 +69,8 @@ def prepare_cache(config: RunConfig, out: Path, top_k: int, report: Report) -> P
             'use one batch.sequence_length, or train with distill.teacher, without preparing it'
         )
     run = prepare(config, report)
-    if jax.process_count() > 1:
-        raise UserError('pretrax distill prepare runs in one process\nuse all devices of one machine')
+    if not is_first_process():
+        report = lambda text: None  # noqa: E731 - only process 0 reports
     model = run.recipe.model
     assert isinstance(model, DistilledTransformer)
     vocab_size = model.arch.vocab_size
@@ -84,48 +91,86 @@ def prepare_cache(config: RunConfig, out: Path, top_k: int, report: Report) -> P
             tokens=run.source.fingerprint,
             tokenizer=run.source.tokenizer_sha256,
         )
-        try:
-            with lock_directory(out, report):
-                return _write_rows(run, create(out, description), teacher, report)
-        except LockedError as error:
-            raise UserError(f'--out {out}: {error.holder} writes it\nuse another directory, or wait for it') from error
+        with contextlib.ExitStack() as stack:
+            files, problem = None, ''
+            if is_first_process():
+                try:
+                    stack.enter_context(_locked(out, config.faults.lease_seconds, report))
+                    files = create(out, description, report)
+                except UserError as error:
+                    problem = str(error)
+            if problem := agree('distill', problem):
+                raise UserError(problem)
+            return _write_rows(run, files, teacher, top_k, report)
 
 
-def _write_rows(run: Run, files: TeacherFiles, teacher: Teacher, report: Report) -> Prepared:
-    config, k, length = run.config, files.description.top_k, run.size.sequence_length
+@contextlib.contextmanager
+def _locked(out: AnyPath, lease_seconds: float, report: Report) -> Iterator[None]:
+    """One process at a time writes a directory. Raises UserError if another one does."""
+    try:
+        lock = (
+            Lease(out / FILE, lease_seconds, report).held()
+            if isinstance(out, BucketPath)
+            else lock_directory(out, report)
+        )
+        with lock:
+            yield
+    except (LockedError, HeldError) as error:
+        holder = error.holder if isinstance(error, LockedError) else str(error)
+        raise UserError(f'--out {out}: {holder} writes it\nuse another directory, or wait for it') from error
+
+
+def _write_rows(run: Run, files: TeacherFiles | None, teacher: Teacher, k: int, report: Report) -> Prepared | None:
+    """Computes the rows that are missing. Process 0 has the files and writes them; all know which rows there are."""
+    config, length = run.config, run.size.sequence_length
     waiting: dict[int, tuple[np.ndarray, ...]] = {}  # digest -> what the teacher says
-    began, new, tail, before = time.perf_counter(), 0, 0.0, len(files)
+    known = _known_to_all(files)
+    began, new, tail, before = time.perf_counter(), 0, 0.0, len(known)
 
     def write() -> None:
-        if waiting:
+        if waiting and files is not None:
             rows = np.fromiter(waiting, np.uint64, len(waiting))
             files.write(rows, HostTopK(*(np.stack(arrays) for arrays in zip(*waiting.values(), strict=True))))
-            waiting.clear()
             speed = new * length / (time.perf_counter() - began)
-            report(f'{files.directory}: {len(files):,} rows, {speed:,.0f} tokens/s')
+            report(f'{files.place}: {len(files):,} rows, {speed:,.0f} tokens/s')
+        waiting.clear()
 
-    if before:
-        report(f'{files.directory}: continues after {before:,} rows')
+    if files is not None and before:
+        report(f'{files.place}: continues after {before:,} rows')
     for number in range(config.steps):
         host = read_sequences(run.source, *rows_of(config.batch, number), slice(None))
-        of_rows = digests(host)
-        missing = np.flatnonzero(~files.has(host) & ~np.isin(of_rows, np.fromiter(waiting, np.uint64, len(waiting))))
-        if not len(missing):
+        missing = {digest: row for row, digest in enumerate(digests(host).tolist()) if digest not in known}
+        if not missing:
             continue
         at = run.at(number)
         found = top_k_of_batch(at, teacher, at.place(functools.partial(_rows_of, host)), k)
-        for row in missing.tolist():
-            if int(of_rows[row]) not in waiting:
-                waiting[int(of_rows[row])] = tuple(array[row] for array in found)
-                new += 1
-                tail += float(np.exp(found.log_tail[row]).mean())
+        for digest, row in missing.items():
+            waiting[digest] = tuple(array[row] for array in found)
+            tail += float(np.exp(found.log_tail[row]).mean())
+        known.update(missing)
+        new += len(missing)
         if len(waiting) * length * k * 4 >= PART_BYTES:
             write()
     write()
     seconds = time.perf_counter() - began
-    size = sum(path.stat().st_size for path in files.directory.glob('part-*/*'))
+    if files is None:
+        return None
+    size = sum(path.stat().st_size for path in files.directory.glob('part-*/*.npy'))
     rate = size / max(1, len(files) * length)
     return Prepared(len(files), len(files) - before, rate, tail / new if new else float('nan'), new * length / seconds)
+
+
+def _known_to_all(files: TeacherFiles | None) -> set[int]:
+    """The digests of the rows that process 0 has, in every process."""
+    rows = np.empty(0, np.uint64) if files is None else files.rows
+    if jax.process_count() > 1:
+        count = int(multihost_utils.broadcast_one_to_all(np.int32(len(rows))))
+        if not count:
+            return set()
+        own = rows if files is not None else np.zeros(count, np.uint64)
+        halves = multihost_utils.broadcast_one_to_all(own.view(np.uint32))  # JAX has no 64 bits by default
+        rows = np.asarray(halves).view(np.uint64)
+    return set(rows.tolist())
 
 
 def _rows_of(host: HostBatch, rows: slice) -> HostBatch:
@@ -134,7 +179,8 @@ def _rows_of(host: HostBatch, rows: slice) -> HostBatch:
 
 def top_k_of_batch(run: Run, teacher: Teacher, batch: Batch, k: int) -> HostTopK:
     """What a teacher says about a batch, its columns in the order of the tokens. The mesh of the run must be set."""
-    top = jax.device_get(_finder(run.recipe.model, run.recipe.accumulation, k)(teacher, batch))
+    top = _finder(run.recipe.model, run.recipe.accumulation, k)(teacher, batch)
+    top = jax.device_get(top) if jax.process_count() == 1 else multihost_utils.process_allgather(top, tiled=True)
     order = run.recipe.model.column_order
     arrays = (top.top_ids, top.top_log_probs, top.log_tail)
     return HostTopK(*(array if order is None else array[:, np.argsort(order)] for array in arrays))

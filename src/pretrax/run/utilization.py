@@ -9,17 +9,22 @@ from jax.sharding import Mesh
 from pretrax.machine.cpu import measured_cpu
 from pretrax.model.base import Model
 from pretrax.scale.devices import lookup
-from pretrax.scale.flops import FORMULA_VERSION, Flops, flops_per_token, mfu
+from pretrax.scale.flops import FORMULA_VERSION, Flops, flops_per_token, forward_flops_per_token, mfu
 
 Utilization = Callable[[float], dict[str, float]]  # tokens per second -> metrics; none if the peak is not known
 
 
 def training_flops(model: Model, sequence_length: int) -> Flops | None:
-    """Training FLOPs per token; None if the model has neither an architecture nor FLOPs of its own."""
+    """Training FLOPs per token, with those of a teacher; None if the model has neither an architecture nor FLOPs of its own."""
     arch, own = model.arch, model.flops_per_token
     if arch is None:
         return None if own is None else Flops(own, own)
-    return flops_per_token(arch, sequence_length)
+    of_model = flops_per_token(arch, sequence_length)
+    return (
+        of_model
+        if model.teacher_arch is None
+        else of_model + forward_flops_per_token(model.teacher_arch, sequence_length)
+    )
 
 
 def choose_utilization(mesh: Mesh, compute: Any, per_token: Flops | None) -> tuple[Utilization, str]:

@@ -4,6 +4,8 @@ Weights are read piece by piece and copied to the devices that the mesh assigns 
 all of them.
 """
 
+import dataclasses
+import functools
 import hashlib
 import math
 import shutil
@@ -20,6 +22,7 @@ from pretrax.errors import Report, UserError
 from pretrax.huggingface.model import KEPT, SETTINGS, TOKENIZER, kept_names
 from pretrax.huggingface.weights import not_finite_text
 from pretrax.machine.json_file import read_settings
+from pretrax.model.hidden_states import PROJECTION, init_projection
 from pretrax.model.weights import MODULES
 from pretrax.run.directory import local_directory
 from pretrax.run.origin import HF, Origin, Piece, check_same_model, open_origin, with_layers
@@ -27,7 +30,7 @@ from pretrax.run.processes import is_first_process
 from pretrax.run.setup import Run
 from pretrax.storage import locate
 from pretrax.storage.staging import read_directory
-from pretrax.train.state import init_state
+from pretrax.train.state import init_state, initial_key
 from pretrax.train.step import TrainState
 
 SIZED_BY_VOCABULARY = ('embed', 'unembed', 'unembed_bias')
@@ -72,13 +75,22 @@ def warm_state(start: str | InitFrom, run: Run, report: Report) -> TrainState:
 
 
 def start_weights(origin: Origin, run: Run, report: Report) -> Any:
-    """All weights of a run, from a checkpoint. Raises UserError as `warm_state` does."""
-    like = run.like.weights
+    """All weights of a run, from a checkpoint. Raises UserError as `warm_state` does.
+
+    Projections of hidden states are drawn: no checkpoint has those of another run.
+    """
+    like: Any = run.like.weights
     check_tokenizer(origin, run.source.tokenizer, report)
     check_same_model(origin, run, False, report)
+    projection = getattr(like, PROJECTION, None)
+    if projection is not None:
+        like = dataclasses.replace(like, **{PROJECTION: None})
     placed = placed_weights(origin, like, like, run.recipe.model.vocab_size, report)
     check_finite(origin, report)
-    return placed
+    if projection is None:
+        return placed
+    draw = jax.jit(functools.partial(init_projection, like=projection), out_shardings=projection.sharding)
+    return dataclasses.replace(placed, **{PROJECTION: draw(initial_key(run.config.seed))})
 
 
 def placed_weights(origin: Origin, weights: Any, like: Any, vocab_size: int | None, report: Report) -> Any:

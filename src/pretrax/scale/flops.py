@@ -17,6 +17,8 @@ counts once. Not counted: the embedding lookup, norms, softmax, biases and recom
 not about how it is run. Grouped key-value heads change the weights, not the attention, in which every query head still sees
 L keys. Packed documents attend to fewer keys than counted here, so their MFU is too high.
 
+In distillation, the forward pass of the teacher counts too, 2 of the 6 above: what the student learns is of no use without it.
+
 In a layer with a window of W < L tokens, W replaces L in 'full'. The causal count is what the mask leaves: W - W^2 / 2L keys on
 average, which is L / 2 for W = L. In chunks of W tokens it is W / 2, if W divides L.
 """
@@ -26,7 +28,7 @@ from collections.abc import Sequence
 
 from pretrax.model.architecture import Architecture
 
-FORMULA_VERSION = 1  # recorded with every MFU; increased if any number here changes
+FORMULA_VERSION = 2  # recorded with every MFU; increased if any number here changes. 2 counts a teacher
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +40,9 @@ class Flops:
 
     def __mul__(self, times: float) -> 'Flops':
         return Flops(self.causal * times, self.full * times)
+
+    def __add__(self, other: 'Flops') -> 'Flops':
+        return Flops(self.causal + other.causal, self.full + other.full)
 
 
 def flops_per_token(arch: Architecture, sequence_length: int) -> Flops:
@@ -51,6 +56,11 @@ def flops_per_token(arch: Architecture, sequence_length: int) -> Flops:
         windows=arch.attention_windows + (arch.kinds[-1].window,) * arch.mtp_layers,
         chunked=arch.window_type == 'chunked',
     )
+
+
+def forward_flops_per_token(arch: Architecture, sequence_length: int) -> Flops:
+    """FLOPs per token of a decoder that runs forward only, such as a teacher: a third of those of training."""
+    return flops_per_token(arch, sequence_length) * (1 / 3)
 
 
 def count_flops(

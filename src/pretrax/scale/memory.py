@@ -40,9 +40,9 @@ import math
 from typing import Any
 
 from pretrax.model.architecture import CHUNK, Architecture
-from pretrax.scale.step_facts import StepFacts
+from pretrax.scale.step_facts import BYTES, StepFacts
+from pretrax.scale.teacher import teacher_memory
 
-BYTES = {'f32': 4, 'bf16': 2, 'fp16': 2}
 ROOM = 1.25  # slots of an exchange, relative to an even load, as in model/exchange.py
 
 
@@ -57,6 +57,7 @@ class Memory:
     gradients: int  # f32
     head: int  # logits, their gradient and their inputs
     layer: int  # the current layer: its values, its weights and their gradients
+    teacher: int = 0  # of distillation: its weights, and what its forward pass holds in this phase
     phase: str = dataclasses.field(default='', compare=False)  # the phase that needs most
 
     @property
@@ -187,8 +188,12 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
         earlier += 2 * (4 + width) * table
         head /= n['p']
 
+    teacher = teacher_memory(step)
     phases = {
-        'loss': {'activations': activations, 'gradients': earlier, 'head': head + (0 if whole else width * table), 'layer': 0.0},
+        'loss': {
+            'activations': activations, 'gradients': earlier, 'head': head + (0 if whole else width * table), 'layer': 0.0,
+            'teacher': teacher.loss,
+        },
         'layers': {
             'activations': activations, 'gradients': earlier + summed * 4 * of_layers, 'head': after_loop, 'layer': layer,
         },
@@ -197,8 +202,12 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
             'head': after_loop, 'layer': 0.0,
         },
     }  # fmt: skip
+    if step.teacher is not None:
+        phases['teacher'] = {'activations': activations, 'gradients': earlier, 'teacher': teacher.layer}
     phase = max(phases, key=lambda name: sum(phases[name].values()))
-    parts = {'weights': 4 * shard, 'moments': 4 * step.moments * shard, 'copies': copies} | phases[phase]
+    parts = {'weights': 4 * shard, 'moments': 4 * step.moments * shard, 'copies': copies}
+    parts |= dict.fromkeys(('head', 'layer', 'teacher'), 0.0) | phases[phase]
+    parts['teacher'] += teacher.weights
     return Memory(**{name: math.ceil(n) for name, n in parts.items()}, phase=phase)
 
 

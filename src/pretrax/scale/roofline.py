@@ -24,10 +24,12 @@ Per device and step, with T tokens and P parameters of the layers that multiply 
     over c       heads to whole sequences and back, or keys and values around a ring, and their gradients; gradients
     over p       the hidden states of a micro-batch, and gradients of the tables;
                  the bubble, (p - 1) / (rounds passes + p - 1) of the step
+    teacher      its forward pass: 2 P T FLOPs, and 4 P T of its unembedding, whose logits the backward pass computes again; its
+                 weights gathered over d once per pass, its tables too; four activations per layer over t
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from pretrax.model.architecture import CHUNK, Architecture
 from pretrax.model.axes import AXES
@@ -36,6 +38,7 @@ from pretrax.scale.exposed import Exposed, exposed_on
 from pretrax.scale.flops import causal_keys
 from pretrax.scale.links import MeshNetwork
 from pretrax.scale.step_facts import StepFacts
+from pretrax.scale.teacher import n_params as params_of
 from pretrax.scale.topology import Topology
 
 
@@ -133,11 +136,17 @@ def predict(
         _gradients_over_r(sizes),
         *_gradients_over_others(sizes),
     ]
+    flops = _model_flops(sizes)
+    if step.teacher is not None:
+        forward = dataclasses.replace(step, saved=None)  # nothing is computed again
+        of_teacher = _Sizes(step.teacher, params_of(step.teacher), sequence_length, forward, topology, shares)
+        phases += _teacher(of_teacher)
+        flops += _model_flops(of_teacher) / 3
     if sizes.p > 1:
         phases.append(_bubble(sizes, phases))
     seconds = sum(phase.exposed for phase in phases)
     used = tuple(phase for phase in phases if phase.seconds)
-    return Prediction(used, seconds, _model_flops(sizes) / (seconds * sizes.devices * topology.device.peak('bf16')))
+    return Prediction(used, seconds, flops / (seconds * sizes.devices * topology.device.peak('bf16')))
 
 
 class _Sizes:
@@ -359,6 +368,19 @@ def _gradients_over_others(sizes: _Sizes) -> list[Phase]:
         seconds = sizes.all_reduce(axis, 4 * n_params / sizes.d)
         phases.append(Phase(f'gradients over {axis}', seconds, sizes.shares.copies * seconds, axis))
     return phases
+
+
+def _teacher(sizes: _Sizes) -> Iterator[Phase]:
+    """The forward pass of a teacher. Layers are a third of those of training, without what these compute again."""
+    attention = _attention(sizes).seconds / (4.5 if sizes.is_tpu else 3.5)  # of 2 products forward, and 5 or 7 backward
+    layers = (_products(sizes).seconds + _elementwise(sizes).seconds) / 3 + attention
+    logits = 2 * 2 * _WIDTH * sizes.arch.padded_vocab_size * sizes.tokens_here / sizes.t  # written and read, twice
+    head = sizes.products(4 * sizes.unembedding * sizes.tokens / sizes.devices) + sizes.traffic(logits)
+    yield _work('teacher, forward', layers + head, 'products')
+    over_d = sizes.step.passes * sizes.gather('d', _WIDTH * (sizes.in_tables + sizes.in_layers))
+    yield Phase('weights of the teacher over d', over_d, sizes.shares.gathers * over_d, 'd')
+    over_t = sizes.gather('t', (4 * sizes.layers + 2) * sizes.hidden)
+    yield Phase('activations of the teacher over t', over_t, sizes.shares.t * over_t, 't')
 
 
 def _bubble(sizes: _Sizes, phases: Iterable[Phase]) -> Phase:

@@ -4,6 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from pretrax.model.architecture import Architecture
+
+BYTES = {'f32': 4, 'bf16': 2, 'fp16': 2}
 ComputeDtype = Literal['bf16', 'fp16', 'f32']  # of matrix products; the two of 16 bits are equally fast
 
 
@@ -29,6 +32,8 @@ class StepFacts:
         loss_chunks: parts of a sequence whose logits exist one after the other.
         batch_parts: parts of a device's sequences in each layer.
         context: how attention treats sequences that are sharded over c: 'all_to_all' or 'ring'.
+        teacher: the decoder of a teacher that runs forward in each pass; None: there is none.
+        kept_states: layers of the teacher whose hidden states the student learns.
     """
 
     mesh: Mapping[str, int]
@@ -46,6 +51,8 @@ class StepFacts:
     batch_parts: int = 1
     reduction: Literal['f32', 'bf16'] = 'f32'
     context: str = 'all_to_all'
+    teacher: Architecture | None = None
+    kept_states: int = 0
 
     @property
     def recomputes(self) -> bool:

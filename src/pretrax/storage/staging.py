@@ -8,7 +8,7 @@ from pathlib import Path
 from pretrax.storage.bucket_path import BucketPath
 from pretrax.storage.locate import AnyPath
 
-_LAST = 'manifest.json'  # makes a checkpoint whole
+_LAST = 'manifest.json'  # makes a checkpoint, or a part of a prepared teacher, whole
 
 
 @contextlib.contextmanager
@@ -24,7 +24,7 @@ def written_directory(place: AnyPath) -> Iterator[Path]:
         local = Path(temporary) / (place.name or place.bucket)
         yield local
         try:
-            _upload(local, place)
+            upload(local, place)
         except BaseException:
             with contextlib.suppress(OSError):  # the reason of the first error is likely that of the second
                 place.remove_tree()
@@ -50,7 +50,8 @@ def download(place: BucketPath, local: Path) -> None:
         (local / name).write_bytes((place / name).read_bytes())
 
 
-def _upload(local: Path, place: BucketPath) -> None:
+def upload(local: Path, place: BucketPath) -> None:
+    """Copies the files of a directory below a prefix, what makes it whole last. Raises OSError."""
     files = [path.relative_to(local).as_posix() for path in local.rglob('*') if path.is_file()]
     for name in sorted(files, key=lambda name: (name.endswith(_LAST), name)):
         (place / name).write_bytes((local / name).read_bytes())

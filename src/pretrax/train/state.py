@@ -17,11 +17,15 @@ def init_state(recipe: Recipe, seed: int, weights: Weights | None = None) -> Tra
     """A fresh state. Each device makes its own slice of the weights, unless `weights` are given, which are donated."""
 
     def init(given: Weights | None) -> TrainState:
-        key = jax.random.fold_in(jax.random.key(seed), 0)
-        return _fresh(recipe, recipe.model.init(key) if given is None else on_device(given))
+        return _fresh(recipe, recipe.model.init(initial_key(seed)) if given is None else on_device(given))
 
     shardings = state_shardings(recipe, jax.eval_shape(init, weights))
     return jax.jit(init, out_shardings=shardings, donate_argnums=0)(weights)
+
+
+def initial_key(seed: int) -> jax.Array:
+    """The random key of the initial weights of a run."""
+    return jax.random.fold_in(jax.random.key(seed), 0)
 
 
 def _fresh(recipe: Recipe, weights: Weights) -> TrainState:

@@ -7,7 +7,8 @@ import pytest
 
 from pretrax.data.batches.source import HostBatch
 from pretrax.data.batches.teacher_files import Description, HostTopK, TeacherFiles, create, digests
-from pretrax.errors import UserError
+from pretrax.errors import UnavailableError, UserError
+from pretrax.storage import locate
 
 LENGTH, K = 6, 3
 DESCRIPTION = Description('weights', 'runs/teacher', 2.0, K, 1000, LENGTH, 'data', None)
@@ -59,23 +60,79 @@ def test_what_another_teacher_or_killed_process_left_is_not_mixed_in(directory):
         create(directory.parent, DESCRIPTION)
 
 
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+
+
 @pytest.mark.parametrize(
     ('break_it', 'said'),
     [
         (lambda path: (path / 'teacher.json').unlink(), r'has no teacher.json\nwrite it first: pretrax distill'),
-        (lambda path: (path / 'teacher.json').write_text('{"format": 1'), 'damaged: .*\nremove'),
+        (lambda path: (path / 'teacher.json').write_text('{"format": 2'), 'damaged: .*\nremove'),
         (lambda path: (path / 'teacher.json').write_text('{"format": 9}'), 'format 9, and this version'),
-        (lambda path: (path / 'part-00000' / 'rows.npy').unlink(), r'part-00000: damaged: .*rows.npy.*\nremove'),
-        (lambda path: (path / 'part-00000').rename(path / 'gone'), r'part-00000: damaged'),
-        (
-            lambda path: (path / 'part-00001' / 'ids.npy').write_bytes((path / 'part-00001/ids.npy').read_bytes()[:-8]),
-            r'part-00001: damaged: .*\nremove',
-        ),
-        (lambda path: np.save(path / 'part-00001' / 'log_tail.npy', np.zeros((2, 3))), 'have other shapes'),
+        (lambda path: (path / 'part-00000' / 'rows.npy').unlink(), r'part-00000 is damaged: rows.npy is missing'),
+        (lambda path: (path / 'part-00000' / 'manifest.json').unlink(), r'part-00000 is damaged: manifest.json is missing'),
+        (lambda path: (path / 'part-00000' / 'manifest.json').write_text('{}'), r'part-00000 is damaged: manifest.json is'),
+        (lambda path: (path / 'part-00000').rename(path / 'gone'), r'part-00000 is damaged: manifest.json is missing'),
+        (lambda path: cut(path / 'part-00001' / 'ids.npy'), r'part-00001 is damaged: ids.npy has 192 of 200 bytes'),
+        (lambda path: flip(path / 'part-00001' / 'log_probs.npy'), r'part-00001 is damaged: log_probs.npy has another digest'),
     ],
-)
+)  # fmt: skip
 def test_missing_and_damaged_files_are_refused(directory, break_it, said):
     break_it(directory)
     with pytest.raises(UserError, match=said) as refused:
         TeacherFiles(directory)
-    assert len(str(refused.value).splitlines()) <= 10
+    lines = str(refused.value).splitlines()
+    assert len(lines) <= 10
+    assert 'pretrax distill prepare' in lines[-1] or 'format 9' in lines[0]
+
+
+def test_a_damaged_part_is_removed_when_the_directory_is_written_again(directory):
+    """The other part stays, and becomes the first one."""
+    flip(directory / 'part-00000' / 'ids.npy')
+    said = []
+    files = create(directory, DESCRIPTION, said.append)
+    assert [line.partition(': ')[2][:31] for line in said] == [f'{directory}/part-00000 is damaged'[:31]]
+    assert files.has(batch_of(5, 1, 4, 2, 3)).tolist() == [False, False, False, True, True]
+    files.write(digests(batch_of(5, 1, 4)), top_of(5, 1, 4))
+    for found, expected in zip(TeacherFiles(directory).read(batch_of(3, 5)), top_of(3, 5), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_directory_in_a_bucket(bucket, tmp_path, monkeypatch):
+    """Another machine reads what one has written. A part whose upload was cut is none, and one that is damaged is removed."""
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'one'))
+    place = locate(f'{bucket.url}/teacher')
+    files = create(place, DESCRIPTION)
+    files.write(digests(batch_of(5, 1)), top_of(5, 1))
+    bucket.fault(match='part-00001/manifest.json', method='PUT' if bucket.scheme == 's3' else 'POST', status=403)
+    with pytest.raises(UserError, match=r'part-00001: .*\n.*run the same command again: it continues'):
+        files.write(digests(batch_of(2)), top_of(2))
+    assert len(TeacherFiles(place)) == len(create(place, DESCRIPTION)) == 2
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'other'))
+    files = create(place, DESCRIPTION)
+    files.write(digests(batch_of(2)), top_of(2))
+    for found, expected in zip(TeacherFiles(place, 1).read(batch_of(2, 5)), top_of(2, 5), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    bucket.put('teacher/part-00000/ids.npy', bucket.content('teacher/part-00000/ids.npy')[:-1])
+    with pytest.raises(UserError, match=r'teacher/part-00000 is damaged: ids.npy has'):
+        TeacherFiles(place, 2)
+    said = []
+    assert create(place, DESCRIPTION, said.append).has(batch_of(5, 2)).tolist() == [False, True]
+    assert 'part-00000 is damaged' in said[0]
+    assert TeacherFiles(place, 3).has(batch_of(5, 2)).tolist() == [False, True]
+    assert {key.split('/')[1] for key in bucket.keys('teacher/part')} == {'part-00000'}
+
+
+def test_a_bucket_that_does_not_answer_is_said_to_be_out_of_reach(bucket, tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    place = locate(f'{bucket.url}/teacher')
+    create(place, DESCRIPTION)
+    with bucket.down(), pytest.raises(UnavailableError, match='run the same command again'):
+        TeacherFiles(place)

@@ -5,28 +5,32 @@ log probabilities, and the probability of all others together. Train with distil
 command continues after an interruption, and with larger steps= it adds what is missing.
 """
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pretrax.cli._arguments import ConfigFile, Overrides
-from pretrax.errors import UserError
 
 
 def prepare(
     config: ConfigFile,
     overrides: Overrides = None,
     *,
-    out: Annotated[str, typer.Option('--out', '-o', metavar='DIR', help='Directory to write.')],
+    out: Annotated[
+        str,
+        typer.Option(
+            '--out', '-o', metavar='DIR', help='Directory to write, also gs://BUCKET/PATH or s3://BUCKET/PATH.'
+        ),
+    ],
     top_k: Annotated[int, typer.Option(min=1, metavar='K', help='Tokens to keep of each distribution.')] = 64,
 ) -> None:
     from pretrax.config import load
     from pretrax.run.teacher_cache import prepare_cache
+    from pretrax.storage import locate
 
-    if '://' in out:
-        raise UserError(f'--out {out}: expected a local directory')
-    found = prepare_cache(load(config, overrides or []), Path(out), top_k, print)
+    found = prepare_cache(load(config, overrides or []), locate(out), top_k, print)
+    if found is None:  # process 0 writes the directory, and says so
+        return
     if found.new_rows:
         print(
             f'{out}: {found.new_rows:,} new rows at {found.tokens_per_second:,.0f} tokens/s; the {top_k} most likely tokens '

@@ -10,24 +10,32 @@ A directory has:
                     ids.npy        uint16, or uint32 if the vocabulary is larger, [R, L, k], most likely first
                     log_probs.npy  f32 [R, L, k]
                     log_tail.npy   f32 [R, L], of all other tokens together; -inf: there are none
-
-A part appears whole or not at all.
+                    manifest.json  the digests of these files, which are checked before they are read (teacher_parts.py)
 """
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pretrax.data.batches.source import HostBatch
-from pretrax.errors import UserError
-from pretrax.machine.atomic import new_directory, write_file
+from pretrax.data.batches.teacher_parts import (
+    fetch_parts,
+    part_name,
+    part_numbers,
+    problem_of,
+    repair_parts,
+    write_part,
+)
+from pretrax.errors import Report, UserError
+from pretrax.storage import AnyPath, BucketPath
+from pretrax.storage.connection import kind_of_error
+from pretrax.storage.whole_file import write_whole
+from pretrax.storage.working_directory import working_directory
 
-FORMAT = 1
+FORMAT = 2
 DESCRIPTION = 'teacher.json'
 ARRAYS = ('ids', 'log_probs', 'log_tail')
 
@@ -81,34 +89,50 @@ class TeacherFiles:
     """The rows of a directory.
 
     Args:
-        directory: written by `pretrax distill prepare`.
+        place: written by `pretrax distill prepare`. If it is in a bucket, it is copied to this machine.
+        process: the index of this process, which has a copy of its own.
+        report: removes damaged parts, and receives a line about each; None: they are an error.
 
     Raises:
-        UserError: it is missing or damaged, or another version of pretrax has written it.
+        UserError: it is missing or damaged, or another version of pretrax has written it; or its bucket cannot be reached.
     """
 
-    def __init__(self, directory: Path):
-        self.directory = directory
-        self.description = read_description(directory)
+    def __init__(self, place: AnyPath, process: int = 0, report: Report | None = None):
+        self.place, self.directory = place, working_directory(place, process)
+        self.description = read_description(place)
+        try:
+            if isinstance(place, BucketPath):
+                fetch_parts(place, self.directory, afresh=report is not None)
+            if report is not None:
+                repair_parts(place, self.directory, report)
+        except OSError as error:
+            raise kind_of_error(error)(
+                f'{place}: {error.strerror} ({error.filename})\nrun the same command again'
+            ) from error
         self._parts: list[HostTopK] = []
         self._digests = np.empty(0, np.uint64)
         self._places = np.empty((0, 2), np.int64)  # part, and row in it, of each digest
-        for path in parts_of(directory):
-            self._open(path)
+        for number in range(max(part_numbers(self.directory), default=-1) + 1):
+            self._open(part_name(number), verified=report is not None)
 
     def __len__(self) -> int:
         """The number of rows."""
         return len(self._digests)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The digests of the rows, uint64 [R], sorted."""
+        return self._digests
 
     def read(self, batch: HostBatch) -> HostTopK:
         """What the teacher says about the rows of a batch. Raises UserError if some of them are missing."""
         has, places = self._find(digests(batch))
         if not has.all():
             raise UserError(
-                f'distill.cache: {self.directory} has {has.sum():,} of {len(has):,} rows of a batch: '
+                f'distill.cache: {self.place} has {has.sum():,} of {len(has):,} rows of a batch: '
                 'it was prepared for fewer steps, or for another seed or order of the data\n'
                 'run `pretrax distill prepare` with this configuration and '
-                f'--out {self.directory}, which adds what is missing'
+                f'--out {self.place}, which adds what is missing'
             )
         rows = [HostTopK(*(array[row] for array in self._parts[part])) for part, row in places.tolist()]
         ids, log_probs, log_tail = (np.stack(arrays) for arrays in zip(*rows, strict=True))
@@ -125,33 +149,42 @@ class TeacherFiles:
             rows: uint64 [R], their digests.
             top: what the teacher says about them.
         """
-        path = self.directory / f'part-{len(self._parts):05}'
+        number = len(self._parts)
         ids = top.ids.astype(np.uint16 if self.description.vocab_size <= 1 << 16 else np.uint32)
         try:
-            with new_directory(path, sync=True) as partial:
-                for name, array in zip(('rows', *ARRAYS), (rows, ids, *top[1:]), strict=True):
-                    np.save(partial / f'{name}.npy', array, allow_pickle=False)
+            arrays = dict(zip(('rows', *ARRAYS), (rows, ids, *top[1:]), strict=True))
+            write_part(self.place, self.directory, number, arrays)
         except OSError as error:
-            raise UserError(
-                f'{path}: {error.strerror}\nmake room, and run the same command again: it continues'
+            raise kind_of_error(error)(
+                f'{self.place / part_name(number)}: {error.strerror}\nmake room, and run the same command again: it continues'
             ) from error
-        self._open(path)
+        self._open(part_name(number), verified=True)
 
-    def _open(self, path: Path) -> None:
-        d = self.description
+    def _open(self, name: str, verified: bool) -> None:
+        d, path = self.description, self.directory / name
+        if not verified and (said := problem_of(path)):
+            raise self._damaged(name, said)
         expected = [(), (d.sequence_length, d.top_k), (d.sequence_length, d.top_k), (d.sequence_length,)]
         try:
             rows, *arrays = (np.load(path / f'{name}.npy', mmap_mode='r') for name in ('rows', *ARRAYS))
         except (OSError, EOFError, ValueError) as error:
-            raise _damaged(path, str(error)) from error
+            raise self._damaged(name, str(error)) from error
         if [array.shape for array in (rows, *arrays)] != [(len(rows), *shape) for shape in expected]:
-            raise _damaged(path, 'its arrays have other shapes')
+            raise self._damaged(name, 'its arrays have other shapes')
         places = np.stack([np.full(len(rows), len(self._parts)), np.arange(len(rows))], axis=1)
         together = np.concatenate([self._digests, rows])
         order = np.argsort(together, kind='stable')
         self._digests = together[order]
         self._places = np.concatenate([self._places, places])[order]
         self._parts.append(HostTopK(*arrays))
+
+    def _damaged(self, name: str, why: str) -> UserError:
+        said = ' '.join(why.split())[:200]
+        return UserError(
+            f'distill.cache: {self.place / name} is damaged: {said}\n'
+            'run `pretrax distill prepare` again with the configuration that wrote it and '
+            f'--out {self.place}: it computes the rows of this part again'
+        )
 
     def _find(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Which digests are here, and the place of each of them."""
@@ -168,30 +201,30 @@ def digests(batch: HostBatch) -> np.ndarray:
     return np.frombuffer(b''.join(found), np.uint64)
 
 
-def create(directory: Path, description: Description) -> TeacherFiles:
-    """Creates a directory, or opens it to continue.
+def create(place: AnyPath, description: Description, report: Report = print) -> TeacherFiles:
+    """Creates a directory, or opens it to continue. Damaged parts are removed and reported.
 
     Raises:
         UserError: it has rows of another teacher, other tokens, another temperature or another k.
     """
-    if not (directory / DESCRIPTION).is_file():
-        if directory.is_dir() and any(path.name != 'lock' for path in directory.iterdir()):
-            raise UserError(f'--out {directory}: it has other files\nuse a new directory')
-        directory.mkdir(parents=True, exist_ok=True)
+    if not (place / DESCRIPTION).is_file():
+        if place.is_dir() and any(path.name != 'lock' for path in place.iterdir()):
+            raise UserError(f'--out {place}: it has other files\nuse a new directory')
+        place.mkdir(parents=True, exist_ok=True)
         content = {'format': FORMAT, **dataclasses.asdict(description)}
-        write_file(directory / DESCRIPTION, json.dumps(content, indent=2).encode(), sync=True)
-    there = read_description(directory)
+        write_whole(place / DESCRIPTION, json.dumps(content, indent=2).encode(), sync=True)
+    there = read_description(place)
     for name, ours in dataclasses.asdict(description).items():
         theirs = getattr(there, name)
         if name != 'place' and ours != theirs:
             raise UserError(
-                f'--out {directory}: it was prepared with another {name}: {theirs} there, {ours} now\n'
+                f'--out {place}: it was prepared with another {name}: {theirs} there, {ours} now\n'
                 'use another directory, or remove this one'
             )
-    return TeacherFiles(directory)
+    return TeacherFiles(place, report=report)
 
 
-def read_description(directory: Path) -> Description:
+def read_description(directory: AnyPath) -> Description:
     """What all rows of a directory have in common. Raises UserError as `TeacherFiles`."""
     path = directory / DESCRIPTION
     try:
@@ -205,16 +238,10 @@ def read_description(directory: Path) -> Description:
             f'distill.cache: {directory} has no {DESCRIPTION}\n'
             f'write it first: pretrax distill prepare CONFIG distill.teacher=RUN --out {directory}'
         ) from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _damaged(path, str(error)) from error
-
-
-def parts_of(directory: Path) -> Iterator[Path]:
-    """The parts of a directory, in order. A part that is missing between others is opened too, which is an error."""
-    numbers = [int(path.name[5:]) for path in directory.glob('part-*') if path.name[5:].isdigit()]
-    return (directory / f'part-{number:05}' for number in range(max(numbers, default=-1) + 1))
-
-
-def _damaged(path: Path, why: str) -> UserError:
-    said = ' '.join(why.split())[:200]
-    return UserError(f'{path}: damaged: {said}\nremove {path.parent}, and run `pretrax distill prepare` again')
+    except OSError as error:
+        raise kind_of_error(error)(f'{path}: {error.strerror}\nrun the same command again') from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        said = ' '.join(str(error).split())[:200]
+        raise UserError(
+            f'{path}: damaged: {said}\nremove {directory}, and run `pretrax distill prepare` again'
+        ) from error
