@@ -34,7 +34,7 @@ import preloaded
 from ray_nodes import ray_nodes
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = ['README.md', *sorted(f'docs/{path.name}' for path in (REPOSITORY / 'docs').glob('*.md'))]
+PAGES = ['README.md', *sorted(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / 'docs').rglob('*.md'))]
 COMMAND = re.compile(r'\s*(\$ |[A-Z_]+=\S+ )*(pip|uv|pretrax|python3?|pytest|git|mkdocs)\s')
 
 STEPS = 5
