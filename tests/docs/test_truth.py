@@ -1,4 +1,4 @@
-"""README and the list of pages say what is true: every page is linked, and what README names exists or does not."""
+"""The page of features and the lists of pages say what is true: every page is linked, and what they name exists."""
 
 import json
 import re
@@ -13,18 +13,16 @@ from pretrax.config.schema import Mesh, Precision
 from pretrax.model.families import FAMILIES, TransformerOptions
 
 REPOSITORY = Path(__file__).parents[2]
-README = (REPOSITORY / 'README.md').read_text()
+FEATURES = (REPOSITORY / 'docs/features.md').read_text()
 PAGES = sorted(str(path.relative_to(REPOSITORY / 'docs')) for path in (REPOSITORY / 'docs').rglob('*.md'))
 ALL_PAGES = ['README.md', 'CONTRIBUTING.md', *(f'docs/{page}' for page in PAGES)]
-WORKS = README.partition('\n## What works today\n')[2].partition('\n## ')[0]
-PLANNED = README.partition('\n## Planned\n')[2].partition('\n## ')[0]
 AXES = {'r': 'replica', 'd': 'data', 'e': 'expert', 'c': 'context', 't': 'tensor', 'p': 'pipeline'}
 KINDS = ('model', 'data', 'optimizer', 'schedule')
 
 
 def item(title):
-    """The bullet `- title: ...` of 'What works today', with its continuation lines."""
-    [text] = re.findall(rf'^- {title}: (.*\n(?:  .*\n)*)', WORKS, re.MULTILINE)
+    """The bullet `- title: ...` of the page of features, with its continuation lines."""
+    [text] = re.findall(rf'^- (?:{title}|\[{title}\]\(.*\)): (.*\n(?:  .*\n)*)', FEATURES, re.MULTILINE)
     return text
 
 
@@ -83,7 +81,7 @@ def test_advice_to_install_keeps_extras_and_names_no_package_index(page):
 
 
 @pytest.mark.parametrize(('title', 'kind'), [('Optimizers', 'optimizer'), ('Schedules', 'schedule')])
-def test_readme_names_every_registered_component(title, kind):
+def test_the_features_name_every_registered_component(title, kind):
     assert sorted(code(item(title))) == built_in(kind)
 
 
@@ -108,31 +106,23 @@ def test_the_models_page_has_every_option_of_the_decoder():
     assert not [key for key in TransformerOptions.model_fields if f'`{key}`' not in page]
 
 
-def test_readme_names_every_mesh_axis():
+def test_the_features_name_every_mesh_axis():
     named = re.findall(r'`(\w+)` \(([^)]+)\)', ' '.join(item('Mesh axes').split()))
     assert {axis for axis, _ in named} == set(Mesh.model_fields) == set(AXES)
     assert all(AXES[axis] in meaning for axis, meaning in named)
 
 
-def test_readme_names_every_precision():
+def test_the_features_name_every_precision():
     compute, matmul = (get_args(Precision.model_fields[key].annotation) for key in ('compute', 'matmul'))
     assert set(code(item('Precision'))) == {*compute, *matmul} - {'auto', 'compute'}
 
 
-def test_readme_names_every_command(capsys):
-    named = {tuple(words.split()) for words in re.findall(r'(?:`|uv run )pretrax ([a-z][a-z-]*(?: local)?)', README)}
+def test_the_features_name_every_family():
+    named = code(item('Families').partition('Logits')[0])
+    assert sorted(named) == sorted(FAMILIES)
+
+
+def test_the_features_name_every_command(capsys):
+    named = {tuple(words.split()) for words in re.findall(r'`pretrax ([a-z][a-z-]*(?: local)?)', FEATURES)}
     assert not [words for words in named if not help_text(capsys, *words)]
-    assert subcommands(capsys) == {words[0] for words in named}
-
-
-def test_what_readme_plans_does_not_exist(capsys):
-    commands = subcommands(capsys)
-    existing = {name for kind in KINDS for name in registry.names(kind)} | set(FAMILIES) | commands
-    existing |= {name for command in commands for name in subcommands(capsys, command)}
-    existing |= set(AXES.values()) | {*get_args(Precision.model_fields['matmul'].annotation)}
-    assert {'adamw', 'train', 'local', 'expert', 'fp8'} <= existing
-    words = {word.lower() for word in re.findall(r'\w[\w-]*', PLANNED)}
-    words |= {word.removesuffix('s') for word in words}
-    assert 'integration' in words
-    assert not words & existing
-    assert not set(code(PLANNED)) & set(AXES)
+    assert subcommands(capsys) <= {words[0] for words in named}
