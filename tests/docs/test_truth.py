@@ -1,6 +1,5 @@
 """The page of features and the lists of pages say what is true: every page is linked, and what they name exists."""
 
-import json
 import re
 from pathlib import Path
 from typing import get_args
@@ -83,22 +82,6 @@ def test_advice_to_install_keeps_extras_and_names_no_package_index(page):
 @pytest.mark.parametrize(('title', 'kind'), [('Optimizers', 'optimizer'), ('Schedules', 'schedule')])
 def test_the_features_name_every_registered_component(title, kind):
     assert sorted(code(item(title))) == built_in(kind)
-
-
-@pytest.mark.parametrize(
-    ('kind', 'name'), [(kind, name) for kind in ('optimizer', 'schedule') for name in built_in(kind)]
-)
-def test_the_configuration_page_has_every_option_and_its_default(kind, name):
-    page = (REPOSITORY / 'docs/configuration.md').read_text()
-    [row] = re.findall(rf'^\| `{name}` \|(.*)', page, re.MULTILINE)
-    written = {key: value for key, _, value in (option.partition(': ') for option in code(row)) if value}
-    options = registry.options_model(kind, name).model_fields
-    assert {key: json.loads(value) for key, value in written.items()} == {
-        key: field.default for key, field in options.items() if not field.is_required()
-    }
-    assert {key for key, field in options.items() if field.is_required()} <= {
-        word.partition(':')[0] for word in code(row)
-    }
 
 
 def test_the_models_page_has_every_option_of_the_decoder():
