@@ -63,6 +63,7 @@ FOR_SLURM = 'an allocation of Slurm, which this test does not have'
 NEEDS_SLURM = 'needs a Slurm; tests/launch/test_slurm.py runs it on one'
 NEEDS_MPI = 'needs Open MPI; tests/launch/test_open_mpi.py runs it'
 FOR_GOOGLE = 'an account at Google Cloud, which this test does not have'
+FOR_A_DEBUGGER = 'it waits for a debugger; tests/repository/test_debugger.py attaches one'
 FOR_DOCKER = 'needs a registry; the Dockerfile is built by hand'
 NOT_RUN = {
     'uv run pretrax launch slurm configs/quickstart.yaml name=base --nodes 2 --time 24h': NEEDS_SLURM,
@@ -85,6 +86,7 @@ NOT_RUN = {
     'tb-gcp-uploader --tensorboard_resource_name=projects/PROJECT/locations/us-central1/tensorboards/ID --logdir=gs://BUCKET/runs/base/tb --experiment_name=base': FOR_GOOGLE,
     "uv run --with tensorboard --with gcsfs --with 'setuptools<81' tensorboard --logdir gs://BUCKET/runs/base/tb": FOR_GOOGLE,
     'docker build --target cuda -t REGISTRY/pretrax . && docker push REGISTRY/pretrax': FOR_DOCKER,
+    'uv run python -m debugpy --listen 5678 --wait-for-client -m pretrax train configs/quickstart.yaml': FOR_A_DEBUGGER,
     'sky jobs launch examples/skypilot.yaml --env RUN_DIR=gs://bucket/runs/base': 'needs SkyPilot and a cloud',
     'srun pretrax doctor configs/base.yaml': FOR_SLURM,
     'srun pretrax launch node configs/base.yaml --check': FOR_SLURM,
