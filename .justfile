@@ -34,7 +34,7 @@ docs:
 
 # renew the JSON Schema of configurations
 schema:
-    uv run pretrax config schema > configs/pretrax.schema.json
+    uv run pretrax config schema > configs/pretrax-schema.json
 
 # every check that a change must pass
 ci:

@@ -377,7 +377,7 @@ def test_files_are_named_for_what_they_hold():
 
 def test_tests_lie_where_what_they_test_lies():
     parts = set(MAY_IMPORT) - {'errors', 'jax_compat', '__main__'}
-    beside = {'docs', 'examples', 'benchmarks', 'deviceless', 'goldens', 'parallel', '__pycache__'}
+    beside = {'repository', 'docs', 'examples', 'benchmarks', 'deviceless', 'goldens', 'parallel', '__pycache__'}
     found = {path.name for path in (REPOSITORY / 'tests').iterdir() if path.is_dir()}
     assert found - beside == parts
 

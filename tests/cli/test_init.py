@@ -26,7 +26,7 @@ def here(tmp_path, monkeypatch):
 def test_the_new_file_is_a_configuration_of_that_name(name, capsys):
     assert run('init', name) == 0
     file = Path(name).with_suffix('.yaml')
-    schema = file.with_name('pretrax.schema.json')
+    schema = file.with_name('pretrax-schema.json')
     assert capsys.readouterr().out.splitlines() == [
         f'wrote {file}', f'wrote {schema}: editors complete keys with it', f'next: pretrax train {file}',
     ]  # fmt: skip

@@ -44,7 +44,7 @@ def problems(schema, values):
 
 def test_the_file_in_the_repository_is_current():
     assert packaged_schema().read_text() == json_schema_text(), (
-        'renew it: uv run pretrax config schema > configs/pretrax.schema.json'
+        'renew it: uv run pretrax config schema > configs/pretrax-schema.json'
     )
 
 

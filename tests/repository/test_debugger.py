@@ -1,6 +1,7 @@
 """A debugger attaches to a run that waits for it, and stops at a breakpoint, as docs/editors.md says."""
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -39,11 +40,12 @@ class Debugger:
         while (message := read_message(self._stream)).get('request_seq') != number:
             self._events.append(message)
         assert message['success'], message
-        return message['body']
+        return message.get('body')
 
     def wait(self, event):
         while not (found := [message for message in self._events if message.get('event') == event]):
             self._events.append(read_message(self._stream))
+            assert self._events[-1].get('event') != 'terminated', self._events
         return found[0].get('body')
 
 
@@ -54,8 +56,9 @@ def test_a_debugger_attaches_to_a_waiting_run_and_stops_in_the_step(tmp_path):
         port = opened.getsockname()[1]
     words = WAITING.replace('5678', str(port)).split()[1:]
     command = [sys.executable, *words, *SMALL, f'run_dir={tmp_path / "run"}']
+    environment = {name: value for name, value in os.environ.items() if name != 'XLA_FLAGS'}  # one device
     line = 1 + STEP.read_text().partition(' = gradients(')[0].count('\n')
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    with subprocess.Popen(command, cwd=REPOSITORY, env=environment) as process:
         try:
             with connected(port, process) as stream:
                 debugger = Debugger(stream)
@@ -84,4 +87,4 @@ def connected(port, process):
                 yield stream
             return
         time.sleep(0.1)
-    raise AssertionError(process.stdout.read().decode())
+    raise AssertionError(f'the run ended with {process.returncode}')

@@ -1,6 +1,6 @@
 """Write a commented configuration to start from.
 
-Beside it, pretrax.schema.json is written, with which editors complete keys and mark mistakes.
+Beside it, pretrax-schema.json is written, with which editors complete keys and mark mistakes.
 """
 
 import re

@@ -5,7 +5,7 @@ from pathlib import Path
 _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = (_PACKAGE / 'configs', _PACKAGE.parents[1] / 'configs')  # in a wheel, and in the repository
 
-SCHEMA = 'pretrax.schema.json'
+SCHEMA = 'pretrax-schema.json'
 
 
 def find_packaged(name: str) -> Path | None:
