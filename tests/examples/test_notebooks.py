@@ -110,7 +110,7 @@ def test_the_sharded_model_has_the_losses_of_one_device_and_the_collectives_that
     assert kinds == ['all-gather'] * 3 + ['all-reduce'] + ['reduce-scatter'] * 3
     assert "psum('t', x)" in error
     assert by_both.count('all-gather') == by_both.count('reduce-scatter') == 3
-    differences = [float(line.split()[-5].rstrip(',')) for line in same.splitlines()]
+    differences = [float(line.split()[-6].rstrip(',')) for line in same.splitlines()]
     assert len(differences) == 3
     assert max(differences) < 1e-3
     assert len(pictures(cells)) == 1
