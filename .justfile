@@ -32,9 +32,9 @@ check:
 docs:
     uv run --isolated --only-group docs mkdocs serve
 
-# renew the JSON Schema of configurations
-schema:
-    uv run pretrax config schema > configs/pretrax-schema.json
+# renew what is made from the source: the JSON Schema of configurations, and docs/reference
+reference:
+    uv run pretrax config schema > configs/pretrax-schema.json && uv run python scripts/make_reference.py
 
 # every check that a change must pass
 ci:

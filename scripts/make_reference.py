@@ -1,6 +1,6 @@
 """Writes the pages in docs/reference/ and the pictures that are made from the source:
 
-    uv run python docs/make_reference.py
+    uv run python scripts/make_reference.py
 
 The files are committed. tests/docs/test_reference.py makes them again and compares.
 """
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from reference_maker import api, errors, keys, metrics, parts, pictures, verbs
 
-DOCS = Path(__file__).parent
-COMMAND = 'uv run python docs/make_reference.py'
+DOCS = Path(__file__).parents[1] / 'docs'
+COMMAND = 'uv run python scripts/make_reference.py'
 NOTE = f'<!-- Made by `{COMMAND}` from the source; a change here is lost. -->\n\n'
 
 PAGES: dict[str, Callable[[], str]] = {

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-DOCS = Path(__file__).parents[1]
+DOCS = Path(__file__).parents[2] / 'docs'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

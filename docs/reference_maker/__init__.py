@@ -1,1 +1,0 @@
-"""The parts of `docs/make_reference.py`, one for each page or kind of picture."""
