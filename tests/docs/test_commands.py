@@ -298,9 +298,20 @@ def test_every_command_is_marked_as_one(page):
         assert block.language not in ('bash', 'shell', 'console'), f'{page}:{block.line}: the language is `sh`'
 
 
+def test_the_first_commands_in_the_table_of_readme_are_run_by_the_pages_beside_them():
+    rows = re.findall(
+        r'^\|[^|]+\| `(uv run [^`]+)` \| \[.*\]\((.+)\) \|$', (REPOSITORY / 'README.md').read_text(), re.MULTILINE
+    )
+    assert len(rows) == 7
+    for command, page in rows:
+        run = [written for block in blocks(page) for written in block.commands if block.language == 'sh']
+        assert any(written.startswith(command) for written in run), f'{page} does not run {command}'
+
+
 def test_readme_opens_with_two_commands_that_set_themselves_up():
     first, second = (block for block in blocks('README.md')[:2])
     assert first.commands == ['pip install uv && uv run pretrax train configs/quickstart.yaml']
     assert second.commands == ['pip install uv && uv run pytest']
     assert second.commands[0] in (REPOSITORY / '.ci' / 'run').read_text().splitlines()
     assert 'pip install uv' not in (REPOSITORY / 'README.md').read_text().split('```', 4)[-1]
+    assert len((REPOSITORY / 'README.md').read_text().splitlines()) <= 110, 'README has two screens'
