@@ -28,6 +28,7 @@ WHAT = {
     'serve': 'the HTTP server and its page',
     'view': 'reports, comparisons, live pages, traces',
     'run': 'the life of a run: check, prepare, start, loop, end',
+    'translate': 'configurations of other tools',
     'launch': 'starts runs as processes; sweeps and searches',
     'ahead': 'a step before it runs: planned, compiled, saved',
     'doctor': 'checks of machines before a run',
