@@ -1,0 +1,232 @@
+"""The speedrun: bits per byte of held-out text after ten minutes, compared with the reference configuration.
+
+    uv run python benchmarks/speedrun.py benchmarks/speedrun/muon.yaml
+    uv run python benchmarks/speedrun.py --check
+
+docs/tutorials/speedrun.md has the rules. The first command trains the reference and the entry at the same time, so that they
+share the machine and whatever else it does, and writes benchmarks/speedrun/entries/NAME. The second one verifies every
+entry from its metrics, and writes benchmarks/speedrun/leaderboard.md; with --check-only it compares the file instead.
+"""
+
+import argparse
+import datetime
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from machine import processor
+from omegaconf import OmegaConf
+
+from pretrax.config import RunConfig, load
+from pretrax.errors import UserError
+from pretrax.machine.cores import usable_cores
+from pretrax.observe.metrics import read_metrics
+
+HERE = Path(__file__).parent / 'speedrun'
+REFERENCE = HERE / 'reference.yaml'
+SIDES = ('reference', 'entry')
+MINUTES = 10.0
+FREE = {'vocab_size', 'tokenizer'}  # keys of `data` that an entry may change
+FORBIDDEN = ('init_from', 'distill')  # what others have trained
+_TRIAL = 16  # steps that are timed before the clock starts
+_USED = 0.85  # part of the time that the steps are planned for; compiling and the speed of the machine vary
+_COMPILE = 20.0  # seconds
+_SHARES = 0.1  # by how much the processor time of the two may differ
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('entry', nargs='?', type=Path, help='a configuration')
+    parser.add_argument('--by', default='', help='who made the entry')
+    parser.add_argument('--minutes', type=float, default=MINUTES, help='another time, to try an idea; never on the board')
+    parser.add_argument('--out', type=Path, help='directory of the result; default: benchmarks/speedrun/entries/NAME')
+    parser.add_argument('--check', action='store_true', help='verify the entries and write the leaderboard')
+    parser.add_argument('--check-only', action='store_true', help='the same, but compare the leaderboard, and write nothing')
+    given = parser.parse_args()
+    try:
+        if given.entry:
+            compete(given.entry, given.minutes, given.out, given.by)
+        elif given.check or given.check_only:
+            publish(HERE / 'entries', HERE / 'leaderboard.md', write=not given.check_only)
+        else:
+            parser.error('give the configuration of an entry, or --check')
+    except UserError as error:
+        print(f'error: {error}', file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def compete(path: Path, minutes: float, out: Path | None, by: str) -> None:
+    """Trains the reference and an entry at the same time, and writes what the leaderboard needs to verify the entry."""
+    configs = {'reference': load(REFERENCE), 'entry': load(path)}
+    for config in configs.values():
+        follow_rules(config)
+    out = out or HERE / 'entries' / configs['entry'].name
+    if out.exists():
+        raise UserError(f'{out} exists; give the entry another name, or another --out')
+    with tempfile.TemporaryDirectory(prefix='speedrun-') as scratch:
+        files = {'reference': REFERENCE, 'entry': path}
+        short = [f'steps={_TRIAL}', 'schedule.name=constant', 'eval.every=0', 'log.every=1']
+        trial = _train(files, dict.fromkeys(SIDES, short), Path(scratch, 'trial'))
+        changes = {}
+        for side in SIDES:
+            step = seconds_per_step(trial[side]['run_dir'])
+            steps = int((60 * minutes * _USED - _COMPILE) / step)
+            tokens = configs[side].batch.tokens
+            assert isinstance(tokens, int)
+            batches = math.ceil(held_out(trial[side]['run_dir'])['tokens'] / tokens) + 1
+            print(f'{side}: {step:.3f} s per step, so {steps} steps', flush=True)
+            changes[side] = [f'steps={steps}', f'eval.every={steps}', f'eval.batches={batches}']
+        busy = os.getloadavg()[0]
+        ran = _train(files, changes, Path(scratch, 'runs'))
+        result = {
+            'name': configs['entry'].name, 'by': by, 'date': datetime.date.today().isoformat(), 'minutes': minutes,
+            'processor': processor(), 'cores': usable_cores(), 'python': sys.version.split()[0], 'load': [busy, os.getloadavg()[0]],
+        }  # fmt: skip
+        for side in SIDES:
+            run = ran[side]['run_dir']
+            (out / side).mkdir(parents=True)
+            for name in ('config.yaml', 'metrics.jsonl', 'attempts.jsonl'):
+                shutil.copy(run / name, out / side / name)
+            result[side] = {'processor_seconds': round(ran[side]['processor_seconds'], 1), 'held_out': held_out(run)}
+    shutil.copy(path, out / 'entry.yaml')
+    (out / 'result.json').write_text(json.dumps(result, indent=1) + '\n')
+    row = verify(out, minutes)
+    print(f'\n{_table([row])}\nwritten to {out}')
+
+
+def follow_rules(config: RunConfig) -> None:
+    """Raises UserError for a configuration that may not compete."""
+    ours, theirs = (dict(each.data.options) for each in (load(REFERENCE), config))
+    if theirs.get('text') != 'stdlib':
+        raise UserError(f'{config.name}: the text of the speedrun is data.text=stdlib')
+    if changed := [key for key, value in theirs.items() if key not in FREE and value != ours[key]]:
+        raise UserError(f'{config.name}: an entry may not change data.{changed[0]}; of data, only {", ".join(sorted(FREE))}')
+    if set_ := [key for key in FORBIDDEN if getattr(config, key) is not None]:
+        raise UserError(f'{config.name}: an entry starts from random weights and has no teacher; remove {set_[0]}')
+
+
+def _train(files: dict[str, Path], changes: dict[str, list[str]], place: Path) -> dict[str, dict[str, Any]]:
+    """Trains both sides at the same time. Gives the run directory and the processor time of each."""
+    place.mkdir(parents=True)
+    program = [sys.executable, '-m', 'pretrax', 'train']
+    running = {}
+    for side, path in files.items():
+        command = [*program, str(path), f'run_dir={place / side}', *changes[side], 'checkpoint.every=1000000', 'log.report=false']
+        with (place / f'{side}.txt').open('w') as output:
+            running[side] = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    ran = {}
+    for side, process in running.items():
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        ran[side] = {'run_dir': place / side, 'processor_seconds': usage.ru_utime + usage.ru_stime}
+    for side, process in running.items():
+        if process.returncode:
+            raise UserError(f'{side} failed:\n{(place / f"{side}.txt").read_text()[-2000:]}')
+    return ran
+
+
+def seconds_per_step(run_dir: Path) -> float:
+    """The median of a run that logs every step, without its first four."""
+    times = [line['time'] for line in _metrics(run_dir)]
+    return statistics.median(after - before for before, after in zip(times[3:], times[4:], strict=False))
+
+
+def held_out(run_dir: Path) -> dict[str, Any]:
+    """Counts of the held-out tokens of a run, and the digest of the text that they come from."""
+    [file] = run_dir.glob('data/tokens-*/validation/zarr.json')
+    attributes = json.loads(file.read_text())['attributes']
+    counts = {key: attributes['counts'][key] for key in ('documents', 'tokens', 'predicted_bytes', 'targets')}
+    return {**counts, 'text': attributes['source']['text']}
+
+
+def verify(entry: Path, minutes: float = MINUTES) -> dict[str, Any]:
+    """The row of the leaderboard of an entry, from its metrics. Raises UserError if it breaks a rule."""
+    result = json.loads((entry / 'result.json').read_text())
+    row = {key: result[key] for key in ('name', 'by', 'date', 'processor', 'cores', 'load')}
+    if result['minutes'] != minutes:
+        raise UserError(f'{entry}: ran for {result["minutes"]:g} minutes, not {minutes:g}')
+    for side in SIDES:
+        row[side] = _verify_side(entry / side, result[side]['held_out'], minutes)
+        row[side]['processor_seconds'] = result[side]['processor_seconds']
+    texts = {result[side]['held_out']['text'] for side in SIDES}
+    if len(texts) > 1:
+        raise UserError(f'{entry}: the reference and the entry have different held-out text')
+    shares = [row[side]['processor_seconds'] / row[side]['seconds'] for side in SIDES]
+    if max(shares) > (1 + _SHARES) * min(shares):
+        said = ' and '.join(f'{share:.2f}' for share in shares)
+        raise UserError(f'{entry}: unfair: the reference and the entry had {said} cores on average\nrun it again')
+    row['ratio'] = row['entry']['bits_per_byte'] / row['reference']['bits_per_byte']
+    return row
+
+
+def _verify_side(directory: Path, held_out: dict[str, Any], minutes: float) -> dict[str, Any]:
+    config = OmegaConf.load(directory / 'config.yaml')
+    lines = _metrics(directory)
+    steps, times = ([line[key] for line in lines] for key in ('step', 'time'))
+    events = [json.loads(line) for line in (directory / 'attempts.jsonl').read_text().splitlines()]
+    began = [event['time'] for event in events if event['event'] == 'began']
+    if config.data.text != 'stdlib' or any(config.get(key) is not None for key in FORBIDDEN):
+        raise UserError(f'{directory}: the configuration breaks a rule of docs/tutorials/speedrun.md')
+    if len(began) != 1:
+        raise UserError(f'{directory}: the run began {len(began)} times, not once')
+    if steps != sorted(set(steps)) or times != sorted(times) or times[0] < began[0] or steps[-1] != config.steps:
+        raise UserError(f'{directory}: the lines of metrics.jsonl are not those of one run to its end')
+    seconds = times[-1] - began[0]
+    if seconds > 60 * minutes:
+        raise UserError(f'{directory}: took {seconds:.0f} s of {60 * minutes:.0f}')
+    if config.eval.batches * config.batch.tokens < held_out['tokens']:
+        raise UserError(f'{directory}: eval.batches={config.eval.batches} is a part of the held-out text')
+    bits = lines[-1]['val_loss'] / math.log(2) * held_out['targets'] / held_out['predicted_bytes']
+    if not math.isclose(bits, lines[-1]['val_bits_per_byte'], rel_tol=1e-6):
+        raise UserError(f'{directory}: val_loss and val_bits_per_byte do not belong together')
+    return {'steps': steps[-1], 'seconds': seconds, 'bits_per_byte': bits}
+
+
+def publish(entries: Path, board: Path, write: bool) -> None:
+    """Verifies all entries and writes the leaderboard, or compares it with the file."""
+    rows = [verify(path) for path in sorted(entries.iterdir()) if path.is_dir()]
+    text = leaderboard(rows)
+    if write:
+        board.write_text(text)
+    elif text != board.read_text():
+        raise UserError(f'{board} differs from its entries\nwrite it again: uv run python benchmarks/speedrun.py --check')
+    print(f'{len(rows)} entries are verified\n\n{text}')
+
+
+def leaderboard(rows: Sequence[dict[str, Any]]) -> str:
+    """The entries as Markdown, the lowest ratio first."""
+    head = '# Speedrun\n\nWritten by `uv run python benchmarks/speedrun.py --check`. '
+    rules = '[The tutorial](../../docs/tutorials/speedrun.md) has the rules and explains the columns.\n\n'
+    return head + rules + _table(sorted(rows, key=lambda row: row['ratio']))
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        '| entry | bits per byte | reference | ratio | steps, entry and reference | cores used | machine | load | date | by |',
+        '|---|---|---|---|---|---|---|---|---|---|',
+    ]
+    for row in rows:
+        entry, reference = row['entry'], row['reference']
+        used = ' and '.join(f'{side["processor_seconds"] / side["seconds"]:.2f}' for side in (entry, reference))
+        lines.append(
+            f'| {row["name"]} | {entry["bits_per_byte"]:.4f} | {reference["bits_per_byte"]:.4f} | {row["ratio"]:.4f} | '
+            f'{entry["steps"]} and {reference["steps"]} | {used} | {row["processor"]}, {row["cores"]} cores | '
+            f'{row["load"][0]:.1f} to {row["load"][1]:.1f} | {row["date"]} | {row["by"]} |'
+        )
+    return '\n'.join(lines) + '\n'
+
+
+def _metrics(directory: Path) -> list[dict[str, Any]]:
+    return list(read_metrics(directory / 'metrics.jsonl', lambda text: None))
+
+
+if __name__ == '__main__':
+    main()
