@@ -10,6 +10,7 @@ entry from its metrics, and writes benchmarks/speedrun/leaderboard.md; with --ch
 
 import argparse
 import datetime
+import itertools
 import json
 import math
 import os
@@ -18,13 +19,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from machine import processor
 from omegaconf import OmegaConf
 
+from machine import processor
 from pretrax.config import RunConfig, load
 from pretrax.errors import UserError
 from pretrax.machine.cores import usable_cores
@@ -37,19 +39,22 @@ MINUTES = 10.0
 FREE = {'vocab_size', 'tokenizer'}  # keys of `data` that an entry may change
 FORBIDDEN = ('init_from', 'distill')  # what others have trained
 _TRIAL = 16  # steps that are timed before the clock starts
-_USED = 0.85  # part of the time that the steps are planned for; compiling and the speed of the machine vary
-_COMPILE = 20.0  # seconds
-_SHARES = 0.1  # by how much the processor time of the two may differ
+_USED = 0.8  # part of the time that the steps are planned for; the speed of the machine varies
+_SHARE = 1.1  # of the cores that the reference used, an entry may use at most this many times
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('entry', nargs='?', type=Path, help='a configuration')
     parser.add_argument('--by', default='', help='who made the entry')
-    parser.add_argument('--minutes', type=float, default=MINUTES, help='another time, to try an idea; never on the board')
+    parser.add_argument(
+        '--minutes', type=float, default=MINUTES, help='another time, to try an idea; never on the board'
+    )
     parser.add_argument('--out', type=Path, help='directory of the result; default: benchmarks/speedrun/entries/NAME')
     parser.add_argument('--check', action='store_true', help='verify the entries and write the leaderboard')
-    parser.add_argument('--check-only', action='store_true', help='the same, but compare the leaderboard, and write nothing')
+    parser.add_argument(
+        '--check-only', action='store_true', help='the same, but compare the leaderboard, and write nothing'
+    )
     given = parser.parse_args()
     try:
         if given.entry:
@@ -78,7 +83,7 @@ def compete(path: Path, minutes: float, out: Path | None, by: str) -> None:
         changes = {}
         for side in SIDES:
             step = seconds_per_step(trial[side]['run_dir'])
-            steps = int((60 * minutes * _USED - _COMPILE) / step)
+            steps = int(60 * minutes * _USED / step)
             tokens = configs[side].batch.tokens
             assert isinstance(tokens, int)
             batches = math.ceil(held_out(trial[side]['run_dir'])['tokens'] / tokens) + 1
@@ -93,9 +98,12 @@ def compete(path: Path, minutes: float, out: Path | None, by: str) -> None:
         for side in SIDES:
             run = ran[side]['run_dir']
             (out / side).mkdir(parents=True)
-            for name in ('config.yaml', 'metrics.jsonl', 'attempts.jsonl'):
+            for name in ('metrics.jsonl', 'attempts.jsonl'):
                 shutil.copy(run / name, out / side / name)
-            result[side] = {'processor_seconds': round(ran[side]['processor_seconds'], 1), 'held_out': held_out(run)}
+            values = OmegaConf.load(run / 'config.yaml')
+            del values['run_dir']  # a directory of this machine, as are the comments, which say where values come from
+            OmegaConf.save(values, out / side / 'config.yaml')
+            result[side] = {'cores_used': round(ran[side]['cores_used'], 3), 'held_out': held_out(run)}
     shutil.copy(path, out / 'entry.yaml')
     (out / 'result.json').write_text(json.dumps(result, indent=1) + '\n')
     row = verify(out, minutes)
@@ -108,25 +116,36 @@ def follow_rules(config: RunConfig) -> None:
     if theirs.get('text') != 'stdlib':
         raise UserError(f'{config.name}: the text of the speedrun is data.text=stdlib')
     if changed := [key for key, value in theirs.items() if key not in FREE and value != ours[key]]:
-        raise UserError(f'{config.name}: an entry may not change data.{changed[0]}; of data, only {", ".join(sorted(FREE))}')
+        raise UserError(
+            f'{config.name}: an entry may not change data.{changed[0]}; of data, only {", ".join(sorted(FREE))}'
+        )
     if set_ := [key for key in FORBIDDEN if getattr(config, key) is not None]:
         raise UserError(f'{config.name}: an entry starts from random weights and has no teacher; remove {set_[0]}')
 
 
 def _train(files: dict[str, Path], changes: dict[str, list[str]], place: Path) -> dict[str, dict[str, Any]]:
-    """Trains both sides at the same time. Gives the run directory and the processor time of each."""
+    """Trains both sides at the same time. Gives the run directory of each, and the cores that it used on average."""
     place.mkdir(parents=True)
     program = [sys.executable, '-m', 'pretrax', 'train']
     running = {}
     for side, path in files.items():
-        command = [*program, str(path), f'run_dir={place / side}', *changes[side], 'checkpoint.every=1000000', 'log.report=false']
+        command = [
+            *program,
+            str(path),
+            f'run_dir={place / side}',
+            *changes[side],
+            'checkpoint.every=1000000',
+            'log.report=false',
+        ]
         with (place / f'{side}.txt').open('w') as output:
             running[side] = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-    ran = {}
-    for side, process in running.items():
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        ran[side] = {'run_dir': place / side, 'processor_seconds': usage.ru_utime + usage.ru_stime}
+    started, ran = time.monotonic(), {}
+    while len(ran) < len(running):
+        pid, status, usage = os.wait4(-1, 0)
+        side = next(side for side, process in running.items() if process.pid == pid)
+        running[side].returncode = os.waitstatus_to_exitcode(status)
+        cores = (usage.ru_utime + usage.ru_stime) / (time.monotonic() - started)
+        ran[side] = {'run_dir': place / side, 'cores_used': cores}
     for side, process in running.items():
         if process.returncode:
             raise UserError(f'{side} failed:\n{(place / f"{side}.txt").read_text()[-2000:]}')
@@ -136,7 +155,7 @@ def _train(files: dict[str, Path], changes: dict[str, list[str]], place: Path) -
 def seconds_per_step(run_dir: Path) -> float:
     """The median of a run that logs every step, without its first four."""
     times = [line['time'] for line in _metrics(run_dir)]
-    return statistics.median(after - before for before, after in zip(times[3:], times[4:], strict=False))
+    return statistics.median(after - before for before, after in itertools.pairwise(times[3:]))
 
 
 def held_out(run_dir: Path) -> dict[str, Any]:
@@ -155,14 +174,15 @@ def verify(entry: Path, minutes: float = MINUTES) -> dict[str, Any]:
         raise UserError(f'{entry}: ran for {result["minutes"]:g} minutes, not {minutes:g}')
     for side in SIDES:
         row[side] = _verify_side(entry / side, result[side]['held_out'], minutes)
-        row[side]['processor_seconds'] = result[side]['processor_seconds']
+        row[side]['cores_used'] = result[side]['cores_used']
     texts = {result[side]['held_out']['text'] for side in SIDES}
     if len(texts) > 1:
         raise UserError(f'{entry}: the reference and the entry have different held-out text')
-    shares = [row[side]['processor_seconds'] / row[side]['seconds'] for side in SIDES]
-    if max(shares) > (1 + _SHARES) * min(shares):
-        said = ' and '.join(f'{share:.2f}' for share in shares)
-        raise UserError(f'{entry}: unfair: the reference and the entry had {said} cores on average\nrun it again')
+    reference, own = (row[side]['cores_used'] for side in SIDES)
+    if own > _SHARE * reference:
+        raise UserError(
+            f'{entry}: unfair: the entry used {own:.2f} cores on average, and the reference {reference:.2f}\nrun it again'
+        )
     row['ratio'] = row['entry']['bits_per_byte'] / row['reference']['bits_per_byte']
     return row
 
@@ -177,9 +197,10 @@ def _verify_side(directory: Path, held_out: dict[str, Any], minutes: float) -> d
         raise UserError(f'{directory}: the configuration breaks a rule of docs/tutorials/speedrun.md')
     if len(began) != 1:
         raise UserError(f'{directory}: the run began {len(began)} times, not once')
-    if steps != sorted(set(steps)) or times != sorted(times) or times[0] < began[0] or steps[-1] != config.steps:
+    is_whole = (steps[0], steps[-1]) == (1, config.steps) and 'val_loss' in lines[-1]
+    if not is_whole or steps != sorted(steps) or times != sorted(times) or times[0] < began[0]:
         raise UserError(f'{directory}: the lines of metrics.jsonl are not those of one run to its end')
-    seconds = times[-1] - began[0]
+    seconds = times[-1] - times[0]
     if seconds > 60 * minutes:
         raise UserError(f'{directory}: took {seconds:.0f} s of {60 * minutes:.0f}')
     if config.eval.batches * config.batch.tokens < held_out['tokens']:
@@ -197,7 +218,9 @@ def publish(entries: Path, board: Path, write: bool) -> None:
     if write:
         board.write_text(text)
     elif text != board.read_text():
-        raise UserError(f'{board} differs from its entries\nwrite it again: uv run python benchmarks/speedrun.py --check')
+        raise UserError(
+            f'{board} differs from its entries\nwrite it again: uv run python benchmarks/speedrun.py --check'
+        )
     print(f'{len(rows)} entries are verified\n\n{text}')
 
 
@@ -215,7 +238,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
     ]
     for row in rows:
         entry, reference = row['entry'], row['reference']
-        used = ' and '.join(f'{side["processor_seconds"] / side["seconds"]:.2f}' for side in (entry, reference))
+        used = ' and '.join(f'{side["cores_used"]:.2f}' for side in (entry, reference))
         lines.append(
             f'| {row["name"]} | {entry["bits_per_byte"]:.4f} | {reference["bits_per_byte"]:.4f} | {row["ratio"]:.4f} | '
             f'{entry["steps"]} and {reference["steps"]} | {used} | {row["processor"]}, {row["cores"]} cores | '
