@@ -5,7 +5,7 @@
 
 docs/tutorials/speedrun.md has the rules. The first command trains the reference and the entry at the same time, so that they
 share the machine and whatever else it does, and writes benchmarks/speedrun/entries/NAME. The second one verifies every
-entry from its metrics, and writes benchmarks/speedrun/leaderboard.md; with --check-only it compares the file instead.
+entry from its metrics, and writes benchmarks/speedrun/leaderboard.md.
 """
 
 import argparse
@@ -38,7 +38,8 @@ SIDES = ('reference', 'entry')
 MINUTES = 10.0
 FREE = {'vocab_size', 'tokenizer'}  # keys of `data` that an entry may change
 FORBIDDEN = ('init_from', 'distill')  # what others have trained
-_TRIAL = 16  # steps that are timed before the clock starts
+_TRIAL = 24  # steps that are timed before the clock starts
+_ENOUGH = 4  # of them
 _USED = 0.8  # part of the time that the steps are planned for; the speed of the machine varies
 _SHARE = 1.1  # of the cores that the reference used, an entry may use at most this many times
 
@@ -52,15 +53,12 @@ def main() -> None:
     )
     parser.add_argument('--out', type=Path, help='directory of the result; default: benchmarks/speedrun/entries/NAME')
     parser.add_argument('--check', action='store_true', help='verify the entries and write the leaderboard')
-    parser.add_argument(
-        '--check-only', action='store_true', help='the same, but compare the leaderboard, and write nothing'
-    )
     given = parser.parse_args()
     try:
         if given.entry:
             compete(given.entry, given.minutes, given.out, given.by)
-        elif given.check or given.check_only:
-            publish(HERE / 'entries', HERE / 'leaderboard.md', write=not given.check_only)
+        elif given.check:
+            publish(HERE / 'entries', HERE / 'leaderboard.md')
         else:
             parser.error('give the configuration of an entry, or --check')
     except UserError as error:
@@ -81,11 +79,11 @@ def compete(path: Path, minutes: float, out: Path | None, by: str) -> None:
         short = [f'steps={_TRIAL}', 'schedule.name=constant', 'eval.every=0', 'log.every=1']
         trial = _train(files, dict.fromkeys(SIDES, short), Path(scratch, 'trial'))
         changes = {}
-        for side in SIDES:
-            step = seconds_per_step(trial[side]['run_dir'])
+        speed = seconds_per_step({side: trial[side]['run_dir'] for side in SIDES})
+        for side, step in speed.items():
             steps = int(60 * minutes * _USED / step)
             tokens = configs[side].batch.tokens
-            assert isinstance(tokens, int)
+            assert isinstance(tokens, int)  # follow_rules
             batches = math.ceil(held_out(trial[side]['run_dir'])['tokens'] / tokens) + 1
             print(f'{side}: {step:.3f} s per step, so {steps} steps', flush=True)
             changes[side] = [f'steps={steps}', f'eval.every={steps}', f'eval.batches={batches}']
@@ -95,19 +93,21 @@ def compete(path: Path, minutes: float, out: Path | None, by: str) -> None:
             'name': configs['entry'].name, 'by': by, 'date': datetime.date.today().isoformat(), 'minutes': minutes,
             'processor': processor(), 'cores': usable_cores(), 'python': sys.version.split()[0], 'load': [busy, os.getloadavg()[0]],
         }  # fmt: skip
+        written = Path(scratch, 'entry')
         for side in SIDES:
             run = ran[side]['run_dir']
-            (out / side).mkdir(parents=True)
+            (written / side).mkdir(parents=True)
             for name in ('metrics.jsonl', 'attempts.jsonl'):
-                shutil.copy(run / name, out / side / name)
-            values = OmegaConf.load(run / 'config.yaml')
+                shutil.copy(run / name, written / side / name)
+            values = _values(run / 'config.yaml')
             del values['run_dir']  # a directory of this machine, as are the comments, which say where values come from
-            OmegaConf.save(values, out / side / 'config.yaml')
+            OmegaConf.save(OmegaConf.create(values), written / side / 'config.yaml')
             result[side] = {'cores_used': round(ran[side]['cores_used'], 3), 'held_out': held_out(run)}
-    shutil.copy(path, out / 'entry.yaml')
-    (out / 'result.json').write_text(json.dumps(result, indent=1) + '\n')
-    row = verify(out, minutes)
-    print(f'\n{_table([row])}\nwritten to {out}')
+        shutil.copy(path, written / 'entry.yaml')
+        (written / 'result.json').write_text(json.dumps(result, indent=1) + '\n')
+        row = verify(written, minutes)
+        shutil.copytree(written, out)
+    print(f'\n{_table([row])}\nwritten to {out}', unfair(row), sep='\n')
 
 
 def follow_rules(config: RunConfig) -> None:
@@ -119,6 +119,8 @@ def follow_rules(config: RunConfig) -> None:
         raise UserError(
             f'{config.name}: an entry may not change data.{changed[0]}; of data, only {", ".join(sorted(FREE))}'
         )
+    if not isinstance(config.batch.tokens, int):
+        raise UserError(f'{config.name}: batch.tokens has to be a number, since the steps are planned with it')
     if set_ := [key for key in FORBIDDEN if getattr(config, key) is not None]:
         raise UserError(f'{config.name}: an entry starts from random weights and has no teacher; remove {set_[0]}')
 
@@ -152,10 +154,19 @@ def _train(files: dict[str, Path], changes: dict[str, list[str]], place: Path) -
     return ran
 
 
-def seconds_per_step(run_dir: Path) -> float:
-    """The median of a run that logs every step, without its first four."""
-    times = [line['time'] for line in _metrics(run_dir)]
-    return statistics.median(after - before for before, after in itertools.pairwise(times[3:]))
+def seconds_per_step(runs: dict[str, Path]) -> dict[str, float]:
+    """The mean time of the steps that both sides trained while the other one trained too, from runs that log every step.
+
+    The first steps are left out. If the two hardly overlap, all other steps count.
+    """
+    times = {side: [line['time'] for line in _metrics(run_dir)][3:] for side, run_dir in runs.items()}
+    start, end = max(each[0] for each in times.values()), min(each[-1] for each in times.values())
+    found = {}
+    for side, each in times.items():
+        steps = list(itertools.pairwise(each))
+        both = [(before, after) for before, after in steps if start <= before and after <= end]
+        found[side] = statistics.mean(after - before for before, after in (both if len(both) >= _ENOUGH else steps))
+    return found
 
 
 def held_out(run_dir: Path) -> dict[str, Any]:
@@ -178,50 +189,49 @@ def verify(entry: Path, minutes: float = MINUTES) -> dict[str, Any]:
     texts = {result[side]['held_out']['text'] for side in SIDES}
     if len(texts) > 1:
         raise UserError(f'{entry}: the reference and the entry have different held-out text')
-    reference, own = (row[side]['cores_used'] for side in SIDES)
-    if own > _SHARE * reference:
-        raise UserError(
-            f'{entry}: unfair: the entry used {own:.2f} cores on average, and the reference {reference:.2f}\nrun it again'
-        )
+    if minutes == MINUTES and (why := unfair(row)):
+        raise UserError(f'{entry}: {why}\nrun it again')
     row['ratio'] = row['entry']['bits_per_byte'] / row['reference']['bits_per_byte']
     return row
 
 
+def unfair(row: dict[str, Any]) -> str:
+    """Why the two sides cannot be compared; '' if they can be."""
+    reference, own = (row[side]['cores_used'] for side in SIDES)
+    if own <= _SHARE * reference:
+        return ''
+    return f'unfair: the entry used {own:.2f} cores on average, and the reference {reference:.2f}'
+
+
 def _verify_side(directory: Path, held_out: dict[str, Any], minutes: float) -> dict[str, Any]:
-    config = OmegaConf.load(directory / 'config.yaml')
+    config = _values(directory / 'config.yaml')
     lines = _metrics(directory)
     steps, times = ([line[key] for line in lines] for key in ('step', 'time'))
     events = [json.loads(line) for line in (directory / 'attempts.jsonl').read_text().splitlines()]
     began = [event['time'] for event in events if event['event'] == 'began']
-    if config.data.text != 'stdlib' or any(config.get(key) is not None for key in FORBIDDEN):
+    if config['data']['text'] != 'stdlib' or any(config.get(key) is not None for key in FORBIDDEN):
         raise UserError(f'{directory}: the configuration breaks a rule of docs/tutorials/speedrun.md')
     if len(began) != 1:
         raise UserError(f'{directory}: the run began {len(began)} times, not once')
-    is_whole = (steps[0], steps[-1]) == (1, config.steps) and 'val_loss' in lines[-1]
+    is_whole = (steps[0], steps[-1]) == (1, config['steps']) and 'val_loss' in lines[-1]
     if not is_whole or steps != sorted(steps) or times != sorted(times) or times[0] < began[0]:
         raise UserError(f'{directory}: the lines of metrics.jsonl are not those of one run to its end')
     seconds = times[-1] - times[0]
     if seconds > 60 * minutes:
         raise UserError(f'{directory}: took {seconds:.0f} s of {60 * minutes:.0f}')
-    if config.eval.batches * config.batch.tokens < held_out['tokens']:
-        raise UserError(f'{directory}: eval.batches={config.eval.batches} is a part of the held-out text')
+    if config['eval']['batches'] * config['batch']['tokens'] < held_out['tokens']:
+        raise UserError(f'{directory}: eval.batches covers only a part of the held-out text')
     bits = lines[-1]['val_loss'] / math.log(2) * held_out['targets'] / held_out['predicted_bytes']
     if not math.isclose(bits, lines[-1]['val_bits_per_byte'], rel_tol=1e-6):
         raise UserError(f'{directory}: val_loss and val_bits_per_byte do not belong together')
     return {'steps': steps[-1], 'seconds': seconds, 'bits_per_byte': bits}
 
 
-def publish(entries: Path, board: Path, write: bool) -> None:
-    """Verifies all entries and writes the leaderboard, or compares it with the file."""
+def publish(entries: Path, board: Path) -> None:
+    """Verifies all entries and writes the leaderboard."""
     rows = [verify(path) for path in sorted(entries.iterdir()) if path.is_dir()]
-    text = leaderboard(rows)
-    if write:
-        board.write_text(text)
-    elif text != board.read_text():
-        raise UserError(
-            f'{board} differs from its entries\nwrite it again: uv run python benchmarks/speedrun.py --check'
-        )
-    print(f'{len(rows)} entries are verified\n\n{text}')
+    board.write_text(leaderboard(rows))
+    print(f'{len(rows)} entries are verified\n\n{leaderboard(rows)}')
 
 
 def leaderboard(rows: Sequence[dict[str, Any]]) -> str:
@@ -245,6 +255,12 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
             f'{row["load"][0]:.1f} to {row["load"][1]:.1f} | {row["date"]} | {row["by"]} |'
         )
     return '\n'.join(lines) + '\n'
+
+
+def _values(path: Path) -> dict[str, Any]:
+    values = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
 
 
 def _metrics(directory: Path) -> list[dict[str, Any]]:
