@@ -33,9 +33,9 @@ def train_seeds(config: str, overrides: Sequence[str], seeds: int, **others: Any
     if failed := [run.config.name for run in runs if run.why]:
         say(f'{len(failed)} of {seeds} runs failed; the same command tries again')
         raise typer.Exit(1)
-    arm, *others = arms_of([read_run(str(run.run_dir)) for run in runs])
-    if others:
-        left_out = ', '.join(str(seed) for other in others for seed in other.seeds)
+    arm, *changed = arms_of([read_run(str(run.run_dir)) for run in runs])
+    if changed:
+        left_out = ', '.join(str(seed) for one in changed for seed in one.seeds)
         say(
             f'WARNING: seed {left_out}: not in the mean, since its code is not that of seed {loaded.seed}; remove its run'
         )
