@@ -41,6 +41,16 @@ def transformer(options, mesh=None, *, vocab_size=VOCAB, length=LENGTH, dtype=jn
     return Transformer(request, options=TransformerOptions(**options))
 
 
+def count_parameters(options, vocab_size=VOCAB, length=LENGTH):
+    """Counted on the arrays themselves, without the rows that pad the vocabulary; nothing is allocated."""
+    model = transformer(options, vocab_size=vocab_size, length=length)
+    with jax.set_mesh(mesh_of()):
+        weights = model.abstract()
+    tables = 1 if model.arch.tied else 2
+    padding = tables * (model.arch.padded_vocab_size - model.arch.vocab_size) * model.arch.d_model
+    return sum(w.size for w in jax.tree.leaves(weights)) - padding
+
+
 def random_weights(model, seed=0):
     """Host weights with nothing special about them: norms are not 1, biases are not 0, padding rows are not 0."""
     rng = np.random.default_rng(seed)

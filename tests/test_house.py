@@ -32,6 +32,7 @@ MAY_IMPORT = {
     'observe': {'errors', 'machine', 'storage'},
     'huggingface': {'errors', 'shardlib', 'model', 'checkpoint', 'machine', 'storage'},
     'infer': {'errors', 'jax_compat', 'shardlib', 'model'},
+    'translate': {'errors', 'config', 'model'},  # configurations of other tools; of `model` the tables of presets
     'evaluate': {'errors', 'shardlib', 'model', 'infer'},
     # It shows what runs wrote: reports, comparisons, live pages, programs, traces.
     'view': {'errors', 'config', 'machine', 'storage', 'scale', 'data', 'checkpoint', 'observe', 'serve'},
@@ -42,7 +43,7 @@ MAY_IMPORT = {
     'ahead': BELOW_RUN | {'run', 'view'},
     'doctor': BELOW_RUN | {'run'},  # checks machines before a run
     '__main__': {'cli'},
-    'cli': BELOW_RUN - {'shardlib'} | {'run', 'launch', 'ahead', 'doctor', 'serve', 'view'},
+    'cli': BELOW_RUN - {'shardlib'} | {'run', 'launch', 'ahead', 'doctor', 'serve', 'view', 'translate'},
 }
 # The rooms of `data`, likewise. `text.py` and `options.py` are its front door.
 DATA_MAY_IMPORT = {
@@ -182,6 +183,9 @@ TESTED_BY = {
     'train/test_host_memory.py': 'model/remat shardlib/save',
     'train/test_step.py': 'train/evaluate train/state',
     'view/live/test_server.py': 'cli/watch view/live/feed view/live/runs',
+    'translate/test_maxtext.py': 'translate/maxtext_keys translate/maxtext_training',
+    'translate/test_modalities.py': 'translate/modalities_components',
+    'translate/test_tools.py': 'cli/import_config translate/translation translate/written',
     'view/trace/test_run_trace.py': 'cli/trace view/trace/advice view/trace/table view/trace/steps',
 }
 HEAVY = {'jax', 'jaxlib', 'optax', 'orbax', 'zarr', 'tokenizers', 'numpy'}
@@ -378,7 +382,7 @@ def test_files_are_named_for_what_they_hold():
 
 def test_tests_lie_where_what_they_test_lies():
     parts = set(MAY_IMPORT) - {'errors', 'jax_compat', '__main__'}
-    beside = {'docs', 'examples', 'benchmarks', 'deviceless', 'goldens', 'parallel', '__pycache__'}
+    beside = {'repository', 'docs', 'examples', 'benchmarks', 'deviceless', 'goldens', 'parallel', '__pycache__'}
     found = {path.name for path in (REPOSITORY / 'tests').iterdir() if path.is_dir()}
     assert found - beside == parts
 

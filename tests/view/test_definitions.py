@@ -1,33 +1,13 @@
-"""Every key of metrics.jsonl has one definition, which docs/metrics.md repeats."""
+"""Definitions of metrics; tests/docs/test_reference.py compares the keys with the source and the pages."""
 
 import dataclasses
-import re
-from pathlib import Path
 
 import numpy as np
 
 from pretrax.model.statistics import HeadStatistics, LayerStatistics
 from pretrax.train.layer_statistics import of_weights
-from pretrax.view.definitions import DEFINITIONS, LAYER_DEFINITIONS, definition_of, definition_of_statistic
+from pretrax.view.definitions import LAYER_DEFINITIONS, definition_of, definition_of_statistic
 from small import LLAMA, transformer
-
-PAGE = Path(__file__).parents[2] / 'docs' / 'metrics.md'
-
-
-def rows(section='## The file'):
-    """{key: (unit, meaning)} of the table in a section of the page, without links."""
-    text = re.sub(r'\[([^]]+)\]\([^)]+\)', r'\1', PAGE.read_text())
-    part = text.partition(f'{section}\n')[2].partition('\n## ')[0]
-    found = re.findall(r'^\| `([^`|]+)` \|([^|]*)\|([^|]*)\|$', part, re.MULTILINE)
-    return {key: (unit.strip(), meaning.strip()) for key, unit, meaning in found}
-
-
-def test_the_documentation_has_every_key_and_its_definition():
-    assert rows() == {key: (each.unit, each.meaning) for key, each in DEFINITIONS.items()}
-
-
-def test_the_documentation_has_every_layer_statistic_and_its_definition():
-    assert rows('## Layer statistics') == {key: (each.unit, each.meaning) for key, each in LAYER_DEFINITIONS.items()}
 
 
 def test_every_statistic_that_is_written_has_a_definition():

@@ -80,8 +80,8 @@ def _temporaries_in(text: str) -> int | None:
 
     XLA compiles such programs for GPUs without an error.
     """
-    told = re.search(r'HLO temporaries \(([\d.]+[KMGT]?)\) exceeds', text)
-    return _bytes(told[1]) if told else None
+    found = re.search(r'HLO temporaries \(([\d.]+[KMGT]?)\) exceeds', text)
+    return _bytes(found[1]) if found else None
 
 
 def _bytes(text: str) -> int:

@@ -166,10 +166,10 @@ class Checkpoints:
             problem = _one_line(error)
         if problem := self._remote_problem or agree('save', problem):
             raise self._failed(step, problem)
-        told = gather('save', json.dumps({name: file.model_dump() for name, file in found.items()}))
+        gathered = gather('save', json.dumps({name: file.model_dump() for name, file in found.items()}))
 
         def publish() -> None:
-            files = {name: File(**said) for text in told for name, said in json.loads(text).items()}
+            files = {name: File(**said) for text in gathered for name, said in json.loads(text).items()}
             self._before_publish(step)
             self._place.publish(step, description, arrays, files)
 

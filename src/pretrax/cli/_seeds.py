@@ -33,7 +33,12 @@ def train_seeds(config: str, overrides: Sequence[str], seeds: int, **others: Any
     if failed := [run.config.name for run in runs if run.why]:
         say(f'{len(failed)} of {seeds} runs failed; the same command tries again')
         raise typer.Exit(1)
-    arm = arms_of([read_run(str(run.run_dir)) for run in runs])[0]
+    arm, *changed = arms_of([read_run(str(run.run_dir)) for run in runs])
+    if changed:
+        left_out = ', '.join(str(seed) for one in changed for seed in one.seeds)
+        say(
+            f'WARNING: seed {left_out}: not in the mean, since its code is not that of seed {loaded.seed}; remove its run'
+        )
     text = summary_text(arm)
     write_file(place / 'summary.txt', ('\n'.join(text) + '\n').encode())
     write_file(place / 'metrics.jsonl', mean_metrics(arm).encode())

@@ -1,6 +1,10 @@
-"""Write a commented configuration to start from."""
+"""Write a commented configuration to start from.
+
+Beside it, pretrax-schema.json is written, with which editors complete keys and mark mistakes.
+"""
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +15,7 @@ from pretrax.errors import UserError
 def init(
     name: Annotated[str, typer.Argument(metavar='NAME', help='Name of the run; NAME.yaml is written.')],
 ) -> None:
-    from pretrax.config.packaged import find_packaged
+    from pretrax.config.packaged import SCHEMA, find_packaged, packaged_schema
     from pretrax.storage import BucketPath, locate
 
     file = locate(name if name.endswith(('.yaml', '.yml')) else f'{name}.yaml')
@@ -20,6 +24,8 @@ def init(
     starter = find_packaged('starter')
     assert starter is not None, 'the package holds configs/starter.yaml'
     text = starter.read_text().replace('starter.yaml', str(file)).replace('starter', file.stem)
+    if isinstance(file, BucketPath):  # editors read a schema beside a file on a disk
+        text = text.partition('\n')[2]
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(file, BucketPath):
@@ -33,4 +39,19 @@ def init(
         raise UserError(f'{file} already exists and is not overwritten\n  choose another name') from None
     except OSError as error:
         raise UserError(f'{file} cannot be written: {error.strerror}') from error
-    print(f'wrote {file}\nnext: pretrax train {file}')
+    print(f'wrote {file}')
+    if not isinstance(file, BucketPath):
+        _write_schema(file.with_name(SCHEMA), packaged_schema().read_text())
+    print(f'next: pretrax train {file}')
+
+
+def _write_schema(file: Path, text: str) -> None:
+    try:
+        with file.open('x') as new:
+            new.write(text)
+        print(f'wrote {file}: editors complete keys with it')
+    except FileExistsError:  # it may have the components of plugins
+        if file.read_bytes() != text.encode():
+            print(f'{file} differs from that of this version; to renew it: pretrax config schema > {file}')
+    except OSError as error:
+        raise UserError(f'{file} cannot be written: {error.strerror}') from error

@@ -1,6 +1,7 @@
 """Configuration: YAML of values in, a checked and frozen `RunConfig` out. Imports no JAX."""
 
 from pretrax.config.effects import effect_of, may_change_on_resume, values_in_step
+from pretrax.config.json_schema import json_schema, json_schema_text
 from pretrax.config.load import from_manifest, from_values, load, load_plugin, read_resolved
 from pretrax.config.mesh import resolve_mesh
 from pretrax.config.registry import build, register
@@ -10,7 +11,6 @@ from pretrax.config.show import (
     ABSENT,
     diff,
     diff_values,
-    json_schema,
     origin,
     printable_override,
     resolved_yaml,
@@ -30,6 +30,7 @@ __all__ = [
     'from_manifest',
     'from_values',
     'json_schema',
+    'json_schema_text',
     'load',
     'load_plugin',
     'may_change_on_resume',

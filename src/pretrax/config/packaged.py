@@ -5,10 +5,17 @@ from pathlib import Path
 _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = (_PACKAGE / 'configs', _PACKAGE.parents[1] / 'configs')  # in a wheel, and in the repository
 
+SCHEMA = 'pretrax-schema.json'
+
 
 def find_packaged(name: str) -> Path | None:
     """The file of a packaged configuration; None if there is none of this name."""
     return _packaged().get(name)
+
+
+def packaged_schema() -> Path:
+    """The JSON Schema of configurations, without plugins; `pretrax config schema` prints it."""
+    return next(folder for folder in _FOLDERS if (folder / SCHEMA).is_file()) / SCHEMA
 
 
 def packaged_names() -> list[str]:

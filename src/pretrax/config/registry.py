@@ -124,6 +124,13 @@ def options_model(kind: str, name: str) -> type[pydantic.BaseModel]:
     return _options_from_signature(imported(entry.factory) if isinstance(entry.factory, str) else entry.factory)
 
 
+def description(kind: str, name: str) -> str:
+    """The first paragraph of the docstring of a component, in one line; '' if it has none."""
+    factory = _components[kind][name].factory
+    text = inspect.getdoc(imported(factory) if isinstance(factory, str) else factory) or ''
+    return ' '.join(text.partition('\n\n')[0].split())
+
+
 def build(kind: str, section: Section, *supplied: Any) -> Any:
     """Calls the component of a section, with the `supplied` positional arguments and its options."""
     entry = _components[kind][section.name]

@@ -139,9 +139,11 @@ def _patterns(value: Any) -> Any:
 class ParameterGroup(Section):
     """Weights with a learning rate or a decay of their own."""
 
-    match: Annotated[tuple[str, ...], Field(min_length=1, strict=False), pydantic.BeforeValidator(_patterns)] = Field(
-        description='a pattern for the names of weights, or several'
-    )
+    match: Annotated[
+        tuple[str, ...],
+        Field(min_length=1, strict=False),
+        pydantic.BeforeValidator(_patterns, json_schema_input_type=str | tuple[str, ...]),
+    ] = Field(description='a pattern for the names of weights, or several')
     learning_rate_scale: NotNegative = Field(default=1.0, description='multiplies the learning rate; 0: frozen')
     weight_decay: NotNegative | None = Field(
         default=None, description='in place of optimizer.weight_decay and no_decay; null: as they say'

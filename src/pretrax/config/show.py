@@ -1,4 +1,4 @@
-"""A configuration as text: resolved YAML with origins, the difference of two, and the JSON Schema."""
+"""A configuration as text: resolved YAML with origins, and the difference of two."""
 
 import json
 import pathlib
@@ -10,10 +10,8 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 from omegaconf import OmegaConf
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 
 from pretrax import __version__
-from pretrax.config import registry
 from pretrax.config.effects import effect_of
 from pretrax.config.interpolation import escaped
 from pretrax.config.problems import SECRETS, Path, dotted
@@ -113,45 +111,6 @@ def origin(config: RunConfig, *path: str) -> str:
 def value_text(value: Any) -> str:
     """A value as part of a label."""
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a configuration file, with the options of every registered component."""
-    choices = [
-        (kind, name, registry.options_model(kind, name)) for kind in registry.DEFAULTS for name in registry.names(kind)
-    ]
-    sections = {kind: RunConfig.model_fields[kind].annotation for kind in registry.DEFAULTS}
-    models: list[Any] = [RunConfig, *sections.values(), *(model for *_, model in choices)]
-    references, definitions = models_json_schema([(model, 'validation') for model in models])
-    found: dict[str, Any] = definitions['$defs']
-
-    def definition(model: Any) -> dict[str, Any]:
-        return found[references[model, 'validation']['$ref'].rpartition('/')[2]]
-
-    run = definition(RunConfig)
-    for kind, section_model in sections.items():
-        section = definition(section_model)
-        common = {key: value for key, value in section['properties'].items() if key not in ('name', 'options')}
-        required = [key for key in section.get('required', ()) if key not in ('name', 'options')]
-        section['anyOf'] = []
-        for _, name, model in (choice for choice in choices if choice[0] == kind):
-            options = definition(model)
-            named = {'const': name, 'default': name} if name == registry.DEFAULTS[kind] else {'const': name}
-            needed = required + options.get('required', []) + (['name'] if 'default' not in named else [])
-            properties = {'name': named} | common | options.get('properties', {})
-            section['anyOf'].append(
-                {'type': 'object', 'additionalProperties': False, 'properties': properties, 'required': needed}
-            )
-        for key in ('properties', 'required', 'additionalProperties', 'type'):
-            section.pop(key, None)
-    inlined = {references[model, 'validation']['$ref'].rpartition('/')[2] for model in models[1 + len(sections) :]}
-    paths = {'anyOf': [{'type': 'string'}, {'type': 'array', 'items': {'type': 'string'}}]}
-    extends = {'extends': paths | {'description': 'files to start from, relative to this one; later ones win'}}
-    return run | {
-        '$schema': 'https://json-schema.org/draft/2020-12/schema',
-        'properties': extends | run['properties'],
-        '$defs': {name: found[name] for name in found if name not in inlined | {'BaseModel', 'RunConfig'}},
-    }
 
 
 def _may_be_secret(config: RunConfig, path: Path) -> bool:

@@ -253,7 +253,7 @@ def _kubectl(*words: str, text: str | None = None, wait: int = _WAIT) -> subproc
 
 
 def _is_missing(done: subprocess.CompletedProcess[str]) -> bool:
-    """Whether the object does not exist. A user who may not read it is not told that."""
+    """Whether the object does not exist. A user who may not read it gets False."""
     return done.returncode != 0 and ('NotFound' in done.stderr or "doesn't have a resource type" in done.stderr)
 
 

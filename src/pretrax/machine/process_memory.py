@@ -3,7 +3,7 @@
 Each step allocates its arrays again, and Linux provides new memory in pages of 4 kB, each filled with zeros. glibc can use
 pages of 2 MB and keep freed memory for later allocations, but only if it is configured before the program starts. So
 `pretrax train` restarts itself once at its beginning (measurements: docs/lab-notes.md). If GLIBC_TUNABLES sets one of these
-options already, none is changed.
+options already, none is changed. A debugger would lose a process that restarts, so that a debugged one does not.
 """
 
 import os
@@ -24,6 +24,8 @@ _ENABLED = pathlib.Path('/sys/kernel/mm/transparent_hugepage/enabled')
 
 def ask_for_kept_memory() -> None:
     """Restarts this process with such memory, if that is possible and not configured already."""
+    if sys.gettrace() is not None or 'debugpy' in sys.modules:
+        return
     variables = with_kept_memory(dict(os.environ))
     if variables is not None and sys.orig_argv:
         sys.stdout.flush()

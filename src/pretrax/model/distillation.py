@@ -61,7 +61,7 @@ class Distillation:
         weight: of the distillation loss, 0 to 1; the usual cross-entropy has the rest.
         temperature: what both models divide their logits by.
         direction: of the Kullback-Leibler divergence.
-        chunks: of a sequence, whose logits exist one at a time; at least so many, if the sequence is as long.
+        chunks: of a sequence, whose logits exist one at a time; at least this number, if the sequence is as long.
         hidden: the hidden states that the student learns too; None: none.
     """
 

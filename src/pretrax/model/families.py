@@ -173,7 +173,7 @@ class TransformerOptions(BaseModel):
 
     preset: str | None = Field(None, description='a published model: ' + ', '.join(PRESETS))
     family: Literal[FAMILY_NAMES] | None = Field(None, description='a row of choices (default llama)')
-    n_layers: int | None = Field(None, gt=0)
+    n_layers: int | None = Field(None, gt=0, description='number of layers')
     d_model: int | None = Field(None, gt=0, description='width of the residual stream')
     n_heads: int | None = Field(None, gt=0, description='query heads')
     n_kv_heads: int | None = Field(None, gt=0, description='key and value heads (default n_heads)')
@@ -195,8 +195,8 @@ class TransformerOptions(BaseModel):
     )
     vocab_size: int | None = Field(None, gt=0, description="default: the data's")
     max_sequence_length: int | None = Field(None, gt=0, description='learned positions (default: the sequence length)')
-    norm: Literal['rmsnorm', 'layernorm'] | None = None
-    norm_eps: float | None = Field(None, gt=0)
+    norm: Literal['rmsnorm', 'layernorm'] | None = Field(None, description='kind of all norms (default: of the family)')
+    norm_eps: float | None = Field(None, gt=0, description='added to the variance in norms (default: of the family)')
     norm_offset: float | None = Field(None, description='added to the scales of norms: 1 if weights are stored minus 1')
     block_norms: Literal['pre', 'post', 'sandwich'] | None = Field(
         None, description='norms before attention and feed-forward (default), after them, or both'
@@ -210,7 +210,9 @@ class TransformerOptions(BaseModel):
         description='norm of queries and keys: of each head with one scale for all or a scale each, or of all heads '
         'together; l2: of each head after its rotation, without a scale (default none)',
     )
-    positions: Literal['rope', 'learned'] | None = None
+    positions: Literal['rope', 'learned'] | None = Field(
+        None, description='rope rotates queries and keys; learned: a vector for each position (default: of the family)'
+    )
     rope_base: float | None = Field(None, gt=0, description='default 10000')
     local_rope_base: float | None = Field(
         None, gt=0, description='of layers with a window, unscaled (default: rope_base)'
@@ -264,7 +266,9 @@ class TransformerOptions(BaseModel):
     )
     final_softcap: float | None = Field(None, ge=0, description='the same, of the logits (default 0: none)')
     attention_gate: bool | None = Field(None, description="attention's output is gated by a sigmoid of the token")
-    activation: Literal['swiglu', 'swiglu_oai', 'geglu', 'gelu', 'gelu_erf', 'relu2'] | None = None
+    activation: Literal['swiglu', 'swiglu_oai', 'geglu', 'gelu', 'gelu_erf', 'relu2'] | None = Field(
+        None, description='of the feed-forward; swiglu, swiglu_oai and geglu are gated (default: of the family)'
+    )
     swiglu_limit: float | None = Field(None, gt=0, description='swiglu_oai clamps gate and up to it (default 7)')
     bias: bool | None = Field(None, description='biases on every linear layer and norm')
     qkv_bias: bool | None = Field(None, description='biases on queries, keys and values (default: as bias)')

@@ -6,7 +6,7 @@ which `read_metrics` restores it:
 
     {"step": 120, "loss": null, "grad_norm": 3.2, "nonfinite": {"loss": "nan"}}
 
-Keys, units and examples: docs/metrics.md.
+Keys and units: docs/reference/metrics.md.
 """
 
 import math

@@ -97,7 +97,7 @@ class Origin:
 
 
 def open_origin(place: str, mtp_layers: int = 0, key: str = 'init_from') -> Origin:
-    """Opens hf:DIR_OR_ID, with at most so many modules of multi-token prediction, or a run or checkpoint. Reads no weight.
+    """Opens hf:DIR_OR_ID, with at most `mtp_layers` modules of multi-token prediction, or a run or checkpoint. Reads no weight.
 
     Raises:
         UserError: there is no checkpoint, or its model is unknown.
@@ -110,7 +110,7 @@ def with_layers(origin: Origin, layers: Sequence[int]) -> Origin:
     """The weights of a decoder that has only these layers of another one, in this order.
 
     Raises:
-        UserError: there is no such layer, or the layers are of other kinds than those of a decoder of so many.
+        UserError: there is no such layer, or the layers are of other kinds than those of a decoder with this number of layers.
     """
     key, arch = f'{origin.key}.layers', origin.arch
     if arch is None:

@@ -82,7 +82,7 @@ class StepMetrics:
         self._pending = number, metrics
 
     def read(self) -> None:
-        """Waits for the pending step to end, and logs its metrics if `log.every` says so."""
+        """Waits for the pending step to end, and logs its metrics if it is one of every `log.every` steps."""
         if self._pending is None:
             return
         (number, metrics), self._pending = self._pending, None

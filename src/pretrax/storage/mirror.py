@@ -194,7 +194,7 @@ def merged(there: bytes, here: bytes) -> bytes:
 
 
 def _time(line: bytes) -> float:
-    """When an event happened; 0 for a line that does not say so."""
+    """When an event happened; 0 for a line without a time."""
     record = next(read_lines([line], is_record=lambda record: isinstance(record.get('time'), int | float)), None)
     return record.record['time'] if record is not None and record.record is not None else 0.0
 

@@ -22,7 +22,7 @@ from pretrax.model.mup import Scaling
 from pretrax.model.weights import BUFFERS, MATRICES, OF_MODULES
 
 DEFAULT_NO_DECAY = ('*norm*', '*bias')
-# Of layers with a state: these do not decay either, as in the code of Mamba 2, unless a group says so
+# Of layers with a state: these do not decay either, as in the code of Mamba 2, unless a group has a decay for them
 _STATES = ('*.linear_dt_bias', '*.linear_log_decay', '*.linear_skip')
 _STACKED = 'layers.'  # how the names of weights begin whose first dimension counts layers
 _OF_SOME_LAYERS = re.compile(r'layers\[(?:(-?\d+)|(-?\d+)?:(-?\d+)?)\]\.(.+)')

@@ -13,39 +13,55 @@ from pretrax.train.soap import scale_by_soap
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
+B1 = Annotated[Fraction, Field(description='decay of the average of gradients')]
+B2 = Annotated[Fraction, Field(description='decay of the average of squared gradients')]
+Eps = Annotated[Positive, Field(description='added to the root of the second moment, against a division by zero')]
 
 
-def adamw(*, b1: Fraction = 0.9, b2: Fraction = 0.95, eps: Positive = 1e-8) -> optax.GradientTransformation:
+def adamw(*, b1: B1 = 0.9, b2: B2 = 0.95, eps: Eps = 1e-8) -> optax.GradientTransformation:
     """Adam's direction; with decoupled decay it is AdamW. Loshchilov and Hutter 2019, arXiv:1711.05101."""
     return optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
 
 
 def adafactor(
-    *, decay_rate: Fraction = 0.8, clip: Positive = 1.0, eps: Positive = 1e-30
+    *,
+    decay_rate: Annotated[Fraction, Field(description='step t decays the second moment by 1 - t ** -decay_rate')] = 0.8,
+    clip: Annotated[Positive, Field(description='largest root mean square of the update of one weight')] = 1.0,
+    eps: Annotated[Positive, Field(description='added to squared gradients, against a division by zero')] = 1e-30,
 ) -> optax.GradientTransformation:
     """Factored second moments, update clipping. Shazeer and Stern 2018, arXiv:1804.04235."""
     moments = optax.scale_by_factored_rms(decay_rate=decay_rate, epsilon=eps)
     return optax.chain(moments, optax.clip_by_block_rms(clip))
 
 
-def lion(*, b1: Fraction = 0.9, b2: Fraction = 0.99) -> optax.GradientTransformation:
+def lion(
+    *,
+    b1: Annotated[
+        Fraction, Field(description='part of the momentum in the direction; the gradient has the rest')
+    ] = 0.9,
+    b2: Annotated[Fraction, Field(description='decay of the momentum')] = 0.99,
+) -> optax.GradientTransformation:
     """The sign of an interpolated momentum. Chen et al. 2023, arXiv:2302.06675."""
     return optax.scale_by_lion(b1=b1, b2=b2)
 
 
-def sgd(*, momentum: Fraction = 0.0, nesterov: bool = False) -> optax.GradientTransformation:
+def sgd(
+    *,
+    momentum: Annotated[Fraction, Field(description='decay of the sum of gradients; 0: the gradient alone')] = 0.0,
+    nesterov: Annotated[bool, Field(description="Nesterov's momentum")] = False,
+) -> optax.GradientTransformation:
     """The gradient, or its momentum."""
     return optax.trace(decay=momentum, nesterov=nesterov) if momentum else optax.identity()
 
 
 def muon(
     *,
-    momentum: Fraction = 0.95,
-    iterations: Count = 5,
-    rms: Positive = 0.2,
-    b1: Fraction = 0.9,
-    b2: Fraction = 0.95,
-    eps: Positive = 1e-8,
+    momentum: Annotated[Fraction, Field(description='decay of the momentum of matrices')] = 0.95,
+    iterations: Annotated[Count, Field(description='Newton-Schulz iterations')] = 5,
+    rms: Annotated[Positive, Field(description='root mean square of the update of a matrix')] = 0.2,
+    b1: Annotated[Fraction, Field(description='of Adam: decay of the average of gradients')] = 0.9,
+    b2: Annotated[Fraction, Field(description='of Adam: decay of the average of squared gradients')] = 0.95,
+    eps: Annotated[Positive, Field(description='added to a divisor, against a division by zero')] = 1e-8,
 ) -> optax.GradientTransformation:
     """Orthogonalized momentum for the layers' matrices, Adam for the rest. Jordan 2024, kellerjordan.github.io/posts/muon.
 

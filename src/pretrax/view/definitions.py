@@ -1,6 +1,6 @@
 """What each number means that a run writes or a page shows: the one place for names, units and definitions.
 
-docs/metrics.md has the same table.
+docs/reference/metrics.md is made from it.
 """
 
 from typing import NamedTuple
@@ -38,6 +38,11 @@ DEFINITIONS = {
     ),
     'balance_loss': Definition('load-balance loss', '', 'the part of the loss that makes the load of experts even'),
     'router_z_loss': Definition('router z-loss', '', "the part of the loss that keeps the router's logits small"),
+    'distillation': Definition(
+        'distillation loss',
+        'nats per token',
+        'divergence between the probabilities of the teacher and the model, times the square of the temperature',
+    ),
     'bits_per_byte': Definition(
         'bits per byte',
         'bits',

@@ -1,6 +1,5 @@
 """Print the JSON Schema of configuration files, for editors."""
 
-import json
 from typing import Annotated
 
 import typer
@@ -13,7 +12,7 @@ def schema(
         list[str] | None, typer.Option(metavar='FILE', help='A Python file with more components; may be repeated.')
     ] = None,
 ) -> None:
-    from pretrax.config import json_schema
+    from pretrax.config import json_schema_text
 
     load_plugins(plugin)
-    print(json.dumps(json_schema(), indent=2))
+    print(json_schema_text(), end='')

@@ -32,10 +32,10 @@ def slurm(
     time: Annotated[
         str | None, typer.Option(metavar='TIME', help='Time limit: 24h, 90m, 1-12:00:00. [default: the partition\'s]')
     ] = None,
-    partition: Annotated[str | None, typer.Option('--partition', '-p', metavar='NAME', show_default=False)] = None,
-    account: Annotated[str | None, typer.Option('--account', '-A', metavar='NAME', show_default=False)] = None,
-    qos: Annotated[str | None, typer.Option('--qos', metavar='NAME', show_default=False)] = None,
-    constraint: Annotated[str | None, typer.Option('--constraint', '-C', metavar='FEATURE', show_default=False)] = None,
+    partition: Annotated[str | None, typer.Option('--partition', '-p', metavar='NAME', show_default=False, help='Partition of the cluster.')] = None,
+    account: Annotated[str | None, typer.Option('--account', '-A', metavar='NAME', show_default=False, help='Account that the time is charged to.')] = None,
+    qos: Annotated[str | None, typer.Option('--qos', metavar='NAME', show_default=False, help='Quality of service.')] = None,
+    constraint: Annotated[str | None, typer.Option('--constraint', '-C', metavar='FEATURE', show_default=False, help='Features that the nodes must have.')] = None,
     container: Annotated[
         str | None, typer.Option(metavar='IMAGE', help='Run the processes in this image, through Pyxis (srun --container-image).')
     ] = None,

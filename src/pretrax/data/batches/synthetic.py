@@ -3,7 +3,10 @@
 data: {name: synthetic, vocab_size: 50304}
 """
 
+from typing import Annotated
+
 import numpy as np
+from pydantic import Field
 
 from pretrax.data.batches.source import DataRequest, HostBatch, Source, pack_rows
 from pretrax.errors import UserError
@@ -43,8 +46,13 @@ class SyntheticSource(Source):
         return pack_rows(tokens, starts)
 
 
-def open_synthetic(request: DataRequest, *, vocab_size: int, document_length: int | None = None) -> SyntheticSource:
-    """Options: the number of token ids; the tokens per document (default: each row is one document)."""
+def open_synthetic(
+    request: DataRequest,
+    *,
+    vocab_size: Annotated[int, Field(description='number of token ids')],
+    document_length: Annotated[int | None, Field(description='tokens of a document; null: a row is one')] = None,
+) -> SyntheticSource:
+    """Random tokens from Zipf's law, for benchmarks of everything but data loading."""
     document_length = request.sequence_length + 1 if document_length is None else document_length
     if vocab_size < 2 or document_length < 1:
         raise UserError(

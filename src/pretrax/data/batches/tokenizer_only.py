@@ -3,7 +3,10 @@
 `pretrax generate` needs no more. Training raises an error.
 """
 
+from typing import Annotated
+
 import tokenizers
+from pydantic import Field
 
 from pretrax.data.batches.source import DataRequest, HostBatch, Source
 from pretrax.data.tokenizers.tokenizer import Tokenizer
@@ -26,19 +29,22 @@ class PromptTokenizer(Tokenizer):
 
 
 class TokenizerOnly(Source):
-    """A source without batches. `tokenizer` is None if the imported checkpoint had no tokenizer.json.
-
-    Args:
-        template: whether prompts begin with the special tokens of the tokenizer's template.
-        end_of_text: the id that ends a text; None: that of a token with one of the usual names.
-    """
+    """A source without batches. `tokenizer` is None if the imported checkpoint had no tokenizer.json."""
 
     documents_per_row = 1
 
     def __init__(
-        self, request: DataRequest, *, vocab_size: int | None = None, template: bool = True,
-        end_of_text: int | None = None,
-    ):  # fmt: skip
+        self,
+        request: DataRequest,
+        *,
+        vocab_size: Annotated[int | None, Field(description='number of token ids, if there is no tokenizer')] = None,
+        template: Annotated[
+            bool, Field(description="whether prompts begin with the special tokens of the tokenizer's template")
+        ] = True,
+        end_of_text: Annotated[
+            int | None, Field(description='id that ends a text; null: that of a token with one of the usual names')
+        ] = None,
+    ):
         self._directory = request.directory
         path = request.directory / FILE
         kind = PromptTokenizer if template else Tokenizer

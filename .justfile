@@ -1,0 +1,49 @@
+# Commands for developing pretrax: `uv run just` lists them, `uv run just test tests/config` runs one.
+
+[private]
+default:
+    @just --list --unsorted
+
+# train the quickstart: `just train steps=100 mesh.d=4`
+train *OVERRIDES:
+    uv run pretrax train configs/quickstart.yaml {{ OVERRIDES }}
+
+# the fast tests, or those of some files: `just test tests/config -k mesh`
+test *ARGUMENTS:
+    uv run pytest {{ ARGUMENTS }}
+
+# all tests of some files, slow and nightly ones too
+test-all +FILES:
+    uv run pytest -n 0 -m '' {{ FILES }}
+
+# the slow tests
+slow *ARGUMENTS:
+    uv run pytest -m slow {{ ARGUMENTS }}
+
+# format, and fix what ruff can fix
+format:
+    uv run ruff format && uv run ruff check --fix
+
+# check format, lint and types
+check:
+    uv run ruff format --check && uv run ruff check && uv run pyright
+
+# the documentation at http://127.0.0.1:8000, renewed as you write
+docs:
+    uv run --isolated --only-group docs mkdocs serve
+
+# renew what is made from the source: the JSON Schema of configurations, and docs/reference
+reference:
+    uv run pretrax config schema > configs/pretrax-schema.json && uv run python scripts/make_reference.py
+
+# every check that a change must pass
+ci:
+    .ci/run
+
+# the tests that take too long for every change
+nightly:
+    .ci/nightly
+
+# build and check the packages of a release
+release *FLAGS:
+    uv run python scripts/release.py {{ FLAGS }}

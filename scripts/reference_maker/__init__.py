@@ -1,0 +1,1 @@
+"""The parts of `scripts/make_reference.py`, one for each page or kind of picture."""

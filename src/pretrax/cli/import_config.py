@@ -1,0 +1,48 @@
+"""Translate a configuration of nanoGPT, Modalities or MaxText.
+
+The file is read as data: nothing in it is executed. The result names the origin of each value, and lists every key that has
+another meaning here, or none.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pretrax.errors import UserError
+
+
+def import_config(
+    tool: Annotated[str, typer.Argument(metavar='TOOL', help='nanogpt, modalities or maxtext.')],
+    file: Annotated[Path, typer.Argument(metavar='FILE', help='A configuration of that tool: a Python or YAML file.')],
+    out: Annotated[
+        Path | None,
+        typer.Option('--out', '-o', metavar='OUT.yaml', help='File to write. [default: print the configuration]'),
+    ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(min=1, metavar='N', help='Devices that the batch is meant for, if the file counts it per device.'),
+    ] = None,
+) -> None:
+    from pretrax.config.problems import nearest
+    from pretrax.translate import TOOLS, summary, translate, yaml_text
+
+    if tool not in TOOLS:
+        raise UserError(
+            f'{tool} is not a tool that can be translated; expected {", ".join(TOOLS)}{nearest(tool, TOOLS)}'
+        )
+    translation = translate(tool, file, devices)
+    text = yaml_text(translation)
+    if out is None:
+        print(text, end='')
+        return
+    try:
+        with out.open('x') as new:
+            new.write(text)
+    except FileExistsError:
+        raise UserError(f'{out} already exists and is not overwritten\n  choose another name') from None
+    except OSError as error:
+        raise UserError(f'{out} cannot be written: {error.strerror}') from error
+    print(f'wrote {out}')
+    print('\n'.join(summary(translation)))
+    print(f'next: pretrax config show {out}')

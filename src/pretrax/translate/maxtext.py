@@ -1,0 +1,347 @@
+"""MaxText's configurations: YAML over the defaults in its base.yml. github.com/AI-Hypercomputer/maxtext"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from pretrax.config.source import read_file
+from pretrax.errors import UserError
+from pretrax.translate.maxtext_keys import AXES, BLOCKS, NO_EQUIVALENT, NOT_NEEDED, PRESETS, SAVE
+from pretrax.translate.maxtext_training import data, optimizer, run_and_logs, schedule
+from pretrax.translate.translation import Translation
+
+SOURCE = "MaxText's base.yml"
+DEFAULTS = {
+    'run_name': '', 'model_name': 'default', 'decoder_block': 'llama2', 'global_parameter_scale': 1, 'base_emb_dim': 2048,
+    'base_num_query_heads': 16, 'base_num_kv_heads': 16, 'base_mlp_dim': 7168, 'base_num_decoder_layers': 16,
+    'head_dim': 128, 'mlp_activations': ['silu', 'linear'], 'normalization_layer_epsilon': 1e-5,
+    'logits_via_embedding': False, 'normalize_embedding_logits': True, 'rope_max_timescale': 10000, 'num_experts': 1,
+    'num_experts_per_tok': 1, 'vocab_size': 32000, 'dtype': 'bfloat16', 'quantization': '', 'remat_policy': 'full',
+    'scan_layers': True, 'attention': 'autoselected', 'dataset_type': 'tfds', 'dataset_name': 'c4/en:3.0.1',
+    'eval_split': 'validation', 'steps': 150001, 'learning_rate': 3e-5, 'lr_schedule_type': 'cosine',
+    'learning_rate_final_fraction': 0.1, 'warmup_steps_fraction': 0.1, 'wsd_decay_steps_fraction': 0.1,
+    'learning_rate_schedule_steps': -1, 'max_target_length': 2048, 'per_device_batch_size': 12.0,
+    'gradient_accumulation_steps': 1, 'opt_type': 'adamw', 'adam_b1': 0.9, 'adam_b2': 0.95, 'adam_eps': 1e-8,
+    'adam_weight_decay': 0.1, 'muon_beta': 0.95, 'muon_weight_decay': 0, 'gradient_clipping_threshold': 1.0,
+    'checkpoint_period': 10000, 'eval_interval': -1, 'eval_steps': -1, 'init_weights_seed': 0, 'data_shuffle_seed': 0,
+}  # fmt: skip
+# A file with none of these is not one of MaxText.
+TYPICAL = {
+    'base_config', 'base_emb_dim', 'base_num_query_heads', 'base_num_decoder_layers', 'base_mlp_dim', 'decoder_block',
+    'per_device_batch_size', 'max_target_length', 'remat_policy', 'base_output_directory', 'ici_fsdp_parallelism',
+    'ici_tensor_parallelism', 'dcn_data_parallelism', 'global_parameter_scale', 'dataset_type', 'learning_rate_schedule_steps',
+}  # fmt: skip
+_SIZES = (
+    'base_emb_dim', 'base_num_query_heads', 'base_num_kv_heads', 'base_mlp_dim', 'base_num_decoder_layers', 'head_dim',
+    'global_parameter_scale', 'mlp_activations', 'normalization_layer_epsilon', 'logits_via_embedding',
+    'normalize_embedding_logits', 'decoder_block', 'vocab_size', 'num_experts', 'num_experts_per_tok',
+    'base_moe_mlp_dim', 'rope_*', 'local_rope_max_timescale', 'sliding_window_size', 'attention_type', 'attention_bias',
+    'attn_logits_soft_cap', 'final_logits_soft_cap', 'use_qk_norm', 'use_post_*_norm', 'attention_sink', 'mlp_bias',
+    'shared_experts', 'first_num_dense_layers', 'routed_*', 'n_routing_groups', 'topk_routing_group', 'norm_topk_prob',
+    '*_lora_rank', 'qk_*_head_dim', 'v_head_dim', 'chunk_attn_window_size', 'original_max_position_embeddings',
+    'max_position_embeddings', 'beta_fast', 'beta_slow', 'mscale', 'trainable_position_size', 'mlp_activations_limit',
+    'interleave_moe_layer_step', 'nope_layer_interval', 'temperature_tuning', 'partial_rotary_factor',
+)  # fmt: skip
+_ONE_IS_OFF = ('shared_experts', 'interleave_moe_layer_step', 'routed_scaling_factor', 'partial_rotary_factor')
+_COMPUTE = {'bfloat16': 'bf16', 'float32': 'f32', 'float16': 'fp16'}
+_ACTIVATIONS = {
+    ('silu', 'linear'): 'swiglu',
+    ('gelu', 'linear'): 'geglu',
+    ('gelu',): 'gelu',
+}
+_OFF = (False, 0, -1, '', None, 'none', [])
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The keys of a file, over those of the file that its base_config names, if that lies beside it."""
+    values = read_file(path).values
+    base = values.get('base_config')
+    if isinstance(base, str) and base and Path(base).name != 'base.yml':
+        found = path.parent / base
+        if not found.is_file():
+            raise UserError(
+                f'{path}: base_config is {base}, which is not a file beside it\n'
+                '  copy it there; only base.yml is built into this translation'
+            )
+        values = read_file(found).values | values
+    return {key: None if value == 'None' else value for key, value in values.items()}
+
+
+def translate(t: Translation, stem: str, devices: int | None) -> None:
+    """Fills in a translation. `devices`: how many the batch per device is meant for; None: the product of the mesh."""
+    run_and_logs(t, stem)
+    steps = schedule(t)
+    _model(t)
+    _precision(t)
+    data(t)
+    _batch(t, _mesh(t), devices)
+    optimizer(t)
+    assert steps == t.values['steps']
+    for reason, patterns in NO_EQUIVALENT:
+        for key in t.matching(*patterns):
+            if t.get(key) in _OFF:
+                t.not_needed('off in this file', key)
+            else:
+                t.no_equivalent(reason, key)
+    for reason, patterns in NOT_NEEDED:
+        t.not_needed(reason, *t.matching(*patterns))
+
+
+def _model(t: Translation) -> None:
+    name = t.text('model_name')
+    if name not in ('default', ''):
+        if name not in PRESETS:
+            raise UserError(
+                f'{t.file}: model_name is {name}, whose sizes this translation does not have\n'
+                f"  put the lines of MaxText's configs/models/{name}.yml in the file, and remove model_name\n"
+                f'  known: {", ".join(PRESETS)}'
+            )
+        t.set('model.preset', PRESETS[name], 'model_name')
+        if name == 'mistral-7b':
+            t.set('model.window', 0, note="MaxText's decoder block `mistral` has no window")
+        if t.get('override_model_config', False) is True:
+            t.no_equivalent('write it in model: if it differs from the preset', *t.matching(*_SIZES))
+            t.no_equivalent('the preset is used unchanged', 'override_model_config')
+        else:
+            t.not_needed('model_name decides it, as in MaxText', *t.matching(*_SIZES))
+    else:
+        _sizes(t)
+        t.not_needed('the sizes are given', 'model_name')
+    if t.number('dropout_rate', 0) and t.get('enable_dropout', True) is True:
+        t.set('model.dropout', t.number('dropout_rate'), 'dropout_rate')
+    t.not_needed('dropout is model.dropout, 0 by default', 'enable_dropout', *t.matching('dropout_rate'))
+    save, remark = SAVE.get(t.text('remat_policy'), ('none', f'expected one of {", ".join(SAVE)}; all is recomputed'))
+    t.set('model.save', save, 'remat_policy')
+    if remark:
+        t.changed(remark, 'remat_policy')
+    t.set('model.layers', 'scan' if t.flag('scan_layers') else 'unroll', 'scan_layers')
+    kernel = {'cudnn_flash_te': 'cudnn', 'flash': 'auto', 'autoselected': 'auto'}.get(t.text('attention'))
+    if kernel == 'cudnn':
+        t.changed('the kernel is chosen, and printed; model.attention: cudnn forces this one', 'attention')
+    elif kernel:
+        t.not_needed('the kernel is chosen, and printed', 'attention')
+    else:
+        t.no_equivalent('the kernel is chosen; model.attention: blockwise is plain XLA', 'attention')
+    if t.integer('num_vocab_tiling', 1) > 1:
+        t.set('model.loss_chunks', t.integer('num_vocab_tiling'), 'num_vocab_tiling')
+        t.changed('chunks of each sequence, not of all tokens', 'num_vocab_tiling')
+    t.not_needed('the logits exist as a whole', *t.matching('num_vocab_tiling'))
+    if t.number('z_loss_multiplier', 0):
+        t.set('model.z_loss', t.number('z_loss_multiplier'), 'z_loss_multiplier')
+    if t.integer('mtp_num_layers', 0):
+        t.set('model.mtp_layers', t.integer('mtp_num_layers'), 'mtp_num_layers')
+        t.set('model.mtp_loss', t.number('mtp_loss_scaling_factor', 0.1), 'mtp_loss_scaling_factor')
+    t.not_needed('there is no multi-token prediction', *t.matching('mtp_*', 'z_loss_multiplier'))
+
+
+def _sizes(t: Translation) -> None:
+    """The sizes of a model without a name. MaxText's `global_parameter_scale` multiplies heads, widths and layers in turn."""
+    block = t.text('decoder_block')
+    if block not in BLOCKS:
+        raise UserError(
+            f'{t.file}: decoder_block is {block}; without model_name, expected one of {", ".join(BLOCKS)}\n'
+            '  give model_name, or write model: yourself (docs/models.md)'
+        )
+    for key, value in BLOCKS[block].items():
+        t.set(f'model.{key}', value, 'decoder_block')
+    scale = t.integer('global_parameter_scale')
+    exponent = round(math.log2(scale)) if scale > 0 else -1
+    if exponent < 0 or 2**exponent != scale:
+        raise t.mistake('global_parameter_scale', scale, 'a power of 2')
+    thirds, rest = divmod(exponent, 3)
+    for target, key, factor in (
+        ('n_layers', 'base_num_decoder_layers', thirds),
+        ('d_model', 'base_emb_dim', thirds + (rest > 1)),
+        ('n_heads', 'base_num_query_heads', thirds + (rest > 0)),
+        ('n_kv_heads', 'base_num_kv_heads', thirds + (rest > 0)),
+        ('d_ff', 'base_mlp_dim', thirds + (rest > 0)),
+    ):
+        scaled = ('global_parameter_scale',) if factor else ()
+        t.set(f'model.{target}', 2**factor * t.integer(key), key, *scaled)
+    t.not_needed('it is 1', *t.matching('global_parameter_scale'))
+    t.set('model.d_head', t.integer('head_dim'), 'head_dim')
+    t.set('model.vocab_size', t.integer('vocab_size'), 'vocab_size')
+    t.set('model.norm_eps', t.number('normalization_layer_epsilon'), 'normalization_layer_epsilon')
+    given = t.get('mlp_activations')
+    activation = (
+        _ACTIVATIONS.get(tuple(given)) if isinstance(given, list) and all(isinstance(a, str) for a in given) else None
+    )
+    if activation is None:
+        raise t.mistake('mlp_activations', given, "['silu', 'linear'], ['gelu', 'linear'] or ['gelu']")
+    t.set('model.activation', activation, 'mlp_activations')
+    t.set('model.tied', t.flag('logits_via_embedding'), 'logits_via_embedding')
+    if t.flag('logits_via_embedding') and t.flag('normalize_embedding_logits'):
+        multiplier = round(t.values['model.d_model'] ** -0.5, 9)
+        t.set('model.logit_multiplier', multiplier, 'normalize_embedding_logits', note='1 / sqrt(base_emb_dim)')
+    t.not_needed('for tied embeddings', *t.matching('normalize_embedding_logits'))
+    t.set('model.rope_base', float(t.number('rope_max_timescale')), 'rope_max_timescale')
+    _more_choices(t)
+
+
+def _more_choices(t: Translation) -> None:
+    for target, key in (('attention_softcap', 'attn_logits_soft_cap'), ('final_softcap', 'final_logits_soft_cap')):
+        if t.number(key, 0):
+            t.set(f'model.{target}', t.number(key), key)
+    for target, key in (
+        ('qkv_bias', 'attention_bias'),
+        ('mlp_bias', 'mlp_bias'),
+        ('attention_sinks', 'attention_sink'),
+    ):
+        if t.flag(key):
+            t.set(f'model.{target}', True, key)
+    if t.number('partial_rotary_factor', 1) != 1:
+        t.set('model.rotary_fraction', t.number('partial_rotary_factor'), 'partial_rotary_factor')
+    if t.flag('use_qk_norm'):
+        t.set('model.qk_norm', 'head', 'use_qk_norm')
+    if t.text('attention_type', 'global') == 'local_sliding':
+        t.set('model.window', t.integer('sliding_window_size'), 'sliding_window_size', 'attention_type')
+    if t.number('local_rope_max_timescale', -1) > 0:
+        t.set('model.local_rope_base', float(t.number('local_rope_max_timescale')), 'local_rope_max_timescale')
+    experts = t.integer('num_experts')
+    if experts > 1:
+        t.set('model.n_experts', experts, 'num_experts')
+        t.set('model.experts_per_token', t.integer('num_experts_per_tok'), 'num_experts_per_tok')
+        if t.number('capacity_factor', -1) > 0:
+            t.set('model.capacity', t.number('capacity_factor'), 'capacity_factor')
+        t.set('model.balance_loss', t.number('load_balance_loss_weight', 0), 'load_balance_loss_weight')
+        if 'base_moe_mlp_dim' in t.given:
+            t.set('model.d_ff', t.integer('base_moe_mlp_dim'), 'base_moe_mlp_dim')
+    elif t.values['model.family'] in ('mixtral', 'qwen3-moe'):
+        raise t.mistake('num_experts', experts, f'more than 1 with decoder_block {t.text("decoder_block")}')
+    t.not_needed(
+        'there are no experts',
+        *t.matching('num_experts*', 'capacity_factor', 'load_balance_loss_weight', 'base_moe_mlp_dim'),
+    )
+    kind = t.text('rope_type', 'default')
+    if kind == 'llama3.1' and t.get('rope_use_scale', True):
+        scaling = {
+            'kind': 'llama3',
+            'factor': 8.0,
+            'low_freq_factor': 1.0,
+            'high_freq_factor': 4.0,
+            'original_length': 8192,
+        }
+        t.set(
+            'model.rope_scaling',
+            scaling,
+            'rope_type',
+            'rope_use_scale',
+            note="rope_type, with the numbers of MaxText's class",
+        )
+    elif kind == 'yarn':
+        scaling = {
+            'kind': 'yarn',
+            'factor': float(t.number('rope_factor', 40)),
+            'original_length': t.integer('original_max_position_embeddings', 4096),
+        }
+        t.set('model.rope_scaling', scaling, 'rope_type', 'rope_factor', 'original_max_position_embeddings')
+    used = ('sliding_window_size', 'attention_type', 'attn_logits_soft_cap', 'final_logits_soft_cap', 'attention_bias', 'mlp_bias',
+            'attention_sink', 'use_qk_norm', 'local_rope_max_timescale', 'rope_*', 'original_max_position_embeddings',
+            'max_position_embeddings', 'beta_fast', 'beta_slow', 'mscale')  # fmt: skip
+    t.not_needed('not used with these choices', *t.matching(*used))
+    for key in t.matching(*_SIZES):
+        if t.get(key) in _OFF or (key in _ONE_IS_OFF and t.get(key) == 1):
+            t.not_needed('off in this file', key)
+    t.not_needed('for latent attention', *t.matching('*_lora_rank', 'qk_*_head_dim', 'v_head_dim'))
+    t.no_equivalent('write what it means in model: (docs/models.md)', *t.matching(*_SIZES))
+
+
+def _precision(t: Translation) -> None:
+    dtype, quantization = t.text('dtype'), t.text('quantization')
+    if dtype not in _COMPUTE:
+        raise t.mistake('dtype', dtype, 'one of ' + ', '.join(_COMPUTE))
+    t.set('precision.compute', _COMPUTE[dtype], 'dtype')
+    if quantization in ('int8', 'fp8'):
+        t.set('precision.matmul', quantization, 'quantization')
+        t.changed('the first and last layer stay in the compute dtype (precision.exempt)', 'quantization')
+    elif quantization:
+        t.no_equivalent('precision.matmul has int8 and fp8', 'quantization')
+    t.not_needed('products are in the compute dtype', *t.matching('quantization'))
+    for key in t.matching('weight_dtype', 'mu_dtype'):
+        if t.text(key) in ('float32', ''):
+            t.not_needed('weights and moments are f32', key)
+        else:
+            t.no_equivalent('weights and moments are always f32; memory.offload saves memory', key)
+    parts = [
+        part
+        for part, key in (('optimizer', 'optimizer_memory_host_offload'), ('weights', 'parameter_memory_host_offload'))
+        if t.flag(key)
+    ]
+    if parts:
+        t.set('memory.offload', parts, 'optimizer_memory_host_offload', 'parameter_memory_host_offload')
+    t.not_needed('off in this file', *t.matching('*_memory_host_offload'))
+
+
+def _mesh(t: Translation) -> int | None:
+    """Sets the mesh, and returns the product of its axes, or None if one of them is auto."""
+    slices = next((n for key in ('compile_topology_num_slices', 'num_slices') if (n := t.integer(key, -1)) > 0), 1)
+    axes: dict[str, int | str] = dict.fromkeys('rdectp', 1)
+    keys: dict[str, list[str]] = {axis: [] for axis in axes}
+    for name, axis in AXES.items():
+        for network in ('dcn', 'ici'):
+            key = f'{network}_{name}_parallelism'
+            default = -1 if key in ('dcn_data_parallelism', 'ici_fsdp_parallelism') else 1
+            value = t.integer(key, default)
+            keys[axis].append(key)
+            if value == -1 and network == 'dcn':
+                value = slices
+            before = axes[axis]
+            axes[axis] = 'auto' if value == -1 or before == 'auto' else int(before) * value
+    data_is_free = t.integer('dcn_data_parallelism', -1) == -1 and t.integer('ici_data_parallelism', 1) == 1
+    if axes['d'] == 'auto' and data_is_free and slices == 1:
+        axes['r'] = 'auto'  # the number of slices
+    for axis, value in axes.items():
+        given = [key for key in keys[axis] if key in t.given]
+        if value != 1 or given:
+            t.set(f'mesh.{axis}', value, *(given or keys[axis][:1]), note=', '.join(given) or "MaxText's default")
+    t.changed(
+        'it shards the batch and all weights, as fsdp does',
+        *(k for k in t.given if 'fsdp_transpose_parallelism' in k and t.get(k) != 1),
+    )
+    t.changed(
+        'it shards heads and widths, as tensor does',
+        *(
+            k
+            for k in t.given
+            if 'tensor_' in k and k.endswith('_parallelism') and t.get(k) != 1 and 'tensor_parallelism' not in k
+        ),
+    )
+    rounds = t.integer('num_pipeline_repeats', -1)
+    if axes['p'] != 1 and rounds > 0:
+        t.set('model.pipeline_rounds', rounds, 'num_pipeline_repeats')
+    micro = t.integer('num_pipeline_microbatches', -1)
+    if micro > 0:
+        t.no_equivalent(
+            'batch.micro, in sequences per device, is chosen so that the bubble is small', 'num_pipeline_microbatches'
+        )
+    t.not_needed('chosen', *t.matching('num_pipeline_*'))
+    for key in t.matching('*_parallelism'):
+        if t.get(key) in (1, -1):
+            t.not_needed('the axis has size 1', key)
+        else:
+            t.no_equivalent('pretrax has the axes r, d, e, c, t and p (docs/parallelism.md)', key)
+    numbers = [value for value in axes.values() if isinstance(value, int)]
+    return math.prod(numbers) if len(numbers) == len(axes) else None
+
+
+def _batch(t: Translation, product: int | None, devices: int | None) -> None:
+    count = devices or product or 1
+    rows, accumulation = t.number('per_device_batch_size'), t.integer('gradient_accumulation_steps')
+    length = t.integer('max_target_length')
+    tokens = round(rows * count * accumulation) * length
+    note = f'per_device_batch_size x devices x gradient_accumulation_steps x max_target_length = {rows:g} x {count} x {accumulation} x {length}'
+    t.set('batch.tokens', tokens, 'per_device_batch_size', 'gradient_accumulation_steps', note=note)
+    t.set('batch.sequence_length', length, 'max_target_length')
+    if accumulation > 1 and rows >= 1:
+        t.set('batch.micro', int(rows), 'per_device_batch_size')
+    if devices is None and product is None:
+        reason = (
+            'batch.tokens counts all devices, and the number of them is not in the file: translate with --devices N'
+        )
+        t.changed(reason, 'per_device_batch_size')
+    else:
+        t.changed(
+            f'batch.tokens counts all {count} devices, and stays the same on another number of them',
+            'per_device_batch_size',
+        )
+    t.not_needed('1', *t.matching('gradient_accumulation_steps'))

@@ -1,0 +1,208 @@
+"""Modalities' configurations: YAML of components that refer to each other. github.com/Modalities/modalities
+
+`flat` resolves references between values of the file. Those to the environment, `${cuda_env:WORLD_SIZE}`, stay as they are.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pretrax.errors import UserError
+from pretrax.translate.modalities_components import (
+    MODEL_WRAPPERS,
+    Component,
+    checkpoints,
+    clipping,
+    decoder,
+    initial_weights,
+    mesh,
+    optimizer,
+    schedule,
+    trackers,
+)
+from pretrax.translate.translation import Translation, run_name
+
+SOURCE = "Modalities' code"
+MARK = 'component_key'
+_REFERENCE = re.compile(r'\$\{([\w.]+)\}')
+_DEEPEST = 16  # references to references
+_UNKNOWN_STEPS = 1000
+_PROFILE, _TARGET = 'settings.step_profile', 'settings.training_target'
+_NOT_NEEDED = (
+    ('pretrax wires the parts of a run itself',
+     ('component_key', 'variant_key', '*.component_key', '*.variant_key', '*.instance_key', '*.pass_type', '*_dataloaders')),
+    ('batches are a function of the seed and the step; the tokens say where documents end',
+     ('collate_fn.*', '*.collate_fn.*', '*.sampler.config.*', '*.batch_sampler.config.*', '*.dataloader_tag', '*.num_workers', '*.pin_memory', '*.sample_key',
+      '*.reuse_last_target', '*dataset*.config.sequence_length')),
+    ('processes, devices and names are found at the start', ('settings.cuda_env.*', 'settings.experiment_id', 'settings.config_file_path', 'settings.referencing_keys.*')),
+    ('a setting that would have no effect is refused', ('settings.consistency_enforcement.*',)),
+    ('the paths of the components are used', ('settings.paths.*', 'settings.intervals.*')),
+    ('the loss is the cross-entropy of the next token', ('loss_fn.*',)),
+    ('metrics, MFU and progress are always there', ('mfu_calculator.*', 'progress_subscriber.*', '*_subscriber.config.*')),
+    ('the state is one pytree', ('app_state.*', '*.app_state.*')),
+    ('every program is compiled by XLA', ('*.fullgraph', '*.debug', 'compiled_model.*')),
+    ('the count follows from batch.tokens', ('settings.training_target.*', 'settings.step_profile.*', 'dp_degree.*')),
+)  # fmt: skip
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """{'model.config.n_layer': 2}: values below mappings and lists of mappings, references to other values replaced."""
+    leaves = dict(_leaves(values, ''))
+    return {key: _resolved(value, leaves, 0) for key, value in leaves.items()}
+
+
+def translate(t: Translation, stem: str, devices: int | None) -> None:
+    """Fills in a translation. `devices`: how many the micro-batch per rank is meant for; None: those of its mesh, or 1."""
+    components = [Component(t, key.removesuffix(f'.{MARK}')) for key in t.given if key.endswith(f'.{MARK}')]
+    decoders = [c for c in components if c.kind == 'model' and c.has('n_layer') and c.has('n_embd')]
+    if len(decoders) != 1:
+        raise UserError(
+            f'{t.file} has {len(decoders)} models of Modalities with n_layer and n_embd; expected one\n'
+            '  only decoders (variant_key: gpt2) can be translated'
+        )
+    t.set('name', run_name(stem), note='the name of the file')
+    axes = mesh(t, components)
+    decoder(decoders[0])
+    initial_weights(t, components)
+    _data(t, components)
+    _batch(t, axes, devices)
+    steps = _steps(t)
+    optimizer(t, components)
+    schedule(t, components, steps)
+    clipping(t, components)
+    checkpoints(t, components)
+    trackers(t, components)
+    for reason, patterns in _NOT_NEEDED:
+        t.not_needed(reason, *t.matching(*patterns))
+    for c in components:
+        if c.kind == 'model' and c.variant in MODEL_WRAPPERS:
+            t.not_needed('pretrax shards, compiles and initializes the model itself', *t.matching(f'{c.path}.config.*'))
+        elif c.kind == 'number_conversion':
+            t.not_needed('numbers of steps and tokens are written as numbers', *t.matching(f'{c.path}.config.*'))
+    _progress(t)
+
+
+def _data(t: Translation, components: list[Component]) -> None:
+    datasets = {c.path: c for c in components if c.kind == 'dataset' and c.has('raw_data_path')}
+    loaders = [c for c in components if c.kind == 'data_loader']
+    train = next((c for c in loaders if 'train' in c.path), None)
+    used = [_dataset_of(c, datasets) for c in ([train] if train else []) + [c for c in loaders if c is not train]]
+    paths = list(dict.fromkeys(c.path for c in used if c)) or list(datasets)
+    if not paths:
+        t.set('data.text', 'TEXT/*.jsonl', note='TO DO: the path of your text or tokens (docs/data.md)')
+        t.no_equivalent('only packed datasets, *.pbin, can be read', *t.matching('*dataset*.config.*'))
+        return
+    first = datasets[paths[0]]
+    t.set('data.tokens', first.text('raw_data_path'), first.key('raw_data_path'))
+    for path in paths[1:2]:
+        t.set('data.validation_tokens', datasets[path].text('raw_data_path'), datasets[path].key('raw_data_path'))
+    for path in paths[2:]:
+        t.no_equivalent('one set of held-out tokens is evaluated', datasets[path].key('raw_data_path'))
+    if len(paths) == 1:
+        t.set('eval.every', 0, note='there are no held-out tokens')
+    seeds = t.matching('*train*.sampler.config.seed')
+    for key in seeds[:1]:
+        t.set('seed', t.integer(key), key)
+    if any(t.get(key) is False for key in t.matching('*train*.sampler.config.shuffle')):
+        t.no_equivalent('training data is always shuffled', *t.matching('*train*.sampler.config.shuffle'))
+
+
+def _dataset_of(loader: Component, datasets: Mapping[str, Component]) -> Component | None:
+    named = loader.t.given.get(loader.key('dataset.instance_key'), loader.key('dataset'))
+    return datasets.get(named)
+
+
+def _batch(t: Translation, axes: Mapping[str, int | str], devices: int | None) -> None:
+    length = t.integer(f'{_PROFILE}.sequence_length', 0) or t.values.pop('sequence_length', 0)
+    if not length:
+        raise UserError(f'{t.file}: {_PROFILE}.sequence_length is missing; expected the tokens in one sequence')
+    rows = t.integer(f'{_PROFILE}.local_train_micro_batch_size', 1)
+    accumulation = t.integer(f'{_PROFILE}.gradient_accumulation_steps', 1)
+    given = _PROFILE + '.local_train_micro_batch_size'
+    model = math.prod(int(axes[axis]) for axis in 'ctp')
+    if devices is not None and devices % model:
+        raise UserError(
+            f'--devices {devices} is not a multiple of {model}, the product of the axes c, t and p of {t.file}'
+        )
+    ranks = devices // model if devices else None
+    if ranks is None and axes['r'] != 'auto' and axes['d'] != 'auto':
+        ranks = int(axes['r']) * int(axes['d'])
+    note = f'sequence_length x micro-batch x accumulation x data-parallel ranks = {length} x {rows} x {accumulation} x {ranks or 1}'
+    keys = (given, f'{_PROFILE}.gradient_accumulation_steps')
+    t.set('batch.tokens', length * rows * accumulation * (ranks or 1), *keys, note=note)
+    t.set('batch.sequence_length', length, f'{_PROFILE}.sequence_length')
+    if accumulation > 1:
+        t.set('batch.micro', rows, given)
+    if ranks is None:
+        t.changed(
+            'batch.tokens counts all devices, and the number of them is not in the file: translate with --devices N',
+            given,
+        )
+    else:
+        t.changed('batch.tokens counts all devices, and stays the same on another number of them', given)
+
+
+def _steps(t: Translation) -> int:
+    tokens = t.values['batch.tokens']
+    steps, total = t.given.get(f'{_TARGET}.num_target_steps'), t.given.get(f'{_TARGET}.num_target_tokens')
+    if isinstance(steps, int) and not isinstance(steps, bool):
+        t.set('steps', steps, f'{_TARGET}.num_target_steps')
+    elif isinstance(total, int) and not isinstance(total, bool):
+        t.set(
+            'steps',
+            max(total // tokens, 1),
+            f'{_TARGET}.num_target_tokens',
+            note=f'num_target_tokens / batch.tokens = {total} / {tokens}',
+        )
+    else:
+        keys = t.matching(f'{_TARGET}.*component_key', f'{_TARGET}.num_target_steps', f'{_TARGET}.num_target_tokens')
+        t.set(
+            'steps',
+            _UNKNOWN_STEPS,
+            note=f'TO DO: tokens of the training set / batch.tokens; {_UNKNOWN_STEPS} is a placeholder',
+        )
+        t.changed('Modalities counts the tokens of the file; write steps as a number', *keys)
+    return t.values['steps']
+
+
+def _progress(t: Translation) -> None:
+    for key in t.matching('settings.training_progress.*'):
+        if t.given[key] in (0, -1, None):
+            t.not_needed('a run resumes by itself', key)
+        else:
+            t.no_equivalent(
+                'a run resumes its own checkpoints only; the optimizer of Modalities cannot be taken over', key
+            )
+    t.no_equivalent(
+        'start from weights with init_from (docs/bring-your-model.md)',
+        *t.matching('settings.warmstart_checkpoint_paths.*'),
+    )
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    below: Any = None
+    if isinstance(value, Mapping) and value:
+        below = value.items()
+    elif isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
+        below = enumerate(value)
+    if below is None:
+        yield path, value
+        return
+    for key, item in below:
+        yield from _leaves(item, f'{path}.{key}' if path else str(key))
+
+
+def _resolved(value: Any, leaves: Mapping[str, Any], depth: int) -> Any:
+    """The value with `${a.b}` replaced; references to the environment, and to what is not a value, stay."""
+    if not isinstance(value, str) or depth > _DEEPEST:
+        return value
+    whole = _REFERENCE.fullmatch(value)
+    if whole:
+        return _resolved(leaves[whole[1]], leaves, depth + 1) if whole[1] in leaves else value
+
+    def inside(match: re.Match[str]) -> str:
+        found = _resolved(leaves.get(match[1], match[0]), leaves, _DEEPEST)
+        return str(found) if isinstance(found, str | int | float) and '${' not in str(found) else match[0]
+
+    return _REFERENCE.sub(inside, value)

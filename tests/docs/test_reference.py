@@ -1,0 +1,125 @@
+"""The pages in docs/reference/ and the pictures of the source are what the source makes them, and leave out no key."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import make_reference
+from pretrax import config_from_values
+from pretrax.cli import _verbs
+from pretrax.config import registry
+from pretrax.config.problems import known_keys
+from pretrax.config.schema import RunConfig
+from pretrax.run.loop import train
+from pretrax.view.definitions import DEFINITIONS, definition_of
+from reference_maker import collectives, errors, metrics, parts
+from reference_maker.markdown import DOCS
+from runs import Quiet, documents, small, values  # noqa: F401  (fixtures)
+from test_house import MAY_IMPORT
+
+REGISTERED = [(kind, name) for kind in registry.DEFAULTS for name in registry.names(kind)]
+BUILT_IN = [(kind, name) for kind, name in REGISTERED if isinstance(registry._components[kind][name].factory, str)]
+
+
+def text(page):
+    return (DOCS / 'reference' / page).read_text()
+
+
+def rows(page):
+    """The cells of the rows of the tables of a page that begin with code."""
+    lines = [line.replace(r'\|', '\0') for line in page.splitlines() if line.startswith('| `')]
+    return [[cell.strip().strip('`') for cell in line.strip('|').split('|')] for line in lines]
+
+
+@pytest.mark.parametrize('name', [*make_reference.PAGES, *make_reference.PICTURES])
+def test_the_committed_file_is_what_the_source_makes(name, components_of_tests_removed):
+    assert (DOCS / name).read_text() == make_reference.made(name), f'renew docs/{name}: {make_reference.COMMAND}'
+
+
+@pytest.fixture
+def components_of_tests_removed(monkeypatch):
+    """Without what other tests of this process have registered."""
+    for kind in registry.DEFAULTS:
+        own = {name: entry for name, entry in registry._components[kind].items() if (kind, name) in BUILT_IN}
+        monkeypatch.setitem(registry._components, kind, own)
+
+
+def test_every_key_has_a_row():
+    listed = {cells[0] for cells in rows(text('keys.md'))}
+    sections = {kind for kind in RunConfig.model_fields if f'## `{kind}`\n' in text('keys.md')}
+    keys = {key.removesuffix('.options') for key in known_keys(RunConfig)} - set(registry.DEFAULTS)
+    assert keys - {'log.notify', *sections} <= listed
+    assert sections >= {*registry.DEFAULTS, 'batch', 'mesh', 'faults', 'log'}
+
+
+@pytest.mark.parametrize(('kind', 'name'), BUILT_IN)
+def test_every_option_has_a_row_with_its_default_and_a_description(kind, name):
+    part = text('keys.md').partition(f'### `{kind}.name: {name}`\n')[2].partition('\n#')[0]
+    written = {cells[0]: cells for cells in rows(part)}
+    for key, field in registry.options_model(kind, name).model_fields.items():
+        _, _, default, meaning, *_ = written[f'{kind}.{key}']
+        assert field.description, f'{kind}.name={name}: {key} has no description'
+        assert meaning, key
+        if field.is_required():
+            assert default == 'required', key
+        elif field.default_factory is None:
+            assert json.loads(default) == json.loads(json.dumps(field.default)), key
+
+
+def test_every_verb_has_a_section():
+    headings = re.findall(r'^##+ (pretrax .*)', text('verbs.md'), re.MULTILINE)
+    assert headings == [' '.join(['pretrax', *words]) for words in _verbs._commands(_verbs.ROOT)]
+
+
+def test_every_key_that_the_source_writes_to_the_metrics_has_a_definition_and_a_source():
+    emitted = metrics.emitted()
+    assert set(emitted) == set(DEFINITIONS), 'view/definitions.py, or EMITTERS in scripts/reference_maker/metrics.py'
+
+
+@pytest.mark.slow
+def test_a_run_writes_only_files_and_metrics_that_the_pages_list(small):  # noqa: F811
+    log = {'every': 1, 'layers': 2, 'graph': True, 'profile': 1, 'tensorboard': True}
+    config = config_from_values(small | {'log': log, 'eval': {'every': 3, 'batches': 1}, 'steps': 6})
+    train(config, progress=Quiet())
+    directory = Path(config.run_dir)
+    found = [path.relative_to(directory).parts for path in directory.rglob('*')]
+    page = text('files.md')
+    assert not [each for each in found if len(each) == 1 and f'`{each[0]}' not in page]
+    assert {'metrics.jsonl', 'config.yaml', 'checkpoints', 'report.html'} <= {each[0] for each in found}
+    lines = [json.loads(line) for line in (directory / 'metrics.jsonl').read_text().splitlines()]
+    written = {key for line in lines for key in line} - {'nonfinite'}
+    assert {'val_loss', 'loss', 'mfu'} <= written
+    assert not [key for key in written if definition_of(key).meaning.startswith('a number that the model')]
+
+
+def test_the_index_has_a_message_with_its_advice():
+    [found] = [each for each in errors.messages() if each.text.startswith('--compiled PATH: it is in a bucket')]
+    assert found.advice.startswith('if you trust them, copy the file to')
+    listed = {cells[0] for cells in rows(text('errors.md'))}
+    assert found.text in listed
+    assert 'is not a key that exists' in listed  # of a Problem
+
+
+def test_the_picture_of_the_parts_agrees_with_what_they_may_import():
+    drawn = parts.imports()
+    assert set(drawn) == set(MAY_IMPORT) - {'__main__'}
+    assert all(found <= MAY_IMPORT[part] for part, found in drawn.items())
+    assert 'shardlib' in drawn['model']
+
+
+def test_the_pictures_of_the_axes_have_the_collectives_of_the_pages():
+    """docs/parallelism.md describes them in words."""
+    sent = {axis: {each.name for each in collectives.collectives(axis)} for axis in 'rdectp'}
+    assert sent == {
+        'r': set(),
+        'd': {'all_gather'},
+        'e': {'all_to_all'},
+        'c': {'all_to_all', 'all_gather', 'ppermute'},
+        't': {'all_gather', 'psum_scatter', 'psum'},
+        'p': {'ppermute', 'psum_scatter', 'psum'},
+    }
+    assert collectives.declared('weights.py', 'Layer', 'q') == 'M/d H/t D'
+    assert collectives.shards('M/d H/t D', 'd')
+    assert not collectives.shards('M/d H/t D', 'p')

@@ -1,0 +1,106 @@
+"""Modalities' configurations: components, references between them, and the batch per rank."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pretrax.errors import UserError
+from pretrax.translate import Fate, translate
+from pretrax.translate.modalities import flat
+from small import count_parameters
+from translate.translated import given, translated
+
+FILE = Path(__file__).parent / 'files' / 'modalities.yaml'
+TEXT = FILE.read_text()
+
+
+def test_the_getting_started_file_becomes_the_same_training(tmp_path):
+    translation, config = translated('modalities', tmp_path / 'getting_started.yaml', TEXT, devices=4)
+    assert not translation.of_fate(Fate.UNKNOWN)
+    assert not translation.of_fate(Fate.NO_EQUIVALENT)
+    # 8 sequences of 512 tokens, twice, on each of 4 ranks
+    assert config.batch.tokens == 8 * 512 * 2 * 4
+    assert config.steps == 25_165_824 // config.batch.tokens
+    assert config.data.options.tokens == './data/mem_map/train.pbin'
+    assert config.data.options.validation_tokens == './data/mem_map/test.pbin'
+    assert (config.optimizer.learning_rate, config.schedule.options.final) == (6e-4, 0.1)
+    assert (config.eval.every, config.checkpoint.every, config.seed) == (24, 48, 42)
+    # Two embeddings; per layer q, k, v, o with half as many key and value heads, a SwiGLU of 256, two norms; the last norm
+    layer = 128 * (128 + 64 + 64 + 128) + 3 * 128 * 256 + 2 * 128
+    assert count_parameters(given(config.model), 50304, 512) == 2 * 50304 * 128 + 2 * layer + 128
+
+
+def test_references_between_values_are_resolved_and_the_environment_is_not_read(monkeypatch):
+    monkeypatch.setenv('WORLD_SIZE', '64')
+    values = flat(
+        {
+            'a': {'b': 3, 'text': 'x/${a.b}', 'circle': '${c}'},
+            'c': '${a.circle}',
+            'd': ['${a.b}', 1],
+            'ranks': '${cuda_env:WORLD_SIZE}',
+            'list': [{'e': '${a.b}'}],
+            'missing': '${no.such}',
+        }
+    )
+    assert values['a.text'] == 'x/3'
+    assert values['list.0.e'] == 3
+    assert values['ranks'] == '${cuda_env:WORLD_SIZE}'
+    assert values['missing'] == '${no.such}'
+
+
+def test_a_device_mesh_gives_the_axes_and_the_ranks(tmp_path):
+    values = yaml.safe_load(TEXT)
+    del values['wrapped_model']
+    values['device_mesh'] = {
+        'component_key': 'device_mesh',
+        'variant_key': 'default',
+        'config': {
+            'device_type': 'cuda',
+            'data_parallel_replicate_degree': 2,
+            'data_parallel_shard_degree': 4,
+            'tensor_parallel_degree': 2,
+            'world_size': '${cuda_env:WORLD_SIZE}',
+        },
+    }
+    _, config = translated('modalities', tmp_path / 'a.yaml', yaml.safe_dump(values))
+    assert (config.mesh.r, config.mesh.d, config.mesh.t) == (2, 4, 2)
+    assert config.batch.tokens == 8 * 512 * 2 * 8  # tensor-parallel ranks share their sequences
+
+
+@pytest.mark.parametrize(
+    ('variant', 'options', 'name'),
+    [
+        ('step_lr', {'step_size': 100, 'gamma': 0.5}, 'step'),
+        ('dummy_lr', {}, 'constant'),
+        ('constant_lr', {'factor': 0.5, 'total_iters': 3}, 'constant'),
+        ('cosine_annealing_lr', {'t_max': 100, 'eta_min': 1e-5}, 'cosine'),
+        ('linear_warmup_cosine_annealing_lr', {'warmup_steps': 10, 'total_steps': 100, 'initial_lr': 0, 'final_lr': 6e-5, 'max_lr': 6e-4}, 'cosine'),
+        ('of_mine', {'speed': 3}, 'constant'),
+    ],
+)  # fmt: skip
+def test_every_scheduler_becomes_a_schedule_or_is_reported(tmp_path, variant, options, name):
+    values = yaml.safe_load(TEXT)
+    values['scheduler'] = {'component_key': 'scheduler', 'variant_key': variant, 'config': options}
+    translation, config = translated('modalities', tmp_path / 'a.yaml', yaml.safe_dump(values))
+    assert config.schedule.name == name
+    if variant == 'of_mine':
+        assert translation.fates['scheduler.config.speed'][0] is Fate.NO_EQUIVALENT
+
+
+@pytest.mark.parametrize(
+    ('before', 'after', 'message'),
+    [
+        ('n_layer: 2', 'layers: 2', '0 models'),
+        ('variant_key: adam_w', 'variant_key: lamb', "variant_key is 'lamb'"),
+        ('activation_type: swiglu', 'activation_type: relu', 'activation_type'),
+        ('n_head_q: 8', 'n_head_q: ${cuda_env:WORLD_SIZE}', 'n_head_q'),
+        ('    n_embd: 128\n    dropout', '    n_embd: 130\n    dropout', 'd_model'),
+        ('lm_head_norm_config: {norm_type: rms_norm', 'lm_head_norm_config: {norm_type: layer_norm', 'the norms'),
+    ],
+)
+def test_what_cannot_be_translated_is_refused_by_name(tmp_path, before, after, message):
+    assert before in TEXT
+    (tmp_path / 'a.yaml').write_text(TEXT.replace(before, after))
+    with pytest.raises(UserError, match=message):
+        translate('modalities', tmp_path / 'a.yaml')
