@@ -99,7 +99,7 @@ def test_every_key_has_a_description(schema):
 def test_the_schema_has_every_key_and_every_component(schema):
     assert {'extends', 'name', 'sample'} <= set(schema['properties'])
     options = {choice['properties']['name'].get('const'): choice for choice in schema['$defs']['Optimizer']['anyOf']}
-    assert {'adamw', 'adafactor', 'lion', 'sgd', 'muon'} <= set(options)
+    assert {'adamw', 'adafactor', 'lion', 'sgd', 'muon', 'soap', 'schedule_free'} <= set(options)
     assert {'learning_rate', 'b1', 'weight_decay'} <= set(options['adamw']['properties'])
     written = yaml.safe_load(resolved_yaml(from_values(VALUES)))
     for key, value in written.items():

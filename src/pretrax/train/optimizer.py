@@ -84,11 +84,11 @@ def muon(
 
 def soap(
     *,
-    b1: Fraction = 0.95,
-    b2: Fraction = 0.95,
-    eps: Positive = 1e-8,
-    precondition_frequency: Count = 10,
-    max_precond_dim: Count = 10000,
+    b1: B1 = 0.95,
+    b2: Annotated[Fraction, Field(description='decay of the second moment and of the preconditioners')] = 0.95,
+    eps: Eps = 1e-8,
+    precondition_frequency: Annotated[Count, Field(description='steps between improvements of the eigenvectors')] = 10,
+    max_precond_dim: Annotated[Count, Field(description='wider dimensions have no preconditioner')] = 10000,
 ) -> optax.GradientTransformation:
     """Adam in the eigenbasis of Shampoo's preconditioner, for matrices and tables; Adam for the rest. arXiv:2409.11321.
 
@@ -98,7 +98,12 @@ def soap(
     return scale_by_soap(b1, b2, eps, precondition_frequency, max_precond_dim)
 
 
-def schedule_free(*, b1: Fraction = 0.9, b2: Fraction = 0.95, eps: Positive = 1e-8) -> ScheduleFree:
+def schedule_free(
+    *,
+    b1: Annotated[Fraction, Field(description='how near the gradient is taken to the average of the weights')] = 0.9,
+    b2: B2 = 0.95,
+    eps: Eps = 1e-8,
+) -> ScheduleFree:
     """Adam without momentum, whose weights are an average: for a constant rate. Defazio et al. 2024, arXiv:2405.15682."""
     moments = optax.scale_by_rms(decay=b2, eps=eps, eps_in_sqrt=False, bias_correction=True)
     return ScheduleFree(moments, b1)
