@@ -69,7 +69,7 @@ def compared(name: str, powers: list[int], seeds: int, steps: int) -> dict[str, 
     """The losses of an optimizer by learning rate and, at the best one, by seed; its speed and the bytes of its state."""
     trainer = Trainer(name, steps)
     by_power: dict[int, float] = {}
-    todo = list(powers)
+    todo, best = list(powers), powers[0]
     while todo:
         for power in todo:
             by_power[power] = trainer.train(2.0**power, seed=0)[-1][1]

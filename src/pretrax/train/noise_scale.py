@@ -56,6 +56,6 @@ def make_noise(recipe: Recipe) -> Callable[[TrainState, Batch], Noise]:
         both = jax.lax.map(of_half, jnp.arange(2))
         a, b = (jax.tree.map(lambda g, half=half: g[half], both) for half in range(2))
         difference = optax.tree.norm(optax.tree.sub(a, b), squared=True)
-        return Noise(difference / (1 / ((rows + 1) // 2) + 1 / (rows // 2)), optax.tree.vdot(a, b))
+        return Noise(difference / (1 / ((rows + 1) // 2) + 1 / (rows // 2)), jnp.asarray(optax.tree.vdot(a, b)))
 
     return jax.jit(noise, out_shardings=NamedSharding(jax.sharding.get_mesh(), PartitionSpec()))
