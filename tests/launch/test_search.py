@@ -224,7 +224,7 @@ def test_asha_stops_poor_trials_and_the_best_goes_to_the_end(fake):
     assert [int(path.name) for path in (place / 'checkpoints').iterdir()] == [stopped[0]['steps']], 'it has saved'
 
 
-@pytest.mark.parametrize('sampler', ['tpe', 'cmaes', 'random'])
+@pytest.mark.parametrize('sampler', ['tpe', 'cmaes', pytest.param('random', marks=pytest.mark.slow)])
 def test_a_search_in_two_parts_chooses_the_same_values_as_one(fake, sampler):
     values = {'sampler': sampler, 'parameters': RATES | {'schedule.warmup': {'low': 1, 'high': 9}}, 'seed': 5}
     whole = fake.run('whole', trials=5, **values)
