@@ -70,7 +70,7 @@ TESTED_BY = {
     'ahead/test_saved.py': 'ahead/step machine/software',
     'chat/test_templates.py': 'chat/rendering machine/json_file',
     'checkpoint/test_bucket.py': 'checkpoint/files',
-    'checkpoint/test_damage.py': 'checkpoint/manifest checkpoint/pieces checkpoint/restoring',
+    'checkpoint/test_damage.py': 'checkpoint/manifest checkpoint/pieces checkpoint/restoring machine/digest',
     'checkpoint/test_store.py': 'checkpoint/chunks checkpoint/directory',
     'cli/test_checkpoint.py': (
         'cli/checkpoint/average cli/checkpoint/diff cli/checkpoint/export_weights cli/checkpoint/inspect '
@@ -92,6 +92,7 @@ TESTED_BY = {
     ),
     'cli/test_verbs.py': '__main__ cli/_arguments',
     'config/test_load.py': 'config/problems config/schema config/settle config/source errors',
+    'data/batches/test_teacher_files.py': 'data/batches/teacher_parts',
     'data/batches/test_token_source.py': 'data/batches/block_cache data/batches/windows',
     'data/corpus/test_files.py': 'data/corpus/content data/corpus/document data/corpus/parts',
     'data/tokenize/test_engines.py': (

@@ -13,6 +13,8 @@ from pretrax.config.packaged import packaged_schema
 
 REPOSITORY = Path(__file__).parents[2]
 OTHER_FILES = {'configs/search.yaml', 'configs/sweeps/quick.yaml', 'examples/skypilot.yaml'}
+PARTS = {'configs/coming-from/nnx-walk-through.yaml', 'configs/coming-from/seqax-c4.yaml'}  # complete with what they extend, or what extends them
+
 FILES = sorted(
     {
         str(path.relative_to(REPOSITORY))
@@ -20,6 +22,7 @@ FILES = sorted(
         for path in (REPOSITORY / name).rglob('*.yaml')
     }
     - OTHER_FILES
+    - PARTS
 )
 
 

@@ -543,7 +543,7 @@ class Distill(Section):
     cache: str | None = Field(
         default=None,
         min_length=1,
-        description='directory of `pretrax distill prepare`, instead of teacher: what a teacher has computed before',
+        description='directory of `pretrax distill prepare`, instead of teacher; also gs://BUCKET/PATH or s3://BUCKET/PATH',
     )
     weight: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.5, description='of the distillation loss; the usual cross-entropy has the rest'

@@ -93,7 +93,9 @@ def states_after(
         return in_parts(lambda *part: block(part[0], w, *part[1:]), save(x, 'input'), tokens, layer)
 
     x = embed(ends.embedding, ends.positions, batch.tokens, batch.positions, model.arch, model.dtype, batch.seeds)
-    return over_layers_keeping(kept, one_layer, x, drop_axes('p', layers), seeds, model.arch, model.plan)
+    layers = drop_axes('p', layers)
+    x, states, routed = over_layers_keeping(kept, one_layer, x, layers, seeds, model.arch, model.plan)
+    return x, routed, states
 
 
 @jax.named_scope('hidden_states')

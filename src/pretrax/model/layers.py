@@ -88,7 +88,8 @@ def over_layers(
         plan: how it runs.
         chunk: which of equal parts of the decoder this is, from 0; None: the whole decoder.
     """
-    return over_layers_keeping((), body, x, layers, seeds, arch, plan, chunk)[:2]
+    x, _, results = over_layers_keeping((), body, x, layers, seeds, arch, plan, chunk)
+    return x, results
 
 
 def over_layers_keeping(
@@ -100,8 +101,8 @@ def over_layers_keeping(
     arch: Architecture,
     plan: ExecutionPlan,
     chunk: i32[''] | None = None,
-) -> tuple[num['B/r/d/e L/c/t M'], Any, num['kept B/r/d/e L/c/t M'] | None]:
-    """`over_layers`, and the hidden states after the layers `kept` alone, in the order of the layers; None: there are none."""
+) -> tuple[num['B/r/d/e L/c/t M'], num['kept B/r/d/e L/c/t M'] | None, Any]:
+    """x after all layers, the hidden states after the layers `kept`, in the order of the layers, and what `over_layers` returns."""
     kinds = kinds_of(layers, arch)
     first = 0 if chunk is None else chunk * len(kinds)
     numbers = first + jnp.arange(len(kinds), dtype=jnp.int32) if arch.drops else None
@@ -109,35 +110,48 @@ def over_layers_keeping(
     weights = {name: w for name, w in named.items() if w is not None}
     assert len(plan.numerics.blocks) >= len(kinds), 'the plan has number formats for fewer layers'
     specs = [LayerSpec(arch, plan, *one) for one in zip(kinds, map(Formats, plan.numerics.blocks), strict=False)]
-    is_kept = [i in kept for i in range(len(kinds))]
+    bodies = [functools.partial(_one_layer, body, spec) for spec in specs]
+    carry = x
+    if kept:  # the states of those layers are carried along: each layer writes its own, or leaves the others
+        weights |= {'keeps': jnp.array([i in kept for i in range(len(kinds))]), 'slot': _slots(kept, len(kinds))}
+        bodies = [functools.partial(_keeping, one) for one in bodies]
+        carry = x, jnp.zeros((len(kept), *x.shape), x.dtype)
     stack = Stack(weights, kinds)
-    bodies = [functools.partial(_one_layer, body, *one) for one in zip(specs, is_kept, strict=True)]
     if plan.unrolled:
         own = [stack.layer(i) for i in range(len(kinds))]
-        x, results = unroll(bodies, x, own, plan.saved_in_layers)
-        return x, *_each_together(results, jnp.stack)
+        carry, results = unroll(bodies, carry, own, plan.saved_in_layers)
+        return *_separate(carry, kept), _together(results, jnp.stack)
     parts = []
-    # A layer whose hidden states are kept is of another kind than one whose states are not: only the former returns them.
-    for segment in segments([(spec.kind, spec.formats, keeps) for spec, keeps in zip(specs, is_kept, strict=True)]):
+    for segment in segments([(spec.kind, spec.formats) for spec in specs]):
         cycle = bodies[segment.start : segment.start + segment.length]
         part = functools.partial(stack.of_cycle, segment)
-        x, results = scan(cycle, x, stack.cycles(segment), plan.saved_in_layers, part)
-        parts.append(_each_together(results, _interleaved))
-    return x, *_each_together(parts, jnp.concatenate)
+        carry, results = scan(cycle, carry, stack.cycles(segment), plan.saved_in_layers, part)
+        parts.append(_together(results, _interleaved))
+    return *_separate(carry, kept), _together(parts, jnp.concatenate)
+
+
+def _slots(kept: Collection[int], n_layers: int) -> i32['layers']:
+    """For each layer, the number of kept layers before it: where its states belong if it is kept."""
+    return jnp.array([sum(other < i for other in kept) for i in range(n_layers)], jnp.int32)
+
+
+def _keeping(body: Any, carry: tuple[jax.Array, jax.Array], own: dict[str, jax.Array]) -> tuple[Any, Any]:
+    """A layer that writes x into its slot of the kept states, if it is one of those that are kept."""
+    x, states = carry
+    keeps, slot = own.pop('keeps'), own.pop('slot')
+    x, result = body(x, own)
+    there = jax.lax.dynamic_index_in_dim(states, slot, keepdims=False)
+    return (x, jax.lax.dynamic_update_index_in_dim(states, jnp.where(keeps, x, there), slot, 0)), result
+
+
+def _separate(carry: Any, kept: Collection[int]) -> tuple[jax.Array, jax.Array | None]:
+    return carry if kept else (carry, None)
 
 
 def _interleaved(results: Sequence[jax.Array]) -> jax.Array:
     """[cycles, ...] of each layer of a cycle, in the order of the layers."""
     together = jnp.stack(results, axis=1)
     return together.reshape(-1, *together.shape[2:])
-
-
-def _each_together(
-    results: Sequence[tuple[Any, Any]], join: Callable[[Sequence[jax.Array]], jax.Array]
-) -> tuple[Any, Any]:
-    """`_together` of the first results, and of the second ones."""
-    firsts, seconds = zip(*results, strict=True)
-    return _together(firsts, join), _together(seconds, join)
 
 
 def _together(results: Sequence[Any], join: Callable[[Sequence[jax.Array]], jax.Array]) -> Any:
@@ -166,12 +180,8 @@ def in_parts(run: Run, x: jax.Array, tokens: Tokens, layer: LayerSpec) -> tuple[
     return jnp.concatenate(results), None
 
 
-def _one_layer(
-    body: Body, spec: LayerSpec, keeps: bool, x: jax.Array, own: dict[str, jax.Array]
-) -> tuple[jax.Array, tuple[Any, jax.Array | None]]:
-    """x after a layer; the other result of `body`, and x again if it is kept."""
+def _one_layer(body: Body, spec: LayerSpec, x: jax.Array, own: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
     seed, number = own.pop('seed', None), own.pop('number', None)
     weights = reduce_gradient_here(layer_with(own), wires=spec.plan.wires)
     formats = dataclasses.replace(spec.formats, seed=seed)
-    x, result = body(x, weights, dataclasses.replace(spec, formats=formats, number=number))
-    return x, (result, x if keeps else None)
+    return body(x, weights, dataclasses.replace(spec, formats=formats, number=number))

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -27,6 +27,7 @@ from pretrax.run.setup import Run, prepare
 from pretrax.run.teacher import load_teacher
 from pretrax.shardlib import scope, typed_shard_map
 from pretrax.storage import AnyPath, BucketPath
+from pretrax.storage.connection import kind_of_error
 from pretrax.storage.lease import FILE, HeldError, Lease
 from pretrax.train.fingerprint import fingerprint
 
@@ -92,32 +93,32 @@ def prepare_cache(config: RunConfig, out: AnyPath, top_k: int, report: Report) -
             tokenizer=run.source.tokenizer_sha256,
         )
         with contextlib.ExitStack() as stack:
-            files, problem = None, ''
+            files, refused = None, None
             if is_first_process():
                 try:
-                    stack.enter_context(_locked(out, config.faults.lease_seconds, report))
+                    _lock(out, config.faults.lease_seconds, stack, report)
                     files = create(out, description, report)
                 except UserError as error:
-                    problem = str(error)
-            if problem := agree('distill', problem):
-                raise UserError(problem)
+                    refused = error
+            problem = agree('distill', str(refused or ''))
+            if problem:
+                raise refused or UserError(problem)
             return _write_rows(run, files, teacher, top_k, report)
 
 
-@contextlib.contextmanager
-def _locked(out: AnyPath, lease_seconds: float, report: Report) -> Iterator[None]:
-    """One process at a time writes a directory. Raises UserError if another one does."""
+def _lock(out: AnyPath, lease_seconds: float, stack: contextlib.ExitStack, report: Report) -> None:
+    """Locks a directory until the stack is closed. Raises UserError if another process writes it."""
     try:
-        lock = (
-            Lease(out / FILE, lease_seconds, report).held()
-            if isinstance(out, BucketPath)
-            else lock_directory(out, report)
-        )
-        with lock:
-            yield
-    except (LockedError, HeldError) as error:
-        holder = error.holder if isinstance(error, LockedError) else str(error)
-        raise UserError(f'--out {out}: {holder} writes it\nuse another directory, or wait for it') from error
+        if isinstance(out, BucketPath):
+            stack.enter_context(Lease(out / FILE, lease_seconds, report).held())
+        else:
+            stack.enter_context(lock_directory(out, report))
+    except LockedError as error:
+        raise UserError(f'--out {out}: {error.holder} writes it\nuse another directory, or wait for it') from error
+    except HeldError as error:
+        raise UserError(f'--out: {error}\nuse another directory, or wait for it') from error
+    except OSError as error:
+        raise kind_of_error(error)(f'--out {out}: {error.strerror}\nrun the same command again') from error
 
 
 def _write_rows(run: Run, files: TeacherFiles | None, teacher: Teacher, k: int, report: Report) -> Prepared | None:

@@ -29,7 +29,7 @@ def prepare(
     from pretrax.storage import locate
 
     found = prepare_cache(load(config, overrides or []), locate(out), top_k, print)
-    if found is None:  # process 0 writes the directory, and says so
+    if found is None:  # process 0 writes the directory, and prints the result
         return
     if found.new_rows:
         print(
