@@ -13,6 +13,7 @@ EMITTERS = {
     'run/evaluate.py': ('losses_of_state', 'losses'),
     'run/utilization.py': ('choose_utilization',),
     'run/layer_statistics.py': ('curves',),
+    'run/noise_scale.py': ('read',),
     'train/step.py': ('training_step',),
     'run/run_log.py': ('write',),
     'observe/device_memory.py': ('memory_in_use',),

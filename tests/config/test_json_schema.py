@@ -13,7 +13,10 @@ from pretrax.config.packaged import packaged_schema
 
 REPOSITORY = Path(__file__).parents[2]
 OTHER_FILES = {'configs/search.yaml', 'configs/sweeps/quick.yaml', 'examples/skypilot.yaml'}
-PARTS = {'configs/coming-from/nnx-walk-through.yaml', 'configs/coming-from/seqax-c4.yaml'}  # complete with what they extend, or what extends them
+PARTS = {
+    'configs/coming-from/nnx-walk-through.yaml',
+    'configs/coming-from/seqax-c4.yaml',
+}  # complete with what they extend, or what extends them
 
 FILES = sorted(
     {

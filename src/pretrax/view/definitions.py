@@ -43,6 +43,11 @@ DEFINITIONS = {
         'nats per token',
         'divergence between the probabilities of the teacher and the model, times the square of the temperature',
     ),
+    'hidden_mse': Definition(
+        'hidden states',
+        '',
+        "squared error of hidden states relative to the teacher's, without its weight in the loss; 1 is the error of zeros",
+    ),
     'bits_per_byte': Definition(
         'bits per byte',
         'bits',
