@@ -79,7 +79,9 @@ def compare(scratch: Path, teacher: Path, seeds: int, steps: int, chosen: Sequen
             for seed in range(seeds):
                 own = [f'seed={seed}', *STUDENT, *data, *kinds['distilled']]
                 prepares = configured(scratch, f'prepare-{seed}', steps, *own)
-                prepared.append(dataclasses.asdict(prepare_cache(prepares, scratch / 'cache', TOP_K, print)))
+                made = prepare_cache(prepares, scratch / 'cache', TOP_K, print)
+                assert made is not None  # in one process
+                prepared.append(dataclasses.asdict(made))
         configs = [
             configured(scratch, f'{kind}-{seed}', steps, f'seed={seed}', *STUDENT, *data, *changes)
             for seed in range(seeds)

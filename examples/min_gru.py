@@ -72,7 +72,6 @@ class MinGru(Model):
             raise UserError(
                 f'mesh.c is {request.mesh["c"]}, but min-gru passes a state along the sequence\nuse mesh.c=1'
             )
-        self.vocab_size = request.vocab_size
         self.sizes = {'layers': n_layers, 'V': request.vocab_size, 'M': width, 'H': hidden}
 
     def init(self, key) -> Weights:
@@ -100,4 +99,4 @@ class MinGru(Model):
 
     def loss(self, weights: Weights, batch: Batch) -> LossTerms:
         logits = self.logits_of(weights, batch.tokens, starts=batch.positions == 0)
-        return loss_terms(logits, batch, self.vocab_size, z_loss=0.0)
+        return loss_terms(logits, batch, self.sizes['V'], z_loss=0.0)

@@ -70,13 +70,15 @@ def report(name, function, arrays, expected):
         return jax.grad(lambda *arrays: jnp.sum(function(*arrays) ** 2), argnums=(0, 1, 2))(*arrays)
 
     compiled = jax.jit(gradient).lower(*arrays).compile()
-    found = re.findall(r'(all-gather|reduce-scatter|collective-permute|all-reduce)(?:-start)?\(', compiled.as_text())
+    found = re.findall(
+        r'(all-gather|reduce-scatter|collective-permute|all-reduce)(?:-start)?\(', compiled.as_text() or ''
+    )
     counts = ', '.join(f'{found.count(kind)} {kind}' for kind in sorted(set(found))) or 'nothing'
     values = [jax.jit(function)(*arrays), *compiled(*arrays)]
     difference = max(float(jnp.max(jnp.abs(a - b))) for a, b in zip(values, expected, strict=True))
-    print(
-        f'{name:9} differs by {difference:.0e}; sends {counts}; {compiled.memory_analysis().temp_size_in_bytes:,} bytes'
-    )
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    print(f'{name:9} differs by {difference:.0e}; sends {counts}; {memory.temp_size_in_bytes:,} bytes')
 
 
 if __name__ == '__main__':

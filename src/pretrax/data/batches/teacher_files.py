@@ -152,7 +152,7 @@ class TeacherFiles:
         number = len(self._parts)
         ids = top.ids.astype(np.uint16 if self.description.vocab_size <= 1 << 16 else np.uint32)
         try:
-            arrays = dict(zip(('rows', *ARRAYS), (rows, ids, *top[1:]), strict=True))
+            arrays: dict[str, np.ndarray] = dict(zip(('rows', *ARRAYS), (rows, ids, *top[1:]), strict=True))
             write_part(self.place, self.directory, number, arrays)
         except OSError as error:
             raise kind_of_error(error)(
