@@ -1,6 +1,7 @@
 """The predicted memory is within a tenth of what compilers allocate, for every row that was compiled but those named here."""
 
 import json
+import math
 
 import pytest
 
@@ -36,12 +37,22 @@ def test_the_prediction_is_within_a_tenth_of_every_compiled_step():
         low, high = min(-WITHIN, BEYOND.get(name, 0)), max(WITHIN, BEYOND.get(name, 0))
         if not low <= error <= high:
             wrong.append(lines[-1])
-        state = memory.weights + memory.moments
-        assert state == pytest.approx(found[name]['arguments'], rel=0.01), f'{name}: the state is known exactly'
+        state = memory.weights + memory.moments + teacher_weights(benchmark, values)
+        within = 0.02 if values['distill'] else 0.01  # t does not shard the projection of hidden states
+        assert state == pytest.approx(found[name]['arguments'], rel=within), f'{name}: the state is known exactly'
     print('\n'.join(lines))
     assert len(lines) >= 12
     assert len({topology.split('-')[0].split('x')[0] for topology, _, _ in benchmark.ROWS.values()}) >= 3
     assert not wrong, '\n'.join(wrong)
+
+
+def teacher_weights(benchmark, values):
+    """Bytes on each device of the teacher of a row, in bf16: the model of another row."""
+    if values['distill'] is None:
+        return 0
+    topology, slices, teacher = benchmark.ROWS['3B, d, dots saved']
+    planner = Planner(from_values(teacher), parse_topology(topology, slices), lambda text: None)
+    return 2 * planner.n_params / math.prod(values['mesh'].values())
 
 
 def test_rows_of_the_scaling_tables_fit_and_their_memory_and_exposed_communication_are_predicted():

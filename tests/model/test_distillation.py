@@ -107,7 +107,7 @@ def test_an_evaluation_is_that_of_the_student_alone():
     with jax.set_mesh(mesh_of()):
         found, expected = (make_evaluate(one)(weights, batch) for one in (model, plain))
     assert found.keys() == expected.keys() == {'nll'}
-    assert found['nll'] == expected['nll']
+    np.testing.assert_allclose(found['nll'], expected['nll'], rtol=1e-6)  # summed over chunks
 
 
 def test_no_array_of_the_program_is_as_large_as_all_logits():

@@ -91,7 +91,6 @@ def _run(
     from pretrax.config import load
     from pretrax.launch.local import pretrax_command
     from pretrax.launch.request import check_request
-    from pretrax.launch.slurm import warn_of_local_files
     from pretrax.launch.slurm_job import devices_here
     from pretrax.launch.slurm_script import run_script
     from pretrax.storage import BucketPath
@@ -107,9 +106,8 @@ def _run(
     script = run_script(
         loaded.name, resources, pretrax_command('launch', 'slurm-job', *words), directory=Path.cwd(), output=place, elastic=elastic,
     )  # fmt: skip
-    warn_of_local_files(run_dir, lambda text: print(text, file=sys.stderr))
     if dry_run:
-        return print(script, end='')
+        return _print(script, run_dir)
     job = _submit(script, resources, run_dir, place, {})
     print(f'log: {str(place).replace("%j", job)}')
     for verb in ('status', 'logs', 'stop'):
@@ -119,7 +117,6 @@ def _run(
 
 def _sweep(sweep: str, resources: 'Resources', out: str | None, at_once: int | None, dry_run: bool) -> None:
     from pretrax.launch.local import pretrax_command
-    from pretrax.launch.slurm import warn_of_local_files
     from pretrax.launch.slurm_script import rows_script
     from pretrax.launch.sweep import read_sweep
     from pretrax.storage import BucketPath, locate
@@ -133,12 +130,11 @@ def _sweep(sweep: str, resources: 'Resources', out: str | None, at_once: int | N
         else directory.absolute() / 'slurm-%A-%a.txt'
     )
     command = pretrax_command('bench', sweep, *(['--out', out] if out else []))
-    warn_of_local_files(directory, lambda text: print(text, file=sys.stderr))
     script = rows_script(
         file.stem, resources, command, directory=Path.cwd(), output=place, rows=len(rows), at_once=at_once
     )
     if dry_run:
-        return print(script, end='')
+        return _print(script, directory)
     job = _submit(script, resources, directory, place, {'rows': len(rows)})
     print(f'{len(rows)} rows; logs: {str(place).replace("%A", job).replace("%a", "ROW")}')
     for line in (f'pretrax launch status {directory}', f'{shlex.join(["pretrax", *command[3:]])} --show   # the table'):
@@ -146,14 +142,23 @@ def _sweep(sweep: str, resources: 'Resources', out: str | None, at_once: int | N
     return None
 
 
+def _print(script: str, run_dir: 'AnyPath') -> None:
+    """Prints a script that is not submitted."""
+    from pretrax.launch.slurm import warn_of_local_files
+
+    warn_of_local_files(run_dir, lambda text: print(text, file=sys.stderr))
+    print(script, end='')
+
+
 def _submit(script: str, resources: 'Resources', run_dir: 'AnyPath', log: Path, facts: dict) -> str:
     """Checks and submits a script, and records the job. Returns its number."""
     from pretrax.launch.engines import refuse_if_running
     from pretrax.launch.record import LaunchRecord, write_record
-    from pretrax.launch.slurm import check_cluster, submit
+    from pretrax.launch.slurm import check_cluster, submit, warn_of_local_files
 
     check_cluster(resources)
     refuse_if_running(run_dir)
+    warn_of_local_files(run_dir, lambda text: print(text, file=sys.stderr))
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / 'launch.sbatch').write_text(script)
