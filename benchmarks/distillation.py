@@ -1,7 +1,8 @@
 """Compares a student that learns from a teacher with the same student alone, and measures what the teacher costs.
 
     uv run pretrax train configs/quickstart.yaml
-    uv run python benchmarks/distillation.py [--kinds KIND ...] [--teacher runs/quickstart] [--seeds 3] [--steps 100] [--out DIR]
+    uv run python benchmarks/distillation.py [--kinds KIND ...] [--teacher runs/quickstart] [--seeds 3] [--steps 100]
+        [--hidden-weight 0.1] [--out DIR]
 
 The teacher is the quickstart, or another run with its vocabulary. The student has 2 layers of width 64, and trains on the same
 tokens, in the same order, for the same number of steps, once for each seed and kind:
@@ -51,14 +52,17 @@ def main() -> None:
     parser.add_argument('--steps', type=int, default=100)
     parser.add_argument('--teacher', type=Path, default=Path('runs/quickstart'))
     parser.add_argument('--kinds', nargs='+', choices=KINDS, default=KINDS)
+    parser.add_argument('--hidden-weight', type=float, default=0.1, help='distill.hidden.weight')
     parser.add_argument('--out', type=Path, default=RESULTS)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        result = compare(Path(scratch), chosen.teacher, chosen.seeds, chosen.steps, chosen.kinds)
+        result = compare(Path(scratch), chosen.teacher, chosen.seeds, chosen.steps, chosen.kinds, chosen.hidden_weight)
     write_result(circumstances() | {'versions': versions()} | result, table, chosen.out, 'distillation')
 
 
-def compare(scratch: Path, teacher: Path, seeds: int, steps: int, chosen: Sequence[str]) -> dict[str, Any]:
+def compare(
+    scratch: Path, teacher: Path, seeds: int, steps: int, chosen: Sequence[str], hidden_weight: float
+) -> dict[str, Any]:
     """`val_loss` of each seed, speed and memory of the chosen kinds of students, and `val_loss` of the teacher, if it has one."""
     directory, step = find_checkpoint(teacher)
     val_loss = read_description(directory, step).get('val_loss')
@@ -68,7 +72,10 @@ def compare(scratch: Path, teacher: Path, seeds: int, steps: int, chosen: Sequen
     kinds = {
         'alone': [],
         'distilled': [f'distill.teacher={teacher}'],
-        'hidden': [f'distill.teacher={teacher}', 'distill.hidden.layers=[[0,1],[1,3]]'],
+        'hidden': [
+            f'distill.teacher={teacher}',
+            f'distill.hidden={{layers: [[0, 1], [1, 3]], weight: {hidden_weight}}}',
+        ],
         'offline': [f'distill.cache={scratch / "cache"}'],
     }
     prepared = []

@@ -529,7 +529,7 @@ class Hidden(Section):
         strict=False,
         description='pairs of a layer of the student and a layer of the teacher, from 0: [[0, 1], [1, 3]]',
     )
-    weight: Positive = Field(default=1.0, description='of this loss, which is added to the others')
+    weight: Positive = Field(default=0.1, description='of this loss, which is added to the others')
 
 
 class Distill(Section):
