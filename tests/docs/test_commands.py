@@ -3,7 +3,7 @@
 What a page may contain, all of it visible in the page itself:
 
 - a `sh` block: each line is run by bash, in a copy of the repository, in the order of the page. The other pages are run
-  where README's commands have been run before, and do not repeat those. A trailing `# exit code 2` says how a command
+  where README's commands have been run before, and repeat only a server of those. A trailing `# exit code 2` says how a command
   ends, if not with 0.
 - a block with a title, such as ```yaml title="mine.yaml": if the repository has a file of that name, it has to contain
   the block word for word; if not, the block is written to that file, for the commands after it.
@@ -202,10 +202,11 @@ def run_page(page, directory, caches, done_before=(), **variables):
                 continue
             for written in block.commands:
                 command, code = shortened(written)
-                if command in done_before:
+                stays = command.startswith(('pretrax serve ', 'pretrax watch ')) and '--terminal' not in command
+                if command in done_before and not stays:
                     continue
                 command = command.replace(':8000', f':{port}')
-                if command.startswith(('pretrax serve ', 'pretrax watch ')) and '--terminal' not in command:
+                if stays:
                     server.close()
                     printed += server.enter_context(serving(f'{command} --port {port}', directory, environment))
                     continue
