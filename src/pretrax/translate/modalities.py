@@ -175,8 +175,12 @@ def _progress(t: Translation) -> None:
                 'a run resumes its own checkpoints only; the optimizer of Modalities cannot be taken over', key
             )
     t.no_equivalent(
-        'start from weights with init_from (docs/bring-your-model.md)',
-        *t.matching('settings.warmstart_checkpoint_paths.*'),
+        'the same command resumes a run; init_from starts from weights (docs/coming-from/modalities.md#warm-start)',
+        *t.matching(
+            'settings.warmstart_checkpoint_paths',
+            'settings.warmstart_checkpoint_paths.*',
+            'checkpoint_loading.config.*',
+        ),
     )
 
 
