@@ -13,7 +13,7 @@ from pretrax.translate.modalities import flat
 from small import count_parameters
 from translate.translated import given, translated
 
-FILE = Path(__file__).parent / 'files' / 'modalities.yaml'
+FILE = Path(__file__).parents[2] / 'examples' / 'coming-from' / 'modalities.yml'
 TEXT = FILE.read_text()
 
 
