@@ -155,3 +155,71 @@ def test_a_warm_start_is_reported_with_what_to_do(tmp_path):
     fate, reason = translation.fates['settings.warmstart_checkpoint_paths']
     assert fate is Fate.NO_EQUIVALENT
     assert 'init_from' in reason
+
+
+def with_training_data(values, variant, **config):
+    values['train_dataset'] = {'component_key': 'dataset', 'variant_key': variant, 'config': config}
+    return yaml.safe_dump(values)
+
+
+def test_raw_text_is_text_and_never_tokens(tmp_path):
+    text = with_training_data(
+        yaml.safe_load(TEXT), 'mem_map_dataset', raw_data_path='a.jsonl', index_path='a.idx', jq_pattern='.raw_content'
+    )
+    translation, config = translated('modalities', tmp_path / 'a.yaml', text)
+    assert (config.data.options.text, config.data.options.field) == ('a.jsonl', 'raw_content')
+    assert config.data.options.tokens is None
+    assert translation.fates['test_dataset.config.raw_data_path'][0] is Fate.NO_EQUIVALENT
+
+
+@pytest.mark.parametrize(
+    ('variant', 'config'), [('combined', {'datasets': [{'instance_key': 'test_dataset'}]}), ('dummy_dataset', {'num_samples': 3})]
+)  # fmt: skip
+def test_held_out_data_never_becomes_training_data(tmp_path, variant, config):
+    translation, found = translated(
+        'modalities', tmp_path / 'a.yaml', with_training_data(yaml.safe_load(TEXT), variant, **config)
+    )
+    assert found.data.options.tokens is None
+    assert 'TO DO' in translation.comments['data.text']
+    assert translation.fates['train_dataset.variant_key'][0] is Fate.NO_EQUIVALENT
+    assert not translation.of_fate(Fate.UNKNOWN)
+
+
+def test_a_dataset_inside_its_loader_is_found(tmp_path):
+    values = yaml.safe_load(TEXT)
+    values['train_dataloader']['config']['dataset'] = values.pop('train_dataset')
+    _, config = translated('modalities', tmp_path / 'a.yaml', yaml.safe_dump(values))
+    assert config.data.options.tokens == './data/mem_map/train.pbin'
+
+
+def test_components_are_recognized_by_their_kind_under_any_name(tmp_path):
+    values = yaml.safe_load(TEXT)
+    values['my_loss'] = values.pop('loss_fn')
+    values['model_raw']['config']['prediction_key'] = 'logits'
+    values['my_stages'] = {
+        'component_key': 'pipeline', 'variant_key': 'staged', 'config': {'pp_schedule_name': 'gpipe', 'num_layers_per_stage': 1},
+    }  # fmt: skip
+    values['my_profiler'] = {
+        'component_key': 'steppable_profiler',
+        'variant_key': 'kernel_tracing',
+        'config': {'num_wait_steps': 1},
+    }
+    values['collate_fn'] = {
+        'component_key': 'collate_fn',
+        'variant_key': 'mask_loss_collator_wrapper',
+        'config': {'loss_ignore_index': -100},
+    }
+    translation, _ = translated('modalities', tmp_path / 'a.yaml', yaml.safe_dump(values))
+    assert not translation.of_fate(Fate.UNKNOWN)
+    assert translation.fates['my_stages.config.pp_schedule_name'][0] is Fate.NOT_NEEDED
+    for key in ('my_profiler.config.num_wait_steps', 'collate_fn.config.loss_ignore_index'):
+        assert translation.fates[key][0] is Fate.NO_EQUIVALENT
+
+
+def test_a_cycle_of_beta1_is_reported(tmp_path):
+    translation, _ = translated('modalities', tmp_path / 'a.yaml', TEXT)
+    assert 'beta1' in translation.fates['scheduler.variant_key'][1]
+    values = yaml.safe_load(TEXT)
+    values['scheduler']['config']['cycle_momentum'] = False
+    translation, _ = translated('modalities', tmp_path / 'b.yaml', yaml.safe_dump(values))
+    assert 'beta1' not in translation.fates['scheduler.variant_key'][1]

@@ -296,10 +296,23 @@ def schedule(t: Translation, components: Sequence[Component], steps: int) -> Non
             c.key('div_factor'),
             note='1 / (div_factor x final_div_factor)',
         )
-        t.changed(
-            'the warm-up is a straight line from 0, not a cosine from max_lr / div_factor', variant, c.key('div_factor')
+        momenta = [c.key(name) for name in ('cycle_momentum', 'base_momentum', 'max_momentum')]
+        cycled = (
+            '; beta1 stays, which PyTorch moves from 0.95 to 0.85 and back' if t.get(momenta[0], True) is True else ''
         )
-        t.not_needed('the cycle ends with the run', c.key('total_steps'))
+        t.changed(
+            f'the warm-up is a straight line from 0, not a cosine from max_lr / div_factor{cycled}',
+            variant,
+            c.key('div_factor'),
+            *momenta,
+        )
+        t.not_needed(
+            'the cycle ends with the run', *(c.key(name) for name in ('total_steps', 'epochs', 'steps_per_epoch'))
+        )
+        t.no_equivalent(
+            'the schedule has two parts', *(key for key in t.matching(c.key('three_phase')) if t.get(key) is True)
+        )
+        t.not_needed('the schedule has two parts', *t.matching(c.key('three_phase')))
         for key in t.matching('*optimizer*.config.lr'):
             t.changed('onecycle_lr replaces it with max_lr', key)
         if 'optimizer.config.lr' in t.given:
