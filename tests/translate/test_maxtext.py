@@ -102,6 +102,7 @@ def test_a_schedule_longer_than_the_run_does_not_fall_to_its_end(tmp_path):
         ('global_parameter_scale: 3', 'a power of 2'),
         ('mlp_activations: [relu]', 'mlp_activations'),
         ('base_config: mine.yml', 'not a file beside it'),
+        ('base_config: a.yml', 'based on this file'),
         ('dtype: [1]', 'dtype is'),
         ('steps: many', 'steps is'),
     ],
@@ -117,3 +118,83 @@ def test_a_base_beside_the_file_is_read_too(tmp_path):
     translation, config = translated('maxtext', tmp_path / 'a.yml', 'base_config: mine.yml\nsteps: 9\n')
     assert (config.batch.sequence_length, config.steps) == (512, 9)
     assert translation.fates['my_key'][0] is Fate.UNKNOWN
+
+
+def test_a_base_is_looked_for_in_the_directory_of_configurations_and_may_have_a_base(tmp_path):
+    folder = tmp_path / 'configs' / 'gpu'
+    folder.mkdir(parents=True)
+    (tmp_path / 'configs' / 'low.yml').write_text('base_config: base.yml\nmax_target_length: 512\nsteps: 7\n')
+    (folder / 'middle.yml').write_text('base_config: low.yml\nsteps: 8\n')
+    _, config = translated('maxtext', folder / 'a.yml', 'base_config: middle.yml\nper_device_batch_size: 1\n')
+    assert (config.batch.sequence_length, config.steps) == (512, 8)
+
+
+def test_a_gemma2_layer_of_maxtext_is_two_and_its_embedding_holds_the_scale(tmp_path):
+    """configs/models/gemma2-2b.yml: 13 blocks of a local and a global layer. Gemma 2 2B has 26 layers (arXiv:2408.00118)."""
+    text = """\
+base_emb_dim: 2304
+base_num_query_heads: 8
+base_num_kv_heads: 4
+base_mlp_dim: 9216
+base_num_decoder_layers: 13
+head_dim: 256
+mlp_activations: ["gelu", "linear"]
+vocab_size: 256128
+decoder_block: "gemma2"
+normalization_layer_epsilon: 1.e-06
+logits_via_embedding: true
+final_logits_soft_cap: 30.0
+attn_logits_soft_cap: 50.0
+sliding_window_size: 4096
+use_post_attn_norm: true
+use_post_ffw_norm: true
+dataset_type: synthetic
+"""
+    translation, config = translated('maxtext', tmp_path / 'gemma2.yml', text)
+    _, published = translated('maxtext', tmp_path / 'b.yml', 'model_name: gemma2-2b\ndataset_type: synthetic\n')
+    padding = (256_128 - 256_000) * 2304
+    length = config.batch.sequence_length
+    counts = [count_parameters(given(one.model), 256_000, length) for one in (config, published)]
+    assert counts[0] - counts[1] == padding
+    options = config.model.options
+    assert (options.block_norms, options.window, options.logit_multiplier) == ('sandwich', 4096, None)
+    assert not translation.of_fate(Fate.NO_EQUIVALENT)
+    assert not translation.of_fate(Fate.UNKNOWN)
+
+
+def test_a_named_model_keeps_what_maxtext_changes_in_it_and_the_routing_of_the_run(tmp_path):
+    text = 'model_name: qwen3-30b-a3b\ncapacity_factor: 1.25\nload_balance_loss_weight: 0.01\ndataset_type: synthetic\n'
+    _, config = translated('maxtext', tmp_path / 'a.yml', text)
+    options = config.model.options
+    assert (options.rope_base, options.capacity, options.balance_loss) == (1e7, 1.25, 0.01)
+    _, dense = translated('maxtext', tmp_path / 'b.yml', 'model_name: mistral-7b\ndataset_type: synthetic\n')
+    assert (dense.model.options.rope_base, dense.model.options.window) == (1e6, 0)
+
+
+def test_a_file_of_sizes_that_has_a_preset_is_refused_with_the_name(tmp_path):
+    (tmp_path / 'deepseek2-16b.yml').write_text('decoder_block: deepseek\nbase_emb_dim: 2048\n')
+    with pytest.raises(UserError, match='write model_name: deepseek2-16b'):
+        translate('maxtext', tmp_path / 'deepseek2-16b.yml')
+
+
+@pytest.mark.parametrize(
+    ('text', 'key', 'fate'),
+    [
+        ('student_overrides: {model_name: a}\n', 'student_overrides', Fate.NO_EQUIVALENT),
+        ('rl: {num_generations: 2}\n', 'rl', Fate.NO_EQUIVALENT),
+        ('training_objective: block_diffusion\n', 'training_objective', Fate.NO_EQUIVALENT),
+        ('training_objective: causal_lm\n', 'training_objective', Fate.NOT_NEEDED),
+        ('adamw_mask: [norm]\n', 'adamw_mask', Fate.NO_EQUIVALENT),
+        ('adamw_mask: []\n', 'adamw_mask', Fate.NOT_NEEDED),
+        ('dense_init_scale: 0.5\n', 'dense_init_scale', Fate.NO_EQUIVALENT),
+        ('enable_wandb: true\nwandb_project_name: p\n', 'wandb_project_name', Fate.TRANSLATED),
+        ('skip_step_on_spikes: true\n', 'skip_step_on_spikes', Fate.CHANGED),
+        ('dataset_type: grain\ngrain_train_files: a*.parquet\ngrain_file_type: parquet\n', 'grain_train_files', Fate.TRANSLATED),
+        ('dataset_type: grain\ngrain_train_files: a*\n', 'grain_train_files', Fate.NO_EQUIVALENT),
+        ('dataset_type: grain\ngrain_train_files: x_text_document\ngrain_file_type: mmap\n', 'grain_train_files', Fate.CHANGED),
+    ],
+)  # fmt: skip
+def test_fates_of_keys_of_new_releases(tmp_path, text, key, fate):
+    translation, _ = translated('maxtext', tmp_path / 'a.yml', f'max_target_length: 128\n{text}')
+    assert translation.fates[key][0] is fate
+    assert not translation.of_fate(Fate.UNKNOWN)

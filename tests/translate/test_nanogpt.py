@@ -59,6 +59,18 @@ def test_released_weights_keep_their_sizes(tmp_path):
     assert config.schedule.name == 'constant'
 
 
+def test_a_time_stamp_in_the_name_does_not_stop_finetune_shakespeare(tmp_path):
+    text = (
+        "import time\nwandb_run_name = 'ft-' + str(time.time())\ninit_from = 'gpt2-xl'\n"
+        "dtype = 'bfloat16' if device == 'cuda' else 'float16'\nbatch_size = 1\nmax_iters = 20\ndecay_lr = False\n"
+    )
+    translation, config = translated('nanogpt', tmp_path / 'finetune_shakespeare.py', text)
+    assert (config.name, config.steps, config.precision.compute) == ('finetune_shakespeare', 20, 'auto')
+    for key in ('wandb_run_name', 'dtype'):
+        assert translation.fates[key][0] is Fate.NO_EQUIVALENT
+        assert 'not executed' in translation.fates[key][1]
+
+
 def test_a_character_model_takes_its_vocabulary_from_meta_pkl(tmp_path):
     _, config = translated('nanogpt', tmp_path / 'a.py', "dataset = 'shakespeare_char'\nn_layer = 4\n")
     assert config.data.options.tokens == 'data/shakespeare_char'

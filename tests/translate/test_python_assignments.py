@@ -3,7 +3,7 @@
 import pytest
 
 from pretrax.errors import UserError
-from pretrax.translate.python_assignments import read_assignments
+from pretrax.translate.python_assignments import Computed, read_assignments
 
 
 def test_literals_and_arithmetic_have_python_s_values():
@@ -20,8 +20,8 @@ def test_literals_and_arithmetic_have_python_s_values():
     ('line', 'what'),
     [
         ('a = open("touched", "w")', 'a call'),
-        ('import os', 'an import'),
-        ('from os import path', 'an import'),
+        ('import os\na = os.getpid()', 'a call'),
+        ('from os import curdir\na = curdir', 'not a plain value'),
         ('a = "ft-" + str(1)', 'a call'),
         ('a = unknown', 'not a plain value'),
         ('a = (1).real', 'not a plain value'),
@@ -50,3 +50,14 @@ def test_all_else_is_refused_with_its_line(tmp_path, monkeypatch, line, what):
     assert str(refused.value).startswith('a.py')
     assert len(str(refused.value).splitlines()) <= 10
     assert not (tmp_path / 'touched').exists()
+
+
+def test_an_import_is_skipped_and_a_name_that_may_be_computed_keeps_its_source(tmp_path, monkeypatch):
+    (tmp_path / 'module_of_mine.py').write_text('open("touched", "w")\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = "import module_of_mine\nlabel = 'ft-' + str(open('touched', 'w'))\na = 1\n"
+    assert read_assignments(text, 'a.py', {'label'}) == {'label': Computed("'ft-' + str(open('touched', 'w'))"), 'a': 1}
+    assert not (tmp_path / 'touched').exists()
+    with pytest.raises(UserError, match='cannot be computed'):
+        read_assignments('label = str(3)\na = label * 2\n', 'a.py', {'label'})

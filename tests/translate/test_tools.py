@@ -11,7 +11,7 @@ from pretrax.cli import main
 from pretrax.config import load
 from pretrax.translate import Fate, translate, yaml_text
 
-FILES = Path(__file__).parent / 'files'
+MODALITIES = Path(__file__).parents[2] / 'examples' / 'coming-from' / 'modalities.yml'
 NANOGPT = "n_layer = 2\nn_head = 2\nn_embd = 64\nbatch_size = 4\nblock_size = 64\nout_dir = 'out'\n"
 MAXTEXT = 'base_emb_dim: 64\nmax_target_length: 128\nhf_access_token: hf_secret\ndataset_type: synthetic\n'
 NAMES = st.from_regex(r'[a-z][a-z_]{0,12}[a-z]', fullmatch=True).filter(lambda name: name not in ('if', 'is', 'in', 'or', 'as', 'and', 'def', 'del', 'for', 'try', 'not', 'else', 'elif', 'from', 'pass', 'with', 'break', 'class', 'raise', 'while', 'yield', 'async', 'await', 'except', 'finally', 'global', 'import', 'lambda', 'return', 'assert', 'nonlocal', 'continue', 'y', 'n', 'no', 'on', 'off', 'yes', 'null', 'true', 'false'))  # fmt: skip
@@ -29,7 +29,7 @@ def run(*arguments) -> int:
 def test_no_key_is_dropped_silently(tmp_path, tool, names, value):
     """A key that nobody knows is reported, in the translation and in the file, and so has every other key a fate."""
     separator = ' = ' if tool == 'nanogpt' else ': '
-    texts = {'nanogpt': NANOGPT, 'maxtext': MAXTEXT, 'modalities': (FILES / 'modalities.yaml').read_text()}
+    texts = {'nanogpt': NANOGPT, 'maxtext': MAXTEXT, 'modalities': MODALITIES.read_text()}
     text = texts[tool] + ''.join(f'{name}{separator}{value}\n' for name in names)
     path = tmp_path / ('a.py' if tool == 'nanogpt' else 'a.yaml')
     path.write_text(text)
@@ -63,13 +63,12 @@ def test_the_file_is_written_and_the_summary_names_what_changed(tmp_path, capsys
         ('nanogpt', 'absent.py', None, 'cannot be read'),
         ('maxtext', 'absent.yml', None, 'absent.yml'),
         ('nanogpt', 'a.py', b'\xff\xfe', 'UTF-8'),
-        ('nanogpt', 'a.py', b'import time\nn_layer = 2\n', 'a.py:1: import time: an import'),
-        ('nanogpt', 'a.py', b"n_layer = 2\nwandb_run_name = 'ft-' + str(3)\n", 'a.py:2'),
+        ('nanogpt', 'a.py', b"n_layer = 2\nbatch_size = __import__('os').system('touch touched')\n", 'a.py:2'),
         ('nanogpt', 'a.py', b'colour = 3\n', 'it has none of its keys'),
         ('nanogpt', 'a.yml', MAXTEXT.encode(), 'it looks like one of MaxText: pretrax import-config maxtext a.yml'),
         ('maxtext', 'a.py', NANOGPT.encode(), 'it looks like one of nanoGPT'),
         ('modalities', 'a.yml', MAXTEXT.encode(), 'it looks like one of MaxText'),
-        ('maxtext', 'a.yml', (FILES / 'modalities.yaml').read_bytes(), 'it looks like one of Modalities'),
+        ('maxtext', 'a.yml', MODALITIES.read_bytes(), 'it looks like one of Modalities'),
         ('maxtext', 'a.yml', b'!!python/object/apply:os.system ["touch touched"]\n', 'a.yml'),
         ('modalities', 'a.yml', b'a: !!python/object:os.system {}\ncomponent_key: 1\n', 'a.yml'),
         ('maxtext', 'a.yml', b'model: {n_layers: 2}\nbatch: {tokens: 3}\n', 'is not a configuration of MaxText'),

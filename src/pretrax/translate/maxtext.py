@@ -6,7 +6,9 @@ from typing import Any
 
 from pretrax.config.source import read_file
 from pretrax.errors import UserError
-from pretrax.translate.maxtext_keys import AXES, BLOCKS, NO_EQUIVALENT, NOT_NEEDED, PRESETS, SAVE
+from pretrax.model.families import FAMILIES
+from pretrax.model.presets import PRESETS as SIZES
+from pretrax.translate.maxtext_keys import AXES, BLOCKS, DEVIATIONS, NO_EQUIVALENT, NOT_NEEDED, PRESETS, SAVE
 from pretrax.translate.maxtext_training import data, optimizer, run_and_logs, schedule
 from pretrax.translate.translation import Translation
 
@@ -17,7 +19,7 @@ DEFAULTS = {
     'head_dim': 128, 'mlp_activations': ['silu', 'linear'], 'normalization_layer_epsilon': 1e-5,
     'logits_via_embedding': False, 'normalize_embedding_logits': True, 'rope_max_timescale': 10000, 'num_experts': 1,
     'num_experts_per_tok': 1, 'vocab_size': 32000, 'dtype': 'bfloat16', 'quantization': '', 'remat_policy': 'full',
-    'scan_layers': True, 'attention': 'autoselected', 'dataset_type': 'tfds', 'dataset_name': 'c4/en:3.0.1',
+    'scan_layers': True, 'attention': 'autoselected', 'dataset_type': 'synthetic', 'dataset_name': 'c4/en:3.1.0',
     'eval_split': 'validation', 'steps': 150001, 'learning_rate': 3e-5, 'lr_schedule_type': 'cosine',
     'learning_rate_final_fraction': 0.1, 'warmup_steps_fraction': 0.1, 'wsd_decay_steps_fraction': 0.1,
     'learning_rate_schedule_steps': -1, 'max_target_length': 2048, 'per_device_batch_size': 12.0,
@@ -53,17 +55,24 @@ _OFF = (False, 0, -1, '', None, 'none', [])
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The keys of a file, over those of the file that its base_config names, if that lies beside it."""
-    values = read_file(path).values
+    """The keys of a file, over those of the files that its base_config names, one after the other."""
+    values, file = read_file(path).values, path
+    seen = {path.resolve()}
     base = values.get('base_config')
-    if isinstance(base, str) and base and Path(base).name != 'base.yml':
-        found = path.parent / base
-        if not found.is_file():
+    while isinstance(base, str) and base and Path(base).name != 'base.yml':
+        # As in MaxText: relative to the file, or else to the directory `configs`.
+        folders = [file.parent, *(folder for folder in file.resolve().parents if folder.name == 'configs')]
+        found = next((folder / base for folder in folders if (folder / base).is_file()), None)
+        if found is None:
             raise UserError(
-                f'{path}: base_config is {base}, which is not a file beside it\n'
+                f'{file}: base_config is {base}, which is not a file beside it\n'
                 '  copy it there; only base.yml is built into this translation'
             )
-        values = read_file(found).values | values
+        if found.resolve() in seen:
+            raise UserError(f'{file}: base_config is {base}, which is based on this file; expected another one')
+        seen.add(found.resolve())
+        below = read_file(found).values
+        values, file, base = below | values, found, below.get('base_config')
     return {key: None if value == 'None' else value for key, value in values.items()}
 
 
@@ -71,12 +80,18 @@ def translate(t: Translation, stem: str, devices: int | None) -> None:
     """Fills in a translation. `devices`: how many the batch per device is meant for; None: the product of the mesh."""
     run_and_logs(t, stem)
     steps = schedule(t)
-    _model(t)
+    _model(t, stem)
     _precision(t)
     data(t)
     _batch(t, _mesh(t), devices)
     optimizer(t)
     assert steps == t.values['steps']
+    if t.text('training_objective', 'causal_lm') == 'causal_lm':
+        t.not_needed('the next token is predicted', 'training_objective')
+    t.no_equivalent('the next token is predicted; diffusion is not here', *t.matching('training_objective'))
+    if t.number('dense_init_scale', 1) == 1:
+        t.not_needed('1', 'dense_init_scale')
+    t.no_equivalent('model.init and model.init_std say how weights are drawn', *t.matching('dense_init_scale'))
     for reason, patterns in NO_EQUIVALENT:
         for key in t.matching(*patterns):
             if t.get(key) in _OFF:
@@ -87,7 +102,7 @@ def translate(t: Translation, stem: str, devices: int | None) -> None:
         t.not_needed(reason, *t.matching(*patterns))
 
 
-def _model(t: Translation) -> None:
+def _model(t: Translation, stem: str) -> None:
     name = t.text('model_name')
     if name not in ('default', ''):
         if name not in PRESETS:
@@ -97,15 +112,18 @@ def _model(t: Translation) -> None:
                 f'  known: {", ".join(PRESETS)}'
             )
         t.set('model.preset', PRESETS[name], 'model_name')
-        if name == 'mistral-7b':
-            t.set('model.window', 0, note="MaxText's decoder block `mistral` has no window")
+        for key, value in DEVIATIONS.get(name, {}).items():
+            t.set(f'model.{key}', value, note=f"that of MaxText's {name}.yml, which differs from the preset")
         if t.get('override_model_config', False) is True:
             t.no_equivalent('write it in model: if it differs from the preset', *t.matching(*_SIZES))
             t.no_equivalent('the preset is used unchanged', 'override_model_config')
         else:
             t.not_needed('model_name decides it, as in MaxText', *t.matching(*_SIZES))
+        sizes = SIZES[PRESETS[name]]
+        if (FAMILIES[sizes['family']] | sizes).get('n_experts'):
+            _routing(t)
     else:
-        _sizes(t)
+        _sizes(t, stem)
         t.not_needed('the sizes are given', 'model_name')
     if t.number('dropout_rate', 0) and t.get('enable_dropout', True) is True:
         t.set('model.dropout', t.number('dropout_rate'), 'dropout_rate')
@@ -134,10 +152,23 @@ def _model(t: Translation) -> None:
     t.not_needed('there is no multi-token prediction', *t.matching('mtp_*', 'z_loss_multiplier'))
 
 
-def _sizes(t: Translation) -> None:
+def _routing(t: Translation) -> None:
+    """How tokens are distributed among experts: choices of the training, not of the model."""
+    if t.number('capacity_factor', -1) > 0:
+        t.set('model.capacity', t.number('capacity_factor'), 'capacity_factor')
+    if 'load_balance_loss_weight' in t.given or 'model.preset' not in t.values:
+        t.set('model.balance_loss', t.number('load_balance_loss_weight', 0), 'load_balance_loss_weight')
+
+
+def _sizes(t: Translation, stem: str) -> None:
     """The sizes of a model without a name. MaxText's `global_parameter_scale` multiplies heads, widths and layers in turn."""
     block = t.text('decoder_block')
     if block not in BLOCKS:
+        if stem in PRESETS:
+            raise UserError(
+                f'{t.file}: decoder_block is {block}, whose sizes are not translated one by one\n'
+                f'  write model_name: {stem} in place of the sizes; this translation knows that model'
+            )
         raise UserError(
             f'{t.file}: decoder_block is {block}; without model_name, expected one of {", ".join(BLOCKS)}\n'
             '  give model_name, or write model: yourself (docs/models.md)'
@@ -170,12 +201,38 @@ def _sizes(t: Translation) -> None:
         raise t.mistake('mlp_activations', given, "['silu', 'linear'], ['gelu', 'linear'] or ['gelu']")
     t.set('model.activation', activation, 'mlp_activations')
     t.set('model.tied', t.flag('logits_via_embedding'), 'logits_via_embedding')
-    if t.flag('logits_via_embedding') and t.flag('normalize_embedding_logits'):
+    if block.startswith('gemma'):
+        _gemma(t, block)
+    elif t.flag('logits_via_embedding') and t.flag('normalize_embedding_logits'):
         multiplier = round(t.values['model.d_model'] ** -0.5, 9)
         t.set('model.logit_multiplier', multiplier, 'normalize_embedding_logits', note='1 / sqrt(base_emb_dim)')
     t.not_needed('for tied embeddings', *t.matching('normalize_embedding_logits'))
     t.set('model.rope_base', float(t.number('rope_max_timescale')), 'rope_max_timescale')
     _more_choices(t)
+
+
+def _gemma(t: Translation, block: str) -> None:
+    """MaxText's embedding of a Gemma contains the factor sqrt(d_model), so it divides logits; here embeddings are multiplied."""
+    if t.flag('normalize_embedding_logits'):
+        t.not_needed('the family multiplies embeddings instead', *t.matching('normalize_embedding_logits'))
+    else:
+        multiplier = round(t.values['model.d_model'] ** 0.5, 9)
+        t.set('model.logit_multiplier', multiplier, 'normalize_embedding_logits', note='sqrt(base_emb_dim)')
+    if block == 'gemma2':
+        layers = 2 * t.values['model.n_layers']
+        t.set(
+            'model.n_layers',
+            layers,
+            'base_num_decoder_layers',
+            note='2 x base_num_decoder_layers: a local and a global layer each',
+        )
+        t.set('model.query_pre_attn_scalar', float(t.integer('head_dim')), 'head_dim')
+        if t.integer('sliding_window_size', 0) > 0:
+            t.set('model.window', t.integer('sliding_window_size'), 'sliding_window_size')
+        norms = {t.flag('use_post_attn_norm'), t.flag('use_post_ffw_norm')}
+        if len(norms) == 2:
+            raise t.mistake('use_post_ffw_norm', t.flag('use_post_ffw_norm'), 'the value of use_post_attn_norm')
+        t.set('model.block_norms', 'sandwich' if norms == {True} else 'pre', 'use_post_attn_norm', 'use_post_ffw_norm')
 
 
 def _more_choices(t: Translation) -> None:
@@ -187,8 +244,8 @@ def _more_choices(t: Translation) -> None:
         ('mlp_bias', 'mlp_bias'),
         ('attention_sinks', 'attention_sink'),
     ):
-        if t.flag(key):
-            t.set(f'model.{target}', True, key)
+        if t.flag(key) or (target == 'qkv_bias' and t.values['model.family'] == 'qwen2'):
+            t.set(f'model.{target}', t.flag(key), key)
     if t.number('partial_rotary_factor', 1) != 1:
         t.set('model.rotary_fraction', t.number('partial_rotary_factor'), 'partial_rotary_factor')
     if t.flag('use_qk_norm'):
@@ -201,16 +258,17 @@ def _more_choices(t: Translation) -> None:
     if experts > 1:
         t.set('model.n_experts', experts, 'num_experts')
         t.set('model.experts_per_token', t.integer('num_experts_per_tok'), 'num_experts_per_tok')
-        if t.number('capacity_factor', -1) > 0:
-            t.set('model.capacity', t.number('capacity_factor'), 'capacity_factor')
-        t.set('model.balance_loss', t.number('load_balance_loss_weight', 0), 'load_balance_loss_weight')
+        _routing(t)
+        t.not_needed('weights of the chosen experts sum to one', *t.matching('norm_topk_prob'))
         if 'base_moe_mlp_dim' in t.given:
             t.set('model.d_ff', t.integer('base_moe_mlp_dim'), 'base_moe_mlp_dim')
     elif t.values['model.family'] in ('mixtral', 'qwen3-moe'):
         raise t.mistake('num_experts', experts, f'more than 1 with decoder_block {t.text("decoder_block")}')
     t.not_needed(
         'there are no experts',
-        *t.matching('num_experts*', 'capacity_factor', 'load_balance_loss_weight', 'base_moe_mlp_dim'),
+        *t.matching(
+            'num_experts*', 'capacity_factor', 'load_balance_loss_weight', 'base_moe_mlp_dim', 'norm_topk_prob'
+        ),
     )
     kind = t.text('rope_type', 'default')
     if kind == 'llama3.1' and t.get('rope_use_scale', True):
@@ -316,7 +374,7 @@ def _mesh(t: Translation) -> int | None:
         )
     t.not_needed('chosen', *t.matching('num_pipeline_*'))
     for key in t.matching('*_parallelism'):
-        if t.get(key) in (1, -1):
+        if t.get(key) in (0, 1, -1):
             t.not_needed('the axis has size 1', key)
         else:
             t.no_equivalent('pretrax has the axes r, d, e, c, t and p (docs/parallelism.md)', key)

@@ -38,6 +38,15 @@ def run_and_logs(t: Translation, stem: str) -> None:
     if t.flag('enable_tensorboard'):
         t.set('log.tensorboard', True, 'enable_tensorboard')
     t.not_needed('off in this file', *t.matching('enable_tensorboard'))
+    if t.flag('enable_wandb'):
+        t.set('log.wandb', t.text('wandb_project_name') or 'maxtext', 'enable_wandb', 'wandb_project_name')
+        t.changed('the name of the run is name', *(key for key in t.matching('wandb_run_name') if t.get(key)))
+    t.not_needed('W&B is off, or has a project', *t.matching('enable_wandb', 'wandb_*'))
+    if t.flag('skip_step_on_spikes'):
+        factor = t.number('skip_step_scaling_factor', 6)
+        t.set('faults.spike', factor, 'skip_step_on_spikes', 'skip_step_scaling_factor')
+        t.changed('the loss is compared, not the gradient (docs/reliability.md#failed-steps)', 'skip_step_on_spikes')
+    t.not_needed('off in this file', *t.matching('skip_step_on_spikes'))
     if t.text('profiler') == 'xplane':
         t.set('log.profile', t.integer('profiler_steps', 5), 'profiler', 'profiler_steps')
     elif t.text('profiler'):
@@ -146,7 +155,19 @@ def data(t: Translation) -> None:
             t.no_equivalent('name the files in data.text, such as hf://datasets/ORG/NAME/DIR/*.parquet', 'hf_data_dir')
         if t.text('hf_eval_split'):
             t.set('data.validation_split', t.text('hf_eval_split'), 'hf_eval_split')
-    elif files and not files.endswith(('.arrayrecord', '.array_record', 'arrayrecord*', 'array_record*')):
+    elif kind == 'grain' and files and ';' not in files and t.text('grain_file_type') in ('mmap', 'mmap_npy'):
+        t.set('data.tokens', files, 'grain_train_files', 'grain_file_type', 'dataset_type')
+        t.set('eval.every', 0, note='TO DO: data.validation_tokens, to evaluate')
+        t.changed(
+            'the path of X.bin and X.idx without their endings (docs/data.md#token-files-of-other-tools)',
+            'grain_train_files',
+        )
+        t.not_needed(
+            'the data is tokenized',
+            *t.matching('tokenizer_path', 'dataset_*', 'hf_*', 'eval_*', 'train_split', 'packing'),
+        )
+        return
+    elif files and (kind == 'hf' or t.text('grain_file_type', 'arrayrecord') not in ('arrayrecord', 'tfrecord')):
         t.set('data.text', files, 'hf_train_files', 'hf_data_files', 'grain_train_files', 'dataset_type')
     elif kind in ('tfds', 'c4', 'c4-array_record') and name.startswith('c4/en'):
         t.set('data.text', 'hf:allenai/c4', 'dataset_name', 'dataset_type')

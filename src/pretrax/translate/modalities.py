@@ -38,12 +38,33 @@ _NOT_NEEDED = (
     ('processes, devices and names are found at the start', ('settings.cuda_env.*', 'settings.experiment_id', 'settings.config_file_path', 'settings.referencing_keys.*')),
     ('a setting that would have no effect is refused', ('settings.consistency_enforcement.*',)),
     ('the paths of the components are used', ('settings.paths.*', 'settings.intervals.*')),
-    ('the loss is the cross-entropy of the next token', ('loss_fn.*',)),
-    ('metrics, MFU and progress are always there', ('mfu_calculator.*', 'progress_subscriber.*', '*_subscriber.config.*')),
-    ('the state is one pytree', ('app_state.*', '*.app_state.*')),
     ('every program is compiled by XLA', ('*.fullgraph', '*.debug', 'compiled_model.*')),
     ('the count follows from batch.tokens', ('settings.training_target.*', 'settings.step_profile.*', 'dp_degree.*')),
 )  # fmt: skip
+
+
+# component_key -> (whether nothing is lost, the reason). Of components that the functions below do not read, or read in part.
+_KINDS = {
+    'loss': (True, 'the loss is the cross-entropy of the next token'),
+    'app_state': (True, 'the state is one pytree'),
+    'mfu_calculator': (True, 'metrics, MFU and progress are always there'),
+    'progress_subscriber': (True, 'metrics, MFU and progress are always there'),
+    'results_subscriber': (True, 'metrics, MFU and progress are always there'),
+    'pipeline': (True, 'stages follow from mesh.p, model.pipeline_schedule and batch.micro'),
+    'stages_generator': (True, 'stages follow from mesh.p, model.pipeline_schedule and batch.micro'),
+    'sampler': (True, 'batches are a function of the seed and the step'),
+    'batch_sampler': (True, 'batches are a function of the seed and the step'),
+    'data_loader': (True, 'batches are a function of the seed and the step'),
+    'collate_fn': (True, 'batches are a function of the seed and the step; the tokens say where documents end'),
+    'checkpoint_saving': (True, 'the run directory has one writer'),
+    'dataset_batch_generator': (True, 'for a profile'),
+    'steppable_component': (True, 'for a profile'),
+    'gradient_clipper': (True, 'the norm is that of all gradients'),
+    'tokenizer': (False, 'data.tokenizer is the file of the tokenizer, for text and samples'),
+    'steppable_profiler': (False, 'log.profile traces steps, and pretrax trace shows them'),
+    'debugging': (False, 'log.layers has statistics of each layer (docs/see.md#layer-statistics)'),
+    'model_debugging_hook': (False, 'log.layers has statistics of each layer (docs/see.md#layer-statistics)'),
+}
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,9 +94,20 @@ def translate(t: Translation, stem: str, devices: int | None) -> None:
     clipping(t, components)
     checkpoints(t, components)
     trackers(t, components)
+    for c in components:
+        if c.variant == 'mask_loss_collator_wrapper':
+            masked = t.matching(f'{c.path}.config.*')
+            t.no_equivalent(
+                'prompts do not count with data.messages_field or data.prompt_field (docs/data.md#conversations)',
+                *masked,
+            )
     for reason, patterns in _NOT_NEEDED:
         t.not_needed(reason, *t.matching(*patterns))
     for c in components:
+        if c.kind in _KINDS:
+            nothing_is_lost, reason = _KINDS[c.kind]
+            found = t.matching(f'{c.path}.config', f'{c.path}.config.*')
+            (t.not_needed if nothing_is_lost else t.no_equivalent)(reason, *found)
         if c.kind == 'model' and c.variant in MODEL_WRAPPERS:
             t.not_needed('pretrax shards, compiles and initializes the model itself', *t.matching(f'{c.path}.config.*'))
         elif c.kind == 'number_conversion':
@@ -84,23 +116,18 @@ def translate(t: Translation, stem: str, devices: int | None) -> None:
 
 
 def _data(t: Translation, components: list[Component]) -> None:
-    datasets = {c.path: c for c in components if c.kind == 'dataset' and c.has('raw_data_path')}
+    datasets = {c.path: c for c in components if c.kind == 'dataset'}
+    packed = {path: c for path, c in datasets.items() if c.has('raw_data_path') and c.variant != 'mem_map_dataset'}
     loaders = [c for c in components if c.kind == 'data_loader']
     train = next((c for c in loaders if 'train' in c.path), None)
-    used = [_dataset_of(c, datasets) for c in ([train] if train else []) + [c for c in loaders if c is not train]]
-    paths = list(dict.fromkeys(c.path for c in used if c)) or list(datasets)
-    if not paths:
-        t.set('data.text', 'TEXT/*.jsonl', note='TO DO: the path of your text or tokens (docs/data.md)')
-        t.no_equivalent('only packed datasets, *.pbin, can be read', *t.matching('*dataset*.config.*'))
-        return
-    first = datasets[paths[0]]
-    t.set('data.tokens', first.text('raw_data_path'), first.key('raw_data_path'))
-    for path in paths[1:2]:
-        t.set('data.validation_tokens', datasets[path].text('raw_data_path'), datasets[path].key('raw_data_path'))
-    for path in paths[2:]:
-        t.no_equivalent('one set of held-out tokens is evaluated', datasets[path].key('raw_data_path'))
-    if len(paths) == 1:
-        t.set('eval.every', 0, note='there are no held-out tokens')
+    trained = _dataset_of(train, datasets) if train else None
+    if trained and trained.path not in packed:
+        _other_data(t, trained)
+        t.set('eval.every', 0, note='TO DO: held-out text or tokens')
+        t.no_equivalent('name the held-out text or tokens yourself (docs/data.md)', *t.matching('*.raw_data_path'))
+    else:
+        used = [trained, *(_dataset_of(c, datasets) for c in loaders if c is not train)]
+        _packed_data(t, packed, list(dict.fromkeys(c.path for c in used if c and c.path in packed)) or list(packed))
     seeds = t.matching('*train*.sampler.config.seed')
     for key in seeds[:1]:
         t.set('seed', t.integer(key), key)
@@ -108,9 +135,45 @@ def _data(t: Translation, components: list[Component]) -> None:
         t.no_equivalent('training data is always shuffled', *t.matching('*train*.sampler.config.shuffle'))
 
 
+def _packed_data(t: Translation, packed: Mapping[str, Component], paths: list[str]) -> None:
+    """The first path is that of the training data, the second that of the held-out data."""
+    if not paths:
+        t.set('data.text', 'TEXT/*.jsonl', note='TO DO: the path of your text or tokens (docs/data.md)')
+        t.no_equivalent('only packed datasets, *.pbin, can be read', *t.matching('*dataset*.config.*'))
+        return
+    for target, path in zip(('tokens', 'validation_tokens'), paths, strict=False):
+        t.set(f'data.{target}', packed[path].text('raw_data_path'), packed[path].key('raw_data_path'))
+    for path in paths[2:]:
+        t.no_equivalent('one set of held-out tokens is evaluated', packed[path].key('raw_data_path'))
+    if len(paths) == 1:
+        t.set('eval.every', 0, note='there are no held-out tokens')
+
+
+def _other_data(t: Translation, c: Component) -> None:
+    """Training data that is not one packed file."""
+    if c.variant == 'mem_map_dataset':
+        t.set('data.text', c.text('raw_data_path'), c.key('raw_data_path'))
+        t.set('data.field', c.text('jq_pattern', '.text').lstrip('.'), c.key('jq_pattern'))
+        t.set(
+            'data.tokenizer',
+            'tokenizer.json',
+            *t.matching(c.key('tokenizer*')),
+            note='TO DO: the file of the tokenizer',
+        )
+        t.not_needed('the text is read without an index', c.key('index_path'))
+        return
+    t.set('data.text', 'TEXT/*.jsonl', note='TO DO: the path of your text or tokens (docs/data.md)')
+    if c.variant == 'combined':
+        reason = 'several files are a mixture (docs/data.md#mixtures), or one file after pretrax data merge'
+    else:
+        reason = 'only packed datasets, *.pbin, and .jsonl can be read'
+    t.no_equivalent(reason, f'{c.path}.variant_key', *t.matching(f'{c.path}.config.*'))
+
+
 def _dataset_of(loader: Component, datasets: Mapping[str, Component]) -> Component | None:
-    named = loader.t.given.get(loader.key('dataset.instance_key'), loader.key('dataset'))
-    return datasets.get(named)
+    """The dataset that the loader names, or has inside."""
+    inside = loader.key('dataset')
+    return datasets.get(loader.t.given.get(loader.key('dataset.instance_key'), loader.t.given.get(inside, inside)))
 
 
 def _batch(t: Translation, axes: Mapping[str, int | str], devices: int | None) -> None:
@@ -175,8 +238,12 @@ def _progress(t: Translation) -> None:
                 'a run resumes its own checkpoints only; the optimizer of Modalities cannot be taken over', key
             )
     t.no_equivalent(
-        'start from weights with init_from (docs/bring-your-model.md)',
-        *t.matching('settings.warmstart_checkpoint_paths.*'),
+        'the same command resumes a run; init_from starts from weights (docs/coming-from/modalities.md#warm-start)',
+        *t.matching(
+            'settings.warmstart_checkpoint_paths',
+            'settings.warmstart_checkpoint_paths.*',
+            'checkpoint_loading.config.*',
+        ),
     )
 
 

@@ -9,7 +9,7 @@ from pretrax.errors import UserError
 from pretrax.translate.translation import Translation
 
 MODEL_WRAPPERS = {'fsdp_wrapped', 'fsdp1_wrapped', 'fsdp2_wrapped', 'model_initialized', 'compiled', 'activation_checkpointed',
-                  'gpt2_tp', 'debugging_enriched'}  # fmt: skip
+                  'gpt2_tp', 'debugging_enriched', 'fsdp1_checkpointed', 'activation_checkpointed_fsdp1'}  # fmt: skip
 _MULTIPLE = 256  # what the width of a SwiGLU is rounded up to
 _MESH = {'data_parallel_replicate_degree': 'r', 'data_parallel_shard_degree': 'd', 'tensor_parallel_degree': 't',
          'pipeline_parallel_degree': 'p', 'context_parallel_degree': 'c'}  # fmt: skip
@@ -296,10 +296,23 @@ def schedule(t: Translation, components: Sequence[Component], steps: int) -> Non
             c.key('div_factor'),
             note='1 / (div_factor x final_div_factor)',
         )
-        t.changed(
-            'the warm-up is a straight line from 0, not a cosine from max_lr / div_factor', variant, c.key('div_factor')
+        momenta = [c.key(name) for name in ('cycle_momentum', 'base_momentum', 'max_momentum')]
+        cycled = (
+            '; beta1 stays, which PyTorch moves from 0.95 to 0.85 and back' if t.get(momenta[0], True) is True else ''
         )
-        t.not_needed('the cycle ends with the run', c.key('total_steps'))
+        t.changed(
+            f'the warm-up is a straight line from 0, not a cosine from max_lr / div_factor{cycled}',
+            variant,
+            c.key('div_factor'),
+            *momenta,
+        )
+        t.not_needed(
+            'the cycle ends with the run', *(c.key(name) for name in ('total_steps', 'epochs', 'steps_per_epoch'))
+        )
+        t.no_equivalent(
+            'the schedule has two parts', *(key for key in t.matching(c.key('three_phase')) if t.get(key) is True)
+        )
+        t.not_needed('the schedule has two parts', *t.matching(c.key('three_phase')))
         for key in t.matching('*optimizer*.config.lr'):
             t.changed('onecycle_lr replaces it with max_lr', key)
         if 'optimizer.config.lr' in t.given:
@@ -318,12 +331,15 @@ def schedule(t: Translation, components: Sequence[Component], steps: int) -> Non
         t.set('schedule.final', round(final / rate, 9) if rate else 0.0, c.key('eta_min'), c.key('final_lr'))
         t.changed('the warm-up starts at 0', c.key('initial_lr'))
         t.changed('the cosine ends with the run', c.key('t_max'), c.key('total_steps'))
-    elif c.variant == 'constant_lr':
-        t.set('schedule.name', 'constant', variant)
-        t.no_equivalent(
-            'the rate is constant; schedule: {name: piecewise} has a rate for each part',
-            *t.matching(c.key('factor'), c.key('total_iters')),
-        )
+    elif c.variant in ('constant_lr', 'linear_lr'):
+        end = c.integer('total_iters', 5)
+        first, last = ('factor', '') if c.variant == 'constant_lr' else ('start_factor', 'end_factor')
+        points = [[0, c.number(first, 1 / 3)], [end, c.number(last, 1.0) if last else 1.0]]
+        t.set('schedule.name', 'piecewise', variant)
+        if last:
+            t.set('schedule.between', 'linear', variant)
+        keys = [c.key(name) for name in (first, last, 'total_iters') if name]
+        t.set('schedule.points', points, *keys, note='[step, part of the rate]')
     else:
         t.set('schedule.name', 'constant', note='TO DO: choose a schedule (docs/configuration.md)')
         t.no_equivalent('write it as a schedule of docs/configuration.md', variant, *t.matching(c.key('*')))

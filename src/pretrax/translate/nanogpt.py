@@ -2,6 +2,7 @@
 
 import math
 
+from pretrax.translate.python_assignments import Computed
 from pretrax.translate.schedules import cosine_points
 from pretrax.translate.translation import Translation, run_name
 
@@ -15,6 +16,8 @@ DEFAULTS = {
 }  # fmt: skip
 # A file with none of these is not one of nanoGPT.
 TYPICAL = {*DEFAULTS} - {'learning_rate', 'weight_decay', 'dropout', 'dataset', 'batch_size'}
+# Keys on which no number depends: their value may be any expression, such as the time stamp of finetune_shakespeare.py.
+COMPUTED = frozenset({'wandb_run_name', 'out_dir', 'device', 'backend', 'compile', 'dtype'})
 _PADDED_VOCABULARY = 50304  # train.py, without a meta.pkl: GPT-2's 50,257 tokens and padding
 _SIZES = ('n_layer', 'n_head', 'n_embd')
 _RELEASED = {'gpt2': 'gpt2-124m', 'gpt2-medium': 'gpt2-355m', 'gpt2-large': 'gpt2-774m', 'gpt2-xl': 'gpt2-1.5b'}
@@ -23,7 +26,14 @@ _COMPUTE = {'bfloat16': 'bf16', 'float16': 'fp16', 'float32': 'f32'}
 
 def translate(t: Translation, stem: str, devices: int | None) -> None:
     """Fills in a translation. `stem` is the name of the file without its ending; the batch does not depend on devices."""
-    t.set('name', run_name(t.text('wandb_run_name') if 'wandb_run_name' in t.given else '', stem), 'wandb_run_name')
+    label = t.given.get('wandb_run_name')
+    if isinstance(label, str) and label:
+        t.set('name', run_name(label), 'wandb_run_name')
+    else:
+        t.set('name', run_name(stem), note='the name of the file')
+    for key, value in t.given.items():
+        if isinstance(value, Computed):
+            t.no_equivalent(f'nanoGPT computes it, and the file is not executed: {value.source}', key)
     steps = t.integer('max_iters')
     t.set('steps', steps, 'max_iters')
     _model(t)
@@ -75,7 +85,7 @@ def _model(t: Translation) -> None:
         t.set('model.dropout', t.number('dropout'), 'dropout')
     else:
         t.not_needed('there is no dropout by default', 'dropout')
-    if 'dtype' in t.given:
+    if 'dtype' in t.given and 'dtype' not in t.fates:
         dtype = t.text('dtype')
         if dtype not in _COMPUTE:
             raise t.mistake('dtype', dtype, 'one of ' + ', '.join(_COMPUTE))
@@ -154,7 +164,8 @@ def _checkpoints_and_logs(t: Translation) -> None:
     t.changed('batches of the whole step, in a fixed order, and of held-out tokens only', 'eval_iters')
     if t.flag('eval_only'):
         t.no_equivalent(
-            'a run evaluates at eval.every and at its end; pretrax eval RUN evaluates on tasks', 'eval_only'
+            'this configuration trains; a run evaluates at eval.every and at its end, and pretrax eval MODEL on tasks and texts',
+            'eval_only',
         )
     else:
         t.not_needed('a run trains', 'eval_only')

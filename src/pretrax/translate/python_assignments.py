@@ -1,8 +1,12 @@
-"""Reads `name = value` lines of Python without executing them: literals, and arithmetic of literals and earlier names."""
+"""Reads `name = value` lines of Python without executing them: literals, and arithmetic of literals and earlier names.
+
+Imports are skipped: nothing is imported, so a value that needs one is not a plain value.
+"""
 
 import ast
+import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 from pretrax.errors import UserError
@@ -14,11 +18,23 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def read_assignments(text: str, name: str) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Computed:
+    """A value that only running the file would give, such as a time stamp."""
+
+    source: str
+
+
+def read_assignments(text: str, name: str, computed: Set[str] = frozenset()) -> dict[str, Any]:
     """{name: value} in the order of the file; a later assignment replaces an earlier one.
 
+    Args:
+        text: the file.
+        name: what messages call it.
+        computed: names whose value may be any expression, since nothing depends on it. It becomes a `Computed`.
+
     Raises:
-        UserError: the text is not Python, or has something other than assignments of such values. Messages call it `name`.
+        UserError: the text is not Python, or has something other than imports and assignments of such values.
     """
     try:
         tree = ast.parse(text)
@@ -28,7 +44,9 @@ def read_assignments(text: str, name: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for node in tree.body:
         match node:
-            case ast.Expr(value=ast.Constant(value=str())):  # a docstring
+            case (
+                ast.Expr(value=ast.Constant(value=str())) | ast.Import() | ast.ImportFrom()
+            ):  # a docstring, or an import
                 continue
             case ast.Assign(targets=[ast.Name(id=target)], value=value):
                 pass
@@ -41,7 +59,9 @@ def read_assignments(text: str, name: str) -> dict[str, Any]:
         except RecursionError:
             raise _refused(node, text, name) from None
         except _NotALiteralError as problem:
-            raise _refused(problem.node, text, name) from None
+            if target not in computed:
+                raise _refused(problem.node, text, name) from None
+            found[target] = Computed(_first_line(value, text))
         except (ArithmeticError, TypeError) as error:
             raise UserError(f'{name}:{node.lineno}: {target} cannot be computed: {error}') from None
     return found
@@ -94,11 +114,13 @@ def _bounded(value: int | float) -> int | float:
 
 def _refused(node: ast.AST, text: str, name: str) -> UserError:
     line = getattr(node, 'lineno', 1)
-    call = next((part for part in ast.walk(node) if isinstance(part, ast.Call | ast.Import | ast.ImportFrom)), None)
-    what = 'an import' if isinstance(call, ast.Import | ast.ImportFrom) else 'a call' if call else 'not a plain value'
-    shown = (ast.get_source_segment(text, node) or '').partition('\n')[0][:100]
+    what = 'a call' if any(isinstance(part, ast.Call) for part in ast.walk(node)) else 'not a plain value'
     return UserError(
-        f'{name}:{line}: {shown}: {what}\n'
+        f'{name}:{line}: {_first_line(node, text)}: {what}\n'
         '  expected lines such as  batch_size = 12 * 8 ; the file is read, and never executed\n'
         '  write the value itself, or remove the line'
     )
+
+
+def _first_line(node: ast.AST, text: str) -> str:
+    return (ast.get_source_segment(text, node) or '').partition('\n')[0][:100]

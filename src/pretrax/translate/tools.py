@@ -42,7 +42,7 @@ def _read_python(path: Path) -> dict[str, Any]:
         content = path.read_bytes()
         if len(content) > _LARGEST:
             raise UserError(f'{path} has {len(content):,} bytes; expected a configuration, of at most {_LARGEST:,}')
-        return read_assignments(content.decode(), str(path))
+        return read_assignments(content.decode(), str(path), nanogpt.COMPUTED)
     except OSError as error:
         raise UserError(f'{path} cannot be read: {error.strerror}') from error
     except UnicodeDecodeError:
