@@ -15,6 +15,7 @@ from pretrax.config.schema import RunConfig
 from pretrax.run.loop import train
 from pretrax.view.definitions import DEFINITIONS, definition_of
 from reference_maker import collectives, errors, metrics, parts
+from reference_maker.api import DTYPES
 from reference_maker.markdown import DOCS
 from runs import Quiet, documents, small, values  # noqa: F401  (fixtures)
 from test_house import MAY_IMPORT
@@ -102,6 +103,19 @@ def test_a_run_writes_only_files_and_metrics_that_the_pages_list(small):  # noqa
 def test_what_a_page_shows_in_angle_brackets_is_no_tag(name):
     """To mkdocs, a backslash before `<` is a backslash and a tag."""
     assert not re.findall(r'<\w+>', re.sub(r'```.*?```|`[^`]*`', '', (DOCS / name).read_text(), flags=re.DOTALL))
+
+
+def test_the_python_interface_has_what_pages_and_examples_import():
+    files = [*DOCS.rglob('*.md'), *DOCS.parent.glob('examples/*.py'), *DOCS.parent.glob('notebooks/*.ipynb')]
+    imports = [
+        found
+        for file in files
+        for found in re.findall(r'^[ "]*from (pretrax\S*) import ([\w, ]+)', file.read_text(), re.M)
+    ]
+    wanted = {f'`{module}.{name.split()[0]}`' for module, names in imports for name in names.split(',')}
+    assert len(wanted) > 20
+    types = {f'`pretrax.shardlib.{name}`' for name in DTYPES}
+    assert not [name for name in sorted(wanted - types - {'`pretrax.shardlib`'}) if name not in text('api.md')]
 
 
 def test_the_index_has_a_message_with_its_advice():
