@@ -1,24 +1,26 @@
 # Commands for developing pretrax: `uv run just` lists them, `uv run just test tests/config` runs one.
 
+set positional-arguments  # "$@" keeps an argument with spaces in one piece
+
 [private]
 default:
     @just --list --unsorted
 
 # train the quickstart: `just train steps=100 mesh.d=4`
 train *OVERRIDES:
-    uv run pretrax train configs/quickstart.yaml {{ OVERRIDES }}
+    uv run pretrax train configs/quickstart.yaml "$@"
 
 # the fast tests, or those of some files: `just test tests/config -k mesh`
 test *ARGUMENTS:
-    uv run pytest {{ ARGUMENTS }}
+    uv run pytest "$@"
 
 # all tests of some files, slow and nightly ones too
 test-all +FILES:
-    uv run pytest -n 0 -m '' {{ FILES }}
+    uv run pytest -n 0 -m '' "$@"
 
 # the slow tests
 slow *ARGUMENTS:
-    uv run pytest -m slow {{ ARGUMENTS }}
+    uv run pytest -m slow "$@"
 
 # format, and fix what ruff can fix
 format:
@@ -46,4 +48,4 @@ nightly:
 
 # build and check the packages of a release
 release *FLAGS:
-    uv run python scripts/release.py {{ FLAGS }}
+    uv run python scripts/release.py "$@"

@@ -12,7 +12,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 FROM python AS build
-RUN apt-get update && apt-get install -y --no-install-recommends python3-venv
+RUN apt-get update && apt-get install -y --no-install-recommends python3-venv && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /uv && /uv/bin/pip install --no-cache-dir uv
 ENV PATH=/uv/bin:$PATH UV_PYTHON=/usr/bin/python3 UV_PROJECT_ENVIRONMENT=/opt/pretrax \
     UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 UV_NO_CACHE=1

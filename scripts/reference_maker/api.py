@@ -54,14 +54,29 @@ PARTS = [
         {
             'pretrax.model.request': ('ModelRequest',),
             'pretrax.model.base': ('Model', 'AutomaticModel'),
-            'pretrax.model.loss': ('Batch', 'loss_terms', 'cross_entropy'),
+            'pretrax.model.loss': ('Batch', 'LossTerms', 'loss_terms', 'cross_entropy'),
+            'pretrax.model.axes': ('AXES',),
             'pretrax.data.batches.source': ('DataRequest', 'HostBatch', 'Source', 'pack_rows'),
+            'pretrax.data.batches.grain_batches': ('grain_batches',),
+            'pretrax.errors': ('UserError',),
         },
     ),
     Part(
         'pretrax.checkpoint',
         '[Reliability](../reliability.md#checkpoints) describes what checkpoints promise.',
         {'pretrax.checkpoint': ()},
+    ),
+    Part(
+        'Files of runs',
+        '[Files of a run](files.md) lists them. A run may be in a bucket.',
+        {
+            'pretrax.storage': ('locate',),
+            'pretrax.observe.metrics': ('read_metrics',),
+            'pretrax.observe.layer_statistics': ('read_layer_statistics',),
+            'pretrax.view.trace.run_trace': ('find_traces', 'open_newest'),
+            'pretrax.view.trace.table': ('text',),
+            'pretrax.data.tokens.flat_tokens_check': ('verify',),
+        },
     ),
     Part(
         'pretrax.infer',

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from reference_maker.markdown import code, table
+from reference_maker.markdown import code, heading, table
 from reference_maker.source import calls, files
 
 # Exceptions whose message is for the user, with the position of the message; in a Problem, the advice follows it.
@@ -21,7 +21,7 @@ OF_OPTIONS = (
     'train/schedule.py',
     'evaluate/task.py',
 )
-SHORTEST = 12  # characters of a message that do not vary; a shorter one cannot be searched for
+SHORTEST = 9  # characters of a message that do not vary; a shorter one cannot be searched for
 
 # For each part of the source: what its messages are about, and the page that explains it.
 AREAS = {
@@ -75,7 +75,7 @@ def page() -> str:
     for area, (title, target) in AREAS.items():
         rows = [each for each in found if each.file.partition('/')[0] == area]
         if rows:
-            parts.append(f'## {title}\n\nExplained in [{target.partition("#")[0]}]({_relative(target)}).\n')
+            parts.append(f'## {title}\n\nExplained in [{heading(target)}]({_relative(target)}).\n')
             parts.append(table(('message', 'what to do', 'file'), [_row(each) for each in rows]))
     return '\n'.join(parts)
 

@@ -17,6 +17,7 @@ PAGE_OF = {
     'name': 'configuration.md#keys',
     'run_dir': 'reference/files.md',
     'steps': 'configuration.md#keys',
+    'seed': 'configuration.md#keys',
     'init_from': 'reliability.md#starting-from-another-run',
     'plugins': 'configuration.md#your-own-components',
     'model': 'models.md',
@@ -31,6 +32,7 @@ PAGE_OF = {
     'model.pipeline_rounds': 'parallelism.md#p',
     'model.pipeline_schedule': 'parallelism.md#p',
     'model.context': 'parallelism.md#c',
+    'model.attention': 'models.md#loss-and-computation',
     'distill': 'research.md#distillation',
     'distill.cache': 'research.md#offline',
     'data': 'data.md',
@@ -55,16 +57,20 @@ PAGE_OF = {
     'compiler': 'scaling.md',
     'checkpoint': 'reliability.md#checkpoints',
     'faults': 'reliability.md',
+    'faults.lease_seconds': 'storage.md#runs-in-a-bucket',
     'processes': 'reliability.md#several-processes',
     'storage': 'storage.md',
     'storage.endpoint': 'storage.md#credentials-and-endpoints',
     'storage.region': 'storage.md#credentials-and-endpoints',
     'storage.profile': 'storage.md#credentials-and-endpoints',
-    'eval': 'evaluation.md',
+    'eval': 'evaluation.md#in-training',
     'log': 'see.md',
     'log.every': 'metrics.md',
+    'log.stall_seconds': 'data.md#batches',
+    'log.noise_scale': 'research.md#gradient-noise-scale',
     'log.profile_on_slow': 'see.md#slow-steps',
     'log.notify': 'see.md#notifications',
+    'sample': 'see.md#what-a-run-writes-for-it',
 }
 EXTENDS_SCHEMA: Schema = {
     'anyOf': [{'type': 'string'}, {'type': 'array', 'items': {'type': 'string'}}],
@@ -79,7 +85,7 @@ CHANGES = {  # (Effect.on, Effect.resumable): the cell
 INTRODUCTION = """\
 # Keys
 
-Every key of a configuration file, from the schema in `src/pretrax/config/schema.py` and the options of the components.
+Every key of a configuration file. Those without a component are defined in `src/pretrax/config/schema.py`.
 [Configuration](../configuration.md) explains how files are read. `pretrax config schema` prints the same for an editor, and
 with `--plugin FILE` also the options of your own components.
 
@@ -115,7 +121,7 @@ def page() -> str:
             plain += _with_keys_below(row)
             continue
         page = PAGE_OF.get(row.key, PAGE_OF['']).partition('#')[0]
-        text = ' '.join(inner.get('description', '').partition('; see ')[0].split()).rstrip('.')
+        text = ' '.join(inner.get('description', '').split()).partition('; see ')[0].rstrip('.')
         sections += [f'## `{row.key}`\n', f'{prose(text)}. See {_link_to(page)}.\n']
         if row.key in DEFAULTS:
             sections += _components(row.key, inner, definitions)
@@ -125,14 +131,14 @@ def page() -> str:
 
 
 def link(key: str) -> str:
-    """A link to the section that explains a key; '' if its page does not mention it."""
+    """A link to the section that explains a key; to its page, if no section mentions it."""
     plain = key.replace('[]', '')
     page = PAGE_OF[max((start for start in PAGE_OF if start == '' or f'{plain}.'.startswith(f'{start}.')), key=len)]
     if '#' in page:
         return _link_to(page)
     last = plain.rpartition('.')[2]
     target = section_about(page, plain, *([last] if plain.partition('.')[0] in DEFAULTS else []))
-    return _link_to(target) if target else ''
+    return _link_to(target or page)
 
 
 def _link_to(target: str) -> str:
@@ -193,9 +199,16 @@ def _components(kind: str, section: Schema, definitions: Schema) -> Iterator[str
     for name in sorted(registry.names(kind), key=lambda name: name != DEFAULTS[kind]):
         options = registry.options_model(kind, name).model_json_schema()
         yield f'### `{kind}.name: {name}`\n'
-        yield f'{prose(registry.description(kind, name))}\n'
+        yield f'{prose(registry.description(kind, name))} Defined in `{_origin(kind, name)}`.\n'
         rows = list(_rows_below(kind, options, options.get('$defs', {})))
         yield _table(rows) if rows else 'It has no options.\n'
+
+
+def _origin(kind: str, name: str) -> str:
+    """The file that defines the options of a component of pretrax."""
+    entry = registry._components[kind][name]
+    module = str(entry.options or entry.factory).partition(':')[0]
+    return f'src/{module.replace(".", "/")}.py'
 
 
 def _rows(prefix: str, section: Schema, definitions: Schema) -> Iterator[Row]:
@@ -238,10 +251,9 @@ def _table(rows: Iterable[Row]) -> str:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    where = link(row.key)
-    meaning = prose(row.schema.get('description', ''))
+    meaning = f'{prose(row.schema.get("description", ""))} ({link(row.key)})'
     words = type_in_words(row.schema, row.definitions)
-    return code(row.key), words, _default(row), f'{meaning} ({where})' if where else meaning, _change(row.key)
+    return code(row.key), words, _default(row), meaning, _change(row.key)
 
 
 def _default(row: Row) -> str:

@@ -25,10 +25,12 @@ def code(text: str) -> str:
 
 def prose(text: str) -> str:
     """Text of a docstring or a description, in which `<`, `*` and `_` are meant as they are."""
-    parts = re.split(r'(`[^`]*`)', text)
-    return ''.join(
-        part if part.startswith('`') else re.sub(r'([<*\[\]]|(?<!\w)_|_(?!\w))', r'\\\1', part) for part in parts
-    )
+
+    def escape(part: str) -> str:
+        part = re.sub(r'([*\[\]]|(?<!\w)_|_(?!\w))', r'\\\1', part)
+        return part.replace('<', '&lt;')  # to mkdocs, `\<` is a backslash before a tag
+
+    return ''.join(part if part.startswith('`') else escape(part) for part in re.split(r'(`[^`]*`)', text))
 
 
 def section_about(page: str, *names: str) -> str | None:

@@ -28,13 +28,14 @@ INTRODUCTION = """\
 ## metrics.jsonl
 
 Every key that pretrax writes to `metrics.jsonl`, and sends to trackers. A key that ends in `/NAME` stands for all keys with
-this beginning. A model or a plugin may add keys of its own. [Metrics](../metrics.md) explains the file, MFU and memory.
+this beginning. A model or a plugin may add keys of its own. A value that is not a finite number is null, and `nonfinite` names
+it. [Metrics](../metrics.md) explains the file, MFU and memory.
 
 """
 LAYERS = """
 ## layer_statistics.jsonl
 
-`log.layers=N` writes these to `layer_statistics.jsonl`. [Metrics](../metrics.md#layer-statistics) explains how they are
+`log.layers=N` writes these to `layer_statistics.jsonl`, in lines with their `step`. [Metrics](../metrics.md#layer-statistics) explains how they are
 measured. With the name of a weight, such as `gradient_norm/q`, a statistic is of that weight alone.
 
 """
@@ -46,9 +47,9 @@ def page() -> str:
     return ''.join(
         [
             INTRODUCTION,
-            table(('key', 'unit', 'meaning', 'source'), [_row(*item, sources) for item in DEFINITIONS.items()]),
+            table(('key', 'name', 'unit', 'meaning', 'source'), [_row(*item, sources) for item in DEFINITIONS.items()]),
             LAYERS,
-            table(('key', 'unit', 'meaning'), [_row(*item) for item in LAYER_DEFINITIONS.items()]),
+            table(('key', 'name', 'unit', 'meaning'), [_row(*item) for item in LAYER_DEFINITIONS.items()]),
         ]
     )
 
@@ -94,5 +95,5 @@ def _text(node: ast.expr | None) -> str | None:
 
 
 def _row(key: str, definition: Definition, sources: dict[str, list[str]] | None = None) -> tuple[str, ...]:
-    cells = (code(key), definition.unit, definition.meaning)
+    cells = (code(key), definition.name, definition.unit, definition.meaning)
     return cells if sources is None else (*cells, ', '.join(code(file) for file in sources.get(key, ())))

@@ -19,6 +19,8 @@ INTRODUCTION = """\
 [configuration](../configuration.md); [Keys](keys.md) lists the keys. Options of the form `--flag` belong to the verb. In the
 repository, write `uv run` before `pretrax`.
 
+`pretrax --version` prints the version. `pretrax --install-completion` lets your shell complete verbs and options.
+
 ## Exit codes
 
 | code | meaning |

@@ -12,6 +12,7 @@ import pytest
 
 from messages import read_message, write_message
 from pretrax.cli import main
+from pretrax.config import registry
 
 REPOSITORY = Path(__file__).parents[2]
 SERVER = shutil.which('yaml-language-server')
@@ -91,6 +92,7 @@ def editor():
 
 
 REST = 'name: x\nsteps: 1\ndata: {text: stdlib}\nbatch: {tokens: 8, sequence_length: 8}\n'
+OPTIMIZERS = ', '.join(f'"{name}"' for name in registry.names('optimizer'))
 RIGHT = REST + 'model: {n_layers: 1}\noptimizer:\n  name: muon\n  learning_rate: 1\n'
 
 
@@ -104,7 +106,8 @@ def test_the_files_of_the_repository_have_no_problems(editor):
     (RIGHT + 'stepps: 2\n', ['Property stepps is not allowed.']),
     (RIGHT + '  lr: 2\n', ['Property lr is not allowed.']),
     (RIGHT.replace('n_layers', 'n_layer'), ['Property n_layer is not allowed.']),
-    (RIGHT.replace('muon', 'muno'), ['Value is not accepted. Valid values: "adafactor", "adamw", "lion", "muon", "sgd".']),
+    (RIGHT.replace('muon', 'muno'), [f'Value is not accepted. Valid values: {OPTIMIZERS}.']),
+    (RIGHT.replace('name: muon', 'iterations: 3'), ['Property iterations is not allowed.']),
     (RIGHT.replace('steps: 1', 'steps: ${batch.tokens}'), []),
 ])  # fmt: skip
 def test_a_wrong_key_is_marked(editor, text, problems):

@@ -15,6 +15,7 @@ from pretrax.config.schema import RunConfig
 from pretrax.run.loop import train
 from pretrax.view.definitions import DEFINITIONS, definition_of
 from reference_maker import collectives, errors, metrics, parts
+from reference_maker.api import DTYPES
 from reference_maker.markdown import DOCS
 from runs import Quiet, documents, small, values  # noqa: F401  (fixtures)
 from test_house import MAY_IMPORT
@@ -68,6 +69,10 @@ def test_every_option_has_a_row_with_its_default_and_a_description(kind, name):
             assert json.loads(default) == json.loads(json.dumps(field.default)), key
 
 
+def test_every_key_leads_to_the_page_that_explains_it():
+    assert not [cells[0] for cells in rows(text('keys.md')) if '](' not in cells[3]]
+
+
 def test_every_verb_has_a_section():
     headings = re.findall(r'^##+ (pretrax .*)', text('verbs.md'), re.MULTILINE)
     assert headings == [' '.join(['pretrax', *words]) for words in _verbs._commands(_verbs.ROOT)]
@@ -92,6 +97,25 @@ def test_a_run_writes_only_files_and_metrics_that_the_pages_list(small):  # noqa
     written = {key for line in lines for key in line} - {'nonfinite'}
     assert {'val_loss', 'loss', 'mfu'} <= written
     assert not [key for key in written if definition_of(key).meaning.startswith('a number that the model')]
+
+
+@pytest.mark.parametrize('name', make_reference.PAGES)
+def test_what_a_page_shows_in_angle_brackets_is_no_tag(name):
+    """To mkdocs, a backslash before `<` is a backslash and a tag."""
+    assert not re.findall(r'<\w+>', re.sub(r'```.*?```|`[^`]*`', '', (DOCS / name).read_text(), flags=re.DOTALL))
+
+
+def test_the_python_interface_has_what_pages_and_examples_import():
+    files = [*DOCS.rglob('*.md'), *DOCS.parent.glob('examples/*.py'), *DOCS.parent.glob('notebooks/*.ipynb')]
+    imports = [
+        found
+        for file in files
+        for found in re.findall(r'^[ "]*from (pretrax\S*) import ([\w, ]+)', file.read_text(), re.M)
+    ]
+    wanted = {f'`{module}.{name.split()[0]}`' for module, names in imports for name in names.split(',')}
+    assert len(wanted) > 20
+    types = {f'`pretrax.shardlib.{name}`' for name in DTYPES}
+    assert not [name for name in sorted(wanted - types - {'`pretrax.shardlib`'}) if name not in text('api.md')]
 
 
 def test_the_index_has_a_message_with_its_advice():

@@ -10,6 +10,7 @@ from pretrax.cli import main
 from pretrax.config import registry
 from pretrax.config.schema import Mesh, Precision
 from pretrax.model.families import FAMILIES, TransformerOptions
+from reference_maker.markdown import DOCS, sections
 
 REPOSITORY = Path(__file__).parents[2]
 FEATURES = (REPOSITORY / 'docs/features.md').read_text()
@@ -56,11 +57,15 @@ def test_every_page_is_listed(listing):
     assert set(re.findall(pattern, text, re.MULTILINE)) | {'index.md'} == set(PAGES)
 
 
-@pytest.mark.parametrize('page', ['README.md', 'CONTRIBUTING.md'])
-def test_links_lead_to_files(page):
-    targets = re.findall(r'\]\((?!https?:)([^)#]+)', (REPOSITORY / page).read_text())
-    assert targets
-    assert not [target for target in targets if not (REPOSITORY / target).exists()]
+@pytest.mark.parametrize('page', ['README.md', 'CONTRIBUTING.md', '.github/SECURITY.md'])
+def test_links_lead_to_files_and_sections(page):
+    """Those of docs/ are checked when the site is built."""
+    links = re.findall(r'\]\((?!https?:)([^)#]+)#?([^)]*)', (REPOSITORY / page).read_text())
+    assert links
+    for target, section in links:
+        file = (REPOSITORY / page).parent / target
+        assert file.exists(), target
+        assert not section or section in dict(sections(file.resolve().relative_to(DOCS))), section
 
 
 @pytest.mark.parametrize('page', ALL_PAGES)

@@ -29,7 +29,9 @@ def generate(
         int | None,
         typer.Option(min=1, help='Most tokens to generate. [default: 128; with --chat as many as fit]'),
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help='0: always the most likely token.')] = 0.8,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help='Temperature of sampling; 0: always the most likely token.')
+    ] = 0.8,
     top_k: Annotated[int | None, typer.Option(min=1, help='Sample from the k most likely tokens.')] = None,
     top_p: Annotated[
         float | None,

@@ -58,6 +58,7 @@ def json_schema() -> Schema:
             {name: text for name, text in section.items() if name != '$ref'},
         )
         properties[key] = {'anyOf': [reference, value]} | described
+    by_kind = {kind: {name: definitions[name_of(own)] for name, own in options[kind].items()} for kind in _KINDS}
     names_left_out = {'BaseModel', *map(name_of, inlined)}
     schema = {
         '$schema': 'https://json-schema.org/draft/2020-12/schema',
@@ -77,6 +78,8 @@ def json_schema() -> Schema:
         values |= {key: _number_or_text(value) for key, value in values.items()}
         for value in values.values():
             value.pop('title', None)  # the key again, in capitals
+    complete = {kind: {'allOf': list(_complete(registry.DEFAULTS[kind], by_kind[kind]))} for kind in _KINDS}
+    schema['allOf'].append(_unless(['extends'], {'properties': complete}))
     return schema
 
 
@@ -97,8 +100,18 @@ def _choice(kind: str, name: str, common: Schema, options: Schema) -> Schema:
         'title': name,
         'additionalProperties': False,
         'properties': {'name': named | ({'default': name} if is_default else {})} | common | options['properties'],
-        'required': [*([] if is_default else ['name']), *options.get('required', [])],
     }
+
+
+def _complete(default: str, options: dict[str, Schema]) -> Iterator[Schema]:
+    """What a section has, unless the file extends another: the options that its component requires, and no others' options."""
+    for name, own in options.items():
+        if 'required' in own:
+            is_named = {'required': ['name'], 'properties': {'name': {'const': name}}}
+            yield {'if': is_named, 'then': {'required': own['required']}}
+    others = {key for own in options.values() for key in own['properties']} - set(options[default]['properties'])
+    of_default = {'required': options[default].get('required', []), 'properties': dict.fromkeys(sorted(others), False)}
+    yield {'if': {'not': {'required': ['name']}}, 'then': of_default}
 
 
 def _of_a_plugin(kind: str, common: Schema) -> Schema:

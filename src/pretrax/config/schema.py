@@ -146,7 +146,7 @@ class ParameterGroup(Section):
     ] = Field(description='a pattern for the names of weights, or several')
     learning_rate_scale: NotNegative = Field(default=1.0, description='multiplies the learning rate; 0: frozen')
     weight_decay: NotNegative | None = Field(
-        default=None, description='in place of optimizer.weight_decay and no_decay; null: as they say'
+        default=None, description='weight decay of these weights; null: as optimizer.weight_decay and no_decay say'
     )
 
 
@@ -211,9 +211,8 @@ class Batch(Section):
 
 
 class Mesh(Section):
-    """How the devices are arranged; see `pretrax.config.mesh.resolve_mesh`. If only r or d is given, the other is 1.
-
-    `pretrax.ahead.auto` plans `mesh: auto`, and auto for e, t or p, before the run starts.
+    """How the devices are arranged. `mesh: auto` is auto for r, d, e, t and p. If only r or d is given, the other is 1; see
+    `pretrax.config.mesh.resolve_mesh`, and `pretrax.ahead.auto`, which plans e, t and p before the run starts.
     """
 
     r: Axis = Field(default='auto', description='replicas: shard the batch; every replica has all weights')
@@ -246,7 +245,8 @@ class Precision(Section):
     """Weights, optimizer state, norms and loss are always f32."""
 
     compute: Literal['auto', 'bf16', 'fp16', 'f32'] = Field(
-        default='auto', description='dtype of activations and matrix products; auto: by device'
+        default='auto',
+        description='dtype of activations and matrix products; auto: bf16 if the device multiplies it fast, else f32',
     )
     loss_scale: Positive = Field(
         default=65536.0, description='in fp16, what the loss is multiplied by at first; an overflow halves it'
@@ -350,7 +350,7 @@ class Faults(Section):
     stack_trace_to: str | None = Field(
         default=None,
         min_length=1,
-        description='where they go at that interval: console, or a directory on a disk; null: stacks/ in the run directory',
+        description='where stack_trace_interval_seconds writes: console, or a directory on a disk; null: stacks/ in the run directory',
     )
 
     @pydantic.model_validator(mode='after')
@@ -378,9 +378,9 @@ class Storage(Section):
         pattern=r'^https?://\S+$',
         description='URL of an S3-compatible service, such as MinIO or R2; null: AWS_ENDPOINT_URL, or Amazon',
     )
-    region: str | None = Field(default=None, min_length=1, description='of the S3 bucket; null: AWS_REGION')
+    region: str | None = Field(default=None, min_length=1, description='region of the S3 bucket; null: AWS_REGION')
     profile: str | None = Field(
-        default=None, min_length=1, description='of ~/.aws/credentials and ~/.aws/config; null: AWS_PROFILE'
+        default=None, min_length=1, description='profile of ~/.aws/credentials and ~/.aws/config; null: AWS_PROFILE'
     )
     retry_seconds: NotNegative | None = Field(
         default=None,
@@ -490,7 +490,9 @@ class Sample(Section):
     every: CountOrZero = Field(default=0, description='steps between samples; 0: never')
     prompts: tuple[str, ...] = Field(default=('def ',), min_length=1, strict=False, description='texts to continue')
     tokens: Count = Field(default=128, description='tokens to generate after each prompt')
-    temperature: NotNegative = Field(default=0.8, description='0: always the most likely token')
+    temperature: NotNegative = Field(
+        default=0.8, description='temperature of sampling; 0: always the most likely token'
+    )
     top_k: Count | None = Field(default=None, description='sample from the k most likely tokens; null: all')
     top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description='sample from the most likely tokens of this total probability; null: all'
@@ -529,7 +531,9 @@ class Hidden(Section):
         strict=False,
         description='pairs of a layer of the student and a layer of the teacher, from 0: [[0, 1], [1, 3]]',
     )
-    weight: Positive = Field(default=0.1, description='of this loss, which is added to the others')
+    weight: Positive = Field(
+        default=0.1, description='weight of the loss of the hidden states, which is added to the others'
+    )
 
 
 class Distill(Section):
@@ -546,7 +550,7 @@ class Distill(Section):
         description='directory of `pretrax distill prepare`, instead of teacher; also gs://BUCKET/PATH or s3://BUCKET/PATH',
     )
     weight: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.5, description='of the distillation loss; the usual cross-entropy has the rest'
+        default=0.5, description='weight of the distillation loss; the usual cross-entropy has the rest'
     )
     temperature: Positive = Field(default=1.0, description='what both models divide their logits by')
     direction: Literal['forward', 'reverse'] = Field(
@@ -583,7 +587,7 @@ class RunConfig(Section):
         description='directory for everything the run writes, also gs://BUCKET/PATH or s3://BUCKET/PATH; runs/<name>',
     )
     seed: Annotated[CountOrZero, STEP] = Field(
-        default=0, description='all random numbers derive from (seed, step, name)'
+        default=0, description='of all random numbers: initial weights, the order of the data, dropout'
     )
     steps: Annotated[Count, STEP_RESUMABLE] = Field(description='optimizer steps of the whole run')
     model: Annotated[Model, STEP] = Field(description='a preset or sizes, and the component that builds the model')

@@ -28,7 +28,11 @@ from pretrax.storage import AnyPath, locate
 
 
 def open_text(request: DataRequest, *, options: TextOptions) -> TokenSource | Mixture | StreamSource:
-    """Opens the tokens that the options describe; tokenizes text if necessary. Raises UserError on bad input."""
+    """Text, which is tokenized if necessary, or tokens; or a mixture of several sources.
+
+    Raises:
+        UserError: the options, the text or the tokens are wrong.
+    """
     if options.mixture is not None:
         return _open_mixture(request, options)
     if options.tokens is not None:

@@ -11,7 +11,7 @@ p   pipeline: shards the layers
 import math
 from collections.abc import Mapping
 
-AXES = ('r', 'd', 'e', 'c', 't', 'p')
+AXES = ('r', 'd', 'e', 'c', 't', 'p')  # all axes of a mesh
 OUTSIDE_IN = ('r', 'p', 'd', 'e', 'c', 't')  # from the slowest network to the closest neighbors: run/placement.py
 ROWS = 'r d e'  # shard the sequences of a batch
 TOKENS = 'r d e c'  # shard its tokens: a sum over tokens is a partial sum along these axes

@@ -172,7 +172,9 @@ class TransformerOptions(BaseModel):
     model_config = ConfigDict(extra='forbid', frozen=True)
 
     preset: str | None = Field(None, description='a published model: ' + ', '.join(PRESETS))
-    family: Literal[FAMILY_NAMES] | None = Field(None, description='a row of choices (default llama)')
+    family: Literal[FAMILY_NAMES] | None = Field(
+        None, description='a published architecture, which supplies the other keys of the model (default llama)'
+    )
     n_layers: int | None = Field(None, gt=0, description='number of layers')
     d_model: int | None = Field(None, gt=0, description='width of the residual stream')
     n_heads: int | None = Field(None, gt=0, description='query heads')
@@ -184,17 +186,25 @@ class TransformerOptions(BaseModel):
         description='latent attention: width of the latent of keys and values (default 0: ordinary attention)',
     )
     q_rank: int | None = Field(
-        None, ge=0, description='the same of queries (default 0: queries are projected from the hidden states)'
+        None,
+        ge=0,
+        description='latent attention: width of the latent of queries (default 0: queries are projected from the hidden states)',
     )
     d_rope: int | None = Field(
         None, gt=0, description='latent attention: width of the part of queries and keys with positions (default 64)'
     )
-    d_nope: int | None = Field(None, gt=0, description='the same without positions (default d_head)')
+    d_nope: int | None = Field(
+        None,
+        gt=0,
+        description='latent attention: width of the part of queries and keys without positions (default d_head)',
+    )
     d_ff: int | None = Field(
         None, ge=0, description='width of the feed-forward (default 4 d_model, or 8/3 if gated); 0: layers have none'
     )
-    vocab_size: int | None = Field(None, gt=0, description="default: the data's")
-    max_sequence_length: int | None = Field(None, gt=0, description='learned positions (default: the sequence length)')
+    vocab_size: int | None = Field(None, gt=0, description="number of token ids (default: the data's)")
+    max_sequence_length: int | None = Field(
+        None, gt=0, description='number of learned positions (default: the sequence length)'
+    )
     norm: Literal['rmsnorm', 'layernorm'] | None = Field(None, description='kind of all norms (default: of the family)')
     norm_eps: float | None = Field(None, gt=0, description='added to the variance in norms (default: of the family)')
     norm_offset: float | None = Field(None, description='added to the scales of norms: 1 if weights are stored minus 1')
@@ -204,7 +214,9 @@ class TransformerOptions(BaseModel):
     parallel_block: bool | None = Field(
         None, description='attention and feed-forward of a layer have the same input (default: one after the other)'
     )
-    shared_norm: bool | None = Field(None, description='and the same norm before them')
+    shared_norm: bool | None = Field(
+        None, description='with parallel_block: one norm before both attention and feed-forward'
+    )
     qk_norm: Literal['none', 'head', 'each_head', 'full', 'l2'] | None = Field(
         None,
         description='norm of queries and keys: of each head with one scale for all or a scale each, or of all heads '
@@ -213,9 +225,11 @@ class TransformerOptions(BaseModel):
     positions: Literal['rope', 'learned'] | None = Field(
         None, description='rope rotates queries and keys; learned: a vector for each position (default: of the family)'
     )
-    rope_base: float | None = Field(None, gt=0, description='default 10000')
+    rope_base: float | None = Field(None, gt=0, description='base of the frequencies of rope (default 10000)')
     local_rope_base: float | None = Field(
-        None, gt=0, description='of layers with a window, unscaled (default: rope_base)'
+        None,
+        gt=0,
+        description='rope_base of layers with a window, whose frequencies are not scaled (default: rope_base)',
     )
     rope_scaling: RopeScaling | None = Field(None, description='how frequencies are scaled for longer contexts')
     rotary_fraction: float | None = Field(
@@ -240,18 +254,28 @@ class TransformerOptions(BaseModel):
         None, gt=0, description='heads of delta nets and state-space models (default 2 d_model / linear_d_head)'
     )
     linear_key_heads: int | None = Field(
-        None, gt=0, description='their heads of keys and queries: the groups of Mamba 2 (default linear_heads)'
+        None,
+        gt=0,
+        description='delta nets and state-space models: heads of keys and queries, the groups of Mamba 2 (default linear_heads)',
     )
-    linear_d_head: int | None = Field(None, gt=0, description='width of a value in these heads (default 128)')
+    linear_d_head: int | None = Field(
+        None, gt=0, description='delta nets and state-space models: width of a value in a head (default 128)'
+    )
     linear_d_key: int | None = Field(
-        None, gt=0, description='width of a key in these heads: the state size of Mamba 2 (default 128)'
+        None,
+        gt=0,
+        description='delta nets and state-space models: width of a key in a head, the state size of Mamba 2 (default 128)',
     )
     conv_width: int | None = Field(
-        None, gt=1, description='tokens that their causal convolution sees, the own included (default 4)'
+        None,
+        gt=1,
+        description='delta nets and state-space models: tokens that their causal convolution sees, the own included (default 4)',
     )
-    conv_bias: bool | None = Field(None, description='biases of this convolution (default false)')
+    conv_bias: bool | None = Field(
+        None, description='delta nets and state-space models: biases of their causal convolution (default false)'
+    )
     query_pre_attn_scalar: float | None = Field(
-        None, gt=0, description='scores are divided by its square root (default d_head)'
+        None, gt=0, description='attention scores are divided by its square root (default d_head)'
     )
     attention_temperature: float | None = Field(
         None,
@@ -259,15 +283,20 @@ class TransformerOptions(BaseModel):
         description='queries of layers without positions are multiplied by 1 + this log(1 + floor(position / '
         'temperature_length)), positions from 1 (default 0: not)',
     )
-    temperature_length: int | None = Field(None, gt=0, description='default 8192')
-    attention_softcap: float | None = Field(None, ge=0, description='cap tanh(score / cap) (default 0: none)')
+    temperature_length: int | None = Field(None, gt=0, description='see attention_temperature (default 8192)')
+    attention_softcap: float | None = Field(
+        None, ge=0, description='attention scores become cap * tanh(score / cap) (default 0: no cap)'
+    )
     attention_sinks: bool | None = Field(
         None, description='each head may attend to nothing: one more score, which is learned (default no)'
     )
-    final_softcap: float | None = Field(None, ge=0, description='the same, of the logits (default 0: none)')
+    final_softcap: float | None = Field(
+        None, ge=0, description='logits become cap * tanh(logit / cap) (default 0: no cap)'
+    )
     attention_gate: bool | None = Field(None, description="attention's output is gated by a sigmoid of the token")
     activation: Literal['swiglu', 'swiglu_oai', 'geglu', 'gelu', 'gelu_erf', 'relu2'] | None = Field(
-        None, description='of the feed-forward; swiglu, swiglu_oai and geglu are gated (default: of the family)'
+        None,
+        description='activation of the feed-forward; swiglu, swiglu_oai and geglu are gated (default: of the family)',
     )
     swiglu_limit: float | None = Field(None, gt=0, description='swiglu_oai clamps gate and up to it (default 7)')
     bias: bool | None = Field(None, description='biases on every linear layer and norm')
@@ -312,7 +341,7 @@ class TransformerOptions(BaseModel):
     router_bias_rate: float | None = Field(
         None,
         ge=0,
-        description='by which each step moves the biases: up if an expert has less than an even load (default 0.001)',
+        description='with router_bias: by how much each step moves the biases, up if an expert has less than an even load (default 0.001)',
     )
     n_expert_groups: int | None = Field(None, gt=0, description='groups of neighboring experts (default 1: none)')
     groups_per_token: int | None = Field(
@@ -341,7 +370,9 @@ class TransformerOptions(BaseModel):
         ge=0,
         description='multi-token prediction: modules that each predict one more token ahead (default 0: none)',
     )
-    mtp_loss: float | None = Field(None, ge=0, description='weight of their losses together (default 0.3)')
+    mtp_loss: float | None = Field(
+        None, ge=0, description='multi-token prediction: weight of the losses of its modules together (default 0.3)'
+    )
     init: Literal['scaled', 'normal', 'truncated', 'xavier'] | None = Field(
         None,
         description='how weights are drawn: normal; scaled: projections into the residual stream by depth; truncated at 3 '
@@ -355,13 +386,23 @@ class TransformerOptions(BaseModel):
     )
     z_loss: float = Field(0.0, ge=0, description='weight of mean(log(Z)^2), which keeps the logits from drifting')
     dropout: float = Field(
-        0.0, ge=0, lt=1, description='share of the numbers that training drops: default of the next three'
+        0.0,
+        ge=0,
+        lt=1,
+        description='share of the numbers that training drops, if attention_dropout, residual_dropout or embedding_dropout is null',
     )
-    attention_dropout: float | None = Field(None, ge=0, lt=1, description='the same of attention probabilities')
+    attention_dropout: float | None = Field(
+        None, ge=0, lt=1, description='share of the attention probabilities that training drops (default: dropout)'
+    )
     residual_dropout: float | None = Field(
-        None, ge=0, lt=1, description='the same of what attention and feed-forward add to the residual stream'
+        None,
+        ge=0,
+        lt=1,
+        description='share that training drops of what attention and feed-forward add to the residual stream (default: dropout)',
     )
-    embedding_dropout: float | None = Field(None, ge=0, lt=1, description="the same of the first layer's input")
+    embedding_dropout: float | None = Field(
+        None, ge=0, lt=1, description="share of the first layer's input that training drops (default: dropout)"
+    )
     layers: Literal['auto', 'scan', 'unroll'] = Field(
         'auto', description='scan: one layer in a loop; unroll: all layers in the program'
     )
@@ -382,7 +423,9 @@ class TransformerOptions(BaseModel):
         gt=0,
         description="parts of a device's sequences in a layer; communication over t of one runs beside the products of another",
     )
-    attention: Literal['auto', 'cudnn', 'splash', 'blockwise'] = Field('auto', description='kernel')
+    attention: Literal['auto', 'cudnn', 'splash', 'blockwise'] = Field(
+        'auto', description='attention kernel; auto: by device and sizes'
+    )
     pipeline_rounds: int = Field(
         1, gt=0, description='times a micro-batch goes around the stages of mesh.p; more rounds make the bubble smaller'
     )

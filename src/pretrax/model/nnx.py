@@ -27,7 +27,7 @@ PyTree = Any  # of arrays
 
 
 class NnxModel(AutomaticModel):
-    """An `nnx.Module` as a model.
+    """A Flax NNX module as a model.
 
     Raises:
         UserError: as `NnxTarget`, or an annotation does not fit the mesh.

@@ -12,7 +12,8 @@ class NnxOptions(BaseModel):
 
     target: str = Field(pattern=r'^[\w.]+:\w+$', description='package.module:Class, an nnx.Module')
     arguments: dict[str, Any] = Field(
-        default_factory=dict, description='of the class; vocab_size, sequence_length, dtype and rngs are supplied'
+        default_factory=dict,
+        description='arguments of the class; vocab_size, sequence_length, dtype and rngs are supplied',
     )
     axes: dict[str, str | list[str]] = Field(
         default={'batch': ['r', 'd', 'e'], 'data': ['r', 'd'], 'model': 't'},

@@ -30,7 +30,7 @@ class RopeScaling(BaseModel):
     short_factor: tuple[float, ...] = Field(
         (), description='longrope: divisors of the frequencies, up to original_length'
     )
-    long_factor: tuple[float, ...] = Field((), description='longrope: the same, in longer sequences')
+    long_factor: tuple[float, ...] = Field((), description='longrope: divisors of the frequencies, in longer sequences')
     attention_factor: float | None = Field(
         None,
         gt=0,

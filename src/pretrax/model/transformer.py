@@ -91,7 +91,7 @@ def decoder_layers(
 
 
 class Transformer(Model):
-    """The decoder as a model. Methods that take weights run per device."""
+    """A decoder-only transformer: a preset, or a family and sizes."""
 
     Weights = Weights
     arch: Architecture

@@ -62,7 +62,7 @@ DEFINITIONS = {
         'fraction of 1',
         'model FLOPs utilization, with causal attention; null on an unknown device',
     ),
-    'mfu_full': Definition('MFU, full attention', 'fraction of 1', 'the same, with full attention'),
+    'mfu_full': Definition('MFU, full attention', 'fraction of 1', 'MFU, counting the FLOPs of full attention'),
     'grad_norm': Definition('gradient norm', '', 'global norm of the gradient, before clipping'),
     'clipped_grad_norm': Definition('clipped gradient norm', '', 'global norm of the gradient, after clipping'),
     'weight_norm': Definition('weight norm', '', 'global norm of the weights, after the step'),
@@ -74,7 +74,7 @@ DEFINITIONS = {
         'schedule still advance',
     ),
     'skipped_in_a_row': Definition(
-        'skipped in a row', '', 'the latest of them without a trained step in between'
+        'skipped in a row', '', 'skipped steps since the last step that was not skipped'
     ),
     'goodput': Definition(
         'goodput',

@@ -29,7 +29,10 @@ class PromptTokenizer(Tokenizer):
 
 
 class TokenizerOnly(Source):
-    """A source without batches. `tokenizer` is None if the imported checkpoint had no tokenizer.json."""
+    """A tokenizer without text, of a run that `pretrax import` wrote: it generates, and cannot train.
+
+    `tokenizer` is None if the imported checkpoint had no tokenizer.json.
+    """
 
     documents_per_row = 1
 
