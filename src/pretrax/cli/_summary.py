@@ -58,7 +58,7 @@ def _next(result: Result, arguments: list[str], writes: bool) -> list[tuple[str,
         commands.append((f"pretrax generate {directory} --prompt 'class '{shorter}{plugins}", 'more text'))
     more = {} if result.stopped else {'steps': str(2 * config.steps)}
     commands.append((_again(config, arguments, more), 'continues'))
-    if config.data.name == 'text' and getattr(config.data.options, 'text', None):
+    if config.data.name == 'text' and getattr(config.data.options, 'text', None) == 'stdlib':
         commands.append((_again(config, arguments, {'name': 'mine', 'data.text': 'path/to/*.txt'}), 'your own text'))
     arch = run.recipe.model.arch
     on_eight = {'r': 1, 'd': 4, 'e': 1, 'c': 1, 't': 2, 'p': 1}
