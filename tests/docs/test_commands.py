@@ -212,13 +212,13 @@ def run_page(page, directory, caches, done_before=(), **variables):
                 continue
             for written in block.commands:
                 command, code = shortened(written)
-                if command in done_before:
-                    continue
-                command = command.replace(':8000', f':{port}')
                 if command.startswith(('pretrax serve ', 'pretrax watch ')) and '--terminal' not in command:
                     server.close()
                     printed += server.enter_context(serving(f'{command} --port {port}', directory, environment))
                     continue
+                if command in done_before:  # but servers, which ended with the page that started them
+                    continue
+                command = command.replace(':8000', f':{port}')
                 done = subprocess.run(
                     ['bash', '-euo', 'pipefail', '-c', command],
                     cwd=directory, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
