@@ -38,6 +38,10 @@ docs:
 reference:
     uv run pretrax config schema > configs/pretrax-schema.json && uv run python scripts/make_reference.py
 
+# run the notebooks, and store their outputs
+notebooks *FILES:
+    uv run python scripts/run_notebooks.py {{ FILES }}
+
 # every check that a change must pass
 ci:
     .ci/run

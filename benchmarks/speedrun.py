@@ -86,6 +86,12 @@ def compete(path: Path, minutes: float, out: Path | None, by: str) -> None:
             assert isinstance(tokens, int)  # follow_rules
             batches = math.ceil(held_out(trial[side]['run_dir'])['tokens'] / tokens) + 1
             print(f'{side}: {step:.3f} s per step, so {steps} steps', flush=True)
+            if steps < (warmup := getattr(configs[side].schedule.options, 'warmup', None) or 0):
+                raise UserError(
+                    f'{minutes:g} minutes are too few on this machine: the {side} would make {steps} steps, '
+                    f'and its warmup is {warmup}\n'
+                    + ('quiet the machine, or give more --minutes' if side == 'reference' else 'lower schedule.warmup')
+                )
             changes[side] = [f'steps={steps}', f'eval.every={steps}', f'eval.batches={batches}']
         busy = os.getloadavg()[0]
         ran = _train(files, changes, Path(scratch, 'runs'))

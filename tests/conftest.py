@@ -11,6 +11,7 @@ from pathlib import Path
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'  # nothing from the user's home, and nothing into it
+os.environ.pop('UV', None)  # commands are printed without `uv run`, however the tests were started
 # Eight devices take turns on few cores: a collective may wait long for the last of them. LLVM's optimization does not pay
 # for small programs that run a few times.
 os.environ['XLA_FLAGS'] = ' '.join([

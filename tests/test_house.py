@@ -72,6 +72,7 @@ TESTED_BY = {
     'checkpoint/test_bucket.py': 'checkpoint/files',
     'checkpoint/test_damage.py': 'checkpoint/manifest checkpoint/pieces checkpoint/restoring machine/digest',
     'checkpoint/test_store.py': 'checkpoint/chunks checkpoint/directory',
+    'cli/test_init.py': 'cli/_next_command',
     'cli/test_checkpoint.py': (
         'cli/checkpoint/average cli/checkpoint/diff cli/checkpoint/export_weights cli/checkpoint/inspect '
         'cli/checkpoint/list_ cli/checkpoint/verify checkpoint/streamed run/averaged'

@@ -46,13 +46,16 @@ def test_lines_that_are_commented_out_are_valid_too(here):
         load('changed.yaml', ['data.vocab_size=null'] if line.startswith('tokenizer') else [])
 
 
-def test_editors_find_the_schema_beside_the_file_and_a_schema_of_the_user_is_kept(here, capsys):
+def test_editors_find_the_schema_beside_the_file_and_a_schema_of_the_user_is_kept(here, capsys, monkeypatch):
     assert run('init', 'first') == 0
     [named] = re.findall(r'^# yaml-language-server: \$schema=(.+)$', (here / 'first.yaml').read_text(), re.MULTILINE)
     assert json.loads((here / named).read_text())['properties']['steps']['description']
     capsys.readouterr()
     assert run('init', 'second') == 0
     assert capsys.readouterr().out == 'wrote second.yaml\nnext: pretrax train second.yaml\n'
+    monkeypatch.setenv('UV', 'uv')  # as in a process that `uv run` started
+    assert run('init', 'by-uv') == 0
+    assert capsys.readouterr().out == 'wrote by-uv.yaml\nnext: uv run pretrax train by-uv.yaml\n'
     (here / named).write_text('{}')
     assert run('init', 'third') == 0
     assert f'to renew it: pretrax config schema > {named}' in capsys.readouterr().out

@@ -131,6 +131,16 @@ NOT_RUN = {
     'uv run pretrax compile configs/scale/8b.yaml --topology h100x8 mesh.d=8 batch.micro=1 model.save=all': FOR_GPUS,
     'uv run python benchmarks/speedrun.py smaller.yaml --by "your name"': TEN_MINUTES,
     'uv run python benchmarks/speedrun.py --check': TEN_MINUTES,
+    **dict.fromkeys(
+        (
+            'pip install uv && export PATH="$HOME/.local/bin:$PATH"',
+            'uv sync --inexact --extra tpu --extra cloud --extra nnx',
+            'uv run --with tpu-info tpu-info',
+            'uv run --with jupyterlab jupyter lab --no-browser --port 8888',
+        ),
+        'needs a TPU VM',
+    ),
+    'gcloud compute tpus tpu-vm ssh try --zone=us-west4-a -- -L 8888:localhost:8888': FOR_GOOGLE,
 }  # fmt: skip
 
 

@@ -3,12 +3,15 @@
 import json
 import math
 import os
+import re
 import shutil
 from pathlib import Path
 
 import nbclient
 import nbformat
 import pytest
+
+from run_notebooks import digest
 
 REPOSITORY = Path(__file__).parents[2]
 NOTEBOOKS = sorted([*REPOSITORY.glob('notebooks/*.ipynb'), *REPOSITORY.glob('examples/**/*.ipynb')])
@@ -55,11 +58,29 @@ def losses(place, name):
 
 
 @pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_is_valid_keeps_no_outputs_and_says_what_to_change_elsewhere(path):
+def test_a_notebook_is_valid_has_the_outputs_of_its_cells_and_says_what_to_change_elsewhere(path):
     notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
     nbformat.validate(notebook)
-    assert not any(cell.outputs or cell.execution_count for cell in notebook.cells if cell.cell_type == 'code')
     assert all(place in notebook.cells[0].source for place in ('Colab', 'Kaggle', 'Cloud TPU VM'))
+    cells = [cell for cell in notebook.cells if cell.cell_type == 'code']
+    assert notebook.metadata.get('executed') == digest(notebook), (
+        f'uv run just notebooks {path.relative_to(REPOSITORY)}'
+    )
+    assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
+    assert pictures(cells)
+    assert not any(output.output_type == 'error' for cell in cells for output in cell.outputs)
+    paths = [line for cell in cells for line in printed(cell).splitlines() if re.search(r'(^|[\s"\'=])/\w+/', line)]
+    assert not paths, 'a path of the machine that ran it'
+
+
+@pytest.mark.parametrize('path', NOTEBOOKS, ids=lambda path: path.name)
+def test_the_first_cell_of_code_installs_pretrax_if_a_line_of_it_is_turned_on(path):
+    notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
+    first = next(cell for cell in notebook.cells if cell.cell_type == 'code')
+    assert all(line.startswith('# ') for line in first.source.splitlines())
+    [cuda, tpu] = [line for line in first.source.splitlines() if line.startswith('# %pip install -q ')]
+    assert '[cuda' in cuda
+    assert '[tpu' in tpu
     assert path.relative_to(REPOSITORY).as_posix() in (REPOSITORY / 'docs' / 'notebooks.md').read_text()
 
 
@@ -95,21 +116,30 @@ def test_the_profile_has_the_time_of_each_part(tmp_path, monkeypatch):
     assert len(pictures(cells)) == 2
     table = next(text for text in map(printed, cells) if 'what takes most time' in text)
     assert 'layers/attention/attend' in table
-    assert printed(cells[-1]).count('ms before') == 2
+    assert printed(cells[-1]).count('busy time before') == 3
 
 
 @pytest.mark.slow
 def test_the_sharded_model_has_the_losses_of_one_device_and_the_collectives_that_the_text_names(tmp_path, monkeypatch):
     _, cells = execute(REPOSITORY / 'notebooks' / 'sharded_by_hand.ipynb', tmp_path, monkeypatch)
     texts = [printed(cell) for cell in cells]
-    by_data, by_weights, error, by_both, same = [
-        text for text in texts if 'all-' in text or 'psum' in text or 'largest' in text
+    plain, hlo, by_data, by_weights, error, by_both, same = [
+        text for text in texts if re.search('collectives|all-|psum|largest', text)
     ]
-    assert [line.split()[0] for line in by_data.splitlines()] == ['all-reduce']
-    kinds = sorted(line.split()[0] for line in by_weights.splitlines())
-    assert kinds == ['all-gather'] * 3 + ['all-reduce'] + ['reduce-scatter'] * 3
+    assert plain == 'collectives: 0\n'
+    hlo = ' '.join(hlo.split())
+    assert hlo.startswith(
+        '%all-reduce = (f32[], f32[256,32]{1,0}, f32[8,32,256]{2,1,0}, f32[256,256]{1,0}) all-reduce('
+    )
+    assert "replica_groups=mesh['d'=4,'t'=2] {'d'}" in hlo
+    assert by_data == 'all-reduce     over d f32[] f32[256,32] f32[8,32,256] f32[256,256]\ncollectives: 1\n'
+    assert sorted(line.split()[0] for line in by_weights.splitlines()[:-1]) == (
+        ['all-gather'] * 3 + ['all-reduce'] + ['reduce-scatter'] * 3
+    )
     assert "psum('t', x)" in error
-    assert by_both.count('all-gather') == by_both.count('reduce-scatter') == 3
+    assert by_both.count('all-gather     over d') == by_both.count('reduce-scatter over d') == 3
+    over_t = [line for line in by_both.splitlines() if 'over t' in line]
+    assert over_t == ['all-reduce     over t f32[64,256]', 'all-reduce     over t f32[64,8,32]']
     differences = [float(line.split()[-6].rstrip(',')) for line in same.splitlines()]
     assert len(differences) == 3
     assert max(differences) < 1e-3

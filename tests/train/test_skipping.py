@@ -185,3 +185,12 @@ def test_what_does_not_work_in_fp16_is_refused(values):
             config_from_values(values | {'precision': section})
     with pytest.raises(UserError, match='TPUs multiply bf16'):
         choose_compute('fp16', 'tpu')
+
+
+def test_a_gpu_without_bf16_products_computes_in_f32():
+    assert choose_compute('auto', 'gpu', '7.5') == (
+        jnp.float32, 'a GPU of compute capability 7.5 has no bf16 products',
+    )  # fmt: skip
+    for capability in ('8.0', '9.0', '10.0', 'gfx90a', ''):
+        assert choose_compute('auto', 'gpu', capability)[0] == jnp.bfloat16
+    assert choose_compute('bf16', 'gpu', '7.5')[0] == jnp.bfloat16

@@ -1,9 +1,9 @@
 """The summary that `pretrax train` prints at the end: the result, a sample, the files, and commands to try next."""
 
-import os
 import shlex
 from collections.abc import Callable, Mapping
 
+from pretrax.cli._next_command import next_command
 from pretrax.config import RunConfig, printable_override
 from pretrax.config.batch import common_sequences
 from pretrax.errors import UserError
@@ -29,7 +29,6 @@ def summary(result: Result, arguments: list[str]) -> list[str]:
         choices = config.sample.model_copy(update={'tokens': min(config.sample.tokens, room)})
         text = sample(model, result.state.weights, tokenizer, choices)[0]
         lines += ['', 'The model writes:', *(f'    {line}' for line in text.splitlines())]
-    prefix = 'uv run ' if 'UV' in os.environ else ''  # as this command was started
     return [
         *lines,
         '',
@@ -38,7 +37,7 @@ def summary(result: Result, arguments: list[str]) -> list[str]:
         f'{directory}/config.yaml   every value and where it came from',
         '',
         'Try next:',
-        *(f'    {prefix}{command}   # {what}' for command, what in _next(result, arguments, writes)),
+        *(f'    {next_command(command)}   # {what}' for command, what in _next(result, arguments, writes)),
         *(
             [f'report: {directory}/report.html']
             if (working_directory(config.run_dir) / 'report.html').is_file()

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from pretrax.cli._next_command import next_command
 from pretrax.errors import UserError
 
 
@@ -45,4 +46,4 @@ def import_config(
         raise UserError(f'{out} cannot be written: {error.strerror}') from error
     print(f'wrote {out}')
     print('\n'.join(summary(translation)))
-    print(f'next: pretrax config show {out}')
+    print('next: ' + next_command(f'pretrax config show {out}'))

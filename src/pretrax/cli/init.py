@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from pretrax.cli._next_command import next_command
 from pretrax.errors import UserError
 
 
@@ -42,7 +43,7 @@ def init(
     print(f'wrote {file}')
     if not isinstance(file, BucketPath):
         _write_schema(file.with_name(SCHEMA), packaged_schema().read_text())
-    print(f'next: pretrax train {file}')
+    print('next: ' + next_command(f'pretrax train {file}'))
 
 
 def _write_schema(file: Path, text: str) -> None:

@@ -129,7 +129,8 @@ def unknown(path: Path, beside: Iterable[str], anywhere: Iterable[str]) -> Probl
     if not hint:
         elsewhere = [name for name in anywhere if key in (name, name.rpartition('.')[2])]
         hint = f'did you mean {elsewhere[0]}?' if elsewhere else ''
-    return Problem(path, 'is not a key that exists', f'{hint} keys here: {", ".join(beside)}'.strip())
+    listed = f'keys here: {", ".join(beside)}' if beside else ''
+    return Problem(path, 'is not a key that exists', f'{hint} {listed}'.strip())
 
 
 def known_keys(model: type[pydantic.BaseModel], prefix: str = '') -> list[str]:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import resource
 import sys
 from collections.abc import Sequence
@@ -116,14 +117,19 @@ def peak_memory(devices: Sequence[Any]) -> int:
     return max(known) if known else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def choose_compute(choice: str, platform: str) -> tuple[Any, str]:
-    """The dtype of matrix products, and the reason. Raises UserError if the devices cannot use the choice."""
+def choose_compute(choice: str, platform: str, capability: str = '') -> tuple[Any, str]:
+    """The dtype of matrix products, and the reason. Raises UserError if the devices cannot use the choice.
+
+    `capability` is the compute capability of an NVIDIA GPU, such as '9.0'. Its tensor cores multiply bf16 from 8.0 on.
+    """
     if choice == 'fp16' and platform == 'tpu':
         raise UserError('precision.compute = fp16: TPUs multiply bf16, not fp16\nuse precision.compute=bf16')
     if choice == 'fp16' and platform == 'cpu':
         return jnp.float16, 'as configured; SLOW: processors multiply it as f32'
     if choice != 'auto':
         return {'bf16': jnp.bfloat16, 'fp16': jnp.float16, 'f32': jnp.float32}[choice], 'as configured'
+    if re.fullmatch(r'[1-7]\.\d', capability):
+        return jnp.float32, f'a GPU of compute capability {capability} has no bf16 products'
     if platform != 'cpu':
         return jnp.bfloat16, f'{platform} multiplies bf16 fastest'
     flags = cpu_flags()

@@ -170,7 +170,9 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     local = mesh.local_devices[0] if devices is None else None
     check_host_memory(local, config.memory.offload)
     names: dict[str, ComputeDtype] = {'bfloat16': 'bf16', 'float16': 'fp16', 'float32': 'f32'}
-    dtype, dtype_reason = choose_compute(config.precision.compute, mesh.devices.flat[0].platform)
+    first = mesh.devices.flat[0]
+    capability = getattr(first, 'compute_capability', '')
+    dtype, dtype_reason = choose_compute(config.precision.compute, first.platform, capability)
     compute = names[np.dtype(dtype).name]
     source = open_source(config, report)
     files = open_teacher_files(config, source)

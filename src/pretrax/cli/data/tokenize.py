@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pretrax.cli._next_command import next_command
 from pretrax.errors import UserError
 from pretrax.storage import locate
 
@@ -39,13 +40,13 @@ def tokenize(
     given = overrides or []
     if not (Path(source).suffix in ('.yaml', '.yml') or (find_packaged(source) and not Path(source).exists())):
         place = tokenize_text(_options_of(source, given), Path(), print, locate(out or _name_for(source)))
-        print(f'next: pretrax train CONFIG data.tokens={shlex.quote(str(place))}')
+        print('next: ' + next_command(f'pretrax train CONFIG data.tokens={shlex.quote(str(place))}'))
         return
     loaded = load(source, given)
     options = options_of_text(loaded.data.name, loaded.data.options)
     place = tokenize_text(options, loaded.run_dir / 'data', print, None if out is None else locate(out))
     more = [] if out is None else [f'data.tokens={place}', *(f'data.{key}=null' for key in keys_of_text(options))]
-    print(f'next: {shlex.join(["pretrax", "train", source, *given, *more])}')
+    print('next: ' + next_command(shlex.join(['pretrax', 'train', source, *given, *more])))
 
 
 def _options_of(text: str, overrides: list[str]) -> 'TextOptions':
