@@ -1,8 +1,10 @@
 """Traces of a run's steps: they are there, have the steps and no others, and a run too short for one says so."""
 
+import contextlib
 import dataclasses
 import gzip
 import json
+import time
 from typing import NamedTuple
 
 import jax
@@ -25,10 +27,16 @@ class Seconds:
     interruptions = 0
 
     def __init__(self):
-        self.now = 0.0
+        self.now, self.works = 0.0, []
 
     def productive_seconds(self):
         return self.now
+
+    @contextlib.contextmanager
+    def paused(self, work, step):
+        self.interruptions += 1
+        self.works.append((work, step))
+        yield
 
 
 @dataclasses.dataclass
@@ -55,15 +63,19 @@ def follow(tmp_path, options, times):
             return square(state)
 
     state = State(jnp.int32(100), jnp.eye(8))  # of a run that was resumed after step 100
-    with profiled(step_by_name, options, tmp_path, said.append, clock) as step:
+    with profiled(step_by_name, options, tmp_path, said.append, clock, lambda: None) as step:
         for seconds in times:
             state = step(state)
             clock.now += seconds
-    found = {}
+    traced, found = [], {}
     for path in (tmp_path / 'profile').rglob('perfetto_trace.json.gz'):
         about = json.loads((path.parent / 'steps.json').read_text())
         assert executions(path) == about['last_step'] - about['first_step'] + 1
         found[about['first_step']] = about | {'path': path}
+        traced += [('trace', about['first_step'] - 1), ('trace', about['last_step'])]
+    assert [work for work in clock.works if found] == sorted(traced), (
+        'the clock stops while a trace is started or written'
+    )
     return found, said
 
 
@@ -116,3 +128,28 @@ def test_a_run_writes_a_trace_if_configured(tmp_path):
     progress = Quiet()
     pretrain(config_from_values(values | {'steps': 8}), progress=progress)
     assert 'profile: nothing was traced, because the run ended within its first 3 steps' in progress.said
+
+
+def test_the_time_of_writing_a_trace_is_not_that_of_a_step(tmp_path, monkeypatch):
+    """A trace that takes 2 s to start and to write makes no step slower, and none faster than it was."""
+    for name in ('start_trace', 'stop_trace'):
+        monkeypatch.setattr(jax.profiler, name, slowly(getattr(jax.profiler, name)))
+    values = small_values(write_documents(tmp_path), tmp_path)
+    values |= {'model': BIGRAM, 'steps': 8, 'schedule': {}, 'log': {'every': 1, 'profile': 2}}
+    result = pretrain(config_from_values(values), progress=Quiet())
+    lines = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
+    seconds = [result.run.size.tokens / line['tokens_per_second'] for line in lines if 'tokens_per_second' in line]
+    assert len(seconds) == 8
+    assert max(seconds) < 2
+    pauses = [json.loads(line) for line in (tmp_path / 'run' / 'pauses.jsonl').read_text().splitlines()]
+    traces = [pause for pause in pauses if pause['work'] == 'trace']
+    assert [pause['step'] for pause in traces] == [3, 5]
+    assert min(pause['seconds'] for pause in traces) > 2
+
+
+def slowly(function):
+    def slow(*arguments, **named):
+        time.sleep(2)
+        return function(*arguments, **named)
+
+    return slow

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from pretrax.errors import Report
 from pretrax.observe.device_memory import memory_by_owner, memory_in_use
-from pretrax.observe.slow_steps import SETTLING, Clock, SlowSteps
+from pretrax.observe.slow_steps import SETTLING, SlowSteps
+from pretrax.observe.slow_steps import Clock as ClockOfSteps
 
 STEPS_FILE = 'steps.json'
 MOST_SLOW, APART = 3, 100  # traces that slow steps may start, and steps from the end of one to the next
@@ -29,9 +30,18 @@ class Options(Protocol):
     def profile_on_slow(self) -> float | None: ...  # a step of this many times the usual time starts a trace
 
 
+class Clock(ClockOfSteps, Protocol):
+    def paused(self, work: str, step: int) -> contextlib.AbstractContextManager[None]: ...  # its time is not a step's
+
+
 @contextlib.contextmanager
 def profiled[**P, T](
-    step: Callable[P, T], log: Options, directory: pathlib.Path, say: Report, clock: Clock
+    step: Callable[P, T],
+    log: Options,
+    directory: pathlib.Path,
+    say: Report,
+    clock: Clock,
+    read_metrics: Callable[[], None],
 ) -> Iterator[Callable[P, T]]:
     """Traces calls of the step, in process 0: `log.profile` from the fourth on, and some after slow ones.
 
@@ -39,7 +49,8 @@ def profiled[**P, T](
         step: the compiled training step; its first argument is the state.
         log: how many calls, and which are slow.
         directory: of the run; traces are written to `profile/` in it, and older ones stay.
-        clock: measures the steps.
+        clock: measures the steps. It stops while a trace is started or written.
+        read_metrics: waits for the step before, and measures its time.
     """
     import jax
 
@@ -47,7 +58,7 @@ def profiled[**P, T](
         yield step
         return
     slow = SlowSteps(log.profile_on_slow, clock) if log.profile_on_slow else None
-    tracer = _Tracer(log.profile, directory / 'profile', say, slow)
+    tracer = _Tracer(log.profile, directory / 'profile', say, clock, slow, read_metrics)
 
     def traced(*arguments: P.args, **named: P.kwargs) -> T:
         tracer.before(arguments)
@@ -64,8 +75,17 @@ def profiled[**P, T](
 class _Tracer:
     """Decides before and after each call whether a trace starts or ends."""
 
-    def __init__(self, count: int, directory: pathlib.Path, say: Report, slow: SlowSteps | None):
-        self._count, self._directory, self._say, self._slow = count, directory, say, slow
+    def __init__(
+        self,
+        count: int,
+        directory: pathlib.Path,
+        say: Report,
+        clock: Clock,
+        slow: SlowSteps | None,
+        read_metrics: Callable[[], None],
+    ):
+        self._count, self._directory, self._say = count, directory, say
+        self._clock, self._slow, self._read_metrics = clock, slow, read_metrics
         self._calls = self._left = self._slow_traces = 0  # calls so far, calls still to trace, traces of slow steps
         self._quiet_until = 0  # the call before which slow steps start no other trace
         self._about: dict[str, Any] = {}  # the contents of `steps.json`
@@ -100,6 +120,7 @@ class _Tracer:
     def _start(self, count: int, reason: str, arguments: tuple[Any, ...]) -> None:
         import jax
 
+        self._read_metrics()
         jax.block_until_ready(arguments)  # earlier work is not in the trace
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # Python calls would fill most of the file
@@ -115,7 +136,8 @@ class _Tracer:
             'memory': {'by_owner': memory_by_owner(state), **memory_in_use()},
         }
         try:
-            jax.profiler.start_trace(self._directory, create_perfetto_trace=True, profiler_options=options)
+            with self._clock.paused('trace', self._about['first_step'] - 1):
+                jax.profiler.start_trace(self._directory, create_perfetto_trace=True, profiler_options=options)
         except (RuntimeError, OSError) as error:
             self._say(f'WARNING: profile: cannot trace: {error}. Training continues')
             return
@@ -124,19 +146,21 @@ class _Tracer:
     def _end(self, results: Any) -> None:
         import jax
 
-        first = self._about['first_call']
+        first = self._about.pop('first_call')
+        self._about['last_step'] = self._about['first_step'] + self._calls - first
         try:
-            jax.block_until_ready(results)
-            jax.profiler.stop_trace()
-            traces = sorted(self._directory.rglob('perfetto_trace.json.gz'), key=lambda path: path.stat().st_mtime)
-            self._describe(traces[-1].parent)
+            if results is not None:  # the run goes on
+                self._read_metrics()
+                jax.block_until_ready(results)
+            with self._clock.paused('trace', self._about['last_step']):
+                jax.profiler.stop_trace()
+                traces = sorted(self._directory.rglob('perfetto_trace.json.gz'), key=lambda path: path.stat().st_mtime)
+                self._describe(traces[-1].parent)
         except (RuntimeError, OSError, IndexError) as error:
             self._say(f'WARNING: profile: cannot write the trace: {error}. Training continues')
             return
         finally:
-            if self._slow is not None:
-                self._slow.pause()
-                self._quiet_until = self._calls + APART
+            self._quiet_until = self._calls + APART
         self._say(
             f'profile: calls {first} to {self._calls} of the step are in {traces[-1]}; '
             f'print it: pretrax trace {self._directory.parent}; or open it at https://ui.perfetto.dev'
@@ -145,7 +169,6 @@ class _Tracer:
     def _describe(self, folder: pathlib.Path) -> None:
         import jax
 
-        self._about['last_step'] = self._about['first_step'] + self._calls - self._about.pop('first_call')
         self._about['memory'] |= {f'{key}_after': n for key, n in memory_in_use().items()}
         (folder / STEPS_FILE).write_text(json.dumps(self._about, indent=1) + '\n')
         (folder / 'memory.prof').write_bytes(jax.profiler.device_memory_profile())

@@ -51,7 +51,3 @@ class SlowSteps:
         self.usual = statistics.median(self._times) if len(self._times) >= _FEWEST else 0.0
         self._times.append(self.latest)
         return 0 < self.usual * self._factor <= self.latest
-
-    def pause(self) -> None:
-        """The time until the next step is not a step's: a trace was started or written."""
-        self._since = None

@@ -11,7 +11,7 @@ from pretrax.errors import Report
 from pretrax.machine.line_files import append_record
 from pretrax.observe.attempts import note, read_attempts
 
-PAUSES = 'pauses.jsonl'  # {"time", "step", "work", "seconds"} of each evaluation, sample and save
+PAUSES = 'pauses.jsonl'  # {"time", "step", "work", "seconds"} of each piece of work between steps
 
 
 class Clock:

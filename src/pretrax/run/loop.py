@@ -127,7 +127,7 @@ class _Loop:
         self.requests.begin()
         log, directory, clock = self.config.log, self.directory.local, self.metrics.clock
         step: Step = lambda state, batch: self.compiled(state, batch)  # noqa: E731 - compiled again for larger batches
-        with self.watchdog, profiled(step, log, directory, self.report, clock) as traced:
+        with self.watchdog, profiled(step, log, directory, self.report, clock, self.metrics.read) as traced:
             while not self._train(traced):
                 self._roll_back()
             wait_until_saved(self.checkpoints, int(self.state.step), self.report)

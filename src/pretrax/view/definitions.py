@@ -192,7 +192,7 @@ FIGURES = OF_RUNS | {
         'complete after', 's', 'from the beginning of a save to its manifest, most of it while training continues'
     ),
     'pauses': Definition(
-        'between steps', 's', 'time of evaluations, samples and saves, in which no step was computed, as in pauses.jsonl'
+        'between steps', 's', 'time of evaluations, samples, saves and traces, in which no step was computed, as in pauses.jsonl'
     ),
     'memory_planned': Definition(
         'planned', 'bytes per device', 'expected from sizes before compiling, by purpose, in the phase that needs most'

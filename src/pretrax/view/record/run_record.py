@@ -54,7 +54,7 @@ class RunRecord:
         environment: `environment.json`: versions, hardware, command, sizes; see docs/see.md.
         events: the lines of `attempts.jsonl`.
         attempts: what the events say about each attempt to train.
-        pauses: the lines of `pauses.jsonl`: {"time", "step", "work", "seconds"} of evaluations, samples and saves.
+        pauses: the lines of `pauses.jsonl`: {"time", "step", "work", "seconds"} of what was done between steps.
         checkpoints: those that exist, oldest first.
         samples: the lines of `samples.jsonl`: {"step", "prompt", "text"}.
         state: whether it runs, and how it ended.

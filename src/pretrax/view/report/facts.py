@@ -21,6 +21,7 @@ _WORK = {
     'evaluate': 'evaluations',
     'sample': 'samples',
     'compile': 'compiling for layer statistics',
+    'trace': 'starting and writing traces',
 }
 
 
