@@ -143,7 +143,7 @@ def test_tokens_without_a_tokenizer(values, tmp_path, capsys):
     assert 'has no tokenizer' in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tasks_of_the_harness(values, tmp_path, capsys):
     pretrain(config_from_values(values), progress=Quiet())
     documents = [{'question': f'{n} + 1 =', 'choices': [' a', ' b'], 'answer': n % 2} for n in range(6)]

@@ -340,7 +340,7 @@ def test_nothing_but_an_optimizer_is_unpickled(tmp_path):
     assert not (tmp_path / 'made').exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killing_the_searcher_and_a_trial_loses_and_repeats_nothing(tmp_path):
     write_run(tmp_path, steps=40, eval={'every': 5, 'batches': 1}, data={'name': 'slow', 'vocab_size': 32})
     search = {

@@ -143,7 +143,7 @@ def matrix():
     return '\n'.join(head)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_matrix_in_the_docs_matches_the_measurements():
     table = matrix()
     print(f'\n{table}')

@@ -39,6 +39,13 @@ class Seconds:
         yield
 
 
+class Metrics(NamedTuple):
+    clock: Seconds
+
+    def read(self):
+        pass
+
+
 @dataclasses.dataclass
 class Options:
     profile: int = 0
@@ -63,7 +70,7 @@ def follow(tmp_path, options, times):
             return square(state)
 
     state = State(jnp.int32(100), jnp.eye(8))  # of a run that was resumed after step 100
-    with profiled(step_by_name, options, tmp_path, said.append, clock, lambda: None) as step:
+    with profiled(step_by_name, options, tmp_path, said.append, Metrics(clock)) as step:
         for seconds in times:
             state = step(state)
             clock.now += seconds

@@ -35,7 +35,7 @@ def losses(run_dir):
     return [(line['step'], line['loss'], line['grad_norm'], line['weight_norm']) for line in lines if 'loss' in line]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_quickstart_in_a_bucket_survives_ten_kills(s3, tmp_path):
     run = BucketPath(f'{s3.url}/runs/quickstart')
     machine, moments, kills, newest = tmp_path / 'machine', random.Random(0), 0, 0

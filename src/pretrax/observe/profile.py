@@ -34,14 +34,15 @@ class Clock(ClockOfSteps, Protocol):
     def paused(self, work: str, step: int) -> contextlib.AbstractContextManager[None]: ...  # its time is not a step's
 
 
+class Metrics(Protocol):
+    @property
+    def clock(self) -> Clock: ...
+    def read(self) -> None: ...  # waits for the step before the newest one, and measures its time
+
+
 @contextlib.contextmanager
 def profiled[**P, T](
-    step: Callable[P, T],
-    log: Options,
-    directory: pathlib.Path,
-    say: Report,
-    clock: Clock,
-    read_metrics: Callable[[], None],
+    step: Callable[P, T], log: Options, directory: pathlib.Path, say: Report, metrics: Metrics
 ) -> Iterator[Callable[P, T]]:
     """Traces calls of the step, in process 0: `log.profile` from the fourth on, and some after slow ones.
 
@@ -49,16 +50,15 @@ def profiled[**P, T](
         step: the compiled training step; its first argument is the state.
         log: how many calls, and which are slow.
         directory: of the run; traces are written to `profile/` in it, and older ones stay.
-        clock: measures the steps. It stops while a trace is started or written.
-        read_metrics: waits for the step before, and measures its time.
+        metrics: measures the steps. Its clock stops while a trace is started or written.
     """
     import jax
 
     if not (log.profile or log.profile_on_slow) or jax.process_index():
         yield step
         return
-    slow = SlowSteps(log.profile_on_slow, clock) if log.profile_on_slow else None
-    tracer = _Tracer(log.profile, directory / 'profile', say, clock, slow, read_metrics)
+    slow = SlowSteps(log.profile_on_slow, metrics.clock) if log.profile_on_slow else None
+    tracer = _Tracer(log.profile, directory / 'profile', say, metrics, slow)
 
     def traced(*arguments: P.args, **named: P.kwargs) -> T:
         tracer.before(arguments)
@@ -75,17 +75,9 @@ def profiled[**P, T](
 class _Tracer:
     """Decides before and after each call whether a trace starts or ends."""
 
-    def __init__(
-        self,
-        count: int,
-        directory: pathlib.Path,
-        say: Report,
-        clock: Clock,
-        slow: SlowSteps | None,
-        read_metrics: Callable[[], None],
-    ):
+    def __init__(self, count: int, directory: pathlib.Path, say: Report, metrics: Metrics, slow: SlowSteps | None):
         self._count, self._directory, self._say = count, directory, say
-        self._clock, self._slow, self._read_metrics = clock, slow, read_metrics
+        self._metrics, self._slow = metrics, slow
         self._calls = self._left = self._slow_traces = 0  # calls so far, calls still to trace, traces of slow steps
         self._quiet_until = 0  # the call before which slow steps start no other trace
         self._about: dict[str, Any] = {}  # the contents of `steps.json`
@@ -120,7 +112,7 @@ class _Tracer:
     def _start(self, count: int, reason: str, arguments: tuple[Any, ...]) -> None:
         import jax
 
-        self._read_metrics()
+        self._metrics.read()
         jax.block_until_ready(arguments)  # earlier work is not in the trace
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # Python calls would fill most of the file
@@ -136,7 +128,7 @@ class _Tracer:
             'memory': {'by_owner': memory_by_owner(state), **memory_in_use()},
         }
         try:
-            with self._clock.paused('trace', self._about['first_step'] - 1):
+            with self._metrics.clock.paused('trace', self._about['first_step'] - 1):
                 jax.profiler.start_trace(self._directory, create_perfetto_trace=True, profiler_options=options)
         except (RuntimeError, OSError) as error:
             self._say(f'WARNING: profile: cannot trace: {error}. Training continues')
@@ -150,9 +142,9 @@ class _Tracer:
         self._about['last_step'] = self._about['first_step'] + self._calls - first
         try:
             if results is not None:  # the run goes on
-                self._read_metrics()
+                self._metrics.read()
                 jax.block_until_ready(results)
-            with self._clock.paused('trace', self._about['last_step']):
+            with self._metrics.clock.paused('trace', self._about['last_step']):
                 jax.profiler.stop_trace()
                 traces = sorted(self._directory.rglob('perfetto_trace.json.gz'), key=lambda path: path.stat().st_mtime)
                 self._describe(traces[-1].parent)

@@ -125,9 +125,9 @@ class _Loop:
         """Compiles the step, and trains until the last step or a request to stop."""
         self._compile(int(self.state.step), load)
         self.requests.begin()
-        log, directory, clock = self.config.log, self.directory.local, self.metrics.clock
+        log, directory = self.config.log, self.directory.local
         step: Step = lambda state, batch: self.compiled(state, batch)  # noqa: E731 - compiled again for larger batches
-        with self.watchdog, profiled(step, log, directory, self.report, clock, self.metrics.read) as traced:
+        with self.watchdog, profiled(step, log, directory, self.report, self.metrics) as traced:
             while not self._train(traced):
                 self._roll_back()
             wait_until_saved(self.checkpoints, int(self.state.step), self.report)

@@ -17,7 +17,7 @@ from ray_nodes import ray_nodes
 from tokenizer_families import TEXTS, byte_level
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings('ignore::ResourceWarning')  # Ray leaves its log files open
 @pytest.mark.filterwarnings('ignore::FutureWarning')
 @pytest.mark.filterwarnings('ignore:Exception ignored in. <function _at_fork:pytest.PytestUnraisableExceptionWarning')
