@@ -266,6 +266,7 @@ def test_large_objects_are_read_in_parts_and_damage_to_them_is_detected(s3, monk
     verify(directory, 2)
 
 
+@pytest.mark.slow
 def test_an_outage_is_not_taken_for_damage(bucket, directory):
     """Going back to an older checkpoint would lose work; the start fails, and the same command tries again."""
     saved(directory, state_on(mesh_of(), steps=0), steps=(2, 4))

@@ -382,7 +382,7 @@ def test_a_loss_that_is_not_a_number_is_not_the_best():
 @pytest.mark.parametrize(
     ('kind', 'keep', 'depth'),
     [
-        ('bucket', 1, 5),
+        pytest.param('bucket', 1, 5, marks=pytest.mark.slow),
         ('bucket', 2, 5),
         ('disk', 1, 4),
         pytest.param('disk', 2, 5, marks=pytest.mark.slow),

@@ -107,6 +107,7 @@ def test_the_data_source_is_a_function_of_seed_step_and_row(tmp_path):
         assert eval(question) == int(answer)
 
 
+@pytest.mark.slow
 def test_training_as_a_library_prints_the_result_and_text(place):
     said = run(place, 'python', 'examples/library_use.py', *FEW, *SMALL, *SMALL_TEXT)
     assert '4 steps; the last loss is' in said

@@ -165,7 +165,7 @@ def test_answers_are_those_of_the_forward_pass(name, mesh_name):
         pytest.param('llama', None, marks=pytest.mark.nightly),
         pytest.param('windowed', None, marks=pytest.mark.nightly),
         pytest.param('windowed', 'gpt2', marks=pytest.mark.nightly),
-        ('llama', 'llama'),
+        pytest.param('llama', 'llama', marks=pytest.mark.slow),
     ],
 )
 def test_answers_with_proposals_are_those_of_the_forward_pass(name, draft):
@@ -406,7 +406,7 @@ def test_sequences_that_do_not_fit_together_are_read_again_later(name):
     assert run(tight, requests)[0] == run(engine, requests)[0]
 
 
-@pytest.mark.parametrize('cache', ['int8', *[pytest.param(kind, marks=pytest.mark.slow) for kind in ('fp8', 'bf16')]])
+@pytest.mark.parametrize('cache', [pytest.param(kind, marks=pytest.mark.slow) for kind in ('int8', 'fp8', 'bf16')])
 def test_a_smaller_cache_changes_logits_by_its_rounding_alone(cache):
     """The log probabilities of one text. fp8 has 3 bits of mantissa, int8 and bf16 have 7."""
     request = Request(prompt=(*SHARED, *SHARED), max_tokens=0, prompt_logprobs=0)

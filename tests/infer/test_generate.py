@@ -76,6 +76,7 @@ def test_sampling_from_one_candidate_is_greedy():
     assert write('llama', PROMPTS, temperature=1.5, top_p=1e-6) == greedy('llama')
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_text_on_any_mesh_and_beside_any_prompts():
     hot = {'temperature': 2.0, 'seed': 3}
     alone = write('llama', [[7, 8], [7, 8]], **hot)

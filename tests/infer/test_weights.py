@@ -75,7 +75,9 @@ def test_int8_weights_are_within_half_of_their_scale(family):
     np.testing.assert_array_equal(np.asarray(served.outer.embed), weights.embed)  # not rounded
 
 
-@pytest.mark.parametrize('mesh', [(1, 1, 1), (2, 2, 2)], ids=['one device', 'r2 d2 t2'])
+@pytest.mark.parametrize(
+    'mesh', [pytest.param((1, 1, 1), marks=pytest.mark.slow), (2, 2, 2)], ids=['one device', 'r2 d2 t2']
+)
 @pytest.mark.parametrize('family', FAMILIES)
 def test_the_model_multiplies_by_int8_weights(family, mesh):
     """The decoder's own functions give the logits of the reference with the dequantized weights."""

@@ -42,7 +42,7 @@ DEEPSEEK_YARN = {
     'mscale_all_dim': 1.1,
 }
 
-FAST = ('gpt2', 'llama3', 'gemma3', 'mixtral', 'olmo2', 'qwen3')
+SLOW = ('gpt2', 'llama3', 'gemma3', 'mixtral', 'olmo2', 'qwen3')
 FLIPPED = {
     'gpt2': [{'norm_eps': 1e-3}, {'activation': 'swiglu'}, {'qkv_bias': False}, {'query_pre_attn_scalar': 5}],
     'llama2': [{'rope_base': 20000.0}, {'activation': 'geglu'}, {'norm': 'layernorm'}, {'norm_offset': 1.0},
@@ -147,7 +147,7 @@ def forced(model, weights):
 @pytest.mark.parametrize(
     ('case', 'flip'),
     [
-        pytest.param(case, flip, marks=[pytest.mark.nightly] * (case not in FAST))
+        pytest.param(case, flip, marks=pytest.mark.slow if case in SLOW else pytest.mark.nightly)
         for case, flips in FLIPPED.items()
         for flip in flips
     ],

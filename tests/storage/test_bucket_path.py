@@ -95,7 +95,9 @@ def test_a_write_that_expects_another_version_changes_nothing(root):
     assert not path.is_file()
 
 
-@pytest.mark.parametrize('status', [429, 500, 503])
+@pytest.mark.parametrize(
+    'status', [pytest.param(429, marks=pytest.mark.slow), pytest.param(500, marks=pytest.mark.slow), 503]
+)
 def test_a_service_that_fails_for_a_moment_is_asked_again(bucket, root, status):
     fault = bucket.fault(status=status, times=2)
     (root / 'x').write_bytes(b'1')
