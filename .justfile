@@ -40,7 +40,7 @@ reference:
 
 # run the notebooks, and store their outputs
 notebooks *FILES:
-    uv run python scripts/run_notebooks.py {{ FILES }}
+    uv run python scripts/run_notebooks.py "$@"
 
 # every check that a change must pass
 ci:

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 from pretrax.errors import Report
 from pretrax.observe.device_memory import memory_by_owner, memory_in_use
-from pretrax.observe.slow_steps import SETTLING, SlowSteps
-from pretrax.observe.slow_steps import Clock as ClockOfSteps
+from pretrax.observe.slow_steps import SETTLING, Clock, SlowSteps
 
 STEPS_FILE = 'steps.json'
 MOST_SLOW, APART = 3, 100  # traces that slow steps may start, and steps from the end of one to the next
@@ -30,13 +29,13 @@ class Options(Protocol):
     def profile_on_slow(self) -> float | None: ...  # a step of this many times the usual time starts a trace
 
 
-class Clock(ClockOfSteps, Protocol):
+class PausableClock(Clock, Protocol):
     def paused(self, work: str, step: int) -> contextlib.AbstractContextManager[None]: ...  # its time is not a step's
 
 
 class Metrics(Protocol):
     @property
-    def clock(self) -> Clock: ...
+    def clock(self) -> PausableClock: ...
     def read(self) -> None: ...  # waits for the step before the newest one, and measures its time
 
 
