@@ -3,6 +3,7 @@
 import contextlib
 import faulthandler
 import functools
+import gc
 import os
 import shutil
 import signal
@@ -37,6 +38,7 @@ def pytest_configure(config):
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    gc.set_threshold(10_000, 20, 100)  # tracing makes many objects and little garbage: a tenth of the time
     config.stash[_programs] = tempfile.mkdtemp(prefix='pretrax-programs-')
     os.environ |= {
         'JAX_ENABLE_COMPILATION_CACHE': 'true',

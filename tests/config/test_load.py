@@ -115,6 +115,8 @@ def test_overrides_are_yaml_but_globs_need_no_quotes(base: Path) -> None:
         ('steps=010', 'octal'),
         ('stesp=3', 'did you mean steps?'),
         ('learning_rate=1', 'did you mean optimizer.learning_rate?'),
+        ('distill.cach=x', 'did you mean cache?'),
+        ('data.teacher=x', 'did you mean distill.teacher?'),
         ('batch.tokens=16k', 'write 16384 or 16000'),
         ('steps=3.0', 'write 3'),
         ('steps=[1]', 'is [1]; expected an integer\n'),

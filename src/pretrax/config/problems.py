@@ -7,6 +7,8 @@ import difflib
 import json
 import re
 import textwrap
+import types
+import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -138,9 +140,17 @@ def known_keys(model: type[pydantic.BaseModel], prefix: str = '') -> list[str]:
     keys = []
     for name, field in model.model_fields.items():
         keys.append(prefix + name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, pydantic.BaseModel):
-            keys += known_keys(field.annotation, f'{prefix}{name}.')
+        if section := _section(field.annotation):
+            keys += known_keys(section, f'{prefix}{name}.')
     return keys
+
+
+def _section(annotation: Any) -> type[pydantic.BaseModel] | None:
+    """The model of a field that holds one, or may: Distill for `Distill | None`."""
+    if typing.get_origin(annotation) is types.UnionType:
+        kinds = [kind for kind in typing.get_args(annotation) if kind is not types.NoneType]
+        annotation = kinds[0] if len(kinds) == 1 else None
+    return annotation if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel) else None
 
 
 def _fix(value: Any, expected: str) -> str:
@@ -208,9 +218,10 @@ def _describe(model: type[pydantic.BaseModel], path: Path) -> str:
 def _model_at(model: type[pydantic.BaseModel], path: Path) -> type[pydantic.BaseModel] | None:
     for part in path:
         field = model.model_fields.get(str(part))
-        if not field or not isinstance(field.annotation, type) or not issubclass(field.annotation, pydantic.BaseModel):
+        section = _section(field.annotation) if field else None
+        if not section:
             return None
-        model = field.annotation
+        model = section
     return model
 
 
