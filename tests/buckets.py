@@ -185,6 +185,7 @@ class _Proxy(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = 'HTTP/1.1'
+    disable_nagle_algorithm = True  # or each body waits up to 40 ms until its headers are acknowledged
 
     def log_message(self, *_: Any) -> None:
         pass
