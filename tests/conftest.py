@@ -7,11 +7,14 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'  # nothing from the user's home, and nothing into it
+os.environ.pop('PYTHONDONTWRITEBYTECODE', None)  # with it, each process compiles the sources of JAX again: 2 s
+sys.dont_write_bytecode = False
 os.environ.pop('UV', None)  # commands are printed without `uv run`, however the tests were started
 # Eight devices take turns on few cores: a collective may wait long for the last of them. LLVM's optimization does not pay
 # for small programs that run a few times.
