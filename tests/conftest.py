@@ -14,7 +14,6 @@ from pathlib import Path
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'  # nothing from the user's home, and nothing into it
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)  # with it, each process compiles the sources of JAX again: 2 s
-sys.dont_write_bytecode = False
 os.environ.pop('UV', None)  # commands are printed without `uv run`, however the tests were started
 # Eight devices take turns on few cores: a collective may wait long for the last of them. LLVM's optimization does not pay
 # for small programs that run a few times.
@@ -29,8 +28,15 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 hypothesis.settings.register_profile('pretrax', deadline=None, derandomize=True)
 hypothesis.settings.load_profile('pretrax')
+sys.dont_write_bytecode = False
 
 _programs = pytest.StashKey[str]()
+
+
+@pytest.hookimpl(optionalhook=True, wrapper=True)
+def pytest_xdist_auto_num_workers():
+    """One worker more than there are cores: tests wait a fifth of the time, for servers and for other processes."""
+    return (yield) + 1
 
 
 def pytest_configure(config):

@@ -66,11 +66,11 @@ def check(found, name):
 @pytest.mark.parametrize(
     ('name', 'sizes'),
     [
-        ('llama', EIGHT),
         ('capacity', {}),
         *[
             pytest.param(name, sizes, marks=pytest.mark.slow)
             for name, sizes in (
+                ('llama', EIGHT),
                 ('llama', {}), ('llama', {'c': 2, 'd': 2, 't': 2}), ('llama', {'p': 2, 'd': 2}), ('capacity', EIGHT),
                 ('capacity', {'e': 2, 'd': 2}), ('learned', {}), ('learned', EIGHT), ('states', {}), ('states', {'d': 2, 't': 2}),
             )

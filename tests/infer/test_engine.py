@@ -148,7 +148,7 @@ def writes_the_likeliest_tokens(name, mesh_name, draft=None, **changes):
     ('name', 'mesh_name'),
     [
         ('llama', 'one device'),
-        ('gpt2', 'eight devices'),
+        pytest.param('gpt2', 'eight devices', marks=pytest.mark.slow),
         pytest.param('windowed', 'one device', marks=pytest.mark.nightly),
         *[pytest.param(*case, marks=pytest.mark.nightly) for case in OTHERS],
     ],

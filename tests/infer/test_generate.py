@@ -52,12 +52,12 @@ def greedy(family):
     ('family', 'mesh'),
     [
         ('llama', (2, 2, 2)),
-        ('latent', (1, 1, 2)),
         *[
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
                 ('llama', (1, 1, 1)),
                 ('latent', (1, 1, 1)),
+                ('latent', (1, 1, 2)),
                 ('latent', (2, 2, 2)),
                 *((other, mesh) for other in ('gpt2', 'experts') for mesh in ((1, 1, 1), (2, 2, 2))),
             )

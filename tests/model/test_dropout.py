@@ -89,9 +89,9 @@ def alone():
 @pytest.mark.parametrize(
     ('mesh', 'more', 'accumulation'),
     [
-        ({'d': 2}, {'save': 'none'}, 2),
+        pytest.param({'d': 2}, {'save': 'none'}, 2, marks=pytest.mark.slow),
         pytest.param({'c': 2, 't': 2}, {'context': 'ring'}, 1, marks=pytest.mark.slow),
-        pytest.param({'c': 2, 't': 2}, {'context': 'all_to_all'}, 1, marks=pytest.mark.slow),
+        pytest.param({'c': 2, 't': 2}, {'context': 'all_to_all'}, 1, marks=pytest.mark.nightly),
         pytest.param({'p': 2}, {'pipeline_schedule': '1f1b'}, 1, marks=pytest.mark.slow),
     ],
 )

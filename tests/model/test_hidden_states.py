@@ -66,9 +66,9 @@ def found_gradient(model, weights, teacher, batch, mesh=None, accumulation=1):
     ('mesh', 'accumulation', 'student', 'teacher', 'pairs'),
     [
         ({'d': 2, 't': 2}, 1, LLAMA | {'n_layers': 1}, WIDE | {'n_layers': 2}, ((0, 1),)),
-        pytest.param({}, 1, LLAMA, WIDE, PAIRS, marks=pytest.mark.slow),
+        pytest.param({}, 1, LLAMA, WIDE, PAIRS, marks=pytest.mark.nightly),
         pytest.param({'r': 2, 'd': 2, 't': 2}, 2, LLAMA, WIDE, PAIRS, marks=pytest.mark.slow),
-        pytest.param({'d': 2, 'c': 2, 't': 2}, 1, LLAMA, WIDE, ((1, 2), (0, 2), (1, 0)), marks=pytest.mark.slow),
+        pytest.param({'d': 2, 'c': 2, 't': 2}, 1, LLAMA, WIDE, ((1, 2), (0, 2), (1, 0)), marks=pytest.mark.nightly),
         pytest.param({'d': 4, 't': 2}, 2, LLAMA | {'save': 'none'}, DEEP, ((0, 0),), marks=pytest.mark.slow),
         pytest.param({'r': 2, 'c': 4}, 1, GPT2, GPT2 | {'n_layers': 3}, PAIRS[:1], marks=pytest.mark.nightly),
         pytest.param({'d': 2, 'e': 2}, 2, EXPERTS, EXPERTS | {'n_layers': 4}, PAIRS, marks=pytest.mark.slow),

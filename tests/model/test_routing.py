@@ -121,10 +121,15 @@ def test_biases_are_the_same_for_any_number_of_micro_batches():
     np.testing.assert_allclose(after, before + 0.03 * moved, atol=1e-6)  # no decay, no gradient
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     'mesh',
-    [{'d': 2, 't': 2}, {'e': 4}, {'r': 2, 'e': 2}, {'c': 2}, {'p': 2}, {'p': 2, 'pipeline_schedule': '1f1b'}],
+    [
+        *(
+            pytest.param(mesh, marks=pytest.mark.slow)
+            for mesh in ({'d': 2, 't': 2}, {'e': 4}, {'p': 2, 'pipeline_schedule': '1f1b'})
+        ),
+        *(pytest.param(mesh, marks=pytest.mark.nightly) for mesh in ({'r': 2, 'e': 2}, {'c': 2}, {'p': 2})),
+    ],
     ids=str,
 )
 def test_biases_are_the_same_on_any_mesh(mesh):

@@ -89,8 +89,8 @@ def expected(model, weights, teacher, batch, k):
 @pytest.mark.parametrize(
     ('mesh', 'accumulation', 'direction', 'k'),
     [
-        ({'d': 2, 't': 2, 'c': 2}, 2, 'forward', 5),
-        pytest.param({}, 1, 'reverse', 5, marks=pytest.mark.slow),
+        pytest.param({'d': 2, 't': 2, 'c': 2}, 2, 'forward', 5, marks=pytest.mark.slow),
+        pytest.param({}, 1, 'reverse', 5, marks=pytest.mark.nightly),
         pytest.param({'r': 8}, 1, 'forward', 1, marks=pytest.mark.slow),
         pytest.param({'d': 4, 't': 2}, 2, 'reverse', 70, marks=pytest.mark.slow),
     ],

@@ -206,7 +206,7 @@ def test_every_optimizer_leaves_frozen_weights_alone(name):
 @pytest.mark.parametrize(
     ('sizes', 'options'),
     [
-        ({'d': 2, 't': 2, 'r': 2}, {}),
+        pytest.param({'d': 2, 't': 2, 'r': 2}, {}, marks=pytest.mark.slow),
         pytest.param({'p': 2, 'd': 2}, {}, marks=pytest.mark.slow),
         pytest.param({'p': 2, 'd': 2}, {'pipeline_schedule': '1f1b'}, marks=pytest.mark.slow),
     ],

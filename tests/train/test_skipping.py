@@ -83,9 +83,9 @@ def test_the_scale_of_the_loss_changes_as_in_torch():
 @pytest.mark.parametrize(
     ('sizes', 'accumulation', 'options'),
     [
-        ({'d': 2, 't': 2}, 1, {}),
-        pytest.param({'r': 2}, 2, {}, marks=pytest.mark.slow),
-        pytest.param({'p': 2}, 1, {}, marks=pytest.mark.slow),
+        pytest.param({'d': 2, 't': 2}, 1, {}, marks=pytest.mark.slow),
+        pytest.param({'r': 2}, 2, {}, marks=pytest.mark.nightly),
+        pytest.param({'p': 2}, 1, {}, marks=pytest.mark.nightly),
         pytest.param({'p': 2, 'd': 2}, 1, {'pipeline_schedule': '1f1b'}, marks=pytest.mark.slow),
         pytest.param(
             {'e': 2}, 2, {'n_experts': 4, 'experts_per_token': 2, 'balance_loss': 0.1}, marks=pytest.mark.slow
