@@ -68,7 +68,7 @@ def expected(model, weights, teacher, batch, k):
         logits = reference.logits(w, batch.tokens, batch.segments, batch.positions, arch)
         return logits[..., :VOCAB]
 
-    of_teacher = logits_of(teacher, model.teacher.arch)
+    of_teacher = jax.jit(logits_of, static_argnums=1)(teacher, model.teacher.arch)
     ids = jnp.argsort(-of_teacher, axis=-1)[..., :k]
     p = outcomes(of_teacher, ids, how.temperature)
 
