@@ -173,10 +173,13 @@ with open(run / 'attempts.jsonl', 'a') as events:
     events.write(json.dumps({'time': time.time(), 'event': 'began', 'step': 0}) + '\\n')
 """
 STOP = """
-import json, os, pathlib, signal, sys
+import json, os, pathlib, signal, sys, time
 with open(sys.argv[1], 'a') as requests:
     requests.write(pathlib.Path(sys.argv[2]).name + ' ')
 os.kill(int(json.loads((pathlib.Path(sys.argv[2]) / 'launch.json').read_text())['job']), signal.SIGTERM)
+time.sleep(0.6)  # as an engine does that answers when the job has ended
+with open(sys.argv[1], 'a') as requests:
+    requests.write('answered')
 """
 
 
@@ -279,7 +282,7 @@ def test_ctrl_c_leaves_jobs_and_the_next_search_finds_them_and_stops_the_poor_on
     assert not trial.is_over()
     scheduler.until(trial.is_over)
     assert not scheduler.running(1)
-    assert scheduler.requests.read_text() == '1 ', 'a second request would end it before it has saved'
+    assert scheduler.requests.read_text() == '1 answered', 'a second request would end it before it has saved'
     assert trial.steps_done < BASE['steps']
     assert (trial.run_dir / 'checkpoints' / str(trial.steps_done)).is_dir()
 

@@ -81,13 +81,15 @@ class Training:
         if self._leaves or self.refused:
             return True
         if time.monotonic() < self._next:
-            return self._stopping and not self._elsewhere
+            return self._stopping and not self._elsewhere and not self._job.is_asking()
         self._elsewhere = self._runs_elsewhere()
         if self.refused:
             return True
         if self._elsewhere:
             if self._stopping:
                 self._job.ask_to_stop()
+            return False
+        if self._job.is_asking():
             return False
         if self._submitted:
             return self._job_is_over()

@@ -71,6 +71,10 @@ class TrialJob:
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
+    def is_asking(self) -> bool:
+        """Whether the process of a request to stop still runs."""
+        return self._request is not None and self._request.poll() is None
+
     def end(self) -> tuple[int, str, bool]:
         """Exit code and reason of a job that has ended, and whether it has left anything in the run directory."""
         events = read_attempts(self._run_dir)[self._events :]
