@@ -60,7 +60,7 @@ class Training:
         self._restarts = Restarts(retries, newest_checkpoint(self.run_dir))
         self._next = 0.0  # time of the next start, or of the next question to the engine
         self._submitted = False  # there is a job
-        self._elsewhere = False  # a job, or a process of an earlier search, trained the run when last looked at
+        self._elsewhere = False  # a job, an earlier search or a request to stop was at the run when last looked at
         self._stopping = self._leaves = self._is_silent = False
         self._traceless = 0  # jobs in a row that left nothing in the run directory
 
@@ -81,15 +81,13 @@ class Training:
         if self._leaves or self.refused:
             return True
         if time.monotonic() < self._next:
-            return self._stopping and not self._elsewhere and not self._job.is_asking()
-        self._elsewhere = self._runs_elsewhere()
+            return self._stopping and not self._elsewhere
+        self._elsewhere = self._runs_elsewhere() or self._job.is_asking()
         if self.refused:
             return True
         if self._elsewhere:
             if self._stopping:
                 self._job.ask_to_stop()
-            return False
-        if self._job.is_asking():
             return False
         if self._submitted:
             return self._job_is_over()

@@ -51,14 +51,13 @@ class TrialJob:
 
         Each attempt of the job is asked once, since a second request would end it before it has saved.
         """
+        if self.is_asking():
+            return
         record = self.record()
         if self._request is not None:
-            code = self._request.poll()
-            if code is None:
-                return
-            self._request = None
-            if code == DONE:
+            if self._request.returncode == DONE:
                 self._asked = self._asking
+            self._request = None
         attempt = record.job if record else '', sum(
             event['event'] == 'began' for event in read_attempts(self._run_dir)
         )  # fmt: skip
