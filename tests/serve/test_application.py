@@ -97,7 +97,7 @@ def test_log_probabilities_belong_to_the_tokens_of_the_text(client):
         model='stub-chat', messages=HELLO, temperature=0, max_tokens=27, logprobs=True, top_logprobs=3, stop='the m'
     ).choices[0]
     content = chat.logprobs.content
-    assert bytes(byte for token in content for byte in token.bytes).decode() == chat.message.content
+    assert bytes(byte for token in content for byte in token.bytes).decode() == chat.message.content + 'the m'
     assert [len(token.top_logprobs) for token in content] == [3] * len(content)
     assert content[0].top_logprobs[0].token == 't'
 
@@ -117,12 +117,17 @@ def test_an_answer_ends_at_the_end_of_text_token_unless_it_is_ignored(server, cl
     try:
         asked = {'model': 'stub', 'prompt': 'x', 'max_tokens': 8}
         ended = client.completions.create(**asked, logprobs=1)
+        echoed = client.completions.create(**asked | {'max_tokens': 3}, echo=True, logprobs=1).choices[0]
+        streamed = list(client.completions.create(**asked, logprobs=1, stream=True))
         ignored = client.completions.create(**asked, extra_body={'ignore_eos': True})
     finally:
         engine.script = None
     assert (ended.choices[0].text, ended.choices[0].finish_reason) == ('hi', 'stop')
-    assert ended.choices[0].logprobs.tokens == ['h', 'i']
+    assert ended.choices[0].logprobs.tokens == ['h', 'i', '<|endoftext|>']
+    assert ended.choices[0].logprobs.text_offset == [0, 1, 2]
     assert ended.usage.completion_tokens == 3
+    assert (echoed.text, echoed.logprobs.tokens) == ('xhi', ['x', 'h', 'i', '<|endoftext|>'])
+    assert [token for event in streamed for token in event.choices[0].logprobs.tokens] == ['h', 'i', '<|endoftext|>']
     assert (ignored.choices[0].text, ignored.choices[0].finish_reason) == ('hi<|endoftext|>!' * 2, 'length')
 
 

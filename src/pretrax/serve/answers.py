@@ -12,7 +12,10 @@ _CONTEXT = 64  # tokens before an answer that can change its first letters, and 
 
 @dataclasses.dataclass
 class Delta:
-    """What is new in an answer. `offsets`: where each token's text starts in the answer, in characters."""
+    """What is new in an answer. `offsets`: where each token's text starts in the answer, in characters.
+
+    Every written token is in `tokens`, also the one that ends the answer, and those of a stop string.
+    """
 
     text: str = ''
     tokens: list[Token] = dataclasses.field(default_factory=list)
@@ -65,25 +68,30 @@ class Choice:
             return Delta()
         delta = self._opening(update) if self._is_first else Delta()
         self._is_first = False
-        tokens = [token for token in update.tokens if token.id not in self._stop_ids]
-        self._tokens += tokens
+        ids = [token.id for token in update.tokens]
+        shown = ids[:-1] if update.finish == 'stop' and ids[-1] in self._stop_ids else ids
+        written = len(ids)
         if not self._stops:
-            delta.text += self._text.push([token.id for token in tokens])
+            delta.text += self._text.push(shown)
         else:  # one by one, to count those up to the stop string
-            for number, token in enumerate(tokens, 1):
-                delta.text += self._text.push([token.id])
+            for number, token in enumerate(shown, 1):
+                delta.text += self._text.push([token])
                 if self._text.finished:
-                    self.answer_tokens += number - len(update.tokens)
+                    written = number
                     break
-        self.answer_tokens += len(update.tokens)
+        self._tokens += update.tokens[:written]
+        self.answer_tokens += written
         if update.finish:
             delta.text += self._text.flush()
         delta.finish = 'stop' if self._text.finished else update.finish
         start = len(self._echo or '')
-        pieces = self._text.pieces[self._given :]
-        delta.tokens += self._tokens[self._given : self._given + len(pieces)]
-        delta.offsets += [start + piece.offset for piece in pieces]
-        self._given += len(pieces)
+        offsets = [start + piece.offset for piece in self._text.pieces[self._given :]]
+        if delta.finish:  # tokens that are not shown: the end token, and those of the stop string
+            end = len(self.whole.text) + len(delta.text)
+            offsets += [end] * (len(self._tokens) - self._given - len(offsets))
+        delta.tokens += self._tokens[self._given : self._given + len(offsets)]
+        delta.offsets += offsets
+        self._given += len(offsets)
         if update.weights_step is not None and self.steps[-1:] != [update.weights_step]:
             self.steps.append(update.weights_step)
         self.whole.extend(delta)
