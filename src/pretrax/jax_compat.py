@@ -4,13 +4,14 @@ No other file imports `jax._src` (tests/test_house.py). When JAX is upgraded, th
 """
 
 import contextlib
+import os
 import warnings
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import jax
-from jax._src import clusters, compilation_cache, compiler, distributed
+from jax._src import cloud_tpu_init, clusters, compilation_cache, compiler, distributed
 from jax.experimental import serialize_executable
 
 # Logger that warns about TPU topologies for which JAX has no rule. JAX 0.12; a public setting for the warning.
@@ -51,12 +52,23 @@ def coordination_client() -> Any:
     return client
 
 
-def detected_identity() -> tuple[str | None, int | None, int | None]:
-    """The coordinator, the number of processes and the index that `jax.distributed.initialize` would detect; None: none.
+def detected_identity() -> tuple[int, int, str, int | None] | None:
+    """(number of processes, index of this one, address of the first, its index on this host) under Slurm or on TPUs; None: alone.
 
-    JAX 0.12; a public function that detects without connecting.
+    JAX's own detection also asks the server of any Kubernetes cluster, often without permission, and looks for the
+    address of a single process for minutes. JAX 0.12; a public function that detects without connecting.
     """
-    return clusters.ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, 300)[:3]
+    kinds = (kind for kind in clusters.ClusterEnv._cluster_types if kind.name in ('slurm', 'gketpu', 'gcetpu'))
+    cluster = next((kind for kind in kinds if kind.is_env_present()), None)
+    if cluster is None or (count := cluster.get_process_count()) == 1:
+        return None
+    address = cluster.get_coordinator_address(300, os.environ.get('JAX_COORDINATOR_PORT'))
+    return (
+        count,
+        cluster.get_process_id(),
+        address,
+        None if cloud_tpu_init.running_in_cloud_tpu_vm else cluster.get_local_process_id(),
+    )
 
 
 def cache_programs_in_every_cpu_process() -> None:

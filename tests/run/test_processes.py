@@ -6,16 +6,20 @@ import socket
 import subprocess
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
+from config.smallest import VALUES
 from preloaded import programs
 from pretrax import config_from_values, pretrain
 from pretrax.data.batches.source import DataRequest
 from pretrax.data.options import TextOptions
 from pretrax.data.text import open_text
 from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
+from pretrax.errors import UserError
 from pretrax.observe.metrics import read_metrics
+from pretrax.run.processes import Identity, identity, join_processes
 from runs import BIGRAM, Quiet
 
 # Without the 8 devices of the tests, and with programs that compile quickly.
@@ -145,3 +149,38 @@ def start(config, run_dir, steps, **environment):
         [programs() / 'pretrax', 'train', str(config), f'run_dir={run_dir}', f'steps={steps}'], env=QUIET | environment,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    'variables', [{}, {'SLURM_NTASKS': '8'}, {'OMPI_COMM_WORLD_SIZE': '2'}, {'KUBERNETES_SERVICE_HOST': '10.0.0.1'}]
+)
+def test_what_is_installed_and_what_a_shell_inherits_make_no_cluster(variables, monkeypatch, tmp_path):
+    """As after `pip install pretrax[tpu]` on any machine, and in a shell inside a job. JAX is in use here."""
+    (tmp_path / 'libtpu').mkdir()
+    (tmp_path / 'libtpu' / '__init__.py').write_text('')
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    jax.devices()
+    config = config_from_values(VALUES)
+    join_processes(config)
+    assert not jax.distributed.is_initialized()
+    assert identity(config) == Identity()
+
+
+def test_a_program_that_used_jax_is_told_that_it_cannot_join(monkeypatch, tmp_path):
+    jax.devices()
+    for name, value in {'NUM_PROCESSES': '2', 'PROCESS_ID': '1', 'COORDINATOR_ADDRESS': 'localhost:1'}.items():
+        monkeypatch.setenv(f'JAX_{name}', value)
+    monkeypatch.setattr(
+        'pretrax.run.processes._end_well_when_aborted', lambda *_: None
+    )  # it would stay for other tests
+    with pytest.raises(UserError, match='has used JAX before'):
+        join_processes(config_from_values(VALUES | {'run_dir': str(tmp_path)}))
+
+
+def test_the_address_alone_completes_what_others_number(monkeypatch):
+    monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', 'node7:1234')
+    for name, value in {'SIZE': '4', 'RANK': '3', 'LOCAL_RANK': '1', 'LOCAL_SIZE': '2'}.items():
+        monkeypatch.setenv(f'OMPI_COMM_WORLD_{name}', value)
+    assert identity(config_from_values(VALUES)) == Identity(4, 3, 'node7:1234', 1)

@@ -13,6 +13,7 @@ from pretrax.errors import Report
 from pretrax.observe.device_memory import bytes_per_device
 from pretrax.run.compiled_step import lower_step
 from pretrax.run.devices import device_memory
+from pretrax.run.processes import join_processes
 from pretrax.run.setup import Run, prepare
 from pretrax.scale.memory import memory_of
 from pretrax.scale.topology import Topology
@@ -52,6 +53,8 @@ def compile_ahead(config: RunConfig, topology: Topology | None, say: Report) -> 
         UserError: the configuration does not fit the data, the model or the devices; the plugin for the hardware is missing; or
             an option of XLA cannot be used.
     """
+    if topology is None:
+        join_processes(config)
     run = prepare(config, say, None if topology is None else absent_devices(topology))
     options = run.compiler_options.values
     limit = topology.memory if topology else device_memory(run.mesh.devices.flat[0])

@@ -19,7 +19,7 @@ from pretrax.machine.locks import holder_of
 from pretrax.observe.trackers import check_trackers
 from pretrax.run.compiled_step import LoadStep, compile_step
 from pretrax.run.evaluate import Evaluation
-from pretrax.run.processes import exiting_on_error
+from pretrax.run.processes import exiting_on_error, join_processes
 from pretrax.run.resume import being_trained, check_unchanged
 from pretrax.run.setup import Run, prepare_and_report
 from pretrax.run.start import restore_or_start
@@ -48,6 +48,7 @@ def dry_run(
     Raises:
         UserError: `train` would raise it too.
     """
+    join_processes(config)
     local = working_directory(config.run_dir)
     if (holder := holder_of(local)) is not None:
         raise being_trained(config.run_dir, holder)

@@ -23,6 +23,7 @@ from pretrax.machine.atomic import write_file
 from pretrax.run.compiled_step import compile_step
 from pretrax.run.devices import memory_limit, peak_memory
 from pretrax.run.out_of_memory import FullMemoryError
+from pretrax.run.processes import join_processes
 from pretrax.run.setup import memory_of_run, prepare
 from pretrax.run.teacher import load_teacher
 from pretrax.scale.memory import size
@@ -61,6 +62,7 @@ def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:
     Raises:
         UserError: the configuration does not fit the data or the devices.
     """
+    join_processes(config)
     run = prepare(config)
     for line in run.startup:
         print(line, flush=True)

@@ -9,7 +9,6 @@ import ctypes
 import dataclasses
 import faulthandler
 import functools
-import importlib.util
 import os
 import re
 import signal
@@ -25,6 +24,7 @@ from pretrax.checkpoint import SaveError
 from pretrax.config import Processes, RunConfig
 from pretrax.errors import TRY_AGAIN, UserError, first_line
 from pretrax.jax_compat import detected_identity
+from pretrax.machine.open_mpi import mpi_identity
 from pretrax.machine.tpu_slices import slice_identity
 from pretrax.storage import AnyPath
 from pretrax.storage.working_directory import working_directory
@@ -36,32 +36,35 @@ _kept: list[Any] = []  # objects that native code uses until the process ends
 def join_processes(config: RunConfig) -> None:
     """Joins the other processes of a run, if there are any.
 
-    The identity of this process comes from `processes:`, else from the environment
-    (`JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`, `JAX_COORDINATOR_ADDRESS`, or GKE's variables for slices
-    of TPUs), else from what JAX detects: Slurm, Open MPI, a TPU.
-
     Raises:
-        UserError: a part of the identity is missing or not a number, or the number of processes is not the configured one.
+        UserError: a part of the identity is missing or not a number, the number of processes is not the configured one, or
+            this process has used JAX before.
     """
     if jax.distributed.is_initialized():
         return
     section, heartbeat = config.processes, config.faults.heartbeat_seconds
-    given = _named(section)
-    if given is not None:
-        _end_well_when_aborted(config.run_dir, given.index, heartbeat)
-        # Otherwise JAX would use the devices that Slurm assigns to its own kind of processes.
-        jax.distributed.initialize(
-            given.coordinator,
-            given.count,
-            given.index,
-            heartbeat_timeout_seconds=heartbeat,
-            cluster_detection_method='deactivate',
-        )
-    elif not _is_alone(section) and _may_be_detected() and _initialize_as_detected(heartbeat):
-        _end_well_when_aborted(config.run_dir, jax.process_index(), heartbeat)
-    count = jax.process_count() if jax.distributed.is_initialized() else 1
-    if section.count is not None and section.count != count:
-        actual = 'this process is alone' if count == 1 else f'there are {count}'
+    this = identity(config)
+    if this.count > 1:
+        _end_well_when_aborted(config.run_dir, this.index, heartbeat)
+        try:
+            # Otherwise JAX would use the devices that Slurm assigns to its own kind of processes.
+            jax.distributed.initialize(
+                this.coordinator,
+                this.count,
+                this.index,
+                None if this.device is None or 'JAX_LOCAL_DEVICE_IDS' in os.environ else [this.device],
+                heartbeat_timeout_seconds=heartbeat,
+                cluster_detection_method='deactivate',
+            )
+        except RuntimeError as error:
+            if 'must be called before' not in str(error):
+                raise
+            raise UserError(
+                f'this is process {this.index} of {this.count}, but it has used JAX before it could join the others\n'
+                'in a program, call pretrain before other functions of JAX; or set processes.count=1 to train alone'
+            ) from error
+    if section.count is not None and section.count != this.count:
+        actual = 'this process is alone' if this.count == 1 else f'there are {this.count}'
         raise UserError(
             f'processes.count is {section.count}, but {actual}\nstart them with pretrax launch local '
             f'CONFIG --processes {section.count}, or leave out processes.count'
@@ -70,35 +73,36 @@ def join_processes(config: RunConfig) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """Which of several processes this one is. `coordinator`: HOST:PORT of the first; '' if there is one process."""
+    """Which of several processes this one is.
+
+    `coordinator`: HOST:PORT of the first; '' if there is one process. `device`: the only one that this process uses; None: all.
+    """
 
     count: int = 1
     index: int = 0
     coordinator: str = ''
+    device: int | None = None
 
 
 def identity(config: RunConfig) -> Identity:
-    """The identity that this process has in `join_processes`, without joining. Raises UserError as it does."""
-    named = _named(config.processes)
-    if named is None and not _is_alone(config.processes) and _may_be_detected():
-        coordinator, count, index = detected_identity()
-        if coordinator is not None and count is not None and index is not None and count > 1:
-            return Identity(count, index, coordinator)
-    return named or Identity()
+    """The identity of this process, from the first of these that has one.
 
+    `processes:` and `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`, `JAX_COORDINATOR_ADDRESS`; GKE's variables for slices of TPUs;
+    Open MPI; what JAX detects, which is Slurm and TPU VMs. The address alone may be given for processes that others number.
 
-def _is_alone(section: Processes) -> bool:
-    return _given(section, 'count') == 1
-
-
-def _named(section: Processes) -> Identity | None:
-    """The identity that the configuration or the environment gives; None: it gives none, or there is one process."""
-    given: dict[str, Any] = {key: _given(section, key) for key in _VARIABLES}
-    named = given['index'] is not None or given['coordinator'] is not None or _VARIABLES['count'] in os.environ
+    Raises:
+        UserError: a part is missing or not a number.
+    """
+    given: dict[str, Any] = {key: _given(config.processes, key) for key in _VARIABLES}
     if given['count'] == 1:
-        return None
-    if not named:
-        return None if (found := slice_identity()) is None else Identity(*found)
+        return Identity()
+    if given['index'] is None and _VARIABLES['count'] not in os.environ:
+        found = slice_identity() or mpi_identity(given['coordinator']) or _detected()
+        if found is not None:
+            count, index, address, *device = found
+            return Identity(count, index, given['coordinator'] or address, *device)
+        if given['coordinator'] is None:
+            return Identity()
     missing = [key for key, value in given.items() if value is None]
     if missing:
         key = missing[0]
@@ -109,6 +113,18 @@ def _named(section: Processes) -> Identity | None:
     if given['index'] >= given['count']:
         raise UserError(f'processes: number {given["index"]} of {given["count"]}; expected 0 to {given["count"] - 1}')
     return Identity(**given)
+
+
+def _detected() -> tuple[int, int, str, int | None] | None:
+    try:
+        return detected_identity()
+    except OSError as error:
+        print(
+            f'WARNING: this machine has TPUs, but no metadata server answers ({first_line(error)[:100]}): this process trains '
+            f'alone. If it is one of several, set {", ".join(_VARIABLES.values())}',
+            file=sys.stderr,
+        )
+        return None
 
 
 _MEANING = {
@@ -136,23 +152,6 @@ def _given(section: Processes, key: str) -> Any:
     if configured is not None and configured != int(text):
         raise UserError(f'processes.count is {configured}, but {_VARIABLES[key]}={text}\nremove one of the two')
     return int(text)
-
-
-def _may_be_detected() -> bool:
-    """Whether to ask JAX. It would also ask the server of any Kubernetes cluster, often without permission."""
-    several = any(os.environ.get(name, '1') != '1' for name in ('SLURM_NTASKS', 'OMPI_COMM_WORLD_SIZE'))
-    return several or 'JAX_FORCE_TPU_INIT' in os.environ or importlib.util.find_spec('libtpu') is not None
-
-
-def _initialize_as_detected(heartbeat: int) -> bool:
-    """Whether JAX has detected other processes, and joined them."""
-    try:
-        jax.distributed.initialize(heartbeat_timeout_seconds=heartbeat)
-    except ValueError as error:
-        if 'defined' not in str(error):  # 'coordinator_address should be defined': it has detected none
-            raise
-        return False
-    return True
 
 
 def _end_well_when_aborted(run_dir: AnyPath, index: int, heartbeat: int) -> None:

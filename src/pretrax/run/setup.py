@@ -33,7 +33,6 @@ from pretrax.run.compiler_options import CompilerOptions, choose_compiler_option
 from pretrax.run.devices import choose_compute, choose_mesh
 from pretrax.run.distilled import build_model, open_teacher_files
 from pretrax.run.placement import n_slices
-from pretrax.run.processes import join_processes
 from pretrax.run.program_cache import keep_programs
 from pretrax.run.startup import StartupLine, StartupReport
 from pretrax.run.utilization import Utilization, choose_utilization, training_flops
@@ -164,7 +163,6 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
         UserError: the configuration does not fit the data, the model or the devices.
     """
     if devices is None:
-        join_processes(config)
         keep_programs(report)
     mesh, facts = choose_mesh(config, devices)
     local = mesh.local_devices[0] if devices is None else None

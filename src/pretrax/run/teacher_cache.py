@@ -22,7 +22,7 @@ from pretrax.model.distillation import DistilledTransformer
 from pretrax.model.loss import Batch
 from pretrax.model.top_k import TopK
 from pretrax.model.weights import Teacher
-from pretrax.run.processes import is_first_process
+from pretrax.run.processes import is_first_process, join_processes
 from pretrax.run.setup import Run, prepare
 from pretrax.run.teacher import load_teacher
 from pretrax.shardlib import scope, typed_shard_map
@@ -69,6 +69,7 @@ def prepare_cache(config: RunConfig, out: AnyPath, top_k: int, report: Report) -
             f'batch.sequence_length grows: {sorted(lengths)}, and a prepared teacher has rows of one length\n'
             'use one batch.sequence_length, or train with distill.teacher, without preparing it'
         )
+    join_processes(config)
     run = prepare(config, report)
     if not is_first_process():
         report = lambda text: None  # noqa: E731 - only process 0 reports

@@ -1,0 +1,63 @@
+"""Identity of a process that Open MPI's `mpirun` has started, from its variables. Without JAX, and without `mpi4py`."""
+
+import os
+import re
+import socket
+import zlib
+from collections.abc import Mapping
+
+from pretrax.errors import UserError
+
+_SIZE, _RANK, _LOCAL_SIZE, _LOCAL_RANK = (
+    f'OMPI_COMM_WORLD_{name}' for name in ('SIZE', 'RANK', 'LOCAL_SIZE', 'LOCAL_RANK')
+)
+_LAUNCHER_4 = 'OMPI_MCA_orte_hnp_uri'  # 1314521088.0;tcp://10.96.0.1,10.148.0.1:34911, or tcp6://[fe80::b9b]:43370
+_JOB_5 = 'PMIX_NAMESPACE'  # prterun-HOST-PID@1
+
+
+def mpi_identity(
+    coordinator: str | None = None, variables: Mapping[str, str] = os.environ
+) -> tuple[int, int, str, int] | None:
+    """(number of processes, index of this one, address of the first, its index on this host); None: one process or no Open MPI.
+
+    Open MPI does not say where process 0 runs. If the processes are on several hosts, it is expected on that of `mpirun`,
+    where `mpirun` starts it unless a list of hosts says otherwise.
+
+    Args:
+        coordinator: the address of process 0, if it is known.
+        variables: of the environment.
+
+    Raises:
+        UserError: the address is not known, and process 0 runs on another host than `mpirun`.
+    """
+    if not all(variables.get(name, '').isdecimal() for name in (_SIZE, _RANK, _LOCAL_RANK)):
+        return None
+    count, index = int(variables[_SIZE]), int(variables[_RANK])
+    if count == 1:
+        return None
+    local_rank = int(variables[_LOCAL_RANK])
+    if coordinator is not None:
+        return count, index, coordinator, local_rank
+    host = 'localhost' if variables.get(_LOCAL_SIZE) == variables[_SIZE] else _host_of_mpirun(variables)
+    own = variables.get('PMIX_HOSTNAME') or socket.gethostname()
+    if index == 0 and _JOB_5 in variables and host not in ('localhost', own):
+        raise UserError(
+            f'mpirun runs on {host}, but has started process 0 on {own}\n'
+            f'tell all processes its address: mpirun -x JAX_COORDINATOR_ADDRESS={own}:8476'
+        )
+    job = variables.get(_JOB_5) or variables.get(_LAUNCHER_4, '').partition('.')[0]
+    port = variables.get('JAX_COORDINATOR_PORT') or 61440 + zlib.crc32(job.encode()) % 4096  # as JAX's: one per job
+    return count, index, f'{host}:{port}', local_rank
+
+
+def _host_of_mpirun(variables: Mapping[str, str]) -> str:
+    for name, pattern in (
+        (_LAUNCHER_4, r'tcp://(.+?)[,:]|tcp6://\[(.+?)[,\]]'),
+        (_JOB_5, r'(?:prterun|prte)-(.+)-\d+@\d+'),
+    ):
+        if found := re.search(pattern, variables.get(name, '')):
+            return next(group for group in found.groups() if group)
+    raise UserError(
+        'Open MPI does not say on which host mpirun runs\n'
+        'tell all processes the address of process 0: mpirun -x JAX_COORDINATOR_ADDRESS=HOST:8476'
+    )
