@@ -56,7 +56,10 @@ def ours(case, model, named):
         config=config(case),
         tensors={
             name: types.SimpleNamespace(
-                shape=x.shape, dtype=x.dtype, read=lambda index=None, x=x: x if index is None else x[index]
+                shape=x.shape,
+                dtype=str(x.dtype),
+                why_not='',
+                read=lambda index=None, x=x: x if index is None else x[index],
             )
             for name, x in named.items()
         },

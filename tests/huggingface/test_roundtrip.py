@@ -100,7 +100,7 @@ def test_tied_head_that_differs_from_the_embedding_is_rejected(tmp_path, capsys)
     head = tensors['transformer.wte.weight'] + 1
     save_file(tensors | {'lm_head.weight': head}, tmp_path / 'model.safetensors')
     assert command('import', tmp_path, '--out', tmp_path / 'run') == 2
-    assert 'ties lm_head to the embedding, but they differ' in capsys.readouterr().err
+    assert 'ties lm_head.weight to the embedding, but they differ' in capsys.readouterr().err
 
 
 def test_the_default_dtype_is_that_of_most_weights_and_biases_that_choose_experts_stay_in_f32(tmp_path, capsys):

@@ -42,8 +42,9 @@ def export(
             f'to write its weights as safetensors with their own names: pretrax checkpoint export-weights {path} {out}'
         )
     imported = (trained.description.get('imported') or {}).get('dtype')
-    stored = DTYPES[dtype] if dtype else imported or 'F32'
-    why = 'as requested' if dtype else 'as in the imported files' if imported else 'exact; --dtype bf16 halves the size'
+    known = imported in DTYPES.values()  # others are read as F32
+    stored = DTYPES[dtype] if dtype else imported if known else 'F32'
+    why = 'as requested' if dtype else 'as in the imported files' if known else 'exact; --dtype bf16 halves the size'
     with read_directory(trained.directory.parent / KEPT) as kept:
         files = write(
             trained.pieces,

@@ -26,13 +26,15 @@ from pretrax.storage.staging import download
 
 INDEX, SINGLE = 'model.safetensors.index.json', 'model.safetensors'
 PICKLES = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.pickle')
-# Of quantized weights (quantized.py), and refused elsewhere
+# Of quantized weights (quantized.py); they mean nothing without their scales
 BYTES = {'U8': np.dtype(np.uint8), 'F8_E4M3': np.dtype(ml_dtypes.float8_e4m3fn)}
-DTYPES = {'F32': np.dtype(np.float32), 'BF16': np.dtype(ml_dtypes.bfloat16), 'F16': np.dtype(np.float16)}
+WRITTEN = {'F32': np.dtype(np.float32), 'BF16': np.dtype(ml_dtypes.bfloat16), 'F16': np.dtype(np.float16)}
+DTYPES = {**WRITTEN, 'F64': np.dtype(np.float64)}  # of weights
 # Files to download from a hub repository: no pickles, no other frameworks' files, no code.
 DOWNLOADED = (
     '*.safetensors', '*.json', '*.jinja', 'tokenizer.model*', 'vocab.txt', 'merges.txt', 'spiece.model', '*.bpe.model', '*.tiktoken',
 )  # fmt: skip
+QUANTIZED = 'quantized weights cannot be trained: use the checkpoint that they were made from'
 _until_exit = contextlib.ExitStack()
 atexit.register(_until_exit.close)
 
@@ -45,6 +47,7 @@ class Tensor:
     dtype: str  # the name in safetensors
     shape: tuple[int, ...]
     start: int  # offset in the file, in bytes
+    why_not: str = ''  # a reason why it cannot be a weight
 
     def read(self, index: int | None = None) -> np.ndarray:
         """Reads the tensor, or `tensor[index]` alone."""
@@ -64,14 +67,6 @@ class HuggingFaceCheckpoint:
     directory: Path
     config: dict[str, Any]
     tensors: dict[str, Tensor]
-
-    @property
-    def dtype(self) -> str | None:
-        """The dtype of most numbers; None: there are no tensors."""
-        counts: dict[str, int] = {}
-        for tensor in self.tensors.values():
-            counts[tensor.dtype] = counts.get(tensor.dtype, 0) + math.prod(tensor.shape)
-        return max(counts, key=lambda dtype: counts[dtype], default=None)
 
 
 def find(place: str) -> Path:
@@ -138,12 +133,6 @@ def open_checkpoint(directory: Path) -> HuggingFaceCheckpoint:
             if name in tensors:
                 raise UserError(f'{name} is in two files, {tensors[name].file.name} and {path.name}, of {directory}')
             tensors[name] = tensor
-    if (directory / INDEX).is_file():
-        listed = _weight_map(directory)
-        if missing := sorted(set(listed) - set(tensors)):
-            raise UserError(f'{directory / INDEX} lists {_some(missing)}, which the files do not contain')
-        if more := sorted(set(tensors) - set(listed)):
-            raise UserError(f'{directory}: the files contain {_some(more)}, which {INDEX} does not list')
     return HuggingFaceCheckpoint(directory, config, tensors)
 
 
@@ -163,22 +152,22 @@ def _files(directory: Path) -> list[Path]:
             )
         if missing := [name for name in names if not (directory / name).is_file()]:
             raise UserError(
-                f'{directory}: {len(missing)} of {len(names)} files are missing: {_some(missing)}\n'
+                f'{directory}: {len(missing)} of {len(names)} files are missing: {some(missing)}\n'
                 'copy or download them into that directory'
             )
         return [directory / name for name in names]
     found = sorted(directory.glob('*.safetensors'))
     if gone := [path.name for path in found if not path.is_file()]:  # the hub's cache has links to blobs
-        raise UserError(f'{directory}: {_some(gone)} is a broken link\ncopy or download it again')
+        raise UserError(f'{directory}: {some(gone)} is a broken link\ncopy or download it again')
     if (directory / SINGLE) in found:
         return [directory / SINGLE]
     if len(found) == 1:
         return found
     if found:
-        raise UserError(f'{directory}: several .safetensors files, {_some([f.name for f in found])}, and no {INDEX}')
+        raise UserError(f'{directory}: several .safetensors files, {some([f.name for f in found])}, and no {INDEX}')
     if pickles := sorted(path.name for path in directory.iterdir() if path.suffix in PICKLES):
         raise UserError(
-            f'{directory}: the weights are pickled in {_some(pickles)}, and opening a pickle runs its code\n'
+            f'{directory}: the weights are pickled in {some(pickles)}, and opening a pickle runs its code\n'
             'pretrax never unpickles. If you trust the file, convert it to safetensors with transformers:\n'
             f'  model = transformers.AutoModelForCausalLM.from_pretrained({str(directory)!r})\n'
             "  model.save_pretrained('DIR')"
@@ -202,14 +191,13 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     header.pop('__metadata__', None)
     found = {}
     for name, entry in header.items():
-        if entry['dtype'] not in DTYPES | BYTES:
-            raise UserError(
-                f'{path}: {name} is {entry["dtype"]}; expected {", ".join(DTYPES)}\n'
-                'quantized weights cannot be trained: use the checkpoint that they were made from'
-            )
-        found[name] = Tensor(path, entry['dtype'], tuple(entry['shape']), 8 + length + entry['data_offsets'][0])
+        dtype, start = entry['dtype'], 8 + length + entry['data_offsets'][0]
+        quantized = f'\n{QUANTIZED}' if dtype.startswith(('I', 'U', 'F')) else ''
+        why_not = '' if dtype in DTYPES else f'{path}: {name} is {dtype}; expected {", ".join(DTYPES)}{quantized}'
+        found[name] = Tensor(path, dtype, tuple(entry['shape']), start, why_not)
     return found
 
 
-def _some(names: list[str], most: int = 3) -> str:
+def some(names: list[str], most: int = 3) -> str:
+    """The first names, and how many more there are."""
     return ', '.join(names[:most]) + (f' and {len(names) - most} more' if len(names) > most else '')

@@ -4,7 +4,7 @@ DeepSeek-AI 2024, arXiv:2412.19437, section 3.3.2; Micikevicius et al. 2022, arX
 `NAME_scale_inv`, the inverse of what the numbers were multiplied by.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ class Fp8Tensor:
     numbers: Tensor
     scales: Tensor
     block: tuple[int, int]
+    why_not: str = ''
 
     @property
     def file(self) -> Any:
@@ -47,10 +48,10 @@ class Fp8Tensor:
 
 
 def with_fp8(checkpoint: HuggingFaceCheckpoint) -> HuggingFaceCheckpoint:
-    """The checkpoint with each matrix in E4M3 and its scales as one tensor.
+    """The checkpoint with each matrix in E4M3 and its scales as one tensor, or a tensor that says why it cannot be read.
 
     Raises:
-        UserError: config.json says nothing about blocks, or scales are missing or of another shape.
+        UserError: config.json says nothing about blocks.
     """
     tensors: dict[str, Any] = dict(checkpoint.tensors)
     block = checkpoint.config['quantization_config'].get('weight_block_size')
@@ -63,11 +64,13 @@ def with_fp8(checkpoint: HuggingFaceCheckpoint) -> HuggingFaceCheckpoint:
     for name in [name for name, tensor in tensors.items() if tensor.dtype == 'F8_E4M3']:
         numbers, scales = tensors[name], tensors.pop(name + SCALES, None)
         wanted = tuple(-(-n // size) for n, size in zip(numbers.shape, (rows, columns), strict=False))
-        if len(numbers.shape) != 2 or scales is None or scales.shape != wanted:
-            raise UserError(
-                f'{checkpoint.directory}: {name} {list(numbers.shape)} in blocks of {rows} x {columns} does not fit '
-                f'{name}{SCALES} {"(missing)" if scales is None else list(scales.shape)}\n'
-                'copy or download the checkpoint again'
+        fits = scales is not None and len(numbers.shape) == 2 and scales.shape == wanted and not scales.why_not
+        if scales is None or not fits:
+            why_not = (
+                f'{checkpoint.directory}: {name} {list(numbers.shape)} in blocks of {rows} x {columns} does not fit {name}{SCALES} '
+                f'{"(missing)" if scales is None else f"{scales.dtype}{list(scales.shape)}"}\ncopy or download the checkpoint again'
             )
+            tensors[name] = replace(numbers, why_not=why_not)
+            continue
         tensors[name] = Fp8Tensor(numbers, scales, (rows, columns))
     return HuggingFaceCheckpoint(checkpoint.directory, checkpoint.config, tensors)

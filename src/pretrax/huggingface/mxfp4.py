@@ -3,12 +3,11 @@
 Open Compute Project 2023, "OCP Microscaling Formats (MX) Specification" 1.0, sections 5.3.3 (E2M1) and 5.4.1 (E8M0).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from pretrax.errors import UserError
 from pretrax.huggingface.files import HuggingFaceCheckpoint, Tensor
 
 BLOCKS, SCALES = '_blocks', '_scales'  # of names
@@ -21,6 +20,7 @@ class Mxfp4Tensor:
 
     blocks: Tensor
     scales: Tensor
+    why_not: str = ''
 
     @property
     def file(self) -> Any:
@@ -48,14 +48,17 @@ def dequantized(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def with_mxfp4(checkpoint: HuggingFaceCheckpoint) -> HuggingFaceCheckpoint:
-    """The checkpoint with each pair of blocks and scales as one tensor. Raises UserError if one of a pair is missing."""
+    """The checkpoint with each pair of blocks and scales as one tensor, or a tensor that says why it cannot be read."""
     tensors: dict[str, Any] = dict(checkpoint.tensors)
     for name in [name.removesuffix(BLOCKS) for name in tensors if name.endswith(BLOCKS)]:
         blocks, scales = tensors.pop(name + BLOCKS), tensors.pop(name + SCALES, None)
-        if scales is None or len(blocks.shape) != 4 or blocks.shape[:-1] != scales.shape or blocks.shape[-1] != 16:
-            raise UserError(
-                f'{checkpoint.directory}: {name}{BLOCKS} {list(blocks.shape)} does not fit {name}{SCALES} '
-                f'{"(missing)" if scales is None else list(scales.shape)}\ncopy or download the checkpoint again'
-            )
-        tensors[name] = Mxfp4Tensor(blocks, scales)
+        fits = scales is not None and len(blocks.shape) == 4 and blocks.shape == (*scales.shape, 16)
+        if scales is not None and fits and blocks.dtype == scales.dtype == 'U8':
+            tensors[name] = Mxfp4Tensor(blocks, scales)
+            continue
+        why_not = (
+            f'{checkpoint.directory}: {name}{BLOCKS} {blocks.dtype}{list(blocks.shape)} does not fit {name}{SCALES} '
+            f'{"(missing)" if scales is None else f"{scales.dtype}{list(scales.shape)}"}\ncopy or download the checkpoint again'
+        )
+        tensors[name] = replace(blocks, why_not=why_not)
     return HuggingFaceCheckpoint(checkpoint.directory, checkpoint.config, tensors)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pretrax.errors import UserError
-from pretrax.huggingface.files import BYTES, DTYPES, HuggingFaceCheckpoint
+from pretrax.huggingface.files import HuggingFaceCheckpoint
 from pretrax.huggingface.fp8 import with_fp8
 from pretrax.huggingface.mxfp4 import with_mxfp4
 
@@ -23,21 +23,9 @@ def check_quantization(config: Mapping[str, Any]) -> None:
 
 
 def with_whole_tensors(checkpoint: HuggingFaceCheckpoint) -> HuggingFaceCheckpoint:
-    """The checkpoint with quantized numbers and their scales as one tensor. Others are returned as they are.
-
-    Raises:
-        UserError: a tensor is in eight bits, but config.json or the names of tensors do not say how to read it.
-    """
+    """The checkpoint with quantized numbers and their scales as one tensor. Others are returned as they are."""
     method = _method(checkpoint.config)
-    if method is not None:
-        checkpoint = READ[method](checkpoint)
-    for name, tensor in checkpoint.tensors.items():
-        if tensor.dtype in BYTES:
-            raise UserError(
-                f'{tensor.file}: {name} is {tensor.dtype}; expected {", ".join(DTYPES)}\n'
-                'quantized weights cannot be trained: use the checkpoint that they were made from'
-            )
-    return checkpoint
+    return checkpoint if method is None else READ[method](checkpoint)
 
 
 def _method(config: Mapping[str, Any]) -> str | None:

@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from pretrax.errors import UserError
-from pretrax.huggingface.files import DTYPES, INDEX, SINGLE
+from pretrax.huggingface.files import INDEX, SINGLE, WRITTEN
 from pretrax.machine import atomic
 from pretrax.storage import AnyPath
 from pretrax.storage.staging import written_directory
@@ -43,7 +43,7 @@ class TensorFiles:
     ):
         self._directory, self._shapes = directory, shapes
         self._dtypes = {name: 'F32' if name in exact else dtype for name in shapes}
-        self._sizes = {name: DTYPES[self._dtypes[name]].itemsize * math.prod(shape) for name, shape in shapes.items()}
+        self._sizes = {name: WRITTEN[self._dtypes[name]].itemsize * math.prod(shape) for name, shape in shapes.items()}
         self._files = _files(self._sizes)
         self._starts: dict[str, tuple[IO[bytes], int]] = {}
         self._opened = contextlib.ExitStack()
@@ -68,7 +68,7 @@ class TensorFiles:
         The values are rounded to the dtype of the tensor.
         """
         file, start = self._starts[name]
-        shape, values = self._shapes[name], np.ascontiguousarray(values, DTYPES[self._dtypes[name]])
+        shape, values = self._shapes[name], np.ascontiguousarray(values, WRITTEN[self._dtypes[name]])
         row = values.itemsize * math.prod(shape[1:])
         if not shape or values.shape[1:] == tuple(shape[1:]):
             first = where[0].indices(shape[0])[0] if shape else 0

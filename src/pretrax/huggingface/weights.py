@@ -4,8 +4,11 @@ A piece is the part of one pretrax weight that one tensor holds: one layer of a 
 No array here is larger than one tensor of the checkpoint in f32. If one tensor has all experts, they are read one by one.
 """
 
+import collections
+import dataclasses
 import fnmatch
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ import jax
 import numpy as np
 
 from pretrax.errors import UserError
-from pretrax.huggingface.files import HuggingFaceCheckpoint
+from pretrax.huggingface.files import HuggingFaceCheckpoint, some
 from pretrax.huggingface.names import NameTable, TensorPart, TensorRow, rows
 from pretrax.huggingface.text_part import text_config
 from pretrax.model.families import Architecture
@@ -77,6 +80,8 @@ class HuggingFaceWeights:
         like: arrays with the shapes of the pretrax weights.
 
     Attributes:
+        dtype: of most numbers of the weights.
+        notes: lines for the user: tensors that are left out, and those that are rounded.
         not_finite: how many numbers of each tensor are NaN or infinite, of the tensors that have been read.
 
     Raises:
@@ -100,28 +105,57 @@ class HuggingFaceWeights:
             Mapped(m.row, m.name.removeprefix(table.prefix) if bare else m.name, m.at)
             for m in mapped(table, arch, set(self.shapes))
         ]
-        self._check(table, bare)
+        self._use_either_name_of_a_tied_head(table)
+        left_out = self._check(table)
+        counts: collections.Counter[str] = collections.Counter()
+        for name in {m.name for m in self.mapped}:
+            counts[tensors[name].dtype] += math.prod(tensors[name].shape)
+        self.dtype = counts.most_common(1)[0][0]
+        self.notes = [f'{counts["F64"]:,} numbers are F64 and are rounded to F32'] if counts['F64'] else []
+        if left_out:
+            self.notes.append(f'{len(left_out)} tensors that are not weights are left out: {some(left_out)}')
         self._of: dict[str, list[tuple[Mapped, TensorPart]]] = {path: [] for path in self.shapes}
         for m in self.mapped:
             for part in m.row.parts:
                 self._of[part.path].append((m, part))
         assert all(self._of.values()), [path for path, found in self._of.items() if not found]
 
-    def _check(self, table: NameTable, bare: bool) -> None:
+    def _use_either_name_of_a_tied_head(self, table: NameTable) -> None:
+        """Reads a tied embedding under the name of the head if the files have only that one."""
+        heads = [row.name for row in rows(table) if row.parts[0].path == 'unembed']
+        self._head = heads[0] if heads and 'unembed' not in self.shapes else None
+        tensors = self.checkpoint.tensors
+        self.mapped = [
+            dataclasses.replace(m, name=self._head)
+            if self._head in tensors and m.row.parts[0].path == 'embed' and m.name not in tensors
+            else m
+            for m in self.mapped
+        ]
+
+    def _check(self, table: NameTable) -> list[str]:
+        """Checks the names, dtypes and shapes of the weights. Returns the names of tensors that are not weights."""
         tensors, where = self.checkpoint.tensors, self.checkpoint.directory
         expected = {m.name for m in self.mapped}
-        if missing := sorted(expected - set(tensors)):
-            raise UserError(_listed(f'{where}: the files lack {len(missing)} of {len(expected)} tensors', missing))
+        others = sorted(set(tensors) - expected)
         extra = self._extra_layers() if table.extra_layers else range(0)
-        unknown = sorted(
-            name for name in set(tensors) - expected
-            if not any(fnmatch.fnmatch(name, pattern) for pattern in table.ignored)
-            and _layer_of(name) not in extra and not self._repeats_embedding(name)
-        )  # fmt: skip
-        if unknown:
+        strange = [
+            name for name in others
+            if not any(fnmatch.fnmatch(name, pattern) for pattern in table.ignored) and _layer_of(name) not in extra
+        ]  # fmt: skip
+        hint = next((tensors[name].why_not for name in strange if tensors[name].why_not), '')
+        if missing := sorted(expected - set(tensors)):
             raise UserError(
-                _listed(f'{where}: {len(unknown)} tensors do not belong to this architecture', unknown)
-                + '\nconfig.json may belong to another model, or pretrax does not support a part of this one'
+                _listed(f'{where}: the files lack {len(missing)} of {len(expected)} tensors', missing, 3 if hint else 6)
+                + (f'\n{hint}' if hint else '')
+            )
+        if why_not := next((tensors[name].why_not for name in sorted(expected) if tensors[name].why_not), ''):
+            raise UserError(why_not)
+        if unknown := [name for name in strange if not self._repeats_embedding(name)]:
+            raise UserError(
+                _listed(
+                    f'{where}: {len(unknown)} tensors do not belong to this architecture', unknown, 3 if hint else 6
+                )
+                + f'\n{hint or "config.json may belong to another model, or pretrax does not support a part of this one"}'
             )
         for m in self.mapped:
             found, wanted = tensors[m.name].shape, m.row.shape(self.sizes)
@@ -130,6 +164,7 @@ class HuggingFaceWeights:
                     f'{where}: {m.name} has shape {list(found)}, but config.json implies {list(wanted)}\n'
                     'config.json and the weights belong to different models'
                 )
+        return [name for name in others if _layer_of(name) not in extra]
 
     def _extra_layers(self) -> range:
         """The layers after the last one, which config.json has for multi-token prediction."""
@@ -137,14 +172,18 @@ class HuggingFaceWeights:
         return range(self.arch.n_layers, self.arch.n_layers + count)
 
     def _repeats_embedding(self, name: str) -> bool:
-        """Whether a tensor is a tied head stored separately. It must then equal the embedding."""
-        if name != 'lm_head.weight' or 'unembed' in self.shapes:
+        """Whether a tensor is a tied head stored separately. It must then have the numbers of the embedding."""
+        if name != self._head:
             return False
-        embedding = next(m.name for m in self.mapped if m.row.parts[0].path == 'embed')
-        one, other = self.checkpoint.tensors[name].read(), self.checkpoint.tensors[embedding].read()
-        if not np.array_equal(one.view(np.uint8), other.view(np.uint8)):
+        tensors = self.checkpoint.tensors
+        head, embedding = tensors[name], next(tensors[m.name] for m in self.mapped if m.row.parts[0].path == 'embed')
+        if head.why_not:
+            raise UserError(head.why_not)
+        kind = np.uint8 if head.dtype == embedding.dtype else np.float32  # of bytes, so that NaN is equal to itself
+        one, other = (x.read().view(kind) if kind is np.uint8 else x.read().astype(kind) for x in (head, embedding))
+        if not np.array_equal(one, other):
             raise UserError(
-                f'{self.checkpoint.directory}: config.json ties lm_head to the embedding, but they differ\n'
+                f'{self.checkpoint.directory}: config.json ties {name} to the embedding, but they differ\n'
                 'set "tie_word_embeddings": false in config.json if the head is separate'
             )
         return True
@@ -175,12 +214,20 @@ class HuggingFaceWeights:
         return is_stacked and self.letters[part.path][len(m.at)] == 'E'
 
     def _read(self, name: str, expert: int | None) -> np.ndarray:
-        """A tensor, or [1, ...] of one expert; counts the numbers that are not finite, once."""
+        """A tensor, or [1, ...] of one expert, of at most 32 bits; counts the numbers that are not finite, once."""
         tensor = self.checkpoint.tensors[name]
-        values = tensor.read() if expert is None else tensor.read(expert)[None]
+        stored = tensor.read() if expert is None else tensor.read(expert)[None]
+        with np.errstate(over='ignore'):
+            values = stored.astype(np.float32) if stored.dtype == np.float64 else stored
         if (name, expert) not in self._checked:
             self._checked.add((name, expert))
-            if count := values.size - np.count_nonzero(np.isfinite(values)):
+            finite = np.isfinite(values)
+            if values is not stored and (too_large := np.isfinite(stored) & ~finite).any():
+                raise UserError(
+                    f'{tensor.file}: {name} is F64 and has {stored[too_large][0]:g}, but the largest number of F32 is 3.4e+38\n'
+                    'scale the weights down, or use the checkpoint that they were made from'
+                )
+            if count := values.size - np.count_nonzero(finite):
                 self.not_finite[name] = self.not_finite.get(name, 0) + int(count)
         return values
 

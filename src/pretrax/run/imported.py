@@ -49,7 +49,7 @@ def import_checkpoint(place: str, out: str | None, allow_not_finite: bool = Fals
             if new:  # so that the next attempt finds no partial run
                 shutil.rmtree(local, ignore_errors=True)
             raise
-    print(f'imported {len(model.checkpoint.tensors)} tensors, {count:,} parameters with padding, into {directory}')
+    print(f'imported {count:,} parameters into {directory}')
     print(
         f'try: pretrax generate {directory}; init_from: {directory} in a configuration; pretrax export {directory} DIR'
     )
@@ -58,8 +58,10 @@ def import_checkpoint(place: str, out: str | None, allow_not_finite: bool = Fals
 def _write(
     model: HuggingFaceModel, place: str, directory: pathlib.Path, run_dir: AnyPath, allow_not_finite: bool
 ) -> int:
-    """Writes the run, which will be at `run_dir`. Returns its number of parameters."""
-    model.weights(shapes_of(model.arch))  # raises at once if tensors are missing or have other shapes
+    """Writes the run, which will be at `run_dir`. Returns the number of parameters of its model."""
+    found = model.weights(shapes_of(model.arch))  # raises at once if tensors are missing or have other shapes
+    for note in found.notes:
+        print(note)
     model.copy_files(directory / KEPT)
     (directory / 'data').mkdir(exist_ok=True)
     if (directory / KEPT / TOKENIZER).is_file():
@@ -81,7 +83,7 @@ def _write(
         'data': None,
         'tokenizer': run.source.tokenizer_sha256,
         'vocab_size': model.arch.vocab_size,
-        'imported': {'from': place, 'model_type': model.table.model_type, 'dtype': model.checkpoint.dtype},
+        'imported': {'from': place, 'model_type': model.table.model_type, 'dtype': found.dtype},
     }
     write_streamed(directory / 'checkpoints', 0, _streamed(weights), description)
     if said := not_finite_text(weights.not_finite):
@@ -92,7 +94,7 @@ def _write(
             )
         print(said)
     (directory / 'config.yaml').write_text(resolved_yaml(config))
-    return sum(leaf.size for leaf in jax.tree.leaves(like))
+    return run.n_params
 
 
 def _streamed(weights: HuggingFaceWeights) -> dict:
@@ -125,7 +127,7 @@ def _values(model: HuggingFaceModel, directory: pathlib.Path) -> dict:
     data: dict[str, Any] = {'name': 'tokenizer'}
     if not has_tokenizer:
         data['vocab_size'] = model.options['vocab_size']
-    elif ends := _end_tokens(directory):
+    elif ends := _end_tokens(directory, model.options['vocab_size']):
         data['end_of_text'] = ends[0]
     return {
         'name': _name(directory.name),
@@ -138,10 +140,14 @@ def _values(model: HuggingFaceModel, directory: pathlib.Path) -> dict:
     }
 
 
-def _end_tokens(directory: pathlib.Path) -> tuple[int, ...]:
-    """The tokens that end a text, according to the files of the checkpoint, which its tokenizer has."""
+def _end_tokens(directory: pathlib.Path, n_tokens: int) -> tuple[int, ...]:
+    """The tokens that end a text, according to the files of the checkpoint, which its tokenizer and its model have."""
     tokenizer = Tokenizer((directory / KEPT / TOKENIZER).read_bytes(), str(directory / KEPT / TOKENIZER), end_of_text=0)
-    return tuple(token for token in end_tokens(directory / KEPT, tokenizer.token_id) if token < tokenizer.vocab_size)
+    return tuple(
+        token
+        for token in end_tokens(directory / KEPT, tokenizer.token_id)
+        if token < min(n_tokens, tokenizer.vocab_size)
+    )
 
 
 def _name(place: str) -> str:

@@ -162,7 +162,15 @@ def _hugging_face(place: str, mtp_layers: int) -> Origin:
     content = file.read_bytes() if file.is_file() else None
     weights = model.weights(shapes_of(model.arch))
     return Origin(
-        place, weights, model.arch, {}, model.arch.vocab_size, content, None, model.directory, tuple(model.notes)
+        place,
+        weights,
+        model.arch,
+        {},
+        model.arch.vocab_size,
+        content,
+        None,
+        model.directory,
+        (*model.notes, *weights.notes),
     )
 
 
