@@ -19,7 +19,7 @@ class ArrayStore:
     def __init__(self, lengths: Sequence[int], mask: np.ndarray | None = None):
         self.starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint64)
         self.n_tokens, self.n_documents = int(self.starts[-1]), len(lengths)
-        self.vocab_size = self.n_tokens + 1
+        self.vocab_size, self.largest_token = self.n_tokens + 1, self.n_tokens
         self.fingerprint = f'{list(lengths)}'
         self.has_mask, self.is_remote = mask is not None, False
         self.encoded = 2 * np.arange(1, self.n_tokens + 1, dtype=np.uint32)

@@ -52,7 +52,7 @@ def teacher_weights(benchmark, values):
         return 0
     topology, slices, teacher = benchmark.ROWS['3B, d, dots saved']
     planner = Planner(from_values(teacher), parse_topology(topology, slices), lambda text: None)
-    return 2 * planner.n_params / math.prod(values['mesh'].values())
+    return 2 * planner.n_stored_params / math.prod(values['mesh'].values())
 
 
 def test_rows_of_the_scaling_tables_fit_and_their_memory_and_exposed_communication_are_predicted():

@@ -219,7 +219,6 @@ def test_learned_positions_of_a_state_space_model_are_reported():
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        (SIZES | {'vocab_size': 50}, "vocab_size = 50 is smaller than the tokenizer's 100"),
         (SIZES | {'family': 'gpt2', 'max_sequence_length': 8}, 'sequence_length = 16 exceeds'),
     ],
 )

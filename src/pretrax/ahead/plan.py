@@ -122,7 +122,7 @@ class Planner:
         one = jax.make_mesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:1])
         with jax.set_mesh(one):
             weights = jax.eval_shape(whole.init, jax.random.key(0))
-        self.arch, self.n_params = whole.arch, _size(weights)
+        self.arch, self.n_stored_params = whole.arch, _size(weights)
         self._moments = _moments(config, weights)
 
     def as_configured(self) -> Candidate:
@@ -196,12 +196,12 @@ class Planner:
             teacher=model.teacher_arch,
             kept_states=model.kept_states,
         )
-        memory = expected_memory(self.arch, self.n_params, step)
+        memory = expected_memory(self.arch, self.n_stored_params, step)
         topology, given = self.hardware.topology, self.config.compiler.options
         table = self._table(mesh)
         by_default |= bool(table) and all(option.name in given and given[option.name] is None for option in table)
         shares = exposed_by_default(topology.device) if by_default else None
-        prediction = predict(self.arch, self.n_params, self.size.sequence_length, step, topology, shares)
+        prediction = predict(self.arch, self.n_stored_params, self.size.sequence_length, step, topology, shares)
         return Candidate(mesh, micro, save, memory, prediction)
 
     def _schedule(
@@ -236,7 +236,7 @@ class Planner:
             try:
                 request = ModelRequest(
                     vocab_size=self._source.vocab_size, sequence_length=self.size.sequence_length, dtype=jax.numpy.bfloat16,
-                    platform=self.hardware.platform, mesh=mesh, slices=self.hardware.slices,
+                    platform=self.hardware.platform, mesh=mesh, largest_token=self._source.largest_token, slices=self.hardware.slices,
                     documents_per_row=self._source.documents_per_row, micro_batches=mesh['p'],
                     host_memory=True,
                 )  # fmt: skip
@@ -264,7 +264,18 @@ def make_plan(config: RunConfig, hardware: Hardware, say: Report) -> Plan:
         why = str(error).splitlines()[0]
     every = planner.search()
     fits = planner.fitting(every)
-    return Plan(hardware, now, options, by_default, in_halves, is_looped, why, fits, len(every), planner.n_params)
+    return Plan(
+        hardware,
+        now,
+        options,
+        by_default,
+        in_halves,
+        is_looped,
+        why,
+        fits,
+        len(every),
+        planner.n_stored_params - planner.arch.n_padding_params,
+    )
 
 
 def _moments(config: RunConfig, weights: Any) -> float:

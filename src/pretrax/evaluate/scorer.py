@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from pretrax.errors import UserError
 from pretrax.infer.programs import serving_mesh
 from pretrax.model.axes import ROWS, along
 from pretrax.model.base import AutomaticModel, Model
@@ -70,7 +71,15 @@ class Scorer:
         Args:
             weights: from `prepare`.
             texts: token ids, and how many at the end are scored; at least one token comes before them.
+
+        Raises:
+            UserError: a text has a token that the model lacks.
         """
+        n_tokens, largest = self._model.vocab_size, max((max(ids) for ids, _ in texts), default=0)
+        if n_tokens is not None and largest >= n_tokens:
+            raise UserError(
+                f'a text has token {largest:,}, but the model has the tokens 0 to {n_tokens - 1:,}\nleave this text out'
+            )
         by_length: dict[int, list[int]] = {}
         for number, (ids, count) in enumerate(texts):
             assert 0 < count < len(ids)

@@ -445,6 +445,12 @@ class Architecture:
         biases = 2 * self.d_ff + self.d_model if self.mlp_bias else 0
         return self.n_routers * idle * (3 * self.d_model * self.d_ff + biases)
 
+    @property
+    def n_padding_params(self) -> int:
+        """Weights in the rows that pad the vocabulary. They are stored, and are no part of the model."""
+        width = self.d_model * (1 if self.tied else 2) + self.unembed_bias
+        return (self.padded_vocab_size - self.vocab_size) * width
+
     def check_mesh(self, mesh: dict[str, int], sequence_length: int) -> None:
         """Raises UserError if the mesh does not divide the model; it names the nearest size that does."""
         t, d, e = mesh['t'], mesh['d'], mesh['e']

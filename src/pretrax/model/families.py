@@ -560,16 +560,11 @@ def resolve(options: TransformerOptions, vocab_size: int, sequence_length: int) 
         sequence_length: of the batches.
 
     Raises:
-        UserError: unknown preset, a missing size, sizes that contradict each other or do not fit the data.
+        UserError: unknown preset, a missing size, sizes that contradict each other, or too few positions for the batches.
     """
     chosen = _choose(options)
     chosen.setdefault('vocab_size', vocab_size)
     chosen.setdefault('max_sequence_length', sequence_length)
-    if chosen['vocab_size'] < vocab_size:
-        raise UserError(
-            f"model.vocab_size = {chosen['vocab_size']} is smaller than the tokenizer's {vocab_size}\n"
-            f'leave it out, or use model.vocab_size={vocab_size}'
-        )
     if chosen['positions'] == 'learned' and chosen['max_sequence_length'] < sequence_length:
         raise UserError(
             f'batch.sequence_length = {sequence_length} exceeds model.max_sequence_length = '

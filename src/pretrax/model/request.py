@@ -28,6 +28,7 @@ class ModelRequest:
     reduction: Reduction = 'f32'  # `precision.reduction`
     host_memory: bool = False  # whether the devices have pinned host memory
     longest_sequence: int | None = None  # of the run, for which learned positions are made; None: sequence_length
+    largest_token: int | None = None  # of the data; None: the last one of the vocabulary
 
     @property
     def longest(self) -> int:

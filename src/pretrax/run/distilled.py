@@ -28,11 +28,19 @@ def build_model(config: RunConfig, request: ModelRequest) -> Model:
     """The model of a configuration: with `distill`, one that has a teacher.
 
     Raises:
-        UserError: the model or its teacher does not support a setting of the configuration.
+        UserError: the model or its teacher does not support a setting of the configuration, or lacks tokens of the data.
     """
     if config.distill is not None:
-        return build_distilled(config, request)
-    return check_model(build('model', config.model, request), config.model.name)
+        model = build_distilled(config, request)
+    else:
+        model = check_model(build('model', config.model, request), config.model.name)
+    largest = request.vocab_size - 1 if request.largest_token is None else request.largest_token
+    if model.vocab_size is not None and model.vocab_size <= largest:
+        raise UserError(
+            f"model.vocab_size = {model.vocab_size} is smaller than the tokenizer's {request.vocab_size}, and the data can have "
+            f'token {largest}\nleave it out, or use model.vocab_size={request.vocab_size}'
+        )
+    return model
 
 
 def build_distilled(config: RunConfig, request: ModelRequest) -> DistilledTransformer:
@@ -54,7 +62,7 @@ def build_distilled(config: RunConfig, request: ModelRequest) -> DistilledTransf
     teacher, theirs = teacher_options(section.teacher)
     ours = options.vocab_size or request.vocab_size
     if theirs is not None and theirs != ours:
-        known = request.vocab_size
+        known = request.vocab_size if request.largest_token is None else request.largest_token + 1
         fix = (
             f'write model.vocab_size={theirs}, and use the tokenizer of the teacher: data.tokenizer=PATH'
             if theirs >= known

@@ -130,7 +130,7 @@ def _predicted(run: Run) -> dict[str, Any] | None:
     arch, topology = run.recipe.model.arch, topology_of(list(run.mesh.devices.flat))
     if arch is None or topology is None:
         return None
-    found = predict(arch, run.n_params, run.size.sequence_length, step_facts(run), topology)
+    found = predict(arch, run.n_stored_params, run.size.sequence_length, step_facts(run), topology)
     phases = [
         {'name': phase.name, 'seconds': phase.seconds, 'exposed': phase.exposed, 'bound': phase.bound}
         for phase in found.phases

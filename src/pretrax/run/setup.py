@@ -88,7 +88,13 @@ class Run:
 
     @property
     def n_params(self) -> int:
-        """Weights of the model, over all devices."""
+        """Weights of the model, over all devices, without the rows that pad its vocabulary."""
+        arch = self.recipe.model.arch
+        return self.n_stored_params - (arch.n_padding_params if arch is not None else 0)
+
+    @property
+    def n_stored_params(self) -> int:
+        """Weights in memory, over all devices: those of the model and the rows that pad its vocabulary."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.like.weights))
 
     @functools.cached_property
@@ -126,6 +132,7 @@ class Run:
             start, stop, _ = index[0].indices(self.rows)
             if (start, stop) not in fetched:
                 rows = host(slice(start, stop))
+                self._check_tokens(rows)
                 fetched[start, stop] = (*rows, *(teacher.read(rows) if teacher else ()))
             return fetched[start, stop]
 
@@ -142,6 +149,15 @@ class Run:
         shardings = make_shardings(Batch, self.mesh)
         names = (*HostBatch._fields, *(_OF_TEACHER if teacher else ()))
         return Batch(**{name: put(i, getattr(shardings, name)) for i, name in enumerate(names)})
+
+    def _check_tokens(self, rows: HostBatch) -> None:
+        """Raises UserError if rows have a token that the model lacks: a device would read another one in its place."""
+        n_tokens, largest = self.recipe.model.vocab_size, max(int(rows.tokens.max()), int(rows.targets.max()))
+        if n_tokens is not None and largest >= n_tokens:
+            raise UserError(
+                f'the data have token {largest:,}, but the model has the tokens 0 to {n_tokens - 1:,}\n'
+                f'leave out the text with this token, or use model.vocab_size={self.source.vocab_size}'
+            )
 
     def abstract_batch(self) -> Batch:
         """Shapes, dtypes and shardings of a batch."""
@@ -194,6 +210,7 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     facts |= {
         'batch': describe_batch(config.batch, mesh.shape),
         'model': f'{config.model.name}, {_parameters(run)}',
+        'vocabulary': _tokens_without_rows(run),
         'compute': f'{compute} ({dtype_reason}); weights, optimizer, norms and loss f32',
         'offload': _offload(config),
         **run.recipe.model.choices,
@@ -266,6 +283,7 @@ def _build_model(
     stages, device = mesh.shape['p'], mesh.devices.flat[0]
     request = ModelRequest(
         vocab_size=source.vocab_size,
+        largest_token=source.largest_token,
         sequence_length=size.sequence_length,
         longest_sequence=config.batch.largest.sequence_length,
         documents_per_row=source.documents_per_row,
@@ -360,6 +378,13 @@ def _parameters(run: Run) -> str:
     return f'{run.n_params:,} parameters{active}'
 
 
+def _tokens_without_rows(run: Run) -> str:
+    ours, theirs = run.recipe.model.vocab_size, run.source.vocab_size
+    if ours is None or theirs <= ours:
+        return ''
+    return f'the tokenizer has {theirs:,} tokens, the model the first {ours:,}; the others are refused where they occur'
+
+
 def _offload(config: RunConfig) -> str:
     parts = ' and '.join(config.memory.offload)
     return f'{parts} in host memory between steps' if parts else ''
@@ -375,7 +400,7 @@ def step_facts(run: Run) -> StepFacts:
         tokens=run.size.tokens // (accumulation * micro_batches),
         platform=run.mesh.devices.flat[0].platform,
         compute=run.compute,
-        moments=sum(leaf.size for leaf in jax.tree.leaves((run.like.optimizer, run.like.ema))) / run.n_params,
+        moments=sum(leaf.size for leaf in jax.tree.leaves((run.like.optimizer, run.like.ema))) / run.n_stored_params,
         saved=plan.saved,
         unrolled=plan.unrolled,
         passes=accumulation,
@@ -394,4 +419,4 @@ def step_facts(run: Run) -> StepFacts:
 def memory_of_run(run: Run, step: StepFacts | None = None) -> Memory | None:
     """Expected memory of a run, or of another step with its weights; None for a model without an architecture."""
     arch = run.recipe.model.arch
-    return None if arch is None else expected_memory(arch, run.n_params, step or step_facts(run))
+    return None if arch is None else expected_memory(arch, run.n_stored_params, step or step_facts(run))

@@ -43,7 +43,8 @@ class Trained:
             return ()
         own = () if tokenizer.end_of_text is None else (tokenizer.end_of_text,)
         kept = end_tokens(self.directory.parent / KEPT, tokenizer.token_id)
-        return tuple(dict.fromkeys((*own, *(token for token in kept if token < tokenizer.vocab_size))))
+        n_tokens = min(tokenizer.vocab_size, self.run.recipe.model.vocab_size or tokenizer.vocab_size)
+        return tuple(dict.fromkeys(token for token in (*own, *kept) if token < n_tokens))
 
     def at(self, step: int) -> 'Trained':
         """Another checkpoint of the run."""

@@ -79,7 +79,7 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
 
     Args:
         arch: the decoder.
-        n_params: all parameters of the model.
+        n_params: all parameters of the model, and the rows that pad its vocabulary.
         step: how its step runs.
     """
     n = {axis: step.mesh.get(axis, 1) for axis in 'rdectp'}

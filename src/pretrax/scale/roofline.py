@@ -114,7 +114,7 @@ def predict(
 
     Args:
         arch: the decoder.
-        n_params: all parameters of the model.
+        n_params: all parameters of the model, and the rows that pad its vocabulary.
         sequence_length: tokens per sequence.
         step: how it runs.
         topology: the hardware, which the mesh fills.

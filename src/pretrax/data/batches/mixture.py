@@ -38,6 +38,7 @@ class Mixture(Source):
         sources = [member.source for member in members]
         _check_tokenizers(members)
         self.vocab_size = max(source.vocab_size for source in sources)
+        self.largest_token = max(member.source.largest_token or 0 for member in members)
         self.tokenizer = next((source.tokenizer for source in sources if source.tokenizer), None)
         self.n_tokens = sum(source.train.tokens.n_tokens for source in sources)
         self.documents_per_row = max(source.documents_per_row or 1 for source in sources)

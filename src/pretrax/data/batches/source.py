@@ -67,6 +67,7 @@ class Source(abc.ABC):
         tokenizer: has `encode(text)`, `decode(ids)` and `end_of_text`; without it, the run cannot generate text.
         n_tokens: number of training tokens; None if unknown or endless.
         fingerprint: identifies the training tokens, so that a resumed run notices changed data; None skips the check.
+        largest_token: the largest id that the data can have, which the model must have too; None: `vocab_size` - 1.
         documents_per_row: the largest number of segments in a row, for the attention kernels; None if unknown.
         bytes_per_token: UTF-8 bytes of text per training target that counts; None omits bits per byte from the metrics.
         validation_bytes_per_token: UTF-8 bytes of text per validation target that counts; None likewise.
@@ -76,6 +77,7 @@ class Source(abc.ABC):
     vocab_size: int
     tokenizer: Any = None
     n_tokens: int | None = None
+    largest_token: int | None = None
     fingerprint: str | None = None
     documents_per_row: int | None = None
     bytes_per_token: float | None = None

@@ -60,6 +60,7 @@ class TokenSource(Source):
         self.train, self.held_out = train, held_out
         self.vocab_size = train.tokens.vocab_size
         self.tokenizer = tokenizer
+        self.largest_token = max(rows.tokens.largest_token for rows in (train, held_out) if rows)
         self.n_tokens = train.tokens.n_tokens
         self.bytes_per_token = train.tokens.bytes_per_target
         self.validation_bytes_per_token = held_out.tokens.bytes_per_target if held_out else None

@@ -35,6 +35,7 @@ class TokenizerOnly(Source):
     """
 
     documents_per_row = 1
+    largest_token = -1  # it has no tokens to train on
 
     def __init__(
         self,

@@ -118,6 +118,10 @@ class StoredTokens:
         return len(self.encoded)
 
     @property
+    def largest_token(self) -> int:
+        return int(self.encoded.max()) >> 1
+
+    @property
     def n_documents(self) -> int:
         return len(self.starts) - 1
 

@@ -45,6 +45,9 @@ class StreamSource(Source):
         request: DataRequest,
     ):
         self.vocab_size, self.tokenizer, self.fingerprint = tokenizer.vocab_size, tokenizer, fingerprint
+        # Other special tokens occur only where a template writes them
+        special = set(tokenizer.special_tokens.values()) - {tokenizer.end_of_text}
+        self.largest_token = next(token for token in reversed(range(self.vocab_size)) if token not in special)
         self._length = request.sequence_length
         self._blocks, self._places = blocks, places
         self._held_out = None if held_out is None else Windows(held_out, self._length)

@@ -119,6 +119,10 @@ class FlatTokens:
         return self.manifest.tokenizer.vocab_size
 
     @property
+    def largest_token(self) -> int:
+        return self.manifest.max_token_id
+
+    @property
     def end_of_text(self) -> int | None:
         return self.manifest.tokenizer.end_of_text
 

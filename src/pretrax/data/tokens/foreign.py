@@ -25,7 +25,7 @@ class ForeignTokens:
     def __init__(self, layout: Layout, found: Survey, vocab_size: int):
         self.name, self.format = str(layout.path), layout.format
         self.n_tokens, self.n_documents = layout.n_tokens, len(found.starts) - 1
-        self.vocab_size, self.end_of_text = vocab_size, found.end_of_text
+        self.vocab_size, self.largest_token, self.end_of_text = vocab_size, found.largest, found.end_of_text
         self.fingerprint = found.sha256
         self._layout, self._starts = layout, found.starts
 
@@ -37,9 +37,9 @@ class ForeignTokens:
     def _encoded(self, values: np.ndarray, start: int, stop: int) -> np.ndarray:
         if self._layout.start_bits:
             values = values >> 1
-        if len(values) and not (int(values.min()) >= 0 and int(values.max()) < self.vocab_size):
+        if len(values) and not (int(values.min()) >= 0 and int(values.max()) <= self.largest_token):
             raise UserError(
-                f'{self.name}: an id in tokens {start:,} to {stop:,} is outside the vocabulary of {self.vocab_size:,}\n'
+                f'{self.name}: tokens {start:,} to {stop:,} have an id above {self.largest_token:,}, the largest before\n'
                 '  the file was changed after it was opened; restore it and start again'
             )
         first, last = np.searchsorted(self._starts, np.array([start, stop], np.uint64))

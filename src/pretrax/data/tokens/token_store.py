@@ -12,7 +12,8 @@ class TokenStore(Protocol):
     Attributes:
         name: path or URL, for messages.
         n_tokens, n_documents: totals of the stream.
-        vocab_size: every id is below it.
+        vocab_size: of the tokenizer; every id is below it.
+        largest_token: the largest id in the stream.
         end_of_text: the id that ends every document; None if documents have no such token.
         bytes_per_target: UTF-8 bytes of text per target that counts; None if unknown.
         fingerprint: identifies the tokens.
@@ -28,6 +29,8 @@ class TokenStore(Protocol):
     def n_documents(self) -> int: ...
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def largest_token(self) -> int: ...
     @property
     def end_of_text(self) -> int | None: ...
     @property
