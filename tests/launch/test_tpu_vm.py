@@ -75,6 +75,23 @@ def commands_of(text):
     return [shlex.split(line) for line in text.split('\nEND_OF_SCRIPT\n')[1].splitlines() if not line.startswith('#')]
 
 
+@pytest.mark.parametrize('line', ['END_OF_FILE', 'END_OF_FILE_', 'END_OF_SCRIPT', 'END_OF_FILE\nEND_OF_FILE_'])
+def test_no_text_of_a_plugin_ends_its_file_in_the_script(line, tmp_path):
+    """A text that contained the last line of the script's text was run by the shell from there on."""
+    text = f'"""\n{line}\ntouch injected\n"""'
+    files = {CONFIG: 'steps: 1', 'plugin.py': text}
+    slices = Slices(name='x', accelerator='v5p-16', hosts=2, slices=1, runtime='tpu', zone='zone', setup='true')
+    outer = tpu_vm.dry_run(slices, files).partition('\ngcloud')[0]
+    subprocess.run(['bash', '-c', outer], cwd=tmp_path, check=True)
+    inner = [part.partition('\n{ true; }')[0] for part in startup_script(slices, files).partition('> process\n')[2:]]
+    subprocess.run(['bash', '-c', inner[0]], cwd=tmp_path, check=True)
+    assert not (tmp_path / 'injected').exists()
+    assert (tmp_path / 'startup.sh').read_text() == startup_script(slices, files)
+    assert {name: (tmp_path / name).read_text() for name in files} == {
+        name: f'{text}\n' for name, text in files.items()
+    }
+
+
 def test_a_dry_run_prints_a_shell_script_and_calls_nothing(config, capsys, gcloud, tmp_path):
     text = call(capsys, 'tpu-vm', config, BUCKET, *CALL, '--slices', '2', '--spot', '--dry-run')
     assert not (gcloud / 'calls.jsonl').exists()

@@ -35,7 +35,10 @@ def shipped(config: RunConfig) -> dict[str, str]:
             continue
         if path.name in files:
             raise UserError(f'plugins: two files are named {path.name}\nrename one of them')
-        files[path.name] = path.read_text()
+        try:
+            files[path.name] = path.read_text(encoding='utf-8')
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f'plugins: {path} cannot be sent to another machine: {error}\nsave it as UTF-8') from error
         plugins.append(path.name)
     text = resolved_yaml(config.model_copy(update={'plugins': tuple(plugins)}))
     files = {CONFIG: text} | files

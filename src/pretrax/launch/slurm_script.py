@@ -201,5 +201,7 @@ def _option(text: str) -> tuple[str, str | None]:
 
 
 def _quoted(value: str) -> str:
-    """A value in a line of options, which sbatch splits as a shell does; it takes neither line breaks nor `#`."""
+    """A value in a line of options, which sbatch splits as a shell does. Raises UserError if it has a line break."""
+    if '\n' in value or '\r' in value:
+        raise UserError(f'{value!r} has a line break, which no option of sbatch can have\ngive it another name')
     return value if re.fullmatch(r'[\w@%+=:,./~&|*\[\]-]+', value) else '"' + re.sub(r'(["\\])', r'\\\1', value) + '"'

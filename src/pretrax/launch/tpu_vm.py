@@ -103,9 +103,7 @@ def startup_script(slices: Slices, files: Mapping[str, str]) -> str:
     The number of a VM comes from its metadata server, and is used in file names. In the training, JAX asks the same server.
     """
     directory = f'{_STATE}/{slices.name}'
-    written = '\n'.join(
-        f"cat > {shlex.quote(name)} <<'END_OF_FILE'\n{text.rstrip()}\nEND_OF_FILE" for name, text in files.items()
-    )
+    written = '\n'.join(_write_file(name, text) for name, text in files.items())
     train = ['pretrax', 'launch', 'node', f'{directory}/{CONFIG}', '--until-done', *slices.words]
     if slices.image:
         setup = f'docker pull --quiet {shlex.quote(slices.image)}'
@@ -182,7 +180,7 @@ def dry_run(slices: Slices, files: Mapping[str, str]) -> str:
     """What is done, as a shell script."""
     script = startup_script(slices, files)
     commands = [
-        f"cat > startup.sh <<'END_OF_SCRIPT'\n{script}END_OF_SCRIPT",
+        _write_file('startup.sh', script, 'END_OF_SCRIPT'),
         shlex.join(create_command(slices, 'startup.sh')),
         '# every minute; if it is SUSPENDED, delete, and create again:',
         shlex.join(describe_command(slices)),
@@ -190,6 +188,13 @@ def dry_run(slices: Slices, files: Mapping[str, str]) -> str:
         shlex.join(delete_command(slices)),
     ]
     return '\n'.join(commands) + '\n'
+
+
+def _write_file(name: str, text: str, end: str = 'END_OF_FILE') -> str:
+    """A shell command that writes a text. Its last line is one that the text does not have, or the shell would run the rest."""
+    while end in text:
+        end += '_'
+    return f"cat > {shlex.quote(name)} <<'{end}'\n{text.rstrip()}\n{end}"
 
 
 class GcloudError(UserError):
