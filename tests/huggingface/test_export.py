@@ -6,10 +6,71 @@ import types
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from pretrax.errors import UserError
 from pretrax.huggingface.export import export
 from pretrax.huggingface.weights import shapes
 from small import mesh_of, transformer
+
+
+def written(directory, family='llama', dtype='F32', tokenizer=None, say=print, **changes):
+    """An export of weights of 1, of which `changes` sets the first number."""
+    model = transformer(
+        {'family': family, 'n_layers': 1, 'd_model': 16, 'n_heads': 2, 'd_ff': 16, 'max_sequence_length': 16}
+    )
+    with jax.set_mesh(mesh_of()):
+        like = model.abstract()
+    arrays = {name: np.ones(shape, np.float32) for name, shape in shapes(like).items()}
+    for name, value in changes.items():
+        arrays[name].flat[0] = value
+    weights = types.SimpleNamespace(shapes=shapes(like), pieces=lambda path: [((), arrays[path])])
+    export(weights, model.arch, like, directory, dtype=dtype, family=family, tokenizer=tokenizer, say=say)
+    return json.loads((directory / 'config.json').read_text())
+
+
+@pytest.mark.parametrize(
+    ('dtype', 'value', 'said'),
+    [
+        ('F16', 70000.0, r'model.norm.weight has a number of size 70000, but the largest of F16 is 6.55e\+04\nuse --dtype bf16, or f32'),
+        ('F16', -65520.0, 'of size 65520'),  # the first number that rounds to infinity
+        ('BF16', 3.4e38, r'of size 3.4e\+38, but the largest of BF16 is 3.39e\+38\nuse --dtype f32'),
+    ],
+)  # fmt: skip
+def test_a_number_that_the_dtype_does_not_have_is_refused_and_nothing_is_written(dtype, value, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        written(tmp_path / 'out', dtype=dtype, norm=value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_largest_numbers_are_written_and_what_is_lost_is_said(tmp_path):
+    lines = []
+    written(tmp_path / 'out', dtype='F16', norm=65519.0, embed=1e-8, unembed=np.nan, say=lines.append)
+    found = load_file(tmp_path / 'out' / 'model.safetensors')
+    assert found['model.norm.weight'][0] == 65504
+    assert '1 numbers are NaN or infinite: 1 in lm_head.weight' in lines
+    assert '1 numbers are 0 in the files, since F16 has none as small: 1 in model.embed_tokens.weight' in lines
+    lines.clear()
+    written(tmp_path / 'exact', norm=3.4e38, embed=1e-45, say=lines.append)
+    assert lines == ['the run has no tokenizer.json, so the export has none']
+
+
+def test_an_export_names_the_ids_that_its_class_would_guess(tmp_path):
+    """LlamaConfig has 1 and 2 without them, GPT2Config 50256: tokens of other tokenizers."""
+    none = {'bos_token_id': None, 'eos_token_id': None, 'pad_token_id': None}
+    begins = types.SimpleNamespace(begin_of_text=(7,), end_of_text=5, content=None)
+    ends = types.SimpleNamespace(begin_of_text=(), before_text=None, end_of_text=5, content=None)
+    for tokenizer, ids in (
+        (None, none),
+        (begins, none | {'bos_token_id': 7, 'eos_token_id': 5}),
+        (ends, none | {'bos_token_id': 5, 'eos_token_id': 5}),  # as GPT-2: a text follows the end of another one
+    ):
+        out = tmp_path / str(ids['bos_token_id'])
+        config = written(out, 'gpt2', tokenizer=tokenizer)
+        assert {name: config[name] for name in ids} == ids
+        generation = json.loads((out / 'generation_config.json').read_text())
+        assert generation == {name: token for name, token in ids.items() if token is not None}
+        assert config['n_ctx'] == config['n_positions'] == 16
 
 
 @pytest.mark.parametrize(
@@ -26,7 +87,7 @@ from small import mesh_of, transformer
     ],
 )  # fmt: skip
 def test_an_export_names_the_dropout_that_its_class_does_not_have(tmp_path, family, rates, fields, unsaid):
-    sizes = {'n_layers': 1, 'd_model': 16, 'n_heads': 2, 'd_ff': 16, 'max_sequence_length': 8}
+    sizes = {'n_layers': 1, 'd_model': 16, 'n_heads': 2, 'd_ff': 16, 'max_sequence_length': 16}
     model, said = transformer({'family': family, **sizes, **rates}), []
     with jax.set_mesh(mesh_of()):
         like = model.abstract()

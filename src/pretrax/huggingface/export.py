@@ -63,9 +63,14 @@ def export(
         say(
             f'model.{option} = {getattr(arch, option):g} is not in config.json: {table.architecture} has no such dropout'
         )
-    config = kept_fields | {'eos_token_id': _end_ids(tokenizer, kept_fields.get('eos_token_id'))} | config
+    if table.model_type == 'gpt2':
+        config['n_ctx'] = config['n_positions']  # which converters of other tools read
+    ids = (
+        dict.fromkeys(('bos_token_id', 'eos_token_id', 'pad_token_id')) if kept is None else {}
+    )  # classes have defaults
+    config = ids | kept_fields | _text_ids(tokenizer, kept_fields) | config
     with new_directory(directory) as partial:
-        names = _write_tensors(weights, arch, like, partial, dtype, TABLES[table.names])
+        names = _write_tensors(weights, arch, like, partial, dtype, TABLES[table.names], say)
         if arch.mtp_layers and not any(path.startswith(MODULES) for path in names):
             say(f'multi-token prediction is left out: {table.architecture} has no tensors for it')
         write_json(partial / 'config.json', config)
@@ -103,7 +108,7 @@ def _unsaid_dropout(model_type: str, arch: Architecture, fields: Mapping[str, An
 
 
 def _write_tensors(
-    weights: Weights, arch: Architecture, like: Any, directory: Path, dtype: str, table: Any
+    weights: Weights, arch: Architecture, like: Any, directory: Path, dtype: str, table: Any, say: Callable[[str], None]
 ) -> set[str]:
     """Writes the tensors, and returns the names of the weights that they hold."""
     written = set()
@@ -115,6 +120,8 @@ def _write_tensors(
                 for name, where, values in convert(path, at, piece):
                     files.write(name, where, values)
                     written.add(path)
+        for note in files.notes():
+            say(note)
     return written
 
 
@@ -130,8 +137,8 @@ def _write_tokenizer(
             elif name != 'config.json':
                 (directory / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(kept / name, directory / name)
-    ids = _end_ids(tokenizer, generation.get('eos_token_id'))
-    write_json(directory / GENERATION, generation | ({} if ids is None else {'eos_token_id': ids}))
+    ids = {name: value for name, value in _text_ids(tokenizer, generation).items() if value is not None}
+    write_json(directory / GENERATION, generation | ids)
     content = getattr(tokenizer, 'content', None)
     if (directory / TOKENIZER).is_file():
         return
@@ -150,9 +157,19 @@ def _write_tokenizer(
     write_json(directory / SETTINGS, settings)
 
 
-def _end_ids(tokenizer: Any, imported: Any) -> Any:
-    """The imported ids of the tokens that end a text, and that of the run's tokenizer; None: there are none."""
+def _text_ids(tokenizer: Any, imported: Mapping[str, Any]) -> dict[str, Any]:
+    """The ids of the token before a text, and of those that end one: of the run's tokenizer, and the imported ones."""
     end = getattr(tokenizer, 'end_of_text', None)
-    ids = imported if isinstance(imported, list) else [] if imported is None else [imported]
-    ids = ids if end is None or end in ids else [end, *ids]
-    return imported if ids == imported or not ids else ids[0] if len(ids) == 1 else ids
+    begin = [
+        *getattr(tokenizer, 'begin_of_text', ()),
+        imported.get('bos_token_id'),
+        getattr(tokenizer, 'before_text', None),
+        end,
+    ]
+    ids = imported.get('eos_token_id')
+    ends = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    ends = ends if end is None or end in ends else [end, *ends]
+    return {
+        'bos_token_id': next((token for token in begin if token is not None), None),
+        'eos_token_id': ids if ids == ends or not ends else ends[0] if len(ends) == 1 else ends,
+    }

@@ -13,6 +13,7 @@ import os
 import re
 import struct
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -201,3 +202,12 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 def some(names: list[str], most: int = 3) -> str:
     """The first names, and how many more there are."""
     return ', '.join(names[:most]) + (f' and {len(names) - most} more' if len(names) > most else '')
+
+
+def not_finite_text(counts: Mapping[str, int]) -> str:
+    """The tensors with numbers that are NaN or infinite, in words; '' if there are none."""
+    if not counts:
+        return ''
+    named = ', '.join(f'{count:,} in {name}' for name, count in list(counts.items())[:3])
+    more = f' and {len(counts) - 3} more tensors' if len(counts) > 3 else ''
+    return f'{sum(counts.values()):,} numbers are NaN or infinite: {named}{more}'

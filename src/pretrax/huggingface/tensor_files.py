@@ -3,6 +3,7 @@
 The offset of every tensor is known before any is written, so each part is written as soon as it arrives.
 """
 
+import collections
 import contextlib
 import json
 import math
@@ -11,10 +12,11 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+import ml_dtypes
 import numpy as np
 
 from pretrax.errors import UserError
-from pretrax.huggingface.files import INDEX, SINGLE, WRITTEN
+from pretrax.huggingface.files import INDEX, SINGLE, WRITTEN, not_finite_text
 from pretrax.machine import atomic
 from pretrax.storage import AnyPath
 from pretrax.storage.staging import written_directory
@@ -31,6 +33,10 @@ class TensorFiles:
         dtype: 'F32', 'BF16' or 'F16'.
         exact: names of the tensors that are F32 whatever the dtype is.
         metadata: text for the header of each file.
+
+    Attributes:
+        not_finite: how many numbers of each tensor were NaN or infinite before they were rounded.
+        vanished: how many numbers of each tensor are 0 because the dtype has none as small.
     """
 
     def __init__(
@@ -41,6 +47,8 @@ class TensorFiles:
         metadata: Mapping[str, str],
         exact: Collection[str] = (),
     ):
+        self.not_finite: collections.Counter[str] = collections.Counter()
+        self.vanished: collections.Counter[str] = collections.Counter()
         self._directory, self._shapes = directory, shapes
         self._dtypes = {name: 'F32' if name in exact else dtype for name in shapes}
         self._sizes = {name: WRITTEN[self._dtypes[name]].itemsize * math.prod(shape) for name, shape in shapes.items()}
@@ -65,10 +73,10 @@ class TensorFiles:
     def write(self, name: str, where: tuple[slice, ...], values: np.ndarray) -> None:
         """Writes the part `where` of a tensor: complete rows at once, parts of rows one by one, others through a mapped file.
 
-        The values are rounded to the dtype of the tensor.
+        The values are rounded to the dtype of the tensor. Raises UserError if one of them is too large for it.
         """
         file, start = self._starts[name]
-        shape, values = self._shapes[name], np.ascontiguousarray(values, WRITTEN[self._dtypes[name]])
+        shape, values = self._shapes[name], self._rounded(name, values)
         row = values.itemsize * math.prod(shape[1:])
         if not shape or values.shape[1:] == tuple(shape[1:]):
             first = where[0].indices(shape[0])[0] if shape else 0
@@ -84,6 +92,31 @@ class TensorFiles:
         for index, part in enumerate(values):
             file.seek(start + index * row + column)
             file.write(part.view(np.uint8).data)
+
+    def _rounded(self, name: str, values: np.ndarray) -> np.ndarray:
+        dtype = WRITTEN[self._dtypes[name]]
+        with np.errstate(over='ignore'):
+            rounded = np.ascontiguousarray(values, dtype)
+        finite = np.isfinite(values)
+        if (too_large := finite & ~np.isfinite(rounded)).any():
+            worst = float(np.abs(values[too_large].astype(np.float64)).max())
+            raise UserError(
+                f'{name} has a number of size {worst:g}, but the largest of {self._dtypes[name]} is '
+                f'{float(ml_dtypes.finfo(dtype).max):.4g}\nuse --dtype {"bf16, or f32" if dtype == np.float16 else "f32"}'
+            )
+        self.not_finite[name] += int(values.size - np.count_nonzero(finite))
+        self.vanished[name] += int(np.count_nonzero(values) - np.count_nonzero(rounded))
+        return rounded
+
+    def notes(self) -> list[str]:
+        """Lines for the user about numbers that are not finite, or became 0."""
+        lines = [text] if (text := not_finite_text(+self.not_finite)) else []
+        if vanished := +self.vanished:
+            name, count = vanished.most_common(1)[0]
+            lines.append(
+                f'{vanished.total():,} numbers are 0 in the files, since {self._dtypes[name]} has none as small: {count:,} in {name}'
+            )
+        return lines
 
     def _begin(self, file: str, names: list[str], metadata: Mapping[str, str]) -> None:
         header: dict[str, Any] = {'__metadata__': metadata}

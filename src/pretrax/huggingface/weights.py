@@ -10,7 +10,7 @@ import fnmatch
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -278,15 +278,6 @@ def tensors_of(
                 yield m.name, where, values
 
     return {m.name: m.row.shape(sizes) for m in found}, convert
-
-
-def not_finite_text(counts: Mapping[str, int]) -> str:
-    """The tensors with numbers that are NaN or infinite, in words; '' if there are none."""
-    if not counts:
-        return ''
-    named = ', '.join(f'{count:,} in {name}' for name, count in list(counts.items())[:3])
-    more = f' and {len(counts) - 3} more tensors' if len(counts) > 3 else ''
-    return f'{sum(counts.values()):,} numbers are NaN or infinite: {named}{more}'
 
 
 def _listed(what: str, names: list[str], most: int = 6) -> str:

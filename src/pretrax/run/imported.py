@@ -14,8 +14,9 @@ from pretrax.config import from_values, resolved_yaml, written_values
 from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.errors import UserError
 from pretrax.huggingface.end_tokens import end_tokens
+from pretrax.huggingface.files import not_finite_text
 from pretrax.huggingface.model import GENERATION, KEPT, SETTINGS, SPECIAL, TOKENIZER, HuggingFaceModel, open_model
-from pretrax.huggingface.weights import HuggingFaceWeights, not_finite_text
+from pretrax.huggingface.weights import HuggingFaceWeights
 from pretrax.run.origin import shapes_of
 from pretrax.run.setup import prepare
 from pretrax.storage import AnyPath, locate

@@ -19,8 +19,8 @@ import tokenizers
 from pretrax.checkpoint import find_checkpoint, is_stacked, restore
 from pretrax.config import InitFrom
 from pretrax.errors import Report, UserError
+from pretrax.huggingface.files import not_finite_text
 from pretrax.huggingface.model import KEPT, SETTINGS, TOKENIZER, kept_names
-from pretrax.huggingface.weights import not_finite_text
 from pretrax.machine.json_file import read_settings
 from pretrax.model.hidden_states import PROJECTION, init_projection
 from pretrax.model.weights import MODULES

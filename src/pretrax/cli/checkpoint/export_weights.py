@@ -37,6 +37,8 @@ def export_weights(
             for name in weights.shapes:
                 for rows, values in weights.rows(name):
                     files.write(name, (rows,), values)
+            for note in files.notes():
+                print(note)
         written = sorted(partial.iterdir())
         total = sum(file.stat().st_size for file in written)
     print(f'step {step} of {path}: {len(weights.shapes)} weights, {stored}, {size(total)} in {out}')
