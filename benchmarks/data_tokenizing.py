@@ -26,7 +26,7 @@ from result_files import circumstances, write_result
 
 from machine import QUIET, busy
 from pretrax.data.corpus.corpus import Corpus
-from pretrax.data.corpus.files import find_files
+from pretrax.data.corpus.listing import find_files
 from pretrax.data.corpus.stdlib import stdlib_files
 from pretrax.data.tokenize.prepare import prepare
 from pretrax.data.tokenizers.tokenizer import END_OF_TEXT, Tokenizer

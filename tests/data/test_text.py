@@ -1,8 +1,12 @@
 """The data component `text`, as a configuration uses it."""
 
+import json
+
+import numpy as np
 import pytest
 
 from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
+from pretrax.data.tokens.flat_tokens_check import verify
 from pretrax.errors import UserError
 
 
@@ -109,3 +113,49 @@ def test_a_mixture_with_two_tokenizers_is_refused(open_source, novel, mine):
                 {'name': 'b', 'weight': 1, 'tokens': str(other.train.tokens.path.parent)},
             ],
         )
+
+
+def test_a_file_in_two_sources_of_a_mixture_is_read_by_both_and_said(open_source, novel, tmp_path, said):
+    (tmp_path / 'more').mkdir()
+    (tmp_path / 'more/link.jsonl').symlink_to(novel)
+    parts = [{'name': 'a', 'weight': 1, 'text': str(novel)}, {'name': 'b', 'weight': 1, 'text': str(tmp_path / 'more')}]
+    mixture = open_source(tokenizer='bytes', mixture=parts)
+    first, second = (member.source.train.tokens for member in mixture.members)
+    assert first.fingerprint == second.fingerprint
+    assert said[-1] == 'mixture: a and b have 1 files in common; each reads them'
+    said.clear()
+    open_source(tokenizer='bytes', mixture=[parts[0] | {'validation': 0}, parts[1]])
+    assert 'trains on documents that the other holds out' in said.text
+    said.clear()
+    (tmp_path / 'more/link.jsonl').unlink()
+    (tmp_path / 'more/copy.jsonl').write_text(novel.read_text() + novel.read_text())
+    open_source(tokenizer='bytes', mixture=parts)
+    assert 'in common' not in said.text
+
+
+def test_validation_on_the_tokens_to_train_on_is_said(open_source, tmp_path, said):
+    (np.arange(3000) % 200).astype('<u2').tofile(tmp_path / 'train.bin')
+    (tmp_path / 'val.bin').symlink_to('train.bin')
+    open_source(tokens=str(tmp_path / 'train.bin'))
+    assert 'validation: the same tokens as those to train on' in said.text
+    said.clear()
+    (tmp_path / 'val.bin').unlink()
+    (np.arange(3000) % 190).astype('<u2').tofile(tmp_path / 'val.bin')
+    open_source(tokens=str(tmp_path / 'train.bin'))
+    assert 'the same tokens' not in said.text
+
+
+def test_the_files_left_out_are_printed_and_recorded(open_source, novel, tmp_path, said):
+    (tmp_path / 'text/page.html').parent.mkdir()
+    (tmp_path / 'text/page.html').touch()
+    (tmp_path / 'text/a.jsonl').symlink_to(novel)
+    (tmp_path / 'text/b.jsonl').symlink_to(novel)
+    open_source(text=str(tmp_path / 'text'), tokenizer='bytes')
+    assert (
+        f'text: {tmp_path}/text: 3 found = 1 files + 1 the same file again + 1 with another suffix (.html)' in said.text
+    )
+    [tokens] = (tmp_path / 'data').glob('tokens-*')
+    documents = json.loads((tokens / 'zarr.json').read_text())['attributes']['documents']
+    assert documents['read'] == 200
+    assert documents['files'] == {'read': 1, 'left_out': {'the same file again': 1, 'with another suffix': 1}}
+    verify(tokens)

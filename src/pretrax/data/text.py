@@ -1,7 +1,8 @@
 """The data component `text`: tokenizes text if necessary, and opens the tokens for training."""
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,10 +12,11 @@ from pretrax.data.batches.source import DataRequest
 from pretrax.data.batches.token_source import TokenSource, open_stores, open_tokens
 from pretrax.data.corpus.conversations import Conversations
 from pretrax.data.corpus.corpus import Corpus
-from pretrax.data.corpus.files import TextFile, find_files
+from pretrax.data.corpus.files import TextFile
 from pretrax.data.corpus.hugging_face import HuggingFaceDataset, find_dataset
+from pretrax.data.corpus.listing import Listing
 from pretrax.data.corpus.selection import Selection
-from pretrax.data.corpus.stdlib import stdlib_files, stdlib_rule
+from pretrax.data.corpus.stdlib import add_stdlib, stdlib_rule
 from pretrax.data.options import DEFAULT_CACHE_GIB, PREFIX, STDLIB, HuggingFaceOptions, TextOptions
 from pretrax.data.stream.open_stream import open_stream
 from pretrax.data.stream.stream_source import StreamSource
@@ -39,21 +41,32 @@ def open_text(request: DataRequest, *, options: TextOptions) -> TokenSource | Mi
         return _open_tokens(options, request)
     if options.streaming:
         return _open_stream(options, request)
-    directory = tokenize_text(options, request.directory, request.say)
+    return _open_text(options, request, find_corpus(options, request.say))
+
+
+def _open_text(options: TextOptions, request: DataRequest, corpus: Corpus) -> TokenSource:
+    directory = tokenize_text(options, request.directory, request.say, corpus=corpus)
     return open_tokens(directory, request, options.packing, _cache(options, request))
 
 
 def tokenize_text(
-    options: TextOptions, directory: AnyPath, say: Callable[[str], None], out: AnyPath | None = None
+    options: TextOptions,
+    directory: AnyPath,
+    say: Callable[[str], None],
+    out: AnyPath | None = None,
+    corpus: Corpus | None = None,
 ) -> AnyPath:
-    """Tokenizes the text unless this was done before; returns its directory, `out` or a new one in `directory`."""
+    """Tokenizes the text unless this was done before; returns its directory, `out` or a new one in `directory`.
+
+    `corpus` is the text, if it was found before.
+    """
     if options.streaming:
         raise UserError(
             'data.streaming: true tokenizes the text while the run trains\n  to tokenize it before, set data.streaming=false'
         )
     tokenizer = None if options.tokenizer is None else _load_tokenizer(options, say)
     return prepare(
-        find_corpus(options, say),
+        corpus or find_corpus(options, say),
         directory,
         say,
         tokenizer=tokenizer,
@@ -81,7 +94,10 @@ def _open_stream(options: TextOptions, request: DataRequest) -> StreamSource:
     held_out = None
     if split is not None:
         datasets = [spec for spec in options.specs if spec.startswith(PREFIX)]
-        rows = (options.hugging_face or HuggingFaceOptions.model_validate({})).model_copy(update={'split': split})
+        rows = options.hugging_face or HuggingFaceOptions.model_validate({})
+        if rows.split == split:
+            request.say(f'validation: split {split} is also the text to train on, so its loss is not that of new text')
+        rows = rows.model_copy(update={'split': split})
         held_out = find_corpus(options.model_copy(update={'text': datasets, 'hugging_face': rows}), request.say)
     return open_stream(
         find_corpus(options, request.say),
@@ -135,31 +151,43 @@ def _cache(options: TextOptions, request: DataRequest) -> BlockFiles | None:
 
 
 def _open_mixture(request: DataRequest, options: TextOptions) -> Mixture:
-    members = []
+    members, corpora = [], dict[str, tuple[Corpus, float]]()
     for item in _given(options.mixture):
         own = dataclasses.replace(
             request,
             directory=request.directory / item.name,
             say=lambda text, name=item.name: request.say(f'{name}: {text}'),
         )
-        members.append(Member(item.name, item.schedule, cast(TokenSource, open_text(own, options=item))))
+        if item.tokens is None:
+            corpus = find_corpus(item, own.say)
+            corpora[item.name] = corpus, _given(item.validation)
+            source = _open_text(item, own, corpus)
+        else:
+            source = _open_tokens(item, own)
+        members.append(Member(item.name, item.schedule, source))
+    for (name, (one, held_out)), (other, (second, fraction)) in itertools.combinations(corpora.items(), 2):
+        if n := one.shared_files(second):
+            leak = '' if held_out == fraction else ', and trains on documents that the other holds out for validation'
+            request.say(f'mixture: {name} and {other} have {n:,} files in common; each reads them{leak}')
     return open_mixture(members, options.exhausted or 'repeat', request)
 
 
 def find_corpus(options: TextOptions, say: Callable[[str], None]) -> Corpus:
-    """The files and datasets that `text` names, with the selection of their rows."""
-    found: dict[str, TextFile | HuggingFaceDataset] = {}
-    for spec in options.specs:
+    """The files and datasets that `text` names, each once, with the selection of their rows."""
+    sources: dict[str, Sequence[TextFile | HuggingFaceDataset]] = {}
+    listing = Listing()
+    for spec in dict.fromkeys(options.specs):
         if spec.startswith(PREFIX):
             rows = options.hugging_face or HuggingFaceOptions.model_validate({})
             dataset = find_dataset(spec, rows.model_copy(update={'streaming': True}) if options.streaming else rows)
-            found[str(dataset)] = dataset
-            say(f'text: {dataset}, {dataset.description}')
+            say(f'text: {dataset}, {dataset.description}' + '; it is read once' * (str(dataset) in sources))
+            sources[str(dataset)] = [dataset]
             continue
-        files = stdlib_files() if spec == STDLIB else find_files(spec)
-        found |= {str(file.path): file for file in files}
-        size = sum(file.size for file in files) / 1e6
-        say(f'text: {stdlib_rule() if spec == STDLIB else spec}: {len(files):,} files, {size:,.1f} MB')
+        sources[spec], counts = add_stdlib(listing) if spec == STDLIB else listing.add(spec)
+        size = sum(file.size for file in sources[spec]) / 1e6
+        say(f'text: {stdlib_rule() if spec == STDLIB else spec}: {len(sources[spec]):,} files, {size:,.1f} MB')
+        for line in counts.lines(f'text: {spec}'):
+            say(line)
     selection = Selection(
         field=options.field or 'text',
         prompt_field=options.prompt_field,
@@ -172,7 +200,7 @@ def find_corpus(options: TextOptions, say: Callable[[str], None]) -> Corpus:
         on_error=_given(options.on_error),
         conversations=_conversations(options),
     )
-    corpus = Corpus(list(found.values()), selection)
+    corpus = Corpus([file for files in sources.values() for file in files], selection, listing.counts)
     if selection.key_for_rows and not corpus.has_rows:
         raise UserError(f'data.{selection.key_for_rows} needs rows with fields, but every file is one document')
     if selection.deduplicate:

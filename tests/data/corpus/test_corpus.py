@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrax.data.corpus.corpus import Corpus, RowCounts, Selection, shards
-from pretrax.data.corpus.files import find_files
+from pretrax.data.corpus.listing import find_files
 
 TEXTS = st.text(st.characters(exclude_categories=['Cs']), max_size=40)
 

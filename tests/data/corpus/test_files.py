@@ -8,7 +8,7 @@ import pytest
 import zstandard
 
 from pretrax.data.corpus.corpus import Corpus, RowCounts, Selection
-from pretrax.data.corpus.files import find_files
+from pretrax.data.corpus.listing import find_files
 from pretrax.errors import UserError
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from pretrax.cli import main
 from pretrax.data.corpus.corpus import Corpus, RowCounts, shards
-from pretrax.data.corpus.files import find_files
 from pretrax.data.corpus.line_index import _HEADER, find_index, index_path, write_index
+from pretrax.data.corpus.listing import find_files
 from pretrax.errors import UserError
 
 COMPRESS = {'': bytes, '.gz': gzip.compress, '.zst': zstandard.ZstdCompressor().compress}
@@ -148,7 +148,7 @@ def test_a_file_that_changes_during_indexing_is_refused(tmp_path):
 STOP_BEFORE = """
 import os, pathlib, signal, sys
 from pretrax.data.corpus import line_index
-from pretrax.data.corpus.files import find_files
+from pretrax.data.corpus.listing import find_files
 left = int(sys.argv[2])
 def moment(*_, then=lambda *_: None):
     global left

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from pretrax.data.corpus.corpus import Corpus, RowCounts, Selection, shards
-from pretrax.data.corpus.files import find_files
+from pretrax.data.corpus.listing import find_files
 from pretrax.data.corpus.near_duplicates import band_keys, bands_and_rows, clusters, probability
 from pretrax.data.corpus.selection import NearDuplicates
 from pretrax.data.corpus.stdlib import stdlib_files

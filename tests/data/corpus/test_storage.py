@@ -13,7 +13,7 @@ import zstandard
 
 from pretrax.data.corpus import corpus as corpus_module
 from pretrax.data.corpus.corpus import Corpus, shards
-from pretrax.data.corpus.files import find_files
+from pretrax.data.corpus.listing import find_files
 from pretrax.errors import UserError
 
 LINES = b''.join(json.dumps({'text': f'document {n}'}).encode() + b'\n' for n in range(100))

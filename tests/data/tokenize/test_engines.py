@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pretrax.data.corpus.corpus import Corpus, Selection
-from pretrax.data.corpus.files import find_files
+from pretrax.data.corpus.listing import find_files
 from pretrax.data.corpus.selection import NearDuplicates
 from pretrax.data.tokenize import prepare as prepare_module
 from pretrax.data.tokenize.engine_local import Processes
@@ -100,7 +100,7 @@ PROGRAM = textwrap.dedent("""
     from pathlib import Path
     from pretrax.data.tokenize import prepare
     from pretrax.data.corpus.corpus import Corpus, Selection
-    from pretrax.data.corpus.files import find_files
+    from pretrax.data.corpus.listing import find_files
     from pretrax.data.corpus.selection import NearDuplicates
 
     prepare.SHARD_BYTES = 3_000

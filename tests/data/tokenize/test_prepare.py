@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pretrax.data.corpus.corpus import Corpus, shards
-from pretrax.data.corpus.files import find_files
+from pretrax.data.corpus.listing import find_files
 from pretrax.data.tokenize import encode_shard, sample
 from pretrax.data.tokenize import prepare as prepare_module
 from pretrax.data.tokenize.engines import InProcess
@@ -278,7 +278,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from pretrax.data.corpus.corpus import Corpus
-from pretrax.data.corpus.files import find_files
+from pretrax.data.corpus.listing import find_files
 from pretrax.data.tokenize import prepare
 from pretrax.data.tokens import flat_tokens_writer
 from pretrax.storage import BucketPath, StorageSettings, use_settings

@@ -8,7 +8,7 @@ import pytest
 
 from launched import environment
 from pretrax.data.corpus.corpus import Corpus
-from pretrax.data.corpus.files import find_files
+from pretrax.data.corpus.listing import find_files
 from pretrax.data.tokenize import prepare as prepare_module
 from pretrax.data.tokenize.prepare import Work, prepare
 from pretrax.errors import UserError

@@ -21,10 +21,11 @@ _PAUSE = 10.0  # seconds between progress lines
 def index(
     files: Annotated[list[str], typer.Argument(metavar='FILE...', help='.jsonl files; .gz and .zst are supported.')],
 ) -> None:
-    from pretrax.data.corpus.files import INDEX_SUFFIX, find_files
+    from pretrax.data.corpus.files import INDEX_SUFFIX
     from pretrax.data.corpus.line_index import write_index
+    from pretrax.data.corpus.listing import find_files
 
-    for file in [file for spec in files for file in find_files(spec)]:
+    for file in find_files(*files):
         fresh = _fresh(file)
         found = fresh or write_index(file, _progress(file))
         print(f'{file.path}: {len(found.starts):,} lines, {found.n_bytes / 1e6:,.1f} MB{_frames(file, found)}')

@@ -58,7 +58,7 @@ def verify(
 def _verify_text(path: str, files: 'TokenFiles', text: str, field: str) -> None:
     """Checks that the first documents of the text are in the tokens."""
     from pretrax.data.corpus.corpus import Corpus
-    from pretrax.data.corpus.files import find_files
+    from pretrax.data.corpus.listing import find_files
     from pretrax.data.corpus.selection import Selection
     from pretrax.data.corpus.stdlib import stdlib_files
     from pretrax.data.tokens.token_summary import missing_from

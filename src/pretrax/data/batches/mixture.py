@@ -2,6 +2,7 @@
 
 import bisect
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -110,6 +111,10 @@ def open_mixture(members: Sequence[Member], exhausted: Exhausted, request: DataR
         UserError: the sources have different tokenizers, or too few rows for the run.
     """
     mixture = Mixture(members, exhausted, request.rows_before)
+    for one, other in itertools.permutations(members, 2):
+        held_out = one.source.held_out
+        if held_out is not None and held_out.tokens.fingerprint == other.source.train.tokens.fingerprint:
+            request.say(f'validation: the tokens of {one.name} are also those that {other.name} trains on')
     if request.steps is None or request.rows_before is None:
         return mixture
     n_rows = request.rows_before(request.steps)

@@ -150,6 +150,8 @@ def open_stores(
     memory = 'held in memory' if rows.cache.is_whole else f'read in blocks, {MEMORY >> 20} MiB cached in memory'
     request.say(f'order: an epoch is {rows}, shuffled with seed {request.seed}; tokens {memory}')
     request.say(f'validation: {validation}' if validation else 'validation: none, no text is held out')
+    if held_out is not None and held_out.fingerprint == train.fingerprint:
+        request.say('validation: the same tokens as those to train on, so its loss is not that of new text')
     return TokenSource(rows, validation, tokenizer, request.seed)
 
 

@@ -34,6 +34,7 @@ import numpy as np
 from pretrax.data.corpus.document import Document
 from pretrax.data.corpus.files import TextFile
 from pretrax.data.corpus.hugging_face import HuggingFaceDataset
+from pretrax.data.corpus.listing import FileCounts
 from pretrax.data.corpus.near_duplicates import band_keys, clusters
 from pretrax.data.corpus.parts import Lines, Part, Whole, refuse_changed
 from pretrax.data.corpus.selection import DUPLICATE, NEAR_DUPLICATE, RowCounts, Selection, digest, documents
@@ -56,10 +57,11 @@ type Map = Callable[[Callable[['Shard'], np.ndarray], Iterable['Shard']], Iterab
 
 @dataclass(frozen=True)
 class Corpus:
-    """The documents of some files, in order."""
+    """The documents of some files, in order. `found` accounts for the files that were left out."""
 
     files: Sequence[TextFile | HuggingFaceDataset]
     selection: Selection = field(default_factory=Selection)
+    found: FileCounts = field(default_factory=FileCounts)
 
     @property
     def size(self) -> int:
@@ -70,6 +72,11 @@ class Corpus:
         """The kept documents, without those of the first `start` rows."""
         for shard in shards(self, 1):
             yield from shard.documents(counts, start)
+
+    def shared_files(self, other: 'Corpus') -> int:
+        """The number of files that are also in another corpus, under any name."""
+        datasets = [{str(file) for file in one.files if isinstance(file, HuggingFaceDataset)} for one in (self, other)]
+        return len(self.found.keys & other.found.keys) + len(datasets[0] & datasets[1])
 
     @property
     def has_rows(self) -> bool:

@@ -5,8 +5,8 @@ import platform
 import sysconfig
 from pathlib import Path
 
-from pretrax.data.corpus.files import TextFile, walk
-from pretrax.data.corpus.storage import state
+from pretrax.data.corpus.files import TextFile
+from pretrax.data.corpus.listing import AGAIN, FileCounts, Listing
 from pretrax.errors import UserError
 
 # Tests, third-party packages, and generated tables.
@@ -17,19 +17,25 @@ SKIPPED_DIRECTORIES = (
 SKIPPED_FILES = ('_casefix.py', '_sysconfigdata*.py', 'entities.py', 'stringprep.py', 'test_*.py')
 
 
-def stdlib_files(root: Path | None = None) -> list[TextFile]:
-    """The .py files of the standard library in sorted order, without SKIPPED_DIRECTORIES and SKIPPED_FILES."""
+def add_stdlib(listing: Listing, root: Path | None = None) -> tuple[list[TextFile], FileCounts]:
+    """Adds the .py files of the standard library, sorted, without SKIPPED_DIRECTORIES and SKIPPED_FILES, to a listing."""
     root = root or Path(sysconfig.get_path('stdlib'))
-    found = walk(
+    files, counts = listing.add_tree(
         root,
         lambda name: name.endswith('.py') and not _matches(name, SKIPPED_FILES),
         lambda name: _matches(name, SKIPPED_DIRECTORIES),
+        lambda path, state: TextFile(path, 'python', state),
     )
-    if not found:
+    if not files and not counts.left_out[AGAIN]:
         raise UserError(
             f'text: stdlib: this Python has no source files in {root}\n  use your own text: data.text=path/to/*.txt'
         )
-    return [TextFile(path, 'python', state(path)) for path in found]
+    return files, counts
+
+
+def stdlib_files(root: Path | None = None) -> list[TextFile]:
+    """The files that `add_stdlib` adds."""
+    return add_stdlib(Listing(), root)[0]
 
 
 def stdlib_rule() -> str:

@@ -5,10 +5,13 @@ Every error of a storage becomes a UserError that names the path or the URL.
 
 import datetime
 import http
+import os
+import posixpath
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
+from urllib.parse import quote, unquote, urlsplit
 
 from pretrax.errors import UserError, install_extra
 from pretrax.storage.settings import s3_spec
@@ -53,6 +56,11 @@ class State(NamedTuple):
     size: int | None
     stamp: str
 
+    @classmethod
+    def of_stat(cls, stat: os.stat_result) -> 'State':
+        """The state of a local file."""
+        return cls(stat.st_size, f'mtime {stat.st_mtime_ns}')
+
     def is_of(self, other: 'State') -> bool:
         """Whether both may be the same version.
 
@@ -63,9 +71,9 @@ class State(NamedTuple):
 
 
 def locate(spec: str) -> Location:
-    """The Url if the text starts with a protocol, otherwise the path; file:// is a path."""
-    if spec.startswith('file://'):
-        return Path(spec.removeprefix('file://'))
+    """The Url if the text starts with a protocol, otherwise the path; file:// and local:// are paths."""
+    if local := re.match(r'(?:file|local)://(?:localhost(?=/))?', spec):
+        return Path(spec[local.end() :])
     return Url(spec) if re.match(r'[A-Za-z][\w+.-]*://', spec) else Path(spec).expanduser()
 
 
@@ -73,10 +81,9 @@ def state(location: Location) -> State:
     """The current state of a file."""
     if isinstance(location, Path):
         try:
-            found = location.stat()
+            return State.of_stat(location.stat())
         except OSError as error:
             raise UserError(f'{location}: {error.strerror}') from None
-        return State(found.st_size, f'mtime {found.st_mtime_ns}')
     filesystem, path = connect(location)
     try:
         filesystem.invalidate_cache()  # cached listings would hide a change
@@ -129,6 +136,18 @@ def connect(url: Url) -> tuple[Any, str]:
         ) from None
     except Exception as error:
         raise refusal(url, error) from error
+
+
+def canonical_url(url: Url) -> str:
+    """One URL for all spellings of the URL of an object, such as s3:// and s3a://, or with and without a default port."""
+    if not url.is_http:
+        filesystem, path = connect(url)
+        return filesystem.unstrip_protocol(path)
+    parts = urlsplit(url.url)
+    default = {'http': 80, 'https': 443}[parts.scheme]
+    host = (parts.hostname or '') + ('' if parts.port in (None, default) else f':{parts.port}')
+    place = posixpath.normpath(quote(unquote(parts.path or '/'), safe="/:@!$&'()*+,;=~"))
+    return f'{parts.scheme}://{host}{place}' + (f'?{parts.query}' if parts.query else '')
 
 
 def _s3_options() -> dict[str, Any]:

@@ -278,7 +278,9 @@ class _Preparation:
                     f'data.validation: {self.validation} of {rows.kept:,} documents leaves {split} empty\n'
                     '  change the fraction, give more text, or disable validation: data.validation=0'
                 )
-        writer.account(read=rows.read, kept=rows.kept, cut=cut, left_out=dict(sorted(rows.left_out.items())))
+        left_out = dict(sorted(rows.left_out.items()))
+        files = self.corpus.found.record() if self.corpus.found.left_out else None
+        writer.account(read=rows.read, kept=rows.kept, cut=cut, left_out=left_out, files=files)
 
     def _report(self, path: AnyPath, writer: Writer, seconds: float) -> None:
         n_tokens = sum(counts.tokens for counts in writer.counts.values())

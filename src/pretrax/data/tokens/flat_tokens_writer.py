@@ -96,9 +96,15 @@ class Writer:
         """The totals of each split so far."""
         return {name: split.counts for name, split in self._splits.items()}
 
-    def account(self, *, read: int, kept: int, cut: int, left_out: dict[str, int]) -> None:
-        """Records the rows of the text: read = kept + left_out; the splits have kept + cut documents."""
+    def account(
+        self, *, read: int, kept: int, cut: int, left_out: dict[str, int], files: dict[str, Any] | None = None
+    ) -> None:
+        """Records the rows of the text: read = kept + left_out; the splits have kept + cut documents.
+
+        `files` are the files that were read, and those left out by reason.
+        """
         self._documents = {'read': read, 'kept': kept, 'cut': cut, 'left_out': left_out}
+        self._documents |= {} if files is None else {'files': files}
 
     def finish(self, tokenizer: TokenizerIdentity, tokenizer_json: bytes | None, source: dict[str, Any]) -> None:
         for name, split in self._splits.items():
