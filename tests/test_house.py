@@ -33,7 +33,7 @@ MAY_IMPORT = {
     'huggingface': {'errors', 'shardlib', 'model', 'checkpoint', 'machine', 'storage'},
     'infer': {'errors', 'jax_compat', 'shardlib', 'model'},
     'translate': {'errors', 'config', 'model'},  # configurations of other tools; of `model` the tables of presets
-    'evaluate': {'errors', 'shardlib', 'model', 'infer'},
+    'evaluate': {'errors', 'shardlib', 'model', 'infer', 'data'},  # of `data` the readers of text
     # It shows what runs wrote: reports, comparisons, live pages, programs, traces.
     'view': {'errors', 'config', 'machine', 'storage', 'scale', 'data', 'checkpoint', 'observe', 'serve'},
     'serve': {'errors', 'chat', 'infer', 'machine'},  # it imports no JAX: its engines come from outside
@@ -95,6 +95,7 @@ TESTED_BY = {
     'config/test_load.py': 'config/problems config/schema config/settle config/source errors',
     'data/batches/test_teacher_files.py': 'data/batches/teacher_parts',
     'data/batches/test_token_source.py': 'data/batches/block_cache data/batches/windows',
+    'data/corpus/test_near_duplicates.py': 'data/corpus/words',
     'data/corpus/test_files.py': 'data/corpus/content data/corpus/document data/corpus/parts',
     'data/tokenize/test_engines.py': (
         'data/tokenize/engine_local data/tokenize/engine_ray data/tokenize/tokenized_shards data/tokenize/worker'

@@ -120,7 +120,7 @@ def test_follow_needs_one_run(arguments, message, tmp_path, monkeypatch, capsys)
         (['--lengths', '8,x'], '--lengths 8,x: expected numbers'),
         (['--text', 'law.txt'], '--text law.txt: expected a name and a file'),
         (['--text', 'cloze=law.txt'], 'there is another task cloze'),
-        (['--text', 'law=law.txt'], 'law.txt cannot be read'),
+        (['--text', 'law=law.txt'], 'law.txt: no such file'),
         (['nowhere'], 'nowhere: no such run or checkpoint'),
     ],
 )

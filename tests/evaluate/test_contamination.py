@@ -1,6 +1,7 @@
 """N-grams of tasks in training text: found exactly where a search for their words finds them."""
 
 import contextlib
+import gzip
 import json
 import random
 
@@ -11,7 +12,7 @@ from pretrax.cli.data import _lookup
 from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
 from pretrax.data.tokens.flat_tokens import TokenizerIdentity
 from pretrax.data.tokens.flat_tokens_writer import create
-from pretrax.evaluate.contamination import Ngrams, words
+from pretrax.evaluate.contamination import Ngrams, texts_of_files, words
 
 LETTERS = random.Random(0)
 VOCABULARY = [''.join(LETTERS.choices('abcdefgé', k=LETTERS.randint(1, 9))) for _ in range(400)]
@@ -101,6 +102,18 @@ def test_short_texts():
     assert ngrams.find(words(ten.replace(' e ', ' x '))) == set()
 
 
+def test_texts_of_a_directory_are_read_once_and_scripts_without_spaces_have_words(tmp_path):
+    (tmp_path / 'in').mkdir()
+    (tmp_path / 'in/a.jsonl').write_text('{"q": {"text": "one"}, "n": 1, "more": ["two"]}\n\n{"text": "three"}\n')
+    (tmp_path / 'in/b.jsonl').symlink_to('a.jsonl')
+    (tmp_path / 'in/c.txt.gz').write_bytes(gzip.compress(b'four'))
+    (tmp_path / 'in/d.csv').write_text('x,y\nfive,six\n')
+    assert texts_of_files(str(tmp_path / 'in')) == [['one', 'two'], ['three'], ['four'], ['five', 'six']]
+    ngrams = Ngrams({'task': [['今天的天气怎么样今天很好我们去公园']]}, 13)
+    assert len(ngrams.of_documents['task'][0]) == 5
+    assert ngrams.find(words('他说：“今天的天气怎么样，今天很好我。”')) == {0}
+
+
 def test_an_ngram_lies_in_one_text():
     ngrams = Ngrams({'task': [['a b', 'c d']]}, 3)
     assert ngrams.find(words('a b c d')) == set()
@@ -118,8 +131,8 @@ def test_bundled_tasks(made, capsys):
     [
         (['nowhere'], 'nowhere'),
         (['tokens', '--split', 'test'], "no split 'test'\n  splits: train"),
-        (['tokens', '--file', 'nothing.jsonl'], 'nothing.jsonl cannot be read'),
-        (['tokens', '--file', 'bad.jsonl'], 'bad.jsonl, line 2 is not JSON'),
+        (['tokens', '--file', 'nothing.jsonl'], 'nothing.jsonl: no such file'),
+        (['tokens', '--file', 'bad.jsonl'], 'bad.jsonl:2: not JSON'),
         (['tokens', '--tasks', 'clozes'], "there is no task 'clozes'"),
     ],
 )

@@ -1,22 +1,23 @@
 """Word n-grams that task documents share with training text (Brown et al. 2020, arXiv:2005.14165, appendix C). No JAX here."""
 
 import dataclasses
+import itertools
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from pretrax.data.corpus.corpus import whole
+from pretrax.data.corpus.listing import find_files
+from pretrax.data.corpus.words import split_words
 from pretrax.errors import UserError
 from pretrax.evaluate.task import Document, Likelihood, Rolling, Settings, Task
 
 SHORTEST = 8  # words: a shorter text is not looked up
-_WORD = re.compile(r'\w+')
 
 
 def words(text: str) -> list[str]:
-    """The words of a text without case and punctuation."""
-    return _WORD.findall(text.casefold())
+    """The words of a text without case and punctuation; each character of a script without spaces is one."""
+    return split_words(text.casefold())
 
 
 class Ngrams:
@@ -135,29 +136,18 @@ def texts_of_task(task: Task, settings: Settings) -> list[list[str]]:
     return [[text(document)] for document in task.documents(settings)]
 
 
-def texts_of_file(path: Path) -> list[list[str]]:
-    """The texts of a file: all strings in each record of a .jsonl file; another file is one text.
+def texts_of_files(spec: str) -> list[list[str]]:
+    """The texts of the files that a path, a directory or a glob names: all strings in each row; other files are one text.
 
     Raises:
-        UserError: the file cannot be read, is not UTF-8, or a line is not JSON.
+        UserError: a file cannot be read, is not UTF-8, or a row is bad.
     """
-    try:
-        content = path.read_text(encoding='utf-8')
-    except OSError as error:
-        raise UserError(f'{path} cannot be read: {error.strerror}') from None
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f'{path} is not UTF-8: byte {error.start:,}\n  give a text file, or one with JSON lines'
-        ) from None
-    if path.suffix != '.jsonl':
-        return [[content]]
     found = []
-    for number, line in enumerate(content.split('\n'), 1):
-        if line.strip():
-            try:
-                found.append(list(_strings(json.loads(line))))
-            except (ValueError, RecursionError):
-                raise UserError(f'{path}, line {number} is not JSON: {line[:60]!r}') from None
+    for row in itertools.chain.from_iterable(part.rows() for file in find_files(spec) for part in whole(file, ())):
+        if isinstance(row.content, UserError):
+            raise row.content
+        if row.content:
+            found.append(list(_strings(row.content)))
     return found
 
 

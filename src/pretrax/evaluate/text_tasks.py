@@ -7,10 +7,9 @@ import re
 import textwrap
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from pretrax.errors import UserError
-from pretrax.evaluate.contamination import texts_of_file
+from pretrax.evaluate.contamination import texts_of_files
 from pretrax.evaluate.local_text import documentation, paragraphs, python_files
 from pretrax.evaluate.task import Document, Generate, Likelihood, Measured, Rolling, Score, Settings, Task
 
@@ -123,7 +122,7 @@ def _first_of(choices: Sequence[str]) -> Callable[[Sequence[Score]], Measured]:
 
 
 def own_texts(given: Sequence[str]) -> dict[str, Task]:
-    """The tasks of texts that are given as 'NAME=FILE': bits per byte of excerpts of the file.
+    """The tasks of texts that are given as 'NAME=PATH': bits per byte of excerpts of the files.
 
     Raises:
         UserError: the form or the name is not right, or the file cannot be read, is not UTF-8 or has no text.
@@ -132,12 +131,12 @@ def own_texts(given: Sequence[str]) -> dict[str, Task]:
     for one in given:
         name, _, path = one.partition('=')
         if not re.fullmatch(r'\w[\w.-]*', name) or not path:
-            raise UserError(f'--text {one}: expected a name and a file, such as law=held_out/law.txt')
+            raise UserError(f'--text {one}: expected a name and a file or a directory, such as law=held_out/law.txt')
         if name in tasks or any(name == task.name for task in TEXT_TASKS):
             raise UserError(f'--text {one}: there is another task {name}\n  give it another name')
         texts = tuple(
             text[start : start + _EXCERPT]
-            for texts in texts_of_file(Path(path).expanduser())
+            for texts in texts_of_files(path)
             for text in texts
             for start in range(0, len(text), _EXCERPT)
         )

@@ -53,6 +53,19 @@ def corpus(directory, **options):
 
 
 @pytest.mark.parametrize('streaming', [False, True])
+def test_a_file_with_several_names_is_read_once(directory, tmp_path, streaming):
+    expected = [document.text for document in corpus(directory, streaming=streaming).documents()]
+    suffix = next(directory.iterdir()).suffix
+    (directory / f'train-1-link{suffix}').symlink_to(f'train-1{suffix}')
+    os.link(directory / f'train-0{suffix}', directory / f'train-9{suffix}')
+    (tmp_path / 'far').mkdir()
+    (directory / 'linked').symlink_to('../far')
+    after = corpus(directory, streaming=streaming)
+    assert [document.text for document in after.documents()] == expected
+    assert f'does not follow links to folders, such as {directory}/linked' in after.files[0].description
+
+
+@pytest.mark.parametrize('streaming', [False, True])
 def test_rows_are_read_exactly_and_in_order_in_any_shards(directory, streaming):
     whole = corpus(directory, streaming=streaming)
     counts = RowCounts()

@@ -23,7 +23,8 @@ def contamination(
         str | None, typer.Option(metavar='A,B', help='Tasks of `pretrax eval`. [default: all, without --file]')
     ] = None,
     file: Annotated[
-        list[Path] | None, typer.Option(metavar='FILE', help='A text, or JSON lines; may be repeated.')
+        list[str] | None,
+        typer.Option(metavar='FILE', help='A text, rows such as JSON lines, or a directory; may be repeated.'),
     ] = None,
     words: Annotated[int, typer.Option(min=2, metavar='N', help='Words in an n-gram.')] = 13,
     limit: Annotated[int, typer.Option(min=1, help='Documents of each kind, as in `pretrax eval`.')] = 50,
@@ -40,7 +41,7 @@ def contamination(
 ) -> None:
     from pretrax.cli._output import write_output
     from pretrax.cli.data._lookup import look_up
-    from pretrax.evaluate.contamination import Ngrams, as_json, as_text, overlaps, texts_of_file, texts_of_task
+    from pretrax.evaluate.contamination import Ngrams, as_json, as_text, overlaps, texts_of_files, texts_of_task
     from pretrax.evaluate.results import TASKS
     from pretrax.evaluate.task import Settings, choose
 
@@ -49,7 +50,7 @@ def contamination(
     )
     settings = Settings(limit=limit, seed=seed)
     documents = {task.name: texts_of_task(task, settings) for task in choose(names, TASKS)}
-    documents |= {str(place): texts_of_file(place) for place in file or ()}
+    documents |= {place: texts_of_files(place) for place in file or ()}
     place = tokens_of(path)
     files = opened(place, tokenizer, vocab_size, end_of_text, dtype)
     if files.tokenizer is None:

@@ -9,11 +9,13 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pretrax.data.corpus.listing import Listing
 from pretrax.data.corpus.parts import Row
 from pretrax.data.options import PREFIX, HuggingFaceOptions
 from pretrax.errors import UserError, install_extra
@@ -39,10 +41,15 @@ class HuggingFaceDataset:
 
     @property
     def description(self) -> str:
-        """The split and its size, for messages."""
+        """The split and its size, and that the library leaves linked folders out, for messages."""
+        folders = ((Path(at) / name for name in names) for at, names, _ in os.walk(self.name))
+        linked = next((folder for folder in itertools.chain.from_iterable(folders) if folder.is_symlink()), None)
+        left_out = (
+            '' if linked is None else f'; the library datasets does not follow links to folders, such as {linked}'
+        )
         if self.options.streaming:
-            return f'split {self.options.split}, streaming, {self.n_units:,} files'
-        return f'split {self.options.split}, {self.n_units:,} rows, {self.size / 1e6:,.1f} MB'
+            return f'split {self.options.split}, streaming, {self.n_units:,} files{left_out}'
+        return f'split {self.options.split}, {self.n_units:,} rows, {self.size / 1e6:,.1f} MB{left_out}'
 
     @property
     def identity(self) -> str:
@@ -141,10 +148,21 @@ def _load(name: str, options: HuggingFaceOptions) -> tuple[Any, str]:
     try:
         which = {'name': options.configuration, 'revision': options.revision}
         builder = datasets.load_dataset_builder(name, **which)
+        if Path(name).is_dir() and (files := _each_once(builder.config.data_files or {})):
+            which['data_files'] = files
+            builder = datasets.load_dataset_builder(name, **which)
         version = f'{builder.config.name} {builder.hash}'
         return datasets.load_dataset(name, **which, split=options.split, streaming=options.streaming), version
     except Exception as error:
         raise _refusal(f'{PREFIX}{name}', error) from error
+
+
+def _each_once(data_files: Mapping[Any, Sequence[str]]) -> dict[str, list[str]]:
+    """The files of each split of a directory without those that are another name of an earlier one; {} if none is."""
+    found = {str(split): Listing().add_files(map(Path, files)) for split, files in data_files.items()}
+    if all(len(found[str(split)]) == len(files) for split, files in data_files.items()):
+        return {}
+    return {split: [str(file.path) for file in files] for split, files in found.items()}
 
 
 def _load_saved(datasets: Any, file: Path, options: HuggingFaceOptions) -> tuple[Any, str]:

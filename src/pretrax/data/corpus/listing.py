@@ -113,7 +113,13 @@ class Listing:
         candidates = list(search)
         if len(candidates) == 1 and candidates[0].location == location and candidates[0].state.size == 0:
             raise UserError(f'{spec}: the file is empty')
-        return self._add(candidates, counts, lambda location, state: text_file(location, state))
+        return self._add(candidates, counts, text_file)
+
+    def add_files(self, paths: Iterable[Path]) -> list[TextFile]:
+        """Adds local files, which may be empty; returns those that were not listed before."""
+        return self._add([_candidate(path, path.stat(), path.is_symlink()) for path in paths], FileCounts(), text_file)[
+            0
+        ]
 
     def add_tree(
         self, root: Path, wanted: Callable[[str], bool], skipped: Callable[[str], bool], make: Callable[..., TextFile]

@@ -5,7 +5,8 @@
     firsts = clusters(keys)                                        # int64 [documents]; firsts[n] < n: leave out n
 
 The similarity of two documents is the Jaccard index of their sets of 5-grams of words. Words are runs of letters, digits
-and underscores, in lower case; a text with fewer than 5 words is one shingle. MinHash (Broder 1997) keeps 128 minima per
+and underscores, in lower case, and single characters of scripts without spaces (data/corpus/words.py); a text with fewer
+than 5 words is one shingle. MinHash (Broder 1997) keeps 128 minima per
 document, each of which two documents share with a probability equal to their similarity s. They are cut into `bands` bands
 of `rows` minima. Two documents that have equal minima in a whole band are near-duplicates: the probability of that is
 1 - (1 - s^rows)^bands. Their similarity is not computed. Clusters are the connected components, as in Lee et al. 2021
@@ -14,19 +15,18 @@ of `rows` minima. Two documents that have equal minima in a whole band are near-
 A document's keys depend on its text alone, so the result does not depend on shards or workers.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import xxhash
 
+from pretrax.data.corpus.words import split_words
 from pretrax.errors import UserError, install_extra
 
 N_HASHES = 128
 SHINGLE = 5  # words
 RECALL = 0.9  # at least this share of the pairs at the threshold is found
 _SEED = 1
-_WORD = re.compile(r'\w+')
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that the hash of a shingle depends on all bits of its words
 
 
@@ -43,12 +43,12 @@ def probability(similarity: float, bands: int, rows: int) -> float:
 
 def algorithm() -> str:
     """The version of the signatures, for fingerprints. Raises UserError if the extra `dedup` is not installed."""
-    return f'rensa {_minhash().ALGORITHM_VERSION}, {N_HASHES} hashes, {SHINGLE} words'
+    return f'rensa {_minhash().ALGORITHM_VERSION}, {N_HASHES} hashes, {SHINGLE} words or characters'
 
 
 def shingles(text: str) -> np.ndarray:
     """The hashes of the word 5-grams of a text, uint64 [shingles]; empty if it has no words."""
-    words = _WORD.findall(text.lower())
+    words = split_words(text.lower())
     known = {word: xxhash.xxh3_64_intdigest(word.encode()) for word in set(words)}
     hashes = np.fromiter((known[word] for word in words), np.uint64, len(words))
     n = max(1, len(words) - SHINGLE + 1) if words else 0

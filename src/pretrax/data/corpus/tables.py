@@ -118,7 +118,7 @@ class RowGroups:
     def _columns(self, parquet: 'pyarrow.parquet.ParquetFile') -> list[str] | None:
         names = parquet.schema_arrow.names
         columns = [name if name in names else name.partition('.')[0] for name in self.fields]
-        return columns if set(columns) <= set(names) else None  # all columns, for the error about a missing field
+        return columns if columns and set(columns) <= set(names) else None  # all, for the error about a missing field
 
 
 @contextlib.contextmanager
