@@ -198,3 +198,54 @@ def test_damaged_files_are_named(name, content, message, tmp_path):
         read_chat_template(tmp_path, tokenizer_of('chatml'))
     with pytest.raises(UserError, match=r'gone\.jinja: no chat template'):
         read_chat_template(tmp_path / 'nowhere', tokenizer_of('chatml'), tmp_path / 'gone.jinja')
+
+
+# As templates of Qwen: the first message may be `system`, and a role that the template does not know is left out.
+KNOWN_ROLES = (
+    "{% for m in messages %}{% if m.role == 'system' and loop.first or m.role in ('user', 'assistant') %}"
+    "{{ '<|im_start|>' + m.role + '\\n' + m.content | trim + '<|im_end|>\\n' }}{% endif %}{% endfor %}"
+    '{% set thoughts = thoughts if thoughts is defined else false %}'
+    "{{ '<|im_start|>assistant\\n' + ('<think>' if thoughts else '') }}"
+)
+USER = {'role': 'user', 'content': ' Hi. \n'}
+
+
+@pytest.mark.parametrize('source', [KNOWN_ROLES, KNOWN_ROLES.replace('{% endif %}', "{% elif m.role == 'developer' %}{{ raise_exception('no') }}{% endif %}")])  # fmt: skip
+def test_a_developer_is_read_as_system_where_the_template_does_not_know_it(source):
+    template = ChatTemplate(source, tokenizer_of('chatml'))
+    system = template.encode([{'role': 'system', 'content': 'Be brief.'}, USER])
+    assert template.encode([{'role': 'developer', 'content': 'Be brief.'}, USER]) == system
+    assert system != template.encode([USER])
+    verbatim = template_of('chatml').encode([{'role': 'developer', 'content': 'x'}])
+    assert tokenizer_of('chatml').decode(verbatim).startswith('<|im_start|>developer\nx')
+
+
+@pytest.mark.parametrize(
+    ('messages', 'what'),
+    [
+        ([USER, {'role': 'system', 'content': 'Be brief.'}], 'content of message 2, whose role is system'),
+        ([USER, {'role': 'developer', 'content': 'Be brief.'}], 'content of message 2, whose role is system'),
+        ([USER, {'role': 'tool', 'content': '42'}], 'content of message 2, whose role is tool'),
+        ([USER | {'name': 'Ada'}], 'name of message 1, whose role is user'),
+    ],
+)
+def test_a_message_that_the_template_leaves_out_is_refused(messages, what):
+    with pytest.raises(UserError, match=what):
+        ChatTemplate(KNOWN_ROLES, tokenizer_of('chatml')).encode(messages)
+
+
+def test_a_message_may_be_empty_and_its_thoughts_may_be_left_out():
+    template = template_of('thinking')
+    messages = [USER, {'role': 'assistant', 'content': '<think>x</think>'}, {'role': 'assistant', 'content': ''}, USER]
+    assert template.encode(messages)
+    with pytest.raises(UserError, match='message 41'):  # the template stops after 40
+        template.encode([USER] * 42)
+
+
+def test_a_request_chooses_the_variables_that_the_template_reads():
+    template = ChatTemplate(KNOWN_ROLES, tokenizer_of('chatml'), {'bos_token': '<s>'})
+    template.check_variables(['thoughts'])
+    assert template.encode([USER], thoughts=True) != template.encode([USER])
+    for name in ('thought', 'messages', 'add_generation_prompt', 'bos_token', 'loop'):
+        with pytest.raises(UserError, match=f"no variable '{name}' from a request; it reads: thoughts"):
+            template.check_variables([name])

@@ -21,6 +21,8 @@ from pretrax.machine.json_file import read_settings
 ROLES = ('system', 'developer', 'user', 'assistant', 'tool', 'function')
 SETTINGS, JINJA = 'tokenizer_config.json', 'chat_template.jinja'  # files of `transformers`
 _MOST_CHARACTERS = 1_000_000  # of a template
+_SIGNS, _N_SIGNS = 0xF0000, 0xFFFE  # a private use area of Unicode
+_RESERVED = {'messages', 'tools', 'add_generation_prompt', 'loop'}  # not for a request
 
 
 class Tokenizer(Protocol):
@@ -73,7 +75,8 @@ class Template:
         self._special_tokens = special_tokens
         names = sorted(special_tokens, key=len, reverse=True)
         self._names = re.compile('|'.join(map(re.escape, names)) or r'(?!)')
-        self._stand_ins = _StandIns(names, _strings(source, name), source)
+        strings, self._free = _read_source(source, name)
+        self._stand_ins = _StandIns(names, strings, source)
         self._renderer = Renderer(source, name)
         self.end_of_turn = self._find_end_of_turn()
 
@@ -121,6 +124,44 @@ class Template:
             tuple((places[start], places[stop], number) for start, stop, number in special),
             tuple((places[start], places[stop]) for start, stop in answers),
         )
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> list[int | str]:
+        """`parts` of a conversation, none of whose messages is left out.
+
+        Many templates do not know the role `developer`: such a message is then read as `system`.
+
+        Raises:
+            UserError: as `parts`, or the template leaves a message out.
+        """
+        try:
+            self._check_written(messages, variables)
+            return self.parts(messages, variables)
+        except UserError:
+            as_system = [m | {'role': 'system'} if m.get('role') == 'developer' else m for m in map(dict, messages)]
+            if as_system == list(messages):
+                raise
+            return self.prompt(as_system, variables)
+
+    def check_variables(self, variables: Iterable[str]) -> None:
+        """Raises UserError for a variable that the template does not read, or that a request may not choose."""
+        free = self._free - self.variables.keys() - _RESERVED
+        for variable in sorted(set(variables) - free):
+            known = ', '.join(sorted(free)) or 'none'
+            raise UserError(f'the chat template reads no variable {variable!r} from a request; it reads: {known}')
+
+    def _check_written(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> None:
+        """Raises UserError if the end of a text, signed with a character of its own, is not in the conversation."""
+        signed, signs = [dict(message) for message in messages], dict[str, tuple[int, str]]()
+        for n, message in enumerate(signed):
+            for key in sorted(message.keys() - {'role'}):
+                if isinstance(message[key], str) and message[key].strip():
+                    sign = chr(_SIGNS + len(signs) % _N_SIGNS)
+                    message[key], signs[sign] = message[key] + sign, (n, key)
+        text = self._renderer.render(self._marked(signed, variables)[0])
+        for sign, (n, key) in signs.items():
+            if sign not in text:
+                where = f'{key} of message {n + 1}, whose role is {messages[n]["role"]}'
+                raise UserError(f'the chat template of this model does not write the {where}')
 
     def parts(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> list[int | str]:
         """Ordinary text, and the special tokens in it.
@@ -182,9 +223,9 @@ class ChatTemplate(Template):
             variables: of the template; `add_generation_prompt` is true if not given, and `tools` and `documents` none.
 
         Raises:
-            UserError: an unknown role, or the template refuses the messages or exceeds a limit.
+            UserError: an unknown role, or the template leaves a message out, refuses the messages or exceeds a limit.
         """
-        return self._tokenizer.encode_with_special_tokens(self.parts(messages, variables))
+        return self._tokenizer.encode_with_special_tokens(self.prompt(messages, variables))
 
 
 class _StandIns:
@@ -243,8 +284,8 @@ class _StandIns:
         return marked(values), lambda text: back.sub(lambda match: letters[match[0]], text)
 
 
-def _strings(source: str, name: str) -> set[str]:
-    """The strings that a template has in its expressions. Raises UserError if it is no template."""
+def _read_source(source: str, name: str) -> tuple[set[str], set[str]]:
+    """The strings in the expressions of a template, and its free variables. Raises UserError if it is no template."""
     try:
         import jinja2
         import jinja2.nodes
@@ -253,10 +294,24 @@ def _strings(source: str, name: str) -> set[str]:
     if len(source) > _MOST_CHARACTERS:
         raise UserError(f'{name} has {len(source):,} characters; expected at most {_MOST_CHARACTERS:,}')
     try:
-        tree = environment().parse(source)
+        jinja = environment()
+        tree, free = jinja.parse(source), set[str]()
+        _find_free(tree, set(jinja.globals), free)
     except (jinja2.TemplateSyntaxError, RecursionError) as error:
         raise UserError(f'{name}, line {getattr(error, "lineno", "?")}: {error}') from None
-    return {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
+    return {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}, free
+
+
+def _find_free(node: Any, assigned: set[str], free: set[str]) -> None:
+    """Adds the variables that are read before they are assigned. `jinja2.meta` would compute constants such as 'x' * 10 ** 10."""
+    kind = type(node).__name__
+    if kind == 'Name' and node.ctx != 'load':
+        assigned.add(node.name)
+    elif kind == 'Name' and node.name not in assigned:
+        free.add(node.name)
+    children = list(node.iter_child_nodes())
+    for child in reversed(children) if kind == 'Assign' else children:  # the value is read before it is assigned
+        _find_free(child, assigned, free)
 
 
 def read_chat_template(directory: Any, tokenizer: Tokenizer, file: Any = None) -> ChatTemplate | None:
