@@ -17,6 +17,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders
 
+from pretrax.data.tokenizers.bytes_per_token import most_bytes_per_token
 from pretrax.data.tokenizers.decoding import Decoding, Steps
 from pretrax.errors import UserError
 
@@ -83,6 +84,19 @@ class Tokenizer:
             raise UserError(
                 f'{self._name}: cannot encode {text[:40]!r}: {error}\n  it has no token for {strange!r}'
             ) from error
+
+    def encode_with_names(self, text: str) -> list[int]:
+        """The ids of a text in which the name of a special token is this token."""
+        return self._parsing.encode(text, add_special_tokens=False).ids
+
+    @functools.cached_property
+    def _parsing(self) -> tokenizers.Tokenizer:
+        return tokenizers.Tokenizer.from_str(json.dumps(self.settings))
+
+    @functools.cached_property
+    def max_bytes_per_token(self) -> int | None:
+        """The most bytes of text for each token; None if there is no bound."""
+        return most_bytes_per_token(self.settings)
 
     def encode_with_special_tokens(self, parts: Sequence[int | str]) -> list[int]:
         """The ids of texts with special tokens between them, as `tokenizers` encodes the whole with special tokens.

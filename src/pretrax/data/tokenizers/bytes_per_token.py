@@ -1,0 +1,126 @@
+"""An upper bound on the bytes of text for each token, so that a text is known to be too long before it is encoded.
+
+Each step of a tokenizer is bounded from its definition in tokenizer.json: how far normalization can shorten a text, whether
+text is dropped between words, and whether one token can stand for a text of any length.
+"""
+
+import functools
+import sys
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Literal
+
+from tokenizers import pre_tokenizers
+
+_KEEPS_TEXT = ('ByteLevel', 'Metaspace', 'Digits', 'Split', 'Punctuation', 'UnicodeScripts')
+_MOST_BYTES_OF_A_CHARACTER = 4
+type Form = Literal['NFC', 'NFD', 'NFKC', 'NFKD']
+
+
+def most_bytes_per_token(settings: Mapping[str, Any]) -> int | None:
+    """The most bytes of text, in UTF-8, for each token.
+
+    Args:
+        settings: a tokenizer.json.
+
+    Returns:
+        The bound; None if a text of any length may become a single token or none.
+    """
+    model, added = settings['model'], settings.get('added_tokens') or ()
+    normalizers = list(_steps(settings.get('normalizer'), 'normalizers'))
+    before = list(_steps(settings.get('pre_tokenizer'), 'pretokenizers'))
+    kinds = {step['type'] for step in (*normalizers, *before)}
+    if any(token.get('lstrip') or token.get('rstrip') for token in added):  # such a token takes the spaces beside it
+        return None
+    if any(step['type'] not in _KEEPS_TEXT or step.get('behavior') == 'Removed' for step in before):
+        return None
+    names = _names(model)
+    is_byte_level = 'ByteLevel' in kinds
+    longest = max((len(name) if is_byte_level else len(name.encode()) for name in names), default=0)
+    if not _knows_every_byte(model, names, is_byte_level):
+        if model.get('type') == 'Unigram' or model.get('fuse_unk') or model.get('unk_token') is None:
+            return None
+        longest = max(longest, _MOST_BYTES_OF_A_CHARACTER)  # one token for each unknown character
+    longest = max([longest, *(len(token['content'].encode()) for token in added)])
+    shrunk = Fraction(1)
+    for step in normalizers:
+        factor = _shrinkage(step)
+        if factor is None:
+            return None
+        shrunk *= factor
+    return -int(-longest * shrunk // 1)
+
+
+def _steps(step: Any, key: str) -> Iterator[Mapping[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer, which may be sequences of sequences."""
+    if step is None:
+        return
+    if step['type'] == 'Sequence':
+        for inner in step[key]:
+            yield from _steps(inner, key)
+    else:
+        yield step
+
+
+def _names(model: Mapping[str, Any]) -> Sequence[str]:
+    vocabulary = model.get('vocab') or ()
+    return [name for name, _ in vocabulary] if isinstance(vocabulary, list) else list(vocabulary)
+
+
+def _knows_every_byte(model: Mapping[str, Any], names: Sequence[str], is_byte_level: bool) -> bool:
+    """Whether no text is unknown to the model."""
+    if model.get('type') not in ('BPE', 'Unigram'):
+        return False
+    if is_byte_level:
+        return set(pre_tokenizers.ByteLevel.alphabet()) <= set(names)
+    return bool(model.get('byte_fallback')) and {f'<0x{byte:02X}>' for byte in range(256)} <= set(names)
+
+
+def _shrinkage(normalizer: Mapping[str, Any]) -> Fraction | None:
+    """The most bytes that become one byte; None if there is no bound."""
+    match normalizer:
+        case {'type': 'Prepend' | 'ByteLevel'}:
+            return Fraction(1)
+        case {'type': 'NFC' | 'NFD' | 'NFKC' | 'NFKD' as form}:
+            return _shrinkage_of_form(form)
+        case {'type': 'Lowercase'}:
+            return _shrinkage_of_lowercase()
+        case {'type': 'Replace', 'pattern': {'String': str(old)}, 'content': str(new)} if new:
+            return max(Fraction(1), Fraction(len(old.encode()), len(new.encode())))
+    return None
+
+
+@functools.cache
+def _shrinkage_of_form(form: Form) -> Fraction:
+    """The most bytes of a text for each byte of its normal form.
+
+    A character x of the text is decomposed into characters; each of them has an equal share of the bytes of x, at most
+    `share`. A character of the normal form is made from its own decomposition, so from at most the sum of these shares.
+    """
+    decomposed: Form = 'NFKD' if 'K' in form else 'NFD'
+    composed = form in ('NFC', 'NFKC')
+    characters = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
+    parts = {x: unicodedata.normalize(decomposed, x) for x in characters if _changes(x)}
+    share: dict[str, Fraction] = defaultdict(Fraction)
+    for x, decomposition in parts.items():
+        for part in decomposition:
+            share[part] = max(share[part], Fraction(len(x.encode()), len(decomposition)))
+    most = Fraction(1)
+    for x in {*parts, *share}:
+        made_of = unicodedata.normalize('NFD', x) if composed else x
+        if unicodedata.normalize(form, x) == x:
+            before = sum((max(share[part], Fraction(len(part.encode()))) for part in made_of), Fraction(0))
+            most = max(most, before / len(x.encode()))
+    return most
+
+
+def _changes(x: str) -> bool:
+    return bool(unicodedata.decomposition(x)) or '\uac00' <= x <= '\ud7a3'  # Hangul is decomposed by a formula
+
+
+@functools.cache
+def _shrinkage_of_lowercase() -> Fraction:
+    characters = (chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000)
+    return max(Fraction(len(x.encode()), len(x.lower().encode())) for x in characters if x != x.lower())
