@@ -153,12 +153,17 @@ class StubTemplate:
     """Each message with its role before it; the byte 1 ends an answer."""
 
     end_of_turn = (1,)
+    source, variables = '{% for message in messages %}...{% endfor %}', {}
 
-    def encode(self, messages):
+    def check_variables(self, variables):
+        if strange := variables.keys() - {'mood'}:
+            raise UserError(f'the template reads no {strange}')
+
+    def prompt(self, messages, variables):
         if not messages[0]['content']:
             raise UserError('the template refuses an empty message')
         text = ''.join(f'{message["role"]}: {message["content"]}\n' for message in messages)
-        return list(f'{text}assistant: '.encode())
+        return [f'{text}assistant{variables.get("mood", "")}: ']
 
 
 def report(text):

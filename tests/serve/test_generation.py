@@ -197,6 +197,24 @@ def test_a_client_is_served_although_others_flood(slow):
         assert slow.engine.steps - before <= 10 * 10 + 5
 
 
+@pytest.mark.parametrize('path', ['/v1/completions', '/v1/embeddings'])
+def test_a_request_of_many_texts_does_not_stand_before_others(slow, path):
+    """1,000 texts take the places of two, which is the number of slots."""
+    slow.engine.blocked.clear()
+    texts = [[1]] * 1000
+    body = {'input': texts} if 'embed' in path else {'prompt': texts, 'max_tokens': 4}
+    with connection(slow, path, body):
+        eventually(lambda: metric(slow, 'pretrax_admitted') == 2)
+        with connection(slow, '/v1/completions', {'prompt': 'x', 'max_tokens': 4}) as other:
+            eventually(lambda: metric(slow, 'pretrax_admitted') == 3)
+            before = slow.engine.steps
+            slow.engine.blocked.set()
+            assert b'200 OK' in other.recv(10_000)
+            assert slow.engine.steps - before < 10  # of 500
+    eventually(lambda: is_free(slow))  # and the texts that were not begun are forgotten
+    assert metric(slow, 'pretrax_prompt_tokens_total') < 1000
+
+
 def test_a_client_may_ask_so_often_in_a_minute():
     with Running(stub_service(limits=Limits(rate=3), chat=False), keys=Keys(['a', 'b'])) as server:
         codes = [call(server, '/v1/completions', {'prompt': 'x'}, authorization='Bearer a') for _ in range(4)]

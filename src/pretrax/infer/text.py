@@ -1,6 +1,6 @@
 """The text of an answer while its tokens arrive: whole characters, up to a stop string."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 
@@ -39,6 +39,7 @@ class TextStream:
         prompt: the tokens before the answer.
         stop: strings that end the answer. None is empty.
         include_stop: whether the answer ends with the stop string, or before it.
+        hidden: tokens of the answer that have no text.
 
     Attributes:
         finished: the stop string that was found, or None.
@@ -47,12 +48,18 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Decodes, prompt: Sequence[int] = (), stop: Sequence[str] = (), include_stop: bool = False
+        self,
+        tokenizer: Decodes,
+        prompt: Sequence[int] = (),
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        hidden: Collection[int] = (),
     ):
         self.finished: str | None = None
         self.pieces: list[Piece] = []
         self._searches = [_Search(text) for text in sorted(stop, key=len, reverse=True)]
-        self._include_stop = include_stop
+        self._include_stop, self._hidden = include_stop, hidden
+        self._ids: list[int] = []  # of the answer, if some are hidden
         self._decoding, self._before = tokenizer.decoding(), len(prompt)
         certain = sum(len(text) for _, text in self._decoding.push(prompt))
         self._rest_of_prompt = tokenizer.decode(prompt)[certain:] if len(prompt) else ''
@@ -65,6 +72,8 @@ class TextStream:
         """The text that is certain after these tokens of the answer; nothing once a stop string was found."""
         if self.finished is not None:
             return ''
+        if self._hidden:
+            self._ids += ids
         text = self._take(self._decoding.push(ids))
         self._add_pieces(self._decoding.settled - self._before)
         return text
@@ -87,6 +96,8 @@ class TextStream:
         for number, part in parts:
             text = self._without_prompt(part) if self._rest_of_prompt else part
             token = number - self._before if number > self._before else 0
+            if self._hidden and number >= self._before and self._ids[token] in self._hidden:
+                text = ''
             while len(texts) <= token:
                 texts.append('')
             texts[token] += text

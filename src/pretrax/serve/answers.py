@@ -1,7 +1,7 @@
 """Turns the tokens of an engine into the text of an answer, while they arrive."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pretrax.infer.request import Request, Token, Update
 from pretrax.infer.text import TextStream
@@ -37,6 +37,7 @@ class Choice:
         index: among the answers.
         prompt_number: among the prompts; several answers may be to the same one.
         echo: the text of the prompt, if the answer is to begin with it.
+        hidden: tokens that have no text.
 
     Attributes:
         whole: everything so far.
@@ -52,12 +53,13 @@ class Choice:
         index: int,
         prompt_number: int = 0,
         echo: str | None = None,
+        hidden: Collection[int] = (),
     ):
         self.index, self.prompt_number, self.whole = index, prompt_number, Delta()
         self.prompt_tokens, self.cached_tokens, self.answer_tokens = len(request.prompt), 0, 0
         self.steps: list[int] = []
         self._tokenizer, self._stop_ids, self._echo = tokenizer, request.stop_ids, echo
-        self._text = TextStream(tokenizer, request.prompt[-_CONTEXT:], stops)
+        self._text = TextStream(tokenizer, request.prompt[-_CONTEXT:], stops, hidden=hidden)
         self._stops, self._tokens = stops, list[Token]()
         self._given = 0  # tokens in `whole`, without those of the prompt
         self._is_first = True

@@ -43,6 +43,7 @@ def make_application(
     gets = {
         '/v1/models': status.models,
         '/v1/models/{name:path}': status.model,
+        '/tokenizer_info': tokens.tokenizer_info,
         '/health': status.health,
         '/ready': status.ready,
         '/metrics': status.metrics,

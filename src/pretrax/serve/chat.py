@@ -9,7 +9,7 @@ from pretrax.serve.answers import Choice, Delta, token_name
 from pretrax.serve.bodies import ChatBody
 from pretrax.serve.errors import ApiError
 from pretrax.serve.generation import Format, Generation
-from pretrax.serve.service import ServedModel, Tokenizer, service_of
+from pretrax.serve.service import ServedModel, Template, Tokenizer, service_of
 
 
 async def chat_completions(http: Any) -> Generation:
@@ -20,14 +20,11 @@ async def chat_completions(http: Any) -> Generation:
         message = f'{model.name} is a base model: it has no chat template; use /v1/completions'
         raise ApiError(400, message, param='messages', code='no_chat_template')
     model.admission.check(body.n)
-    messages = [message.model_dump(exclude_none=True) | {'content': message.text} for message in body.messages]
-    try:
-        prompt = tuple(await asyncio.to_thread(model.template.encode, messages))
-    except UserError as error:
-        raise ApiError(400, str(error), param='messages', code='invalid_value') from None
+    prompt = await _prompt(model, model.template, body)
     room = model.room(prompt, body.max_completion_tokens or body.max_tokens, 'messages')
     sampling = body.sampling(model.thread.vocab_size)
-    stop_ids = () if body.ignore_eos else tuple({*model.stop_ids(False), *model.template.end_of_turn})
+    stop_ids = model.stop_ids(body.ignore_eos, body.stop_token_ids, model.template.end_of_turn)
+    hidden = model.hidden(body.skip_special_tokens)
     requests = [
         Request(
             prompt=prompt,
@@ -35,13 +32,28 @@ async def chat_completions(http: Any) -> Generation:
             sampling=sampling,
             choice=choice,
             stop_ids=stop_ids,
-            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            logprobs=body.top_logprobs if body.logprobs else None,
         )
         for choice in range(body.n)
     ]
-    choices = [Choice(model.tokenizer, request, body.stops, i, 0) for i, request in enumerate(requests)]
-    form = _Chat(model, body.logprobs, bool(body.stream), body.wants_usage)
-    return Generation(service, model, requests, choices, form, bool(body.stream), body.wants_usage)
+    choices = [Choice(model.tokenizer, request, body.stops, i, hidden=hidden) for i, request in enumerate(requests)]
+    form = _Chat(model, body.logprobs, body.stream, body.stream_options.include_usage)
+    return Generation(service, model, requests, choices, form, body.stream, body.stream_options.include_usage)
+
+
+async def _prompt(model: ServedModel, template: Template, body: ChatBody) -> tuple[int, ...]:
+    """The tokens of a conversation. Raises ApiError 400 if they are too many, or the template does not write all of it."""
+    try:
+        template.check_variables(body.chat_template_kwargs)
+    except UserError as error:
+        raise ApiError(400, str(error), param='chat_template_kwargs', code='invalid_value') from None
+    messages = [message.written for message in body.messages]
+    try:
+        parts = await asyncio.to_thread(template.prompt, messages, body.chat_template_kwargs)
+    except UserError as error:
+        raise ApiError(400, str(error), param='messages', code='invalid_value') from None
+    model.check_size(sum(len(part.encode()) for part in parts if isinstance(part, str)), 'messages')
+    return tuple(await asyncio.to_thread(model.tokenizer.encode_with_special_tokens, parts))
 
 
 class _Chat(Format):

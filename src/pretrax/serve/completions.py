@@ -19,11 +19,12 @@ async def completions(http: Any) -> Generation:
     model = service.model(body.model)
     prompts = listed(body.prompt)
     model.admission.check(len(prompts) * body.n)
-    sampling, stop_ids = body.sampling(model.thread.vocab_size), model.stop_ids(body.ignore_eos)
+    sampling, stop_ids = body.sampling(model.thread.vocab_size), model.stop_ids(body.ignore_eos, body.stop_token_ids)
+    hidden = model.hidden(body.skip_special_tokens)
     requests, choices = [], []
     for number, prompt in enumerate(prompts):
         await asyncio.sleep(0)  # other clients do not wait for a long list
-        ids = await model.tokens(prompt, 'prompt')
+        ids = await model.tokens(prompt, 'prompt', body.parse_special)
         room = model.room(ids, body.max_tokens, 'prompt', _DEFAULT_TOKENS)
         echo = (prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt)) if body.echo else None
         for choice in range(body.n):
@@ -37,9 +38,9 @@ async def completions(http: Any) -> Generation:
                 prompt_logprobs=body.logprobs if body.echo else None,
             )
             requests.append(request)
-            choices.append(Choice(model.tokenizer, request, body.stops, len(choices), number, echo))
-    form = _Completion(model, body.logprobs is not None, bool(body.stream) and body.wants_usage)
-    return Generation(service, model, requests, choices, form, bool(body.stream), body.wants_usage)
+            choices.append(Choice(model.tokenizer, request, body.stops, len(choices), number, echo, hidden))
+    form = _Completion(model, body.logprobs is not None, body.stream and body.stream_options.include_usage)
+    return Generation(service, model, requests, choices, form, body.stream, body.stream_options.include_usage)
 
 
 class _Completion(Format):

@@ -19,14 +19,19 @@ class EngineFailedError(Exception):
 
 
 class Job:
-    """Requests that belong together, such as the n choices of one answer. The event loop alone uses it.
+    """Requests that belong together, such as the n choices of one answer. The event loop uses it, but for `later`.
 
     Iterating gives what each block of the engine found out, until all requests have finished. A reader that is late gets
     several blocks at once.
+
+    Args:
+        requests: to run.
+        at_once: the most of them that the engine has at a time, so that the requests of others are not behind all of them.
     """
 
-    def __init__(self, requests: Sequence[Request]):
-        self.requests = tuple(requests)
+    def __init__(self, requests: Sequence[Request], at_once: int):
+        self.requests, self.at_once = tuple(requests), at_once
+        self.later = collections.deque(range(len(requests)))  # those that the engine does not have yet; its thread's
         self._unfinished = set(range(len(requests)))
         self._updates: collections.deque[Numbered] = collections.deque()
         self._failure: Exception | None = None
@@ -107,9 +112,9 @@ class EngineThread:
         self._commands.put(self._stop)
         await asyncio.to_thread(self._thread.join, 10)  # an engine that hangs does not keep the process
 
-    def submit(self, requests: Sequence[Request]) -> Job:
-        """Adds requests to the engine's queue."""
-        job = Job(requests)
+    def submit(self, requests: Sequence[Request], at_once: int) -> Job:
+        """Adds requests to the engine's queue, at most `at_once` of them at a time."""
+        job = Job(requests, at_once)
         self._commands.put(lambda: self._add(job))
         return job
 
@@ -167,35 +172,46 @@ class EngineThread:
         if update.number not in self._jobs:  # cancelled
             return
         job, index = self._jobs[update.number]
+        self._news.append((job, (index, update)))
         if update.finish:
             del self._jobs[update.number]
-        self._news.append((job, (index, update)))
+            self._fill(job)
 
     def _add(self, job: Job) -> None:
         if self.failed:
             self._news.append((job, EngineFailedError()))
             return
-        added = []
         try:
             for request in job.requests:
-                added.append(self._engine.add(request))
+                self._engine.check(request)
         except UserError as error:
-            for number in added:
-                self._engine.cancel(number)
             self._news.append((job, error))
             return
         except Exception:
             self._news.append((job, EngineFailedError()))
             raise
-        self._jobs |= {number: (job, index) for index, number in enumerate(added)}
         self._news.append((job, None))
+        self._fill(job)
+
+    def _fill(self, job: Job) -> None:
+        """Gives the engine as many requests of a job as it may have at once."""
+        room = job.at_once - sum(other is job for other, _ in self._jobs.values())
+        try:
+            for index in [job.later.popleft() for _ in range(min(room, len(job.later)))]:
+                self._jobs[self._engine.add(job.requests[index])] = job, index
+        except Exception:
+            self._news.append((job, EngineFailedError()))
+            raise
 
     def _cancel(self, job: Job, index: int | None) -> None:
+        job.later = collections.deque(at for at in job.later if index is not None and at != index)
         for number, (other, at) in list(self._jobs.items()):
             if other is job and index in (None, at):
                 del self._jobs[number]
                 if not self.failed:
                     self._engine.cancel(number)
+        if not self.failed:
+            self._fill(job)
 
     def _stop(self) -> None:
         self._stopped = True

@@ -43,21 +43,22 @@ def busy(message: str, seconds: float, code: str) -> ApiError:
     return ApiError(429, message, code=code, headers={'retry-after': str(max(1, round(seconds + 0.5)))})
 
 
-def invalid(error: ValidationError, known: Iterable[str], unsupported: Mapping[str, str]) -> ApiError:
+def invalid(error: ValidationError, known: Iterable[str]) -> ApiError:
     """400 for the first problem of a JSON body; it names the field."""
-    problems: list[Any] = error.errors(include_url=False, include_context=False)
+    problems: list[Any] = error.errors(include_url=False)
     problem = min(problems, key=lambda one: one['type'] != 'extra_forbidden')  # it may explain a field that is missing
     kind, where = problem['type'], [str(part) for part in problem['loc']]
+    where += [
+        inner for inner in [problem.get('ctx', {}).get('field')] if inner
+    ]  # of an object that was looked at whole
     field = '.'.join(where)
-    if kind == 'json_invalid':
-        return ApiError(400, f'the body is not JSON: {problem["msg"]}', code='invalid_json')
-    if field in unsupported:
-        return ApiError(400, f'{field}: {unsupported[field]}', param=field, code='unsupported_parameter')
+    if kind == 'unsupported':
+        return ApiError(400, f'{field}: {problem["msg"]}', param=field, code='unsupported_parameter')
     if kind == 'extra_forbidden':
         near = difflib.get_close_matches(where[-1], list(known), 1) if len(where) == 1 else []
         hint = f'; did you mean {near[0]}?' if near else ''
         return ApiError(400, f'{field}: unknown field{hint}', param=field, code='unknown_parameter')
-    if kind == 'missing':
+    if kind in ('missing', 'absent'):
         return ApiError(400, f'{field}: missing', param=field, code='missing_required_parameter')
     message = problem['msg'].removeprefix('Value error, ')
     message = message[:1].lower() + message[1:]

@@ -174,7 +174,7 @@ async def running(service: Service, model: ServedModel, requests: Sequence[Reque
     """
     count, limit = len(requests), service.limits.seconds
     entered = model.admission.enter(count)
-    job = model.thread.submit(requests)
+    job = model.thread.submit(requests, model.admission.slots)
     try:
         async with asyncio.timeout(limit):
             await job.accepted()

@@ -19,32 +19,39 @@ class Limits:
     silence: float = 60.0  # seconds for a block of the engine; then it counts as hanging
 
 
+MOST_AT_ONCE = 2048  # prompts times answers in one HTTP request, as for OpenAI's embeddings
+
+
 class Admission:
-    """Counts the requests of an engine, and refuses those that would wait in too long a queue."""
+    """Counts the requests of an engine, and refuses those that would wait in too long a queue.
+
+    An HTTP request with more texts than there are slots takes the places of `slots` requests; see `EngineThread.submit`.
+    """
 
     def __init__(self, slots: int, queue: int):
-        self.capacity, self._slots = slots + queue, slots
+        self.capacity, self.slots = slots + queue, slots
         self.admitted = 0
         self._seconds: deque[float] = deque([1.0], maxlen=32)  # that recent requests took
 
     def check(self, count: int, what: str = 'answers', param: str = 'n') -> None:
         """Raises ApiError 429 if `count` more requests have no room now, and 400 if they never have."""
-        if count > self.capacity:
-            message = f'{count} {what}; this server takes at most {self.capacity} at once'
+        if count > MOST_AT_ONCE:
+            message = f'{count:,} {what}; this server takes at most {MOST_AT_ONCE:,} in one request'
             raise ApiError(400, message, param=param, code='invalid_value')
+        count = min(count, self.slots)
         if self.admitted + count > self.capacity:
-            rounds = -(-(self.admitted + count - self.capacity) // self._slots)
+            rounds = -(-(self.admitted + count - self.capacity) // self.slots)
             seconds = rounds * sum(self._seconds) / len(self._seconds)
             raise busy(f'the queue is full: {self.admitted} requests run or wait', seconds, 'queue_full')
 
     def enter(self, count: int) -> float:
         """Counts `count` requests; returns the time for `leave`. Raises as `check` does."""
         self.check(count)
-        self.admitted += count
+        self.admitted += min(count, self.slots)
         return time.monotonic()
 
     def leave(self, count: int, entered: float) -> None:
-        self.admitted -= count
+        self.admitted -= min(count, self.slots)
         self._seconds.append(time.monotonic() - entered)
 
 

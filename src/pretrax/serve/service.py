@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pydantic import BaseModel
@@ -24,7 +24,13 @@ class Tokenizer(Decodes, Protocol):
 
     @property
     def end_of_text(self) -> int | None: ...
+    @property
+    def special_tokens(self) -> Mapping[str, int]: ...
+    @property
+    def max_bytes_per_token(self) -> int | None: ...
     def encode(self, text: str) -> list[int]: ...
+    def encode_with_names(self, text: str) -> list[int]: ...
+    def encode_with_special_tokens(self, parts: Sequence[int | str]) -> list[int]: ...
     def token_bytes(self, token: int) -> bytes: ...
 
 
@@ -33,7 +39,12 @@ class Template(Protocol):
 
     @property
     def end_of_turn(self) -> tuple[int, ...]: ...
-    def encode(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[int]: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def variables(self) -> Mapping[str, str]: ...
+    def check_variables(self, variables: Iterable[str]) -> None: ...
+    def prompt(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> list[int | str]: ...
 
 
 @dataclasses.dataclass(eq=False)
@@ -70,23 +81,40 @@ class ServedModel:
 
         self.thread.between_blocks(between_blocks)
 
-    async def encode(self, text: str) -> tuple[int, ...]:
+    async def encode(self, text: str, param: str, parse_special: bool) -> tuple[int, ...]:
         """The tokens of a text; an empty text is the end of the text before.
 
+        Args:
+            text: the text.
+            param: the field that has it.
+            parse_special: whether the names of special tokens in it are these tokens.
+
         Raises:
-            ApiError: the text is empty, and the tokenizer has no such token.
+            ApiError: the text is empty, and the tokenizer has no such token; or it is longer than the model can read.
         """
-        ids = await asyncio.to_thread(self.tokenizer.encode, text) if len(text) > _LONG else self.tokenizer.encode(text)
+        self.check_size(len(text.encode()), param)
+        function = self.tokenizer.encode_with_names if parse_special else self.tokenizer.encode
+        ids = await asyncio.to_thread(function, text) if len(text) > _LONG else function(text)
         if ids:
             return tuple(ids)
         if self.tokenizer.end_of_text is None:
-            raise ApiError(400, 'the prompt is empty', param='prompt', code='invalid_value')
+            raise ApiError(400, 'the prompt is empty', param=param, code='invalid_value')
         return (self.tokenizer.end_of_text,)
 
-    async def tokens(self, text: str | list[int], param: str) -> tuple[int, ...]:
+    def check_size(self, size: int, param: str) -> None:
+        """Raises ApiError 400 if a text of this many bytes has more tokens than the model reads, whatever it says."""
+        most, per_token = self.thread.max_length, self.tokenizer.max_bytes_per_token
+        if per_token is not None and size > most * per_token:
+            message = (
+                f'the prompt has {size:,} bytes, which are at least {-(-size // per_token):,} tokens; '
+                f'this model reads at most {most:,} tokens'
+            )
+            raise ApiError(400, message, param=param, code='context_length_exceeded')
+
+    async def tokens(self, text: str | list[int], param: str, parse_special: bool) -> tuple[int, ...]:
         """The tokens of a text, or these tokens. Raises ApiError 400 if there are none, or one is unknown."""
         if isinstance(text, str):
-            return await self.encode(text)
+            return await self.encode(text, param, parse_special)
         if not text:
             raise ApiError(400, f'{param}: the list of tokens is empty', param=param, code='invalid_value')
         self.check_tokens(text, param)
@@ -99,12 +127,16 @@ class ServedModel:
                 message = f'{param}: token {token} is outside the vocabulary of {self.thread.vocab_size:,} tokens'
                 raise ApiError(400, message, param=param, code='invalid_value')
 
-    def stop_ids(self, ignore_eos: bool) -> tuple[int, ...]:
-        """The tokens that end an answer."""
-        if ignore_eos:
-            return ()
+    def stop_ids(self, ignore_eos: bool, more: Sequence[int], end_of_turn: Sequence[int] = ()) -> tuple[int, ...]:
+        """The tokens that end an answer: those of a request, and unless they are ignored, those of the model."""
         end = self.tokenizer.end_of_text
-        return tuple(dict.fromkeys((*(() if end is None else (end,)), *self.end_tokens)))
+        ends = () if ignore_eos else (*(() if end is None else (end,)), *self.end_tokens, *end_of_turn)
+        self.check_tokens(more, 'stop_token_ids')
+        return tuple(dict.fromkeys((*ends, *more)))
+
+    def hidden(self, skip_special_tokens: bool) -> frozenset[int]:
+        """The tokens that have no text in an answer."""
+        return frozenset(self.tokenizer.special_tokens.values() if skip_special_tokens else ())
 
     def room(self, prompt: Sequence[int], asked: int | None, param: str, default: int | None = None) -> int:
         """How many tokens the answer to a prompt may have.

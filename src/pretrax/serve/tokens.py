@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them: clients then need no tokenizer of their own."""
 
 import asyncio
 from typing import Any
@@ -13,7 +13,8 @@ async def tokenize(http: Any) -> Response:
     service = service_of(http)
     body = await service.read(http, TokenizeBody)
     model = service.model(body.model)
-    ids = await asyncio.to_thread(model.tokenizer.encode, body.text)
+    encode = model.tokenizer.encode_with_names if body.parse_special else model.tokenizer.encode
+    ids = await asyncio.to_thread(encode, body.content)
     return JSONResponse({'tokens': ids, 'count': len(ids), 'max_model_len': model.thread.max_length})
 
 
@@ -22,4 +23,14 @@ async def detokenize(http: Any) -> Response:
     body = await service.read(http, DetokenizeBody)
     model = service.model(body.model)
     model.check_tokens(body.tokens, 'tokens')
-    return JSONResponse({'text': await asyncio.to_thread(model.tokenizer.decode, body.tokens)})
+    text = await asyncio.to_thread(model.tokenizer.decode, body.tokens)
+    return JSONResponse({'text': text, 'prompt': text})  # the second name is vLLM's
+
+
+async def tokenizer_info(http: Any) -> Response:
+    """What clients ask about the tokenizer of the first model, or of `?model=NAME`."""
+    model = service_of(http).model(http.query_params.get('model'))
+    end, template = model.tokenizer.end_of_text, model.template
+    names = {token: name for name, token in model.tokenizer.special_tokens.items()}
+    variables = {} if template is None else dict(template.variables) | {'chat_template': template.source}
+    return JSONResponse({'eos_token': names.get(end) if end is not None else None} | variables)
