@@ -68,7 +68,7 @@ TESTED_BY = {
     'ahead/test_plan.py': 'ahead/verify',
     'ahead/test_auto.py': 'run/micro_batch',
     'ahead/test_saved.py': 'ahead/step machine/software',
-    'chat/test_templates.py': 'chat/rendering machine/json_file',
+    'chat/test_templates.py': 'chat/rendering',
     'checkpoint/test_bucket.py': 'checkpoint/files',
     'checkpoint/test_damage.py': 'checkpoint/manifest checkpoint/pieces checkpoint/restoring machine/digest',
     'checkpoint/test_store.py': 'checkpoint/chunks checkpoint/directory',

@@ -7,6 +7,7 @@ import shutil
 
 import jax
 import pytest
+import xxhash
 
 from bigram import Bigram
 from checkpoint.test_store import DESCRIPTION, recipe, restored, saved, state_on
@@ -23,6 +24,7 @@ from pretrax.checkpoint import (
     steps_in,
     verify,
 )
+from pretrax.checkpoint.manifest import Manifest, _self_digest
 from pretrax.errors import UserError
 from pretrax.train.state import abstract_state
 from small import LLAMA, mesh_of, transformer
@@ -219,3 +221,56 @@ def test_failed_save_raises_save_error_and_leaves_nothing(tmp_path):
         checkpoints.save(2, state_on(mesh_of(), steps=0), DESCRIPTION)
     checkpoints.close()
     assert steps_in(tmp_path / 'checkpoints') == []
+
+
+def forge(directory, change, metadata=None):
+    """Changes the manifest of step 4, or the metadata of an array, and writes digests that fit: anybody can."""
+    place = directory / '4'
+    content = json.loads((place / 'manifest.json').read_text())
+    content.pop('manifest_xxh3')
+    array = 'weights.table'
+    if metadata is not None:
+        path = place / 'state' / array / '.zarray'
+        path.write_text(json.dumps(json.loads(path.read_text()) | metadata))
+        digest = xxhash.xxh3_128_hexdigest(path.read_bytes())
+        content['files'][f'state/{array}/.zarray'] = {'size': path.stat().st_size, 'xxh3': digest}
+    change(content, content['arrays'][array])
+    try:
+        content['manifest_xxh3'] = _self_digest(Manifest.model_validate(content))
+    except ValueError:
+        content['manifest_xxh3'] = 'it cannot be known'
+    (place / 'manifest.json').write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    'change',
+    [
+        lambda content, array: array.update(shape=[-1, 3]),
+        lambda content, array: array.update(shape=[2**63, 2]),
+        lambda content, array: array.update(shape=[1.5]),
+        lambda content, array: array.update(shape=[1] * 40),
+        lambda content, array: array.update(shape='wide'),
+        lambda content, array: array.update(shape=[2**30, 2**30]),
+        lambda content, array: content.update(arrays=[]),
+        lambda content, array: content['files'].update({'../../secret': {'size': 1, 'xxh3': '0'}}),
+        lambda content, array: content['files'].update({'x': {'size': -1, 'xxh3': '0'}}),
+        lambda content, array: content.update(step=-4),
+    ],
+)
+def test_a_forged_manifest_is_damage_before_anything_is_computed_from_it(directory, change):
+    forge(directory, change)
+    with pytest.raises(DamagedError, match=r'manifest\.json|is for step -4'):
+        read_manifest(directory, 4)
+
+
+@pytest.mark.parametrize(
+    'metadata',
+    [
+        {'chunks': [0, 0]}, {'chunks': [1, 1]}, {'chunks': [2**62, 2**62]}, {'chunks': None}, {'shape': [2**40, 104]}, {'shape': [104]},
+        {'dtype': 'no dtype'}, {'dtype': '|O'}, {'dtype': None}, {'order': 'F'}, {'compressor': {'id': 'zstd'}}, {'dimension_separator': '../'},
+    ],
+)  # fmt: skip
+def test_forged_metadata_of_an_array_is_damage(directory, metadata):
+    forge(directory, lambda content, array: None, metadata)
+    with pytest.raises(DamagedError, match=r'zarray|bytes, not'):
+        CheckpointWeights(directory, 4).read('table')

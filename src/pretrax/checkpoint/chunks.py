@@ -5,7 +5,6 @@ Orbax writes an uncompressed array as a directory with `.zarray` (zarr v2) and o
 
 import dataclasses
 import itertools
-import json
 import math
 import threading
 from collections.abc import Iterator
@@ -16,8 +15,9 @@ import numpy as np
 import xxhash
 
 from pretrax.checkpoint.files import REQUEST, open_file
-from pretrax.checkpoint.manifest import STATE, DamagedError, File, Manifest
+from pretrax.checkpoint.manifest import STATE, Array, DamagedError, File, Manifest
 from pretrax.machine.digest import BLOCK
+from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath
 
 type Index = tuple[tuple[int, int], ...]  # start and stop along each dimension
@@ -33,14 +33,28 @@ class Chunks:
 
     def __post_init__(self):
         self.folder = f'{STATE}/{self.name}'
-        content = json.loads(check_file(self.place, self.manifest, f'{self.folder}/.zarray'))
-        plain = content['compressor'] is None and not content.get('filters') and content['order'] == 'C'
-        assert plain, f'{self.folder} is not stored the way pretrax writes arrays: {content}'
-        name = content['dtype']
-        self.dtype = np.dtype(ml_dtypes.bfloat16 if name == 'bfloat16' else name)
-        self.shape, self.chunk = tuple(content['shape']), tuple(content['chunks'])
-        self.separator = content.get('dimension_separator', '.')
-        self.counts = [-(-size // step) for size, step in zip(self.shape, self.chunk, strict=True)]
+        try:
+            content = parse_json(check_file(self.place, self.manifest, f'{self.folder}/.zarray'))
+            said = Array(shape=content['shape'], dtype=content['dtype'])
+            chunk = Array(shape=content['chunks'], dtype=content['dtype']).shape
+            self.dtype = np.dtype(ml_dtypes.bfloat16 if said.dtype == 'bfloat16' else said.dtype)
+            self.counts = [-(-size // step) for size, step in zip(said.shape, chunk, strict=True)]
+            is_plain = content['compressor'] is None and not content.get('filters') and content['order'] == 'C'
+            self.separator = content.get('dimension_separator', '.')
+            known = sum(file.startswith(f'{self.folder}/') for file in self.manifest.files)
+            if (
+                not is_plain
+                or self.dtype.hasobject
+                or self.separator not in ('.', '/')
+                or math.prod(self.counts) > known
+            ):
+                raise ValueError('it is not an array as pretrax writes one')
+            if said.shape != self.manifest.arrays[self.name].shape:
+                raise ValueError(f'the shape {list(said.shape)} is not that of the manifest')
+        except (ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError) as error:
+            reason = ' '.join(str(error).split())[:200]
+            raise DamagedError(f'the checkpoint {self.place} is damaged\n{self.folder}/.zarray: {reason}') from error
+        self.shape, self.chunk = said.shape, chunk
 
     def __iter__(self) -> Iterator[tuple[str, Index]]:
         """Yields each file with the part of the array it holds. At the edges a chunk may extend beyond the array."""
@@ -59,6 +73,8 @@ class Chunks:
         """Reads a chunk into the target arrays that it overlaps, and checks its digest if `compare` is set."""
         entry = _entry(self.place, self.manifest, file)
         expected = math.prod(self.chunk) * self.dtype.itemsize
+        if entry.size != expected:
+            raise DamagedError(f'the checkpoint {self.place} is damaged\n{file} has {entry.size} bytes, not {expected}')
         total = xxhash.xxh3_128()
         with open_file(self.place / file, entry.size, REQUEST if compare else BLOCK) as stream:
             for block in _blocks(at, self.dtype.itemsize):
@@ -80,7 +96,7 @@ class Chunks:
                     assert both is not None
                     if not np.may_share_memory(array, values):
                         array[within(both, index)] = values[within(both, block)]
-            if entry.size != expected or stream.read(1):
+            if stream.read(1):
                 raise DamagedError(f'the checkpoint {self.place} is damaged\n{file} does not have {entry.size} bytes')
         if compare and total.hexdigest() != entry.xxh3:
             raise DamagedError(f'the checkpoint {self.place} is damaged\n{file} differs from what was written')

@@ -7,11 +7,12 @@ is a complete checkpoint: it has another name until its manifest is on disk. In 
 import concurrent.futures
 import contextlib
 import json
+import math
 import os
 import pathlib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 import xxhash
@@ -20,6 +21,7 @@ from pretrax.checkpoint.files import names_in, open_file, raise_if_unreachable
 from pretrax.errors import UserError
 from pretrax.machine.atomic import sync_directory, sync_file
 from pretrax.machine.digest import digest
+from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath, BucketPath
 
 MANIFEST = 'manifest.json'
@@ -35,17 +37,27 @@ class DamagedError(UserError):
     """A checkpoint differs from what was written."""
 
 
+LARGEST_ARRAY = 1 << 52  # numbers; a larger one is damage, and no arithmetic on it overflows
+
+
 class Array(pydantic.BaseModel):
     """Shape and dtype of one array of the state."""
 
-    shape: tuple[int, ...]
+    shape: tuple[Annotated[int, pydantic.Field(ge=0, le=LARGEST_ARRAY)], ...]
     dtype: str
+
+    @pydantic.field_validator('shape')
+    @classmethod
+    def _of_one_array(cls, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if len(shape) > 32 or math.prod(shape) > LARGEST_ARRAY:
+            raise ValueError(f'{list(shape[:32])} is the shape of no array')
+        return shape
 
 
 class File(pydantic.BaseModel):
     """Size in bytes and XXH3 digest (128 bits, hexadecimal) of one file."""
 
-    size: int
+    size: int = pydantic.Field(ge=0, le=1 << 60)
     xxh3: str
 
 
@@ -61,6 +73,13 @@ class Manifest(pydantic.BaseModel):
     description: dict[str, Any]
     arrays: dict[str, Array]
     files: dict[str, File]
+
+    @pydantic.field_validator('files')
+    @classmethod
+    def _inside(cls, files: dict[str, File]) -> dict[str, File]:
+        if outside := [name for name in files if name.startswith('/') or '..' in name.split('/') or '\0' in name]:
+            raise ValueError(f'the file {outside[0][:80]!r} is outside of the checkpoint')
+        return files
 
 
 def of_training(name: str) -> bool:
@@ -92,10 +111,10 @@ def read_manifest(directory: AnyPath, step: int) -> Manifest:
     """Reads and checks a manifest. Raises DamagedError if it is missing or damaged."""
     path = directory / str(step) / MANIFEST
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
         said = content.pop('manifest_xxh3')
         manifest = Manifest.model_validate(content)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         if isinstance(error, OSError):
             raise_if_unreachable(path, error)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

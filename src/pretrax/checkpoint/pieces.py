@@ -56,9 +56,9 @@ class CheckpointArrays:
         index = tuple((0, size) for size in shape)
         if shape:
             index = ((start, shape[0] if stop is None else stop), *index[1:])
-        values = np.empty([last - first for first, last in index], np.float32)
         try:
             chunks = Chunks(self.place, self._manifest, self._begins + path)
+            values = np.empty([last - first for first, last in index], np.float32)
             if self._objects is None:
                 for file, at in chunks.overlapping(index):
                     chunks.read(file, at, [(index, values)], compare=False)
@@ -89,7 +89,7 @@ class CheckpointArrays:
         if not shape:
             yield slice(None), self.read(path)[None]
             return
-        together = max(1, _TOGETHER // (4 * math.prod(shape[1:])))
+        together = max(1, _TOGETHER // (4 * max(1, math.prod(shape[1:]))))
         for start in range(0, shape[0], together):
             stop = min(start + together, shape[0])
             yield slice(start, stop), self.read(path, start, stop)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pretrax.huggingface.configs import write_config
-from pretrax.huggingface.files import read_json
 from pretrax.huggingface.harmless import DROPOUT_FIELDS, dropout_options
 from pretrax.huggingface.model import GENERATION, SETTINGS, TOKENIZER, kept_names
 from pretrax.huggingface.names import TABLES
 from pretrax.huggingface.tensor_files import TensorFiles, new_directory, write_json
 from pretrax.huggingface.text_part import text_config
 from pretrax.huggingface.weights import Piece, tensors_of
+from pretrax.machine.json_file import read_json
 from pretrax.model.architecture import DROPOUT, Architecture
 from pretrax.model.weights import MODULES
 from pretrax.storage import AnyPath

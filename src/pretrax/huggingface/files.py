@@ -7,7 +7,6 @@ file would count as used memory.
 
 import atexit
 import contextlib
-import json
 import math
 import os
 import re
@@ -22,6 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from pretrax.errors import UserError
+from pretrax.machine.json_file import parse_json, read_json
 from pretrax.storage import BucketPath, locate
 from pretrax.storage.staging import download
 
@@ -108,17 +108,6 @@ def _download(place: str) -> Path:
         ) from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object. Raises UserError if the file is missing or contains something else."""
-    try:
-        found = json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError) as error:
-        raise UserError(f'{path}: not readable as JSON: {error}') from error
-    if not isinstance(found, dict):
-        raise UserError(f'{path}: expected a JSON object, not {type(found).__name__}')
-    return found
-
-
 def open_checkpoint(directory: Path) -> HuggingFaceCheckpoint:
     """Opens a checkpoint and checks its files. Reads no tensor.
 
@@ -184,7 +173,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
             pass
         with path.open('rb') as file:
             (length,) = struct.unpack('<Q', file.read(8))
-            header = json.loads(file.read(length))
+            header = parse_json(file.read(length))
     except (safetensors.SafetensorError, OSError, ValueError, struct.error) as error:
         raise UserError(
             f'{path}: damaged or truncated: {error}\ncopy or download it again (it has {path.stat().st_size:,} bytes)'

@@ -8,7 +8,8 @@ from typing import Any
 from pretrax.checkpoint import find_checkpoint, read_description
 from pretrax.errors import UserError
 from pretrax.huggingface.configs import read_options
-from pretrax.huggingface.files import find, read_json
+from pretrax.huggingface.files import find
+from pretrax.machine.json_file import read_json
 from pretrax.storage import locate
 
 HF = 'hf:'

@@ -1,19 +1,43 @@
-"""Reading JSON files that may be missing."""
+"""Reads JSON that somebody else may have written: its size and its depth are bounded before anything walks through it."""
 
 import json
 from typing import Any
 
 from pretrax.errors import UserError
 
+LARGEST = 256 << 20  # bytes; the largest published tokenizer.json has 33 MB
+DEEPEST = 100  # objects and lists inside one another
 
-def read_settings(path: Any) -> dict[str, Any]:
-    """The JSON object in a file, on a disk or in a bucket; {} if there is no file. Raises UserError if it is no object."""
-    if not path.is_file():
-        return {}
+
+def parse_json(content: str | bytes) -> Any:
+    """The value in a text. Raises ValueError if it is not JSON, is larger than `LARGEST`, or is deeper than `DEEPEST`."""
+    if len(content) > LARGEST:
+        raise ValueError(f'larger than {LARGEST >> 20} MiB')
     try:
-        found = json.loads(path.read_bytes())
-    except ValueError as error:
+        value = json.loads(content)
+    except RecursionError:
+        raise ValueError(f'nested deeper than {DEEPEST} levels') from None
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        containers = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [below for container in containers for below in container if isinstance(below, dict | list)]
+        if not level:
+            return value
+    raise ValueError(f'nested deeper than {DEEPEST} levels')
+
+
+def read_json(path: Any) -> dict[str, Any]:
+    """The JSON object in a file, on a disk or in a bucket. Raises UserError if there is none."""
+    try:
+        with path.open('rb') as file:
+            found = parse_json(file.read(LARGEST + 1))
+    except (OSError, ValueError) as error:
         raise UserError(f'{path}: not readable as JSON: {error}') from None
     if not isinstance(found, dict):
         raise UserError(f'{path}: expected a JSON object, not {type(found).__name__}')
     return found
+
+
+def read_settings(path: Any) -> dict[str, Any]:
+    """The same; {} if there is no file."""
+    return read_json(path) if path.is_file() else {}

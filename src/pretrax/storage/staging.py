@@ -1,6 +1,7 @@
 """Directories that are written or read on a disk, and kept in a bucket."""
 
 import contextlib
+import errno
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,8 @@ def read_directory(place: AnyPath) -> Iterator[Path]:
 def download(place: BucketPath, local: Path) -> None:
     """Copies all objects below a prefix to a directory. Raises OSError."""
     for name in place.files():
+        if '..' in name.split('/'):
+            raise OSError(errno.EINVAL, f'the name of the object {name!r} leads outside of the directory')
         (local / name).parent.mkdir(parents=True, exist_ok=True)
         (local / name).write_bytes((place / name).read_bytes())
 

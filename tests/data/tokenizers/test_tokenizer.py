@@ -195,7 +195,7 @@ def test_a_directory_without_eos_token_uses_the_usual_names(tmp_path):
     [
         ({'tokenizer_config': {'eos_token': '<none>'}}, "tokenizer_config.json: eos_token '<none>' is not a token of"),
         ({'tokenizer_config': {'eos_token': 3}}, 'eos_token is 3\n  expected the name of a token'),
-        ({'special_tokens_map': ['x']}, 'special_tokens_map.json: not a JSON object'),
+        ({'special_tokens_map': ['x']}, 'special_tokens_map.json: expected a JSON object, not list'),
     ],
 )
 def test_a_directory_with_a_wrong_eos_token_is_refused(tmp_path, files, expected):

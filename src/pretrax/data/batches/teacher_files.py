@@ -30,6 +30,7 @@ from pretrax.data.batches.teacher_parts import (
     write_part,
 )
 from pretrax.errors import Report, UserError
+from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.connection import kind_of_error
 from pretrax.storage.whole_file import write_whole
@@ -228,7 +229,7 @@ def read_description(directory: AnyPath) -> Description:
     """What all rows of a directory have in common. Raises UserError as `TeacherFiles`."""
     path = directory / DESCRIPTION
     try:
-        values: dict[str, Any] = json.loads(path.read_bytes())
+        values: dict[str, Any] = parse_json(path.read_bytes())
         found = values.pop('format')
         if found != FORMAT:
             raise UserError(f'{path}: format {found}, and this version of pretrax reads {FORMAT}\nprepare it again')

@@ -18,6 +18,7 @@ import numpy as np
 from pretrax.errors import Report
 from pretrax.machine.atomic import new_directory
 from pretrax.machine.digest import digest
+from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.staging import download, upload
 
@@ -50,7 +51,7 @@ def write_part(place: AnyPath, directory: Path, number: int, arrays: Mapping[str
 def problem_of(path: Path) -> str:
     """How the files of a part differ from what was written; '' if they do not. Reads all of them."""
     try:
-        expected = json.loads((path / MANIFEST).read_bytes())['files']
+        expected = parse_json((path / MANIFEST).read_bytes())['files']
         for name, of_file in expected.items():
             if (found := _found(path / name)) != of_file:
                 what = (

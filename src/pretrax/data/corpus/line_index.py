@@ -12,7 +12,6 @@ An index that is damaged, or that does not match the file's size and modificatio
 """
 
 import contextlib
-import json
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from pretrax.data.corpus.files import INDEX_SUFFIX, TextFile
 from pretrax.data.corpus.storage import state
 from pretrax.errors import UserError
 from pretrax.machine.atomic import sync_directory, sync_file
+from pretrax.machine.json_file import parse_json
 from pretrax.machine.locks import is_at, lock
 
 MAGIC = b'PTXLINES'
@@ -154,7 +154,7 @@ def _read_header(path: Path, of: Path) -> Header:
     with path.open('rb') as stream:
         raw = stream.read(_HEADER)
     try:
-        header = Header.model_validate(json.loads(raw.removeprefix(MAGIC)) if raw.startswith(MAGIC) else None)
+        header = Header.model_validate(parse_json(raw.removeprefix(MAGIC)) if raw.startswith(MAGIC) else None)
     except (ValidationError, ValueError):
         raise UserError(f'{path}: not a line index\n{_again(of, path)}') from None
     if header.version != VERSION:

@@ -14,6 +14,7 @@ import numpy as np
 
 from pretrax.data.stream.blocks import START, Place
 from pretrax.errors import Report
+from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath
 from pretrax.storage.whole_file import write_whole
 
@@ -64,7 +65,7 @@ class Places:
 
 def _read(path: AnyPath, report: Report) -> list[Place]:
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
         places = [Place(*place) for place in found['places']]
         is_whole = found['crc32'] == _crc32(found['places']) and places[0] == START
         if is_whole and all(a.token < b.token for a, b in itertools.pairwise(places)):

@@ -20,6 +20,7 @@ from tokenizers import decoders
 from pretrax.data.tokenizers.bytes_per_token import most_bytes_per_token
 from pretrax.data.tokenizers.decoding import Decoding, Steps
 from pretrax.errors import UserError
+from pretrax.machine.json_file import parse_json
 
 END_OF_TEXT = '<|endoftext|>'
 # Its names in published tokenizers; the first one found is used.
@@ -213,7 +214,7 @@ _LONGER = (0x80, 0x800, 0x10000)  # from each of these code points on, UTF-8 nee
 
 def _load(content: bytes, name: str) -> tuple[dict[str, Any], tokenizers.Tokenizer]:
     try:
-        settings = json.loads(content)
+        settings = parse_json(content)
         # Truncation, padding, templates and BPE dropout would make the tokens differ from the text.
         settings['truncation'] = settings['padding'] = settings['post_processor'] = None
         settings['model'] |= {'dropout': None} if 'dropout' in settings['model'] else {}

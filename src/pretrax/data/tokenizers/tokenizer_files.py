@@ -13,6 +13,7 @@ from pretrax.data.corpus.files import nearest
 from pretrax.data.tokenizers.decoding import byte_letters
 from pretrax.data.tokenizers.tokenizer import END_OF_TEXT, PROBES, Tokenizer
 from pretrax.errors import UserError, install_extra
+from pretrax.machine.json_file import read_settings
 
 if TYPE_CHECKING:
     import tiktoken
@@ -173,7 +174,7 @@ def _eos_token(path: Path) -> tuple[str | None, Path]:
     """The name of the end-of-text token in the files of transformers, and the file."""
     file = path
     for file in (path / 'tokenizer_config.json', path / 'special_tokens_map.json'):
-        found = _settings(file).get('eos_token')
+        found = read_settings(file).get('eos_token')
         found = found.get('content') if isinstance(found, dict) else found
         if isinstance(found, str):
             return found, file
@@ -198,22 +199,9 @@ def _eos_token_id(path: Path) -> tuple[int | None, Path]:
 def _of_model(file: Path) -> dict[str, Any]:
     """The settings of a model beside its tokenizer; {} for a config.json that is not a model's."""
     try:
-        settings = _settings(file)
+        settings = read_settings(file)
     except UserError:
         if file.name == CONFIG:
             return {}
         raise
     return settings if file.name != CONFIG or 'model_type' in settings else {}
-
-
-def _settings(file: Path) -> dict[str, Any]:
-    """The content of a JSON file; {} if there is none."""
-    if not file.is_file():
-        return {}
-    try:
-        found = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise UserError(f'{file}: not a JSON object: {error}') from None
-    if not isinstance(found, dict):
-        raise UserError(f'{file}: not a JSON object: {json.dumps(found)[:60]}')
-    return found

@@ -6,7 +6,6 @@ reading checks the crc32c of every chunk, and `flat_tokens_check.py` checks ever
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from pretrax.data.corpus.files import nearest
 from pretrax.data.tokens.block_files import BlockFiles
 from pretrax.data.tokens.token_array import TokenArray, damaged, unreadable
 from pretrax.errors import UserError
+from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.connection import BucketError
 
@@ -30,6 +30,7 @@ MASK = 'loss_mask'  # the only optional array; without it, all tokens count
 # Values per file: 64 MiB of tokens before compression.
 SHARD_LENGTH = {'encoded_tokens': 1 << 24, 'seq_starts': 1 << 20, MASK: 1 << 24}
 DTYPE = {'encoded_tokens': 'uint32', 'seq_starts': 'uint64', MASK: 'uint8'}
+_MOST = 1 << 52  # a larger count is damage, and would overflow
 
 
 class TokenCounts(pydantic.BaseModel):
@@ -42,11 +43,11 @@ class TokenCounts(pydantic.BaseModel):
         targets: tokens that count in the loss: those with loss mask 1, without the first token of each document.
     """
 
-    documents: int = pydantic.Field(ge=0)
-    tokens: int = pydantic.Field(ge=0)
-    bytes: int | None = pydantic.Field(ge=0)
-    predicted_bytes: int | None = pydantic.Field(ge=0)
-    targets: int = pydantic.Field(ge=0)
+    documents: int = pydantic.Field(ge=0, le=_MOST)
+    tokens: int = pydantic.Field(ge=0, le=_MOST)
+    bytes: int | None = pydantic.Field(ge=0, le=_MOST)
+    predicted_bytes: int | None = pydantic.Field(ge=0, le=_MOST)
+    targets: int = pydantic.Field(ge=0, le=_MOST)
 
     @pydantic.model_validator(mode='before')
     @classmethod
@@ -79,7 +80,7 @@ class SplitManifest(pydantic.BaseModel):
     pretrax_version: str = pydantic.Field(default_factory=lambda: __version__)
     split: str
     counts: TokenCounts
-    max_token_id: int
+    max_token_id: int = pydantic.Field(ge=-1, lt=1 << 31)
     tokenizer: TokenizerIdentity
     source: dict[str, Any]
     sha256: dict[str, str]
@@ -288,12 +289,12 @@ def group_attributes(path: AnyPath) -> dict[str, Any]:
     """The attributes of a zarr group. Raises UserError if its zarr.json cannot be read, or is not one."""
     file = path / 'zarr.json'
     try:
-        group = json.loads(file.read_bytes())
+        group = parse_json(file.read_bytes())
     except FileNotFoundError:
         raise damaged(file, 'missing') from None
     except OSError as error:
         raise unreadable(file, error) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise damaged(file, str(error)) from None
     if not isinstance(group, dict) or group.get('node_type') != 'group':
         raise UserError(f'{file}: not a zarr v3 group')

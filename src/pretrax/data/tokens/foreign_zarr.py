@@ -12,6 +12,7 @@ import tensorstore as ts
 
 from pretrax.data.tokens.foreign_layout import Layout, Ranges
 from pretrax.errors import UserError
+from pretrax.machine.json_file import parse_json
 
 _DELTA = {'id': 'delta', 'dtype': '<i8', 'astype': '<i8'}
 
@@ -94,8 +95,8 @@ def _reason(error: ValueError) -> str:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        found = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise UserError(f'{path}: damaged or missing: {error}') from None
     if not isinstance(found, dict):
         raise UserError(f'{path}: a JSON {type(found).__name__}, expected an object')

@@ -1,11 +1,11 @@
 """The checkpoints of a run, from their manifests."""
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pretrax.checkpoint.manifest import MANIFEST, steps_in
+from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath
 
 
@@ -42,12 +42,12 @@ def saved_checkpoints(directory: AnyPath, warnings: list[str]) -> list[SavedChec
 def _checkpoint(place: AnyPath, step: int) -> SavedCheckpoint | None:
     path = place / MANIFEST
     try:
-        manifest: dict[str, Any] = json.loads(path.read_bytes())
+        manifest: dict[str, Any] = parse_json(path.read_bytes())
         sizes = [int(file['size']) for file in manifest['files'].values()]
         about = manifest['description']
         val_loss, finite = about.get('val_loss'), about.get('finite_state')
         written = path.stat().st_mtime if isinstance(path, Path) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     is_number = type(val_loss) in (int, float)
     return SavedCheckpoint(

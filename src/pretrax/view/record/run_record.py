@@ -9,7 +9,6 @@ record.axis('tokens', record.metrics['loss'])
 import contextlib
 import dataclasses
 import difflib
-import json
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pretrax.errors import UserError
+from pretrax.machine.json_file import parse_json
 from pretrax.machine.line_files import read_lines
 from pretrax.observe.attempts import read_attempts
 from pretrax.observe.metrics import EVALUATIONS
@@ -291,8 +291,8 @@ def _environment(path: AnyPath, warnings: list[str]) -> dict[str, Any]:
     content = _bytes(path)
     if content is None:
         return {}
-    with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(content)
+    with contextlib.suppress(ValueError):
+        found = parse_json(content)
         if isinstance(found, dict):
             return found
     warnings.append(f'{path} is not a JSON object')

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pretrax.errors import UserError
+from pretrax.machine.json_file import parse_json
 from pretrax.scale.scaling_laws import Point
 from pretrax.storage import AnyPath
 from pretrax.view.record.run_record import RunRecord
@@ -60,7 +60,7 @@ def read_table(path: AnyPath) -> list[Point]:
         rows = []
         for number, line in enumerate(text.splitlines(), 1):
             try:
-                rows.append(json.loads(line))
+                rows.append(parse_json(line))
             except ValueError:
                 raise UserError(f'{path}:{number} is not JSON: {line[:60]!r}') from None
     else:

@@ -13,7 +13,6 @@ none. The layout of a trace depends on the platform:
 import bisect
 import dataclasses
 import gzip
-import json
 import re
 import warnings
 import zlib
@@ -21,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pretrax.errors import UserError
+from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath
 
 XPLANE, PERFETTO = '.xplane.pb', 'perfetto_trace.json.gz'
@@ -117,7 +117,7 @@ def _from_xplane(data: bytes) -> list[_Line]:
 
 def _from_perfetto(data: bytes) -> Iterator[_Line]:
     """Lines from a file in Chrome's trace format, whose times are in microseconds."""
-    written = json.loads(gzip.decompress(data))['traceEvents']
+    written = parse_json(gzip.decompress(data))['traceEvents']
     planes, names = {}, {}
     lines: dict[tuple[int, int], list[tuple[str, float, float, Stats]]] = {}
     for event in written:

@@ -1,7 +1,6 @@
 """Opens the trace of a run, and joins it to the program: where the time of a step and device went."""
 
 import itertools
-import json
 import pathlib
 import re
 from collections import Counter, defaultdict
@@ -9,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pretrax.errors import UserError
+from pretrax.machine.json_file import parse_json
 from pretrax.scale.devices import lookup
 from pretrax.scale.hlo import KINDS
 from pretrax.scale.program import Operation, Program
@@ -100,7 +100,7 @@ def open_trace(path: AnyPath, step: int | None = None) -> TracedSteps:
 def _json(path: AnyPath) -> dict[str, Any]:
     """An object in a file; {}: there is none, or it is damaged."""
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
