@@ -14,6 +14,7 @@ from pretrax.errors import UserError
 from pretrax.model.distillation import Distillation, DistilledTransformer
 from pretrax.model.families import TransformerOptions
 from pretrax.model.hidden_states import HiddenMatch, init_projection
+from pretrax.model.loss import means
 from pretrax.model.request import ModelRequest
 from pretrax.model.weights import Teacher
 from pretrax.train.step import make_gradients
@@ -59,7 +60,7 @@ def found_gradient(model, weights, teacher, batch, mesh=None, accumulation=1):
         batch = batch if order is None else jax.tree.map(lambda x: x[:, order], batch)
         gradients = jax.jit(make_gradients(model, accumulation))
         gradient, terms, tables = gradients(weights, batch, teacher=Teacher(teacher))
-        return jax.device_get((gradient, terms, model.summarize(tables)))
+        return jax.device_get((gradient, means(terms), model.summarize(tables)))
 
 
 @pytest.mark.parametrize(

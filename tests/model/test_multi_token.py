@@ -16,7 +16,7 @@ from pretrax.huggingface.model import open_model
 from pretrax.model import multi_token
 from pretrax.model.axes import TOKENS
 from pretrax.model.families import TransformerOptions, resolve
-from pretrax.model.loss import Batch
+from pretrax.model.loss import Batch, means
 from pretrax.model.weights import Weights, abstract_weights
 from pretrax.scale.flops import flops_per_token
 from pretrax.shardlib import f32, num, psum, typed_shard_map
@@ -44,7 +44,8 @@ def gradients(options, mesh=None, rows=4, accumulation=1):
         weights = random_weights(model)
         placed = jax.tree.map(lambda w, like: jax.device_put(w, like.sharding), weights, model.abstract())
         compute = jax.jit(make_gradients(model, accumulation), compiler_options=QUICK)
-        return model, weights, jax.device_get(compute(placed, batch))
+        gradient, terms, tables = jax.device_get(compute(placed, batch))
+        return model, weights, (gradient, means(terms), tables)
 
 
 @pytest.mark.nightly

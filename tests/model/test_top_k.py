@@ -10,7 +10,7 @@ import pytest
 import reference
 from pretrax.model.distillation import Distillation, DistilledTransformer
 from pretrax.model.families import TransformerOptions
-from pretrax.model.loss import Batch
+from pretrax.model.loss import Batch, means
 from pretrax.model.request import ModelRequest
 from pretrax.model.top_k import TopK
 from pretrax.model.weights import Teacher
@@ -35,7 +35,7 @@ def found_gradient(model, weights, batch, mesh, accumulation=1, **teacher):
         order = np.arange(LENGTH) if model.column_order is None else model.column_order
         ordered = jax.tree.map(lambda x: x[:, order], batch)
         gradient, terms, tables = jax.jit(make_gradients(model, accumulation))(weights, ordered, **teacher)
-        return jax.device_get((gradient, terms, model.summarize(tables)))
+        return jax.device_get((gradient, means(terms), model.summarize(tables)))
 
 
 def kept(model, teacher, batch, k, mesh):

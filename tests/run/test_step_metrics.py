@@ -1,10 +1,15 @@
-"""Metrics of steps: bits per byte, and losses that are not finite."""
+"""Metrics of steps: bits per byte, losses that are not finite, and steps that have none."""
+
+import json
+import random
+import re
 
 import jax
 import numpy as np
 import pytest
 
 from pretrax import config_from_values, pretrain, register
+from pretrax.cli._summary import summary
 from pretrax.data.batches.source import Source
 from pretrax.run import run_log
 from runs import Quiet, StoppedAt, lines_of, without_clock
@@ -87,3 +92,46 @@ def test_trackers_are_flushed_with_each_checkpoint_and_receive_the_configuration
     pretrain(config_from_values(small | {'checkpoint': {'every': 4}}), progress=Quiet())
     assert recorder.flushed == [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6]]
     assert 'config.yaml' in recorder.files
+
+
+@pytest.fixture
+def long_prompts(small, tmp_path):
+    """Conversations whose prompts are longer than a row: most rows have no target, and most batches are a row."""
+    draw = random.Random(0)
+    rows = [{'q': 'a' * draw.choice([20, 300]), 'a': 'b' * draw.randint(1, 9)} for _ in range(40)]
+    path = tmp_path / 'prompts.jsonl'
+    path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    data = {'text': str(path), 'prompt_field': 'q', 'answer_field': 'a', 'tokenizer': 'bytes', 'validation': 0.2}
+    return small | {'data': data, 'batch': {'tokens': 16, 'sequence_length': 16}, 'mesh': {'t': 8}, 'steps': 40}
+
+
+def test_steps_without_targets_are_counted_and_stop_nothing(long_prompts):
+    progress = Quiet()
+    faults = {'rollback_after': 2}
+    config = config_from_values(long_prompts | {'faults': faults, 'eval': {'every': 20, 'batches': 1}})
+    result = pretrain(config, progress=progress)
+    targets = [result.run.source.batch(i, slice(None), 1).mask.sum() for i in range(40)]
+    empty = [count == 0 for count in targets]
+    assert 20 < sum(empty) < 40
+    assert (int(result.state.skipped), int(result.state.skipped_in_a_row)) == (sum(empty), 0)
+    lines = [line for line in lines_of(long_prompts, 'skipped_steps') if line['step'] in (1, 40)]
+    assert [line['steps_without_targets'] for line in lines] == [empty[0], sum(empty)]
+    assert not any(line['skipped_steps'] for line in lines)
+    assert [line.get('loss') is None for line in lines] == [empty[0], empty[-1]]
+    shown = sum('had nothing to learn and changed nothing' in text for text in progress.said)
+    assert shown == 1
+    n, rows = re.search(r'rows without targets: .* \((\d+) of (\d+) rows\)', '\n'.join(progress.said)).groups()
+    whole = [result.run.source.train.read(np.array([i]), True).mask.any() for i in range(int(rows))]
+    assert int(n) == int(rows) - sum(whole)
+    assert summary(result, ['runs.yaml'])[2].startswith(f'WARNING: {sum(empty)} of 40 steps had nothing to learn')
+
+
+def test_held_out_text_without_targets_has_no_loss_and_that_is_said_once(long_prompts):
+    """Not NaN, and not 0: no key. Batches of one row, of which the first has none."""
+    progress = Quiet()
+    values = long_prompts | {'eval': {'every': 2, 'batches': 1}, 'steps': 4}
+    values['optimizer'] = values['optimizer'] | {'ema_decay': 0.9}
+    result = pretrain(config_from_values(values), progress=progress)
+    assert result.run.source.validation(0, slice(None), 1).mask.sum() == 0
+    assert not lines_of(values, 'val_loss')
+    assert sum('has no validation loss' in text or 'have no target' in text for text in progress.said) == 1

@@ -1,4 +1,4 @@
-"""Steps that are skipped: spikes of the loss, and in fp16 gradients that overflow, with the scale of the loss."""
+"""Steps that change no weight: without a target, spikes of the loss, and in fp16 gradients that overflow, with the scale."""
 
 import dataclasses
 from itertools import pairwise
@@ -15,13 +15,127 @@ from pretrax.errors import UserError
 from pretrax.observe.metrics import read_metrics
 from pretrax.run.devices import choose_compute
 from pretrax.train import optimizer
-from pretrax.train.skipping import FEWEST_STEPS, LossScale, first_scale, is_fault, is_spike, next_scale
+from pretrax.train.noise_scale import make_noise
+from pretrax.train.skipping import (
+    FEWEST_STEPS,
+    LossScale,
+    first_scale,
+    is_fault,
+    is_spike,
+    next_scale,
+    without_empty_means,
+)
 from pretrax.train.state import init_state
 from pretrax.train.step import Recipe, make_gradients, make_step
 from runs import BIGRAM, Quiet, StoppedAt
-from small import LLAMA, VOCAB, assert_same, mesh_of, random_batch, random_weights, transformer
+from small import LLAMA, MIXTURE, VOCAB, assert_same, mesh_of, random_batch, random_weights, transformer
+from train.test_step import by_hand, recipe, steps_of
 
 SMALL = LLAMA | {'layers': 'scan', 'd_model': 16, 'd_ff': 32}
+
+
+def without_targets(batch, rows=slice(None)):
+    mask = np.array(batch.mask)
+    mask[rows] = 0
+    return dataclasses.replace(batch, mask=mask)
+
+
+def assert_equal(found, expected):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_a_step_without_targets_is_as_if_its_batch_had_never_been():
+    """Bit for bit the states of a run that never saw it: moments, their counts, decay, the average, the usual loss."""
+    rule = recipe(direction=optimizer.adamw(), decay=0.1, clip=1.0)._replace(ema_decay=0.9, spike=6.0)
+    first, second = random_batch(8, seed=1), random_batch(8, seed=2)
+    seen = steps_of(rule, [first, without_targets(first), second])
+    never = steps_of(rule, [first, second])
+    assert [bool(metrics['steps_without_targets']) for _, metrics in seen[1:]] == [False, True, False]
+    assert [int(state.skipped_in_a_row) for state, _ in seen] == [0] * 4
+    last, expected = seen[-1][0], never[-1][0]
+    assert_equal(last._replace(step=0, batch=0, skipped=0), expected._replace(step=0, batch=0, skipped=0))
+    assert (int(last.step), int(last.batch), int(last.skipped)) == (3, 3, 1)
+    metrics = seen[2][1]
+    assert np.isnan([metrics['loss'], metrics['nll']]).all()
+    assert metrics['targets'] == metrics['grad_norm'] == 0
+
+
+def test_a_fault_beside_steps_without_targets_is_a_fault():
+    """Such a step neither ends a streak of faults nor lengthens it, unless the weights themselves are not finite."""
+    good = random_batch(8)
+    bad = dataclasses.replace(good, mask=np.full_like(good.mask, np.nan))
+    rule = recipe(direction=optimizer.adamw())
+    history = steps_of(rule, [bad, without_targets(good), bad, good])
+    assert [int(state.skipped_in_a_row) for state, _ in history] == [0, 1, 1, 2, 0]
+    assert [metrics['steps_without_targets'] for _, metrics in history[1:]] == [0, 1, 0, 0]
+    with jax.set_mesh(mesh_of()):
+        state = init_state(rule, 0)
+        broken = state._replace(weights=jax.tree.map(lambda w: w * jnp.nan, state.weights))
+        after, metrics = make_step(rule)(broken, without_targets(good))
+    assert (int(after.skipped_in_a_row), int(metrics['steps_without_targets'])) == (1, 0)
+
+
+@pytest.mark.parametrize('sizes', [{}, {'d': 2, 'r': 2}], ids=str)
+def test_passes_and_devices_without_targets_leave_the_mean_over_the_others(sizes):
+    """Of eight rows only the third has targets: all other micro-batches, and most devices, have none."""
+    batch = without_targets(random_batch(8), np.arange(8) != 2)
+    (before, _), (_, metrics) = steps_of(recipe(accumulation=2), [batch], mesh_of(**sizes))
+    loss, gradient = by_hand(before.weights, batch)
+    np.testing.assert_allclose(metrics['loss'], loss, rtol=1e-5)
+    np.testing.assert_allclose(
+        metrics['grad_norm'], np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradient))), rtol=1e-5
+    )
+
+
+TERMS = {'z_loss': 0.1, 'balance_loss': 0.1, 'router_z_loss': 0.1, 'router_bias': True, 'mtp_layers': 1}
+
+
+@pytest.mark.parametrize(
+    ('options', 'sizes', 'accumulation'),
+    [
+        pytest.param(MIXTURE | TERMS | {'balance_over': 'batch', 'capacity': 1.5}, {}, 2, marks=pytest.mark.slow),
+        pytest.param(MIXTURE | TERMS, {'e': 2, 't': 2}, 1, marks=pytest.mark.nightly),
+        pytest.param(SMALL | {'z_loss': 0.1, 'pipeline_schedule': '1f1b'}, {'p': 2, 'd': 2}, 1, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_no_term_of_a_decoder_moves_a_weight_without_targets(options, sizes, accumulation):
+    mesh = mesh_of(**sizes)
+    model = transformer(SMALL | options, mesh, micro_batches=4 if 'p' in sizes else 1)
+    rule = recipe(model, optimizer.adamw(), decay=0.1, accumulation=accumulation)
+    (before, _), (after, metrics) = steps_of(rule, [without_targets(random_batch(8))], mesh)
+    assert_equal((after.weights, after.optimizer), (before.weights, before.optimizer))
+    assert (int(after.skipped_in_a_row), int(metrics['steps_without_targets'])) == (0, 1)
+    shown = without_empty_means({name: float(value) for name, value in metrics.items()})
+    assert np.isfinite(list(shown.values())).all()
+    assert not shown.keys() & {'loss', 'nll', 'z_loss', 'balance_loss', 'mtp_nll/1', 'expert_load_max'}
+
+
+@pytest.mark.slow
+def test_a_term_without_targets_is_left_out_of_the_others():
+    """Documents of two tokens have nothing to predict two tokens ahead: the gradient is that without such a module."""
+    batch = random_batch(4)
+    columns = np.arange(16)
+    pairs = dataclasses.replace(
+        batch, segments=np.tile(columns // 2 + 1, (4, 1)).astype(np.int32),
+        positions=np.tile(columns % 2, (4, 1)).astype(np.int32), mask=np.tile(1.0 - columns % 2, (4, 1)).astype(np.float32),
+    )  # fmt: skip
+    model, plain = transformer(SMALL | {'mtp_layers': 1}), transformer(SMALL)
+    with jax.set_mesh(mesh_of()):
+        weights, nothing = random_weights(model), plain.abstract().multi_token
+        found, terms, tables = jax.jit(make_gradients(model, 1))(weights, pairs)
+        expected, _, _ = jax.jit(make_gradients(plain, 1))(dataclasses.replace(weights, multi_token=nothing), pairs)
+    assert terms['mtp_loss/1'] == (0, 0)
+    assert np.isnan(model.summarize(tables)['mtp_nll/1'])
+    assert not any(np.any(g) for g in jax.tree.leaves(found.multi_token))
+    assert_same(dataclasses.replace(found, multi_token=nothing), expected, rtol=1e-6)
+
+
+def test_half_a_batch_without_targets_gives_no_noise():
+    rule = recipe()
+    with jax.set_mesh(mesh_of()):
+        noise = make_noise(rule)(init_state(rule, 0), without_targets(random_batch(8), slice(0, 8, 2)))
+    assert np.isnan(noise).all()
 
 
 @pytest.mark.parametrize(
@@ -116,6 +230,8 @@ def test_a_gradient_that_overflows_halves_the_scale_and_changes_no_weight():
     with jax.set_mesh(mesh_of()):
         state, step, batch = init_state(fp16(first=2.0**34), 0), make_step(fp16(first=2.0**34)), random_batch(8)
         before, scales = jax.device_get((state.weights, state.optimizer)), []
+        state, metrics = step(state, without_targets(batch))
+        assert (int(metrics['skipped_steps']), state.loss_scale.tolist()) == (1, [2.0**34, 0.0])
         for _ in range(40):
             state, metrics = step(state, batch)
             scales.append(float(metrics['loss_scale']))
@@ -124,8 +240,8 @@ def test_a_gradient_that_overflows_halves_the_scale_and_changes_no_weight():
                 same = jax.tree.map(np.array_equal, before, jax.device_get((state.weights, state.optimizer)))
                 assert all(jax.tree.leaves(same))
     skipped = int(state.skipped)
-    assert 5 < skipped < 34
-    assert scales == [2.0 ** (34 - min(n, skipped)) for n in range(40)]
+    assert 5 < skipped - 1 < 34
+    assert scales == [2.0 ** (34 - min(n, skipped - 1)) for n in range(40)]
     assert np.isfinite(metrics['loss'])
     assert not np.array_equal(before[0].layers.q, state.weights.layers.q)
 

@@ -23,6 +23,10 @@ def summary(result: Result, arguments: list[str]) -> list[str]:
         measured = {'validation loss': result.validation.get('val_loss'), 'loss': result.metrics.get('loss')}
         losses = [f', {name} {value:.4f}' for name, value in measured.items() if value is not None]
         lines = ['', f'Done: {step} steps' + ''.join(losses[:1])]
+    if count := result.metrics.get('steps_without_targets'):
+        lines.append(
+            f'WARNING: {count:,.0f} of {step:,} steps had nothing to learn: no token of their batches is a target'
+        )
     model, tokenizer = run.recipe.model, run.source.tokenizer
     writes = _allowed(lambda: check_can_sample(model, run.source))
     if writes and (room := most_new_tokens(model, tokenizer, config.sample.prompts)):

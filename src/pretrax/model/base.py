@@ -81,7 +81,8 @@ class Model:
     def loss(self, weights: Any, batch: Batch) -> LossTerms:
         """{name: (numerator, denominator)}: this device's partial sums over `axes.TOKENS`. Runs per device.
 
-        The loss is the sum of the quotients of the totals. A denominator of None marks a table of sums, f32['rows columns'],
+        The loss is the sum of the quotients of the totals. A step whose denominators are all 0 has nothing to learn, and
+        changes nothing; a term whose denominator is 0 is left out. A denominator of None marks a table of sums, f32['rows columns'],
         for `summarize`.
         """
         raise NotImplementedError(f'{type(self).__name__}.loss')
@@ -138,8 +139,11 @@ class AutomaticModel(Model):
         """The sharding of each weight on the mesh in force; `like` has their shapes."""
         raise NotImplementedError(f'{type(self).__name__}.shardings')
 
-    def make_gradients(self, accumulation: int) -> Callable[[Any, Batch], tuple[Any, dict[str, jax.Array], dict]]:
-        """weights, batch -> gradient and terms of the mean loss in `accumulation` passes, and tables."""
+    def make_gradients(self, accumulation: int) -> Callable[[Any, Batch], tuple[Any, LossTerms, dict]]:
+        """weights, batch -> gradient of the mean loss in `accumulation` passes, the sums of its terms, and tables.
+
+        The gradient of a term whose denominator is 0 has to be 0: divide by `nonzero` of it.
+        """
         raise NotImplementedError(f'{type(self).__name__}.make_gradients')
 
     def make_evaluate(self) -> Callable[[Any, Batch], dict[str, tuple[jax.Array, jax.Array]]]:

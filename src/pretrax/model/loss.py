@@ -16,6 +16,16 @@ from pretrax.shardlib import axis_index, f32, i32, num, pmax, psum, pytree_datac
 LossTerms = dict[str, tuple[f32[''], f32[''] | None]]
 
 
+def nonzero(count: jax.Array) -> jax.Array:
+    """The count, or 1 if it is 0, to divide a sum over nothing by: the sum and its gradient are 0."""
+    return jnp.where(count == 0, 1, count)  # not `count > 0`: a count that is not a number stays one
+
+
+def means(terms: LossTerms) -> dict[str, f32['']]:
+    """{name: numerator / denominator} of total sums. The mean of a term without a target is NaN."""
+    return {name: numerator / count for name, (numerator, count) in terms.items() if count is not None}
+
+
 @pytree_dataclass
 class Batch:
     """Token sequences. `segments` number the documents in a row, `positions` restart in each, `mask` weights the targets."""

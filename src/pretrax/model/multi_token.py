@@ -70,7 +70,7 @@ def predict_ahead(
         with jax.named_scope('multi_token'):
             y, (router,) = unroll([module], h, [one], plan.saved_in_layers)
             nll, count = in_chunks(terms_of, y, later, plan.loss_chunks)['nll']
-        terms[f'mtp_loss/{k}'] = arch.mtp_loss / arch.mtp_layers * nll, _above_zero(count)
+        terms[f'mtp_loss/{k}'] = arch.mtp_loss / arch.mtp_layers * nll, count
         sums.append(jnp.stack([nll, count]))
         of_routers.append(jax.tree.map(lambda array: array[None], router))
         h = norm(y, one.norm, None, arch)
@@ -115,18 +115,11 @@ def ahead_denominators(batch: Batch, model: Decoder) -> dict[str, f32['']]:
     """The denominators of the terms of `predict_ahead`, from the batch alone."""
     arch, columns = model.arch, local_columns(batch.tokens, model.plan.context)
     modules = range(1, arch.mtp_layers + 1)
-    return {f'mtp_loss/{k}': _above_zero(jnp.sum(ahead(batch, columns, k).mask)) for k in modules}
-
-
-def _above_zero(count: f32['']) -> f32['']:
-    """The count, so that a batch of documents that are too short has a loss of 0."""
-    return jnp.maximum(count, 1e-9)
+    return {f'mtp_loss/{k}': jnp.sum(ahead(batch, columns, k).mask) for k in modules}
 
 
 def ahead_metrics(tables: dict[str, Any]) -> dict[str, f32['']]:
-    """`mtp_nll/1` and so on: the mean cross-entropy of each module, without its weight."""
+    """`mtp_nll/1` and so on: the mean cross-entropy of each module, without its weight. NaN if all documents are too short."""
     if 'multi_token' not in tables:
         return {}
-    return {
-        f'mtp_nll/{k}': total / _above_zero(count) for k, (total, count) in enumerate(tables['multi_token'], start=1)
-    }
+    return {f'mtp_nll/{k}': total / count for k, (total, count) in enumerate(tables['multi_token'], start=1)}

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from pretrax.errors import UserError
 from pretrax.model.axes import ROWS, along
 from pretrax.model.base import AutomaticModel
-from pretrax.model.loss import Batch
+from pretrax.model.loss import Batch, LossTerms, nonzero
 from pretrax.model.nnx_options import NnxOptions
 from pretrax.model.nnx_target import NnxTarget
 from pretrax.model.request import ModelRequest
@@ -87,41 +87,40 @@ class NnxModel(AutomaticModel):
     def _specs(self) -> PyTree:
         return jax.tree.map(lambda leaf: leaf.spec, self.params, is_leaf=lambda x: isinstance(x, _Annotated))
 
-    def make_gradients(self, accumulation: int) -> Callable[..., tuple[PyTree, dict[str, jax.Array], dict]]:
-        """weights, batch, the key of the step if the module draws -> gradient and terms of the mean loss, and no tables."""
+    def make_gradients(self, accumulation: int) -> Callable[..., tuple[PyTree, LossTerms, dict]]:
+        """weights, batch, the key of the step if the module draws -> gradient of the mean loss, its terms, and no tables."""
         devices = along(ROWS, self.mesh)
 
-        def gradients(
-            weights: PyTree, batch: Batch, step_key: key[''] | None = None
-        ) -> tuple[PyTree, dict[str, f32['']], dict]:
+        def gradients(weights: PyTree, batch: Batch, step_key: key[''] | None = None) -> tuple[PyTree, LossTerms, dict]:
             count = jnp.sum(batch.mask)
             step_key = jax.random.key(0) if step_key is None else step_key  # then nothing is drawn
 
-            def mean_loss(weights: PyTree, micro: Batch, number: Any) -> tuple[f32[''], dict[str, f32['']]]:
+            def mean_loss(weights: PyTree, micro: Batch, number: Any) -> tuple[f32[''], f32['']]:
                 nll = self._nll(weights, micro, jax.random.fold_in(step_key, number))
-                nll = jnp.sum(nll * micro.mask) / count
-                return nll, {'nll': nll}
+                total = jnp.sum(nll * micro.mask)
+                return total / nonzero(count), total
 
-            def gradient(weights: PyTree, micro: Batch, number: Any) -> tuple[PyTree, dict[str, f32['']]]:
-                new, terms = jax.grad(mean_loss, has_aux=True)(weights, micro, number)
+            def gradient(weights: PyTree, micro: Batch, number: Any) -> tuple[PyTree, f32['']]:
+                new, total = jax.grad(mean_loss, has_aux=True)(weights, micro, number)
                 # Otherwise XLA may shard weights that are not annotated, and the next step does not expect it.
-                return jax.lax.with_sharding_constraint(new, self._specs()), terms
+                return jax.lax.with_sharding_constraint(new, self._specs()), total
 
             if accumulation == 1:
-                return *gradient(weights, batch, 0), {}
+                total, nll = gradient(weights, batch, 0)
+                return total, {'nll': (nll, count)}, {}
 
             def split(x: jax.Array) -> jax.Array:  # each device's rows stay where they are
                 apart = x.reshape(devices, accumulation, -1, *x.shape[1:]).swapaxes(0, 1)
                 micros = apart.reshape(accumulation, -1, *x.shape[1:])
                 return jax.lax.with_sharding_constraint(micros, PartitionSpec(None, tuple(ROWS.split()), 'c'))
 
-            def add(total: PyTree, micro: tuple[Batch, Any]) -> tuple[PyTree, dict[str, f32['']]]:
-                new, terms = gradient(weights, *micro)
-                return jax.tree.map(jnp.add, total, new), terms
+            def add(total: PyTree, micro: tuple[Batch, Any]) -> tuple[PyTree, f32['']]:
+                new, nll = gradient(weights, *micro)
+                return jax.tree.map(jnp.add, total, new), nll
 
             zero = jax.tree.map(jnp.zeros_like, weights)
-            total, terms = jax.lax.scan(add, zero, (jax.tree.map(split, batch), jnp.arange(accumulation)))
-            return total, jax.tree.map(lambda term: jnp.sum(term, axis=0), terms), {}
+            total, nll = jax.lax.scan(add, zero, (jax.tree.map(split, batch), jnp.arange(accumulation)))
+            return total, {'nll': (jnp.sum(nll), count)}, {}
 
         return gradients
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from pretrax.model.architecture import Architecture
 from pretrax.model.axes import TOKENS
-from pretrax.model.loss import Batch, LossTerms
+from pretrax.model.loss import Batch, LossTerms, nonzero
 from pretrax.model.weights import Weights
 from pretrax.shardlib import axis_index, axis_size, bool_, f32, i32, pmax, psum
 
@@ -121,7 +121,7 @@ def routing_terms(
         terms['balance_loss'] = arch.balance_loss * jnp.sum(routed.balance)
     elif arch.balance_loss:
         tokens, n_tokens = psum(TOKENS, load(routed, batch, columns, arch)) if whole_load is None else whole_load
-        share = tokens / n_tokens
+        share = tokens / nonzero(n_tokens)
         even = arch.n_experts * jnp.sum(share * jnp.sum(routed.probability, axis=0))
         terms['balance_loss'] = arch.balance_loss * even
     if arch.router_z_loss:

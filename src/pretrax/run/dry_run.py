@@ -94,8 +94,9 @@ def _start(
         report(f'memory: {needed} per device according to the compiler, {temporaries} of them temporaries')
     evaluation = Evaluation.of(run, report)
     if evaluation is not None and evaluation.has_losses:
-        loss = evaluation.losses(start.state.weights, batches=1)['val_loss']
-        report(f'evaluation: val_loss {loss:.4f} on one batch of {config.eval.batches}')
+        loss = evaluation.losses(start.state.weights, batches=1).get('val_loss')
+        if loss is not None:
+            report(f'evaluation: val_loss {loss:.4f} on one batch of {config.eval.batches}')
     whole, free = sum(x.nbytes for x in jax.tree.leaves(start.state)), shutil.disk_usage(parent).free
     if isinstance(directory, BucketPath):
         report(f'checkpoints: {directory}, {size(whole)} each')

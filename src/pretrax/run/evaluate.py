@@ -1,6 +1,7 @@
 """Evaluation: the loss on held-out text, and tasks."""
 
 import math
+from collections.abc import Set as AbstractSet
 
 import jax
 
@@ -23,6 +24,7 @@ class Evaluation:
         self.has_losses = bool(section.every and run.source.validation_parts)
         self._tasks = choose(section.tasks, TASKS) if section.tasks_every else []
         self._model: LanguageModel | None = None
+        self._without_targets: set[str] = set()  # parts that were reported to have none
 
     @classmethod
     def of(cls, run: Run, report: Report) -> 'Evaluation | None':
@@ -44,22 +46,30 @@ class Evaluation:
 
     def losses_of_state(self, state: TrainState) -> dict[str, float]:
         """`losses` of the weights, and `val_loss_ema` of their moving average if there is one."""
-        average = {} if state.ema is None else {'val_loss_ema': self.losses(state.ema)['val_loss']}
-        return self.losses(state.weights) | average
+        average = {} if state.ema is None else self.losses(state.ema)
+        return self.losses(state.weights) | ({'val_loss_ema': average['val_loss']} if 'val_loss' in average else {})
 
     def losses(self, weights: Weights, batches: int | None = None) -> dict[str, float]:
         """`val_loss`, `val_loss/<part>` and `val_bits_per_byte`, in nats per token and bits per byte.
+
+        A part without a target in its batches has no loss, which is reported once, and the mean is that of the others.
 
         Args:
             weights: to evaluate.
             batches: per part; None: `eval.batches`.
         """
         parts, count = self._run.source.validation_parts, batches or self._run.config.eval.batches
-        by_part = {part: self._loss(weights, part, count) for part in parts}
-        nll = sum(weight * by_part[part] for part, (weight, _) in parts.items())
+        losses = {part: self._loss(weights, part, count) for part in parts}
+        by_part = {part: loss for part, loss in losses.items() if loss is not None}
+        self._report_without_targets(parts.keys() - by_part.keys(), count)
+        if not by_part:
+            return {}
+        nll = sum(parts[part][0] * loss for part, loss in by_part.items())
+        if len(by_part) < len(parts):
+            nll /= sum(parts[part][0] for part in by_part)
         named = {f'val_loss/{part}': loss for part, loss in by_part.items() if part}
         per_token = self._run.source.validation_bytes_per_token
-        bits = {'val_bits_per_byte': bits_per_byte(nll, per_token)} if per_token else {}
+        bits = {'val_bits_per_byte': bits_per_byte(nll, per_token)} if per_token and len(by_part) == len(parts) else {}
         return {'val_loss': nll, **named, **bits}
 
     def _are_losses_due(self, number: int) -> bool:
@@ -84,16 +94,27 @@ class Evaluation:
         finally:
             self._model.forget()
 
-    def _loss(self, weights: Weights, part: str, batches: int) -> float:
-        """The mean loss over the held-out tokens of a part, summed on the host in double precision."""
+    def _report_without_targets(self, parts: AbstractSet[str], batches: int) -> None:
+        for part in sorted(parts - self._without_targets):
+            name = f' of {part}' if part else ''
+            self._report(
+                f'WARNING: eval: the first {batches} batches of the held-out text{name} have no target: it has no validation '
+                'loss; use a longer batch.sequence_length, larger eval.batches, or another data.validation'
+            )
+        self._without_targets |= parts
+
+    def _loss(self, weights: Weights, part: str, batches: int) -> float | None:
+        """The mean loss over the held-out targets of a part, summed on the host in double precision; None: there are none."""
         sums: dict[str, tuple[float, float]] = {}
         for index in range(batches):
             terms = jax.device_get(self._terms(weights, self._run.validation(index, part)))
             for name, (numerator, denominator) in terms.items():
                 before = sums.get(name, (0.0, 0.0))
                 sums[name] = before[0] + float(numerator), before[1] + float(denominator)
-        means = {name: top / bottom if bottom else math.nan for name, (top, bottom) in sums.items()}
-        return means.get('nll', sum(means.values()))
+        means = {name: top / bottom for name, (top, bottom) in sums.items() if bottom}
+        if 'nll' in sums:
+            return means.get('nll')
+        return sum(means.values()) if means else None
 
 
 def bits_per_byte(nll: float, bytes_per_token: float) -> float:

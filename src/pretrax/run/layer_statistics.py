@@ -1,5 +1,6 @@
 """Statistics of layers while a run trains: computed before a step, and read after it."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,7 +43,7 @@ def row_sources(run: Run, index: int) -> jax.Array:
 
 
 def curves(values: Mapping[str, np.ndarray], sources: tuple[str, ...]) -> dict[str, float]:
-    """The few statistics that are one number per step: for `metrics.jsonl` and the trackers."""
+    """The few statistics that are one number per step: for `metrics.jsonl` and the trackers. A source without a target has none."""
     found = {name: float(values[name]) for name in ('logit_max', 'log_partition') if name in values}
     if 'attention_logit_max' in values:
         found['attention_logit_max'] = float(np.nanmax(values['attention_logit_max']))
@@ -50,4 +51,6 @@ def curves(values: Mapping[str, np.ndarray], sources: tuple[str, ...]) -> dict[s
     if 'dead_units' in values:
         found['dead_units'] = float(np.nanmean(values['dead_units']))
     by_source = values.get('loss_by_source', ())
-    return found | {f'loss/{name}': float(loss) for name, loss in zip(sources, by_source, strict=False)}
+    losses = {f'loss/{name}': float(loss) for name, loss in zip(sources, by_source, strict=False)}
+    is_fault = not math.isfinite(found.get('log_partition', 0.0))
+    return found | {name: loss for name, loss in losses.items() if is_fault or not math.isnan(loss)}

@@ -47,7 +47,7 @@ class NoiseScale:
         self._program.compute(number, index, state, batch)
 
     def read(self, number: int) -> dict[str, float]:
-        """The metrics of a step that has ended; {}: none were due.
+        """The metrics of a step that has ended; {}: none were due, or half of the batch has no target.
 
         `noise_scale` is missing if an estimate is not finite, and as long as the average of |G|^2 is not positive.
         """
@@ -55,6 +55,8 @@ class NoiseScale:
         if noise is None:
             return {}
         trace, square = map(float, noise)
+        if math.isnan(trace):
+            return {}
         found = {'noise_trace': trace, 'noise_square': square}
         if not (math.isfinite(trace) and math.isfinite(square)):
             return found

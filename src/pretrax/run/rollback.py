@@ -6,6 +6,7 @@ import numpy as np
 
 from pretrax.checkpoint import Checkpoints, SaveError, restore_newest
 from pretrax.errors import Report, UserError
+from pretrax.model.loss import means
 from pretrax.run.seen_batch import show_batch
 from pretrax.run.setup import Run
 from pretrax.run.start import Start, initial_state
@@ -47,15 +48,15 @@ def failure(run: Run, state: TrainState, skipped: int, rollbacks: int) -> UserEr
 
     Computes the gradient of the last skipped batch once more, and writes to `failure.txt` which arrays are not finite, by layer.
     """
-    # The state is one step ahead of the metrics: that step was skipped too, or it was trained and ended the streak.
+    # The state is one step ahead of the metrics: that step was skipped too, or it trained or had nothing to learn.
     now = int(state.skipped_in_a_row)
-    batch, skipped = int(state.batch) - (1 if now else 2), now or skipped
+    batch, skipped = int(state.batch) - (1 if now > skipped else 2), max(now, skipped)
     lines = _gradient_report(run, state, batch)
     path = working_directory(run.config.run_dir) / REPORT
     if jax.process_index() == 0:
         path.write_text('\n'.join(lines) + '\n')
     message = [
-        f'{skipped} steps in a row were skipped (batches {batch + 1 - skipped} to {batch}) after {rollbacks} rollbacks',
+        f'{skipped} steps in a row were skipped (the last with batch {batch}) after {rollbacks} rollbacks',
         *[line for line in lines if 'NOT finite' in line][:2],
         f'the norms of the gradient of the last batch are in {path}; earlier checkpoints are intact',
         f'to see the last batch: {show_batch(run.config.run_dir, batch)}',
@@ -72,7 +73,7 @@ def _gradient_report(run: Run, state: TrainState, batch: int) -> list[str]:
     key = step_keys(recipe, state.step - 1)
     known = {} if state.teacher is None else {'teacher': state.teacher}
     gradient, terms, _ = compute(state.weights, run.batch(batch), *key, **known)
-    lines = [f'{name} of batch {batch}: {float(value)}' for name, value in terms.items()]
+    lines = [f'{name} of batch {batch}: {float(value)}' for name, value in means(terms).items()]
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
         name = jax.tree_util.keystr(path, simple=True, separator='.')
         by_layer = leaf if name.startswith('layers.') else leaf[None]

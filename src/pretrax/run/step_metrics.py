@@ -26,6 +26,7 @@ from pretrax.run.seen_batch import show_batch
 from pretrax.run.setup import Run
 from pretrax.run.start import Start
 from pretrax.run.watch import Requests
+from pretrax.train.skipping import without_empty_means
 from pretrax.train.step import TrainState
 
 
@@ -44,6 +45,7 @@ class StepMetrics:
         last: the newest metrics that were logged.
         skipped_in_a_row: the number of steps skipped in a row, up to the newest step that was read.
         tokens: of all steps up to that one.
+        without_targets: the number of steps up to that one that had nothing to learn.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class StepMetrics:
         self.clock = clock
         self.last: dict[str, float] = {}
         self.skipped_in_a_row = 0
-        self.tokens = _tokens_of(run, start)
+        self.tokens, self.without_targets = _tokens_of(run, start), start.description.get('steps_without_targets', 0)
         self._run, self._log, self._progress, self._report = run, log, progress, report
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
         self._statistics = layer_statistics(run, clock, report)
@@ -90,21 +92,26 @@ class StepMetrics:
         with explaining_full_memory(self._run, 'training', self._program):
             self.skipped_in_a_row = int(metrics['skipped_in_a_row'])  # waits for the step to end
         self.tokens += self._run.size.tokens
+        is_empty = bool(metrics['steps_without_targets'])
+        self.without_targets += is_empty
         if self._log is not None:
             self._log.step = number
         self.clock.stepped(number, self._report)
         config = self._run.config
-        if self.skipped_in_a_row and not skipped:
-            batch = number - 1 + self._batches_ahead
+        tokens = f'to see its tokens: {show_batch(config.run_dir, number - 1 + self._batches_ahead)}'
+        if is_empty and self.without_targets == 1:
             self._report(
-                f'WARNING: step {number} was skipped: its gradient is not finite, or its loss is a spike; '
-                f'to see its tokens: {show_batch(config.run_dir, batch)}'
+                f'WARNING: step {number} had nothing to learn and changed nothing: no token of its batch is a target; {tokens}'
+            )
+        if self.skipped_in_a_row and not skipped:
+            self._report(
+                f'WARNING: step {number} was skipped: its gradient is not finite, or its loss is a spike; {tokens}'
             )
         if number % config.log.every == 0 or number in (1, config.steps) or self._is_after_rollback:
             self._log_step(number, jax.device_get(metrics))
         self._is_after_rollback = False
         statistics = self._statistics.read(number)
-        if statistics and self._log is not None:
+        if statistics and self._log is not None and not is_empty:
             self._log.write_statistics(number, statistics)
         noise = self._noise.read(number)
         if 'noise_scale' in noise:
@@ -135,6 +142,7 @@ class StepMetrics:
         return {
             'tokens': self.tokens,
             'skipped_in_a_row': self.skipped_in_a_row,
+            'steps_without_targets': self.without_targets,
             **self.clock.description(),
             **self._noise.description(),
         }
@@ -155,6 +163,7 @@ class StepMetrics:
         """Forgets the steps after a checkpoint, to which the run returns."""
         self._pending, self.skipped_in_a_row = None, 0
         self.tokens = _tokens_of(self._run, start)
+        self.without_targets = start.description.get('steps_without_targets', 0)
         self.clock.rolled_back(start.step, start.description)
         self._is_after_rollback = True  # its line has the number of the batch
         self._statistics.forget()
@@ -164,24 +173,25 @@ class StepMetrics:
 
     def _log_step(self, number: int, metrics: dict[str, Any]) -> None:
         run = self._run
-        values = {name: float(value) for name, value in metrics.items()}
+        values = without_empty_means({name: float(value) for name, value in metrics.items()})
         tokens_per_second = self.clock.lap(number) * run.size.tokens
         per_token = run.source.bytes_per_token
-        nll = values.get('nll', values['loss'])
+        nll = values.get('nll' if 'nll' in metrics else 'loss')
         self.last = {
             'step': number,
             'tokens': self.tokens,
             'batch': number - 1 + self._batches_ahead,
             **values,
-            'skipped_steps': int(values['skipped_steps']),
+            'skipped_steps': int(values['skipped_steps']) - self.without_targets,
+            'steps_without_targets': self.without_targets,
             'goodput': self.clock.goodput(),
-            **({'bits_per_byte': bits_per_byte(nll, per_token)} if per_token else {}),
+            **({'bits_per_byte': bits_per_byte(nll, per_token)} if per_token and nll is not None else {}),
             'tokens_per_second': tokens_per_second,
             **run.mfu(tokens_per_second),
             **memory_in_use(),
         }
         self.last.setdefault('mfu', None)  # type: ignore[arg-type]  # the column is always there
-        if not math.isfinite(values['loss']):
+        if not math.isfinite(values.get('loss', 0.0)):
             skipped = self.last['skipped_steps']
             self._report(f'step {number}: the loss is {values["loss"]}; {skipped} steps skipped so far')
         self.write(self.last)

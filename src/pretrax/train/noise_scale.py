@@ -36,7 +36,7 @@ def make_noise(recipe: Recipe) -> Callable[[TrainState, Batch], Noise]:
 
         |G|^2 = a . b        tr(Sigma) = |a - b|^2 / (1/n + 1/n)
 
-    which are unbiased for halves of different sizes too.
+    which are unbiased for halves of different sizes too. They are NaN if a half has no target.
     """
 
     def noise(state: TrainState, batch: Batch) -> Noise:
@@ -49,13 +49,17 @@ def make_noise(recipe: Recipe) -> Callable[[TrainState, Batch], Noise]:
         rows = batch.mask.shape[0]
         numbers = jnp.arange(rows)[:, None] % 2
 
-        def of_half(half: jax.Array) -> Gradient:
+        def of_half(half: jax.Array) -> tuple[Gradient, jax.Array]:
             masked = dataclasses.replace(batch, mask=jnp.where(numbers == half, batch.mask, 0.0))
-            return trained(gradients(point, masked, *step_keys(recipe, state.step), **known)[0], settings)
+            gradient, terms, _ = gradients(point, masked, *step_keys(recipe, state.step), **known)
+            has_targets = jnp.any(jnp.stack([count != 0 for _, count in terms.values()]))
+            return trained(gradient, settings), jnp.where(has_targets, 1.0, jnp.nan)
 
-        both = jax.lax.map(of_half, jnp.arange(2))
+        both, known_of = jax.lax.map(of_half, jnp.arange(2))
         a, b = (jax.tree.map(lambda g, half=half: g[half], both) for half in range(2))
         difference = optax.tree.norm(optax.tree.sub(a, b), squared=True)
-        return Noise(difference / (1 / ((rows + 1) // 2) + 1 / (rows // 2)), jnp.asarray(optax.tree.vdot(a, b)))
+        is_known = jnp.prod(known_of)
+        trace = difference / (1 / ((rows + 1) // 2) + 1 / (rows // 2))
+        return Noise(trace * is_known, jnp.asarray(optax.tree.vdot(a, b)) * is_known)
 
     return jax.jit(noise, out_shardings=NamedSharding(jax.sharding.get_mesh(), PartitionSpec()))

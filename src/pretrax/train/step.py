@@ -16,18 +16,18 @@ from jax.typing import DTypeLike
 
 from pretrax.model.axes import TOKENS
 from pretrax.model.base import AutomaticModel, Model
-from pretrax.model.loss import Batch, LossTerms
+from pretrax.model.loss import Batch, LossTerms, means, nonzero
 from pretrax.model.weights import Teacher
 from pretrax.shardlib import axis_size, check, defer_reduction, f32, key, psum, scope, typed_shard_map, zero_gradient
 from pretrax.train.average import Optimizer, gradient_point, next_average, next_weights
 from pretrax.train.groups import Group, adjusted, settings_of, stop_frozen, trained
 from pretrax.train.host_memory import on_device, to_host
-from pretrax.train.skipping import FADING, LossScale, is_fault, is_spike, next_scale
+from pretrax.train.skipping import LossScale, outcome_of
 
 Weights = optax.Params  # a pytree of arrays
 Gradient = optax.Updates  # a pytree of arrays, shaped like the weights
 Metrics = dict[str, jax.Array]  # scalars by name
-# weights, batch -> gradient, terms of the loss, tables
+# weights, batch -> gradient of the mean loss, total sums of its terms, tables
 Gradients = Callable[..., tuple[Gradient, dict[str, Any], dict[str, Any]]]
 
 
@@ -36,9 +36,9 @@ class TrainState(NamedTuple):
 
     step: jax.Array  # i32[]: steps taken, skipped ones included
     batch: jax.Array  # i32[]: number of the next batch; ahead of `step` after a rollback, which skips batches
-    skipped: jax.Array  # i32[]: steps that changed no weight: the gradient was not finite, or the loss spiked
-    skipped_in_a_row: jax.Array  # i32[]: the newest steps that were skipped without another between them
-    usual_loss: jax.Array  # f32[3]: decaying sums over the steps not skipped: of 1, of the loss, of its square
+    skipped: jax.Array  # i32[]: steps that changed no weight: there was no target, or a fault or spike
+    skipped_in_a_row: jax.Array  # i32[]: faults and spikes since a step changed the weights
+    usual_loss: jax.Array  # f32[3]: decaying sums over the other steps: of 1, of the loss, of its square
     weights: Weights
     optimizer: optax.OptState  # arrays shaped and sharded like the weights, and scalars
     ema: Weights | None = None  # moving average of the weights; None: not wanted
@@ -92,36 +92,34 @@ def training_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainSt
             weights = adjusted(recipe.model, weights, tables, settings)
             ema = next_average(state.ema, weights, recipe.ema_decay, state.step + 1 - state.skipped)
 
-        loss, usual = sum(terms.values()), state.usual_loss
-        is_finite = jnp.isfinite(norm)
-        is_good = is_finite & jnp.logical_not(is_spike(loss, usual, recipe.spike))
+        outcome = outcome_of(terms, norm, state, recipe.spike, recipe.loss_scale)
 
-        def if_good(new: Any, old: Any) -> Any:
-            return jax.tree.map(lambda a, b: jnp.where(is_good, a, b), new, old)
+        def if_trains(new: Any, old: Any) -> Any:
+            return jax.tree.map(lambda a, b: jnp.where(outcome.trains, a, b), new, old)
 
         after = TrainState(
             step=state.step + 1,
             batch=state.batch + 1,
-            skipped=state.skipped + jnp.where(is_good, 0, 1),
-            skipped_in_a_row=jnp.where(
-                is_good, 0, state.skipped_in_a_row + is_fault(is_finite, loss, state.loss_scale)
-            ),
-            usual_loss=if_good(FADING * usual + jnp.stack([jnp.ones(()), loss, loss**2]), usual),
-            weights=if_good(weights, before),
-            optimizer=if_good(optimizer, state.optimizer),
-            ema=if_good(ema, state.ema),
-            loss_scale=next_scale(state.loss_scale, is_finite, recipe.loss_scale),
+            skipped=state.skipped + jnp.where(outcome.trains, 0, 1),
+            skipped_in_a_row=outcome.skipped_in_a_row,
+            usual_loss=outcome.usual_loss,
+            weights=if_trains(weights, before),
+            optimizer=if_trains(optimizer, state.optimizer),
+            ema=if_trains(ema, state.ema),
+            loss_scale=outcome.loss_scale,
             teacher=state.teacher,
         )
         metrics = {
-            'loss': loss,
-            **terms,
+            'loss': outcome.loss,
+            **means(terms),
+            **({'targets': terms['nll'][1]} if 'nll' in terms else {}),
             'grad_norm': norm,
             'clipped_grad_norm': norm * clip,
             'learning_rate': rate,
             **scale,
             'weight_norm': optax.tree.norm(after.weights),
             'skipped_steps': after.skipped,
+            'steps_without_targets': jnp.where(outcome.has_targets, 0, 1),
             'skipped_in_a_row': after.skipped_in_a_row,
             **(recipe.model.summarize(tables) if tables else {}),
         }
@@ -147,8 +145,9 @@ def make_gradients(model: Model, accumulation: int, settings: Any = None) -> Gra
         step_key: key[''] | None = None,
         loss_scale: f32[''] | None = None,
         teacher: Teacher | None = None,
-    ) -> tuple[weights_type, dict[str, f32['']], dict[str, f32['_ _']]]:
+    ) -> tuple[weights_type, dict[str, tuple[f32[''], f32['']]], dict[str, f32['_ _']]]:
         counts = {name: psum(TOKENS, count) for name, count in model.denominators(batch).items()}
+        divisors = {name: nonzero(count) for name, count in counts.items()}
         scale = 1.0 if loss_scale is None else loss_scale
         deferred = _defer_replicas(weights, model.plan.reduced_by_layer and accumulation == 1)
 
@@ -157,19 +156,20 @@ def make_gradients(model: Model, accumulation: int, settings: Any = None) -> Gra
             keys = {} if step_key is None else {'key': jax.random.fold_in(step_key, number)}
             keys |= {} if teacher is None else {'teacher': teacher}
             with scope():  # B is a micro-batch here
-                terms, tables = of_mean(model.loss(weights, micro, *survey, **keys))
-            return check(scale * psum(TOKENS, sum(terms.values())), f32[''], 'the loss'), (terms, tables)
+                sums, tables = split(model.loss(weights, micro, *survey, **keys))
+            mean = sum(total / divisors[name] for name, total in sums.items())
+            return check(scale * psum(TOKENS, mean), f32[''], 'the loss'), (sums, tables)
 
-        def of_mean(sums: LossTerms) -> tuple[dict[str, f32['']], dict[str, f32['_ _']]]:
-            tables = {name: table for name, (table, count) in sums.items() if count is None}
-            return {name: n / counts[name] for name, (n, _) in sums.items() if name not in tables}, tables
+        def split(terms: LossTerms) -> tuple[dict[str, f32['']], dict[str, f32['_ _']]]:
+            tables = {name: table for name, (table, count) in terms.items() if count is None}
+            return {name: total for name, (total, _) in terms.items() if name not in tables}, tables
 
         gradient = jax.grad(mean_loss, has_aux=True)
         if model.gradient is not None:
-            total, sums = model.gradient(deferred, batch, {name: count / scale for name, count in counts.items()})
-            terms, tables = of_mean(sums)
+            total, terms = model.gradient(deferred, batch, {name: count / scale for name, count in divisors.items()})
+            sums, tables = split(terms)
         elif accumulation == 1:
-            total, (terms, tables) = gradient(deferred, batch, 0)
+            total, (sums, tables) = gradient(deferred, batch, 0)
         else:
             micros = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
             survey = _survey(model, weights, micros)
@@ -179,8 +179,9 @@ def make_gradients(model: Model, accumulation: int, settings: Any = None) -> Gra
                 return jax.tree.map(jnp.add, total, new), aux
 
             total, aux = jax.lax.scan(add, zero_gradient(deferred), (micros, jnp.arange(accumulation)))
-            terms, tables = jax.tree.map(lambda x: jnp.sum(x, axis=0), aux)
-        terms, tables = jax.tree.map(lambda x: psum(TOKENS, x), (terms, tables))
+            sums, tables = jax.tree.map(lambda x: jnp.sum(x, axis=0), aux)
+        sums, tables = jax.tree.map(lambda x: psum(TOKENS, x), (sums, tables))
+        terms = {name: (total, counts[name]) for name, total in sums.items()}
         reduce = functools.partial(_reduce_replicas, model.plan.wires)
         return jax.tree.map(lambda g, w: reduce(g, w) / scale, total, weights), terms, tables
 

@@ -53,7 +53,8 @@ DEFINITIONS = {
         'bits',
         'the loss per byte of text, if the data knows its bytes; comparable between tokenizers',
     ),
-    'tokens': Definition('tokens', '', 'tokens trained on since step 0'),
+    'tokens': Definition('tokens', '', 'tokens read since step 0, whether they are targets or not'),
+    'targets': Definition('targets', '', 'tokens of the step that count in the loss'),
     'tokens_per_second': Definition(
         'tokens per second', '1/s', 'of all devices together, since the previous line, without compilation'
     ),
@@ -73,8 +74,12 @@ DEFINITIONS = {
         'steps that changed neither weights nor optimizer, because of a non-finite gradient or a spike; data and '
         'schedule still advance',
     ),
-    'skipped_in_a_row': Definition(
-        'skipped in a row', '', 'skipped steps since the last step that was not skipped'
+    'skipped_in_a_row': Definition('skipped in a row', '', 'skipped steps since a step last changed the weights'),
+    'steps_without_targets': Definition(
+        'steps without targets',
+        '',
+        'steps that had nothing to learn, since no token of their batches is a target: they changed neither weights nor optimizer, '
+        'and are no fault; their lines have no loss',
     ),
     'goodput': Definition(
         'goodput',

@@ -36,6 +36,11 @@ class DataRequest:
     steps: int | None = None
     rows_before: Callable[[int], int] | None = None
 
+    @property
+    def batch_rows(self) -> float | None:
+        """The mean number of rows of a step; None if unknown."""
+        return self.rows_before(self.steps) / self.steps if self.steps and self.rows_before else None
+
 
 class HostBatch(NamedTuple):
     """Rows of one step in host memory; each array is [R, L].

@@ -14,6 +14,7 @@ import numpy as np
 from pretrax.data.batches.block_cache import MEMORY, BlockCache
 from pretrax.data.batches.order import Order
 from pretrax.data.batches.packing import PackedDocuments
+from pretrax.data.batches.row_targets import report_rows_without_targets
 from pretrax.data.batches.source import DataRequest, HostBatch, Source
 from pretrax.data.batches.windows import Windows
 from pretrax.data.tokenizers.tokenizer import Tokenizer
@@ -143,12 +144,21 @@ def open_stores(
     """Opens token stores of any format for training, and prints the size of an epoch.
 
     Raises:
-        UserError: a split is shorter than one sequence.
+        UserError: a split is shorter than one sequence, or no training row has a target.
     """
     rows = _rows(train, 'train', request, packing)
     validation = None if held_out is None else _rows(held_out, 'validation', request, packing)
     memory = 'held in memory' if rows.cache.is_whole else f'read in blocks, {MEMORY >> 20} MiB cached in memory'
     request.say(f'order: an epoch is {rows}, shuffled with seed {request.seed}; tokens {memory}')
+    if train.has_mask:
+        report_rows_without_targets(
+            train.name,
+            lambda numbers: rows.read(numbers, True),
+            rows.n,
+            request.sequence_length,
+            request.say,
+            request.batch_rows,
+        )
     request.say(f'validation: {validation}' if validation else 'validation: none, no text is held out')
     if held_out is not None and held_out.fingerprint == train.fingerprint:
         request.say('validation: the same tokens as those to train on, so its loss is not that of new text')

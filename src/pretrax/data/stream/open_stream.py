@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pretrax.data.batches.row_targets import report_rows_without_targets
 from pretrax.data.batches.source import DataRequest
 from pretrax.data.corpus.corpus import Corpus
 from pretrax.data.corpus.document import Document
 from pretrax.data.corpus.selection import RowCounts
-from pretrax.data.stream.blocks import Blocks, encode_all, kept_documents, parts_of
+from pretrax.data.stream.blocks import START, Blocks, encode_all, kept_documents, parts_of
 from pretrax.data.stream.places import Places
 from pretrax.data.stream.stream_source import StreamSource
 from pretrax.data.tokenize.encode_shard import Job, text_hash
@@ -70,14 +71,16 @@ def open_stream(
     request.say(
         f'order: {shuffled if shuffle_buffer > 1 else "documents are not shuffled"}, and tokenized as they are read'
     )
-    return StreamSource(
-        Blocks(corpus, job, request.seed, shuffle_buffer, left_out),
-        Places(request.directory / f'stream-{key[:16]}.json', request.say),
-        stored,
-        tokenizer,
-        fingerprint,
-        request,
-    )
+    places = Places(request.directory / f'stream-{key[:16]}.json', request.say)
+    is_new = places.newest == START
+    blocks = Blocks(corpus, job, request.seed, shuffle_buffer, left_out)
+    source = StreamSource(blocks, places, stored, tokenizer, fingerprint, request)
+    if is_new and corpus.selection.answer_field:
+        report_rows_without_targets(
+            'the stream', lambda numbers: source.batch(0, slice(None), len(numbers)), None, request.sequence_length,
+            request.say, request.batch_rows,
+        )  # fmt: skip
+    return source
 
 
 def _documents(corpus: Corpus) -> Iterator[Document]:

@@ -36,6 +36,11 @@ class Places:
         self._saved = self._places[-1]
         self._written = time.monotonic()
 
+    @property
+    def newest(self) -> Place:
+        """The last known place."""
+        return self._places[-1]
+
     def before(self, token: int) -> Place:
         """The last known place that does not lie after a token."""
         return self._places[bisect.bisect_right(self._places, token, key=lambda place: place.token) - 1]

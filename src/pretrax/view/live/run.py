@@ -211,9 +211,10 @@ class WatchedRun:
                 step, text = curve.nonfinite[-1]
                 count = f' ({curve.nonfinite_count:,} times)' if curve.nonfinite_count > 1 else ''
                 found.append(f'{key} was {text} at step {step:,}{count}')
-        skipped = curves.by_key.get('skipped_steps')
-        if skipped is not None and skipped.last > 0:
-            found.append(f'{skipped.last:,.0f} steps skipped')
+        for key, what in (('skipped_steps', 'skipped'), ('steps_without_targets', 'without targets')):
+            count = curves.by_key.get(key)
+            if count is not None and count.last > 0:
+                found.append(f'{count.last:,.0f} steps {what}')
         back = [event for event in self._attempts.records if event['event'] == 'rolled back']
         if back:
             found.append(f'rolled back {len(back)} times, last to step {back[-1].get("step")}')

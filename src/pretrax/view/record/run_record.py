@@ -136,6 +136,11 @@ class RunRecord:
         return int(self.metrics.last('skipped_steps') or 0)
 
     @property
+    def steps_without_targets(self) -> int:
+        """Steps that had nothing to learn, up to the last line."""
+        return int(self.metrics.last('steps_without_targets') or 0)
+
+    @property
     def rollbacks(self) -> list[dict[str, Any]]:
         """The events of returns to an earlier checkpoint: {"time", "step", "from_step"}."""
         return [event for event in self.events if event['event'] == 'rolled back' and type(event.get('step')) is int]

@@ -23,7 +23,7 @@ _GROUPS = (
     ('Routing', ('expert_load_entropy', 'dropped_fraction')),
 )  # a key that ends in / stands for all keys with this beginning
 _LEFT_OUT = ('tokens',)  # an axis
-_SELDOM = ('skipped_steps', 'skipped_in_a_row')  # at the end
+_SELDOM = ('targets', 'skipped_steps', 'skipped_in_a_row', 'steps_without_targets')  # at the end
 
 
 class ChartSpec(NamedTuple):

@@ -60,6 +60,8 @@ def tiles(record: RunRecord) -> list[Tile]:
         found.append(Tile(FIGURES['rollbacks'], str(len(record.rollbacks))))
     if 'skipped_steps' in metrics:
         found.append(Tile(DEFINITIONS['skipped_steps'], f'{record.skipped_steps:,}'))
+    if count := record.steps_without_targets:
+        found.append(Tile(DEFINITIONS['steps_without_targets'], f'{count:,} of {done:,}'))
     return found
 
 
