@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import pickle
+import shutil
 import subprocess
 import zipfile
 
@@ -182,7 +183,16 @@ def test_damaged_and_unrelated_files_are_refused(file, tmp_path):
             opened(tmp_path / name, config(tmp_path))
 
 
-def test_a_file_of_another_user_is_refused(file, tmp_path, monkeypatch):
+def test_a_file_that_others_may_have_written_is_refused(file, tmp_path, monkeypatch):
+    """A file that `--save` wrote is not, whatever the umask is."""
+    assert file.stat().st_mode & 0o022 == 0
+    shared = tmp_path / 'shared.step'
+    shutil.copy(file, shared)
+    shared.chmod(0o666)
+    with pytest.raises(
+        UserError, match=r'others may write to .*shared.step \(chmod go-w\), and loading the file would run'
+    ):
+        opened(shared, config(tmp_path))
     monkeypatch.setattr('os.getuid', lambda: 4711)
     monkeypatch.setattr('pathlib.Path.stat', lambda path: os.stat_result((0, 0, 0, 0, 815, 0, 0, 0, 0, 0)))
     with pytest.raises(UserError, match=r'belongs to another user \(number 815\)'):

@@ -156,7 +156,7 @@ def test_a_directory_that_others_can_write_in_is_not_trusted(tmp_path):
     keep_programs(said.append)
     assert jax.config.jax_compilation_cache_dir is None
     assert said == [
-        f'WARNING: compiled programs are not kept: others may write to {place}; JAX_ENABLE_COMPILATION_CACHE=false switches it off'
+        f'WARNING: compiled programs are not kept: others may write to {place} (chmod go-w); JAX_ENABLE_COMPILATION_CACHE=false switches it off'
     ]
 
 

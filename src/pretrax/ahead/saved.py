@@ -3,7 +3,8 @@
 The file is a ZIP of `manifest.json` and `executable`, which JAX serializes. Loading an executable means running a program, so
 its author matters:
 
-- the file must belong to the user who loads it, or to root. An object in a bucket has no owner, and is not loaded;
+- nobody but the user who loads it and root may have written or may replace the file (`machine/trusted.py`). An object in a
+  bucket has no owner, and is not loaded;
 - the manifest must name this hardware, these versions and flags, and the program that this run would compile. Its digest is
   compared with that of the traced step before the executable is read;
 - JAX's serialization is a pickle. It is read by an unpickler that accepts only the classes of an executable, so that the
@@ -15,10 +16,8 @@ do not trust.
 
 import hashlib
 import io
-import os
 import pathlib
 import pickle
-import stat
 import zipfile
 from collections.abc import Callable
 from typing import Any, Literal
@@ -32,6 +31,7 @@ from pretrax.config import RunConfig, diff, effect_of, from_manifest, written_va
 from pretrax.errors import UserError, first_line
 from pretrax.jax_compat import EXECUTABLE_CLASSES, ExecutableUnpickler
 from pretrax.machine.software import flags, versions
+from pretrax.machine.trusted import why_untrusted
 from pretrax.run.setup import Run
 from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.storage.whole_file import write_whole
@@ -101,6 +101,8 @@ def save(ahead: Ahead, path: AnyPath) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content.getvalue())
+        if isinstance(path, pathlib.Path):  # a umask may let a group write to it
+            path.chmod(path.stat().st_mode & ~0o022)
     except OSError as error:
         raise UserError(f'--save {path}: cannot be written: {error.strerror}') from error
     return len(content.getvalue())
@@ -155,20 +157,22 @@ def _manifest(run: Run, lowered: Any, executable: bytes) -> Manifest:
 def _read(path: pathlib.Path) -> tuple[Manifest, bytes]:
     """The manifest and the executable of an undamaged file of a trusted owner."""
     try:
-        found = path.stat()
-        owner = found.st_uid
-        if owner not in (os.getuid(), 0):
-            raise UserError(
-                f'--compiled {path}: it belongs to another user (number {owner}), and loading it would run their program\n'
-                'if you trust that user, copy the file'
-            )
-        if not stat.S_ISREG(found.st_mode):
-            raise UserError(f'--compiled {path}: it is not a file')
+        why = why_untrusted(path)
+    except OSError as error:
+        raise UserError(f'--compiled {path}: cannot be read: {error.strerror}') from error
+    if why:
+        raise UserError(
+            f'--compiled {path}: {why}, and loading the file would run their program\n'
+            'if you trust them, copy the file to a directory to which only you can write'
+        )
+    if not path.is_file():
+        raise UserError(f'--compiled {path}: it is not a file')
+    try:
         with zipfile.ZipFile(path) as archive:
             if sorted(archive.namelist()) != ['executable', 'manifest.json'] or any(
                 i.file_size > _LARGEST for i in archive.infolist()
             ):
-                raise UserError(f'--compiled {path}: it is not a compiled step of pretrax')
+                raise ValueError('it has other members')
             manifest = Manifest.model_validate_json(archive.read('manifest.json'))
             executable = archive.read('executable')
     except OSError as error:

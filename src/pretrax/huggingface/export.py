@@ -4,7 +4,6 @@ The offset of every tensor is known before any is read, so each piece is written
 """
 
 import fnmatch
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from pretrax.huggingface.tensor_files import TensorFiles, new_directory, write_j
 from pretrax.huggingface.text_part import text_config
 from pretrax.huggingface.weights import Piece, tensors_of
 from pretrax.machine.json_file import read_json
+from pretrax.machine.trusted import copy_file
 from pretrax.model.architecture import DROPOUT, Architecture
 from pretrax.model.weights import MODULES
 from pretrax.storage import AnyPath
@@ -135,8 +135,7 @@ def _write_tokenizer(
             if name == GENERATION:
                 generation = read_json(kept / name)
             elif name != 'config.json':
-                (directory / name).parent.mkdir(exist_ok=True)
-                shutil.copyfile(kept / name, directory / name)
+                copy_file(name, kept, directory)
     ids = {name: value for name, value in _text_ids(tokenizer, generation).items() if value is not None}
     write_json(directory / GENERATION, generation | ids)
     content = getattr(tokenizer, 'content', None)

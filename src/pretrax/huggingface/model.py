@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from pretrax.huggingface.configs import ConfigTable, Options, read_options, tabl
 from pretrax.huggingface.files import HuggingFaceCheckpoint, find, open_checkpoint
 from pretrax.huggingface.quantized import with_whole_tensors
 from pretrax.huggingface.text_part import text_checkpoint
+from pretrax.machine.trusted import copy_file
 from pretrax.model.families import Architecture, TransformerOptions, resolve
 
 # Files besides the weights and config.json that an import keeps and an export writes again.
@@ -78,8 +78,7 @@ class HuggingFaceModel:
         directory.mkdir(parents=True, exist_ok=True)
         names = kept_names(self.directory)
         for name in names:
-            (directory / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(self.directory / name, directory / name)
+            copy_file(name, self.directory, directory)
         return names
 
 

@@ -26,7 +26,8 @@ from pretrax.checkpoint import (
     write_streamed,
 )
 from pretrax.errors import UserError
-from pretrax.huggingface.model import KEPT, TOKENIZER
+from pretrax.huggingface.model import KEPT, TOKENIZER, kept_names
+from pretrax.machine.trusted import copy_file
 from pretrax.run.imported import nested
 from pretrax.run.trained import tokenizer_of
 from pretrax.storage import AnyPath, locate
@@ -116,8 +117,8 @@ def _write(
     if tokenizer is not None:
         (local / 'data' / TOKENIZER).write_bytes(tokenizer)
     with read_directory(first / KEPT) as kept:  # files for `pretrax export`
-        if kept.is_dir():
-            shutil.copytree(kept, local / KEPT)
+        for name in kept_names(kept) if kept.is_dir() else ():
+            copy_file(name, kept, local / KEPT)
     data = {'name': 'tokenizer'} | ({} if tokenizer is not None else {'vocab_size': description.get('vocab_size')})
     if tokenizer is not None and description['config']['data'].get('name') == 'tokenizer':  # an import
         data |= {'end_of_text': description['config']['data'].get('end_of_text')}

@@ -17,6 +17,7 @@ from pretrax.huggingface.end_tokens import end_tokens
 from pretrax.huggingface.files import not_finite_text
 from pretrax.huggingface.model import GENERATION, KEPT, SETTINGS, SPECIAL, TOKENIZER, HuggingFaceModel, open_model
 from pretrax.huggingface.weights import HuggingFaceWeights
+from pretrax.machine.trusted import copy_file
 from pretrax.run.origin import shapes_of
 from pretrax.run.setup import prepare
 from pretrax.storage import AnyPath, locate
@@ -68,7 +69,7 @@ def _write(
     if (directory / KEPT / TOKENIZER).is_file():
         for name in (TOKENIZER, SETTINGS, SPECIAL, GENERATION):
             if (directory / KEPT / name).is_file():
-                shutil.copyfile(directory / KEPT / name, directory / 'data' / name)
+                copy_file(name, directory / KEPT, directory / 'data')
     else:
         print(f'there is no {TOKENIZER}: the weights can be trained and exported, but cannot generate text')
     config = from_values(_values(model, directory))

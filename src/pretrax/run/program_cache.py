@@ -19,6 +19,7 @@ import jax
 from pretrax.errors import Report
 from pretrax.jax_compat import cache_programs_in_every_cpu_process
 from pretrax.machine.cache import own_directory
+from pretrax.machine.trusted import why_untrusted
 from pretrax.run.processes import is_first_process
 
 LARGEST = 10 << 30  # bytes of programs that are kept
@@ -109,12 +110,13 @@ def _own_directory() -> tuple[pathlib.Path | None, str]:
     if not path.is_absolute():
         return None, 'this user has no home directory'
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.stat()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+        why = why_untrusted(path)
     except OSError as error:
         return None, f'{path}: {error.strerror}'
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        return None, f'others may write to {path}'
+    if why:
+        return None, why
     if not os.access(path, os.W_OK | os.X_OK):
         return None, f'{path} cannot be written'
     return path, ''

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import hashlib
 import math
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from pretrax.errors import Report, UserError
 from pretrax.huggingface.files import not_finite_text
 from pretrax.huggingface.model import KEPT, SETTINGS, TOKENIZER, kept_names
 from pretrax.machine.json_file import read_settings
+from pretrax.machine.trusted import copy_file
 from pretrax.model.hidden_states import PROJECTION, init_projection
 from pretrax.model.weights import MODULES
 from pretrax.run.directory import local_directory
@@ -218,8 +218,7 @@ def _keep_files(origin: Origin, run: Run, report: Report) -> None:
             kept.mkdir(parents=True, exist_ok=True)
             (kept / 'chat_template.jinja').write_text(settings['chat_template'])
         for name in kept_now:
-            (kept / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(files / name, kept / name)
+            copy_file(name, files, kept)
         report(f'init_from: kept for generation and export: {", ".join(kept_now)}')
 
 
