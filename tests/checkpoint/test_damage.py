@@ -4,6 +4,8 @@ import json
 import os
 import random
 import shutil
+import tempfile
+from pathlib import Path
 
 import jax
 import pytest
@@ -67,6 +69,26 @@ def empty(path):
 
 def delete(path):
     path.unlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='needs root to become somebody else')
+@pytest.mark.parametrize('which', [min, max])
+def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(which, whole):
+    """Its manifest, or the largest of its files. An earlier one would be restored instead, and this one be removed later."""
+    place = Path(tempfile.mkdtemp())
+    directory = Path(shutil.copytree(whole, place / 'checkpoints'))
+    place.chmod(0o755)
+    directory.chmod(0o755)
+    files = [path for path in (directory / '4').rglob('*') if path.is_file()]
+    which(files, key=lambda path: (path.name != 'manifest.json', path.stat().st_size)).chmod(0)
+    os.seteuid(65534)
+    try:
+        with jax.set_mesh(mesh_of()), pytest.raises(UserError, match=r'(?s)Permission denied.*may be whole') as caught:
+            restore_newest(directory, abstract_state(recipe()), print)
+        assert not isinstance(caught.value, DamagedError)
+    finally:
+        os.seteuid(0)
+        shutil.rmtree(place)
 
 
 @pytest.mark.parametrize('harm', [flip, cut, empty, delete])

@@ -6,7 +6,6 @@ import pytest
 
 from config.smallest import VALUES
 from pretrax.config import from_manifest, from_values, load
-from pretrax.config.source import locate_beside
 from pretrax.errors import UserError
 from pretrax.storage import BucketPath, StorageSettings, locate, use_settings
 from pretrax.storage.connection import open_bucket
@@ -61,11 +60,11 @@ def test_a_file_url_is_a_path(tmp_path):
         ('s3://b/a', '/x.yaml', '/x.yaml'),
         ('s3://b/a', 'gs://c/x.yaml', 'gs://c/x.yaml'),
         ('a/b', 'gs://c/x.yaml', 'gs://c/x.yaml'),
-        ('a/b', '../x.yaml', 'a/b/../x.yaml'),
+        ('a/b', '../x.yaml', 'a/x.yaml'),
     ],
 )
 def test_a_path_is_relative_to_the_file_that_names_it(directory, text, expected):
-    assert locate_beside(locate(directory), text) == locate(expected)
+    assert locate(text, locate(directory)) == locate(expected)
 
 
 def test_the_section_storage_says_how_buckets_are_reached(monkeypatch):

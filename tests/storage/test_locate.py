@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pretrax.errors import UserError
-from pretrax.storage import BucketPath, locate
+from pretrax.storage import BucketPath, locate, locate_local
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,11 @@ from pretrax.storage import BucketPath, locate
         ('file:///runs/a', Path('/runs/a')),
         ('file://localhost/runs/a', Path('/runs/a')),
         ('a:b/c', Path('a:b/c')),
+        ('./a//b/./', Path('a/b')),
+        ('//runs//a', Path('/runs/a')),
+        ('a/../b', Path('b')),
+        ('/a/../b', Path('/b')),
+        ('file:///a/../b', Path('/b')),
         ('gs://bucket/a', BucketPath('gs://bucket/a')),
         ('S3://bucket/a', BucketPath('s3://bucket/a')),
     ],
@@ -34,8 +39,27 @@ def test_a_text_names_a_path(text, path):
         ('file://a/b', r'absolute path'),
         ('gs://', r'expected gs://BUCKET/PATH'),
         ('a\0b', r'NUL'),
+        ('~nobody-of-that-name/a', 'no such home directory'),
+        ('C:/runs/a', 'a path of Windows'),
+        ('runs\\a', 'write runs/a'),
+        ('gs://bucket/a/../b', "no '..'"),
     ],
 )
 def test_other_schemes_are_refused(text, message):
     with pytest.raises(UserError, match=message):
         locate(text)
+
+
+def test_what_is_above_is_absolute_and_links_lead_where_the_system_says(tmp_path, monkeypatch):
+    """TensorStore refuses `..`; `link/..` is the parent of what the link names, not of the link."""
+    (tmp_path / 'here').mkdir()
+    (tmp_path / 'far' / 'away').mkdir(parents=True)
+    (tmp_path / 'here' / 'link').symlink_to('../far/away')
+    monkeypatch.chdir(tmp_path / 'here')
+    assert locate('../run') == tmp_path / 'run'
+    assert locate('link/../run') == tmp_path / 'far' / 'run'
+    assert locate('link/run') == Path('link/run'), 'a link is kept'
+    assert locate('../run', tmp_path / 'far' / 'away') == tmp_path / 'far' / 'run'
+    assert locate('/run', tmp_path) == Path('/run')
+    with pytest.raises(UserError, match='gs://b/a is in a bucket; expected a local path'):
+        locate_local('gs://b/a')

@@ -1,13 +1,16 @@
 """Reads the files of a checkpoint, on a disk or in a bucket. Imports no JAX."""
 
+import errno
 import io
 from collections.abc import Buffer
 
-from pretrax.errors import UnavailableError
+from pretrax.errors import UnavailableError, UserError
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.connection import BucketError
 
 REQUEST = 64 << 20  # bytes of an object that are asked for at once
+# Of the user, the process or the network, not of the content of a file.
+_OUT_OF_REACH = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT)
 
 
 def names_in(place: AnyPath) -> set[str]:
@@ -29,15 +32,20 @@ def open_file(path: AnyPath, size: int, request: int = REQUEST) -> io.RawIOBase:
 
 
 def raise_if_unreachable(place: AnyPath, error: OSError) -> None:
-    """Raises an error that says nothing about the files: a bucket that is out of reach is not damaged.
+    """Raises an error that says nothing about the files: a checkpoint that is out of reach is not damaged.
 
     Raises:
         UnavailableError: the bucket does not answer.
+        UserError: a local file may not be opened now.
         OSError: it denies access, or the request is wrong.
     """
     if isinstance(error, BucketError) and error.is_temporary:
         raise UnavailableError(
             f'{error.filename}: {error.strerror}\nrun the same command again when the bucket can be reached'
+        ) from error
+    if error.errno in _OUT_OF_REACH and not isinstance(place, BucketPath):
+        raise UserError(
+            f'{error.filename or place}: {error.strerror}\nthe checkpoint may be whole: make it readable for this user, and try again'
         ) from error
     if isinstance(place, BucketPath) and not isinstance(error, FileNotFoundError):
         raise error

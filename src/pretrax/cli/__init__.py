@@ -19,6 +19,11 @@ from pretrax.errors import MISTAKE, TRY_AGAIN, PrintableStream, UserError, print
 from pretrax.machine.accelerators import skip_absent_accelerators
 from pretrax.machine.process_memory import ask_for_kept_memory
 
+# Of a path, a user or a disk, not of the program.
+_OF_THE_SYSTEM = (
+    errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT,
+)  # fmt: skip
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line; exits with 2 after a mistake of the user."""
@@ -37,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except OSError as error:
         in_bucket = str(error.filename).startswith(('gs://', 's3://'))
-        if not in_bucket and error.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
+        if not in_bucket and (error.errno not in _OF_THE_SYSTEM or error.filename is None):
             raise
         shown = str(error.filename) if in_bucket else str(error.filename)[:100]
         print(printable(f'{shown}: {error.strerror}'), file=sys.stderr)

@@ -39,7 +39,6 @@ def scaling(
 ) -> None:
     import pathlib
 
-    from pretrax.config.source import locate_beside
     from pretrax.launch.scaling_file import read_scaling
     from pretrax.machine.atomic import write_file
     from pretrax.scale.scaling_laws import fit as fitted
@@ -53,7 +52,7 @@ def scaling(
         raise UserError(f'{fit}: the file and --out must be on a disk')
     asked = read_scaling(file)
     if asked.points:
-        points = read_table(locate_beside(file.parent, asked.points))
+        points = read_table(locate(asked.points, file.parent))
     else:
         runs = _train(file, asked, directory) if asked.base else matching(file.parent, asked.runs)
         points = [point_of(read_run(str(run)), asked.metric) for run in runs]

@@ -28,7 +28,7 @@ from pretrax.config.packaged import find_packaged
 from pretrax.config.problems import Path as KeyPath
 from pretrax.config.problems import Problem, ProblemsError, from_validation, report, shown
 from pretrax.config.schema import RunConfig, Storage
-from pretrax.config.source import MISSING, Layer, Places, decoded, locate_beside, parse_overrides, read_file
+from pretrax.config.source import MISSING, Layer, Places, decoded, parse_overrides, read_file
 from pretrax.errors import UserError
 from pretrax.storage import AnyPath, BucketPath, StorageSettings, locate, use_settings
 
@@ -94,7 +94,7 @@ def load_plugin(plugin: str, directory: AnyPath) -> str:
         UserError: there is no such plugin, or it fails; the message names the exception and the line.
     """
     is_file = plugin.endswith('.py') or '/' in plugin
-    found = locate_beside(directory, plugin) if is_file else None
+    found = locate(plugin, directory) if is_file else None
     if isinstance(found, BucketPath):
         raise UserError(f'plugins: {found} is in a bucket; expected a local file\n    copy it to this machine')
     path = found and Path(os.path.realpath(found))
@@ -140,7 +140,7 @@ def _with_bases(path: AnyPath, below: tuple[AnyPath, ...]) -> list[Layer]:
     layers = []
     chain = (*below, _real(path))
     for base in bases:
-        base_path = locate_beside(path.parent, base)
+        base_path = locate(base, path.parent)
         if _real(base_path) in chain:
             circle = ' -> '.join(file.name for file in (*chain, base_path))
             raise UserError(f'{place}: extends is circular: {circle}\n    remove one of the extends')

@@ -2,7 +2,6 @@
 
 import difflib
 import io
-import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from pretrax.config.packaged import packaged_names
 from pretrax.config.problems import Path as KeyPath
 from pretrax.config.problems import Problem, dotted, report, shown
 from pretrax.errors import UserError
-from pretrax.storage import AnyPath, BucketPath, locate
+from pretrax.storage import AnyPath
 
 MISSING = re.compile(r'\\*\?\?\?')  # merging would drop it silently
 YAML_HINTS = {
@@ -51,17 +50,6 @@ def read_file(path: AnyPath) -> Layer:
         UserError: there is no such file, or it is not a YAML mapping with unique string keys.
     """
     return parse(_text(path), str(path), path.parent)
-
-
-def locate_beside(directory: AnyPath, text: str) -> AnyPath:
-    """The file that a file in `directory` names: a URL, or a path relative to the directory."""
-    found = locate(text)
-    if isinstance(found, BucketPath) or found.is_absolute():
-        return found
-    if isinstance(directory, Path):
-        return directory / found
-    key = posixpath.normpath(f'/{directory.key}/{found.as_posix()}')
-    return BucketPath(f'{directory.scheme}://{directory.bucket}{key}')
 
 
 def parse(text: str, name: str, directory: AnyPath) -> Layer:

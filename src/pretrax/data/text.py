@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 from pretrax.chat.templates import read_chat_template
@@ -26,7 +25,7 @@ from pretrax.data.tokenizers.tokenizer_files import load_tokenizer
 from pretrax.data.tokens.block_files import BlockFiles
 from pretrax.data.tokens.token_files import is_flat_tokens, open_held_out, open_token_files
 from pretrax.errors import UserError
-from pretrax.storage import AnyPath, locate
+from pretrax.storage import AnyPath, locate, locate_local
 
 
 def open_text(request: DataRequest, *, options: TextOptions) -> TokenSource | Mixture | StreamSource:
@@ -218,7 +217,8 @@ def _conversations(options: TextOptions) -> Conversations | None:
         return None
     name = _given(options.tokenizer)
     tokenizer, file = load_tokenizer(name), options.chat_template
-    directory = Path(name) if Path(name).is_dir() else Path(name).parent
+    place = locate_local(name)
+    directory = place if place.is_dir() else place.parent
     template = read_chat_template(directory, cast(Any, tokenizer), None if file is None else locate(file))
     if template is None:
         raise UserError(f'data.tokenizer: {name} has no chat template\n  give one: data.chat_template=FILE')

@@ -14,10 +14,10 @@ import pydantic
 from pretrax.config import RunConfig, load
 from pretrax.config.problems import Problem, from_validation, report
 from pretrax.config.schema import Count, CountOrZero, Positive, Section
-from pretrax.config.source import Places, locate_beside, read_file
+from pretrax.config.source import Places, read_file
 from pretrax.errors import UserError
 from pretrax.launch.trial_job import check_words
-from pretrax.storage import AnyPath
+from pretrax.storage import AnyPath, locate
 
 
 class Scaling(Section):
@@ -76,9 +76,7 @@ def size_config(path: AnyPath, scaling: Scaling, number: int, own: Mapping[str, 
     assert scaling.base is not None
     values = scaling.change | scaling.sizes[number] | dict(own)
     try:
-        return load(
-            locate_beside(path.parent, scaling.base), [f'{key}={json.dumps(value)}' for key, value in values.items()]
-        )
+        return load(locate(scaling.base, path.parent), [f'{key}={json.dumps(value)}' for key, value in values.items()])
     except UserError as error:
         raise UserError(f'{path}: sizes[{number}] is not a valid configuration:\n{error}') from error
 

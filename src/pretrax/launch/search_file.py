@@ -20,10 +20,10 @@ from pretrax.config import RunConfig, load
 from pretrax.config.problems import Problem, from_validation, report
 from pretrax.config.schema import Count, CountOrZero, Section
 from pretrax.config.show import value_text
-from pretrax.config.source import Places, locate_beside, read_file
+from pretrax.config.source import Places, read_file
 from pretrax.errors import UserError
 from pretrax.launch.trial_job import check_words
-from pretrax.storage import AnyPath
+from pretrax.storage import AnyPath, locate
 
 _OF_A_TRIAL = ('name', 'run_dir', 'extends')  # keys that the search sets itself
 
@@ -153,7 +153,7 @@ def read_search(path: AnyPath) -> Space:
     if problems:
         raise report(problems, place)
     check_words(search.launch)
-    base = locate_beside(path.parent, search.base)
+    base = locate(search.base, path.parent)
     try:
         read_file(base)
         space = Space(path, search, base)

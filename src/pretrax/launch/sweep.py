@@ -22,7 +22,7 @@ from pretrax.config import RunConfig, load
 from pretrax.config.problems import Problem, from_validation, report, shown
 from pretrax.config.schema import Count, Positive, Section
 from pretrax.config.show import value_text
-from pretrax.config.source import Places, locate_beside, read_file
+from pretrax.config.source import Places, read_file
 from pretrax.errors import UserError
 from pretrax.storage import AnyPath, locate
 
@@ -88,7 +88,7 @@ def read_sweep(path: AnyPath, run_dir: pathlib.Path) -> tuple[Sweep, list[Row]]:
     names = list(sweep.grid)
     changes = [dict(zip(names, values, strict=True)) for values in itertools.product(*sweep.grid.values())]
     changes = (changes if sweep.grid or not sweep.rows else []) + sweep.rows
-    base = locate_beside(path.parent, sweep.base)
+    base = locate(sweep.base, path.parent)
     try:
         read_file(base)
     except UserError as error:

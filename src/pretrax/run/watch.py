@@ -22,6 +22,7 @@ import numpy as np
 
 from pretrax.config.schema import Faults
 from pretrax.errors import TRY_AGAIN, Report, UserError
+from pretrax.storage import locate_local
 
 TIME_LIMIT = 'time limit'
 _STOPPING = b'\nstopping after this step, and saving the state; press again to stop at once without saving\n'
@@ -238,7 +239,7 @@ def stacks_on_timer(to: str | None) -> Iterator[IO[bytes] | None]:
         with os.fdopen(os.dup(2), 'wb', buffering=0) as console:  # Python's own stream may be a notebook's
             yield console
     else:
-        path = pathlib.Path(to).expanduser() / f'{socket.gethostname()}-process-{jax.process_index()}.txt'
+        path = locate_local(to) / f'{socket.gethostname()}-process-{jax.process_index()}.txt'
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open('ab', buffering=0)

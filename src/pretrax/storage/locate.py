@@ -1,6 +1,8 @@
 """Finds out whether a text names a path on a disk or in a bucket."""
 
 import difflib
+import os
+import posixpath
 import re
 from pathlib import Path
 
@@ -13,28 +15,68 @@ type AnyPath = Path | BucketPath
 _URL = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/(/?)')
 
 
-def locate(text: str) -> AnyPath:
-    """The BucketPath of gs://BUCKET/KEY and s3://BUCKET/KEY; the path of file:///PATH and of any other text.
+def locate(text: str, directory: AnyPath | None = None) -> AnyPath:
+    """The BucketPath of gs://BUCKET/KEY and s3://BUCKET/KEY; the path of file:///PATH and of any other text, without `..`.
+
+    Args:
+        text: what a user wrote.
+        directory: where a relative path begins; None: the current directory.
 
     Raises:
-        UserError: another scheme, a malformed URL, or a NUL character.
+        UserError: another scheme, a malformed URL, a NUL character, a backslash, which TensorStore takes for a slash, or a home directory that nobody has.
     """
     if '\0' in text:
         raise UserError(f'{text!r} is not a path: it has a NUL character')
     match = _URL.match(text)
     if match is None:
-        return Path(text).expanduser()
+        return _below(directory, text)
     scheme, slash = match[1].lower(), match[2]
+    if len(scheme) == 1:
+        raise UserError(f'{text}: a path of Windows\nexpected a path such as /mnt/{scheme}/{text[match.end() :]}')
     if not slash:
         raise UserError(f'{text}: a URL has two slashes after the scheme\nwrite {scheme}://{text[match.end() :]}')
     if scheme == 'file':
         path = text[match.end() :].removeprefix('localhost')
         if not path.startswith('/'):
             raise UserError(f'{text}: a file URL has an absolute path\nwrite file:///{path}, or only {path}')
-        return Path(path)
+        return _without_dots(Path(path))
     if scheme not in SCHEMES:
         near = difflib.get_close_matches(scheme, [*SCHEMES, 'file'], 1, 0.5)
         known = ', '.join(f'{name}://' for name in (*SCHEMES, 'file'))
         hint = f'; did you mean {near[0]}://?' if near else ''
         raise UserError(f'{text}: {scheme}:// is not supported here{hint}\nexpected a local path, or one of {known}')
     return BucketPath(f'{scheme}://{text[match.end() :]}')
+
+
+def locate_local(text: str) -> Path:
+    """The path of a text, as `locate`. Raises UserError as it does, and for a bucket."""
+    path = locate(text)
+    if isinstance(path, BucketPath):
+        raise UserError(f'{path} is in a bucket; expected a local path\ncopy it to this machine')
+    return path
+
+
+def _below(directory: AnyPath | None, text: str) -> AnyPath:
+    if '\\' in text:
+        raise UserError(f'{text}: a path has no backslash here\nwrite {text.replace(chr(92), "/")}')
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:
+        raise UserError(f'{text}: there is no such home directory\nwrite the whole path') from None
+    if path.is_absolute() or directory is None:
+        return _without_dots(path)
+    if isinstance(directory, BucketPath):
+        key = posixpath.normpath(f'/{directory.key}/{path.as_posix()}')
+        return BucketPath(f'{directory.scheme}://{directory.bucket}{key}')
+    return _without_dots(directory / path)
+
+
+def _without_dots(path: Path) -> Path:
+    """The same path without `..` and `//`, which TensorStore refuses. A link before a `..` is followed, as the system does."""
+    parts = path.parts
+    if '..' in parts:
+        end = len(parts) - parts[::-1].index('..')
+        whole = Path(os.path.realpath(Path(*parts[:end])), *parts[end:])
+        is_here = not path.is_absolute() and whole.is_relative_to(Path.cwd())
+        path = whole.relative_to(Path.cwd()) if is_here else whole
+    return Path(str(path)[1:]) if str(path).startswith('//') else path

@@ -74,7 +74,7 @@ def flip(path):
     ('break_it', 'said'),
     [
         (lambda path: (path / 'teacher.json').unlink(), r'has no teacher.json\nwrite it first: pretrax distill'),
-        (lambda path: (path / 'teacher.json').write_text('{"format": 2'), 'damaged: .*\nremove'),
+        (lambda path: (path / 'teacher.json').write_text('{"format": 2'), 'damaged: .*\nrestore it from a copy'),
         (lambda path: (path / 'teacher.json').write_text('{"format": 9}'), 'format 9, and this version'),
         (lambda path: (path / 'part-00000' / 'rows.npy').unlink(), r'part-00000 is damaged: rows.npy is missing'),
         (lambda path: (path / 'part-00000' / 'manifest.json').unlink(), r'part-00000 is damaged: manifest.json is missing'),
@@ -103,6 +103,20 @@ def test_a_damaged_part_is_removed_when_the_directory_is_written_again(directory
     files.write(digests(batch_of(5, 1, 4)), top_of(5, 1, 4))
     for found, expected in zip(TeacherFiles(directory).read(batch_of(3, 5)), top_of(3, 5), strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_a_part_that_cannot_be_read_is_kept(directory):
+    """As when a disk or its permissions fail: only what differs from its manifest is removed."""
+    file = directory / 'part-00000' / 'ids.npy'
+    whole = file.read_bytes()
+    file.unlink()
+    file.mkdir()
+    for opened in (TeacherFiles, lambda path: create(path, DESCRIPTION)):
+        with pytest.raises(UserError, match=r'Is a directory .*ids.npy'):
+            opened(directory)
+    file.rmdir()
+    file.write_bytes(whole)
+    assert len(TeacherFiles(directory)) == len(create(directory, DESCRIPTION)) == 5
 
 
 def test_a_directory_in_a_bucket(bucket, tmp_path, monkeypatch):

@@ -445,3 +445,15 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(as_nobody, name):
             assert 'tokenize the text' not in str(caught.value)
     finally:
         (directory / name).chmod(0o700)
+
+
+def test_what_tensorstore_refuses_for_another_reason_is_not_called_damaged(tmp_path):
+    """It refuses `..`, which `locate` removes, and what a newer version may have written. The tokens are whole."""
+    directory = write(tmp_path / 'here', [[1, 0]] * 9)
+    with pytest.raises(UserError, match=r'(?s)cannot be read: .*Invalid file path.*may be whole: keep them') as caught:
+        open_split(directory / '..' / 'here', 'train')
+    assert 'damaged' not in str(caught.value)
+    file = directory / 'train' / 'encoded_tokens' / 'zarr.json'
+    file.write_text(file.read_text().replace('"zstd"', '"newer"'))
+    with pytest.raises(UserError, match=r'(?s)cannot be read: .*"newer" is not registered.*may be whole: keep them'):
+        open_split(directory, 'train')

@@ -11,6 +11,7 @@ import typer
 
 from pretrax.cli.data._token_files import DType, EndOfText, Tokenizer, VocabSize, opened
 from pretrax.errors import UserError
+from pretrax.storage import locate
 
 _SHOWN = 3  # documents of each task
 
@@ -74,7 +75,7 @@ def contamination(
 
 def tokens_of(path: str) -> str:
     """The token files of a run, or the path itself."""
-    prepared = sorted(Path(path).glob('data/tokens-*'))
+    prepared = sorted(directory.glob('data/tokens-*')) if isinstance(directory := locate(path), Path) else []
     if len(prepared) > 1:
         raise UserError(
             f'{path} has several token files\n  give one of them: {", ".join(str(place) for place in prepared)}'

@@ -8,6 +8,7 @@ import typer
 
 from pretrax.cli.data._token_files import DType, EndOfText, Tokenizer, TokenPath, VocabSize, opened
 from pretrax.errors import UserError
+from pretrax.storage import locate_local
 
 if TYPE_CHECKING:
     from pretrax.data.tokens.flat_tokens import FlatTokens
@@ -52,7 +53,7 @@ def inspect(
             text = str(ids) if files.tokenizer is None else repr(files.tokenizer.decode(ids))
             print(f'  document {number}: {text}{" .." if len(ids) == _SHOWN else ""}')
     if plot is not None:
-        _draw(Path(plot).expanduser(), drawn, path)
+        _draw(locate_local(plot), drawn, path)
 
 
 def _print_manifest(store: 'FlatTokens') -> None:

@@ -168,7 +168,9 @@ class PackedDocuments:
             try:
                 with path.open('rb') as file, np.load(file, allow_pickle=False) as saved:
                     return Index(*(saved[name] for name in Index._fields))
-            except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            except OSError as error:
+                raise UserError(f'{path}: cannot be read: {error.strerror or error}') from error
+            except (EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
                 raise UserError(
                     f'{path}: damaged index of packed rows: {error}\n  remove the file; it will be rebuilt'
                 ) from None

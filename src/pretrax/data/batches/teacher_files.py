@@ -101,20 +101,20 @@ class TeacherFiles:
     def __init__(self, place: AnyPath, process: int = 0, report: Report | None = None):
         self.place, self.directory = place, working_directory(place, process)
         self.description = read_description(place)
+        self._parts: list[HostTopK] = []
+        self._digests = np.empty(0, np.uint64)
+        self._places = np.empty((0, 2), np.int64)  # part, and row in it, of each digest
         try:
             if isinstance(place, BucketPath):
                 fetch_parts(place, self.directory, afresh=report is not None)
             if report is not None:
                 repair_parts(place, self.directory, report)
+            for number in range(max(part_numbers(self.directory), default=-1) + 1):
+                self._open(part_name(number), verified=report is not None)
         except OSError as error:
             raise kind_of_error(error)(
                 f'{place}: {error.strerror} ({error.filename})\nrun the same command again'
             ) from error
-        self._parts: list[HostTopK] = []
-        self._digests = np.empty(0, np.uint64)
-        self._places = np.empty((0, 2), np.int64)  # part, and row in it, of each digest
-        for number in range(max(part_numbers(self.directory), default=-1) + 1):
-            self._open(part_name(number), verified=report is not None)
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -168,7 +168,7 @@ class TeacherFiles:
         expected = [(), (d.sequence_length, d.top_k), (d.sequence_length, d.top_k), (d.sequence_length,)]
         try:
             rows, *arrays = (np.load(path / f'{name}.npy', mmap_mode='r') for name in ('rows', *ARRAYS))
-        except (OSError, EOFError, ValueError) as error:
+        except (FileNotFoundError, EOFError, ValueError) as error:
             raise self._damaged(name, str(error)) from error
         if [array.shape for array in (rows, *arrays)] != [(len(rows), *shape) for shape in expected]:
             raise self._damaged(name, 'its arrays have other shapes')
@@ -219,8 +219,7 @@ def create(place: AnyPath, description: Description, report: Report = print) -> 
         theirs = getattr(there, name)
         if name != 'place' and ours != theirs:
             raise UserError(
-                f'--out {place}: it was prepared with another {name}: {theirs} there, {ours} now\n'
-                'use another directory, or remove this one'
+                f'--out {place}: it was prepared with another {name}: {theirs} there, {ours} now\nuse another directory'
             )
     return TeacherFiles(place, report=report)
 
@@ -244,5 +243,5 @@ def read_description(directory: AnyPath) -> Description:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         said = ' '.join(str(error).split())[:200]
         raise UserError(
-            f'{path}: damaged: {said}\nremove {directory}, and run `pretrax distill prepare` again'
+            f'{path}: damaged: {said}\nrestore it from a copy, or run `pretrax distill prepare` with another --out'
         ) from error

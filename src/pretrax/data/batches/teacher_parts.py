@@ -49,7 +49,7 @@ def write_part(place: AnyPath, directory: Path, number: int, arrays: Mapping[str
 
 
 def problem_of(path: Path) -> str:
-    """How the files of a part differ from what was written; '' if they do not. Reads all of them."""
+    """How the files of a part differ from what was written; '' if they do not. Reads all of them. Raises OSError if it cannot."""
     try:
         expected = parse_json((path / MANIFEST).read_bytes())['files']
         for name, of_file in expected.items():
@@ -62,7 +62,7 @@ def problem_of(path: Path) -> str:
                 return f'{name} has {what}'
     except FileNotFoundError as error:
         return f'{Path(error.filename).name} is missing'
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         return f'{MANIFEST} is not readable: {" ".join(str(error).split())[:100]}'
     return ''
 

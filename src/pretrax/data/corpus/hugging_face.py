@@ -19,6 +19,7 @@ from pretrax.data.corpus.listing import Listing
 from pretrax.data.corpus.parts import Row
 from pretrax.data.options import PREFIX, HuggingFaceOptions
 from pretrax.errors import UserError, install_extra
+from pretrax.storage import locate_local
 
 _SAVED = ('dataset_dict.json', 'state.json')  # files of save_to_disk
 _UNKNOWN_SIZE = 1 << 26  # bytes assumed for a file of unknown size
@@ -113,7 +114,7 @@ class DatasetRows:
 def find_dataset(spec: str, options: HuggingFaceOptions) -> HuggingFaceDataset:
     """The dataset that 'hf:NAME_OR_DIRECTORY' names. Raises UserError if it cannot be loaded."""
     name = spec.removeprefix(PREFIX)
-    path = Path(name).expanduser()
+    path = locate_local(name)
     if path.is_dir():
         name = str(path.resolve())
         if options.revision is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
+from pretrax import storage
 from pretrax.errors import UserError, install_extra
 from pretrax.storage.settings import s3_spec
 
@@ -73,8 +74,8 @@ class State(NamedTuple):
 def locate(spec: str) -> Location:
     """The Url if the text starts with a protocol, otherwise the path; file:// and local:// are paths."""
     if local := re.match(r'(?:file|local)://(?:localhost(?=/))?', spec):
-        return Path(spec[local.end() :])
-    return Url(spec) if re.match(r'[A-Za-z][\w+.-]*://', spec) else Path(spec).expanduser()
+        return storage.locate_local(spec[local.end() :])
+    return Url(spec) if re.match(r'[A-Za-z][\w+.-]*://', spec) else storage.locate_local(spec)
 
 
 def state(location: Location) -> State:

@@ -144,7 +144,7 @@ def _is_reusable(path: AnyPath, named: bool, recipe: dict[str, Any], say: Report
     elif not path.exists():
         return False
     if named and (differs := _difference(path, recipe)):
-        raise UserError(f'{path}: exists, and {differs}\n  remove it, or write to another directory')
+        raise UserError(f'{path}: exists, and {differs}\n  write to another directory')
     say(f'tokens: reused from {path}: same text, tokenizer and validation')
     return True
 
@@ -233,7 +233,8 @@ class _Preparation:
 
     def _tokenize(self, job: Job, writer: Writer) -> list[TokenizedShard]:
         """Tokenizes the missing shards, and appends each shard as soon as all shards before it are appended."""
-        made = {n: shard for n in range(len(self.shards)) if (shard := find_shard(self.shards_dir, n))}
+        with refuse_unreadable():
+            made = {n: shard for n in range(len(self.shards)) if (shard := find_shard(self.shards_dir, n))}
         missing = [(n, shard) for n, shard in enumerate(self.shards) if n not in made]
         for n, _ in missing:  # a damaged directory would block the new one
             shutil.rmtree(self.shards_dir / shard_name(n), ignore_errors=True)

@@ -131,7 +131,7 @@ def shard_name(number: int) -> str:
 
 
 def find_shard(directory: Path, number: int) -> TokenizedShard | None:
-    """A shard that was finished before; None if there is none, or its files have the wrong length."""
+    """A shard that was finished before; None if there is none, or its files have the wrong length. Raises OSError."""
     path = directory / shard_name(number)
     try:
         shard = TokenizedShard.from_json((path / 'counts.json').read_bytes())
@@ -141,7 +141,7 @@ def find_shard(directory: Path, number: int) -> TokenizedShard | None:
                 whole &= (path / f'{name}.mask').stat().st_size == counts.tokens
             if not whole:
                 return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None
     return shard
 

@@ -14,6 +14,7 @@ from pretrax.data.tokenizers.decoding import byte_letters
 from pretrax.data.tokenizers.tokenizer import END_OF_TEXT, PROBES, Tokenizer
 from pretrax.errors import UserError, install_extra
 from pretrax.machine.json_file import read_settings
+from pretrax.storage import locate_local
 
 if TYPE_CHECKING:
     import tiktoken
@@ -30,7 +31,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         return bytes_tokenizer()
     if str(spec).startswith(TIKTOKEN):
         return _named_tiktoken(str(spec).removeprefix(TIKTOKEN))
-    path = Path(spec).expanduser()
+    path = locate_local(str(spec))
     if path.is_dir():
         return _of_directory(path)
     if not path.is_file():

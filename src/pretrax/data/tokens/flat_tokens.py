@@ -21,7 +21,6 @@ from pretrax.data.tokens.token_array import TokenArray, damaged, unreadable
 from pretrax.errors import UserError
 from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath, BucketPath
-from pretrax.storage.connection import BucketError
 
 FORMAT, VERSION = 'flat-tokens', 2
 UNFINISHED = '.unfinished'  # in a bucket: an object next to tokens that are being written
@@ -170,7 +169,7 @@ def refuse_unreadable() -> Iterator[None]:
     """Turns the error for a file that may not be read, or a bucket that does not answer, into a UserError."""
     try:
         yield
-    except (PermissionError, BucketError) as error:
+    except OSError as error:
         raise unreadable(error.filename, error) from None
 
 

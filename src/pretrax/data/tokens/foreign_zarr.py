@@ -86,7 +86,9 @@ def _read(array: ts.TensorStore, path: Path, ranges: Ranges) -> list[np.ndarray]
     try:
         return [read.result() for read in reads]
     except ValueError as error:
-        raise UserError(f'{path}: damaged: {_reason(error)}\n  restore it or create it again') from None
+        raise UserError(
+            f'{path}: cannot be read: {_reason(error)}\n  if that is damage, restore it from a copy'
+        ) from None
 
 
 def _reason(error: ValueError) -> str:
@@ -97,7 +99,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         found = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UserError(f'{path}: damaged or missing: {error}') from None
+        raise UserError(f'{path}: cannot be read: {error}') from None
     if not isinstance(found, dict):
         raise UserError(f'{path}: a JSON {type(found).__name__}, expected an object')
     return found

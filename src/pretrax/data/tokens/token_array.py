@@ -1,6 +1,5 @@
 """An array of flat-tokens on a disk or in a bucket, read with TensorStore."""
 
-import errno
 import os
 import re
 import time
@@ -19,7 +18,10 @@ from pretrax.storage.settings import retry_seconds
 # A bucket is asked for this many times as long as a request is repeated, 10 minutes by default. Then the run ends.
 PATIENCE = 10
 _PAUSE = 5.0  # seconds
-_LOCAL_REASONS = [os.strerror(code) for code in (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EMFILE)]
+# What TensorStore says of a file whose content is wrong. It also raises ValueError for a name or a request that it refuses.
+_DAMAGE = re.compile(
+    r'^(NOT_FOUND|DATA_LOSS)|is missing|[Bb]yte range|[Dd]igest|decompress|[Dd]ecod|Invalid JSON|corrupt|truncat'
+)
 
 
 class TokenArray:
@@ -102,7 +104,7 @@ class TokenArray:
 def damaged(path: AnyPath | str, reason: str) -> UserError:
     """The error for a file whose content cannot be right."""
     return UserError(
-        f'{path}: damaged token file: {reason}\n  remove the directory and tokenize the text again, or restore the file'
+        f'{path}: damaged token file: {reason}\n  restore the file from a copy, or tokenize the text into another directory'
     )
 
 
@@ -113,7 +115,7 @@ def unreadable(path: AnyPath | str, error: OSError) -> UserError:
             f'{path}: cannot be read: {error.strerror}\n  the tokens may be whole: check the network, the credentials '
             'and the endpoint'
         )
-    return UserError(f'{path}: cannot be read: {error.strerror or error}\n  the tokens may be whole: make it readable')
+    return UserError(f'{path}: cannot be read: {error.strerror or error}\n  the tokens may be whole: keep them')
 
 
 def _refusal(array: AnyPath, file: AnyPath | None, error: ValueError) -> UserError:
@@ -132,10 +134,11 @@ def _refusal(array: AnyPath, file: AnyPath | None, error: ValueError) -> UserErr
         is_temporary = isinstance(found, BucketError) and found.is_temporary
         if is_temporary or '[http_' in str(error) or '[curl_' in str(error):
             return unreadable(str(path), found)
-        return damaged(path, 'missing' if said.startswith('NOT_FOUND') else re.split(r'/c/\d+"?: ', said)[-1])
+        reason = 'missing' if said.startswith('NOT_FOUND') else re.split(r'/c/\d+"?: ', said)[-1]
+        return damaged(path, reason) if _DAMAGE.search(said) else unreadable(str(path), found)
     # '... Error reading shard index in local file "/x/c/1": Digest mismatch, ...'
     found = re.findall(r'local file "([^"]*)"(?:: | is )(.*)', said)
     path, reason = (file, said) if file is not None else found[-1] if found else (array, said)
-    if local := [each for each in _LOCAL_REASONS if each in said]:
-        return unreadable(path, OSError(0, local[0]))
-    return damaged(path, reason)
+    if failed := re.search(r"os_error_code='(\d+)'", str(error)):
+        return unreadable(path, OSError(int(failed[1]), os.strerror(int(failed[1]))))
+    return damaged(path, reason) if _DAMAGE.search(said) else unreadable(path, OSError(0, reason))
