@@ -26,11 +26,11 @@ def generate(arguments, directory, *, script=None, seconds=0.0, chat=False, max_
     run = types.SimpleNamespace(
         recipe=types.SimpleNamespace(model=model),
         source=types.SimpleNamespace(tokenizer=tokenizer),
-        size=types.SimpleNamespace(sequence_length=256),
+        mesh=None,
     )
     trained = types.SimpleNamespace(
-        run=run, directory=directory / 'checkpoints', step=7, weights=lambda: None, end_tokens=(tokenizer.end_of_text,)
-    )
+        run=run, directory=directory / 'checkpoints', step=7, weights=lambda: None, end_tokens=(tokenizer.end_of_text,), length=256,
+    )  # fmt: skip
     engine = StubEngine(seconds=seconds, vocab_size=tokenizer.vocab_size)
     engine.script = script
     engine.asked, add = [], engine.add
@@ -41,9 +41,13 @@ def generate(arguments, directory, *, script=None, seconds=0.0, chat=False, max_
         return engine
 
     stubs = {  # in place of modules that import JAX
-        'pretrax.run.trained': {'open_trained': lambda path: trained},
+        'pretrax.run.trained': {'open_trained': lambda path, dtype=None: trained},
         'pretrax.infer.sample': {'check_can_sample': lambda model, source: None},
         'pretrax.infer.generate': {'open_engine': open_engine},
+        'pretrax.infer.programs': {
+            'EngineOptions': types.SimpleNamespace,
+            'fitting_length': lambda model, mesh, options: options.max_length,
+        },
     }
     with mock.patch.dict(sys.modules, {name: types.SimpleNamespace(**stub) for name, stub in stubs.items()}):
         try:

@@ -23,7 +23,7 @@ class Known(LanguageModel):
 
     def __init__(self, right=(), max_length=math.inf, window=7):
         self.tokenizer = types.SimpleNamespace(encode=lambda text: list(text.encode()), end_of_text=256)
-        self.max_length, self.window, self.prefix, self.end = max_length, window, 256, (256,)
+        self.max_length, self.window, self.prefix, self.end = max_length, window, [256], (256,)
         self.right, self.asked = right, []
 
     def score(self, pairs):

@@ -9,6 +9,7 @@ import pytest
 
 import reference
 from bigram import Bigram
+from goldens.golden import golden, model_of, options, ours, tensors
 from pretrax.evaluate.scorer import Scorer
 from small import GPT2, LLAMA, MIXTURE, VOCAB, mesh_of, random_weights, transformer
 
@@ -97,6 +98,22 @@ def test_the_logits_of_a_batch_never_exist_together():
     with jax.set_mesh(mesh):
         compiled = scorer.program.lower(model.abstract(), tokens, tokens).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < rows * length * vocab * 4 / mesh.size / 2
+
+
+def test_a_text_has_the_frequencies_that_transformers_chooses_for_its_length():
+    """longrope: those for short texts, though the model reads longer ones, and in one call with them."""
+    case = 'phi3-longrope-short'
+    known, mesh = options(case), mesh_of()
+    model = transformer(known, vocab_size=known['vocab_size'], length=128)
+    with jax.set_mesh(mesh):
+        weights = placed(model, ours(case, model_of(case), tensors(case)), mesh)
+    tokens, logits = golden(case)['tokens'], golden(case)['logits'].astype(np.float64)
+    logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    right = np.take_along_axis(logprobs, tokens[:, 1:, None], -1).sum((1, 2))
+    scorer = Scorer(model, mesh, 128)
+    asked = [(tokens[0].tolist(), 48), (np.tile(tokens[0], 2).tolist(), 3), (tokens[1].tolist(), 48)]
+    [first, _, second] = scorer.score(scorer.prepare(weights), asked)
+    np.testing.assert_allclose([first[0], second[0]], right, rtol=1e-4)
 
 
 def test_a_token_is_greedy_if_no_other_is_likelier():

@@ -32,6 +32,14 @@ RunOrCheckpoint = Annotated[
     str,
     typer.Argument(metavar='RUN_OR_CHECKPOINT', help='runs/NAME, or a checkpoint in it: runs/NAME/checkpoints/100.'),
 ]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        '--dtype',
+        metavar='DTYPE',
+        help='Of activations and matrix products: f32, bf16 or fp16. [default: as in training; eval on CPUs: f32]',
+    ),
+]
 Plugins = Annotated[
     list[str] | None,
     typer.Option(
@@ -76,6 +84,12 @@ def variables(texts: Sequence[str] | None) -> dict[str, str]:
             raise UserError(f'--env {name}: it is not set here\nwrite --env {name}=VALUE')
         found[name] = value if equals else os.environ[name]
     return found
+
+
+def check_dtype(dtype: str | None) -> None:
+    """Raises UserError if `--dtype` is none of its choices."""
+    if dtype not in (None, 'f32', 'bf16', 'fp16'):
+        raise UserError(f'--dtype is {dtype}; expected f32, bf16 or fp16')
 
 
 def load_plugins(plugins: Sequence[str] | None) -> None:

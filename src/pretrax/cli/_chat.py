@@ -26,7 +26,7 @@ def chat_with(
         sampling: of the answers; each answer has a seed of its own.
         stops: text that ends an answer.
         tokens: of an answer at most; None: as many as fit.
-        max_length: tokens of the conversation at most; None: those of a sequence in training.
+        max_length: tokens of the conversation at most; None: `LoadedModel.longest`.
 
     Raises:
         UserError: the model has no chat template.
@@ -35,7 +35,7 @@ def chat_with(
     from pretrax.infer.request import Request
 
     template = model.template()
-    length = max_length or model.max_length or model.trained_length
+    length = max_length or model.longest(slots=1)
     model.check_length((), length)
     engine = model.engine(length, slots=1)
     with contextlib.suppress(ImportError):  # it gives `input` a history and editing

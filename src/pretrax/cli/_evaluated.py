@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pretrax.errors import UserError, printable
 from pretrax.evaluate.language_model import LanguageModel
@@ -22,8 +22,28 @@ if TYPE_CHECKING:
 _WAIT = 5.0  # seconds between two looks for checkpoints
 
 
+class Reading(NamedTuple):
+    """How models read texts.
+
+    Attributes:
+        batch_tokens: in a batch on each device.
+        max_length: tokens that are read at once; None: `Trained.length`.
+        dtype: of activations and matrix products; None: f32 on CPUs, elsewhere that of the run.
+    """
+
+    batch_tokens: int
+    max_length: int | None = None
+    dtype: str | None = None
+
+    @property
+    def compute(self) -> str | None:
+        import jax
+
+        return self.dtype or ('f32' if jax.default_backend() == 'cpu' else None)
+
+
 def evaluate_models(
-    paths: Sequence[str], tasks: Sequence[Task], settings: Settings, *, batch_tokens: int, all_checkpoints: bool
+    paths: Sequence[str], tasks: Sequence[Task], settings: Settings, *, reading: Reading, all_checkpoints: bool
 ) -> dict[str, Results]:
     """{model: its results}.
 
@@ -32,7 +52,7 @@ def evaluate_models(
     """
     found: dict[str, Results] = {}
     for path in paths:
-        for name, model in models_at(path, batch_tokens, all_checkpoints):
+        for name, model in models_at(path, reading, all_checkpoints):
             print(f'{name}: {", ".join(task.name for task in tasks)}', file=sys.stderr, flush=True)
             if len(tasks) == 1:  # the error is that of the command
                 found[name] = Results({tasks[0].name: run_task(model, tasks[0], settings, _report)})
@@ -41,13 +61,13 @@ def evaluate_models(
     return found
 
 
-def models_at(path: str, batch_tokens: int, all_checkpoints: bool) -> Iterator[tuple[str, LanguageModel]]:
+def models_at(path: str, reading: Reading, all_checkpoints: bool) -> Iterator[tuple[str, LanguageModel]]:
     """(name, model) of a run, a checkpoint or a Hugging Face directory, or of all checkpoints of a run."""
     from pretrax.checkpoint import is_checkpoint, steps_in
     from pretrax.run.trained import open_trained
 
     with _imported(path) as run_path:
-        trained = open_trained(run_path)
+        trained = open_trained(run_path, dtype=reading.compute)
         run_name = Path(path).name if run_path != path else trained.directory.parent.name
         steps = [trained.step]
         if all_checkpoints:
@@ -57,24 +77,24 @@ def models_at(path: str, batch_tokens: int, all_checkpoints: bool) -> Iterator[t
         model = None
         for step in steps:
             weights = trained.at(step).weights()
-            model = _used(model, trained, weights, batch_tokens)
+            model = _used(model, trained, weights, reading)
             yield (run_name if run_path != path else f'{run_name}@{step}'), model
 
 
-def _used(model: LanguageModel | None, trained: 'Trained', weights: Any, batch_tokens: int) -> LanguageModel:
+def _used(model: LanguageModel | None, trained: 'Trained', weights: Any, reading: Reading) -> LanguageModel:
     """The language model with other weights; None: a new one."""
     if model is not None:
         model.use(weights)
         return model
     run = trained.run
     return LanguageModel(
-        run.recipe.model, weights, getattr(run.source, 'tokenizer', None), length=run.size.sequence_length,
-        end=trained.end_tokens, batch_tokens=batch_tokens,
+        run.recipe.model, weights, getattr(run.source, 'tokenizer', None),
+        length=reading.max_length or trained.length, end=trained.end_tokens, batch_tokens=reading.batch_tokens,
     )  # fmt: skip
 
 
 def follow(
-    path: str, tasks: Sequence[Task], settings: Settings, *, batch_tokens: int
+    path: str, tasks: Sequence[Task], settings: Settings, *, reading: Reading
 ) -> Iterator[tuple[str, int, Results]]:
     """(run@step, step, results) of each checkpoint of a run, until that of its last step.
 
@@ -100,7 +120,7 @@ def follow(
         new = [step for step in steps_in(directory) if step not in done]
         for step in new:
             try:
-                trained = open_trained(str(directory / str(step)))
+                trained = open_trained(str(directory / str(step)), dtype=reading.compute)
                 weights = trained.weights()
             except UserError:
                 if step in steps_in(directory):
@@ -109,7 +129,7 @@ def follow(
                 done.add(step)
                 continue
             last = trained.description['config']['steps']
-            model = _used(model, trained, weights, batch_tokens)
+            model = _used(model, trained, weights, reading)
             results = run_tasks(model, tasks, settings, _report)
             if isinstance(run_dir, Path):
                 append_evaluation(run_dir, step, results.flat())

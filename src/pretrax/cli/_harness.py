@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrax.cli._evaluated import models_at
+from pretrax.cli._evaluated import Reading, models_at
 from pretrax.errors import UserError, install_extra
 
 
 def evaluate_with_harness(
-    paths: Sequence[str], tasks: str, *, directory: str | None, limit: int, seed: int, batch_tokens: int,
+    paths: Sequence[str], tasks: str, *, directory: str | None, limit: int, seed: int, reading: Reading,
     all_checkpoints: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Evaluates models on tasks of lm-evaluation-harness, and prints a table for each.
@@ -34,7 +34,7 @@ def evaluate_with_harness(
     manager = open_tasks(names, directory)
     found = {}
     for path in paths:
-        for name, model in models_at(path, batch_tokens, all_checkpoints):
+        for name, model in models_at(path, reading, all_checkpoints):
             print(f'{name}: {", ".join(names)}', file=sys.stderr, flush=True)
             found[name] = evaluate(model, names, manager, limit=limit, seed=seed)
             print(f'{name}\n\n{make_table(found[name])}', flush=True)

@@ -23,21 +23,21 @@ class LoadedModel:
     Attributes:
         tokenizer: of the model.
         max_length: the most tokens that it can read, or None.
-        trained_length: tokens of a sequence in training.
+        length: tokens of an import's own length, or of a sequence in training.
         end: tokens that end a text.
     """
 
-    def __init__(self, path: str, plugins: Sequence[str] | None, template: str | None = None):
+    def __init__(self, path: str, plugins: Sequence[str] | None, template: str | None = None, dtype: str | None = None):
         from pretrax.infer.sample import check_can_sample
         from pretrax.run.trained import open_trained
 
         load_plugins(plugins)
-        self._trained: Trained = open_trained(path)
+        self._trained: Trained = open_trained(path, dtype=dtype)
         run = self._trained.run
         check_can_sample(run.recipe.model, run.source)
         self.tokenizer: Any = run.source.tokenizer
         self.max_length: int | None = run.recipe.model.max_length
-        self.trained_length: int = run.size.sequence_length
+        self.length: int = self._trained.length
         self.end = self._trained.end_tokens
         self._template = template
         self.name = f'{self._trained.directory.parent}, step {self._trained.step}'
@@ -64,6 +64,13 @@ class LoadedModel:
 
         model, weights = self._trained.run.recipe.model, self._trained.weights()
         return open_engine(model, weights, max_length=max_length, slots=slots, weights_step=self._trained.step)
+
+    def longest(self, slots: int) -> int:
+        """The most tokens of a text, unless the user says otherwise: as many as the model reads and the cache has room for."""
+        from pretrax.infer.programs import EngineOptions, fitting_length
+
+        model, mesh = self._trained.run.recipe.model, self._trained.run.mesh
+        return fitting_length(model, mesh, EngineOptions(max_length=self.max_length or self.length, slots=slots))
 
     def engine_for(self, asked: Sequence['Asked'], slots: int | None) -> 'Serving':
         """An engine with room for the longest of the answers."""

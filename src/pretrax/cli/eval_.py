@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pretrax.cli._arguments import Plugins
+from pretrax.cli._arguments import Dtype, Plugins
 from pretrax.errors import UserError
 
 if TYPE_CHECKING:
+    from pretrax.cli._evaluated import Reading
     from pretrax.evaluate.task import Settings, Task
 
 
@@ -31,6 +32,13 @@ def eval_(
         str | None, typer.Option(metavar='N,M', help='Of copying and retrieval. [default: 8,32,128, if they fit]')
     ] = None,
     batch_tokens: Annotated[int, typer.Option(min=1, help='Tokens in a batch on each device.')] = 4096,
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            metavar='N', min=2, help="Most tokens read at once. [default: an import's own length, or that in training]"
+        ),
+    ] = None,
+    dtype: Dtype = None,
     all_checkpoints: Annotated[bool, typer.Option('--all-checkpoints', help='A column for each checkpoint.')] = False,
     follow: Annotated[
         bool, typer.Option('--follow', help='Evaluate each checkpoint of a run when it is saved, to the last step.')
@@ -50,8 +58,8 @@ def eval_(
     list_: Annotated[bool, typer.Option('--list', help='Show the tasks.')] = False,
     plugin: Plugins = None,
 ) -> None:
-    from pretrax.cli._arguments import load_plugins
-    from pretrax.cli._evaluated import evaluate_models
+    from pretrax.cli._arguments import check_dtype, load_plugins
+    from pretrax.cli._evaluated import Reading, evaluate_models
     from pretrax.cli._output import write_output
     from pretrax.evaluate.results import TASKS, as_json, as_text
     from pretrax.evaluate.task import Settings, choose
@@ -63,6 +71,8 @@ def eval_(
         return
     if not models:
         raise UserError('give a model: pretrax eval runs/NAME')
+    check_dtype(dtype)
+    reading = Reading(batch_tokens, max_length, dtype)
     if harness is not None:
         if follow:
             raise UserError('--follow evaluates on --tasks, not on --harness\nleave one of them out')
@@ -72,7 +82,7 @@ def eval_(
 
         load_plugins(plugin)
         found = _harness.evaluate_with_harness(
-            models, harness, directory=harness_tasks, limit=limit, seed=seed, batch_tokens=batch_tokens,
+            models, harness, directory=harness_tasks, limit=limit, seed=seed, reading=reading,
             all_checkpoints=all_checkpoints,
         )  # fmt: skip
         if json is not None:
@@ -88,9 +98,9 @@ def eval_(
     if follow:
         if len(models) > 1 or all_checkpoints:
             raise UserError('--follow evaluates the checkpoints of one run\ngive one run, without --all-checkpoints')
-        _follow(models[0], chosen, settings, batch_tokens, json)
+        _follow(models[0], chosen, settings, reading, json)
         return
-    results = evaluate_models(models, chosen, settings, batch_tokens=batch_tokens, all_checkpoints=all_checkpoints)
+    results = evaluate_models(models, chosen, settings, reading=reading, all_checkpoints=all_checkpoints)
     if json is not None:
         write_output(json, as_json(results, settings) + '\n')
     print(as_text(results))
@@ -98,13 +108,13 @@ def eval_(
         raise typer.Exit(1)
 
 
-def _follow(path: str, tasks: list['Task'], settings: 'Settings', batch_tokens: int, json: str | None) -> None:
+def _follow(path: str, tasks: list['Task'], settings: 'Settings', reading: 'Reading', json: str | None) -> None:
     from pretrax.cli._evaluated import follow
     from pretrax.cli._output import write_output
     from pretrax.evaluate.results import as_json, as_text
 
     results = {}
-    for name, _, found in follow(path, tasks, settings, batch_tokens=batch_tokens):
+    for name, _, found in follow(path, tasks, settings, reading=reading):
         results[name] = found
         print(as_text({name: found}), flush=True)
         if json is not None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pretrax.cli._arguments import Plugins, RunOrCheckpoint
+from pretrax.cli._arguments import Dtype, Plugins, RunOrCheckpoint, check_dtype
 from pretrax.cli._loaded_model import LoadedModel, Speed, show
 from pretrax.errors import UserError
 
@@ -55,14 +55,20 @@ def generate(
     slots: Annotated[int | None, typer.Option(min=1, help='Texts to generate at once. [default: at most 8]')] = None,
     max_length: Annotated[
         int | None,
-        typer.Option(min=2, metavar='N', help='Most tokens of a conversation. [default: the length in training]'),
+        typer.Option(
+            min=2,
+            metavar='N',
+            help="Most tokens of a conversation. [default: an import's own length, or that in training]",
+        ),
     ] = None,
+    dtype: Dtype = None,
     chat_template: Annotated[
         str | None, typer.Option(metavar='FILE', help="A Jinja chat template, instead of the model's own.")
     ] = None,
     plugin: Plugins = None,
 ) -> None:
     _check_flags(prompt, prompts, out, chat, n)
+    check_dtype(dtype)
     if top_p is not None and top_p <= 0:
         raise UserError(f'--top-p is {top_p}; expected more than 0 and at most 1')
     for flag, value in {
@@ -91,15 +97,15 @@ def generate(
     if chat:
         from pretrax.cli._chat import chat_with
 
-        chat_with(LoadedModel(path, plugin, chat_template), sampling, stops, tokens, max_length)
+        chat_with(LoadedModel(path, plugin, chat_template, dtype), sampling, stops, tokens, max_length)
     elif prompts is not None:
         from pretrax.cli._prompt_file import Wanted, answer_file
 
         assert out is not None
         wanted = Wanted(sampling, tokens or 128, n, stops)
-        answer_file(lambda: LoadedModel(path, plugin, chat_template), prompts, out, wanted, slots)
+        answer_file(lambda: LoadedModel(path, plugin, chat_template, dtype), prompts, out, wanted, slots)
     else:
-        _print_texts(LoadedModel(path, plugin), prompt or [''], tokens or 128, sampling, n, stops, slots)
+        _print_texts(LoadedModel(path, plugin, dtype=dtype), prompt or [''], tokens or 128, sampling, n, stops, slots)
 
 
 def _check_flags(prompt: list[str] | None, prompts: str | None, out: str | None, chat: bool, n: int) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from pretrax.cli._arguments import Plugins, load_plugins
+from pretrax.cli._arguments import Dtype, Plugins, check_dtype, load_plugins
 from pretrax.errors import UserError, install_extra, printable
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def serve(
     slots: Annotated[int, typer.Option(min=1, help='Requests that run at once.')] = 8,
     max_length: Annotated[
         int | None,
-        typer.Option(metavar='N', min=2, help='Most tokens of a prompt and its answer. [default: the length in training]'),
+        typer.Option(metavar='N', min=2, help="Most tokens of a prompt and its answer. [default: an import's own length, or that in training]"),
     ] = None,
     follow: Annotated[bool, typer.Option('--follow', help='Use newer checkpoints of the run when they are written.')] = False,
     api_key_file: Annotated[
@@ -52,6 +52,7 @@ def serve(
     ] = None,
     time_limit: Annotated[float, typer.Option(metavar='SECONDS', min=1, help='For one request.')] = 600,
     mesh: Annotated[str | None, typer.Option(metavar='AXES', help='Sizes of mesh axes, such as d=2,t=4.')] = None,
+    dtype: Dtype = None,
     weights: Annotated[str, typer.Option(help='compute, as in training; or int8.')] = 'compute',
     cache: Annotated[str, typer.Option(help='Keys and values: compute, as in training; int8; or fp8.')] = 'compute',
     draft: Annotated[
@@ -81,6 +82,7 @@ def serve(
     from pretrax.serve.metrics import Metrics
     from pretrax.serve.service import Service
 
+    check_dtype(dtype)
     is_local = host in LOOPBACK
     if not is_local and api_key_file is None and not insecure:
         raise UserError(
@@ -96,6 +98,7 @@ def serve(
         slots=slots,
         queue=queue,
         mesh=None if mesh is None else _sizes(mesh),
+        dtype=dtype,
         weights=_one_of('--weights', weights, ('compute', 'int8')),
         cache=_one_of('--cache', cache, ('compute', 'int8', 'fp8')),
         proposed=propose,
@@ -137,6 +140,7 @@ class _How:
     slots: int
     queue: int
     mesh: dict[str, int] | None
+    dtype: str | None
     weights: Any
     cache: Any
     proposed: int
@@ -160,7 +164,7 @@ def _load(path: str, how: _How) -> _Loaded:
     from pretrax.checkpoint import is_checkpoint
     from pretrax.huggingface.model import KEPT
     from pretrax.infer.engine import Engine
-    from pretrax.infer.programs import EngineOptions, programs_of
+    from pretrax.infer.programs import EngineOptions, fitting_length, programs_of
     from pretrax.infer.sample import check_can_sample
     from pretrax.run.follow import written_at
     from pretrax.run.trained import open_trained
@@ -169,30 +173,37 @@ def _load(path: str, how: _How) -> _Loaded:
     from pretrax.serve.service import ServedModel
     from pretrax.storage import locate
 
-    trained = open_trained(path, how.mesh)
+    trained = open_trained(path, how.mesh, how.dtype)
     run = trained.run
     model, tokenizer = run.recipe.model, getattr(run.source, 'tokenizer', None)
     check_can_sample(model, run.source)
     assert tokenizer is not None
     template = read_chat_template(trained.directory.parent / KEPT, tokenizer, how.template)
-    length = how.max_length or model.max_length or run.size.sequence_length
+    length = how.max_length or model.max_length or trained.length
     if model.max_length is not None and length > model.max_length:
         raise UserError(f'--max-length is {length}, but the model has {model.max_length} positions')
     options = EngineOptions(
         max_length=length, slots=how.slots, weights=how.weights, cache=how.cache, proposed=how.proposed
     )
-    draft = None if how.draft is None else open_trained(how.draft, how.mesh)
+    draft = None if how.draft is None else open_trained(how.draft, how.mesh, how.dtype)
     draft_weights = draft and draft.weights()
-    programs = programs_of(model, run.mesh, options, draft and draft.run.recipe.model)
+    drafting = draft and draft.run.recipe.model
+    if how.max_length is None:
+        options = dataclasses.replace(options, max_length=fitting_length(model, run.mesh, options, drafting))
+    programs = programs_of(model, run.mesh, options, drafting)
     run_name = trained.directory.parent.name
     name = f'{run_name}@{trained.step}' if is_checkpoint(locate(path)) else run_name
     print(f'{name}: step {trained.step}, {run.n_params:,} parameters', flush=True)
     print(f'{name}: attention to the cache by {programs.reader.kernel}; compiling', flush=True)
     engine = Engine(programs, trained.weights(), trained.step, draft_weights)
     status = engine.status()
+    fits = '' if options.max_length == length else f' (the model reads {length:,}; the cache for these has no room)'
     print(
-        f'{name}: at most {length:,} tokens, {status.slots} slots, {"chat" if template else "base model"}', flush=True
+        f'{name}: at most {options.max_length:,} tokens{fits}, {status.slots} slots, '
+        f'{"chat" if template else "base model"}, computes in {run.compute}',
+        flush=True,
     )
+    print(f'{name}: {tokenizer.shown_begin or "nothing"} begins a text', flush=True)
     admission = Admission(status.slots, how.queue)
     created = written_at(trained.directory, trained.step)
     served = ServedModel(

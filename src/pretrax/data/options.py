@@ -21,7 +21,7 @@ STDLIB = 'stdlib'
 PREFIX = 'hf:'  # of a Hugging Face dataset
 _OF_TEXT = (  # keys that apply only to text
     'text', 'field', 'prompt_field', 'answer_field', 'messages_field', 'chat_template', 'filters', 'deduplicate', 'near_duplicates', 'min_characters', 'max_characters',
-    'on_error', 'hugging_face', 'validation', 'engine', 'workers', 'streaming', 'shuffle_buffer',
+    'on_error', 'hugging_face', 'validation', 'engine', 'workers', 'streaming', 'shuffle_buffer', 'begin_of_text',
     'validation_documents', 'validation_split',
 )  # fmt: skip
 SMALLEST = 257  # tokens of a tokenizer that can be trained
@@ -88,6 +88,11 @@ class TextOptions(BaseModel):
         None,
         description="a tokenizer.json, a directory with one, 'tiktoken:NAME' or 'bytes'; null trains a "
         'byte-level BPE on the text',
+    )
+    begin_of_text: bool | str | None = Field(
+        None,
+        description='what begins each document, and each text that the model reads: null: the tokens that tokenizer.json '
+        'adds; true: these, or the bos_token of tokenizer_config.json; false: nothing; or the name of a token',
     )
     vocab_size: int | None = Field(
         4096,

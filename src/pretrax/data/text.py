@@ -21,7 +21,7 @@ from pretrax.data.stream.open_stream import open_stream
 from pretrax.data.stream.stream_source import StreamSource
 from pretrax.data.tokenize.prepare import Work, prepare
 from pretrax.data.tokenizers.tokenizer import Tokenizer
-from pretrax.data.tokenizers.tokenizer_files import load_tokenizer
+from pretrax.data.tokenizers.tokenizer_files import contradiction, load_tokenizer
 from pretrax.data.tokens.block_files import BlockFiles
 from pretrax.data.tokens.token_files import is_flat_tokens, open_held_out, open_token_files
 from pretrax.errors import UserError
@@ -78,11 +78,17 @@ def tokenize_text(
 
 def _load_tokenizer(options: TextOptions, say: Callable[[str], None]) -> Tokenizer:
     name = _given(options.tokenizer)
-    tokenizer = load_tokenizer(name)
+    tokenizer = load_tokenizer(name, options.begin_of_text)
     _check_vocab_size(options, tokenizer.vocab_size, name)
-    end = tokenizer.end_of_text
+    end, chosen = tokenizer.end_of_text, options.begin_of_text is not None
+    begins = f'{tokenizer.shown_begin or "nothing"} begins documents'
+    begins += (
+        ', as data.begin_of_text says' if chosen else ', as tokenizer.json says' if tokenizer.begin_of_text else ''
+    )
+    if not chosen and (place := Path(name).expanduser()).exists():
+        begins += contradiction(place if place.is_dir() else place.parent, tokenizer)
     ends = '' if end is None else f'; {tokenizer.decode([end])} (id {end}, from {tokenizer.end_from}) ends documents'
-    say(f'tokenizer: {name}, {tokenizer.vocab_size:,} tokens{ends}')
+    say(f'tokenizer: {name}, {tokenizer.vocab_size:,} tokens; {begins}{ends}')
     return tokenizer
 
 

@@ -9,7 +9,7 @@ import jax
 from pretrax.errors import UserError
 from pretrax.evaluate.scorer import Scorer
 from pretrax.evaluate.task import Generate, Likelihood, Request, Rolling, Score
-from pretrax.infer.answers import Asked, encode_prompt, write
+from pretrax.infer.answers import Asked, begun, encode_prompt, start_of_text, write
 from pretrax.infer.generate import open_engine
 from pretrax.infer.request import Request as EngineRequest
 from pretrax.infer.request import Sampling
@@ -32,7 +32,7 @@ class LanguageModel:
     Attributes:
         max_length: the most tokens of a text.
         window: the most tokens that a rolling score reads at once.
-        prefix: the token before a text.
+        prefix: the tokens before the first one of a text.
 
     Raises:
         UserError: the model gives no logits, or there is no tokenizer.
@@ -61,7 +61,7 @@ class LanguageModel:
         self.max_length = math.inf if model.max_length is None else model.max_length
         self.window = int(min(self.max_length, length))
         self.end = tuple(end) or (() if tokenizer.end_of_text is None else (tokenizer.end_of_text,))
-        self.prefix = tokenizer.end_of_text if tokenizer.end_of_text is not None else (*self.end, 0)[0]
+        self.prefix = start_of_text(tokenizer)
         mesh = jax.tree.leaves(weights)[0].sharding.mesh
         self._scorer = Scorer(model, mesh, self.window, batch_tokens)
         self.use(weights)
@@ -122,22 +122,22 @@ class LanguageModel:
     def encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """The tokens of both. Spaces at the end of the context belong to the continuation, as in the training text."""
         if not context:
-            return [self.prefix], self.tokenizer.encode(continuation)
+            return self.prefix, self.tokenizer.encode(continuation)
         stripped = context.rstrip()
         continuation = context[len(stripped) :] + continuation
         before = self.tokenizer.encode(stripped)
         after = self.tokenizer.encode(stripped + continuation)[len(before) :]
-        return before or [self.prefix], after or self.tokenizer.encode(continuation)
+        return begun(self.tokenizer, before), after or self.tokenizer.encode(continuation)
 
     def windows(self, ids: Sequence[int]) -> list[tuple[list[int], list[int]]]:
         """Parts of a text, each after up to `window` tokens before it, so that every token is scored once.
 
         The last part has as much before it as fits, and the first one begins after `prefix`.
         """
-        whole, parts = [self.prefix, *ids], []
-        for start in range(0, len(ids), self.window):
-            end = min(start + self.window, len(ids))
-            parts.append((whole[max(0, end - self.window) : start + 1], list(ids[start:end])))
+        whole, parts, before, end = [*self.prefix, *ids], [], len(self.prefix), 0
+        while end < len(ids):
+            start, end = end, min(end + self.window - (0 if end else before - 1), len(ids))
+            parts.append((whole[max(0, end + before - 1 - self.window) : start + before], list(ids[start:end])))
         return parts
 
     def _pairs(self, request: Likelihood | Rolling) -> list[tuple[list[int], list[int]]]:

@@ -49,11 +49,17 @@ class Scorer:
     """
 
     def __init__(self, model: Model, mesh: Any, longest: int, batch_tokens: int = 4096):
-        self._batch_tokens = batch_tokens
+        self._batch_tokens, self.longest = batch_tokens, longest
         self._model, self._mesh = model, mesh
+        self._short: Scorer | None = (
+            None  # for texts to which other frequencies apply, as transformers decides for each
+        )
         if isinstance(model, Transformer):
             self._mesh = serving_mesh(mesh, model.arch.d_model)
             self._model = _alone(model, longest)
+            scaling = model.arch.rope_scaling
+            if scaling is not None and scaling.kind == 'longrope' and longest > scaling.original_length:
+                self._short = Scorer(model, mesh, scaling.original_length, batch_tokens)
         self._shards = along(ROWS, self._mesh.shape)
         self._multiple = math.lcm(_SHORTEST, along('c t', self._mesh.shape))
         self.program = jax.jit(_make(self._model), out_shardings=NamedSharding(self._mesh, PartitionSpec()))
@@ -80,6 +86,16 @@ class Scorer:
             raise UserError(
                 f'a text has token {largest:,}, but the model has the tokens 0 to {n_tokens - 1:,}\nleave this text out'
             )
+        if self._short is not None:
+            limit = self._short.longest
+            short = [number for number, (ids, _) in enumerate(texts) if len(ids) - 1 <= limit]
+            long = [number for number, (ids, _) in enumerate(texts) if len(ids) - 1 > limit]
+            scores = dict(zip(short, self._short.score(weights, [texts[n] for n in short]), strict=True))
+            scores |= zip(long, self._score(weights, [texts[n] for n in long]), strict=True)
+            return [scores[number] for number in range(len(texts))]
+        return self._score(weights, texts)
+
+    def _score(self, weights: Any, texts: Sequence[tuple[Sequence[int], int]]) -> list[tuple[float, bool]]:
         by_length: dict[int, list[int]] = {}
         for number, (ids, count) in enumerate(texts):
             assert 0 < count < len(ids)

@@ -138,21 +138,31 @@ def _write_tokenizer(
                 copy_file(name, kept, directory)
     ids = {name: value for name, value in _text_ids(tokenizer, generation).items() if value is not None}
     write_json(directory / GENERATION, generation | ids)
-    content = getattr(tokenizer, 'content', None)
-    if (directory / TOKENIZER).is_file():
+    if getattr(tokenizer, 'content', None) is None:
+        if not (directory / TOKENIZER).is_file():
+            say('the run has no tokenizer.json, so the export has none')
         return
-    if content is None:
-        say('the run has no tokenizer.json, so the export has none')
+    begin, adds = tokenizer.begin_of_text, tokenizer.adds.before
+    if not (directory / TOKENIZER).is_file() or begin != adds:
+        (directory / TOKENIZER).write_bytes(tokenizer.exported())
+    is_kept = (directory / SETTINGS).is_file()
+    if is_kept and begin == adds:
         return
-    (directory / TOKENIZER).write_bytes(content)
-    if (directory / SETTINGS).is_file():
-        return
-    settings: dict[str, Any] = {
+    settings: dict[str, Any] = read_json(directory / SETTINGS) if is_kept else {
         'tokenizer_class': 'PreTrainedTokenizerFast', 'model_max_length': arch.max_sequence_length,
         'clean_up_tokenization_spaces': False,
     }  # fmt: skip
-    if end is not None:
+    if end is not None and not is_kept:
         settings['eos_token'] = tokenizer.decode([end])
+    if begin:
+        settings['bos_token'] = tokenizer.decode([begin[0]])
+    if begin != adds:
+        say(
+            f'{TOKENIZER} adds {tokenizer.shown_begin or "nothing"} before a text, as in training, where the original adds '
+            f'{tokenizer.shown(adds) or "nothing"}'
+        )
+    if begin or is_kept:  # transformers 4 reads it, for some classes
+        settings['add_bos_token'] = bool(begin)
     write_json(directory / SETTINGS, settings)
 
 

@@ -63,5 +63,19 @@ def write(engine: Serving, tokenizer: Any, asked: Sequence[Asked]) -> Generator[
 
 
 def encode_prompt(tokenizer: Any, prompt: str) -> list[int]:
-    """The tokens of a prompt; an empty one is the end of the text before."""
-    return tokenizer.encode(prompt) or [tokenizer.end_of_text or 0]
+    """The tokens of a prompt, with those that begin a text."""
+    return begun(tokenizer, tokenizer.encode(prompt))
+
+
+def begun(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+    """The tokens of a text after those that begin it, unless they are there; an empty one is `start_of_text`."""
+    begin = tuple(getattr(tokenizer, 'begin_of_text', ()))
+    return (list(ids) if tuple(ids[: len(begin)]) == begin else [*begin, *ids]) or start_of_text(tokenizer)
+
+
+def start_of_text(tokenizer: Any) -> list[int]:
+    """The tokens before the first one of a text: those that begin a text, or else the end of the text before."""
+    if begin := getattr(tokenizer, 'begin_of_text', ()):
+        return list(begin)
+    known = (getattr(tokenizer, 'before_text', None), tokenizer.end_of_text, 0)
+    return [next(token for token in known if token is not None)]

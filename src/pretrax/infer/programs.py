@@ -21,6 +21,8 @@ from pretrax.model.base import Model
 from pretrax.model.transformer import Transformer
 from pretrax.shardlib import i32, make_shardings
 
+_CPU_CACHE = 1 << 30  # bytes that each step may read
+_SHORT = 1024  # tokens; no cache is too large for them
 _SMALLEST_CHUNK = 16
 
 
@@ -268,3 +270,22 @@ def _look_up(options: EngineOptions, draft: Any, cache: Any, slots: Slots, table
 def programs_of(model: Model, mesh: Mesh, options: EngineOptions, draft: Model | None = None) -> Programs:
     """`Programs`, kept, since sampling during training uses them again and again."""
     return Programs(model, mesh, options, draft)
+
+
+def fitting_length(model: Model, mesh: Mesh, options: EngineOptions, draft: Model | None = None) -> int:
+    """The length of `options`, or the largest half, quarter, ... of it whose cache takes a quarter of a device's memory.
+
+    On CPUs, where each step reads the whole cache, it takes at most 1 GiB.
+    """
+    stats = mesh.devices.flat[0].memory_stats() or {}
+    room = stats.get('bytes_limit', _CPU_CACHE * 4) // 4
+    length = options.max_length
+    while length > _SHORT:
+        programs = Programs(model, mesh, dataclasses.replace(options, max_length=length), draft)
+        with jax.set_mesh(programs.mesh):
+            cache = jax.tree.leaves(jax.eval_shape(programs.new_caches))
+        devices = math.prod(programs.mesh.devices.shape)
+        if sum(math.prod(array.shape) * array.dtype.itemsize for array in cache) <= room * devices:
+            break
+        length //= 2
+    return length

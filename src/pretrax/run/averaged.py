@@ -124,7 +124,7 @@ def _write(
         data |= {'end_of_text': description['config']['data'].get('end_of_text')}
     config = description['config'] | {'name': run.name, 'run_dir': str(run), 'data': data}
     added = {'pretrax': __version__, 'tokens': 0, 'data': None, 'config': config, 'averaged': names}
-    kept = {key: description.get(key) for key in ('jax', 'tokenizer', 'vocab_size')}
+    kept = {key: description.get(key) for key in ('jax', 'tokenizer', 'begin_of_text', 'vocab_size')}
     weights = {path: _mean(sources, path) for path in sources[0].shapes}
     write_streamed(local / 'checkpoints', 0, nested(weights), kept | added)
 

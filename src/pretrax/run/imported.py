@@ -12,6 +12,7 @@ from pretrax import __version__
 from pretrax.checkpoint import StreamedArray, steps_in, write_streamed
 from pretrax.config import from_values, resolved_yaml, written_values
 from pretrax.data.tokenizers.tokenizer import Tokenizer
+from pretrax.data.tokenizers.tokenizer_files import contradiction
 from pretrax.errors import UserError
 from pretrax.huggingface.end_tokens import end_tokens
 from pretrax.huggingface.files import not_finite_text
@@ -23,7 +24,7 @@ from pretrax.run.setup import prepare
 from pretrax.storage import AnyPath, locate
 from pretrax.storage.staging import written_directory
 
-LONGEST = 1024  # tokens per sequence, unless the model allows fewer
+LONGEST = 1024  # tokens of a sequence of a run that continues, unless the model allows fewer
 
 
 def import_checkpoint(place: str, out: str | None, allow_not_finite: bool = False) -> None:
@@ -74,6 +75,10 @@ def _write(
         print(f'there is no {TOKENIZER}: the weights can be trained and exported, but cannot generate text')
     config = from_values(_values(model, directory))
     run = prepare(config, print)
+    if (tokenizer := run.source.tokenizer) is not None:
+        print(
+            f'tokenizer: {tokenizer.shown_begin or "nothing"} begins a text, as {TOKENIZER} says{contradiction(directory / KEPT, tokenizer)}'
+        )
     config = from_values(_values(model, directory) | {'run_dir': str(run_dir)})
     like = run.like.weights
     weights = model.weights(like)
@@ -84,6 +89,7 @@ def _write(
         'tokens': 0,
         'data': None,
         'tokenizer': run.source.tokenizer_sha256,
+        'begin_of_text': run.source.begin_of_text,
         'vocab_size': model.arch.vocab_size,
         'imported': {'from': place, 'model_type': model.table.model_type, 'dtype': found.dtype},
     }

@@ -1,6 +1,7 @@
 """Where `init_from:` takes weights from: a checkpoint of Hugging Face, or one of a run. Both are read piece by piece."""
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from pretrax.checkpoint import CheckpointWeights, find_checkpoint, is_stacked, read_description
+from pretrax.data.tokenizers.text_bounds import added_tokens
 from pretrax.errors import Report, UserError
 from pretrax.huggingface.configs import compare
 from pretrax.huggingface.model import KEPT, TOKENIZER, open_model
@@ -17,7 +19,7 @@ from pretrax.model.families import Architecture, TransformerOptions, resolve
 from pretrax.model.transformer import Transformer
 from pretrax.model.weights import abstract_weights
 from pretrax.run.setup import Run
-from pretrax.run.trained import tokenizer_of
+from pretrax.run.trained import begin_of_text, tokenizer_of
 from pretrax.storage import AnyPath, locate
 
 HF = 'hf:'
@@ -75,6 +77,7 @@ class Origin:
         vocab_size: rows of the vocabulary that are tokens.
         tokenizer: content of tokenizer.json.
         tokenizer_sha256: of a tokenizer whose content is gone.
+        begin_of_text: the ids that began the texts of its training.
         files: directory with the other files of the tokenizer and of generation; it may not exist.
         notes: what was not taken over.
         key: of the configuration, that names it.
@@ -87,6 +90,7 @@ class Origin:
     vocab_size: int | None
     tokenizer: bytes | None
     tokenizer_sha256: str | None
+    begin_of_text: tuple[int, ...]
     files: AnyPath
     notes: tuple[str, ...] = ()
     key: str = 'init_from'
@@ -169,6 +173,7 @@ def _hugging_face(place: str, mtp_layers: int) -> Origin:
         model.arch.vocab_size,
         content,
         None,
+        () if content is None else added_tokens(json.loads(content)).before,
         model.directory,
         (*model.notes, *weights.notes),
     )
@@ -196,6 +201,7 @@ def _own(place: str, key: str) -> Origin:
         description.get('vocab_size'),
         content,
         description.get('tokenizer'),
+        begin_of_text(description, content),
         directory.parent / KEPT,
     )
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 import math
 import pathlib
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ import jax
 
 from pretrax.checkpoint import CheckpointWeights, find_checkpoint, read_description, restore
 from pretrax.config import from_manifest
+from pretrax.data.tokenizers.text_bounds import added_tokens
+from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.data.tokens.flat_tokens import open_split
 from pretrax.errors import UserError
 from pretrax.huggingface.end_tokens import end_tokens
@@ -46,6 +49,13 @@ class Trained:
         n_tokens = min(tokenizer.vocab_size, self.run.recipe.model.vocab_size or tokenizer.vocab_size)
         return tuple(dict.fromkeys(token for token in (*own, *kept) if token < n_tokens))
 
+    @property
+    def length(self) -> int:
+        """The tokens that the model reads: of an import its own length, of another run that of a sequence in training."""
+        if 'imported' in self.description and (arch := getattr(self.run.recipe.model, 'arch', None)) is not None:
+            return arch.max_sequence_length
+        return self.run.size.sequence_length
+
     def at(self, step: int) -> 'Trained':
         """Another checkpoint of the run."""
         return dataclasses.replace(self, step=step, description=read_description(self.directory, step))
@@ -56,12 +66,13 @@ class Trained:
             return restore(self.directory, self.step, {'weights': self.run.like.weights})['weights']
 
 
-def open_trained(path: str, mesh: Mapping[str, int] | None = None) -> Trained:
+def open_trained(path: str, mesh: Mapping[str, int] | None = None, dtype: str | None = None) -> Trained:
     """Opens `runs/<name>`, its `checkpoints`, or one of them, on the devices of this machine.
 
     Args:
         path: of the run or the checkpoint.
         mesh: sizes of mesh axes; None: all devices shard the weights, but on CPUs each has all of them.
+        dtype: of activations and matrix products, as `precision.compute`; None: that of the run.
 
     Raises:
         UserError: there is no checkpoint, or the data or the tokenizer of the run is gone.
@@ -76,6 +87,8 @@ def open_trained(path: str, mesh: Mapping[str, int] | None = None) -> Trained:
     if mesh is None:
         mesh = {('r' if jax.default_backend() == 'cpu' else 'd'): len(jax.devices())}
     values['mesh'] = dict(mesh)
+    if dtype is not None:
+        values['precision'] = (values.get('precision') or {}) | {'compute': dtype}
     values['distill'] = None  # the teacher is needed in training alone, and may be gone
     rows = math.prod(mesh.values())
     length = from_manifest(values).batch.largest.sequence_length
@@ -88,7 +101,25 @@ def open_trained(path: str, mesh: Mapping[str, int] | None = None) -> Trained:
             f'{directory.parent} was trained with another tokenizer than its data has now: the text has changed since\n'
             'restore the text, or train a run on the new text'
         )
+    if isinstance(run.source.tokenizer, Tokenizer):
+        run.source.tokenizer.begin_of_text = begin_of_text(description, run.source.tokenizer.content)
     return Trained(run, directory, step, description)
+
+
+def begin_of_text(description: dict[str, Any], tokenizer: bytes | None) -> tuple[int, ...]:
+    """The ids that began the texts that a model was trained on.
+
+    An older pretrax recorded none: texts began with what tokenizer.json adds if the model was imported, otherwise with nothing.
+
+    Args:
+        description: of a checkpoint.
+        tokenizer: the content of its tokenizer.json.
+    """
+    if (recorded := description.get('begin_of_text')) is not None:
+        return tuple(recorded)
+    data = description['config'].get('data') or {}
+    is_import = data.get('name') == 'tokenizer' and data.get('template', True)
+    return added_tokens(json.loads(tokenizer)).before if is_import and tokenizer is not None else ()
 
 
 def _tokens_of_the_run(data: dict[str, Any], prepared: pathlib.Path, description: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +143,7 @@ def _tokenizer_of_the_run(data: dict[str, Any], run_dir: BucketPath, description
     local = cache_directory() / 'tokenizers' / hashlib.sha256(content).hexdigest()
     (local / 'data').mkdir(parents=True, exist_ok=True)
     write_file(local / 'data' / TOKENIZER, content)
-    return {'run_dir': str(local), 'data': data if is_tokenizer else {'name': 'tokenizer', 'template': False}}
+    return {'run_dir': str(local), 'data': data if is_tokenizer else {'name': 'tokenizer'}}
 
 
 def tokenizer_of(run_dir: AnyPath, description: dict[str, Any]) -> bytes | None:

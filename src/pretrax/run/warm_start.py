@@ -227,8 +227,13 @@ def _name(path: Any) -> str:
 
 
 def check_tokenizer(start: Origin, ours: Any, report: Report) -> None:
-    """Raises UserError if an id that both tokenizers have is another token in each."""
+    """Raises UserError if an id that both tokenizers have is another token in each. Reports if texts begin differently."""
     content = getattr(ours, 'content', None)
+    if content is not None and start.tokenizer is not None and ours.begin_of_text != start.begin_of_text:
+        report(
+            f'{start.key}: texts begin with {ours.shown(start.begin_of_text) or "nothing"} in {start.place}, and with '
+            f'{ours.shown_begin or "nothing"} in the data, which the weights then learn; data.begin_of_text chooses'
+        )
     if content is None or (start.tokenizer is None and start.tokenizer_sha256 is None):
         report(
             f'{start.key}: cannot compare the tokenizer with that of {start.place}: one of them has no tokenizer.json'

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from pretrax.infer.request import Request, Token, Update
 from pretrax.infer.text import TextStream
@@ -29,6 +30,18 @@ class Delta:
         self.finish = other.finish
 
 
+class Echo(NamedTuple):
+    """The prompt at the beginning of an answer.
+
+    Attributes:
+        text: of the prompt.
+        before: how many of its first tokens are before the text: those that begin every text.
+    """
+
+    text: str
+    before: int
+
+
 class Choice:
     """One answer to one prompt.
 
@@ -36,7 +49,7 @@ class Choice:
         stops: strings that end the answer, which does not have them.
         index: among the answers.
         prompt_number: among the prompts; several answers may be to the same one.
-        echo: the text of the prompt, if the answer is to begin with it.
+        echo: the prompt, if the answer is to begin with it.
         hidden: tokens that have no text.
 
     Attributes:
@@ -52,7 +65,7 @@ class Choice:
         stops: Sequence[str],
         index: int,
         prompt_number: int = 0,
-        echo: str | None = None,
+        echo: Echo | None = None,
         hidden: Collection[int] = (),
     ):
         self.index, self.prompt_number, self.whole = index, prompt_number, Delta()
@@ -86,7 +99,7 @@ class Choice:
         if update.finish:
             delta.text += self._text.flush()
         delta.finish = 'stop' if self._text.finished else update.finish
-        start = len(self._echo or '')
+        start = len(self._echo.text) if self._echo else 0
         offsets = [start + piece.offset for piece in self._text.pieces[self._given :]]
         if delta.finish:  # tokens that are not shown: the end token, and those of the stop string
             end = len(self.whole.text) + len(delta.text)
@@ -104,10 +117,12 @@ class Choice:
         self.cached_tokens = update.cached
         if self._echo is None:
             return Delta()
+        before = min(self._echo.before, len(update.prompt))
         text = TextStream(self._tokenizer)
-        text.push([token.id for token in update.prompt])
+        text.push([token.id for token in update.prompt[before:]])
         text.flush()
-        return Delta(self._echo, list(update.prompt), [piece.offset for piece in text.pieces])
+        offsets = [0] * before + [piece.offset for piece in text.pieces]
+        return Delta(self._echo.text, list(update.prompt), offsets)
 
 
 def token_name(tokenizer: Tokenizer, token: int) -> str:

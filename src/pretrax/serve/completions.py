@@ -5,7 +5,7 @@ import functools
 from typing import Any
 
 from pretrax.infer.request import Request, Token
-from pretrax.serve.answers import Choice, Delta, token_name
+from pretrax.serve.answers import Choice, Delta, Echo, token_name
 from pretrax.serve.bodies import CompletionBody, listed
 from pretrax.serve.generation import Format, Generation
 from pretrax.serve.service import ServedModel, Tokenizer, service_of
@@ -26,7 +26,7 @@ async def completions(http: Any) -> Generation:
         await asyncio.sleep(0)  # other clients do not wait for a long list
         ids = await model.tokens(prompt, 'prompt', body.parse_special)
         room = model.room(ids, body.max_tokens, 'prompt', _DEFAULT_TOKENS)
-        echo = (prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt)) if body.echo else None
+        echo = _echo(model.tokenizer, prompt, ids, body.parse_special) if body.echo else None
         for choice in range(body.n):
             request = Request(
                 prompt=ids,
@@ -41,6 +41,14 @@ async def completions(http: Any) -> Generation:
             choices.append(Choice(model.tokenizer, request, body.stops, len(choices), number, echo, hidden))
     form = _Completion(model, body.logprobs is not None, body.stream and body.stream_options.include_usage)
     return Generation(service, model, requests, choices, form, body.stream, body.stream_options.include_usage)
+
+
+def _echo(tokenizer: Tokenizer, prompt: str | list[int], ids: tuple[int, ...], parse_special: bool) -> Echo:
+    if not isinstance(prompt, str):
+        return Echo(tokenizer.decode(prompt), before=0)
+    begin = tokenizer.begin_of_text
+    is_written = parse_special and begin and prompt.startswith(tokenizer.decode(begin))
+    return Echo(prompt, 0 if is_written else len(begin) if prompt else len(ids))
 
 
 class _Completion(Format):

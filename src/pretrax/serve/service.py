@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 
+from pretrax.infer.answers import begun
 from pretrax.infer.request import Pooling
 from pretrax.infer.text import Decodes
 from pretrax.serve.bodies import parse
@@ -22,6 +23,8 @@ _LONG = 2_000  # characters; longer texts are tokenized in a thread, so that oth
 class Tokenizer(Decodes, Protocol):
     """What the server needs of `data.tokenizers.Tokenizer`."""
 
+    @property
+    def begin_of_text(self) -> tuple[int, ...]: ...
     @property
     def end_of_text(self) -> int | None: ...
     @property
@@ -82,7 +85,7 @@ class ServedModel:
         self.thread.between_blocks(between_blocks)
 
     async def encode(self, text: str, param: str, parse_special: bool) -> tuple[int, ...]:
-        """The tokens of a text; an empty text is the end of the text before.
+        """The tokens of a text, with those that begin a text; an empty one is the end of the text before.
 
         Args:
             text: the text.
@@ -90,16 +93,14 @@ class ServedModel:
             parse_special: whether the names of special tokens in it are these tokens.
 
         Raises:
-            ApiError: the text is empty, and the tokenizer has no such token; or it is longer than the model can read.
+            ApiError: the text is empty, and the tokenizer has no such tokens; or it is longer than the model can read.
         """
         self.check_size(len(text.encode()), param)
         function = self.tokenizer.encode_with_names if parse_special else self.tokenizer.encode
         ids = await asyncio.to_thread(function, text) if len(text) > _LONG else function(text)
-        if ids:
-            return tuple(ids)
-        if self.tokenizer.end_of_text is None:
+        if not ids and self.tokenizer.end_of_text is None and not self.tokenizer.begin_of_text:
             raise ApiError(400, 'the prompt is empty', param=param, code='invalid_value')
-        return (self.tokenizer.end_of_text,)
+        return tuple(begun(self.tokenizer, ids))
 
     def check_size(self, size: int, param: str) -> None:
         """Raises ApiError 400 if a text of this many bytes has more tokens than the model reads, whatever it says."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
+from pretrax.infer.answers import begun
 from pretrax.serve.bodies import DetokenizeBody, TokenizeBody
 from pretrax.serve.service import service_of
 
@@ -15,6 +16,7 @@ async def tokenize(http: Any) -> Response:
     model = service.model(body.model)
     encode = model.tokenizer.encode_with_names if body.parse_special else model.tokenizer.encode
     ids = await asyncio.to_thread(encode, body.content)
+    ids = begun(model.tokenizer, ids) if ids else list(model.tokenizer.begin_of_text)
     return JSONResponse({'tokens': ids, 'count': len(ids), 'max_model_len': model.thread.max_length})
 
 

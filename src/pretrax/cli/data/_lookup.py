@@ -82,12 +82,8 @@ def texts_of(
     is_whole_at_end = stop == store.n_tokens
     for left, right in itertools.pairwise(bounds):
         ids = (values[left:right] >> 1).tolist()
-        if ids[-1] == store.end_of_text:
-            ids.pop()
-            is_cut = False
-        else:
-            is_cut = right == len(values) and not is_whole_at_end
-        found = words(tokenizer.decode(ids))
+        is_cut = ids[-1] != store.end_of_text and right == len(values) and not is_whole_at_end
+        found = words(tokenizer.decode(tokenizer.text_ids(ids)))
         yield number, found[0 if values[left] & 1 else 1 : len(found) - is_cut]
         number += 1
 

@@ -36,7 +36,8 @@ def inspect(
     identity = files.identity
     known = 'unknown' if files.tokenizer is None else f'sha256 {files.tokenizer.sha256[:16]}..'
     ends = 'none' if identity.end_of_text is None else f'token {identity.end_of_text}'
-    print(f'tokenizer: {known}, {identity.vocab_size:,} tokens, end of text: {ends}')
+    begins = ' '.join(f'token {token}' for token in identity.begin_of_text) or 'none'
+    print(f'tokenizer: {known}, {identity.vocab_size:,} tokens, beginning of text: {begins}, end of text: {ends}')
     width = min(shutil.get_terminal_size().columns, 100)
     drawn: dict[str, Lengths] = {}
     for split, store in files.splits.items():

@@ -115,6 +115,11 @@ def open_mixture(members: Sequence[Member], exhausted: Exhausted, request: DataR
         held_out = one.source.held_out
         if held_out is not None and held_out.tokens.fingerprint == other.source.train.tokens.fingerprint:
             request.say(f'validation: the tokens of {one.name} are also those that {other.name} trains on')
+    begins = {m.name: m.source.tokenizer.shown_begin or 'nothing' for m in members if m.source.tokenizer}
+    if len(set(begins.values())) > 1:
+        first, begin = next(iter(begins.items()))
+        others = ', '.join(f'of {name} with {other}' for name, other in begins.items() if other != begin)
+        request.say(f'mixture: documents of {first} begin with {begin}, as prompts do, and those {others}')
     if request.steps is None or request.rows_before is None:
         return mixture
     n_rows = request.rows_before(request.steps)

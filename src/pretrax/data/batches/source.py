@@ -69,7 +69,8 @@ class Source(abc.ABC):
 
     Attributes:
         vocab_size: number of token ids; every id is below it.
-        tokenizer: has `encode(text)`, `decode(ids)` and `end_of_text`; without it, the run cannot generate text.
+        tokenizer: has `encode(text)`, `decode(ids)`, `end_of_text` and perhaps `begin_of_text`, the ids that begin a text;
+            without it, the run cannot generate text.
         n_tokens: number of training tokens; None if unknown or endless.
         fingerprint: identifies the training tokens, so that a resumed run notices changed data; None skips the check.
         largest_token: the largest id that the data can have, which the model must have too; None: `vocab_size` - 1.
@@ -123,6 +124,12 @@ class Source(abc.ABC):
     def tokenizer_sha256(self) -> str | None:
         """Identifies the tokenizer; by default its `sha256`, or None if it has none."""
         return getattr(self.tokenizer, 'sha256', None)
+
+    @property
+    def begin_of_text(self) -> list[int] | None:
+        """The ids that begin a text; by default those of its tokenizer, or None if it has no such attribute."""
+        begin = getattr(self.tokenizer, 'begin_of_text', None)
+        return None if begin is None else list(begin)
 
 
 def check_source(source: Any, name: str) -> Source:

@@ -130,7 +130,7 @@ def open_tokens(
             f'{directory}: train and validation were made by different tokenizers\n  tokenize the text again'
         )
     content = read_tokenizer_json(directory, identity)
-    tokenizer = None if content is None else Tokenizer(content, str(directory), identity.end_of_text, needs_end=False)
+    tokenizer = None if content is None else identity.tokenizer(content, str(directory))
     return open_stores(train, held_out, tokenizer, request, packing)
 
 

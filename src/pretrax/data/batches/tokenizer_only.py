@@ -5,27 +5,14 @@
 
 from typing import Annotated
 
-import tokenizers
 from pydantic import Field
 
 from pretrax.data.batches.source import DataRequest, HostBatch, Source
 from pretrax.data.tokenizers.tokenizer import Tokenizer
+from pretrax.data.tokenizers.tokenizer_files import named_begin
 from pretrax.errors import UserError
 
 FILE = 'tokenizer.json'
-
-
-class PromptTokenizer(Tokenizer):
-    """Encodes a prompt with the special tokens, such as beginning-of-text, of the tokenizer's template."""
-
-    def __init__(self, content: bytes, name: str, end_of_text: int | None = None):
-        super().__init__(content, name, end_of_text)
-        with_template = tokenizers.Tokenizer.from_buffer(content)
-        empty = with_template.encode('', add_special_tokens=True).ids
-        self.prefix = [token for token in empty if token != self.end_of_text]
-
-    def encode(self, text: str) -> list[int]:
-        return self.prefix + super().encode(text)
 
 
 class TokenizerOnly(Source):
@@ -42,18 +29,23 @@ class TokenizerOnly(Source):
         request: DataRequest,
         *,
         vocab_size: Annotated[int | None, Field(description='number of token ids, if there is no tokenizer')] = None,
-        template: Annotated[
-            bool, Field(description="whether prompts begin with the special tokens of the tokenizer's template")
-        ] = True,
+        begin_of_text: Annotated[
+            bool | str | None,
+            Field(
+                description="what begins a text: null: the tokens that tokenizer.json adds; true, false, or a token's name"
+            ),
+        ] = None,
+        template: Annotated[bool, Field(description='in older runs: false is begin_of_text=false')] = True,
         end_of_text: Annotated[
             int | None, Field(description='id that ends a text; null: that of a token with one of the usual names')
         ] = None,
     ):
         self._directory = request.directory
         path = request.directory / FILE
-        kind = PromptTokenizer if template else Tokenizer
-        self.tokenizer = kind(path.read_bytes(), str(path), end_of_text) if path.is_file() else None
+        self.tokenizer = Tokenizer(path.read_bytes(), str(path), end_of_text) if path.is_file() else None
         if self.tokenizer is not None:
+            self.tokenizer.before_text = named_begin(request.directory, self.tokenizer)
+            self.tokenizer.begin_with(begin_of_text if template else False)
             self.vocab_size = self.tokenizer.vocab_size
         elif vocab_size is not None:
             self.vocab_size = vocab_size

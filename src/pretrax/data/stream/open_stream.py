@@ -53,7 +53,7 @@ def open_stream(
         )
     encoder, reason = choose_encoder(tokenizer, (document.text for document in first or _documents(corpus)))
     request.say(f'tokenizer: encodes with {encoder}: {reason}; in a thread, while the run trains')
-    job = Job(tokenizer.content, tokenizer.end_of_text, encoder, 0.0, cut=False)
+    job = Job(tokenizer.content, tokenizer.begin_of_text, tokenizer.end_of_text, encoder, 0.0, cut=False)
     left_out = frozenset() if held_out else frozenset(text_hash(document.text) for document in first)
     stored = StoredTokens.of(job, first, tokenizer) if first else None
     if stored is not None:
@@ -63,7 +63,7 @@ def open_stream(
         request.say('validation: none, no text is held out')
     recipe = [
         _VERSION, corpus.fingerprint(), tokenizer.sha256, tokenizer.end_of_text, shuffle_buffer,
-        sorted(left_out), None if held_out is None else held_out.fingerprint(),
+        sorted(left_out), None if held_out is None else held_out.fingerprint(), *tokenizer.begin_of_text,
     ]  # fmt: skip
     fingerprint = 'stream ' + hashlib.sha256(repr(recipe).encode()).hexdigest()
     key = hashlib.sha256(f'{fingerprint} {request.seed}'.encode()).hexdigest()
@@ -111,7 +111,7 @@ class StoredTokens:
         counted = np.ones(len(encoded), bool) if mask is None else mask
         is_target = counted & (encoded & 1 == 0)
         lengths = tokenizer.byte_lengths.copy()
-        lengths[job.end_of_text] = 0
+        lengths[[*job.begin_of_text, job.end_of_text]] = 0
         n_bytes = int(lengths[encoded[is_target] >> 1].sum()) if tokenizer.keeps_bytes else 0
         per_target = n_bytes / int(is_target.sum()) if n_bytes else None
         return cls(encoded, mask, starts, tokenizer.vocab_size, job.end_of_text, per_target)

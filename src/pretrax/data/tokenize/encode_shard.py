@@ -27,6 +27,7 @@ class Job:
 
     Attributes:
         tokenizer: content of a tokenizer.json.
+        begin_of_text: the ids that begin every document, except a conversation, whose template writes them.
         end_of_text: the id that ends every document.
         encoder: name of the encoder.
         validation: fraction to hold out.
@@ -34,6 +35,7 @@ class Job:
     """
 
     tokenizer: bytes
+    begin_of_text: tuple[int, ...]
     end_of_text: int
     encoder: EncoderName
     validation: float
@@ -41,7 +43,7 @@ class Job:
 
     @functools.cached_property
     def tools(self) -> tuple[Tokenizer, Encoder]:
-        tokenizer = Tokenizer(self.tokenizer, 'the tokenizer', self.end_of_text)
+        tokenizer = Tokenizer(self.tokenizer, 'the tokenizer', self.end_of_text, begin_of_text=self.begin_of_text)
         return tokenizer, make_encoder(tokenizer, self.encoder)
 
     def __getstate__(self) -> dict:
@@ -137,24 +139,31 @@ def _cut(document: Document, validation: float) -> list[SplitText]:
 
 
 def encode(job: Job, split: str, parts: Sequence[SplitText]) -> EncodedDocuments:
-    """Encodes documents of one split, each with its end-of-text token."""
+    """Encodes documents of one split, each with the tokens that begin and end it."""
     if any(part.special_tokens is not None for part in parts):
         return _encode_conversations(job, split, parts)
     tokenizer, encode = job.tools
     ids, offsets = encode([part.text for part in parts])
-    lengths = np.diff(offsets) + 1
+    n_begin = len(job.begin_of_text)
+    lengths = n_begin + np.diff(offsets) + 1
     ends = np.cumsum(lengths) - 1
-    is_end = np.zeros(len(ids) + len(parts), bool)
-    is_end[ends] = True
-    encoded = np.empty(len(is_end), np.uint32)
-    encoded[~is_end] = ids
-    encoded[is_end] = job.end_of_text
+    starts = ends - lengths + 1
+    is_text = np.ones(lengths.sum(), bool)
+    is_text[ends] = False
+    encoded = np.empty(len(is_text), np.uint32)
+    for number, token in enumerate(job.begin_of_text):
+        is_text[starts + number] = False
+        encoded[starts + number] = token
+    encoded[is_text] = ids
+    encoded[ends] = job.end_of_text
     encoded <<= 1
-    encoded[ends - lengths + 1] |= 1
+    encoded[starts] |= 1
     sizes = [n_bytes_of(part.text) for part in parts]
-    # A tokenizer may give no tokens for a text, such as one of spaces; only the end-of-text token remains.
-    first = ids[offsets[:-1][lengths > 1]]
-    predicted = sum(sizes) - int(tokenizer.byte_lengths[first].sum())
+    predicted = sum(sizes)
+    if not n_begin:  # nothing predicts the first token of the text
+        # A tokenizer may give no tokens for a text, such as one of spaces; only the end-of-text token remains.
+        first = ids[offsets[:-1][lengths > 1]]
+        predicted -= int(tokenizer.byte_lengths[first].sum())
     mask = None
     if any(part.answers is not None for part in parts):
         mask = np.ones(len(encoded), bool)
@@ -163,8 +172,10 @@ def encode(job: Job, split: str, parts: Sequence[SplitText]) -> EncodedDocuments
                 start, stop = offsets[number], offsets[number + 1]
                 at = tokenizer.token_starts(part.text, ids[start:stop])
                 counted = _in_answers(part.text, part.answers, at[:-1])
+                mask[starts[number] : ends[number] - len(counted)] = False
                 mask[ends[number] - len(counted) : ends[number]] = counted
-                predicted -= int(np.diff(at)[1:][~counted[1:]].sum())
+                targets = slice(0 if n_begin else 1, None)
+                predicted -= int(np.diff(at)[targets][~counted[targets]].sum())
     return EncodedDocuments(split, encoded, mask, len(parts), sum(sizes), predicted)
 
 

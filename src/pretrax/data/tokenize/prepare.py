@@ -79,9 +79,7 @@ def prepare(
     """
     recipe = {
         'text': corpus.fingerprint(),
-        'tokenizer': f'{tokenizer.sha256} {tokenizer.end_of_text}'
-        if tokenizer
-        else f'byte-level BPE of {vocab_size} tokens',
+        'tokenizer': _identity(tokenizer) if tokenizer else f'byte-level BPE of {vocab_size} tokens',
         'validation': validation,
         'version': VERSION,
     }
@@ -111,6 +109,12 @@ def prepare(
             raise
         shutil.rmtree(shards_dir)
     return path
+
+
+def _identity(tokenizer: Tokenizer) -> str:
+    """What the tokens of a text depend on. Without begin tokens, it is what an older pretrax wrote."""
+    begin = f', texts begin with {list(tokenizer.begin_of_text)}' if tokenizer.begin_of_text else ''
+    return f'{tokenizer.sha256} {tokenizer.end_of_text}{begin}'
 
 
 def _shards_dir(path: AnyPath, key: str) -> Path:
@@ -191,10 +195,12 @@ class _Preparation:
             encoder, reason = choose_encoder(tokenizer, (document.text for document in self._documents()))
             self.say(f'tokenizer: encodes with {encoder}: {reason}; by {self.engine.name}')
             assert tokenizer.end_of_text is not None  # `load_tokenizer` requires it
-            job = Job(tokenizer.content, tokenizer.end_of_text, encoder, self.validation, cut)
+            begin = self._begin(tokenizer)
+            job = Job(tokenizer.content, begin, tokenizer.end_of_text, encoder, self.validation, cut)
             identity = TokenizerIdentity(
-                sha256=tokenizer.sha256, vocab_size=tokenizer.vocab_size, end_of_text=tokenizer.end_of_text
-            )
+                sha256=tokenizer.sha256, vocab_size=tokenizer.vocab_size, end_of_text=tokenizer.end_of_text,
+                begin_of_text=begin,
+            )  # fmt: skip
             started = time.perf_counter()
             with create(path, identity, tokenizer.content, recipe) as writer:
                 found = self._tokenize(job, writer)
@@ -214,6 +220,18 @@ class _Preparation:
         tokenizer, self.n_documents = _train(self.engine, self.shards, self.say, vocab_size, 'bpe')
         write_file(file, tokenizer.content, sync=True)
         return tokenizer
+
+    def _begin(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """The tokens that begin a document. Those of a conversation are written by its template, or not at all."""
+        begin = tokenizer.begin_of_text
+        if self.corpus.selection.conversations is None or not begin:
+            return begin
+        first = next(self._documents(), None)
+        written = [] if first is None else [token for _, _, token in first.special_tokens or ()]
+        if tuple(written[: len(begin)]) == begin:
+            return begin
+        self.say(f'conversations: the chat template does not begin them with {tokenizer.shown_begin}, so nothing does')
+        return ()
 
     def _cuts(self) -> bool:
         """Whether the text has too few documents to hold out whole documents. Conversations are never cut."""

@@ -3,6 +3,9 @@
 This wraps the library `tokenizers` so that encoding never changes the text: no padding, no truncation, no template, no
 BPE dropout, and the name of a special token inside a document is ordinary text. It is the reference for the faster
 encoders in data/tokenizers/encoders.py.
+
+It also owns what begins and ends a text. A document is `begin_of_text`, the text, `end_of_text`; a prompt or a text that is
+scored is `begin_of_text` and the text.
 """
 
 import functools
@@ -19,6 +22,7 @@ from tokenizers import decoders
 
 from pretrax.data.tokenizers.bytes_per_token import most_bytes_per_token
 from pretrax.data.tokenizers.decoding import Decoding, Steps
+from pretrax.data.tokenizers.text_bounds import Added, added_tokens, with_begin
 from pretrax.errors import UserError
 from pretrax.machine.json_file import parse_json
 
@@ -47,10 +51,14 @@ class Tokenizer:
         end_of_text: None: the first token with one of the usual names.
         needs_end: whether it is an error if there is no such token.
         end_from: the file that names `end_of_text`.
+        begin_of_text: the ids that begin a text; None: those that the post-processor of the file adds.
+        before_text: the id before a text that begins with none; None: `end_of_text`, which ends the text before.
 
     Attributes:
         vocab_size: the largest id plus 1.
+        begin_of_text: the ids that begin every text, often none.
         end_of_text: the id that ends every document; None if there is none.
+        adds: the ids that the post-processor of the file adds.
         content: the bytes of tokenizer.json.
         sha256: of `content`.
         settings: `content` as a dict, without the parts that would change the text.
@@ -63,10 +71,13 @@ class Tokenizer:
         end_of_text: int | None = None,
         needs_end: bool = True,
         end_from: str = 'tokenizer.json',
+        begin_of_text: Sequence[int] | None = None,
+        before_text: int | None = None,
     ):
-        self.content, self._name, self.end_from = content, name, end_from
+        self.content, self._name, self.end_from, self.before_text = content, name, end_from, before_text
         self.sha256 = hashlib.sha256(content).hexdigest()
-        self.settings, self._backend = _load(content, name)
+        self.settings, self._backend, self.adds = _load(content, name)
+        self.begin_of_text = self.adds.before if begin_of_text is None else tuple(begin_of_text)
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.end_of_text = _end_of_text(vocabulary, name, needs_end) if end_of_text is None else end_of_text
@@ -74,10 +85,14 @@ class Tokenizer:
             raise UserError(
                 f'{name}: end-of-text is {self.end_of_text}, but the tokenizer has {self.vocab_size:,} tokens'
             )
+        if strange := [token for token in self.begin_of_text if not 0 <= token < self.vocab_size]:
+            raise UserError(
+                f'{name}: token {strange[0]} begins a text, but the tokenizer has {self.vocab_size:,} tokens'
+            )
         self._byte_level = isinstance(self._backend.decoder, decoders.ByteLevel)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the text, without an end-of-text token."""
+        """The ids of the text, without the tokens that begin and end it."""
         try:
             return self._backend.encode(text, add_special_tokens=False).ids
         except Exception as error:  # the library raises Exception itself, for a text outside a closed vocabulary
@@ -140,6 +155,59 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of each text, on all cores."""
         return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def text_ids[T: (list[int], np.ndarray)](self, ids: T) -> T:
+        """The ids of a document without the tokens that begin and end it."""
+        n = len(self.begin_of_text)
+        ids = ids[n:] if tuple(ids[:n]) == self.begin_of_text else ids
+        return ids[:-1] if len(ids) and ids[-1] == self.end_of_text else ids
+
+    def begin_with(self, choice: bool | str | None) -> None:
+        """Chooses what begins a text: `data.begin_of_text`.
+
+        Args:
+            choice: None: the tokens that the post-processor of the file adds; True: these, or else the token that is
+                named `bos_token`; False: none; or the name of a token.
+
+        Raises:
+            UserError: there is no such token.
+        """
+        begin = self.adds.before
+        if choice is True and not begin:
+            if self.before_text is None:
+                raise UserError(
+                    f'data.begin_of_text: {self._name} names no token that begins a text\n'
+                    '  name one: data.begin_of_text=NAME'
+                )
+            begin = (self.before_text,)
+        elif isinstance(choice, str):
+            token = self.token_id(choice)
+            if token is None:
+                raise UserError(f'data.begin_of_text: {choice!r} is not a token of {self._name}')
+            begin = (token,)
+        self.begin_of_text = () if choice is False else begin
+
+    @property
+    def shown_begin(self) -> str:
+        """The tokens that begin a text with their ids, for messages; '' if there are none."""
+        return self.shown(self.begin_of_text)
+
+    @property
+    def bounds(self) -> str:
+        """What begins and ends a text, for messages."""
+        end = () if self.end_of_text is None else (self.end_of_text,)
+        return f'{self.shown_begin or "nothing"} begins a text, {self.shown(end) or "nothing"} ends it'
+
+    def shown(self, ids: Sequence[int]) -> str:
+        """The names of tokens with their ids, for messages."""
+        return ' '.join(f'{self._backend.id_to_token(token)} (id {token})' for token in ids)
+
+    def exported(self) -> bytes:
+        """The tokenizer.json whose post-processor adds `begin_of_text`; the same bytes if it does so already."""
+        ids = {*self.begin_of_text, *self.adds.after}
+        return with_begin(
+            self.content, self.begin_of_text, {token: self._backend.id_to_token(token) or '' for token in ids}
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids; special tokens appear by name."""
@@ -212,17 +280,18 @@ class Tokenizer:
 _LONGER = (0x80, 0x800, 0x10000)  # from each of these code points on, UTF-8 needs another byte
 
 
-def _load(content: bytes, name: str) -> tuple[dict[str, Any], tokenizers.Tokenizer]:
+def _load(content: bytes, name: str) -> tuple[dict[str, Any], tokenizers.Tokenizer, Added]:
     try:
         settings = parse_json(content)
+        adds = added_tokens(settings)
         # Truncation, padding, templates and BPE dropout would make the tokens differ from the text.
         settings['truncation'] = settings['padding'] = settings['post_processor'] = None
         settings['model'] |= {'dropout': None} if 'dropout' in settings['model'] else {}
         backend = tokenizers.Tokenizer.from_buffer(json.dumps(settings).encode())
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f'{name}: not a tokenizer.json of the `tokenizers` library\n  {error}') from None
     backend.encode_special_tokens = True
-    return settings, backend
+    return settings, backend, adds
 
 
 def _end_of_text(vocabulary: dict[str, int], name: str, needed: bool) -> int | None:

@@ -14,7 +14,7 @@ from pretrax.data.tokenizers.decoding import byte_letters
 from pretrax.data.tokenizers.tokenizer import END_OF_TEXT, PROBES, Tokenizer
 from pretrax.errors import UserError, install_extra
 from pretrax.machine.json_file import read_settings
-from pretrax.storage import locate_local
+from pretrax.storage import AnyPath, locate_local
 
 if TYPE_CHECKING:
     import tiktoken
@@ -25,8 +25,18 @@ TOKENIZER_JSON = 'tokenizer.json'
 CONFIG = 'config.json'
 
 
-def load_tokenizer(spec: str | Path) -> Tokenizer:
-    """Loads a tokenizer. Raises UserError if it cannot be read or has no end-of-text token."""
+def load_tokenizer(spec: str | Path, begin_of_text: bool | str | None = None) -> Tokenizer:
+    """Loads a tokenizer, with `begin_of_text` as in `Tokenizer.begin_with`.
+
+    Raises:
+        UserError: it cannot be read, has no end-of-text token, or `begin_of_text` names no token.
+    """
+    tokenizer = _load(spec)
+    tokenizer.begin_with(begin_of_text)
+    return tokenizer
+
+
+def _load(spec: str | Path) -> Tokenizer:
     if spec == BYTES:
         return bytes_tokenizer()
     if str(spec).startswith(TIKTOKEN):
@@ -67,6 +77,20 @@ def character_tokenizer(characters: Sequence[str], name: str) -> Tokenizer:
         },
     }
     return Tokenizer(json.dumps(settings, ensure_ascii=False).encode(), name, needs_end=False)
+
+
+def named_begin(directory: AnyPath, tokenizer: Tokenizer) -> int | None:
+    """The id of the `bos_token` in the files of transformers; None: they name none, or no token of the tokenizer."""
+    name, _ = _named(directory, 'bos_token')
+    return None if name is None else tokenizer.token_id(name)
+
+
+def contradiction(directory: AnyPath, tokenizer: Tokenizer) -> str:
+    """What `add_bos_token` says if it contradicts tokenizer.json, for messages; '' if it does not."""
+    said = read_settings(directory / 'tokenizer_config.json').get('add_bos_token')
+    if not isinstance(said, bool) or said == bool(tokenizer.adds.before):
+        return ''
+    return f', although tokenizer_config.json has add_bos_token={str(said).lower()}, which transformers 5 ignores too'
 
 
 def is_bytes(tokenizer: Tokenizer) -> bool:
@@ -159,28 +183,32 @@ def _of_directory(path: Path) -> Tokenizer:
             f'  transformers can write one: AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained(DIRECTORY)'
         )
     content = file.read_bytes()
-    name, found_in = _eos_token(path)
-    if name is None:
-        token, found_in = _eos_token_id(path)
-        if token is None:
-            return Tokenizer(content, str(file))
-    else:
-        token = Tokenizer(content, str(file), end_of_text=0).token_id(name)
-    if token is None:
-        raise UserError(f'{found_in}: eos_token {name!r} is not a token of {file}\n  use the name of an existing token')
-    return Tokenizer(content, str(file), end_of_text=token, end_from=found_in.name)
+    begin, end, found_in = None, None, file
+    names = {kind: _named(path, kind) for kind in ('bos_token', 'eos_token')}
+    if any(name for name, _ in names.values()):
+        token_id = Tokenizer(content, str(file), end_of_text=0).token_id
+        begin, end = (None if name is None else token_id(name) for name, _ in names.values())
+        name, found_in = names['eos_token']
+        if name is not None and end is None:
+            raise UserError(
+                f'{found_in}: eos_token {name!r} is not a token of {file}\n  use the name of an existing token'
+            )
+    if end is None:
+        end, found_in = _eos_token_id(path)
+    found_in = file if end is None else found_in
+    return Tokenizer(content, str(file), end_of_text=end, end_from=found_in.name, before_text=begin)
 
 
-def _eos_token(path: Path) -> tuple[str | None, Path]:
-    """The name of the end-of-text token in the files of transformers, and the file."""
+def _named(path: AnyPath, kind: str) -> tuple[str | None, AnyPath]:
+    """The name of a token in the files of transformers, such as `eos_token`, and the file."""
     file = path
     for file in (path / 'tokenizer_config.json', path / 'special_tokens_map.json'):
-        found = read_settings(file).get('eos_token')
+        found = read_settings(file).get(kind)
         found = found.get('content') if isinstance(found, dict) else found
         if isinstance(found, str):
             return found, file
         if found is not None:
-            raise UserError(f'{file}: eos_token is {json.dumps(found)[:60]}\n  expected the name of a token')
+            raise UserError(f'{file}: {kind} is {json.dumps(found)[:60]}\n  expected the name of a token')
     return None, file
 
 

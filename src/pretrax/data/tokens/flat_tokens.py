@@ -16,6 +16,7 @@ import pydantic
 
 from pretrax import __version__
 from pretrax.data.corpus.files import nearest
+from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.data.tokens.block_files import BlockFiles
 from pretrax.data.tokens.token_array import TokenArray, damaged, unreadable
 from pretrax.errors import UserError
@@ -64,11 +65,17 @@ class TokenizerIdentity(pydantic.BaseModel):
         sha256: of its tokenizer.json; None if the tokenizer is unknown.
         vocab_size: every id is below it.
         end_of_text: the id that ends every document; None if documents have no such token.
+        begin_of_text: the ids that begin every document; files of an older pretrax have no such tokens.
     """
 
     sha256: str | None
     vocab_size: int = pydantic.Field(ge=1, le=1 << 31)
     end_of_text: int | None = pydantic.Field(ge=0)
+    begin_of_text: tuple[pydantic.NonNegativeInt, ...] = ()
+
+    def tokenizer(self, content: bytes, name: str) -> Tokenizer:
+        """The tokenizer with this identity, given its tokenizer.json."""
+        return Tokenizer(content, name, self.end_of_text, needs_end=False, begin_of_text=self.begin_of_text)
 
 
 class SplitManifest(pydantic.BaseModel):
@@ -226,10 +233,14 @@ def open_split(directory: AnyPath, split: str, cache: BlockFiles | None = None) 
         where = '.'.join(map(str, first['loc']))
         raise UserError(f'{path / "zarr.json"}: attribute {where!r}: {first["msg"]}') from None
     counts, end = manifest.counts, manifest.tokenizer.end_of_text
-    if end is not None and end >= manifest.tokenizer.vocab_size:
-        raise UserError(
-            f'{path / "zarr.json"}: end_of_text {end} does not exist in a vocabulary of {manifest.tokenizer.vocab_size}'
-        )
+    for name, ids in (
+        ('end_of_text', () if end is None else (end,)),
+        ('begin_of_text', manifest.tokenizer.begin_of_text),
+    ):
+        if beyond := [token for token in ids if token >= manifest.tokenizer.vocab_size]:
+            raise UserError(
+                f'{path / "zarr.json"}: {name} {beyond[0]} does not exist in a vocabulary of {manifest.tokenizer.vocab_size}'
+            )
     lengths = {'encoded_tokens': counts.tokens, 'seq_starts': counts.documents + 1}
     if MASK in manifest.sha256:
         lengths[MASK] = counts.tokens

@@ -38,7 +38,7 @@ def verify(directory: AnyPath) -> dict[str, TokenCounts]:
         content = read_tokenizer_json(directory, identity)
         tokenizer = None
         if content is not None:
-            tokenizer = Tokenizer(content, str(directory), identity.end_of_text, needs_end=False)
+            tokenizer = identity.tokenizer(content, str(directory))
             _refuse_other(split, 'tokenizer.vocab_size', identity.vocab_size, tokenizer.vocab_size)
         _verify_split(split, tokenizer)
         found[name] = split.manifest.counts
@@ -56,8 +56,7 @@ def _verify_split(split: FlatTokens, tokenizer: Tokenizer | None) -> None:
         lengths = tokenizer.byte_lengths.copy()
         # Only a chat template writes special tokens; they are not text.
         lengths[list(tokenizer.special_tokens.values())] = 0
-        if end_of_text is not None:
-            lengths[end_of_text] = 0
+        lengths[[*tokenizer.begin_of_text, *(() if end_of_text is None else (end_of_text,))]] = 0
     newest = end_of_text or 0  # nothing precedes the first document
     for start in range(0, split.n_tokens, SHARD_LENGTH['encoded_tokens']):
         stop = min(split.n_tokens, start + SHARD_LENGTH['encoded_tokens'])
@@ -79,6 +78,10 @@ def _verify_split(split: FlatTokens, tokenizer: Tokenizer | None) -> None:
             sizes = lengths[ids]
             n_bytes += int(sizes.sum())
             n_predicted += int(sizes[counted & (encoded & 1 == 0)].sum())
+        for number, token in enumerate(split.manifest.tokenizer.begin_of_text):
+            at = first[first + number < len(ids)] + number
+            if (ids[at] != token).any():
+                raise damaged(split.path / 'encoded_tokens', f'a document does not begin with the token {token}')
         before_first = np.append(newest, ids)[first]
         if end_of_text is not None and (before_first != end_of_text).any():
             raise damaged(split.path / 'encoded_tokens', 'a document does not end with the end-of-text token')

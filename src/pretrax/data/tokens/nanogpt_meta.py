@@ -64,9 +64,7 @@ def _of_pretrax(file: Path) -> Meta:
     if identity.sha256 is None:
         return Meta(None, identity)
     path = file.with_name(TOKENIZER_JSON)
-    tokenizer = (
-        Tokenizer(path.read_bytes(), str(path), identity.end_of_text, needs_end=False) if path.is_file() else None
-    )
+    tokenizer = identity.tokenizer(path.read_bytes(), str(path)) if path.is_file() else None
     if tokenizer is not None and (tokenizer.sha256, tokenizer.vocab_size) != (identity.sha256, identity.vocab_size):
         raise UserError(f'{path}: not the tokenizer that made these tokens (sha256 {identity.sha256[:12]}..)')
     return Meta(tokenizer, identity)

@@ -82,15 +82,13 @@ class TextBytes:
         if tokenizer is None:
             return
         lengths = np.array([tokenizer.byte_length(token) for token in range(tokenizer.vocab_size)], np.int64)
-        if end_of_text is not None:
-            lengths[end_of_text] = 0
+        lengths[[*tokenizer.begin_of_text, *(() if end_of_text is None else (end_of_text,))]] = 0
         # If the text of a token depends on its neighbors, the byte counts are unknown.
         n = min(store.n_documents, _SAMPLE)
         starts = store.read_starts(0, n + 1).tolist()
         for encoded in store.read(list(itertools.pairwise(starts))):
-            ids = encoded >> 1
-            ids = ids[:-1] if end_of_text is not None and ids[-1] == end_of_text else ids
-            if len(tokenizer.decode(ids.tolist()).encode()) != lengths[ids].sum():
+            ids = tokenizer.text_ids((encoded >> 1).tolist())
+            if len(tokenizer.decode(ids).encode()) != lengths[ids].sum():
                 return
         self._lengths = lengths
 

@@ -21,6 +21,8 @@ from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import Report, UserError
 from pretrax.storage import AnyPath, BucketPath
 
+_LOOKED_AT = 32  # documents, to see what begins them
+
 
 @dataclasses.dataclass(frozen=True)
 class TokenFiles:
@@ -103,13 +105,36 @@ def _open(
         }
     stores = open_layouts(layouts, directory, say, vocab_size)
     train = stores['train']
+    if tokenizer is not None:
+        tokenizer.begin_of_text = _begin_of(train, tokenizer.begin_of_text)
+        _say_begin(path, tokenizer, say)
     identity = TokenizerIdentity(
         sha256=tokenizer.sha256 if tokenizer else None,
+        begin_of_text=tokenizer.begin_of_text if tokenizer else (),
         vocab_size=train.vocab_size,
         # A split may have too few documents to find the token.
         end_of_text=train.end_of_text if all(s.end_of_text == train.end_of_text for s in stores.values()) else None,
     )
     return TokenFiles(path, train.format, dict(stores), identity, tokenizer)
+
+
+def _begin_of(store: TokenStore, begin: tuple[int, ...]) -> tuple[int, ...]:
+    """The tokens, if the first documents begin with them."""
+    starts = store.read_starts(0, min(store.n_documents, _LOOKED_AT)).astype(int).tolist()
+    found = store.read([(start, min(start + len(begin), store.n_tokens)) for start in starts])
+    return begin if all(tuple((ids >> 1).tolist()) == begin for ids in found) else ()
+
+
+def _say_begin(path: AnyPath, tokenizer: Tokenizer, say: Report) -> None:
+    begin, adds = tokenizer.begin_of_text, tokenizer.adds.before
+    if begin:
+        say(f'tokens: {tokenizer.shown_begin} begins each document')
+    elif adds:
+        say(
+            f'tokens: nothing begins a document of {path}, though tokenizer.json adds {tokenizer.shown(adds)}: data.begin_of_text '
+            'was false, or an older pretrax or another tool wrote it. Prompts, scores and exports of this run begin with '
+            'nothing too; to change that, tokenize the text again'
+        )
 
 
 def open_held_out(
@@ -132,6 +157,11 @@ def open_held_out(
         known = {each.identity.sha256 for each in (files, train)} - {None}
         if len(known) > 1 or files.identity.vocab_size > train.identity.vocab_size:
             raise UserError(f'{path}: made by another tokenizer than {train.path}\n  tokenize both with the same one')
+        if files.identity.begin_of_text != train.identity.begin_of_text:
+            raise UserError(
+                f'{path}: documents begin with {list(files.identity.begin_of_text)}, and those of {train.path} with '
+                f'{list(train.identity.begin_of_text)}\n  tokenize both with the same data.begin_of_text'
+            )
     else:
         files = open_token_files(
             path, say, tokenizer=train.tokenizer, vocab_size=train.identity.vocab_size, end_of_text=end_of_text,
@@ -164,12 +194,14 @@ def _flat_tokens(
             f'{path}: the tokens have a vocabulary of {first.vocab_size:,}, the tokenizer {tokenizer.vocab_size:,}\n'
             '  use the tokenizer that made the tokens'
         )
-    own = tokenizer if content is None else Tokenizer(content, str(path), first.end_of_text, needs_end=False)
+    own = tokenizer if content is None else first.tokenizer(content, str(path))
     if own is not None and own.vocab_size != first.vocab_size:
         raise UserError(
             f'{path / "zarr.json"}: a vocabulary of {first.vocab_size:,}, but {TOKENIZER_FILE} has {own.vocab_size:,}\n'
             '  a file was changed; restore it, or tokenize the text again'
         )
+    if own is not None:
+        _say_begin(path, own, say)
     for name, split in opened.items():
         masked = f', {split.manifest.counts.targets:,} of them targets' if split.has_mask else ''
         say(

@@ -65,9 +65,7 @@ def tokenized_differently(store: TokenStore, tokenizer: Tokenizer, n: int, most:
     ]
     different = []
     for (number, _), encoded in zip(compared, store.read([span for _, span in compared]), strict=True):
-        ids = (encoded >> 1).tolist()
-        if ids[-1] == store.end_of_text:
-            ids.pop()
+        ids = tokenizer.text_ids((encoded >> 1).tolist())
         if tokenizer.encode(tokenizer.decode(ids)) != ids:
             different.append(number)
     return len(compared), different
@@ -93,7 +91,7 @@ def missing_from(
     for store in stores:
         for documents in read_documents(store):
             for ids in documents.ids():
-                wanted.pop(_digest(ids[:-1] if ids[-1] == store.end_of_text else ids), None)
+                wanted.pop(_digest(tokenizer.text_ids(ids)), None)
                 if not wanted:
                     return n, []
     return n, [origin for origins in wanted.values() for origin in origins]

@@ -243,4 +243,5 @@ def _open(path: AnyPath, say: Report) -> TokenFiles:
 
 def _shown(identity: TokenizerIdentity) -> str:
     sha256 = 'unknown' if identity.sha256 is None else f'sha256 {identity.sha256[:12]}..'
-    return f'{identity.vocab_size:,} tokens, {sha256}, end-of-text {identity.end_of_text}'
+    begin = f', begin-of-text {list(identity.begin_of_text)}' if identity.begin_of_text else ''
+    return f'{identity.vocab_size:,} tokens, {sha256}, end-of-text {identity.end_of_text}{begin}'

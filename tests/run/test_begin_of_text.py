@@ -1,0 +1,83 @@
+"""A run reads, writes and exports texts as it was trained: with what its documents begin with."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer as Library
+
+from goldens.make_text_bounds import write_model
+from pretrax import config_from_values, pretrain
+from pretrax.checkpoint import find_checkpoint, read_description
+from pretrax.cli import main
+from pretrax.data.tokenizers.tokenizer import Tokenizer
+from pretrax.infer.answers import encode_prompt
+from pretrax.run.trained import begin_of_text, open_trained
+from pretrax.storage import locate
+from runs import Quiet
+
+
+@pytest.fixture(scope='module')
+def model(tmp_path_factory):
+    directory = tmp_path_factory.mktemp('begins') / 'model'
+    write_model(directory, ends=False)
+    return directory
+
+
+def exported(run, out):
+    with pytest.raises(SystemExit) as ended:
+        main(['export', str(run), str(out)])
+    assert not ended.value.code
+    settings = json.loads((out / 'tokenizer_config.json').read_text())
+    return Library.from_file(str(out / 'tokenizer.json')).encode('a b').ids, settings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('choice', [None, False])
+def test_a_run_that_continues_an_import_begins_texts_as_its_documents(model, tmp_path, choice):
+    (tmp_path / 'text.txt').write_text('the cat sat on the mat. ' * 40)
+    values = {
+        'name': 'begins', 'run_dir': str(tmp_path / 'run'), 'steps': 1, 'model': {}, 'init_from': f'hf:{model}',
+        'data': {'text': str(tmp_path / 'text.txt'), 'tokenizer': str(model), 'begin_of_text': choice, 'validation': 0},
+        'batch': {'tokens': 64, 'sequence_length': 8}, 'optimizer': {'learning_rate': 1e-3}, 'log': {'report': False},
+        'eval': {'every': 0}, 'sample': {'every': 0},
+    }  # fmt: skip
+    progress = Quiet()
+    pretrain(config_from_values(values), progress=progress)
+    begin = [] if choice is False else [1]
+    said = any(
+        'texts begin with <s> (id 1) in' in line and 'with nothing in the data' in line for line in progress.said
+    )
+    assert said == (choice is False)
+    trained = open_trained(str(tmp_path / 'run'))
+    assert encode_prompt(trained.run.source.tokenizer, 'a b') == [*begin, 4, 3, 5]
+    [first] = trained.run.source.train.tokens.read([(0, 3)])
+    assert (first >> 1).tolist() == [*begin, 23, 11, 8][:3]
+    ids, settings = exported(tmp_path / 'run', tmp_path / 'out')
+    assert ids == [*begin, 4, 3, 5]
+    assert settings.get('add_bos_token', True) == bool(begin)
+    same = (tmp_path / 'out' / 'tokenizer.json').read_bytes() == (model / 'tokenizer.json').read_bytes()
+    assert same == (choice is None)
+
+
+def test_checkpoints_of_an_older_pretrax_begin_texts_as_it_did(model):
+    content = (model / 'tokenizer.json').read_bytes()
+    imported = {'config': {'data': {'name': 'tokenizer', 'template': True}}}
+    trained = {'config': {'data': {'name': 'text'}}}
+    assert begin_of_text(imported, content) == (1,)
+    assert begin_of_text(trained, content) == ()
+    assert begin_of_text(trained | {'begin_of_text': [1]}, content) == (1,)
+    assert begin_of_text(imported | {'begin_of_text': []}, content) == ()
+
+
+def test_an_import_records_what_begins_a_text_and_keeps_its_files(model, tmp_path, capsys):
+    run, out = tmp_path / 'run', tmp_path / 'out'
+    with pytest.raises(SystemExit):
+        main(['import', str(model), '--out', str(run)])
+    assert 'tokenizer: <s> (id 1) begins a text, as tokenizer.json says' in capsys.readouterr().out
+    assert read_description(*find_checkpoint(locate(str(run))))['begin_of_text'] == [1]
+    tokenizer = open_trained(str(run)).run.source.tokenizer
+    assert isinstance(tokenizer, Tokenizer)
+    assert encode_prompt(tokenizer, 'a') == [1, 4]
+    exported(run, out)
+    for name in ('tokenizer.json', 'tokenizer_config.json'):
+        assert (out / name).read_bytes() == (model / name).read_bytes()
