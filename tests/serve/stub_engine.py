@@ -21,7 +21,7 @@ from pretrax.infer.request import POOLINGS, EngineStatus, Token, Update
 from pretrax.serve.access import read_keys
 from pretrax.serve.application import make_application
 from pretrax.serve.engine_thread import EngineThread
-from pretrax.serve.limits import Admission, Limits
+from pretrax.serve.limits import Admission, Limits, Refusals
 from pretrax.serve.listen import bind, serve
 from pretrax.serve.metrics import Metrics
 from pretrax.serve.service import ServedModel, Service
@@ -180,14 +180,20 @@ def stub_service(*, limits=None, chat=True, **options):
         thread = EngineThread(engine, report)
         thread.stub = engine
         models[name] = ServedModel(name, thread, bytes_tokenizer(), admission, template, step=100, created=1)
-    return Service(models, limits, Metrics())
+    return Service(models, limits, Metrics(Refusals(report)))
 
 
 class Running:
-    """A server in a thread of this process, on a free port. `access`: who may use it, see `make_application`."""
+    """A server in a thread of this process, on a free port.
 
-    def __init__(self, service, **access):
-        self.service = service
+    Args:
+        service: what it serves.
+        limits: of connections.
+        access: who may use it, see `make_application`.
+    """
+
+    def __init__(self, service, limits=None, **access):
+        self.service, self.keys = service, access.get('keys')
         self.engine = service.models['stub'].thread.stub
         self.engines = {name: model.thread.stub for name, model in service.models.items()}
         opened = bind('127.0.0.1', 0)
@@ -200,7 +206,7 @@ class Running:
             self.stop = asyncio.Event()
             self._loop = asyncio.get_running_loop()
             application = make_application(service, **access)
-            await serve(application, service, opened, report, self.stop, listening.set)
+            await serve(application, service, opened, report, self.stop, listening.set, limits)
 
         self._thread = threading.Thread(target=asyncio.run, args=[run()])
         self._thread.start()

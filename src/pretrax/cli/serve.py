@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import dataclasses
 import importlib.util
+import ipaddress
 import pathlib
 import re
 import sys
@@ -50,6 +51,10 @@ def serve(
     rate: Annotated[
         float | None, typer.Option(metavar='N', min=0.001, help='Requests a minute from one API key, or from one address.')
     ] = None,
+    proxy: Annotated[
+        list[str] | None,
+        typer.Option(metavar='ADDRESS', help='Address of a proxy that names its clients in X-Forwarded-For; may be repeated.'),
+    ] = None,
     time_limit: Annotated[float, typer.Option(metavar='SECONDS', min=1, help='For one request.')] = 600,
     mesh: Annotated[str | None, typer.Option(metavar='AXES', help='Sizes of mesh axes, such as d=2,t=4.')] = None,
     dtype: Dtype = None,
@@ -76,7 +81,8 @@ def serve(
     from pretrax.infer.request import POOLINGS
     from pretrax.serve.access import LOOPBACK, read_keys
     from pretrax.serve.application import make_application
-    from pretrax.serve.limits import Limits
+    from pretrax.serve.connections import limits_for
+    from pretrax.serve.limits import Limits, Refusals
     from pretrax.serve.listen import bind
     from pretrax.serve.listen import serve as listen
     from pretrax.serve.metrics import Metrics
@@ -107,6 +113,8 @@ def serve(
         pooling=_one_of('--pooling', pooling, tuple(POOLINGS)),
         normalize=normalize,
     )
+    for address in proxy or ():
+        _check_address(address)
     load_plugins(plugin)
     if follow:
         _check_can_follow(paths)
@@ -121,7 +129,7 @@ def serve(
             models[name] = loaded.model
             if follow:
                 stack.enter_context(_following(loaded))
-        service = Service(models, Limits(queue=queue, rate=rate, seconds=time_limit), Metrics())
+        service = Service(models, Limits(queue=queue, rate=rate, seconds=time_limit), Metrics(Refusals(_report)))
         application = make_application(service, keys=keys, local=is_local, origins=allow_origin or ())
         shown = f'[{host}]' if ':' in host else host
         url = f'http://{shown}:{opened.getsockname()[1]}'
@@ -129,7 +137,9 @@ def serve(
         def listening() -> None:
             print(f'serving: the page is {url}/, OpenAI clients use {url}/v1', flush=True)
 
-        asyncio.run(listen(application, service, opened, _report, listening=listening))
+        requests = sum(model.admission.capacity for model in models.values())
+        limits = limits_for(requests, proxy or ())
+        asyncio.run(listen(application, service, opened, _report, listening=listening, limits=limits))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -264,6 +274,15 @@ def _sizes(text: str) -> dict[str, int]:
             )
         sizes[match[1]] = int(match[2])
     return sizes
+
+
+def _check_address(address: str) -> None:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        raise UserError(
+            f'--proxy {address}: no IP address\n  give the address from which the proxy connects: 127.0.0.1'
+        ) from None
 
 
 def _one_of(flag: str, value: str, choices: Sequence[str]) -> str:

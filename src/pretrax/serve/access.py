@@ -1,34 +1,103 @@
 """Who may use a server: API keys, or only programs of this machine."""
 
+import asyncio
 import hashlib
 import hmac
+import ipaddress
 import re
 import urllib.parse
+from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from pretrax.errors import UserError
-from pretrax.serve.errors import ApiError
+from pretrax.serve.errors import ApiError, busy
+from pretrax.serve.limits import Rate, Refusals
 
 LOOPBACK = ('127.0.0.1', '::1', 'localhost')
 _LOCAL = re.compile(r'(127\.0\.0\.1|\[::1\]|localhost)(:\d+)?')  # in the header `Host`
+_WRONG_KEYS = 10  # a minute from one address; then it waits
+_MOST_WAITING = 64  # requests of one address
+_MOST_USED = 10_000  # pairs of an address and a key
 
 
 class Keys:
-    """API keys, compared in constant time."""
+    """API keys, compared in constant time; an address that sends wrong ones is slowed.
 
-    def __init__(self, keys: list[str]):
+    After some wrong keys in a minute, an address waits for the answer to a key that it has not used before, be the key
+    right or wrong, and only so many of its requests wait at once. A right key is never refused because of wrong ones, unless
+    all these places are taken; an address that has used it before does not wait.
+    """
+
+    def __init__(self, keys: list[str], seconds: float = 2.0):
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self._seconds = seconds
+        self._wrong = Rate(_WRONG_KEYS)
+        self._waiting: Counter[str] = Counter()
+        self._used: dict[tuple[str, bytes], None] = {}  # addresses with the keys that they have used, the newest last
 
-    def client(self, headers: Mapping[str, str]) -> str:
-        """A name for the key in the header `Authorization: Bearer KEY`. Raises ApiError 401."""
+    async def client(self, headers: Mapping[str, str], address: str, refusals: Refusals) -> str:
+        """A name for the key in the header `Authorization: Bearer KEY`.
+
+        Args:
+            headers: of the request.
+            address: of the client, from `network`.
+            refusals: counts wrong keys.
+
+        Raises:
+            ApiError: 401, or 429 if too many requests from this address wait.
+        """
         scheme, _, key = headers.get('authorization', '').partition(' ')
+        if scheme.lower() != 'bearer' or not key.strip():
+            raise _unknown_key()  # nothing was guessed
         given = hashlib.sha256(key.strip().encode('latin-1')).digest()
+        if (address, given) not in self._used and self._wrong.seconds(address):
+            await self._wait(address, refusals)
         known = [hmac.compare_digest(given, digest) for digest in self._digests]  # all of them: it takes the same time
-        if scheme.lower() != 'bearer' or not any(known):
-            message = 'this server needs an API key: send "Authorization: Bearer KEY"'
-            raise ApiError(401, message, code='invalid_api_key', headers={'www-authenticate': 'Bearer'})
+        if not any(known):
+            self._wrong.count(address)
+            refusals.count('wrong_key', address)
+            raise _unknown_key()
+        self._used.pop((address, given), None)
+        self._used[address, given] = None
+        if len(self._used) > _MOST_USED:
+            del self._used[next(iter(self._used))]
         return given.hex()
+
+    async def _wait(self, address: str, refusals: Refusals) -> None:
+        if self._waiting[address] >= _MOST_WAITING:
+            refusals.count('wrong_keys', address)
+            raise busy('too many wrong keys from this address', self._seconds, 'too_many_wrong_keys')
+        self._waiting[address] += 1
+        try:
+            await asyncio.sleep(self._seconds)  # even if the client goes away
+        finally:
+            self._waiting[address] -= 1
+            if not self._waiting[address]:
+                del self._waiting[address]
+
+
+def _unknown_key() -> ApiError:
+    message = 'this server needs an API key: send "Authorization: Bearer KEY"'
+    return ApiError(401, message, code='invalid_api_key', headers={'www-authenticate': 'Bearer'})
+
+
+def client_of(scope: Mapping[str, Any]) -> str:
+    """The address of the client of an ASGI scope, as `network` counts it."""
+    return network((scope.get('client') or ('',))[0])
+
+
+def network(address: str) -> str:
+    """What counts as one address of a client: an IPv4 address, or the first 64 bits of an IPv6 address."""
+    try:
+        parsed = ipaddress.ip_address(address.partition('%')[0])
+    except ValueError:
+        return address[:64]
+    if isinstance(parsed, ipaddress.IPv6Address):
+        mapped = parsed.ipv4_mapped
+        return str(mapped) if mapped else str(ipaddress.ip_network((parsed, 64), strict=False))
+    return str(parsed)
 
 
 def read_keys(path: Path) -> Keys:
@@ -65,5 +134,12 @@ def check_local(headers: Mapping[str, str], origins: Collection[str]) -> None:
             403, f'this server answers to localhost, not to {host!r}; with --api-key-file it answers to any name'
         )
     origin = headers.get('origin')
-    if origin is not None and origin not in origins and urllib.parse.urlsplit(origin).netloc != host:
+    if origin is not None and origin not in origins and _host(origin) != host:
         raise ApiError(403, f'requests from pages of {origin} need --allow-origin {origin}')
+
+
+def _host(origin: str) -> str | None:
+    try:
+        return urllib.parse.urlsplit(origin).netloc
+    except ValueError:  # such as http://[
+        return None

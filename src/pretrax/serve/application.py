@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pretrax.serve import chat, completions, embeddings, status, tokens
-from pretrax.serve.access import Keys, check_local
+from pretrax.serve.access import Keys, check_local, client_of
 from pretrax.serve.errors import ApiError
 from pretrax.serve.generation import OUTCOME
 from pretrax.serve.limits import Rate
@@ -53,6 +53,7 @@ def make_application(
     routes += [Route(path, endpoint, methods=['GET']) for path, endpoint in (gets | page).items()]
     handlers: Any = {ApiError: _error, HTTPException: _error, Exception: _error}
     application = Starlette(routes=routes, exception_handlers=handlers)
+    application.router.redirect_slashes = False  # to a host that the request names
     application.state.service = service
     gate = _Gate(application, service, keys, origins if local and keys is None else None, posts.keys(), {*_OPEN, *page})
     if not origins:
@@ -99,7 +100,7 @@ class _Gate:
 
         self._service.running += work
         try:
-            self._check(scope, path, work)
+            await self._check(scope, path, work)
             await self._application(scope, receive, observed)
         except ApiError as error:
             await error.response()(scope, receive, observed)
@@ -108,13 +109,12 @@ class _Gate:
             if work:
                 self._service.metrics.requests.labels(path, scope.get(OUTCOME) or str(code)).inc()
 
-    def _check(self, scope: Scope, path: str, work: bool) -> None:
-        headers = Headers(scope=scope)
-        client = (scope.get('client') or ('',))[0]
+    async def _check(self, scope: Scope, path: str, work: bool) -> None:
+        headers, client = Headers(scope=scope), client_of(scope)
         if self._origins is not None:
             check_local(headers, self._origins)
         if self._keys is not None and path not in self._free:
-            client = self._keys.client(headers)
+            client = await self._keys.client(headers, client, self._service.metrics.refusals)
         if work and self._service.draining:
             advice = {'retry-after': '5', 'connection': 'close'}
             raise ApiError(503, 'the server is shutting down', code='draining', headers=advice)
@@ -127,7 +127,7 @@ async def _error(http: Any, error: Exception) -> Response:
         return error.response()
     if not isinstance(error, HTTPException):
         return ApiError(500, 'the server made a mistake; its log has the details', code='internal_error').response()
-    method, path = http.method, http.url.path
+    method, path = http.method, http.scope['path']  # http.url may be none, with the header `Host` in it
     message = {404: f'{path}: there is no such page', 405: f'{path} does not take {method}'}.get(
         error.status_code, error.detail
     )

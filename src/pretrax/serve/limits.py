@@ -4,7 +4,21 @@ import dataclasses
 import time
 from collections import deque
 
+from pretrax.errors import Report, printable
 from pretrax.serve.errors import ApiError, busy
+
+_MOST_CLIENTS = 10_000  # whose rates are remembered
+REASONS = {
+    'wrong_key': 'a wrong API key',
+    'wrong_keys': 'a key that was not looked at, after too many wrong ones',
+    'total': 'a connection: there are too many',
+    'address': 'a connection: there are too many from one address',
+    'replaced': 'a connection that waited, in favour of a newer one',
+    'head_size': 'a request whose head is too large',
+    'head_time': 'a connection on which no head of a request arrived in time',
+    'malformed': 'what is no HTTP request',
+    'stalled': 'a connection whose client does not read its answer',
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,17 +74,48 @@ class Rate:
 
     def __init__(self, per_minute: float):
         self._per_second, self._most = per_minute / 60, max(1.0, per_minute)
-        self._left: dict[str, tuple[float, float]] = {}  # by client: requests, and when that was
+        self._left: dict[str, tuple[float, float]] = {}  # by client: requests, and when that was; the newest last
+
+    def seconds(self, client: str) -> float:
+        """Seconds until a request is allowed; 0: now."""
+        return max(0.0, (1 - self._allowed(client)) / self._per_second)
+
+    def count(self, client: str) -> None:
+        """Counts a request, if one is allowed."""
+        left = max(0.0, self._allowed(client) - 1)
+        self._left.pop(client, None)
+        self._left[client] = left, time.monotonic()
+        if len(self._left) > _MOST_CLIENTS:
+            del self._left[next(iter(self._left))]
 
     def check(self, client: str) -> None:
         """Counts a request. Raises ApiError 429 if it is one too many."""
+        if seconds := self.seconds(client):
+            raise busy('too many requests from this client', seconds, 'rate_limit_exceeded')
+        self.count(client)
+
+    def _allowed(self, client: str) -> float:
         now = time.monotonic()
-        if len(self._left) > 10_000:
-            self._left = {
-                c: (n, at) for c, (n, at) in self._left.items() if n + (now - at) * self._per_second < self._most
-            }
         left, at = self._left.get(client, (self._most, now))
-        left = min(self._most, left + (now - at) * self._per_second)
-        if left < 1:
-            raise busy('too many requests from this client', (1 - left) / self._per_second, 'rate_limit_exceeded')
-        self._left[client] = left - 1, now
+        return min(self._most, left + (now - at) * self._per_second)
+
+
+class Refusals:
+    """Counts what is refused before it is a request, by reason, and reports the first of each.
+
+    Args:
+        report: receives a line.
+    """
+
+    def __init__(self, report: Report):
+        self._report = report
+        self.counts = dict.fromkeys(REASONS, 0)
+
+    def count(self, reason: str, address: str) -> None:
+        if not self.counts[reason]:
+            self._report(f'refused: {REASONS[reason]}, from {printable(address)}; later ones are counted only')
+        self.counts[reason] += 1
+
+    def summary(self) -> str:
+        """What was refused, for people; empty if nothing was."""
+        return ', '.join(f'{count:,} {reason}' for reason, count in self.counts.items() if count)

@@ -13,6 +13,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pretrax.errors import Report, UserError
+from pretrax.serve.connections import ConnectionLimits, Connections, limits_for
+from pretrax.serve.limits import Refusals
 
 if TYPE_CHECKING:
     from pretrax.serve.service import Service
@@ -66,6 +68,7 @@ async def serve(
     report: Report,
     stop: asyncio.Event | None = None,
     listening: Callable[[], None] = lambda: None,
+    limits: ConnectionLimits | None = None,
 ) -> None:
     """Serves models until it is asked to stop; then running requests finish, and new ones get 503.
 
@@ -73,7 +76,12 @@ async def serve(
         opened: from `bind`.
         stop: asks to stop. None: SIGTERM and SIGINT do; another one, more than a second later, ends the process at once.
         listening: called when clients can connect.
+        limits: of connections; None: those for what the models can run and queue.
     """
+    requests = sum(model.admission.capacity for model in service.models.values())
+    limits = limits or limits_for(requests)
+    if limits.total < requests:
+        report(f'at most {limits.total} connections, because the process may open few files: ulimit -n raises it')
 
     async def drain() -> None:
         service.draining = True
@@ -82,7 +90,8 @@ async def serve(
 
     for model in service.models.values():
         model.thread.start()
-    await listen(application, opened, stop or signalled(lambda: service.running, report), drain, listening)
+    stop = stop or signalled(lambda: service.running, report)
+    await listen(application, opened, stop, drain, listening, limits, service.metrics.refusals, report)
     for model in service.models.values():
         await model.thread.stop()
 
@@ -93,10 +102,18 @@ async def listen(
     stop: asyncio.Event,
     drain: Callable[[], Awaitable[None]],
     listening: Callable[[], None],
+    limits: ConnectionLimits,
+    refusals: Refusals,
+    report: Report,
 ) -> None:
     """Serves an application until `stop` is set and `drain`, which is called then, has ended."""
     config = uvicorn.Config(
         application,
+        http=Connections(limits, refusals),  # type: ignore[arg-type]  # uvicorn calls it as it calls a class
+        h11_max_incomplete_event_size=limits.head_bytes,
+        proxy_headers=bool(limits.proxies),
+        forwarded_allow_ips=[*limits.proxies],
+        log_level='error',  # requests that are not HTTP are counted
         log_config=None,
         access_log=False,
         lifespan='off',
@@ -112,6 +129,8 @@ async def listen(
     server.should_exit = True
     stopped.cancel()
     await task
+    if counts := refusals.summary():
+        report(f'refused: {counts}')
 
 
 def signalled(running: Callable[[], int], report: Report) -> asyncio.Event:

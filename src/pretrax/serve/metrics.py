@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from pretrax.infer.request import EngineStatus
+from pretrax.serve.limits import Refusals
 
 _GAUGES = {
     'slots': 'Requests that the engine can run at once.',
@@ -35,8 +36,9 @@ type State = tuple[str, EngineStatus, int | None, int]
 class Metrics:
     """Counters and histograms of the server; the state of its engines is read when it is asked for."""
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+    def __init__(self, refusals: Refusals) -> None:
+        self.registry, self.refusals = CollectorRegistry(), refusals
+        self.registry.register(_Refused(refusals))
         self.requests = Counter(
             'pretrax_requests', 'HTTP requests. status "aborted": the client went away; "failed": during a stream.',
             ['endpoint', 'status'], registry=self.registry,
@@ -60,6 +62,17 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _Refused(Collector):
+    def __init__(self, refusals: Refusals):
+        self._refusals = refusals
+
+    def collect(self) -> Iterator[Any]:
+        family = CounterMetricFamily('pretrax_refused', 'Connections and keys that were refused.', labels=['reason'])
+        for reason, count in self._refusals.counts.items():
+            family.add_metric([reason], count)
+        yield family
 
 
 class _Engines(Collector):

@@ -18,8 +18,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pretrax.errors import Report
-from pretrax.serve.access import Keys, check_local
+from pretrax.serve.access import Keys, check_local, client_of
+from pretrax.serve.connections import limits_for
 from pretrax.serve.errors import ApiError, busy
+from pretrax.serve.limits import Refusals
 from pretrax.serve.listen import listen, signalled
 from pretrax.serve.page_files import page_files
 from pretrax.storage import BucketPath
@@ -90,10 +92,12 @@ class Watch:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function)
 
 
-def make_application(feed: Feed, *, keys: Keys | None = None, local: bool = True) -> ASGIApp:
+def make_application(feed: Feed, refusals: Refusals, *, keys: Keys | None = None, local: bool = True) -> ASGIApp:
     """The ASGI application of the page.
 
     Args:
+        feed: what is watched.
+        refusals: counts wrong keys.
         keys: who may watch; None: everybody.
         local: without keys, whether only names of this machine are accepted.
     """
@@ -103,7 +107,9 @@ def make_application(feed: Feed, *, keys: Keys | None = None, local: bool = True
     page['/plotly.js'] = _plotly
     routes = [Route(path, endpoint, methods=['GET']) for path, endpoint in page.items()]
     routes.append(Route('/events', functools.partial(_events, feed), methods=['GET']))
-    return _Gate(Starlette(routes=routes), keys, local, page.keys())
+    application = Starlette(routes=routes)
+    application.router.redirect_slashes = False  # to a host that the request names
+    return _Gate(application, refusals, keys, local, page.keys())
 
 
 class _Gate:
@@ -113,8 +119,9 @@ class _Gate:
         free: paths that need no key.
     """
 
-    def __init__(self, application: ASGIApp, keys: Keys | None, local: bool, free: Collection[str]):
-        self._application, self._keys, self._local, self._free = application, keys, local, free
+    def __init__(self, application: ASGIApp, refusals: Refusals, keys: Keys | None, local: bool, free: Collection[str]):
+        self._application, self._refusals = application, refusals
+        self._keys, self._local, self._free = keys, local, free
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -122,7 +129,7 @@ class _Gate:
             if self._local and self._keys is None:
                 check_local(headers, ())
             if self._keys is not None and scope['path'] not in self._free:
-                self._keys.client(headers)
+                await self._keys.client(headers, client_of(scope), self._refusals)
         except ApiError as error:
             await error.response()(scope, receive, send)
         else:
@@ -166,7 +173,7 @@ async def watch_in_browser(
         opened: from `serve.listen.bind`.
         listening: called when browsers can connect.
     """
-    feed = Feed()
+    feed, refusals = Feed(), Refusals(report)
     following = asyncio.create_task(Watch(places, feed).run())
 
     async def end() -> None:
@@ -174,7 +181,8 @@ async def watch_in_browser(
 
     stop = stop or signalled(lambda: 0, report)
     following.add_done_callback(lambda _: stop.set())  # it fails, or is cancelled below
-    await listen(make_application(feed, keys=keys, local=local), opened, stop, end, listening)
+    application = make_application(feed, refusals, keys=keys, local=local)
+    await listen(application, opened, stop, end, listening, limits_for(_STREAMS), refusals, report)
     following.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await following
