@@ -231,7 +231,8 @@ def test_asha_cancels_a_job_that_an_earlier_searcher_has_started(slurm, tmp_path
         poor = search.trials()[1]
         assert (search.trials()[0]['state'], poor['state']) == ('done', 'pruned')
         assert search.checkpoints(1)[-1] == search.step(1) < STEPS, 'it saved before it ended'
-        assert search.events(1, 'ended')[-1]['code'] == 75, 'it was asked, not killed'
+        (stopped,), (ended,) = search.events(1, 'stopped'), search.events(1, 'ended')
+        assert (stopped['why'], ended['why'], ended['code']) == ('signal', 'stopped on request', 0), 'not killed'
         assert len(search.events(1, 'allocated')) == 1
 
 

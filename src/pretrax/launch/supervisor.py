@@ -183,6 +183,8 @@ class Supervisor:
             ended = outcome(codes, hung, self._newest())
             if grows and self._asked is None and set(codes.values()) <= {DONE, TRY_AGAIN}:
                 ended = dataclasses.replace(ended, code=TRY_AGAIN, why=_GROWS, lost=())
+            elif ended.code == DONE and self._asked is not None and ended.step < self._config.steps:
+                ended = dataclasses.replace(ended, why='stopped on request')
             elif ended.code not in (DONE, MISTAKE, CONFIGURATION) and (gone := tuple(group.gone())):
                 names = ' and '.join(f'process {number} on {group.host(number)}' for number in gone)
                 ended = dataclasses.replace(ended, gone=gone, why=f'lost: {names}')
