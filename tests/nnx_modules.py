@@ -1,13 +1,11 @@
 """Flax NNX modules as users write them, right and wrong, for `model.target=nnx_modules:NAME`."""
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 WIDTH = 16
-
-
-def sharded(*axes):
-    return nnx.with_partitioning(nnx.initializers.normal(0.1), axes)
 
 
 class Plain(nnx.Module):
@@ -27,11 +25,19 @@ class Plain(nnx.Module):
 
 
 class PartlyAnnotated(nnx.Module):
-    """One weight of a feed-forward is sharded, and XLA would shard its neighbors too."""
+    """One weight of a feed-forward is sharded, and XLA would shard its neighbors too.
 
-    def __init__(self, vocab_size, *, rngs):
+    `with_mesh`: by a sharding over a mesh of the module, as in JAX's walk-through, instead of by names.
+    """
+
+    def __init__(self, vocab_size, with_mesh=False, *, rngs):
+        names = (None, 't')
+        if with_mesh:
+            mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ('t',))
+            names = jax.sharding.NamedSharding(mesh, jax.P(*names))
+        kernel_init = nnx.with_partitioning(nnx.initializers.normal(0.1), names)
         self.embed = nnx.Embed(vocab_size, WIDTH, rngs=rngs)
-        self.up = nnx.Linear(WIDTH, 2 * WIDTH, kernel_init=sharded(None, 't'), rngs=rngs)
+        self.up = nnx.Linear(WIDTH, 2 * WIDTH, kernel_init=kernel_init, rngs=rngs)
         self.down = nnx.Linear(2 * WIDTH, WIDTH, rngs=rngs)
         self.unembed = nnx.Linear(WIDTH, vocab_size, rngs=rngs)
 

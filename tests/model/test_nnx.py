@@ -81,11 +81,11 @@ def test_the_report_names_what_is_not_trained():
     assert 'variables that do not train' not in module('Keeps').choices
 
 
-@pytest.mark.parametrize('accumulation', [1, 2])
-def test_a_weight_without_annotation_stays_replicated(accumulation):
+@pytest.mark.parametrize(('accumulation', 'with_mesh'), [(1, True), (2, False)])
+def test_a_weight_without_annotation_stays_replicated(accumulation, with_mesh):
     """Beside one that is sharded over t, on d=2, t=2: three steps, as on one device."""
     mesh = mesh_of(d=2, t=2)
-    model = module('PartlyAnnotated', mesh)
+    model = module('PartlyAnnotated', mesh, with_mesh=with_mesh)
     losses, states, state = trained(model, mesh, 3, accumulation)
     like = jax.tree.map(lambda w: w.sharding.spec, init_state_of(model, mesh).weights)
     assert jax.tree.map(lambda w: w.sharding.spec, state.weights) == like

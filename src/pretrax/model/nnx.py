@@ -150,7 +150,8 @@ class NnxModel(AutomaticModel):
         return tree
 
     def _annotated(self, path: tuple, variable: Any) -> '_Annotated':
-        names = variable.get_metadata().get('out_sharding') or ()
+        sharding = variable.get_metadata().get('out_sharding') or ()
+        names = sharding.spec if isinstance(sharding, NamedSharding) else sharding
         value = variable.get_value()
         spec = [self._ours(name, path) for name in names]
         for dimension, (size, axes) in enumerate(zip(value.shape, spec, strict=False)):
