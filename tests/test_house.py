@@ -161,7 +161,7 @@ TESTED_BY = {
     'run/test_processes.py': 'checkpoint/agreement',
     'run/test_program_cache.py': 'jax_compat machine/cache run/compiled_step',
     'run/test_seen_batch.py': 'cli/data/show',
-    'run/test_setup.py': 'run/devices run/utilization',
+    'run/test_setup.py': 'run/devices',
     'run/test_warm_start.py': 'run/origin run/trained',
     'run/test_teacher_cache.py': 'cli/distill/prepare',
     'run/test_teacher.py': 'run/distilled train/fingerprint',

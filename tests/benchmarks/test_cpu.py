@@ -47,7 +47,7 @@ def test_all_sides_start_from_the_same_weights_and_train_the_same_model(benchmar
 def test_the_table_shows_the_fastest_peer_and_warns_of_a_busy_machine(benchmark):
     row = {
         'name': 'small', 'model': '4 layers', 'tokens_per_second': {'pretrax': 30.0, 'PyTorch, eager f32': 10.0},
-        'ratio': {'PyTorch, eager f32': 3.0}, 'strongest': 'PyTorch, eager f32', 'mfu': 0.3, 'busy': 0.01,
+        'ratio': {'PyTorch, eager f32': 3.0}, 'strongest': 'PyTorch, eager f32', 'limit': 100.0, 'busy': 0.01,
         'pretrax_report': ['compute: f32'],
     }  # fmt: skip
     result = {
@@ -56,6 +56,8 @@ def test_the_table_shows_the_fastest_peer_and_warns_of_a_busy_machine(benchmark)
     }  # fmt: skip
     assert '| small | PyTorch, eager f32 (its fastest) | 10 | 3.00x |' in benchmark.table(result).splitlines()
     assert '- small: at most 100 tokens/s; pretrax reaches 30%' in benchmark.table(result).splitlines()
+    busy = {**result, 'rows': [{**row, 'limit': 20.0}]}
+    assert '20 tokens/s; but pretrax is faster: that rate was measured too low' in benchmark.table(busy)
     assert 'Not a fair comparison' not in benchmark.table(result)
     row['busy'] = 0.4
     assert 'Not a fair comparison: other programs used 40% of the cores' in benchmark.table(result)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pretrax.doctor.findings import Finding
-from pretrax.doctor.judgment import judged, outliers
+from pretrax.doctor.judgment import judged, outliers, share_of
 
 
 @pytest.mark.parametrize('n', [2, 3, 4, 8, 64])
@@ -60,3 +60,8 @@ def test_the_same_failure_of_several_nodes_is_one_row():
 def test_the_node_with_least_is_shown():
     found = {index: [Finding('disk', f'{free} GB free', amount=free)] for index, free in enumerate((5, 3, 9))}
     assert [(row.nodes, row.result) for row in judged(found)] == [((0, 1, 2), 'at least 3 GB free')]
+
+
+def test_no_share_of_a_limit_is_over_100_percent():
+    assert share_of(3e11, 4e11, 'the peak of H100') == '75% of the peak of H100'
+    assert share_of(5e11, 4e11, 'the peak of H100') == 'more than the peak of H100'

@@ -462,6 +462,10 @@ class Log(Section):
         default=0,
         description='steps between estimates of the gradient noise scale, in tokens; each costs two steps; 0: none',
     )
+    peak_tflops: Positive | None = Field(
+        default=None,
+        description='peak TFLOP/s of a device in the compute dtype, for MFU; null: that of its vendor, or of a CPU as measured',
+    )
     report: bool = Field(default=True, description='write <run_dir>/report.html at the end of the run')
     graph: bool = Field(
         default=False,

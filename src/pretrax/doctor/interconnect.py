@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pretrax.doctor.findings import Finding, failure, warning
+from pretrax.doctor.judgment import share_of
 from pretrax.doctor.pairs import NETWORK_FIX, rounds
 from pretrax.doctor.place import Place
 from pretrax.doctor.together import wait_for_all
@@ -53,11 +54,11 @@ def all_reduce(place: Place) -> Iterator[Finding]:
     expected = _expected(devices, largest)
     if expected is None:
         yield Finding('all-reduce', f'{text}; no figure for this hardware', amount=measured[largest])
-    elif measured[largest] < _LOW * expected:
-        result = f'{text}; {measured[largest] / expected:.0%} of {expected / 1e9:.3g} GB/s'
+        return
+    result = f'{text}; {share_of(measured[largest], expected, f"{expected / 1e9:.3g} GB/s")}'
+    if measured[largest] < _LOW * expected:
         yield warning('all-reduce', result, _FIX.get(platform, NETWORK_FIX))
     else:
-        result = f'{text}; {measured[largest] / expected:.0%} of {expected / 1e9:.3g} GB/s'
         yield Finding('all-reduce', result, amount=measured[largest])
 
 

@@ -42,6 +42,11 @@ def outliers[Key: Hashable](rates: Mapping[Key, float]) -> dict[Key, float]:
     }
 
 
+def share_of(speed: float, limit: float, name: str) -> str:
+    """A speed relative to a limit, in words. It is never over 100 %: a limit that is exceeded does not describe the hardware."""
+    return f'more than {name}' if speed > limit else f'{speed / limit:.0%} of {name}'
+
+
 def judged(found: Mapping[int, Iterable[Finding]]) -> list[Row]:
     """The rows of the table, in the order of the checks.
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pretrax.doctor.findings import Finding, failure, warning
-from pretrax.doctor.judgment import outliers
+from pretrax.doctor.judgment import outliers, share_of
 from pretrax.doctor.place import Place
 from pretrax.doctor.together import wait_for_all
 from pretrax.scale.devices import lookup
@@ -38,7 +38,7 @@ def rates(place: Place) -> Iterator[Finding]:
         text = f'the same product gave other bits on device {", ".join(str(devices[i].id) for i in changed)}'
         yield failure('products', text, fix)
     known = lookup(devices[0].device_kind) if platform != 'cpu' else None
-    share = f', {min(found) / known.bf16:.0%} of the peak at least' if known else ''
+    share = f', at least {share_of(min(found), known.bf16, f"the peak of {known.name}")}' if known else ''
     text = f'{sum(found) / 1e12:.3g} TFLOP/s of {jnp.dtype(dtype).name} per node{share}'
     yield Finding('products', text, amount=sum(found), compare=True, fix=SLOW)
     if platform != 'cpu':  # simulated devices share the cores
@@ -47,7 +47,7 @@ def rates(place: Place) -> Iterator[Finding]:
             text = f'device {devices[i].id}: {found[i] / 1e12:.3g} TFLOP/s, {below:.0%} below the median of this node'
             yield warning('products', text, SLOW)
         if known and not slow and min(found) < _LOW * known.bf16:
-            text = f'{min(found) / 1e12:.3g} TFLOP/s, {min(found) / known.bf16:.0%} of the peak of {known.name}'
+            text = f'{min(found) / 1e12:.3g} TFLOP/s, {share_of(min(found), known.bf16, f"the peak of {known.name}")}'
             yield warning('products', text, SLOW)
 
 

@@ -100,7 +100,6 @@ def _hardware(run: Run) -> dict[str, Any]:
 def _sizes(run: Run) -> dict[str, Any]:
     planned = memory_of_run(run)
     flops = run.flops
-    utilization = run.mfu(1.0).get('mfu')
     return {
         'parameters': run.n_params,
         'batch_tokens': run.size.tokens,
@@ -115,7 +114,7 @@ def _sizes(run: Run) -> dict[str, Any]:
         'compute': run.compute,
         'flops_per_token': flops.causal if flops else None,
         'flops_per_token_full': flops.full if flops else None,
-        'peak_flops': flops.causal / utilization / run.mesh.size if flops and utilization else None,
+        'peak_flops': run.mfu.peak,
         'memory': {
             'planned': planned.parts() if planned else None,
             'phase': planned.phase if planned else None,

@@ -95,6 +95,8 @@ def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:
     each = [b - a for a, b in itertools.pairwise(ends)][warmup - 1 :]
     seconds = statistics.median(each)
     speed = run.size.tokens / seconds
+    if run.mfu.is_exceeded(speed):
+        print(run.mfu.explain_excess(speed), flush=True)
     return {
         'status': DONE,
         **sizes,

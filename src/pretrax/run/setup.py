@@ -191,21 +191,19 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     source = open_source(config, report)
     files = open_teacher_files(config, source)
 
-    def prepare_size(size: BatchSize) -> tuple[Run, str]:
+    def prepare_size(size: BatchSize) -> Run:
         micro_batches = sequences_per_device(size, mesh.shape) // micro_batch_size(size, mesh.shape)
         model = _build_model(config, size, source, mesh, dtype, micro_batches, has_host_memory(local))
         recipe = _build_recipe(config, model, 1 if mesh.shape['p'] > 1 else micro_batches)
         with jax.set_mesh(mesh):
             like = abstract_state(recipe)
         flops = training_flops(model, size.sequence_length)
-        utilization, peak = choose_utilization(mesh, compute, flops)
-        run = Run(
+        utilization = choose_utilization(mesh, compute, flops, config.log.peak_tflops)
+        return Run(
             config, size, mesh, source, recipe, like, compute, flops, utilization, startup=[], teacher_files=files
         )
-        return run, peak
 
-    *others, (run, peak) = map(prepare_size, config.batch.sizes.values())
-    smaller = [other for other, _ in others]
+    *smaller, run = map(prepare_size, config.batch.sizes.values())
     memory = memory_of_run(run)
     facts |= {
         'batch': describe_batch(config.batch, mesh.shape),
@@ -217,7 +215,7 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
         **run.recipe.model.choices,
         **_choices_of_smaller(run, smaller),
         'memory': f'{memory}{", for the largest batches" if smaller else ""}' if memory else '',
-        'mfu': peak,
+        'mfu': run.mfu.source,
     }
     lines = [StartupLine(topic, text) for topic, text in facts.items() if text]
     return dataclasses.replace(run, startup=lines, smaller=smaller)

@@ -29,6 +29,8 @@ from pretrax.run.watch import Requests
 from pretrax.train.skipping import without_empty_means
 from pretrax.train.step import TrainState
 
+_EXCESSES = 3  # lines in a row: one of a few steps that had ended already says nothing about the peak
+
 
 class StepMetrics:
     """Reads the metrics of each step, and logs some of them.
@@ -69,6 +71,7 @@ class StepMetrics:
         self._batches_ahead = 0  # the number of a step's batch minus the number of steps before it
         self._is_after_rollback = False
         self._has_grown = False  # whether the batches have grown since the newest step
+        self._excesses = 0  # lines in a row with more than the peak of the devices
 
     def before(self, number: int, index: int, state: TrainState, batch: Batch) -> None:
         """Call it before each step, with the number of its batch: starts the programs that are due."""
@@ -187,7 +190,7 @@ class StepMetrics:
             'goodput': self.clock.goodput(),
             **({'bits_per_byte': bits_per_byte(nll, per_token)} if per_token and nll is not None else {}),
             'tokens_per_second': tokens_per_second,
-            **run.mfu(tokens_per_second),
+            **self._utilization(tokens_per_second),
             **memory_in_use(),
         }
         self.last.setdefault('mfu', None)  # type: ignore[arg-type]  # the column is always there
@@ -195,6 +198,14 @@ class StepMetrics:
             skipped = self.last['skipped_steps']
             self._report(f'step {number}: the loss is {values["loss"]}; {skipped} steps skipped so far')
         self.write(self.last)
+
+    def _utilization(self, tokens_per_second: float) -> dict[str, float]:
+        """The MFU of the newest steps. Warns if the devices seem to be faster than their peak."""
+        mfu = self._run.mfu
+        self._excesses = self._excesses + 1 if mfu.is_exceeded(tokens_per_second) else 0
+        if self._excesses == _EXCESSES:
+            self._report(f'WARNING: {mfu.explain_excess(tokens_per_second)}')
+        return mfu(tokens_per_second)
 
 
 def _tokens_of(run: Run, start: Start) -> int:

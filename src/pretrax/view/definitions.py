@@ -61,7 +61,7 @@ DEFINITIONS = {
     'mfu': Definition(
         'MFU',
         'fraction of 1',
-        'model FLOPs utilization, with causal attention; null on an unknown device',
+        'model FLOPs utilization, with causal attention; null if the peak is not known, or is exceeded: then it is no peak',
     ),
     'mfu_full': Definition('MFU, full attention', 'fraction of 1', 'MFU, counting the FLOPs of full attention'),
     'grad_norm': Definition('gradient norm', '', 'global norm of the gradient, before clipping'),

@@ -233,6 +233,7 @@ def time_data(record: RunRecord, traced: dict[str, float]) -> dict[str, Any] | N
         and known['peak_flops'] * known['devices'] > 0
     ):
         limit = record.flops_per_token * record.batch_tokens / (known['peak_flops'] * known['devices'])
+        limit = None if measured is not None and measured < limit else limit  # the peak is too low
     predicted = known.get('predicted')
     phases = predicted.get('phases', []) if isinstance(predicted, dict) else []
     phases = [

@@ -73,8 +73,10 @@ def _computation(steps: TracedSteps) -> Iterator[tuple[float, str]]:
             continue
         work = (row.flops or 0.0) / limits.peak if limits.peak else 0.0
         traffic = (row.bytes or 0.0) / limits.bandwidth if limits.bandwidth else 0.0
-        if row.roofline is None:
+        if row.best is None:
             found[fewer].append((row.seconds, f'{row.name} ({row.phase})'))
+        elif row.roofline is None:
+            continue  # faster than the limits that are known
         elif work >= traffic and row.roofline < 0.5:
             found[larger].append((row.seconds, f'{row.name} ({row.phase}, {row.roofline:.0%} of the peak FLOP/s)'))
         elif traffic > work:

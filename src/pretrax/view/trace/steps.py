@@ -75,8 +75,12 @@ class Row:
 
     @property
     def roofline(self) -> float | None:
-        """Fraction of the roofline: the best time over the time that it took."""
-        return self.best / self.elapsed if self.best and self.elapsed else None
+        """Fraction of the roofline: the best time over the time that it took.
+
+        None if it is not known, or over 1: then the peak was measured on a busy machine, or a cache answered the reads.
+        """
+        share = self.best / self.elapsed if self.best and self.elapsed else None
+        return None if share is None or share > 1 else share
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ COLUMNS = {
     'elapsed': 'from start to end of the operations, hidden ones included',
     'FLOP/s': 'FLOPs of products over the elapsed time',
     'bytes/s': 'bytes that the program reads and writes, over the elapsed time',
-    'roofline': "the time that the device's peak FLOP/s and bandwidth allow, over the elapsed time; empty if not known",
+    'roofline': "the time that the device's peak FLOP/s and bandwidth allow, over the elapsed time; empty if not known, or over 100%",
 }
 _PHASE_COLUMNS = {
     'time': COLUMNS['time'],
