@@ -21,7 +21,7 @@ from pretrax.data.stream.open_stream import open_stream
 from pretrax.data.stream.stream_source import StreamSource
 from pretrax.data.tokenize.prepare import Work, prepare
 from pretrax.data.tokenizers.tokenizer import Tokenizer
-from pretrax.data.tokenizers.tokenizer_files import contradiction, load_tokenizer
+from pretrax.data.tokenizers.tokenizer_files import BYTES, TIKTOKEN, contradiction, load_tokenizer
 from pretrax.data.tokens.block_files import BlockFiles
 from pretrax.data.tokens.token_files import is_flat_tokens, open_held_out, open_token_files
 from pretrax.errors import UserError
@@ -85,7 +85,8 @@ def _load_tokenizer(options: TextOptions, say: Callable[[str], None]) -> Tokeniz
     begins += (
         ', as data.begin_of_text says' if chosen else ', as tokenizer.json says' if tokenizer.begin_of_text else ''
     )
-    if not chosen and (place := Path(name).expanduser()).exists():
+    if not chosen and name != BYTES and not name.startswith(TIKTOKEN):
+        place = locate_local(name)
         begins += contradiction(place if place.is_dir() else place.parent, tokenizer)
     ends = '' if end is None else f'; {tokenizer.decode([end])} (id {end}, from {tokenizer.end_from}) ends documents'
     say(f'tokenizer: {name}, {tokenizer.vocab_size:,} tokens; {begins}{ends}')
