@@ -153,7 +153,7 @@ class StubTemplate:
     """Each message with its role before it; the byte 1 ends an answer."""
 
     end_of_turn = (1,)
-    source, variables = '{% for message in messages %}...{% endfor %}', {}
+    source = '{% for message in messages %}...{% endfor %}'
 
     def check_variables(self, variables):
         if strange := variables.keys() - {'mood'}:

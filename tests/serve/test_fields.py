@@ -14,7 +14,7 @@ BASES = {
 # The defaults in the references of OpenAI's and vLLM's servers, and values that clients are seen to send.
 EVERYWHERE = [
     {'user': 'me'}, {'safety_identifier': 'me'}, {'prompt_cache_key': 'k'}, {'prompt_cache_retention': '24h'}, {'metadata': {}},
-    {'service_tier': 'auto'}, {'service_tier': 'default'}, {'priority': 0}, {'request_id': 'a'}, {'add_special_tokens': False},
+    {'service_tier': 'auto'}, {'service_tier': 'default'}, {'priority': 0}, {'request_id': 'a'}, {'cache_salt': None},
     {'mm_processor_kwargs': {}}, {'truncate_prompt_tokens': None}, {'nobody_knows': None},
 ]  # fmt: skip
 GENERATION = [
@@ -30,12 +30,19 @@ GENERATION = [
     {'prediction': {'type': 'content', 'content': 'the cat'}}, {'return_tokens_as_token_ids': False}, {'prompt_logprobs': None},
     {'guided_json': None, 'guided_regex': None, 'guided_decoding_backend': 'xgrammar'}, {'kv_transfer_params': None},
 ]  # fmt: skip
-COMPLETION = [{'suffix': ''}, {'suffix': None}, {'echo': False}, {'logprobs': False}, {'parse_special': False}]
+COMPLETION = [
+    {'add_special_tokens': True},
+    {'suffix': ''},
+    {'suffix': None},
+    {'echo': False},
+    {'logprobs': False},
+    {'parse_special': False},
+]
 CHAT = [
     {'modalities': ['text']}, {'audio': None}, {'logprobs': False, 'top_logprobs': 0}, {'reasoning_effort': 'none'},
     {'reasoning_effort': None}, {'verbosity': 'medium'}, {'web_search_options': None}, {'echo': False}, {'documents': []},
     {'add_generation_prompt': True}, {'continue_final_message': False}, {'chat_template': None}, {'chat_template_kwargs': {}},
-    {'chat_template_kwargs': None}, {'include_reasoning': True},
+    {'chat_template_kwargs': None}, {'include_reasoning': True}, {'add_special_tokens': False},
 ]  # fmt: skip
 EMBEDDING = [{'encoding_format': None}, {'dimensions': None}, {'input_type': None}]
 NEUTRAL = {
@@ -167,3 +174,17 @@ def test_a_name_of_a_special_token_in_a_raw_text_is_this_token_unless_it_is_not_
     for path, body in {'/v1/completions': {'prompt': text}, '/v1/embeddings': {'input': text}}.items():
         assert call(server, path, body)[2]['usage']['prompt_tokens'] == 3
         assert call(server, path, body | {'parse_special': False})[2]['usage']['prompt_tokens'] == 15
+
+
+def test_a_raw_text_begins_with_what_begins_every_text_unless_it_is_left_out(server, monkeypatch):
+    monkeypatch.setattr(server.service.models['stub'].tokenizer, 'begin_of_text', (1,))
+    for text, whole, bare in (('ab', [1, 97, 98], [97, 98]), ('', [1], []), ('\x01a', [1, 97], [1, 97])):
+        for more, expected in (({}, whole), ({'add_special_tokens': False}, bare)):
+            assert call(server, '/tokenize', {'prompt': text} | more)[2]['tokens'] == expected
+            usage = call(server, '/v1/completions', {'prompt': text, 'max_tokens': 1} | more)[2]['usage']
+            assert usage['prompt_tokens'] == (len(expected) or 1)  # nothing is the end of the text before
+    body = {'prompt': 'ab', 'echo': True, 'logprobs': 0, 'max_tokens': 0}
+    for more, tokens in (({}, ['\x01', 'a', 'b']), ({'add_special_tokens': False}, ['a', 'b'])):
+        choice = call(server, '/v1/completions', body | more)[2]['choices'][0]
+        assert (choice['text'], choice['logprobs']['tokens'][-2:]) == ('ab', tokens[-2:])
+    assert call(server, '/tokenizer_info')[2] == {'bos_token': None, 'eos_token': '<|endoftext|>'}

@@ -37,10 +37,11 @@ class _Body(_Object):
     model: str | None = None
 
 
-class _ReadsText(_Body):
-    """What the endpoints that read raw text have in common."""
+class RawText(_Body):
+    """How raw text is read."""
 
     parse_special: bool = True  # extension: the name of a special token in a text is this token
+    add_special_tokens: bool = True  # extension: a text begins with the tokens that begin every text
 
 
 class StreamOptions(_Object):
@@ -115,7 +116,7 @@ class _Generation(_Body):
         )
 
 
-class CompletionBody(_Generation, _ReadsText):
+class CompletionBody(_Generation, RawText):
     neutral = fields.COMPLETION
 
     prompt: Texts
@@ -190,7 +191,7 @@ class ChatBody(_Generation):
         return self
 
 
-class EmbeddingBody(_ReadsText):
+class EmbeddingBody(RawText):
     neutral = fields.EMBEDDING
 
     input: Texts
@@ -205,7 +206,7 @@ class EmbeddingBody(_ReadsText):
         return _check_texts(value, check)
 
 
-class TokenizeBody(_ReadsText):
+class TokenizeBody(RawText):
     text: str | None = None
     prompt: str | None = None  # the same, by the name that vLLM has for it
 

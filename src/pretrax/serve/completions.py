@@ -6,7 +6,7 @@ from typing import Any
 
 from pretrax.infer.request import Request, Token
 from pretrax.serve.answers import Choice, Delta, Echo, token_name
-from pretrax.serve.bodies import CompletionBody, listed
+from pretrax.serve.bodies import CompletionBody, RawText, listed
 from pretrax.serve.generation import Format, Generation
 from pretrax.serve.service import ServedModel, Tokenizer, service_of
 
@@ -24,9 +24,9 @@ async def completions(http: Any) -> Generation:
     requests, choices = [], []
     for number, prompt in enumerate(prompts):
         await asyncio.sleep(0)  # other clients do not wait for a long list
-        ids = await model.tokens(prompt, 'prompt', body.parse_special)
+        ids = await model.tokens(prompt, 'prompt', body)
         room = model.room(ids, body.max_tokens, 'prompt', _DEFAULT_TOKENS)
-        echo = _echo(model.tokenizer, prompt, ids, body.parse_special) if body.echo else None
+        echo = _echo(model.tokenizer, prompt, ids, body) if body.echo else None
         for choice in range(body.n):
             request = Request(
                 prompt=ids,
@@ -43,11 +43,11 @@ async def completions(http: Any) -> Generation:
     return Generation(service, model, requests, choices, form, body.stream, body.stream_options.include_usage)
 
 
-def _echo(tokenizer: Tokenizer, prompt: str | list[int], ids: tuple[int, ...], parse_special: bool) -> Echo:
+def _echo(tokenizer: Tokenizer, prompt: str | list[int], ids: tuple[int, ...], how: RawText) -> Echo:
     if not isinstance(prompt, str):
         return Echo(tokenizer.decode(prompt), before=0)
-    begin = tokenizer.begin_of_text
-    is_written = parse_special and begin and prompt.startswith(tokenizer.decode(begin))
+    begin = tokenizer.begin_of_text if how.add_special_tokens else ()
+    is_written = how.parse_special and begin and prompt.startswith(tokenizer.decode(begin))
     return Echo(prompt, 0 if is_written else len(begin) if prompt else len(ids))
 
 

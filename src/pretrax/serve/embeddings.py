@@ -22,7 +22,7 @@ async def embeddings(http: Any) -> Response:
     model.admission.check(len(texts), 'texts', 'input')
     for text in texts:
         await asyncio.sleep(0)  # other clients do not wait for a long list
-        ids = await model.tokens(text, 'input', body.parse_special)
+        ids = await model.tokens(text, 'input', body)
         model.room(ids, 0, 'input')
         requests.append(Request(prompt=ids, max_tokens=0, embedding=body.pooling or model.pooling))
 

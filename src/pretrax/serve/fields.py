@@ -49,7 +49,6 @@ EVERYWHERE = {
     'priority': Field('requests are served in the order in which they come', (0,)),
     'service_tier': Field('this server has one tier of service', ('auto', 'default')),
     'truncate_prompt_tokens': Field('a prompt is never cut; shorten it'),
-    'add_special_tokens': _UNUSED,  # none are added to a raw text
     'cache_salt': Field('all requests share the cache of prompts'),
     'mm_processor_kwargs': Field(_READS_TEXT, ({},)),
 }

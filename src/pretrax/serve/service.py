@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from pretrax.infer.answers import begun
 from pretrax.infer.request import Pooling
 from pretrax.infer.text import Decodes
-from pretrax.serve.bodies import parse
+from pretrax.serve.bodies import RawText, parse
 from pretrax.serve.engine_thread import EngineThread
 from pretrax.serve.errors import ApiError
 from pretrax.serve.limits import Admission, Limits
@@ -44,8 +44,6 @@ class Template(Protocol):
     def end_of_turn(self) -> tuple[int, ...]: ...
     @property
     def source(self) -> str: ...
-    @property
-    def variables(self) -> Mapping[str, str]: ...
     def check_variables(self, variables: Iterable[str]) -> None: ...
     def prompt(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> list[int | str]: ...
 
@@ -84,23 +82,35 @@ class ServedModel:
 
         self.thread.between_blocks(between_blocks)
 
-    async def encode(self, text: str, param: str, parse_special: bool) -> tuple[int, ...]:
-        """The tokens of a text, with those that begin a text; an empty one is the end of the text before.
+    async def encode(self, text: str, how: RawText) -> list[int]:
+        """The tokens of a text, with those that begin a text."""
+        function = self.tokenizer.encode_with_names if how.parse_special else self.tokenizer.encode
+        ids = await asyncio.to_thread(function, text) if len(text) > _LONG else function(text)
+        if not how.add_special_tokens:
+            return ids
+        return begun(self.tokenizer, ids) if ids else list(self.tokenizer.begin_of_text)
+
+    async def tokens(self, text: str | list[int], param: str, how: RawText) -> tuple[int, ...]:
+        """The tokens of a prompt, or these tokens; an empty text is the end of the text before.
 
         Args:
-            text: the text.
+            text: the prompt.
             param: the field that has it.
-            parse_special: whether the names of special tokens in it are these tokens.
+            how: how a text is read.
 
         Raises:
-            ApiError: the text is empty, and the tokenizer has no such tokens; or it is longer than the model can read.
+            ApiError: there are no tokens, one is unknown, or the text is longer than the model can read.
         """
-        self.check_size(len(text.encode()), param)
-        function = self.tokenizer.encode_with_names if parse_special else self.tokenizer.encode
-        ids = await asyncio.to_thread(function, text) if len(text) > _LONG else function(text)
-        if not ids and self.tokenizer.end_of_text is None and not self.tokenizer.begin_of_text:
-            raise ApiError(400, 'the prompt is empty', param=param, code='invalid_value')
-        return tuple(begun(self.tokenizer, ids))
+        if isinstance(text, str):
+            self.check_size(len(text.encode()), param)
+            ids, end = await self.encode(text, how), self.tokenizer.end_of_text
+            if not ids and end is None:
+                raise ApiError(400, 'the prompt is empty', param=param, code='invalid_value')
+            return tuple(ids) if ids or end is None else (end,)
+        if not text:
+            raise ApiError(400, f'{param}: the list of tokens is empty', param=param, code='invalid_value')
+        self.check_tokens(text, param)
+        return tuple(text)
 
     def check_size(self, size: int, param: str) -> None:
         """Raises ApiError 400 if a text of this many bytes has more tokens than the model reads, whatever it says."""
@@ -111,15 +121,6 @@ class ServedModel:
                 f'this model reads at most {most:,} tokens'
             )
             raise ApiError(400, message, param=param, code='context_length_exceeded')
-
-    async def tokens(self, text: str | list[int], param: str, parse_special: bool) -> tuple[int, ...]:
-        """The tokens of a text, or these tokens. Raises ApiError 400 if there are none, or one is unknown."""
-        if isinstance(text, str):
-            return await self.encode(text, param, parse_special)
-        if not text:
-            raise ApiError(400, f'{param}: the list of tokens is empty', param=param, code='invalid_value')
-        self.check_tokens(text, param)
-        return tuple(text)
 
     def check_tokens(self, ids: Sequence[int], param: str) -> None:
         """Raises ApiError 400 if a token is outside the vocabulary."""

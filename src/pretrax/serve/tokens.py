@@ -5,7 +5,6 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from pretrax.infer.answers import begun
 from pretrax.serve.bodies import DetokenizeBody, TokenizeBody
 from pretrax.serve.service import service_of
 
@@ -14,9 +13,7 @@ async def tokenize(http: Any) -> Response:
     service = service_of(http)
     body = await service.read(http, TokenizeBody)
     model = service.model(body.model)
-    encode = model.tokenizer.encode_with_names if body.parse_special else model.tokenizer.encode
-    ids = await asyncio.to_thread(encode, body.content)
-    ids = begun(model.tokenizer, ids) if ids else list(model.tokenizer.begin_of_text)
+    ids = await model.encode(body.content, body)
     return JSONResponse({'tokens': ids, 'count': len(ids), 'max_model_len': model.thread.max_length})
 
 
@@ -34,5 +31,6 @@ async def tokenizer_info(http: Any) -> Response:
     model = service_of(http).model(http.query_params.get('model'))
     end, template = model.tokenizer.end_of_text, model.template
     names = {token: name for name, token in model.tokenizer.special_tokens.items()}
-    variables = {} if template is None else dict(template.variables) | {'chat_template': template.source}
-    return JSONResponse({'eos_token': names.get(end) if end is not None else None} | variables)
+    begin = model.tokenizer.begin_of_text[-1:]
+    about = {'bos_token': names.get(begin[0]) if begin else None, 'eos_token': names.get(-1 if end is None else end)}
+    return JSONResponse(about if template is None else about | {'chat_template': template.source})
