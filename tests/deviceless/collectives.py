@@ -34,6 +34,15 @@ ROWS: dict[str, tuple[str, int, dict[str, int], int, int, int, dict[str, Any]]] 
     'd t': ('v5p:8x8x8', 1, {'d': 128, 't': 4}, 128, 2048, 1, DENSE),
     'd c t, ring': ('v5p:8x8x8', 1, {'d': 16, 'c': 8, 't': 4}, 16, 16384, 1, DENSE | {'context': 'ring'}),
     'd c, all_to_all': ('v5p:8x8x8', 1, {'d': 64, 'c': 8}, 64, 16384, 1, DENSE | {'context': 'all_to_all'}),
+    'd t, sums over d in bf16': (
+        'v5e:16x16',
+        1,
+        {'d': 64, 't': 4},
+        64,
+        2048,
+        1,
+        DENSE | {'reduction': 'bf16_r_d'},
+    ),
     'd e': ('v6e:16x16', 1, {'d': 32, 'e': 8}, 256, 2048, 1, EXPERTS),
     'd t p': ('v5p:8x8x8', 1, {'d': 32, 't': 4, 'p': 4}, 256, 2048, 8, DENSE),
 }
@@ -48,6 +57,7 @@ def promised(
 ) -> dict[tuple[str, str], float]:
     """Bytes of one step by (kind, axes). `tokens`: of a micro-batch, on one device."""
     _, d, e, c, t, p = (mesh.get(axis, 1) for axis in AXES)
+    sums = 2 if model.get('reduction') == 'bf16_r_d' else 4  # bytes of a gradient over d
     layers, m, f, x = model['n_layers'], model['d_model'], model['d_ff'], model.get('n_experts', 0)
     heads, keys = model['n_heads'] * model['d_head'], model['n_kv_heads'] * model['d_head']
     attention, norms = m * (2 * heads + 2 * keys), m * (2 * layers + 1)
@@ -65,7 +75,7 @@ def promised(
     passes, stages = (micro_batches + p - 1, p) if p > 1 else (1, 1)
     per_layer = (attention + forward / e) / t
     add('all-gather', 'd', 2 * W * per_layer * layers / stages * passes + W * ends / t)
-    add('reduce-scatter', 'd', 4 * per_layer * layers / stages * passes + 4 * ends / t)
+    add('reduce-scatter', 'd', sums * (per_layer * layers / stages * passes + ends / t))
     if x:
         add('all-gather', 'd', 2 * 4 * m * x * layers)
         add('reduce-scatter', 'd', 4 * m * x * layers)

@@ -1,6 +1,6 @@
 """The dtypes in which XLA for TPUs sums gradients, which are scattered over d and then sent over r in bf16.
 
-    JAX_PLATFORMS=cpu python tests/deviceless/reduction.py
+    JAX_PLATFORMS=cpu python tests/deviceless/reduction.py [d]     with d: they are scattered over d in bf16 too
 
 in an environment with the extra `tpu`. It compiles the gradient of four matrices for two v5e-256, whose rows XLA adds up over d
 instead of scattering them, and prints the types that it adds up inside a slice and sends between slices.
@@ -8,6 +8,7 @@ instead of scattering them, and prints the types that it adds up inside a slice 
 
 import json
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +20,14 @@ from pretrax.run.compiler_options import choose_compiler_options
 from pretrax.run.placement import n_slices, place
 from pretrax.shardlib import all_gather, bf16, defer_reduction, einsum, f32, make_abstract, psum, typed_shard_map
 
+SUMS = jnp.bfloat16 if sys.argv[1:] == ['d'] else None
+
 
 @typed_shard_map
 def gradient(w: f32['layers M/d F'], x: bf16['layers T/r/d M']) -> f32['layers M/d F']:
     def loss(w: jax.Array) -> jax.Array:
         def layer(_: None, one: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
-            whole = all_gather('M/d F -> M F', one[0], wire=jnp.bfloat16).astype(jnp.bfloat16)
+            whole = all_gather('M/d F -> M F', one[0], wire=jnp.bfloat16, sums=SUMS).astype(jnp.bfloat16)
             y = einsum('T/r/d M, M F -> T/r/d F', one[1], whole)
             return None, jnp.sum(jnp.square(y.astype(jnp.float32)))
 

@@ -52,6 +52,7 @@ def compile_step(
     micro_batches: int = 1,
     vocab_size: int = 50257,
     matmul: Any = 'compute',
+    reduction: Any = 'f32',
     offload: tuple[str, ...] = (),
     **model: Any,
 ) -> Any:
@@ -63,7 +64,7 @@ def compile_step(
         request = ModelRequest(
             vocab_size=vocab_size, sequence_length=length, documents_per_row=documents, dtype=jnp.bfloat16,
             platform=devices[0].platform, mesh=mesh, micro_batches=micro_batches, device_kind=devices[0].device_kind, matmul=matmul,
-            exempt=('head',), host_memory=True,
+            exempt=('head',), reduction=reduction, host_memory=True,
         )  # fmt: skip
         recipe = Recipe(
             model=Transformer(request, options=TransformerOptions(**model)),

@@ -89,7 +89,10 @@ def test_gradients_in_bf16_are_reported_or_refused(plain):
         'data': {'name': 'synthetic', 'vocab_size': 32},
         'precision': {'reduction': 'bf16'},
     }
-    for mesh, said in (({'r': 2, 'd': 4}, 'sent over r in bf16'), ({'d': 8}, 'NOT sent in bf16, because mesh.r = 1')):
+    for mesh, said in (
+        ({'r': 2, 'd': 4}, '; sums over r in bf16, all others in f32'),
+        ({'d': 8}, '; NOT over r in bf16, because mesh.r = 1'),
+    ):
         run = prepare(config_from_values(narrow | {'mesh': mesh}), lambda text: None)
         assert topics(run)['gradients'].endswith(said)
     prepare(config_from_values(narrow | {'model': {'name': 'bigram-in-bf16'}}), lambda text: None)
@@ -97,5 +100,5 @@ def test_gradients_in_bf16_are_reported_or_refused(plain):
         UserError, match=r'model.name = bigram-of-tests sums its gradients in f32\nleave out precision.red'
     ):
         prepare(config_from_values(narrow | {'model': {'name': 'bigram-of-tests'}}), lambda text: None)
-    with pytest.raises(UserError, match=r"precision.reduction is 'f16'; expected 'f32' or 'bf16'"):
+    with pytest.raises(UserError, match=r"precision.reduction is 'f16'; expected 'f32', 'bf16' or 'bf16_r_d'"):
         config_from_values(plain | {'precision': {'reduction': 'f16'}})

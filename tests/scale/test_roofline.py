@@ -87,6 +87,10 @@ def test_replicas_sum_gradients_once_over_the_slow_network():
     narrow = predicted(2**20, 4, {'r': 2, 'd': 8}, reduction='bf16')
     assert phase(narrow, 'gradients over r').seconds == phase(one, 'gradients over r').seconds / 2
     assert phase(narrow, 'weights and gradients over d') == phase(one, 'weights and gradients over d')
+    both = predicted(2**20, 4, {'r': 2, 'd': 8}, reduction='bf16_r_d')
+    assert phase(both, 'gradients over r') == phase(narrow, 'gradients over r')
+    over_d = [phase(one, 'weights and gradients over d').seconds for one in (one, both)]
+    assert over_d[1] / over_d[0] == pytest.approx((2 * 2 + 2) / (2 * 2 + 4))  # gathered twice in bf16, scattered once
 
 
 def test_every_axis_that_replicates_weights_sums_their_gradients():

@@ -18,7 +18,7 @@ from pretrax.train.evaluate import make_evaluate
 from pretrax.train.groups import DEFAULT_NO_DECAY, weight_settings
 from pretrax.train.state import abstract_state, init_state
 from pretrax.train.step import Recipe, make_gradients, make_step
-from small import GPT2, LLAMA, VOCAB, assert_same, mesh_of, random_batch, random_weights, transformer
+from small import GPT2, LLAMA, MIXTURE, VOCAB, assert_same, mesh_of, random_batch, random_weights, transformer
 
 ROWS = 8
 
@@ -322,3 +322,76 @@ def test_no_device_holds_more_than_its_slice_of_a_fresh_state(monkeypatch):
     stats, whole = program.memory_analysis(), sum(x.nbytes for x in jax.tree.leaves(state))
     assert stats.output_size_in_bytes < 1.01 * whole / 8
     assert stats.temp_size_in_bytes < whole / 8
+
+
+def with_reduction(reduction, mesh, options):
+    model = transformer(options, mesh, micro_batches=2 * mesh.shape['p'] if mesh.shape['p'] > 1 else 1)
+    model.plan = dataclasses.replace(model.plan, reduction=reduction)
+    return model
+
+
+@pytest.mark.parametrize(
+    ('options', 'sizes', 'accumulation'),
+    [
+        (LLAMA | {'layers': 'scan'}, {'r': 2, 'd': 2}, 2),
+        pytest.param(MIXTURE, {'d': 2, 'e': 2}, 1, marks=pytest.mark.slow),
+        pytest.param(LLAMA | {'pipeline_schedule': '1f1b'}, {'d': 2, 'p': 2}, 1, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_sums_over_d_are_in_bf16_if_asked(options, sizes, accumulation):
+    """All that is scattered over d is bf16 then, but for a router. Before XLA's optimizations: for CPUs it sums in f32."""
+    mesh, scattered = mesh_of(**sizes), {}
+    for reduction in ('f32', 'bf16', 'bf16_r_d'):
+        with jax.set_mesh(mesh):
+            model = with_reduction(reduction, mesh, options)
+            program = jax.jit(make_gradients(model, accumulation)).lower(model.abstract(), random_batch(ROWS))
+        text = program.compiler_ir('hlo').as_hlo_text()
+        found = [one for one in collectives(text, dict(mesh.shape)) if one.axes == ('d',) and 'scatter' in one.kind]
+        scattered[reduction] = sum(one.times * one.bytes for one in found)
+    assert scattered['bf16'] == scattered['f32'] > 0
+    routers = 4 * model.arch.n_layers * model.arch.d_model * (model.arch.n_experts or 0)
+    assert 2 * (scattered['bf16_r_d'] - routers) == scattered['f32'] - routers
+
+
+def ring_scatter(x, names, *, scatter_dimension, tiled):
+    """`jax.lax.psum_scatter` as a ring computes it: a sum passes each device, which adds its part in x's dtype."""
+    (axis,), n = names, jax.lax.axis_size(names[0])
+    assert tiled
+    parts = jnp.stack(jnp.split(x, n, axis=scatter_dimension))
+    me = jax.lax.axis_index(axis)
+    total = parts[(me - 1) % n]
+    for hop in range(n - 1):
+        total = jax.lax.ppermute(total, axis, [(i, (i + 1) % n) for i in range(n)]) + parts[(me - 2 - hop) % n]
+        total = jax.lax.reduce_precision(total, *((8, 7) if x.dtype == jnp.bfloat16 else (8, 23)))
+    return total
+
+
+@pytest.mark.slow
+def test_training_with_sums_over_d_in_bf16_converges_as_in_f32(monkeypatch):
+    """Eight devices in a ring that rounds at each hop, against sums in f32 on them and on one device: text that can be learned."""
+    monkeypatch.setattr(jax.lax, 'psum_scatter', ring_scatter)
+    followers = np.random.default_rng(3).integers(0, VOCAB, (VOCAB, 4))
+
+    def text(step):
+        rng, tokens = np.random.default_rng([7, step]), np.zeros((16, 17), np.int32)
+        tokens[:, 0] = rng.integers(0, VOCAB, 16)
+        for i in range(16):
+            tokens[:, i + 1] = followers[tokens[:, i], rng.integers(0, 4, 16)]
+        like = random_batch(16)
+        whole = {'segments': np.ones_like(like.segments), 'mask': np.ones_like(like.mask)}
+        positions = np.tile(np.arange(16, dtype=np.int32), (16, 1))
+        return dataclasses.replace(like, tokens=tokens[:, :-1], targets=tokens[:, 1:], positions=positions, **whole)
+
+    def losses(reduction, mesh):
+        model = with_reduction(reduction, mesh, LLAMA | {'layers': 'scan'})
+        rule = recipe(model, optimizer.adamw(), rate=0.01, decay=0.1, clip=1.0)
+        return np.array([float(metrics['loss']) for _, metrics in steps_of(rule, map(text, range(150)), mesh)[1:]])
+
+    one, exact, rounded = losses('f32', mesh_of()), losses('f32', mesh_of(d=8)), losses('bf16_r_d', mesh_of(d=8))
+    end = slice(-20, None)
+    assert one[end].mean() < 0.6 * one[0]
+    assert abs(exact[end].mean() - one[end].mean()) < 2e-3
+    assert abs(rounded[end].mean() - one[end].mean()) < 0.01
+    assert np.abs(rounded[:20] / exact[:20] - 1).max() < 5e-3
+    assert not np.array_equal(rounded, exact)

@@ -262,8 +262,9 @@ class Precision(Section):
         strict=False,
         description='patterns for products that stay in the compute dtype: layer.weight, weight, head',
     )
-    reduction: Literal['f32', 'bf16'] = Field(
-        default='f32', description='dtype in which gradients are sent over mesh.r; bf16: half the bytes'
+    reduction: Literal['f32', 'bf16', 'bf16_r_d'] = Field(
+        default='f32',
+        description='dtype in which gradients are summed over mesh.r; bf16: half the bytes; bf16_r_d: over mesh.d too',
     )
 
     @pydantic.model_validator(mode='after')

@@ -138,7 +138,7 @@ class DistilledTransformer(Transformer):
         """This device's terms of the loss; without a teacher, as in an evaluation, those of the decoder alone."""
         if teacher is None and batch.top_ids is None:
             return super().loss(weights, batch, surveyed, key)
-        ends = gather_ends(weights, self.dtype)
+        ends = gather_ends(weights, self.dtype, self.plan.sums)
         layer_seeds, head_seed = self.plan.numerics.seeds(key)
         kept = () if self.how.hidden is None else self.how.hidden.of_student
         x, routed, states = states_after(self, kept, ends, weights.layers, batch, layer_seeds)

@@ -47,7 +47,7 @@ class LayerSpec:
         """`matmul.gather` of a weight, once for all parts of the batch."""
         known = {} if self.gathered is None else self.gathered
         if name not in known:
-            known[name] = gather(spec, getattr(w, name), x)
+            known[name] = gather(spec, getattr(w, name), x, self.formats.sums)
         return known[name]
 
     def seeds(self, part: str, tokens: Tokens, rate: float) -> u32['B/r/d/e L/c two'] | None:
@@ -183,5 +183,5 @@ def in_parts(run: Run, x: jax.Array, tokens: Tokens, layer: LayerSpec) -> tuple[
 def _one_layer(body: Body, spec: LayerSpec, x: jax.Array, own: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
     seed, number = own.pop('seed', None), own.pop('number', None)
     weights = reduce_gradient_here(layer_with(own), wires=spec.plan.wires)
-    formats = dataclasses.replace(spec.formats, seed=seed)
+    formats = dataclasses.replace(spec.formats, seed=seed, sums=spec.plan.sums)
     return body(x, weights, dataclasses.replace(spec, formats=formats, number=number))

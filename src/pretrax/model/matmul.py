@@ -30,9 +30,12 @@ def product(spec: str, x: jax.Array, w: jax.Array, how: Format) -> jax.Array:
     return einsum(spec, x, w, dot=_dot)
 
 
-def gather(spec: str, w: jax.Array, x: jax.Array) -> jax.Array:
-    """All slices of a weight over `d`, sent in the dtype of the activations x, or in int8."""
-    return all_gather(spec, w, wire=None if w.dtype == jnp.int8 else x.dtype)
+def gather(spec: str, w: jax.Array, x: jax.Array, sums: DTypeLike | None = None) -> jax.Array:
+    """All slices of a weight over `d`, sent in the dtype of the activations x, or in int8.
+
+    The gradient is summed over `d` in the dtype `sums`; None: in f32.
+    """
+    return all_gather(spec, w, wire=None if w.dtype == jnp.int8 else x.dtype, sums=sums)
 
 
 def add_bias(x: jax.Array, bias: jax.Array | None) -> jax.Array:

@@ -99,9 +99,9 @@ def experts(
     """
     flat = x.reshape(-1, x.shape[-1])
     weights = [
-        gather('E/e M/d F_expert/t -> E/e M F_expert/t', w.expert_up, x),
-        gather('E/e M/d F_expert/t -> E/e M F_expert/t', w.expert_gate, x),
-        gather('E/e F_expert/t M/d -> E/e F_expert/t M', w.expert_down, x),
+        gather('E/e M/d F_expert/t -> E/e M F_expert/t', w.expert_up, x, formats.sums),
+        gather('E/e M/d F_expert/t -> E/e M F_expert/t', w.expert_gate, x, formats.sums),
+        gather('E/e F_expert/t M/d -> E/e F_expert/t M', w.expert_down, x, formats.sums),
     ]
     if w.expert_up_bias is not None:
         weights += [w.expert_up_bias, w.expert_gate_bias]
@@ -232,9 +232,10 @@ def times(x: jax.Array, weight: jax.Array) -> jax.Array:
 def shared_expert(x: num['B/r/d/e L/c M'], w: Layer, arch: Architecture, formats: Formats) -> jax.Array:
     """The feed-forward that every token uses, a partial sum over t. Qwen Team 2024, qwenlm.github.io/blog/qwen-moe."""
     into = functools.partial(product, 'B/r/d/e L/c M, M F_shared/t -> B/r/d/e L/c F_shared/t')
-    up = save(into(x, gather('M/d F_shared/t -> M F_shared/t', w.shared_up, x), formats['shared_up']), 'up')
-    gate = save(into(x, gather('M/d F_shared/t -> M F_shared/t', w.shared_gate, x), formats['shared_gate']), 'gate')
-    down = gather('F_shared/t M/d -> F_shared/t M', w.shared_down, x)
+    w_up = gather('M/d F_shared/t -> M F_shared/t', w.shared_up, x, formats.sums)
+    w_gate = gather('M/d F_shared/t -> M F_shared/t', w.shared_gate, x, formats.sums)
+    up, gate = (save(into(x, one, formats[f'shared_{name}']), name) for name, one in (('up', w_up), ('gate', w_gate)))
+    down = gather('F_shared/t M/d -> F_shared/t M', w.shared_down, x, formats.sums)
     act = gated(gate, up, arch)
     out = product('B/r/d/e L/c F_shared/t, F_shared/t M -> B/r/d/e L/c M', act, down, formats['shared_down'])
     if w.shared_mix is None:

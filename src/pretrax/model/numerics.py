@@ -14,6 +14,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from pretrax.errors import UserError
 from pretrax.model.architecture import Architecture
@@ -40,6 +41,7 @@ class Formats:
     kinds: Mapping[str, Kind] = dataclasses.field(default_factory=dict)
     seed: jax.Array | None = None
     scales: Mapping[str, jax.Array] = dataclasses.field(default_factory=dict)  # of int8 weights
+    sums: DTypeLike | None = None  # of gradients of matrices over d; None: f32
 
     def __getitem__(self, weight: str) -> Format:
         kind = self.kinds.get(weight, 'compute')

@@ -36,7 +36,7 @@ class ExecutionPlan:
     loss_chunks: int = 1  # parts of a sequence whose logits exist one at a time
     pipeline: PipelineSchedule | None = None  # None: no pipeline stages
     reduced_by_layer: bool = False  # in a step of one pass, the backward pass of a layer reduces its gradients
-    reduction: Reduction = 'f32'  # the dtype in which gradients are sent over r
+    reduction: Reduction = 'f32'  # the dtype in which gradients are summed over r and d
     batch_parts: int = 1  # of a device's sequences, in each layer
     reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)  # topic -> what was chosen and why
 
@@ -51,7 +51,12 @@ class ExecutionPlan:
     @property
     def wires(self) -> Mapping[str, DTypeLike]:
         """The dtype in which gradients are sent over a mesh axis, where it is not their own."""
-        return {'r': jnp.bfloat16} if self.reduction == 'bf16' else {}
+        return {} if self.reduction == 'f32' else {'r': jnp.bfloat16}
+
+    @property
+    def sums(self) -> DTypeLike | None:
+        """The dtype in which gradients of matrices are summed over d; None: f32."""
+        return jnp.bfloat16 if self.reduction == 'bf16_r_d' else None
 
     @property
     def is_1f1b(self) -> bool:
@@ -99,7 +104,7 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
         request.matmul, request.exempt, arch, grouped, mesh, request.platform, request.device_kind
     )
     reduced_by_layer, why_reduced = choose_reduction(request.platform, request.device_kind, request.slices, pipeline)
-    wire = {'f32': '', 'bf16': '; sent over r in bf16' if mesh['r'] > 1 else '; NOT sent in bf16, because mesh.r = 1'}
+    narrow = describe_sums(request.reduction, mesh)
     scaling = arch.rope_scaling
     reasons = {
         **({'attention': str(kernel)} if arch.n_heads else {}),
@@ -111,16 +116,27 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
         **({'products': why_numerics} if request.matmul != 'compute' else {}),
         'layers': why_unrolled + (f'; in {options.batch_parts} parts of the batch' if options.batch_parts > 1 else ''),
         'activations': why_saved,
-        **(
-            {'gradients': why_reduced + wire[request.reduction]}
-            if along('r e c', mesh) > 1 or wire[request.reduction]
-            else {}
-        ),
+        **({'gradients': why_reduced + narrow} if along('r e c', mesh) > 1 or narrow else {}),
     }
     return ExecutionPlan(
         kernel, context, grouped, numerics, unrolled, saved, loss_chunks, pipeline, reduced_by_layer, request.reduction,
         options.batch_parts, reasons,
     )  # fmt: skip
+
+
+MOST_ROUNDED = 256  # devices that add up in bf16: benchmarks/bf16_rings.py
+
+
+def describe_sums(reduction: Reduction, mesh: Mapping[str, int]) -> str:
+    """Which sums of gradients are sent in bf16, for the report."""
+    wanted = {'f32': '', 'bf16': 'r', 'bf16_r_d': 'rd'}[reduction]
+    many = [axis for axis in wanted if mesh[axis] > 1]
+    if not wanted:
+        return ''
+    sent = f'; sums over {" and ".join(many)} in bf16, all others in f32' if many else ''
+    if 'd' in wanted and mesh['d'] > MOST_ROUNDED:
+        sent += f' (mesh.d is above {MOST_ROUNDED}: in one ring, rounding would add up to a bias)'
+    return sent + ''.join(f'; NOT over {axis} in bf16, because mesh.{axis} = 1' for axis in wanted if axis not in many)
 
 
 def check_batch_parts(parts: int, arch: Architecture, request: ModelRequest) -> None:

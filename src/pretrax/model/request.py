@@ -7,7 +7,8 @@ from jax.typing import DTypeLike
 
 from pretrax.model.numerics import EXEMPT, Kind
 
-Reduction = Literal['f32', 'bf16']  # the dtype in which gradients are sent over r
+# The dtype in which gradients are summed over r and d: bf16 over r alone, or over both
+Reduction = Literal['f32', 'bf16', 'bf16_r_d']
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ shards every matrix at rest. Between blocks the sequence is sharded over t too (
 section 4.2.2).
 
 A weight is gathered over d where it is used, and sent in the compute dtype. The transpose of the gather sums its gradient
-in f32.
+in f32, or in `plan.sums`.
 """
 
 import dataclasses
@@ -138,7 +138,7 @@ class Transformer(Model):
         key: key[''] | None = None,
     ) -> LossTerms:
         """This device's terms of the loss. `surveyed` is the result of `survey` for the whole step."""
-        ends = gather_ends(weights, self.dtype)
+        ends = gather_ends(weights, self.dtype, self.plan.sums)
         if self.plan.pipeline is None:
             layer_seeds, head_seed = self.plan.numerics.seeds(key)
             x, routed = self._hidden_states(ends, weights.layers, batch, layer_seeds)
@@ -167,7 +167,9 @@ class Transformer(Model):
             terms = self._of_sums(batch, sums, routed).items()
             return sum((n / counts[name] for name, (n, _) in terms if name in counts), jnp.zeros(()))
 
-        ends, back = jax.vjp(lambda w: gather_ends(w, self.dtype), dataclasses.replace(weights, layers=None))
+        ends, back = jax.vjp(
+            lambda w: gather_ends(w, self.dtype, self.plan.sums), dataclasses.replace(weights, layers=None)
+        )
         (d_ends, d_layers), sums, routed = self._stages(ends, weights, batch).gradient(loss_of)
         return dataclasses.replace(back(d_ends)[0], layers=d_layers), self._of_sums(batch, sums, routed)
 

@@ -295,15 +295,16 @@ def _over_d(sizes: _Sizes, hidden_by: float) -> Phase:
         return seconds, getattr(shares, what) * seconds
 
     # A stage that is recomputed runs forward once more before each of its layers does.
+    width = 2 if step.reduction == 'bf16_r_d' else 4
     gathers = 3 if step.recomputes and sizes.p > 1 else 2
     parts = [
         of('tables', _WIDTH * sizes.in_tables, step.passes),
-        of('table_sums', 4 * sizes.in_tables, step.passes),
+        of('table_sums', width * sizes.in_tables, step.passes),
         of(f'gathers{beside}', gathers * _WIDTH * sizes.in_layers, sizes.turns),
-        of(f'sums{beside}', 4 * sizes.in_layers, sizes.turns),
+        of(f'sums{beside}', width * sizes.in_layers, sizes.turns),
     ]
     seconds = sum(seconds for seconds, _ in parts)
-    exposed = sum(waits for _, waits in parts) + of('last_sums', 4 * sizes.in_layers / sizes.layers, sizes.turns)[1]
+    exposed = sum(waits for _, waits in parts) + of('last_sums', width * sizes.in_layers / sizes.layers, sizes.turns)[1]
     return Phase('weights and gradients over d', seconds, max(exposed, seconds - hidden_by), 'd')
 
 
@@ -347,7 +348,7 @@ def _activations_over_p(sizes: _Sizes) -> Phase:
 
 def _gradients_over_r(sizes: _Sizes) -> Phase:
     shares = sizes.shares
-    width = 2 if sizes.step.reduction == 'bf16' else 4
+    width = 4 if sizes.step.reduction == 'f32' else 2
     seconds = sizes.all_reduce('r', width * (sizes.in_tables + sizes.in_layers) / sizes.d)
     tables = sizes.all_reduce('r', width * sizes.in_tables / sizes.d)
     one_pass = sizes.step.all_passes == 1

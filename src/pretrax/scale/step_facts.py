@@ -28,7 +28,7 @@ class StepFacts:
         rounds: chunks of layers per stage of a pipeline (`p` > 1).
         micro_batches: passes per step that a pipeline overlaps, each of `tokens`.
         inputs: inputs of chunks that a stage of a pipeline keeps at the same time in the schedule 1f1b; None: interleaved.
-        reduction: dtype in which gradients are sent over `r`.
+        reduction: dtype in which gradients are summed over `r` and `d`: `model.request.Reduction`.
         loss_chunks: parts of a sequence whose logits exist one after the other.
         batch_parts: parts of a device's sequences in each layer.
         context: how attention treats sequences that are sharded over c: 'all_to_all' or 'ring'.
@@ -49,7 +49,7 @@ class StepFacts:
     inputs: int | None = None
     loss_chunks: int = 1
     batch_parts: int = 1
-    reduction: Literal['f32', 'bf16'] = 'f32'
+    reduction: Literal['f32', 'bf16', 'bf16_r_d'] = 'f32'
     context: str = 'all_to_all'
     teacher: Architecture | None = None
     kept_states: int = 0

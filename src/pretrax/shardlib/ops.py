@@ -27,7 +27,7 @@ Dims = tuple[Dim, ...]
 Moves = list[tuple[int, tuple[str, ...]]]  # (dimension, mesh axes) pairs
 
 
-def all_gather(spec: str, x: Any, *, wire: Any = None) -> Any:
+def all_gather(spec: str, x: Any, *, wire: Any = None, sums: Any = None) -> Any:
     """Gathers slices: `all_gather('M/d F/t -> M F/t', w)`. The gradient is reduced and scattered over the same axes.
 
     Args:
@@ -36,13 +36,15 @@ def all_gather(spec: str, x: Any, *, wire: Any = None) -> Any:
         x: the slice on this device.
         wire: dtype in which slices are sent, to which values are rounded. The result and the reduced gradient keep x's
             dtype: `wire=jnp.bfloat16` halves the bytes of the gather and still reduces gradients in f32.
+        sums: dtype in which the gradient is reduced and scattered, to which each device rounds its partial sum; None: x's dtype.
     """
     what = f"all_gather('{spec}')"
     (before,), after = _parse(what, spec, operands=1)
     x = _check_operand(what, x, before)
     moves = _removed_axes(what, before, after)
-    if wire is not None and wire != x.dtype:
-        return _checked(what, _gather_through(moves, jnp.dtype(wire), x), after)
+    wire, sums = (x.dtype if dtype is None else jnp.dtype(dtype) for dtype in (wire, sums))
+    if x.dtype != wire or x.dtype != sums:
+        return _checked(what, _gather_through(moves, wire, sums, x), after)
     return _checked(what, _gather(moves, x), after)
 
 
@@ -324,15 +326,18 @@ def _with_many(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(axis for axis in names if jax.lax.axis_size(axis) > 1)
 
 
-def _gather_through(moves: Moves, wire: Any, x: Any) -> Any:
-    """Gathers x rounded to `wire`. The transpose reduces in x's own dtype, not in `wire`."""
+def _gather_through(moves: Moves, wire: Any, sums: Any, x: Any) -> Any:
+    """Gathers x rounded to `wire`. The transpose reduces in the dtype `sums`, not in `wire`."""
     x = vary(x, [axis for _, names in moves for axis in names])
 
     @jax.custom_vjp
     def gather(x: Any) -> Any:
         return _gather(moves, x.astype(wire)).astype(x.dtype)
 
-    gather.defvjp(lambda x: (gather(x), None), lambda _, gradient: (_scatter(moves[::-1], gradient),))
+    def scatter(_: None, gradient: Any) -> tuple[Any]:
+        return (_scatter(moves[::-1], _rounded(gradient, sums)).astype(gradient.dtype),)
+
+    gather.defvjp(lambda x: (gather(x), None), scatter)
     return gather(x)
 
 
@@ -342,12 +347,18 @@ def _psum_through(wires: Mapping[str, Any], x: Any, names: tuple[str, ...]) -> A
     total = jax.lax.psum(x, exact) if exact else x
     for axis in names:
         if axis in wires:
-            wire = jnp.finfo(wires[axis])
-            # Without this, XLA for TPUs may move the cast ahead of the sum over the other axes, and sum there in the wire's
-            # dtype too. It ignores an optimization_barrier.
-            rounded = jax.lax.reduce_precision(total, wire.nexp, wire.nmant)
-            total = jax.lax.psum(rounded.astype(wire.dtype), axis).astype(x.dtype)
+            total = jax.lax.psum(_rounded(total, wires[axis]), axis).astype(x.dtype)
     return total
+
+
+def _rounded(x: Any, dtype: Any) -> Any:
+    """x in a dtype, rounded here."""
+    if x.dtype == dtype:
+        return x
+    # Without this, XLA for TPUs may move the cast ahead of what x is a sum of, and sum there in the narrow dtype too. It ignores
+    # an optimization_barrier.
+    narrow = jnp.finfo(dtype)
+    return jax.lax.reduce_precision(x, narrow.nexp, narrow.nmant).astype(dtype)
 
 
 def _vary_through(wires: Mapping[str, Any], axes: tuple[str, ...], x: Any) -> Any:

@@ -208,7 +208,7 @@ def _wrapper(c: Component) -> None:
             t.set(f'precision.{target}', _DTYPES[dtype], c.key(name))
     if c.has('mixed_precision_settings.reduce_dtype'):
         t.changed(
-            'gradients are summed in f32; precision.reduction: bf16 is for mesh.r alone',
+            'gradients are summed in f32; precision.reduction: bf16_r_d sums them over mesh.r and mesh.d in bf16',
             c.key('mixed_precision_settings.reduce_dtype'),
         )
     if c.variant == 'activation_checkpointed' or c.has('activation_checkpointing_modules'):
