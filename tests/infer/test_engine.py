@@ -12,7 +12,7 @@ from goldens.golden import CASES, model_of, ours, tensors
 from goldens.golden import options as golden_options
 from pretrax.errors import UserError
 from pretrax.infer.engine import Engine
-from pretrax.infer.programs import EngineOptions, Programs, programs_of
+from pretrax.infer.programs import EngineOptions, Programs, fitting_length, programs_of
 from pretrax.infer.request import Request, Sampling
 from pretrax.shardlib import i32, num, typed_shard_map
 from small import GPT2, LLAMA, LLAMA4, MIXTURE, mesh_of, random_weights, transformer
@@ -439,3 +439,19 @@ def test_a_request_that_can_never_run_is_refused(engine, changes, message):
         engine.add(Request(**({'prompt': (1,), 'max_tokens': 5} | changes)))
     assert message in str(refusal.value)
     assert engine.idle
+
+
+def test_a_length_fits_if_its_cache_does():
+    """A cache has 2 arrays per layer of f32[9 sequences of the length, 2 heads, 8], and a page of 16 tokens for padding."""
+    model, options = (
+        transformer(LLAMA | {'n_layers': 2, 'n_kv_heads': 2, 'd_head': 8}),
+        EngineOptions(max_length=1 << 20),
+    )
+    of_a_token = 2 * 2 * 2 * 8 * 4
+    mesh = mesh_of()
+    found = fitting_length(model, mesh, options)
+    room = (1 << 30) * mesh.devices.size
+    assert of_a_token * 9 * found <= room < of_a_token * 9 * 2 * found
+    assert fitting_length(model, mesh, EngineOptions(max_length=5000)) == 5000
+    small = Programs(model, mesh, EngineOptions(max_length=64))
+    assert small.cache_bytes() == sum(array.nbytes for array in jax.tree.leaves(small.new_caches()))

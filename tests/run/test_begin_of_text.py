@@ -69,6 +69,13 @@ def test_checkpoints_of_an_older_pretrax_begin_texts_as_it_did(model):
     assert begin_of_text(imported | {'begin_of_text': []}, content) == ()
 
 
+def test_an_import_says_that_add_bos_token_does_not_count(tmp_path, capsys):
+    write_model(tmp_path / 'model', ends=False, add_bos_token=False)
+    with pytest.raises(SystemExit):
+        main(['import', str(tmp_path / 'model'), '--out', str(tmp_path / 'run')])
+    assert 'although tokenizer_config.json has add_bos_token=false' in capsys.readouterr().out
+
+
 def test_an_import_records_what_begins_a_text_and_keeps_its_files(model, tmp_path, capsys):
     run, out = tmp_path / 'run', tmp_path / 'out'
     with pytest.raises(SystemExit):

@@ -115,6 +115,17 @@ class CachedDecoder:
 
         return tuple(map(layer, self.model.arch.kinds))
 
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values in `new_cache` on all devices."""
+        arch = self.model.arch
+        one_each = empty_pages(arch, self._shards, self._page, self.model.dtype, self._kind)  # a page of each shard
+        pages = sum(
+            self._ring_pages if self._rings and kind.window else self._pages
+            for kind in arch.kinds
+            if kind.mixer == 'attention'
+        )
+        return pages * sum(array.nbytes for array in jax.tree.leaves(one_each))
+
     # The rest is what `block.Reader` describes.
 
     def read(self, weights: ServingWeights, cache: Any, tokens: jax.Array, positions: jax.Array, tables: Tables) -> Any:

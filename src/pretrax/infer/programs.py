@@ -167,6 +167,11 @@ class Programs:
         with jax.set_mesh(self.mesh):
             return self._drafter.prepare(weights)
 
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values in `new_caches` on all devices."""
+        with jax.set_mesh(self.mesh):
+            return sum(one.cache_bytes() for one in (self.reader, self._drafter) if isinstance(one, CachedDecoder))
+
     def new_caches(self) -> Any:
         """Empty caches of the model and of its draft."""
         with jax.set_mesh(self.mesh):
@@ -282,10 +287,7 @@ def fitting_length(model: Model, mesh: Mesh, options: EngineOptions, draft: Mode
     length = options.max_length
     while length > _SHORT:
         programs = Programs(model, mesh, dataclasses.replace(options, max_length=length), draft)
-        with jax.set_mesh(programs.mesh):
-            cache = jax.tree.leaves(jax.eval_shape(programs.new_caches))
-        devices = math.prod(programs.mesh.devices.shape)
-        if sum(math.prod(array.shape) * array.dtype.itemsize for array in cache) <= room * devices:
+        if programs.cache_bytes() <= room * programs.mesh.devices.size:
             break
         length //= 2
     return length

@@ -160,9 +160,11 @@ def check_same_data(
 ) -> None:
     """Raises UserError if the text or the tokenizer has changed, which the configuration may not show."""
     if description['data'] != fingerprint and not allow_changes:
+        older = '\nif the tokenizer adds tokens before a text: an older pretrax did not; data.begin_of_text=false --allow-changes'
         raise UserError(
             f'{config.run_dir} was trained on other tokens: the text or the tokenizer has changed since\n'
             'use another name=, or resume with the new tokens: --allow-changes'
+            + ('' if 'begin_of_text' in description else older)
         )
 
 
