@@ -153,7 +153,7 @@ def test_environment_variables(base: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert (config.steps, config.name, config.run_dir) == (12, '34', Path('out/34'))  # text only where text belongs
     assert origin(config, 'steps') == f'{path}:2, environment PRETRAX_STEPS'
     monkeypatch.setenv('PRETRAX_STEPS', 'many')
-    assert "environment PRETRAX_STEPS: steps is 'many'" in refused(path)
+    assert 'environment PRETRAX_STEPS: steps is ${oc.env:PRETRAX_STEPS}; expected an integer' in refused(path)
     monkeypatch.delenv('PRETRAX_STEPS')
     assert "env.yaml:2: steps cannot be resolved: Environment variable 'PRETRAX_STEPS' not found" in refused(path)
 
@@ -167,6 +167,40 @@ def test_a_secret_that_is_refused_is_not_shown(base: Path, monkeypatch: pytest.M
     said = refused(base, override)
     assert 'log.notify' in said
     assert 'SECRET' not in said
+
+
+@pytest.mark.parametrize(
+    'secret',
+    [
+        'hunter2',
+        'q7 z',
+        '12,000',
+        '[hunter2]',
+        'it\'s "quoted" and \\ long',
+        'line one\nline two',
+        's3cr3t-' * 20,
+        '4.5e99999',
+        '../../hunter2',
+    ],
+)
+@pytest.mark.parametrize('key', [
+    'steps', 'name', 'optimizer.name', 'model.preset', 'model.d_model', 'mesh.d', 'batch.tokens', 'batch', 'sample.prompts.x', 'plugins', 'init_from',
+    'data.name', 'precision.compute', 'log.notify.url', 'log.notify.command', 'storage.endpoint', 'optimizer.learning_rate', 'schedule.name',
+])  # fmt: skip
+def test_a_refused_value_from_the_environment_is_its_reference_in_the_error(
+    base: Path, monkeypatch: pytest.MonkeyPatch, key: str, secret: str
+) -> None:
+    """Quoted, shortened or on one line: no three words of it are in a message."""
+    monkeypatch.setenv('PRETRAX_SECRET', secret)
+    for value in ('${oc.env:PRETRAX_SECRET}', 'a${oc.env:PRETRAX_SECRET}b', '[1, "${oc.env:PRETRAX_SECRET}"]'):
+        try:
+            load(base, [f'{key}={value}'])
+        except UserError as error:
+            said = str(error)
+            assert secret[:20] not in said.replace('${oc.env:PRETRAX_SECRET}', ''), said
+            assert 'hunter2' not in said
+            assert 's3cr3t' not in said
+            assert 'line two' not in said
 
 
 def test_merge_keys_keep_the_line_of_the_anchor(base: Path) -> None:

@@ -39,7 +39,7 @@ def test_samples_and_a_table_of_sources_go_to_the_trackers(tmp_path, monkeypatch
     with run_log.RunLog(run, tmp_path, 0, print) as written:
         written.write({'step': 5, 'val_loss': 2.0, 'val_loss/code': 1.5, 'val_loss/text': 2.5})
         written.write({'step': 6, 'val_loss': 2.0})
-        written.sample(6, ['def f():', 'class A:'])
+        written.sample(6, sample.prompts, ['def f():', 'class A:'])
     assert recorder.tables == [(5, 'validation', [('code', 1.5), ('text', 2.5)])]
     assert recorder.texts == [(6, 'samples', 'def f():\n\nclass A:')]
     assert '"prompt": "class ", "text": "class A:"' in (tmp_path / 'samples.jsonl').read_text()

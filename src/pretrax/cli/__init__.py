@@ -38,7 +38,9 @@ def main(arguments: list[str] | None = None) -> None:
         with contextlib.redirect_stdout(stdout):
             typer.main.get_command(app).main(arguments, prog_name='pretrax')
     except UserError as error:
-        print(error.short_text(), file=sys.stderr)
+        from pretrax.config.interpolation import without_secrets
+
+        print(UserError(without_secrets(str(error))).short_text(), file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
         in_bucket = str(error.filename).startswith(('gs://', 's3://'))

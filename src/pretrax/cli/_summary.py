@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Mapping
 
 from pretrax.cli._next_command import next_command
-from pretrax.config import RunConfig, printable_override
+from pretrax.config import RunConfig, printable_override, shown_samples
 from pretrax.config.batch import common_sequences
 from pretrax.errors import UserError
 from pretrax.infer.sample import check_can_sample, most_new_tokens, sample
@@ -31,7 +31,7 @@ def summary(result: Result, arguments: list[str]) -> list[str]:
     writes = _allowed(lambda: check_can_sample(model, run.source))
     if writes and (room := most_new_tokens(model, tokenizer, config.sample.prompts)):
         choices = config.sample.model_copy(update={'tokens': min(config.sample.tokens, room)})
-        text = sample(model, result.state.weights, tokenizer, choices)[0]
+        _, text = shown_samples(config, sample(model, result.state.weights, tokenizer, choices))[0]
         lines += ['', 'The model writes:', *(f'    {line}' for line in text.splitlines())]
     return [
         *lines,

@@ -14,6 +14,7 @@ from pretrax.config.show import (
     origin,
     printable_override,
     resolved_yaml,
+    shown_samples,
     written_values,
 )
 
@@ -41,6 +42,7 @@ __all__ = [
     'resolve_mesh',
     'resolved_yaml',
     'settle',
+    'shown_samples',
     'values_in_step',
     'written_values',
 ]

@@ -2,23 +2,30 @@
 
 Every key is resolved once, and depth and size are bounded, so that a short file cannot take minutes or gigabytes.
 
-A value from the environment may be a secret. Its reference is kept, and is written in place of the value.
+A value from the environment may be a secret. Its reference is kept, and is written in place of the value. `without_secrets`
+puts references into messages too.
 """
 
+import contextlib
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
 from pretrax.config.problems import Path, Problem, ProblemsError, dotted, shown
 
 DEEPEST = 64  # sections and references inside one another
 LARGEST = 1 << 20  # characters of all values
+_SHORTEST, _LONGEST_SHOWN = 4, 240  # characters
 
 _OPEN = re.compile(r'(\\*)\$\{')
 _KEY = re.compile(r'(\.*)([\w-]+(?:\.[\w-]+|\[[\w-]+\])*)')
 _ENVIRONMENT = re.compile(r'oc\.env:\s*([A-Za-z_]\w*)\s*(?:,(.*))?', re.DOTALL)
+_read: set[str] = set()  # variables that configurations of this process have read
 _FORMS = 'expected ${key}, ${oc.env:NAME} or ${oc.env:NAME,default}; write \\${ for a literal ${'
 
 
@@ -49,6 +56,36 @@ def resolve(values: Mapping[str, Any], *, recorded: bool = False) -> tuple[dict[
 def escaped(text: str) -> str:
     """The text as it is written in a configuration, where `${` would be an interpolation."""
     return _OPEN.sub(lambda match: match[1] * 2 + '\\${', text)
+
+
+def without_secrets(text: str) -> str:
+    """A message with references in the place of values from the environment, also of those that it quotes or shortens."""
+    read = [(name, part) for name in _read for part in _texts(os.environ.get(name))]
+    for name, value in sorted(read, key=lambda item: -len(item[1])):
+        reference, one_line = f'${{oc.env:{name}}}', ' '.join(value.split())
+        quoted = [repr(value), json.dumps(value), json.dumps(value, ensure_ascii=False), f"'{value}'", f'"{value}"']
+        # Shorter ones may be a part of any word, so that they are replaced only in quotes
+        plain = [value, repr(value)[1:-1], json.dumps(value)[1:-1]] if len(value) >= _SHORTEST else []
+        for form in sorted({*quoted, *plain} - {''}, key=len, reverse=True):
+            text = text.replace(form, reference)
+        if len(one_line) >= _SHORTEST:  # on other lines than before
+            text = re.sub(r'\s+'.join(map(re.escape, one_line.split(' '))), lambda _, to=reference: to, text)
+        for most in range(min(len(one_line), _LONGEST_SHOWN), _SHORTEST - 1, -1):  # its beginning, before an ellipsis
+            if one_line[:most] in text:
+                text = re.sub(re.escape(one_line[:most]) + r' ?\.\.\.', lambda _, to=reference: f'{to}...', text)
+    return text
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """A text, and those in it if it is YAML."""
+    if isinstance(value, dict | list):
+        for below in [*value.keys(), *value.values()] if isinstance(value, dict) else value:
+            yield from _texts(below)
+    elif value is not None and not isinstance(value, bool):
+        yield str(value)
+        with contextlib.suppress(yaml.YAMLError, ValueError, RecursionError):
+            inside = yaml.safe_load(value) if isinstance(value, str) and value[:1] in '[{' else None
+            yield from _texts(inside)
 
 
 class _Resolver:
@@ -173,6 +210,8 @@ class _Resolver:
             written = default.strip() if '${' not in default else other.reference or escaped(str(other.content))
             reference = f'${{oc.env:{name},{written}}}'
         value: Any = os.environ.get(name)
+        if value:
+            _read.add(name)
         if value is None and other is not None:
             value = _default(other.content)
         elif value is None and not self._recorded:

@@ -23,7 +23,7 @@ from typing import Any
 import pydantic
 
 from pretrax.config import registry
-from pretrax.config.interpolation import resolve
+from pretrax.config.interpolation import resolve, without_secrets
 from pretrax.config.packaged import find_packaged
 from pretrax.config.problems import Path as KeyPath
 from pretrax.config.problems import Problem, ProblemsError, from_validation, report, shown
@@ -43,6 +43,11 @@ def load(path: str | AnyPath, overrides: Iterable[str] = ()) -> RunConfig:
     Raises:
         UserError: at most ten lines that name the file, the key, what was given and what is expected.
     """
+    with _references_in_messages():
+        return _load(path, overrides)
+
+
+def _load(path: str | AnyPath, overrides: Iterable[str]) -> RunConfig:
     path = locate(path) if isinstance(path, str) else path
     if isinstance(path, Path) and not path.suffix and (packaged := find_packaged(str(path))) and not path.exists():
         path = packaged
@@ -52,8 +57,9 @@ def load(path: str | AnyPath, overrides: Iterable[str] = ()) -> RunConfig:
 def from_values(values: Mapping[str, Any], overrides: Iterable[str] = ()) -> RunConfig:
     """The same as `load`, from a dict with the keys of a configuration file."""
     try:
-        given = Layer(dict(values), dict.fromkeys(_paths(values, ()), 'given'))
-        return _checked([given, parse_overrides(overrides)], 'values')
+        with _references_in_messages():
+            given = Layer(dict(values), dict.fromkeys(_paths(values, ()), 'given'))
+            return _checked([given, parse_overrides(overrides)], 'values')
     except RecursionError:
         raise UserError('values: nested too deeply to be a configuration') from None
 
@@ -72,8 +78,9 @@ def from_manifest(values: Mapping[str, Any]) -> RunConfig:
         UserError: the values are not a configuration, or name a component of a plugin that was not imported.
     """
     try:
-        given = Layer(dict(values), dict.fromkeys(_paths(values, ()), 'manifest'))
-        return _checked([given], 'manifest', recorded=True)
+        with _references_in_messages():
+            given = Layer(dict(values), dict.fromkeys(_paths(values, ()), 'manifest'))
+            return _checked([given], 'manifest', recorded=True)
     except RecursionError:
         raise UserError('the configuration in the manifest is nested too deeply') from None
     except UserError as error:
@@ -127,6 +134,16 @@ def load_plugin(plugin: str, directory: AnyPath) -> str:
     return str(path or plugin)
 
 
+@contextlib.contextmanager
+def _references_in_messages() -> Iterator[None]:
+    """Errors name the variable of the environment that a value comes from, and not the value, which may be a secret."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (without_secrets(str(error)),)
+        raise error from None
+
+
 def _with_bases(path: AnyPath, below: tuple[AnyPath, ...]) -> list[Layer]:
     """The layers of the files that a file extends, in order, then its own."""
     layer = read_file(path)
@@ -165,7 +182,7 @@ def _checked(layers: list[Layer], name: str, recorded: bool = False) -> RunConfi
         _reach_buckets(values)
         values = _with_plugins(values, layers, place)
         values = _with_model_of_start(values, origins)
-    config = _validated(values, origins, place)
+    config = _validated(values, origins, references, place)
     config._origins = origins
     config._references = references
     config._notes = tuple(notes)
@@ -298,11 +315,13 @@ def _reach_buckets(values: Mapping[str, Any]) -> None:
             use_settings(StorageSettings(**Storage.model_validate(values['storage']).model_dump()))
 
 
-def _validated(values: dict[str, Any], origins: Mapping[KeyPath, str], place: Places) -> RunConfig:
+def _validated(
+    values: dict[str, Any], origins: Mapping[KeyPath, str], references: Mapping[KeyPath, str], place: Places
+) -> RunConfig:
     try:
         return _strict(values)
     except pydantic.ValidationError as error:
-        problems = from_validation(error, values, RunConfig)
+        problems = from_validation(error, values, RunConfig, references)
     # An environment variable is always text. If text was refused, parse it as YAML and try again.
     texts = [p.path for p in problems if 'environment' in origins.get(p.path, '')]
     if not texts:
@@ -316,7 +335,7 @@ def _validated(values: dict[str, Any], origins: Mapping[KeyPath, str], place: Pl
     try:
         return _strict(values)
     except pydantic.ValidationError as error:
-        raise report(from_validation(error, values, RunConfig), place) from error
+        raise report(from_validation(error, values, RunConfig, references), place) from error
 
 
 def _strict(values: dict[str, Any]) -> RunConfig:

@@ -9,7 +9,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,13 +83,16 @@ def report(problems: Iterable[Problem], place: Callable[[Path], str]) -> UserErr
     return UserError('\n'.join(lines))
 
 
-def from_validation(error: pydantic.ValidationError, given: Any, model: type[pydantic.BaseModel]) -> list[Problem]:
+def from_validation(
+    error: pydantic.ValidationError, given: Any, model: type[pydantic.BaseModel], references: Mapping[Path, str] = {}
+) -> list[Problem]:
     """The problems that pydantic found, one per key; the branches of a union are merged.
 
     Args:
         error: the error of the validation.
         given: the plain values that were validated.
         model: the model of these values, for the descriptions of its keys.
+        references: the text of values from the environment, which are not shown.
     """
     problems: dict[Path, Problem] = {}
     expected: dict[Path, list[str]] = {}
@@ -100,7 +103,9 @@ def from_validation(error: pydantic.ValidationError, given: Any, model: type[pyd
             continue
         if isinstance(cause, ProblemsError):
             for problem in cause.problems:
-                problems[path + problem.path] = Problem(path + problem.path, problem.what, problem.hint)
+                key = path + problem.path
+                # A hint may have a part of the value
+                problems[key] = Problem(key, problem.what, '' if _reference(key, references) else problem.hint)
         elif isinstance(cause, Exception):
             first, *rest = str(cause).splitlines() or [type(cause).__name__]
             said = first if first.startswith(dotted(path)) else f'{dotted(path)}: {first}'
@@ -116,11 +121,18 @@ def from_validation(error: pydantic.ValidationError, given: Any, model: type[pyd
     for path, alternatives in expected.items():
         wanted = _either(alternatives)
         is_secret = any(len(path) > 1 and secret[: len(path)] == path[: len(secret)] for secret in SECRETS)
-        what = f'expected {wanted}' if is_secret else f'is {shown(_at(given, path))}; expected {wanted}'
-        hint = _fix(_at(given, path), wanted) or _describe(model, path)
+        reference = _reference(path, references)
+        value = reference or shown(_at(given, path))
+        what = f'expected {wanted}' if is_secret else f'is {value}; expected {wanted}'
+        hint = ('' if reference else _fix(_at(given, path), wanted)) or _describe(model, path)
         problems.setdefault(path, Problem(path, what, hint))
     # A list with one bad item is not itself bad.
     return [p for p in problems.values() if not any(q != p.path and q[: len(p.path)] == p.path for q in problems)]
+
+
+def _reference(path: Path, references: Mapping[Path, str]) -> str | None:
+    """The reference to the environment that a value comes from, as a whole or in part; None if there is none."""
+    return next((text for key, text in references.items() if key == path[: len(key)]), None)
 
 
 def unknown(path: Path, beside: Iterable[str], anywhere: Iterable[str]) -> Problem:

@@ -376,7 +376,7 @@ class Storage(Section):
 
     endpoint: str | None = Field(
         default=None,
-        pattern=r'^https?://\S+$',
+        json_schema_extra={'pattern': r'^https?://[^\s@]+$'},
         description='URL of an S3-compatible service, such as MinIO or R2; null: AWS_ENDPOINT_URL, or Amazon',
     )
     region: str | None = Field(default=None, min_length=1, description='region of the S3 bucket; null: AWS_REGION')
@@ -387,6 +387,14 @@ class Storage(Section):
         default=None,
         description='for how long a failing request is repeated; null: PRETRAX_STORAGE_RETRY_SECONDS, or 60',
     )
+
+    @pydantic.field_validator('endpoint')
+    @classmethod
+    def _without_credentials(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and not re.fullmatch(r'https?://[^\s@]+', endpoint):
+            what = 'must be a URL that begins with http:// or https:// and has no user or password'
+            raise ProblemsError(Problem((), what, 'credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY'))
+        return endpoint
 
 
 class Processes(Section):

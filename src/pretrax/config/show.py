@@ -3,7 +3,7 @@
 import json
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Literal, get_args, get_origin
 
@@ -55,6 +55,15 @@ def written_values(config: RunConfig) -> dict[str, Any]:
         if not _REFERENCE.fullmatch(references.get(path, '')):
             references[path] = f'${{oc.env:{variable},null}}'
     return _written(config.model_dump(mode='json'), (), references)
+
+
+def shown_samples(config: RunConfig, texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Each of `sample.prompts`, and the text that begins with it, as pretrax shows them: a prompt from the environment, which
+    may be a secret, is its reference.
+    """
+    prompts, whole = config.sample.prompts, config.references.get(('sample', 'prompts'))
+    shown = [config.references.get(('sample', 'prompts', i), whole or prompt) for i, prompt in enumerate(prompts)]
+    return [(text, text + more.removeprefix(prompt)) for text, prompt, more in zip(shown, prompts, texts, strict=False)]
 
 
 def printable_override(override: str) -> str:
@@ -139,6 +148,8 @@ def _only_words(annotation: Any) -> bool:
 def _written(value: Any, path: Path, references: Mapping[Path, str]) -> Any:
     if isinstance(value, dict):
         return {key: _written(below, (*path, key), references) for key, below in value.items()}
+    if isinstance(value, list) and path in references and effect_of(dotted(path)).on == 'nothing':
+        return references[path] if ',' in references[path] else f'{references[path][:-1]},["?"]}}'
     if isinstance(value, list):
         return [_written(below, (*path, index), references) for index, below in enumerate(value)]
     return references.get(path, escaped(value)) if isinstance(value, str) else value

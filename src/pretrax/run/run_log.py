@@ -86,9 +86,8 @@ class RunLog:
         if found := curves(statistics, self.run.source.source_names):
             self.write({'step': step, **found})
 
-    def sample(self, step: int, texts: Sequence[str]) -> None:
+    def sample(self, step: int, prompts: Sequence[str], texts: Sequence[str]) -> None:
         """Writes the samples of a step, one for each prompt."""
-        prompts = self.run.config.sample.prompts
         self.samples.write(step, prompts, texts)
         self.metrics.text(step, 'samples', '\n\n'.join(texts))
 

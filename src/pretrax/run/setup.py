@@ -152,7 +152,7 @@ class Run:
 
     def _check_tokens(self, rows: HostBatch) -> None:
         """Raises UserError if rows have a token that the model lacks: a device would read another one in its place."""
-        n_tokens, largest = self.recipe.model.vocab_size, max(int(rows.tokens.max()), int(rows.targets.max()))
+        n_tokens, largest = self.recipe.model.vocab_size, max(int(ids.max()) for ids in tuple(rows)[:2])
         if n_tokens is not None and largest >= n_tokens:
             raise UserError(
                 f'the data have token {largest:,}, but the model has the tokens 0 to {n_tokens - 1:,}\n'

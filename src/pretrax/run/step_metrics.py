@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from pretrax.config import shown_samples
 from pretrax.errors import Report
 from pretrax.model.loss import Batch
 from pretrax.observe.device_memory import memory_in_use
@@ -152,10 +153,11 @@ class StepMetrics:
 
     def show(self, number: int, texts: list[str]) -> None:
         """Shows and writes samples of a step, one for each prompt."""
-        for text in texts:
+        samples = shown_samples(self._run.config, texts)
+        for _, text in samples:
             self._report(f'sample at step {number}: {text}')
         if self._log is not None:
-            self._log.sample(number, texts)
+            self._log.sample(number, *zip(*samples, strict=True))
 
     def flush(self) -> None:
         """Makes the trackers keep the metrics so far. Call it when a checkpoint is saved."""
