@@ -31,7 +31,7 @@ COMMANDS = {
 
 @dataclass
 class Fault:
-    """What happens to the next `times` requests of a method whose path contains `match`.
+    """What happens to the next `times` requests of a method whose path matches the regular expression `match`.
 
     Attributes:
         status: the server answers with this status.
@@ -216,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _fault(self, server: BucketServer, path: str) -> Fault | None:
         for fault in server.faults:
-            if fault.times > 0 and fault.method in ('', self.command) and fault.match in path:
+            if fault.times > 0 and fault.method in ('', self.command) and re.search(fault.match, path):
                 fault.times -= 1
                 return fault
         return None

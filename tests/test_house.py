@@ -39,7 +39,14 @@ MAY_IMPORT = {
     'serve': {'errors', 'chat', 'infer', 'machine'},  # it imports no JAX: its engines come from outside
     'train': {'errors', 'shardlib', 'model'},  # pure: no files, no terminal, no processes
     'run': BELOW_RUN | {'view'},
-    'launch': {'errors', 'config', 'observe', 'machine', 'storage'},  # starts runs as processes: it imports no JAX
+    'launch': {
+        'errors',
+        'config',
+        'observe',
+        'machine',
+        'storage',
+        'checkpoint',
+    },  # starts runs as processes: it imports no JAX
     'ahead': BELOW_RUN | {'run', 'view'},
     'doctor': BELOW_RUN | {'run'},  # checks machines before a run
     '__main__': {'cli'},
@@ -177,7 +184,7 @@ TESTED_BY = {
     'serve/test_generation.py': 'serve/engine_thread serve/limits',
     'shardlib/test_errors.py': 'shardlib/check shardlib/shard_map shardlib/typechecked shardlib/types',
     'shardlib/test_operations.py': 'shardlib/ops shardlib/scan',
-    'storage/test_mirror.py': 'storage/parts',
+    'storage/test_mirror.py': 'storage/parts storage/index',
     'view/compare/test_comparison.py': 'cli/compare view/compare/arms view/compare/page view/compare/text',
     'cli/test_seeds.py': 'view/compare/seeds',
     'cli/test_scaling.py': 'launch/scaling_file view/scaling/points view/scaling/report',

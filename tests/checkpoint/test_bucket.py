@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -30,12 +31,15 @@ from pretrax.checkpoint import (
     verify,
 )
 from pretrax.checkpoint import bucket as bucket_module
+from pretrax.checkpoint.manifest import place_of
 from pretrax.errors import UnavailableError
 from pretrax.storage import BucketPath
+from pretrax.storage.index import read_entries
 from pretrax.train.state import abstract_state
 from small import mesh_of
 
 PREFIX = 'runs/a/checkpoints/'
+ATTEMPT = re.compile(r'(?<=\d)/[0-9a-f]{8}-\d+/')
 
 
 @pytest.fixture
@@ -54,20 +58,27 @@ def writes(server):
     for method, path in server.requests:
         if method in ('PUT', 'POST', 'DELETE') and PREFIX in path:
             key = path[path.index(PREFIX) + len(PREFIX) :].partition('&')[0].partition('?')[0]
-            found.append((method == 'DELETE', key))
+            found.append((method == 'DELETE', ATTEMPT.sub('/', key)))
     return found
 
 
+def stored(server, file):
+    """The key of a file of a checkpoint, such as '2/manifest.json'."""
+    step, _, rest = file.partition('/')
+    return f'{PREFIX}{read_entries(BucketPath(f"{server.url}/{PREFIX}"))[step]}/{rest}'
+
+
 def harm(server, key, how):
-    content = server.content(PREFIX + key)
+    key = stored(server, key)
+    content = server.content(key)
     if how == 'delete':
-        server.delete(PREFIX + key)
+        server.delete(key)
     elif how == 'cut':
-        server.put(PREFIX + key, content[:-1])
+        server.put(key, content[:-1])
     elif how == 'extend':
-        server.put(PREFIX + key, content + b'x')
+        server.put(key, content + b'x')
     else:
-        server.put(PREFIX + key, bytes([content[0] ^ 1]) + content[1:])
+        server.put(key, bytes([content[0] ^ 1]) + content[1:])
 
 
 def test_a_state_is_restored_bit_exactly_on_any_mesh(directory, monkeypatch):
@@ -93,7 +104,7 @@ def test_arrays_are_zarr_that_tensorstore_reads(dtype, s3):
     state = {'weights': {'table': jax.device_put(values, sharding), 'scale': jax.numpy.asarray(values[1, 1])}}
     saved(directory, state)
     for name, expected in (('table', values), ('scale', values[1, 1])):
-        kvstore = directory.kvstore(f'/2/state/weights.{name}/')
+        kvstore = place_of(directory, 2).kvstore(f'/state/weights.{name}/')
         array = ts.open({'driver': 'zarr', 'kvstore': kvstore.spec().to_json()}).result()
         np.testing.assert_array_equal(array.read().result(), expected)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
@@ -107,7 +118,7 @@ def test_steps_that_reuse_the_memory_of_a_state_do_not_change_what_is_uploaded(s
         np.zeros((64, 8), np.float32),
         jax.sharding.NamedSharding(mesh_of(1, 4, 2), jax.sharding.PartitionSpec('d', 't')),
     )
-    s3.fault(match='2/state', delay=0.5)
+    s3.fault(match='2/.*/state', delay=0.5)
     like = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
     with Checkpoints(directory, 3) as checkpoints:
         array = step(array)
@@ -117,7 +128,7 @@ def test_steps_that_reuse_the_memory_of_a_state_do_not_change_what_is_uploaded(s
     assert np.all(restore(directory, 2, {'weights': like})['weights'] == 1)
 
 
-def test_the_manifest_is_written_last_and_deleted_first(bucket, directory):
+def test_the_index_names_a_checkpoint_when_it_is_whole_and_until_it_is_removed(bucket, directory):
     saved(directory, state_on(mesh_of(2, 2, 2), steps=0), steps=(2, 4), keep=1)
     assert steps_in(directory) == [4]
     events = writes(bucket)
@@ -126,11 +137,11 @@ def test_the_manifest_is_written_last_and_deleted_first(bucket, directory):
         assert written.count(f'{step}/manifest.json') == 1
         assert written[-1] == f'{step}/manifest.json'
         assert len(written) > 10
-    deleted = [key for is_deleted, key in events if is_deleted]
-    assert deleted[0] == '2/manifest.json'
-    assert events.index((False, '4/manifest.json')) < events.index((True, '2/manifest.json'))
-    assert {key.partition('/')[0] for key in deleted} == {'2'}
-    assert all(key.startswith(f'{PREFIX}4/') for key in bucket.keys(PREFIX))
+    first = [event for event in events if event[0] or event[1] in ('4/manifest.json', 'index.json')]
+    published = first.index((False, '4/manifest.json'))
+    assert first[published + 1 : published + 3] == [(False, 'index.json')] * 2, 'published, and then removed'
+    assert all(is_deleted and key.startswith('2/') for is_deleted, key in first[published + 3 :])
+    assert all(key.startswith((f'{PREFIX}4/', f'{PREFIX}index.json')) for key in bucket.keys(PREFIX))
 
 
 def test_the_rule_which_checkpoints_to_keep_holds_in_a_bucket(s3):
@@ -147,6 +158,7 @@ import os
 import sys
 from checkpoint.test_store import saved, state_on
 from pretrax.storage import BucketPath
+from pretrax.storage.index import read_entries
 from small import mesh_of
 
 state = state_on(mesh_of(), steps=0)
@@ -157,7 +169,7 @@ saved(BucketPath(sys.argv[1]), state, steps=(2, 4))
 
 
 def test_a_process_that_is_killed_during_an_upload_leaves_no_checkpoint(bucket, directory):
-    match = '4/state/weights.table' if bucket.scheme == 's3' else '4/manifest.json'
+    match = '4/.*/state/weights.table' if bucket.scheme == 's3' else '4/.*/manifest.json'
     process = subprocess.Popen(
         [programs() / 'python', '-c', KILLED, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, 'PYTHONPATH': str(Path(__file__).parents[1])},
@@ -175,11 +187,11 @@ def test_a_process_that_is_killed_during_an_upload_leaves_no_checkpoint(bucket, 
         process.wait()
     assert process.returncode == -signal.SIGKILL
     bucket.faults.clear()
-    assert any(key.startswith(f'{PREFIX}4/state') for key in bucket.keys(PREFIX)), 'something was uploaded'
+    assert any(key.startswith(f'{PREFIX}4/') for key in bucket.keys(PREFIX)), 'something was uploaded'
     assert steps_in(directory) == [2]
     assert newest(directory)[0] == 2
     Checkpoints(directory, 3).close()
-    assert all(key.startswith(f'{PREFIX}2/') for key in bucket.keys(PREFIX))
+    assert all(key.startswith((f'{PREFIX}2/', f'{PREFIX}index.json')) for key in bucket.keys(PREFIX))
 
 
 def test_a_bucket_that_is_out_of_reach_fails_a_save_and_the_next_one_succeeds(bucket, directory):
@@ -204,7 +216,7 @@ def test_a_bucket_that_is_out_of_reach_fails_a_save_and_the_next_one_succeeds(bu
 def test_a_failed_upload_leaves_nothing_in_the_next_checkpoint(bucket, directory):
     """Some objects of the failed save are written; the next save of the same step has other chunks."""
     with Checkpoints(directory, 3) as checkpoints:
-        bucket.fault(match='2/state/weights.table/0.0', status=500, times=float('inf'))
+        bucket.fault(match='2/.*/state/weights.table/0.0', status=500, times=float('inf'))
         checkpoints.save(2, state_on(mesh_of(1, 4, 2), steps=0), DESCRIPTION)
         with pytest.raises(SaveError, match='HTTP 500'):
             checkpoints.wait()
@@ -224,7 +236,7 @@ def test_a_save_and_a_restore_survive_throttling_and_broken_connections(bucket, 
     saved(directory, state)
     assert not any(fault.times for fault in bucket.faults)
     for fault in faults:
-        bucket.fault(**fault, times=2, match='2/state')
+        bucket.fault(**fault, times=2, match='2/.*/state')
     step, back, _ = newest(directory)
     assert not any(fault.times for fault in bucket.faults)
     assert step == 2
@@ -235,17 +247,18 @@ def test_damage_is_detected_and_the_previous_checkpoint_restored(s3):
     directory = BucketPath(s3.url) / 'runs/a/checkpoints'
     saved(directory, state_on(mesh_of(), steps=0), steps=(2, 4))
     for key in ('4/state/weights.table/0.0', '4/state/weights.table/.zarray', '4/manifest.json'):
-        original = s3.content(PREFIX + key)
+        at = stored(s3, key)
+        original = s3.content(at)
         for how in ('flip', 'cut', 'extend', 'delete'):
             harm(s3, key, how)
             said = []
             assert newest(directory, said.append)[0] == 2
             if (how, key) != ('delete', '4/manifest.json'):  # which deletes the checkpoint
                 assert len(said) == 1, said
-                assert said[0].startswith(f'WARNING: the checkpoint {directory / "4"} ')
+                assert said[0].startswith(f'WARNING: the checkpoint {directory / "4"}')
                 with pytest.raises(DamagedError):
                     verify(directory, 4)
-            s3.put(PREFIX + key, original)
+            s3.put(at, original)
     verify(directory, 4)
 
 
@@ -256,13 +269,14 @@ def test_large_objects_are_read_in_parts_and_damage_to_them_is_detected(s3, monk
     state = state_on(mesh_of(), steps=0)
     saved(directory, state)
     assert np.array_equal(newest(directory)[1].weights.table, state.weights.table)
-    original = s3.content(f'{PREFIX}2/state/weights.table/0.0')
+    at = stored(s3, '2/state/weights.table/0.0')
+    original = s3.content(at)
     assert len(original) > 40_000
     for how in ('flip', 'cut', 'extend'):
         harm(s3, '2/state/weights.table/0.0', how)
         with pytest.raises(DamagedError, match=r'weights.table/0.0'):
             restored(directory, 2, mesh_of())
-        s3.put(f'{PREFIX}2/state/weights.table/0.0', original)
+        s3.put(at, original)
     verify(directory, 2)
 
 
@@ -270,11 +284,11 @@ def test_large_objects_are_read_in_parts_and_damage_to_them_is_detected(s3, monk
 def test_an_outage_is_not_taken_for_damage(bucket, directory):
     """Going back to an older checkpoint would lose work; the start fails, and the same command tries again."""
     saved(directory, state_on(mesh_of(), steps=0), steps=(2, 4))
-    bucket.fault(match='4/manifest.json', status=500, times=float('inf'))
+    bucket.fault(match='4/.*/manifest.json', status=500, times=float('inf'))
     with pytest.raises(UnavailableError, match=r'does not answer .*\nrun the same command again'):
         newest(directory)
     bucket.faults.clear()
-    bucket.fault(match='4/state/weights.table/0.0', status=403, times=float('inf'))
+    bucket.fault(match='4/.*/state/weights.table/0.0', status=403, times=float('inf'))
     with pytest.raises(PermissionError):
         newest(directory)
     bucket.faults.clear()
@@ -287,18 +301,14 @@ def test_a_restore_reads_each_object_once_and_only_what_is_needed(bucket, direct
     saved(directory, state_on(mesh_of(2, 2, 2), steps=0))
     bucket.requests.clear()
     restored(directory, 2, mesh_of(1, 4, 1))
-    read = [
-        path for method, path in bucket.requests if method == 'GET' and '2/state/' in path and 'prefix=' not in path
-    ]
+    read = [path for method, path in bucket.requests if method == 'GET' and '/state/' in path and 'prefix=' not in path]
     assert len(read) == len(set(read)) == len(check_sizes(directory, 2).files)
 
     bucket.requests.clear()
     mesh = mesh_of(2, 2, 2)
     with jax.set_mesh(mesh):
         restore(directory, 2, {'weights': abstract_state(recipe()).weights})
-    read = {
-        path for method, path in bucket.requests if method == 'GET' and '2/state/' in path and 'prefix=' not in path
-    }
+    read = {path for method, path in bucket.requests if method == 'GET' and '/state/' in path and 'prefix=' not in path}
     assert read
     assert all('state/weights.' in path for path in read)
 
@@ -339,10 +349,11 @@ def test_a_rollback_and_a_replacement_work_in_a_bucket(s3):
         checkpoints.save(4, second, DESCRIPTION)
         checkpoints.wait()
     events = writes(s3)
-    assert events[0] == (True, '4/manifest.json')
-    assert events[-1] == (False, '4/manifest.json')
+    assert [event for event in events if event[1] in ('4/manifest.json', 'index.json')] == [
+        (False, '4/manifest.json'), (False, 'index.json')
+    ]  # fmt: skip
     assert np.array_equal(restored(directory, 4, mesh_of()).weights.table, second.weights.table)
-    assert json.loads(s3.content(f'{PREFIX}4/manifest.json'))['step'] == 4
+    assert json.loads(s3.content(stored(s3, '4/manifest.json')))['step'] == 4
 
 
 TOGETHER = """
@@ -351,6 +362,7 @@ import jax
 import numpy as np
 from pretrax.checkpoint import Checkpoints, SaveError, restore
 from pretrax.storage import BucketPath
+from pretrax.storage.index import read_entries
 
 directory, address, index = BucketPath(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 jax.distributed.initialize(address, 2, index)
@@ -381,7 +393,7 @@ for shard in restored['weights']['table'].addressable_shards:
 def test_two_processes_upload_their_own_shards_and_agree_on_a_failure(s3):
     """The second process cannot upload a part of step 4."""
     directory = BucketPath(s3.url) / 'runs/a/checkpoints'
-    s3.fault(match='4/state/weights.table/3.0', status=500, times=float('inf'))
+    s3.fault(match='4/.*/state/weights.table/3.0', status=500, times=float('inf'))
     with socket.socket() as free:
         free.bind(('localhost', 0))
         address = f'localhost:{free.getsockname()[1]}'

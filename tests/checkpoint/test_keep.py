@@ -8,6 +8,8 @@ and on a bucket in memory. The state is replaced by one small file per checkpoin
 import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
+import json
 import os
 import shutil
 import sys
@@ -19,10 +21,10 @@ import pytest
 import tensorstore as ts
 import xxhash
 
-from pretrax.checkpoint import Checkpoints, Keep, restore_newest
+from pretrax.checkpoint import Checkpoints, Keep, SaveError, restore_newest, steps_in
 from pretrax.checkpoint.bucket import Bucket
 from pretrax.checkpoint.directory import Directory
-from pretrax.checkpoint.manifest import File, partial_directory
+from pretrax.checkpoint.manifest import File, partial_directory, place_of, verify
 from pretrax.errors import UserError
 from pretrax.storage import BucketPath
 
@@ -43,12 +45,12 @@ class OneFile(Directory):
     """Writes one file, without Orbax: the kind of the checkpoint."""
 
     def write(self, step, state):
-        path = partial_directory(self.path, step) / ARRAY
+        path = partial_directory(self._own, step) / ARRAY
         path.parent.mkdir()
         path.write_text(KIND[0])
 
     def finish(self, step):
-        content = (partial_directory(self.path, step) / ARRAY).read_bytes()
+        content = (partial_directory(self._own, step) / ARRAY).read_bytes()
         return {ARRAY: File(size=len(content), xxh3=xxhash.xxh3_128_hexdigest(content))}
 
 
@@ -56,6 +58,7 @@ class OneObject(Bucket):
     """Writes one object: the kind of the checkpoint."""
 
     def write(self, step, state):
+        self._attempts += 1
         self._chunks = [(ARRAY, np.frombuffer(KIND[0].encode(), np.uint8))]
 
 
@@ -79,6 +82,7 @@ class Watched:
 
     def __init__(self, path):
         self.path, self.seen, self.is_watched = path, [], False
+        self.request = lambda: None  # called before each request or system call
 
     @contextlib.contextmanager
     def watched(self):
@@ -97,6 +101,8 @@ class Disk(Watched):
         sys.addaudithook(self._watch)
 
     def _watch(self, event, arguments):
+        if event in (*CHANGES, 'os.scandir'):
+            self.request()
         if not self.is_watched or event not in CHANGES:
             return
         is_read = event == 'open' and arguments[1] in ('r', 'rb', None)
@@ -144,7 +150,7 @@ class Memory(Watched):
 
     def __init__(self):
         super().__init__(BucketPath('s3://bucket/run/checkpoints'))
-        self.objects, self.waiting = {}, []
+        self.objects = {}
 
     def content(self):
         return frozenset((name.removeprefix(self.PREFIX), data) for name, data in self.objects.items())
@@ -155,35 +161,58 @@ class Memory(Watched):
     def copy(self):
         return KvStore(self)
 
-    def write(self):
-        """Carries out what was asked for at the same time, the last first: the order is not fixed."""
-        while self.waiting:
-            key, value = self.waiting.pop()
-            if self.is_watched:
-                self.seen.append(self.content())
-            if value is None:
-                self.objects.pop(key, None)
-            else:
-                self.objects[key] = bytes(value)
+    def write(self, key, value, expected):
+        self.request()
+        if expected is not None and self.version(key) != expected:
+            return b''
+        if self.is_watched:
+            self.seen.append(self.content())
+        if value is None:
+            self.objects.pop(key, None)
+        else:
+            self.objects[key] = bytes(value)
+        return self.version(key)
+
+    def version(self, key):
+        """As in S3, a digest of the content."""
+        return xxhash.xxh3_64_digest(self.objects[key]) if key in self.objects else b'missing'
 
     def read(self, key, byte_range=slice(None)):
+        self.request()
         found = self.objects.get(key)
-        return ts.KvStore.ReadResult('missing' if found is None else 'value', (found or b'')[byte_range])
+        stamp = ts.KvStore.TimestampedStorageGeneration(self.version(key), 0.0)
+        return ts.KvStore.ReadResult('missing' if found is None else 'value', (found or b'')[byte_range], stamp)
+
+    def list(self):
+        self.request()
+        return [key.encode() for key in self.objects]
+
+
+class Stamp:
+    def __init__(self, generation):
+        self.generation = generation
 
 
 class KvStore:
     def __init__(self, memory):
-        self.memory, self.path = memory, ''
+        self.memory, self.path, self.waiting = memory, '', []
 
     def read(self, key, **options):
         return Request(lambda: self.memory.read(self.path + key, **options))
 
-    def write(self, key, value):
-        self.memory.waiting.append((self.path + key, value))
-        return Request(self.memory.write)
+    def write(self, key, value, if_equal=None):
+        self.waiting.append((self.path + key, value, if_equal))
+        return Request(self.write_all)
+
+    def write_all(self):
+        """Carries out what was asked for at the same time, the last first: the order is not fixed."""
+        stamp = Stamp(b'')
+        while self.waiting:
+            stamp = Stamp(self.memory.write(*self.waiting.pop()))
+        return stamp
 
     def list(self, keys):
-        return Request(lambda: [key.encode() for key in self.memory.objects])
+        return Request(self.memory.list)
 
 
 class Request:
@@ -200,21 +229,60 @@ class World:
     start: int
 
 
+def places(content):
+    """{step: prefix} of what looks like a checkpoint, found without the product."""
+    files = dict(content)
+    if any(data is None for data in files.values()):  # a disk
+        return {int(name): name for name in files if name.isdigit()}
+    entries = json.loads(files.get('index.json', b'{"entries": {}}'))['entries']
+    return {int(step): at for step, at in entries.items() if at is not None and f'{at}/manifest.json' in files}
+
+
+def all_of(content):
+    """The steps of everything that looks like a checkpoint."""
+    return set(places(content))
+
+
 def whole(content):
-    """{step: kind} of the whole checkpoints, found without the product: the array says what it is."""
+    """{step: kind} of the whole checkpoints: the array says what it is."""
     files = dict(content)
     return {
-        step: files[f'{step}/{ARRAY}'].decode()
-        for step in all_of(content)
-        if files.get(f'{step}/{ARRAY}', b'') in map(str.encode, KINDS) and files.get(f'{step}/manifest.json')
+        step: files[f'{at}/{ARRAY}'].decode()
+        for step, at in places(content).items()
+        if files.get(f'{at}/{ARRAY}', b'') in map(str.encode, KINDS) and files.get(f'{at}/manifest.json')
     }
 
 
 def described(content):
     """{step: kind} of the checkpoints whose manifests are whole, though their arrays may be damaged."""
     files = dict(content)
-    found = {step: files.get(f'{step}/{ARRAY}', b'').decode() for step in all_of(content)}
-    return {step: kind.removesuffix(DAMAGED) for step, kind in found.items() if files.get(f'{step}/manifest.json')}
+    return {
+        step: files.get(f'{at}/{ARRAY}', b'').decode().removesuffix(DAMAGED)
+        for step, at in places(content).items()
+        if files.get(f'{at}/manifest.json')
+    }
+
+
+def canonical(content):
+    """The content with short names for attempts, so that worlds that differ in names alone are one."""
+    files, names = dict(content), {at: f'{step}/listed-' for step, at in places(content).items() if '-' in at}
+    for name in sorted(files):
+        first, _, rest = name.partition('/')
+        attempt = rest.partition('/')[0]
+        if '-' in attempt:
+            names.setdefault(f'{first}/{attempt}', f'{first}/left-{len(names)}')
+        elif first.endswith('.partial'):
+            names.setdefault(first, f'left-{len(names)}.partial')
+    if 'index.json' in files:
+        entries = json.loads(files['index.json'])['entries']
+        known = {step: at and names.get(at, f'{step}/lost-') for step, at in sorted(entries.items())}
+        files['index.json'] = json.dumps({'entries': known}).encode()
+
+    def renamed(name):
+        prefix = next((prefix for prefix in names if name == prefix or name.startswith(f'{prefix}/')), '')
+        return names.get(prefix, '') + name.removeprefix(prefix)
+
+    return frozenset((renamed(name), data) for name, data in files.items())
 
 
 def good(content):
@@ -280,10 +348,11 @@ class Explorer:
                 content = self.disk.content()
                 assert whole(content)[step] == event
                 self.check_kept(world.disk, content, step)
-                assert {name.partition('/')[0] for name, _ in content} == set(map(str, all_of(content))), 'leftovers'
-        after = World(self.disk.content(), step, start)
+                names = {name.partition('/')[0] for name, _ in content} - {'index.json'}
+                assert names == set(map(str, all_of(content))), 'leftovers'
+        after = World(canonical(self.disk.content()), step, start)
         self.check_nothing_good_is_lost([world.disk, *self.disk.seen, after.disk], event)
-        return after, self.disk.seen
+        return after, list(map(canonical, self.disk.seen))
 
     def check_nothing_good_is_lost(self, contents, event):
         for before, now in zip(contents, contents[1:], strict=False):
@@ -324,23 +393,17 @@ class Explorer:
             step = restored[0] if restored else 0
             assert step == max(finite or found, default=0)
             refused = restored is None and all_of(content)
-            self.restarts[content] = None if refused else World(self.disk.content(), step, step)
+            self.restarts[content] = None if refused else World(canonical(self.disk.content()), step, step)
         return self.restarts[content]
 
     def open(self):
         return Checkpoints(self.disk.path, self.keep)
 
 
-def all_of(content):
-    """The steps of all directories that look like checkpoints, and in a bucket of all manifests."""
-    is_disk = any(data is None for _, data in content)
-    names = (name if is_disk else name.removesuffix('/manifest.json') for name, _ in content)
-    return {int(name) for name in names if name.isdigit()}
-
-
 def harmed(content, how, step):
     files = dict(content)
-    array, manifest = f'{step}/{ARRAY}', f'{step}/manifest.json'
+    at = places(content)[step]
+    array, manifest = f'{at}/{ARRAY}', f'{at}/manifest.json'
     change = {array: files[array] + DAMAGED.encode()} if how == 'damage' else {manifest: b''}
     return frozenset({**files, **change}.items())
 
@@ -379,23 +442,116 @@ def test_a_loss_that_is_not_a_number_is_not_the_best():
         assert Keep(last=1, best=1).chosen(losses) == {3, 4}
 
 
-@pytest.mark.parametrize(
-    ('kind', 'keep', 'depth'),
-    [
-        pytest.param('bucket', 1, 5, marks=pytest.mark.slow),
-        ('bucket', 2, 5),
-        ('disk', 1, 4),
-        pytest.param('disk', 2, 5, marks=pytest.mark.slow),
-    ],
-)
-def test_a_good_checkpoint_exists_once_one_existed_wherever_the_process_is_killed(kind, keep, depth, monkeypatch):
-    memory = Memory()
+def simulated(monkeypatch):
+    """Replaces what takes time. Returns the only bucket."""
+    memory, tokens = Memory(), itertools.count()
     monkeypatch.setattr('pretrax.storage.bucket_path.open_bucket', lambda scheme, name: memory)
     monkeypatch.setattr('pretrax.checkpoint.store.Bucket', OneObject)
     monkeypatch.setattr('pretrax.checkpoint.store.Directory', OneFile)
     monkeypatch.setattr('concurrent.futures.ThreadPoolExecutor', SameThread)
     monkeypatch.setattr('os.fsync', lambda descriptor: None)
+    monkeypatch.setattr('secrets.token_hex', lambda size: f'token{next(tokens)}')
+    return memory
+
+
+@pytest.mark.parametrize(
+    ('kind', 'keep', 'depth'),
+    [
+        ('bucket', 1, 4),
+        pytest.param('bucket', 2, 5, marks=pytest.mark.slow),
+        ('disk', 1, 4),
+        pytest.param('disk', 2, 5, marks=pytest.mark.slow),
+    ],
+)
+def test_a_good_checkpoint_exists_once_one_existed_wherever_the_process_is_killed(kind, keep, depth, monkeypatch):
+    memory = simulated(monkeypatch)
     with tempfile.TemporaryDirectory(dir='/dev/shm' if os.access('/dev/shm', os.W_OK) else None) as place:
         explorer = Explorer(memory if kind == 'bucket' else Disk(Path(place) / 'checkpoints'), Keep(keep))
         explorer.explore(depth)
     assert len(explorer.contents) > 500
+
+
+class TakenOverError(Exception):
+    """The lease of a process belongs to another one."""
+
+
+class Writers:
+    """Two processes of one run. The first is stopped before one of its requests, and goes on when the second has saved."""
+
+    def __init__(self, place):
+        self.place, self.holder = place, 'first'
+
+    def open(self, name):
+        def confirm():
+            self.place.request()
+            if self.holder != name:
+                raise TakenOverError
+
+        return Checkpoints(self.place.path, 2, confirm=confirm)
+
+    def run(self, how, stop):
+        """Returns how many requests the first process made, and the files of the second when it had saved and at the end."""
+        self.holder = 'first'
+        with self.open('first') as checkpoints:
+            for step in (1, 2):
+                self.save(checkpoints, step, 'first')
+        count, files = itertools.count(), []
+
+        def request():
+            if next(count) == stop:
+                self.place.request = lambda: None
+                self.holder = 'second'
+                self.second()
+                files.append(self.files())
+
+        self.place.request = request
+        with contextlib.suppress(SaveError, UserError, TakenOverError), self.open('first') as checkpoints:
+            if how == 'rollback':
+                checkpoints.roll_back_to(1)
+            else:
+                checkpoints.continue_from(1)
+                for step in (2, 3, 4):  # replaces one, and removes some
+                    self.save(checkpoints, step, 'first')
+        self.place.request = lambda: None
+        files.append(self.files())
+        if self.holder == 'second':
+            with self.open('second') as checkpoints:
+                self.save(checkpoints, 9, 'third')
+            assert self.files()[9] == 'third'
+        return next(count), files
+
+    def second(self):
+        checkpoints = self.open('second')
+        step = max(self.files())
+        checkpoints.continue_from(step)
+        for number in (step + 1, step + 2):
+            self.save(checkpoints, number, 'second')
+        self.after = self.files()
+
+    def save(self, checkpoints, step, text):
+        KIND[0] = text
+        checkpoints.save(step, {}, KINDS['good'])
+        checkpoints.wait()
+
+    def files(self):
+        """{step: content of the array} of the checkpoints, each of which is verified."""
+        found = {}
+        for step in steps_in(self.place.path):
+            verify(self.place.path, step)
+            found[step] = (place_of(self.place.path, step) / ARRAY).read_bytes().decode()
+        return found
+
+
+@pytest.mark.parametrize('how', ['saves', 'rollback'])
+@pytest.mark.parametrize('kind', ['bucket', 'disk'])
+def test_a_writer_that_was_stopped_at_any_request_changes_nothing_for_its_successor(kind, how, monkeypatch, tmp_path):
+    memory = simulated(monkeypatch)
+    monkeypatch.setattr('pretrax.checkpoint.bucket._THREADS', 1)
+    place = Disk(tmp_path / 'checkpoints') if kind == 'disk' else memory
+    for stop in range(10_000):
+        place.put(frozenset())
+        requests, files = Writers(place).run(how, stop)
+        assert all(one == files[0] for one in files), stop
+        if stop >= requests:
+            break
+    assert stop > (10 if how == 'rollback' else 50)

@@ -94,7 +94,7 @@ def test_a_run_that_is_taken_over_stops_and_writes_no_more(s3, remote, monkeypat
     with pytest.raises(UserError, match=r'taken over this run: .* is held by process 1 on another-machine since now'):
         pretrain(config_from_values(values), progress=taken)
     assert 'another-machine' in s3.content('runs/a/lock').decode()
-    assert not s3.keys('runs/a/checkpoints/')
+    assert s3.keys('runs/a/checkpoints/') == ['runs/a/checkpoints/index.json']
 
 
 def test_a_dry_run_writes_nothing_in_the_bucket_and_notices_one_that_cannot_be_written(s3, remote):

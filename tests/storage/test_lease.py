@@ -15,7 +15,7 @@ from pretrax.storage.lease import HeldError, Lease, LostError, holder_of
 HOLD = (
     'import sys; from pretrax.storage import BucketPath; from pretrax.storage.lease import Lease\n'
     'with Lease(BucketPath(sys.argv[1]), float(sys.argv[2])).held() as lease:\n'
-    '    print(lease.fence, flush=True); sys.stdin.read()'
+    '    print("held", flush=True); sys.stdin.read()'
 )
 
 
@@ -29,7 +29,7 @@ def holder(path):
     """A process that has the lease for two seconds at a time."""
     command = [sys.executable, '-c', HOLD, str(path), '2']
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == '1\n'
+        assert process.stdout.readline() == 'held\n'
         yield process
         process.kill()
 
@@ -55,14 +55,14 @@ def test_the_lease_of_a_process_of_this_machine_that_was_killed_is_free_at_once(
     holder.wait()
     assert holder_of(path) == ''
     with Lease(path, 2, pytest.fail).held() as lease:
-        assert lease.fence == 2
+        assert lease.previous
 
 
 def test_a_lease_that_was_released_is_free_at_once(path, holder, monkeypatch):
     elsewhere(monkeypatch)
     holder.communicate('')
     with Lease(path, 60, pytest.fail).held() as lease:
-        assert lease.fence == 2
+        assert lease.previous
 
 
 def test_the_lease_of_a_machine_that_is_gone_expires(path, holder, monkeypatch):
@@ -73,18 +73,24 @@ def test_the_lease_of_a_machine_that_is_gone_expires(path, holder, monkeypatch):
     said = []
     began = time.monotonic()
     with Lease(path, 60, said.append).held() as lease:
-        assert lease.fence == 2
+        assert lease.previous
     assert time.monotonic() - began >= 2
     assert len(said) == 1
 
 
-def test_a_holder_that_was_stopped_too_long_has_lost_the_lease(path, monkeypatch):
+@pytest.mark.parametrize('confirms', [False, True])
+def test_a_holder_that_was_stopped_too_long_has_lost_the_lease(path, confirms, monkeypatch):
     elsewhere(monkeypatch)
     now = [0.0]
     stopped = Lease(path, 1, print, clock=lambda: now[0])
     stopped._take()
     with Lease(path, 60, print).held() as second:
-        stopped.check()  # it does not know, and may write while its own lease is valid
+        stopped.check()  # it does not know: its clock may have stood still
+        second.confirm()
+        now[0] = 0.5
+        if confirms:
+            with pytest.raises(LostError, match='is held by process'):
+                stopped.confirm()
         now[0] = 1.0
         with pytest.raises(LostError, match='is held by process'):
             stopped.check()
@@ -101,7 +107,7 @@ def test_of_two_that_race_for_a_free_lease_one_gets_it(path):
     def race():
         try:
             with Lease(path, 1, lambda text: None).held() as lease:
-                won.append(lease.fence)
+                won.append(lease.previous)
                 until.wait(60)
         except HeldError as error:
             refused.append(error)
@@ -114,7 +120,7 @@ def test_of_two_that_race_for_a_free_lease_one_gets_it(path):
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert (won, len(refused)) == ([1], 3)
+    assert (won, len(refused)) == ([''], 3)
 
 
 def test_a_lost_answer_does_not_lose_the_lease(bucket, path):
@@ -138,14 +144,12 @@ def test_an_unreachable_bucket_does_not_lose_the_lease(bucket, path, monkeypatch
     assert [line for line in said if 'cannot be renewed' in line]
 
 
-@pytest.mark.parametrize(
-    'content', [b'x', b'\xff', b'[]', b'{"seconds": "x", "fence": null, "process": 1}', b'[' * 9999]
-)
+@pytest.mark.parametrize('content', [b'x', b'\xff', b'[]', b'{"seconds": "x", "process": 1}', b'[' * 9999])
 def test_a_foreign_object_is_watched_like_a_lease(bucket, path, content):
     bucket.put('runs/a/lock', content)
     began = time.monotonic()
     with Lease(path, 1, lambda text: None).held() as lease:
-        assert lease.fence == 1
+        assert lease.previous == ''
     assert time.monotonic() - began >= 1
 
 

@@ -1,12 +1,16 @@
 """A directory that is copied to a bucket while it is written, on real servers."""
 
+import contextlib
+import itertools
 import json
 import os
 
 import pytest
 
+from checkpoint.test_keep import Memory
 from pretrax.observe.metrics import MetricsLog, read_metrics
 from pretrax.storage import BucketPath, mirror
+from pretrax.storage.lease import LostError
 from pretrax.storage.mirror import Mirror
 from pretrax.storage.parts import PART, open_joined
 
@@ -22,10 +26,10 @@ def remote(bucket):
 def mirrored(tmp_path, remote):
     """A mirror of `tmp_path / machine`."""
 
-    def make(machine='here', may_write=lambda: None, report=print):
+    def make(machine='here', lease=None, report=print):
         local = tmp_path / machine
         local.mkdir(exist_ok=True)
-        return Mirror(local, remote, may_write, report)
+        return Mirror(local, remote, lease, report)
 
     return make
 
@@ -38,6 +42,17 @@ def test_empty_files_wait_for_their_content(tmp_path, mirrored, bucket):
     (tmp_path / 'here' / 'startup.txt').write_text('1')
     one.upload()
     assert bucket.keys() == ['runs/a/startup.txt']
+
+
+class lease:  # noqa: N801
+    """A lease, which may be lost."""
+
+    def __init__(self, token, previous='', lost=False):
+        self.token, self.previous, self.lost = token, previous, lost
+
+    def confirm(self):
+        if self.lost:
+            raise LostError('lost')
 
 
 def content(path):
@@ -84,8 +99,9 @@ def test_a_growing_log_is_uploaded_in_parts_and_only_the_last_is_written_again(t
         whole = log.read_bytes()
         assert content(remote / 'metrics.jsonl') == whole
         written.append(sum(method in ('PUT', 'POST') for method, _ in bucket.requests))
-    assert written == [1, 2, 3, 1]
+    assert written == [1 + 2, 2 + 1, 3 + 1, 1 + 1], 'parts, and the index, which is claimed first'
     assert max(len(bucket.content(key)) for key in sorted(bucket.keys())) == PART
+    assert len(bucket.keys()) == 5, 'no part of before is left'
     bucket.requests.clear()
     one.upload()
     assert bucket.requests == []
@@ -103,11 +119,12 @@ def test_a_log_that_was_cut_loses_its_last_parts_first(tmp_path, mirrored, remot
     bucket.requests.clear()
     one.upload()
     assert content(remote / 'metrics.jsonl') == kept
-    changes = [(method, path[-6:]) for method, path in bucket.requests if method in ('DELETE', 'PUT')]
-    assert [change for change in changes if change[0] == 'DELETE'] == [('DELETE', '000002')]
-    assert bucket.requests[0][0] == 'DELETE'
     written = [path for method, path in bucket.requests if method in ('PUT', 'POST')]
-    assert ['000000' in path for path in written] == [False], 'the first part is there already'
+    assert ['000001' in path for path in written] == [True, False], 'the first part is there already'
+    assert 'index.json' in written[-1]
+    assert {path[path.index('00000') : path.index('00000') + 6] for method, path in bucket.requests if method == 'DELETE'} == {
+        '000001', '000002'
+    }  # fmt: skip
 
 
 def test_a_process_that_knows_nothing_of_earlier_uploads_removes_surplus_parts_too(tmp_path, mirrored, remote):
@@ -122,7 +139,7 @@ def test_a_process_that_knows_nothing_of_earlier_uploads_removes_surplus_parts_t
 
 def test_another_machine_continues_the_logs_and_this_one_does_not_fetch_its_own(tmp_path, mirrored, remote):
     first = mirrored('first')
-    first.fetch(1)
+    first.fetch(lease('1'))
     log = MetricsLog(tmp_path / 'first' / 'metrics.jsonl')
     log.write({'step': 1, 'loss': 1.0})
     (tmp_path / 'first' / 'wandb-run-id').write_text('abc')
@@ -133,15 +150,15 @@ def test_another_machine_continues_the_logs_and_this_one_does_not_fetch_its_own(
     log.close()
 
     same = mirrored('first')
-    same.fetch(2)
+    same.fetch(lease('2', '1'))
     assert [line['step'] for line in read_metrics(tmp_path / 'first' / 'metrics.jsonl')] == [1, 2]
     same.upload()
 
     second = mirrored('second')
     started, began, ended = (f'{{"time": {time}, "event": "{event}"}}\n' for time, event in EVENTS)
     (tmp_path / 'second' / 'attempts.jsonl').write_text(started + ended)  # by a launcher on this machine
-    (remote / 'attempts.jsonl' / '000000').write_bytes(began.encode())
-    second.fetch(3)
+    (remote / 'attempts.jsonl' / '000000').write_bytes(began.encode())  # by an earlier version
+    second.fetch(lease('3', '2'))
     assert (tmp_path / 'second' / 'wandb-run-id').read_text() == 'abc'
     assert (tmp_path / 'second' / 'attempts.jsonl').read_text() == started + began + ended
     second.upload(names='attempts.jsonl')
@@ -155,7 +172,7 @@ def test_another_machine_continues_the_logs_and_this_one_does_not_fetch_its_own(
     assert sorted([content(remote / 'stacks' / 'process-0.txt')]) in ([b'firstsecond'], [b'secondfirst'])
 
     back = mirrored('first')
-    back.fetch(4)
+    back.fetch(lease('4', '3'))
     assert [line['loss'] for line in read_metrics(tmp_path / 'first' / 'metrics.jsonl')] == [1.0, 7.0]
 
 
@@ -184,15 +201,13 @@ def test_the_thread_uploads_and_a_failure_is_reported_once_and_tried_again(tmp_p
 
 
 def test_nothing_is_written_once_another_process_has_taken_over(tmp_path, mirrored, bucket):
-    def lost():
-        raise RuntimeError('lost')
-
-    one = mirrored(may_write=lost)
+    one = mirrored(lease=lease('1', lost=True))
     for name in ('config.yaml', 'metrics.jsonl'):
         (tmp_path / 'here' / name).write_text('x')
-        with pytest.raises(RuntimeError):
+        with pytest.raises(LostError):
             one.upload()
-    assert bucket.keys() == []
+        (tmp_path / 'here' / name).unlink()
+    assert all('index' in key for key in bucket.keys(''))
 
 
 def test_files_and_parts_are_found(bucket, remote, tmp_path):
@@ -204,3 +219,69 @@ def test_files_and_parts_are_found(bucket, remote, tmp_path):
     with pytest.raises(FileNotFoundError):
         content(remote / 'none')
     assert json.loads(content(remote / 'metrics.jsonl')) == 1
+
+
+def test_after_a_removed_lock_a_machine_takes_the_lines_of_its_successor(tmp_path, mirrored, remote):
+    """The lease of its successor counted from 1 again; the lines of 30 steps were erased."""
+    mine, other = tmp_path / 'mine', tmp_path / 'other'
+    first = mirrored('mine')
+    first.fetch(lease('1'))
+    (mine / 'metrics.jsonl').write_text('1\n')
+    first.upload()
+    successor = mirrored('other')
+    successor.fetch(lease('2'))  # the lock was removed
+    (other / 'metrics.jsonl').write_text('1\n2\n')
+    successor.upload()
+    mirrored('mine').fetch(lease('3', '2'))
+    assert (mine / 'metrics.jsonl').read_text() == '1\n2\n'
+
+
+def test_a_mirror_that_was_stopped_at_any_request_changes_nothing_for_its_successor(tmp_path, monkeypatch):
+    """Every request of the first, on a bucket in memory; it cuts its log, grows it, and writes a file."""
+    monkeypatch.setattr(mirror, 'PART', 4)
+    memory = Memory()
+    monkeypatch.setattr('pretrax.storage.bucket_path.open_bucket', lambda scheme, name: memory)
+    remote = BucketPath('s3://bucket/run')
+
+    def visible():
+        logs = [content(remote / name) for name in ('metrics.jsonl', 'samples.jsonl')]
+        return [*logs, (remote / 'config.yaml').read_bytes()]
+
+    def train(one, local, contents):
+        for metrics, others in contents:
+            (local / 'metrics.jsonl').write_text(metrics)
+            for name in ('samples.jsonl', 'config.yaml'):
+                (local / name).write_text(others)
+            one.upload()
+
+    def seen_by_the_second(stop):
+        """What is there when the second has uploaded, and at the end; [] if the first has fewer requests."""
+        memory.objects.clear()
+        first, second = tmp_path / f'{stop}-a', tmp_path / f'{stop}-b'
+        first.mkdir()
+        second.mkdir()
+        held, count, seen = lease('1'), itertools.count(), []
+        one = Mirror(first, remote, held, print)
+        train(one, first, [('11112222333', 'aaaa')])
+
+        def request():
+            if next(count) == stop:
+                memory.request = lambda: None
+                held.lost = True
+                two = Mirror(second, remote, lease('2'), print)
+                two.fetch(lease('2'))
+                train(two, second, [('11112bbb', 'bb'), ('11112bbbb', 'bbbbb')])
+                seen.append(visible())
+
+        memory.request = request
+        with contextlib.suppress(LostError):
+            train(one, first, [('1111222233334444', 'aaaaa'), ('1111x', 'aa'), ('1111xxxxx', 'aaaaaaa')])
+        memory.request = lambda: None
+        return [*seen, visible()] if seen else []
+
+    for stop in range(10_000):
+        seen = seen_by_the_second(stop)
+        if not seen:
+            break
+        assert seen[0] == seen[1] == [b'11112bbbb', b'bbbbb', b'bbbbb'], stop
+    assert stop > 20

@@ -1,4 +1,8 @@
-"""Agreement between processes through JAX's coordination service, from any thread and without the devices."""
+"""Agreement between processes through JAX's coordination service, from any thread and without the devices.
+
+Process 0 decides, so that an exchange among n processes takes O(n) requests. Keys are deleted when all processes have read
+them, since the coordinator keeps the others in memory for as long as it lives.
+"""
 
 import itertools
 from collections import defaultdict
@@ -11,6 +15,7 @@ _A_DAY = 24 * 3600 * 1000  # milliseconds. If a process dies, JAX's heartbeat en
 _MARK = '='  # prefix of every value, since the store refuses empty values
 
 _exchanges: defaultdict[str, itertools.count] = defaultdict(itertools.count)
+_broadcasts: defaultdict[str, list[str]] = defaultdict(list)  # keys that other processes may still have to read
 
 
 def agree(about: str, problem: str) -> str:
@@ -35,7 +40,13 @@ def gather(about: str, text: str) -> list[str]:
     client.key_value_set(f'{key}/{jax.process_index()}', _MARK + text)
     if jax.process_index() != 0:
         return []
-    return [client.blocking_key_value_get(f'{key}/{i}', _A_DAY)[1:] for i in range(jax.process_count())]
+    texts = []
+    for i in range(jax.process_count()):
+        texts.append(client.blocking_key_value_get(f'{key}/{i}', _A_DAY)[1:])
+        client.key_value_delete(f'{key}/{i}')
+    while _broadcasts[about]:  # all processes have read them before they took part in this exchange
+        client.key_value_delete(_broadcasts[about].pop())
+    return texts
 
 
 def broadcast(about: str, text: str) -> str:
@@ -45,4 +56,6 @@ def broadcast(about: str, text: str) -> str:
     client, key = coordination_client(), f'pretrax/{about}/{next(_exchanges[about])}'
     if jax.process_index() == 0:
         client.key_value_set(key, _MARK + text)
+        _broadcasts[about].append(key)
+        return text
     return client.blocking_key_value_get(key, _A_DAY)[1:]

@@ -1,22 +1,33 @@
-"""Checkpoints in a bucket: `<step>/...`, uploaded from host memory by all processes in parallel.
+"""Checkpoints in a bucket, uploaded from host memory by all processes in parallel.
 
-A checkpoint is whole exactly when its `manifest.json` exists, which is written last and deleted first. Arrays are stored as
-on a disk: `.zarray` (zarr v2, uncompressed) and row-major chunks, one object per chunk.
+Each attempt to save a step writes below a prefix of its own, `<step>/<attempt>/`, its manifest last. It becomes the checkpoint
+of the step when the index names it (storage/index.py). Arrays are stored as on a disk: `.zarray` (zarr v2, uncompressed) and
+row-major chunks, one object per chunk.
 """
 
 import concurrent.futures
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 import xxhash
 
-from pretrax.checkpoint.manifest import MANIFEST, STATE, Array, File, is_step, manifest_content, named_leaves, steps_in
+from pretrax.checkpoint.manifest import (
+    MANIFEST,
+    STATE,
+    Array,
+    File,
+    manifest_content,
+    named_leaves,
+    published,
+    steps_in,
+)
 from pretrax.storage import BucketPath
+from pretrax.storage.index import Entries, Index
 
 _LARGEST = 64 << 20  # bytes of an object
 _THREADS = 16  # requests at a time; each has its chunk in memory twice
@@ -25,22 +36,31 @@ _THREADS = 16  # requests at a time; each has its chunk in memory twice
 class Bucket:
     """The prefix `<run_dir>/checkpoints`. Processes call `write` and `finish` together; process 0 calls the rest.
 
-    Every method but `write` raises OSError.
+    Every method but `write` raises OSError, or what `confirm` raises.
+
+    Args:
+        path: the prefix.
+        token: names the attempts of these processes.
+        confirm: raises an exception if another process has taken over the run. Called in process 0.
     """
 
-    def __init__(self, path: BucketPath):
+    def __init__(self, path: BucketPath, token: str, confirm: Callable[[], None]):
         self.path = path
+        self._token, self._attempts = token, 0
+        self._index = Index(path, confirm, _copied)
         self._chunks: list[tuple[str, np.ndarray]] = []  # what this process will upload
-        self._manifests: set[int] = set()  # steps whose manifests may exist
+
+    def begin(self) -> None:
+        """Takes over the checkpoints, and removes what earlier processes have left."""
+        self._index.claim()
+        self._index.remove_unlisted()
 
     def steps(self) -> list[int]:
         """The steps of the checkpoints, oldest first."""
         return steps_in(self.path)
 
     def prepare(self, step: int) -> None:
-        """Makes the checkpoint that will be replaced incomplete; this is rarely needed."""
-        if step in self._manifests:
-            (self.path / f'{step}/{MANIFEST}').unlink(missing_ok=True)
+        """Does nothing: an attempt touches no other one."""
 
     def check(self, step: int) -> None:
         """Does nothing: a process that cannot write to the bucket reports it when it uploads."""
@@ -48,6 +68,7 @@ class Bucket:
     def write(self, step: int, state: Any) -> None:
         """Copies the state of a step off the devices."""
         del step
+        self._attempts += 1
         shards = [
             (name, leaf, shard)
             for name, leaf in named_leaves(state)
@@ -69,7 +90,7 @@ class Bucket:
 
         def upload(file: str, values: np.ndarray) -> tuple[str, File]:
             content = values.tobytes()
-            (self.path / f'{step}/{file}').write_bytes(content)
+            (self.path / f'{self._attempt(step)}/{file}').write_bytes(content)
             return file, File(size=len(content), xxh3=xxhash.xxh3_128_hexdigest(content))
 
         chunks, self._chunks = self._chunks, []
@@ -81,32 +102,36 @@ class Bucket:
                 pool.shutdown(cancel_futures=True)
 
     def publish(self, step: int, description: dict[str, Any], arrays: dict[str, Array], files: dict[str, File]) -> None:
-        """Removes leftovers, also those with the prefix of this step, and writes the manifest."""
-        self.clear({f'{step}/{file}' for file in files})
-        self._manifests.add(step)
+        """Removes leftovers, writes the manifest, and makes what was written the checkpoint of its step."""
+        attempt = self._attempt(step)
+        self._index.remove_unlisted({attempt})
         content = manifest_content(step, description, arrays, files)
-        (self.path / f'{step}/{MANIFEST}').write_bytes(content)
+        (self.path / f'{attempt}/{MANIFEST}').write_bytes(content)
+        self._index.change({str(step): attempt})
 
     def discard(self, step: int) -> None:
         """Leaves what a failed save has uploaded to the next `publish`: the bucket may be out of reach."""
 
     def remove(self, step: int) -> None:
-        """Removes a checkpoint."""
-        (self.path / f'{step}/{MANIFEST}').unlink(missing_ok=True)
-        self._manifests.discard(step)
-        (self.path / str(step)).remove_tree()
-
-    def clear(self, keep: Iterable[str] = ()) -> None:
-        """Removes the objects of incomplete checkpoints, left by killed processes and failed saves, but for `keep`."""
-        files = self.path.files()
-        steps = {file: file.partition('/')[0] for file in files}
-        complete = {step for step in steps.values() if is_step(step) and f'{step}/{MANIFEST}' in steps}
-        self._manifests = {int(step) for step in complete}
-        stale = {file for file, step in steps.items() if is_step(step) and step not in complete}
-        self.path.unlink_below(stale.difference(keep))
+        """Removes a checkpoint, whose objects were written by earlier attempts only."""
+        prefix = self._index.entries.get(str(step)) or str(step)
+        self._index.change({str(step): None})
+        if prefix == str(step):  # copied from a disk: attempts of this step are below it too
+            self._index.remove_unlisted()
+        else:
+            (self.path / prefix).remove_tree()
 
     def close(self) -> None:
         """Has nothing to do."""
+
+    def _attempt(self, step: int) -> str:
+        """The prefix of the current attempt. All processes count alike."""
+        return f'{step}/{self._token}-{self._attempts}'
+
+
+def _copied(files: list[str], entries: Entries | None) -> Entries:
+    """The checkpoints that the index does not name: they were written by an earlier version, or copied from a disk."""
+    return {step: prefix for step, prefix in published(files, entries).items() if step not in (entries or {})}
 
 
 def _in_host(data: jax.Array) -> np.ndarray:

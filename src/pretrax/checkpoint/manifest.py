@@ -1,7 +1,9 @@
 """The manifest of a checkpoint: `<run_dir>/checkpoints/<step>/manifest.json`, plain JSON that is read without JAX.
 
 The manifest is written last and lists all other files with size and digest. On a disk, a directory whose name is a number
-is a complete checkpoint: it has another name until its manifest is on disk. In a bucket, a manifest completes a checkpoint.
+is a complete checkpoint: it has another name until its manifest is on disk. In a bucket, each attempt to save a step has a
+prefix of its own, `<step>/<attempt>/`, and is the checkpoint of the step if the index of `checkpoints/` names it
+(storage/index.py). Checkpoints that were copied from a disk are directly in `<step>/`.
 """
 
 import concurrent.futures
@@ -23,6 +25,7 @@ from pretrax.machine.atomic import sync_directory, sync_file
 from pretrax.machine.digest import digest
 from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath, BucketPath
+from pretrax.storage.index import Entries, read_entries
 
 MANIFEST = 'manifest.json'
 STATE = 'state'  # the subdirectory that Orbax writes
@@ -66,6 +69,12 @@ class Manifest(pydantic.BaseModel):
     path inside the checkpoint."""
 
     model_config = pydantic.ConfigDict(extra='forbid')
+    _place: AnyPath = pydantic.PrivateAttr()
+
+    @property
+    def place(self) -> AnyPath:
+        """The directory or prefix that it was read from, which has the files."""
+        return self._place
 
     format: Literal['pretrax-checkpoint']
     version: Literal[1]
@@ -95,8 +104,8 @@ def shape_text(shape: tuple[int, ...]) -> str:
 def steps_in(directory: AnyPath) -> list[int]:
     """The steps of the checkpoints in a directory, oldest first. In a bucket these are the steps with a manifest."""
     if isinstance(directory, BucketPath):
-        files = (file.split('/') for file in directory.files())
-        return sorted(int(file[0]) for file in files if file[1:] == [MANIFEST] and is_step(file[0]))
+        files = directory.files()
+        return sorted(map(int, published(files, read_entries(directory) if files else None)))
     if not directory.is_dir():
         return []
     return sorted(int(entry.name) for entry in directory.iterdir() if is_step(entry.name) and entry.is_dir())
@@ -107,10 +116,41 @@ def is_step(name: str) -> bool:
     return re.fullmatch('0|[1-9][0-9]{0,17}', name) is not None
 
 
+def published(files: Iterable[str], entries: Entries | None) -> dict[str, str]:
+    """The prefix of each checkpoint in a bucket, by its step.
+
+    Args:
+        files: all objects below `checkpoints/`.
+        entries: of the index. Steps that it does not name were copied from a disk; None: there is no index.
+    """
+    found: dict[str, str] = {}
+    for file in sorted(files, key=lambda file: (-file.count('/'), file)):  # without an index, the copy from a disk wins
+        prefix, _, name = file.rpartition('/')
+        step, _, attempt = prefix.partition('/')
+        listed = prefix if entries is None else entries.get(step, step)
+        if name == MANIFEST and is_step(step) and '/' not in attempt and prefix == listed:
+            found[step] = prefix
+    return found
+
+
+def place_of(directory: AnyPath, step: int) -> AnyPath:
+    """The directory or prefix with the files of a checkpoint, which may be missing. Raises OSError."""
+    place, name = directory / str(step), str(step)
+    if not isinstance(place, BucketPath) and (place / MANIFEST).exists():
+        return place
+    entries = read_entries(directory)
+    if entries is not None and entries.get(name):
+        return directory / str(entries[name])
+    if entries is None and not (place / MANIFEST).is_file():  # one that was copied without its index
+        return directory / published([f'{name}/{file}' for file in names_in(place)], None).get(name, name)
+    return place
+
+
 def read_manifest(directory: AnyPath, step: int) -> Manifest:
     """Reads and checks a manifest. Raises DamagedError if it is missing or damaged."""
     path = directory / str(step) / MANIFEST
     try:
+        path = place_of(directory, step) / MANIFEST
         content = parse_json(path.read_bytes())
         said = content.pop('manifest_xxh3')
         manifest = Manifest.model_validate(content)
@@ -127,6 +167,7 @@ def read_manifest(directory: AnyPath, step: int) -> Manifest:
         raise DamagedError(
             f'the checkpoint {directory / str(step)} is damaged\nits manifest is for step {manifest.step}'
         )
+    manifest._place = path.parent.absolute()
     return manifest
 
 
@@ -191,19 +232,26 @@ def manifest_content(step: int, description: dict[str, Any], arrays: dict[str, A
 
 
 def publish(
-    directory: pathlib.Path, step: int, description: dict[str, Any], arrays: dict[str, Array], files: dict[str, File]
+    place: pathlib.Path,
+    directory: pathlib.Path,
+    step: int,
+    description: dict[str, Any],
+    arrays: dict[str, Array],
+    files: dict[str, File],
 ) -> None:
-    """Completes the checkpoint in `partial_directory`: writes its manifest and renames it.
+    """Completes a checkpoint: writes its manifest and renames it to `<directory>/<step>`. Raises OSError.
 
-    A checkpoint of the same step gets the name of one that is being deleted. Raises OSError.
+    A checkpoint of the same step gets the name of one that is being deleted, next to `place`.
+
+    Args:
+        place: the `partial_directory` with its files.
     """
-    place = partial_directory(directory, step)
     with (place / MANIFEST).open('wb') as stream:
         stream.write(manifest_content(step, description, arrays, files))
         sync_file(stream)
     sync_directory(place)
     with contextlib.suppress(FileNotFoundError):  # a checkpoint of this step, which is replaced
-        (directory / str(step)).rename(directory / f'{step}{DELETING}')
+        (directory / str(step)).rename(place.with_suffix(DELETING))
     place.rename(directory / str(step))
     sync_directory(directory)
 
@@ -215,7 +263,7 @@ def check_sizes(directory: AnyPath, step: int) -> Manifest:
         DamagedError: something differs; the message names it.
     """
     manifest = read_manifest(directory, step)
-    place = directory / str(step)
+    place = manifest.place
     found = names_in(place) - {MANIFEST}
     missing, extra = sorted(manifest.files.keys() - found), sorted(found - manifest.files.keys())
     if missing or extra:
@@ -237,7 +285,7 @@ def verify(directory: AnyPath, step: int, prefix: str = '') -> Manifest:
         DamagedError: something differs; the message names it.
     """
     manifest = check_sizes(directory, step)
-    place = directory / str(step)
+    place = manifest.place
     files = {name: file.size for name, file in manifest.files.items() if name.startswith(prefix)}
     for name, (_, found) in _digests(place, files).items():
         if found != manifest.files[name].xxh3:

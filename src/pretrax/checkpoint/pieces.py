@@ -38,13 +38,13 @@ class CheckpointArrays:
     """
 
     def __init__(self, directory: AnyPath, step: int, field: str):
-        self.place = (directory / str(step)).absolute()
         self._begins = f'{field}.'
         self._objects = _Recent() if isinstance(directory, BucketPath) else None
         if self._objects is None:
             self._manifest = verify(directory, step, f'{STATE}/{self._begins}')
         else:
             self._manifest = check_sizes(directory, step)
+        self.place = self._manifest.place
         names = (name for name in self._manifest.arrays if name.startswith(self._begins) and not of_training(name))
         self.shapes = {name[len(self._begins) :]: self._manifest.arrays[name].shape for name in names}
         if not self.shapes:

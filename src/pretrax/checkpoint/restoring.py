@@ -58,11 +58,11 @@ def restore(directory: AnyPath, step: int, like: Any) -> Any:
         DamagedError: a file differs from what was written, in this process or another one.
         UserError: the arrays do not match `like`.
     """
-    return _restore(directory, _read_agreed(directory, step), like)
+    return _restore(_read_agreed(directory, step), like)
 
 
-def _restore(directory: AnyPath, manifest: Manifest, like: Any) -> Any:
-    place, state, problem = directory.absolute() / str(manifest.step), None, ''
+def _restore(manifest: Manifest, like: Any) -> Any:
+    place, state, problem = manifest.place, None, ''
     fields = like.keys() if isinstance(like, dict) else {name.split('.')[0] for name in manifest.arrays}
     _check_arrays(place, manifest.arrays, named_arrays(like), set(fields))
     try:
@@ -121,7 +121,7 @@ def restore_newest(
             manifest = _read_agreed(directory, step)
             if may_use(manifest.description):
                 check(manifest.description)
-                return step, _restore(directory, manifest, like), manifest.description
+                return step, _restore(manifest, like), manifest.description
             if not has_finite_state(manifest.description):
                 not_finite.append(step)
         except DamagedError as error:

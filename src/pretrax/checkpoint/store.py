@@ -7,12 +7,13 @@ current mesh, whatever mesh wrote it. The order of all changes is explored by te
 import concurrent.futures
 import contextlib
 import json
+import secrets
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from pretrax.checkpoint.agreement import agree, gather
+from pretrax.checkpoint.agreement import agree, broadcast, gather
 from pretrax.checkpoint.bucket import Bucket
 from pretrax.checkpoint.directory import Directory
 from pretrax.checkpoint.keep import Keep
@@ -30,12 +31,12 @@ class SaveError(Exception):
 class Checkpoints:
     """Writes the checkpoints of one run directory.
 
-    Args:
+    Args (functions are called in process 0):
         directory: `<run_dir>/checkpoints`.
         keep: the checkpoints to keep; an integer keeps the newest `keep`.
-        record: receives the step of the newest checkpoint whenever that changes; 0: there is none. Called in process 0.
-        before_publish: receives the step of a checkpoint before it becomes valid; the save fails if it raises. Called in
-            process 0.
+        record: receives the step of the newest checkpoint whenever that changes; 0: there is none.
+        before_publish: receives the step of a checkpoint before it becomes valid; the save fails if it raises.
+        confirm: makes a request, and raises an exception if another process has taken over the run.
 
     Attributes:
         saved: the newest step that was written, or that had been written before.
@@ -47,20 +48,22 @@ class Checkpoints:
         keep: Keep | int,
         record: Callable[[int], None] = lambda step: None,
         before_publish: Callable[[int], None] = lambda step: None,
+        confirm: Callable[[], None] = lambda: None,
     ):
         self.directory = directory.absolute()
         self.saved: int | None = None
         self._keep = Keep(keep) if isinstance(keep, int) else keep
         self._record, self._before_publish = record, before_publish
+        token = broadcast('begin', secrets.token_hex(4))
         if isinstance(self.directory, BucketPath):
-            self._place = Bucket(self.directory)
+            self._place = Bucket(self.directory, token, confirm)
         else:
-            self._place = Directory(self.directory, self._meet)
+            self._place = Directory(self.directory, token, confirm, self._meet)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix='checkpoint')
         self._writing: concurrent.futures.Future[None] | None = None
         self._start: int | None = None  # the step that training continues from; later checkpoints are replaced
         self._remote_problem = ''  # why the current save failed, if another process reported it
-        if problem := _in_first_process('begin', self._place.clear):
+        if problem := _in_first_process('begin', self._place.begin):
             kind = UnavailableError if isinstance(self.directory, BucketPath) else UserError
             raise kind(f'{self.directory} is not writable: {problem}\nmake it writable, or choose another run_dir=')
 
@@ -206,7 +209,7 @@ def _in_first_process(about: str, work: Callable[[], str | None]) -> str:
             problem = work() or ''
     except Exception as error:  # the other processes wait for the outcome
         problem = _one_line(error)
-    return agree(about, problem)
+    return broadcast(about, problem)
 
 
 def _one_line(error: Exception) -> str:

@@ -76,5 +76,5 @@ def write_streamed(
     state = {'weights': dict(weights)}
     with ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(place / STATE, args=ocp.args.PyTreeSave(state))
-    publish(directory.absolute(), step, description, named_arrays(state), digests(place, written(place)))
+    publish(place, directory.absolute(), step, description, named_arrays(state), digests(place, written(place)))
     return directory / str(step)

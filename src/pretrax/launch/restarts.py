@@ -3,8 +3,9 @@
 import dataclasses
 import signal
 
+from pretrax.checkpoint.manifest import steps_in
 from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN
-from pretrax.storage import AnyPath, BucketPath
+from pretrax.storage import AnyPath
 
 LONGEST_WAIT = 60.0  # seconds
 
@@ -89,20 +90,11 @@ def outcome(codes: dict[int, int], hung: tuple[int, ...], step: int) -> Outcome:
 
 
 def newest_checkpoint(run_dir: AnyPath, otherwise: int = 0) -> int:
-    """Step of the newest whole checkpoint; 0: there is none. `otherwise`: returned if the disk or bucket cannot be read.
-
-    It is the largest number among the directory names; in a bucket, of those with a manifest. `pretrax.checkpoint` would
-    check more, but imports JAX.
-    """
-    directory = run_dir / 'checkpoints'
+    """Step of the newest whole checkpoint; 0: there is none. `otherwise`: returned if the disk or bucket cannot be read."""
     try:
-        if isinstance(directory, BucketPath):
-            names = [name.partition('/')[0] for name in directory.files() if name.endswith('/manifest.json')]
-        else:
-            names = [entry.name for entry in directory.iterdir()] if directory.is_dir() else []
+        return max(steps_in(run_dir / 'checkpoints'), default=0)
     except OSError:  # the processes report it
         return otherwise
-    return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 def _name(number: int) -> str:

@@ -234,8 +234,8 @@ class Supervisor:
             return
         try:
             with Lease(remote / FILE, self._config.faults.lease_seconds, self._say).held() as lease:
-                mirror = Mirror(self._directory, remote, lease.check, self._say)
-                mirror.fetch(lease.fence)
+                mirror = Mirror(self._directory, remote, lease, self._say)
+                mirror.fetch(lease)
                 mirror.upload(names=r'attempts\.jsonl|output/.*')
         except (HeldError, LostError, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else error

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+_UNKNOWN = 'another process'
+
 
 class LockedError(Exception):
     """Another process has the lock of a directory. `holder`: 'process PID on HOST', or 'another process'."""
@@ -35,6 +37,21 @@ class DirectoryLock:
 
     def __init__(self) -> None:
         self._descriptors: list[int] = []
+        self._written: tuple[Path, str] | None = None  # the file with the identity of the holder, and what it says
+
+    def write(self, path: Path) -> None:
+        """Writes the identity of this process into the locked file, which is the first that was opened."""
+        text = f'process {os.getpid()} on {socket.gethostname()}\n'
+        os.ftruncate(self._descriptors[0], 0)
+        os.pwrite(self._descriptors[0], text.encode(), 0)
+        self._written = path, text
+
+    def confirm(self) -> None:
+        """Raises LockedError if another process has taken the lock, for example from a file server that lost it."""
+        if self._written is not None:
+            path, text = self._written
+            if (holder := _holder(path)) not in (text.strip(), _UNKNOWN):
+                raise LockedError(holder)
 
     def open(self, path: Path, flags: int) -> int:
         """Opens a file or directory to lock. Raises OSError."""
@@ -83,8 +100,7 @@ def lock_directory(
             with contextlib.suppress(OSError):  # NFS locks files alone
                 _take(folder, path, before_waiting)
             if is_at(file, path) and is_at(folder, directory):
-                os.ftruncate(file, 0)
-                os.pwrite(file, f'process {os.getpid()} on {socket.gethostname()}\n'.encode(), 0)
+                held.write(path)
                 return held
         except BaseException:
             held.close()
@@ -139,4 +155,4 @@ def _take(descriptor: int, path: Path, before_waiting: Callable[[], None] | None
 def _holder(path: Path) -> str:
     """What a lock file says; nothing if it was removed."""
     text = path.read_text(errors='replace') if path.is_file() else ''
-    return text.strip() or 'another process'
+    return text.strip() or _UNKNOWN

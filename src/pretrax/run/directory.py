@@ -14,12 +14,15 @@ import jax
 
 from pretrax.config import RunConfig
 from pretrax.errors import Report, UnavailableError, UserError
+from pretrax.machine.atomic import write_file
+from pretrax.machine.locks import DirectoryLock
 from pretrax.run.processes import is_first_process
 from pretrax.run.resume import lock_patience, lock_run
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.connection import kind_of_error
 from pretrax.storage.lease import FILE, HeldError, Lease, LostError
 from pretrax.storage.mirror import Mirror
+from pretrax.storage.parts import join_copied
 from pretrax.storage.working_directory import working_directory
 
 
@@ -33,6 +36,7 @@ class RunDirectory:
     """A run directory that this process may write. Files are written in `local`."""
 
     local: pathlib.Path
+    lock: DirectoryLock | None = None  # in process 0
     lease: Lease | None = None  # in process 0 of a run in a bucket
     mirror: Mirror | None = None  # of a run in a bucket
 
@@ -43,6 +47,20 @@ class RunDirectory:
                 self.lease.check_not_lost()
             except LostError as lost:
                 raise taken_over(self.local, lost) from None
+
+    def confirm(self) -> None:
+        """Finds out by a request whether another process has taken over the run. Raises LostError, LockedError or OSError."""
+        if self.lock is not None:
+            self.lock.confirm()
+        if self.lease is not None:
+            self.lease.confirm()
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a small file, in a bucket without a copy in `local`. Raises LostError or OSError."""
+        if self.mirror is not None:
+            self.mirror.write(name, content)
+        else:
+            write_file(self.local / name, content)
 
     def upload(self, step: int = 0) -> None:
         """Uploads what has changed, before the checkpoint of a step becomes valid.
@@ -61,12 +79,15 @@ def open_directory(config: RunConfig, report: Report) -> Iterator[RunDirectory]:
     """Locks the run directory, and fetches and uploads that of a bucket. Raises UserError if that is not possible."""
     local = local_directory(config.run_dir)
     with contextlib.ExitStack() as stack:
-        if is_first_process():
-            stack.enter_context(lock_run(local, report, config.run_dir))
+        lock = stack.enter_context(lock_run(local, report, config.run_dir)) if is_first_process() else None
+        if lock is not None:
+            join_copied(local)
         if not isinstance(config.run_dir, BucketPath):
-            yield RunDirectory(local)
+            yield RunDirectory(local, lock)
             return
-        directory = _open_bucket(config.run_dir, local, config.faults.lease_seconds, report, stack)
+        directory = dataclasses.replace(
+            _open_bucket(config.run_dir, local, config.faults.lease_seconds, report, stack), lock=lock
+        )
         try:
             yield directory
         except BaseException as error:
@@ -94,17 +115,19 @@ def _open_bucket(
         if is_first_process():
             lease = _held_lease(remote, seconds, report, stack)
         local.mkdir(parents=True, exist_ok=True)
-        mirror = Mirror(local, remote, lease.check if lease is not None else lambda: None, report)
+        mirror = Mirror(local, remote, lease, report)
         if lease is not None:
-            mirror.fetch(lease.fence)
+            mirror.fetch(lease)
     except HeldError as held:
         raise UserError(
             f'{held}\nstop that process first, or use another name=; if it no longer runs, its lease expires by itself'
         ) from None
+    except LostError as lost:
+        raise taken_over(local, lost) from None
     except OSError as error:
         raise kind_of_error(error)(f'run_dir: {remote} cannot be used: {error.strerror} ({error.filename})') from error
     stack.enter_context(mirror.running())
-    return RunDirectory(local, lease, mirror)
+    return RunDirectory(local, lease=lease, mirror=mirror)
 
 
 def _held_lease(remote: BucketPath, seconds: float, report: Report, stack: contextlib.ExitStack) -> Lease:

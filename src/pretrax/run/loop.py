@@ -73,7 +73,7 @@ def train(
     with open_directory(config, report) as directory, writable(config.run_dir):
         check_unchanged(config, allow_changes, report)
         run, startup = prepare_and_report(config, report, verbose)
-        checkpoints = open_checkpoints(config, directory.upload)
+        checkpoints = open_checkpoints(config, directory)
         requests = Requests(config.faults.time_limit_minutes)
         with (
             jax.set_mesh(run.mesh),

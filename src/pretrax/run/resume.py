@@ -12,7 +12,7 @@ from pretrax.checkpoint import DamagedError, read_description, steps_in
 from pretrax.config import RunConfig, diff, from_manifest, may_change_on_resume
 from pretrax.config.batch import same_until
 from pretrax.errors import Report, UserError
-from pretrax.machine.locks import LockedError, lock_directory
+from pretrax.machine.locks import DirectoryLock, LockedError, lock_directory
 from pretrax.run.saving import had_checkpoints
 from pretrax.storage import AnyPath
 from pretrax.storage.working_directory import working_directory
@@ -30,7 +30,7 @@ _DISK_ERRORS = (
 
 
 @contextlib.contextmanager
-def lock_run(directory: pathlib.Path, report: Report = print, name: AnyPath | None = None) -> Iterator[None]:
+def lock_run(directory: pathlib.Path, report: Report = print, name: AnyPath | None = None) -> Iterator[DirectoryLock]:
     """Locks the run directory; `name`: as the user calls it, if it is the working directory of a run in a bucket.
 
     Raises:
@@ -58,7 +58,7 @@ def lock_run(directory: pathlib.Path, report: Report = print, name: AnyPath | No
             is_waiting = True
             time.sleep(0.2)
     with lock:
-        yield
+        yield lock
 
 
 def lock_patience() -> float:

@@ -1,7 +1,6 @@
 """Saves checkpoints of a run. A failure is reported, and training continues."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,22 +12,31 @@ from pretrax.errors import Report, UnavailableError, UserError
 from pretrax.run.distilled import teacher_fingerprint
 from pretrax.run.setup import Run
 from pretrax.storage import AnyPath, BucketPath
-from pretrax.storage.whole_file import write_whole
 from pretrax.train.host_memory import on_device
 from pretrax.train.step import TrainState
 
 NEWEST = 'newest_checkpoint'  # file in the run directory: the step of the newest checkpoint; 0: a rollback left none
 
 
-def open_checkpoints(config: RunConfig, before_publish: Callable[[int], None]) -> Checkpoints:
+class Directory(Protocol):
+    """What the checkpoints of a run need of its directory (run/directory.py)."""
+
+    def confirm(self) -> None: ...
+
+    def upload(self, step: int) -> None: ...
+
+    def write(self, name: str, content: bytes) -> None: ...
+
+
+def open_checkpoints(config: RunConfig, directory: Directory) -> Checkpoints:
     """The checkpoints of a run, kept as the configuration says. Raises UserError if they cannot be written."""
-    section, newest = config.checkpoint, config.run_dir / NEWEST
+    section = config.checkpoint
     keep = Keep(section.keep, section.keep_every, section.keep_best)
 
     def record(step: int) -> None:
-        write_whole(newest, f'{step}\n'.encode())
+        directory.write(NEWEST, f'{step}\n'.encode())
 
-    return Checkpoints(config.run_dir / 'checkpoints', keep, record, before_publish)
+    return Checkpoints(config.run_dir / 'checkpoints', keep, record, directory.upload, directory.confirm)
 
 
 def had_checkpoints(run_dir: AnyPath) -> bool:

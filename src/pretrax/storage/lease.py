@@ -4,10 +4,10 @@ The lease is an object that is only written if nobody else has written it meanwh
 may take it over once the holder has released it, has ended on the same machine, or has not renewed it for the time that
 the object states. That time is measured by the clock of the process that watches: clocks are never compared.
 
-    {"holder": "process 71 on node-3", "since": "2026-11-22 12:00:05 UTC", "seconds": 60, "fence": 4, "released": false,
+    {"holder": "process 71 on node-3", "since": "2026-11-22 12:00:05 UTC", "seconds": 60, "released": false,
      "token": "5f2c...", "renewals": 17, "process": {"host": "node-3", "pid": "71", ...}}
 
-`fence` counts the holders. `token` is another one for each of them.
+`token` is another one for each holder.
 """
 
 import contextlib
@@ -43,7 +43,8 @@ class Lease:
         clock: returns seconds.
 
     Attributes:
-        fence: the number of this holder, 1 for the first.
+        token: another one for each holder.
+        previous: the token of the holder before this one; '' if it is not known.
     """
 
     def __init__(
@@ -53,9 +54,8 @@ class Lease:
         report: Callable[[str], None] = print,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.fence = 0
         self._path, self._seconds, self._report, self._clock = path, seconds, report, clock
-        self._token, self._process = secrets.token_hex(8), identity()
+        self.token, self.previous, self._process = secrets.token_hex(8), '', identity()
         self._since = time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())
         self._renewals, self._version, self._valid_until = 0, b'', 0.0
         self._lost = ''  # who has taken it over
@@ -91,6 +91,19 @@ class Lease:
             self._renew()
         self.check_not_lost()
 
+    def confirm(self) -> None:
+        """Finds out by a request that this process has the lease, whatever its clock says: it may have been suspended.
+
+        Raises:
+            LostError: another process has taken it over.
+            OSError: the bucket cannot be reached.
+        """
+        began = self._clock()
+        while self._valid_until < began + self._seconds:
+            self.check_not_lost()
+            self._renew()
+        self.check_not_lost()
+
     def check_not_lost(self) -> None:
         """Raises LostError if it is known that another process has taken over. Makes no request."""
         if self._lost:
@@ -103,11 +116,11 @@ class Lease:
             found = _parsed(content)
             seconds = _duration(found, self._seconds)
             is_expired = version == watched and self._clock() - since >= seconds
-            if found.get('token') == self._token:  # written, although the answer was lost
+            if found.get('token') == self.token:  # written, although the answer was lost
                 self._version = version
                 return
             if content is None or found.get('released') is True or _has_ended(found) or is_expired:
-                self.fence = _count(found) + 1
+                self.previous = str(found.get('token', ''))
                 if self._write(version):
                     return
             elif not watched:
@@ -138,7 +151,7 @@ class Lease:
                 return
             content, version = self._path.read_version()
             found = _parsed(content)
-            if found.get('token') == self._token:  # an earlier write, whose answer was lost
+            if found.get('token') == self.token:  # an earlier write, whose answer was lost
                 self._version = version
                 self._write(version)
             elif content is None:  # it was removed; whoever creates it first has it
@@ -154,9 +167,8 @@ class Lease:
             'holder': f'process {self._process["pid"]} on {self._process["host"]}',
             'since': self._since,
             'seconds': self._seconds,
-            'fence': self.fence,
             'released': released,
-            'token': self._token,
+            'token': self.token,
             'renewals': self._renewals,
             'process': self._process,
         }
@@ -199,11 +211,6 @@ def _parsed(content: bytes | None) -> dict[str, Any]:
 def _duration(found: dict[str, Any], default: float) -> float:
     seconds = found.get('seconds')
     return float(seconds) if isinstance(seconds, int | float) and 0 < seconds < 1e6 else default
-
-
-def _count(found: dict[str, Any]) -> int:
-    fence = found.get('fence')
-    return fence if type(fence) is int else 0
 
 
 def _has_ended(found: dict[str, Any]) -> bool:

@@ -1,7 +1,8 @@
 """Copies a directory on a disk to a bucket while a program writes there.
 
 A thread uploads what has changed. Logs are uploaded in parts (`parts.py`), other files whole. A failed upload is a warning,
-and is tried again. Objects whose files are gone stay.
+and is tried again. Objects whose files are gone stay. A process that lost the lease overwrites nothing of its successor
+(`index.py`).
 """
 
 import contextlib
@@ -19,7 +20,9 @@ from typing import NamedTuple
 from pretrax.machine.atomic import write_file
 from pretrax.machine.line_files import read_lines
 from pretrax.storage.bucket_path import BucketPath
-from pretrax.storage.parts import PART
+from pretrax.storage.index import Entries, Guard, Index
+from pretrax.storage.lease import Lease
+from pretrax.storage.parts import PART, parts_of
 
 EVERY = 10.0  # seconds between uploads
 LARGE = 4 << 20  # bytes; larger files that are not logs are only uploaded at the end and on request
@@ -28,7 +31,7 @@ _OWN_LOGS = re.compile(r'(output|stacks)/.*')  # logs of this machine: others ha
 _LEFT_OUT = re.compile(
     r'lock|newest_checkpoint|(.*/)?\..*|checkpoints/.*|data/(?!(.*/)?(tokenizer|stream-\w+)\.json$).*'
 )
-_STATE = '.mirror.json'  # {"birth": name for the parts of own logs, "fence": of the lease that last wrote here}
+_STATE = '.mirror.json'  # {"birth": name for the parts of own logs, "token": of the lease that last wrote here}
 
 
 class _Uploaded(NamedTuple):
@@ -44,46 +47,57 @@ class Mirror:
     Args:
         local: the directory.
         remote: where it is uploaded.
-        may_write: called before each upload; raises an exception if another process may write there now.
+        lease: of the remote directory; None: nothing protects it, and only logs of this machine may be written.
         report: receives warnings.
     """
 
-    def __init__(self, local: Path, remote: BucketPath, may_write: Callable[[], None], report: Callable[[str], None]):
-        self._local, self._remote, self._may_write, self._report = local, remote, may_write, report
+    def __init__(self, local: Path, remote: BucketPath, lease: Lease | None, report: Callable[[str], None]):
+        self._local, self._remote, self._lease, self._report = local, remote, lease, report
+        self._confirm = lease.confirm if lease is not None else lambda: None
+        self._guard, self._indices = Guard(self._confirm), dict[str, Index]()
         self._uploaded: dict[str, _Uploaded] = {}
+        self._copied: set[str] = set()  # logs that were copied from a disk, each an object of its own
         self._working = threading.Lock()
         self._wake, self._over = threading.Event(), False
         state = self._local / _STATE
-        self._state = json.loads(state.read_bytes()) if state.is_file() else {'birth': _birth(), 'fence': 0}
+        self._state = json.loads(state.read_bytes()) if state.is_file() else {'birth': _birth()}
         self._write_state()
 
-    def fetch(self, fence: int) -> None:
+    def fetch(self, lease: Lease) -> None:
         """Makes the logs and small files of the local directory those of the bucket.
 
         They are newer than the bucket if this directory was written under the lease before this one. Lines of
         `attempts.jsonl` that are only here stay.
 
         Args:
-            fence: that of the lease of this process.
+            lease: of this process.
 
         Raises:
+            LostError: another process has taken over.
             OSError: the bucket cannot be read, or the directory cannot be written.
         """
-        if self._state['fence'] != fence - 1 or fence == 1:
-            contents: dict[str, bytes] = {}
-            for name in self._remote.files():
-                file = name.rpartition('/')[0] if '.jsonl/' in name else name
-                if _FETCHED.fullmatch(file):
-                    contents[file] = contents.get(file, b'') + (self._remote / name).read_bytes()
-            for file, content in contents.items():
-                parts = [content[start : start + PART] for start in range(0, len(content), PART)]
-                self._uploaded[file] = _Uploaded((0, 0, 0), [_digest(part) for part in parts])
-                here = self._local / file
+        names = self._remote.files()
+        logs = {name.rpartition('/')[0] for name in names if '.jsonl/' in name}
+        self._copied = {name for name in names if name.endswith('.jsonl')}
+        for log in sorted(logs):
+            self._index(log)
+        if not lease.previous or self._state.get('token') != lease.previous:
+            contents = {log: [part.read_bytes() for part in parts_of(self._remote / log)] for log in logs}
+            small = [name for name in names if name not in logs and '.jsonl/' not in name and _FETCHED.fullmatch(name)]
+            contents |= {name: [(self._remote / name).read_bytes()] for name in small}
+            for file, parts in contents.items():
+                content, here = b''.join(parts), self._local / file
+                if file in logs:
+                    self._uploaded[file] = _Uploaded((0, 0, 0), [_digest(part) for part in parts])
                 if file == 'attempts.jsonl' and here.is_file():
                     content = merged(content, here.read_bytes())
                 write_file(here, content)
-        self._state['fence'] = fence
+        self._state['token'] = lease.token
         self._write_state()
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a small file in the bucket only. Raises LostError or OSError."""
+        self._guard.write(self._remote / name, content)
 
     @contextlib.contextmanager
     def running(self) -> Iterator['Mirror']:
@@ -124,34 +138,51 @@ class Mirror:
         if not is_own_log and not name.endswith('.jsonl'):
             if everything or now.st_size <= LARGE:
                 content = path.read_bytes()
-                self._may_write()
-                (self._remote / name).write_bytes(content)
+                self._guard.write(self._remote / name, content)
                 self._uploaded[name] = _Uploaded(status, [])
             return
-        prefix = f'{name}/{self._state["birth"]}-' if is_own_log else f'{name}/'
-        self._uploaded[name] = _Uploaded(status, self._upload_parts(path, prefix, before, status))
+        parts = _parts(path, before, status)
+        known = before.parts if before is not None else []
+        changed = {number: part for number, (digest, part) in parts.items() if known[number : number + 1] != [digest]}
+        if is_own_log:
+            self._write_own_parts(f'{name}/{self._state["birth"]}-', changed, len(parts), before)
+        else:
+            self._write_parts(name, changed, len(parts))
+        self._uploaded[name] = _Uploaded(status, [digest for digest, _ in parts.values()])
 
-    def _upload_parts(
-        self, path: Path, prefix: str, before: _Uploaded | None, status: tuple[int, int, int]
-    ) -> list[bytes]:
-        is_appended = before is not None and before.status[0] == status[0] and before.status[1] <= status[1]
-        first = max(0, len(before.parts) - 1) if before is not None and is_appended else 0
-        with path.open('rb') as file:
-            file.seek(first * PART)
-            content = file.read()
-        parts = [content[start : start + PART] for start in range(0, len(content), PART)]
-        digests = [_digest(part) for part in parts]
-        self._may_write()
-        for name in reversed(self._surplus(prefix, first + len(parts), before)):  # first, so that no later line is left
+    def _write_parts(self, name: str, changed: dict[int, bytes], count: int) -> None:
+        """Writes parts of a log that one process at a time writes, and makes `count` parts its content."""
+        index, changes = self._index(name), dict[str, str | None]()
+        for number, content in changed.items():
+            part = f'{number:06}-{secrets.token_hex(6)}'
+            (self._remote / name / part).write_bytes(content)
+            changes[f'{number:06}'] = part
+        changes |= {number: None for number, part in index.entries.items() if part and int(number) >= count}
+        replaced = [part for number in changes if (part := index.entries.get(number))]
+        index.change(changes)
+        (self._remote / name).unlink_below(replaced)
+        if name in self._copied:
             (self._remote / name).unlink(missing_ok=True)
-        for number, (part, digest) in enumerate(zip(parts, digests, strict=True), first):
-            known = before.parts[number : number + 1] if before is not None else []
-            if known != [digest]:
-                (self._remote / f'{prefix}{number:06}').write_bytes(part)
-        return [*(before.parts[:first] if before is not None else []), *digests]
+            self._copied.remove(name)
+
+    def _index(self, name: str) -> Index:
+        """The index of a log, which this process owns from now on."""
+        if name not in self._indices:
+            index = Index(self._remote / name, self._confirm, _without_index)
+            index.claim()
+            index.remove_unlisted()
+            self._indices[name] = index
+        return self._indices[name]
+
+    def _write_own_parts(self, prefix: str, changed: dict[int, bytes], count: int, before: _Uploaded | None) -> None:
+        """Writes parts of a log of this machine."""
+        for name in reversed(self._surplus(prefix, count, before)):  # first, so that no later line is left
+            (self._remote / name).unlink(missing_ok=True)
+        for number, content in changed.items():
+            (self._remote / f'{prefix}{number:06}').write_bytes(content)
 
     def _surplus(self, prefix: str, count: int, before: _Uploaded | None) -> list[str]:
-        """The parts of a file that are too many for its size now."""
+        """The parts of an own log that are too many for its size now."""
         if before is not None:
             return [f'{prefix}{number:06}' for number in range(count, len(before.parts))]
         directory, _, start = prefix.rpartition('/')
@@ -184,6 +215,25 @@ class Mirror:
                 if is_failing:
                     self._report(f'{self._remote} is written again')
                 is_failing = False
+
+
+def _parts(path: Path, before: _Uploaded | None, status: tuple[int, int, int]) -> dict[int, tuple[bytes, bytes]]:
+    """{number: (digest, content)} of the parts of a file. The content of parts that cannot have changed is not read."""
+    is_appended = before is not None and before.status[0] == status[0] and before.status[1] <= status[1]
+    first = max(0, len(before.parts) - 1) if before is not None and is_appended else 0
+    with path.open('rb') as file:
+        file.seek(first * PART)
+        content = file.read()
+    parts = {number: (digest, b'') for number, digest in enumerate(before.parts[:first] if before is not None else [])}
+    for start in range(0, len(content), PART):
+        part = content[start : start + PART]
+        parts[first + start // PART] = _digest(part), part
+    return parts
+
+
+def _without_index(files: list[str], entries: Entries | None) -> Entries:
+    """The parts that an earlier version has written: 000000, 000001 and so on."""
+    return {name: name for name in files if name.isdigit()} if entries is None else {}
 
 
 def merged(there: bytes, here: bytes) -> bytes:

@@ -1,15 +1,21 @@
-"""Files that are appended to, in a bucket: objects `NAME/000000`, `NAME/000001`, ... of one size, the last one smaller.
+"""Files that are appended to, in a bucket: parts of one size below `NAME/`, the last one smaller.
 
-A growing file is uploaded by writing its last part again. The parts in the order of their names are the file.
+A part is never written twice: a growing file gets another last part, and its index (storage/index.py) names the parts in
+their order. Without an index, the object `NAME` and the objects below it, in the order of their names, are the file: so logs of
+a machine are stored, which no other one writes, those of earlier versions, and those that were copied from a disk.
 """
 
 import io
+import shutil
 from pathlib import Path
 from typing import BinaryIO
 
+from pretrax.machine.atomic import write_file
+from pretrax.storage.index import INDEX, read_entries
 from pretrax.storage.locate import AnyPath
 
 PART = 512 * 1024  # bytes
+_JOINED = '.joined'  # suffix of a file that is about to replace its parts
 
 
 def open_joined(path: AnyPath) -> BinaryIO:
@@ -19,9 +25,31 @@ def open_joined(path: AnyPath) -> BinaryIO:
         FileNotFoundError: there is neither.
         OSError: it cannot be read.
     """
-    if isinstance(path, Path):
+    if isinstance(path, Path) and not path.is_dir():
         return path.open('rb')
-    names = path.files()
-    if not names:
+    parts = parts_of(path)
+    if not parts:
         return io.BytesIO(path.read_bytes())
-    return io.BytesIO(b''.join((path / name).read_bytes() for name in names))
+    return io.BytesIO(b''.join(part.read_bytes() for part in parts))
+
+
+def parts_of(path: AnyPath) -> list[AnyPath]:
+    """The parts of a file in a bucket, or of one that was copied from a bucket, in order; []: it is one object."""
+    names = sorted(part.name for part in path.iterdir())
+    if INDEX in names and (entries := read_entries(path)) is not None:
+        return [path / name for _, name in sorted(entries.items()) if name is not None]
+    is_copied = path.suffix != '.jsonl' and names and not isinstance(path, Path) and path.is_file()
+    return [*([path] if is_copied else []), *(path / name for name in names if name != INDEX)]
+
+
+def join_copied(directory: Path) -> None:
+    """Makes files of the logs in a run directory that was copied from a bucket. Raises OSError."""
+    copied = [*directory.glob(f'*.jsonl/{INDEX}'), *directory.glob('*.jsonl/000000')]
+    copied += [part for name in ('output', 'stacks') for part in directory.glob(f'{name}/*/*-000000')]
+    unfinished = {path.with_suffix('') for path in directory.glob(f'**/*{_JOINED}')}
+    for log in {part.parent for part in copied} | unfinished:
+        joined = log.with_name(log.name + _JOINED)
+        if log not in unfinished:
+            write_file(joined, b''.join(part.read_bytes() for part in parts_of(log)))
+        shutil.rmtree(log, ignore_errors=True)
+        joined.rename(log)

@@ -16,7 +16,7 @@ from pretrax.errors import UserError, first_line
 from pretrax.observe.attempts import FILE as ATTEMPTS
 from pretrax.observe.attempts import read_attempts
 from pretrax.storage import AnyPath, BucketPath, locate
-from pretrax.storage.parts import PART
+from pretrax.storage.parts import PART, parts_of
 from pretrax.view.record.attempts import FAILED, FINISHED, LOST, RUNNING, STOPPED, State, attempts_of
 from pretrax.view.record.columns import parse_columns
 from pretrax.view.record.state import state_of
@@ -167,11 +167,11 @@ def _best_validation(content: bytes) -> tuple[float, int] | None:
 def _end_of(path: AnyPath) -> tuple[bytes, bool, float | None]:
     """The last bytes of a file of metrics, whether there are more before them, and when the file changed."""
     if isinstance(path, BucketPath):
-        parts = path.files()
+        parts = parts_of(path)
         if not parts:
             return (path.read_bytes() if path.is_file() else b''), False, None
         last = parts[-(_SEARCHED // PART) :]
-        return b''.join((path / part).read_bytes() for part in last), len(last) < len(parts), None
+        return b''.join(part.read_bytes() for part in last), len(last) < len(parts), None
     try:
         with path.open('rb') as file:
             status = os.fstat(file.fileno())

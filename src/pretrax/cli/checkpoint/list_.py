@@ -35,7 +35,7 @@ def list_(run: Annotated[str, typer.Argument(metavar='RUN', help='The directory 
         if isinstance(manifest, str):
             rows.append((f'{step:,}', '', '', '', '', f'DAMAGED: {manifest}'))
             continue
-        loss, file = manifest.description.get('val_loss'), directory / str(step) / MANIFEST
+        loss, file = manifest.description.get('val_loss'), manifest.place / MANIFEST
         rows.append(
             (
                 f'{step:,}',

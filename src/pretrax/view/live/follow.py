@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.connection import BucketError
-from pretrax.storage.parts import PART
+from pretrax.storage.index import read_entries
+from pretrax.storage.parts import PART, parts_of
 
 CHUNK = 4 << 20  # bytes of one read
 _LONGEST = 16 << 20  # bytes of a line; a longer one is not ours
@@ -122,16 +123,34 @@ class BucketTail(Tail):
 
     def _more(self) -> bytes | None:
         if self._object is not None:
-            content = self._of_object()
+            content = self._appended()
             if content is not None:
                 return content or self._of_next_part()
             self._start_over()
             self._restarted = True
-        parts = [name for name in self._path.files() if re.fullmatch(r'\d{6}', name)]
+        parts = [part for part in parts_of(self._path) if re.match(r'\d{6}(-|$)', part.name)]
         if not parts and not self._path.is_file():
             return None
-        self._part, self._object = (0, self._path / parts[0]) if parts else (None, self._path)
+        self._part, self._object = (0, self._path / parts[0].name) if parts else (None, self._path)
         return self._of_object()
+
+    def _appended(self) -> bytes | None:
+        """The new bytes of the object, or of the one that has replaced it as its part; None: the file was replaced."""
+        while self._part is not None:
+            now, is_indexed = self._named(self._part)
+            if now is None or (is_indexed and now == self._object and self._in_object):
+                return None if now is None else b''
+            self._object = now
+            content = self._of_object()
+            if content is not None or not is_indexed or self._named(self._part)[0] == now:
+                return content
+        return self._of_object()
+
+    def _named(self, part: int) -> tuple[BucketPath | None, bool]:
+        """The object that is a part now, and whether an index names it."""
+        entries = read_entries(self._path)
+        name = f'{part:06}' if entries is None else entries.get(f'{part:06}')
+        return (None if name is None else self._path / name), entries is not None
 
     def _of_object(self) -> bytes | None:
         """The new bytes of the object; None: it was replaced or removed."""
@@ -154,10 +173,12 @@ class BucketTail(Tail):
     def _of_next_part(self) -> bytes:
         if self._part is None or self._in_object < PART:
             return b''
-        following = self._path / f'{self._part + 1:06}'
+        following, _ = self._named(self._part + 1)
         try:
-            content = following.read_range(0, None)
+            content = following.read_range(0, None) if following is not None else b''
         except FileNotFoundError:
+            return b''
+        if following is None:
             return b''
         self._part, self._object, self._in_object = self._part + 1, following, len(content)
         self._offset += len(content)

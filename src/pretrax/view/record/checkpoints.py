@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pretrax.checkpoint.manifest import MANIFEST, steps_in
+from pretrax.checkpoint.manifest import MANIFEST, place_of, steps_in
 from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath
 
@@ -33,7 +33,7 @@ def saved_checkpoints(directory: AnyPath, warnings: list[str]) -> list[SavedChec
     """The checkpoints in a directory, oldest first. `warnings` receives those whose manifest cannot be read."""
     steps = steps_in(directory)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda step: _checkpoint(directory / str(step), step), steps))
+        found = list(pool.map(lambda step: _checkpoint(place_of(directory, step), step), steps))
     missing = [step for step, one in zip(steps, found, strict=True) if one is None]
     warnings += [f'{directory / str(step)} has no readable manifest' for step in missing]
     return [one for one in found if one is not None]
