@@ -9,6 +9,7 @@ from pretrax.config.schema import InitFrom, Mesh, Processes, RunConfig
 from pretrax.config.settle import settle
 from pretrax.config.show import (
     ABSENT,
+    config_leaves,
     diff,
     diff_values,
     origin,
@@ -25,6 +26,7 @@ __all__ = [
     'Processes',
     'RunConfig',
     'build',
+    'config_leaves',
     'diff',
     'diff_values',
     'effect_of',

@@ -83,6 +83,11 @@ def diff(old: RunConfig, new: RunConfig) -> list[tuple[str, Any, Any]]:
     return [change for change in diff_values(written_values(old), written_values(new)) if change[0] in changed]
 
 
+def config_leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of everything in nested dicts."""
+    return ((dotted(path), value) for path, value in _leaves(values, ()))
+
+
 def diff_values(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """The same as `diff`, for two nested dicts."""
     before, after = dict(_leaves(old, ())), dict(_leaves(new, ()))

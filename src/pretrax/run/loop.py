@@ -161,7 +161,7 @@ class _Loop:
                     self._between_steps(self._evaluate, number)
                 if self._is_due(config.sample.every, number):
                     self._between_steps(self._sample, number)
-                if self._is_checkpoint_due(number) or stop or self.requests.save(number):
+                if self._is_checkpoint_due(number) or stop:
                     self._between_steps(self._save, number)
                 if stop:
                     break
@@ -173,7 +173,8 @@ class _Loop:
 
     def _is_checkpoint_due(self, number: int) -> bool:
         section = self.config.checkpoint
-        return self._is_due(section.every, number) or self.metrics.clock.is_time(section.minutes)
+        is_time = self.requests.save(number, self.metrics.clock.is_time(section.minutes))
+        return self._is_due(section.every, number) or is_time
 
     def _between_steps(self, work: Callable[[int], None], number: int) -> None:
         """Does some work while no step is computed; the clock does not count it."""

@@ -34,6 +34,7 @@ from pretrax.run.devices import choose_compute, choose_mesh
 from pretrax.run.distilled import build_model, open_teacher_files
 from pretrax.run.placement import n_slices
 from pretrax.run.program_cache import keep_programs
+from pretrax.run.same_run import check_same_data, check_same_run
 from pretrax.run.startup import StartupLine, StartupReport
 from pretrax.run.utilization import Utilization, choose_utilization, training_flops
 from pretrax.scale.flops import Flops
@@ -179,6 +180,7 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
         UserError: the configuration does not fit the data, the model or the devices.
     """
     if devices is None:
+        check_same_run(config)
         keep_programs(report)
     mesh, facts = choose_mesh(config, devices)
     local = mesh.local_devices[0] if devices is None else None
@@ -189,6 +191,8 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     dtype, dtype_reason = choose_compute(config.precision.compute, first.platform, capability)
     compute = names[np.dtype(dtype).name]
     source = open_source(config, report)
+    if devices is None:
+        check_same_data(source)
     files = open_teacher_files(config, source)
 
     def prepare_size(size: BatchSize) -> Run:

@@ -78,11 +78,18 @@ class Requests:
             return stop
         return False
 
-    def save(self, number: int) -> bool:
-        """Whether a checkpoint was requested; the answer is the same in all processes."""
-        if self._save and (jax.process_count() == 1 or number % _AGREE_EVERY == 0):
+    def save(self, number: int, is_time: bool = False) -> bool:
+        """Whether a checkpoint is requested; the answer is the same in all processes.
+
+        Args:
+            number: of the step.
+            is_time: whether it is time for one by the clock of this process, which may be early or late.
+        """
+        is_agreed = number % _AGREE_EVERY == 0 and self._save
+        if is_agreed or (jax.process_count() == 1 and (self._save or is_time)):
             self._save = False
             return True
+        self._save |= is_time
         return False
 
     @contextlib.contextmanager

@@ -1,0 +1,130 @@
+"""Several processes of a run compare what they run before the first step: a difference ends all of them.
+
+Each process reads its own configuration, environment, text and code, and JAX compares none of it: processes that differ would
+train together, with results that belong to neither.
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from pretrax.checkpoint.agreement import broadcast, gather
+from pretrax.config import RunConfig, config_leaves, written_values
+from pretrax.data.batches.source import Source
+from pretrax.errors import UserError
+
+# Keys that say who a process is or where it finds things on its own machine, and variables likewise
+_OWN_KEYS = re.compile(r'processes\..*|storage\.profile|faults\.stack_trace_to')
+_OWN_FLAGS = re.compile(r'--xla_(dump_\S*|force_host_platform_device_count)\b')
+_FLAGS = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
+_JAX = (
+    'jax_default_matmul_precision',
+    'jax_enable_x64',
+    'jax_default_prng_impl',
+    'jax_threefry_partitionable',
+    'jax_numpy_dtype_promotion',
+)
+_PACKAGES = ('jax', 'jaxlib', 'numpy', 'optax', 'pretrax')
+_MOST = 5  # differences that a message shows
+
+
+def check_same_run(config: RunConfig) -> None:
+    """Compares configuration, plugins, versions, code and compiler flags. Raises UserError in all processes if they differ."""
+    if jax.process_count() == 1:
+        return
+    values, shown = dict(config_leaves(config.model_dump(mode='json'))), dict(config_leaves(written_values(config)))
+    items = {key: (value, shown.get(key)) for key, value in values.items() if not _OWN_KEYS.fullmatch(key)}
+    facts: dict[str, Any] = {
+        'Python': platform.python_version(),
+        'code of pretrax': _digest(pathlib.Path(__file__).parents[1]),
+    }
+    facts |= {f'version of {name}': importlib.metadata.version(name) for name in _PACKAGES}
+    facts |= {f'code of {plugin}': _digest(pathlib.Path(plugin)) for plugin in config.plugins}
+    facts |= {
+        name: sorted(flag for flag in os.environ.get(name, '').split() if not _OWN_FLAGS.match(flag)) for name in _FLAGS
+    }
+    facts |= {name: str(jax.config.values.get(name)) for name in _JAX}
+    _compare('configuration', items | {key: (value, value) for key, value in facts.items()})
+
+
+def check_same_data(source: Source) -> None:
+    """Compares the tokens that the processes will read. Raises UserError in all processes if they differ."""
+    if jax.process_count() > 1:
+        data = {
+            'fingerprint of the data': source.fingerprint,
+            'tokenizer': source.tokenizer_sha256,
+            'vocabulary': source.vocab_size,
+        }
+        _compare('data', {key: (value, value) for key, value in data.items()})
+
+
+def _compare(about: str, items: Mapping[str, tuple[Any, Any]]) -> None:
+    """Raises UserError in all processes if their items differ.
+
+    Args:
+        about: topic of the exchange.
+        items: the value of each key, and how it is shown.
+    """
+    digests = {key: hashlib.sha256(_text(value).encode()).hexdigest()[:16] for key, (value, _) in items.items()}
+    whole = hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
+    is_same = broadcast(about, '' if len(set(gather(about, whole))) == 1 else 'differs') == ''
+    if is_same:
+        return
+    texts = gather(about, json.dumps({key: (digest, _text(items[key][1])[:100]) for key, digest in digests.items()}))
+    problem = broadcast(about, _difference([json.loads(text) for text in texts]) if texts else '')
+    jax.distributed.shutdown()  # in an orderly way: otherwise the end of process 0 would be a failure of the others
+    raise UserError(problem)
+
+
+def _difference(processes: list[dict[str, tuple[str, str]]]) -> str:
+    """The message about the keys whose digests differ."""
+    keys = dict.fromkeys(key for items in processes for key in items)
+    lines = []
+    for key in keys:
+        where: dict[str, list[int]] = {}
+        for index, items in enumerate(processes):
+            where.setdefault(items.get(key, ('', ''))[0], []).append(index)
+        if len(where) > 1:
+            texts = [(processes[group[0]].get(key, ('', 'absent'))[1], group) for group in where.values()]
+            if len({text for text, _ in texts}) < len(texts):  # a reference to the environment, which may be a secret
+                texts = [('one value', texts[0][1]), *(('another one', group) for _, group in texts[1:])]
+            shown = [f'{text} in {_processes(group)}' for text, group in texts[:3]]
+            lines.append(f'    {key}: {", ".join(shown)}{", ..." if len(texts) > 3 else ""}')
+    more = [f'    and {len(lines) - _MOST} more'] if len(lines) > _MOST else []
+    return '\n'.join(
+        [
+            'the processes of this run differ, so they would train something that none of them describes:',
+            *lines[:_MOST],
+            *more,
+            'start all of them with the same configuration, environment, text and versions',
+        ]
+    )
+
+
+def _processes(group: list[int]) -> str:
+    names = ', '.join(map(str, group[:4])) + (f' and {len(group) - 4} more' if len(group) > 4 else '')
+    return f'process {names}' if len(group) == 1 else f'processes {names}'
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+
+
+@functools.cache
+def _digest(place: pathlib.Path) -> str:
+    """Of a Python file, or of all in a directory; the name itself for a module that is not a file."""
+    files = sorted(place.rglob('*.py')) if place.is_dir() else [place] if place.is_file() else []
+    total = hashlib.sha256(str(place).encode() if not files else b'')
+    for file in files:
+        total.update(f'{file.relative_to(place)}\0'.encode())
+        total.update(file.read_bytes())
+    return total.hexdigest()[:16]
