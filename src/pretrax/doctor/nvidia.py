@@ -41,7 +41,7 @@ def gpus(place: Place) -> Iterator[Finding]:
         yield Finding('GPU driver', driver, fix=fix, same=driver, differs='warning')
     yield from _memory(rows)
     yield from _errors(rows)
-    yield from _slowdowns(rows)
+    yield from _slowdowns()
     yield from _settings(rows)
 
 
@@ -87,7 +87,7 @@ def _errors(rows: Sequence[dict[str, str]]) -> Iterator[Finding]:
         yield Finding('GPU errors', 'no uncorrected memory errors')
 
 
-def _slowdowns(rows: Sequence[dict[str, str]]) -> Iterator[Finding]:
+def _slowdowns() -> Iterator[Finding]:
     active = None
     for name in ('clocks_event_reasons', 'clocks_throttle_reasons'):  # since driver 535, and before
         fields = tuple(f'{name}.{reason}' for reason in _SLOWDOWNS)

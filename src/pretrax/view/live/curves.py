@@ -5,7 +5,6 @@ numbers that follow each other: for their mean, minimum and maximum.
 """
 
 from collections import deque
-from collections.abc import Iterable
 from typing import NamedTuple, TypedDict
 
 import numpy as np
@@ -163,10 +162,6 @@ class Curves:
     def whole(self) -> dict[str, Change]:
         """All points, by key."""
         return {key: curve.change(0) for key, curve in self.by_key.items()}
-
-    def last_values(self, keys: Iterable[str]) -> dict[str, float]:
-        """The newest number of each of these keys that the run has."""
-        return {key: self.by_key[key].last for key in keys if key in self.by_key}
 
 
 def _points(steps: np.ndarray, values: np.ndarray, starts: np.ndarray) -> Points:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 
 from pretrax.scale.hlo import ENTRY, bytes_of
@@ -285,19 +285,3 @@ class _Sources:
         for called in call.calls:
             if called in self.bodies and self.program.computations[called]:
                 yield from self(called, self.program.computations[called][-1].name, path)
-
-
-def shown_edges(edges: list[Edge], ancestors: dict[str, tuple[str, ...]]) -> dict[tuple[str, str], list[Edge]]:
-    """Edges merged between the closest different boxes of one group.
-
-    Args:
-        edges: between operations.
-        ancestors: the boxes around each operation, from the outermost to itself.
-    """
-    found: dict[tuple[str, str], list[Edge]] = defaultdict(list)
-    for edge in edges:
-        start, end = ancestors.get(edge.source, ()), ancestors.get(edge.target, ())
-        pair = next(((a, b) for a, b in zip(start, end, strict=False) if a != b), None)
-        if pair is not None:
-            found[pair].append(edge)
-    return found
