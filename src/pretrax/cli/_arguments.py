@@ -37,7 +37,7 @@ Dtype = Annotated[
     typer.Option(
         '--dtype',
         metavar='DTYPE',
-        help='Of activations and matrix products: f32, bf16 or fp16. [default: as in training; eval on CPUs: f32]',
+        help='Dtype of activations and matrix products: f32, bf16 or fp16. [default: as in training; eval on CPUs: f32]',
     ),
 ]
 Plugins = Annotated[
@@ -51,7 +51,9 @@ Plugins = Annotated[
 Variables = Annotated[
     list[str] | None,
     typer.Option(
-        '--env', metavar='NAME=VALUE', help='A variable for the processes; NAME alone: its value here. Repeatable.'
+        '--env',
+        metavar='NAME=VALUE',
+        help='A variable for the processes. NAME without a value: its value here. Repeatable.',
     ),
 ]
 LaunchedRun = Annotated[

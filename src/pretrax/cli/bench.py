@@ -23,7 +23,7 @@ def bench(
         str | None, typer.Option('--out', '-o', metavar='DIR', help='Directory for the results. [default: sweeps/NAME]')
     ] = None,
     row: Annotated[
-        int | None, typer.Option('--row', metavar='N', help='Run row N alone, counted from 1; several may run at once.')
+        int | None, typer.Option('--row', metavar='N', help='Run only row N, counted from 1; several may run at once.')
     ] = None,
     show: Annotated[
         bool, typer.Option('--show', help='Run nothing; show the newest results of all rows, on any hardware.')

@@ -1,6 +1,6 @@
 """Compare runs: what differs, and which is better.
 
-Runs that differ in their seed alone form an arm. The first arm is the baseline.
+Runs that differ only in their seed form an arm. The first arm is the baseline.
 """
 
 import math
@@ -26,7 +26,9 @@ def compare(
         float | None,
         typer.Option(metavar='SD', help='Standard deviation of the final loss between seeds, if you know it.'),
     ] = None,
-    confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help='Of all intervals together.')] = 0.95,
+    confidence: Annotated[
+        float, typer.Option(min=0.5, max=0.9999, help='Confidence level of all intervals together.')
+    ] = 0.95,
     window: Annotated[
         float, typer.Option(min=0.001, max=0.5, help='The last part of a run, over which training losses are averaged.')
     ] = 0.1,

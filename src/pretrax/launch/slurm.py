@@ -65,10 +65,10 @@ def warn_of_local_files(run_dir: AnyPath, report: Report) -> None:
     """Warns of a run directory, and of a Python, that other nodes certainly do not see."""
     if is_on_one_machine(run_dir):
         report(
-            f'WARNING: {run_dir} is on a disk of this machine alone; all nodes must see it: run_dir=PATH or a bucket'
+            f'WARNING: {run_dir} is on a local disk of this machine; all nodes must see it: run_dir=PATH or a bucket'
         )
     if any(sys.executable.startswith(place) for place in ('/tmp/', '/var/tmp/', '/dev/shm/')):
-        report(f'WARNING: the nodes start {sys.executable}, which is on a disk of this machine alone')
+        report(f'WARNING: the nodes start {sys.executable}, which is on a local disk of this machine')
 
 
 def submit(script: str) -> tuple[str, str]:

@@ -232,7 +232,7 @@ FIGURES = OF_RUNS | {
 
 # Terms of comparisons; docs/see.md explains the statistics.
 COMPARISONS = {
-    'arm': Definition('arm', '', 'runs of the same configuration and code, which differ in their seed alone; the first arm is the baseline'),
+    'arm': Definition('arm', '', 'runs of the same configuration and code, which differ only in their seed; the first arm is the baseline'),
     'seeds': Definition('seeds', '', 'the seeds of the runs of an arm'),
     'final': Definition('final value', '', 'mean over the seeds: of evaluations the last that all runs have reached, of training losses the mean over the last part of the run'),
     'seed_deviation': Definition('sd between seeds', '', 'standard deviation of the final values of the seeds of an arm'),

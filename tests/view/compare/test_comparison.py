@@ -95,7 +95,7 @@ def test_seeds_form_arms(made):
         ('configuration', 'optimizer.learning_rate', ['0.1', '0.2']),
     ]
     assert len(compare(runs, Options(separate=True)).arms) == 5
-    with pytest.raises(UserError, match='differ in their seed alone'):
+    with pytest.raises(UserError, match='differ only in their seed'):
         compare(runs[:3])
     with pytest.raises(UserError, match='give two or more'):
         compare(runs[:1])

@@ -29,8 +29,8 @@ def contamination(
     ] = None,
     words: Annotated[int, typer.Option(min=2, metavar='N', help='Words in an n-gram.')] = 13,
     limit: Annotated[int, typer.Option(min=1, help='Documents of each kind, as in `pretrax eval`.')] = 50,
-    seed: Annotated[int, typer.Option(help='Of the choice of documents, as in `pretrax eval`.')] = 0,
-    split: Annotated[str, typer.Option(metavar='NAME', help='Of the token files.')] = 'train',
+    seed: Annotated[int, typer.Option(help='Seed of the choice of documents, as in `pretrax eval`.')] = 0,
+    split: Annotated[str, typer.Option(metavar='NAME', help='Split of the token files.')] = 'train',
     workers: Annotated[int | None, typer.Option(min=1, help='Processes. [default: one per core]')] = None,
     json: Annotated[
         str | None, typer.Option('--json', metavar='FILE', help='Also write all documents to a file.')

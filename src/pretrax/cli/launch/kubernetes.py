@@ -13,7 +13,7 @@ from pretrax.errors import UserError
 
 def kubernetes(
     config: ConfigFile,
-    image: Annotated[str, typer.Option(metavar='IMAGE', help='Of the container, with pretrax; see the Dockerfile.')],
+    image: Annotated[str, typer.Option(metavar='IMAGE', help='Container image with pretrax; see the Dockerfile.')],
     overrides: Overrides = None,
     nodes: Annotated[
         int | None, typer.Option('--nodes', '-N', min=1, help='Number of pods. [default: hosts of the TPU slice, or 1]')
@@ -24,7 +24,7 @@ def kubernetes(
     ] = None,
     slices: Annotated[int, typer.Option(min=1, help='Number of TPU slices.')] = 1,
     kind: Annotated[str, typer.Option(metavar='KIND', help='jobset, or job, which needs no controller.')] = 'jobset',
-    namespace: Annotated[str | None, typer.Option('--namespace', '-n', help='Of all objects.')] = None,
+    namespace: Annotated[str | None, typer.Option('--namespace', '-n', help='Namespace of all objects.')] = None,
     volume: Annotated[
         list[str] | None, typer.Option(metavar='CLAIM:/PATH', help='Mounts a PersistentVolumeClaim; may be repeated.')
     ] = None,
@@ -37,8 +37,10 @@ def kubernetes(
     node_label: Annotated[
         list[str] | None, typer.Option(metavar='KEY=VALUE', help='Which nodes may be used; may be repeated.')
     ] = None,
-    service_account: Annotated[str | None, typer.Option(help='Of the pods, for example to reach a bucket.')] = None,
-    priority_class: Annotated[str | None, typer.Option(help='Of the pods.')] = None,
+    service_account: Annotated[
+        str | None, typer.Option(help='Service account of the pods, for example to reach a bucket.')
+    ] = None,
+    priority_class: Annotated[str | None, typer.Option(help='Priority class of the pods.')] = None,
     queue: Annotated[str | None, typer.Option(help='A queue of Kueue, which starts the run.')] = None,
     cpu: Annotated[str | None, typer.Option(help='CPUs that each pod requests.')] = None,
     memory: Annotated[str | None, typer.Option(help='Memory that each pod requests, such as 64Gi.')] = None,

@@ -34,7 +34,7 @@ def ray(
         int | None,
         typer.Option('--devices-per-worker', min=1, help='Devices per worker. [default: its GPUs or TPUs, or one CPU]'),
     ] = None,
-    address: Annotated[str, typer.Option(help='Of the cluster: auto, HOST:PORT or ray://HOST:PORT.')] = 'auto',
+    address: Annotated[str, typer.Option(help='Address of the cluster: auto, HOST:PORT or ray://HOST:PORT.')] = 'auto',
     retries: Retries = 3,
     elastic: Annotated[
         bool, typer.Option('--elastic', help='Continue without a node that is lost, until the cluster has room again.')

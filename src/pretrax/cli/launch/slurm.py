@@ -46,10 +46,10 @@ def slurm(
     retries: Retries = 3,
     check: Annotated[bool, typer.Option('--check', help='Run `pretrax doctor` on each node first.')] = False,
     out: Annotated[
-        str | None, typer.Option('--out', '-o', metavar='DIR', help='Of a sweep: directory for the results. [default: sweeps/NAME]')
+        str | None, typer.Option('--out', '-o', metavar='DIR', help='For a sweep: directory for the results. [default: sweeps/NAME]')
     ] = None,
     at_once: Annotated[
-        int | None, typer.Option('--at-once', min=1, metavar='N', help='Of a sweep: most rows that run at the same time.')
+        int | None, typer.Option('--at-once', min=1, metavar='N', help='For a sweep: most rows that run at the same time.')
     ] = None,
     dry_run: Annotated[bool, typer.Option('--dry-run', help='Print the script, and submit nothing.')] = False,
     allow_changes: AllowChanges = False,

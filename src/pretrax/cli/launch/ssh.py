@@ -49,7 +49,9 @@ def ssh(
     coordinator: Annotated[
         str | None,
         typer.Option(
-            '--coordinator-address', metavar='ADDRESS', help='Of the first host, if the others need another one.'
+            '--coordinator-address',
+            metavar='ADDRESS',
+            help='Address of the first host for the others, if they need another one.',
         ),
     ] = None,
     environment: Variables = None,

@@ -1,4 +1,4 @@
-"""Arms of a comparison: runs that differ in their seed alone. And the facts in which arms differ."""
+"""Arms of a comparison: runs that differ only in their seed. And the facts in which arms differ."""
 
 import dataclasses
 import functools

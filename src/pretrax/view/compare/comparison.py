@@ -174,7 +174,7 @@ def _one_arm(runs: Sequence[RunRecord], arm: Arm) -> str:
     """The error for runs that form one arm."""
     if len({str(run.path) for run in runs}) == 1:
         return f'{runs[0].path} cannot be compared with itself: give two or more runs'
-    same = 'in their seed alone' if len(arm.seeds) > 1 else 'in nothing that may change their losses'
+    same = 'only in their seed' if len(arm.seeds) > 1 else 'in nothing that may change their losses'
     return (
         f'the {len(runs)} runs differ {same}, so there is nothing to compare\n'
         'use --separate to compare each run with the first'
@@ -213,7 +213,7 @@ def _compared(a: Arm, b: Arm, key: str, x_name: str, confidence: float, options:
     interval, method = _interval(ours, theirs, is_paired, confidence, options)
     difference = float(np.mean(theirs) - np.mean(ours))
     within = _within(a, b, x_name, options, confidence) if len(ours) == len(theirs) == 1 else None
-    if _are_equal(a, b, key, end):
+    if _are_equal(a, b, key):
         verdict, why = 'equal', f'every {key} of the same step is the same'
     else:
         verdict, why = _verdict(difference, interval, method)
@@ -307,7 +307,7 @@ def _within(a: Arm, b: Arm, x_name: str, options: Options, confidence: float) ->
     return series_mean(curves[1].y[right][last] - curves[0].y[left][last], confidence)
 
 
-def _are_equal(a: Arm, b: Arm, key: str, end: float) -> bool:
+def _are_equal(a: Arm, b: Arm, key: str) -> bool:
     """Whether both arms have the same numbers, seed by seed, or run by run if there is one each."""
     if a.seeds.keys() == b.seeds.keys():
         pairs = [(one, other) for seed in a.seeds for one in a.seeds[seed] for other in b.seeds[seed]]

@@ -1,4 +1,4 @@
-"""What runs that differ in their seed alone have in common: means over seeds, with Student's t intervals."""
+"""What runs that differ only in their seed have in common: means over seeds, with Student's t intervals."""
 
 import json
 import math

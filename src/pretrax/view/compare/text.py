@@ -114,7 +114,7 @@ def verdict_text(one: Comparison, result: Result) -> list[str]:
     if one.within is not None:
         found.append(
             f'Training loss at the same steps of the last part of both: {signed(one.within.estimate)}, '
-            f'{_percent(result.confidence)} interval {_span(one.within)}, for these two runs alone.'
+            f'{_percent(result.confidence)} interval {_span(one.within)}, for these two runs only.'
         )
     if one.earlier is not None:
         found.append(_earlier_text(one.earlier, one, result))
