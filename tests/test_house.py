@@ -103,7 +103,7 @@ TESTED_BY = {
     'data/batches/test_teacher_files.py': 'data/batches/teacher_parts',
     'data/batches/test_token_source.py': 'data/batches/block_cache data/batches/windows',
     'data/corpus/test_near_duplicates.py': 'data/corpus/words',
-    'data/corpus/test_files.py': 'data/corpus/content data/corpus/document data/corpus/parts',
+    'data/corpus/test_files.py': 'data/corpus/document data/corpus/parts',
     'data/tokenize/test_engines.py': (
         'data/tokenize/engine_local data/tokenize/engine_ray data/tokenize/tokenized_shards data/tokenize/worker'
     ),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pretrax.data.corpus import content as content_module
 from pretrax.data.corpus import tables
+from pretrax.data.corpus import tables as tables_module
 from pretrax.data.corpus.corpus import Corpus, RowCounts, Selection, shards
 from pretrax.data.corpus.listing import find_files
 from pretrax.errors import UserError
@@ -201,10 +202,11 @@ def test_only_the_needed_columns_are_read(tmp_path, monkeypatch):
 
 def test_an_endless_line_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(content_module, 'LONGEST_LINE', 1000)
+    monkeypatch.setattr(tables_module, 'LONGEST_ROW', 1000)
     monkeypatch.setattr(content_module, '_BLOCK', 100)
     for name, content, expected in (
         ('a.jsonl', b'[' * 2000, 'a.jsonl: a line is longer than'),
-        ('b.csv', b'text\n"' + b'x\n' * 2000, 'b.csv:2: a quote in this row is never closed'),
+        ('b.csv', b'text\n"' + b'x\n' * 2000, 'b.csv:2: a row of more than 0 MiB: a quote is never closed?'),
     ):
         (tmp_path / name).write_bytes(content)
         assert expected in refusal(tmp_path / name)

@@ -1,8 +1,13 @@
 """Files of other tools: every token and document is read, and damaged or hostile files are refused."""
 
+import io
+import json
 import os
 import pickle
+import re
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -151,7 +156,7 @@ def test_an_index_may_have_8_byte_numbers():
     from pretrax.data.tokens.foreign_pickle import read_pairs
 
     pairs = [(2**31, 5), (2**40, 2**31 - 1), (2**62, 0)]
-    assert read_pairs(pickle.dumps(pairs), 'a').tolist() == [list(pair) for pair in pairs]
+    assert read_pairs(io.BytesIO(pickle.dumps(pairs)), 'a', 10**6).tolist() == [list(pair) for pair in pairs]
 
 
 @pytest.mark.parametrize('base', [0, 12])
@@ -327,7 +332,7 @@ def test_random_bytes_in_an_index_are_read_or_refused(tmp_path, raw, at, whole):
     from pretrax.data.tokens.foreign_pickle import read_pairs
 
     try:
-        pairs = read_pairs(mixed, 'a')
+        pairs = read_pairs(io.BytesIO(mixed), 'a', 10**6)
     except UserError:
         return
     assert pairs.tolist() == [list(pair) for pair in pickle.loads(mixed)]
@@ -440,3 +445,79 @@ def test_dtype_is_refused_where_the_format_has_it(tmp_path):
     assert 'remove dtype=uint32' in refusal(path, dtype='uint32')
     (tmp_path / 'b.bin').write_bytes(bytes(6))
     assert 'expected a multiple of 4 for uint32 ids' in refusal(tmp_path / 'b.bin', dtype='uint32')
+
+
+OPEN = """
+import json, resource, sys
+from pathlib import Path
+from pretrax.data.tokens.token_files import open_token_files
+from pretrax.errors import UserError
+
+used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (250 << 20),) * 2)
+said = {}
+for path in sys.argv[1:]:
+    try:
+        open_token_files(Path(path), lambda line: None)
+    except UserError as error:
+        said[path] = str(error)
+print(json.dumps(said))
+"""
+
+
+def claiming_zarr(path: Path, tokens: tuple[int, int], starts: tuple[int, int]) -> None:
+    """Tokens of seqax that claim (values, values per chunk), and whose chunk files have a few bytes."""
+    for name, dtype, (n, chunk) in (('encoded_tokens', '<u4', tokens), ('seq_starts', '<u8', starts)):
+        (path / name).mkdir(parents=True)
+        metadata = {'zarr_format': 2, 'shape': [n], 'chunks': [chunk], 'dtype': dtype, 'order': 'C', 'fill_value': 0}
+        (path / name / '.zarray').write_text(json.dumps(metadata | {'compressor': None, 'filters': None}))
+        (path / name / '0').write_bytes(bytes(100))
+    (path / '.zattrs').write_text('{"max_token_id": 300}')
+    (path / '.zgroup').write_text('{"zarr_format": 2}')
+
+
+def sparse(path: Path, head: bytes, size: int, tail: bytes = b'') -> None:
+    path.write_bytes(head)
+    os.truncate(path, size)
+    with path.open('r+b') as stream:
+        stream.seek(-len(tail), 2)
+        stream.write(tail)
+
+
+@pytest.mark.slow
+def test_claims_of_more_than_memory_are_refused_in_two_lines(tmp_path):
+    """The files are sparse, so their size is as large as they say; the process may use 250 MiB."""
+    n = 1 << 24
+    header = struct.pack('<9sQBQQ', b'MMIDIDX\0\0', 1, 8, n, n)
+    sparse(tmp_path / 'zeros.idx', header, len(header) + 20 * n)
+    sparse(tmp_path / 'zeros.bin', b'', 2 * n)
+    sparse(tmp_path / 'marked.idx', header, len(header) + 20 * n, struct.pack('<q', n))
+    sparse(tmp_path / 'marked.bin', b'', 2 * n)
+    header = struct.pack('<9sQBQQ', b'MMIDIDX\0\0', 1, 8, 2**63, 2**62)
+    sparse(tmp_path / 'overflow.idx', header, 1000)
+    sparse(tmp_path / 'overflow.bin', b'', 2000)
+    sparse(tmp_path / 'zeros.pbin', struct.pack('<QI', 4 * n, 4), 24 * n)
+    index = pickle.dumps([(4 * number, 4) for number in range(1000)])[:-3]
+    sparse(tmp_path / 'begun.pbin', struct.pack('<QI', 4000, 4) + bytes(4000) + index, 24 * n)
+    claiming_zarr(tmp_path / 'chunk', (2**40, 2**40), (2**40, 2**40))
+    claiming_zarr(tmp_path / 'values', (2**40, 2**20), (2**40, 2**20))
+    claiming_zarr(tmp_path / 'starts', (2**10, 2**10), (2**40, 2**40))
+    expected = {
+        'zeros.bin': 'the document ends do not increase from 0 to 16,777,216',
+        'marked.bin': 'do not increase|describes 0 tokens',
+        'overflow.bin': '9,223,372,036,854,775,808 sequences',
+        'zeros.pbin': 'it does not start like a pickle',
+        'begun.pbin': 'the index is not a pickled list',
+        'chunk': 'chunks of 4,398,046,511,104 bytes',
+        'values': 'damaged',
+        'starts': 'chunks of 8,796,093,022,208 bytes',
+    }
+    result = subprocess.run(
+        [sys.executable, '-c', OPEN, *(str(tmp_path / name) for name in expected)],
+        env=os.environ | {'OPENBLAS_NUM_THREADS': '1'}, stdout=subprocess.PIPE, check=True,
+    )  # fmt: skip
+    said = {Path(path).name: text for path, text in json.loads(result.stdout).items()}
+    assert said.keys() == expected.keys()
+    for name, pattern in expected.items():
+        assert re.search(pattern, said[name]), said[name]
+        assert said[name].count('\n') == 1

@@ -14,9 +14,10 @@ from pretrax.data.corpus.storage import Location, opened, refusal
 from pretrax.errors import UserError
 
 COMPRESSED = ('.gz', '.zst')
-LONGEST_LINE = 1 << 30
+LONGEST_LINE = 1 << 30  # bytes of a line, and of a compressed file that is one document
 _BLOCK = 1 << 20
-_COMPRESSED_BLOCK = 1 << 16  # the decompressed block must fit in memory
+# A block of zstd may expand from 4 bytes to 128 KiB, so this many bytes are at most 16 MiB of content.
+_COMPRESSED_BLOCK = 512
 
 
 def read_content(
@@ -47,6 +48,8 @@ def read_content(
             ) from None
         except (zlib.error, zstandard.ZstdError) as error:
             raise UserError(f'{location}: not readable as {location.suffix}: {error}') from None
+        except MemoryError:
+            raise
         except Exception as error:
             raise refusal(location, error) from error
 
@@ -67,7 +70,8 @@ def _frames(stream: BinaryIO, suffix: str, start: int, began: Callable[[int, int
                 frame = zlib.decompressobj(31) if suffix == '.gz' else _zstd_frame()
             plain = frame.decompress(block)
             n_bytes += len(plain)
-            yield plain
+            for start in range(0, len(plain), _BLOCK):
+                yield plain[start : start + _BLOCK]
             rest = frame.unused_data if frame.eof else b''
             position += len(block) - len(rest)
             block = rest
@@ -80,10 +84,24 @@ def _zstd_frame():
     return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()  # reads the output of `zstd --long=31`
 
 
-def split_lines(parts: Iterable[bytes], name: object) -> Iterator[bytes]:
-    """Yields the lines without b'\\n'. Raises UserError if a line is longer than LONGEST_LINE bytes."""
+def read_document(location: Location) -> bytes:
+    """The whole decompressed content. Raises UserError if a compressed file has more than LONGEST_LINE bytes."""
+    blocks, n_bytes = [], 0
+    for block in read_content(location):
+        blocks.append(block)
+        n_bytes += len(block)
+        if n_bytes > LONGEST_LINE and location.suffix in COMPRESSED:
+            raise UserError(
+                f'{location}: it expands to more than {LONGEST_LINE >> 20:,} MiB, and is one document\n'
+                '  if that is meant, decompress it first'
+            )
+    return b''.join(blocks)
+
+
+def split_lines(parts: Iterable[bytes], name: object, longest: int | None = None) -> Iterator[bytes]:
+    """Yields the lines without b'\\n'. Raises UserError if a line has more than `longest` (LONGEST_LINE) bytes."""
     unfinished: list[bytes] = []
-    length = 0
+    length, longest = 0, longest or LONGEST_LINE
     for part in parts:
         *complete, rest = part.split(b'\n')
         for line in complete:
@@ -93,9 +111,7 @@ def split_lines(parts: Iterable[bytes], name: object) -> Iterator[bytes]:
         if rest:
             unfinished.append(rest)
             length += len(rest)
-        if length > LONGEST_LINE:
-            raise UserError(
-                f'{name}: a line is longer than {LONGEST_LINE >> 20:,} MiB\n  expected one JSON object per line'
-            )
+        if length > longest:
+            raise UserError(f'{name}: a line is longer than {longest >> 20:,} MiB\n  expected one document per line')
     if last := b''.join(unfinished):
         yield last

@@ -147,7 +147,7 @@ def _load(name: str, options: HuggingFaceOptions) -> tuple[Any, str]:
     if saved := [path for path in (Path(name) / file for file in _SAVED) if path.is_file()]:
         return _load_saved(datasets, saved[0], options)
     try:
-        which = {'name': options.configuration, 'revision': options.revision}
+        which: dict[str, Any] = {'name': options.configuration, 'revision': options.revision}
         builder = datasets.load_dataset_builder(name, **which)
         if Path(name).is_dir() and (files := _each_once(builder.config.data_files or {})):
             which['data_files'] = files

@@ -6,20 +6,27 @@ dropped.
 """
 
 import codecs
+import functools
+import io
 import itertools
 import json
+import re
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from pretrax.data.corpus.content import read_content, split_lines
+from pretrax.data.corpus.content import read_content, read_document, split_lines
 from pretrax.data.corpus.files import TextFile
 from pretrax.data.corpus.line_index import LineIndex, find_index
 from pretrax.data.corpus.storage import Url, state
 from pretrax.errors import UserError
+
+# A value of 3 bytes of JSON takes 72 bytes of memory, so a long line has to be text.
+_LONG = 8 << 20
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 
 class Row(NamedTuple):
@@ -27,6 +34,22 @@ class Row(NamedTuple):
 
     origin: str
     content: str | dict[str, Any] | UserError
+
+
+def in_memory[P: Any](rows: Callable[[P, int], Iterator[Row]]) -> Callable[..., Iterator[Row]]:
+    """A method that yields the rows of a file, with a UserError if one of them does not fit in memory."""
+
+    @functools.wraps(rows)
+    def bounded(part: P, start: int = 0) -> Iterator[Row]:
+        try:
+            yield from rows(part, start)
+        except MemoryError:
+            raise UserError(
+                f'{part.file.path}: a document does not fit in memory\n'
+                '  use fewer processes (data.workers=1), give them more memory, or split the document'
+            ) from None
+
+    return bounded
 
 
 class Part(Protocol):
@@ -51,12 +74,13 @@ class Whole:
 
     file: TextFile
 
+    @in_memory
     def rows(self, start: int = 0) -> Iterator[Row]:
         if start:
             return
         refuse_changed(self.file)
         origin = str(self.file.path)
-        raw = b''.join(read_content(self.file.path))
+        raw = read_document(self.file.path)
         refuse_changed(self.file, afterwards=True)
         try:
             yield Row(origin, _python_text(raw, origin) if self.file.kind == 'python' else _text(raw, origin))
@@ -86,6 +110,7 @@ class Lines:
     first_line: int | None = 1
     frame: tuple[int, int] = (0, 0)
 
+    @in_memory
     def rows(self, start: int = 0) -> Iterator[Row]:
         refuse_changed(self.file)
         path = self.file.path
@@ -184,6 +209,10 @@ def refuse_changed(file: TextFile, afterwards: bool = False) -> None:
 
 
 def _record(line: bytes, origin: str) -> dict[str, Any]:
+    if len(line) > _LONG and (n_bytes := len(_STRING.sub(b'', line))) > _LONG:
+        raise UserError(
+            f'{origin}: {n_bytes:,} bytes of JSON outside of its strings\n  expected at most {_LONG:,}, and text in strings'
+        )
     try:
         record = json.loads(_decode(line, 'utf-8', origin))
     except json.JSONDecodeError as error:
@@ -204,7 +233,7 @@ def _text(raw: bytes, origin: str) -> str:
 
 
 def _python_text(raw: bytes, origin: str) -> str:
-    encoding = tokenize.detect_encoding(iter(raw.splitlines(keepends=True)).__next__)[0]
+    encoding = tokenize.detect_encoding(io.BytesIO(raw).readline)[0]
     return _decode(raw, encoding, origin).replace('\r\n', '\n')
 
 

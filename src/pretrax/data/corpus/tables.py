@@ -1,5 +1,6 @@
 """Reads tables with one document per row: .csv and .tsv with a header line, and the needed columns of .parquet."""
 
+import collections
 import contextlib
 import csv
 import itertools
@@ -8,17 +9,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pretrax.data.corpus import content
 from pretrax.data.corpus.content import read_content, split_lines
 from pretrax.data.corpus.files import TextFile
-from pretrax.data.corpus.parts import Row, refuse_changed
+from pretrax.data.corpus.parts import Row, in_memory, refuse_changed
 from pretrax.data.corpus.storage import opened, refusal
 from pretrax.errors import UserError, install_extra
 
 if TYPE_CHECKING:
     import pyarrow.parquet
 
-_ROWS_AT_ONCE = 256
+LONGEST_ROW = 64 << 20  # bytes of a row of .csv, which the reader holds with 4 bytes per character
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 256, 64 << 20
 _BOM = '\ufeff'
 
 
@@ -28,6 +29,7 @@ class Delimited:
 
     file: TextFile
 
+    @in_memory
     def rows(self, start: int = 0) -> Iterator[Row]:
         refuse_changed(self.file)
         yield from itertools.islice(self._rows(), start, None)
@@ -41,19 +43,31 @@ class Delimited:
 
     def _rows(self) -> Iterator[Row]:
         path = self.file.path
-        csv.field_size_limit(content.LONGEST_LINE)
-        # The reader cannot continue after an exception of its input, so bytes that are not UTF-8 pass through it.
-        decoded = (line.decode('utf-8', 'surrogateescape') + '\n' for line in split_lines(read_content(path), path))
-        reader = csv.reader(decoded, delimiter='\t' if self.file.kind == 'tsv' else ',', strict=True)
+        csv.field_size_limit(LONGEST_ROW)
+        n_bytes = 0  # of the row so far
+
+        def decoded() -> Iterator[str]:
+            nonlocal n_bytes
+            for line in split_lines(read_content(path), path, LONGEST_ROW):
+                n_bytes += len(line)
+                if n_bytes > LONGEST_ROW:
+                    raise _too_long(f'{path}:{first_line}')
+                # The reader cannot continue after an exception of its input, so bytes that are not UTF-8 pass through it.
+                yield line.decode('utf-8', 'surrogateescape') + '\n'
+
+        reader = csv.reader(decoded(), delimiter='\t' if self.file.kind == 'tsv' else ',', strict=True)
         header: list[str] | None = None
         while True:
-            origin = f'{path}:{reader.line_num + 1}'
+            first_line, n_bytes = reader.line_num + 1, 0
+            origin = f'{path}:{first_line}'
             try:
                 values = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
-                if 'unexpected end of data' in str(error) or 'field limit' in str(error):
+                if 'field limit' in str(error):
+                    raise _too_long(origin) from None
+                if 'unexpected end of data' in str(error):
                     raise UserError(f'{origin}: a quote in this row is never closed') from None
                 if header is None:
                     raise UserError(f'{origin}: {error}') from None
@@ -76,6 +90,7 @@ class RowGroups:
     start: int = 0
     stop: int | None = None
 
+    @in_memory
     def rows(self, start: int = 0) -> Iterator[Row]:
         refuse_changed(self.file)
         with _parquet(self.file) as parquet:
@@ -85,13 +100,15 @@ class RowGroups:
                 start -= n_rows[group]
                 row += n_rows[group]
                 group += 1
-            batches = parquet.iter_batches(
-                _ROWS_AT_ONCE, range(group, len(n_rows))[: self._n_groups(group)], columns=self._columns(parquet)
-            )
-            for batch in batches:
-                yield from _records(batch.slice(min(start, len(batch))), row + start, self.file)
-                row += len(batch)
-                start = max(0, start - len(batch))
+            columns = self._columns(parquet)
+            for number in range(group, len(n_rows))[: self._n_groups(group)]:
+                at_once = min(
+                    _ROWS_AT_ONCE, max(1, _BYTES_AT_ONCE // _largest_row(parquet, number, columns, self.file))
+                )
+                for batch in parquet.iter_batches(at_once, [number], columns=columns):
+                    yield from _records(batch.slice(min(start, len(batch))), row + start, self.file)
+                    row += len(batch)
+                    start = max(0, start - len(batch))
         refuse_changed(self.file, afterwards=True)
 
     def count(self) -> int:
@@ -121,6 +138,42 @@ class RowGroups:
         return columns if columns and set(columns) <= set(names) else None  # all, for the error about a missing field
 
 
+def _largest_row(
+    parquet: 'pyarrow.parquet.ParquetFile', group: int, columns: Sequence[str] | None, file: TextFile
+) -> int:
+    """A bound on the bytes of most rows of a row group: their mean, and each value of a dictionary, which may repeat."""
+    found = parquet.metadata.row_group(group)
+    total = 0
+    with opened(file.path) as stream:
+        for chunk in map(found.column, range(found.num_columns)):
+            if columns is not None and chunk.path_in_schema.partition('.')[0] not in {
+                c.partition('.')[0] for c in columns
+            }:
+                continue
+            total += chunk.total_uncompressed_size // max(1, found.num_rows)
+            if (start := chunk.dictionary_page_offset) is not None:
+                stream.seek(start)
+                total += _uncompressed_size(stream.read(16))
+    return max(1, total)
+
+
+def _uncompressed_size(page_header: bytes) -> int:
+    """The decompressed bytes of a page: the second field of its header in Thrift's compact protocol, or 0 if damaged."""
+    at, sizes = 0, []
+    while len(sizes) < 2 and page_header[at : at + 1] == b'\x15':  # the next field, i32
+        value = shift = 0
+        while True:
+            at += 1
+            byte = page_header[at] if at < len(page_header) else 0
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if not byte & 0x80:
+                break
+        sizes.append(value >> 1)
+        at += 1
+    return sizes[1] if len(sizes) > 1 else 0
+
+
 @contextlib.contextmanager
 def _parquet(file: TextFile) -> Iterator['pyarrow.parquet.ParquetFile']:
     try:
@@ -137,6 +190,8 @@ def _parquet(file: TextFile) -> Iterator['pyarrow.parquet.ParquetFile']:
         try:
             with pyarrow.parquet.ParquetFile(stream) as parquet:
                 yield parquet
+        except MemoryError:
+            raise
         except pyarrow.ArrowException as error:
             raise UserError(f'{file.path}: not readable as .parquet: {" ".join(str(error).split())[:300]}') from None
         except OSError as error:
@@ -158,11 +213,18 @@ def _records(batch: Any, row: int, file: TextFile) -> Iterator[Row]:
         yield Row(f'{file.path}:{number}', record)
 
 
+def _too_long(origin: str) -> UserError:
+    return UserError(
+        f'{origin}: a row of more than {LONGEST_ROW >> 20} MiB: a quote is never closed?\n'
+        '  for documents as long as this, use .jsonl'
+    )
+
+
 def _header(values: list[str], origin: str) -> list[str]:
     names = [values[0].removeprefix(_BOM), *values[1:]] if values else []
-    twice = {name for name in names if names.count(name) > 1}
+    twice = sorted(name for name, n in collections.Counter(names).items() if n > 1)
     if not names or twice:
-        what = f'the header names {sorted(twice)[0]!r} twice' if twice else 'no header'
+        what = f'the header names {twice[0]!r} twice' if twice else 'no header'
         raise UserError(f'{origin}: {what}\n  expected the field names in the first line')
     return names
 

@@ -133,7 +133,7 @@ def encode_all(job: Job, texts: Sequence[Document]) -> tuple[np.ndarray, np.ndar
     """The tokens of documents, as `encoded` and `mask` of `EncodedDocuments`."""
     made, batch, size = [], [], 0
     for number, document in enumerate(texts, 1):
-        batch.append(SplitText(TRAIN, document.text, document.answers, document.special_tokens))
+        batch.append(SplitText(TRAIN, document.text, document.answers, document.special_tokens, document.origin))
         size += len(document.text)
         if size >= _ENCODED_AT_ONCE or number == len(texts):
             made.append(encode(job, TRAIN, batch))

@@ -53,7 +53,9 @@ def open_stream(
         )
     encoder, reason = choose_encoder(tokenizer, (document.text for document in first or _documents(corpus)))
     request.say(f'tokenizer: encodes with {encoder}: {reason}; in a thread, while the run trains')
-    job = Job(tokenizer.content, tokenizer.begin_of_text, tokenizer.end_of_text, encoder, 0.0, cut=False)
+    job = Job(
+        tokenizer.content, tokenizer.begin_of_text, tokenizer.end_of_text, encoder, 0.0, cut=False, name=tokenizer.name
+    )
     left_out = frozenset() if held_out else frozenset(text_hash(document.text) for document in first)
     stored = StoredTokens.of(job, first, tokenizer) if first else None
     if stored is not None:

@@ -1,5 +1,6 @@
 """Encodes the documents of a shard: assigns them to splits, tokenizes them, and marks the tokens that count."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -14,6 +15,7 @@ from pretrax.data.corpus.document import Document
 from pretrax.data.corpus.selection import RowCounts
 from pretrax.data.tokenizers.encoders import Encoder, EncoderName, make_encoder
 from pretrax.data.tokenizers.tokenizer import Tokenizer
+from pretrax.errors import UserError
 
 TRAIN, VALIDATION = 'train', 'validation'
 _ENCODED_AT_ONCE = 4 << 20  # characters
@@ -32,6 +34,7 @@ class Job:
         encoder: name of the encoder.
         validation: fraction to hold out.
         cut: whether the end of each document is held out instead of whole documents.
+        name: of the tokenizer, for messages.
     """
 
     tokenizer: bytes
@@ -40,10 +43,11 @@ class Job:
     encoder: EncoderName
     validation: float
     cut: bool
+    name: str
 
     @functools.cached_property
     def tools(self) -> tuple[Tokenizer, Encoder]:
-        tokenizer = Tokenizer(self.tokenizer, 'the tokenizer', self.end_of_text, begin_of_text=self.begin_of_text)
+        tokenizer = Tokenizer(self.tokenizer, self.name, self.end_of_text, begin_of_text=self.begin_of_text)
         return tokenizer, make_encoder(tokenizer, self.encoder)
 
     def __getstate__(self) -> dict:
@@ -70,12 +74,13 @@ class EncodedDocuments(NamedTuple):
 
 
 class SplitText(NamedTuple):
-    """A document, or a part of one, that belongs to one split; `answers` and `special_tokens` as in `Document`."""
+    """A document, or a part of one, that belongs to one split; the rest as in `Document`."""
 
     split: str
     text: str
     answers: tuple[tuple[int, int], ...] | None
     special_tokens: tuple[tuple[int, int, int], ...] | None = None
+    origin: str = ''
 
 
 def encode_shard(job: Job, shard: Shard, rows: RowCounts, cut: list[int]) -> Iterator[EncodedDocuments]:
@@ -118,12 +123,12 @@ def _batches(documents: Iterable[Document], job: Job, cut: list[int]) -> Iterato
 
 def _whole(document: Document, validation: float) -> SplitText:
     split = VALIDATION if validation and held_out(document.text, validation) else TRAIN
-    return SplitText(split, document.text, document.answers, document.special_tokens)
+    return SplitText(split, document.text, document.answers, document.special_tokens, document.origin)
 
 
 def _cut(document: Document, validation: float) -> list[SplitText]:
     """Cuts a document in two at the end of a line; an empty part is dropped."""
-    text, _, answers, _ = document
+    text, origin, answers, _ = document
     n_held_out = int(len(text) * validation)
     end = len(text) - n_held_out
     end = text.rfind('\n', max(0, end - n_held_out), end) + 1 or end
@@ -134,7 +139,7 @@ def _cut(document: Document, validation: float) -> list[SplitText]:
             if answers is not None:
                 ranges = [(max(a, start) - start, min(b, stop) - start) for a, b in answers]
                 inside = tuple((a, b) for a, b in ranges if a < b)
-            parts.append(SplitText(split, text[start:stop], inside))
+            parts.append(SplitText(split, text[start:stop], inside, origin=origin))
     return parts
 
 
@@ -143,7 +148,13 @@ def encode(job: Job, split: str, parts: Sequence[SplitText]) -> EncodedDocuments
     if any(part.special_tokens is not None for part in parts):
         return _encode_conversations(job, split, parts)
     tokenizer, encode = job.tools
-    ids, offsets = encode([part.text for part in parts])
+    try:
+        ids, offsets = encode([part.text for part in parts])
+    except UserError:
+        for part in parts:  # which document is to blame
+            with _named(part):
+                tokenizer.encode(part.text)
+        raise
     n_begin = len(job.begin_of_text)
     lengths = n_begin + np.diff(offsets) + 1
     ends = np.cumsum(lengths) - 1
@@ -179,6 +190,15 @@ def encode(job: Job, split: str, parts: Sequence[SplitText]) -> EncodedDocuments
     return EncodedDocuments(split, encoded, mask, len(parts), sum(sizes), predicted)
 
 
+@contextlib.contextmanager
+def _named(part: SplitText) -> Iterator[None]:
+    """Names the document in the error of the tokenizer."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f'{part.origin}: {error}') from error
+
+
 def _encode_conversations(job: Job, split: str, parts: Sequence[SplitText]) -> EncodedDocuments:
     """Encodes conversations: the template's special tokens are tokens, and those that start in an answer count."""
     tokenizer = job.tools[0]
@@ -198,7 +218,8 @@ def _encode_conversations(job: Job, split: str, parts: Sequence[SplitText]) -> E
         if end < len(part.text):
             pieces.append(part.text[end:])
             places.append(end)
-        found, at = tokenizer.encode_parts(pieces)
+        with _named(part):
+            found, at = tokenizer.encode_parts(pieces)
         # A special token lies in an answer as a whole or not at all, and has another length in `at`.
         first = [places[n] + (offset if isinstance(pieces[n], str) else 0) for n, offset in at]
         bounds = [bound for answer in part.answers or () for bound in answer]

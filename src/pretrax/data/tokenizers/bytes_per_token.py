@@ -29,8 +29,8 @@ def most_bytes_per_token(settings: Mapping[str, Any]) -> int | None:
         The bound; None if a text of any length may become a single token or none.
     """
     model, added = settings['model'], settings.get('added_tokens') or ()
-    normalizers = list(_steps(settings.get('normalizer'), 'normalizers'))
-    before = list(_steps(settings.get('pre_tokenizer'), 'pretokenizers'))
+    normalizers = list(steps(settings.get('normalizer'), 'normalizers'))
+    before = list(steps(settings.get('pre_tokenizer'), 'pretokenizers'))
     kinds = {step['type'] for step in (*normalizers, *before)}
     if any(token.get('lstrip') or token.get('rstrip') for token in added):  # such a token takes the spaces beside it
         return None
@@ -53,13 +53,13 @@ def most_bytes_per_token(settings: Mapping[str, Any]) -> int | None:
     return -int(-longest * shrunk // 1)
 
 
-def _steps(step: Any, key: str) -> Iterator[Mapping[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer, which may be sequences of sequences."""
+def steps(step: Any, key: str) -> Iterator[Mapping[str, Any]]:
+    """The steps of a normalizer, pre-tokenizer or decoder, which may be sequences of sequences."""
     if step is None:
         return
     if step['type'] == 'Sequence':
         for inner in step[key]:
-            yield from _steps(inner, key)
+            yield from steps(inner, key)
     else:
         yield step
 

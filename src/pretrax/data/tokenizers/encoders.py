@@ -16,8 +16,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pretrax.data.tokenizers.tokenizer import PROBES, Tokenizer
+from pretrax.data.tokenizers.tokenizer import PROBES, Tokenizer, is_native_error
 from pretrax.data.tokenizers.tokenizer_files import is_bytes
+from pretrax.errors import UserError
 
 type EncoderName = Literal['bytes', 'fastokens', 'tokenizers']
 COMPARED_CHARACTERS = 1 << 18  # of the corpus, compared before an encoder is used
@@ -69,7 +70,10 @@ def choose_encoder(tokenizer: Tokenizer, texts: Iterable[str]) -> EncoderChoice:
         )
     compared = 0
     for batch in itertools.batched(itertools.chain(PROBES, _limited(texts)), 256):
-        ours, theirs = candidate(batch), _joined(tokenizer.encode_batch(batch))
+        try:
+            ours, theirs = candidate(batch), _joined(tokenizer.encode_batch(batch))
+        except UserError:  # the error names the document when it is encoded
+            return EncoderChoice('tokenizers', 'slower, since it cannot encode a text of the sample')
         if not (np.array_equal(ours.ids, theirs.ids) and np.array_equal(ours.offsets, theirs.offsets)):
             different = next(
                 n for n, text in enumerate(batch) if candidate([text]).ids.tolist() != tokenizer.encode(text)
@@ -108,7 +112,12 @@ def _fastokens(tokenizer: Tokenizer) -> Encoder:
     backend = fastokens.Tokenizer.from_json_str(json.dumps(tokenizer.settings))
 
     def encode(texts: Sequence[str]) -> Encoded:
-        ids, offsets = backend.encode_batch_flat(list(texts), split_special_tokens=True)
+        try:
+            ids, offsets = backend.encode_batch_flat(list(texts), split_special_tokens=True)
+        except BaseException as error:  # for example, its search for a pattern went back too often
+            if not is_native_error(error):
+                raise
+            return _joined(tokenizer.encode_batch(texts))
         return Encoded(np.frombuffer(ids, '<u4'), np.frombuffer(offsets, '<u8').astype(np.int64))
 
     return encode

@@ -8,12 +8,13 @@ It also owns what begins and ends a text. A document is `begin_of_text`, the tex
 scored is `begin_of_text` and the text.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ from tokenizers import decoders
 
 from pretrax.data.tokenizers.bytes_per_token import most_bytes_per_token
 from pretrax.data.tokenizers.decoding import Decoding, Steps
+from pretrax.data.tokenizers.growth import refuse_growth
 from pretrax.data.tokenizers.text_bounds import Added, added_tokens, with_begin
-from pretrax.errors import UserError
+from pretrax.errors import UserError, first_line
 from pretrax.machine.json_file import parse_json
 
 END_OF_TEXT = '<|endoftext|>'
@@ -39,6 +41,7 @@ PROBES = (
     'x' * 300, ' ' * 300 + 'x', '\n' * 100, 'ab' * 200, '9' * 100, '_a__b_', 'CamelCaseHTTPServer', '<0x41> \u2581x',
     'a<|endoftext|>b', '<s> </s> <eos> <unk> [MASK] <|im_start|>', '\u05d0\u05b8 \u0627\u0644\u0639\u0631\u0628\u064a\u0629', '\u0130\u0131\u00df\u017f',
 )  # fmt: skip
+LARGEST_VOCABULARY = 1 << 22  # every character of Unicode, several times
 _BYTE = re.compile('<0x[0-9A-F]{2}>')
 
 
@@ -55,6 +58,7 @@ class Tokenizer:
         before_text: the id before a text that begins with none; None: `end_of_text`, which ends the text before.
 
     Attributes:
+        name: of the tokenizer, for messages.
         vocab_size: the largest id plus 1.
         begin_of_text: the ids that begin every text, often none.
         end_of_text: the id that ends every document; None if there is none.
@@ -74,12 +78,17 @@ class Tokenizer:
         begin_of_text: Sequence[int] | None = None,
         before_text: int | None = None,
     ):
-        self.content, self._name, self.end_from, self.before_text = content, name, end_from, before_text
+        self.content, self.name, self.end_from, self.before_text = content, name, end_from, before_text
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.settings, self._backend, self.adds = _load(content, name)
         self.begin_of_text = self.adds.before if begin_of_text is None else tuple(begin_of_text)
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        if self.vocab_size > LARGEST_VOCABULARY:
+            raise UserError(
+                f'{name}: it has a token with the id {self.vocab_size - 1:,}, of {len(vocabulary):,} tokens\n'
+                f'  expected ids below {LARGEST_VOCABULARY:,}'
+            )
         self.end_of_text = _end_of_text(vocabulary, name, needs_end) if end_of_text is None else end_of_text
         if self.end_of_text is not None and not 0 <= self.end_of_text < self.vocab_size:
             raise UserError(
@@ -92,18 +101,33 @@ class Tokenizer:
         self._byte_level = isinstance(self._backend.decoder, decoders.ByteLevel)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the text, without the tokens that begin and end it."""
-        try:
+        """The ids of the text, without the tokens that begin and end it.
+
+        Raises:
+            UserError: the text has a character outside a closed vocabulary, or the tokenizer fails on it.
+        """
+        with self._native_errors(text):
             return self._backend.encode(text, add_special_tokens=False).ids
-        except Exception as error:  # the library raises Exception itself, for a text outside a closed vocabulary
-            strange = next((letter for letter in text if self.token_id(letter) is None), None)
-            raise UserError(
-                f'{self._name}: cannot encode {text[:40]!r}: {error}\n  it has no token for {strange!r}'
-            ) from error
+
+    @contextlib.contextmanager
+    def _native_errors(self, text: str | None = None) -> Iterator[None]:
+        """Turns what the library raises while it encodes a text, or decodes, into a UserError."""
+        try:
+            yield
+        except BaseException as error:
+            if not is_native_error(error):
+                raise
+            shown = 'tokens' if text is None else repr(text[:40])
+            said = f'{self.name}: cannot {"decode" if text is None else "encode"} {shown}: {first_line(error)}'
+            strange = next((letter for letter in text or '' if self.token_id(letter) is None), None)
+            panics = not isinstance(error, Exception) or strange is None
+            hint = 'use another tokenizer, or other text' if panics else f'it has no token for {strange!r}'
+            raise UserError(f'{said}\n  {hint}') from error
 
     def encode_with_names(self, text: str) -> list[int]:
         """The ids of a text in which the name of a special token is this token."""
-        return self._parsing.encode(text, add_special_tokens=False).ids
+        with self._native_errors(text):
+            return self._parsing.encode(text, add_special_tokens=False).ids
 
     @functools.cached_property
     def _parsing(self) -> tokenizers.Tokenizer:
@@ -126,7 +150,8 @@ class Tokenizer:
         """`encode_with_special_tokens`, and (part, character in the part) at which each token starts."""
         backend, names, ids = self._with_special_tokens
         texts = [part if isinstance(part, str) else names[part] for part in parts]
-        encoding = backend.encode(''.join(texts), add_special_tokens=False)
+        with self._native_errors(''.join(part for part in parts if isinstance(part, str))):
+            encoding = backend.encode(''.join(texts), add_special_tokens=False)
         begins = np.cumsum([0, *map(len, texts)])
         starts = np.array([start for start, _ in encoding.offsets], np.int64)
         of = np.searchsorted(begins, starts, side='right') - 1
@@ -154,7 +179,12 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of each text, on all cores."""
-        return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+        try:
+            return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+        except BaseException as error:
+            if not is_native_error(error):
+                raise
+        return [self.encode(text) for text in texts]  # raises the error for the text that is to blame
 
     def text_ids[T: (list[int], np.ndarray)](self, ids: T) -> T:
         """The ids of a document without the tokens that begin and end it."""
@@ -176,14 +206,14 @@ class Tokenizer:
         if choice is True and not begin:
             if self.before_text is None:
                 raise UserError(
-                    f'data.begin_of_text: {self._name} names no token that begins a text\n'
+                    f'data.begin_of_text: {self.name} names no token that begins a text\n'
                     '  name one: data.begin_of_text=NAME'
                 )
             begin = (self.before_text,)
         elif isinstance(choice, str):
             token = self.token_id(choice)
             if token is None:
-                raise UserError(f'data.begin_of_text: {choice!r} is not a token of {self._name}')
+                raise UserError(f'data.begin_of_text: {choice!r} is not a token of {self.name}')
             begin = (token,)
         self.begin_of_text = () if choice is False else begin
 
@@ -211,7 +241,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids; special tokens appear by name."""
-        return self._backend.decode(ids, skip_special_tokens=False)
+        with self._native_errors():
+            return self._backend.decode(ids, skip_special_tokens=False)
 
     def decoding(self) -> Decoding:
         """A decoding of tokens one after another, into the text that `decode` gives for all of them."""
@@ -240,7 +271,8 @@ class Tokenizer:
             lengths = self.byte_lengths[ids]
             if lengths.sum() == size:  # false if the tokenizer prepends a space
                 return np.append(0, np.cumsum(lengths))
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        with self._native_errors(text):
+            encoding = self._backend.encode(text, add_special_tokens=False)
         assert np.array_equal(encoding.ids, ids)
         code_points = np.frombuffer(text.encode('utf-32-le'), np.uint32)
         before = np.append(0, np.cumsum(1 + sum((code_points >= least).astype(np.int64) for least in _LONGER)))
@@ -280,6 +312,11 @@ class Tokenizer:
 _LONGER = (0x80, 0x800, 0x10000)  # from each of these code points on, UTF-8 needs another byte
 
 
+def is_native_error(error: BaseException) -> bool:
+    """Whether an exception may come from a native library: a panic in Rust is no `Exception`."""
+    return isinstance(error, Exception) or type(error).__name__ == 'PanicException'
+
+
 def _load(content: bytes, name: str) -> tuple[dict[str, Any], tokenizers.Tokenizer, Added]:
     try:
         settings = parse_json(content)
@@ -287,9 +324,12 @@ def _load(content: bytes, name: str) -> tuple[dict[str, Any], tokenizers.Tokeniz
         # Truncation, padding, templates and BPE dropout would make the tokens differ from the text.
         settings['truncation'] = settings['padding'] = settings['post_processor'] = None
         settings['model'] |= {'dropout': None} if 'dropout' in settings['model'] else {}
+        refuse_growth(settings, name)
         backend = tokenizers.Tokenizer.from_buffer(json.dumps(settings).encode())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f'{name}: not a tokenizer.json of the `tokenizers` library\n  {error}') from None
+    except BaseException as error:
+        if isinstance(error, UserError) or not is_native_error(error):
+            raise
+        raise UserError(f'{name}: not a tokenizer.json of the `tokenizers` library\n  {first_line(error)}') from None
     backend.encode_special_tokens = True
     return settings, backend, adds
 

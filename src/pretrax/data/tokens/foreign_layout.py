@@ -23,6 +23,7 @@ PBIN_HEADER = 12
 MEGATRON_MAGIC = b'MMIDIDX\x00\x00'
 _MEGATRON_DTYPES = {1: 'u1', 2: 'i1', 3: '<i2', 4: '<i4', 5: '<i8', 6: '<f8', 7: '<f4', 8: '<u2'}
 _MEGATRON_HEADER = struct.Struct('<9sQBQQ')
+_AT_ONCE = 1 << 20  # numbers of a .idx
 _LLM_C_MAGIC = (20240520, 20240801)
 
 _WIDTHS = {'uint16': 2, 'uint32': 4}
@@ -168,14 +169,9 @@ def pbin(path: Path) -> Layout:
 
 
 def _pbin_starts(path: Path, at: int, n_tokens: int, width: int) -> tuple[np.ndarray, list[str]]:
-    # A pair takes at most 2 * 10 bytes for numbers, 9 for a frame and 6 for other opcodes.
-    limit = 64 + 40 * n_tokens
     with path.open('rb') as stream:
         stream.seek(at)
-        pickled = stream.read(limit + 1)
-    if len(pickled) > limit:
-        raise UserError(f'{path}: the index is too large for {n_tokens:,} documents\n  the file is damaged')
-    pairs = read_pairs(pickled, str(path))
+        pairs = read_pairs(stream, str(path), most=2 * n_tokens)  # some documents may be empty
     if not len(pairs):
         raise UserError(f'{path}: the index has no documents\n  the file is damaged, or nothing was packed')
     offsets, lengths = pairs[:, 0], pairs[:, 1]
@@ -248,26 +244,40 @@ def megatron(prefix: Path) -> Layout:
 def _megatron_starts(
     idx: Path, n_sequences: int, n_marks: int, width: int, n_tokens: int
 ) -> tuple[np.ndarray, list[str]]:
-    with idx.open('rb') as stream:
-        stream.seek(_MEGATRON_HEADER.size)
-        lengths = np.fromfile(stream, '<i4', n_sequences).astype(np.int64)
-        pointers = np.fromfile(stream, '<i8', n_sequences)
-        marks = np.fromfile(stream, '<i8', n_marks)
-        modes = np.fromfile(stream, 'i1')
-    starts = np.append(0, np.cumsum(lengths))
-    if (lengths < 0).any() or not np.array_equal(pointers, starts[:-1] * width):
-        raise UserError(f'{idx}: its sequences are not consecutive\n  the file is damaged')
-    if starts[-1] != n_tokens:
+    at = _MEGATRON_HEADER.size
+    lengths, pointers = IdFile(idx, '<i4', at, n_sequences), IdFile(idx, '<i8', at + 4 * n_sequences, n_sequences)
+    marks = IdFile(idx, '<i8', at + 12 * n_sequences, n_marks)
+    modes = IdFile(idx, 'i1', at + 12 * n_sequences + 8 * n_marks, _size(idx, '') - at - 12 * n_sequences - 8 * n_marks)
+    disordered = UserError(f'{idx}: the document ends do not increase from 0 to {n_sequences:,}\n  the file is damaged')
+    ends = marks.read([(0, 1), (n_marks - 1, n_marks)]) if n_marks else []
+    if [int(end[0]) for end in ends] != [0, n_sequences]:
+        raise disordered
+    found, total, mark = [], 0, 0  # tokens before the sequence, and the next document
+    for first in range(0, n_sequences, _AT_ONCE):
+        stop = min(first + _AT_ONCE, n_sequences)
+        [sizes], [places] = lengths.read([(first, stop)]), pointers.read([(first, stop)])
+        starts = total + np.append(0, np.cumsum(sizes, dtype=np.int64))
+        if (sizes < 0).any() or not np.array_equal(places, starts[:-1] * width):
+            raise UserError(f'{idx}: its sequences are not consecutive\n  the file is damaged')
+        total = int(starts[-1])
+        while mark < n_marks:
+            [block] = marks.read([(mark, min(mark + _AT_ONCE, n_marks))])
+            if (np.diff(block) < 0).any() or block[0] < first:
+                raise disordered
+            inside = block[: np.searchsorted(block, stop)]
+            found.append(np.unique(starts[inside - first]))
+            mark += len(inside)
+            if len(inside) < len(block):
+                break
+    if total != n_tokens:
         raise UserError(
-            f'{idx}: it describes {starts[-1]:,} tokens, but {idx.with_suffix(".bin").name} has {n_tokens:,}\n'
+            f'{idx}: it describes {total:,} tokens, but {idx.with_suffix(".bin").name} has {n_tokens:,}\n'
             '  the files are from different datasets, or one of them is truncated'
         )
-    if not len(marks) or marks[0] != 0 or marks[-1] != n_sequences or (np.diff(marks) < 0).any():
-        raise UserError(f'{idx}: the document ends do not increase from 0 to {n_sequences:,}\n  the file is damaged')
-    if modes.any():
+    if any(modes.read([(start, min(start + _AT_ONCE, modes.n))])[0].any() for start in range(0, modes.n, _AT_ONCE)):
         raise UserError(f'{idx}: it marks sequences as not text (modes)\n  pretrax reads only text')
-    notes = []
-    return _without_empty(starts[marks], notes), notes
+    whole = np.unique(np.append(np.concatenate(found), total)).astype(np.uint64)
+    return whole, [f'documents: skipped {n_marks - len(whole):,} without tokens'] if len(whole) < n_marks else []
 
 
 def _without_empty(starts: np.ndarray, notes: list[str]) -> np.ndarray:

@@ -11,9 +11,11 @@ import numpy as np
 import tensorstore as ts
 
 from pretrax.data.tokens.foreign_layout import Layout, Ranges
+from pretrax.data.tokens.token_array import refuse_large_chunks
 from pretrax.errors import UserError
 from pretrax.machine.json_file import parse_json
 
+_AT_ONCE = 1 << 20  # document starts
 _DELTA = {'id': 'delta', 'dtype': '<i8', 'astype': '<i8'}
 
 
@@ -41,16 +43,27 @@ def seqax(path: Path) -> Layout:
 
 
 def _starts(array: ts.TensorStore, path: Path, n_tokens: int) -> tuple[np.ndarray, list[str]]:
-    [starts] = _read(array, path, [(0, array.shape[0])])
-    if _json(path / '.zarray').get('filters'):  # each chunk has differences
-        length = int(_json(path / '.zarray')['chunks'][0])
-        for at in range(0, len(starts), length):
-            np.cumsum(starts[at : at + length], out=starts[at : at + length])
-    if not len(starts) or starts[0] != 0 or starts[-1] != n_tokens or (starts[1:] < starts[:-1]).any():
-        raise UserError(f'{path}: it does not increase from 0 to {n_tokens:,}\n  the dataset is damaged or incomplete')
-    whole = np.unique(starts)
-    left_out = len(starts) - len(whole)
-    return whole, [f'documents: skipped {left_out:,} without tokens'] if left_out else []
+    metadata = _json(path / '.zarray')
+    length, n = int(metadata['chunks'][0]), array.shape[0]
+    at_once = max(1, _AT_ONCE // length) * length  # whole chunks
+    found, last = [], 0
+    for at in range(0, n, at_once):
+        [starts] = _read(array, path, [(at, min(at + at_once, n))])
+        if metadata.get('filters'):  # each chunk has differences
+            for chunk in range(0, len(starts), length):
+                np.cumsum(starts[chunk : chunk + length], out=starts[chunk : chunk + length])
+        if (at == 0 and starts[0] != 0) or starts[0] < last or (starts[1:] < starts[:-1]).any():
+            raise _not_increasing(path, n_tokens)
+        last = int(starts[-1])
+        found.append(np.unique(starts))
+    if not found or last != n_tokens:
+        raise _not_increasing(path, n_tokens)
+    whole = np.unique(np.concatenate(found))
+    return whole, [f'documents: skipped {n - len(whole):,} without tokens'] if len(whole) < n else []
+
+
+def _not_increasing(path: Path, n_tokens: int) -> UserError:
+    return UserError(f'{path}: it does not increase from 0 to {n_tokens:,}\n  the dataset is damaged or incomplete')
 
 
 def _open(path: Path, dtype: str) -> ts.TensorStore:
@@ -78,6 +91,7 @@ def _open(path: Path, dtype: str) -> ts.TensorStore:
         raise UserError(f'{path / ".zarray"}: not readable: {_reason(error)}') from None
     if array.rank != 1 or array.dtype.name != dtype:
         raise UserError(f'{path / ".zarray"}: {array.dtype.name} of rank {array.rank}\n  expected {dtype} of rank 1')
+    refuse_large_chunks(array, path / '.zarray')
     return array
 
 

@@ -17,6 +17,7 @@ from pretrax.storage.settings import retry_seconds
 
 # A bucket is asked for this many times as long as a request is repeated, 10 minutes by default. Then the run ends.
 PATIENCE = 10
+LARGEST_CHUNK = 1 << 30  # bytes
 _PAUSE = 5.0  # seconds
 # What TensorStore says of a file whose content is wrong. It also raises ValueError for a name or a request that it refuses.
 _DAMAGE = re.compile(
@@ -60,6 +61,7 @@ class TokenArray:
                 f'{path / "zarr.json"}: {self._array.dtype.name} of rank {self._array.rank}\n'
                 f'  expected {dtype} of rank 1'
             )
+        refuse_large_chunks(self._array, path / 'zarr.json')
         self.length = int(self._array.shape[0])
         shape = self._array.chunk_layout.write_chunk.shape
         assert shape  # a stored array has chunks
@@ -99,6 +101,21 @@ class TokenArray:
                 if not isinstance(refused, UnavailableError) or is_late:
                     raise refused from None
             time.sleep(min(_PAUSE, retry_seconds()))
+
+
+def refuse_large_chunks(array: ts.TensorStore, file: AnyPath) -> None:
+    """Raises UserError if a chunk of an array, or the index of a shard, would take more than LARGEST_CHUNK bytes.
+
+    Its metadata may claim any size, and TensorStore ends the process if memory does not hold it.
+    """
+    layout = array.chunk_layout
+    chunk, shard = ((shape or [1])[0] or 1 for shape in (layout.read_chunk.shape, layout.write_chunk.shape))
+    n_bytes = max(chunk * array.dtype.numpy_dtype.itemsize, 16 * shard // chunk)
+    if n_bytes > LARGEST_CHUNK:
+        raise UserError(
+            f'{file}: chunks of {n_bytes:,} bytes\n'
+            f'  expected at most {LARGEST_CHUNK >> 20:,} MiB: write the tokens again with smaller chunks'
+        )
 
 
 def damaged(path: AnyPath | str, reason: str) -> UserError:
