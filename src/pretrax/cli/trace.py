@@ -15,7 +15,7 @@ from pretrax.errors import UserError
 def trace(
     run: Annotated[str, typer.Argument(metavar='RUN', help='Directory of a run, or a trace.')],
     by: Annotated[
-        Literal['scope', 'operation', 'source'], typer.Option('--by', help='What a row of the table is.')
+        Literal['scope', 'operation', 'source'], typer.Option('--by', help='What the rows of the table are grouped by.')
     ] = 'scope',
     step: Annotated[
         int | None, typer.Option(metavar='N', help='Only this step. [default: all steps of the newest trace]')

@@ -1,7 +1,8 @@
 """Maximal update parametrization (muP): a learning rate found for one width and depth also fits others. No JAX here.
 
 A model that is m times as wide as the base model, and l times as deep, differs from it as this table says. Everything else
-stays as it is: embeddings, norms, biases and convolutions.
+stays as it is: embeddings, norms, biases and convolutions. The ratios between embedding, layers and logits are therefore those of the
+base model, where `embedding_multiplier` and `logit_multiplier` are tuned (Yang et al. 2022, section 6).
 
 | what | initial standard deviation | learning rate | in the forward pass |
 |---|---|---|---|

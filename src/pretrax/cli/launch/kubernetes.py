@@ -35,7 +35,8 @@ def kubernetes(
         list[str] | None, typer.Option(metavar='NAME=VALUE', help='A variable, not secret; may be repeated.')
     ] = None,
     node_label: Annotated[
-        list[str] | None, typer.Option(metavar='KEY=VALUE', help='Which nodes may be used; may be repeated.')
+        list[str] | None,
+        typer.Option(metavar='KEY=VALUE', help='Label of the nodes that may be used; may be repeated.'),
     ] = None,
     service_account: Annotated[
         str | None, typer.Option(help='Service account of the pods, for example to reach a bucket.')

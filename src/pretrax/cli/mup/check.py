@@ -19,7 +19,9 @@ def check(
     steps: Annotated[int, typer.Option(min=1, help='Steps before the sizes are measured.')] = 4,
     seeds: Annotated[int, typer.Option(min=1, help='Models of each width, whose mean counts.')] = 2,
     tolerance: Annotated[float, typer.Option(min=0, help='The largest slope that passes.')] = 0.1,
-    standard: Annotated[bool, typer.Option('--standard', help='Also without muP, to compare.')] = False,
+    standard: Annotated[
+        bool, typer.Option('--standard', help='Also check the standard parametrization, to compare.')
+    ] = False,
     out: Annotated[
         str | None, typer.Option('--out', '-o', metavar='FILE', help='A picture: .png, .svg or .pdf.')
     ] = None,
