@@ -179,6 +179,19 @@ def test_a_program_that_used_jax_is_told_that_it_cannot_join(monkeypatch, tmp_pa
         join_processes(config_from_values(VALUES | {'run_dir': str(tmp_path)}))
 
 
+@pytest.mark.parametrize(
+    'variables',
+    [{'PMI_SIZE': '2', 'PMI_RANK': '1'}, {'WORLD_SIZE': '2', 'TORCHELASTIC_RUN_ID': 'none', 'RANK': '0'}],
+)
+def test_processes_of_other_launchers_are_not_trained_side_by_side(variables, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r'=2: .* has started several processes(?s:.*)JAX_NUM_PROCESSES'):
+        identity(config_from_values(VALUES))
+    monkeypatch.setenv(next(iter(variables)), '1')
+    assert identity(config_from_values(VALUES)) == Identity()
+
+
 def test_the_address_alone_completes_what_others_number(monkeypatch):
     monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', 'node7:1234')
     for name, value in {'SIZE': '4', 'RANK': '3', 'LOCAL_RANK': '1', 'LOCAL_SIZE': '2'}.items():

@@ -15,7 +15,7 @@ from pretrax.ahead.plan import Candidate, Planner
 from pretrax.config import RunConfig, diff, may_change_on_resume, read_resolved, resolve_mesh, settle
 from pretrax.config.batch import common_sequences
 from pretrax.errors import Report, UserError
-from pretrax.run.devices import device_memory, simulate_cpus
+from pretrax.run.devices import available_devices, device_memory, simulate_cpus
 from pretrax.run.micro_batch import measured_micro
 from pretrax.run.processes import join_processes
 from pretrax.scale.memory import size
@@ -55,7 +55,7 @@ def settled(config: RunConfig, say: Report, topology: Topology | None = None) ->
         if jax.distributed.is_initialized() and jax.process_index():
             say = lambda text: None  # noqa: E731 - only process 0 reports
         simulate_cpus(config.mesh.plain(), common_sequences(config.batch))
-        if (before := _as_it_began(config, len(jax.devices()))) is not None:
+        if (before := _as_it_began(config, len(available_devices()))) is not None:
             return _report(before, say)
         hardware = _here()
     if config.mesh.is_planned:

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh
 from pretrax.config import Mesh as MeshSection
 from pretrax.config import RunConfig, resolve_mesh
 from pretrax.config.batch import check_batch, common_sequences
-from pretrax.errors import UserError
+from pretrax.errors import UserError, first_line
 from pretrax.machine import process_memory
 from pretrax.machine.accelerators import idle_plugins, skip_absent_accelerators
 from pretrax.machine.cores import cpu_flags, total_memory, usable_cores
@@ -44,7 +44,7 @@ def choose_mesh(config: RunConfig, absent: Sequence[Any] | None = None) -> tuple
         UserError: `mesh:` does not fit the devices, or the batch cannot be sharded over the mesh.
     """
     simulated = simulate_cpus(config.mesh, common_sequences(config.batch)) if absent is None else ''
-    devices = list(absent or jax.devices())
+    devices = list(absent or available_devices())
     platform = devices[0].platform
     sizes = resolve_mesh(config.mesh, len(devices), platform, n_slices(devices))
     assert tuple(sizes) == AXES
@@ -66,6 +66,34 @@ def choose_mesh(config: RunConfig, absent: Sequence[Any] | None = None) -> tuple
     if platform == 'cpu' and not absent:
         facts['process memory'] = process_memory.described()
     return mesh, facts
+
+
+def available_devices() -> list[Any]:
+    """The devices of all processes, as JAX finds them.
+
+    Raises:
+        UserError: JAX finds none of the platforms that it is told to use, or is told to compute in a way that a run cannot.
+    """
+    for option, why in _REFUSED.items():
+        if getattr(jax.config, option):
+            raise UserError(f'{option.upper()} is set: {why}\nunset {option.upper()}')
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:  # AssertionError: no platform of JAX_PLATFORMS is available
+        if not (platforms := jax.config.jax_platforms):
+            raise
+        said = first_line(error).partition(' (set ')[0][:200]
+        raise UserError(
+            f'JAX_PLATFORMS={platforms}: JAX finds no such device{f": {said}" if said else ""}\n'
+            'unset JAX_PLATFORMS to use what is there, or run pretrax doctor to see why'
+        ) from error
+
+
+# Options of JAX with which a run cannot be trained, and why.
+_REFUSED = {
+    'jax_enable_x64': 'weights and optimizer states are f32',
+    'jax_disable_jit': 'steps are compiled before they run',
+}
 
 
 def simulate_cpus(section: MeshSection, n_sequences: int) -> str:

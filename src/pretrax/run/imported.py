@@ -19,6 +19,7 @@ from pretrax.huggingface.files import not_finite_text
 from pretrax.huggingface.model import GENERATION, KEPT, SETTINGS, SPECIAL, TOKENIZER, HuggingFaceModel, open_model
 from pretrax.huggingface.weights import HuggingFaceWeights
 from pretrax.machine.trusted import copy_file
+from pretrax.run.devices import available_devices
 from pretrax.run.origin import shapes_of
 from pretrax.run.setup import prepare
 from pretrax.storage import AnyPath, locate
@@ -131,7 +132,7 @@ def _values(model: HuggingFaceModel, directory: pathlib.Path) -> dict:
     """A configuration with the model and its tokenizer, but no text."""
     length = min(model.options.get('max_sequence_length') or LONGEST, LONGEST)
     has_tokenizer = (directory / 'data' / TOKENIZER).is_file()
-    n = len(jax.devices())
+    n = len(available_devices())
     data: dict[str, Any] = {'name': 'tokenizer'}
     if not has_tokenizer:
         data['vocab_size'] = model.options['vocab_size']

@@ -101,6 +101,12 @@ def identity(config: RunConfig) -> Identity:
         if found is not None:
             count, index, address, *device = found
             return Identity(count, index, given['coordinator'] or address, *device)
+        for program, (count, mark) in _OTHERS.items():
+            if mark in os.environ and os.environ.get(count, '1') != '1':
+                raise UserError(
+                    f'{count}={os.environ[count]}: {program} has started several processes, which pretrax cannot join by itself\n'
+                    f'set {", ".join(_VARIABLES.values())}, or use mpirun of Open MPI, srun or pretrax launch'
+                )
         if given['coordinator'] is None:
             return Identity()
     missing = [key for key, value in given.items() if value is None]
@@ -113,6 +119,10 @@ def identity(config: RunConfig) -> Identity:
     if given['index'] >= given['count']:
         raise UserError(f'processes: number {given["index"]} of {given["count"]}; expected 0 to {given["count"] - 1}')
     return Identity(**given)
+
+
+# Other launchers: the variable that counts processes, and one that only this launcher sets.
+_OTHERS = {'MPICH or Intel MPI': ('PMI_SIZE', 'PMI_RANK'), 'torchrun': ('WORLD_SIZE', 'TORCHELASTIC_RUN_ID')}
 
 
 def _detected() -> tuple[int, int, str, int | None] | None:

@@ -20,6 +20,7 @@ from pretrax.huggingface.end_tokens import end_tokens
 from pretrax.huggingface.model import KEPT, TOKENIZER
 from pretrax.machine.atomic import write_file
 from pretrax.machine.cache import cache_directory
+from pretrax.run.devices import available_devices
 from pretrax.run.setup import Run, prepare
 from pretrax.storage import AnyPath, BucketPath, locate
 
@@ -85,7 +86,8 @@ def open_trained(path: str, mesh: Mapping[str, int] | None = None, dtype: str | 
     else:
         values['data'] = _tokens_of_the_run(values['data'], directory.parent / 'data', description)
     if mesh is None:
-        mesh = {('r' if jax.default_backend() == 'cpu' else 'd'): len(jax.devices())}
+        devices = available_devices()
+        mesh = {('r' if devices[0].platform == 'cpu' else 'd'): len(devices)}
     values['mesh'] = dict(mesh)
     if dtype is not None:
         values['precision'] = (values.get('precision') or {}) | {'compute': dtype}
