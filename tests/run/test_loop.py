@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -122,3 +123,16 @@ def test_after_ctrl_c_the_same_command_resumes(values, tmp_path):
     whole = lines_of({'run_dir': tmp_path / 'straight'})
     assert len(whole) == 120
     assert [without_clock(line) for line in lines_of(values)] == [without_clock(line) for line in whole]
+
+
+def test_every_0_is_never_before_the_end(small):
+    """For checkpoints and lines of output as for evaluations and samples."""
+    every = {
+        'checkpoint': {'every': 0},
+        'log': {'every': 0, 'report': False},
+        'eval': {'every': 0},
+        'sample': {'every': 0},
+    }
+    pretrain(config_from_values(small | every), progress=Quiet())
+    assert [path.name for path in (Path(small['run_dir']) / 'checkpoints').iterdir()] == ['6']
+    assert [line['step'] for line in lines_of(small)] == [1, 6]

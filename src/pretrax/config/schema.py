@@ -314,7 +314,7 @@ class Compiler(Section):
 class Checkpoint(Section):
     """When the training state is saved. It is always saved at the end of a run and on Ctrl-C."""
 
-    every: Count = Field(default=100, description='steps between checkpoints')
+    every: CountOrZero = Field(default=100, description='steps between checkpoints; 0: none before the end')
     minutes: Positive | None = Field(default=None, description='also save this many minutes after the last checkpoint')
     keep: Count = Field(default=3, description='number of newest checkpoints to keep')
     keep_every: CountOrZero = Field(default=0, description='also keep every step divisible by this; 0: none')
@@ -451,7 +451,9 @@ class Notify(Section):
 class Log(Section):
     """Where metrics go, besides the terminal and metrics.jsonl."""
 
-    every: Count = Field(default=10, description='steps between lines of output')
+    every: CountOrZero = Field(
+        default=10, description='steps between lines of output; 0: none but the first and the last'
+    )
     stall_seconds: Positive = Field(
         default=10.0, description='report a wait for data that is longer than this, with its cause'
     )

@@ -192,6 +192,8 @@ def _scalar(value: Any) -> str:
         return 'null'
     if isinstance(value, bool):
         return 'true' if value else 'false'
+    if isinstance(value, float):  # 1.0e-08: other readers of YAML take 1e-08 for text
+        return yaml.safe_dump(value).partition('\n')[0]
     if not isinstance(value, str):
         return repr(value)
     if re.fullmatch(r'[A-Za-z_/.][\w/. +*-]*', value, re.ASCII) and not value.endswith(' '):

@@ -174,7 +174,7 @@ class _Loop:
     def _is_checkpoint_due(self, number: int) -> bool:
         section = self.config.checkpoint
         is_time = self.requests.save(number, self.metrics.clock.is_time(section.minutes))
-        return self._is_due(section.every, number) or is_time
+        return number == self.config.steps or self._is_due(section.every, number) or is_time
 
     def _between_steps(self, work: Callable[[int], None], number: int) -> None:
         """Does some work while no step is computed; the clock does not count it."""

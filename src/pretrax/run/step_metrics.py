@@ -111,7 +111,8 @@ class StepMetrics:
             self._report(
                 f'WARNING: step {number} was skipped: its gradient is not finite, or its loss is a spike; {tokens}'
             )
-        if number % config.log.every == 0 or number in (1, config.steps) or self._is_after_rollback:
+        every = config.log.every
+        if (every and number % every == 0) or number in (1, config.steps) or self._is_after_rollback:
             self._log_step(number, jax.device_get(metrics))
         self._is_after_rollback = False
         statistics = self._statistics.read(number)
