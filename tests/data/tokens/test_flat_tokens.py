@@ -258,6 +258,21 @@ def test_wrong_attributes_are_refused(tmp_path, file, path, value, expected):
         read_all(directory)
 
 
+@pytest.mark.parametrize('name', ['encoded_tokens', 'seq_starts'])
+def test_chunks_larger_than_memory_are_refused_before_they_are_read(tmp_path, name):
+    """TensorStore would end the process."""
+    directory = write(tmp_path / 'here', [[7, 8, 0], [9, 0]])
+    file = directory / 'train' / name / 'zarr.json'
+    array = json.loads(file.read_text())
+    array['shape'] = array['chunk_grid']['configuration']['chunk_shape'] = [2**40]
+    array['codecs'][0]['configuration']['chunk_shape'] = [2**40]
+    file.write_text(json.dumps(array))
+    with pytest.raises(
+        UserError, match=r'zarr\.json: chunks of [48],\d+,\d+,\d+,\d+ bytes\n  expected at most 1,024 MiB'
+    ):
+        open_split(directory, 'train')
+
+
 def test_the_error_for_another_directory_suggests_the_nearest(tmp_path):
     directory = write(tmp_path / 'data' / 'tokens-1', [[1, 0]])
     with pytest.raises(UserError, match=f'did you mean {directory}'):
