@@ -4,7 +4,7 @@ A field is read from a configuration that has every default already, so `None` i
 transformers derives from other fields. Imports no JAX.
 """
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +33,7 @@ def whole(field: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
 def number(field: str, value: Any, least: float = 0.0, above: bool = True) -> float:
     """The value, if it is a finite number of at least `least`, or greater if `above`. Raises UserError."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < least or (above and value == least):
+    if not is_number or not abs(value) <= sys.float_info.max or value < least or (above and value == least):
         raise wrong(field, value, f'a number {"above" if above else "of at least"} {least:g}')
     return float(value)
 
@@ -90,7 +90,11 @@ class Number:
         return (self.field,)
 
     def read(self, config: Mapping[str, Any]) -> Options:
-        return {self.option: number(self.field, config[self.field], above=not self.zero) ** self.power}
+        value = number(self.field, config[self.field], above=not self.zero)
+        try:
+            return {self.option: value**self.power}
+        except OverflowError:
+            raise wrong(self.field, value, 'a larger number') from None
 
     def write(self, arch: Architecture) -> dict[str, Any]:
         value = getattr(arch, self.option)
