@@ -1,11 +1,14 @@
 """Checkpoints in buckets, on real servers: whole when their manifest exists, whatever fails on the way."""
 
+import contextlib
+import itertools
 import json
 import os
 import re
 import signal
 import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import jax
@@ -35,6 +38,7 @@ from pretrax.checkpoint.manifest import place_of
 from pretrax.errors import UnavailableError
 from pretrax.storage import BucketPath
 from pretrax.storage.index import read_entries
+from pretrax.storage.lease import HeldError, Lease
 from pretrax.train.state import abstract_state
 from small import mesh_of
 
@@ -420,3 +424,70 @@ def test_two_processes_upload_their_own_shards_and_agree_on_a_failure(s3):
     chunks = [f'weights.table/{i}.0' for i in range(4)]
     files = ['weights.bias/.zarray', 'weights.bias/0.0', 'weights.table/.zarray', *chunks]
     assert sorted(uploaded) == ['2/manifest.json', *(f'2/state/{file}' for file in sorted(files))]
+
+
+STOPPED = """
+import os
+import sys
+import jax
+from checkpoint.test_store import DESCRIPTION, state_on
+from pretrax.checkpoint import Checkpoints
+from pretrax.storage import BucketPath
+from pretrax.storage.lease import HeldError, Lease
+from small import mesh_of
+
+run = BucketPath(sys.argv[1])
+state = jax.tree.map(lambda x: x + 7, state_on(mesh_of(2, 2, 2), steps=0))
+print(os.getpid(), flush=True)
+sys.stdin.readline()
+with Lease(run / 'lock', 1.0).held() as lease, Checkpoints(run / 'checkpoints', 1, confirm=lease.confirm) as checkpoints:
+    checkpoints.save(10, state, DESCRIPTION)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_stopped_during_an_upload_changes_no_byte_of_its_successor(s3, monkeypatch):
+    """SIGSTOP during the upload of step 10; its successor, on another mesh, writes step 10; SIGCONT."""
+    directory = BucketPath(s3.url) / 'runs/a/checkpoints'
+    monkeypatch.setattr('pretrax.storage.lease.has_ended', lambda process: False)  # as on another machine
+    process = subprocess.Popen(
+        [programs() / 'python', '-c', STOPPED, str(directory.parent)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, env={**os.environ, 'PYTHONPATH': str(Path(__file__).parents[1])},
+    )  # fmt: skip
+    uploaded, stopped = itertools.count(), threading.Event()
+
+    def stop(method, path):
+        if method == 'PUT' and next(uploaded) == 6 and not stopped.is_set():
+            os.kill(number, signal.SIGSTOP)
+            stopped.set()
+
+    try:
+        number = int(process.stdout.readline())
+        s3.fault(match='10/.*/state', method='PUT', act=stop, times=float('inf'))
+        process.stdin.write('\n')
+        process.stdin.flush()
+        assert stopped.wait(120)
+        s3.faults.clear()
+        lock = directory.parent / 'lock'
+        mine = state_on(mesh_of(), steps=0)
+        with contextlib.ExitStack() as taken:
+            for _ in range(5):  # a renewal may have been under way
+                with contextlib.suppress(HeldError):
+                    lease = taken.enter_context(Lease(lock, 60, lambda text: None).held())
+                    break
+            checkpoints = taken.enter_context(Checkpoints(directory, 1, confirm=lease.confirm))
+            checkpoints.save(10, mine, DESCRIPTION)
+            checkpoints.wait()
+            place = place_of(directory, 10)
+            before = {name: (place / name).read_bytes() for name in place.files()}
+            os.kill(number, signal.SIGCONT)
+            _, complaint = process.communicate(timeout=120)
+            assert 'held by process' in complaint
+            assert process.returncode != 0
+            assert place_of(directory, 10) == place
+            assert {name: (place / name).read_bytes() for name in place.files()} == before
+            assert np.array_equal(restored(directory, 10, mesh_of()).weights.table, mine.weights.table)
+            checkpoints.save(20, mine, DESCRIPTION)
+        assert {key.removeprefix(PREFIX).partition('/')[0] for key in s3.keys(PREFIX)} == {'20', 'index.json'}
+    finally:
+        process.kill()
