@@ -108,3 +108,31 @@ def test_a_dry_run_writes_nothing_in_the_bucket_and_notices_one_that_cannot_be_w
     s3.fault(method='PUT', times=99, status=403)
     with pytest.raises(UserError, match=r'run_dir: s3://.* cannot be used: Access denied'):
         dry_run(config_from_values(remote), report=said.append)
+
+
+def test_a_run_that_is_copied_to_a_bucket_or_to_a_disk_goes_on(s3, small, remote, tmp_path):
+    """File by file, as `gsutil cp -r` and `aws s3 sync` do."""
+    small |= {'checkpoint': remote['checkpoint']}
+    pretrain(config_from_values(small), progress=Quiet())
+    straight = [without_clock(line) for line in lines_of(small)]
+
+    pretrain(config_from_values(small | {'run_dir': str(tmp_path / 'a')}), progress=StoppedAt(3))
+    for path in (tmp_path / 'a').rglob('*'):
+        if path.is_file():
+            s3.put(f'runs/a/{path.relative_to(tmp_path / "a").as_posix()}', path.read_bytes())
+    pretrain(config_from_values(remote | {'faults': {'lease_seconds': 0.4}}), progress=Quiet())
+    assert losses(remote['run_dir']) == straight
+    assert 'runs/a/metrics.jsonl' not in s3.keys('runs/a/')
+    assert steps_in(BucketPath(remote['run_dir']) / 'checkpoints') == [2, 4, 6]
+
+    pretrain(config_from_values(remote | {'run_dir': f'{s3.url}/runs/b'}), progress=StoppedAt(3))
+    for key in s3.keys('runs/b/'):
+        path = tmp_path / key.removeprefix('runs/')
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(s3.content(key))
+    copied = small | {'run_dir': str(tmp_path / 'b')}
+    assert steps_in(tmp_path / 'b' / 'checkpoints') == [2, 4]
+    assert [line['step'] for line in read_metrics(tmp_path / 'b' / 'metrics.jsonl', pytest.fail)] == [1, 2, 3, 4]
+    pretrain(config_from_values(copied), progress=Quiet())
+    assert [without_clock(line) for line in lines_of(copied)] == straight
+    assert steps_in(tmp_path / 'b' / 'checkpoints') == [2, 4, 6]

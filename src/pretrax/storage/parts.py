@@ -43,7 +43,13 @@ def parts_of(path: AnyPath) -> list[AnyPath]:
 
 
 def join_copied(directory: Path) -> None:
-    """Makes files of the logs in a run directory that was copied from a bucket. Raises OSError."""
+    """Makes files of the logs in a run directory that was copied from a bucket. Raises OSError.
+
+    Tokens, of which the bucket has the tokenizer only, are prepared again.
+    """
+    for tokenizer in directory.glob('data/*/tokenizer.json'):
+        if [path.name for path in tokenizer.parent.iterdir()] == [tokenizer.name]:
+            shutil.rmtree(tokenizer.parent)
     copied = [*directory.glob(f'*.jsonl/{INDEX}'), *directory.glob('*.jsonl/000000')]
     copied += [part for name in ('output', 'stacks') for part in directory.glob(f'{name}/*/*-000000')]
     unfinished = {path.with_suffix('') for path in directory.glob(f'**/*{_JOINED}')}
