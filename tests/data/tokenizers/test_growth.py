@@ -141,3 +141,13 @@ def test_deep_nesting_and_huge_ids_are_refused(tmp_path, name):
     settings['model']['vocab']['zz'] = 2_000_000_000
     with pytest.raises(UserError, match=r'the id 2,000,000,000, of 258 tokens\n'):
         Tokenizer(json.dumps(settings).encode(), 'mine')
+
+
+def test_a_panic_of_a_decoder_names_the_tokenizer():
+    settings = json.loads(bytes_tokenizer().content)
+    settings['model']['vocab']['a' * 40 + '!'] = 300
+    settings['decoder'] = sequence(replace({'Regex': '(a+)+$'}, 'b'), key='decoders')
+    tokenizer = Tokenizer(json.dumps(settings).encode(), 'mine')
+    for decode in (tokenizer.decode, tokenizer.decoding().push, lambda ids: tokenizer.token_bytes(ids[0])):
+        with pytest.raises(UserError, match=r'^mine: cannot decode tokens: Onig.*\n  use another tokenizer'):
+            decode([300])

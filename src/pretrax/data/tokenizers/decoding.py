@@ -9,6 +9,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import tokenizers
@@ -34,24 +35,26 @@ class Decoding:
     def push(self, ids: Sequence[int]) -> list[Part]:
         """The text that is certain after these tokens. A character belongs to the token that completes it."""
         parts: list[Part] = []
-        for token in ids:
-            if self._is_first:
-                text = self._steps.first_text(token)
-                self._is_first = text is None
-            else:
-                text = self._steps.text(token)
-            if text is not None:
-                parts.append((self.pushed, text))
-            self.pushed += 1
-        for stage in self._stages:
-            parts = stage.push(parts)
+        with self._steps.native_errors():
+            for token in ids:
+                if self._is_first:
+                    text = self._steps.first_text(token)
+                    self._is_first = text is None
+                else:
+                    text = self._steps.text(token)
+                if text is not None:
+                    parts.append((self.pushed, text))
+                self.pushed += 1
+            for stage in self._stages:
+                parts = stage.push(parts)
         return parts
 
     def end(self) -> list[Part]:
         """The rest of the text."""
         parts: list[Part] = []
-        for stage in self._stages:
-            parts = stage.push(parts) + stage.end()
+        with self._steps.native_errors():
+            for stage in self._stages:
+                parts = stage.push(parts) + stage.end()
         return parts
 
     @property
@@ -75,10 +78,16 @@ class Steps:
     Args:
         backend: whose decoder and vocabulary are used.
         settings: the section `decoder` of its tokenizer.json; None if it has no decoder.
+        native_errors: turns what the library raises into a UserError.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, settings: dict[str, Any] | None):
-        self._backend = backend
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        settings: dict[str, Any] | None,
+        native_errors: Callable[[], AbstractContextManager[None]],
+    ):
+        self._backend, self.native_errors = backend, native_errors
         each: list[_Each] = []  # what happens to each token
         self.stages: list[Callable[[], Stage]] = []  # then, in this order
         self.bytes_of: Callable[[str], bytes | None] = lambda token: None

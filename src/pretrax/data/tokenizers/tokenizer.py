@@ -250,11 +250,12 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """What a token that is not the first one adds to a text, in UTF-8; it may be a part of a character."""
-        return self._steps.token_bytes(token)
+        with self._native_errors():
+            return self._steps.token_bytes(token)
 
     @functools.cached_property
     def _steps(self) -> Steps:
-        return Steps(self._backend, self.settings.get('decoder'))
+        return Steps(self._backend, self.settings.get('decoder'), self._native_errors)
 
     def token_id(self, name: str) -> int | None:
         """The id of the token with this name, or None."""
