@@ -56,11 +56,14 @@ def test_the_report_is_written_in_the_bucket(remote):
     assert (run / 'report.html').read_text() != ''
 
 
-def test_a_bucket_that_fails_for_a_while_does_not_stop_training(s3, remote, monkeypatch):
+@pytest.mark.parametrize('status', [503, pytest.param(401, marks=pytest.mark.slow)])
+def test_a_bucket_that_fails_for_a_while_does_not_stop_training(status, s3, remote, monkeypatch):
+    """Also one that refuses credentials that have expired, until they are renewed."""
+
     class Failing(Quiet):
         def update(self, metrics):
             if metrics['step'] == 2:
-                self.fault = s3.fault(times=float('inf'), status=503)
+                self.fault = s3.fault(times=float('inf'), status=status)
             if metrics['step'] == 5:
                 s3.faults.clear()
 

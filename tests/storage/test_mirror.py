@@ -13,6 +13,7 @@ from pretrax.storage import BucketPath, mirror
 from pretrax.storage.lease import LostError
 from pretrax.storage.mirror import Mirror
 from pretrax.storage.parts import PART, open_joined
+from pretrax.view.live.follow import open_tail
 
 EVENTS = [(5, 'started'), (7.5, 'began'), (9, 'ended')]
 
@@ -285,3 +286,26 @@ def test_a_mirror_that_was_stopped_at_any_request_changes_nothing_for_its_succes
             break
         assert seen[0] == seen[1] == [b'11112bbbb', b'bbbbb', b'bbbbb'], stop
     assert stop > 20
+
+
+def test_a_log_that_grows_is_followed_through_its_parts(tmp_path, monkeypatch):
+    """Each upload replaces the last part by another object; a cut log is reported as replaced."""
+    monkeypatch.setattr(mirror, 'PART', 4)
+    monkeypatch.setattr('pretrax.view.live.follow.PART', 4)
+    memory = Memory()
+    monkeypatch.setattr('pretrax.storage.bucket_path.open_bucket', lambda scheme, name: memory)
+    one = Mirror(tmp_path, BucketPath('s3://bucket/run'), None, print)
+    tail, lines = open_tail(BucketPath('s3://bucket/run/metrics.jsonl')), b''
+    for text in ('1\n', '1\n22\n', '1\n22\n333\n4', '1\n22\n333\n44\n5\n'):
+        (tmp_path / 'metrics.jsonl').write_text(text)
+        one.upload()
+        while True:
+            read = tail.read()
+            assert not read.replaced
+            lines += read.lines
+            if not read.lines and not read.more:
+                break
+    assert lines == b'1\n22\n333\n44\n5\n'
+    (tmp_path / 'metrics.jsonl').write_text('1\n6\n')
+    one.upload()
+    assert tail.read().replaced
