@@ -38,3 +38,47 @@ def test_available_memory_is_what_linux_reports_and_half_elsewhere(monkeypatch):
     assert cores.available_memory() == 5 * 1024
     monkeypatch.setattr(cores, '_lines', lambda path: [])
     assert cores.available_memory() == cores.total_memory() // 2
+
+
+# Files of a container with a quota of 1.5 cores and 2 GB, as docker and Kubernetes mount them; the second is of a process
+# deeper in the tree, as under systemd and Slurm, whose own cgroup has no limit.
+CGROUPS = {
+    'version 2': {
+        'proc/self/cgroup': '0::/\n', 'sys/fs/cgroup/cpu.max': '150000 100000\n',
+        'sys/fs/cgroup/memory.max': '2000000000\n', 'sys/fs/cgroup/memory.current': '900000000\n',
+        'sys/fs/cgroup/memory.stat': 'anon 1\ninactive_file 400000000\n',
+    },
+    'version 2, above': {
+        'proc/self/cgroup': '0::/job_7/step_0\n', 'sys/fs/cgroup/job_7/cpu.max': '150000 100000\n',
+        'sys/fs/cgroup/job_7/memory.max': '2000000000\n', 'sys/fs/cgroup/job_7/memory.current': '500000000\n',
+        'sys/fs/cgroup/job_7/step_0/cpu.max': 'max 100000\n', 'sys/fs/cgroup/job_7/step_0/memory.max': 'max\n',
+    },
+    'version 1': {
+        'proc/self/cgroup': '4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n', 'sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us': '150000\n',
+        'sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us': '100000\n', 'sys/fs/cgroup/memory/memory.limit_in_bytes': '2000000000\n',
+        'sys/fs/cgroup/memory/memory.usage_in_bytes': '900000000\n', 'sys/fs/cgroup/memory/memory.stat': 'total_inactive_file 400000000\n',
+    },
+    'no limit': {
+        'proc/self/cgroup': '4:memory:/\n3:cpu,cpuacct:/\n', 'sys/fs/cgroup/cpu/cpu.cfs_quota_us': '-1\n',
+        'sys/fs/cgroup/cpu/cpu.cfs_period_us': '100000\n', 'sys/fs/cgroup/memory/memory.limit_in_bytes': '9223372036854771712\n',
+        'sys/fs/cgroup/memory/memory.usage_in_bytes': '900000000\n',
+    },
+    'no cgroups': {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('kind', CGROUPS)
+def test_the_quota_and_the_limit_of_a_container_count(kind, tmp_path, monkeypatch):
+    for name, content in CGROUPS[kind].items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    is_limited = kind.startswith('version')
+    assert cores.cgroup_cores(tmp_path) == (1.5 if is_limited else None)
+    assert cores.cgroup_memory(tmp_path) == ((2_000_000_000, 500_000_000) if is_limited else None)
+    monkeypatch.setattr(cores, '_ROOT', tmp_path)
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(os, 'sysconf', {'SC_PAGE_SIZE': 4096, 'SC_PHYS_PAGES': 2**24}.get)
+    monkeypatch.setattr(cores, '_lines', lambda path: ['MemAvailable: 60000000 kB'])
+    assert cores.usable_cores() == (1 if is_limited else 8)
+    assert cores.total_memory() == (2_000_000_000 if is_limited else 2**36)
+    assert cores.available_memory() == (1_500_000_000 if is_limited else 60_000_000 * 1024)

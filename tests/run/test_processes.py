@@ -179,6 +179,24 @@ def test_a_program_that_used_jax_is_told_that_it_cannot_join(monkeypatch, tmp_pa
         join_processes(config_from_values(VALUES | {'run_dir': str(tmp_path)}))
 
 
+@pytest.mark.slow
+def test_a_process_that_waits_for_others_says_so(values, tmp_path):
+    config = tmp_path / 'run.yaml'
+    config.write_text(json.dumps(values))
+    with socket.socket() as free:
+        free.bind(('localhost', 0))
+        address = f'localhost:{free.getsockname()[1]}'
+    process = start(
+        config, tmp_path / 'run', 6, JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES='3', JAX_PROCESS_ID='0'
+    )
+    try:
+        said = next(line for line in process.stderr if ' waits for ' in line)
+    finally:
+        process.kill()
+        process.communicate()
+    assert f'process 0 of 3 waits for the other 2 at {address}' in said
+
+
 @pytest.mark.parametrize(
     'variables',
     [{'PMI_SIZE': '2', 'PMI_RANK': '1'}, {'WORLD_SIZE': '2', 'TORCHELASTIC_RUN_ID': 'none', 'RANK': '0'}],

@@ -1,13 +1,12 @@
 """Limits of the system for a process: open files, locked memory, processes, core files, memory and shared memory."""
 
-import os
 import resource
 import shutil
 from collections.abc import Iterator
 
 from pretrax.doctor.findings import Finding, failure, warning
 from pretrax.doctor.place import Place
-from pretrax.machine.cores import available_memory, total_memory
+from pretrax.machine.cores import available_memory, cgroup_memory, total_memory
 from pretrax.scale.memory import size
 
 GIB = 2**30
@@ -74,9 +73,9 @@ def core_files(place: Place) -> Iterator[Finding]:
 
 def memory(place: Place) -> Iterator[Finding]:
     """Free memory of the machine, or of its cgroup: beyond it the kernel kills the process."""
-    limit = _cgroup_limit(place)
+    limit = cgroup_memory(place.root)
     free = min(available_memory(), limit[0] - limit[1]) if limit else available_memory()
-    of = f'cgroup limit {size(limit[0])}' if limit and limit[0] < total_memory() else f'of {size(total_memory())}'
+    of = f'cgroup limit {size(limit[0])}' if limit and limit[0] <= total_memory() else f'of {size(total_memory())}'
     if free < GIB:
         yield failure(
             'memory', f'{size(free)} free ({of})', 'ps aux --sort=-rss | head: end what uses it, or raise --mem'
@@ -123,18 +122,6 @@ def huge_pages(place: Place) -> Iterator[Finding]:
         )
     else:
         yield Finding('huge pages', f'transparent huge pages: {chosen}')
-
-
-def _cgroup_limit(place: Place) -> tuple[int, int] | None:
-    """Bytes that the cgroup of this process may use and uses, versions 2 and 1; None: no limit."""
-    for limit, used in (
-        ('memory.max', 'memory.current'),
-        ('memory/memory.limit_in_bytes', 'memory/memory.usage_in_bytes'),
-    ):
-        texts = place.read(f'sys/fs/cgroup/{limit}'), place.read(f'sys/fs/cgroup/{used}')
-        if all(text.isdecimal() for text in texts) and int(texts[0]) < os.sysconf('SC_PAGE_SIZE') * 2**40:
-            return int(texts[0]), int(texts[1])
-    return None
 
 
 def _meminfo(place: Place) -> dict[str, int]:

@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from pretrax.storage import AnyPath
 from pretrax.storage.working_directory import working_directory
 
 _VARIABLES = {'count': 'JAX_NUM_PROCESSES', 'index': 'JAX_PROCESS_ID', 'coordinator': 'JAX_COORDINATOR_ADDRESS'}
+_PATIENCE = 10  # seconds without the other processes before a line says so
 _kept: list[Any] = []  # objects that native code uses until the process ends
 
 
@@ -46,6 +48,9 @@ def join_processes(config: RunConfig) -> None:
     this = identity(config)
     if this.count > 1:
         _end_well_when_aborted(config.run_dir, this.index, heartbeat)
+        waiting = threading.Timer(_PATIENCE, _say_who_is_awaited, [this])
+        waiting.daemon = True
+        waiting.start()
         try:
             # Otherwise JAX would use the devices that Slurm assigns to its own kind of processes.
             jax.distributed.initialize(
@@ -63,6 +68,8 @@ def join_processes(config: RunConfig) -> None:
                 f'this is process {this.index} of {this.count}, but it has used JAX before it could join the others\n'
                 'in a program, call pretrain before other functions of JAX; or set processes.count=1 to train alone'
             ) from error
+        finally:
+            waiting.cancel()
     if section.count is not None and section.count != this.count:
         actual = 'this process is alone' if this.count == 1 else f'there are {this.count}'
         raise UserError(
@@ -123,6 +130,16 @@ def identity(config: RunConfig) -> Identity:
 
 # Other launchers: the variable that counts processes, and one that only this launcher sets.
 _OTHERS = {'MPICH or Intel MPI': ('PMI_SIZE', 'PMI_RANK'), 'torchrun': ('WORLD_SIZE', 'TORCHELASTIC_RUN_ID')}
+
+
+def _say_who_is_awaited(this: Identity) -> None:
+    others = f'the other {this.count - 1}' if this.index == 0 else 'process 0 and the others'
+    print(
+        f'process {this.index} of {this.count} waits for {others} at {this.coordinator}, for up to 5 minutes; to see who is missing, '
+        'start pretrax doctor in the same way',
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _detected() -> tuple[int, int, str, int | None] | None:
