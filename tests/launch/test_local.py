@@ -18,6 +18,7 @@ from pretrax.launch.elastic import Slots
 from pretrax.launch.local import LocalGroup, LocalLaunch, devices_of
 from pretrax.launch.supervisor import Supervisor
 from pretrax.observe.attempts import read_attempts
+from pretrax.storage import locate
 from pretrax.storage.working_directory import working_directory
 
 HEAD = """
@@ -333,7 +334,7 @@ sys.exit(attempt == 1) if me == 1 else wait()
     s3.put('run/checkpoints/5/manifest.json', b'')
     s3.put('run/checkpoints/7/state/0', b'')
     assert local(program.replace('wait()', 'sys.exit(0)'), retries=1) == 0
-    events = [json.loads(line) for line in s3.content('run/attempts.jsonl/000000').splitlines()]
+    events = read_attempts(locate(f'{s3.url}/run'))
     assert [(event['event'], event.get('step')) for event in events] == [
         ('started', None), ('ended', 5), ('started', None), ('ended', 5),
     ]  # fmt: skip

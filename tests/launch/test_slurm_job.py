@@ -1,6 +1,5 @@
 """What decides inside a Slurm job, without one; tests/launch/test_slurm.py has real ones."""
 
-import json
 import os
 import subprocess
 import time
@@ -12,6 +11,8 @@ from pretrax import config_from_values
 from pretrax.errors import UserError
 from pretrax.launch import slurm_job
 from pretrax.launch.slurm_job import SlurmJob, fruitless, supervise
+from pretrax.observe.attempts import read_attempts
+from pretrax.storage import locate
 
 
 def events(*allocations):
@@ -128,7 +129,7 @@ def test_the_next_allocation_of_a_run_in_a_bucket_sees_that_it_was_preempted(
     job = cluster(job=preempted, n1='exit 75', n2='exit 75', n3='exit 75')
     options = {'devices_per_node': 1, 'retries': 0, 'elastic': False, 'stop_within': None}
     assert supervise(config, job, lambda label: ['train'], **options, say=print) == 75
-    events = [json.loads(line) for line in s3.content('run/attempts.jsonl/000000').splitlines()]
+    events = read_attempts(locate(f'{s3.url}/run'))
     assert events[-1]['event'] == 'released'
     assert fruitless(events, '7', 5) == 0
 
