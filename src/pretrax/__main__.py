@@ -14,6 +14,8 @@ def main() -> None:
 
     Training handles Ctrl-C by itself once there is something to save.
     """
+    if sys.getfilesystemencoding() == 'ascii':  # by PYTHONUTF8=0; paths, files and text are UTF-8 in any locale
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {'PYTHONUTF8': '1'})
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else ignored, as in the background of a script
         signal.signal(signal.SIGINT, _interrupt)
         sys.unraisablehook = _unraisable
