@@ -72,7 +72,7 @@ def available_devices() -> list[Any]:
     """The devices of all processes, as JAX finds them.
 
     Raises:
-        UserError: JAX finds none of the platforms that it is told to use, or is told to compute in a way that a run cannot.
+        UserError: JAX finds no platform of JAX_PLATFORMS, or an option of JAX is set with which a run cannot be trained.
     """
     for option, why in _REFUSED.items():
         if getattr(jax.config, option):

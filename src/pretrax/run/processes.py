@@ -31,7 +31,7 @@ from pretrax.storage import AnyPath
 from pretrax.storage.working_directory import working_directory
 
 _VARIABLES = {'count': 'JAX_NUM_PROCESSES', 'index': 'JAX_PROCESS_ID', 'coordinator': 'JAX_COORDINATOR_ADDRESS'}
-_PATIENCE = 10  # seconds without the other processes before a line says so
+_PATIENCE = 10  # seconds without the other processes before a line names them
 _kept: list[Any] = []  # objects that native code uses until the process ends
 
 

@@ -213,7 +213,7 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
         'batch': describe_batch(config.batch, mesh.shape),
         'model': f'{config.model.name}, {_parameters(run)}',
         'vocabulary': _tokens_without_rows(run),
-        'text': getattr(source.tokenizer, 'bounds', ''),
+        'tokenizer': getattr(source.tokenizer, 'bounds', ''),
         'compute': f'{compute} ({dtype_reason}); weights, optimizer, norms and loss f32',
         'offload': _offload(config),
         **run.recipe.model.choices,

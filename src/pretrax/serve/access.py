@@ -26,7 +26,7 @@ class Keys:
     """API keys, compared in constant time; an address that sends wrong ones is slowed.
 
     After some wrong keys in a minute, an address waits for the answer to a key that it has not used before, be the key
-    right or wrong, and only so many of its requests wait at once. A right key is never refused because of wrong ones, unless
+    right or wrong, and few of its requests wait at once. A right key is never refused because of wrong ones, unless
     all these places are taken; an address that has used it before does not wait.
     """
 
