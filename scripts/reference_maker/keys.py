@@ -52,7 +52,7 @@ PAGE_OF = {
     **{f'mesh.{axis}': f'parallelism.md#{axis}' for axis in 'rdectp'},
     'precision': 'numerics.md',
     'precision.matmul': 'numerics.md#products-in-eight-bits',
-    'precision.reduction': 'numerics.md#gradients-between-replicas',
+    'precision.reduction': 'numerics.md#gradients-between-devices',
     'memory': 'numerics.md#state',
     'compiler': 'scaling.md',
     'checkpoint': 'reliability.md#checkpoints',

@@ -43,7 +43,7 @@ def export(
         )
     imported = (trained.description.get('imported') or {}).get('dtype')
     known = imported in DTYPES.values()  # others are read as F32
-    stored = DTYPES[dtype] if dtype else imported if known else 'F32'
+    stored = DTYPES[dtype] if dtype else str(imported) if known else 'F32'
     why = 'as requested' if dtype else 'as in the imported files' if known else 'exact; --dtype bf16 halves the size'
     with read_directory(trained.directory.parent / KEPT) as kept:
         files = write(

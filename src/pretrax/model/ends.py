@@ -3,7 +3,6 @@
 Letters: B batch, L length, M d_model, V vocabulary, P learned positions.
 """
 
-import functools
 import math
 
 import jax.numpy as jnp
@@ -21,9 +20,9 @@ from pretrax.shardlib import all_gather, i32, num, psum_scatter, take, typecheck
 
 def gather_ends(w: Weights, dtype: DTypeLike, sums: DTypeLike | None = None) -> Ends:
     """The weights before and after the layers. Gradients of tables are summed over d in the dtype `sums`; None: in f32."""
-    gather = functools.partial(all_gather, 'V/t M/d -> V/t M', wire=dtype, sums=sums)
-    embedding = gather(w.embed)
-    unembedding = embedding if w.unembed is None else gather(w.unembed)
+    embedding = unembedding = all_gather('V/t M/d -> V/t M', w.embed, wire=dtype, sums=sums)
+    if w.unembed is not None:
+        unembedding = all_gather('V/t M/d -> V/t M', w.unembed, wire=dtype, sums=sums)
     return Ends(embedding, w.positions, w.norm, w.norm_bias, unembedding, w.unembed_bias)
 
 
