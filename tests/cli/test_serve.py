@@ -113,6 +113,7 @@ def test_two_checkpoints_are_two_models_with_keys(run, tmp_path):
         ('--draft runs/small', '--draft proposes nothing without --propose\n  give both'),
         ('--weights int4', '--weights is int4; expected one of compute, int8'),
         ('--cache int4', '--cache is int4; expected one of compute, int8, fp8'),
+        ('--proxy nginx', '--proxy nginx: no IP address\n  give the address'),
         ('', 'runs/nothing: no such run or checkpoint'),
     ],
 )

@@ -1,8 +1,10 @@
 """The server as clients see it, on a stub engine: what it answers, and how it refuses."""
 
 import base64
+import functools
 import json
 import socket
+import threading
 
 import numpy as np
 import openai
@@ -10,7 +12,7 @@ import pytest
 
 from pretrax.serve.access import Keys
 from pretrax.serve.limits import Limits
-from serve.calls import call, metric
+from serve.calls import call, eventually, metric
 from serve.stub_engine import Running, stub_service
 
 HELLO = [{'role': 'user', 'content': 'hello'}]
@@ -189,6 +191,26 @@ def test_a_text_that_is_too_long_whatever_it_says_is_not_tokenized(server, monke
     assert (status, answer['error']['code']) == (400, 'context_length_exceeded')
     assert ' bytes, which are at least 307,69' in answer['error']['message']  # of <|endoftext|>, 13 bytes
     assert 'x' * 4_000_000 not in encoded
+
+
+def test_long_texts_leave_threads_to_others(monkeypatch):
+    """40 of them, more than a pool has threads."""
+    with Running(stub_service()) as server:
+        tokenizer, release = server.service.models['stub'].tokenizer, threading.Event()
+        encode = tokenizer.encode_with_names
+        monkeypatch.setattr(tokenizer, 'encode_with_names', lambda text: release.wait(60) and encode(text))
+        answers = []
+        ask = functools.partial(call, server, '/tokenize', {'prompt': 'x' * 3000})
+        threads = [threading.Thread(target=lambda: answers.append(ask()[0])) for _ in range(40)]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: server.service.running == 40)
+        assert call(server, '/v1/chat/completions', CHAT)[0] == 200
+        assert not answers
+        release.set()
+        for thread in threads:
+            thread.join()
+        assert answers == [200] * 40
 
 
 def test_an_answer_of_no_tokens_is_empty(client):

@@ -72,6 +72,7 @@ class ServedModel:
     pooling: Pooling = 'mean'
     normalize: bool = True
     end_tokens: tuple[int, ...] = ()
+    _long_texts: asyncio.Semaphore = dataclasses.field(default_factory=lambda: asyncio.Semaphore(2), init=False)
 
     def swap(self, function: Callable[[], None], step: int, created: int) -> None:
         """Runs a function that gives the engine newer weights between two blocks."""
@@ -82,10 +83,18 @@ class ServedModel:
 
         self.thread.between_blocks(between_blocks)
 
+    async def in_thread[T](self, function: Callable[..., T], text: Sequence[Any]) -> T:
+        """The function of a text or of tokens; of long ones in a thread, a few at a time: other work needs threads too."""
+        if len(text) <= _LONG:
+            return function(text)
+        async with self._long_texts:
+            return await asyncio.to_thread(function, text)
+
     async def encode(self, text: str, how: RawText) -> list[int]:
         """The tokens of a text, with those that begin a text."""
-        function = self.tokenizer.encode_with_names if how.parse_special else self.tokenizer.encode
-        ids = await asyncio.to_thread(function, text) if len(text) > _LONG else function(text)
+        ids = await self.in_thread(
+            self.tokenizer.encode_with_names if how.parse_special else self.tokenizer.encode, text
+        )
         if not how.add_special_tokens:
             return ids
         return begun(self.tokenizer, ids) if ids else list(self.tokenizer.begin_of_text)

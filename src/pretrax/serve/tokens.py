@@ -1,6 +1,5 @@
 """`/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them: clients then need no tokenizer of their own."""
 
-import asyncio
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -22,7 +21,7 @@ async def detokenize(http: Any) -> Response:
     body = await service.read(http, DetokenizeBody)
     model = service.model(body.model)
     model.check_tokens(body.tokens, 'tokens')
-    text = await asyncio.to_thread(model.tokenizer.decode, body.tokens)
+    text = await model.in_thread(model.tokenizer.decode, body.tokens)
     return JSONResponse({'text': text, 'prompt': text})  # the second name is vLLM's
 
 
