@@ -11,7 +11,7 @@ from reference_maker.source import files, tree
 EMITTERS = {
     'run/step_metrics.py': ('_log_step',),
     'run/evaluate.py': ('losses_of_state', 'losses'),
-    'run/utilization.py': ('choose_utilization',),
+    'run/utilization.py': ('__call__',),
     'run/layer_statistics.py': ('curves',),
     'run/noise_scale.py': ('read',),
     'train/step.py': ('training_step',),

@@ -10,7 +10,9 @@ from config.smallest import VALUES
 from pretrax.config import from_values, resolved_yaml
 
 ROOT = Path(__file__).parents[2]
-FILES = [*(ROOT / 'configs').rglob('*.yaml'), *(ROOT / 'examples').glob('*.yaml')]
+FILES = [
+    *(ROOT / 'configs').rglob('*.yaml'), *(ROOT / 'examples').glob('*.yaml'), *(ROOT / 'benchmarks').rglob('*.yaml'),
+]  # fmt: skip
 BLOCK = re.compile(r'^( *)```yaml[^\n]*\n(.*?)^\1```', re.MULTILINE | re.DOTALL)
 EXPONENT = re.compile(r'[-+]?[\d.]+e[-+]?\d+', re.IGNORECASE)
 

@@ -161,7 +161,7 @@ def test_a_student_begins_as_some_layers_of_a_checkpoint(tmp_path):
 
 def test_layers_of_other_kinds_are_refused():
     arch = resolve(TransformerOptions(**LLAMA4), 100, 16)
-    origin = Origin('there', None, arch, {}, 100, None, None, None)
+    origin = Origin('there', None, arch, {}, 100, None, None, (), Path('nowhere'))
     with pytest.raises(UserError, match='layer 1 of there is of another kind than layer 0 of the model has to be'):
         with_layers(origin, [1])
 
