@@ -98,7 +98,7 @@ def test_a_killed_run_that_streams_its_text_goes_on_as_if_it_had_not_been(nurser
     values = VALUES | {'run_dir': str(tmp_path / 'killed'), 'steps': 400, 'data': data}
     (tmp_path / 'killed' / 'checkpoints' / '0.partial').mkdir(parents=True)
     assert nursery(values, event=60) == -signal.SIGKILL
-    assert nursery(values, event=130) == -signal.SIGKILL
+    assert nursery(values, event=160) == -signal.SIGKILL
     for file in (tmp_path / 'killed' / 'data').glob('stream-*.json'):
         file.unlink()
     newest = max(steps_in(tmp_path / 'killed' / 'checkpoints'))
