@@ -99,7 +99,8 @@ def test_a_grid_is_trained_and_fitted_and_the_runs_can_be_read_again(tmp_path):
     for one in runs:
         facts = json.loads((one / 'environment.json').read_text())
         last = json.loads((one / 'metrics.jsonl').read_text().splitlines()[-1])
-        flops = 6 * facts['parameters'] * last['step'] * 64
-        assert min(abs(flops / budget - 1) for budget in fit['budgets']) < 0.1
+        of_step = 6 * facts['parameters'] * 64
+        distance = min(abs(of_step * last['step'] - budget) for budget in fit['budgets'])
+        assert distance <= of_step / 2  # the nearest whole number of steps
     assert done.returncode in (0, 2), done.stderr  # so small a grid need not determine a fit
     assert 'Traceback' not in done.stderr

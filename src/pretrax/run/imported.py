@@ -90,7 +90,7 @@ def _write(
         'tokens': 0,
         'data': None,
         'tokenizer': run.source.tokenizer_sha256,
-        'begin_of_text': run.source.begin_of_text,
+        'begin_of_text': run.source.tokenizer_begin,
         'vocab_size': model.arch.vocab_size,
         'imported': {'from': place, 'model_type': model.table.model_type, 'dtype': found.dtype},
     }

@@ -59,7 +59,7 @@ def save(
         'batch': int(state.batch),
         'data': run.source.fingerprint,
         'tokenizer': run.source.tokenizer_sha256,
-        'begin_of_text': run.source.begin_of_text,
+        'begin_of_text': run.source.tokenizer_begin,
         'vocab_size': run.recipe.model.vocab_size,
         'finite_state': is_finite,
         **({} if run.config.distill is None else {'teacher': teacher_fingerprint(run.teacher_files, state.teacher)}),

@@ -126,7 +126,7 @@ class Source(abc.ABC):
         return getattr(self.tokenizer, 'sha256', None)
 
     @property
-    def begin_of_text(self) -> list[int] | None:
+    def tokenizer_begin(self) -> list[int] | None:
         """The ids that begin a text; by default those of its tokenizer, or None if it has no such attribute."""
         begin = getattr(self.tokenizer, 'begin_of_text', None)
         return None if begin is None else list(begin)
