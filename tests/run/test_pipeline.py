@@ -44,6 +44,9 @@ FAMILIES = {
     },
     'experts by batch': MIXTURE | BALANCED | {'balance_over': 'batch', 'capacity': 0.75},
 }
+# Of gradients and weights. The reference of `states` in f32 is itself up to 1.9e-5 from the same reference in f64, and the decoder on
+# one device 1.6e-5: products of many decays. (The stages are 0.7e-5 from it.)
+ROUNDING = {'states': 3e-5}
 
 
 @functools.cache
@@ -103,8 +106,9 @@ def test_equals_the_reference_and_sends_what_the_schedule_says(family, mesh, mic
     for name, value in terms.items():
         np.testing.assert_allclose(metrics[name], value, rtol=2e-6, err_msg=name)
     length = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradient)))
-    assert_same(own_gradient, gradient, rtol=1e-5, floor=1e-6 * length)
-    assert_same(weights, after, rtol=1e-5)
+    rounding = ROUNDING.get(family, 1e-5)
+    assert_same(own_gradient, gradient, rtol=rounding, floor=1e-6 * length)
+    assert_same(weights, after, rtol=rounding)
     # One in the loop of the ticks, one in that of the backward pass; and with rounds, for each weight of a layer,
     # one a turn there and one back.
     rounds, weights_of_a_layer = model.plan.pipeline.rounds, len(jax.tree.leaves(gradient.layers))
