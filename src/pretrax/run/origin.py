@@ -1,7 +1,6 @@
 """Where `init_from:` takes weights from: a checkpoint of Hugging Face, or one of a run. Both are read piece by piece."""
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -10,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from pretrax.checkpoint import CheckpointWeights, find_checkpoint, is_stacked, read_description
-from pretrax.data.tokenizers.text_bounds import added_tokens
+from pretrax.data.tokenizers.tokenizer import tokens_before
 from pretrax.errors import Report, UserError
 from pretrax.huggingface.configs import compare
 from pretrax.huggingface.model import KEPT, TOKENIZER, open_model
@@ -173,7 +172,7 @@ def _hugging_face(place: str, mtp_layers: int) -> Origin:
         model.arch.vocab_size,
         content,
         None,
-        () if content is None else added_tokens(json.loads(content)).before,
+        () if content is None else tokens_before(content, str(file)),
         model.directory,
         (*model.notes, *weights.notes),
     )

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import math
 import pathlib
 from collections.abc import Mapping
@@ -12,8 +11,7 @@ import jax
 
 from pretrax.checkpoint import CheckpointWeights, find_checkpoint, read_description, restore
 from pretrax.config import from_manifest
-from pretrax.data.tokenizers.text_bounds import added_tokens
-from pretrax.data.tokenizers.tokenizer import Tokenizer
+from pretrax.data.tokenizers.tokenizer import Tokenizer, tokens_before
 from pretrax.data.tokens.flat_tokens import open_split
 from pretrax.errors import UserError
 from pretrax.huggingface.end_tokens import end_tokens
@@ -121,7 +119,7 @@ def begin_of_text(description: dict[str, Any], tokenizer: bytes | None) -> tuple
         return tuple(recorded)
     data = description['config'].get('data') or {}
     is_import = data.get('name') == 'tokenizer' and data.get('template', True)
-    return added_tokens(json.loads(tokenizer)).before if is_import and tokenizer is not None else ()
+    return tokens_before(tokenizer, 'tokenizer.json') if is_import and tokenizer is not None else ()
 
 
 def _tokens_of_the_run(data: dict[str, Any], prepared: pathlib.Path, description: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, processors
 
 from pretrax.data.tokenizers.text_bounds import added_tokens
-from pretrax.data.tokenizers.tokenizer import Tokenizer
+from pretrax.data.tokenizers.tokenizer import Tokenizer, tokens_before
 from pretrax.data.tokenizers.tokenizer_files import load_tokenizer
 from pretrax.errors import UserError
 from pretrax.infer.answers import begun, encode_prompt, start_of_text
@@ -102,3 +102,11 @@ def test_a_post_processor_that_is_none_is_refused():
     settings = json.loads(library(None).to_str()) | {'post_processor': {'type': 'TemplateProcessing', 'single': 3}}
     with pytest.raises(UserError, match='not a tokenizer'):
         Tokenizer(json.dumps(settings).encode(), 'mine')
+
+
+@pytest.mark.parametrize(
+    'content', [b'[' * 2000 + b']' * 2000, b'[]', b'{', b'{"post_processor": {"type": "Unknown"}}']
+)
+def test_what_begins_texts_is_read_from_a_checked_file(content):
+    with pytest.raises(UserError, match=r'theirs: not a tokenizer\.json'):
+        tokens_before(content, 'theirs')

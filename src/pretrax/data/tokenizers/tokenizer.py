@@ -318,8 +318,25 @@ def is_native_error(error: BaseException) -> bool:
     return isinstance(error, Exception) or type(error).__name__ == 'PanicException'
 
 
-def _load(content: bytes, name: str) -> tuple[dict[str, Any], tokenizers.Tokenizer, Added]:
+def tokens_before(content: bytes, name: str) -> tuple[int, ...]:
+    """The ids that a tokenizer.json adds before a text. Raises UserError if it is malformed."""
+    with _reading(name):
+        return added_tokens(parse_json(content)).before
+
+
+@contextlib.contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Raises UserError for an error that the content of a tokenizer.json causes, also in a native library."""
     try:
+        yield
+    except BaseException as error:
+        if isinstance(error, UserError) or not is_native_error(error):
+            raise
+        raise UserError(f'{name}: not a tokenizer.json of the `tokenizers` library\n  {first_line(error)}') from None
+
+
+def _load(content: bytes, name: str) -> tuple[dict[str, Any], tokenizers.Tokenizer, Added]:
+    with _reading(name):
         settings = parse_json(content)
         adds = added_tokens(settings)
         # Truncation, padding, templates and BPE dropout would make the tokens differ from the text.
@@ -327,10 +344,6 @@ def _load(content: bytes, name: str) -> tuple[dict[str, Any], tokenizers.Tokeniz
         settings['model'] |= {'dropout': None} if 'dropout' in settings['model'] else {}
         refuse_growth(settings, name)
         backend = tokenizers.Tokenizer.from_buffer(json.dumps(settings).encode())
-    except BaseException as error:
-        if isinstance(error, UserError) or not is_native_error(error):
-            raise
-        raise UserError(f'{name}: not a tokenizer.json of the `tokenizers` library\n  {first_line(error)}') from None
     backend.encode_special_tokens = True
     return settings, backend, adds
 
