@@ -213,7 +213,7 @@ def _load(path: str, how: _How) -> _Loaded:
         f'{"chat" if template else "base model"}, computes in {run.compute}',
         flush=True,
     )
-    print(f'{name}: {tokenizer.shown_begin or "nothing"} begins a text', flush=True)
+    print(f'{name}: {tokenizer.shown_begin} begins a text', flush=True)
     admission = Admission(status.slots, how.queue)
     created = written_at(trained.directory, trained.step)
     served = ServedModel(

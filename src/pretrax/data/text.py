@@ -81,7 +81,7 @@ def _load_tokenizer(options: TextOptions, say: Callable[[str], None]) -> Tokeniz
     tokenizer = load_tokenizer(name, options.begin_of_text)
     _check_vocab_size(options, tokenizer.vocab_size, name)
     end, chosen = tokenizer.end_of_text, options.begin_of_text is not None
-    begins = f'{tokenizer.shown_begin or "nothing"} begins documents'
+    begins = f'{tokenizer.shown_begin} begins documents'
     begins += (
         ', as data.begin_of_text says' if chosen else ', as tokenizer.json says' if tokenizer.begin_of_text else ''
     )

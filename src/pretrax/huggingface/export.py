@@ -158,7 +158,7 @@ def _write_tokenizer(
         settings['bos_token'] = tokenizer.decode([begin[0]])
     if begin != adds:
         say(
-            f'{TOKENIZER} adds {tokenizer.shown_begin or "nothing"} before a text, as in training, where the original adds '
+            f'{TOKENIZER} adds {tokenizer.shown_begin} before a text, as in training, where the original adds '
             f'{tokenizer.shown(adds) or "nothing"}'
         )
     if begin or is_kept:  # transformers 4 reads it, for some classes

@@ -78,7 +78,7 @@ def _write(
     run = prepare(config, print)
     if (tokenizer := run.source.tokenizer) is not None:
         print(
-            f'tokenizer: {tokenizer.shown_begin or "nothing"} begins a text, as {TOKENIZER} says{contradiction(directory / KEPT, tokenizer)}'
+            f'tokenizer: {tokenizer.shown_begin} begins a text, as {TOKENIZER} says{contradiction(directory / KEPT, tokenizer)}'
         )
     config = from_values(_values(model, directory) | {'run_dir': str(run_dir)})
     like = run.like.weights

@@ -232,7 +232,7 @@ def check_tokenizer(start: Origin, ours: Any, report: Report) -> None:
     if content is not None and start.tokenizer is not None and ours.begin_of_text != start.begin_of_text:
         report(
             f'{start.key}: texts begin with {ours.shown(start.begin_of_text) or "nothing"} in {start.place}, and with '
-            f'{ours.shown_begin or "nothing"} in the data, which the weights then learn; data.begin_of_text chooses'
+            f'{ours.shown_begin} in the data, which the weights then learn; data.begin_of_text chooses'
         )
     if content is None or (start.tokenizer is None and start.tokenizer_sha256 is None):
         report(

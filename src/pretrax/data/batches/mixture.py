@@ -115,7 +115,7 @@ def open_mixture(members: Sequence[Member], exhausted: Exhausted, request: DataR
         held_out = one.source.held_out
         if held_out is not None and held_out.tokens.fingerprint == other.source.train.tokens.fingerprint:
             request.say(f'validation: the tokens of {one.name} are also those that {other.name} trains on')
-    begins = {m.name: m.source.tokenizer.shown_begin or 'nothing' for m in members if m.source.tokenizer}
+    begins = {m.name: m.source.tokenizer.shown_begin for m in members if m.source.tokenizer}
     if len(set(begins.values())) > 1:
         first, begin = next(iter(begins.items()))
         others = ', '.join(f'of {name} with {other}' for name, other in begins.items() if other != begin)

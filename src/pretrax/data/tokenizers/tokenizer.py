@@ -219,14 +219,14 @@ class Tokenizer:
 
     @property
     def shown_begin(self) -> str:
-        """The tokens that begin a text with their ids, for messages; '' if there are none."""
-        return self.shown(self.begin_of_text)
+        """The tokens that begin a text with their ids, for messages; 'nothing' if there are none."""
+        return self.shown(self.begin_of_text) or 'nothing'
 
     @property
     def bounds(self) -> str:
         """What begins and ends a text, for messages."""
         end = () if self.end_of_text is None else (self.end_of_text,)
-        return f'{self.shown_begin or "nothing"} begins a text, {self.shown(end) or "nothing"} ends it'
+        return f'{self.shown_begin} begins a text, {self.shown(end) or "nothing"} ends it'
 
     def shown(self, ids: Sequence[int]) -> str:
         """The names of tokens with their ids, for messages."""
