@@ -48,9 +48,6 @@ _REDUNDANT = (
     'Skipping merge of OCDBT', 'Handler Commit operations', 'raised an exception', 'async_serialize',
     'Failed to write metadata', 'GatheringFuture exception was never retrieved', '.orbax-checkpoint-tmp',
 )  # fmt: skip
-for _name in ('absl', 'asyncio'):
-    logging.getLogger(_name).addFilter(lambda record: not any(text in record.getMessage() for text in _REDUNDANT))
-warnings.filterwarnings('ignore', "coroutine 'async_serialize.*' was never awaited", RuntimeWarning)
 
 
 class Directory:
@@ -68,6 +65,7 @@ class Directory:
 
     @functools.cached_property
     def _checkpointer(self) -> ocp.AsyncCheckpointer:
+        _silence_orbax()
         handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
         return ocp.AsyncCheckpointer(handler, async_options=ocp.options.AsyncOptions(barrier_sync_fn=self._meet))
 
@@ -148,15 +146,18 @@ def _unwrap(directory: pathlib.Path) -> None:
     (directory / INDEX).unlink()
 
 
-def _is_write_of_failed_save(unraisable: 'sys.UnraisableHookArgs') -> bool:
-    """When one array cannot be written, Orbax does not wait for the others: they end after its event loop is closed."""
-    error = unraisable.exc_value
-    return isinstance(error, RuntimeError) and str(error) == 'Event loop is closed'
+@functools.cache
+def _silence_orbax() -> None:
+    """Installs the filters for `_REDUNDANT` in this process, once."""
+    for name in ('absl', 'asyncio'):
+        logging.getLogger(name).addFilter(lambda record: not any(text in record.getMessage() for text in _REDUNDANT))
+    warnings.filterwarnings('ignore', "coroutine 'async_serialize.*' was never awaited", RuntimeWarning)
+    report = sys.unraisablehook
 
+    def report_others(unraisable: 'sys.UnraisableHookArgs') -> None:
+        """When one array cannot be written, Orbax does not wait for the others: they end after its event loop is closed."""
+        error = unraisable.exc_value
+        if not (isinstance(error, RuntimeError) and str(error) == 'Event loop is closed'):
+            report(unraisable)
 
-def _report_unraisable(unraisable: 'sys.UnraisableHookArgs', report: Callable[..., Any] = sys.unraisablehook) -> None:
-    if not _is_write_of_failed_save(unraisable):
-        report(unraisable)
-
-
-sys.unraisablehook = _report_unraisable
+    sys.unraisablehook = report_others

@@ -6,6 +6,7 @@ block of tokens in every slot whose prompt has been read. Every program is compi
 
 import collections
 import dataclasses
+import functools
 import itertools
 import time
 from typing import Any
@@ -32,8 +33,12 @@ class _Compilations:
         self.count += event == _COMPILED
 
 
-_compilations = _Compilations()
-jax.monitoring.register_event_duration_secs_listener(_compilations)
+@functools.cache
+def _compilations() -> _Compilations:
+    """The counter of this process. The first call starts it."""
+    counter = _Compilations()
+    jax.monitoring.register_event_duration_secs_listener(counter)
+    return counter
 
 
 @dataclasses.dataclass
@@ -119,7 +124,7 @@ class Engine:
         self._caches = programs.new_caches()
         if warm_up:
             self._caches = programs.warm_up(self._weights, self._caches)
-        self._compiled_before = _compilations.count
+        self._compiled_before = _compilations().count
 
     def swap(self, weights: Any, weights_step: int | None) -> None:
         """Continues with other weights. Running requests keep what they have read and written."""
@@ -176,7 +181,7 @@ class Engine:
             generated_tokens=self._counts['generated'],
             proposed_tokens=self._counts['proposed'],
             accepted_tokens=self._counts['accepted'],
-            compilations=_compilations.count - self._compiled_before,
+            compilations=_compilations().count - self._compiled_before,
         )
 
     def _memory_of(self, sequence: _Sequence) -> tuple[Memory, int]:
