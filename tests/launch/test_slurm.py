@@ -257,6 +257,17 @@ def test_the_rows_of_a_sweep_are_an_array_of_jobs(cluster, pretrax, tmp_path):
     assert 'row 2 of 3 rows on' in pretrax('launch', 'logs', 'sweeps/quick', '--process', '2')
 
 
+def test_a_run_waits_for_a_node_that_is_down(cluster, reference, tmp_path):
+    cluster.until(lambda: cluster.states() == ['idle'] * 4, 'idle nodes')
+    with unplugged(cluster, 'node4'):
+        cluster.until(lambda: cluster.states()[3].startswith('down'), 'a node that is down')
+        run = submitted(cluster, write_run(tmp_path, steps=STEPS), '--nodes', '4')
+        assert '; it may wait: Slurm cannot start it with the nodes that are up now\n' in run.said
+        assert run.state() == 'PENDING'
+    with run:
+        assert run.finish() == reference(4)
+
+
 @pytest.mark.parametrize(
     ('options', 'said'),
     [

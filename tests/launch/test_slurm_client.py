@@ -135,6 +135,27 @@ def test_a_script_that_is_not_accepted(slurm, text, said):
         submit('#!/bin/bash')
 
 
+@pytest.mark.parametrize('has_such_nodes', [True, False])
+def test_a_job_may_wait_for_nodes_that_are_down(tmp_path, slurm, has_such_nodes):
+    """Slurm 22.05: a test of the script fails both while a node is down and when no node is large enough."""
+    refusal = 'echo {}Requested node configuration is not available >&2; exit 1'
+    test, submission = (
+        refusal.format('allocation failure: '),
+        refusal.format('sbatch: error: Batch job submission failed: '),
+    )
+    slurm('sbatch', '')
+    (tmp_path / 'sbatch').write_text(
+        f'#!/bin/sh\n[ $1 = --parsable ] || {{ {test}; }}\n{"echo 22" if has_such_nodes else submission}\n'
+    )
+    if has_such_nodes:
+        assert submit('#!/bin/bash') == ('22', 'it may wait: Slurm cannot start it with the nodes that are up now')
+    else:
+        with pytest.raises(
+            UserError, match=r'^Slurm refuses the job:\nBatch job submission failed: Requested node conf'
+        ):
+            submit('#!/bin/bash')
+
+
 def test_nodes_that_are_lost(slurm):
     states = ['ALLOCATED', 'DOWN', 'MIXED+DRAIN', 'ALLOCATED*', 'IDLE+NOT_RESPONDING', 'DOWN*+DRAIN']
     slurm('scontrol', ''.join(f'NodeName=n{i} Arch=x86_64 State={s} Owner=N/A\n' for i, s in enumerate(states)))

@@ -21,6 +21,9 @@ _UNFINISHED = {
     'REQUEUED', 'REQUEUE_FED', 'REQUEUE_HOLD', 'SPECIAL_EXIT', 'RESV_DEL_HOLD',
 }  # fmt: skip
 
+# `sbatch --test-only` says this of what no node has, and also while nodes are down. `sbatch` accepts a job that waits for them.
+_NOT_NOW = 'Requested node configuration is not available'
+
 
 def check_cluster(resources: Resources, known: Sequence[Partition] | None = None) -> None:
     """Checks that the partition exists and can give what a job asks for.
@@ -77,14 +80,20 @@ def submit(script: str) -> tuple[str, str]:
     Raises:
         UserError: Slurm refuses it: for example the account, the quality of service or the constraint.
     """
-    expected = _test(script)
-    return ask('sbatch', '--parsable', stdin=script).strip().partition(';')[0], expected
-
-
-def _test(script: str) -> str:
-    """What `sbatch --test-only` says of the start: 'to start at ...'. Raises UserError if Slurm refuses the script."""
     try:
-        _, said = ask_both('sbatch', '--test-only', stdin=script)
+        start = re.search(r'to start at (\S+)', _sbatch('--test-only', script)[1])
+        expected = f'Slurm expects it to start at {start[1]}' if start else ''
+    except UserError as error:
+        if _NOT_NOW not in str(error):
+            raise
+        expected = 'it may wait: Slurm cannot start it with the nodes that are up now'
+    return _sbatch('--parsable', script)[0].strip().partition(';')[0], expected
+
+
+def _sbatch(option: str, script: str) -> tuple[str, str]:
+    """What sbatch prints on standard output and on standard error. Raises UserError if Slurm refuses the script."""
+    try:
+        return ask_both('sbatch', option, stdin=script)
     except UnavailableError:
         raise
     except UserError as error:
@@ -92,8 +101,6 @@ def _test(script: str) -> str:
             raise
         lines = [line.removeprefix('sbatch: ').removeprefix('error: ') for line in str(error).splitlines()[1:]]
         raise UserError('\n'.join(['Slurm refuses the job:', *lines])) from None
-    found = re.search(r'to start at (\S+)', said)
-    return f'Slurm expects it to start at {found[1]}' if found else ''
 
 
 class Slurm(Engine):
