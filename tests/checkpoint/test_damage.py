@@ -208,11 +208,6 @@ async def lose_write():
     error = ValueError('Error writing local file "0.partial/state.orbax-checkpoint-tmp/w0/0.0"')
     asyncio.get_running_loop().create_future().set_exception(error)
 
-# What Orbax does at times: a coroutine is never awaited, and nobody asks for the error of a write.
-async_serialize()
-asyncio.run(lose_write())
-gc.collect()
-
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 state = {f'w{i}': jax.numpy.zeros((8, 1000 + 10000 * (i % 2))) for i in range(20)}
 checkpoints = Checkpoints(pathlib.Path(sys.argv[1]), 3)
@@ -223,6 +218,10 @@ for step in range(3):
         checkpoints.wait()
     except SaveError as error:
         print(error)
+# What Orbax does at times: a coroutine is never awaited, and nobody asks for the error of a write.
+async_serialize()
+asyncio.run(lose_write())
+gc.collect()
 checkpoints.close()
 """
 
