@@ -54,7 +54,38 @@ def test_a_list_from_the_environment_is_written_as_its_reference(monkeypatch):
     assert SECRET not in json.dumps(written_values(config))
     assert from_manifest(written_values(config)) == config
     monkeypatch.delenv('PRETRAX_LIST')  # as for somebody else
-    assert from_manifest(written_values(config)).sample.prompts == ('?',)
+    assert from_manifest(written_values(config)).sample.prompts == ('hidden', 'hidden')
+
+
+FILTERS = [{'field': 'x', 'equals': SECRET, 'missing': 'drop'}]
+SOURCES = [{'name': name, 'weight': [[0, 1], [9, 2]], 'text': SECRET} for name in ('a', 'b')]
+
+
+@pytest.mark.parametrize(
+    ('data', 'value'),
+    [
+        ({'filters': '${oc.env:PRETRAX_VALUE}'}, FILTERS),
+        ({'filters': ['${oc.env:PRETRAX_VALUE}']}, FILTERS[0]),
+        ({'filters': [{'field': 'x', 'one_of': '${oc.env:PRETRAX_VALUE}'}]}, [SECRET]),
+        ({'text': None, 'mixture': '${oc.env:PRETRAX_VALUE}'}, SOURCES),
+        ({'text': None, 'mixture': [SOURCES[0] | {'text': 'x', 'filters': '${oc.env:PRETRAX_VALUE}'}]}, FILTERS),
+        ({'text': ['${oc.env:PRETRAX_VALUE}']}, SECRET),
+        ({'text': 'hf:x', 'hugging_face': '${oc.env:PRETRAX_VALUE}'}, {'revision': SECRET}),
+        ('${oc.env:PRETRAX_VALUE}', {'text': SECRET, 'tokenizer': 'bytes'}),
+    ],
+)
+def test_a_list_or_section_of_the_data_is_written_as_its_reference(data, value, monkeypatch):
+    monkeypatch.setenv('PRETRAX_VALUE', value if isinstance(value, str) else json.dumps(value))
+    given = {'text': 'x', 'tokenizer': 'bytes'} | data if isinstance(data, dict) else data
+    config = from_values(VALUES | {'data': given})
+    assert SECRET in str(config.data)
+    assert SECRET not in resolved_yaml(config)
+    assert SECRET not in json.dumps(written_values(config))
+    assert from_manifest(written_values(config)) == config
+    monkeypatch.delenv('PRETRAX_VALUE')  # as for somebody else, who sees what a run is made of
+    data = from_manifest(written_values(config)).data
+    assert SECRET not in str(data)
+    assert type(data.options) is type(config.data.options)
 
 
 @pytest.mark.parametrize('endpoint', [f'http://me:{SECRET}@host:9000', f'https://{SECRET}@host/x', f'host/{SECRET}'])
@@ -93,10 +124,12 @@ def test_an_error_of_the_run_names_the_variable(key, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_no_file_of_a_run_has_the_secret(tmp_path, capsys):
-    (tmp_path / 'text.txt').write_text('the quick brown fox jumps over the lazy dog ' * 100)
+def test_no_file_of_a_run_has_the_secret(tmp_path, capsys, monkeypatch):
+    text = 'the quick brown fox jumps over the lazy dog ' * 100
+    (tmp_path / 'rows.jsonl').write_text(json.dumps({'text': text, 'x': 'public'}) + '\n')
+    monkeypatch.setenv('PRETRAX_FILTERS', json.dumps([{'field': 'x', 'differs': SECRET}]))
     values = VALUES | {
-        'run_dir': str(tmp_path / 'run'), 'data': {'text': str(tmp_path / 'text.txt'), 'tokenizer': 'bytes', 'validation': 0},
+        'run_dir': str(tmp_path / 'run'), 'data': {'text': str(tmp_path / 'rows.jsonl'), 'tokenizer': 'bytes', 'validation': 0, 'filters': '${oc.env:PRETRAX_FILTERS}'},
         'sample': {'prompts': ['${oc.env:PRETRAX_SECRET}'], 'every': 1, 'tokens': 2}, 'log': {'tensorboard': True, 'every': 1},
         'checkpoint': {'every': 1},
     }  # fmt: skip

@@ -233,10 +233,10 @@ class _Resolver:
 
 
 def _end(text: str, start: int, path: Path) -> int:
-    """The place of the `}` that closes a reference."""
+    """The place of the `}` that closes a reference, whose default may have pairs of `{` and `}`."""
     open_ones = 1
-    for match in re.compile(r'\$\{|\}').finditer(text, start):
-        open_ones += 1 if match[0] == '${' else -1
+    for match in re.compile(r'[{}]').finditer(text, start):
+        open_ones += 1 if match[0] == '{' else -1
         if open_ones == 0:
             return match.start()
     raise _problem(path, f'cannot be resolved: {shown(text)} has a ${{ that is not closed', _FORMS)

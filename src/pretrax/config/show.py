@@ -50,7 +50,11 @@ def written_values(config: RunConfig) -> dict[str, Any]:
     Also a secret that was given as a plain text, as a whole or in part, is written as a reference. Values that the compiled
     step depends on, numbers, and choices between fixed words are written as they are, so that a resumed run notices a change.
     """
-    references = {path: text for path, text in config.references.items() if _may_be_secret(config, path)}
+    references = {
+        path: _with_default(text, _value_at(config, path))
+        for path, text in config.references.items()
+        if _may_be_secret(config, path)
+    }
     for path, variable in SECRETS.items():
         if not _REFERENCE.fullmatch(references.get(path, '')):
             references[path] = f'${{oc.env:{variable},null}}'
@@ -142,6 +146,15 @@ def _may_be_secret(config: RunConfig, path: Path) -> bool:
     return effect_of('.'.join(map(str, path))).on != 'step'
 
 
+def _value_at(config: RunConfig, path: Path) -> Any:
+    value: Any = config
+    for part in path:
+        if isinstance(value, Component) and part not in type(value).model_fields:
+            value = value.options
+        value = getattr(value, str(part)) if isinstance(value, BaseModel) else value[part]
+    return value
+
+
 def _only_words(annotation: Any) -> bool:
     """Whether a type has fixed words, and no free text."""
     inner = get_args(annotation)
@@ -151,13 +164,35 @@ def _only_words(annotation: Any) -> bool:
 
 
 def _written(value: Any, path: Path, references: Mapping[Path, str]) -> Any:
+    if isinstance(value, dict | list) and path in references:
+        return references[path]
     if isinstance(value, dict):
         return {key: _written(below, (*path, key), references) for key, below in value.items()}
-    if isinstance(value, list) and path in references and effect_of(dotted(path)).on == 'nothing':
-        return references[path] if ',' in references[path] else f'{references[path][:-1]},["?"]}}'
     if isinstance(value, list):
         return [_written(below, (*path, index), references) for index, below in enumerate(value)]
     return references.get(path, escaped(value)) if isinstance(value, str) else value
+
+
+def _with_default(reference: str, value: Any) -> str:
+    """The reference of a section or a list, for readers who do not have its variable: with a word in place of each text."""
+    is_one = isinstance(value, BaseModel | Mapping | Sequence) and not isinstance(value, str) and ',' not in reference
+    return f'{reference[:-1]},{json.dumps(_without_texts(value))}}}' if is_one else reference
+
+
+def _without_texts(value: Any) -> Any:
+    """The names of components and of the sources of a mixture stay, and so does a choice between fixed words."""
+    if isinstance(value, Component):
+        return value.model_dump(mode='json', exclude_none=True) | _without_texts(value.options)
+    if isinstance(value, BaseModel):
+        kept = value.model_dump(mode='json', exclude_none=True)
+        fields = type(value).model_fields.items()
+        free = [name for name, field in fields if name in kept and name != 'name' and not _only_words(field.annotation)]
+        return kept | {name: _without_texts(getattr(value, name)) for name in free}
+    if isinstance(value, Mapping):
+        return {key: _without_texts(below) for key, below in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_without_texts(below) for below in value]
+    return 'hidden' if isinstance(value, str) else value
 
 
 def _lines(values: dict[str, Any], path: tuple[str, ...], config: RunConfig) -> Iterator[tuple[str, str]]:
