@@ -11,7 +11,7 @@ write the rest (roles are therefore checked), and one that compares a message wi
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol
 
 from pretrax.chat.rendering import Renderer, environment
@@ -87,12 +87,14 @@ class Template:
         messages before it with `add_generation_prompt`, to the token that ends the turn.
 
         Args:
-            messages: each with `role` and `content`.
+            messages: each with `role` and `content`. What else they have may be left out by the template.
 
         Raises:
-            UserError: as `parts`, or the text of the prompt for an answer is not a part of the conversation's text.
+            UserError: as `prompt`, or the text of the prompt for an answer is not a part of the conversation's text.
         """
-        marked, original = self._marked(messages, {'add_generation_prompt': False})
+        variables = {'add_generation_prompt': False}
+        messages = self._written(messages, variables, {'content'})
+        marked, original = self._marked(messages, variables)
         text = self._renderer.render(marked)
         end_of_turn = next((name for name, number in self._special_tokens.items() if (number,) == self.end_of_turn), '')
         answers = []
@@ -128,19 +130,10 @@ class Template:
     def prompt(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> list[int | str]:
         """`parts` of a conversation, none of whose messages is left out.
 
-        Many templates do not know the role `developer`: such a message is then read as `system`.
-
         Raises:
             UserError: as `parts`, or the template leaves a message out.
         """
-        try:
-            self._check_written(messages, variables)
-            return self.parts(messages, variables)
-        except UserError:
-            as_system = [m | {'role': 'system'} if m.get('role') == 'developer' else m for m in map(dict, messages)]
-            if as_system == list(messages):
-                raise
-            return self.prompt(as_system, variables)
+        return self.parts(self._written(messages, variables), variables)
 
     def check_variables(self, variables: Iterable[str]) -> None:
         """Raises UserError for a variable that the template does not read, or that a request may not choose."""
@@ -149,11 +142,32 @@ class Template:
             known = ', '.join(sorted(free)) or 'none'
             raise UserError(f'the chat template reads no variable {variable!r} from a request; it reads: {known}')
 
-    def _check_written(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> None:
+    def _written(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], keys: Set[str] | None = None
+    ) -> Sequence[Mapping[str, Any]]:
+        """The messages, once it is known that the template writes each of them.
+
+        Many templates do not know the role `developer`: such a message is then `system`.
+
+        Raises:
+            UserError: the template leaves out one of these keys of a message (None: any of its texts).
+        """
+        try:
+            self._check_written(messages, variables, keys)
+        except UserError:
+            as_system = [m | {'role': 'system'} if m.get('role') == 'developer' else m for m in map(dict, messages)]
+            if as_system == list(messages):
+                raise
+            return self._written(as_system, variables, keys)
+        return messages
+
+    def _check_written(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], keys: Set[str] | None
+    ) -> None:
         """Raises UserError if the end of a text, signed with a character of its own, is not in the conversation."""
         signed, signs = [dict(message) for message in messages], dict[str, tuple[int, str]]()
         for n, message in enumerate(signed):
-            for key in sorted(message.keys() - {'role'}):
+            for key in sorted(message.keys() - {'role'} if keys is None else message.keys() & keys):
                 if isinstance(message[key], str) and message[key].strip():
                     sign = chr(_SIGNS + len(signs) % _N_SIGNS)
                     message[key], signs[sign] = message[key] + sign, (n, key)
@@ -161,7 +175,7 @@ class Template:
         for sign, (n, key) in signs.items():
             if sign not in text:
                 where = f'{key} of message {n + 1}, whose role is {messages[n]["role"]}'
-                raise UserError(f'the chat template of this model does not write the {where}')
+                raise UserError(f'{self.name} does not write the {where}')
 
     def parts(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> list[int | str]:
         """Ordinary text, and the special tokens in it.

@@ -114,6 +114,40 @@ def test_a_bad_row_is_named_or_skipped_with_a_count(tmp_path, row, message):
     assert (len(kept), counts.read, counts.left_out['bad']) == (2, 3, 1)
 
 
+SYSTEM_FIRST = (
+    "{% for m in messages %}{% if m.role in ('user', 'assistant') or m.role == 'system' and loop.first %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize('role', ['system', 'developer', 'tool'])
+def test_a_row_with_a_message_that_the_template_leaves_out_is_bad(tmp_path, role):
+    question, answer = ANSWERED['one answer']
+    late = {'role': role, 'content': 'Be brief.'}
+    good, bad = ({'messages': messages} for messages in ([question, answer], [question, late, answer]))
+    why = 'does not write the content of message 2, whose role is '
+    with pytest.raises(UserError, match=rf'chat\.jsonl:2: .*{why}'):
+        list(find_corpus(options(tmp_path, [good, bad], template=SYSTEM_FIRST), quiet).documents())
+    counts = RowCounts()
+    skipping = options(tmp_path, [good, bad, good], template=SYSTEM_FIRST, on_error='skip')
+    assert len(list(find_corpus(skipping, quiet).documents(counts))) == 2
+    assert counts.left_out['bad'] == 1
+
+
+def test_a_developer_is_trained_on_as_system_where_the_template_does_not_know_it(tmp_path):
+    """As the server reads it. What else a message has, such as an id, may be left out."""
+    question, answer = ANSWERED['one answer']
+    rows = [
+        {'messages': [{'role': role, 'content': 'Be brief.', 'id': 'x'}, question, answer]}
+        for role in ('system', 'developer')
+    ]
+    split, _ = tokenized(tmp_path, rows, template=SYSTEM_FIRST)
+    first, second = documents(split)
+    assert first == second
+    assert backend('chatml').decode(first[0]).startswith('system\nBe brief.')
+
+
 def test_a_template_whose_prompt_is_not_in_the_conversation_is_refused(tmp_path):
     thinks = TEMPLATES['chatml'].replace("{{ '<|im_start|>assistant\n' }}", "{{ '<|im_start|>assistant\n<think>' }}")
     assert thinks != TEMPLATES['chatml']
