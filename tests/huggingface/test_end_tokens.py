@@ -8,10 +8,9 @@ import pytest
 
 from pretrax import config_from_values
 from pretrax.cli import main
-from pretrax.data.tokenizers.tokenizer_files import bytes_tokenizer, load_tokenizer
+from pretrax.data.tokenizers.tokenizer_files import bytes_tokenizer, end_tokens, load_tokenizer
 from pretrax.errors import UserError
 from pretrax.huggingface.configs import read_options
-from pretrax.huggingface.end_tokens import end_tokens
 from pretrax.model.families import TransformerOptions, resolve
 from pretrax.run.setup import prepare
 from pretrax.run.trained import open_trained
@@ -38,13 +37,23 @@ def tokenizer_json(words=WORDS):
     [
         ({}, ()),
         ({'tokenizer_config.json': {'eos_token': '<stop>'}}, (4,)),
-        ({'tokenizer_config.json': {'eos_token': {'content': '<turn>'}}, 'config.json': {'eos_token_id': 4}}, (7, 4)),
+        (
+            {
+                'tokenizer_config.json': {'eos_token': {'content': '<turn>'}},
+                'config.json': {'model_type': 'x', 'eos_token_id': 4},
+            },
+            (7, 4),
+        ),
         (
             {'special_tokens_map.json': {'eos_token': '<stop>'}, 'generation_config.json': {'eos_token_id': [7, 4]}},
             (4, 7),
         ),
-        ({'config.json': {'eos_token_id': [7, 4]}, 'tokenizer_config.json': {'eos_token': None}}, (7, 4)),
-        ({'config.json': {'text_config': {'eos_token_id': 4}}}, (4,)),
+        (
+            {'config.json': {'model_type': 'x', 'eos_token_id': [7, 4]}, 'tokenizer_config.json': {'eos_token': None}},
+            (7, 4),
+        ),
+        ({'config.json': {'eos_token_id': 7}}, ()),  # not that of a model
+        ({'config.json': {'model_type': 'x', 'text_config': {'eos_token_id': 4}}}, (4,)),
     ],
 )
 def test_every_file_counts(tmp_path, files, expected):
@@ -57,9 +66,9 @@ def test_every_file_counts(tmp_path, files, expected):
     ('file', 'content', 'message'),
     [
         ('tokenizer_config.json', {'eos_token': '<end>'}, "eos_token '<end>' is not a token"),
-        ('generation_config.json', {'eos_token_id': 'four'}, 'eos_token_id is four; expected an id'),
-        ('config.json', {'eos_token_id': [True]}, 'expected an id, or a list of ids'),
-        ('config.json', [], 'expected a JSON object'),
+        ('generation_config.json', {'eos_token_id': 'four'}, 'eos_token_id is "four"\n  expected an id'),
+        ('config.json', {'model_type': 'x', 'eos_token_id': [True]}, 'expected an id, or a list of ids'),
+        ('tokenizer_config.json', [], 'expected a JSON object'),
     ],
 )
 def test_a_file_with_another_content_is_refused(tmp_path, file, content, message):

@@ -61,7 +61,7 @@ def test_a_run_that_continues_an_import_begins_texts_as_its_documents(model, tmp
 
 def test_checkpoints_of_an_older_pretrax_begin_texts_as_it_did(model):
     content = (model / 'tokenizer.json').read_bytes()
-    imported = {'config': {'data': {'name': 'tokenizer', 'template': True}}}
+    imported = {'config': {'data': {'name': 'tokenizer'}}}
     trained = {'config': {'data': {'name': 'text'}}}
     assert begin_of_text(imported, content) == (1,)
     assert begin_of_text(trained, content) == ()
@@ -74,6 +74,28 @@ def test_an_import_says_that_add_bos_token_does_not_count(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(['import', str(tmp_path / 'model'), '--out', str(tmp_path / 'run')])
     assert 'although tokenizer_config.json has add_bos_token=false' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ('choice', 'ids', 'name'),
+    [('false', [], 'nothing'), ('true', [1], '<s> (id 1)'), ('</s>', [2], '</s> (id 2)'), ('<none>', None, '')],
+)
+def test_an_import_begins_texts_as_its_option_says(model, tmp_path, capsys, choice, ids, name):
+    run = tmp_path / 'run'
+    with pytest.raises(SystemExit) as ended:
+        main(['import', str(model), '--out', str(run), '--begin-of-text', choice])
+    said = capsys.readouterr()
+    if ids is None:
+        assert ended.value.code == 2
+        assert "'<none>' is not a token" in said.err
+        assert not run.exists()
+        return
+    assert f'tokenizer: {name} begins a text, as --begin-of-text says' in said.out
+    assert read_description(*find_checkpoint(locate(str(run))))['begin_of_text'] == ids
+    tokenizer = open_trained(str(run)).run.source.tokenizer
+    assert isinstance(tokenizer, Tokenizer)
+    assert encode_prompt(tokenizer, 'a') == [*ids, 4]
+    assert exported(run, tmp_path / 'out')[0] == [*ids, 4, 3, 5]
 
 
 def test_an_import_records_what_begins_a_text_and_keeps_its_files(model, tmp_path, capsys):

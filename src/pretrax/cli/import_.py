@@ -15,10 +15,19 @@ def import_(
     out: Annotated[
         str | None, typer.Option('--out', '-o', metavar='RUN', help='Directory of the new run. [default: runs/NAME]')
     ] = None,
+    begin_of_text: Annotated[
+        str | None,
+        typer.Option(
+            '--begin-of-text',
+            metavar='TOKEN',
+            help='What begins a text, as data.begin_of_text: the name of a token, true or false. [default: as tokenizer.json says]',
+        ),
+    ] = None,
     allow_not_finite: Annotated[
         bool, typer.Option('--allow-not-finite', help='Import weights that are NaN or infinite, and only report them.')
     ] = False,
 ) -> None:
     from pretrax.run.imported import import_checkpoint
 
-    import_checkpoint(source, out, allow_not_finite)
+    choice = {'true': True, 'false': False}.get(begin_of_text or '', begin_of_text)
+    import_checkpoint(source, out, choice, allow_not_finite)

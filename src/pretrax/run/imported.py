@@ -12,9 +12,8 @@ from pretrax import __version__
 from pretrax.checkpoint import StreamedArray, steps_in, write_streamed
 from pretrax.config import from_values, resolved_yaml, written_values
 from pretrax.data.tokenizers.tokenizer import Tokenizer
-from pretrax.data.tokenizers.tokenizer_files import contradiction
+from pretrax.data.tokenizers.tokenizer_files import contradiction, end_tokens
 from pretrax.errors import UserError
-from pretrax.huggingface.end_tokens import end_tokens
 from pretrax.huggingface.files import not_finite_text
 from pretrax.huggingface.model import GENERATION, KEPT, SETTINGS, SPECIAL, TOKENIZER, HuggingFaceModel, open_model
 from pretrax.huggingface.weights import HuggingFaceWeights
@@ -28,16 +27,20 @@ from pretrax.storage.staging import written_directory
 LONGEST = 1024  # tokens of a sequence of a run that continues, unless the model allows fewer
 
 
-def import_checkpoint(place: str, out: str | None, allow_not_finite: bool = False) -> None:
+def import_checkpoint(
+    place: str, out: str | None, begin_of_text: bool | str | None = None, allow_not_finite: bool = False
+) -> None:
     """Writes the run and prints what is in it.
 
     Args:
         place: a directory, or org/name[@revision] on the hub.
         out: directory of the run; None: runs/NAME.
+        begin_of_text: as in `Tokenizer.begin_with`.
         allow_not_finite: import weights with numbers that are NaN or infinite, which are then only reported.
 
     Raises:
-        UserError: there is no checkpoint, its model is not supported, its files are damaged, or numbers are not finite.
+        UserError: there is no checkpoint, its model is not supported, its files are damaged, or numbers are not finite; or there is
+            no such token.
     """
     model = open_model(place)
     directory = locate(out or f'runs/{_name(place)}')
@@ -48,7 +51,7 @@ def import_checkpoint(place: str, out: str | None, allow_not_finite: bool = Fals
     with written_directory(directory) as local:
         new = not local.exists()
         try:
-            count = _write(model, place, local, directory, allow_not_finite)
+            count = _write(model, place, local, directory, begin_of_text, allow_not_finite)
         except BaseException:
             if new:  # so that the next attempt finds no partial run
                 shutil.rmtree(local, ignore_errors=True)
@@ -60,8 +63,9 @@ def import_checkpoint(place: str, out: str | None, allow_not_finite: bool = Fals
 
 
 def _write(
-    model: HuggingFaceModel, place: str, directory: pathlib.Path, run_dir: AnyPath, allow_not_finite: bool
-) -> int:
+    model: HuggingFaceModel, place: str, directory: pathlib.Path, run_dir: AnyPath, begin_of_text: bool | str | None,
+    allow_not_finite: bool,
+) -> int:  # fmt: skip
     """Writes the run, which will be at `run_dir`. Returns the number of parameters of its model."""
     found = model.weights(shapes_of(model.arch))  # raises at once if tensors are missing or have other shapes
     for note in found.notes:
@@ -72,15 +76,18 @@ def _write(
         for name in (TOKENIZER, SETTINGS, SPECIAL, GENERATION):
             if (directory / KEPT / name).is_file():
                 copy_file(name, directory / KEPT, directory / 'data')
+    elif begin_of_text is not None:
+        raise UserError(f'{place}: there is no {TOKENIZER}, so no token begins a text\nleave out --begin-of-text')
     else:
         print(f'there is no {TOKENIZER}: the weights can be trained and exported, but cannot generate text')
-    config = from_values(_values(model, directory))
+    values = _values(model, directory, begin_of_text)
+    config = from_values(values)
     run = prepare(config, print)
     if (tokenizer := run.source.tokenizer) is not None:
-        print(
-            f'tokenizer: {tokenizer.shown_begin} begins a text, as {TOKENIZER} says{contradiction(directory / KEPT, tokenizer)}'
-        )
-    config = from_values(_values(model, directory) | {'run_dir': str(run_dir)})
+        is_chosen = begin_of_text is not None
+        says = '--begin-of-text says' if is_chosen else f'{TOKENIZER} says{contradiction(directory / KEPT, tokenizer)}'
+        print(f'tokenizer: {tokenizer.shown_begin} begins a text, as {says}')
+    config = from_values(values | {'run_dir': str(run_dir)})
     like = run.like.weights
     weights = model.weights(like)
     description = {
@@ -128,7 +135,7 @@ def nested(by_path: dict[str, StreamedArray]) -> dict:
     return tree
 
 
-def _values(model: HuggingFaceModel, directory: pathlib.Path) -> dict:
+def _values(model: HuggingFaceModel, directory: pathlib.Path, begin_of_text: bool | str | None) -> dict:
     """A configuration with the model and its tokenizer, but no text."""
     length = min(model.options.get('max_sequence_length') or LONGEST, LONGEST)
     has_tokenizer = (directory / 'data' / TOKENIZER).is_file()
@@ -138,6 +145,8 @@ def _values(model: HuggingFaceModel, directory: pathlib.Path) -> dict:
         data['vocab_size'] = model.options['vocab_size']
     elif ends := _end_tokens(directory, model.options['vocab_size']):
         data['end_of_text'] = ends[0]
+    if begin_of_text is not None:
+        data['begin_of_text'] = begin_of_text
     return {
         'name': _name(directory.name),
         'run_dir': str(directory),

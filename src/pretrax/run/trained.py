@@ -12,9 +12,9 @@ import jax
 from pretrax.checkpoint import CheckpointWeights, find_checkpoint, read_description, restore
 from pretrax.config import from_manifest
 from pretrax.data.tokenizers.tokenizer import Tokenizer, tokens_before
+from pretrax.data.tokenizers.tokenizer_files import end_tokens
 from pretrax.data.tokens.flat_tokens import open_split
 from pretrax.errors import UserError
-from pretrax.huggingface.end_tokens import end_tokens
 from pretrax.huggingface.model import KEPT, TOKENIZER
 from pretrax.machine.atomic import write_file
 from pretrax.machine.cache import cache_directory
@@ -118,7 +118,7 @@ def begin_of_text(description: dict[str, Any], tokenizer: bytes | None) -> tuple
     if (recorded := description.get('begin_of_text')) is not None:
         return tuple(recorded)
     data = description['config'].get('data') or {}
-    is_import = data.get('name') == 'tokenizer' and data.get('template', True)
+    is_import = data.get('name') == 'tokenizer'
     return tokens_before(tokenizer, 'tokenizer.json') if is_import and tokenizer is not None else ()
 
 

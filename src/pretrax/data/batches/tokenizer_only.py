@@ -35,7 +35,6 @@ class TokenizerOnly(Source):
                 description="what begins a text: null: the tokens that tokenizer.json adds; true, false, or a token's name"
             ),
         ] = None,
-        template: Annotated[bool, Field(description='in older runs: false is begin_of_text=false')] = True,
         end_of_text: Annotated[
             int | None, Field(description='id that ends a text; null: that of a token with one of the usual names')
         ] = None,
@@ -44,8 +43,8 @@ class TokenizerOnly(Source):
         path = request.directory / FILE
         self.tokenizer = Tokenizer(path.read_bytes(), str(path), end_of_text) if path.is_file() else None
         if self.tokenizer is not None:
-            self.tokenizer.before_text = named_begin(request.directory, self.tokenizer)
-            self.tokenizer.begin_with(begin_of_text if template else False)
+            self.tokenizer.before_text = named_begin(request.directory, self.tokenizer.token_id)
+            self.tokenizer.begin_with(begin_of_text)
             self.vocab_size = self.tokenizer.vocab_size
         elif vocab_size is not None:
             self.vocab_size = vocab_size

@@ -3,9 +3,10 @@
 Each is converted to a `tokenizer.json`, the only file that readers of the tokens need.
 """
 
+import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ BYTES = 'bytes'
 TIKTOKEN = 'tiktoken:'
 TOKENIZER_JSON = 'tokenizer.json'
 CONFIG = 'config.json'
+_NAMED = ('tokenizer_config.json', 'special_tokens_map.json')  # have the name of a token
+_NUMBERED = ('generation_config.json', CONFIG)  # have an id, or a list of them
 
 
 def load_tokenizer(spec: str | Path, begin_of_text: bool | str | None = None) -> Tokenizer:
@@ -79,10 +82,11 @@ def character_tokenizer(characters: Sequence[str], name: str) -> Tokenizer:
     return Tokenizer(json.dumps(settings, ensure_ascii=False).encode(), name, needs_end=False)
 
 
-def named_begin(directory: AnyPath, tokenizer: Tokenizer) -> int | None:
-    """The id of the `bos_token` in the files of transformers; None: they name none, or no token of the tokenizer."""
-    name, _ = _named(directory, 'bos_token')
-    return None if name is None else tokenizer.token_id(name)
+def named_begin(directory: AnyPath, token_id: Callable[[str], int | None]) -> int | None:
+    """The id of the `bos_token` in the files of transformers; None: they name none, or what is no token."""
+    names = (_name_in(directory / file, 'bos_token') for file in _NAMED)
+    name = next((name for name in names if name is not None), None)
+    return None if name is None else token_id(name)
 
 
 def contradiction(directory: AnyPath, tokenizer: Tokenizer) -> str:
@@ -183,54 +187,72 @@ def _of_directory(path: Path) -> Tokenizer:
             f'  transformers can write one: AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained(DIRECTORY)'
         )
     content = file.read_bytes()
-    begin, end, found_in = None, None, file
-    names = {kind: _named(path, kind) for kind in ('bos_token', 'eos_token')}
-    if any(name for name, _ in names.values()):
-        token_id = Tokenizer(content, str(file), end_of_text=0).token_id
-        begin, end = (None if name is None else token_id(name) for name, _ in names.values())
-        name, found_in = names['eos_token']
-        if name is not None and end is None:
+
+    @functools.cache
+    def reader() -> Tokenizer:
+        return Tokenizer(content, str(file), end_of_text=0)
+
+    def token_id(name: str) -> int | None:
+        return reader().token_id(name)
+
+    begin = named_begin(path, token_id)
+    end, end_from = next(_ends(path, token_id), (None, file))
+    return Tokenizer(content, str(file), end_of_text=end, end_from=end_from.name, before_text=begin)
+
+
+def end_tokens(directory: AnyPath, token_id: Callable[[str], int | None]) -> tuple[int, ...]:
+    """The ids of the tokens that end a text, according to the files of transformers.
+
+    Args:
+        directory: of the files. Each of them may be missing; config.json counts if it is that of a model.
+        token_id: the id of a token by its name; None: there is no such token.
+
+    Raises:
+        UserError: a file names what is no token, or is no JSON.
+    """
+    return tuple(dict.fromkeys(token for token, _ in _ends(directory, token_id)))
+
+
+def _ends(directory: AnyPath, token_id: Callable[[str], int | None]) -> Iterator[tuple[int, AnyPath]]:
+    """The id of each token that ends a text, and the file that names it. The first one also ends documents."""
+    for file in (directory / name for name in _NAMED):
+        name = _name_in(file, 'eos_token')
+        token = None if name is None else token_id(name)
+        if name is not None and token is None:
             raise UserError(
-                f'{found_in}: eos_token {name!r} is not a token of {file}\n  use the name of an existing token'
+                f'{file}: eos_token {name[:60]!r} is not a token of {TOKENIZER_JSON}\n  use the name of an existing token'
             )
-    if end is None:
-        end, found_in = _eos_token_id(path)
-    found_in = file if end is None else found_in
-    return Tokenizer(content, str(file), end_of_text=end, end_from=found_in.name, before_text=begin)
-
-
-def _named(path: AnyPath, kind: str) -> tuple[str | None, AnyPath]:
-    """The name of a token in the files of transformers, such as `eos_token`, and the file."""
-    file = path
-    for file in (path / 'tokenizer_config.json', path / 'special_tokens_map.json'):
-        found = read_settings(file).get(kind)
-        found = found.get('content') if isinstance(found, dict) else found
-        if isinstance(found, str):
-            return found, file
-        if found is not None:
-            raise UserError(f'{file}: {kind} is {json.dumps(found)[:60]}\n  expected the name of a token')
-    return None, file
-
-
-def _eos_token_id(path: Path) -> tuple[int | None, Path]:
-    """The id of the end-of-text token in the files of transformers, the first one of a list, and the file."""
-    file = path
-    for file in (path / 'generation_config.json', path / CONFIG):
+        if token is not None:
+            yield token, file
+    for file in (directory / name for name in _NUMBERED):
         found = _of_model(file).get('eos_token_id')
-        first = found[0] if isinstance(found, list) and found else found
-        if isinstance(first, int) and not isinstance(first, bool) and first >= 0:
-            return first, file
-        if first not in (None, []):
-            raise UserError(f'{file}: eos_token_id is {json.dumps(found)[:60]}\n  expected an id, or a list of ids')
-    return None, file
+        for token in found if isinstance(found, list) else [] if found is None else [found]:
+            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+                raise UserError(f'{file}: eos_token_id is {json.dumps(found)[:60]}\n  expected an id, or a list of ids')
+            yield token, file
 
 
-def _of_model(file: Path) -> dict[str, Any]:
-    """The settings of a model beside its tokenizer; {} for a config.json that is not a model's."""
+def _name_in(file: AnyPath, kind: str) -> str | None:
+    """The name of a token such as `eos_token` in a file of transformers."""
+    found = read_settings(file).get(kind)
+    found = found.get('content') if isinstance(found, dict) else found
+    if found is not None and not isinstance(found, str):
+        raise UserError(f'{file}: {kind} is {json.dumps(found)[:60]}\n  expected the name of a token')
+    return found
+
+
+def _of_model(file: AnyPath) -> dict[str, Any]:
+    """The settings of a model beside its tokenizer; {} for a config.json that is not a model's.
+
+    The ids of a model with a vision tower may be those of its language model.
+    """
     try:
         settings = read_settings(file)
     except UserError:
         if file.name == CONFIG:
             return {}
         raise
-    return settings if file.name != CONFIG or 'model_type' in settings else {}
+    if file.name == CONFIG and 'model_type' not in settings:
+        return {}
+    inner = settings.get('text_config')
+    return {**inner, **settings} if isinstance(inner, dict) else settings
