@@ -11,8 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import jax
-from jax._src import cloud_tpu_init, clusters, compilation_cache, compiler, distributed
+from jax._src import cloud_tpu_init, clusters, compilation_cache, compiler, distributed, xla_bridge
 from jax.experimental import serialize_executable
+from jaxlib import xla_client
 
 # Logger that warns about TPU topologies for which JAX has no rule. JAX 0.12; a public setting for the warning.
 MESH_LOGGER = 'jax._src.mesh_utils'
@@ -50,6 +51,16 @@ def coordination_client() -> Any:
     client = distributed.global_state.client
     assert client is not None
     return client
+
+
+def parse_xla_flags() -> None:
+    """Makes XLA read XLA_FLAGS. It ends the process if it does not know one. JAX 0.12; a public function that checks them."""
+    xla_client.CompileOptions()
+
+
+def has_started() -> bool:
+    """Whether this process has used devices, so that it can join no others. JAX 0.12; a public function that starts nothing."""
+    return xla_bridge.backends_are_initialized()
 
 
 def detected_identity() -> tuple[int, int, str, int | None] | None:

@@ -107,7 +107,7 @@ def test_without_the_first_node_the_others_say_why(tmp_path):
     ('hurt', 'check', 'result', 'node'),
     [
         ('crash', 'devices', 'ended by SIGSEGV', 1),
-        ('end', 'nodes', 'ended during the check', 1),
+        ('end', 'nodes', 'has ended', 1),
         ('hang', 'all-reduce', 'no result within 25 s', 1),  # gloo itself gives up after 30 s
     ],
 )

@@ -180,34 +180,42 @@ def test_a_program_that_used_jax_is_told_that_it_cannot_join(monkeypatch, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_process_that_waits_for_others_says_so(values, tmp_path):
+def test_the_process_that_is_missing_is_named_and_one_that_ends_ends_the_wait(values, tmp_path):
     config = tmp_path / 'run.yaml'
     config.write_text(json.dumps(values))
     with socket.socket() as free:
         free.bind(('localhost', 0))
         address = f'localhost:{free.getsockname()[1]}'
-    process = start(
-        config, tmp_path / 'run', 6, JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES='3', JAX_PROCESS_ID='0'
-    )
+    there = [
+        start(
+            config, tmp_path / 'run', 6, JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES='3', JAX_PROCESS_ID=index,
+            PRETRAX_HOSTS='node-a,node-b,node-c',
+        )
+        for index in '02'
+    ]  # fmt: skip
     try:
-        said = next(line for line in process.stderr if ' waits for ' in line)
+        awaited = 'process 0 of 3 waits for process 1 (node-b)\n'
+        assert awaited in iter(there[0].stderr.readline, '')
+        there[1].kill()
+        said = there[0].communicate(timeout=300)[1]
     finally:
-        process.kill()
-        process.communicate()
-    assert f'process 0 of 3 waits for the other 2 at {address}' in said
+        for process in there:
+            process.kill()
+            process.communicate()
+    assert there[0].returncode == 75
+    assert 'process 0 of 3: process 2 (node-c) has ended\n' in said
+    assert 'Traceback' not in said
 
 
-@pytest.mark.parametrize(
-    'variables',
-    [{'PMI_SIZE': '2', 'PMI_RANK': '1'}, {'WORLD_SIZE': '2', 'TORCHELASTIC_RUN_ID': 'none', 'RANK': '0'}],
-)
-def test_processes_of_other_launchers_are_not_trained_side_by_side(variables, monkeypatch):
-    for name, value in variables.items():
+def test_processes_of_a_launcher_that_is_not_joined_are_refused(monkeypatch):
+    for name, value in {'PMI_SIZE': '2', 'PMI_RANK': '1'}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=r'=2: .* has started several processes(?s:.*)JAX_NUM_PROCESSES'):
+    with pytest.raises(UserError, match='PMI_SIZE=2: '):
         identity(config_from_values(VALUES))
-    monkeypatch.setenv(next(iter(variables)), '1')
-    assert identity(config_from_values(VALUES)) == Identity()
+    monkeypatch.setenv('JAX_NUM_PROCESSES', '2')
+    monkeypatch.setenv('JAX_PROCESS_ID', '1')
+    monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', 'node7:1234')
+    assert identity(config_from_values(VALUES)) == Identity(2, 1, 'node7:1234')
 
 
 def test_the_address_alone_completes_what_others_number(monkeypatch):

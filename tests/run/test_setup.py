@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 
-import jax
 import pytest
 
 from bigram import Bigram
@@ -107,16 +106,6 @@ def test_gradients_in_bf16_are_reported_or_refused(plain):
         prepare(config_from_values(narrow | {'model': {'name': 'bigram-of-tests'}}), lambda text: None)
     with pytest.raises(UserError, match=r"precision.reduction is 'f16'; expected 'f32', 'bf16' or 'bf16_r_d'"):
         config_from_values(plain | {'precision': {'reduction': 'f16'}})
-
-
-@pytest.mark.parametrize('option', ['jax_enable_x64', 'jax_disable_jit'])
-def test_options_of_jax_that_a_run_cannot_follow_are_refused(option, small):
-    jax.config.update(option, True)
-    try:
-        with pytest.raises(UserError, match=rf'{option.upper()} is set: .*\nunset {option.upper()}'):
-            prepare(config_from_values(small))
-    finally:
-        jax.config.update(option, False)
 
 
 @pytest.mark.slow

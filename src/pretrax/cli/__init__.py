@@ -7,6 +7,9 @@ keeps its traceback.
 
 import contextlib
 import errno
+import importlib
+import os
+import re
 import signal
 import sys
 from typing import Annotated, Any
@@ -24,6 +27,8 @@ _OF_THE_SYSTEM = (
     errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT,
 )  # fmt: skip
 
+_WITH_JAX = (['train'], ['compile'], ['doctor'], ['eval'], ['generate'], ['serve'])  # verbs that compute
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line; exits with 2 after a mistake of the user."""
@@ -35,6 +40,8 @@ def main(arguments: list[str] | None = None) -> None:
     app.callback(cls=Group, invoke_without_command=True, no_args_is_help=True)(_pretrax)
     stdout: Any = PrintableStream(sys.stdout)
     try:
+        if arguments is None and sys.argv[1:2] in _WITH_JAX:
+            _import_jax()
         with contextlib.redirect_stdout(stdout):
             typer.main.get_command(app).main(arguments, prog_name='pretrax')
     except UserError as error:
@@ -49,6 +56,22 @@ def main(arguments: list[str] | None = None) -> None:
         shown = str(error.filename) if in_bucket else str(error.filename)[:100]
         print(printable(f'{shown}: {error.strerror}'), file=sys.stderr)
         sys.exit(TRY_AGAIN if getattr(error, 'is_temporary', False) else MISTAKE)
+
+
+def _import_jax() -> None:
+    """Imports JAX if variables are set for it. Raises UserError if it does not accept one, which else ends in a traceback."""
+    if not any(name.startswith('JAX_') for name in os.environ):
+        return
+    try:
+        importlib.import_module('jax')
+    except ValueError as error:
+        refused = re.search(r"(?:for environment '|for JAX flag )(\w+)", str(error))
+        if refused is None:
+            raise
+        name = refused[1].upper()
+        raise UserError(
+            f'{name}={os.environ.get(name, "")!r}: JAX does not accept this value\nset another one, or unset {name}'
+        ) from error
 
 
 def _pretrax(version: Annotated[bool, typer.Option('--version', help='Print the version and exit.')] = False) -> None:

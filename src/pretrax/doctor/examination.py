@@ -13,9 +13,9 @@ from pretrax.doctor.network import Door, clock_findings, reached, shared_directo
 from pretrax.doctor.pairs import slow_pairs
 from pretrax.doctor.place import Place
 from pretrax.doctor.probe_process import ProbeProcess
-from pretrax.doctor.roll_call import AbsentError, RollCall
 from pretrax.doctor.table import Examination, names_of
 from pretrax.errors import first_line
+from pretrax.machine.roll_call import AbsentError, RollCall
 
 _UNREACHED = (
     'is process 0 running, and on that host? then open that port between the nodes; JAX_COORDINATOR_ADDRESS sets it'

@@ -11,8 +11,10 @@ from pathlib import Path
 from pretrax.config.show import written_values
 from pretrax.doctor.findings import Finding
 from pretrax.doctor.place import Place
+from pretrax.errors import UserError
 from pretrax.machine.software import versions
 from pretrax.run.environment import git_state
+from pretrax.run.variables import check_variables, warnings_of
 
 # Variables that change what JAX and its libraries do.
 _VARIABLES = re.compile(r'XLA_.*|LIBTPU_INIT_ARGS|TPU_.*|JAX_.*|NCCL_.*|GLOO_.*|UCX_.*|CUDA_DEVICE_.*|TF_GPU_.*')
@@ -55,7 +57,14 @@ def configuration(place: Place) -> Iterator[Finding]:
 
 
 def variables(place: Place) -> Iterator[Finding]:
-    """Variables of the environment that change behavior."""
+    """Variables of the environment that change behavior, and those that a run is warned of or refuses."""
+    try:
+        check_variables()
+    except UserError as error:
+        what, _, fix = str(error).partition('\n')
+        yield Finding('variables', what, 'failure', fix)
+    for text in warnings_of(os.environ):
+        yield Finding('variables', text, 'warning', 'unset it unless you mean it; docs/clusters.md lists the variables')
     found = {
         name: value for name, value in os.environ.items() if _VARIABLES.fullmatch(name) and not _OWN.fullmatch(name)
     }

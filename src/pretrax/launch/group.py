@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pretrax.machine import process_hosts
+
 TAIL = 20  # lines shown of the output of a process
 
 
@@ -50,9 +52,15 @@ class Group:
         return ()
 
 
-def identity(number: int, count: int, address: str) -> dict[str, str]:
-    """Environment that tells JAX the number of a process, how many there are, and the HOST:PORT of the first."""
-    return {'JAX_COORDINATOR_ADDRESS': address, 'JAX_NUM_PROCESSES': str(count), 'JAX_PROCESS_ID': str(number)}
+def identity(number: int, hosts: Sequence[str], address: str) -> dict[str, str]:
+    """Environment that tells a process its number, how many there are, the HOST:PORT of the first, and where all are.
+
+    `hosts`: the machine of each process; '' for this one.
+    """
+    where = {process_hosts.VARIABLE: ','.join(hosts)} if any(hosts) else {}
+    return {
+        'JAX_COORDINATOR_ADDRESS': address, 'JAX_NUM_PROCESSES': str(len(hosts)), 'JAX_PROCESS_ID': str(number), **where,
+    }  # fmt: skip
 
 
 def output_file(run_dir: Path, number: int) -> Path:

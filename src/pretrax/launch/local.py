@@ -77,7 +77,7 @@ class LocalGroup(Group):
         try:
             for index, slot in enumerate(slots):
                 bind = {'JAX_COORDINATOR_BIND_ADDRESS': address}
-                environment = identity(index, len(slots), address) | bind | devices_of(slot, devices)
+                environment = identity(index, [''] * len(slots), address) | bind | devices_of(slot, devices)
                 self._start(index, command, os.environ | environment)
             guard = [sys.executable, '-c', _GUARD, *map(str, self.processes())]
             self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)

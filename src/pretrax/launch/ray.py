@@ -190,9 +190,10 @@ class RayGroup(Group):
         port = self._ended({0: self._port}).get(0)
         if port is None:
             return
+        hosts = [self.host(number) for number in range(len(self))]
         for number, actor in enumerate(self._actors):
             arguments = ['-m', 'pretrax', 'launch', 'node', *self._workers.arguments, '--controlled']
-            environment = identity(number, len(self), f'{self._address}:{port}') | dict(self._workers.environment)
+            environment = identity(number, hosts, f'{self._address}:{port}') | dict(self._workers.environment)
             self._running[number] = actor.run.remote(arguments, self._workers.directory, environment)
             self._reading[number] = actor.read.remote(0, _READ_SECONDS)
 

@@ -75,7 +75,7 @@ class SlurmJob:
         processes = [
             RemoteProcess(
                 node, [*self.srun(node), *self._in_container(), *command],
-                os.environ | identity(number, len(nodes), f'{nodes[0]}:{port}'),
+                os.environ | identity(number, nodes, f'{nodes[0]}:{port}'),
             )
             for number, node in enumerate(nodes)
         ]  # fmt: skip

@@ -205,7 +205,9 @@ class SshLaunch:
         arguments += ['--attempt', attempt] if attempt else []
         made = []
         for number, host in enumerate(hosts):
-            line = self.ssh.python_line(arguments, identity(number, len(hosts), coordinator) | self._environment)
+            line = self.ssh.python_line(
+                arguments, identity(number, [host.name for host in hosts], coordinator) | self._environment
+            )
             made.append(RemoteProcess(host.name, self.ssh.command(host, line)))
         return made
 

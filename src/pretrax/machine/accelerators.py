@@ -47,6 +47,11 @@ def skip_absent_accelerators(variables: MutableMapping[str, str] = os.environ) -
         jax.config.update('jax_platforms', platforms)
 
 
+def gpu_files() -> list[str]:
+    """The device files of the NVIDIA GPUs of this machine or container, one for each."""
+    return glob.glob('/dev/nvidia[0-9]*')
+
+
 def idle_plugins() -> str:
     """Plugins without their chip: 'libtpu is installed, but this machine has no TPU'; '' if there are none."""
     idle = {plugin: chip for plugin, (_, chip) in _PLUGINS.items() if _is_installed(plugin) and not _has(chip)}

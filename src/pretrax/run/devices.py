@@ -21,6 +21,7 @@ from pretrax.machine.accelerators import idle_plugins, skip_absent_accelerators
 from pretrax.machine.cores import cpu_flags, total_memory, usable_cores
 from pretrax.model.axes import AXES
 from pretrax.run.placement import n_slices, place
+from pretrax.run.variables import check_variables
 from pretrax.scale.devices import lookup
 
 MEANING = {
@@ -72,11 +73,9 @@ def available_devices() -> list[Any]:
     """The devices of all processes, as JAX finds them.
 
     Raises:
-        UserError: JAX finds no platform of JAX_PLATFORMS, or an option of JAX is set with which a run cannot be trained.
+        UserError: JAX finds no platform of JAX_PLATFORMS, or a run cannot be trained with a variable or a setting of JAX.
     """
-    for option, why in _REFUSED.items():
-        if getattr(jax.config, option):
-            raise UserError(f'{option.upper()} is set: {why}\nunset {option.upper()}')
+    check_variables()
     try:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:  # AssertionError: no platform of JAX_PLATFORMS is available
@@ -87,13 +86,6 @@ def available_devices() -> list[Any]:
             f'JAX_PLATFORMS={platforms}: JAX finds no such device{f": {said}" if said else ""}\n'
             'unset JAX_PLATFORMS to use what is there, or run pretrax doctor to see why'
         ) from error
-
-
-# Options of JAX with which a run cannot be trained, and why.
-_REFUSED = {
-    'jax_enable_x64': 'weights and optimizer states are f32',
-    'jax_disable_jit': 'steps are compiled before they run',
-}
 
 
 def simulate_cpus(section: MeshSection, n_sequences: int) -> str:

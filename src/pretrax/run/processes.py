@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -23,53 +22,50 @@ import jax
 
 from pretrax.checkpoint import SaveError
 from pretrax.config import Processes, RunConfig
-from pretrax.errors import TRY_AGAIN, UserError, first_line
-from pretrax.jax_compat import detected_identity
+from pretrax.errors import TRY_AGAIN, UnavailableError, UserError, first_line
+from pretrax.jax_compat import detected_identity, has_started
 from pretrax.machine.open_mpi import mpi_identity
+from pretrax.machine.process_hosts import expected_hosts
+from pretrax.machine.roll_call import AbsentError, RollCall
 from pretrax.machine.tpu_slices import slice_identity
+from pretrax.run.variables import check_other_launchers, check_variables
 from pretrax.storage import AnyPath
 from pretrax.storage.working_directory import working_directory
 
 _VARIABLES = {'count': 'JAX_NUM_PROCESSES', 'index': 'JAX_PROCESS_ID', 'coordinator': 'JAX_COORDINATOR_ADDRESS'}
-_PATIENCE = 10  # seconds without the other processes before a line names them
+_ARRIVAL = 300.0  # seconds for the slowest process to come
 _kept: list[Any] = []  # objects that native code uses until the process ends
 
 
 def join_processes(config: RunConfig) -> None:
-    """Joins the other processes of a run, if there are any.
+    """Checks variables of the environment, and joins the other processes of a run, if there are any.
 
     Raises:
-        UserError: a part of the identity is missing or not a number, the number of processes is not the configured one, or
-            this process has used JAX before.
+        UserError: the identity is incomplete or is not the configured one, this process has used JAX, or a variable is refused.
+        UnavailableError: another process did not come.
     """
     if jax.distributed.is_initialized():
         return
+    check_variables()
     section, heartbeat = config.processes, config.faults.heartbeat_seconds
     this = identity(config)
     if this.count > 1:
         _end_well_when_aborted(config.run_dir, this.index, heartbeat)
-        waiting = threading.Timer(_PATIENCE, _say_who_is_awaited, [this])
-        waiting.daemon = True
-        waiting.start()
-        try:
-            # Otherwise JAX would use the devices that Slurm assigns to its own kind of processes.
-            jax.distributed.initialize(
-                this.coordinator,
-                this.count,
-                this.index,
-                None if this.device is None or 'JAX_LOCAL_DEVICE_IDS' in os.environ else [this.device],
-                heartbeat_timeout_seconds=heartbeat,
-                cluster_detection_method='deactivate',
-            )
-        except RuntimeError as error:
-            if 'must be called before' not in str(error):
-                raise
+        if has_started():
             raise UserError(
                 f'this is process {this.index} of {this.count}, but it has used JAX before it could join the others\n'
                 'in a program, call pretrain before other functions of JAX; or set processes.count=1 to train alone'
-            ) from error
-        finally:
-            waiting.cancel()
+            )
+        _meet(this)
+        jax.distributed.initialize(
+            this.coordinator,
+            this.count,
+            this.index,
+            # Otherwise JAX would use the devices that Slurm assigns to its own kind of processes.
+            None if this.device is None or 'JAX_LOCAL_DEVICE_IDS' in os.environ else [this.device],
+            heartbeat_timeout_seconds=heartbeat,
+            cluster_detection_method='deactivate',
+        )
     if section.count is not None and section.count != this.count:
         actual = 'this process is alone' if this.count == 1 else f'there are {this.count}'
         raise UserError(
@@ -107,13 +103,9 @@ def identity(config: RunConfig) -> Identity:
         found = slice_identity() or mpi_identity(given['coordinator']) or _detected()
         if found is not None:
             count, index, address, *device = found
+            check_other_launchers(count)
             return Identity(count, index, given['coordinator'] or address, *device)
-        for program, (count, mark) in _OTHERS.items():
-            if mark in os.environ and os.environ.get(count, '1') != '1':
-                raise UserError(
-                    f'{count}={os.environ[count]}: {program} has started several processes, which pretrax cannot join by itself\n'
-                    f'set {", ".join(_VARIABLES.values())}, or use mpirun of Open MPI, srun or pretrax launch'
-                )
+        check_other_launchers()
         if given['coordinator'] is None:
             return Identity()
     missing = [key for key, value in given.items() if value is None]
@@ -128,18 +120,34 @@ def identity(config: RunConfig) -> Identity:
     return Identity(**given)
 
 
-# Other launchers: the variable that counts processes, and one that only this launcher sets.
-_OTHERS = {'MPICH or Intel MPI': ('PMI_SIZE', 'PMI_RANK'), 'torchrun': ('WORLD_SIZE', 'TORCHELASTIC_RUN_ID')}
+def _meet(this: Identity) -> None:
+    """Waits until all processes are there. JAX would abort those that wait, and name none.
 
-
-def _say_who_is_awaited(this: Identity) -> None:
-    others = f'the other {this.count - 1}' if this.index == 0 else 'process 0 and the others'
-    print(
-        f'process {this.index} of {this.count} waits for {others} at {this.coordinator}, for up to 5 minutes; to see who is missing, '
-        'start pretrax doctor in the same way',
-        file=sys.stderr,
-        flush=True,
+    Raises:
+        UnavailableError: in all processes that are there: one did not come. The message names it.
+    """
+    hosts = expected_hosts(this.count, this.index, this.coordinator)
+    calls = RollCall(
+        this.coordinator, this.index, this.count, _ARRIVAL, dict(enumerate(hosts)), needs_all=True, say=_say
     )
+    try:
+        calls.assemble()
+        lost = calls.share(calls.problem(), _ARRIVAL + 60)
+        if not lost and this.index:
+            calls.wait_for_port()
+    except AbsentError as error:
+        lost = str(error)
+    finally:
+        calls.close()
+    if lost:
+        raise UnavailableError(
+            f'process {this.index} of {this.count}: {lost}\n'
+            'look at its output: was it started, and can it reach the others? pretrax doctor, started in the same way, finds out'
+        )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _detected() -> tuple[int, int, str, int | None] | None:

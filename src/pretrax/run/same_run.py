@@ -21,18 +21,12 @@ from pretrax.checkpoint.agreement import broadcast, gather
 from pretrax.config import RunConfig, config_leaves, written_values
 from pretrax.data.batches.source import Source
 from pretrax.errors import UserError
+from pretrax.run.variables import SETTINGS
 
 # Keys that say who a process is or where it finds things on its own machine, and variables likewise
 _OWN_KEYS = re.compile(r'processes\..*|storage\.profile|faults\.stack_trace_to')
 _OWN_FLAGS = re.compile(r'--xla_(dump_\S*|force_host_platform_device_count)\b')
 _FLAGS = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
-_JAX = (
-    'jax_default_matmul_precision',
-    'jax_enable_x64',
-    'jax_default_prng_impl',
-    'jax_threefry_partitionable',
-    'jax_numpy_dtype_promotion',
-)
 _PACKAGES = ('jax', 'jaxlib', 'numpy', 'optax', 'pretrax')
 _MOST = 5  # differences that a message shows
 
@@ -52,7 +46,7 @@ def check_same_run(config: RunConfig) -> None:
     facts |= {
         name: sorted(flag for flag in os.environ.get(name, '').split() if not _OWN_FLAGS.match(flag)) for name in _FLAGS
     }
-    facts |= {name: str(jax.config.values.get(name)) for name in _JAX}
+    facts |= {name: str(jax.config.values.get(name)) for name in SETTINGS}
     _compare('configuration', items | {key: (value, value) for key, value in facts.items()})
 
 

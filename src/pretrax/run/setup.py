@@ -37,6 +37,7 @@ from pretrax.run.program_cache import keep_programs
 from pretrax.run.same_run import check_same_data, check_same_run
 from pretrax.run.startup import StartupLine, StartupReport
 from pretrax.run.utilization import Utilization, choose_utilization, training_flops
+from pretrax.run.variables import seen_variables
 from pretrax.scale.flops import Flops
 from pretrax.scale.memory import Memory, expected_memory
 from pretrax.scale.step_facts import ComputeDtype, StepFacts
@@ -245,6 +246,7 @@ def prepare_and_report(config: RunConfig, report: Report, verbose: bool) -> tupl
     for note in config.notes:
         report(note)
     startup = StartupReport(report, verbose)
+    startup.extend(StartupLine(*line) for line in seen_variables())
     run = prepare(config, startup.report)
     if config.sample.every:
         check_can_sample(run.recipe.model, run.source, config.sample)

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from pretrax.doctor import roll_call
-from pretrax.doctor.roll_call import AbsentError, RollCall
+from pretrax.machine import roll_call
+from pretrax.machine.roll_call import AbsentError, RollCall
 
 
 @pytest.fixture
@@ -18,12 +18,12 @@ def address():
         return f'127.0.0.1:{free.getsockname()[1]}'
 
 
-def together(address, count, work, seconds=10.0, absent=(), before=lambda index: None):
+def together(address, count, work, seconds=10.0, absent=(), before=lambda index: None, **more):
     """The results of `work(call)` in threads, one per process; `before(index)` comes before a process connects."""
     found = {}
 
     def one(index):
-        call = RollCall(address, index, count, seconds)
+        call = RollCall(address, index, count, seconds, **more)
         before(index)
         try:
             call.assemble()
@@ -79,7 +79,31 @@ def test_who_ends_is_named_at_once(address):
     def work(call):
         return None if call.index == 1 else (call.gather(5), call.lost)
 
-    assert together(address, 3, work)[0] == ({0: 5, 2: 5}, {1: 'ended during the check'})
+    assert together(address, 3, work)[0] == ({0: 5, 2: 5}, {1: 'has ended'})
+
+
+def test_who_is_awaited_is_named_with_the_host_in_lines_that_become_rarer(address, monkeypatch):
+    monkeypatch.setattr(roll_call, '_PATIENCE', 0.1)
+    said = []
+    hosts = {0: 'node1', 2: 'node3', 3: 'node4'}
+    together(address, 5, lambda call: call.share(''), seconds=4.0, absent=(2, 3, 4), hosts=hosts, say=said.append)
+    line = 'process 0 of 5 waits for processes 2 (node3), 3 (node4) and 4'
+    assert said[-1] == line
+    assert 2 <= len(said) <= 6  # after 0.1, 0.2, 0.4, 0.8, 1.6 and 3.2 seconds at the earliest
+
+    said.clear()
+    together(address, 2, lambda call: None, seconds=0.5, absent=(0,), hosts=hosts, say=said.append)
+    assert said[0] == f'process 1 of 2 waits for process 0 (node1) at {address}: Connection refused'
+
+
+def test_who_ends_before_all_have_come_ends_the_wait_of_those_who_need_all(address):
+    def work(call):
+        return None if call.index == 1 else call.share(call.problem())
+
+    began = time.monotonic()
+    found = together(address, 3, work, seconds=60.0, absent=(2,), hosts={1: 'node2'}, needs_all=True)
+    assert found[0] == 'process 1 (node2) has ended'
+    assert time.monotonic() - began < 50
 
 
 def test_without_the_first_the_others_say_why(address):

@@ -1,0 +1,267 @@
+"""Variables of the environment that others read: JAX, XLA, NCCL, launchers. Each is used, ignored, or refused with the fix.
+
+`check_variables` looks at them once, at the start of a run, before JAX uses a device. What changes the numbers of a run is
+refused, or is a warning of the start-up report. `TABLE` is the table of docs/clusters.md.
+"""
+
+import fnmatch
+import functools
+import os
+import re
+import select
+import signal
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from pretrax.config.problems import nearest
+from pretrax.errors import UserError
+from pretrax.jax_compat import has_started, parse_xla_flags
+from pretrax.machine.accelerators import gpu_files
+
+type Variables = Mapping[str, str]
+
+# Settings of JAX, by name, with which a run cannot be trained: what they may not be, and why.
+_REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    'jax_enable_x64': (bool, 'weights and optimizer states are f32'),
+    'jax_disable_jit': (bool, 'steps are compiled before they run'),
+    'jax_no_tracing': (bool, 'steps are traced'),
+    'jax_no_execution': (bool, 'steps are executed'),
+    'jax_threefry_partitionable': (lambda value: not value, 'random numbers would depend on the mesh'),
+    'jax_default_prng_impl': (lambda value: value != 'threefry2x32', 'a seed would mean other weights'),
+    'jax_random_seed_offset': (bool, 'a seed would mean other weights'),
+    'jax_numpy_dtype_promotion': (lambda value: value == 'strict', 'pretrax and its libraries promote dtypes'),
+    'jax_numpy_rank_promotion': (lambda value: value == 'raise', 'pretrax and its libraries promote ranks'),
+    **{
+        f'jax_error_checking_behavior_{what}': (lambda value: value == 'raise', 'steps run inside of shard_map')
+        for what in ('nan', 'divide', 'oob')
+    },
+    **{
+        f'jax_transfer_guard{way}': (
+            lambda value: str(value).startswith('disallow'),
+            'batches and metrics move between host and devices',
+        )
+        for way in ('', '_host_to_device', '_device_to_host', '_device_to_device')
+    },
+}
+# Settings with which a run is trained, but differently.
+_CHANGING = {
+    'jax_default_matmul_precision': 'products that do not name a precision are computed in this one on GPUs and TPUs',
+    'jax_disable_most_optimizations': 'other programs: sums may round differently, and steps are slow',
+    'jax_optimization_level': 'other programs: sums may round differently',
+    'jax_debug_nans': 'a step with a NaN ends the run, and is not skipped; steps are slow',
+    'jax_debug_infs': 'a step with an infinity ends the run, and is not skipped; steps are slow',
+}
+# Variables of JAX that are not settings.
+_MORE = frozenset(
+    f'JAX_{name}'
+    for name in (
+        'COORDINATOR_ADDRESS', 'COORDINATOR_BIND_ADDRESS', 'COORDINATOR_PORT', 'NUM_PROCESSES', 'PROCESS_ID', 'LOCAL_DEVICE_IDS',
+        'FORCE_TPU_INIT', 'PARTITION_INDEX', 'SLICE_INDEX', 'EXPORT_IGNORE_FORWARD_COMPATIBILIY',
+    )
+)  # fmt: skip
+# Flags of XLA that trade exactness for speed, or the other way round.
+_INEXACT = re.compile(r'--\w*(fast_m|excess_precision|precision|bf16|f16|f8|tf32|determini|nans|infs|reassoc)\w*')
+
+
+class Row(NamedTuple):
+    """What happens to variables: `names` are patterns as of a shell, separated by spaces."""
+
+    names: str
+    what: str
+    is_ignored: bool = False
+
+    def has(self, name: str) -> bool:
+        """Whether a variable is one of these."""
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.names.split())
+
+
+# The first row that has a variable counts.
+TABLE = (
+    Row(
+        'JAX_NUM_PROCESSES JAX_PROCESS_ID JAX_COORDINATOR_*',
+        'used: the identity of the process; the address alone is used with the numbers of Open MPI, Slurm or a TPU slice',
+    ),
+    Row(
+        'OMPI_COMM_WORLD_* PMIX_* SLURM_* TPU_WORKER_* MEGASCALE_*',
+        'used: the identity, if the variables of JAX do not name it; ignored by verbs that do not train, and outside of a step '
+        'of Slurm',
+    ),
+    Row(
+        'PMI_* WORLD_SIZE RANK LOCAL_RANK MASTER_ADDR MASTER_PORT',
+        'of MPICH, Intel MPI and torchrun: training is refused if they name several processes, with the variables of JAX that '
+        'take their place; else ignored',
+        is_ignored=True,
+    ),
+    Row(
+        'JAX_ENABLE_X64 JAX_DISABLE_JIT JAX_NO_TRACING JAX_NO_EXECUTION JAX_THREEFRY_PARTITIONABLE JAX_DEFAULT_PRNG_IMPL '
+        'JAX_RANDOM_SEED_OFFSET JAX_NUMPY_DTYPE_PROMOTION JAX_NUMPY_RANK_PROMOTION JAX_TRANSFER_GUARD* JAX_ERROR_CHECKING_*',
+        'refused if the value would change the numbers of a run or end it; the message says why',
+    ),
+    Row(
+        'JAX_DEFAULT_MATMUL_PRECISION JAX_DISABLE_MOST_OPTIMIZATIONS JAX_OPTIMIZATION_LEVEL JAX_DEBUG_NANS JAX_DEBUG_INFS',
+        'used, with a warning that says what they change',
+    ),
+    Row(
+        'JAX_PLATFORMS',
+        'used; a platform that is not here is refused. If it is not set, plugins of absent chips are not started',
+    ),
+    Row(
+        'JAX_*',
+        'used by JAX; a value that JAX does not accept is refused. A name that JAX does not know is ignored, with a warning '
+        'that names the nearest',
+    ),
+    Row(
+        'XLA_FLAGS',
+        'used; a flag or a value that XLA does not know is refused. Flags that trade exactness for speed are in a warning. Flags win '
+        'over the options that pretrax chooses, and lose against `compiler.options`',
+    ),
+    Row('LIBTPU_INIT_ARGS', 'the same, by libtpu, which checks it itself'),
+    Row(
+        'CUDA_VISIBLE_DEVICES',
+        'used; a number that the machine does not have is refused, and no GPU is a warning',
+    ),
+    Row('XLA_* TPU_* NVIDIA_* NCCL_* GLOO_*', 'used by XLA, libtpu, the driver, NCCL and Gloo'),
+    Row('RAY_ADDRESS', 'used by `pretrax launch ray` and `data.engine=ray`'),
+    Row(
+        'RAY_* KUBERNETES_* OMPI_* PRTE_*',
+        'ignored: pretrax reads the identity from the variables above',
+        is_ignored=True,
+    ),
+)
+
+
+# Settings in which the processes of a run must not differ.
+SETTINGS = (*_REFUSED, *_CHANGING)
+
+
+def check_variables() -> None:
+    """Looks at the variables, and at the settings of JAX that a program has made.
+
+    Raises:
+        UserError: a run cannot be trained with one of them.
+    """
+    for setting, (is_wrong, why) in _REFUSED.items():
+        value = jax.config.values.get(setting)
+        if value is not None and is_wrong(value):
+            name = setting.upper()
+            raise UserError(f'{name} is set to {value}: {why}\nunset {name}')
+    _check_gpus(os.environ)
+    flags = '' if has_started() else os.environ.get('XLA_FLAGS', '').strip()
+    if flags and (problem := _problem_of_flags(flags)):
+        raise UserError(problem)
+
+
+def seen_variables(variables: Variables = os.environ) -> list[tuple[str, str]]:
+    """Lines of the start-up report, (topic, text): a warning for each variable that changes a run, and what else is set."""
+    lines = [('WARNING', text) for text in warnings_of(variables)]
+    rows = {name: next((row for row in TABLE if row.has(name)), None) for name in sorted(variables)}
+    for verb, is_ignored in (('used', False), ('ignored', True)):
+        names = [name for name, row in rows.items() if row is not None and row.is_ignored is is_ignored]
+        if names:
+            lines.append(('environment', f'{verb}: {", ".join(names)}'))
+    return lines
+
+
+def warnings_of(variables: Variables) -> list[str]:
+    """What a run should be warned of: variables that change its numbers or its end, and variables of JAX that JAX ignores."""
+    settings = jax.config.values
+    known = {name.upper() for name in settings if name.startswith('jax_')} | _MORE
+    found = [
+        f'{name.upper()}={settings[name]}: {what}'
+        for name, what in _CHANGING.items()
+        if name in settings and settings[name] not in (None, False) and name.upper() in variables
+    ]
+    found += [
+        f'{name}: JAX {jax.__version__} has no such setting, and ignores it{nearest(name, known)}'
+        for name in sorted(variables)
+        if name.startswith('JAX_') and name not in known
+    ]
+    for name in ('XLA_FLAGS', 'LIBTPU_INIT_ARGS'):
+        if flags := [flag for flag in variables.get(name, '').split() if _INEXACT.match(flag)]:
+            found.append(f'{name}={" ".join(flags)[:200]}: the numbers of the run differ from those without it')
+    if variables.get('CUDA_VISIBLE_DEVICES', '0').strip() in ('', '-1') and gpu_files():
+        found.append('CUDA_VISIBLE_DEVICES hides all GPUs: the run uses the CPU')
+    return found
+
+
+# Launchers that pretrax cannot join: what counts processes, numbers them, and has the host of the first, if anything does.
+_OTHERS = {
+    'MPICH or Intel MPI': ('PMI_SIZE', 'PMI_RANK', None),
+    'torchrun or a like launcher': ('WORLD_SIZE', 'RANK', 'MASTER_ADDR'),
+}
+
+
+def check_other_launchers(count: int = 1, variables: Variables = os.environ) -> None:
+    """Raises UserError if another launcher has started several processes, and those that were found are not so many.
+
+    Args:
+        count: of the processes that were found.
+        variables: of the environment.
+    """
+    for program, (size, rank, host) in _OTHERS.items():
+        if rank in variables and variables.get(size, '1') not in ('1', str(count)):
+            first = f'${host}' if host in variables else 'HOST'
+            raise UserError(
+                f'{size}={variables[size]}: {program} has started several processes, and pretrax does not read its variables\n'
+                f'in each process set JAX_NUM_PROCESSES=${size} JAX_PROCESS_ID=${rank} JAX_COORDINATOR_ADDRESS={first}:8476, '
+                'or use mpirun of Open MPI, srun or pretrax launch'
+            )
+
+
+def _check_gpus(variables: Variables) -> None:
+    """Raises UserError if CUDA_VISIBLE_DEVICES names a GPU that is not there. CUDA would hide it and all that follow."""
+    text, count = variables.get('CUDA_VISIBLE_DEVICES', '').strip(), len(gpu_files())
+    if not count or text in ('', '-1'):
+        return
+    for name in map(str.strip, text.split(',')):
+        if not (name.startswith(('GPU-', 'MIG-')) or (name.isdecimal() and int(name) < count)):
+            raise UserError(
+                f'CUDA_VISIBLE_DEVICES={text}: {name!r} is no GPU of this machine, which has the numbers 0 to {count - 1}\n'
+                'CUDA would hide it and those that follow; name others, or unset CUDA_VISIBLE_DEVICES'
+            )
+
+
+@functools.cache
+def _problem_of_flags(flags: str) -> str:
+    """What is wrong with XLA_FLAGS, with the fix; '' if XLA accepts them. XLA itself would end the process."""
+    said = _said_by_child(flags)
+    if unknown := re.search(r'Unknown flags? in XLA_FLAGS: (.*)', said):
+        names = [flag.partition('=')[0] for flag in unknown[1].split()]
+        known = re.findall(r'^\t--(\w+)=', _said_by_child('--help'), re.MULTILINE)
+        of_tpus = all(name.startswith('--xla_tpu') for name in names)
+        near = nearest(names[0].removeprefix('--'), known, '; did you mean --')
+        return f'XLA_FLAGS: the installed XLA (JAX {jax.__version__}) does not know {", ".join(names)}{near}\n' + (
+            'flags of TPUs belong in LIBTPU_INIT_ARGS' if of_tpus else 'leave it out'
+        )
+    if wrong := re.search(r"Couldn't interpret value (.*) for flag (\w+)", said):
+        return (
+            f'XLA_FLAGS: --{wrong[2]}={wrong[1]}: XLA does not accept this value\nwrite another value, or leave it out'
+        )
+    if file := re.search(r'Could not open file "([^"]*)"', said):
+        return f'XLA_FLAGS: {file[1]} is neither a flag, which begins with --, nor a file with flags\nwrite --{file[1]}'
+    return ''
+
+
+def _said_by_child(flags: str) -> str:
+    """What XLA says when a child of this process reads these flags, at most 100 kB; it ends a process for a wrong one."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # the child calls nothing that waits for a thread of this process
+        child = os.fork()
+    if child == 0:
+        os.dup2(writing, 2)
+        signal.signal(signal.SIGABRT, signal.SIG_DFL)
+        os.environ['XLA_FLAGS'] = flags
+        parse_xla_flags()
+        os._exit(0)
+    os.close(writing)
+    with open(reading, 'rb') as said:
+        ready, _, _ = select.select([said], [], [], 30)
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+        text = said.read(100_000)
+    os.waitpid(child, 0)
+    return text.decode(errors='replace')
