@@ -41,7 +41,7 @@ def join_processes(config: RunConfig) -> None:
     """Checks variables of the environment, and joins the other processes of a run, if there are any.
 
     Raises:
-        UserError: the identity is incomplete or is not the configured one, this process has used JAX, or a variable is refused.
+        UserError: the identity is incomplete or not the configured one, JAX is in use, or a variable is refused.
         UnavailableError: another process did not come.
     """
     if jax.distributed.is_initialized():
