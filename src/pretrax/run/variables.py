@@ -203,7 +203,7 @@ def check_other_launchers(count: int = 1, variables: Variables = os.environ) -> 
     """
     for program, (size, rank, host) in _OTHERS.items():
         if rank in variables and variables.get(size, '1') not in ('1', str(count)):
-            first = f'${host}' if host in variables else 'HOST'
+            first = f'${host}' if host and host in variables else 'HOST'
             raise UserError(
                 f'{size}={variables[size]}: {program} has started several processes, and pretrax does not read its variables\n'
                 f'in each process set JAX_NUM_PROCESSES=${size} JAX_PROCESS_ID=${rank} JAX_COORDINATOR_ADDRESS={first}:8476, '
