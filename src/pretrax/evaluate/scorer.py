@@ -18,7 +18,6 @@ from pretrax.errors import UserError
 from pretrax.infer.programs import serving_mesh
 from pretrax.model.axes import ROWS, along
 from pretrax.model.base import AutomaticModel, Model
-from pretrax.model.ends import unembed
 from pretrax.model.loss_chunks import chunks_of, join_tokens, over_chunks
 from pretrax.model.numerics import Numerics
 from pretrax.model.plan import ExecutionPlan
@@ -173,8 +172,7 @@ def _of_decoder(
     ends, x = model.read(weights, tokens)
 
     def of_chunk(x: num['B/r/d/e L/c/t M'], targets: i32['B/r/d/e L/c']) -> TokenScores:
-        logits = unembed(ends, x, model.arch, model.plan.numerics.head_format())
-        return token_scores(logits, targets, model.vocab_size)
+        return token_scores(model.unembed(ends, x), targets, model.vocab_size)
 
     chunks = chunks_of(x.shape[1], math.ceil(tokens.size / _AT_ONCE))
     parts = over_chunks(of_chunk, x, targets, chunks)

@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 from pretrax.errors import UserError
 from pretrax.model.axes import along
 from pretrax.model.divergence import divergence
-from pretrax.model.ends import gather_ends, unembed
+from pretrax.model.ends import gather_ends
 from pretrax.model.families import TransformerOptions
 from pretrax.model.hidden_states import (
     HiddenMatch,
@@ -33,7 +33,6 @@ from pretrax.model.hidden_states import (
     hidden_metrics,
     hidden_terms,
     init_projection,
-    states_after,
 )
 from pretrax.model.loss import Batch, LossTerms, loss_terms
 from pretrax.model.loss_chunks import chunks_of, in_chunks, join_tokens, over_chunks
@@ -141,13 +140,11 @@ class DistilledTransformer(Transformer):
         ends = gather_ends(weights, self.dtype, self.plan.sums)
         layer_seeds, head_seed = self.plan.numerics.seeds(key)
         kept = () if self.how.hidden is None else self.how.hidden.of_student
-        x, routed, states = states_after(self, kept, ends, weights.layers, batch, layer_seeds)
-        terms, of_teacher = self._distilled_terms(
-            lambda x: unembed(ends, x, self.arch, self.plan.numerics.head_format(head_seed)), x, teacher, batch
-        )
+        x, routed, states = self.hidden_states(ends, weights.layers, batch, layer_seeds, kept)
+        terms, of_teacher = self._distilled_terms(lambda x: self.unembed(ends, x, head_seed), x, teacher, batch)
         if self.how.hidden is not None:
             terms |= hidden_terms(self.how.hidden, states, of_teacher, weights.hidden_projection, batch.mask)
-        ahead = predict_ahead(self, block, weights.multi_token, ends, x, routed, batch, self._tokens(batch))
+        ahead = predict_ahead(self, block, weights.multi_token, ends, x, routed, batch, self.tokens(batch))
         return self._with_routing(terms | ahead[0], ahead[1], batch, surveyed)
 
     def denominators(self, batch: Batch) -> dict[str, f32['']]:
@@ -182,13 +179,13 @@ class DistilledTransformer(Transformer):
         without_dropout = dataclasses.replace(batch, seeds=None)
         with scope(), jax.named_scope('teacher'):  # M is the width of the teacher here
             ends = gather_ends(teacher.weights, self.dtype)
-            x, _, states = states_after(self.teacher, kept, ends, teacher.weights.layers, without_dropout)
+            x, _, states = self.teacher.hidden_states(ends, teacher.weights.layers, without_dropout, kept=kept)
             return ends, x, states
 
     def _teacher_logits(self, ends: Ends, x: num['B/r/d/e L/c/t M']) -> num['B/r/d/e L/c V/t']:
         assert self.teacher is not None
         with scope(), jax.named_scope('teacher'):
-            return unembed(ends, x, self.teacher.arch, self.teacher.plan.numerics.head_format())
+            return self.teacher.unembed(ends, x)
 
     def _distilled_terms(
         self, logits_of: LogitsOf, x: num['B/r/d/e L/c/t M'], teacher: Teacher | None, batch: Batch

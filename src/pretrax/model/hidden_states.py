@@ -14,22 +14,17 @@ the decoder that is exported or generates text.
 
 import dataclasses
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pretrax.errors import UserError
-from pretrax.model.ends import embed
-from pretrax.model.layers import LayerSpec, in_parts, over_layers_keeping
-from pretrax.model.loss import Batch, LossTerms
+from pretrax.model.loss import LossTerms
 from pretrax.model.matmul import gather, product
 from pretrax.model.numerics import COMPUTE
-from pretrax.model.routing import Routed, own_part
-from pretrax.model.transformer import Transformer, block
-from pretrax.model.weights import Ends, Layer
-from pretrax.shardlib import drop_axes, f32, make_abstract, num, psum, save, typechecked, u32
+from pretrax.model.routing import own_part
+from pretrax.shardlib import f32, make_abstract, num, psum, typechecked
 
 PROJECTION = 'hidden_projection'  # the name of the weight
 
@@ -78,26 +73,6 @@ def init_projection(key: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
     return like.shape[1] ** -0.5 * jax.random.normal(own_key, like.shape, like.dtype)
 
 
-def states_after(
-    model: Transformer,
-    kept: Sequence[int],
-    ends: Ends,
-    layers: Layer,
-    batch: Batch,
-    seeds: u32['layers two'] | None = None,
-) -> tuple[num['B/r/d/e L/c/t M'], Routed | None, num['kept B/r/d/e L/c/t M'] | None]:
-    """The hidden states after the last layer, the statistics of the routers, and the hidden states after the layers `kept`."""
-    tokens = model._tokens(batch)
-
-    def one_layer(x: jax.Array, w: Layer, layer: LayerSpec) -> tuple[jax.Array, Routed | None]:
-        return in_parts(lambda *part: block(part[0], w, *part[1:]), save(x, 'input'), tokens, layer)
-
-    x = embed(ends.embedding, ends.positions, batch.tokens, batch.positions, model.arch, model.dtype, batch.seeds)
-    layers = drop_axes('p', layers)
-    x, states, routed = over_layers_keeping(kept, one_layer, x, layers, seeds, model.arch, model.plan)
-    return x, routed, states
-
-
 @jax.named_scope('hidden_states')
 def hidden_terms(
     how: HiddenMatch, ours: jax.Array, theirs: jax.Array, projection: jax.Array | None, mask: f32['B/r/d/e L/c']
@@ -106,7 +81,7 @@ def hidden_terms(
 
     Args:
         how: the pairs of layers, and the weight.
-        ours: num[layers, B/r/d/e, L/c/t, M], of the student, as `states_after` returns them.
+        ours: num[layers, B/r/d/e, L/c/t, M], of the student, as `Transformer.hidden_states` returns them.
         theirs: num[layers, B/r/d/e, L/c/t, M_teacher], of the teacher.
         projection: num[pairs, M/d, M_teacher]; None: the models are equally wide.
         mask: weights of the tokens, by their targets.

@@ -68,41 +68,21 @@ Run = Callable[[jax.Array, Tokens, LayerSpec], tuple[jax.Array, Any]]
 Body = Callable[[jax.Array, Layer, LayerSpec], tuple[jax.Array, Any]]
 
 
-def over_layers(
+def scan_layers(
     body: Body,
     x: num['B/r/d/e L/c/t M'],
     layers: Layer,
-    seeds: jax.Array | None,
     arch: Architecture,
     plan: ExecutionPlan,
+    *,
+    seeds: jax.Array | None = None,
     chunk: i32[''] | None = None,
-) -> tuple[num['B/r/d/e L/c/t M'], Any]:
-    """x after all layers, and the other results of `body`, stacked over the layers.
+    kept: Collection[int] = (),
+) -> tuple[num['B/r/d/e L/c/t M'], Any, num['kept B/r/d/e L/c/t M'] | None]:
+    """x after all layers; the other results of `body`, stacked over the layers; and the outputs of the layers `kept`.
 
-    Args:
-        body: x, the weights of a layer, its spec -> x, another result.
-        x: hidden states.
-        layers: stacked weights: of the whole decoder, or of one pipeline stage.
-        seeds: u32[layers, 2] of stochastic rounding; None: nothing is rounded at random.
-        arch: the decoder.
-        plan: how it runs.
-        chunk: which of equal parts of the decoder this is, from 0; None: the whole decoder.
+    Args: see `Transformer.layers`. `body` computes one layer: x, its weights, its spec -> x, another result.
     """
-    x, _, results = over_layers_keeping((), body, x, layers, seeds, arch, plan, chunk)
-    return x, results
-
-
-def over_layers_keeping(
-    kept: Collection[int],
-    body: Body,
-    x: num['B/r/d/e L/c/t M'],
-    layers: Layer,
-    seeds: jax.Array | None,
-    arch: Architecture,
-    plan: ExecutionPlan,
-    chunk: i32[''] | None = None,
-) -> tuple[num['B/r/d/e L/c/t M'], num['kept B/r/d/e L/c/t M'] | None, Any]:
-    """x after all layers, the hidden states after the layers `kept`, in the order of the layers, and what `over_layers` returns."""
     kinds = kinds_of(layers, arch)
     first = 0 if chunk is None else chunk * len(kinds)
     numbers = first + jnp.arange(len(kinds), dtype=jnp.int32) if arch.drops else None
@@ -120,14 +100,14 @@ def over_layers_keeping(
     if plan.unrolled:
         own = [stack.layer(i) for i in range(len(kinds))]
         carry, results = unroll(bodies, carry, own, plan.saved_in_layers)
-        return *_separate(carry, kept), _together(results, jnp.stack)
+        return _results(carry, _together(results, jnp.stack), kept)
     parts = []
     for segment in segments([(spec.kind, spec.formats) for spec in specs]):
         cycle = bodies[segment.start : segment.start + segment.length]
         part = functools.partial(stack.of_cycle, segment)
         carry, results = scan(cycle, carry, stack.cycles(segment), plan.saved_in_layers, part)
         parts.append(_together(results, _interleaved))
-    return *_separate(carry, kept), _together(parts, jnp.concatenate)
+    return _results(carry, _together(parts, jnp.concatenate), kept)
 
 
 def _slots(kept: Collection[int], n_layers: int) -> i32['layers']:
@@ -144,8 +124,9 @@ def _keeping(body: Any, carry: tuple[jax.Array, jax.Array], own: dict[str, jax.A
     return (x, jax.lax.dynamic_update_index_in_dim(states, jnp.where(keeps, x, there), slot, 0)), result
 
 
-def _separate(carry: Any, kept: Collection[int]) -> tuple[jax.Array, jax.Array | None]:
-    return carry if kept else (carry, None)
+def _results(carry: Any, results: Any, kept: Collection[int]) -> tuple[jax.Array, Any, jax.Array | None]:
+    x, states = carry if kept else (carry, None)
+    return x, results, states
 
 
 def _interleaved(results: Sequence[jax.Array]) -> jax.Array:

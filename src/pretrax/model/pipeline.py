@@ -6,19 +6,24 @@ result. The large products with the vocabulary are sharded over p.
 Letters: N micro-batches, B batch, L length, M d_model.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pretrax.model.loss import Batch
+from pretrax.model.ends import gather_ends
+from pretrax.model.layers import Tokens
+from pretrax.model.loss import Batch, LossTerms
 from pretrax.model.loss_chunks import split_tokens
 from pretrax.model.pipeline_forward import PyTree, Stage, chunks_of_stage, in_layer_order, part, pipeline
 from pretrax.model.pipeline_schedule import PipelineSchedule, Work, slots
-from pretrax.model.weights import Ends, Layer, round_matrices
+from pretrax.model.plan import ExecutionPlan
+from pretrax.model.routing import Routed
+from pretrax.model.weights import Ends, Layer, Weights, round_matrices
 from pretrax.shardlib import (
     Choice,
     axis_index,
@@ -35,6 +40,51 @@ from pretrax.shardlib import (
 )
 from pretrax.shardlib.ops import vary
 from pretrax.shardlib.replication import varying_axes
+
+
+class Decoder(Protocol):
+    """The methods and attributes of `transformer.Transformer` that stages call."""
+
+    plan: ExecutionPlan
+    dtype: DTypeLike
+
+    def embed(self, ends: Ends, batch: Batch) -> jax.Array: ...
+    def tokens(self, batch: Batch) -> Tokens: ...
+    def layers(
+        self, x: jax.Array, layers: Layer, tokens: Tokens, *, chunk: jax.Array
+    ) -> tuple[jax.Array, Any, Any]: ...
+    def loss_terms(self, ends: Ends, x: jax.Array, batch: Batch) -> LossTerms: ...
+    def staged_terms(self, batch: Batch, sums: dict[str, f32['']], routed: Routed | None) -> LossTerms: ...
+
+
+def stages(model: Decoder, ends: Ends, layers: Layer, batch: Batch) -> 'Stages':
+    """The decoder in stages, through which each micro-batch of the batch passes."""
+    schedule = model.plan.pipeline
+    assert schedule is not None
+
+    def chunk(x: jax.Array, layers: Layer, micro: Batch, number: i32['']) -> tuple[jax.Array, PyTree]:
+        return model.layers(x, layers, model.tokens(micro), chunk=number)[:2]
+
+    def numerators(ends: Ends, x: jax.Array, micro: Batch) -> dict[str, f32['']]:
+        return {name: n for name, (n, _) in model.loss_terms(ends, x, micro).items()}
+
+    return Stages(model.embed, chunk, numerators, ends, layers, batch, schedule, model.dtype)
+
+
+def gradient_1f1b(
+    model: Decoder, weights: Weights, batch: Batch, counts: dict[str, f32['']]
+) -> tuple[Weights, LossTerms]:
+    """The gradient of the loss, and its terms, in the schedule 1f1b. `counts` are the denominators of the step."""
+
+    def loss_of(sums: dict[str, f32['']], routed: Routed | None) -> f32['']:
+        terms = model.staged_terms(batch, sums, routed).items()
+        return sum((n / counts[name] for name, (n, _) in terms if name in counts), jnp.zeros(()))
+
+    ends, back = jax.vjp(
+        lambda w: gather_ends(w, model.dtype, model.plan.sums), dataclasses.replace(weights, layers=None)
+    )
+    (d_ends, d_layers), sums, routed = stages(model, ends, weights.layers, batch).gradient(loss_of)
+    return dataclasses.replace(back(d_ends)[0], layers=d_layers), model.staged_terms(batch, sums, routed)
 
 
 class Stages(NamedTuple):

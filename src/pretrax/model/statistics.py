@@ -20,8 +20,8 @@ from pretrax.model.architecture import Scores
 from pretrax.model.attention import attention
 from pretrax.model.axes import TOKENS
 from pretrax.model.context import local_columns
-from pretrax.model.ends import embed, gather_ends, unembed
-from pretrax.model.layers import LayerSpec, Tokens, over_layers
+from pretrax.model.ends import gather_ends
+from pretrax.model.layers import LayerSpec, Tokens, scan_layers
 from pretrax.model.linear_attention import linear_attention
 from pretrax.model.loss import Batch, cross_entropy
 from pretrax.model.loss_chunks import over_chunks
@@ -290,9 +290,7 @@ class _Forward:
             return of_layers, self._head(x, rows)
 
     def _embed(self, rows: _Rows) -> num['B/r/d/e L/c/t M']:
-        batch = rows.batch
-        ends = self.ends
-        return embed(ends.embedding, ends.positions, batch.tokens, batch.positions, self.arch, self.model.dtype)
+        return self.model.embed(self.ends, rows.batch)
 
     def _layers(
         self, x: num['B/r/d/e L/c/t M'], layers: Layer, rows: _Rows
@@ -304,13 +302,13 @@ class _Forward:
         def one_layer(x: num['B/r/d/e L/c/t M'], w: Layer, layer: LayerSpec):
             return _observed_block(x, w, tokens, columns, layer)
 
-        return over_layers(one_layer, x, layers, None, self.arch, self.plan)
+        return scan_layers(one_layer, x, layers, self.arch, self.plan)[:2]
 
     def _head(self, x: num['B/r/d/e L/c/t M'], rows: _Rows) -> tuple[_HeadSums, f32['']]:
-        arch, head, length = self.arch, self.plan.numerics.head_format(), rows.batch.tokens.shape[1] * axis_size('c')
+        arch, length = self.arch, rows.batch.tokens.shape[1] * axis_size('c')
 
         def of_chunk(x: num['B/r/d/e L/c/t M'], part: Batch) -> tuple[_HeadSums, f32['']]:
-            logits = unembed(self.ends, x, arch, head)
+            logits = self.model.unembed(self.ends, x)
             nll, log_z = cross_entropy(logits, part.targets, arch.vocab_size)
             held = logits.shape[-1]
             is_real = axis_index('t') * held + jnp.arange(held) < arch.vocab_size

@@ -9,8 +9,8 @@ A weight is gathered over d where it is used, and sent in the compute dtype. The
 in f32, or in `plan.sums`.
 """
 
-import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from pretrax.model.base import Model
 from pretrax.model.context import column_order, local_columns
 from pretrax.model.ends import embed, gather_ends, unembed
 from pretrax.model.families import TransformerOptions, resolve
-from pretrax.model.layers import LayerSpec, Tokens, dropout, in_parts, over_layers
+from pretrax.model.layers import LayerSpec, Tokens, dropout, in_parts, scan_layers
 from pretrax.model.loss import Batch, LossTerms, denominators, loss_terms
 from pretrax.model.loss_chunks import in_chunks
 from pretrax.model.mixer import mixer
@@ -29,9 +29,8 @@ from pretrax.model.mlp import feed_forward
 from pretrax.model.moe import mixture
 from pretrax.model.multi_token import ahead_denominators, ahead_metrics, predict_ahead
 from pretrax.model.norm import norm
-from pretrax.model.numerics import Format
-from pretrax.model.pipeline import Stages
-from pretrax.model.plan import ExecutionPlan, choose_plan
+from pretrax.model.pipeline import gradient_1f1b, stages
+from pretrax.model.plan import choose_plan
 from pretrax.model.request import ModelRequest
 from pretrax.model.routing import Routed, adjust, counted, load, routing_denominators, routing_metrics, routing_terms
 from pretrax.model.weights import Ends, Layer, Weights, abstract_weights, init_weights
@@ -73,23 +72,6 @@ def block(
     return x + scale * dropout(out, 'feed-forward', tokens, layer), routed
 
 
-def decoder_layers(
-    x: num['B/r/d/e L/c/t M'],
-    layers: Layer,
-    tokens: Tokens,
-    arch: Architecture,
-    plan: ExecutionPlan,
-    seeds: u32['layers two'] | None = None,
-    chunk: i32[''] | None = None,
-) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
-    """The hidden states after all layers, and the stacked statistics of their routers."""
-
-    def one_layer(x: jax.Array, w: Layer, layer: LayerSpec) -> tuple[jax.Array, Routed | None]:
-        return in_parts(lambda *part: block(part[0], w, *part[1:]), save(x, 'input'), tokens, layer)
-
-    return over_layers(one_layer, x, layers, seeds, arch, plan, chunk)
-
-
 class Transformer(Model):
     """A decoder-only transformer: a preset, or a family and sizes."""
 
@@ -107,7 +89,7 @@ class Transformer(Model):
         self.max_length = self.arch.max_sequence_length if self.arch.positions == 'learned' else None
         self.column_order = column_order(self.plan.context, request.sequence_length, request.mesh['c'])
         self.draws = self.plan.numerics.draws or self.arch.drops
-        self.gradient = self._gradient if self.plan.is_1f1b else None
+        self.gradient = functools.partial(gradient_1f1b, self) if self.plan.is_1f1b else None
         self.survey = self._expert_load if self.arch.balance_loss and self.arch.balance_over == 'batch' else None
 
     def init(self, key: jax.Array) -> Weights:
@@ -118,17 +100,67 @@ class Transformer(Model):
         """Shapes and shardings of the weights on the mesh in force."""
         return abstract_weights(self.arch)
 
+    def embed(self, ends: Ends, batch: Batch) -> num['B/r/d/e L/c/t M']:
+        """The input of the first layer."""
+        return embed(ends.embedding, ends.positions, batch.tokens, batch.positions, self.arch, self.dtype, batch.seeds)
+
+    def layers(
+        self,
+        x: num['B/r/d/e L/c/t M'],
+        layers: Layer,
+        tokens: Tokens,
+        *,
+        seeds: u32['layers two'] | None = None,
+        chunk: i32[''] | None = None,
+        kept: Collection[int] = (),
+    ) -> tuple[num['B/r/d/e L/c/t M'], Routed | None, num['kept B/r/d/e L/c/t M'] | None]:
+        """The hidden states after the last layer, the statistics of the routers, and the states after the layers `kept`.
+
+        Args:
+            x: the input of the first layer.
+            layers: stacked weights: of the whole decoder, or of one pipeline stage.
+            tokens: the tokens of x.
+            seeds: of stochastic rounding.
+            chunk: which of equal parts of the decoder this is, from 0; None: the whole decoder.
+            kept: numbers of layers.
+        """
+
+        def body(x: jax.Array, w: Layer, layer: LayerSpec) -> tuple[jax.Array, Routed | None]:
+            return in_parts(lambda *part: block(part[0], w, *part[1:]), save(x, 'input'), tokens, layer)
+
+        return scan_layers(body, x, layers, self.arch, self.plan, seeds=seeds, chunk=chunk, kept=kept)
+
+    def hidden_states(
+        self,
+        ends: Ends,
+        layers: Layer,
+        batch: Batch,
+        seeds: u32['layers two'] | None = None,
+        kept: Collection[int] = (),
+    ) -> tuple[num['B/r/d/e L/c/t M'], Routed | None, num['kept B/r/d/e L/c/t M'] | None]:
+        """`embed`, then `layers`, of the tokens of a batch."""
+        x = self.embed(ends, batch)
+        return self.layers(x, drop_axes('p', layers), self.tokens(batch), seeds=seeds, kept=kept)
+
+    def unembed(self, ends: Ends, x: num['B/r/d/e L/c/t M'], seed: jax.Array | None = None) -> num['B/r/d/e L/c V/t']:
+        """The logits, from the hidden states after the last layer. `seed`: of stochastic rounding."""
+        return unembed(ends, x, self.arch, self.plan.numerics.head_format(seed))
+
+    def tokens(self, batch: Batch) -> Tokens:
+        """The properties of a batch's tokens that layers need."""
+        counts = counted(batch, self._columns(batch.tokens)) if self.arch.n_experts else None
+        return Tokens(batch.positions, batch.segments, counts, batch.seeds)
+
     def logits(self, weights: Weights, tokens: i32['B/r/d/e L/c']) -> num['B/r/d/e L/c V/t']:
         """The logits of whole sequences, one document per row."""
-        return unembed(*self.read(weights, tokens), self.arch, self.plan.numerics.head_format())
+        return self.unembed(*self.read(weights, tokens))
 
     def read(self, w: Weights, tokens: i32['B/r/d/e L/c']) -> tuple[Ends, num['B/r/d/e L/c/t M']]:
-        """What `unembed` makes logits of: the ends, and the hidden states after the last layer."""
+        """The arguments of `unembed` for whole sequences, one document per row."""
         ends, ones = gather_ends(w, self.dtype), jnp.ones_like(tokens)
         positions = jnp.broadcast_to(self._columns(tokens), tokens.shape)
-        x = embed(ends.embedding, ends.positions, tokens, positions, self.arch, self.dtype)
-        known = Tokens(positions, segments=ones, counted=None)
-        return ends, decoder_layers(x, drop_axes('p', w.layers), known, self.arch, self.plan)[0]
+        x = self.embed(ends, Batch(tokens, tokens, ones, positions, jnp.ones(tokens.shape)))
+        return ends, self.layers(x, drop_axes('p', w.layers), Tokens(positions, ones, counted=None))[0]
 
     def loss(
         self,
@@ -141,11 +173,11 @@ class Transformer(Model):
         ends = gather_ends(weights, self.dtype, self.plan.sums)
         if self.plan.pipeline is None:
             layer_seeds, head_seed = self.plan.numerics.seeds(key)
-            x, routed = self._hidden_states(ends, weights.layers, batch, layer_seeds)
-            terms = self._loss_terms(ends, x, batch, self.plan.numerics.head_format(head_seed))
-            ahead = predict_ahead(self, block, weights.multi_token, ends, x, routed, batch, self._tokens(batch))
+            x, routed, _ = self.hidden_states(ends, weights.layers, batch, layer_seeds)
+            terms = self.loss_terms(ends, x, batch, head_seed)
+            ahead = predict_ahead(self, block, weights.multi_token, ends, x, routed, batch, self.tokens(batch))
             return self._with_routing(terms | ahead[0], ahead[1], batch, surveyed)
-        return self._of_sums(batch, *self._stages(ends, weights, batch).sums(self.plan.saved))
+        return self.staged_terms(batch, *stages(self, ends, weights.layers, batch).sums(self.plan.saved))
 
     def denominators(self, batch: Batch) -> dict[str, f32['']]:
         """The denominators of the terms of `loss`."""
@@ -160,38 +192,16 @@ class Transformer(Model):
         """Moves the biases of the routers."""
         return adjust(weights, tables, self.arch)
 
-    def _gradient(self, weights: Weights, batch: Batch, counts: dict[str, f32['']]) -> tuple[Weights, LossTerms]:
-        """The gradient of the loss, and its terms, in the schedule 1f1b."""
-
-        def loss_of(sums: dict[str, f32['']], routed: Routed | None) -> f32['']:
-            terms = self._of_sums(batch, sums, routed).items()
-            return sum((n / counts[name] for name, (n, _) in terms if name in counts), jnp.zeros(()))
-
-        ends, back = jax.vjp(
-            lambda w: gather_ends(w, self.dtype, self.plan.sums), dataclasses.replace(weights, layers=None)
-        )
-        (d_ends, d_layers), sums, routed = self._stages(ends, weights, batch).gradient(loss_of)
-        return dataclasses.replace(back(d_ends)[0], layers=d_layers), self._of_sums(batch, sums, routed)
-
-    def _hidden_states(
-        self, ends: Ends, layers: Layer, batch: Batch, seeds: u32['layers two'] | None = None
-    ) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
-        """The hidden states after the last layer, and the statistics of the routers."""
-        x = embed(ends.embedding, ends.positions, batch.tokens, batch.positions, self.arch, self.dtype, batch.seeds)
-        return decoder_layers(x, drop_axes('p', layers), self._tokens(batch), self.arch, self.plan, seeds)
-
-    def _tokens(self, batch: Batch) -> Tokens:
-        counts = counted(batch, self._columns(batch.tokens)) if self.arch.n_experts else None
-        return Tokens(batch.positions, batch.segments, counts, batch.seeds)
-
     def _columns(self, tokens: i32['B/r/d/e L/c']) -> i32['L/c']:
         return local_columns(tokens, self.plan.context)
 
-    def _loss_terms(self, ends: Ends, x: num['B/r/d/e L/c/t M'], batch: Batch, head: Format) -> LossTerms:
+    def loss_terms(
+        self, ends: Ends, x: num['B/r/d/e L/c/t M'], batch: Batch, seed: jax.Array | None = None
+    ) -> LossTerms:
         """Cross-entropy and z-loss, from the hidden states after the last layer."""
 
         def terms_of(x: num['B/r/d/e L/c/t M'], part: Batch) -> LossTerms:
-            return loss_terms(unembed(ends, x, self.arch, head), part, self.arch.vocab_size, self.arch.z_loss)
+            return loss_terms(self.unembed(ends, x, seed), part, self.arch.vocab_size, self.arch.z_loss)
 
         return in_chunks(terms_of, x, batch, self.plan.loss_chunks)
 
@@ -201,28 +211,14 @@ class Transformer(Model):
             return terms
         return terms | routing_terms(routed, batch, self._columns(batch.tokens), self.arch, surveyed)
 
-    def _of_sums(self, batch: Batch, sums: dict[str, f32['']], routed: Routed | None) -> LossTerms:
-        """The terms, from the numerators and statistics of pipeline stages."""
+    def staged_terms(self, batch: Batch, sums: dict[str, f32['']], routed: Routed | None) -> LossTerms:
+        """The terms of the loss, from the numerators and the statistics of pipeline stages."""
         counts = denominators(batch, self.arch.z_loss)
         return self._with_routing({name: (n, counts[name]) for name, n in sums.items()}, routed, batch)
-
-    def _stages(self, ends: Ends, w: Weights, batch: Batch) -> Stages:
-        """The same on pipeline stages: each micro-batch passes through all (pipeline.py)."""
-        head, schedule = self.plan.numerics.head_format(), self.plan.pipeline
-        assert schedule is not None
-
-        def numerators(ends: Ends, x: num['B/r/d/e L/c/t M'], micro: Batch) -> dict[str, f32['']]:
-            return {name: n for name, (n, _) in self._loss_terms(ends, x, micro, head).items()}
-
-        return Stages(
-            lambda w, b: embed(w.embedding, w.positions, b.tokens, b.positions, self.arch, self.dtype, b.seeds),
-            lambda x, w, b, i: decoder_layers(x, w, self._tokens(b), self.arch, self.plan, None, i),
-            numerators, ends, w.layers, batch, schedule, self.dtype,
-        )  # fmt: skip
 
     def _expert_load(self, weights: Weights, batch: Batch) -> tuple[f32['E'], f32['']]:
         """How many tokens chose each expert; the gradient of a load-balance loss over the whole batch depends on it."""
         ends = gather_ends(weights, self.dtype)
-        x, routed = self._hidden_states(ends, weights.layers, batch)
-        ahead = predict_ahead(self, block, weights.multi_token, ends, x, routed, batch, self._tokens(batch))
+        x, routed, _ = self.hidden_states(ends, weights.layers, batch)
+        ahead = predict_ahead(self, block, weights.multi_token, ends, x, routed, batch, self.tokens(batch))
         return load(ahead[1], batch, self._columns(batch.tokens), self.arch)
