@@ -64,7 +64,7 @@ def has_started() -> bool:
 
 
 def detected_identity() -> tuple[int, int, str, int | None] | None:
-    """(number of processes, index of this one, address of the first, its index on this host) under Slurm or on TPUs; None: alone.
+    """(number of processes, index of this one, address of the first, its index on this host) under Slurm or on TPUs; None: it is the only one.
 
     JAX's own detection also asks the server of any Kubernetes cluster, often without permission, and looks for the
     address of a single process for minutes. JAX 0.12; a public function that detects without connecting.

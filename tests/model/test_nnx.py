@@ -44,8 +44,8 @@ def trained(model, mesh, steps, accumulation=1, seed=0):
 @pytest.mark.parametrize(
     ('name', 'message'),
     [
-        ('WithAuxiliary', r'a tuple of float32\[2, 16, 100\], None .*return element 0 alone'),
-        ('InDict', r"a dict of 'loss': float32\[\], 'logits': .*return element 'logits' alone"),
+        ('WithAuxiliary', r'a tuple of float32\[2, 16, 100\], None .*return only element 0'),
+        ('InDict', r"a dict of 'loss': float32\[\], 'logits': .*return only element 'logits'"),
         ('Nothing', 'returns None .*return one array'),
         ('LastToken', r'float32\[2, 100\] .*not those of the last one'),
         ('Flat', r'float32\[32, 100\] .*do not flatten'),

@@ -32,7 +32,7 @@ STATE = 'state'  # the subdirectory that Orbax writes
 PARTIAL = '.partial'  # suffix of an incomplete checkpoint
 DELETING = '.deleting'  # suffix of a checkpoint that is being deleted
 UNFINISHED = (PARTIAL, DELETING)
-# Arrays that training alone uses: the map of a student's hidden states to those of its teacher (model/hidden_states.py)
+# Arrays that only training uses: the map of a student's hidden states to those of its teacher (model/hidden_states.py)
 _OF_TRAINING = ('weights.hidden_projection', 'ema.hidden_projection')
 
 
@@ -92,7 +92,7 @@ class Manifest(pydantic.BaseModel):
 
 
 def of_training(name: str) -> bool:
-    """Whether an array is of training alone. Who reads the weights of a model does not get it, and need not ask for it."""
+    """Whether only training uses an array. Readers of a model's weights skip it."""
     return name in _OF_TRAINING
 
 

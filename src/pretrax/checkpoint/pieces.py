@@ -31,7 +31,7 @@ class CheckpointArrays:
         field: 'weights', 'optimizer' or 'ema'.
 
     Attributes:
-        shapes: shape of each array, by path, without those of training alone.
+        shapes: shape of each array, by path, without those that only training uses.
 
     Raises:
         DamagedError: one of their files differs from what was written, or there are none.

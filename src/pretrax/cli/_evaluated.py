@@ -155,7 +155,7 @@ def _evaluated_steps(run_dir: AnyPath, tasks: Sequence[Task]) -> set[int]:
 
 @contextlib.contextmanager
 def _imported(path: str) -> Iterator[str]:
-    """The run of a path: itself, or for a Hugging Face directory a run beside nothing, for this command alone."""
+    """The run of a path: itself, or for a Hugging Face directory a temporary run, for this command only."""
     place = locate(path)
     if not (place / 'config.json').is_file() or (place / 'checkpoints').exists():
         yield path

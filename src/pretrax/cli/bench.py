@@ -85,7 +85,7 @@ def bench(
 
 
 def _fetch(place: 'AnyPath', directory: Path) -> None:
-    """Copies the results in a bucket, those of rows that ran alone too, to this machine."""
+    """Copies the results in a bucket to this machine, including those of rows that ran as jobs of their own."""
     from pretrax.launch.bench import RESULTS, ROWS
     from pretrax.machine.atomic import write_file
     from pretrax.storage import BucketPath
@@ -98,7 +98,7 @@ def _fetch(place: 'AnyPath', directory: Path) -> None:
 
 
 def _upload(place: 'AnyPath', directory: Path, row: int | None) -> None:
-    """Copies the results and the tables, or those of a row that runs alone, to a bucket."""
+    """Copies the results and the tables, or those of a row that runs as its own job, to a bucket."""
     from pretrax.launch.bench import ROWS
     from pretrax.storage import BucketPath
 

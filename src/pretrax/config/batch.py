@@ -9,7 +9,7 @@ With pipeline stages, the number of micro-batches is a multiple of mesh.p. `mesh
 
 If the batches grow at given steps, this holds for each of their sizes. The rows of the data have the longest sequence
 length, and batches follow one another in the data without a gap: a batch of shorter sequences has whole rows, each cut
-into equal parts. So no token is skipped or repeated, and where a batch lies depends on its number alone.
+into equal parts. So no token is skipped or repeated, and where a batch lies depends only on its number.
 """
 
 import math

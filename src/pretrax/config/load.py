@@ -65,12 +65,12 @@ def from_values(values: Mapping[str, Any], overrides: Iterable[str] = ()) -> Run
 
 
 def read_resolved(path: AnyPath) -> RunConfig:
-    """The configuration in a run's config.yaml, which may be somebody else's. Raises UserError as `from_manifest`."""
+    """The configuration in a run's config.yaml, which another user may have written. Raises UserError as `from_manifest`."""
     return from_manifest(read_file(path).values)
 
 
 def from_manifest(values: Mapping[str, Any]) -> RunConfig:
-    """The configuration in the manifest of a checkpoint or a compiled step, which may be somebody else's.
+    """The configuration in the manifest of a checkpoint or a compiled step, which another user may have written.
 
     Imports no plugin, and takes no variable of the environment into a URL.
 

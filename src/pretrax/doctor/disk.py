@@ -26,7 +26,7 @@ def run_directory(place: Place) -> Iterator[Finding]:
         return
     parent = existing_parent(place.config.run_dir)
     try:
-        with tempfile.TemporaryFile(dir=parent) as file:  # permissions alone do not tell: the disk may be full
+        with tempfile.TemporaryFile(dir=parent) as file:  # permissions are not enough: the disk may be full
             file.write(bytes(1 << 20))
             file.flush()
             os.fsync(file.fileno())

@@ -66,7 +66,7 @@ class Ngrams:
         return found
 
     def _runs(self, text: Sequence[str]) -> Iterator[list[int]]:
-        """The parts of a text of which all words occur in the tasks, as numbers of words."""
+        """The spans of a text whose words all occur in the tasks, as numbers of words."""
         run: list[int] = []
         for word in text:
             number = self._ids.get(word)

@@ -52,7 +52,7 @@ def open_tasks(names: Sequence[str], directory: str | None) -> TaskManager:
 
     Args:
         names: of the tasks, groups or tags that will be evaluated.
-        directory: with task files; None: the tasks of the package alone.
+        directory: with task files; None: only the tasks of the package.
 
     Raises:
         UserError: there is no such task.

@@ -60,7 +60,7 @@ def run_task(model: LanguageModel, task: Task, settings: Settings, report: Repor
 
 
 def _fitting(model: LanguageModel, task: Task, documents: list[Document], report: Report) -> list[Document]:
-    """Without the lengths of which some text is longer than the positions of the model."""
+    """Leaves out the lengths at which some text has more tokens than the model has positions."""
     long = {
         document.length
         for document in documents

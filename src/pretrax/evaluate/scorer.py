@@ -137,7 +137,7 @@ class Scorer:
 
 
 def _alone(model: Transformer, longest: int) -> Transformer:
-    """The decoder as it reads a text without company, of any length."""
+    """The decoder as it reads one text of any length, with no other texts in the batch."""
     alone = copy.copy(model)
     scaling = model.arch.rope_scaling
     alone.arch = dataclasses.replace(

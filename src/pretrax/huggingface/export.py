@@ -79,7 +79,7 @@ def export(
 
 
 def _kept_fields(kept: Path | None, model_type: str, arch: Architecture) -> dict[str, Any]:
-    """Fields of the imported config.json that matter to training in transformers alone, and the dropout of the decoder.
+    """Fields of the imported config.json that matter only to training in transformers, and the dropout of the decoder.
 
     A decoder without dropout keeps the fields of the import. Without an import, GPT-2's are written as 0, since its class has
     another default.

@@ -51,7 +51,7 @@ class Tensor:
     why_not: str = ''  # a reason why it cannot be a weight
 
     def read(self, index: int | None = None) -> np.ndarray:
-        """Reads the tensor, or `tensor[index]` alone."""
+        """Reads the tensor, or only `tensor[index]`."""
         dtype = (DTYPES | BYTES)[self.dtype]
         shape = self.shape if index is None else self.shape[1:]
         count = math.prod(shape)

@@ -9,7 +9,7 @@ _HEADS = 'belongs to other heads than that of a language model'
 _GENERATION = 'belongs to generation, and was once a part of config.json'
 _OUTPUTS = 'chooses what a call returns'
 _KERNELS = 'chooses how the same numbers are computed'
-_TRAINING = 'matters to training in transformers alone'
+_TRAINING = 'matters only to training in transformers'
 
 REASONS: dict[str, str] = {
     **dict.fromkeys((
@@ -43,7 +43,7 @@ REASONS: dict[str, str] = {
     'is_llama_config': 'says that a model of another program (nanotron) has the architecture of Llama',
     'n_ctx': 'is the former name of n_positions',
 }  # fmt: skip
-# Harmless at these values alone: another one asks for another model.
+# Harmless only at these values: another value asks for another model.
 AT_THESE_VALUES: dict[str, tuple[Any, ...]] = {
     'add_cross_attention': (False, None),
     'cross_attention_hidden_size': (None,),
@@ -75,7 +75,7 @@ _OF_CLASS: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def dropout_options(model_type: str) -> dict[str, tuple[str, ...]]:
-    """The options for each dropout field of a class. StableLM's hidden_dropout has none: it drops the feed-forward alone."""
+    """The options for each dropout field of a class. StableLM's hidden_dropout has none: it drops only the feed-forward."""
     return _OF_CLASS.get(model_type, _ATTENTION)
 
 

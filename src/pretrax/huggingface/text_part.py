@@ -17,7 +17,7 @@ class TextPart:
     Args:
         model_type: of the language model.
         outer: fields beside `text_config` that describe the other parts.
-        names: prefixes of tensors, and what they are in a checkpoint of the language model alone. The first that fits is
+        names: prefixes of tensors, and their names in a checkpoint of only the language model. The first that fits is
             used: files of transformers before and since version 4.52 have different ones.
         left_out: prefixes of the tensors of the other parts.
         tied: whether the embedding is tied if config.json does not say it.
@@ -61,7 +61,7 @@ TEXT_PARTS = {
 
 
 def text_part(config: Mapping[str, Any]) -> TextPart | None:
-    """The part to read of a checkpoint with this config.json; None: it is a language model alone."""
+    """The part to read of a checkpoint with this config.json; None: it has only a language model."""
     kind = config.get('model_type')
     return TEXT_PARTS.get(kind) if isinstance(kind, str) else None
 
@@ -98,7 +98,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def text_checkpoint(checkpoint: HuggingFaceCheckpoint) -> tuple[HuggingFaceCheckpoint, list[str]]:
-    """A checkpoint with the tensors of its language model alone, under the names of one, and what was left out."""
+    """A checkpoint with only the tensors of its language model, under the names of one, and the tensors that were left out."""
     part = text_part(checkpoint.config)
     if part is None:
         return checkpoint, []

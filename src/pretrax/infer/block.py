@@ -51,11 +51,11 @@ class Reader(Protocol):
     kernel: Kernel  # for attention to the cache
 
     def prepare(self, weights: Any) -> Any:
-        """The weights as the other methods use them, on the mesh in force."""
+        """The weights as the other methods use them, on the current mesh."""
         ...
 
     def new_cache(self) -> Any:
-        """An empty cache, on the mesh in force."""
+        """An empty cache, on the current mesh."""
         ...
 
     def new_memory(self) -> Memory:
@@ -230,7 +230,7 @@ def write_block(
             tokens = jnp.concatenate([tokens, proposals], axis=1)
         offsets = jnp.arange(columns)
         positions = jnp.where(slots.position[:, None] >= 0, slots.position[:, None] + offsets, -1)
-        positions = jnp.where(tokens >= 0, positions, -1)  # a -1 is followed by -1 alone
+        positions = jnp.where(tokens >= 0, positions, -1)  # only -1 follows a -1
         positions = jnp.where(positions < slots.limit[:, None], positions, -1)
         logits, _, cache = reader.logits(weights, cache, jnp.maximum(tokens, 0), positions, tables)
         logits = _by_slot(logits)

@@ -69,7 +69,7 @@ def ring_blocks(window: int, chunk: int, page: int) -> int:
 
 
 def empty_pages(arch: Architecture, pages: int, page: int, dtype: DTypeLike, kind: CacheKind) -> Pages:
-    """The cache of one layer on the mesh in force.
+    """The cache of one layer on the current mesh.
 
     Args:
         arch: the decoder.

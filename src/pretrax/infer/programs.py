@@ -202,7 +202,7 @@ class Programs:
             return self._read(weights, caches, *places)
 
     def score(self, weights: tuple[Any, Any], caches: Any, chunk: Chunk) -> tuple[Any, Scored]:
-        """Likewise, and what the model makes of their tokens."""
+        """Reads as `read` does, and also returns the logits of the tokens."""
         with jax.set_mesh(self.mesh):
             rows = [self._place(x) for x in (chunk.tokens, chunk.targets, chunk.positions)]
             caches, scored = self._score(weights, caches, *rows, self._tables(chunk))

@@ -46,7 +46,7 @@ class Request:
     prompt: tuple[int, ...]
     max_tokens: int  # 0: the prompt is only read, for `prompt_logprobs` or `embedding`
     sampling: Sampling = Sampling()
-    choice: int = 0  # the randomness depends on the seed, this number, and the position alone
+    choice: int = 0  # the randomness depends only on the seed, this number, and the position
     stop_ids: tuple[int, ...] = ()  # tokens that end the answer; the one that did is its last token
     logprobs: int | None = None  # report the log probability of each token, and the n likeliest tokens
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
@@ -108,7 +108,7 @@ def check_request(request: Request, max_length: int, vocab_size: int) -> None:
     if request.max_tokens < 0:
         raise UserError(f'max_tokens is {request.max_tokens}\ngive 0 or more')
     if request.embedding and request.max_tokens:
-        raise UserError(f'max_tokens is {request.max_tokens}, and an embedding is of a prompt alone\ngive 0')
+        raise UserError(f'max_tokens is {request.max_tokens}, and an embedding covers only the prompt\ngive 0')
     if prompt + request.max_tokens > max_length:
         raise UserError(
             f'the prompt has {prompt} tokens; with {request.max_tokens} new ones that is {prompt + request.max_tokens}, '

@@ -97,7 +97,7 @@ class ServingWeights:
 
 
 def serving_weights(weights: Weights, model: Transformer, kind: WeightKind = 'compute') -> ServingWeights:
-    """The weights of training, on any mesh, as inference multiplies by them on the mesh in force.
+    """The weights of training, on any mesh, as inference multiplies by them on the current mesh.
 
     If `kind` is 'int8', three kinds of matrices stay in the compute dtype: those of experts that are sharded over e, the
     embedding table, where a token reads one row, and `kv_b`, whose outputs are summed over in decoding.

@@ -18,7 +18,7 @@ from pretrax.machine.command_line import without_secrets
 from pretrax.storage import AnyPath, BucketPath, locate
 
 FILE = 'launch.json'
-RUNS = Path('runs')  # where a run that is given by its name alone is
+RUNS = Path('runs')  # where a run that is given by its bare name is
 
 
 class LaunchRecord(pydantic.BaseModel):

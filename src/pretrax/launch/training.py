@@ -160,7 +160,7 @@ class Training:
         if ended.code == MISTAKE and holder_of(self.run_dir) is not None:  # an earlier process saves and ends
             self._next = time.monotonic() + 1
             return False
-        if ended.code == DONE:  # somebody has stopped it
+        if ended.code == DONE:  # it was stopped on request
             ended = Outcome(TRY_AGAIN, ended.why, ended.step)
         said = '' if self._uses_jobs and self._job.record() != self._before else self._last_line()
         if ended.code == MISTAKE and self._launch and self._job.record() == self._before:
@@ -235,7 +235,7 @@ def share_of(slot: int, devices: int | None) -> dict[str, str]:
 
 
 class StopRequest:
-    """Whether somebody has asked this process to stop, inside `listening`. A second request ends it at once."""
+    """Whether this process was asked to stop, inside `listening`. A second request ends it at once."""
 
     def __init__(self) -> None:
         self.number: int | None = None

@@ -1,4 +1,4 @@
-"""Reads JSON that somebody else may have written: its size and its depth are bounded before anything walks through it."""
+"""Reads JSON from untrusted files: its size and depth are bounded before anything walks through it."""
 
 import json
 from typing import Any

@@ -97,7 +97,7 @@ def lock_directory(
                 _take(file, path, before_waiting)
             except OSError as error:
                 warn(error.strerror or str(error))
-            with contextlib.suppress(OSError):  # NFS locks files alone
+            with contextlib.suppress(OSError):  # NFS locks only files
                 _take(folder, path, before_waiting)
             if is_at(file, path) and is_at(folder, directory):
                 held.write(path)

@@ -11,7 +11,7 @@ from pretrax.errors import UserError
 
 
 def why_untrusted(path: pathlib.Path) -> str:
-    """Why somebody else may have written a file or a directory that pretrax runs, or may replace it; '' if nobody else can.
+    """Why another user may have written, or may replace, a file or a directory that pretrax runs; '' if no other user can.
 
     It, the directory that has it and the directory of a link to it have to belong to the user or to root, and nobody else may
     write to them. In a directory such as /tmp, others cannot replace it. Raises OSError.
@@ -32,7 +32,7 @@ def copy_file(name: str, source: pathlib.Path, target: pathlib.Path) -> None:
 
     Args:
         name: path of the file in both directories.
-        source: a directory that somebody else may have written, such as a downloaded checkpoint.
+        source: a directory that another user may have written, such as a downloaded checkpoint.
         target: a directory.
 
     Raises:

@@ -23,7 +23,7 @@ class LayerKind:
     experts: bool = False  # whether the feed-forward is a mixture of experts
     rotary_fraction: float = 1.0  # part of a head that is rotated
     mixer: Mixer = 'attention'  # what mixes the tokens: attention, a gated delta net, or a state-space model (Mamba 2)
-    feed_forward: bool = True  # False: the layer is its mixer alone
+    feed_forward: bool = True  # False: the layer has only its mixer
 
     def has(self, weight: str) -> bool:
         """Whether layers of this kind have a weight, if the decoder has it. `weight`: a field of `weights.Layer`."""

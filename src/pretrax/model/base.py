@@ -58,7 +58,7 @@ class Model:
     """Whether the model draws random numbers in training. If so, `loss` gets a `key`, except in an evaluation."""
 
     survey: Callable[[Any, Batch], Any] | None = None
-    """weights, batch -> sums that `loss` needs of the whole step. None: `loss` needs its own micro-batch alone.
+    """weights, batch -> sums that `loss` needs of the whole step. None: `loss` needs only its own micro-batch.
 
     If a step has several micro-batches, the sums of all of them are the third argument of `loss`.
     """
@@ -70,11 +70,11 @@ class Model:
     """
 
     def init(self, key: jax.Array) -> Any:
-        """Initial weights, f32. Runs under `jit`; use keys that depend on a weight's name alone, not on the mesh."""
+        """Initial weights, f32. Runs under `jit`; use keys that depend only on a weight's name, not on the mesh."""
         raise NotImplementedError(f'{type(self).__name__}.init')
 
     def shardings(self, like: Any) -> Any:
-        """The sharding of each weight on the mesh in force, from `Weights`; `like` has their shapes."""
+        """The sharding of each weight on the current mesh, from `Weights`; `like` has their shapes."""
         del like
         return make_shardings(self.Weights)
 
@@ -88,7 +88,7 @@ class Model:
         raise NotImplementedError(f'{type(self).__name__}.loss')
 
     def abstract_teacher(self) -> Teacher | None:
-        """Shapes, dtypes and shardings of the weights of a teacher, on the mesh in force. None: `loss` needs none.
+        """Shapes, dtypes and shardings of the weights of a teacher, on the current mesh. None: `loss` needs none.
 
         Otherwise `loss` gets them as `teacher=` in training, and without them it is that of an evaluation.
         """
@@ -101,7 +101,7 @@ class Model:
         return dataclasses.replace(batch, seeds=token_seeds(key, batch.tokens.shape, self.column_order))
 
     def denominators(self, batch: Batch) -> dict[str, f32['']]:
-        """The denominators of `loss`, computed from the batch alone. The default is that of a loss of one term, 'nll'."""
+        """The denominators of `loss`, computed only from the batch. The default is that of a loss of one term, 'nll'."""
         return {'nll': jnp.sum(batch.mask)}
 
     def summarize(self, tables: dict[str, f32['rows columns']]) -> dict[str, f32['']]:
@@ -136,7 +136,7 @@ class AutomaticModel(Model):
     """A model whose code sees whole arrays and runs under `jit`: XLA shards it and adds the communication."""
 
     def shardings(self, like: Any) -> Any:
-        """The sharding of each weight on the mesh in force; `like` has their shapes."""
+        """The sharding of each weight on the current mesh; `like` has their shapes."""
         raise NotImplementedError(f'{type(self).__name__}.shardings')
 
     def make_gradients(self, accumulation: int) -> Callable[[Any, Batch], tuple[Any, LossTerms, dict]]:

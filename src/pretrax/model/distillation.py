@@ -114,11 +114,11 @@ class DistilledTransformer(Transformer):
         return weights if like is None else dataclasses.replace(weights, hidden_projection=init_projection(key, like))
 
     def abstract(self) -> Weights:
-        """Shapes and shardings of the weights on the mesh in force."""
+        """Shapes and shardings of the weights on the current mesh."""
         return dataclasses.replace(super().abstract(), hidden_projection=self._abstract_projection())
 
     def abstract_teacher(self) -> Teacher | None:
-        """Shapes, dtypes and shardings of the teacher's weights on the mesh in force; None: batches have what it computes."""
+        """Shapes, dtypes and shardings of the teacher's weights on the current mesh; None: batches have what it computes."""
         if self.teacher is None:
             return None
         like = abstract_weights(self.teacher.arch)
@@ -134,7 +134,7 @@ class DistilledTransformer(Transformer):
         key: key[''] | None = None,
         teacher: Teacher | None = None,
     ) -> LossTerms:
-        """This device's terms of the loss; without a teacher, as in an evaluation, those of the decoder alone."""
+        """This device's terms of the loss; without a teacher, as in an evaluation, the decoder's own terms."""
         if teacher is None and batch.top_ids is None:
             return super().loss(weights, batch, surveyed, key)
         ends = gather_ends(weights, self.dtype, self.plan.sums)
@@ -216,7 +216,7 @@ class DistilledTransformer(Transformer):
         return in_chunks(terms_of, (x, *teacher_x), batch, self.plan.loss_chunks), states
 
     def _abstract_projection(self) -> jax.ShapeDtypeStruct | None:
-        """Shape and sharding of the projections of hidden states on the mesh in force; None: there are none."""
+        """Shape and sharding of the projections of hidden states on the current mesh; None: there are none."""
         hidden, width = self.how.hidden, self.arch.d_model
         if hidden is None or self.teacher is None or self.teacher.arch.d_model == width:
             return None

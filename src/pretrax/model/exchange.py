@@ -7,7 +7,7 @@ one, a quarter more than an even load needs (`ROOM`). One round is enough for ev
 pair of devices has tokens left; all devices along e agree on that. So memory is that of even loads for any routing, and an
 uneven load costs time. (A single exchange that is always large enough would take G times the memory.)
 
-The backward pass keeps the inputs alone and runs each round again: the token travels once more, and the first two of its
+The backward pass keeps only the inputs and runs each round again: the token travels once more, and the first two of its
 three products are computed once more.
 """
 

@@ -109,7 +109,7 @@ def _check_chunks_and_temperature(chosen: dict[str, Any], said: dict[str, Any]) 
 
 
 def _fraction_of(rotated: int, d_head: int) -> float:
-    """A short number of which `int(d_head * number)` is `rotated`."""
+    """A short number such that `int(d_head * number)` is `rotated`."""
     return math.ceil(rotated / d_head * 1e5) / 1e5
 
 

@@ -62,7 +62,7 @@ class HiddenMatch:
 
 
 def abstract_projection(n_pairs: int, d_model: int, of_teacher: int) -> jax.ShapeDtypeStruct:
-    """Shape and sharding of the projections on the mesh in force."""
+    """Shape and sharding of the projections on the current mesh."""
     sizes = {'pairs': n_pairs, 'M': d_model, 'M_teacher': of_teacher}
     return make_abstract(num['pairs M/d M_teacher'], sizes, num=jnp.float32)
 

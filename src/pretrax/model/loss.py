@@ -120,6 +120,6 @@ def loss_terms(logits: num['B/r/d/e L/c V/t'], batch: Batch, vocab_size: int, z_
 
 
 def denominators(batch: Batch, z_loss: float) -> dict[str, f32['']]:
-    """The denominators of `loss_terms`. They depend on the batch alone, so they are known before any gradient."""
+    """The denominators of `loss_terms`. They depend only on the batch, so they are known before any gradient."""
     count = jnp.sum(batch.mask)
     return {'nll': count, 'z_loss': count} if z_loss else {'nll': count}

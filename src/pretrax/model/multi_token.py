@@ -112,7 +112,7 @@ def ahead(batch: Batch, columns: i32['L/c'], k: int) -> Batch:
 
 
 def ahead_denominators(batch: Batch, model: Decoder) -> dict[str, f32['']]:
-    """The denominators of the terms of `predict_ahead`, from the batch alone."""
+    """The denominators of the terms of `predict_ahead`. They depend only on the batch."""
     arch, columns = model.arch, local_columns(batch.tokens, model.plan.context)
     modules = range(1, arch.mtp_layers + 1)
     return {f'mtp_loss/{k}': jnp.sum(ahead(batch, columns, k).mask) for k in modules}

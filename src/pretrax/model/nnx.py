@@ -79,7 +79,7 @@ class NnxModel(AutomaticModel):
         return self.target.logits(weights, tokens, positions, jnp.ones_like(tokens))
 
     def shardings(self, like: PyTree) -> PyTree:
-        """The sharding of each parameter on the mesh in force, from the module's annotations and `model.axes`."""
+        """The sharding of each parameter on the current mesh, from the module's annotations and `model.axes`."""
         mesh = jax.sharding.get_mesh()
         del like
         return jax.tree.map(lambda spec: NamedSharding(mesh, spec), self._specs())

@@ -24,7 +24,7 @@ from pretrax.shardlib import i32, key, num
 PyTree = Any  # of arrays
 
 FROM_BATCH = ('positions', 'segments')  # passed to the call, if it has parameters of these names
-FLAGS = {'train': True, 'training': True, 'deterministic': False}  # likewise; the value in training
+FLAGS = {'train': True, 'training': True, 'deterministic': False}  # arguments of modules, and their values in training
 
 
 class NnxTarget:
@@ -202,7 +202,7 @@ def _fix_of_output(out: Any, expected: tuple[int, int, int]) -> str | None:
     if isinstance(out, dict | tuple | list):
         named = out.items() if isinstance(out, dict) else enumerate(out)
         fitting = [name for name, x in named if getattr(x, 'shape', None) == expected]
-        return f'return element {fitting[0]!r} alone' if fitting else 'return one array: the logits'
+        return f'return only element {fitting[0]!r}' if fitting else 'return one array: the logits'
     if not isinstance(out, jax.Array):
         return 'return one array: the logits'
     B, L, V = expected

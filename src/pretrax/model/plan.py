@@ -44,7 +44,7 @@ class ExecutionPlan:
     def saved_in_layers(self) -> Mapping[str, Choice] | None:
         """What the backward pass of a layer keeps.
 
-        A pipeline stage that keeps its input alone computes all its layers again at once, and keeps their activations.
+        A pipeline stage that keeps only its input computes all its layers again at once, and keeps their activations.
         """
         return ALL_NAMED if self.pipeline and self.saved == {} else self.saved
 

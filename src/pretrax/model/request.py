@@ -7,7 +7,7 @@ from jax.typing import DTypeLike
 
 from pretrax.model.numerics import EXEMPT, Kind
 
-# The dtype in which gradients are summed over r and d: bf16 over r alone, or over both
+# The dtype in which gradients are summed over r and d: bf16 over r only, or over both
 Reduction = Literal['f32', 'bf16', 'bf16_r_d']
 
 

@@ -13,7 +13,7 @@ from pretrax.shardlib import axis_size, f32, i32, num
 def rotate(x: num['B/r/d/e L/c H/t D'], positions: i32['B/r/d/e L/c'], kind: LayerKind) -> num['B/r/d/e L/c H/t D']:
     """`rope` of queries or keys, in layers that have positions.
 
-    Some families rotate the first dimensions of a head alone. Black et al. 2022, arXiv:2204.06745, section 2.1.1.
+    Some families rotate only the first dimensions of a head. Black et al. 2022, arXiv:2204.06745, section 2.1.1.
     """
     if kind.rope_base is None:
         return x

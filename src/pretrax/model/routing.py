@@ -34,7 +34,7 @@ def choose_experts(
 
     A normalized softmax equals one over the chosen experts, as Mixtral's paper writes it (Jiang et al. 2024,
     arXiv:2401.04088, section 2.1). Sigmoid scores, `bias` and groups: DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2. The
-    bias decides the choice alone (Wang et al. 2024, arXiv:2408.15664, section 3).
+    bias affects only the choice (Wang et al. 2024, arXiv:2408.15664, section 3).
     """
     scores = jax.nn.softmax(logits) if arch.router_scores == 'softmax' else jax.nn.sigmoid(logits)
     choice = jax.lax.stop_gradient(scores if bias is None else scores + bias)
@@ -150,7 +150,7 @@ def adjust(weights: Weights, tables: dict[str, jax.Array], arch: Architecture) -
 
 
 def routing_denominators(batch: Batch, columns: i32['L/c'], arch: Architecture) -> dict[str, f32['']]:
-    """The denominators of `routing_terms`, from the batch alone."""
+    """The denominators of `routing_terms`. They depend only on the batch."""
     counts = counted(batch, columns)
     n_tokens = arch.n_routers * jnp.sum(counts, dtype=jnp.float32)
     # A sequence counts if its first token does, and the first token is on one device.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 def softcap(x: jax.Array, cap: float) -> jax.Array:
     """cap tanh(x / cap), computed in f32; x if cap is 0. Gemma Team 2024, arXiv:2408.00118, section 2.
 
-    The derivative, 1 - (y / cap)^2, needs the result alone, so x is not kept for the backward pass.
+    The derivative, 1 - (y / cap)^2, needs only the result, so x is not kept for the backward pass.
     """
     return _softcap(cap, x) if cap else x
 

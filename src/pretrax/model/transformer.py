@@ -97,7 +97,7 @@ class Transformer(Model):
         return init_weights(self.arch, key)
 
     def abstract(self) -> Weights:
-        """Shapes and shardings of the weights on the mesh in force."""
+        """Shapes and shardings of the weights on the current mesh."""
         return abstract_weights(self.arch)
 
     def embed(self, ends: Ends, batch: Batch) -> num['B/r/d/e L/c/t M']:

@@ -160,7 +160,7 @@ class Ends:
 
 
 def abstract_weights(arch: Architecture) -> Weights:
-    """Shapes and shardings of the weights on the mesh in force."""
+    """Shapes and shardings of the weights on the current mesh."""
     absent = {
         'positions': arch.positions != 'learned',
         'unembed': arch.tied,
@@ -217,7 +217,7 @@ def kinds_of(layers: Layer, arch: Architecture) -> tuple[LayerKind, ...]:
 
 
 def layer_with(weights: Mapping[str, jax.Array]) -> Layer:
-    """A layer that has these weights alone."""
+    """A layer that has only these weights."""
     return Layer(**{field.name: weights.get(field.name) for field in dataclasses.fields(Layer)})
 
 
@@ -227,7 +227,7 @@ def init_weights(arch: Architecture, key: jax.Array) -> Weights:
     scaled: the projections into the residual stream are scaled by 1/sqrt(2 n_layers). Radford et al. 2019, section 2.3.
     truncated: values beyond 3 standard deviations are drawn again. xavier: the matrices of the layers are uniform within
     sqrt(6 / (inputs + outputs)), which follows the width without `mup`. Glorot and Bengio 2010, eq. 16.
-    The randomness of a weight depends on the key and its name alone, so it is the same on any mesh.
+    The randomness of a weight depends only on the key and its name, so it is the same on any mesh.
     """
     depth = arch.n_layers / (arch.mup.depth if arch.mup else 1)  # muP has a multiplier for more layers
     residual = arch.init_std / math.sqrt(2 * depth) if arch.init == 'scaled' else arch.init_std

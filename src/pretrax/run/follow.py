@@ -1,4 +1,4 @@
-"""Follows a run that trains: gives its newest checkpoint to somebody who uses the weights."""
+"""Follows a run while it trains: loads each new checkpoint for a program that uses the weights."""
 
 import threading
 import time

@@ -25,7 +25,7 @@ HF = 'hf:'
 DECODER = 'transformer'  # model.name of the decoder
 
 # Options of the architecture that may change between a checkpoint and the run that starts from it: any value of them works
-# with the same weights, and a difference is reported. So may those that training alone uses (`configs.NOT_COMPUTED`).
+# with the same weights, and a difference is reported. So may those that only training uses (`configs.NOT_COMPUTED`).
 FREE = frozenset((
     'norm_eps', 'rope_base', 'local_rope_base', 'rope_scaling', 'rotary_fraction', 'nope_every', 'nope_global', 'window',
     'global_every', 'query_pre_attn_scalar', 'attention_softcap', 'final_softcap', 'swiglu_limit', 'scale_embedding',
@@ -33,7 +33,7 @@ FREE = frozenset((
     'temperature_length',
 ))  # fmt: skip
 # The others decide which weights there are, their sizes or their meaning, and must be equal. layer_types must if it changes
-# what mixes the tokens of a layer, and not if it changes its window alone.
+# what mixes the tokens of a layer, and not if it changes only its window.
 SHAPING = frozenset((
     'n_layers', 'd_model', 'n_heads', 'n_kv_heads', 'd_head', 'kv_rank', 'q_rank', 'd_nope', 'd_rope', 'd_ff', 'vocab_size',
     'padded_vocab_size', 'max_sequence_length', 'norm', 'norm_offset', 'block_norms', 'parallel_block', 'shared_norm',

@@ -23,7 +23,7 @@ from pretrax.data.batches.source import Source
 from pretrax.errors import UserError
 from pretrax.run.variables import SETTINGS
 
-# Keys that say who a process is or where it finds things on its own machine, and variables likewise
+# Keys and environment variables that identify a process, or locate things on its machine
 _OWN_KEYS = re.compile(r'processes\..*|storage\.profile|faults\.stack_trace_to')
 _OWN_FLAGS = re.compile(r'--xla_(dump_\S*|force_host_platform_device_count)\b')
 _FLAGS = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
@@ -33,7 +33,9 @@ _MOST = 5  # differences that a message shows
 
 def check_same_run(config: RunConfig) -> None:
     """Compares configuration, plugins, versions, code and compiler flags. Raises UserError in all processes if they differ."""
-    if not jax.distributed.is_initialized() or jax.process_count() == 1:  # the number alone would start JAX's backend
+    if (
+        not jax.distributed.is_initialized() or jax.process_count() == 1
+    ):  # asking for the number would start JAX's backend
         return
     values, shown = dict(config_leaves(config.model_dump(mode='json'))), dict(config_leaves(written_values(config)))
     items = {key: (value, shown.get(key)) for key, value in values.items() if not _OWN_KEYS.fullmatch(key)}

@@ -89,7 +89,7 @@ def open_trained(path: str, mesh: Mapping[str, int] | None = None, dtype: str | 
     values['mesh'] = dict(mesh)
     if dtype is not None:
         values['precision'] = (values.get('precision') or {}) | {'compute': dtype}
-    values['distill'] = None  # the teacher is needed in training alone, and may be gone
+    values['distill'] = None  # only training needs the teacher, which may be gone
     rows = math.prod(mesh.values())
     length = from_manifest(values).batch.largest.sequence_length
     values['batch'] = {'tokens': rows * length, 'sequence_length': length}

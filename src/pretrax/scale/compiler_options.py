@@ -93,7 +93,7 @@ TABLE: tuple[CompilerOption, ...] = (
             True,
             ('v4', 'v5p', 'tpu7x'),
             'Gathers weights by asynchronous all-gathers; by default they are all-reduces, of twice the bytes.',
-            'One gather and one sum over v4:8x8x4 (`tests/deviceless/options.py`): all-reduce becomes all-gather. Over v5p:8x8x4 and tpu7x:4x4x4: likewise, '
+            'One gather and one sum over v4:8x8x4 (`tests/deviceless/options.py`): all-reduce becomes all-gather. The same over v5p:8x8x4 and tpu7x:4x4x4, '
             'together with the next options.',
             axes='de',
         )
@@ -136,7 +136,7 @@ TABLE: tuple[CompilerOption, ...] = (
             SPARSE_CORE,
             'Chooses layouts in which XLA can scatter; without them it all-reduces the gradients of wide feed-forwards.',
             'Llama 3 8B on v5p:8x8x4, d=256: reduce-scatters and all-gathers (61.9 GB) replace all-reduces (123.8 GB); 88 % of '
-            'the bytes are behind work. With the options above alone, the gradients of 4,096 x 28,672 matrices are all-reduces.',
+            'the bytes are behind work. With only the options above, the gradients of 4,096 x 28,672 matrices are all-reduces.',
             axes='de',
         )
         for name, value in (

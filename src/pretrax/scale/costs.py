@@ -1,4 +1,4 @@
-"""Lower bounds for the time of each phase of a compiled step, from its program alone. Nothing is run.
+"""Lower bounds for the time of each phase of a compiled step, computed from its program only. Nothing is run.
 
 Each instruction that XLA runs as a kernel has FLOPs, if it is a product or fused attention, and bytes that it reads from and
 writes to the device's memory. It takes at least as long as the slower of the two. Its phase follows from the functions in

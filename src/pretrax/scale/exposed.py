@@ -16,11 +16,11 @@ class Exposed:
         tables: gathers over d of the embedding and the unembedding.
         table_sums: sums over d of their gradients.
         gathers, sums: of the weights and gradients of layers over d.
-        gathers_beside_t, sums_beside_t: likewise, if the mesh has t too, whose collectives run at the same time.
+        gathers_beside_t, sums_beside_t: the same shares if the mesh also has t, whose collectives run at the same time.
         last_sums: of one layer over d: the last of the backward pass, which nothing hides.
         t: activations over t, if the backward pass keeps those of the forward pass.
-        t_again: likewise, if layers are recomputed.
-        t_in_parts: likewise, of layers that run in parts of the batch (`model.batch_parts`).
+        t_again: the share over t if layers are recomputed.
+        t_in_parts: the share over t if layers run in parts of the batch (`model.batch_parts`).
         e, c, p: activations over that axis.
         copies: sums of gradients over the axes that replicate weights.
         layer_copies: those of layers over r, in a step of one pass; that of the last layer always waits.

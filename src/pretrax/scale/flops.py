@@ -82,7 +82,7 @@ def count_flops(
         d_head: width of a head; the mean of that of queries and of values, if they differ.
         windows: for each layer with attention, the number of tokens that a token sees, including itself; 0: all. None: all in
             all layers.
-        chunked: whether windows are chunks, of which a token sees its own alone.
+        chunked: whether windows are chunks. A token then sees only its own chunk.
     """
     weights = 6 * n_matmul_params
     keys = [

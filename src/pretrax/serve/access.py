@@ -118,7 +118,7 @@ def read_keys(path: Path) -> Keys:
 
 
 def check_local(headers: Mapping[str, str], origins: Collection[str]) -> None:
-    """Refuses what a web page of somebody else may send through the browser of this machine's user.
+    """Refuses requests that another site's web page sends through the browser of this machine's user.
 
     Such a page can make its own name mean 127.0.0.1, and can send requests, but not choose these headers.
 

@@ -144,7 +144,7 @@ class Connection(H11Protocol):
         self._watch_writing()
 
     def drop(self) -> None:
-        """Closes the connection now, with what its client has not read."""
+        """Closes the connection now. Bytes that the client has not read are lost."""
         self._uncount()
         self.transport.abort()
 

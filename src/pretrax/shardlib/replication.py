@@ -2,7 +2,7 @@
 
 Inside `shard_map`, JAX tracks the mesh axes over which a value varies (`jax.typeof(x).manual_axis_type`). It treats the
 results of `all_gather` and `pcast` as varying because their gradients vary: each device has its own partial sum. The
-values themselves, and everything computed from them alone, are replicated.
+values themselves, and everything computed only from them, are replicated.
 
 Therefore, if a value that varies for JAX must be replicated (or the reverse), a claim marks it in the traced program with
 an identity primitive, which compiles to nothing. `verify` follows the values through the program once, before it is

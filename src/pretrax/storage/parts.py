@@ -45,7 +45,7 @@ def parts_of(path: AnyPath) -> list[AnyPath]:
 def join_copied(directory: Path) -> None:
     """Makes files of the logs in a run directory that was copied from a bucket. Raises OSError.
 
-    Tokens, of which the bucket has the tokenizer only, are prepared again.
+    Tokens are prepared again if the bucket has only their tokenizer.
     """
     for tokenizer in directory.glob('data/*/tokenizer.json'):
         if [path.name for path in tokenizer.parent.iterdir()] == [tokenizer.name]:

@@ -1,6 +1,6 @@
 """The learning rate and weight decay of each weight, and which weights are frozen (`optimizer.groups`, `freeze`, `no_decay`).
 
-Patterns are globs over the names of weights, such as 'layers.q*'. 'layers[:6].*' means the first six layers alone, and
+Patterns are globs over the names of weights, such as 'layers.q*'. 'layers[:6].*' means only the first six layers, and
 'layers[-1].norm*' the last one.
 """
 

@@ -59,7 +59,7 @@ def make_layer_statistics(recipe: Recipe, n_sources: int) -> LayerStatisticsOf:
 def of_weights(before: Weights, gradient: Gradient, after: Weights, arch: Architecture | None = None) -> Statistics:
     """Norms, RMS and maxima of the gradient before clipping, of the update and of the weights before it.
 
-    A name alone, such as `gradient_norm`, is f32[layers], over all weights of a layer. `gradient_norm/q` is that of one
+    A bare name, such as `gradient_norm`, is f32[layers], over all weights of a layer. `gradient_norm/q` is that of one
     kind of weight: f32[layers] if it is stacked over layers, NaN in layers that do not have it; otherwise f32[].
 
     Args:

@@ -47,7 +47,9 @@ def lion(
 
 def sgd(
     *,
-    momentum: Annotated[Fraction, Field(description='decay of the sum of gradients; 0: the gradient alone')] = 0.0,
+    momentum: Annotated[
+        Fraction, Field(description='decay of the sum of gradients; 0: only the current gradient')
+    ] = 0.0,
     nesterov: Annotated[bool, Field(description="Nesterov's momentum")] = False,
 ) -> optax.GradientTransformation:
     """The gradient, or its momentum."""

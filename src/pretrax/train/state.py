@@ -68,7 +68,7 @@ def state_shardings(recipe: Recipe, like: TrainState) -> TrainState:
 
 
 def abstract_state(recipe: Recipe, seed: int = 0) -> TrainState:
-    """Shapes, dtypes and shardings of a state on the mesh in force: to restore one, or to compile without one."""
+    """Shapes, dtypes and shardings of a state on the current mesh: to restore one, or to compile without one."""
     like = jax.eval_shape(lambda: _fresh(recipe, recipe.model.init(jax.random.key(seed))))
     shardings = state_shardings(recipe, like)
     state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), like, shardings)

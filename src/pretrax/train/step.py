@@ -228,7 +228,7 @@ def _reduce_replicas(wires: Mapping[str, DTypeLike], gradient: jax.Array, w: jax
 
 
 def step_keys(recipe: Recipe, step: jax.Array) -> tuple[jax.Array, ...]:
-    """(The random key of a step,), which depends on the seed and the step alone; () if the model draws nothing."""
+    """(The random key of a step,), which depends only on the seed and the step; () if the model draws nothing."""
     if not recipe.model.draws:
         return ()
     of_loss = jax.random.fold_in(jax.random.key(recipe.seed), zlib.crc32(b'loss'))

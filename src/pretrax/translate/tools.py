@@ -25,7 +25,7 @@ class Tool:
         read: a file -> its keys; nested ones are dotted. Raises UserError.
         defaults: what its files may leave out.
         source: where the tool has these defaults.
-        typical: keys of which each of its files has at least one.
+        typical: each file of this tool has at least one of these keys.
         fill: fills in a translation, given the name of the file without its ending, and the number of devices.
     """
 
@@ -64,7 +64,7 @@ TOOLS = {
 
 
 def translate(tool: str, path: Path, devices: int | None = None) -> Translation:
-    """Translates a file of `tool`, one of TOOLS; every key of the file has a fate.
+    """Translates a file of `tool`, one of TOOLS. Every key of the file is translated, dropped with a reason, or refused.
 
     Args:
         tool: a key of TOOLS.

@@ -1,4 +1,4 @@
-"""The fate of each key of another tool's configuration, and the values that follow from them."""
+"""How each key of another tool's configuration is handled, and the values that follow."""
 
 import dataclasses
 import enum
@@ -38,7 +38,7 @@ class Translation:
         source: where the tool has these defaults.
         values: dotted key of pretrax -> value.
         comments: dotted key of pretrax -> where its value comes from.
-        fates: key of the other tool -> its fate, and the reason.
+        fates: key of the other tool -> how it is handled, and the reason.
     """
 
     tool: str
@@ -102,7 +102,7 @@ class Translation:
         return self
 
     def changed(self, reason: str, *keys: str) -> Self:
-        """These keys are translated, but do not mean quite the same. It replaces an earlier fate."""
+        """Records that these keys are translated, but with a slightly different meaning. This replaces an earlier record."""
         return self._decide(Fate.CHANGED, reason, keys)
 
     def no_equivalent(self, instead: str, *keys: str) -> Self:
@@ -114,7 +114,7 @@ class Translation:
         return self._decide(Fate.NOT_NEEDED, reason, keys)
 
     def matching(self, *patterns: str) -> list[str]:
-        """Keys of the file that match one of the patterns and have no fate yet."""
+        """Keys of the file that match one of the patterns and are not handled yet."""
         return [
             key
             for key in self.given
@@ -127,7 +127,7 @@ class Translation:
         return self._decide(Fate.UNKNOWN, reason, [key for key in self.given if key not in self.fates])
 
     def of_fate(self, fate: Fate) -> dict[str, list[str]]:
-        """The keys of a fate, grouped by reason, in the order of the file."""
+        """The keys that are handled in this way, grouped by reason, in the order of the file."""
         groups: dict[str, list[str]] = {}
         for key in self.given:
             found, reason = self.fates[key]

@@ -276,7 +276,7 @@ LAYER_DEFINITIONS = {
 
 
 def definition_of(key: str) -> Definition:
-    """The definition of a key of metrics; of a key that pretrax does not know, its name alone."""
+    """The definition of a key of metrics; of a key that pretrax does not know, only its name."""
     if key in DEFINITIONS:
         return DEFINITIONS[key]
     start, slash, name = key.partition('/')

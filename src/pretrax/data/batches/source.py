@@ -76,7 +76,7 @@ class Source(abc.ABC):
         largest_token: the largest id that the data can have, which the model must have too; None: `vocab_size` - 1.
         documents_per_row: the largest number of segments in a row, for the attention kernels; None if unknown.
         bytes_per_token: UTF-8 bytes of text per training target that counts; None omits bits per byte from the metrics.
-        validation_bytes_per_token: UTF-8 bytes of text per validation target that counts; None likewise.
+        validation_bytes_per_token: UTF-8 bytes of text per validation target that counts; None: not known.
         validation: returns a batch of held-out rows; None if no text is held out. Rows past the last one have mask 0.
     """
 
@@ -96,7 +96,7 @@ class Source(abc.ABC):
 
         A pure function of its arguments and the seed: the result depends neither on the process nor on earlier calls.
 
-        Where batches grow, it is also a function of the row's number in the run alone: row r of batch i of R rows is row
+        Where batches grow, it is also a function only of the row's number in the run: row r of batch i of R rows is row
         i R + r of one endless order. `check_row_order` refuses other sources.
         """
 

@@ -227,7 +227,7 @@ def _band_keys(shard: Shard) -> np.ndarray:
 
 
 def _without_near_duplicates(made: Sequence[Shard], keys: list[np.ndarray], say: Report) -> list[Shard]:
-    """The shards, of which each skips the documents that nearly repeat an earlier one."""
+    """The shards. Each skips the documents that nearly repeat an earlier one."""
     starts = np.cumsum([0, *[len(of_shard) for of_shard in keys]])
     firsts = clusters(keys)
     exact = [

@@ -12,7 +12,7 @@ of `rows` minima. Two documents that have equal minima in a whole band are near-
 1 - (1 - s^rows)^bands. Their similarity is not computed. Clusters are the connected components, as in Lee et al. 2021
 (https://arxiv.org/abs/2107.06499), and the first document of each is kept.
 
-A document's keys depend on its text alone, so the result does not depend on shards or workers.
+A document's keys depend only on its text, so the result does not depend on shards or workers.
 """
 
 from collections.abc import Iterable, Sequence

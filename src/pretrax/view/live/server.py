@@ -43,7 +43,7 @@ class Watch:
 
     def __init__(self, places: Places, feed: Feed):
         self._places, self._feed = places, feed
-        self._pool = ThreadPoolExecutor(32, 'watch')  # a bucket that does not answer blocks its own runs alone
+        self._pool = ThreadPoolExecutor(32, 'watch')  # a bucket that does not answer blocks only its own runs
 
     async def run(self) -> None:
         """Follows until it is cancelled."""

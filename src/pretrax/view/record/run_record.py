@@ -42,7 +42,7 @@ class Size(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """A run, as its files describe it. What a run has not written is empty or None.
+    """A run, as its files describe it. Missing files give empty values or None.
 
     Attributes:
         name: from its configuration, else that of the directory.
