@@ -57,7 +57,6 @@ PARTS = [
             'pretrax.model.loss': ('Batch', 'LossTerms', 'loss_terms', 'cross_entropy'),
             'pretrax.model.axes': ('AXES',),
             'pretrax.data.batches.source': ('DataRequest', 'HostBatch', 'Source', 'pack_rows'),
-            'pretrax.data.batches.grain_batches': ('grain_batches',),
             'pretrax.errors': ('UserError',),
         },
     ),
