@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from side_by_side import free_port
+
 BUCKET = 'pretrax-test'
 COMMANDS = {
     's3': [sys.executable, '-m', 'moto.server', '-H', '127.0.0.1', '-p', '{port}'],
@@ -135,9 +137,7 @@ class BucketServer:
 @contextlib.contextmanager
 def bucket_server(scheme: str) -> Iterator[BucketServer]:
     """Starts the server of a scheme, 's3' or 'gs', with its proxy."""
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        backend = free.getsockname()[1]
+    backend = free_port()
     command = [part.format(port=backend) for part in COMMANDS[scheme]]
     environment = {key: value for key, value in os.environ.items() if not key.startswith('PYTHON')}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)

@@ -2,11 +2,12 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from side_by_side import coordinator_address
 
 # Changes to pretrax in one process, by the variable HURT. Python imports `sitecustomize` when it starts, also in the process
 # that checks the devices.
@@ -139,9 +140,7 @@ def doctored(
         cwd: {process: directory}.
         options: more options.
     """
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        address = f'127.0.0.1:{free.getsockname()[1]}'
+    address = coordinator_address()
     started = []
     for index in range(processes):
         if index in absent:

@@ -2,7 +2,6 @@
 
 import contextlib
 import http.server
-import socket
 import threading
 
 # A plugin. As on a TPU VM, where JAX finds chips; here it would otherwise not ask the metadata server.
@@ -33,9 +32,3 @@ def serve_metadata(attributes):
         server.shutdown()
         thread.join()
         server.server_close()
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        return free.getsockname()[1]

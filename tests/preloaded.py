@@ -59,12 +59,13 @@ SETTINGS = {
 }
 
 
-def run(command, *, cwd=None, env=None):
+def run(command, *, cwd=None, env=None, timeout=None):
     """Runs ['pretrax' or 'python', *arguments] to its end; its output is captured, stderr apart from stdout."""
     program = programs() / command[0]
     return subprocess.run(
-        [program, *command[1:]], cwd=cwd, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
+        [program, *command[1:]], cwd=cwd, env=env, timeout=timeout, capture_output=True, text=True,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
 
 
 @functools.cache

@@ -1,12 +1,10 @@
 """What processes tell each other is deleted from the coordinator when all of them have read it."""
 
 import os
-import socket
-import subprocess
 
 import pytest
 
-from preloaded import programs
+from side_by_side import coordinator_address, run_side_by_side
 
 SAVES = """
 import sys
@@ -35,22 +33,9 @@ def test_no_keys_are_left_in_the_coordinator_by_saves(tmp_path):
     """It kept a key for each process and file of each save, about 1 MB at 9,000 files."""
     left = []
     for n in (2, 8):
-        with socket.socket() as free:
-            free.bind(('localhost', 0))
-            address = f'localhost:{free.getsockname()[1]}'
-        both = [
-            subprocess.Popen(
-                [programs() / 'python', '-c', SAVES, str(tmp_path / str(n)), address, str(index), str(n)],
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                env={**os.environ, 'XLA_FLAGS': '', 'JAX_NUM_CPU_DEVICES': '1'},
-            )
-            for index in range(2)
-        ]  # fmt: skip
-        try:
-            printed, complaints = zip(*(process.communicate(timeout=300) for process in both), strict=True)
-        finally:
-            for process in both:
-                process.kill()
-        assert [process.returncode for process in both] == [0, 0], complaints
-        left.append(int(printed[0].splitlines()[-1]))
+        command = ['python', '-c', SAVES, str(tmp_path / str(n)), coordinator_address()]
+        environment = {**os.environ, 'XLA_FLAGS': '', 'JAX_NUM_CPU_DEVICES': '1'}
+        both = run_side_by_side([[*command, str(index), str(n)] for index in range(2)], [environment] * 2)
+        assert [process.returncode for process in both] == [0, 0], [process.stderr for process in both]
+        left.append(int(both[0].stdout.splitlines()[-1]))
     assert left[0] == left[1] <= 4

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import threading
 from pathlib import Path
@@ -40,6 +39,7 @@ from pretrax.storage import BucketPath
 from pretrax.storage.index import read_entries
 from pretrax.storage.lease import HeldError, Lease
 from pretrax.train.state import abstract_state
+from side_by_side import coordinator_address, run_side_by_side
 from small import mesh_of
 
 PREFIX = 'runs/a/checkpoints/'
@@ -398,23 +398,11 @@ def test_two_processes_upload_their_own_shards_and_agree_on_a_failure(s3):
     """The second process cannot upload a part of step 4."""
     directory = BucketPath(s3.url) / 'runs/a/checkpoints'
     s3.fault(match='4/.*/state/weights.table/3.0', status=500, times=float('inf'))
-    with socket.socket() as free:
-        free.bind(('localhost', 0))
-        address = f'localhost:{free.getsockname()[1]}'
     environment = {**os.environ, 'XLA_FLAGS': '', 'JAX_NUM_CPU_DEVICES': '2'}
-    both = [
-        subprocess.Popen(
-            [programs() / 'python', '-c', TOGETHER, str(directory), address, str(index)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-        )
-        for index in range(2)
-    ]  # fmt: skip
-    try:
-        printed, complaints = zip(*(process.communicate(timeout=300) for process in both), strict=True)
-    finally:
-        for process in both:
-            process.kill()
-    assert [process.returncode for process in both] == [0, 0], complaints
+    command = ['python', '-c', TOGETHER, str(directory), coordinator_address()]
+    both = run_side_by_side([[*command, str(index)] for index in range(2)], [environment] * 2)
+    assert [process.returncode for process in both] == [0, 0], [process.stderr for process in both]
+    printed = [process.stdout for process in both]
     assert all(text.startswith('4 no checkpoint could be written') for text in printed), printed
     assert all('HTTP 500' in text and '(process 1)' in text and text.count('\n') == 1 for text in printed), printed
     assert steps_in(directory) == [2, 6]

@@ -21,7 +21,6 @@ import dataclasses
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +31,7 @@ from omegaconf import OmegaConf
 import boxes
 import preloaded
 from ray_nodes import ray_nodes
+from side_by_side import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = ['README.md', *sorted(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / 'docs').rglob('*.md'))]
@@ -228,11 +228,6 @@ def run_page(page, directory, caches, done_before=(), **variables):
                 assert done.returncode == code, said
                 printed += done.stdout + done.stderr
     return printed
-
-
-def free_port():
-    with socket.create_server(('127.0.0.1', 0)) as opened:
-        return opened.getsockname()[1]
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from pretrax import config_from_values
 from pretrax.doctor import network
 from pretrax.doctor.place import Place
 from runs import BIGRAM
+from side_by_side import free_port
 
 VALUES = {
     'name': 'a', 'model': BIGRAM, 'data': {'name': 'synthetic', 'vocab_size': 96}, 'steps': 4,
@@ -40,10 +41,7 @@ def test_nodes_that_reach_each_other(door):
 
 
 def test_a_port_that_is_closed(door):
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        closed = free.getsockname()[1]
-    found = list(network.reached(Place(None, 0, 3), others(door, port=closed)))
+    found = list(network.reached(Place(None, 0, 3), others(door, port=free_port())))
     assert bad(found) == [('connections', 'failure')]
     assert 'Connection refused' in found[0].result
 

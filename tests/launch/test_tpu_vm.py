@@ -14,7 +14,7 @@ import pytest
 
 from kubernetes_cluster import wait_until
 from launched import BASE, environment, undisturbed, write_run
-from metadata_server import TPU_VM, free_port, serve_metadata
+from metadata_server import TPU_VM, serve_metadata
 from pretrax.cli import main
 from pretrax.errors import UserError
 from pretrax.launch import tpu_vm
@@ -24,6 +24,7 @@ from pretrax.launch.restarts import newest_checkpoint
 from pretrax.launch.tpu_vm import CONFIG, Slices, startup_script
 from pretrax.observe.metrics import read_metrics
 from pretrax.storage import locate
+from side_by_side import free_port
 
 CALL = ['--accelerator', 'v5p-16', '--zone', 'us-east5-a', '--image', 'registry/pretrax:tpu']
 BUCKET = 'run_dir=gs://bucket/runs/x'

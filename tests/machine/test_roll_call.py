@@ -9,13 +9,12 @@ import pytest
 
 from pretrax.machine import roll_call
 from pretrax.machine.roll_call import AbsentError, RollCall
+from side_by_side import free_port
 
 
 @pytest.fixture
 def address():
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        return f'127.0.0.1:{free.getsockname()[1]}'
+    return f'127.0.0.1:{free_port()}'
 
 
 def together(address, count, work, seconds=10.0, absent=(), before=lambda index: None, **more):

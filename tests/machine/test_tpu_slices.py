@@ -8,11 +8,12 @@ import pytest
 from jax._src.clusters.cloud_tpu_cluster import GkeTpuCluster
 
 from launched import PRETRAX, environment, write_run
-from metadata_server import TPU_VM, free_port, serve_metadata
+from metadata_server import TPU_VM, serve_metadata
 from preloaded import programs
 from pretrax.errors import UserError
 from pretrax.machine.tpu_slices import slice_identity
 from pretrax.observe.metrics import read_metrics
+from side_by_side import free_port
 
 
 def gke(hosts, slices, worker, this):

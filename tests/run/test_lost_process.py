@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 
 import pytest
@@ -13,6 +12,7 @@ from pretrax import config_from_values, pretrain
 from pretrax.errors import UserError
 from pretrax.observe.attempts import read_attempts
 from runs import BIGRAM, Quiet
+from side_by_side import coordinator_address
 
 
 @pytest.mark.slow
@@ -20,9 +20,7 @@ from runs import BIGRAM, Quiet
 def test_the_survivor_notices_and_leaves_with_75(tmp_path, victim):
     """Who is who is told by the configuration here; the launcher's tests tell it by the environment."""
     config = write_run(tmp_path, steps=10000, run_dir=str(tmp_path / 'run'))
-    with socket.socket() as free:
-        free.bind(('localhost', 0))
-        address = f'localhost:{free.getsockname()[1]}'
+    address = coordinator_address()
     both = [
         subprocess.Popen(
             [programs() / 'pretrax', 'train', str(config), 'processes.count=2',

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from pretrax.errors import UserError
 from pretrax.observe.metrics import read_metrics
 from pretrax.run.processes import Identity, identity, join_processes
 from runs import BIGRAM, Quiet
+from side_by_side import coordinator_address, run_side_by_side
 
 # Without the 8 devices of the tests, and with programs that compile quickly.
 QUIET = os.environ | {'XLA_FLAGS': '--xla_backend_optimization_level=0'}
@@ -123,32 +123,15 @@ def test_one_stream_of_tokens_whatever_number_of_processes_resumes(values, docum
 
 
 def run_together(config, run_dir, steps, n_processes, devices, record=None):
-    with socket.socket() as free:
-        free.bind(('localhost', 0))
-        address = f'localhost:{free.getsockname()[1]}'
-    together = [
-        start(
-            config, run_dir, steps=steps, JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES=str(n_processes),
-            JAX_PROCESS_ID=str(i), JAX_NUM_CPU_DEVICES=str(devices // n_processes), RECORD=f'{record}-{i}',
-            PYTHONPATH=str(Path(__file__).parents[1]),
-        )
-        for i in range(n_processes)
-    ]  # fmt: skip
-    try:
-        printed, complaints = zip(*(process.communicate(timeout=300) for process in together), strict=True)
-    finally:
-        for process in together:
-            process.kill()
-            process.communicate()
-    assert not any(process.returncode for process in together), '\n'.join(complaints)
-    return printed
-
-
-def start(config, run_dir, steps, **environment):
-    return subprocess.Popen(
-        [programs() / 'pretrax', 'train', str(config), f'run_dir={run_dir}', f'steps={steps}'], env=QUIET | environment,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    shared = QUIET | {
+        'JAX_COORDINATOR_ADDRESS': coordinator_address(), 'JAX_NUM_PROCESSES': str(n_processes),
+        'JAX_NUM_CPU_DEVICES': str(devices // n_processes), 'PYTHONPATH': str(Path(__file__).parents[1]),
+    }  # fmt: skip
+    own = [{'JAX_PROCESS_ID': str(i), 'RECORD': f'{record}-{i}'} for i in range(n_processes)]
+    command = ['pretrax', 'train', str(config), f'run_dir={run_dir}', f'steps={steps}']
+    together = run_side_by_side([command] * n_processes, [shared | variables for variables in own])
+    assert not any(process.returncode for process in together), '\n'.join(process.stderr for process in together)
+    return [process.stdout for process in together]
 
 
 @pytest.mark.parametrize(
@@ -183,13 +166,13 @@ def test_a_program_that_used_jax_is_told_that_it_cannot_join(monkeypatch, tmp_pa
 def test_the_process_that_is_missing_is_named_and_one_that_ends_ends_the_wait(values, tmp_path):
     config = tmp_path / 'run.yaml'
     config.write_text(json.dumps(values))
-    with socket.socket() as free:
-        free.bind(('localhost', 0))
-        address = f'localhost:{free.getsockname()[1]}'
+    identity = {
+        'JAX_COORDINATOR_ADDRESS': coordinator_address(), 'JAX_NUM_PROCESSES': '3', 'PRETRAX_HOSTS': 'node-a,node-b,node-c'
+    }  # fmt: skip
     there = [
-        start(
-            config, tmp_path / 'run', 6, JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES='3', JAX_PROCESS_ID=index,
-            PRETRAX_HOSTS='node-a,node-b,node-c',
+        subprocess.Popen(
+            [programs() / 'pretrax', 'train', str(config), f'run_dir={tmp_path / "run"}', 'steps=6'],
+            env=QUIET | identity | {'JAX_PROCESS_ID': index}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for index in '02'
     ]  # fmt: skip

@@ -1,39 +1,28 @@
 """Processes that differ refuse to train together, with the key, the values and the processes."""
 
 import json
-import socket
-import subprocess
 
 import pytest
 
-from preloaded import programs
 from pretrax.run.same_run import _difference
 from run.test_processes import QUIET
+from side_by_side import coordinator_address, run_side_by_side
 
 
 def start(tmp_path, values, own, n=2):
     """Exit codes and messages of processes of one run; `own`: values and variables of the environment of each."""
-    with socket.socket() as free:
-        free.bind(('localhost', 0))
-        address = f'localhost:{free.getsockname()[1]}'
-    processes = []
+    shared = {
+        'JAX_COORDINATOR_ADDRESS': coordinator_address(), 'JAX_NUM_PROCESSES': str(n), 'JAX_NUM_CPU_DEVICES': '1'
+    }  # fmt: skip
+    commands, environments = [], []
     for index in range(n):
         changes, environment = own[index]
         path = tmp_path / f'{index}.yaml'
         path.write_text(json.dumps(values | {'run_dir': str(tmp_path / 'run')} | changes))
-        identity = {'JAX_COORDINATOR_ADDRESS': address, 'JAX_NUM_PROCESSES': str(n), 'JAX_PROCESS_ID': str(index)}
-        processes.append(
-            subprocess.Popen(
-                [programs() / 'pretrax', 'train', str(path)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                env={**QUIET, **identity, 'JAX_NUM_CPU_DEVICES': '1', **environment},
-            )
-        )  # fmt: skip
-    try:
-        texts = [''.join(process.communicate(timeout=200)) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [process.returncode for process in processes], texts
+        commands.append(['pretrax', 'train', str(path)])
+        environments.append({**QUIET, **shared, 'JAX_PROCESS_ID': str(index), **environment})
+    processes = run_side_by_side(commands, environments)
+    return [process.returncode for process in processes], [process.stdout + process.stderr for process in processes]
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Objects on real S3 and Cloud Storage servers: what is written is read, errors are OSErrors, faults are survived."""
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +11,7 @@ import pytest
 from pretrax.errors import UserError
 from pretrax.storage import BucketPath
 from pretrax.storage.connection import BucketError
+from side_by_side import free_port
 
 
 @pytest.fixture
@@ -131,9 +131,7 @@ def test_a_service_that_stays_away_is_a_temporary_error(bucket, root):
 
 
 def test_an_endpoint_where_nothing_listens_is_reported_soon(s3, monkeypatch):
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        monkeypatch.setenv('AWS_ENDPOINT_URL', f'http://127.0.0.1:{free.getsockname()[1]}')
+    monkeypatch.setenv('AWS_ENDPOINT_URL', f'http://127.0.0.1:{free_port()}')
     monkeypatch.setenv('PRETRAX_STORAGE_RETRY_SECONDS', '600')
     started = time.monotonic()
     with pytest.raises(BucketError, match='does not answer'):
