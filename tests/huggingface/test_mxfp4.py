@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from pretrax.errors import UserError
 from pretrax.huggingface.model import open_model
-from pretrax.huggingface.mxfp4 import dequantized
+from pretrax.huggingface.quantized import dequantized
 from pretrax.model.families import TransformerOptions
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
