@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from pretrax.errors import UserError
-from pretrax.huggingface.configs import BY_TYPE, table_of
-from pretrax.huggingface.refused import REFUSED
+from pretrax.huggingface.configs import BY_TYPE, REFUSED, table_of
 
 PAGE = (Path(__file__).parents[2] / 'docs' / 'models.md').read_text()
 

@@ -43,7 +43,6 @@ from pretrax.huggingface.layers import (
 )
 from pretrax.huggingface.llama4 import ChunkedLayers, InterleavedExperts
 from pretrax.huggingface.quantized import check_quantization
-from pretrax.huggingface.refused import why_refused
 from pretrax.huggingface.states import DeltaLayers, Expansion
 from pretrax.huggingface.text_part import text_config
 from pretrax.model.architecture import DROPOUT, Architecture
@@ -396,6 +395,18 @@ NOT_COMPUTED = (
 )
 
 
+# Known types of models that cannot be imported, with the parts that the decoder lacks.
+_GEMMA3N = (
+    'several residual streams (AltUp), an embedding for each layer, layers that read the keys and values of another one'
+)
+_GEMMA4 = 'norms of values, an embedding for each layer, layers that read the keys and values of another one, heads of two widths'
+
+REFUSED = {
+    'gemma3n': _GEMMA3N, 'gemma3n_text': _GEMMA3N,
+    'gemma4': _GEMMA4, 'gemma4_text': _GEMMA4, 'gemma4_unified': _GEMMA4, 'gemma4_unified_text': _GEMMA4,
+}  # fmt: skip
+
+
 def table_of(config: Mapping[str, Any]) -> ConfigTable:
     """The table for a config.json. Raises UserError if the family is not supported."""
     kind = text_config(config).get('model_type')
@@ -403,7 +414,7 @@ def table_of(config: Mapping[str, Any]) -> ConfigTable:
     if not isinstance(kind, str) or kind not in BY_TYPE:
         classes = config.get('architectures')
         named = ', '.join(map(str, classes))[:80] if isinstance(classes, list) and classes else 'none named'
-        why = why_refused(str(kind))
+        why = f': it has {REFUSED[str(kind)]}' if str(kind) in REFUSED else ''
         raise UserError(
             f"config.json: model_type is '{str(kind)[:80]}' (architectures: {named}), which pretrax does not support{why}\n"
             f'supported: {", ".join(sorted(BY_TYPE))}'
