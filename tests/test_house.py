@@ -124,7 +124,7 @@ TESTED_BY = {
         'checkpoint/place cli/compile_ cli/export cli/import_ cli/launch/local cli/plan '
         'data/batches/tokenizer_only run/imported'
     ),
-    'evaluate/test_results.py': 'cli/_evaluated evaluate/language_model evaluate/made_tasks evaluate/task evaluate/text_tasks evaluate/local_text',
+    'evaluate/test_results.py': 'cli/_evaluated evaluate/language_model evaluate/made_tasks evaluate/task evaluate/text_tasks',
     'huggingface/test_mxfp4.py': 'huggingface/quantized',
     'huggingface/test_roundtrip.py': (
         'huggingface/configs huggingface/deepseek huggingface/fields huggingface/files huggingface/harmless '

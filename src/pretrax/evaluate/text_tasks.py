@@ -1,21 +1,27 @@
-"""Tasks made from local text: bits per byte, cloze, multiple choice, and code that parses."""
+"""Tasks made from local text: bits per byte, cloze, multiple choice, and code that parses.
+
+Every machine has the text: it is of Python's own installation, and the built-in corpus (`text: stdlib`) leaves it out.
+"""
 
 import ast
 import functools
 import math
 import re
+import sysconfig
 import textwrap
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from pretrax.errors import UserError
 from pretrax.evaluate.contamination import texts_of_files
-from pretrax.evaluate.local_text import documentation, paragraphs, python_files
 from pretrax.evaluate.task import Document, Generate, Likelihood, Measured, Rolling, Score, Settings, Task
 
 _EXCERPT = 2_000  # characters of a text whose bits are counted
 _CHOICES = 4
 _WRITTEN = 64  # tokens of code
+_PLACES = ('idlelib/idle_test', 'test', 'turtledemo')  # the first that is there; some installations have no tests
+_SMALLEST, _LARGEST = 2_000, 200_000  # bytes
 
 
 def bits_per_byte(texts: Sequence[str], name: str, settings: Settings) -> list[Document]:
@@ -38,7 +44,7 @@ def bits_per_byte(texts: Sequence[str], name: str, settings: Settings) -> list[D
 def cloze(settings: Settings) -> list[Document]:
     """The last word of a paragraph, which occurs in it before. As in Paperno et al. 2016, arXiv:1606.06031 (LAMBADA)."""
     found = []
-    for _, text in paragraphs():
+    for _, text in _paragraphs():
         match = re.fullmatch(r'(.{80,600}) ([A-Za-z]{4,})\.', text)
         if match and re.search(rf'\b{match[2]}\b', match[1]):
             found.append(match.groups())
@@ -50,7 +56,7 @@ def multiple_choice(settings: Settings) -> list[Document]:
     """How a paragraph goes on: its own second half, or those of paragraphs about other topics."""
     rng = settings.random('multiple_choice')
     halves = []
-    for topic, text in paragraphs():
+    for topic, text in _paragraphs():
         words = text.split(' ')
         if 24 <= len(words) <= 80:
             middle = len(words) // 2
@@ -67,7 +73,7 @@ def multiple_choice(settings: Settings) -> list[Document]:
 def code_parses(settings: Settings) -> list[Document]:
     """The body of a function after its signature: whether its whole lines parse. Nothing is executed."""
     prompts = []
-    for text in python_files():
+    for text in _python_files():
         for node in ast.walk(_parsed(text) or ast.Module([], [])):
             if isinstance(node, ast.FunctionDef) and node.body and node.body[0].lineno > node.lineno:
                 lines = textwrap.dedent('\n'.join(text.splitlines()[node.lineno - 1 : node.body[0].lineno - 1]))
@@ -147,9 +153,49 @@ def own_texts(given: Sequence[str]) -> dict[str, Task]:
 
 
 TEXT_TASKS = (
-    Task('documentation', "bits per byte of Python's language reference", lambda s: bits_per_byte(documentation(), 'documentation', s)),
-    Task('python', 'bits per byte of Python files', lambda s: bits_per_byte(python_files(), 'python', s)),
+    Task('documentation', "bits per byte of Python's language reference", lambda s: bits_per_byte(_documentation(), 'documentation', s)),
+    Task('python', 'bits per byte of Python files', lambda s: bits_per_byte(_python_files(), 'python', s)),
     Task('cloze', 'the last word of a paragraph', cloze),
     Task('multiple_choice', 'how a paragraph goes on, of 4 ways', multiple_choice),
     Task('code_parses', 'written function bodies that parse', code_parses),
 )  # fmt: skip
+
+
+@functools.cache
+def _documentation() -> tuple[str, ...]:
+    """The topics of Python's language reference, English prose with some code, in the order of their names."""
+    path = Path(sysconfig.get_path('stdlib')) / 'pydoc_data' / 'topics.py'
+    try:
+        tree = ast.parse(path.read_text(encoding='utf-8'))
+    except OSError as error:
+        raise UserError(f'{path}: {error.strerror}; these tasks are made from it') from None
+    [values] = [node.value for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign) and node.value]
+    topics: dict[str, str] = ast.literal_eval(values)
+    return tuple(dict.fromkeys(topics[name] for name in sorted(topics)))
+
+
+@functools.cache
+def _python_files() -> tuple[str, ...]:
+    """Source files in the order of their paths."""
+    root = Path(sysconfig.get_path('stdlib'))
+    for place in _PLACES:
+        paths = sorted(path for path in (root / place).glob('*.py') if _SMALLEST <= path.stat().st_size <= _LARGEST)
+        if paths:
+            return tuple(path.read_text(encoding='utf-8', errors='replace') for path in paths)
+    raise UserError(f'{root} has none of {", ".join(_PLACES)}; these tasks are made from their files')
+
+
+@functools.cache
+def _paragraphs() -> tuple[tuple[int, str], ...]:
+    """The paragraphs of prose of the documentation on one line each, with the number of their topic."""
+    found = {}
+    for number, topic in enumerate(_documentation()):
+        for block in topic.split('\n\n'):
+            if (
+                not block.startswith((' ', '*', '>'))
+                and block.endswith('.')
+                and '::=' not in block
+                and '====' not in block
+            ):
+                found.setdefault(' '.join(block.split()), number)
+    return tuple((number, text) for text, number in found.items())
