@@ -18,7 +18,7 @@ from pretrax.huggingface.configs import NOT_COMPUTED, compare
 from pretrax.huggingface.model import KEPT
 from pretrax.model.architecture import Architecture
 from pretrax.model.families import TransformerOptions, resolve
-from pretrax.run.origin import FREE, SHAPING, open_origin
+from pretrax.run.origin import FREE, open_origin
 from pretrax.run.setup import prepare
 from pretrax.run.trained import open_trained
 from pretrax.run.warm_start import partial_weights, start_weights
@@ -239,6 +239,18 @@ def test_a_run_with_a_tokenizer_goes_out_comes_in_and_writes_the_same_text(train
     assert (tmp_path / 'again' / 'chat_template.jinja').is_file()
     with pytest.raises(UserError, match='holds weights that were imported, and no training state'):
         pretrain(second.run.config, progress=Quiet())
+
+
+# Options that decide which weights there are, their sizes or their meaning.
+SHAPING = frozenset((
+    'n_layers', 'd_model', 'n_heads', 'n_kv_heads', 'd_head', 'kv_rank', 'q_rank', 'd_nope', 'd_rope', 'd_ff', 'vocab_size',
+    'padded_vocab_size', 'max_sequence_length', 'norm', 'norm_offset', 'block_norms', 'parallel_block', 'shared_norm',
+    'qk_norm', 'positions', 'layer_types', 'attention_sinks', 'attention_gate', 'linear_heads', 'linear_key_heads',
+    'linear_d_head', 'linear_d_key', 'conv_width', 'conv_bias', 'activation', 'qkv_bias', 'o_bias', 'mlp_bias', 'norm_bias',
+    'unembed_bias', 'tied', 'n_experts', 'experts_per_token', 'dense_layers', 'expert_every', 'd_ff_dense', 'd_shared',
+    'shared_gate', 'router_scores', 'router_bias', 'n_expert_groups', 'groups_per_token', 'group_scores', 'normalize_router',
+    'weigh_inputs',
+))  # fmt: skip
 
 
 def test_every_option_of_the_architecture_is_free_or_shapes_weights_or_is_not_computed():

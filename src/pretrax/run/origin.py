@@ -34,15 +34,6 @@ FREE = frozenset((
 ))  # fmt: skip
 # The others decide which weights there are, their sizes or their meaning, and must be equal. layer_types must if it changes
 # what mixes the tokens of a layer, and not if it changes only its window.
-SHAPING = frozenset((
-    'n_layers', 'd_model', 'n_heads', 'n_kv_heads', 'd_head', 'kv_rank', 'q_rank', 'd_nope', 'd_rope', 'd_ff', 'vocab_size',
-    'padded_vocab_size', 'max_sequence_length', 'norm', 'norm_offset', 'block_norms', 'parallel_block', 'shared_norm',
-    'qk_norm', 'positions', 'layer_types', 'attention_sinks', 'attention_gate', 'linear_heads', 'linear_key_heads',
-    'linear_d_head', 'linear_d_key', 'conv_width', 'conv_bias', 'activation', 'qkv_bias', 'o_bias', 'mlp_bias', 'norm_bias',
-    'unembed_bias', 'tied', 'n_experts', 'experts_per_token', 'dense_layers', 'expert_every', 'd_ff_dense', 'd_shared',
-    'shared_gate', 'router_scores', 'router_bias', 'n_expert_groups', 'groups_per_token', 'group_scores', 'normalize_router',
-    'weigh_inputs',
-))  # fmt: skip
 
 Piece = tuple[tuple[int, ...], np.ndarray]  # its index along the leading dimensions of the weight, and its values
 

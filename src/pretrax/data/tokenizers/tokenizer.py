@@ -222,12 +222,6 @@ class Tokenizer:
         """The tokens that begin a text with their ids, for messages; 'nothing' if there are none."""
         return self.shown(self.begin_of_text) or 'nothing'
 
-    @property
-    def bounds(self) -> str:
-        """What begins and ends a text, for messages."""
-        end = () if self.end_of_text is None else (self.end_of_text,)
-        return f'{self.shown_begin} begins a text, {self.shown(end) or "nothing"} ends it'
-
     def shown(self, ids: Sequence[int]) -> str:
         """The names of tokens with their ids, for messages."""
         return ' '.join(f'{self._backend.id_to_token(token)} (id {token})' for token in ids)
