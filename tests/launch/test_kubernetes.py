@@ -192,8 +192,13 @@ class TestCluster:
         assert not {one for one in cluster.objects if one[0] in ('JobSet', 'Job', 'ConfigMap', 'Service')}
         assert f'there is no {kind}/x' in call(capsys, 'status', 'x')
 
-    @pytest.mark.parametrize('kind', ['JobSet', 'Job', 'ConfigMap'])
-    @pytest.mark.parametrize('owner', ['/data/other', None])
+    @pytest.mark.parametrize(
+        ('kind', 'owner'),
+        [
+            ('JobSet', '/data/other'), ('Job', None), ('ConfigMap', '/data/other'),
+            *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (('JobSet', None), ('Job', '/data/other'), ('ConfigMap', None))),
+        ],
+    )  # fmt: skip
     def test_the_objects_of_another_run_are_left_alone(self, config, capsys, cluster, kind, owner):
         """The other one has ended: it would be removed if it were of this run."""
         marks = {'name': 'x', 'annotations': {'pretrax/run-dir': owner}} if owner else {'name': 'x'}

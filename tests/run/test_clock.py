@@ -52,14 +52,11 @@ def test_a_clock_that_was_set_back_keeps_goodput_between_0_and_1(tmp_path, monke
     assert clock.goodput() == 1.0
 
 
-@pytest.mark.parametrize(
-    'torn', [b'{"time": 17', b'[1]\n', b'{"time": null, "event": "began"}\n', b'{"event": "began"}\n']
-)
-def test_a_torn_or_foreign_event_does_not_prevent_a_start(small, torn):
+def test_torn_and_foreign_events_do_not_prevent_a_start(small):
     small |= {'steps': 2, 'schedule': {}}
     path = Path(small['run_dir']) / 'attempts.jsonl'
     path.parent.mkdir()
-    path.write_bytes(torn)
+    path.write_bytes(b'[1]\n{"time": null, "event": "began"}\n{"event": "began"}\n{"time": 17')
     for _ in range(2):
         pretrain(config_from_values(small), progress=Quiet())
     assert [event['event'] for event in read_attempts(path.parent)] == [

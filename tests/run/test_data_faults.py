@@ -16,19 +16,7 @@ from pretrax.data.text import open_text
 from pretrax.data.tokens import token_array
 from pretrax.errors import UnavailableError, UserError
 from pretrax.observe.metrics import read_metrics
-from runs import BIGRAM, Quiet
-
-
-class At(Quiet):
-    """Does something when the metrics of a step are reported."""
-
-    def __init__(self, step, work):
-        super().__init__()
-        self.step, self.work = step, work
-
-    def update(self, metrics):
-        if metrics['step'] == self.step:
-            self.work()
+from runs import BIGRAM, At, Quiet
 
 
 def cut(file: Path):
