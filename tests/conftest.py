@@ -12,7 +12,6 @@ import tempfile
 from pathlib import Path
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
-os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'  # nothing from the user's home, and nothing into it
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)  # with it, each process compiles the sources of JAX again: 2 s
 os.environ.pop('UV', None)  # commands are printed without `uv run`, however the tests were started
 # Eight devices take turns on few cores: a collective may wait long for the last of them. LLVM's optimization does not pay
@@ -21,6 +20,13 @@ os.environ['XLA_FLAGS'] = ' '.join([
     '--xla_force_host_platform_device_count=8', '--xla_cpu_collective_call_terminate_timeout_seconds=600',
     '--xla_backend_optimization_level=0',
 ])  # fmt: skip
+# Compiled programs are kept for the tests of this process and for the processes that they start, and not in the user's home.
+# Each worker has a directory of its own, since JAX does not write atomically. JAX reads these variables when it is imported,
+# which the conftest.py of a room does before `pytest_configure` if the room is named on the command line.
+os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'true'
+os.environ['JAX_COMPILATION_CACHE_DIR'] = tempfile.mkdtemp(prefix='pretrax-programs-')
+os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
 
 import hypothesis
 import pytest
@@ -30,8 +36,6 @@ hypothesis.settings.register_profile('pretrax', deadline=None, derandomize=True)
 hypothesis.settings.load_profile('pretrax')
 sys.dont_write_bytecode = False
 
-_programs = pytest.StashKey[str]()
-
 
 @pytest.hookimpl(optionalhook=True, wrapper=True)
 def pytest_xdist_auto_num_workers():
@@ -40,25 +44,14 @@ def pytest_xdist_auto_num_workers():
 
 
 def pytest_configure(config):
-    """Keeps compiled programs for the tests of this process and for the processes that they start.
-
-    Each worker has a directory of its own, since JAX does not write atomically. Signals that a shell ignores in the
-    background have their usual effect again, for the tests and for the processes that they start.
-    """
+    """Gives signals that a shell ignores in the background their usual effect again, for tests and what they start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     gc.set_threshold(10_000, 20, 100)  # tracing makes many objects and little garbage: a tenth of the time
-    config.stash[_programs] = tempfile.mkdtemp(prefix='pretrax-programs-')
-    os.environ |= {
-        'JAX_ENABLE_COMPILATION_CACHE': 'true',
-        'JAX_COMPILATION_CACHE_DIR': config.stash[_programs],
-        'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-        'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
-    }
 
 
 def pytest_unconfigure(config):
-    shutil.rmtree(config.stash[_programs], ignore_errors=True)
+    shutil.rmtree(os.environ['JAX_COMPILATION_CACHE_DIR'], ignore_errors=True)
 
 
 def pytest_runtest_setup(item):
