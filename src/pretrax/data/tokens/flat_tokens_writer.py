@@ -269,23 +269,21 @@ class _Column:
         self._sha256 = hashlib.sha256()
         self._path = path
         local = {'kvstore': {'driver': 'file', 'path': f'{path}/'}} if isinstance(path, Path) else {}
-        self._array = ts.open(
-            local
-            | {
-                'driver': 'zarr3',
-                'metadata': {
-                    'shape': [0],
-                    'data_type': dtype,
-                    'chunk_grid': {'name': 'regular', 'configuration': {'chunk_shape': [shard]}},
-                    'chunk_key_encoding': {'name': 'default'},
-                    # Not a valid token or offset, so a missing chunk cannot pass for data.
-                    'fill_value': int(np.iinfo(dtype).max),
-                    'codecs': [{'name': 'sharding_indexed', 'configuration': sharding}],
-                },
+        spec = local | {
+            'driver': 'zarr3',
+            'metadata': {
+                'shape': [0],
+                'data_type': dtype,
+                'chunk_grid': {'name': 'regular', 'configuration': {'chunk_shape': [shard]}},
+                'chunk_key_encoding': {'name': 'default'},
+                # Not a valid token or offset, so a missing chunk cannot pass for data.
+                'fill_value': int(np.iinfo(dtype).max),
+                'codecs': [{'name': 'sharding_indexed', 'configuration': sharding}],
             },
-            create=True,
-            kvstore=path.kvstore('/') if isinstance(path, BucketPath) else None,
-        ).result()
+        }
+        store = path.kvstore('/') if isinstance(path, BucketPath) else None
+        with self._errors():
+            self._array = ts.open(spec, create=True, kvstore=store).result()
 
     def append(self, values: np.ndarray) -> None:
         while len(values):
@@ -305,14 +303,17 @@ class _Column:
         start, stop = self._n_written, self._n_written + self._n_buffered
         values = self._buffered[: self._n_buffered]
         self._sha256.update(little_endian(values))
-        try:
+        with self._errors():
             self._array = self._array.resize(exclusive_max=[stop]).result()
             self._array[start:stop].write(values).result()
-        except ValueError as error:  # TensorStore reports a full disk this way too
-            raise (
-                as_os_error(error, str(self._path)) if isinstance(self._path, BucketPath) else OSError(str(error))
-            ) from None
         self._n_written, self._n_buffered = stop, 0
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:  # TensorStore reports a full disk this way too
+            raise as_os_error(error, str(self._path)) from None
 
 
 def _sum(a: int | None, b: int | None) -> int | None:
