@@ -102,8 +102,8 @@ def answer_file(load: Callable[[], LoadedModel], prompts: str, out: str, wanted:
         raise UserError(f'{target} exists\nremove it, or give another --out')
     model = load()
     asked, records = _requests(lines, model, str(source))
-    digest = hashlib.sha256(content + repr((model.name, wanted)).encode()).hexdigest()
-    speed = Speed()
+    digest = hashlib.sha256(content + repr((model.name, model.compute, wanted)).encode()).hexdigest()
+    speed = Speed(model)
     with _answers(target, f'{model.name}, {source}', digest) as answers:
         rest = asked[answers.count :]
         if answers.count:
