@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -27,8 +27,7 @@ from pretrax.run.setup import Run, prepare
 from pretrax.run.teacher import load_teacher
 from pretrax.shardlib import scope, typed_shard_map
 from pretrax.storage import AnyPath, BucketPath
-from pretrax.storage.connection import kind_of_error
-from pretrax.storage.lease import FILE, HeldError, Lease, LostError
+from pretrax.storage.lease import held_for
 from pretrax.storage.working_directory import working_directory
 from pretrax.train.fingerprint import fingerprint
 
@@ -117,30 +116,27 @@ def _lock(out: AnyPath, lease_seconds: float, stack: contextlib.ExitStack, repor
     Raises:
         UserError: another process writes the directory.
     """
-    confirms: list[Callable[[], None]] = []
-
-    def confirm() -> None:
-        with _refusing(out):
-            for one in confirms:
-                one()
-
-    with _refusing(out):
-        confirms.append(stack.enter_context(lock_directory(working_directory(out), report)).confirm)
-        if isinstance(out, BucketPath):
-            confirms.append(stack.enter_context(Lease(out / FILE, lease_seconds, report).held()).confirm)
-    return confirm
-
-
-@contextlib.contextmanager
-def _refusing(out: AnyPath) -> Iterator[None]:
     try:
-        yield
+        lock = stack.enter_context(lock_directory(working_directory(out), report))
+        confirm = lock.confirm
+        if isinstance(out, BucketPath):
+            confirm = stack.enter_context(held_for(out, lease_seconds, report))
     except LockedError as error:
-        raise UserError(f'--out {out}: {error.holder} writes it\nuse another directory, or wait for it') from error
-    except (HeldError, LostError) as error:
-        raise UserError(f'--out: {error}\nuse another directory, or wait for it') from error
+        raise _locked(out, error) from error
     except OSError as error:
-        raise kind_of_error(error)(f'--out {out}: {error.strerror}\nrun the same command again') from error
+        raise UserError(f'--out {out}: {error.strerror}\nrun the same command again') from error
+
+    def confirm_or_refuse() -> None:
+        try:
+            confirm()
+        except LockedError as error:
+            raise _locked(out, error) from error
+
+    return confirm_or_refuse
+
+
+def _locked(out: AnyPath, error: LockedError) -> UserError:
+    return UserError(f'--out {out}: {error.holder} writes it\nuse another directory, or wait for it')
 
 
 def _write_rows(run: Run, files: TeacherFiles | None, teacher: Teacher, k: int, report: Report) -> Prepared | None:
