@@ -11,6 +11,7 @@ import pytest
 from checkpoint.test_keep import Memory
 from data.batches.test_teacher_files import DESCRIPTION, batch_of, top_of
 from interleaved import interleavings
+from pretrax.cli._prompt_file import _InBucket
 from pretrax.data.batches.teacher_files import TeacherFiles, digests
 from pretrax.data.batches.teacher_files import create as create_teacher
 from pretrax.data.tokens.flat_tokens import TokenizerIdentity, splits
@@ -18,6 +19,8 @@ from pretrax.data.tokens.flat_tokens_check import verify
 from pretrax.data.tokens.flat_tokens_writer import create as create_tokens
 from pretrax.errors import UserError
 from pretrax.storage import BucketPath
+from pretrax.storage.index import Guard
+from pretrax.storage.lease import held_for
 from pretrax.storage.staging import written_directory
 
 IDENTITY = TokenizerIdentity(sha256=None, vocab_size=9, end_of_text=None)
@@ -171,6 +174,30 @@ def test_an_export_that_goes_on_after_its_directory_was_removed_changes_no_file_
     for stop, _, _, found, at_end in interleavings(memory, first, second, lambda: dict(memory.objects)):
         assert len(found) == len(FILES['second'])
         assert found.items() <= at_end.items(), stop
+
+
+def test_answers_that_come_second_replace_nothing_and_are_not_lost(memory):
+    memory.objects['answers.jsonl'] = b'of another process'
+    answers = _InBucket(BucketPath('s3://bucket/answers.jsonl'))
+    answers.append({'text': 'mine'})
+    with pytest.raises(UserError, match=r'nothing is lost: the answers are in s3://bucket/answers.jsonl\.') as refused:
+        answers.finish()
+    assert memory.objects.pop('answers.jsonl') == b'of another process'
+    assert memory.objects == {str(refused.value).split('s3://bucket/')[-1]: b'{"text": "mine"}\n'}
+
+
+def test_the_results_of_a_directory_with_a_lease_are_refused_to_the_second_writer(memory):
+    """As `bench` writes them. The first is stopped until its lease has expired, and another process has taken over."""
+    out = BucketPath('s3://bucket/sweep')
+    with held_for(out, 60, pytest.fail) as confirm:
+        first = Guard(confirm)
+        first.write(out / 'results.jsonl', b'1')
+        lock = json.loads(memory.objects['sweep/lock'])
+        memory.objects['sweep/lock'] = json.dumps(lock | {'token': 'another', 'holder': 'process 2'}).encode()
+        memory.objects['sweep/results.jsonl'] = b'1 and 2'
+        with pytest.raises(UserError, match=r'held by process 2 since .*\nuse another directory, or wait for it'):
+            first.write(out / 'results.jsonl', b'1 and mine')
+    assert memory.objects['sweep/results.jsonl'] == b'1 and 2'
 
 
 class TakenOverError(UserError):
