@@ -7,7 +7,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from pretrax.data.tokenizers.tokenizer import END_OF_TEXT, Tokenizer
-from pretrax.data.tokenizers.tokenizer_files import byte_letters, bytes_tokenizer, of_tiktoken
+from pretrax.data.tokenizers.tokenizer_files import byte_letters, bytes_tokenizer, from_tiktoken
 from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
 
 TEXTS = [
@@ -62,7 +62,7 @@ def family(name: str) -> Tokenizer:
             return bytes_tokenizer()
         case 'SentencePiece BPE':
             return _sentencepiece()
-    return of_tiktoken(encoding(name))
+    return from_tiktoken(encoding(name))
 
 
 FAMILIES = ('byte-level BPE', 'byte-level Unigram', 'bytes', 'SentencePiece BPE', *PATTERNS)

@@ -42,7 +42,7 @@ def test_a_layer_gets_the_weights_that_count_the_layers_before_it(names):
         cycles = stack.cycles(segment)
         for n in range(segment.repeats):
             cycle = {name: w[n] for name, w in cycles.items()}
-            looped += [stack.of_cycle(segment, i, cycle) for i in range(segment.length)]
+            looped += [stack.cycle_layer(segment, i, cycle) for i in range(segment.length)]
     assert looped == expected
 
 

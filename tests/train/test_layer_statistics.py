@@ -7,7 +7,7 @@ import pytest
 
 from bigram import Bigram
 from pretrax.train import optimizer
-from pretrax.train.layer_statistics import make_layer_statistics, of_weights
+from pretrax.train.layer_statistics import make_layer_statistics, weight_statistics
 from pretrax.train.state import init_state
 from pretrax.train.step import make_step
 from small import LLAMA, MIXTURE, mesh_of, random_batch, transformer
@@ -22,7 +22,7 @@ def tree(seed):
 
 def test_norms_are_those_of_all_weights_of_a_layer_and_of_each_kind():
     before, gradient, after = map(tree, range(3))
-    found = of_weights(before, gradient, after, transformer(LLAMA | {'n_layers': 3}).arch)
+    found = weight_statistics(before, gradient, after, transformer(LLAMA | {'n_layers': 3}).arch)
     update = jax.tree.map(lambda a, b: a - b, after, before)
     for name, values in {'gradient': gradient, 'update': update, 'weight': before}.items():
         layers = np.concatenate([values['layers'][kind].reshape(3, -1) for kind in ('q', 'norm')], axis=1)
@@ -40,7 +40,7 @@ def test_norms_are_those_of_all_weights_of_a_layer_and_of_each_kind():
 
 def test_a_list_of_layers_in_a_model_of_another_kind_is_not_stacked():
     tree = {'layers': {'0': np.ones((2, 3), np.float32), '1': np.ones((5, 3), np.float32)}}
-    found = of_weights(tree, tree, tree)
+    found = weight_statistics(tree, tree, tree)
     assert {name for name in found if name.startswith('weight')} == {'weight_norm/layers.0', 'weight_norm/layers.1'}
     np.testing.assert_allclose(found['weight_norm/layers.1'], np.sqrt(15), rtol=1e-6)
 
@@ -79,7 +79,7 @@ def test_layers_that_differ_count_the_weights_that_they_have():
         }
         for _ in range(3)
     )
-    found = of_weights(before, gradient, after, arch)
+    found = weight_statistics(before, gradient, after, arch)
     for name, tree in (('gradient', gradient), ('weight', before)):
         q, up, router = (tree['layers'][weight] for weight in ('q', 'up', 'router'))
         layers = [np.concatenate(parts) for parts in ((q[0], up[0]), (q[1], router[0]), (q[2], up[1]))]

@@ -34,7 +34,7 @@ def test_llama2_7b_has_6_74b_parameters(tmp_path):
     assert count_parameters(given(config.model), 32000, 4096) == 6_738_415_616  # arXiv:2307.09288
     assert config.batch.tokens == 4 * 8 * 4096
     assert (config.name, config.steps) == ('gpu_train_test', 30)
-    assert not translation.of_fate(Fate.UNKNOWN)
+    assert not translation.grouped_keys(Fate.UNKNOWN)
     assert translation.fates['enable_checkpointing'][0] is Fate.NO_EQUIVALENT
 
 
@@ -158,8 +158,8 @@ dataset_type: synthetic
     assert counts[0] - counts[1] == padding
     options = config.model.options
     assert (options.block_norms, options.window, options.logit_multiplier) == ('sandwich', 4096, None)
-    assert not translation.of_fate(Fate.NO_EQUIVALENT)
-    assert not translation.of_fate(Fate.UNKNOWN)
+    assert not translation.grouped_keys(Fate.NO_EQUIVALENT)
+    assert not translation.grouped_keys(Fate.UNKNOWN)
 
 
 def test_a_named_model_keeps_what_maxtext_changes_in_it_and_the_routing_of_the_run(tmp_path):
@@ -197,4 +197,4 @@ def test_a_file_of_sizes_that_has_a_preset_is_refused_with_the_name(tmp_path):
 def test_fates_of_keys_of_new_releases(tmp_path, text, key, fate):
     translation, _ = translated('maxtext', tmp_path / 'a.yml', f'max_target_length: 128\n{text}')
     assert translation.fates[key][0] is fate
-    assert not translation.of_fate(Fate.UNKNOWN)
+    assert not translation.grouped_keys(Fate.UNKNOWN)

@@ -19,8 +19,8 @@ TEXT = FILE.read_text()
 
 def test_the_getting_started_file_becomes_the_same_training(tmp_path):
     translation, config = translated('modalities', tmp_path / 'getting_started.yaml', TEXT, devices=4)
-    assert not translation.of_fate(Fate.UNKNOWN)
-    assert not translation.of_fate(Fate.NO_EQUIVALENT)
+    assert not translation.grouped_keys(Fate.UNKNOWN)
+    assert not translation.grouped_keys(Fate.NO_EQUIVALENT)
     # 8 sequences of 512 tokens, twice, on each of 4 ranks
     assert config.batch.tokens == 8 * 512 * 2 * 4
     assert config.steps == 25_165_824 // config.batch.tokens
@@ -151,7 +151,7 @@ def test_a_warm_start_is_reported_with_what_to_do(tmp_path):
         'config': {'checkpoint_dir_path': folder},
     }
     translation, _ = translated('modalities', tmp_path / 'a.yaml', yaml.safe_dump(values))
-    assert not translation.of_fate(Fate.UNKNOWN)
+    assert not translation.grouped_keys(Fate.UNKNOWN)
     fate, reason = translation.fates['settings.warmstart_checkpoint_paths']
     assert fate is Fate.NO_EQUIVALENT
     assert 'init_from' in reason
@@ -182,7 +182,7 @@ def test_held_out_data_never_becomes_training_data(tmp_path, variant, config):
     assert found.data.options.tokens is None
     assert 'TO DO' in translation.comments['data.text']
     assert translation.fates['train_dataset.variant_key'][0] is Fate.NO_EQUIVALENT
-    assert not translation.of_fate(Fate.UNKNOWN)
+    assert not translation.grouped_keys(Fate.UNKNOWN)
 
 
 def test_a_dataset_inside_its_loader_is_found(tmp_path):
@@ -210,7 +210,7 @@ def test_components_are_recognized_by_their_kind_under_any_name(tmp_path):
         'config': {'loss_ignore_index': -100},
     }
     translation, _ = translated('modalities', tmp_path / 'a.yaml', yaml.safe_dump(values))
-    assert not translation.of_fate(Fate.UNKNOWN)
+    assert not translation.grouped_keys(Fate.UNKNOWN)
     assert translation.fates['my_stages.config.pp_schedule_name'][0] is Fate.NOT_NEEDED
     for key in ('my_profiler.config.num_wait_steps', 'collate_fn.config.loss_ignore_index'):
         assert translation.fates[key][0] is Fate.NO_EQUIVALENT

@@ -40,17 +40,6 @@ class DamagedError(UserError):
     """A checkpoint differs from what was written."""
 
 
-def unreadable(place: AnyPath, error: OSError) -> DamagedError:
-    """The error for a checkpoint with a file that cannot be read. Raises UserError or OSError as `raise_if_unreachable`."""
-    raise_if_unreachable(place, error)
-    if isinstance(place, pathlib.Path) and not place.is_dir():  # its run has newer ones, or somebody deleted it
-        return DamagedError(
-            f'there is no checkpoint {place} now: it may have been removed\nrun the same command again; '
-            'a larger checkpoint.keep of its run leaves more time to read'
-        )
-    return DamagedError(f'the checkpoint {place} cannot be read\n{error.filename}: {error.strerror}')
-
-
 LARGEST_ARRAY = 1 << 52  # numbers; a larger one is damage, and no arithmetic on it overflows
 
 
@@ -62,7 +51,7 @@ class Array(pydantic.BaseModel):
 
     @pydantic.field_validator('shape')
     @classmethod
-    def _of_one_array(cls, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def _check_array(cls, shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(shape) > 32 or math.prod(shape) > LARGEST_ARRAY:
             raise ValueError(f'{list(shape[:32])} is the shape of no array')
         return shape
@@ -102,7 +91,7 @@ class Manifest(pydantic.BaseModel):
         return files
 
 
-def of_training(name: str) -> bool:
+def is_training_only(name: str) -> bool:
     """Whether only training uses an array. Readers of a model's weights skip it."""
     return name in _OF_TRAINING
 
@@ -166,8 +155,6 @@ def read_manifest(directory: AnyPath, step: int) -> Manifest:
         said = content.pop('manifest_xxh3')
         manifest = Manifest.model_validate(content)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        if isinstance(error, OSError) and not path.parent.is_dir():
-            raise unreadable(path.parent, error) from error
         if isinstance(error, OSError):
             raise_if_unreachable(path, error)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -330,4 +317,5 @@ def _digests(place: AnyPath, sizes: Mapping[str, int], sync: bool = False) -> di
     except OSError as error:
         if sync:
             raise  # raised while writing
-        raise unreadable(place, error) from error
+        raise_if_unreachable(place, error)
+        raise DamagedError(f'the checkpoint {place} cannot be read\n{error.filename}: {error.strerror}') from error

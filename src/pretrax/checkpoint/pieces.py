@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pretrax.checkpoint.chunks import Chunks, Index, overlap, within
-from pretrax.checkpoint.manifest import STATE, DamagedError, check_sizes, of_training, unreadable, verify
+from pretrax.checkpoint.files import raise_if_unreachable
+from pretrax.checkpoint.manifest import STATE, DamagedError, check_sizes, is_training_only, verify
 from pretrax.storage import AnyPath, BucketPath
 
 _THREADS = 8
@@ -44,7 +45,7 @@ class CheckpointArrays:
         else:
             self._manifest = check_sizes(directory, step)
         self.place = self._manifest.place
-        names = (name for name in self._manifest.arrays if name.startswith(self._begins) and not of_training(name))
+        names = (name for name in self._manifest.arrays if name.startswith(self._begins) and not is_training_only(name))
         self.shapes = {name[len(self._begins) :]: self._manifest.arrays[name].shape for name in names}
         if not self.shapes:
             raise DamagedError(f'the checkpoint {self.place} has no {field}')
@@ -64,7 +65,10 @@ class CheckpointArrays:
             else:
                 self._read_objects(self._objects, chunks, index, values)
         except OSError as error:
-            raise unreadable(self.place, error) from error
+            raise_if_unreachable(self.place, error)
+            raise DamagedError(
+                f'the checkpoint {self.place} cannot be read\n{error.filename}: {error.strerror}'
+            ) from error
         return values
 
     def _read_objects(self, recent: '_Recent', chunks: Chunks, index: Index, values: np.ndarray) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from pretrax.checkpoint.agreement import agree, broadcast
 from pretrax.checkpoint.chunks import Chunks, Index, check_file, overlap
+from pretrax.checkpoint.files import raise_if_unreachable
 from pretrax.checkpoint.keep import has_finite_state, is_good
 from pretrax.checkpoint.manifest import (
     STATE,
@@ -27,13 +28,12 @@ from pretrax.checkpoint.manifest import (
     DamagedError,
     Manifest,
     assign_to_processes,
+    is_training_only,
     named_arrays,
     named_leaves,
-    of_training,
     read_manifest,
     shape_text,
     steps_in,
-    unreadable,
 )
 from pretrax.errors import UserError
 from pretrax.storage import AnyPath
@@ -159,7 +159,7 @@ def _read_arrays(place: AnyPath, manifest: Manifest, like: Any) -> Any:
     arrays: list[jax.Array] = []
     with concurrent.futures.ThreadPoolExecutor(_THREADS, 'restore') as pool:
         try:
-            others = [pool.submit(check_file, place, manifest, name) for name in mine - _of_arrays(manifest)]
+            others = [pool.submit(check_file, place, manifest, name) for name in mine - _array_files(manifest)]
             opened = {name: pool.submit(Chunks, place, manifest, name) for name, _ in leaves}
             for name, leaf in leaves:
                 while waiting and sum(incoming.size for incoming in waiting) > _AHEAD:
@@ -169,7 +169,8 @@ def _read_arrays(place: AnyPath, manifest: Manifest, like: Any) -> Any:
             for other in others:
                 other.result()
         except OSError as error:
-            raise unreadable(place, error) from error
+            raise_if_unreachable(place, error)
+            raise DamagedError(f'the checkpoint {place} cannot be read\n{error.filename}: {error.strerror}') from error
         finally:
             pool.shutdown(cancel_futures=True)
     return jax.tree.unflatten(structure, arrays)
@@ -218,7 +219,7 @@ def _aligned(index: Index, dtype: Any) -> np.ndarray:
     return memory[first : first + size].view(dtype).reshape(shape)
 
 
-def _of_arrays(manifest: Manifest) -> set[str]:
+def _array_files(manifest: Manifest) -> set[str]:
     folders = {f'{STATE}/{name}' for name in manifest.arrays}
     return {file for file in manifest.files if file.rpartition('/')[0] in folders}
 
@@ -226,7 +227,9 @@ def _of_arrays(manifest: Manifest) -> set[str]:
 def _check_arrays(place: AnyPath, stored: dict[str, Array], wanted: dict[str, Array], fields: set[str]) -> None:
     """Raises UserError unless the stored arrays of these fields match. Other fields of the state are ignored."""
     missing = sorted(wanted.keys() - stored)
-    surplus = sorted(name for name in stored.keys() - wanted if name.split('.')[0] in fields and not of_training(name))
+    surplus = sorted(
+        name for name in stored.keys() - wanted if name.split('.')[0] in fields and not is_training_only(name)
+    )
     other = [name for name in sorted(wanted.keys() & stored) if wanted[name].shape != stored[name].shape]
     if not missing and not surplus and not other:
         return

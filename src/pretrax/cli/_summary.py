@@ -78,7 +78,7 @@ def _next(result: Result, arguments: list[str], writes: bool) -> list[tuple[str,
 
 
 def _again(config: RunConfig, arguments: list[str], changes: Mapping[str, str]) -> str:
-    """The same command with other values."""
+    """The command with other values."""
     typed = arguments[:1] == ['train']
     changes = dict(changes)
     if 'name' in changes and (not typed or config.run_dir.as_posix() != f'runs/{config.name}'):

@@ -30,7 +30,8 @@ def init(
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(file, BucketPath):
-            if file.exists() or not file.create(text.encode()):
+            found = file.read_version()
+            if found.content is not None or not file.write_version(text.encode(), found.version):
                 raise FileExistsError
         else:
             with file.open('x') as new:

@@ -48,7 +48,7 @@ def json_schema() -> Schema:
         choices = [_choice(kind, name, common, definitions[name_of(own)]) for name, own in ordered]
         definitions[name_of(model)] = {
             'description': section['description'],
-            'anyOf': [*choices, _of_a_plugin(kind, common)],
+            'anyOf': [*choices, _plugin_schema(kind, common)],
         }
     properties = {'extends': EXTENDS} | run['properties']
     for key, value in (('mesh', _MESH_AUTO), ('model', _NO_MODEL)):
@@ -114,7 +114,7 @@ def _complete(default: str, options: dict[str, Schema]) -> Iterator[Schema]:
     yield {'if': {'not': {'required': ['name']}}, 'then': of_default}
 
 
-def _of_a_plugin(kind: str, common: Schema) -> Schema:
+def _plugin_schema(kind: str, common: Schema) -> Schema:
     """A section with a component that is not registered here: any options."""
     name = {'type': 'string', 'not': {'enum': registry.names(kind)}, 'description': 'a component of a file in plugins'}
     return {'type': 'object', 'title': 'a plugin', 'properties': {'name': name} | common, 'required': ['name']}

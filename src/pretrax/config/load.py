@@ -4,7 +4,7 @@ Later layers win: the files in `extends`, the file, the overrides. Then interpol
 and the schema is checked.
 
 Loading a configuration executes the Python files in its `plugins:`. Read `plugins:` before you load a configuration
-from somebody else.
+from another user.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ def _load(path: str | AnyPath, overrides: Iterable[str]) -> RunConfig:
 
 
 def from_values(values: Mapping[str, Any], overrides: Iterable[str] = ()) -> RunConfig:
-    """The same as `load`, from a dict with the keys of a configuration file."""
+    """Does what `load` does, from a dict with the keys of a configuration file."""
     try:
         with _references_in_messages():
             given = Layer(dict(values), dict.fromkeys(_paths(values, ()), 'given'))

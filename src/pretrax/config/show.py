@@ -94,7 +94,7 @@ def config_leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def diff_values(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """The same as `diff`, for two nested dicts."""
+    """Does what `diff` does, for two nested dicts."""
     before, after = dict(_leaves(old, ())), dict(_leaves(new, ()))
     keys = [*before, *(key for key in after if key not in before)]
     pairs = [(dotted(key), before.get(key, ABSENT), after.get(key, ABSENT)) for key in keys]

@@ -53,7 +53,7 @@ def read_file(path: AnyPath) -> Layer:
 
 
 def parse(text: str, name: str, directory: AnyPath) -> Layer:
-    """The same as `read_file`, from text; messages call it `name`."""
+    """Does what `read_file` does, from text; messages call it `name`."""
     if number := re.search(r'\d{1000,}', text):
         line = text.count('\n', 0, number.start()) + 1
         raise UserError(f'{name}:{line}: {shown(number[0])} is too long for a number')
@@ -125,7 +125,7 @@ def decoded(text: str) -> Any:
         return text
 
 
-def of_omegaconf(error: OmegaConfBaseException) -> Problem:
+def describe_omegaconf_error(error: OmegaConfBaseException) -> Problem:
     """The problem in an error of OmegaConf."""
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     reason = re.sub(r'^\w+ raised while resolving interpolation: ', '', reason).strip('"')
@@ -163,7 +163,7 @@ def _plain(text: str) -> tuple[Any, list[Problem]]:
     try:
         return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False), []
     except OmegaConfBaseException as error:
-        return None, [of_omegaconf(error)]
+        return None, [describe_omegaconf_error(error)]
 
 
 def _override_value(override: str, path: KeyPath, text: str) -> tuple[Any, dict[KeyPath, str]]:

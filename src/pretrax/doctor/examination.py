@@ -38,7 +38,7 @@ def examine(place: Place, coordinator: str, arguments: Sequence[str], seconds: f
     """
     began = time.monotonic()
     with ProbeProcess(arguments) as probe:  # imports JAX meanwhile
-        found = [*of_machine(place)]
+        found = [*examine_machine(place)]
         calls = RollCall(coordinator, place.index, place.processes, seconds)
         try:
             calls.assemble()
@@ -51,7 +51,7 @@ def examine(place: Place, coordinator: str, arguments: Sequence[str], seconds: f
             calls.close()
 
 
-def of_machine(place: Place) -> list[Finding]:
+def examine_machine(place: Place) -> list[Finding]:
     """The findings of all checks of the machine. A check that fails, or does not end, is a finding."""
     found: list[Finding] = []
     for check in MACHINE:

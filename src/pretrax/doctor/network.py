@@ -101,7 +101,7 @@ def clock_findings(clocks: Mapping[int, tuple[float, float]]) -> dict[int, Findi
 
 @contextlib.contextmanager
 def token(place: Place) -> Iterator[str | None]:
-    """In process 0, a file on the disk of the run directory, for which the others look. None if there is nothing to share."""
+    """Creates a file in the run directory in process 0, which the others look for. None if there is nothing to share."""
     if place.config is None or not isinstance(place.config.run_dir, Path) or place.index or place.processes == 1:
         yield None
         return

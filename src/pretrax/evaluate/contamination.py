@@ -177,6 +177,6 @@ def as_text(found: Mapping[str, TaskOverlap], shown: int) -> str:
 
 
 def as_json(found: Mapping[str, TaskOverlap], n: int, tokens: str) -> str:
-    """The same with all documents."""
+    """The results as JSON, with all documents."""
     tasks = {task: dataclasses.asdict(one) for task, one in found.items()}
     return json.dumps({'tokens': tokens, 'words': n, 'tasks': tasks}, indent=2)

@@ -97,7 +97,7 @@ def _cell(metric: Metric | None) -> str:
 
 
 def as_json(by_model: Mapping[str, Results], settings: Settings) -> str:
-    """The same with all digits, and what the documents depend on."""
+    """The results as JSON, with all digits and the settings that they depend on."""
 
     def one(results: Results) -> dict[str, Any]:
         tasks = {

@@ -159,23 +159,23 @@ def _per_device(model: Model) -> Any:
     @typed_shard_map
     def scores(weights: weights_type, tokens: i32['B/r/d/e L/c'], targets: i32['B/r/d/e L/c']) -> TokenScores:
         if isinstance(model, Transformer):
-            return _of_decoder(model, weights, tokens, targets)
+            return _decoder_scores(model, weights, tokens, targets)
         return token_scores(model.logits(weights, tokens), targets, model.vocab_size)
 
     return scores
 
 
-def _of_decoder(
+def _decoder_scores(
     model: Transformer, weights: Weights, tokens: i32['B/r/d/e L/c'], targets: i32['B/r/d/e L/c']
 ) -> TokenScores:
     """The scores in chunks of each sequence, so that the logits of one chunk exist at a time. Runs per device."""
     ends, x = model.read(weights, tokens)
 
-    def of_chunk(x: num['B/r/d/e L/c/t M'], targets: i32['B/r/d/e L/c']) -> TokenScores:
+    def chunk_scores(x: num['B/r/d/e L/c/t M'], targets: i32['B/r/d/e L/c']) -> TokenScores:
         return token_scores(model.unembed(ends, x), targets, model.vocab_size)
 
     chunks = chunks_of(x.shape[1], math.ceil(tokens.size / _AT_ONCE))
-    parts = over_chunks(of_chunk, x, targets, chunks)
+    parts = over_chunks(chunk_scores, x, targets, chunks)
     return jax.tree.map(lambda part: join_tokens(part, x.shape[1] // chunks), parts)
 
 

@@ -59,7 +59,7 @@ class HuggingFaceModel:
         return resolve(options, self.options['vocab_size'], self.options.get('max_sequence_length', 1))
 
     def with_modules(self, count: int) -> 'HuggingFaceModel':
-        """The same with `count` modules of multi-token prediction, or as many as the files have."""
+        """The model with `count` modules of multi-token prediction, or as many as the files have."""
         n_layers, tensors = self.arch.n_layers, self.checkpoint.tensors
         there = [any(name.endswith(f'layers.{n_layers + i}.eh_proj.weight') for name in tensors) for i in range(count)]
         found = (*there, False).index(False)

@@ -55,7 +55,7 @@ class NameTable:
     stacked: Mapping[str, str | Fused] = field(default_factory=dict)
     extra_layers: bool = False
 
-    def of_files(self, tensors: Iterable[str]) -> 'NameTable':
+    def match_tensors(self, tensors: Iterable[str]) -> 'NameTable':
         """The table for files with these tensors."""
         ends = tuple(name.rpartition('{layer}')[2] for name in self.stacked)
         if not ends or not any(name.endswith(ends) for name in tensors):

@@ -95,7 +95,7 @@ class HuggingFaceWeights:
         self.shapes, self.letters = shapes(like), letters()
         self.sizes = arch.sizes | {'V': arch.vocab_size}
         tensors = checkpoint.tensors
-        table = table.of_files(tensors)
+        table = table.match_tensors(tensors)
         if arch.n_layers > len(tensors):
             raise UserError(
                 f'{checkpoint.directory}: config.json says {arch.n_layers:,} layers, but the files have {len(tensors)} tensors'

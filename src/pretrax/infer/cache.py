@@ -36,7 +36,7 @@ class Pages:
 
 @pytree_dataclass
 class RingPages(Pages):
-    """Of a layer with a window."""
+    """The pages of a layer with a window."""
 
     k: num['K/t ring_pages/r/d/e page D']
     v: num['K/t ring_pages/r/d/e page D'] | None
@@ -46,7 +46,7 @@ class RingPages(Pages):
 
 @pytree_dataclass
 class LatentPages(Pages):
-    """Of a layer with latent attention: `k` is what `latents` gives of a token, which all heads share; its values are in it."""
+    """The pages of a layer with latent attention. `k` is the result of `latents`, which all heads share and which contains the values."""
 
     k: num['one pages/r/d/e page C_kv']
     v: num['one pages/r/d/e page C_kv'] | None

@@ -135,5 +135,5 @@ def _gpu(
 
 
 def _padded(table: i32['R blocks'], multiple: int) -> i32['R blocks']:
-    """With entries for more blocks, which are not read."""
+    """Pads a table with entries for more blocks, which are not read."""
     return jnp.pad(table, ((0, 0), (0, -table.shape[1] % multiple)))

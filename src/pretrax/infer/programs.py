@@ -56,7 +56,7 @@ class Chunk:
 
 
 def serving_mesh(mesh: Mesh, width: int) -> Mesh:
-    """The same devices along the axes that the engine uses: r, d, e and t.
+    """A mesh of the same devices with only the axes that the engine uses: r, d, e and t.
 
     Args:
         mesh: such as the one of training.

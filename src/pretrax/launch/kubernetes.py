@@ -81,7 +81,7 @@ def submit(pods: Pods, objects: list[Manifest], say: Report) -> None:
     """
     place = _place(pods.namespace)
     text = as_yaml(objects)
-    there = {kind: _of_run(kind, pods, place) for kind in ('jobset', 'job', 'configmap')}
+    there = {kind: _own_object(kind, pods, place) for kind in ('jobset', 'job', 'configmap')}
     for kind, found in there.items():
         if found is None or kind == 'configmap':
             continue
@@ -94,7 +94,7 @@ def submit(pods: Pods, objects: list[Manifest], say: Report) -> None:
         say(f'launch: removing {kind}/{pods.name}, which has {ended}')
         _delete(pods.name, pods.run_dir, place)
     if pods.kind == 'job':  # only now: the controller of a JobSet that was removed had made one
-        _of_run('service', pods, place)
+        _own_object('service', pods, place)
     for dry in (['--dry-run=server'], []):
         done = _kubectl('apply', *dry, '-f', '-', *place, text=text)
         if done.returncode:
@@ -179,7 +179,7 @@ def _run_dir(found: Manifest) -> str:
     return (found['metadata'].get('annotations') or {}).get(RUN_DIR, '')
 
 
-def _of_run(kind: str, pods: Pods, place: Sequence[str]) -> Manifest | None:
+def _own_object(kind: str, pods: Pods, place: Sequence[str]) -> Manifest | None:
     """An object of this run, if there is one. Raises UserError if something else has its name."""
     found = _find(kind, pods.name, place)
     if found is not None and _run_dir(found) != pods.run_dir:

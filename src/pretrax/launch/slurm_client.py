@@ -78,7 +78,7 @@ def host_names(nodes: str) -> list[str]:
 
 
 def nodes_down(nodes: Sequence[str]) -> set[str]:
-    """Those of these nodes that Slurm reports as down."""
+    """The nodes among these that Slurm reports as down."""
     lines = ask('scontrol', '--oneliner', 'show', 'node', ','.join(nodes)).splitlines()
     found = {line.split()[0].partition('=')[2]: re.search(r' State=(\S*)', line) for line in lines if line.strip()}
     return {node for node, state in found.items() if state and _is_gone(state[1])}

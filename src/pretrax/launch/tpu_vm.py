@@ -366,7 +366,7 @@ def _tail(name: str, lines: int, follow: bool) -> str:
 
 
 def _state(slices: Slices) -> str | None:
-    """Such as WAITING_FOR_RESOURCES or ACTIVE; None: there is no such queued resource."""
+    """The state of a queued resource: WAITING_FOR_RESOURCES, ACTIVE, ...; None: it does not exist."""
     done = _run(describe_command(slices))
     if done.returncode and re.search('not.?found', done.stderr, re.IGNORECASE):
         return None

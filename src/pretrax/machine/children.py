@@ -8,15 +8,18 @@ import sys
 
 
 def end_with_parent(number: int = signal.SIGTERM) -> None:
-    """In a new process: asks Linux for a signal when its parent ends. Other systems have nothing like it."""
+    """Asks Linux to signal this new process when its parent ends. Other systems cannot do this."""
     if sys.platform == 'linux':
         die_with_parent = 1  # PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(die_with_parent, number)
 
 
 def prepare_training() -> None:
-    """In a new process that will train: ignores requests to save or to print stacks until the training handles them, may
-    open as many files as the system allows, and ends with its parent, after it has saved."""
+    """Prepares a new process that will train.
+
+    The process ignores requests to save or to print stacks until training handles them. It may open as many files as the
+    system allows. When its parent ends, it saves and ends too.
+    """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -39,5 +39,5 @@ def read_json(path: Any) -> dict[str, Any]:
 
 
 def read_settings(path: Any) -> dict[str, Any]:
-    """The same; {} if there is no file."""
+    """Reads the settings in a file; {} if there is no file."""
     return read_json(path) if path.is_file() else {}

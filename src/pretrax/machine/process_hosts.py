@@ -25,7 +25,7 @@ def expected_hosts(count: int, index: int, coordinator: str, variables: Mapping[
     prefix, dash, zero = pod.rpartition('-')
     found = [
         variables.get(VARIABLE, '').split(','),
-        _of_slurm(variables),
+        _slurm_hosts(variables),
         variables.get('TPU_WORKER_HOSTNAMES', '').split(','),
         [f'{prefix}-{number}' for number in range(count)]
         if dash and zero == '0' and own == f'{prefix}-{index}'
@@ -44,8 +44,8 @@ def described(processes: Iterable[int], hosts: Mapping[int, str]) -> str:
     return f'process{"es" if most else ""} {", ".join(most)}{" and " if most else ""}{last}'
 
 
-def _of_slurm(variables: Mapping[str, str]) -> list[str]:
-    """The node of each task of a step, with the tasks in blocks, as Slurm distributes them unless it is told otherwise."""
+def _slurm_hosts(variables: Mapping[str, str]) -> list[str]:
+    """The node of each task of a step, with the tasks in blocks, as Slurm distributes them by default."""
     if not variables.get('SLURM_DISTRIBUTION', 'block').startswith('block'):
         return []
     nodes = _node_names(variables.get('SLURM_STEP_NODELIST', ''))

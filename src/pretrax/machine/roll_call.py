@@ -68,7 +68,7 @@ class RollCall:
             self._connect()
 
     def gather(self, value: Any, seconds: float | None = None) -> dict[int, Any]:
-        """In process 0 the values of all processes that answer, by index; in others, only their own.
+        """Gathers values: in process 0 those of all processes that answer, by index; in others, only their own.
 
         Args:
             value: of this process; JSON.

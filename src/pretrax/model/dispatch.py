@@ -86,18 +86,20 @@ def expert_of_rows(groups: jax.Array, method: str, n_rows: int) -> i32['N']:
 
 
 @jax.custom_vjp
-def of_expert(values: f32['E F'], expert: i32['N']) -> f32['N F']:
+def gather_by_expert(values: f32['E F'], expert: i32['N']) -> f32['N F']:
     """The values of each row's expert. The gradient is a product, not a scatter-add of rows."""
     return jnp.take(values, expert, axis=0)
 
 
-def _of_expert_backward(residuals: tuple[jax.Array, jax.Array], d_rows: f32['N F']) -> tuple[jax.Array, None]:
+def _gather_by_expert_backward(residuals: tuple[jax.Array, jax.Array], d_rows: f32['N F']) -> tuple[jax.Array, None]:
     expert, values = residuals
     hits = (expert[:, None] == jnp.arange(values.shape[0])).astype(d_rows.dtype)
     return jnp.einsum('ne,nf->ef', hits, d_rows, preferred_element_type=jnp.float32), None
 
 
-of_expert.defvjp(lambda values, expert: (of_expert(values, expert), (expert, values)), _of_expert_backward)
+gather_by_expert.defvjp(
+    lambda values, expert: (gather_by_expert(values, expert), (expert, values)), _gather_by_expert_backward
+)
 
 
 def _rows(x: num['T M'], index: i32['N']) -> num['N M']:

@@ -94,7 +94,7 @@ class DistilledTransformer(Transformer):
         context = self.plan.context if request.mesh['c'] > 1 else 'auto'
         self.teacher = None if teacher is None else build_teacher(request, teacher, context)
         self.teacher_arch = None if self.teacher is None else self.teacher.arch
-        self.kept_states = 0 if how.hidden is None else len(how.hidden.of_teacher)
+        self.kept_states = 0 if how.hidden is None else len(how.hidden.teacher_layers)
         self.how = how
         here = request.sequence_length // along('c t', request.mesh)
         chunks = chunks_of(here, max(how.chunks, self.plan.loss_chunks))
@@ -139,7 +139,7 @@ class DistilledTransformer(Transformer):
             return super().loss(weights, batch, surveyed, key)
         ends = gather_ends(weights, self.dtype, self.plan.sums)
         layer_seeds, head_seed = self.plan.numerics.seeds(key)
-        kept = () if self.how.hidden is None else self.how.hidden.of_student
+        kept = () if self.how.hidden is None else self.how.hidden.student_layers
         x, routed, states = self.hidden_states(ends, weights.layers, batch, layer_seeds, kept)
         terms, of_teacher = self._distilled_terms(lambda x: self.unembed(ends, x, head_seed), x, teacher, batch)
         if self.how.hidden is not None:
@@ -194,7 +194,7 @@ class DistilledTransformer(Transformer):
         how, vocab_size = self.how, self.arch.vocab_size
         ends, teacher_x, states = None, (), None
         if teacher is not None:
-            ends, last, states = self._run_teacher(teacher, batch, how.hidden.of_teacher if how.hidden else ())
+            ends, last, states = self._run_teacher(teacher, batch, how.hidden.teacher_layers if how.hidden else ())
             teacher_x = (last,)
 
         def terms_of(hidden: tuple[jax.Array, ...], part: Batch) -> LossTerms:

@@ -45,7 +45,7 @@ def product(kind: Kind, spec: str, x: jax.Array, w: jax.Array, seed: Seed) -> ja
 
 
 def grouped_product(kind: Kind, spec: str, x: jax.Array, w: jax.Array, seed: Seed, groups: jax.Array) -> jax.Array:
-    """The same for each block of rows of x and the matrix of its group: `matmul.grouped_product`, method 'blocks'."""
+    """Multiplies each block of rows of x by the matrix of its group: `matmul.grouped_product`, method 'blocks'."""
     types = _Types(*(dims[-n:] for dims, n in zip(_types(spec), (2, 3, 2), strict=True)))
 
     def dot(_: str, x: jax.Array, w: jax.Array) -> jax.Array:
@@ -171,7 +171,7 @@ def _blocks(x: jax.Array, groups: jax.Array) -> jax.Array:
 
 
 def seeds_of(kind: Kind, seed: Seed) -> tuple[jax.Array, jax.Array]:
-    """Those of the two products of a gradient."""
+    """The seeds of the two products of a gradient."""
     if kind == 'fp8':
         return None, None
     assert seed is not None, 'the gradient of an int8 product needs a seed: give the loss a key'

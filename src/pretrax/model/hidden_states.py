@@ -42,18 +42,21 @@ class HiddenMatch:
     weight: float
 
     @property
-    def of_student(self) -> list[int]:
+    def student_layers(self) -> list[int]:
         """The layers of the student, each once, in order."""
         return sorted({ours for ours, _ in self.layers})
 
     @property
-    def of_teacher(self) -> list[int]:
+    def teacher_layers(self) -> list[int]:
         """The layers of the teacher, each once, in order."""
         return sorted({theirs for _, theirs in self.layers})
 
     def check(self, n_layers: int, of_teacher: int) -> None:
         """Raises UserError if one of the models has no such layer."""
-        for who, layers, n in (('student', self.of_student, n_layers), ('teacher', self.of_teacher, of_teacher)):
+        for who, layers, n in (
+            ('student', self.student_layers, n_layers),
+            ('teacher', self.teacher_layers, of_teacher),
+        ):
             if layers[-1] >= n:
                 raise UserError(
                     f'distill.hidden.layers: the {who} has no layer {layers[-1]}; its layers are 0 to {n - 1}\n'
@@ -88,7 +91,7 @@ def hidden_terms(
     """
     own, count, total = own_part(mask), jnp.sum(mask), jnp.zeros(())
     for i, (layer, of_teacher) in enumerate(how.layers):
-        s, t = ours[how.of_student.index(layer)], theirs[how.of_teacher.index(of_teacher)]
+        s, t = ours[how.student_layers.index(layer)], theirs[how.teacher_layers.index(of_teacher)]
         each = relative_error(s if projection is None else projected(s, projection[i]), t)
         total += jnp.sum(each * own) / len(how.layers)
     total = psum('t', total)

@@ -104,7 +104,7 @@ def scan_layers(
     parts = []
     for segment in segments([(spec.kind, spec.formats) for spec in specs]):
         cycle = bodies[segment.start : segment.start + segment.length]
-        part = functools.partial(stack.of_cycle, segment)
+        part = functools.partial(stack.cycle_layer, segment)
         carry, results = scan(cycle, carry, stack.cycles(segment), plan.saved_in_layers, part)
         parts.append(_together(results, _interleaved))
     return _results(carry, _together(parts, jnp.concatenate), kept)

@@ -80,12 +80,12 @@ def projections(h: num['B/r/d/e L/c/t M'], w: Layer, layer: LayerSpec) -> Projec
         layer.formats['linear_z'],
     )
 
-    def of_heads(name: str) -> num['B/r/d/e L/c N_state/t']:
+    def project_heads(name: str) -> num['B/r/d/e L/c N_state/t']:
         matrix = layer.gather(name, 'M/d N_state/t -> M N_state/t', w, h)
         return product('B/r/d/e L/c M, M N_state/t -> B/r/d/e L/c N_state/t', h, matrix, layer.formats[name])
 
-    beta = None if w.linear_beta is None else of_heads('linear_beta')
-    return Projections(save(q, 'q'), save(k, 'k'), save(v, 'v'), save(z, 'gate'), of_heads('linear_a'), beta)
+    beta = None if w.linear_beta is None else project_heads('linear_beta')
+    return Projections(save(q, 'q'), save(k, 'k'), save(v, 'v'), save(z, 'gate'), project_heads('linear_a'), beta)
 
 
 @typechecked

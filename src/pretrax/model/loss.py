@@ -86,7 +86,7 @@ def _compared(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def _gathered(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """The same on hardware where a gather costs less than another pass over the logits."""
+    """Gathers the logits of the targets, for hardware where a gather costs less than another pass over the logits."""
     column = targets - axis_index('t') * logits.shape[-1]
     is_here = (column >= 0) & (column < logits.shape[-1])
     found = jnp.take_along_axis(logits, jnp.where(is_here, column, 0)[..., None], axis=-1)[..., 0]

@@ -50,13 +50,13 @@ def in_chunks(terms_of: Callable[[Any, Batch], LossTerms], x: Hidden, batch: Bat
 def over_chunks[Of, T](function: Callable[[Any, Of], T], x: Hidden, batch: Of, chunks: int) -> T:
     """`function` of each chunk of the sequences, stacked; arguments as in `in_chunks`, or any arrays [B/r/d/e L/c ...]."""
 
-    def of_chunk(_: None, chunk: tuple[Any, Of]) -> tuple[None, T]:
+    def one_chunk(_: None, chunk: tuple[Any, Of]) -> tuple[None, T]:
         with scope():  # L is the length of a chunk here
             return None, function(*chunk)
 
     n = jax.tree.leaves(x)[0].shape[1] // chunks
     parts = jax.tree.map(lambda array: split_tokens(array, chunks, n), (x, batch))
-    return jax.lax.scan(jax.checkpoint(of_chunk, prevent_cse=False), None, parts)[1]
+    return jax.lax.scan(jax.checkpoint(one_chunk, prevent_cse=False), None, parts)[1]
 
 
 def chunks_of(length: int, wanted: int) -> int:

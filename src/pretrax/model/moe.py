@@ -18,7 +18,7 @@ from pretrax.model.dispatch import (
     combine,
     dispatch,
     expert_of_rows,
-    of_expert,
+    gather_by_expert,
     sort_by_expert,
     sort_into_blocks,
     sort_with_capacity,
@@ -208,7 +208,7 @@ def _add_of_expert(expert: i32['N'], x: num['1 N F'], bias: f32['E F'] | None) -
     if bias is None:
         return x
     x, bias = vary_together(x, bias)
-    return (x.astype(jnp.float32) + of_expert(bias, expert)).astype(x.dtype)
+    return (x.astype(jnp.float32) + gather_by_expert(bias, expert)).astype(x.dtype)
 
 
 def _add_in_slots(x: num['B E C F'], bias: f32['E F'] | None) -> num['B E C F']:

@@ -282,7 +282,7 @@ class _OneForwardOneBackward:
         return layers
 
     def _numerators(self, ends: Ends, out: num['B/r/d/e L/c/t M'], micro: Batch) -> dict[str, f32['']]:
-        """Those of this stage's share of the tokens; `out` counts on the last stage."""
+        """The numerators of this stage's share of the tokens; `out` counts on the last stage."""
         finished = jnp.where(self.here == self.last, out, jnp.zeros_like(out))
         with scope():
             x = psum_scatter('B/r/d/e L/c/t M -> B/r/d/e L/c/t/p M', finished)

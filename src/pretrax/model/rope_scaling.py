@@ -94,7 +94,7 @@ class RopeScaling(BaseModel):
         return self.long_factor if length > self.original_length else self.short_factor
 
     def for_length(self, length: int) -> 'RopeScaling':
-        """The same in sequences of this many tokens, whatever the length of the arrays that hold them."""
+        """The scaling for sequences of this many tokens, whatever the length of the arrays that hold them."""
         return self.model_copy(update=dict.fromkeys(('short_factor', 'long_factor'), self.divisors(length)))
 
     def describe(self, length: int) -> str:

@@ -39,7 +39,7 @@ def choose_experts(
     scores = jax.nn.softmax(logits) if arch.router_scores == 'softmax' else jax.nn.sigmoid(logits)
     choice = jax.lax.stop_gradient(scores if bias is None else scores + bias)
     if arch.n_expert_groups > 1:
-        choice = _of_best_groups(choice, arch)
+        choice = _best_group_scores(choice, arch)
     chosen = jax.lax.top_k(choice, arch.experts_per_token)[1]
     weight = jnp.take_along_axis(scores, chosen, axis=-1)
     if arch.normalize_router:  # sigmoids may all be tiny
@@ -47,7 +47,7 @@ def choose_experts(
     return weight * arch.router_scale, chosen
 
 
-def _of_best_groups(choice: f32['B/r/d/e L/c/t E'], arch: Architecture) -> f32['B/r/d/e L/c/t E']:
+def _best_group_scores(choice: f32['B/r/d/e L/c/t E'], arch: Architecture) -> f32['B/r/d/e L/c/t E']:
     """The scores in the groups that a token may use, and -inf in the others. arXiv:2405.04434, section 2.2.2."""
     groups = choice.reshape(*choice.shape[:-1], arch.n_expert_groups, -1)
     of_group = jnp.sum(jax.lax.top_k(groups, {'max': 1, 'top2': 2}[arch.group_scores])[0], axis=-1)

@@ -70,7 +70,7 @@ class Stack:
                 parts[name] = part if length == 1 else part.reshape(repeats, -1, *w.shape[1:])
         return parts
 
-    def of_cycle(self, segment: Segment, i: int, cycle: Mapping[str, Any]) -> dict[str, Any]:
+    def cycle_layer(self, segment: Segment, i: int, cycle: Mapping[str, Any]) -> dict[str, Any]:
         """The weights of the i-th layer of a cycle, from one slice of `cycles`."""
         if segment.length == 1:
             return dict(cycle)

@@ -282,7 +282,7 @@ class _Forward:
         (sums, maxima), (head_sums, logit) = results
         sums, head_sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), (sums, head_sums))
         maxima, logit = jax.tree.map(lambda x: jnp.max(x, axis=0), (maxima, logit))
-        return self._of_layers(sums, maxima), _of_head(head_sums, logit)
+        return self._layer_statistics(sums, maxima), _head_statistics(head_sums, logit)
 
     def _micro_batch(self, rows: _Rows) -> tuple[tuple[_Sums, _Maxima], tuple[_HeadSums, f32['']]]:
         with scope():  # B is a micro-batch here
@@ -307,7 +307,7 @@ class _Forward:
     def _head(self, x: num['B/r/d/e L/c/t M'], rows: _Rows) -> tuple[_HeadSums, f32['']]:
         arch, length = self.arch, rows.batch.tokens.shape[1] * axis_size('c')
 
-        def of_chunk(x: num['B/r/d/e L/c/t M'], part: Batch) -> tuple[_HeadSums, f32['']]:
+        def chunk_sums(x: num['B/r/d/e L/c/t M'], part: Batch) -> tuple[_HeadSums, f32['']]:
             logits = self.model.unembed(self.ends, x)
             nll, log_z = cross_entropy(logits, part.targets, arch.vocab_size)
             held = logits.shape[-1]
@@ -324,7 +324,7 @@ class _Forward:
             )
             return sums, largest
 
-        sums, largest = over_chunks(of_chunk, x, rows.batch, self.plan.loss_chunks)
+        sums, largest = over_chunks(chunk_sums, x, rows.batch, self.plan.loss_chunks)
         return jax.tree.map(lambda x: jnp.sum(x, axis=0), sums), jnp.max(largest)
 
     def _in_stages(self, micros: _Rows) -> tuple[tuple[_Sums, _Maxima], tuple[_HeadSums, f32['']]]:
@@ -360,7 +360,7 @@ class _Forward:
         maxima = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), maxima)
         return (one[0], maxima), (one[1], one[2])
 
-    def _of_layers(self, sums: _Sums, maxima: _Maxima) -> LayerStatistics:
+    def _layer_statistics(self, sums: _Sums, maxima: _Maxima) -> LayerStatistics:
         tokens, d_model = psum(f'{TOKENS} t', sums.tokens), self.arch.d_model
 
         def rms(squares: f32['layers'] | None) -> f32['layers'] | None:
@@ -394,15 +394,15 @@ class _Forward:
             attention_max=largest(maxima.attention),
             feed_forward_rms=rms(sums.feed_forward),
             feed_forward_max=largest(maxima.feed_forward),
-            attention_entropy=self._of_all_layers(entropy, 'q'),
-            attention_logit_max=self._of_all_layers(logit, 'q'),
-            dead_units=self._of_all_layers(dead, 'up'),
-            expert_load=self._of_all_layers(load, 'router'),
-            expert_entropy=self._of_all_layers(expert_entropy, 'router'),
-            dropped_fraction=self._of_all_layers(dropped, 'router'),
+            attention_entropy=self._expand_to_all_layers(entropy, 'q'),
+            attention_logit_max=self._expand_to_all_layers(logit, 'q'),
+            dead_units=self._expand_to_all_layers(dead, 'up'),
+            expert_load=self._expand_to_all_layers(load, 'router'),
+            expert_entropy=self._expand_to_all_layers(expert_entropy, 'router'),
+            dropped_fraction=self._expand_to_all_layers(dropped, 'router'),
         )
 
-    def _of_all_layers(self, values: jax.Array | None, weight: str) -> jax.Array | None:
+    def _expand_to_all_layers(self, values: jax.Array | None, weight: str) -> jax.Array | None:
         """Statistics of the layers that have a weight, with NaN for the others."""
         layers = self.arch.layers_with(weight)
         if values is None or len(layers) == self.arch.n_layers:
@@ -410,7 +410,7 @@ class _Forward:
         return jnp.full((self.arch.n_layers, *values.shape[1:]), jnp.nan).at[jnp.asarray(layers)].set(values)
 
 
-def _of_head(sums: _HeadSums, logit: f32['']) -> HeadStatistics:
+def _head_statistics(sums: _HeadSums, logit: f32['']) -> HeadStatistics:
     total = psum(TOKENS, sums)
     return HeadStatistics(
         logit_max=pmax(TOKENS, logit),

@@ -257,7 +257,7 @@ def init_weights(arch: Architecture, key: jax.Array) -> Weights:
 
 
 def _init_dt_bias(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Such that the step, softplus(bias), is 0.001 to 0.1."""
+    """Initial biases for which the step, softplus(bias), is 0.001 to 0.1."""
     step = jnp.exp(jax.random.uniform(key, shape, minval=math.log(0.001), maxval=math.log(0.1)))
     return step + jnp.log(-jnp.expm1(-step))
 

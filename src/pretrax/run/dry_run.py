@@ -92,7 +92,7 @@ def _start(
     if step.call.memory_analysis() is not None:  # not every backend has it
         needed, temporaries = size(memory_of(step.call)), size(temporaries_of(step.call))
         report(f'memory: {needed} per device according to the compiler, {temporaries} of them temporaries')
-    evaluation = Evaluation.of(run, report)
+    evaluation = Evaluation.create(run, report)
     if evaluation is not None and evaluation.has_losses:
         loss = evaluation.losses(start.state.weights, batches=1).get('val_loss')
         if loss is not None:

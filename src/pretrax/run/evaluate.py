@@ -27,7 +27,7 @@ class Evaluation:
         self._without_targets: set[str] = set()  # parts that were reported to have none
 
     @classmethod
-    def of(cls, run: Run, report: Report) -> 'Evaluation | None':
+    def create(cls, run: Run, report: Report) -> 'Evaluation | None':
         """The evaluation of a run; None if there is nothing to evaluate. Raises UserError for a task that does not exist."""
         section = run.config.eval
         if section.every and not run.source.validation_parts:
@@ -39,10 +39,10 @@ class Evaluation:
         """Whether there is something to evaluate after a step."""
         return self._are_losses_due(number) or self._are_tasks_due(number)
 
-    def of_state(self, state: TrainState, number: int) -> dict[str, float]:
+    def evaluate_if_due(self, state: TrainState, number: int) -> dict[str, float]:
         """What is due after a step: `losses_of_state`, and the metrics of tasks."""
         losses = self.losses_of_state(state) if self._are_losses_due(number) else {}
-        return losses | (self._of_tasks(state.weights) if self._are_tasks_due(number) else {})
+        return losses | (self._task_metrics(state.weights) if self._are_tasks_due(number) else {})
 
     def losses_of_state(self, state: TrainState) -> dict[str, float]:
         """`losses` of the weights, and `val_loss_ema` of their moving average if there is one."""
@@ -81,7 +81,7 @@ class Evaluation:
     def _is_at(self, every: int, number: int) -> bool:
         return number % every == 0 or number == self._run.config.steps
 
-    def _of_tasks(self, weights: Weights) -> dict[str, float]:
+    def _task_metrics(self, weights: Weights) -> dict[str, float]:
         """The metrics of the tasks. A task that fails is reported, and training goes on."""
         run = self._run
         if self._model is None:

@@ -118,7 +118,7 @@ class _Loop:
         self.report = report
         self.rollbacks: int = start.description.get('rollbacks', 0)
         self.validation: dict[str, float] = {}
-        self.evaluation = Evaluation.of(run, report)
+        self.evaluation = Evaluation.create(run, report)
         self.watchdog = Watchdog(directory.local, run.config.faults, report)
 
     def run_steps(self, load: LoadStep | None) -> None:
@@ -147,7 +147,7 @@ class _Loop:
         with contextlib.closing(self.run.batches(numbers, self.report)) as batches:
             for number, (index, batch) in enumerate(zip(numbers, batches, strict=True), first + 1):
                 if self.compiled.run is not self.run.at(index):
-                    self._between_steps(self._compile, number - 1)
+                    self._pause_clock(self._compile, number - 1)
                 self.metrics.before(number, index, self.state, batch)
                 self.state, metrics = step(self.state, batch)
                 self.metrics.read()  # those of the step before, while the device computes this one
@@ -158,11 +158,11 @@ class _Loop:
                     return False
                 stop = self.requests.stop(number)
                 if self.evaluation and self.evaluation.is_due(number):
-                    self._between_steps(self._evaluate, number)
+                    self._pause_clock(self._evaluate, number)
                 if self._is_due(config.sample.every, number):
-                    self._between_steps(self._sample, number)
+                    self._pause_clock(self._sample, number)
                 if self._is_checkpoint_due(number) or stop:
-                    self._between_steps(self._save, number)
+                    self._pause_clock(self._save, number)
                 if stop:
                     break
         self.metrics.read()
@@ -176,7 +176,7 @@ class _Loop:
         is_time = self.requests.save(number, self.metrics.clock.is_time(section.minutes))
         return number == self.config.steps or self._is_due(section.every, number) or is_time
 
-    def _between_steps(self, work: Callable[[int], None], number: int) -> None:
+    def _pause_clock(self, work: Callable[[int], None], number: int) -> None:
         """Does some work while no step is computed; the clock does not count it."""
         self.metrics.read()
         with self.metrics.clock.paused(work.__name__, number):
@@ -186,7 +186,7 @@ class _Loop:
     def _evaluate(self, number: int) -> None:
         assert self.evaluation is not None
         with self.watchdog.paused():  # tasks may take longer than a step may
-            self.validation = {'step': number, **self.evaluation.of_state(self.state, number)}
+            self.validation = {'step': number, **self.evaluation.evaluate_if_due(self.state, number)}
         self.metrics.write(self.validation)
 
     def _sample(self, number: int) -> None:

@@ -117,7 +117,7 @@ def _text(value: Any) -> str:
 
 @functools.cache
 def _digest(place: pathlib.Path) -> str:
-    """Of a Python file, or of all in a directory; the name itself for a module that is not a file."""
+    """The digest of a Python file, or of all in a directory; the name itself for a module that is not a file."""
     files = sorted(place.rglob('*.py')) if place.is_dir() else [place] if place.is_file() else []
     total = hashlib.sha256(str(place).encode() if not files else b'')
     for file in files:

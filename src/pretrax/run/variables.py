@@ -195,7 +195,7 @@ _OTHERS = {
 
 
 def check_other_launchers(count: int = 1, variables: Variables = os.environ) -> None:
-    """Raises UserError if another launcher has started several processes, and those that were found are not so many.
+    """Raises UserError if another launcher has started several processes, and those that were found are fewer.
 
     Args:
         count: of the processes that were found.

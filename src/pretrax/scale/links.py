@@ -121,7 +121,7 @@ class Network:
         if nodes > 1 and exchange:
             return n_bytes * (nodes - 1) / nodes / self.link.between, frozenset({'network'})
         if nodes > 1 and self.is_tpu:
-            return self._between_slices(kind, group, n_bytes, nodes)
+            return self._slice_exchange(kind, group, n_bytes, nodes)
         sent = wire_bytes(kind, n_bytes, len(group))
         if nodes > 1:
             cards = len(group) // nodes  # of the members in one node
@@ -142,7 +142,7 @@ class Network:
         """The first device of each slice or node."""
         return tuple(np.unique(self.places[:, 0], return_index=True)[1].tolist())
 
-    def _between_slices(
+    def _slice_exchange(
         self, kind: str, group: Sequence[int], n_bytes: float, slices: int
     ) -> tuple[float, frozenset[str]]:
         """XLA sums or gathers inside each slice, and every member exchanges its part with its peers in other slices."""
@@ -167,7 +167,7 @@ class Network:
         return n_bytes * max(1, most) / self.per_chip / (self.link.inside / 2), links
 
     def _load(self, pairs: np.ndarray) -> dict[str, int]:
-        """Of each direction of each dimension, how many transfers go through the link that most go through.
+        """The load of the busiest link, per direction and dimension: the number of transfers through it.
 
         They go along the first dimension first, and the shorter way around a closed ring.
         """
@@ -188,7 +188,7 @@ class Network:
         return load
 
     def _rates(self, places: np.ndarray, one_way: float) -> tuple[dict[int, float], dict[int, int]]:
-        """Of each dimension that a group spans: bytes/s into a member, and the number of members along it."""
+        """For each dimension that a group spans: bytes/s into a member, and the number of members along it."""
         rates, counts = {}, {}
         for k in range(places.shape[1]):
             along = np.unique(places[:, k])
@@ -221,7 +221,7 @@ class MeshNetwork:
             kind: one of `hlo.KINDS`. A 'collective-permute' sends to the next device along the axis.
             axis: of the mesh.
             n_bytes: as in `Network.transfer`.
-            rings: likewise.
+            rings: as in `Network.transfer`.
         """
         n = self.sizes[axis]
         if n == 1:

@@ -287,7 +287,7 @@ def _over_d(sizes: _Sizes, hidden_by: float) -> Phase:
     beside = '_beside_t' if sizes.t > 1 else ''
     is_alone = sizes.e * sizes.c * sizes.t * sizes.p == 1
 
-    def of(what: str, n_bytes: float, times: float) -> tuple[float, float]:
+    def exposed_seconds(what: str, n_bytes: float, times: float) -> tuple[float, float]:
         """Seconds, and those of them that are exposed."""
         twice = 2 if what in shares.all_reduced else 1
         rings = 2 if is_alone and what in shares.one_ring else None
@@ -298,13 +298,16 @@ def _over_d(sizes: _Sizes, hidden_by: float) -> Phase:
     width = 2 if step.reduction == 'bf16_r_d' else 4
     gathers = 3 if step.recomputes and sizes.p > 1 else 2
     parts = [
-        of('tables', _WIDTH * sizes.in_tables, step.passes),
-        of('table_sums', width * sizes.in_tables, step.passes),
-        of(f'gathers{beside}', gathers * _WIDTH * sizes.in_layers, sizes.turns),
-        of(f'sums{beside}', width * sizes.in_layers, sizes.turns),
+        exposed_seconds('tables', _WIDTH * sizes.in_tables, step.passes),
+        exposed_seconds('table_sums', width * sizes.in_tables, step.passes),
+        exposed_seconds(f'gathers{beside}', gathers * _WIDTH * sizes.in_layers, sizes.turns),
+        exposed_seconds(f'sums{beside}', width * sizes.in_layers, sizes.turns),
     ]
     seconds = sum(seconds for seconds, _ in parts)
-    exposed = sum(waits for _, waits in parts) + of('last_sums', width * sizes.in_layers / sizes.layers, sizes.turns)[1]
+    exposed = (
+        sum(waits for _, waits in parts)
+        + exposed_seconds('last_sums', width * sizes.in_layers / sizes.layers, sizes.turns)[1]
+    )
     return Phase('weights and gradients over d', seconds, max(exposed, seconds - hidden_by), 'd')
 
 

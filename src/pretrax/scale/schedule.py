@@ -107,6 +107,13 @@ class Schedule:
         ]
         return sorted(rows, key=lambda row: (-row.exposed, -row.seconds))
 
+    def over(self, axis: str) -> Row:
+        """The sum of all transfers over axes that include one."""
+        rows = [row for row in self.rows() if axis in row.axes]
+        names = ('times', 'size', 'bytes', 'seconds', 'exposed', 'behind')
+        sums = {name: sum(getattr(row, name) for row in rows) for name in names}
+        return Row('all', (axis,), 'all', **sums)
+
 
 def read_schedule(
     text: str, mesh: Mapping[str, int], topology: Topology, places: Sequence[Sequence[int]] | None = None

@@ -37,7 +37,7 @@ def n_params(arch: Architecture) -> int:
 
 
 def in_experts(arch: Architecture) -> int:
-    """Those of them that are in experts, which `e` shards too."""
+    """The expert weights among them, which `e` shards too."""
     return arch.n_expert_layers * arch.n_experts * arch.d_model * arch.d_ff * (3 if arch.gated else 2)
 
 

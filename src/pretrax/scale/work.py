@@ -43,7 +43,7 @@ def flops_with_contents(one: Instruction, types: Mapping[str, str], contents: Se
 
 
 def products_in(instructions: Iterable[Instruction]) -> list[Instruction]:
-    """Those that may be products, which say best where a fusion comes from."""
+    """The instructions that may be products. They identify the source of a fusion best."""
     return [one for one in instructions if one.operation in ('dot', 'convolution', 'custom-call')]
 
 

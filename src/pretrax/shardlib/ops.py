@@ -262,7 +262,7 @@ def defer_reduction(axes: str, x: Any) -> Any:
 
 
 def reduce_gradient_here(x: Any, *, wires: Mapping[str, Any] | None = None) -> Any:
-    """The same value; its gradient is reduced at this point of the backward pass, over the axes that replicate it.
+    """Returns its argument, and reduces its gradient at this point of the backward pass, over the axes that replicate it.
 
     Without it, JAX reduces at each use: of a gathered weight the whole gradient, instead of the slice of this device. Does
     nothing along the axes of a `defer_reduction`. Takes a pytree.

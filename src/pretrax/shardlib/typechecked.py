@@ -102,7 +102,7 @@ class _CheckLocals(ast.NodeTransformer):
 
 
 def _with_checked_locals(function: Any) -> Any:
-    """The same function, with checks of its annotated local assignments."""
+    """Adds checks of annotated local assignments to a function."""
     if getattr(function, '_locals_are_checked', False) or function.__name__ == '<lambda>':
         return function
     if not isinstance(function, types.FunctionType) or hasattr(function, '__wrapped__'):

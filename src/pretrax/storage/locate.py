@@ -4,7 +4,6 @@ import difflib
 import os
 import posixpath
 import re
-import urllib.parse
 from pathlib import Path
 
 from pretrax.errors import UserError
@@ -17,7 +16,7 @@ _URL = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/(/?)')
 
 
 def locate(text: str, directory: AnyPath | None = None) -> AnyPath:
-    """The BucketPath of gs://BUCKET/KEY and s3://BUCKET/KEY; the path of file:///PATH, whose %20 is a space, and of any other text, without `..`.
+    """The BucketPath of gs://BUCKET/KEY and s3://BUCKET/KEY; the path of file:///PATH and of any other text, without `..`.
 
     Args:
         text: what a user wrote.
@@ -37,9 +36,7 @@ def locate(text: str, directory: AnyPath | None = None) -> AnyPath:
     if not slash:
         raise UserError(f'{text}: a URL has two slashes after the scheme\nwrite {scheme}://{text[match.end() :]}')
     if scheme == 'file':
-        path = urllib.parse.unquote(text[match.end() :].removeprefix('localhost'))
-        if '\0' in path:
-            raise UserError(f'{text!r} is not a path: it has a NUL character')
+        path = text[match.end() :].removeprefix('localhost')
         if not path.startswith('/'):
             raise UserError(f'{text}: a file URL has an absolute path\nwrite file:///{path}, or only {path}')
         return _without_dots(Path(path))
@@ -75,7 +72,7 @@ def _below(directory: AnyPath | None, text: str) -> AnyPath:
 
 
 def _without_dots(path: Path) -> Path:
-    """The same path without `..` and `//`, which TensorStore refuses. A link before a `..` is followed, as the system does."""
+    """Removes `..` and `//`, which TensorStore refuses, from a path. A link before a `..` is followed, as the system does."""
     parts = path.parts
     if '..' in parts:
         end = len(parts) - parts[::-1].index('..')

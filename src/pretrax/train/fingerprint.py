@@ -23,9 +23,9 @@ def fingerprint(teacher: Teacher | None) -> str | None:
 
 @jax.jit
 def _sums(weights: Any) -> Any:
-    """Of each array, the sum of its bits times odd numbers that depend on the position, modulo 2^32."""
+    """For each array, the sum of its bits times odd numbers that depend on the position, modulo 2^32."""
 
-    def of(array: jax.Array) -> jax.Array:
+    def weighted_sum(array: jax.Array) -> jax.Array:
         bits = jax.lax.bitcast_convert_type(array, {2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize])
         position = jnp.zeros(array.shape, jnp.uint32)
         for axis, size in enumerate(array.shape):
@@ -33,4 +33,4 @@ def _sums(weights: Any) -> Any:
         mixed = (position ^ (position >> 15)) * np.uint32(0x9E3779B1)
         return jnp.sum(bits.astype(jnp.uint32) * (mixed | 1), dtype=jnp.uint32)
 
-    return jax.tree.map(of, weights)
+    return jax.tree.map(weighted_sum, weights)

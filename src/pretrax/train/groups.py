@@ -108,8 +108,12 @@ def weight_settings(
             here = _matches(group.match, name, rows[name], n_layers)
             scale[here] = group.learning_rate_scale
             decay[here] = usual[here] if group.weight_decay is None else group.weight_decay
-        moves = _of_rows(scale, w) != 0
-        return Setting(0.0, 0.0, moves) if name in BUFFERS else Setting(_of_rows(scale, w), _of_rows(decay, w), moves)
+        moves = _row_values(scale, w) != 0
+        return (
+            Setting(0.0, 0.0, moves)
+            if name in BUFFERS
+            else Setting(_row_values(scale, w), _row_values(decay, w), moves)
+        )
 
     settings = jax.tree_util.tree_map_with_path(setting, weights)
     if all(one.is_frozen for one in jax.tree.leaves(settings, is_leaf=lambda x: isinstance(x, Setting))):
@@ -146,7 +150,7 @@ def without_frozen(weights: Any, settings: Any) -> Any:
 
 
 def stop_frozen(weights: Any, settings: Any) -> Any:
-    """The same weights. The backward pass does not compute the gradients of frozen weights: they are zero."""
+    """Returns the weights. The backward pass does not compute the gradients of frozen weights: they are zero."""
     return jax.tree.map(lambda w, one: jax.lax.stop_gradient(w) if one.is_frozen else w, weights, settings)
 
 
@@ -196,7 +200,7 @@ def _matches(patterns: Sequence[str], name: str, rows: Sequence[int], n_layers: 
     return found
 
 
-def _of_rows(values: np.ndarray, w: Any) -> float | np.ndarray:
+def _row_values(values: np.ndarray, w: Any) -> float | np.ndarray:
     """A number if all layers have the same one; else an array that broadcasts to the weight."""
     same = bool(np.all(values == values[0]))
     return float(values[0]) if same else values.astype(np.float32).reshape(-1, *(1,) * (w.ndim - 1))

@@ -14,7 +14,7 @@ KIND = 'pinned_host'  # host memory that the device reads and writes directly
 
 
 def on_device(tree: Any) -> Any:
-    """The same arrays, copied to the device if they are in host memory. Runs under `jit`."""
+    """Copies arrays in host memory to the device. Runs under `jit`."""
 
     def fetch(x: Any) -> Any:
         in_host = jax.typeof(x).memory_space == jax.memory.Space.Host

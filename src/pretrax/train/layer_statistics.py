@@ -51,12 +51,14 @@ def make_layer_statistics(recipe: Recipe, n_sources: int) -> LayerStatisticsOf:
                 forward_statistics(model, recipe.accumulation, n_sources, weights, batch, sources),
                 model.arch,
             )
-        return activations | of_weights(state.weights, gradient, on_device(after.weights), arch)
+        return activations | weight_statistics(state.weights, gradient, on_device(after.weights), arch)
 
     return jax.jit(statistics, out_shardings=NamedSharding(jax.sharding.get_mesh(), PartitionSpec()))
 
 
-def of_weights(before: Weights, gradient: Gradient, after: Weights, arch: Architecture | None = None) -> Statistics:
+def weight_statistics(
+    before: Weights, gradient: Gradient, after: Weights, arch: Architecture | None = None
+) -> Statistics:
     """Norms, RMS and maxima of the gradient before clipping, of the update and of the weights before it.
 
     A bare name, such as `gradient_norm`, is f32[layers], over all weights of a layer. `gradient_norm/q` is that of one
@@ -104,7 +106,7 @@ def of_weights(before: Weights, gradient: Gradient, after: Weights, arch: Archit
 
 
 class _InLayers(NamedTuple):
-    """Of one weight in each layer, f32[layers]."""
+    """Statistics of one weight in each layer, f32[layers]."""
 
     square: jax.Array  # the sum of squares
     largest: jax.Array

@@ -49,13 +49,13 @@ def make_noise(recipe: Recipe) -> Callable[[TrainState, Batch], Noise]:
         rows = batch.mask.shape[0]
         numbers = jnp.arange(rows)[:, None] % 2
 
-        def of_half(half: jax.Array) -> tuple[Gradient, jax.Array]:
+        def half_gradient(half: jax.Array) -> tuple[Gradient, jax.Array]:
             masked = dataclasses.replace(batch, mask=jnp.where(numbers == half, batch.mask, 0.0))
             gradient, terms, _ = gradients(point, masked, *step_keys(recipe, state.step), **known)
             has_targets = jnp.any(jnp.stack([count != 0 for _, count in terms.values()]))
             return trained(gradient, settings), jnp.where(has_targets, 1.0, jnp.nan)
 
-        both, known_of = jax.lax.map(of_half, jnp.arange(2))
+        both, known_of = jax.lax.map(half_gradient, jnp.arange(2))
         a, b = (jax.tree.map(lambda g, half=half: g[half], both) for half in range(2))
         difference = optax.tree.norm(optax.tree.sub(a, b), squared=True)
         is_known = jnp.prod(known_of)

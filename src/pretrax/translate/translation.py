@@ -57,7 +57,7 @@ class Translation:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """The same, as a number. Raises UserError."""
+        """The value of a key as a number. Raises UserError."""
         value = self.get(key, default)
         if isinstance(value, str) and _NUMBER.fullmatch(value):
             value = float(value)  # PyYAML reads 1e-4 as text
@@ -66,21 +66,21 @@ class Translation:
         return value
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """The same, as an integer. Raises UserError."""
+        """The value of a key as an integer. Raises UserError."""
         value = self.number(key, default)
         if value != int(value):
             raise self.mistake(key, value, 'an integer')
         return int(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """The same, as true or false. Raises UserError."""
+        """The value of a key as true or false. Raises UserError."""
         value = self.get(key, default)
         if not isinstance(value, bool):
             raise self.mistake(key, value, 'true or false')
         return value
 
     def text(self, key: str, default: str = '') -> str:
-        """The same, as text; '' for null. Raises UserError."""
+        """The value of a key as text; '' for null. Raises UserError."""
         value = self.get(key, default)
         if value is not None and not isinstance(value, str):
             raise self.mistake(key, value, 'text')
@@ -126,7 +126,7 @@ class Translation:
         reason = f'not a key of {self.tool} that this translation knows; it has no effect here'
         return self._decide(Fate.UNKNOWN, reason, [key for key in self.given if key not in self.fates])
 
-    def of_fate(self, fate: Fate) -> dict[str, list[str]]:
+    def grouped_keys(self, fate: Fate) -> dict[str, list[str]]:
         """The keys that are handled in this way, grouped by reason, in the order of the file."""
         groups: dict[str, list[str]] = {}
         for key in self.given:

@@ -35,13 +35,13 @@ def yaml_text(translation: Translation) -> str:
 
 def summary(translation: Translation) -> list[str]:
     """What the user has to know after the file is written: which keys changed, have no equivalent, or are unknown."""
-    counts = {fate: sum(map(len, translation.of_fate(fate).values())) for fate in Fate}
+    counts = {fate: sum(map(len, translation.grouped_keys(fate).values())) for fate in Fate}
     lines = [
         f'{len(translation.given)} keys: {counts[Fate.TRANSLATED] + counts[Fate.CHANGED]} are translated, '
         f'{counts[Fate.NO_EQUIVALENT] + counts[Fate.UNKNOWN]} are not, and {counts[Fate.NOT_NEEDED]} are not needed'
     ]
     for fate in _SHOWN:
-        for number, (reason, keys) in enumerate(translation.of_fate(fate).items()):
+        for number, (reason, keys) in enumerate(translation.grouped_keys(fate).items()):
             lines += [f'{fate}:'] if number == 0 else []
             more = f' and {len(keys) - _SHOWN_KEYS} more' if len(keys) > _SHOWN_KEYS else ''
             lines.append(f'  {", ".join(map(_one_line, keys[:_SHOWN_KEYS]))}{more}: {_one_line(reason)}')
@@ -78,7 +78,7 @@ def _flow(value: Any) -> str:
 
 def _lists(translation: Translation) -> Iterator[str]:
     for fate in _LISTED:
-        for number, (reason, keys) in enumerate(translation.of_fate(fate).items()):
+        for number, (reason, keys) in enumerate(translation.grouped_keys(fate).items()):
             if number == 0:
                 yield '#'
                 yield f'# {fate[0].upper()}{fate[1:]}:'

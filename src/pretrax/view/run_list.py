@@ -217,7 +217,7 @@ def _runs_below(directory: Path) -> dict[str, AnyPath]:
 
 
 def _runs_in_bucket(directory: BucketPath) -> dict[str, AnyPath]:
-    """The same for a prefix, from one listing."""
+    """The runs under a prefix, from one listing."""
     places: set[str] = set()
     for key in directory.files():
         parts = key.split('/')

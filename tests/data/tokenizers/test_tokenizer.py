@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrax.data.tokenizers.tokenizer import END_OF_TEXT, PROBES, Tokenizer
-from pretrax.data.tokenizers.tokenizer_files import load_tokenizer, of_tiktoken
+from pretrax.data.tokenizers.tokenizer_files import from_tiktoken, load_tokenizer
 from pretrax.data.tokenizers.tokenizer_training import MODELS, train_tokenizer
 from pretrax.errors import UserError
 from tokenizer_families import FAMILIES, encoding, family
@@ -228,7 +228,7 @@ def test_a_pattern_with_other_ids_is_refused():
     ranks = encoding('r50k')._mergeable_ranks
     lossy = tiktoken.Encoding('odd', pat_str='.', mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)})
     with pytest.raises(UserError, match=r'tiktoken:odd: its rules cannot be converted to a tokenizer\.json'):
-        of_tiktoken(lossy)
+        from_tiktoken(lossy)
 
 
 @pytest.mark.parametrize('scheme', [None, 'always', 'first', 'never'])

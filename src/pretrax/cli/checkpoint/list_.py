@@ -56,7 +56,7 @@ def list_(run: Annotated[str, typer.Argument(metavar='RUN', help='The directory 
 
 
 def _ago(seconds: float) -> str:
-    """Such as '3 h ago'."""
+    """An age as text: '3 h ago'."""
     for unit, length in (('d', 86400), ('h', 3600), ('min', 60)):
         if seconds >= length:
             return f'{seconds / length:.0f} {unit} ago'

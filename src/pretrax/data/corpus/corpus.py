@@ -124,7 +124,7 @@ class Shard:
     selection: Selection
     size: int
     duplicates: np.ndarray | None = None  # rows of this shard, ascending
-    near_duplicates: np.ndarray | None = None  # likewise
+    near_duplicates: np.ndarray | None = None  # rows that nearly repeat an earlier one, ascending
 
     def documents(self, counts: RowCounts | None = None, start: int = 0) -> Iterator[Document]:
         """The kept documents, without those of the first `start` rows; `counts` counts every row that is read."""

@@ -167,7 +167,7 @@ def _each_once(data_files: Mapping[Any, Sequence[str]]) -> dict[str, list[str]]:
 
 
 def _load_saved(datasets: Any, file: Path, options: HuggingFaceOptions) -> tuple[Any, str]:
-    """The same of a directory that `save_to_disk` wrote: a dataset, which is taken as the split `train`, or several."""
+    """Loads a directory that `save_to_disk` wrote: one dataset, which becomes the split `train`, or several."""
     directory = file.parent
     if options.configuration is not None:
         raise UserError(

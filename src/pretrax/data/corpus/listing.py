@@ -173,9 +173,7 @@ def _local(path: Path, spec: str, counts: FileCounts) -> Iterable[_Candidate]:
     if path.is_file():
         return [_candidate(path, path.stat(), path.is_symlink())]
     if glob.has_magic(str(path)):
-        literal = next(
-            (n for n in range(len(path.parts)) if not Path(*path.parts[: n + 1]).exists()), len(path.parts) - 1
-        )
+        literal = next(n for n, part in enumerate(path.parts) if glob.has_magic(part))
         pattern = path.parts[literal:]
         search = _Search(pattern + ('*',) * (pattern[-1] == '**'), counts)
         found = list(search.run(Path(*path.parts[:literal])))
@@ -191,7 +189,7 @@ def _candidate(path: Path, stat: os.stat_result, is_linked: bool) -> _Candidate:
     # Some network file systems have no inodes, so the real path helps; others give one inode to two files.
     inode = stat.st_ino or os.path.realpath(path)
     key = (stat.st_dev, inode, stat.st_size, stat.st_mtime_ns)
-    return _Candidate(path, State.of_stat(stat), key, is_linked)
+    return _Candidate(path, State.from_stat(stat), key, is_linked)
 
 
 class _Search:
@@ -327,10 +325,9 @@ def _explained(path: Path, reason: str) -> str:
 
 def _remote(url: Url, spec: str, counts: FileCounts) -> Iterable[_Candidate]:
     filesystem, path = connect(url)
+    magic = '*' in path if url.is_http else glob.has_magic(path)  # in a URL, '?' starts the query
     try:
         filesystem.invalidate_cache()
-        # In a URL, '?' starts the query. An object that exists is meant itself, whatever its name.
-        magic = '*' in path if url.is_http else glob.has_magic(path) and not filesystem.exists(path)
         if magic:
             found = filesystem.glob(path, detail=True)
         elif url.is_http or filesystem.info(path)['type'] != 'directory':

@@ -166,7 +166,7 @@ class Lines:
         ]
 
     def entered(self, index: LineIndex) -> 'Lines':
-        """The same lines, read from the nearest frame before them."""
+        """Reads the lines from the nearest frame before them."""
         return replace(self, frame=index.frame(self.start)) if self.file.is_compressed else self
 
     def _from(self, row: int) -> tuple['Lines', int]:

@@ -58,7 +58,7 @@ class State(NamedTuple):
     stamp: str
 
     @classmethod
-    def of_stat(cls, stat: os.stat_result) -> 'State':
+    def from_stat(cls, stat: os.stat_result) -> 'State':
         """The state of a local file."""
         return cls(stat.st_size, f'mtime {stat.st_mtime_ns}')
 
@@ -73,8 +73,8 @@ class State(NamedTuple):
 
 def locate(spec: str) -> Location:
     """The Url if the text starts with a protocol, otherwise the path; file:// and local:// are paths."""
-    if local := re.match(r'(?:file|local)://(?:localhost(?=/))?', spec):  # of fsspec; it may be relative
-        return storage.locate_local(unquote(spec[local.end() :]))
+    if local := re.match(r'(?:file|local)://(?:localhost(?=/))?', spec):
+        return storage.locate_local(spec[local.end() :])
     return Url(spec) if re.match(r'[A-Za-z][\w+.-]*://', spec) else storage.locate_local(spec)
 
 
@@ -82,7 +82,7 @@ def state(location: Location) -> State:
     """The current state of a file."""
     if isinstance(location, Path):
         try:
-            return State.of_stat(location.stat())
+            return State.from_stat(location.stat())
         except OSError as error:
             raise UserError(f'{location}: {error.strerror}') from None
     filesystem, path = connect(location)

@@ -57,7 +57,7 @@ def open_stream(
         tokenizer.content, tokenizer.begin_of_text, tokenizer.end_of_text, encoder, 0.0, cut=False, name=tokenizer.name
     )
     left_out = frozenset() if held_out else frozenset(text_hash(document.text) for document in first)
-    stored = StoredTokens.of(job, first, tokenizer) if first else None
+    stored = StoredTokens.encode(job, first, tokenizer) if first else None
     if stored is not None:
         whose = 'the first documents, which are not trained on' if held_out is None else f'{held_out.files[0]}'
         request.say(f'validation: {stored.n_documents:,} documents, {stored.n_tokens:,} tokens: {whose}')
@@ -106,7 +106,7 @@ class StoredTokens:
     fingerprint: str = ''
 
     @classmethod
-    def of(cls, job: Job, documents: Sequence[Document], tokenizer: Tokenizer) -> 'StoredTokens':
+    def encode(cls, job: Job, documents: Sequence[Document], tokenizer: Tokenizer) -> 'StoredTokens':
         """The tokens of some documents."""
         encoded, mask = encode_all(job, documents)
         starts = np.append(np.flatnonzero(encoded & 1), len(encoded)).astype(np.uint64)

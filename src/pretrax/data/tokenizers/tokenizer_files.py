@@ -46,13 +46,13 @@ def _load(spec: str | Path) -> Tokenizer:
         return _named_tiktoken(str(spec).removeprefix(TIKTOKEN))
     path = locate_local(str(spec))
     if path.is_dir():
-        return _of_directory(path)
+        return _read_directory(path)
     if not path.is_file():
         raise UserError(
             f'{path}: no such tokenizer.json file\n  {nearest(path)}\n'
             f'  expected a tokenizer.json, a directory with one, {TIKTOKEN}NAME or {BYTES}'
         )
-    return _of_directory(path.parent) if path.name == TOKENIZER_JSON else Tokenizer(path.read_bytes(), str(path))
+    return _read_directory(path.parent) if path.name == TOKENIZER_JSON else Tokenizer(path.read_bytes(), str(path))
 
 
 def bytes_tokenizer() -> Tokenizer:
@@ -101,7 +101,7 @@ def is_bytes(tokenizer: Tokenizer) -> bool:
     return tokenizer.vocab_size == 257 and tokenizer.sha256 == bytes_tokenizer().sha256
 
 
-def of_tiktoken(encoding: 'tiktoken.Encoding') -> Tokenizer:
+def from_tiktoken(encoding: 'tiktoken.Encoding') -> Tokenizer:
     """Converts a tiktoken encoding. Raises UserError if the result gives different ids.
 
     tiktoken merges the two neighbors that form the token of the lowest rank. So every pair of tokens that form another
@@ -176,10 +176,10 @@ def _named_tiktoken(name: str) -> Tokenizer:
             f'{TIKTOKEN}{name}: tiktoken cannot download it: {type(error).__name__}\n'
             '  without a network, set TIKTOKEN_CACHE_DIR to a directory with the downloaded file'
         ) from None
-    return of_tiktoken(encoding)
+    return from_tiktoken(encoding)
 
 
-def _of_directory(path: Path) -> Tokenizer:
+def _read_directory(path: Path) -> Tokenizer:
     file = path / TOKENIZER_JSON
     if not file.is_file():
         raise UserError(
@@ -225,7 +225,7 @@ def _ends(directory: AnyPath, token_id: Callable[[str], int | None]) -> Iterator
         if token is not None:
             yield token, file
     for file in (directory / name for name in _NUMBERED):
-        found = _of_model(file).get('eos_token_id')
+        found = _model_settings(file).get('eos_token_id')
         for token in found if isinstance(found, list) else [] if found is None else [found]:
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
                 raise UserError(f'{file}: eos_token_id is {json.dumps(found)[:60]}\n  expected an id, or a list of ids')
@@ -241,7 +241,7 @@ def _name_in(file: AnyPath, kind: str) -> str | None:
     return found
 
 
-def _of_model(file: AnyPath) -> dict[str, Any]:
+def _model_settings(file: AnyPath) -> dict[str, Any]:
     """The settings of a model beside its tokenizer; {} for a config.json that is not a model's.
 
     The ids of a model with a vision tower may be those of its language model.

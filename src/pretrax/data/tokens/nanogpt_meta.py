@@ -34,7 +34,7 @@ def find_meta(directory: Path, say: Report) -> Meta | None:
         UserError: tokens.json or tokenizer.json is damaged.
     """
     if (file := directory / TOKENS_JSON).is_file():
-        return _of_pretrax(file)
+        return _pretrax_meta(file)
     if (file := directory / META_PKL).is_file():
         try:
             characters = _characters(file)
@@ -54,7 +54,7 @@ def meta_files(identity: TokenizerIdentity, tokenizer: Tokenizer | None) -> dict
     return files if tokenizer is None else files | {TOKENIZER_JSON: tokenizer.content}
 
 
-def _of_pretrax(file: Path) -> Meta:
+def _pretrax_meta(file: Path) -> Meta:
     try:
         identity = TokenizerIdentity.model_validate_json(file.read_bytes())
     except pydantic.ValidationError as error:

@@ -265,7 +265,7 @@ def _final(curve: Curve, key: str, end: float, width: float) -> float:
 def _interval(
     a: list[float], b: list[float], is_paired: bool, confidence: float, options: Options
 ) -> tuple[Interval | None, str]:
-    """The interval of the difference between configurations, and its method."""
+    """The confidence interval of the difference between configurations, and its method."""
     if options.seed_noise is not None:
         return known_noise(a, b, options.seed_noise, confidence), f'noise between seeds given as {options.seed_noise:g}'
     if is_paired and len(a) > 1:
@@ -293,7 +293,7 @@ def _verdict(difference: float, interval: Interval | None, method: str) -> tuple
 
 
 def _within(a: Arm, b: Arm, x_name: str, options: Options, confidence: float) -> Interval | None:
-    """Of the mean difference of the training losses at the same x in the last part of two runs."""
+    """The confidence interval of the mean difference of the training losses at the same x in the last part of two runs."""
     one, other = a.runs[0], b.runs[0]
     if 'loss' not in one.metrics or 'loss' not in other.metrics:
         return None

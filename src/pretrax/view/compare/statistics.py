@@ -32,7 +32,7 @@ class Interval(NamedTuple):
 
 
 def welch(a: Sequence[float], b: Sequence[float], confidence: float) -> Interval | None:
-    """Of the difference of two means of independent numbers, whose noise may differ. None: fewer than two of either."""
+    """The confidence interval of the difference of two means of independent numbers, whose noise may differ. None: fewer than two of either."""
     if min(len(a), len(b)) < 2:
         return None
     parts = [float(np.var(values, ddof=1)) / len(values) for values in (a, b)]
@@ -44,7 +44,7 @@ def welch(a: Sequence[float], b: Sequence[float], confidence: float) -> Interval
 
 
 def paired(a: Sequence[float], b: Sequence[float], confidence: float) -> Interval | None:
-    """Of the mean difference of pairs, `b[i] - a[i]`. None: fewer than two."""
+    """The confidence interval of the mean difference of pairs, `b[i] - a[i]`. None: fewer than two."""
     if len(a) < 2:
         return None
     differences = np.subtract(b, a)
@@ -53,7 +53,7 @@ def paired(a: Sequence[float], b: Sequence[float], confidence: float) -> Interva
 
 
 def pooled(a: Sequence[float], b: Sequence[float], confidence: float) -> Interval | None:
-    """Of the difference of two means if both have the same noise, as Student's t assumes: one may have one number."""
+    """The confidence interval of the difference of two means if both have the same noise, as Student's t assumes. One may have one number."""
     degrees = len(a) + len(b) - 2
     if degrees < 1:
         return None
@@ -63,13 +63,13 @@ def pooled(a: Sequence[float], b: Sequence[float], confidence: float) -> Interva
 
 
 def known_noise(a: Sequence[float], b: Sequence[float], noise: float, confidence: float) -> Interval:
-    """Of the difference of two means of numbers whose standard deviation is known."""
+    """The confidence interval of the difference of two means of numbers whose standard deviation is known."""
     error = noise * math.sqrt(1 / len(a) + 1 / len(b))
     return _interval(float(np.mean(b) - np.mean(a)), error, math.inf, confidence)
 
 
 def series_mean(values: np.ndarray, confidence: float) -> Interval | None:
-    """Of the mean of numbers that follow each other and depend on each other. None: fewer than 8.
+    """The confidence interval of the mean of numbers that follow each other and depend on each other. None: fewer than 8.
 
     Geyer's initial positive sequence: sums of neighboring autocovariances, up to the first that is not positive. The
     degrees of freedom are those of as many independent numbers as give the same error.

@@ -125,14 +125,14 @@ class BucketTail(Tail):
         if self._object is not None:
             content = self._appended()
             if content is not None:
-                return content or self._of_next_part()
+                return content or self._read_next_part()
             self._start_over()
             self._restarted = True
         parts = [part for part in parts_of(self._path) if re.match(r'\d{6}(-|$)', part.name)]
         if not parts and not self._path.is_file():
             return None
         self._part, self._object = (0, self._path / parts[0].name) if parts else (None, self._path)
-        return self._of_object()
+        return self._read_object()
 
     def _appended(self) -> bytes | None:
         """The new bytes of the object, or of the one that has replaced it as its part; None: the file was replaced."""
@@ -141,10 +141,10 @@ class BucketTail(Tail):
             if now is None or (is_indexed and now == self._object and self._in_object):
                 return None if now is None else b''
             self._object = now
-            content = self._of_object()
+            content = self._read_object()
             if content is not None or not is_indexed or self._named(self._part)[0] == now:
                 return content
-        return self._of_object()
+        return self._read_object()
 
     def _named(self, part: int) -> tuple[BucketPath | None, bool]:
         """The object that is a part now, and whether an index names it."""
@@ -152,7 +152,7 @@ class BucketTail(Tail):
         name = f'{part:06}' if entries is None else entries.get(f'{part:06}')
         return (None if name is None else self._path / name), entries is not None
 
-    def _of_object(self) -> bytes | None:
+    def _read_object(self) -> bytes | None:
         """The new bytes of the object; None: it was replaced or removed."""
         assert self._object is not None
         length = min(len(self._compared), self._in_object)
@@ -170,7 +170,7 @@ class BucketTail(Tail):
         self._offset += len(content) - length
         return content[length:]
 
-    def _of_next_part(self) -> bytes:
+    def _read_next_part(self) -> bytes:
         if self._part is None or self._in_object < PART:
             return b''
         following, _ = self._named(self._part + 1)

@@ -215,7 +215,7 @@ def _add_up(group: Group) -> None:
 
 
 def communication_name(one: Operation) -> str:
-    """Such as 'all-gather over d'; '' if an operation does not communicate."""
+    """The name of a transfer, as in 'all-gather over d'; '' if an operation does not communicate."""
     return f'{one.collective.kind} over {" ".join(one.collective.axes)}' if one.collective else ''
 
 

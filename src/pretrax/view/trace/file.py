@@ -12,13 +12,14 @@ none. The layout of a trace depends on the platform:
 
 import bisect
 import dataclasses
+import gzip
 import re
 import warnings
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pretrax.errors import UserError
-from pretrax.machine.gzip_file import gunzip
 from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath
 
@@ -86,7 +87,7 @@ def read_trace(path: AnyPath) -> list[Event]:
         raise UserError(f'cannot read {path}: {error.strerror}') from error
     try:
         events = _events(_from_xplane(data) if path.name.endswith(XPLANE) else _from_perfetto(data))
-    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (RuntimeError, ValueError, EOFError, OSError, zlib.error, KeyError, TypeError, AttributeError) as error:
         raise UserError(f'{path} is not a trace, or is damaged: {error}\ntrace the run again: log.profile=3') from error
     if not events:
         raise UserError(f'{path} has no operations of a device\ntrace the run again: log.profile=3')
@@ -116,7 +117,7 @@ def _from_xplane(data: bytes) -> list[_Line]:
 
 def _from_perfetto(data: bytes) -> Iterator[_Line]:
     """Lines from a file in Chrome's trace format, whose times are in microseconds."""
-    written = parse_json(gunzip(data))['traceEvents']
+    written = parse_json(gzip.decompress(data))['traceEvents']
     planes, names = {}, {}
     lines: dict[tuple[int, int], list[tuple[str, float, float, Stats]]] = {}
     for event in written:
@@ -140,32 +141,32 @@ def _events(lines: Iterable[_Line]) -> list[Event]:
         device = re.fullmatch(r'/device:(TPU|GPU):(\d+)', line.plane)
         name = f'{device[1]} {device[2]}' if device else ''
         if device is None:
-            events += _of_threads(line, f'{line.name} {number}') if line.plane == '/host:CPU' else ()
+            events += _thread_spans(line, f'{line.name} {number}') if line.plane == '/host:CPU' else ()
         elif device[1] == 'GPU':
-            events += () if line.name.startswith(_DERIVED) else _of_stream(line, name)
+            events += () if line.name.startswith(_DERIVED) else _stream_spans(line, name)
         elif line.name == 'XLA Modules':
             executions[name] = sorted((start, _program(text)) for text, start, _, _ in line.events)
         elif line.name in ('XLA Ops', 'Async XLA Ops'):
             of_tpus.append((name, line))
     for name, line in of_tpus:
-        events += _of_tpu(line, name, executions.get(name, []))
+        events += _tpu_spans(line, name, executions.get(name, []))
     return events
 
 
-def _of_threads(line: _Line, stream: str) -> Iterator[Event]:
+def _thread_spans(line: _Line, stream: str) -> Iterator[Event]:
     for _, start, end, stats in line.events:
         if 'hlo_op' in stats and 'device_ordinal' in stats:
             device, run = f'CPU {stats["device_ordinal"]}', int(stats['run_id']) if 'run_id' in stats else None
             yield Event(device, stream, str(stats['hlo_op']), str(stats.get('hlo_module', '')), start, end, run)
 
 
-def _of_stream(line: _Line, device: str) -> Iterator[Event]:
+def _stream_spans(line: _Line, device: str) -> Iterator[Event]:
     for name, start, end, stats in line.events:
         module = _program(str(stats.get('hlo_module', '')))
         yield Event(device, line.name, str(stats.get('hlo_op', '')) or name, module, start, end)
 
 
-def _of_tpu(line: _Line, device: str, executions: list[tuple[float, str]]) -> Iterator[Event]:
+def _tpu_spans(line: _Line, device: str, executions: list[tuple[float, str]]) -> Iterator[Event]:
     starts = [start for start, _ in executions]
     for name, start, end, _ in line.events:
         number = bisect.bisect_right(starts, start) - 1
