@@ -16,7 +16,7 @@ from pretrax.data.batches.source import Source
 from pretrax.errors import UserError
 from pretrax.observe.metrics import read_metrics
 from pretrax.run import saving
-from runs import BIGRAM, At, Quiet
+from runs import BIGRAM, At, Quiet, StoppedAt
 from small import VOCAB, random_batch
 
 
@@ -86,6 +86,20 @@ def test_skipped_steps_in_a_row_roll_back_and_skip_the_data(faulty):
     np.testing.assert_array_equal(result.state.weights.table, other.state.weights.table)
     description = read_description(Path(faulty['run_dir']) / 'checkpoints', 14)
     assert (description['rollbacks'], description['skipped_in_a_row']) == (1, 0)
+
+
+@pytest.mark.slow
+def test_a_run_that_stops_when_a_rollback_is_due_makes_it_when_it_resumes(faulty, monkeypatch):
+    monkeypatch.setattr(Poisoned, 'bad', range(8, 11))  # step 12 would be a good one
+    straight = pretrain(config_from_values(faulty), progress=Quiet())
+    stopped = faulty | {'run_dir': faulty['run_dir'] + '-stopped'}
+    first, second = StoppedAt(10), Quiet()
+    pretrain(config_from_values(stopped), progress=first)
+    assert read_description(Path(stopped['run_dir']) / 'checkpoints', 11)['skipped_in_a_row'] == 3
+    result = pretrain(config_from_values(stopped), progress=second)
+    assert not [line for line in first.said if 'rolling back' in line]
+    assert [line for line in second.said if 'rolling back to step 6, continuing with batch 12' in line]
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(result.state), jax.device_get(straight.state))
 
 
 @register('data', 'without-them')

@@ -46,7 +46,7 @@ class StepMetrics:
 
     Attributes:
         last: the newest metrics that were logged.
-        skipped_in_a_row: the number of steps skipped in a row, up to the newest step that was read.
+        skipped_in_a_row: the number of steps skipped in a row, up to the newest step that was read or restored.
         tokens: of all steps up to that one.
         without_targets: the number of steps up to that one that had nothing to learn.
     """
@@ -62,7 +62,7 @@ class StepMetrics:
     ):
         self.clock = clock
         self.last: dict[str, float] = {}
-        self.skipped_in_a_row = 0
+        self.skipped_in_a_row = int(start.state.skipped_in_a_row)
         self.tokens, self.without_targets = _tokens_of(run, start), start.description.get('steps_without_targets', 0)
         self._run, self._log, self._progress, self._report = run, log, progress, report
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
