@@ -122,13 +122,13 @@ def test_one_stream_of_tokens_whatever_number_of_processes_resumes(values, docum
     np.testing.assert_allclose([x['loss'] for x in resumed], [x['loss'] for x in straight], rtol=1e-5)
 
 
-def run_together(config, run_dir, steps, n_processes, devices, record=None):
+def run_together(config, run_dir, steps, n_processes, devices, *options, record=None):
     shared = QUIET | {
         'JAX_COORDINATOR_ADDRESS': coordinator_address(), 'JAX_NUM_PROCESSES': str(n_processes),
         'JAX_NUM_CPU_DEVICES': str(devices // n_processes), 'PYTHONPATH': str(Path(__file__).parents[1]),
     }  # fmt: skip
     own = [{'JAX_PROCESS_ID': str(i), 'RECORD': f'{record}-{i}'} for i in range(n_processes)]
-    command = ['pretrax', 'train', str(config), f'run_dir={run_dir}', f'steps={steps}']
+    command = ['pretrax', 'train', str(config), f'run_dir={run_dir}', f'steps={steps}', *options]
     together = run_side_by_side([command] * n_processes, [shared | variables for variables in own])
     assert not any(process.returncode for process in together), '\n'.join(process.stderr for process in together)
     return [process.stdout for process in together]
