@@ -2,7 +2,8 @@
 
 Each run is the model of configs/mup.yaml at another width, for 200 steps, on text that is new in every step. The loss is that
 of the held-out text. Within a table, only the width, the learning rate and muP differ. Changes such as
-`model.embedding_multiplier=16 model.logit_multiplier=4` apply to every run: what muP transfers should be tuned at the base first.
+`model.embedding_multiplier=16 model.logit_multiplier=4` or `schedule.warmup=40` apply to every run: what muP transfers should be
+tuned at the base first.
 """
 
 import argparse
@@ -54,7 +55,8 @@ def _loss(width: int, rate: float, steps: int, optimizer: str, mup: bool, change
             f'model.n_heads={HEADS * grown}',
             f'model.n_kv_heads={HEADS * grown // 2}',
             f'model.d_ff={192 * grown}',
-            f'optimizer={{name: {optimizer}, learning_rate: {rate}}}',
+            f'optimizer.name={optimizer}',
+            f'optimizer.learning_rate={rate}',
             *([] if mup else ['model.mup=null']),
             *changes,
         ],

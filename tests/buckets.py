@@ -62,6 +62,7 @@ class BucketServer:
         environment: the variables that a client needs.
         faults: applied to requests, the first that matches.
         requests: method and decoded path of every request so far.
+        request: called before each request is passed on; if it raises an exception, the answer is 403.
     """
 
     scheme: str
@@ -69,6 +70,7 @@ class BucketServer:
     proxy: ThreadingHTTPServer
     faults: list[Fault] = field(default_factory=list)
     requests: list[tuple[str, str]] = field(default_factory=list)
+    request: Callable[[], None] = lambda: None
 
     @property
     def url(self) -> str:
@@ -128,6 +130,7 @@ class BucketServer:
 
     def reset(self) -> None:
         """Empties the bucket and forgets faults and requests."""
+        self.request = lambda: None
         self.faults.clear()
         self.requests.clear()
         for key in self.keys():
@@ -195,6 +198,11 @@ class _Handler(BaseHTTPRequestHandler):
         path = urllib.parse.unquote(self.path)
         body = self.rfile.read(int(self.headers.get('Content-Length') or 0))
         server.requests.append((self.command, path))
+        try:
+            server.request()
+        except BaseException:
+            self._answer(403, {}, b'injected')
+            return
         fault = self._fault(server, path)
         if fault is not None:
             if fault.act is not None:

@@ -26,8 +26,8 @@ def generate(arguments, directory, *, script=None, seconds=0.0, chat=False, max_
     run = types.SimpleNamespace(
         recipe=types.SimpleNamespace(model=model),
         source=types.SimpleNamespace(tokenizer=tokenizer),
-        mesh=None,
-    )
+        mesh=None, compute='f32',
+    )  # fmt: skip
     trained = types.SimpleNamespace(
         run=run, directory=directory / 'checkpoints', step=7, weights=lambda: None, end_tokens=(tokenizer.end_of_text,), length=256,
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """How pretrax talks to its user: reported lines, errors that the user can fix, and exit codes."""
 
+import errno
 import sys
 from collections.abc import Callable
 from typing import Any, TextIO
@@ -12,6 +13,20 @@ TRY_AGAIN = 75  # start the same command again to continue
 CONFIGURATION = 78  # what other programs use instead of 2 (EX_CONFIG in sysexits.h)
 
 MOST_LINES = 10
+
+# Errors of the system that a disk, a path or the permissions of a user cause, and no mistake of the program.
+OF_THE_SYSTEM = frozenset({
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM,
+    errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT,
+    errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EEXIST,
+})  # fmt: skip
+_FIXES = {
+    errno.ENOSPC: 'make room', errno.EDQUOT: 'make room', errno.EFBIG: 'raise the limit of the shell (ulimit -f)',
+    errno.EROFS: 'mount the file system so that it can be written', errno.EACCES: 'change its permissions',
+    errno.EPERM: 'change its permissions', errno.EIO: 'look at the disk or the file server (dmesg)',
+    errno.ESTALE: 'mount the file system again', errno.ENOTCONN: 'mount the file system again',
+    errno.ETIMEDOUT: 'look at the file server',
+}  # fmt: skip
 
 
 class UserError(ValueError):
@@ -31,6 +46,12 @@ class UnavailableError(UserError):
     """A service that a run needs did not answer for a long time; the same command may succeed later."""
 
     exit_code = TRY_AGAIN
+
+
+def disk_fix(error: OSError) -> str:
+    """What a user can do about an error of `OF_THE_SYSTEM`: 'make room, or use another directory'."""
+    fix = _FIXES.get(error.errno or 0)
+    return f'{fix}, or use another directory' if fix else 'use another path'
 
 
 _CONTROLS = (*range(32), *range(127, 160))

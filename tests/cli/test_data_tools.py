@@ -2,7 +2,9 @@
 code 2 and at most ten lines."""
 
 import json
+import os
 import re
+import subprocess
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -242,3 +244,23 @@ def test_tools_work_in_buckets(run, tmp_path, s3, monkeypatch):
     s3.fault(match='encoded_tokens/c', times=float('inf'), status=503)
     code, _, err = run('verify', f'{s3.url}/a')
     assert (code, f'{s3.url}/a/train/encoded_tokens/c/0: cannot be read' in err) == (75, True), err
+
+
+def test_a_full_disk_is_named(run, tmp_path):
+    """TensorStore, NumPy and the writes of Python report it in three ways."""
+    flat(tmp_path / 'tokens')
+    disk = tmp_path / 'disk'
+    disk.mkdir()
+    mount = ['mount', '-t', 'tmpfs', '-o', 'size=32k', 'tmpfs', disk]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip('only root can mount a file system')
+    try:
+        with (disk / 'filler').open('wb', buffering=0) as filler, pytest.raises(OSError, match='No space left'):
+            while True:
+                filler.write(bytes(1 << 12))
+        for verb in (['split', '--fraction', '0.5'], ['shuffle'], ['convert', '--to', 'nanogpt']):
+            code, _, said = run(verb[0], tmp_path / 'tokens', *verb[1:], '--out', disk / 'out')
+            assert (code, said.strip()) == (2, f'{disk}/out: cannot write the tokens: No space left on device')
+        assert os.listdir(disk) == ['filler']
+    finally:
+        subprocess.run(['umount', '-l', disk], check=True)

@@ -10,7 +10,7 @@ from launched import BASE, PATIENCE, PRETRAX, environment
 from pretrax.cli import main
 from pretrax.errors import UserError
 from pretrax.launch.scaling_file import read_scaling, steps_of
-from pretrax.view.scaling.points import read_table
+from pretrax.view.scaling.points import matching, read_table
 
 
 def write_points(path, noise=0.0):
@@ -104,3 +104,11 @@ def test_a_grid_is_trained_and_fitted_and_the_runs_can_be_read_again(tmp_path):
         assert distance <= of_step / 2  # the nearest whole number of steps
     assert done.returncode in (0, 2), done.stderr  # so small a grid need not determine a fit
     assert 'Traceback' not in done.stderr
+
+
+def test_the_name_of_a_run_may_have_brackets(tmp_path):
+    for name in ('a [1]', 'a 1', 'b'):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / 'metrics.jsonl').write_text('')
+    assert matching(tmp_path, ['a [1]']) == [tmp_path / 'a [1]']
+    assert matching(tmp_path, ['a*', f'{tmp_path}/b']) == [tmp_path / 'a 1', tmp_path / 'a [1]', tmp_path / 'b']

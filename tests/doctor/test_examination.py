@@ -24,7 +24,7 @@ def test_a_check_that_hangs_is_a_failure_and_the_others_run(monkeypatch):
         yield Finding('cores', '2')
 
     monkeypatch.setattr(examination, 'MACHINE', (run_directory, cores))
-    found = examination.of_machine(Place(None, seconds=4.0))
+    found = examination.examine_machine(Place(None, seconds=4.0))
     assert [(one.check, one.status) for one in found] == [('run directory', 'failure'), ('cores', 'ok')]
 
 

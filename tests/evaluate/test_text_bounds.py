@@ -71,7 +71,7 @@ def test_scores_over_http_are_those_of_the_hf_backend(model, tmp_path):
 
     directory, golden = model
     import_checkpoint(str(directory), str(tmp_path / 'run'))
-    command = [sys.executable, '-m', 'pretrax', 'serve', str(tmp_path / 'run'), '--port', '0', '--dtype', 'f32']
+    command = [sys.executable, '-m', 'pretrax', 'serve', str(tmp_path / 'run'), '--port', '0']
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

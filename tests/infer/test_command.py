@@ -1,6 +1,7 @@
 """`pretrax generate`: text from a run or one of its checkpoints, whatever the devices that wrote it."""
 
 import pty
+import re
 import sys
 import tty
 import types
@@ -10,7 +11,8 @@ import pytest
 from pretrax import config_from_values, pretrain
 from pretrax.cli import main
 from pretrax.infer.sample import sample
-from runs import Quiet
+from pretrax.run.trained import open_trained
+from runs import BIGRAM, Quiet
 
 
 def test_text_of_a_run_and_of_a_checkpoint(values, tmp_path, capsys):
@@ -28,6 +30,22 @@ def test_text_of_a_run_and_of_a_checkpoint(values, tmp_path, capsys):
     assert text_of(['generate', str(run / 'checkpoints'), *flags], capsys) == newest
     assert text_of(['generate', str(run / 'checkpoints' / '6'), *flags], capsys) == newest
     assert text_of(['generate', str(run / 'checkpoints' / '3'), *flags], capsys) != newest
+
+
+@pytest.mark.slow
+def test_on_cpus_a_model_computes_in_f32_unless_a_flag_chooses_another_dtype(values, tmp_path, capsys):
+    pretrain(
+        config_from_values(values | {'model': BIGRAM, 'steps': 2, 'precision': {'compute': 'bf16'}}), progress=Quiet()
+    )
+    run = str(tmp_path / 'run')
+    for flags, expected in ([], 'f32'), (['--dtype', 'bf16'], 'bf16'):
+        assert open_trained(run, dtype=flags[-1] if flags else None).run.compute == expected
+        for command in ['generate', run, '--tokens', '2'], ['eval', run, '--tasks', 'cloze', '--limit', '1']:
+            with pytest.raises(SystemExit) as ended:
+                main([*command, *flags])
+            said = capsys.readouterr().err
+            assert not ended.value.code, said
+            assert re.search(rf'compute[ds] in {expected}\b', said)
 
 
 @pytest.mark.slow

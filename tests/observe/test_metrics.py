@@ -143,8 +143,11 @@ def test_a_full_disk_is_reported_and_lines_are_kept_until_there_is_space(path):
         'limit = resource.getrlimit(resource.RLIMIT_FSIZE)\n'
         'resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))\n'
         'for step in range(1, 100): log.write({"step": step, "loss": 1.0})\n'
+        'resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))\n'
+        'if sys.argv[2].isdigit(): log.rewind(int(sys.argv[2]))\n'
         'resource.setrlimit(resource.RLIMIT_FSIZE, limit)\n'
         'if sys.argv[2] == "room": log.write({"step": 100, "loss": 1.0})\n'
+        'if sys.argv[2].isdigit(): log.write({"step": int(sys.argv[2]) + 1, "loss": 1.0})\n'
         'log.close()\n'
     )
 
@@ -156,15 +159,23 @@ def test_a_full_disk_is_reported_and_lines_are_kept_until_there_is_space(path):
 
     out = out_of('no room')
     whole = path.read_bytes().count(b'\n')
-    assert out.count('WARNING: cannot write') == 99 - whole  # the line that was cut is the first one that is told
+    assert 99 - whole >= 32  # lines that wait: reported at first, and each time when twice as many bytes wait
+    assert 5 <= out.count('WARNING: cannot write') <= 7
     assert 'File too large. Training continues' in out
     assert 'bytes of metrics could not be written' in out
     MetricsLog(path, resumed_step=100, say=lambda _: None).close()
     assert [record['step'] for record in read_metrics(path)] == list(range(1, whole + 1))
 
     path.unlink()
-    assert 'could not be written' not in out_of('room')
+    out = out_of('room')
+    assert 'could not be written' not in out
+    assert out.endswith(f'{path} is written again\n')
     assert [record['step'] for record in read_metrics(path)] == list(range(1, 101))
+
+    for step in (60, 20):  # among the lines that wait, and among those that are written
+        path.unlink()
+        out_of(f'{step}')
+        assert [record['step'] for record in read_metrics(path)] == list(range(1, step + 2))
 
 
 def test_a_removed_file_is_created_again(path):

@@ -4,8 +4,10 @@ Training goes on, every attempt to save is told, and no directory ever looks lik
 """
 
 import concurrent.futures
+import fcntl
 import os
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 
@@ -105,7 +107,7 @@ def test_a_disk_that_is_full_for_a_while(disk, losses):
     progress, steps = trained(run, events, losses)
     assert steps_in(run / 'checkpoints') == [10, 40]
     assert len(progress.refused()) == 2  # of steps 20 and 30
-    assert all('No space left' in line or 'ENOSPC' in line or 'esource' in line for line in progress.refused())
+    assert all('/checkpoints: No space left on device. Training' in line for line in progress.refused())
     assert sum('bytes of metrics wait in memory' in line for line in progress.said) >= 4
     assert steps == list(range(1, 41))  # what waited is there
     assert {entry.suffix for entry in (run / 'checkpoints').iterdir()} == {''}
@@ -113,14 +115,16 @@ def test_a_disk_that_is_full_for_a_while(disk, losses):
 
 def test_a_disk_that_is_full_from_the_start_is_reported(disk):
     fill(disk)
-    with pytest.raises(UserError, match=r'run_dir: .* cannot be written: No space left on device'):
+    with pytest.raises(UserError, match=r'run_dir: .* cannot be used: No space left on device'):
         pretrain(config_from_values(VALUES | {'run_dir': str(disk / 'run')}), progress=Quiet())
 
 
 def test_a_disk_that_stays_full_is_an_error_and_the_same_command_resumes(disk, losses):
     run = disk / 'run'
     progress = During({13: lambda: fill(disk)})
-    with pytest.raises(UserError, match='the state of step 40 is not saved\nmake room'):
+    with pytest.raises(
+        UserError, match=r'the state of step 40 is not saved: /.*/run/checkpoints: No space left on device\nmake room'
+    ):
         pretrain(config_from_values(VALUES | {'run_dir': str(run)}), progress=progress)
     assert len(progress.refused()) == 3
     assert steps_in(run / 'checkpoints') == [10]
@@ -144,6 +148,66 @@ def test_a_directory_that_becomes_read_only(disk, tmp_path, losses):
     assert len(progress.refused()) == 2
     assert all('Read-only file system' in line for line in progress.refused())
     assert [line['loss'] for line in read_metrics(run / 'metrics.jsonl')] == losses
+
+
+@pytest.fixture
+def ext4(tmp_path):
+    """A function that mounts a file system of its own with a journal, also again after it failed."""
+    place, image = tmp_path / 'ext4', tmp_path / 'image'
+    place.mkdir()
+    image.write_bytes(b'')
+    os.truncate(image, 32 << 20)
+    is_made = shutil.which('mkfs.ext4') and not subprocess.run(['mkfs.ext4', '-q', image]).returncode
+
+    def mount():
+        subprocess.run(['umount', '-q', place])
+        mounted = is_made and not subprocess.run(['mount', '-o', 'loop', image, place], capture_output=True).returncode
+        if not mounted:
+            pytest.skip('needs ext4 on a loop device, and root')
+        return place
+
+    yield mount
+    subprocess.run(['umount', '-q', '-l', place])
+
+
+def abort(place):
+    """What ext4 does itself after an error of the disk: it becomes read-only, although files are open."""
+    subprocess.run(['mount', '-o', 'remount,abort', place], check=True)
+
+
+def shut_down(place):
+    """What a disk does that was pulled out: every request is an error (EXT4_IOC_SHUTDOWN, without the journal)."""
+    descriptor = os.open(place, os.O_RDONLY)
+    try:
+        fcntl.ioctl(descriptor, 0x8004587D, struct.pack('I', 2))
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('fail', 'reason'), [(abort, 'Read-only file system'), (shut_down, 'Input/output error')], ids=['EROFS', 'EIO']
+)
+def test_a_disk_that_fails_while_files_are_open(ext4, losses, fail, reason):
+    """The run ends with the reason; once the disk is back, the same command computes what a run without the failure does."""
+    run = ext4() / 'run'
+    progress = During({23: lambda: fail(run.parent)})
+    with pytest.raises(UserError) as end:
+        pretrain(config_from_values(VALUES | {'run_dir': str(run)}), progress=progress)
+    first, fix = str(end.value).splitlines()
+    assert first == f'the state of step 40 is not saved: {run}/checkpoints: {reason}'
+    assert fix.startswith('make room, or make the disk writable again, and run the same command again')
+    assert len(progress.refused()) == 2  # of steps 30 and 40
+    assert (
+        1 <= sum(line.startswith(f'WARNING: cannot write {run}/metrics.jsonl: {reason}') for line in progress.said) <= 6
+    )
+    with pytest.raises(UserError, match=f'run_dir: .* cannot be used: {reason}') as start:
+        pretrain(config_from_values(VALUES | {'run_dir': str(run)}), progress=Quiet())
+    assert len(str(start.value).splitlines()) == 2
+    ext4()
+    resumed, steps = trained(run, {}, losses)
+    assert any('resuming from step 20' in line for line in resumed.said)
+    assert steps[-20:] == list(range(21, 41))
 
 
 def test_a_directory_that_vanishes_is_created_again(tmp_path, losses):
@@ -173,6 +237,6 @@ def test_an_unreadable_run_directory_is_reported(disk):
     run = disk / 'run'
     run.mkdir()
     subprocess.run(['mount', '-o', 'remount,ro', disk], check=True)
-    with pytest.raises(UserError, match=r'run_dir: .* cannot be written: Read-only file system'):
+    with pytest.raises(UserError, match=r'run_dir: .* cannot be used: Read-only file system'):
         pretrain(config_from_values(VALUES | {'run_dir': str(run)}), progress=Quiet())
     assert not Path(run / 'checkpoints').exists()

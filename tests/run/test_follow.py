@@ -1,4 +1,4 @@
-"""Following a run: its newest checkpoint is used, also after a rollback, and one that cannot be read is left out."""
+"""Following a run: its newest checkpoint is used, also after a rollback or a removal; one that does not fit is left out."""
 
 import dataclasses
 import threading
@@ -14,6 +14,10 @@ class Trained:
     step: int
     directory: str = 'run/checkpoints'
 
+    @property
+    def description(self):
+        return {'config': {'model': {'n_layers': 2}}, 'tokenizer': 'another' if self.step == 7 else 'ours'}
+
     def at(self, step):
         return Trained(step)
 
@@ -24,7 +28,9 @@ class Trained:
 
 
 def test_the_newest_checkpoint_is_used_unless_it_cannot_be_read(monkeypatch):
-    looks = iter([[2], [], [2, 3], [2, 3, 4], [2, 3, 4], [2, 3, 4, 5], [2], OSError('disk'), [2, 6]])
+    looks = iter([
+        [2], [], [2, 3], [2, 3, 4], [2, 3, 4], [2, 3, 4, 5], [2], OSError('disk'), [2, 6], [], [], [6], [6, 7], [6, 8],
+    ])  # fmt: skip
     stop, used, reported = threading.Event(), [], []
 
     def steps_in(directory):
@@ -32,7 +38,7 @@ def test_the_newest_checkpoint_is_used_unless_it_cannot_be_read(monkeypatch):
         found = next(looks, None)
         if found is None:
             stop.set()
-            return []
+            return [8]
         if isinstance(found, OSError):
             raise found
         return found
@@ -40,7 +46,11 @@ def test_the_newest_checkpoint_is_used_unless_it_cannot_be_read(monkeypatch):
     monkeypatch.setattr(module, 'steps_in', steps_in)
     monkeypatch.setattr(module, 'POLL_SECONDS', 0.001)
     follow(Trained(2), lambda weights, step: used.append((weights, step)), reported.append, stop)
-    assert used == [(f'weights {step}', step) for step in (3, 5, 2, 6)]
-    assert reported == [
-        'run/checkpoints: cannot follow: weights.0: No such file or directory', 'run/checkpoints: cannot follow: disk',
-    ]  # fmt: skip
+    assert used == [(f'weights {step}', step) for step in (3, 5, 2, 6, 6, 8)]
+    assert [line.removeprefix('run/checkpoints: cannot follow: ') for line in reported] == [
+        'it has no checkpoint now; the weights of step 2 stay in use',
+        'weights.0: No such file or directory',
+        'disk',
+        'it has no checkpoint now; the weights of step 6 stay in use',  # once for two looks
+        'step 7 has another tokenizer; the weights of step 6 stay in use',
+    ]

@@ -111,4 +111,6 @@ def test_a_cut_that_lasts_ends_both_processes_with_the_code_for_a_restart(tmp_pa
         run.cut()
         codes = [process.wait(PATIENCE) for process in run.processes]
     assert codes == [75, 75], run.said(0) + run.said(1)
-    print(run.said(0), run.said(1))
+    assert 'unhealthy (stopped sending heartbeats):\n1\n' in run.said(0)
+    for number in (0, 1):
+        assert 'the machines: processes 0 (machine-a) and 1 (machine-b)\n' in run.said(number)

@@ -1,10 +1,12 @@
 """A run whose directory is in a bucket, on a real server: it trains as on a disk, and survives what happens to buckets."""
 
+from pathlib import Path
+
 import pytest
 
 from pretrax import config_from_values, pretrain
 from pretrax.checkpoint import steps_in
-from pretrax.errors import UserError
+from pretrax.errors import UnavailableError, UserError
 from pretrax.observe.attempts import read_attempts
 from pretrax.observe.metrics import read_metrics
 from pretrax.run.directory import local_directory
@@ -139,3 +141,46 @@ def test_a_run_that_is_copied_to_a_bucket_or_to_a_disk_goes_on(s3, small, remote
     pretrain(config_from_values(copied), progress=Quiet())
     assert [without_clock(line) for line in lines_of(copied)] == straight
     assert steps_in(tmp_path / 'b' / 'checkpoints') == [2, 4, 6]
+
+
+@pytest.mark.slow
+def test_credentials_that_are_never_renewed_end_the_run_which_continues_with_new_ones(s3, small, remote, monkeypatch):
+    pretrain(config_from_values(small), progress=Quiet())
+    monkeypatch.setenv('PRETRAX_STORAGE_RETRY_SECONDS', '0')
+    expire = At(3, lambda: s3.fault(times=float('inf'), status=401))
+    with pytest.raises(UnavailableError, match='the state of step 6 is not saved\nrun the same command again'):
+        pretrain(config_from_values(remote), progress=expire)
+    assert [line for line in expire.said if line.startswith('WARNING: no checkpoint could be written to s3://')]
+    assert [line for line in expire.said if '401' in line], expire.said
+    s3.faults.clear()
+    assert 6 not in steps_in(BucketPath(remote['run_dir']) / 'checkpoints')
+    pretrain(config_from_values(remote), progress=Quiet())
+    assert losses(remote['run_dir']) == [without_clock(line) for line in lines_of(small)]
+
+
+@pytest.mark.slow
+def test_a_run_moves_from_a_bucket_to_a_disk_and_from_a_disk_to_a_bucket(s3, small, remote, tmp_path):
+    """Its objects and files are copied by a tool that knows nothing of runs."""
+    reference = small | {'run_dir': str(tmp_path / 'reference')}
+    pretrain(config_from_values(reference), progress=Quiet())
+    expected = [without_clock(line) for line in lines_of(reference)]
+
+    pretrain(config_from_values(remote), progress=StoppedAt(3))
+    for key in s3.keys('runs/a/'):
+        file = tmp_path / 'moved' / key.removeprefix('runs/a/')
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(s3.content(key))
+    moved = remote | {'run_dir': str(tmp_path / 'moved')}
+    pretrain(config_from_values(moved), progress=Quiet())
+    assert [without_clock(line) for line in lines_of(moved)] == expected
+    assert [event['step'] for event in read_attempts(tmp_path / 'moved') if event['event'] == 'began'] == [0, 4]
+
+    pretrain(config_from_values(small), progress=StoppedAt(3))
+    for file in Path(small['run_dir']).rglob('*'):
+        if file.is_file():
+            s3.put(f'runs/b/{file.relative_to(small["run_dir"])}', file.read_bytes())
+    back = remote | {'run_dir': f'{s3.url}/runs/b'}
+    pretrain(config_from_values(back), progress=Quiet())
+    assert losses(back['run_dir']) == expected
+    events = read_attempts(local_directory(BucketPath(back['run_dir'])))
+    assert [event['step'] for event in events if event['event'] == 'began'] == [0, 4]

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from checkpoint.test_keep import Memory
+from interleaved import interleavings
 from pretrax.observe.metrics import MetricsLog, read_metrics
 from pretrax.storage import BucketPath, mirror
 from pretrax.storage.lease import LostError
@@ -286,6 +287,35 @@ def test_a_mirror_that_was_stopped_at_any_request_changes_nothing_for_its_succes
             break
         assert seen[0] == seen[1] == [b'11112bbbb', b'bbbbb', b'bbbbb'], stop
     assert stop > 20
+
+
+def test_a_log_that_was_copied_from_a_disk_survives_a_kill_at_any_request(tmp_path, monkeypatch):
+    """The next machine has every line once, and removes the copied object."""
+    memory = Memory()
+    monkeypatch.setattr('pretrax.storage.bucket_path.open_bucket', lambda scheme, name: memory)
+    remote, machines = BucketPath('s3://bucket/run'), itertools.count()
+
+    def train(line):
+        local = tmp_path / str(next(machines))
+        local.mkdir()
+        one = Mirror(local, remote, lease('1'), print)
+        one.fetch(lease('1'))
+        with (local / 'metrics.jsonl').open('a') as log:
+            log.write(line)
+        one.upload()
+        return True
+
+    def first(request):
+        memory.objects = {'run/metrics.jsonl': b'copied\n'}
+        memory.request = request
+        return train('first\n')
+
+    for stop, _, _, found, _ in interleavings(
+        memory, first, lambda: train('second\n'), lambda: content(remote / 'metrics.jsonl'), kills=True
+    ):
+        assert found in (b'copied\nsecond\n', b'copied\nfirst\nsecond\n'), stop
+        assert 'run/metrics.jsonl' not in memory.objects, stop
+    assert stop > 5
 
 
 def test_a_log_that_grows_is_followed_through_its_parts(tmp_path, monkeypatch):

@@ -24,6 +24,7 @@ def test_a_directory_is_uploaded_with_its_manifest_last(bucket):
     keys = bucket.keys()
     assert {key.removeprefix('run/'): bucket.content(key) for key in keys} == FILES
     written = [path for method, path in bucket.requests if method in ('PUT', 'POST')]
+    assert '.unfinished' in written[0]
     assert 'manifest.json' in written[-1]
     with read_directory(place) as copy:
         assert {name: (copy / name).read_bytes() for name in FILES} == FILES

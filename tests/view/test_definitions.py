@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from pretrax.model.statistics import HeadStatistics, LayerStatistics
-from pretrax.train.layer_statistics import of_weights
+from pretrax.train.layer_statistics import weight_statistics
 from pretrax.view.definitions import LAYER_DEFINITIONS, definition_of, definition_of_statistic
 from small import LLAMA, transformer
 
@@ -13,7 +13,7 @@ from small import LLAMA, transformer
 def test_every_statistic_that_is_written_has_a_definition():
     written = {field.name for part in (LayerStatistics, HeadStatistics) for field in dataclasses.fields(part)}
     weights, arch = {'layers': {'q': np.ones((2, 3))}, 'embed': np.ones(4)}, transformer(LLAMA).arch
-    written |= {name.partition('/')[0] for name in of_weights(weights, weights, weights, arch)}
+    written |= {name.partition('/')[0] for name in weight_statistics(weights, weights, weights, arch)}
     assert written == set(LAYER_DEFINITIONS)
     assert definition_of_statistic('gradient_norm/q').name == 'gradient norm of q'
 

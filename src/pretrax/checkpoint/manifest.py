@@ -40,6 +40,17 @@ class DamagedError(UserError):
     """A checkpoint differs from what was written."""
 
 
+def unreadable(place: AnyPath, error: OSError) -> DamagedError:
+    """The error for a checkpoint with a file that cannot be read. Raises UserError or OSError as `raise_if_unreachable`."""
+    raise_if_unreachable(place, error)
+    if isinstance(place, pathlib.Path) and not place.is_dir():  # its run has newer ones, or somebody deleted it
+        return DamagedError(
+            f'there is no checkpoint {place} now: it may have been removed\nrun the same command again; '
+            'a larger checkpoint.keep of its run leaves more time to read'
+        )
+    return DamagedError(f'the checkpoint {place} cannot be read\n{error.filename}: {error.strerror}')
+
+
 LARGEST_ARRAY = 1 << 52  # numbers; a larger one is damage, and no arithmetic on it overflows
 
 
@@ -155,6 +166,8 @@ def read_manifest(directory: AnyPath, step: int) -> Manifest:
         said = content.pop('manifest_xxh3')
         manifest = Manifest.model_validate(content)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        if isinstance(error, OSError) and not path.parent.is_dir():
+            raise unreadable(path.parent, error) from error
         if isinstance(error, OSError):
             raise_if_unreachable(path, error)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -317,5 +330,4 @@ def _digests(place: AnyPath, sizes: Mapping[str, int], sync: bool = False) -> di
     except OSError as error:
         if sync:
             raise  # raised while writing
-        raise_if_unreachable(place, error)
-        raise DamagedError(f'the checkpoint {place} cannot be read\n{error.filename}: {error.strerror}') from error
+        raise unreadable(place, error) from error

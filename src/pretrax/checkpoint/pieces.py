@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pretrax.checkpoint.chunks import Chunks, Index, overlap, within
-from pretrax.checkpoint.files import raise_if_unreachable
-from pretrax.checkpoint.manifest import STATE, DamagedError, check_sizes, is_training_only, verify
+from pretrax.checkpoint.manifest import STATE, DamagedError, check_sizes, is_training_only, unreadable, verify
 from pretrax.storage import AnyPath, BucketPath
 
 _THREADS = 8
@@ -65,10 +64,7 @@ class CheckpointArrays:
             else:
                 self._read_objects(self._objects, chunks, index, values)
         except OSError as error:
-            raise_if_unreachable(self.place, error)
-            raise DamagedError(
-                f'the checkpoint {self.place} cannot be read\n{error.filename}: {error.strerror}'
-            ) from error
+            raise unreadable(self.place, error) from error
         return values
 
     def _read_objects(self, recent: '_Recent', chunks: Chunks, index: Index, values: np.ndarray) -> None:

@@ -20,7 +20,6 @@ import numpy as np
 
 from pretrax.checkpoint.agreement import agree, broadcast
 from pretrax.checkpoint.chunks import Chunks, Index, check_file, overlap
-from pretrax.checkpoint.files import raise_if_unreachable
 from pretrax.checkpoint.keep import has_finite_state, is_good
 from pretrax.checkpoint.manifest import (
     STATE,
@@ -34,6 +33,7 @@ from pretrax.checkpoint.manifest import (
     read_manifest,
     shape_text,
     steps_in,
+    unreadable,
 )
 from pretrax.errors import UserError
 from pretrax.storage import AnyPath
@@ -169,8 +169,7 @@ def _read_arrays(place: AnyPath, manifest: Manifest, like: Any) -> Any:
             for other in others:
                 other.result()
         except OSError as error:
-            raise_if_unreachable(place, error)
-            raise DamagedError(f'the checkpoint {place} cannot be read\n{error.filename}: {error.strerror}') from error
+            raise unreadable(place, error) from error
         finally:
             pool.shutdown(cancel_futures=True)
     return jax.tree.unflatten(structure, arrays)

@@ -18,8 +18,9 @@ from pretrax.checkpoint.bucket import Bucket
 from pretrax.checkpoint.directory import Directory
 from pretrax.checkpoint.keep import Keep
 from pretrax.checkpoint.manifest import Array, DamagedError, File, named_arrays, read_description
-from pretrax.errors import UnavailableError, UserError
+from pretrax.errors import OF_THE_SYSTEM, UnavailableError, UserError
 from pretrax.storage import AnyPath, BucketPath
+from pretrax.storage.connection import BucketError, as_os_error
 
 _EXISTS = 'there is one'
 
@@ -40,6 +41,7 @@ class Checkpoints:
 
     Attributes:
         saved: the newest step that was written, or that had been written before.
+        problem: why the last save that failed did; '': none did.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Checkpoints:
     ):
         self.directory = directory.absolute()
         self.saved: int | None = None
+        self.problem = ''
         self._keep = Keep(keep) if isinstance(keep, int) else keep
         self._record, self._before_publish = record, before_publish
         token = broadcast('begin', secrets.token_hex(4))
@@ -187,6 +190,7 @@ class Checkpoints:
     def _failed(self, step: int, problem: str) -> SaveError:
         if jax.process_index() == 0:
             self._place.discard(step)
+        self.problem = problem
         return SaveError(f'no checkpoint could be written to {self.directory}: {problem}')
 
     def _clean_up(self, saved: int) -> None:
@@ -213,5 +217,8 @@ def _in_first_process(about: str, work: Callable[[], str | None]) -> str:
 
 
 def _one_line(error: Exception) -> str:
+    found = error if isinstance(error, OSError) else as_os_error(error, '')
+    if found.errno in OF_THE_SYSTEM and not isinstance(found, BucketError):
+        return str(found.strerror)
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     return text if len(text) <= 300 else f'{text[:150]} ... {text[-150:]}'  # paths are long, and the cause comes last

@@ -6,7 +6,6 @@ keeps its traceback.
 """
 
 import contextlib
-import errno
 import importlib
 import os
 import re
@@ -18,14 +17,9 @@ import typer
 
 from pretrax import __version__
 from pretrax.cli._verbs import Group
-from pretrax.errors import MISTAKE, TRY_AGAIN, PrintableStream, UserError, printable
+from pretrax.errors import MISTAKE, OF_THE_SYSTEM, TRY_AGAIN, PrintableStream, UserError, disk_fix, printable
 from pretrax.machine.accelerators import skip_absent_accelerators
 from pretrax.machine.process_memory import ask_for_kept_memory
-
-# Of a path, a user or a disk, not of the program.
-_OF_THE_SYSTEM = (
-    errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT,
-)  # fmt: skip
 
 _WITH_JAX = (['train'], ['compile'], ['doctor'], ['eval'], ['generate'], ['serve'])  # verbs that compute
 
@@ -51,10 +45,12 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except OSError as error:
         in_bucket = str(error.filename).startswith(('gs://', 's3://'))
-        if not in_bucket and (error.errno not in _OF_THE_SYSTEM or error.filename is None):
+        if not in_bucket and error.errno not in OF_THE_SYSTEM:
             raise
-        shown = str(error.filename) if in_bucket else str(error.filename)[:100]
-        print(printable(f'{shown}: {error.strerror}'), file=sys.stderr)
+        path = error.filename2 or error.filename or 'a file or standard output'  # filename2: the copy of a file
+        shown = str(path) if in_bucket else str(path)[:100]
+        fix = '' if in_bucket else f'\n{disk_fix(error)}'
+        print(printable(f'{shown}: {error.strerror}{fix}'), file=sys.stderr)
         sys.exit(TRY_AGAIN if getattr(error, 'is_temporary', False) else MISTAKE)
 
 

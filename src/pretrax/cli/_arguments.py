@@ -37,7 +37,7 @@ Dtype = Annotated[
     typer.Option(
         '--dtype',
         metavar='DTYPE',
-        help='Dtype of activations and matrix products: f32, bf16 or fp16. [default: as in training; eval on CPUs: f32]',
+        help='Dtype of activations and matrix products: f32, bf16 or fp16. [default: on CPUs f32, else as in training]',
     ),
 ]
 Plugins = Annotated[

@@ -43,7 +43,7 @@ def chat_with(
     if sys.stdin.isatty():
         print(f'{model.name}: {HELP}', file=sys.stderr)
     messages: list[dict[str, str]] = []
-    answers, speed = 0, Speed()
+    answers, speed = 0, Speed(model)
     while (message := _read_message()) is not None:
         if message == '/quit':
             break

@@ -28,18 +28,12 @@ class Reading(NamedTuple):
     Attributes:
         batch_tokens: in a batch on each device.
         max_length: tokens that are read at once; None: `Trained.length`.
-        dtype: of activations and matrix products; None: f32 on CPUs, elsewhere that of the run.
+        dtype: as in `open_trained`.
     """
 
     batch_tokens: int
     max_length: int | None = None
     dtype: str | None = None
-
-    @property
-    def compute(self) -> str | None:
-        import jax
-
-        return self.dtype or ('f32' if jax.default_backend() == 'cpu' else None)
 
 
 def evaluate_models(
@@ -67,7 +61,7 @@ def models_at(path: str, reading: Reading, all_checkpoints: bool) -> Iterator[tu
     from pretrax.run.trained import open_trained
 
     with _imported(path) as run_path:
-        trained = open_trained(run_path, dtype=reading.compute)
+        trained = open_trained(run_path, dtype=reading.dtype)
         run_name = Path(path).name if run_path != path else trained.directory.parent.name
         steps = [trained.step]
         if all_checkpoints:
@@ -87,6 +81,7 @@ def _used(model: LanguageModel | None, trained: 'Trained', weights: Any, reading
         model.use(weights)
         return model
     run = trained.run
+    _report(f'{trained.directory.parent.name}: computes in {run.compute}')
     return LanguageModel(
         run.recipe.model, weights, getattr(run.source, 'tokenizer', None),
         length=reading.max_length or trained.length, end=trained.end_tokens, batch_tokens=reading.batch_tokens,
@@ -120,7 +115,7 @@ def follow(
         new = [step for step in steps_in(directory) if step not in done]
         for step in new:
             try:
-                trained = open_trained(str(directory / str(step)), dtype=reading.compute)
+                trained = open_trained(str(directory / str(step)), dtype=reading.dtype)
                 weights = trained.weights()
             except UserError:
                 if step in steps_in(directory):

@@ -25,6 +25,7 @@ class LoadedModel:
         max_length: the most tokens that it can read, or None.
         length: tokens of an import's own length, or of a sequence in training.
         end: tokens that end a text.
+        compute: dtype of activations and matrix products.
     """
 
     def __init__(self, path: str, plugins: Sequence[str] | None, template: str | None = None, dtype: str | None = None):
@@ -39,6 +40,7 @@ class LoadedModel:
         self.max_length: int | None = run.recipe.model.max_length
         self.length: int = self._trained.length
         self.end = self._trained.end_tokens
+        self.compute = run.compute
         self._template = template
         self.name = f'{self._trained.directory.parent}, step {self._trained.step}'
 
@@ -85,16 +87,17 @@ class LoadedModel:
 
 
 class Speed:
-    """Counts tokens, and prints how many a second there were."""
+    """Counts the tokens of a model, and prints how many a second there were."""
 
-    def __init__(self):
+    def __init__(self, model: LoadedModel):
+        self._compute = model.compute
         self._began = time.perf_counter()
         self.prompt_tokens = self.tokens = 0
 
     def report(self) -> None:
         seconds = max(time.perf_counter() - self._began, 1e-9)
         print(
-            f'{self.tokens:,} tokens in {seconds:.1f} s, compilation included: {self.tokens / seconds:,.1f} tokens/s, '
+            f'{self.tokens:,} tokens in {seconds:.1f} s, compilation included, computed in {self._compute}: {self.tokens / seconds:,.1f} tokens/s, '
             f'{self.prompt_tokens / seconds:,.1f} prompt tokens/s',
             file=sys.stderr,
         )

@@ -2,6 +2,7 @@
 
 from pretrax.errors import UserError
 from pretrax.storage import locate
+from pretrax.storage.whole_file import write_whole
 
 
 def write_output(out: str, content: str | bytes) -> None:
@@ -9,6 +10,6 @@ def write_output(out: str, content: str | bytes) -> None:
     path = locate(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        write_whole(path, content if isinstance(content, bytes) else content.encode())
     except OSError as error:
         raise UserError(f'cannot write {out}: {error.strerror}') from error

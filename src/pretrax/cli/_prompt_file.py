@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import json
 import math
+import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from pretrax.cli._loaded_model import LoadedModel, Speed
 from pretrax.errors import UserError
 from pretrax.machine.locks import lock
-from pretrax.storage import AnyPath, locate
+from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.storage.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -102,8 +103,8 @@ def answer_file(load: Callable[[], LoadedModel], prompts: str, out: str, wanted:
         raise UserError(f'{target} exists\nremove it, or give another --out')
     model = load()
     asked, records = _requests(lines, model, str(source))
-    digest = hashlib.sha256(content + repr((model.name, wanted)).encode()).hexdigest()
-    speed = Speed()
+    digest = hashlib.sha256(content + repr((model.name, model.compute, wanted)).encode()).hexdigest()
+    speed = Speed(model)
     with _answers(target, f'{model.name}, {source}', digest) as answers:
         rest = asked[answers.count :]
         if answers.count:
@@ -259,7 +260,7 @@ class _InBucket:
 
     count = 0
 
-    def __init__(self, target: AnyPath):
+    def __init__(self, target: BucketPath):
         self._target = target
         self._lines: list[bytes] = []
 
@@ -267,7 +268,13 @@ class _InBucket:
         self._lines.append(_line(record))
 
     def finish(self) -> None:
-        write_whole(self._target, b''.join(self._lines))
+        content = b''.join(self._lines)
+        if not self._target.create(content):
+            own = self._target.with_name(f'{self._target.name}.{secrets.token_hex(4)}')
+            own.create(content)
+            raise UserError(
+                f'{self._target}: another process has written it meanwhile\nnothing is lost: the answers are in {own}'
+            )
 
 
 class _OnDisk:

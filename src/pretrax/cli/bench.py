@@ -4,6 +4,7 @@ Each configuration runs in its own process. Results that are already there are k
 after Ctrl-C.
 """
 
+import contextlib
 import functools
 import re
 import signal
@@ -15,6 +16,8 @@ import typer
 
 if TYPE_CHECKING:
     from pretrax.storage import AnyPath
+
+_LEASE = 60.0  # seconds
 
 
 def bench(
@@ -30,9 +33,11 @@ def bench(
     ] = False,
 ) -> None:
     from pretrax.errors import UserError
-    from pretrax.launch.bench import FINAL, Bench, Result, earlier_results, measure_command, probe
+    from pretrax.launch.bench import FINAL, ROWS, Bench, Result, earlier_results, measure_command, probe
     from pretrax.launch.sweep import read_sweep
-    from pretrax.storage import locate
+    from pretrax.storage import BucketPath, locate
+    from pretrax.storage.index import Guard
+    from pretrax.storage.lease import held_for
     from pretrax.storage.working_directory import working_directory
     from pretrax.view.sweep_report import table_text, write_report
 
@@ -43,39 +48,51 @@ def bench(
     directory = working_directory(place)
     say = functools.partial(print, flush=True)
     grid, rows = read_sweep(file, directory / 'run')
-    _fetch(place, directory)
     command = f'pretrax bench {sweep}' + (f' --out {out}' if out else '')
 
-    def report(results: list[Result], hardware: dict[str, Any]) -> None:
+    part = '' if row is None else f'{ROWS}/{row}/'
+
+    def report(results: list[Result], hardware: dict[str, Any], guard: Guard) -> None:
         if row is None:
             directory.mkdir(parents=True, exist_ok=True)
             write_report(directory, file.stem, hardware, command, results)
-        _upload(place, directory, row)
+        if isinstance(place, BucketPath):
+            for path in directory.glob(f'{part}results.*'):
+                guard.write(place / f'{part}{path.name}', path.read_bytes())
 
     def end(results: list[Result]) -> None:
         say('\n' + '\n'.join(table_text(results)))
         say(f'\nwrote {place}/results.md, .csv, .html and .jsonl')
 
     if show:
+        _fetch(place, directory)
         results, hardware = earlier_results(grid, rows, directory, say)
-        report(results, hardware)
+        report(results, hardware, Guard(lambda: None))
         return end(results)
     hardware = probe()
-    with Bench(grid, rows, directory, hardware, measure_command(), say, row) as running:
+    with contextlib.ExitStack() as stack:
+        confirm = lambda: None  # noqa: E731 - a directory on a disk has a lock
+        if isinstance(place, BucketPath):
+            confirm = stack.enter_context(held_for(place / part if part else place, _LEASE, say))
+        guard = Guard(confirm)
+        _fetch(place, directory)
+        running = stack.enter_context(Bench(grid, rows, directory, hardware, measure_command(), say, row))
         here = hardware['cpu'] if hardware['platform'] == 'cpu' else f'{hardware["count"]} x {hardware["device"]}'
         say(f'{f"row {row} of " if row else ""}{len(rows)} rows on {here}; results in {place}')
         for number in (signal.SIGINT, signal.SIGTERM):  # a shell that starts this in the background ignores SIGINT
             signal.signal(number, _interrupt)
         try:
             for _ in running.run():
-                report(running.results(), hardware)  # after each row, so that the table survives whatever comes next
+                report(
+                    running.results(), hardware, guard
+                )  # after each row, so that the table survives whatever comes next
         except KeyboardInterrupt:
-            report(running.results(), hardware)
+            report(running.results(), hardware, guard)
             done = sum(result['status'] in FINAL for result in running.results())
             say(f'stopped; {done} of {len(rows)} rows are done; the same command resumes')
             raise typer.Exit(130) from None
         results = running.results()
-        report(results, hardware)
+        report(results, hardware, guard)
     if row is None:
         end(results)
     if any(result['status'] not in FINAL for result in (results if row is None else results[row - 1 : row])):
@@ -95,17 +112,6 @@ def _fetch(place: 'AnyPath', directory: Path) -> None:
             if re.fullmatch(rf'({ROWS}/\d+/)?{re.escape(RESULTS)}', name):
                 (directory / name).parent.mkdir(parents=True, exist_ok=True)
                 write_file(directory / name, (place / name).read_bytes())
-
-
-def _upload(place: 'AnyPath', directory: Path, row: int | None) -> None:
-    """Copies the results and the tables, or those of a row that runs as its own job, to a bucket."""
-    from pretrax.launch.bench import ROWS
-    from pretrax.storage import BucketPath
-
-    if isinstance(place, BucketPath):
-        part = '' if row is None else f'{ROWS}/{row}/'
-        for path in directory.glob(f'{part}results.*'):
-            (place / f'{part}{path.name}').write_bytes(path.read_bytes())
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:

@@ -142,7 +142,7 @@ def _print_texts(
             asked.append(Asked(request, stops))
             texts.append([prompt])
     engine = model.engine_for(asked, slots)
-    speed, shown, finished = Speed(), 0, set()
+    speed, shown, finished = Speed(model), 0, set()
     speed.prompt_tokens = sum(len(one.request.prompt) for one in asked)
     show(texts[0].pop())
     for news in write(engine, model.tokenizer, asked):

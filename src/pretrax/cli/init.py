@@ -30,8 +30,7 @@ def init(
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(file, BucketPath):
-            found = file.read_version()
-            if found.content is not None or not file.write_version(text.encode(), found.version):
+            if file.exists() or not file.create(text.encode()):
                 raise FileExistsError
         else:
             with file.open('x') as new:

@@ -86,7 +86,7 @@ def write_crash_report(run_dir: AnyPath, attempt: str, crash: Crash) -> AnyPath:
     if not path.is_file():
         content = printable(crash.text()).encode(errors='replace')
         if isinstance(path, BucketPath):
-            path.write_bytes(content)
+            path.create(content)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, content)

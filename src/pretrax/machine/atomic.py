@@ -27,6 +27,10 @@ def new_file(path: Path, sync: bool = False) -> Iterator[BinaryIO]:
         partial.replace(path)
         if sync:
             sync_directory(path.parent)
+    except OSError as error:
+        if error.filename is None:  # raised by a write
+            error.filename = str(path)
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

@@ -17,7 +17,7 @@ def own_directory() -> pathlib.Path:
 def cache_directory() -> pathlib.Path:
     """The cache directory, or a temporary directory if the user has no home. Only for numbers, since others may write there."""
     own = own_directory()
-    return own if own.is_absolute() else pathlib.Path(tempfile.gettempdir()) / 'pretrax'
+    return own if own.is_absolute() else pathlib.Path(tempfile.gettempdir()) / f'pretrax-{os.getuid()}'
 
 
 def read_entries(path: pathlib.Path) -> dict[str, Any]:

@@ -37,12 +37,26 @@ class StepLines:
         if path.exists():
             self._keep_up_to(resumed_step)
         self._unwritten = b''  # lines that did not fit on the disk
+        self._begun = b''  # the part of the first of them that did
+        self._rewound: int | None = None  # lines of later steps are still to be removed
+        self._reported = 0  # bytes that waited when this was last reported
         self._file = path.open('ab', buffering=0)  # a line is with the operating system when `append` returns
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Appends a line. If the disk is full or the directory is gone, it stays in memory and training continues."""
+        """Appends a line. If the disk cannot be written or the directory is gone, it stays in memory and training continues.
+
+        This is reported at first, and again each time when twice as many bytes wait.
+        """
         self._unwritten += json.dumps(record, allow_nan=False).encode() + b'\n'
+        self._write()
+
+    def _write(self) -> None:
         try:
+            if self._rewound is not None:
+                self._keep_up_to(self._rewound)
+                self._rewound = None
+                self._file.close()
+                self._file = self._path.open('ab', buffering=0)
             if os.fstat(self._file.fileno()).st_nlink == 0:
                 self._say(
                     f'WARNING: {self._path} was removed while training; it is created again, with the lines from now on'
@@ -51,18 +65,27 @@ class StepLines:
                 self._file.close()
                 self._file = self._path.open('ab', buffering=0)
             while self._unwritten:  # a full disk may take a part before it refuses
-                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+                n_bytes = self._file.write(self._unwritten)
+                self._begun = (self._begun + self._unwritten[:n_bytes]).rpartition(b'\n')[2]
+                self._unwritten = self._unwritten[n_bytes:]
         except OSError as error:
-            self._say(
-                f'WARNING: cannot write {self._path}: {error.strerror}. Training continues; '
-                f'{len(self._unwritten):,} bytes of {self._path.stem} wait in memory'
-            )
+            if len(self._unwritten) >= 2 * self._reported:
+                self._reported = len(self._unwritten)
+                self._say(
+                    f'WARNING: cannot write {self._path}: {error.strerror}. Training continues; '
+                    f'{len(self._unwritten):,} bytes of {self._path.stem} wait in memory'
+                )
+        else:
+            if self._reported:
+                self._say(f'{self._path} is written again')
+            self._reported = 0
 
     def rewind(self, step: int) -> None:
-        """Removes the lines of later steps, which will be trained again."""
-        self._file.close()
-        self._keep_up_to(step)
-        self._file = self._path.open('ab', buffering=0)
+        """Removes the lines of later steps, which will be trained again; later if the disk cannot be written now."""
+        waiting = (self._begun + self._unwritten).splitlines(keepends=True)
+        self._unwritten = b''.join(line for line in waiting if json.loads(line)['step'] <= step)
+        self._begun, self._rewound = b'', step
+        self._write()
 
     def close(self) -> None:
         """Closes the file. May be called twice."""

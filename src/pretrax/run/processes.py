@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -25,7 +25,7 @@ from pretrax.config import Processes, RunConfig
 from pretrax.errors import TRY_AGAIN, UnavailableError, UserError, first_line
 from pretrax.jax_compat import detected_identity, has_started
 from pretrax.machine.open_mpi import mpi_identity
-from pretrax.machine.process_hosts import expected_hosts
+from pretrax.machine.process_hosts import described, expected_hosts
 from pretrax.machine.roll_call import AbsentError, RollCall
 from pretrax.machine.tpu_slices import slice_identity
 from pretrax.run.variables import check_other_launchers, check_variables
@@ -50,13 +50,14 @@ def join_processes(config: RunConfig) -> None:
     section, heartbeat = config.processes, config.faults.heartbeat_seconds
     this = identity(config)
     if this.count > 1:
-        _end_well_when_aborted(config.run_dir, this.index, heartbeat)
+        hosts = expected_hosts(this.count, this.index, this.coordinator)
+        _end_well_when_aborted(config.run_dir, this.index, heartbeat, hosts)
         if has_started():
             raise UserError(
                 f'this is process {this.index} of {this.count}, but it has used JAX before it could join the others\n'
                 'in a program, call pretrain before other functions of JAX; or set processes.count=1 to train alone'
             )
-        _meet(this)
+        _meet(this, hosts)
         jax.distributed.initialize(
             this.coordinator,
             this.count,
@@ -120,13 +121,12 @@ def identity(config: RunConfig) -> Identity:
     return Identity(**given)
 
 
-def _meet(this: Identity) -> None:
+def _meet(this: Identity, hosts: Sequence[str]) -> None:
     """Waits until all processes are there. JAX would abort those that wait, and name none.
 
     Raises:
         UnavailableError: in all processes that are there: one did not come. The message names it.
     """
-    hosts = expected_hosts(this.count, this.index, this.coordinator)
     calls = RollCall(
         this.coordinator, this.index, this.count, _ARRIVAL, dict(enumerate(hosts)), needs_all=True, say=_say
     )
@@ -189,7 +189,7 @@ def _given(section: Processes, key: str) -> Any:
     return int(text)
 
 
-def _end_well_when_aborted(run_dir: AnyPath, index: int, heartbeat: int) -> None:
+def _end_well_when_aborted(run_dir: AnyPath, index: int, heartbeat: int, hosts: Sequence[str]) -> None:
     """Explains JAX's abort after a lost process, and exits with code 75.
 
     JAX cannot call Python when a process is lost (it cannot convert the status), and aborts instead. The thread that
@@ -205,9 +205,10 @@ def _end_well_when_aborted(run_dir: AnyPath, index: int, heartbeat: int) -> None
             f'run_dir: {directory} cannot be written: {error.strerror}\nuse another directory: run_dir=PATH'
         ) from error
     restore = b'\x1b[?25h' if sys.stdout.isatty() else b''  # shows the cursor, which a progress bar hides
+    where = f'the machines: {described(range(len(hosts)), dict(enumerate(hosts)))}\n' if hosts else ''
     text = (
         f'\nprocess {index}: another process of this run is lost (no heartbeat for {heartbeat} s, or its connection '
-        f'broke), or native code failed, see above\nexiting with code {TRY_AGAIN}: try again; stacks are in {path}\n'
+        f'broke), or native code failed; above, JAX says which\n{where}exiting with code {TRY_AGAIN}: try again; stacks are in {path}\n'
     ).encode()
 
     def aborted(number: int) -> None:

@@ -1,7 +1,6 @@
 """Checks before a run is resumed: one process at a time, a writable directory, the same configuration and data."""
 
 import contextlib
-import errno
 import os
 import pathlib
 import time
@@ -11,22 +10,14 @@ from typing import Any
 from pretrax.checkpoint import DamagedError, read_description, steps_in
 from pretrax.config import RunConfig, diff, from_manifest, may_change_on_resume
 from pretrax.config.batch import same_until
-from pretrax.errors import Report, UserError
+from pretrax.errors import OF_THE_SYSTEM, Report, UserError, disk_fix
 from pretrax.machine.locks import DirectoryLock, LockedError, lock_directory
 from pretrax.run.saving import had_checkpoints
 from pretrax.storage import AnyPath
+from pretrax.storage.connection import BucketError
 from pretrax.storage.working_directory import working_directory
 
 _BATCH_SIZES = ('batch.tokens', 'batch.sequence_length')
-_DISK_ERRORS = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOTDIR,
-    errno.EEXIST,
-)
 
 
 @contextlib.contextmanager
@@ -81,12 +72,13 @@ def writable(directory: AnyPath) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _DISK_ERRORS:
+        if error.errno not in OF_THE_SYSTEM or isinstance(error, BucketError):
             raise
-        path = error.filename or directory
+        path = pathlib.Path(os.path.abspath(str(error.filename2 or error.filename or directory)))
+        if isinstance(directory, pathlib.Path) and not path.is_relative_to(directory.absolute()):  # of the data
+            raise UserError(f'{path}: {error.strerror}\n{disk_fix(error)}') from error
         raise UserError(
-            f'run_dir: {directory} cannot be written: {error.strerror} ({path})\n'
-            'make room, change its permissions, or use another directory: run_dir=PATH'
+            f'run_dir: {directory} cannot be used: {error.strerror} ({path})\n{disk_fix(error)}: run_dir=PATH'
         ) from error
 
 

@@ -53,12 +53,16 @@ def failure(run: Run, state: TrainState, skipped: int, rollbacks: int) -> UserEr
     batch, skipped = int(state.batch) - (1 if now > skipped else 2), max(now, skipped)
     lines = _gradient_report(run, state, batch)
     path = working_directory(run.config.run_dir) / REPORT
+    where = f'in {path}'
     if jax.process_index() == 0:
-        path.write_text('\n'.join(lines) + '\n')
+        try:
+            path.write_text('\n'.join(lines) + '\n')
+        except OSError as error:  # less important than the failure
+            where = f'lost: {path} cannot be written: {error.strerror}'
     message = [
         f'{skipped} steps in a row were skipped (the last with batch {batch}) after {rollbacks} rollbacks',
         *[line for line in lines if 'NOT finite' in line][:2],
-        f'the norms of the gradient of the last batch are in {path}; earlier checkpoints are intact',
+        f'the norms of the gradient of the last batch are {where}; earlier checkpoints are intact',
         f'to see the last batch: {show_batch(run.config.run_dir, batch)}',
         'lower optimizer.learning_rate, inspect these batches, or allow more rollbacks with faults.rollbacks',
     ]

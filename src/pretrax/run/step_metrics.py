@@ -26,6 +26,7 @@ from pretrax.run.run_log import RunLog
 from pretrax.run.seen_batch import show_batch
 from pretrax.run.setup import Run
 from pretrax.run.start import Start
+from pretrax.run.straggler import Straggler
 from pretrax.run.watch import Requests
 from pretrax.train.skipping import without_empty_means
 from pretrax.train.step import TrainState
@@ -68,6 +69,7 @@ class StepMetrics:
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
         self._statistics = layer_statistics(run, clock, report)
         self._noise = NoiseScale(run, start.description, clock, report)
+        self._straggler = Straggler(report)
         self._program: Any = None  # the compiled step
         self._batches_ahead = 0  # the number of a step's batch minus the number of steps before it
         self._is_after_rollback = False
@@ -82,6 +84,7 @@ class StepMetrics:
             self._has_grown = False
         self._statistics.compute(number, index, state, batch)
         self._noise.compute(number, index, state, batch)
+        self._straggler.begin_step()
 
     def wait_for(self, number: int, metrics: dict[str, jax.Array]) -> None:
         """Keeps the metrics of a step that the device may still be computing, for the next `read`."""
@@ -95,6 +98,7 @@ class StepMetrics:
         skipped = self.skipped_in_a_row
         with explaining_full_memory(self._run, 'training', self._program):
             self.skipped_in_a_row = int(metrics['skipped_in_a_row'])  # waits for the step to end
+        self._straggler.end_step(number)
         self.tokens += self._run.size.tokens
         is_empty = bool(metrics['steps_without_targets'])
         self.without_targets += is_empty

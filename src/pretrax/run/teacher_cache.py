@@ -27,8 +27,8 @@ from pretrax.run.setup import Run, prepare
 from pretrax.run.teacher import load_teacher
 from pretrax.shardlib import scope, typed_shard_map
 from pretrax.storage import AnyPath, BucketPath
-from pretrax.storage.connection import kind_of_error
-from pretrax.storage.lease import FILE, HeldError, Lease
+from pretrax.storage.lease import held_for
+from pretrax.storage.working_directory import working_directory
 from pretrax.train.fingerprint import fingerprint
 
 PART_BYTES = 256 << 20  # of log probabilities; a run that is killed loses at most one part
@@ -97,8 +97,8 @@ def prepare_cache(config: RunConfig, out: AnyPath, top_k: int, report: Report) -
             files, refused = None, None
             if is_first_process():
                 try:
-                    _lock(out, config.faults.lease_seconds, stack, report)
-                    files = create(out, description, report)
+                    confirm = _lock(out, config.faults.lease_seconds, stack, report)
+                    files = create(out, description, report, confirm)
                 except UserError as error:
                     refused = error
             problem = agree('distill', str(refused or ''))
@@ -107,19 +107,36 @@ def prepare_cache(config: RunConfig, out: AnyPath, top_k: int, report: Report) -
             return _write_rows(run, files, teacher, top_k, report)
 
 
-def _lock(out: AnyPath, lease_seconds: float, stack: contextlib.ExitStack, report: Report) -> None:
-    """Locks a directory until the stack is closed. Raises UserError if another process writes it."""
+def _lock(out: AnyPath, lease_seconds: float, stack: contextlib.ExitStack, report: Report) -> Callable[[], None]:
+    """Locks a directory until the stack is closed.
+
+    Returns:
+        A function that raises UserError if another process has taken over the directory.
+
+    Raises:
+        UserError: another process writes the directory.
+    """
     try:
+        lock = stack.enter_context(lock_directory(working_directory(out), report))
+        confirm = lock.confirm
         if isinstance(out, BucketPath):
-            stack.enter_context(Lease(out / FILE, lease_seconds, report).held())
-        else:
-            stack.enter_context(lock_directory(out, report))
+            confirm = stack.enter_context(held_for(out, lease_seconds, report))
     except LockedError as error:
-        raise UserError(f'--out {out}: {error.holder} writes it\nuse another directory, or wait for it') from error
-    except HeldError as error:
-        raise UserError(f'--out: {error}\nuse another directory, or wait for it') from error
+        raise _locked(out, error) from error
     except OSError as error:
-        raise kind_of_error(error)(f'--out {out}: {error.strerror}\nrun the same command again') from error
+        raise UserError(f'--out {out}: {error.strerror}\nrun the same command again') from error
+
+    def confirm_or_refuse() -> None:
+        try:
+            confirm()
+        except LockedError as error:
+            raise _locked(out, error) from error
+
+    return confirm_or_refuse
+
+
+def _locked(out: AnyPath, error: LockedError) -> UserError:
+    return UserError(f'--out {out}: {error.holder} writes it\nuse another directory, or wait for it')
 
 
 def _write_rows(run: Run, files: TeacherFiles | None, teacher: Teacher, k: int, report: Report) -> Prepared | None:

@@ -12,6 +12,7 @@ from pretrax.errors import UserError
 from pretrax.storage.connection import as_os_error, open_bucket
 
 SCHEMES = ('gs', 's3')
+_MISSING = b'\x02'  # TensorStore's version of every object that does not exist
 
 
 class Versioned(NamedTuple):
@@ -147,6 +148,13 @@ class BucketPath:
         with self._errors():
             stamp = self._bucket().write(self.key, content, if_equal=expected).result()
         return stamp.generation or None
+
+    def create(self, content: bytes) -> bool:
+        """Writes the object unless it exists. Returns whether it has this content now.
+
+        Content that no other process writes tells a request whose answer was lost from an object of another process.
+        """
+        return self.write_version(content, _MISSING) is not None or self.read_version().content == content
 
     def open(self, mode: str = 'r', encoding: str = 'utf-8') -> IO[Any]:
         """Opens the object for reading, with its content in memory. To write, use `write_bytes`."""

@@ -18,8 +18,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pretrax.errors import UserError
 from pretrax.machine.process_identity import has_ended, identity
 from pretrax.storage.bucket_path import BucketPath
+from pretrax.storage.connection import kind_of_error
 
 FILE = 'lock'  # the lease of a run directory
 _RENEWALS = 4  # per duration of a lease
@@ -189,6 +191,38 @@ class Lease:
                     f'WARNING: the lease {self._path} cannot be released: {error.strerror}. '
                     f'Another machine has to wait {self._seconds:.0f} s for it'
                 )
+
+
+@contextlib.contextmanager
+def held_for(out: BucketPath, seconds: float, report: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Holds the lease of the directory that a verb writes, the value of its `--out`.
+
+    Yields:
+        A function that raises UserError if another process has taken over, which it finds out by a request.
+
+    Raises:
+        UserError: another process writes the directory, or the bucket cannot be reached.
+    """
+    lease = Lease(out / FILE, seconds, report)
+
+    def confirm() -> None:
+        with _user_errors(out):
+            lease.confirm()
+
+    with contextlib.ExitStack() as stack:
+        with _user_errors(out):
+            stack.enter_context(lease.held())
+        yield confirm
+
+
+@contextlib.contextmanager
+def _user_errors(out: BucketPath) -> Iterator[None]:
+    try:
+        yield
+    except (HeldError, LostError) as error:
+        raise UserError(f'--out: {error}\nuse another directory, or wait for it') from error
+    except OSError as error:
+        raise kind_of_error(error)(f'--out {out}: {error.strerror}\nrun the same command again') from error
 
 
 def holder_of(path: BucketPath) -> str:

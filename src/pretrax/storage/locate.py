@@ -4,6 +4,7 @@ import difflib
 import os
 import posixpath
 import re
+import urllib.parse
 from pathlib import Path
 
 from pretrax.errors import UserError
@@ -16,7 +17,7 @@ _URL = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/(/?)')
 
 
 def locate(text: str, directory: AnyPath | None = None) -> AnyPath:
-    """The BucketPath of gs://BUCKET/KEY and s3://BUCKET/KEY; the path of file:///PATH and of any other text, without `..`.
+    """The BucketPath of gs://BUCKET/KEY and s3://BUCKET/KEY; the path of file:///PATH, whose %20 is a space, and of any other text, without `..`.
 
     Args:
         text: what a user wrote.
@@ -36,7 +37,9 @@ def locate(text: str, directory: AnyPath | None = None) -> AnyPath:
     if not slash:
         raise UserError(f'{text}: a URL has two slashes after the scheme\nwrite {scheme}://{text[match.end() :]}')
     if scheme == 'file':
-        path = text[match.end() :].removeprefix('localhost')
+        path = urllib.parse.unquote(text[match.end() :].removeprefix('localhost'))
+        if '\0' in path:
+            raise UserError(f'{text!r} is not a path: it has a NUL character')
         if not path.startswith('/'):
             raise UserError(f'{text}: a file URL has an absolute path\nwrite file:///{path}, or only {path}')
         return _without_dots(Path(path))

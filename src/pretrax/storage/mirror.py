@@ -80,7 +80,11 @@ class Mirror:
         logs = {name.rpartition('/')[0] for name in names if '.jsonl/' in name}
         self._copied = {name for name in names if name.endswith('.jsonl')}
         for log in sorted(logs):
-            self._index(log)
+            has_parts = any(self._index(log).entries.values())
+            if log in self._copied and has_parts:
+                self._remove_copied(log)
+            elif log in self._copied:  # a process was killed before it had uploaded the first part
+                logs.remove(log)
         if not lease.previous or self._state.get('token') != lease.previous:
             contents = {log: [part.read_bytes() for part in parts_of(self._remote / log)] for log in logs}
             small = [name for name in names if name not in logs and '.jsonl/' not in name and _FETCHED.fullmatch(name)]
@@ -162,8 +166,12 @@ class Mirror:
         index.change(changes)
         (self._remote / name).unlink_below(replaced)
         if name in self._copied:
-            (self._remote / name).unlink(missing_ok=True)
-            self._copied.remove(name)
+            self._remove_copied(name)
+
+    def _remove_copied(self, name: str) -> None:
+        """Removes the object of a log that was copied from a disk, and has parts now."""
+        (self._remote / name).unlink(missing_ok=True)
+        self._copied.remove(name)
 
     def _index(self, name: str) -> Index:
         """The index of a log, which this process owns from now on."""

@@ -1,4 +1,4 @@
-"""Writes a whole file, on a disk or in a bucket."""
+"""Writes a whole file, on a disk or in a bucket. If two processes write one, that of the last stays."""
 
 from pathlib import Path
 

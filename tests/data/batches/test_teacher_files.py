@@ -125,7 +125,7 @@ def test_a_directory_in_a_bucket(bucket, tmp_path, monkeypatch):
     place = locate(f'{bucket.url}/teacher')
     files = create(place, DESCRIPTION)
     files.write(digests(batch_of(5, 1)), top_of(5, 1))
-    bucket.fault(match='part-00001/manifest.json', method='PUT' if bucket.scheme == 's3' else 'POST', status=403)
+    bucket.fault(match='part-00001-.*/manifest.json', method='PUT' if bucket.scheme == 's3' else 'POST', status=403)
     with pytest.raises(UserError, match=r'part-00001: .*\n.*run the same command again: it continues'):
         files.write(digests(batch_of(2)), top_of(2))
     assert len(TeacherFiles(place)) == len(create(place, DESCRIPTION)) == 2
@@ -134,14 +134,31 @@ def test_a_directory_in_a_bucket(bucket, tmp_path, monkeypatch):
     files.write(digests(batch_of(2)), top_of(2))
     for found, expected in zip(TeacherFiles(place, 1).read(batch_of(2, 5)), top_of(2, 5), strict=True):
         np.testing.assert_array_equal(found, expected)
-    bucket.put('teacher/part-00000/ids.npy', bucket.content('teacher/part-00000/ids.npy')[:-1])
+    [key] = [key for key in bucket.keys('teacher/part-00000') if key.endswith('ids.npy')]
+    bucket.put(key, bucket.content(key)[:-1])
     with pytest.raises(UserError, match=r'teacher/part-00000 is damaged: ids.npy has'):
         TeacherFiles(place, 2)
     said = []
     assert create(place, DESCRIPTION, said.append).has(batch_of(5, 2)).tolist() == [False, True]
     assert 'part-00000 is damaged' in said[0]
     assert TeacherFiles(place, 3).has(batch_of(5, 2)).tolist() == [False, True]
-    assert {key.split('/')[1] for key in bucket.keys('teacher/part')} == {'part-00000'}
+    assert len({key.split('/')[1] for key in bucket.keys('teacher/part')}) == 1
+
+
+def test_a_bucket_of_an_earlier_version_and_a_lost_manifest(directory, s3, tmp_path, monkeypatch):
+    """An earlier version had no index: what was uploaded with its manifest was a part."""
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'one'))
+    place = locate(f'{s3.url}/teacher')
+    for path in directory.rglob('*'):
+        if path.is_file():
+            s3.put(f'teacher/{path.relative_to(directory)}', path.read_bytes())
+    s3.put('teacher/part-00002/ids.npy', b'cut')
+    assert len(TeacherFiles(place)) == len(create(place, DESCRIPTION)) == 5
+    assert not s3.keys('teacher/part-00002')
+    s3.delete('teacher/part-00000/manifest.json')
+    with pytest.raises(UserError, match=r'part-00000 is damaged: manifest.json is missing'):
+        TeacherFiles(place, 1)
+    assert len(create(place, DESCRIPTION, lambda text: None)) == 2
 
 
 def test_a_bucket_that_does_not_answer_is_said_to_be_out_of_reach(bucket, tmp_path, monkeypatch):

@@ -56,6 +56,25 @@ def test_a_changed_remote_file_is_refused(memory):
 def test_file_urls_are_paths(tmp_path):
     (tmp_path / 'a.txt').write_text('text')
     assert [file.path for file in find_files(f'file://{tmp_path}/*.txt')] == [tmp_path / 'a.txt']
+    (tmp_path / 'b 語.txt').write_text('text')
+    assert [file.path for file in find_files(f'file://{tmp_path}/b%20%E8%AA%9E.txt')] == [tmp_path / 'b 語.txt']
+
+
+ODD = 'a b%20#x é e\u0301 語 🦜 [1]', 'b [1-9]', 'c?', 'd*', '-e', 'f\ng'
+
+
+@pytest.mark.parametrize('name', ODD)
+def test_a_path_that_exists_is_not_a_pattern(tmp_path, monkeypatch, memory, name):
+    """Beside it is what it would match as a pattern."""
+    monkeypatch.chdir(tmp_path)
+    for folder in (name, 'b 1', 'cc', 'dd'):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f'{folder}.txt').write_text('text')
+        memory.pipe(f'/far/odd/{folder}.txt', b'text')
+    file = f'{name}/{name}.txt'
+    for spec in (file, name, f'{tmp_path}/{name}', f'{name}/*.txt', f'{tmp_path}/{name}/**/*.txt'):
+        assert [str(one.path).removeprefix(f'{tmp_path}/') for one in find_files(spec)] == [file], spec
+    assert [one.path.name for one in find_files(f'memory://far/odd/{name}.txt')] == [f'{name}.txt']
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Tokenization keeps every document, reuses only tokens of the same recipe, and reports every problem."""
 
 import json
-import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +23,7 @@ from pretrax.data.tokenizers.tokenizer_training import train_and_report, train_t
 from pretrax.data.tokens.flat_tokens import TokenizerIdentity, open_split, splits
 from pretrax.data.tokens.flat_tokens_check import verify
 from pretrax.data.tokens.flat_tokens_writer import create
+from pretrax.data.tokens.token_files import is_flat_tokens
 from pretrax.errors import UserError
 from pretrax.storage import BucketPath, StorageSettings, use_settings
 
@@ -228,18 +229,17 @@ def test_tokens_are_written_to_a_bucket_and_reused(tmp_path, own_cache, bucket, 
     far = prepared(tmp_path / 'a.jsonl', BucketPath(f'{bucket.url}/run/data'), said, validation=0.1)
     assert str(far) == f'{bucket.url}/run/data/{near.name}'
     assert verify(far) == verify(near)
-    files = sorted(str(file.relative_to(near)) for file in near.rglob('*') if file.is_file())
-    assert [key.removeprefix(f'run/data/{near.name}/') for key in _keys(bucket)] == files
-    for file in files:
-        assert bucket.content(f'run/data/{near.name}/{file}') == (near / file).read_bytes(), file
+    written = {'/'.join(key.split('/')[4:]): bucket.content(key) for key in _keys(bucket)}
+    assert written.pop('')  # the index
+    assert written == {str(file.relative_to(near)): file.read_bytes() for file in near.rglob('*') if file.is_file()}
     assert prepared(tmp_path / 'a.jsonl', BucketPath(f'{bucket.url}/run/data'), said, validation=0.1) == far
     assert f'tokens: reused from {far}' in said.text
     assert not list(own_cache.rglob('*.pieces'))
 
 
-def test_the_top_object_is_written_last_and_what_was_interrupted_is_removed(tmp_path, own_cache, bucket, said):
+def test_what_was_interrupted_is_removed_and_a_copy_on_a_disk_is_read(tmp_path, own_cache, s3, said):
     write_jsonl(tmp_path / 'a.jsonl', [f'text number {number}' for number in range(300)])
-    out = BucketPath(f'{bucket.url}/tokens')
+    out = BucketPath(f'{s3.url}/tokens')
 
     def tokenize():
         return prepare(
@@ -247,20 +247,21 @@ def test_the_top_object_is_written_last_and_what_was_interrupted_is_removed(tmp_
             validation=0.1, out=out,
         )  # fmt: skip
 
-    tokenize()
-    method = 'PUT' if bucket.scheme == 's3' else 'POST'
-    path = re.compile(r'[/=]tokens/([^&?]*)')
-    written = [found[1] for what, where in bucket.requests if what == method and (found := path.search(where))]
-    assert written[0] == '.unfinished'
-    assert written[-1] == 'zarr.json'
-    everything = set(_keys(bucket))
-    bucket.delete('tokens/zarr.json')  # as if the process had been killed before
-    bucket.put('tokens/.unfinished', b'another process')
-    bucket.put('tokens/train/encoded_tokens/c/7', b'left over')
+    left = 'tokens/written-0123456789abcdef/train/encoded_tokens/c/7'
+    s3.put(left, b'left over')
     with pytest.raises(UserError, match='its tokens are not complete'):
         splits(out)
     assert verify(tokenize())['train'].documents > 0
-    assert set(_keys(bucket)) == everything
+    everything = _keys(s3)
+    assert left not in everything
+    s3.put(left, b'of a process that goes on')
+    tokenize()
+    assert _keys(s3) == everything
+    for key in everything:
+        (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / key).write_bytes(s3.content(key))
+    assert verify(tmp_path / 'tokens') == verify(out)
+    assert is_flat_tokens(tmp_path / 'tokens')
 
 
 def test_other_objects_are_never_removed(tmp_path, own_cache, s3, said):
@@ -293,28 +294,66 @@ def test_a_process_killed_while_it_writes_to_a_bucket_leaves_nothing_that_looks_
     write_jsonl(tmp_path / 'a.jsonl', [f'text number {number} ' + 'word ' * 30 for number in range(400)])
     command = [sys.executable, '-c', PROGRAM, str(tmp_path / 'a.jsonl'), f'{s3.url}/tokens']
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        s3.fault(method='PUT', match='tokens/train/encoded_tokens/c/0', act=lambda *_: process.kill())
+        s3.fault(method='PUT', match='train/encoded_tokens/c/0', act=lambda *_: process.kill())
         process.wait()
     assert process.returncode == -signal.SIGKILL, process.stderr
-    assert 'tokens/zarr.json' not in _keys(s3)
-    assert 'tokens/.unfinished' in _keys(s3)
+    left = _keys(s3)
+    assert left
+    assert 'tokens/index.json' not in left
     again = subprocess.run(command, capture_output=True, text=True, check=True)
     assert 'were finished by an earlier run' in again.stdout
     assert verify(BucketPath(f'{s3.url}/tokens'))['train'].documents > 300
-    assert not any('unfinished' in key for key in _keys(s3))
+    assert not set(left) & set(_keys(s3))
 
 
-def test_two_writers_of_one_directory_in_a_bucket_do_not_mix(s3, own_cache):
-    out, identity = BucketPath(f'{s3.url}/tokens'), TokenizerIdentity(sha256=None, vocab_size=9, end_of_text=None)
-    with (
-        pytest.raises(UserError, match='another process writes tokens here too'),
-        create(out, identity, None, {}) as slow,
-    ):
-        slow.append('train', [[1, 2]], n_bytes=None, predicted_bytes=None)
-        with create(out, identity, None, {}) as fast:
-            fast.append('train', [[3]], n_bytes=None, predicted_bytes=None)
-    assert open_split(out, 'train').document(0).tolist() == [3]
-    verify(out)
+def test_the_second_of_two_writers_on_a_disk_is_told_unless_both_write_the_same(tmp_path, monkeypatch):
+    """The second process has another number, and so another partial directory."""
+    identity = TokenizerIdentity(sha256=None, vocab_size=9, end_of_text=None)
+
+    def write(document, pid):
+        with monkeypatch.context() as patched:
+            patched.setattr('os.getpid', lambda: pid)
+            with create(tmp_path / 'tokens', identity, None, {'document': document}) as writer:
+                writer.append('train', [document], n_bytes=None, predicted_bytes=None)
+                if pid == 1:
+                    write([3], 2)
+                    patched.setattr('os.getpid', lambda: pid)
+
+    write([3], 1)
+    shutil.rmtree(tmp_path / 'tokens')
+    with pytest.raises(UserError, match='another process has written it meanwhile'):
+        write([1, 2], 1)
+    assert open_split(tmp_path / 'tokens', 'train').document(0).tolist() == [3]
+    assert [path.name for path in tmp_path.iterdir()] == ['tokens']
+
+
+@pytest.mark.parametrize('match', ['index.json', 'train/zarr.json'])
+@pytest.mark.parametrize('same', [True, False])
+def test_two_machines_that_tokenize_to_one_place(tmp_path, own_cache, s3, said, monkeypatch, same, match):
+    """The first machine waits while the second tokenizes; with the same text, both have what they want."""
+    for name in ('first', 'second'):
+        text = 'a text' if same else name
+        write_jsonl(tmp_path / f'{name}.jsonl', [f'{text} of number {number}' for number in range(20)])
+    near = prepared(tmp_path / 'second.jsonl', tmp_path / 'data')
+
+    def tokenize(name):
+        corpus, out = Corpus(find_files(str(tmp_path / f'{name}.jsonl'))), BucketPath(f'{s3.url}/tokens')
+        return prepare(corpus, tmp_path, said.append, tokenizer=None, vocab_size=300, validation=0.0, out=out)
+
+    def meanwhile(*_):
+        monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'other machine'))
+        tokenize('second')
+
+    s3.fault(method='PUT', match=match, act=meanwhile)
+    if same:
+        tokenize('first')
+        assert said[-1].startswith(('prepared:', 'tokens: reused from'))
+    else:
+        with pytest.raises(UserError, match=r'exists, and has another text|another process has written it meanwhile'):
+            tokenize('first')
+    written = {'/'.join(key.split('/')[2:]): s3.content(key) for key in _keys(s3)}
+    del written['']  # the index
+    assert written == {str(file.relative_to(near)): file.read_bytes() for file in near.rglob('*') if file.is_file()}
 
 
 def test_faults_while_writing_are_retried_and_a_bucket_that_stays_away_is_named(

@@ -301,14 +301,6 @@ def test_an_error_during_writing_leaves_no_files(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_first_of_two_writers_wins(tmp_path):
-    with create(tmp_path / 'here', IDENTITY, TOKENIZER.content, {}) as slow:
-        slow.append('train', [[1, 0]], n_bytes=1, predicted_bytes=0)
-        shutil.copytree(write(tmp_path / 'elsewhere', [[2, 0]]), tmp_path / 'here')
-    assert open_split(tmp_path / 'here', 'train').document(0).tolist() == [2, 0]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ['elsewhere', 'here']
-
-
 PROGRAM = textwrap.dedent("""
     import resource, sys
     from pathlib import Path

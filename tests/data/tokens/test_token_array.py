@@ -82,7 +82,7 @@ def test_a_missing_or_unfinished_directory_is_reported(directory, s3):
         open_split(BucketPath(f'{s3.url}/b'), 'train')
     remote = upload(directory, s3)
     s3.delete('a/tokens/zarr.json')
-    s3.put('a/tokens/.unfinished', b'')
+    s3.put('a/tokens/written-0123456789abcdef/zarr.json', b'')
     with pytest.raises(UserError, match='its tokens are not complete'):
         open_split(remote, 'train')
 

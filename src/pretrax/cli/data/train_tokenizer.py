@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from pretrax.errors import UserError
-from pretrax.storage import locate
+from pretrax.storage import BucketPath, locate
 
 
 def train_tokenizer(
@@ -52,7 +52,15 @@ def train_tokenizer(
     tokenizer = train_on_corpus(corpus, print, vocab_size or options.vocab_size or 4096, MODELS[model], work)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, tokenizer.content)
+        if isinstance(path, BucketPath):
+            is_written = path.create(tokenizer.content)
+        else:
+            write_whole(path, tokenizer.content)
+            is_written = True
     except OSError as error:
         raise UserError(f'--out {out}: cannot write: {error.strerror}') from error
+    if not is_written:
+        raise UserError(
+            f'--out {out}: another process has written it meanwhile\n  use that file, or write to another one'
+        )
     print(f'wrote {out}\nnext: data.tokenizer={out} in a configuration, or after pretrax train CONFIG')

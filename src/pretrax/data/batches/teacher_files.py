@@ -16,12 +16,14 @@ A directory has:
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pretrax.data.batches.source import HostBatch
 from pretrax.data.batches.teacher_parts import (
+    PartsInBucket,
     fetch_parts,
     part_name,
     part_numbers,
@@ -30,10 +32,10 @@ from pretrax.data.batches.teacher_parts import (
     write_part,
 )
 from pretrax.errors import Report, UserError
+from pretrax.machine.atomic import write_file
 from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.connection import kind_of_error
-from pretrax.storage.whole_file import write_whole
 from pretrax.storage.working_directory import working_directory
 
 FORMAT = 2
@@ -86,29 +88,38 @@ class HostTopK(NamedTuple):
     log_tail: np.ndarray
 
 
+def _nobody_else() -> None:
+    """Confirms a directory that no other process writes."""
+
+
 class TeacherFiles:
     """The rows of a directory.
 
     Args:
         place: written by `pretrax distill prepare`. If it is in a bucket, it is copied to this machine.
         process: the index of this process, which has a copy of its own.
-        report: removes damaged parts, and receives a line about each; None: they are an error.
+        report: removes damaged parts, and receives a line about each; None: they are an error, and nothing is written.
+        confirm: raises an exception if this process may no longer write the directory.
 
     Raises:
         UserError: it is missing or damaged, or another version of pretrax has written it; or its bucket cannot be reached.
     """
 
-    def __init__(self, place: AnyPath, process: int = 0, report: Report | None = None):
+    def __init__(
+        self, place: AnyPath, process: int = 0, report: Report | None = None, confirm: Callable[[], None] = _nobody_else
+    ):
         self.place, self.directory = place, working_directory(place, process)
+        self._confirm, self._remote = confirm, None
         self.description = read_description(place)
         self._parts: list[HostTopK] = []
         self._digests = np.empty(0, np.uint64)
         self._places = np.empty((0, 2), np.int64)  # part, and row in it, of each digest
         try:
             if isinstance(place, BucketPath):
+                self._remote = PartsInBucket(place, confirm) if report is not None else None
                 fetch_parts(place, self.directory, afresh=report is not None)
             if report is not None:
-                repair_parts(place, self.directory, report)
+                repair_parts(place, self.directory, self._remote, report)
             for number in range(max(part_numbers(self.directory), default=-1) + 1):
                 self._open(part_name(number), verified=report is not None)
         except OSError as error:
@@ -149,12 +160,19 @@ class TeacherFiles:
         Args:
             rows: uint64 [R], their digests.
             top: what the teacher says about them.
+
+        Raises:
+            UserError: the part cannot be written.
+            Exception: what `confirm` raises.
         """
         number = len(self._parts)
         ids = top.ids.astype(np.uint16 if self.description.vocab_size <= 1 << 16 else np.uint32)
         try:
             arrays: dict[str, np.ndarray] = dict(zip(('rows', *ARRAYS), (rows, ids, *top[1:]), strict=True))
-            write_part(self.place, self.directory, number, arrays)
+            self._confirm()
+            part = write_part(self.directory, number, arrays)
+            if self._remote is not None:
+                self._remote.add(part)
         except OSError as error:
             raise kind_of_error(error)(
                 f'{self.place / part_name(number)}: {error.strerror}\nmake room, and run the same command again: it continues'
@@ -202,8 +220,16 @@ def digests(batch: HostBatch) -> np.ndarray:
     return np.frombuffer(b''.join(found), np.uint64)
 
 
-def create(place: AnyPath, description: Description, report: Report = print) -> TeacherFiles:
+def create(
+    place: AnyPath, description: Description, report: Report = print, confirm: Callable[[], None] = _nobody_else
+) -> TeacherFiles:
     """Creates a directory, or opens it to continue. Damaged parts are removed and reported.
+
+    Args:
+        place: the directory.
+        description: what all rows have in common.
+        report: receives a line about each damaged part.
+        confirm: raises an exception if this process may no longer write the directory.
 
     Raises:
         UserError: it has rows of another teacher, other tokens, another temperature or another k.
@@ -211,9 +237,12 @@ def create(place: AnyPath, description: Description, report: Report = print) -> 
     if not (place / DESCRIPTION).is_file():
         if place.is_dir() and any(path.name != 'lock' for path in place.iterdir()):
             raise UserError(f'--out {place}: it has other files\nuse a new directory')
-        place.mkdir(parents=True, exist_ok=True)
-        content = {'format': FORMAT, **dataclasses.asdict(description)}
-        write_whole(place / DESCRIPTION, json.dumps(content, indent=2).encode(), sync=True)
+        content = json.dumps({'format': FORMAT, **dataclasses.asdict(description)}, indent=2).encode()
+        if isinstance(place, BucketPath):
+            (place / DESCRIPTION).create(content)  # or another process has, which is compared below
+        else:
+            place.mkdir(parents=True, exist_ok=True)
+            write_file(place / DESCRIPTION, content, sync=True)
     there = read_description(place)
     for name, ours in dataclasses.asdict(description).items():
         theirs = getattr(there, name)
@@ -221,7 +250,7 @@ def create(place: AnyPath, description: Description, report: Report = print) -> 
             raise UserError(
                 f'--out {place}: it was prepared with another {name}: {theirs} there, {ours} now\nuse another directory'
             )
-    return TeacherFiles(place, report=report)
+    return TeacherFiles(place, report=report, confirm=confirm)
 
 
 def read_description(directory: AnyPath) -> Description:

@@ -4,13 +4,15 @@ A part is a directory, part-00000 and so on, with arrays and
 
     manifest.json   {"files": {"ids.npy": {"size": bytes, "xxh3": digest}, ...}}
 
-In a bucket the manifest is uploaded last, and what has none is no part. Parts of a bucket are copied to a directory of this
-machine, from which they are read.
+In a bucket, a part has a name that no other one ever has, and the index names the parts (storage/index.py). They are copied to
+a directory of this machine, from which they are read.
 """
 
 import json
+import re
+import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,8 @@ from pretrax.machine.atomic import new_directory
 from pretrax.machine.digest import digest
 from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath, BucketPath
-from pretrax.storage.staging import download, upload
+from pretrax.storage.index import Entries, Index, read_entries
+from pretrax.storage.staging import download, files_below
 
 MANIFEST = 'manifest.json'
 
@@ -35,17 +38,52 @@ def part_numbers(directory: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in directory.glob('part-*') if path.name[5:].isdigit())
 
 
-def write_part(place: AnyPath, directory: Path, number: int, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes a part into the directory, and uploads it if the place is a bucket. Raises OSError."""
-    name, files = part_name(number), {}
-    with new_directory(directory / name, sync=True) as partial:
+class PartsInBucket:
+    """The parts in a bucket, for the process that may write them.
+
+    Takes over what there is, and removes what earlier processes have left unfinished.
+
+    Args:
+        place: the directory.
+        confirm: raises an exception if this process may no longer write the directory.
+
+    Raises:
+        OSError: the bucket cannot be written.
+    """
+
+    def __init__(self, place: BucketPath, confirm: Callable[[], None]):
+        self._index = Index(place, confirm, _without_index)
+        self._index.claim()
+        self._remove_unlisted()
+
+    def add(self, part: Path) -> None:
+        """Uploads a part. Raises OSError, or what `confirm` raises."""
+        place = self._index.place / f'{part.name}-{secrets.token_hex(6)}'
+        for name in files_below(part):
+            (place / name).write_bytes((part / name).read_bytes())
+        self._index.change({part.name: place.name})
+
+    def keep(self, names: Sequence[str]) -> None:
+        """Removes all parts but these, which get the first numbers. Raises as `add` does."""
+        before = self._index.entries
+        numbered = {part_name(number): before[name] for number, name in enumerate(names)}
+        self._index.change({name: numbered.get(name) for name in before})
+        self._remove_unlisted()
+
+    def _remove_unlisted(self) -> None:
+        self._index.remove_unlisted(keep=[path for path in self._index.place.files() if not path.startswith('part-')])
+
+
+def write_part(directory: Path, number: int, arrays: Mapping[str, np.ndarray]) -> Path:
+    """Writes a part into the directory, and returns its path. Raises OSError."""
+    files = {}
+    with new_directory(directory / part_name(number), sync=True) as partial:
         for array_name, array in arrays.items():
             path = partial / f'{array_name}.npy'
             np.save(path, array, allow_pickle=False)
             files[path.name] = _found(path)
         (partial / MANIFEST).write_text(json.dumps({'files': files}, indent=1))
-    if isinstance(place, BucketPath):
-        upload(directory / name, place / name)
+    return directory / part_name(number)
 
 
 def problem_of(path: Path) -> str:
@@ -79,40 +117,48 @@ def fetch_parts(place: BucketPath, directory: Path, afresh: bool) -> None:
         OSError: the bucket cannot be read, or the directory cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    there = {file.partition('/')[0] for file in place.files() if file.endswith(f'/{MANIFEST}')}
-    for name in {part_name(number) for number in part_numbers(directory)} - there:
+    entries = read_entries(place)
+    there = entries if entries is not None else _without_index(place.files(), None)
+    for name in {part_name(number) for number in part_numbers(directory)} - {name for name in there if there[name]}:
         shutil.rmtree(directory / name)
-    for name in sorted(there):
-        here, manifest = directory / name / MANIFEST, (place / name / MANIFEST).read_bytes()
+    for name, prefix in sorted(there.items()):
+        if prefix is None:
+            continue
+        here, manifest = directory / name / MANIFEST, (place / prefix / MANIFEST).read_version().content
         if not afresh and here.is_file() and here.read_bytes() == manifest and not problem_of(here.parent):
             continue
         shutil.rmtree(here.parent, ignore_errors=True)
         with new_directory(here.parent) as partial:
-            download(place / name, partial)
+            download(place / prefix, partial)
 
 
-def repair_parts(place: AnyPath, directory: Path, report: Report) -> None:
+def repair_parts(place: AnyPath, directory: Path, remote: PartsInBucket | None, report: Report) -> None:
     """Removes damaged parts, whose rows can be computed again, and numbers the others without a gap. Raises OSError."""
-    kept = 0
-    for number in part_numbers(directory):
-        path = directory / part_name(number)
-        if said := problem_of(path):
-            report(f'WARNING: {place / path.name} is damaged: {said}. It is removed, and its rows are computed again')
-            _remove(place, path)
-            continue
-        if number != kept:
-            path.rename(directory / part_name(kept))
-            if isinstance(place, BucketPath):
-                upload(directory / part_name(kept), place / part_name(kept))
-                (place / path.name).remove_tree()
-        kept += 1
+    kept: list[str] = []
+    numbers = part_numbers(directory)
+    for number in numbers:
+        name = part_name(number)
+        if said := problem_of(directory / name):
+            report(f'WARNING: {place / name} is damaged: {said}. It is removed, and its rows are computed again')
+        else:
+            kept.append(name)
+    if remote is not None and len(kept) < len(numbers):
+        remote.keep(kept)
+    for name in {part_name(number) for number in numbers} - set(kept):
+        shutil.rmtree(directory / name)
+    for number, name in enumerate(kept):
+        if name != part_name(number):
+            (directory / name).rename(directory / part_name(number))
 
 
-def _remove(place: AnyPath, path: Path) -> None:
-    if isinstance(place, BucketPath):
-        (place / path.name / MANIFEST).unlink(missing_ok=True)  # first, so that half a part is none
-        (place / path.name).remove_tree()
-    shutil.rmtree(path)
+def _without_index(files: list[str], entries: Entries | None) -> Entries:
+    """The parts that an earlier version has written: it uploaded their manifests last."""
+    whole = (
+        {}
+        if entries is not None
+        else {file.partition('/')[0] for file in files if re.fullmatch(rf'part-\d+/{MANIFEST}', file)}
+    )
+    return {name: name for name in whole}
 
 
 def _found(path: Path) -> dict[str, int | str]:

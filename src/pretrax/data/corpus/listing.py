@@ -173,7 +173,9 @@ def _local(path: Path, spec: str, counts: FileCounts) -> Iterable[_Candidate]:
     if path.is_file():
         return [_candidate(path, path.stat(), path.is_symlink())]
     if glob.has_magic(str(path)):
-        literal = next(n for n, part in enumerate(path.parts) if glob.has_magic(part))
+        literal = next(
+            (n for n in range(len(path.parts)) if not Path(*path.parts[: n + 1]).exists()), len(path.parts) - 1
+        )
         pattern = path.parts[literal:]
         search = _Search(pattern + ('*',) * (pattern[-1] == '**'), counts)
         found = list(search.run(Path(*path.parts[:literal])))
@@ -325,9 +327,10 @@ def _explained(path: Path, reason: str) -> str:
 
 def _remote(url: Url, spec: str, counts: FileCounts) -> Iterable[_Candidate]:
     filesystem, path = connect(url)
-    magic = '*' in path if url.is_http else glob.has_magic(path)  # in a URL, '?' starts the query
     try:
         filesystem.invalidate_cache()
+        # In a URL, '?' starts the query. An object that exists is meant itself, whatever its name.
+        magic = '*' in path if url.is_http else glob.has_magic(path) and not filesystem.exists(path)
         if magic:
             found = filesystem.glob(path, detail=True)
         elif url.is_http or filesystem.info(path)['type'] != 'directory':

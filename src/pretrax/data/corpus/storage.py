@@ -73,8 +73,8 @@ class State(NamedTuple):
 
 def locate(spec: str) -> Location:
     """The Url if the text starts with a protocol, otherwise the path; file:// and local:// are paths."""
-    if local := re.match(r'(?:file|local)://(?:localhost(?=/))?', spec):
-        return storage.locate_local(spec[local.end() :])
+    if local := re.match(r'(?:file|local)://(?:localhost(?=/))?', spec):  # of fsspec; it may be relative
+        return storage.locate_local(unquote(spec[local.end() :]))
     return Url(spec) if re.match(r'[A-Za-z][\w+.-]*://', spec) else storage.locate_local(spec)
 
 

@@ -31,12 +31,13 @@ from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.data.tokenizers.tokenizer_files import TOKENIZER_JSON
 from pretrax.data.tokenizers.tokenizer_training import ModelName, train_and_report
 from pretrax.data.tokens.flat_tokens import VERSION, TokenizerIdentity, open_split, refuse_unreadable
-from pretrax.data.tokens.flat_tokens_writer import Writer, create
+from pretrax.data.tokens.flat_tokens_writer import Writer, WrittenMeanwhileError, create
 from pretrax.errors import Report, UserError
 from pretrax.machine.atomic import write_file
 from pretrax.machine.cache import cache_directory
 from pretrax.machine.locks import DirectoryLock, lock_directory
 from pretrax.storage import AnyPath, BucketPath
+from pretrax.storage.result import remove_unfinished, result_at
 
 SHARD_BYTES = 32 << 20  # stored bytes of text per shard, the unit of work
 # If fewer whole documents than this would be held out, the end of each document is held out instead.
@@ -97,6 +98,9 @@ def prepare(
             return path
         try:
             _Preparation(corpus, shards_dir, say, validation, work or Work()).make(path, tokenizer, vocab_size, recipe)
+        except WrittenMeanwhileError:
+            if not _is_reusable(path, named, recipe, say):
+                raise
         except BaseException:
             kept = len(list(shards_dir.glob('*/counts.json')))
             if kept:
@@ -143,8 +147,9 @@ def _locked(shards_dir: Path, say: Report) -> DirectoryLock:
 def _is_reusable(path: AnyPath, named: bool, recipe: dict[str, Any], say: Report) -> bool:
     if isinstance(path, BucketPath):
         with refuse_unreadable():
-            if not (path / 'zarr.json').is_file():
+            if not (result_at(path) / 'zarr.json').is_file():
                 return False
+            remove_unfinished(path)
     elif not path.exists():
         return False
     if named and (differs := _difference(path, recipe)):

@@ -22,9 +22,9 @@ from pretrax.data.tokens.token_array import TokenArray, damaged, unreadable
 from pretrax.errors import UserError
 from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath, BucketPath
+from pretrax.storage.result import is_unfinished, result_at
 
 FORMAT, VERSION = 'flat-tokens', 2
-UNFINISHED = '.unfinished'  # in a bucket: an object next to tokens that are being written
 TOKENIZER_FILE = 'tokenizer.json'
 MASK = 'loss_mask'  # the only optional array; without it, all tokens count
 # Values per file: 64 MiB of tokens before compression.
@@ -183,9 +183,10 @@ def refuse_unreadable() -> Iterator[None]:
 @refuse_unreadable()
 def splits(directory: AnyPath) -> list[str]:
     """The names of the splits of a flat-tokens directory. Raises UserError if it is not one."""
+    directory = result_at(directory)
     if isinstance(directory, BucketPath):
         if not (directory / 'zarr.json').is_file():
-            if (directory / UNFINISHED).is_file():
+            if any(map(is_unfinished, directory.files())):
                 raise UserError(
                     f'{directory}: its tokens are not complete\n  write them again with the same command, or wait for it'
                 )
@@ -225,6 +226,7 @@ def open_split(directory: AnyPath, split: str, cache: BlockFiles | None = None) 
     """
     if split not in (present := splits(directory)):
         raise UserError(f'{directory}: no split {split!r}\n  it has {", ".join(present)}')
+    directory = result_at(directory)
     path = directory / split
     try:
         manifest = SplitManifest.model_validate(group_attributes(path))
@@ -278,7 +280,7 @@ def read_tokenizer_json(directory: AnyPath, expected: TokenizerIdentity) -> byte
     """The tokenizer.json of the directory, or None if it is unknown. Raises UserError if it is not the expected one."""
     if expected.sha256 is None:
         return None
-    path = directory / TOKENIZER_FILE
+    path = result_at(directory) / TOKENIZER_FILE
     if not path.is_file():
         raise damaged(path, 'missing')
     try:

@@ -21,6 +21,7 @@ from pretrax.data.tokens.flat_tokens import (
 from pretrax.data.tokens.token_array import damaged
 from pretrax.errors import UserError
 from pretrax.storage import AnyPath
+from pretrax.storage.result import result_at
 
 
 def verify(directory: AnyPath) -> dict[str, TokenCounts]:
@@ -110,7 +111,7 @@ def _refuse_other(split: FlatTokens, name: str, said: int, found: int) -> None:
 
 
 def _verify_documents(directory: AnyPath, n_documents: int) -> None:
-    said: Any = group_attributes(directory).get('documents')
+    said: Any = group_attributes(result_at(directory)).get('documents')
     if said is None:  # merged or converted, or written by an older pretrax
         return
     try:

@@ -1,14 +1,12 @@
 """Writes flat-tokens: arrays grow file by file, and the directory appears atomically when it is complete.
 
-On a disk, it is written under another name and renamed. In a bucket, its top zarr.json is written last, and an object
-`.unfinished` marks it until then.
+On a disk, it is written under another name and renamed. In a bucket, an index names it (storage/result.py).
 """
 
 import contextlib
 import hashlib
 import json
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +19,46 @@ from pretrax.data.tokens.flat_tokens import (
     MASK,
     SHARD_LENGTH,
     TOKENIZER_FILE,
-    UNFINISHED,
     VERSION,
     SplitManifest,
     TokenCounts,
     TokenizerIdentity,
     little_endian,
+    open_split,
     refuse_unreadable,
+    splits,
 )
 from pretrax.errors import UserError
 from pretrax.machine.atomic import new_directory, remove_abandoned
 from pretrax.storage import AnyPath, BucketPath
-from pretrax.storage.connection import as_os_error, kind_of_error
+from pretrax.storage.connection import BucketError, as_os_error, kind_of_error
+from pretrax.storage.index import INDEX
+from pretrax.storage.result import is_unfinished, new_result, result_at
 from pretrax.storage.whole_file import write_whole
 
 _CHUNK = 1 << 14  # values per compressed chunk, the smallest unit of reading
 _ONES = 1 << 20
 
 
+class WrittenMeanwhileError(UserError):
+    """Another process has created the directory first, with other tokens, or while this one still wrote its tokens."""
+
+    def __init__(self, directory: AnyPath):
+        super().__init__(f'{directory}: another process has written it meanwhile\n  give another --out')
+
+
 class Writer:
-    """Writes tokenized documents to splits."""
+    """Writes tokenized documents to splits.
+
+    Attributes:
+        digests: of the arrays of each split, once it is finished.
+    """
 
     def __init__(self, directory: AnyPath):
         self._directory = directory
         self._splits: dict[str, _Split] = {}
         self._documents: dict[str, Any] | None = None
+        self.digests: dict[str, dict[str, str]] = {}
 
     def append(
         self,
@@ -108,7 +121,7 @@ class Writer:
 
     def finish(self, tokenizer: TokenizerIdentity, tokenizer_json: bytes | None, source: dict[str, Any]) -> None:
         for name, split in self._splits.items():
-            split.finish(name, tokenizer, source)
+            self.digests[name] = split.finish(name, tokenizer, source)
         if tokenizer_json is not None:
             write_whole(self._directory / TOKENIZER_FILE, tokenizer_json, sync=True)
         attributes = {'format': FORMAT, 'version': VERSION, 'splits': list(self._splits)}
@@ -121,9 +134,9 @@ def refuse_existing(out: AnyPath) -> None:
     """Raises UserError if `out` exists or its directory cannot be created; unfinished tokens in a bucket do not count."""
     if isinstance(out, BucketPath):
         with refuse_unreadable():
-            found = [] if (out / UNFINISHED).is_file() and not (out / 'zarr.json').is_file() else out.files()
+            found = [file for file in out.files() if not is_unfinished(file)]
         if found:
-            what = 'tokens' if 'zarr.json' in found else f'other objects: {found[0]}'
+            what = 'tokens' if INDEX in found or 'zarr.json' in found else f'other objects: {found[0]}'
             raise UserError(f'{out}: already exists, with {what}\n  remove it, or give another --out')
         return
     if out.exists():
@@ -140,61 +153,42 @@ def create(
     """Writes a new flat-tokens directory, which appears when the block ends without an exception.
 
     Args:
-        directory: its path. If another process creates it first, that directory is kept. What another one has left
-            unfinished in a bucket is removed.
+        directory: its path. If another process creates it first, that directory is kept; if it has other tokens, this is an
+            error.
         tokenizer: identity of the tokenizer.
         tokenizer_json: content of its tokenizer.json; None if the tokenizer is unknown.
         source: where the tokens come from, any JSON.
 
     Raises:
+        WrittenMeanwhileError: another process has created the directory.
         UserError: the files cannot be written.
     """
     try:
-        if isinstance(directory, BucketPath):
-            with _marked(directory) as check_alone:
-                writer = Writer(directory)
-                yield writer
-                check_alone()
-                writer.finish(tokenizer, tokenizer_json, source)
-            return
-        remove_abandoned(directory.parent)
-        with new_directory(directory, sync=True, keep_existing=True) as partial:
+        with _appearing(directory) as partial:
             writer = Writer(partial)
             yield writer
             writer.finish(tokenizer, tokenizer_json, source)
+        for name, digests in writer.digests.items():
+            if name not in splits(directory) or open_split(directory, name).manifest.sha256 != digests:
+                raise WrittenMeanwhileError(directory)
     except OSError as error:
+        if isinstance(error, BucketError) and not error.is_temporary and _has_result(directory):
+            raise WrittenMeanwhileError(directory) from error  # which removed what this process has written so far
         raise kind_of_error(error)(f'{directory}: cannot write the tokens: {error.strerror or error}') from error
 
 
-@contextlib.contextmanager
-def _marked(directory: BucketPath) -> Iterator[Callable[[], None]]:
-    """Marks tokens in a bucket as unfinished; removes what is written if the block raises an exception.
+@refuse_unreadable()
+def _has_result(directory: AnyPath) -> bool:
+    return result_at(directory) != directory
 
-    Yields a function that raises UserError if another process has started to write the same directory.
-    """
-    refuse_existing(directory)
-    directory.remove_tree()
-    mark, own = directory / UNFINISHED, uuid.uuid4().bytes
-    mark.write_bytes(own)
 
-    def is_mine() -> bool:
-        return mark.is_file() and mark.read_bytes() == own
-
-    def check_alone() -> None:
-        if not is_mine():
-            raise UserError(
-                f'{directory}: another process writes tokens here too\n  wait for it, or give another --out'
-            )
-
-    try:
-        yield check_alone
-    except BaseException:
-        with contextlib.suppress(OSError):  # the bucket may be the reason; the next writer removes the rest
-            if is_mine():
-                (directory / 'zarr.json').unlink(missing_ok=True)
-                directory.remove_tree()
-        raise
-    mark.unlink(missing_ok=True)
+def _appearing(directory: AnyPath) -> contextlib.AbstractContextManager[AnyPath]:
+    """Where to write a directory that appears when the block ends; one that another process has created stays."""
+    if isinstance(directory, BucketPath):
+        refuse_existing(directory)
+        return new_result(directory)
+    remove_abandoned(directory.parent)
+    return new_directory(directory, sync=True, keep_existing=True)
 
 
 class _Split:
@@ -239,7 +233,7 @@ class _Split:
     def _add_column(self, name: str) -> None:
         self._columns[name] = _Column(self._path / name, DTYPE[name], SHARD_LENGTH[name])
 
-    def finish(self, name: str, tokenizer: TokenizerIdentity, source: dict[str, Any]) -> None:
+    def finish(self, name: str, tokenizer: TokenizerIdentity, source: dict[str, Any]) -> dict[str, str]:
         self._columns['seq_starts'].append(np.array([self.counts.tokens], np.uint64))
         manifest = SplitManifest(
             split=name,
@@ -250,6 +244,7 @@ class _Split:
             sha256={name: column.finish() for name, column in self._columns.items()},
         )
         _write_group(self._path, manifest.model_dump())
+        return manifest.sha256
 
 
 class _Column:
@@ -269,23 +264,21 @@ class _Column:
         self._sha256 = hashlib.sha256()
         self._path = path
         local = {'kvstore': {'driver': 'file', 'path': f'{path}/'}} if isinstance(path, Path) else {}
-        self._array = ts.open(
-            local
-            | {
-                'driver': 'zarr3',
-                'metadata': {
-                    'shape': [0],
-                    'data_type': dtype,
-                    'chunk_grid': {'name': 'regular', 'configuration': {'chunk_shape': [shard]}},
-                    'chunk_key_encoding': {'name': 'default'},
-                    # Not a valid token or offset, so a missing chunk cannot pass for data.
-                    'fill_value': int(np.iinfo(dtype).max),
-                    'codecs': [{'name': 'sharding_indexed', 'configuration': sharding}],
-                },
+        spec = local | {
+            'driver': 'zarr3',
+            'metadata': {
+                'shape': [0],
+                'data_type': dtype,
+                'chunk_grid': {'name': 'regular', 'configuration': {'chunk_shape': [shard]}},
+                'chunk_key_encoding': {'name': 'default'},
+                # Not a valid token or offset, so a missing chunk cannot pass for data.
+                'fill_value': int(np.iinfo(dtype).max),
+                'codecs': [{'name': 'sharding_indexed', 'configuration': sharding}],
             },
-            create=True,
-            kvstore=path.kvstore('/') if isinstance(path, BucketPath) else None,
-        ).result()
+        }
+        store = path.kvstore('/') if isinstance(path, BucketPath) else None
+        with self._errors():
+            self._array = ts.open(spec, create=True, kvstore=store).result()
 
     def append(self, values: np.ndarray) -> None:
         while len(values):
@@ -305,14 +298,17 @@ class _Column:
         start, stop = self._n_written, self._n_written + self._n_buffered
         values = self._buffered[: self._n_buffered]
         self._sha256.update(little_endian(values))
-        try:
+        with self._errors():
             self._array = self._array.resize(exclusive_max=[stop]).result()
             self._array[start:stop].write(values).result()
-        except ValueError as error:  # TensorStore reports a full disk this way too
-            raise (
-                as_os_error(error, str(self._path)) if isinstance(self._path, BucketPath) else OSError(str(error))
-            ) from None
         self._n_written, self._n_buffered = stop, 0
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:  # TensorStore reports a full disk this way too
+            raise as_os_error(error, str(self._path)) from None
 
 
 def _sum(a: int | None, b: int | None) -> int | None:

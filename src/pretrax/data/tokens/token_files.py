@@ -20,6 +20,7 @@ from pretrax.data.tokens.nanogpt_meta import find_meta
 from pretrax.data.tokens.token_store import TokenStore
 from pretrax.errors import Report, UserError
 from pretrax.storage import AnyPath, BucketPath
+from pretrax.storage.result import result_at
 
 _LOOKED_AT = 32  # documents, to see what begins them
 
@@ -36,9 +37,9 @@ class TokenFiles:
 
 
 def is_flat_tokens(path: AnyPath) -> bool:
-    """Whether a path is read as flat-tokens: a directory with a zarr.json (zarr version 3), or any in a bucket."""
+    """Whether a path is read as flat-tokens: a directory with a zarr.json (zarr version 3), or any path in a bucket."""
     with refuse_unreadable():
-        return isinstance(path, BucketPath) or (path / 'zarr.json').is_file()
+        return isinstance(path, BucketPath) or (result_at(path) / 'zarr.json').is_file()
 
 
 def open_token_files(

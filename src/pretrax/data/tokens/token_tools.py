@@ -74,7 +74,7 @@ def convert_to_nanogpt(files: TokenFiles, out: AnyPath, say: Report, added_end: 
                         ids = (documents.encoded >> 1).astype('<u2')
                         if added_end is not None:
                             ids = np.insert(ids, np.cumsum(documents.lengths), added_end)
-                        ids.tofile(stream)
+                        stream.write(ids)
                 say(f'{out / name}: {store.n_documents:,} documents, {(partial / name).stat().st_size // 2:,} tokens')
             tokenizer = files.tokenizer if identity.vocab_size == files.identity.vocab_size else None
             if tokenizer is None:

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from pretrax.errors import UserError
+from pretrax.machine.gzip_file import gunzip
 from pretrax.scale.hlo import ENTRY
 from pretrax.scale.program import MESH, Program, parse_program
 from pretrax.storage import AnyPath
+from pretrax.storage.whole_file import write_whole
 
 TEXT = 'program.hlo.txt.gz'
 _PICTURES, _TEXTS = ('.html', '.svg'), ('.txt', '.txt.gz', '.hlo', '.hlo.gz')
@@ -23,7 +25,7 @@ def write_program(directory: AnyPath, compiled: Compiled, mesh: Mapping[str, int
     """Writes the optimized program with its mesh to `program.hlo.txt.gz`, for `read_program`, and returns it parsed."""
     text = compiled.as_text() or ''
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / TEXT).write_bytes(packed(text, mesh))
+    write_whole(directory / TEXT, packed(text, mesh))
     return parse_program(text, mesh)
 
 
@@ -37,7 +39,7 @@ def write(path: AnyPath, content: bytes) -> None:
     """Writes a file. Raises UserError if that is not possible."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        write_whole(path, content)
     except OSError as error:
         raise UserError(f'--graph {path}: cannot be written: {error.strerror}') from error
 
@@ -65,8 +67,8 @@ def read_program(path: AnyPath) -> Program:
     """
     try:
         content = path.read_bytes()
-        text = (gzip.decompress(content) if content[:2] == b'\x1f\x8b' else content).decode(errors='replace')
-    except (OSError, EOFError) as error:
+        text = (gunzip(content) if content[:2] == b'\x1f\x8b' else content).decode(errors='replace')
+    except (OSError, ValueError) as error:
         raise UserError(f'{path}: cannot be read: {getattr(error, "strerror", None) or error}') from error
     program = parse_program(text)
     if not program.computations.get(ENTRY):

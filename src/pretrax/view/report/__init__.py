@@ -13,8 +13,8 @@ from importlib.resources import files as package_files
 from typing import Any
 
 from pretrax.errors import UserError, printable
-from pretrax.machine.atomic import write_file
 from pretrax.storage import AnyPath
+from pretrax.storage.whole_file import write_whole
 from pretrax.view.charts.page import in_script, plotly_script
 from pretrax.view.definitions import FIGURES
 from pretrax.view.record.run_record import RunRecord, read_run
@@ -45,11 +45,8 @@ def write_report(run: str | AnyPath, out: AnyPath | None = None, files: pathlib.
     out = record.path / FILE if out is None else out
     text = render(record, files or record.path)
     try:
-        if isinstance(out, pathlib.Path):
-            out.parent.mkdir(parents=True, exist_ok=True)
-            write_file(out, text.encode())
-        else:
-            out.write_text(text)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(out, text.encode())
     except OSError as error:
         raise UserError(f'cannot write {out}: {error.strerror}') from error
     return out

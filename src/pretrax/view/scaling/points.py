@@ -90,7 +90,9 @@ def matching(directory: pathlib.Path, patterns: Sequence[str]) -> list[pathlib.P
     found: dict[pathlib.Path, None] = {}
     for pattern in patterns:
         base = pathlib.Path('/') if pathlib.Path(pattern).is_absolute() else directory
-        paths = [path for path in sorted(base.glob(pattern.lstrip('/'))) if (path / 'metrics.jsonl').is_file()]
+        here = base / pattern
+        named = [here] if here.exists() else sorted(base.glob(pattern.lstrip('/')))  # a name may have brackets
+        paths = [path for path in named if (path / 'metrics.jsonl').is_file()]
         if not paths:
             raise UserError(f'runs: {pattern} names no run in {base}; expected directories with a metrics.jsonl')
         found.update(dict.fromkeys(paths))

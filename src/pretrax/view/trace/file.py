@@ -12,14 +12,13 @@ none. The layout of a trace depends on the platform:
 
 import bisect
 import dataclasses
-import gzip
 import re
 import warnings
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pretrax.errors import UserError
+from pretrax.machine.gzip_file import gunzip
 from pretrax.machine.json_file import parse_json
 from pretrax.storage import AnyPath
 
@@ -87,7 +86,7 @@ def read_trace(path: AnyPath) -> list[Event]:
         raise UserError(f'cannot read {path}: {error.strerror}') from error
     try:
         events = _events(_from_xplane(data) if path.name.endswith(XPLANE) else _from_perfetto(data))
-    except (RuntimeError, ValueError, EOFError, OSError, zlib.error, KeyError, TypeError, AttributeError) as error:
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f'{path} is not a trace, or is damaged: {error}\ntrace the run again: log.profile=3') from error
     if not events:
         raise UserError(f'{path} has no operations of a device\ntrace the run again: log.profile=3')
@@ -117,7 +116,7 @@ def _from_xplane(data: bytes) -> list[_Line]:
 
 def _from_perfetto(data: bytes) -> Iterator[_Line]:
     """Lines from a file in Chrome's trace format, whose times are in microseconds."""
-    written = parse_json(gzip.decompress(data))['traceEvents']
+    written = parse_json(gunzip(data))['traceEvents']
     planes, names = {}, {}
     lines: dict[tuple[int, int], list[tuple[str, float, float, Stats]]] = {}
     for event in written:
