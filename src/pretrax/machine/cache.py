@@ -15,7 +15,10 @@ def own_directory() -> pathlib.Path:
 
 
 def cache_directory() -> pathlib.Path:
-    """The cache directory, or a temporary directory if the user has no home. Only for numbers, since others may write there."""
+    """The cache directory, or a temporary directory of this user if the user has no home.
+
+    Only for numbers, since other users may write there.
+    """
     own = own_directory()
     return own if own.is_absolute() else pathlib.Path(tempfile.gettempdir()) / f'pretrax-{os.getuid()}'
 
