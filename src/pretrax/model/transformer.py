@@ -117,12 +117,9 @@ class Transformer(Model):
         """The hidden states after the last layer, the statistics of the routers, and the states after the layers `kept`.
 
         Args:
-            x: the input of the first layer.
             layers: stacked weights: of the whole decoder, or of one pipeline stage.
-            tokens: the tokens of x.
             seeds: of stochastic rounding.
             chunk: which of equal parts of the decoder this is, from 0; None: the whole decoder.
-            kept: numbers of layers.
         """
 
         def body(x: jax.Array, w: Layer, layer: LayerSpec) -> tuple[jax.Array, Routed | None]:
