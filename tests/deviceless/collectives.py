@@ -6,7 +6,8 @@ in an environment with the extra `tpu`. The real step of a small decoder is comp
 minute or two. It ends with code 1 where a promised collective has other bytes, or something else is sent.
 
 Bytes are those of the program: of what a gather gives, what a scatter takes, and what is added up, sent on or exchanged.
-What a device receives of them is (n - 1) / n, or all of it (twice that for an added-up value).
+What a device receives of them is (n - 1) / n, or all of it (twice that for an added-up value). Times are those of the compiled schedule
+(`scale/schedule.py`), not measured.
 """
 
 import sys
@@ -19,6 +20,9 @@ from targets import compile_step, devices_of
 
 from pretrax.model.axes import AXES
 from pretrax.scale.hlo import collectives, summarize
+from pretrax.scale.links import places_of
+from pretrax.scale.schedule import read_schedule
+from pretrax.scale.topology import parse_topology
 
 W = 2  # bytes of the compute dtype, bf16
 VOCABULARY = 32_768
@@ -34,15 +38,8 @@ ROWS: dict[str, tuple[str, int, dict[str, int], int, int, int, dict[str, Any]]] 
     'd t': ('v5p:8x8x8', 1, {'d': 128, 't': 4}, 128, 2048, 1, DENSE),
     'd c t, ring': ('v5p:8x8x8', 1, {'d': 16, 'c': 8, 't': 4}, 16, 16384, 1, DENSE | {'context': 'ring'}),
     'd c, all_to_all': ('v5p:8x8x8', 1, {'d': 64, 'c': 8}, 64, 16384, 1, DENSE | {'context': 'all_to_all'}),
-    'd t, sums over d in bf16': (
-        'v5e:16x16',
-        1,
-        {'d': 64, 't': 4},
-        64,
-        2048,
-        1,
-        DENSE | {'reduction': 'bf16_r_d'},
-    ),
+    'v5e d t, sums in f32': ('v5e:16x16', 1, {'d': 64, 't': 4}, 64, 2048, 1, DENSE),
+    'v5e d t, sums over d in bf16': ('v5e:16x16', 1, {'d': 64, 't': 4}, 64, 2048, 1, DENSE | {'reduction': 'bf16_r_d'}),
     'd e': ('v6e:16x16', 1, {'d': 32, 'e': 8}, 256, 2048, 1, EXPERTS),
     'd t p': ('v5p:8x8x8', 1, {'d': 32, 't': 4, 'p': 4}, 256, 2048, 8, DENSE),
 }
@@ -114,9 +111,19 @@ def compare(name: str) -> tuple[list[str], bool]:
         devices_of(topology, slices), mesh, rows, length, documents=1, micro_batches=micro_batches,
         vocab_size=VOCABULARY, **model,
     )  # fmt: skip
-    sizes = jax.tree.leaves(compiled.input_shardings)[0].mesh.shape
+    seconds, text = time.monotonic() - began, compiled.as_text()
+    arranged = jax.tree.leaves(compiled.input_shardings)[0].mesh
     tokens = rows * length // micro_batches // (mesh.get('r', 1) * mesh['d'] * mesh.get('e', 1) * mesh.get('c', 1))
-    return table(name, compiled.as_text(), sizes, tokens, time.monotonic() - began)
+    lines, good = table(name, text, arranged.shape, tokens, seconds)
+    places = places_of(arranged.devices.flat)
+    schedule = read_schedule(text, dict(arranged.shape), parse_topology(topology, slices), places)
+    for row in schedule.rows():
+        lines.append(
+            f'{row.kind} over {" ".join(row.axes)}: {row.seconds * 1e3:.2f} ms, exposed {row.exposed * 1e3:.2f} ms'
+        )
+    lines.append(f'all: {schedule.seconds * 1e3:.1f} ms, exposed {schedule.exposed * 1e3:.1f} ms')
+    lines.append(f'other work: {schedule.compute * 1e3:.1f} ms')
+    return lines, good
 
 
 def table(name: str, text: str, sizes: Any, tokens: int, seconds: float) -> tuple[list[str], bool]:
