@@ -6,8 +6,8 @@ in an environment with the extra `tpu`. The real step of a small decoder is comp
 minute or two. It ends with code 1 where a promised collective has other bytes, or something else is sent.
 
 Bytes are those of the program: of what a gather gives, what a scatter takes, and what is added up, sent on or exchanged.
-What a device receives of them is (n - 1) / n, or all of it (twice that for an added-up value). Times are those of the compiled schedule
-(`scale/schedule.py`), not measured.
+What a device receives of them is (n - 1) / n, or all of it (twice that for an added-up value). Times are those of the
+compiled schedule (`scale/schedule.py`), not measured.
 """
 
 import sys
