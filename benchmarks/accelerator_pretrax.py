@@ -32,8 +32,9 @@ from pretrax.model.architecture import Scores
 from pretrax.model.attention import attend
 from pretrax.model.attention_kernels import Kernel
 from pretrax.model.axes import AXES
-from pretrax.model.families import TransformerOptions
 from pretrax.model.loss import Batch
+from pretrax.model.option_names import nest
+from pretrax.model.options import TransformerOptions
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
 from pretrax.scale.compiler_options import Situation, choose_options, hardware_of
@@ -202,7 +203,7 @@ def build(spec: dict[str, Any]) -> tuple[Any, Recipe]:
     )  # fmt: skip
     training = spec.get('training', {})
     return mesh, Recipe(
-        model=Transformer(request, options=TransformerOptions(**spec['model'], **spec.get('options', {}))),
+        model=Transformer(request, options=TransformerOptions(**nest(spec['model'] | spec.get('options', {})))),
         optimizer=optimizer.adamw(b1=training.get('b1', 0.9), b2=training.get('b2', 0.95), eps=training.get('eps', 1e-8)),
         rate=lambda step: jnp.asarray(training.get('learning_rate', 1e-3)), weight_decay=training.get('weight_decay', 0.1),
         no_decay=DEFAULT_NO_DECAY, clip_norm=training.get('clip_norm', 1.0), accumulation=spec.get('passes', 1),

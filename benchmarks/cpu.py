@@ -108,7 +108,7 @@ class Pretrax:
         self.config = pretrax.config_from_values({
             'name': 'benchmark',
             'steps': 1_000_000,
-            'model': {'family': 'gpt2', 'n_layers': model.n_layers, 'd_model': model.width, 'n_heads': model.heads},
+            'model': {'family': 'gpt2', 'n_layers': model.n_layers, 'd_model': model.width, 'attention': {'n_heads': model.heads}},
             'data': {'name': 'random', 'vocab_size': model.vocab_size},
             'batch': {'tokens': model.rows * model.length, 'sequence_length': model.length},
             'optimizer': {'name': 'adamw', 'learning_rate': 1e-3, 'weight_decay': 0.1},

@@ -39,7 +39,7 @@ from pretrax.run.setup import prepare
 from pretrax.run.teacher_cache import prepare_cache
 from pretrax.scale.memory import memory_of
 
-STUDENT = ['model.n_layers=2', 'model.d_model=64', 'model.n_heads=2', 'model.n_kv_heads=1']
+STUDENT = ['model.n_layers=2', 'model.d_model=64', 'model.attention.n_heads=2', 'model.attention.n_kv_heads=1']
 TOP_K = 64
 KINDS = ('alone', 'distilled', 'hidden', 'offline')
 RESULTS = Path(__file__).parent / 'results'

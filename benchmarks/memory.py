@@ -22,6 +22,7 @@ from pretrax.ahead.plan import Planner
 from pretrax.ahead.step import compile_ahead
 from pretrax.config import from_values
 from pretrax.machine.software import versions
+from pretrax.model.option_names import nest
 from pretrax.run.setup import memory_of_run
 from pretrax.scale.memory import memory_of, size, temporaries_of
 from pretrax.scale.topology import parse_topology
@@ -40,7 +41,7 @@ def row(topology: str, model: dict[str, Any], rows: int, length: int, mesh: dict
     micro, slices, vocab = more.pop('micro', None), more.pop('slices', 1), more.pop('vocab_size', 32000)
     distill = more.pop('distill', None)
     return topology, slices, {
-        'name': 'memory', 'steps': 10, 'model': model | more, 'data': {'name': 'synthetic', 'vocab_size': vocab},
+        'name': 'memory', 'steps': 10, 'model': nest(model | more), 'data': {'name': 'synthetic', 'vocab_size': vocab},
         'batch': {'tokens': rows * length, 'sequence_length': length, 'micro': micro},
         'optimizer': {'name': 'adamw', 'learning_rate': 3e-4}, 'mesh': mesh, 'distill': distill,
     }  # fmt: skip

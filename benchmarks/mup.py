@@ -2,7 +2,7 @@
 
 Each run is the model of configs/mup.yaml at another width, for 200 steps, on text that is new in every step. The loss is that
 of the held-out text. Within a table, only the width, the learning rate and muP differ. Changes such as
-`model.embedding_multiplier=16 model.logit_multiplier=4` or `schedule.warmup=40` apply to every run: what muP transfers should be
+`model.embedding.multiplier=16 model.head.multiplier=4` or `schedule.warmup=40` apply to every run: what muP transfers should be
 tuned at the base first.
 """
 
@@ -52,9 +52,9 @@ def _loss(width: int, rate: float, steps: int, optimizer: str, mup: bool, change
         [
             f'steps={steps}',
             f'model.d_model={width}',
-            f'model.n_heads={HEADS * grown}',
-            f'model.n_kv_heads={HEADS * grown // 2}',
-            f'model.d_ff={192 * grown}',
+            f'model.attention.n_heads={HEADS * grown}',
+            f'model.attention.n_kv_heads={HEADS * grown // 2}',
+            f'model.feed_forward.d_ff={192 * grown}',
             f'optimizer.name={optimizer}',
             f'optimizer.learning_rate={rate}',
             *([] if mup else ['model.mup=null']),

@@ -34,7 +34,13 @@ from pretrax.train.state import init_state
 from pretrax.train.step import training_step
 from pretrax.view.charts.picture import figure_bytes
 
-MODEL = ['model.n_layers=2', 'model.d_model=64', 'model.n_heads=2', 'model.n_kv_heads=1', 'data.vocab_size=1024']
+MODEL = [
+    'model.n_layers=2',
+    'model.d_model=64',
+    'model.attention.n_heads=2',
+    'model.attention.n_kv_heads=1',
+    'data.vocab_size=1024',
+]
 SIZES = [*MODEL, 'batch={tokens: 2048, sequence_length: 128}', 'eval.batches=16', 'mesh.r=1', 'mesh.d=1']
 NAMES = {'adamw': 'AdamW', 'muon': 'Muon', 'soap': 'SOAP', 'schedule_free': 'Schedule-Free'}
 OPTIONS = {'soap': ', max_precond_dim: 512'}  # the vocabulary has no preconditioner

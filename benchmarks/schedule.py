@@ -26,6 +26,7 @@ from pretrax.ahead.plan import Planner
 from pretrax.ahead.step import compile_ahead
 from pretrax.config import from_values
 from pretrax.machine.software import versions
+from pretrax.model.option_names import nest
 from pretrax.scale.compiler_options import TABLE
 from pretrax.scale.links import places_of
 from pretrax.scale.memory import memory_of
@@ -60,7 +61,7 @@ def row(topology: str, model: dict[str, Any], rows: int, length: int, mesh: dict
     removed = {option.name: None for option in TABLE} if more.pop('defaults', False) else {}
     vocab = more.pop('vocab_size', 128256 if model is EIGHT else 32000)
     return topology, slices, {
-        'name': 'schedule', 'steps': 10, 'model': model | {'save': 'none'} | more,
+        'name': 'schedule', 'steps': 10, 'model': nest(model | {'save': 'none'} | more),
         'data': {'name': 'synthetic', 'vocab_size': vocab},
         'batch': {'tokens': rows * length, 'sequence_length': length, 'micro': micro},
         'optimizer': {'name': 'adamw', 'learning_rate': 3e-4}, 'mesh': mesh, 'compiler': {'options': removed},

@@ -48,7 +48,8 @@ from pretrax.infer.weights import WeightKind
 from pretrax.machine.cores import usable_cores
 from pretrax.machine.process_memory import ask_for_kept_memory
 from pretrax.model.axes import AXES
-from pretrax.model.families import TransformerOptions
+from pretrax.model.option_names import nest
+from pretrax.model.options import TransformerOptions
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
 
@@ -78,7 +79,7 @@ class Decoder:
     def create(cls, options: dict[str, Any], vocab_size: int) -> 'Decoder':
         mesh = jax.make_mesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:1])
         request = ModelRequest(vocab_size, 1024, None, jnp.float32, 'cpu', dict(mesh.shape))
-        model = Transformer(request, options=TransformerOptions(**options))
+        model = Transformer(request, options=TransformerOptions(**nest(options)))
         with jax.set_mesh(mesh):
             return cls(model, jax.jit(model.init)(jax.random.key(0)), mesh)
 

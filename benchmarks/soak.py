@@ -361,7 +361,7 @@ def shiftable_clock(place: Path) -> dict[str, str]:
 def small_run(options: argparse.Namespace) -> dict:
     return {
         'name': 'soak', 'steps': options.steps,
-        'model': {'family': 'llama', 'n_layers': 2, 'd_model': 64, 'n_heads': 4},
+        'model': {'family': 'llama', 'n_layers': 2, 'd_model': 64, 'attention': {'n_heads': 4}},
         'data': {'name': 'synthetic', 'vocab_size': 512},
         'batch': {'tokens': 12 * 128, 'sequence_length': 128},
         'optimizer': {'learning_rate': 1e-3}, 'precision': {'compute': 'f32'},

@@ -89,7 +89,7 @@ def step_time() -> float:
     values = {
         'name': 'benchmark',
         'steps': 40,
-        'model': {'family': 'llama', 'n_layers': 4, 'd_model': 128, 'n_heads': 4, 'n_kv_heads': 2},
+        'model': {'family': 'llama', 'n_layers': 4, 'd_model': 128, 'attention': {'n_heads': 4, 'n_kv_heads': 2}},
         'data': {'name': 'synthetic', 'vocab_size': 2048},
         'batch': {'tokens': 4096, 'sequence_length': 256},
         'optimizer': {'name': 'adamw', 'learning_rate': 6e-3},

@@ -10,7 +10,7 @@ config = config_from_values(
     {
         'name': 'own-loop',
         'steps': 20,
-        'model': {'family': 'gpt2', 'n_layers': 2, 'd_model': 64, 'n_heads': 4},
+        'model': {'family': 'gpt2', 'n_layers': 2, 'd_model': 64, 'attention': {'n_heads': 4}},
         'data': {'text': 'src/**/*.py', 'vocab_size': 512},
         'batch': {'tokens': 2048, 'sequence_length': 128},
         'optimizer': {'name': 'lion', 'learning_rate': 1e-3},

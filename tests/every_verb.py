@@ -14,7 +14,7 @@ import time
 import traceback
 from pathlib import Path
 
-MODEL = {'family': 'llama', 'n_layers': 1, 'd_model': 16, 'n_heads': 2}
+MODEL = {'family': 'llama', 'n_layers': 1, 'd_model': 16, 'attention': {'n_heads': 2}}
 RUN = {
     'name': 'small', 'steps': 2, 'model': MODEL, 'batch': {'tokens': 64, 'sequence_length': 16}, 'eval': {'every': 2},
     'optimizer': {'learning_rate': 0.01}, 'schedule': {'name': 'linear', 'warmup': 1}, 'precision': {'compute': 'f32'},

@@ -45,7 +45,7 @@ def slow(request, *, vocab_size: int = 96):
 
 # What the sweeps of the tests change.
 BASE = {
-    'name': 'base', 'steps': 9, 'model': {'n_layers': 1, 'd_model': 16, 'n_heads': 2}, 'seed': 7,
+    'name': 'base', 'steps': 9, 'model': {'n_layers': 1, 'd_model': 16, 'attention': {'n_heads': 2}}, 'seed': 7,
     'data': {'name': 'synthetic', 'vocab_size': 96}, 'batch': {'tokens': 64, 'sequence_length': 16},
     'optimizer': {'learning_rate': 1e-2}, 'schedule': {'name': 'constant'},
 }  # fmt: skip

@@ -112,7 +112,7 @@ def small_values(documents, tmp_path):
         'name': 'small',
         'run_dir': str(tmp_path / 'run'),
         'steps': 6,
-        'model': {'family': 'llama', 'n_layers': 1, 'd_model': 16, 'n_heads': 2, 'z_loss': 1e-3},
+        'model': {'family': 'llama', 'n_layers': 1, 'd_model': 16, 'attention': {'n_heads': 2}, 'z_loss': 1e-3},
         'data': {'text': str(documents), 'vocab_size': 300, 'validation': 0.2},
         'batch': {'tokens': 128, 'sequence_length': 16},
         'optimizer': {'learning_rate': 1e-2, 'weight_decay': 0.1},

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType
 
+from decoders import decoder_options
 from pretrax.model.axes import AXES
-from pretrax.model.families import TransformerOptions
 from pretrax.model.loss import Batch
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
@@ -38,7 +38,7 @@ def transformer(options, mesh=None, *, vocab_size=VOCAB, length=LENGTH, dtype=jn
     """A decoder for a mesh (default: of one device)."""
     sizes = dict(mesh.shape) if mesh is not None else dict.fromkeys(AXES, 1)
     request = ModelRequest(vocab_size, length, None, dtype, 'cpu', sizes, micro_batches)
-    return Transformer(request, options=TransformerOptions(**options))
+    return Transformer(request, options=decoder_options(**options))
 
 
 def count_parameters(options, vocab_size=VOCAB, length=LENGTH):

@@ -150,6 +150,8 @@ TESTED_BY = {
     'model/test_attention.py': 'model/softcap model/xla_cpu',
     'model/test_eight_bits.py': 'model/numerics',
     'model/test_families.py': 'model/family_checks',
+    'model/test_option_names.py': 'model/options',
+    'config/test_upgrade.py': 'cli/config/upgrade',
     'model/test_nnx.py': 'model/nnx_options model/nnx_target',
     'model/test_linear_attention.py': 'model/chunks model/delta_net model/mixer model/state_space',
     'model/test_mutations.py': (

@@ -25,14 +25,14 @@ PAGE_OF = {
     'model.arguments': 'bring-your-model.md',
     'model.axes': 'bring-your-model.md',
     'model.flops_per_token': 'bring-your-model.md',
-    'model.rope_scaling': 'models.md#rope-scaling',
+    'model.rope.scaling': 'models.md#rope-scaling',
     'model.mup': 'research.md',
     'model.save': 'numerics.md',
     'model.batch_parts': 'parallelism.md#t',
-    'model.pipeline_rounds': 'parallelism.md#p',
-    'model.pipeline_schedule': 'parallelism.md#p',
-    'model.context': 'parallelism.md#c',
-    'model.attention': 'models.md#loss-and-computation',
+    'model.pipeline.rounds': 'parallelism.md#p',
+    'model.pipeline.schedule': 'parallelism.md#p',
+    'model.attention.context': 'parallelism.md#c',
+    'model.attention.kernel': 'models.md#loss-and-computation',
     'distill': 'research.md#distillation',
     'distill.cache': 'research.md#offline',
     'data': 'data.md',
@@ -136,8 +136,9 @@ def link(key: str) -> str:
     page = PAGE_OF[max((start for start in PAGE_OF if start == '' or f'{plain}.'.startswith(f'{start}.')), key=len)]
     if '#' in page:
         return _link_to(page)
-    last = plain.rpartition('.')[2]
-    target = section_about(page, plain, *([last] if plain.partition('.')[0] in DEFAULTS else []))
+    section, _, below = plain.partition('.')
+    names = [below, plain.rpartition('.')[2]] if section in DEFAULTS else []
+    target = section_about(page, plain, *names)
     return _link_to(target or page)
 
 

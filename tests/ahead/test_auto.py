@@ -14,13 +14,13 @@ from pretrax.run import micro_batch as measure
 from pretrax.scale.topology import parse_topology
 
 TINY = {
-    'name': 'auto', 'steps': 3, 'model': {'family': 'llama', 'n_layers': 1, 'd_model': 16, 'n_heads': 4, 'd_ff': 32},
+    'name': 'auto', 'steps': 3, 'model': {'family': 'llama', 'n_layers': 1, 'd_model': 16, 'attention': {'n_heads': 4}, 'feed_forward': {'d_ff': 32}},
     'data': {'name': 'synthetic', 'vocab_size': 64}, 'batch': {'tokens': 16 * 8, 'sequence_length': 8, 'micro': 'auto'},
     'optimizer': {'name': 'adamw', 'learning_rate': 1e-3}, 'mesh': {'r': 1, 'd': 2, 't': 4},
 }  # fmt: skip
 QUICK = TINY | {'mesh': {'r': 8}}  # two sizes, and nothing to gather
 LARGE = TINY | {
-    'model': {'family': 'llama', 'n_layers': 24, 'd_model': 2048, 'n_heads': 16, 'n_kv_heads': 8, 'd_ff': 5632},
+    'model': {'family': 'llama', 'n_layers': 24, 'd_model': 2048, 'attention': {'n_heads': 16, 'n_kv_heads': 8}, 'feed_forward': {'d_ff': 5632}},
     'batch': {'tokens': 64 * 2048, 'sequence_length': 2048, 'micro': 'auto'}, 'mesh': 'auto',
 }  # fmt: skip
 
@@ -45,7 +45,7 @@ def test_a_measured_micro_batch_is_reported_recorded_and_cached(cache, tmp_path,
     assert again.batch.micro == config.batch.micro
     assert 'measured earlier' in said[-1]
     with pytest.raises(pytest.fail.Exception):  # another model is another answer
-        settled(from_values(QUICK | {'model': TINY['model'] | {'d_ff': 64}}), said.append)
+        settled(from_values(QUICK | {'model': TINY['model'] | {'feed_forward': {'d_ff': 64}}}), said.append)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,9 @@ def test_a_damaged_cache_only_costs_a_measurement(cache, monkeypatch):
 
 def test_a_resumed_run_keeps_its_mesh_and_micro_batch(tmp_path, monkeypatch):
     config = from_values(TINY | {'run_dir': str(tmp_path)})
-    other = from_values(TINY | {'model': TINY['model'] | {'d_ff': 64}, 'batch': TINY['batch'] | {'micro': 2}})
+    other = from_values(
+        TINY | {'model': TINY['model'] | {'feed_forward': {'d_ff': 64}}, 'batch': TINY['batch'] | {'micro': 2}}
+    )
     (tmp_path / 'config.yaml').write_text(resolved_yaml(other))
     monkeypatch.setattr(auto, 'measured_micro', lambda *_: (4, 'measured'))
     assert settled(config, lambda text: None).batch.micro == 4  # another run has been here

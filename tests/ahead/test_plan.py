@@ -7,6 +7,7 @@ from pretrax.ahead.plan import MARGIN, Planner, make_plan, report
 from pretrax.ahead.verify import having
 from pretrax.cli import main
 from pretrax.config import from_values
+from pretrax.model.option_names import nest
 from pretrax.run.setup import memory_of_run, prepare
 from pretrax.scale.topology import parse_topology
 from pretrax.train.state import init_state
@@ -14,7 +15,13 @@ from pretrax.train.state import init_state
 VALUES = {
     'name': 'planned',
     'steps': 3,
-    'model': {'family': 'llama', 'n_layers': 24, 'd_model': 2048, 'n_heads': 16, 'n_kv_heads': 8, 'd_ff': 5632},
+    'model': {
+        'family': 'llama',
+        'n_layers': 24,
+        'd_model': 2048,
+        'attention': {'n_heads': 16, 'n_kv_heads': 8},
+        'feed_forward': {'d_ff': 5632},
+    },
     'data': {'name': 'synthetic', 'vocab_size': 32000},
     'batch': {'tokens': 64 * 2048, 'sequence_length': 2048},
     'optimizer': {'name': 'adamw', 'learning_rate': 3e-3},
@@ -94,7 +101,7 @@ def test_the_plan_says_what_layers_on_halves_of_the_batch_would_hide():
 
 
 def test_the_report_says_if_nothing_fits():
-    huge = plan(model=VALUES['model'] | {'n_layers': 240, 'd_model': 16384, 'd_head': 1024, 'd_ff': 65536})
+    huge = plan(model=nest(VALUES['model'] | {'n_layers': 240, 'd_model': 16384, 'd_head': 1024, 'd_ff': 65536}))
     assert huge.found == []
     assert any('candidates fits' in line for line in report(huge))
 
@@ -121,7 +128,7 @@ def test_wrong_requests_are_user_errors(arguments, said, capsys):
 @pytest.mark.parametrize('name', ['adamw', 'muon', 'soap', 'schedule_free'])
 def test_the_memory_of_the_optimizer_is_that_of_its_state(name):
     """Weights, and the state that a run makes on one device; SOAP has more for a wide feed-forward than for a square matrix."""
-    model = {'family': 'llama', 'n_layers': 2, 'd_model': 32, 'n_heads': 4, 'd_ff': 96}
+    model = {'family': 'llama', 'n_layers': 2, 'd_model': 32, 'attention': {'n_heads': 4}, 'feed_forward': {'d_ff': 96}}
     changes = {
         'model': model, 'data': {'name': 'synthetic', 'vocab_size': 256}, 'batch': {'tokens': 64, 'sequence_length': 32},
         'optimizer': {'name': name, 'learning_rate': 1e-3}, 'schedule': {'name': 'constant'}, 'mesh': {'d': 1},

@@ -13,10 +13,11 @@ import jax
 import pytest
 import yaml
 
+from former import unpacked
 from preloaded import programs
 from pretrax.ahead.saved import opened, save
 from pretrax.ahead.step import compile_ahead
-from pretrax.config import from_values
+from pretrax.config import from_values, load, upgrade_file
 from pretrax.errors import UserError
 from pretrax.run.loop import train
 from runs import Quiet
@@ -24,7 +25,7 @@ from runs import Quiet
 VALUES = {
     'name': 'tiny',
     'steps': 3,
-    'model': {'n_layers': 2, 'd_model': 32, 'n_heads': 4, 'd_ff': 64},
+    'model': {'n_layers': 2, 'd_model': 32, 'attention': {'n_heads': 4}, 'feed_forward': {'d_ff': 64}},
     'data': {'name': 'synthetic', 'vocab_size': 101},
     'batch': {'tokens': 512, 'sequence_length': 32},
     'optimizer': {'name': 'adamw', 'learning_rate': 3e-3},
@@ -61,6 +62,20 @@ def rewritten(file: pathlib.Path, place: pathlib.Path, executable: bytes | None 
         new.writestr('manifest.json', json.dumps(manifest))
         new.writestr('executable', content)
     return place
+
+
+def test_a_step_that_was_compiled_with_former_keys_is_compared_by_those_of_today(tmp_path, monkeypatch):
+    """The manifest is of an earlier pretrax, whose executable cannot be loaded elsewhere: only configurations are compared."""
+    monkeypatch.chdir(unpacked(tmp_path))
+    upgrade_file(pathlib.Path('old.yaml'))
+    manifest = json.loads(pathlib.Path('step-manifest.json').read_text())
+    with zipfile.ZipFile('former.step', 'w') as archive:
+        archive.writestr('manifest.json', json.dumps(manifest | {'executable': hashlib.sha256(b'x').hexdigest()}))
+        archive.writestr('executable', b'x')
+    pathlib.Path('former.step').chmod(0o644)
+    assert callable(opened('former.step', load('old.yaml')))
+    with pytest.raises(UserError, match=r'another configuration\n +model.attention.window: 8 -> 4\n'):
+        opened('former.step', load('old.yaml', ['model.attention.window=4']))
 
 
 def losses(directory: pathlib.Path) -> list[float]:

@@ -12,7 +12,7 @@ from pretrax.errors import UserError
 VALID = """\
 name: test
 steps: 10
-model: {n_layers: 2, d_model: 64, n_heads: 2}
+model: {n_layers: 2, d_model: 64, attention: {n_heads: 2}}
 data: {text: stdlib}
 batch: {tokens: 1024, sequence_length: 128}
 optimizer: {learning_rate: 0.1}

@@ -21,7 +21,7 @@ def here(tmp_path, monkeypatch):
     rows = [{'text': f'Chapter {n}. It was a day like {n * n} others; ünd so weiter.'} for n in range(200)]
     (tmp_path / 'novel.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
     (tmp_path / 'mine.yaml').write_text(
-        'name: mine\nsteps: 2\nmodel: {family: llama, n_layers: 1, d_model: 16, n_heads: 2}\n'
+        'name: mine\nsteps: 2\nmodel: {family: llama, n_layers: 1, d_model: 16, attention: {n_heads: 2}}\n'
         'batch: {tokens: 64, sequence_length: 16}\noptimizer: {name: adamw, learning_rate: 1e-3}\n'
         'data: {text: novel.jsonl, vocab_size: 300, validation: 0.1}\n'
     )

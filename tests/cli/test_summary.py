@@ -69,7 +69,7 @@ def test_a_stopped_run_is_told_how_to_go_on(result):
 @pytest.mark.slow
 def test_a_sample_is_as_long_as_learned_positions_allow(values, capsys):
     """A run that is done ends well, and so does what it tells to try: 16 positions, and 128 tokens asked for."""
-    model = {'family': 'gpt2', 'n_layers': 1, 'd_model': 16, 'n_heads': 2}
+    model = {'family': 'gpt2', 'n_layers': 1, 'd_model': 16, 'attention': {'n_heads': 2}}
     values |= {'model': model, 'mesh': {}, 'steps': 1, 'schedule': {}, 'sample': {'tokens': 128}}
     lines = summary(pretrain(config_from_values(values), progress=Quiet()), [])
     assert 'The model writes:' in lines

@@ -8,7 +8,7 @@ from pretrax.config.load import parse_overrides
 from pretrax.errors import UserError
 
 VALUES = {
-    'name': 'growing', 'steps': 20, 'model': {'n_layers': 1, 'd_model': 16, 'n_heads': 2},
+    'name': 'growing', 'steps': 20, 'model': {'n_layers': 1, 'd_model': 16, 'attention': {'n_heads': 2}},
     'data': {'name': 'synthetic', 'vocab_size': 50}, 'optimizer': {'learning_rate': 1e-3},
     'batch': {'tokens': [[0, 64], [4, 128]], 'sequence_length': [[0, 8], [2, 16], [9, 32]]},
 }  # fmt: skip

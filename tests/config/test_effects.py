@@ -12,7 +12,7 @@ from pretrax.train.step import make_step
 VALUES = {
     'name': 'test',
     'steps': 10,
-    'model': {'n_layers': 1, 'd_model': 16, 'n_heads': 2, 'd_ff': 32},
+    'model': {'n_layers': 1, 'd_model': 16, 'attention': {'n_heads': 2}, 'feed_forward': {'d_ff': 32}},
     'data': {'name': 'synthetic', 'vocab_size': 32},
     'batch': {'tokens': 256, 'sequence_length': 16},
     'optimizer': {'learning_rate': 0.1},

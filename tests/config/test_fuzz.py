@@ -24,7 +24,8 @@ model:
   name: transformer
   n_layers: 2
   d_model: 64
-  n_heads: 2
+  attention:
+    n_heads: 2
   layers: scan
   z_loss: 0.1
 data:
@@ -183,18 +184,17 @@ REQUIRED = [
     'name', 'steps', 'model', 'data', 'batch', 'optimizer', 'batch.tokens', 'batch.sequence_length',
     'optimizer.learning_rate',
 ]  # fmt: skip
-KEYS = [*BAD, 'model.n_heads', 'optimizer.eps']
+KEYS = [*BAD, 'model.attention.n_heads', 'optimizer.eps']
 
 
 def lines_of(key: str) -> tuple[int, int]:
     """The lines of the valid file that a dotted key takes: [first, last)."""
     lines = BASE.splitlines()
-    section, _, inner = key.partition('.')
-    first = next(i for i, line in enumerate(lines) if line.startswith(f'{section}:'))
-    last = next((i for i in range(first + 1, len(lines)) if not lines[i].startswith(' ')), len(lines))
-    if inner:
-        first = next(i for i in range(first + 1, last) if lines[i].startswith(f'  {inner}:'))
-        last = first + 1
+    first, last = -1, len(lines)
+    for depth, name in enumerate(key.split('.')):
+        first = next(i for i in range(first + 1, last) if lines[i].startswith(f'{"  " * depth}{name}:'))
+        inside = '  ' * depth + ' '
+        last = next((i for i in range(first + 1, last) if not lines[i].startswith(inside)), last)
     return first, last
 
 
@@ -206,8 +206,8 @@ def edited(key: str, *new: str) -> str:
 
 
 def with_value(key: str, value: str) -> str:
-    section, _, inner = key.partition('.')
-    return edited(key, f'  {inner}: {value}' if inner else f'{section}: {value}')
+    *sections, name = key.split('.')
+    return edited(key, f'{"  " * len(sections)}{name}: {value}')
 
 
 def misspellings(key: str) -> list[str]:

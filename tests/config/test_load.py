@@ -11,7 +11,7 @@ from pretrax.errors import UserError
 BASE = """\
 name: base
 steps: 300
-model: {n_layers: 2, d_model: 64, n_heads: 2}
+model: {n_layers: 2, d_model: 64, attention: {n_heads: 2}}
 data: {text: stdlib}
 batch:
   tokens: 1024

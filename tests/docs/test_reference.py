@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 import make_reference
 from pretrax import config_from_values
@@ -55,11 +56,20 @@ def test_every_key_has_a_row():
     assert sections >= {*registry.DEFAULTS, 'batch', 'mesh', 'faults', 'log'}
 
 
+def options_of(model, prefix=''):
+    """The keys and fields of a model of options; those of a section one by one."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.default, BaseModel):
+            yield from options_of(type(field.default), f'{prefix}{name}.')
+        else:
+            yield f'{prefix}{name}', field
+
+
 @pytest.mark.parametrize(('kind', 'name'), BUILT_IN)
 def test_every_option_has_a_row_with_its_default_and_a_description(kind, name):
     part = text('keys.md').partition(f'### `{kind}.name: {name}`\n')[2].partition('\n#')[0]
     written = {cells[0]: cells for cells in rows(part)}
-    for key, field in registry.options_model(kind, name).model_fields.items():
+    for key, field in options_of(registry.options_model(kind, name)):
         _, _, default, meaning, *_ = written[f'{kind}.{key}']
         assert field.description, f'{kind}.name={name}: {key} has no description'
         assert meaning, key

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from decoders import decoder_options
 from pretrax.huggingface.configs import BY_TYPE, read_options
 from pretrax.huggingface.defaults import DEFAULTS
-from pretrax.model.families import TransformerOptions, resolve
+from pretrax.model.families import resolve
 
 THEIRS = json.loads((Path(__file__).parents[1] / 'goldens' / 'defaults.json').read_text())
 # Not defaults of the class, but of a function that it calls
@@ -46,7 +47,7 @@ def test_defaults_are_those_of_transformers(model_type):
 
 def architecture(config):
     options, _ = read_options(config)
-    return resolve(TransformerOptions(**options), options['vocab_size'], 64)
+    return resolve(decoder_options(**options), options['vocab_size'], 64)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from decoders import decoder_options
 from pretrax import config_from_values
 from pretrax.cli import main
 from pretrax.data.tokenizers.tokenizer_files import bytes_tokenizer, end_tokens, load_tokenizer
 from pretrax.errors import UserError
 from pretrax.huggingface.configs import read_options
-from pretrax.model.families import TransformerOptions, resolve
+from pretrax.model.families import resolve
 from pretrax.run.setup import prepare
 from pretrax.run.trained import open_trained
 from pretrax.run.warm_start import warm_state
@@ -176,7 +177,7 @@ def test_gpt2_that_was_trained_here_is_exported_without_dropout(tmp_path):
     from pretrax.huggingface.export import _kept_fields
 
     def arch(**options):
-        return resolve(TransformerOptions(family='gpt2', n_layers=1, d_model=8, n_heads=2, **options), 128, 8)
+        return resolve(decoder_options(family='gpt2', n_layers=1, d_model=8, n_heads=2, **options), 128, 8)
 
     assert _kept_fields(None, 'gpt2', arch()) == {'attn_pdrop': 0.0, 'embd_pdrop': 0.0, 'resid_pdrop': 0.0}
     (tmp_path / 'config.json').write_text(json.dumps({'model_type': 'gpt2', 'attn_pdrop': 0.1}))
@@ -188,5 +189,5 @@ def test_gpt2_that_was_trained_here_is_exported_without_dropout(tmp_path):
 def test_an_import_says_how_to_train_with_the_dropout_of_config_json():
     config = json.loads((LLAMA.parent / 'gpt2' / 'config.json').read_text()) | {'resid_pdrop': 0.1, 'attn_pdrop': 0.0}
     assert [note for note in read_options(config)[1] if 'pdrop' in note] == [
-        'resid_pdrop = 0.1 of config.json is not applied; to train with it, use model.residual_dropout=0.1'
+        'resid_pdrop = 0.1 of config.json is not applied; to train with it, use model.block.dropout=0.1'
     ]

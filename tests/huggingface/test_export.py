@@ -80,10 +80,10 @@ def test_an_export_names_the_ids_that_its_class_would_guess(tmp_path):
         ('gpt-neox', {'dropout': 0.1}, {'attention_dropout': 0.1, 'hidden_dropout': 0.1}, []),
         (
             'gpt-neox', {'attention_dropout': 0.2, 'residual_dropout': 0.1}, {'attention_dropout': 0.2, 'hidden_dropout': 0.0},
-            ['residual_dropout = 0.1'],
+            ['block.dropout = 0.1'],
         ),
         # StableLmDecoderLayer drops what the feed-forward adds, and not what attention adds
-        ('stablelm', {'dropout': 0.1}, {'attention_dropout': 0.1}, ['residual_dropout = 0.1', 'embedding_dropout = 0.1']),
+        ('stablelm', {'dropout': 0.1}, {'attention_dropout': 0.1}, ['block.dropout = 0.1', 'embedding.dropout = 0.1']),
     ],
 )  # fmt: skip
 def test_an_export_names_the_dropout_that_its_class_does_not_have(tmp_path, family, rates, fields, unsaid):

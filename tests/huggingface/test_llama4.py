@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from decoders import decoder_options
 from pretrax.errors import UserError
 from pretrax.huggingface.configs import read_options, write_config
 from pretrax.huggingface.model import open_model
-from pretrax.model.families import TransformerOptions, resolve
+from pretrax.model.families import resolve
 
 GOLDEN = Path(__file__).parents[1] / 'goldens' / 'llama4'
 CONFIG = json.loads((GOLDEN / 'config.json').read_text())
@@ -18,7 +19,7 @@ CONFIG = json.loads((GOLDEN / 'config.json').read_text())
 
 def arch_of(**fields):
     options, _ = read_options(CONFIG | fields)
-    return resolve(TransformerOptions(**options), options['vocab_size'], options['max_sequence_length'])
+    return resolve(decoder_options(**options), options['vocab_size'], options['max_sequence_length'])
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_each_variant_is_written_as_it_was_read(fields):
     config, table = write_config(arch, 'llama4')
     assert table.model_type == 'llama4_text'
     options, _ = read_options(config)
-    assert resolve(TransformerOptions(**options), arch.vocab_size, arch.max_sequence_length) == arch
+    assert resolve(decoder_options(**options), arch.vocab_size, arch.max_sequence_length) == arch
     assert arch != arch_of()
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from decoders import decoder_options
 from pretrax.errors import UserError
 from pretrax.huggingface.model import open_model
 from pretrax.huggingface.quantized import dequantized
-from pretrax.model.families import TransformerOptions
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
 from small import mesh_of
@@ -62,7 +62,7 @@ def pieces_of(directory, path):
     with jax.set_mesh(mesh_of()):
         sizes = dict(mesh_of().shape)
         request = ModelRequest(96, 8, 1, np.float32, 'cpu', sizes)
-        like = Transformer(request, options=TransformerOptions(**model.options)).abstract()
+        like = Transformer(request, options=decoder_options(**model.options)).abstract()
         return [piece for _, piece in model.weights(like).pieces(path)]
 
 

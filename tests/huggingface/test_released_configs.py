@@ -10,11 +10,12 @@ from pathlib import Path
 import jax
 import pytest
 
+from decoders import decoder_options
 from pretrax.errors import UserError
 from pretrax.huggingface.configs import compare, read_options, table_of, write_config
 from pretrax.huggingface.names import TABLES
 from pretrax.huggingface.weights import mapped, shapes
-from pretrax.model.families import PRESETS, TransformerOptions, resolve
+from pretrax.model.families import PRESETS, resolve
 from pretrax.model.weights import abstract_weights
 from published import ABOUT, PUBLISHED
 from small import mesh_of
@@ -32,8 +33,8 @@ def test_every_preset_of_a_released_model_has_its_config():
 def test_a_released_config_is_the_architecture_of_its_preset(preset):
     config = RELEASED[preset]['config']
     options, _ = read_options(config)
-    of_file = resolve(TransformerOptions(**options), options['vocab_size'], 1)
-    of_preset = resolve(TransformerOptions(preset=preset), options['vocab_size'], options.get('max_sequence_length', 1))
+    of_file = resolve(decoder_options(**options), options['vocab_size'], 1)
+    of_preset = resolve(decoder_options(preset=preset), options['vocab_size'], options.get('max_sequence_length', 1))
     assert not compare(of_file, of_preset, 'in the file', 'in the preset')
     assert not compare(of_preset, of_file, 'in the preset', 'in the file')
 
@@ -43,7 +44,7 @@ def test_the_files_of_a_released_config_have_the_published_number_of_parameters(
     """Counted over the names and shapes of tensors that an import expects."""
     config = RELEASED[preset]['config']
     options, _ = read_options(config)
-    arch = resolve(TransformerOptions(**options), options['vocab_size'], 1)
+    arch = resolve(decoder_options(**options), options['vocab_size'], 1)
     with jax.set_mesh(mesh_of()):
         present = set(shapes(abstract_weights(arch)))
     sizes = arch.sizes | {'V': arch.vocab_size}
@@ -68,12 +69,12 @@ def test_a_file_of_cohere2_without_a_window_is_refused():
 def test_multipliers_of_granite_are_written_as_its_class_stores_them(scores, logits):
     """`attention_multiplier` multiplies scores, and logits are divided by `logits_scaling`."""
     said = {'family': 'granite', 'n_layers': 1, 'd_model': 48, 'n_heads': 4, 'logit_multiplier': logits}
-    arch = resolve(TransformerOptions(**said, query_pre_attn_scalar=scores), 64, 16)
+    arch = resolve(decoder_options(**said, query_pre_attn_scalar=scores), 64, 16)
     config, table = write_config(arch, 'granite')
     assert table.model_type == 'granite'
     assert config['attention_multiplier'] == pytest.approx((scores or 12) ** -0.5, rel=1e-15)
     assert config['logits_scaling'] == pytest.approx(1 / logits, rel=1e-15)
-    other = resolve(TransformerOptions(**said, query_pre_attn_scalar=(scores or 12) * (1 + 1e-9)), 64, 16)
+    other = resolve(decoder_options(**said, query_pre_attn_scalar=(scores or 12) * (1 + 1e-9)), 64, 16)
     assert 'query_pre_attn_scalar' in compare(arch, other, 'here', 'there')
 
 

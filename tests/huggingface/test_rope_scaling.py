@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from decoders import decoder_options
 from pretrax.errors import UserError
 from pretrax.huggingface.configs import read_options
 from pretrax.huggingface.rope_scaling import write_scaling
-from pretrax.model.families import TransformerOptions, resolve
+from pretrax.model.families import resolve
 
 GOLDENS = Path(__file__).parents[1] / 'goldens'
 YARN = {'type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 32768}
@@ -18,7 +19,7 @@ SHORT = {'short_factor': [1.0, 1.3, 1.7], 'long_factor': [1.5, 4.0, 9.0]}
 def scaling(case, scaling, **more):
     config = json.loads((GOLDENS / case / 'config.json').read_text())
     options, _ = read_options(config | {'rope_parameters': None, 'rope_scaling': scaling} | more)
-    return resolve(TransformerOptions(**options), options['vocab_size'], 64).rope_scaling
+    return resolve(decoder_options(**options), options['vocab_size'], 64).rope_scaling
 
 
 def test_released_yarn_and_longrope_have_the_published_attention_factors():

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from decoders import decoder_options
 from pretrax.cli import main
 from pretrax.errors import UserError
 from pretrax.huggingface import tensor_files
 from pretrax.huggingface.configs import BY_TYPE, read_options, write_config
 from pretrax.huggingface.files import open_checkpoint
-from pretrax.model.families import TransformerOptions, resolve
+from pretrax.model.families import resolve
 
 GOLDENS = Path(__file__).parents[1] / 'goldens'
 LOADED_BY_TRANSFORMERS = json.loads((GOLDENS / 'exports.json').read_text())
@@ -52,9 +53,7 @@ def test_every_tensor_round_trips_bit_exactly(case, tmp_path):
 @pytest.mark.parametrize('case', CASES)
 def test_every_table_writes_an_architecture_or_refuses_it(case):
     """No class has both an embedding multiplier and a soft cap of the logits, so write_config tries the tables of all."""
-    arch = resolve(
-        TransformerOptions(**read_options(json.loads((GOLDENS / case / 'config.json').read_text()))[0]), 32, 8
-    )
+    arch = resolve(decoder_options(**read_options(json.loads((GOLDENS / case / 'config.json').read_text()))[0]), 32, 8)
     with pytest.raises(UserError, match='no class of transformers computes this architecture'):
         write_config(dataclasses.replace(arch, embedding_multiplier=1.5, final_softcap=7.0))
 

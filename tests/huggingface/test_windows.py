@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from decoders import decoder_options
 from goldens.golden import LOGITS, QUICK, captured_logits, relative
 from pretrax.huggingface.configs import compare, read_options, write_config
 from pretrax.huggingface.model import open_model
-from pretrax.model.families import TransformerOptions, resolve
+from pretrax.model.families import resolve
 from pretrax.model.loss import Batch
 from pretrax.model.weights import Weights
 from pretrax.shardlib import num, typed_shard_map
@@ -105,7 +106,7 @@ def test_layers_in_another_order_are_another_model():
 
     def of(*layer_types):
         options = {'n_layers': 4, 'd_model': 32, 'n_heads': 4, 'linear_heads': 4, 'layer_types': layer_types}
-        return resolve(TransformerOptions(**options), 32, 20)
+        return resolve(decoder_options(**options), 32, 20)
 
     one, other, written_out = of('delta', 'full'), of('full', 'delta'), of('delta', 'full', 'delta', 'full')
     assert one.windows == other.windows == (0,) * 4

@@ -20,7 +20,7 @@ def notices(tmp_path):
         'name': 'run',
         'run_dir': str(tmp_path),
         'steps': 50,
-        'model': {'d_model': 8, 'n_layers': 1, 'n_heads': 1},
+        'model': {'d_model': 8, 'n_layers': 1, 'attention': {'n_heads': 1}},
         'data': {'name': 'synthetic', 'vocab_size': 16},
         'batch': {'tokens': 64, 'sequence_length': 16},
         'optimizer': {'learning_rate': 0.1},

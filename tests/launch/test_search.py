@@ -19,9 +19,10 @@ from pretrax.errors import UnavailableError, UserError
 from pretrax.launch import training, trial_job
 from pretrax.launch.record import read_record
 from pretrax.launch.search import JOURNAL, Searcher, _Optimizers
-from pretrax.launch.search_file import read_search
+from pretrax.launch.search_file import Space, read_search
 from pretrax.machine.locks import holder_of
 from pretrax.machine.process_identity import has_ended
+from pretrax.model.option_names import flat
 from pretrax.observe.metrics import read_metrics
 
 pytestmark = pytest.mark.filterwarnings('ignore:os.fork:RuntimeWarning')
@@ -331,6 +332,17 @@ def test_other_settings_need_another_directory(fake):
         fake.searcher(parameters={'optimizer.learning_rate': {'low': 1e-4, 'high': 0.5, 'log': True}})
     with fake.searcher(trials=4, at_once=2), pytest.raises(UserError, match='another process works here'):
         fake.searcher()
+
+
+def test_a_search_that_began_with_flat_keys_of_the_model_goes_on(fake, monkeypatch):
+    with fake.searcher('other') as searcher:
+        own, base = json.loads(searcher._space.identity)
+    former = json.dumps([own, base | {'model': flat(base['model'])}], sort_keys=True)
+    assert base['model']['attention']['n_heads'] == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(Space, 'identity', former)
+        fake.run(trials=1)
+    assert len(fake.run(trials=2)) == 2
 
 
 def test_nothing_but_an_optimizer_is_unpickled(tmp_path):

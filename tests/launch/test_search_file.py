@@ -34,7 +34,10 @@ def test_a_trial_has_the_values_of_the_base_the_changes_and_its_own(tmp_path):
         ({'parameters': {'optimizer.learning_rate': {'low': 0, 'high': 0.1, 'log': True}}}, 'needs low > 0'),
         ({'parameters': {'seed': [1, 1]}}, 'needs two or more different values'),
         ({'parameters': {'name': ['a', 'b']}}, 'is set by the search'),
-        ({'parameters': {'model.n_heads': [1, 'two']}}, r'search.yaml:1: model.n_heads=two is not valid'),
+        (
+            {'parameters': {'model.attention.n_heads': [1, 'two']}},
+            r'search.yaml:1: model.attention.n_heads=two is not valid',
+        ),
         ({'sampler': 'grid'}, 'a grid needs a list, or a step'),
         ({'sampler': 'cmaes', 'parameters': {'seed': [1, 2]}}, 'CMA-ES needs ranges'),
         ({'sampler': 'bayes'}, "is 'bayes'; expected 'tpe', 'cmaes', 'random' or 'grid'"),

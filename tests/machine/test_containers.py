@@ -8,7 +8,7 @@ import sys
 import pytest
 
 RUN = {
-    'name': 'small', 'steps': 2, 'model': {'family': 'llama', 'n_layers': 1, 'd_model': 16, 'n_heads': 2},
+    'name': 'small', 'steps': 2, 'model': {'family': 'llama', 'n_layers': 1, 'd_model': 16, 'attention': {'n_heads': 2}},
     'data': {'text': 'text.jsonl', 'vocab_size': 300, 'workers': 2}, 'batch': {'tokens': 64, 'sequence_length': 16},
     'optimizer': {'learning_rate': 0.01}, 'schedule': {'name': 'constant'}, 'precision': {'compute': 'f32'},
     'mesh': {'r': 1, 'd': 1}, 'run_dir': 'run', 'eval': {'every': 2},

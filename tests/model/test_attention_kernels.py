@@ -251,9 +251,9 @@ def test_cudnn_supports_sinks_with_one_document_per_row(documents, name):
 @pytest.mark.parametrize(
     ('wanted', 'platform', 'dtype', 'reason'),
     [
-        ('cudnn', 'cpu', BF16, 'attention=cudnn cannot run: it needs an NVIDIA GPU, not cpu'),
-        ('cudnn', 'cuda', F32, 'attention=cudnn cannot run: it computes in bf16'),
-        ('splash', 'cuda', BF16, 'attention=splash cannot run: it needs a TPU, not cuda'),
+        ('cudnn', 'cpu', BF16, 'attention.kernel=cudnn cannot run: it needs an NVIDIA GPU, not cpu'),
+        ('cudnn', 'cuda', F32, 'attention.kernel=cudnn cannot run: it computes in bf16'),
+        ('splash', 'cuda', BF16, 'attention.kernel=splash cannot run: it needs a TPU, not cuda'),
     ],
 )
 def test_a_kernel_that_cannot_run_is_refused(wanted, platform, dtype, reason):

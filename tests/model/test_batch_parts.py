@@ -10,6 +10,7 @@ from pretrax.config import from_values
 from pretrax.errors import UserError
 from pretrax.model.axes import TOKENS
 from pretrax.model.loss import Batch
+from pretrax.model.option_names import nest
 from pretrax.model.weights import Weights
 from pretrax.run.setup import prepare
 from pretrax.scale.hlo import collectives
@@ -18,7 +19,7 @@ from small import assert_same, mesh_of, random_batch, random_weights, transforme
 
 CHOICES = {'n_layers': 2, 'd_model': 16, 'n_heads': 4, 'n_kv_heads': 2, 'd_ff': 32, 'layers': 'scan', 'save': 'none'}
 VALUES = {
-    'name': 'tiny', 'steps': 3, 'model': CHOICES, 'data': {'name': 'synthetic', 'vocab_size': 101},
+    'name': 'tiny', 'steps': 3, 'model': nest(CHOICES), 'data': {'name': 'synthetic', 'vocab_size': 101},
     'batch': {'tokens': 512, 'sequence_length': 32}, 'optimizer': {'name': 'adamw', 'learning_rate': 3e-3},
     'mesh': {'d': 2, 't': 2, 'r': 2},
 }  # fmt: skip
@@ -74,15 +75,15 @@ def test_weights_are_gathered_once_and_activations_once_per_part():
     ('changes', 'said'),
     [
         (
-            {'model': CHOICES | {'batch_parts': 3}},
+            {'model': nest(CHOICES | {'batch_parts': 3})},
             r'batch_parts = 3: the 4 sequences of a device and pass do not divide',
         ),
         (
-            {'model': CHOICES | {'batch_parts': 2}, 'precision': {'matmul': 'int8'}},
+            {'model': nest(CHOICES | {'batch_parts': 2}), 'precision': {'matmul': 'int8'}},
             r'batch_parts = 2: precision.matmul = int8',
         ),
         (
-            {'model': {'family': 'mixtral', **CHOICES, 'n_experts': 4, 'batch_parts': 2}},
+            {'model': nest({'family': 'mixtral', **CHOICES, 'n_experts': 4, 'batch_parts': 2})},
             r'batch_parts = 2: a mixture of experts runs on the whole batch',
         ),
     ],
@@ -93,5 +94,5 @@ def test_what_cannot_run_in_parts_is_refused(changes, said):
 
 
 def test_the_report_says_that_layers_run_in_parts():
-    run = prepare(from_values(VALUES | {'model': CHOICES | {'batch_parts': 2}}), report=lambda line: None)
+    run = prepare(from_values(VALUES | {'model': nest(CHOICES | {'batch_parts': 2})}), report=lambda line: None)
     assert any('in 2 parts of the batch' in str(line) for line in run.startup if line.topic == 'layers')

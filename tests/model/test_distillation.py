@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import reference
+from decoders import decoder_options
 from pretrax.errors import UserError
 from pretrax.model.distillation import Distillation, DistilledTransformer, in_compute_dtype
-from pretrax.model.families import TransformerOptions
 from pretrax.model.loss import means
 from pretrax.model.request import ModelRequest
 from pretrax.model.weights import Teacher
@@ -31,7 +31,7 @@ def distilled(
     request = ModelRequest(vocab_size, length, None, dtype, 'cpu', dict((mesh or mesh_of()).shape))
     how = Distillation(weight, temperature, direction, chunks)
     return DistilledTransformer(
-        request, options=TransformerOptions(**student), teacher=TransformerOptions(**teacher), how=how
+        request, options=decoder_options(**student), teacher=decoder_options(**teacher), how=how
     )
 
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import reference
+from decoders import decoder_options
 from parallel.cases import DENSE, DROPOUT, gradients, largest
 from pretrax.errors import UserError
 from pretrax.model.attention_kernels import choose_kernel
 from pretrax.model.dropout import kept
-from pretrax.model.families import TransformerOptions, resolve
+from pretrax.model.families import resolve
 from pretrax.model.loss import means
 from pretrax.train.evaluate import make_evaluate
 from pretrax.train.optimizer import sgd
@@ -131,7 +132,7 @@ def test_a_training_step_draws_its_masks_from_its_number():
 
 def test_dropout_sets_the_three_rates_and_each_may_differ():
     def rates(**options):
-        arch = resolve(TransformerOptions(**GPT2, **options), 100, 32)
+        arch = resolve(decoder_options(**GPT2, **options), 100, 32)
         return arch.attention_dropout, arch.residual_dropout, arch.embedding_dropout
 
     assert rates() == (0, 0, 0)
@@ -143,6 +144,6 @@ def test_fused_kernels_are_refused_or_left_with_the_reason():
     kernel = choose_kernel('auto', 'cuda', jnp.bfloat16, 64, 1024, 1, dropout=0.1)
     assert kernel.name == 'blockwise'
     assert 'SLOW: not cudnn' in str(kernel)
-    assert 'model.attention_dropout = 0.1' in str(kernel)
+    assert 'model.attention.dropout = 0.1' in str(kernel)
     with pytest.raises(UserError, match='cannot drop attention probabilities'):
         choose_kernel('splash', 'tpu', jnp.bfloat16, 128, 1024, 1, dropout=0.1)

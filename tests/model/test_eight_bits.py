@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from decoders import decoder_options
 from model.test_matmul import dots
 from pretrax.config import schema
 from pretrax.errors import UserError
 from pretrax.model import eight_bits, numerics
-from pretrax.model.families import TransformerOptions
 from pretrax.model.matmul import grouped_product, product
 from pretrax.model.numerics import Format, choose_numerics
 from pretrax.model.request import ModelRequest
@@ -205,7 +205,7 @@ def decoder(options, mesh, matmul, exempt, dtype=jnp.float32):
     request = ModelRequest(
         VOCAB, LENGTH, None, dtype, 'cpu', dict(mesh.shape), device_kind='a CPU', matmul=matmul, exempt=exempt
     )
-    return Transformer(request, options=TransformerOptions(**options))
+    return Transformer(request, options=decoder_options(**options))
 
 
 @pytest.mark.slow

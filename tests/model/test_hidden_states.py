@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import reference
+from decoders import decoder_options
 from pretrax.errors import UserError
 from pretrax.model.distillation import Distillation, DistilledTransformer
-from pretrax.model.families import TransformerOptions
 from pretrax.model.hidden_states import HiddenMatch, init_projection
 from pretrax.model.loss import means
 from pretrax.model.request import ModelRequest
@@ -30,7 +30,7 @@ def distilled(student=LLAMA, teacher=WIDE, mesh=None, *, pairs=PAIRS, weight=0.6
     request = ModelRequest(VOCAB, length, None, dtype, 'cpu', dict((mesh or mesh_of()).shape))
     how = Distillation(0.0, 1.0, 'forward', 2, HiddenMatch(pairs, weight) if pairs else None)
     return DistilledTransformer(
-        request, options=TransformerOptions(**student), teacher=TransformerOptions(**teacher), how=how
+        request, options=decoder_options(**student), teacher=decoder_options(**teacher), how=how
     )
 
 

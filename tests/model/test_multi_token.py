@@ -10,12 +10,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import reference
+from decoders import decoder_options
 from pretrax.errors import UserError
 from pretrax.huggingface.export import export
 from pretrax.huggingface.model import open_model
 from pretrax.model import multi_token
 from pretrax.model.axes import TOKENS
-from pretrax.model.families import TransformerOptions, resolve
+from pretrax.model.families import resolve
 from pretrax.model.loss import Batch, means
 from pretrax.model.weights import Weights, abstract_weights
 from pretrax.scale.flops import flops_per_token
@@ -180,15 +181,17 @@ def test_files_without_modules_have_none(released):
 def test_a_pipeline_and_a_weight_without_modules_are_refused():
     with pytest.raises(UserError, match='does not run in pipeline stages'):
         transformer(OPTIONS['dense'], mesh_of(p=2))
-    with pytest.raises(ValueError, match=r'model\.mtp_loss = 0\.1 weights multi-token prediction, and there is none'):
+    with pytest.raises(
+        ValueError, match=r'model\.multi_token\.loss = 0\.1 weights multi-token prediction, and there is none'
+    ):
         transformer(LLAMA | {'mtp_loss': 0.1})
 
 
 def test_flops_and_parameters_of_a_module_are_those_of_a_layer_two_projections_and_the_unembedding():
     """Of DeepSeek-V3's 685B parameters in files, 14B are of the module; 2 * 0.93B of these repeat the tables (its README)."""
-    plain, more = (resolve(TransformerOptions(preset='deepseek-v3', mtp_layers=n), 129280, 4096) for n in (0, 1))
+    plain, more = (resolve(decoder_options(preset='deepseek-v3', mtp_layers=n), 129280, 4096) for n in (0, 1))
     assert more.n_matmul_params - plain.n_matmul_params == (
-        (plain.n_matmul_params - resolve(TransformerOptions(preset='deepseek-v3', n_layers=60), 129280, 4096).n_matmul_params)
+        (plain.n_matmul_params - resolve(decoder_options(preset='deepseek-v3', n_layers=60), 129280, 4096).n_matmul_params)
         + 2 * 7168**2 + 129280 * 7168
     )  # fmt: skip
     with jax.set_mesh(mesh_of()):

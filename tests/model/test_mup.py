@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from decoders import decoder_options
 from pretrax.errors import UserError
-from pretrax.model.families import TransformerOptions, resolve
+from pretrax.model.families import resolve
 from pretrax.train import optimizer
 from pretrax.train.groups import Setting, settings_of
 from pretrax.train.state import init_state
@@ -131,7 +132,7 @@ def test_the_forward_pass(options, mup, same):
 
 def test_depth_slows_down_the_layers_alone():
     """arXiv:2310.02244, table 1: Adam's rate in proportion to L^-1/2 with branches times L^-1/2."""
-    arch = resolve(TransformerOptions(**MODEL, mup=MUP | {'base_layers': 1, 'depth_power': 0.5}), VOCAB, 16)
+    arch = resolve(decoder_options(**MODEL, mup=MUP | {'base_layers': 1, 'depth_power': 0.5}), VOCAB, 16)
     assert arch.mup is not None
     assert arch.mup.rate('layers.q', True, 1.0) == pytest.approx(2**-0.5 / 2)
     assert arch.mup.rate('layers.norm1', False, 1.0) == pytest.approx(2**-0.5)
@@ -139,7 +140,7 @@ def test_depth_slows_down_the_layers_alone():
 
 
 def test_the_base_model_is_the_model_without_mup():
-    plain, base = (resolve(TransformerOptions(**MODEL, mup=mup), VOCAB, 16) for mup in (None, {'base_width': 32}))
+    plain, base = (resolve(decoder_options(**MODEL, mup=mup), VOCAB, 16) for mup in (None, {'base_width': 32}))
     assert all(getattr(plain, field) == getattr(base, field) for field in vars(plain) if field != 'mup')
     assert_same(drawn(MODEL | {'mup': {'base_width': 32}}), drawn(MODEL), rtol=0)
 
@@ -155,4 +156,4 @@ def test_the_base_model_is_the_model_without_mup():
 def test_choices_that_contradict_each_other_are_refused(mup, options, message):
     sizes = {'n_layers': 1, 'd_model': 32, 'n_heads': 4}
     with pytest.raises((UserError, ValueError), match=message):
-        TransformerOptions(**sizes, **options, mup=mup)
+        decoder_options(**sizes, **options, mup=mup)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import reference
+from decoders import decoder_options
 from pretrax.model.distillation import Distillation, DistilledTransformer
-from pretrax.model.families import TransformerOptions
 from pretrax.model.loss import Batch, means
 from pretrax.model.request import ModelRequest
 from pretrax.model.top_k import TopK
@@ -26,8 +26,8 @@ def distilled(mesh, direction, teacher=WIDE):
     """A student with a teacher; `teacher=None`: with what the batches have of one."""
     request = ModelRequest(VOCAB, LENGTH, None, jnp.float32, 'cpu', dict(mesh.shape))
     how = Distillation(weight=0.7, temperature=2.0, direction=direction, chunks=4)
-    options = None if teacher is None else TransformerOptions(**teacher)
-    return DistilledTransformer(request, options=TransformerOptions(**LLAMA), teacher=options, how=how)
+    options = None if teacher is None else decoder_options(**teacher)
+    return DistilledTransformer(request, options=decoder_options(**LLAMA), teacher=options, how=how)
 
 
 def found_gradient(model, weights, batch, mesh, accumulation=1, **teacher):

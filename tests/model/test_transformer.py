@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from decoders import decoder_options
 from pretrax.model import mlp, numerics
 from pretrax.model.axes import TOKENS
-from pretrax.model.families import TransformerOptions, resolve
+from pretrax.model.families import resolve
 from pretrax.model.loss import Batch
 from pretrax.model.norm import norm
 from pretrax.model.pipeline_schedule import PipelineSchedule
@@ -184,7 +185,7 @@ def test_initial_weights_by_choice(init):
 
 
 def test_families_draw_weights_as_published():
-    chosen = {family: resolve(TransformerOptions(family=family, n_layers=2, d_model=32, n_heads=4), 64, 16).init
+    chosen = {family: resolve(decoder_options(family=family, n_layers=2, d_model=32, n_heads=4), 64, 16).init
               for family in ('gpt2', 'llama', 'olmo2')}  # fmt: skip
     assert chosen == {'gpt2': 'scaled', 'llama': 'scaled', 'olmo2': 'normal'}
 

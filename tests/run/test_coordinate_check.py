@@ -9,7 +9,7 @@ from pretrax.cli import main
 CONFIG = """
 name: small
 steps: 9
-model: {n_layers: 1, d_model: 32, n_heads: 2, n_kv_heads: 1, d_ff: 96, init: xavier}
+model: {n_layers: 1, d_model: 32, attention: {n_heads: 2, n_kv_heads: 1}, feed_forward: {d_ff: 96}, init: {kind: xavier}}
 data: {name: synthetic, vocab_size: 64}
 batch: {tokens: 256, sequence_length: 32}
 optimizer: {name: adamw, learning_rate: 3e-3}
@@ -33,7 +33,7 @@ def ended(arguments, capsys):
 @pytest.mark.slow
 def test_sizes_depend_on_the_width_without_mup_alone(config, tmp_path, capsys):
     flags = ['--widths', '32,128', '--seeds', '1', '--tolerance', '0.3', '--standard', '--out', 'sizes.png']
-    code, printed = ended([config, 'seed=3', 'model.n_heads=4', *flags], capsys)
+    code, printed = ended([config, 'seed=3', 'model.attention.n_heads=4', *flags], capsys)
     found = re.findall(r'^(muP|standard|change of the logits) .* (\S+)$', printed.out, re.MULTILINE)
     assert [name for name, _ in found] == ['muP', 'change of the logits', 'standard', 'change of the logits']
     assert abs(float(found[1][1])) < 0.3 < 0.5 < float(found[3][1])
@@ -46,9 +46,9 @@ def test_sizes_depend_on_the_width_without_mup_alone(config, tmp_path, capsys):
     [
         (['--widths', '64'], '--widths 64: expected two widths or more'),
         (['--widths', '48,a'], '--widths 48,a: expected two widths or more'),
-        (['--widths', '40,64'], 'at width 40, model.n_heads would be 2.5'),
+        (['--widths', '40,64'], 'at width 40, model.attention.n_heads would be 2.5'),
         (['--out', 'sizes.gif'], '--out sizes.gif: expected a name that ends with .png, .svg, .pdf'),
-        (['model.preset=gpt2-124m', 'model.d_model=null'], 'needs model.d_model and model.n_heads'),
+        (['model.preset=gpt2-124m', 'model.d_model=null'], 'needs model.d_model and model.attention.n_heads'),
         (['optimizer.name=sgd'], 'optimizer.name = sgd does not follow the width by a known rule'),
         (['optimizer.name=soap'], 'use adamw, adafactor, lion, muon, or leave out model.mup'),
     ],

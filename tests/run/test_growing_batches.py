@@ -171,7 +171,7 @@ def test_a_saved_step_is_refused_in_words(growing, tmp_path):
 
 def test_learned_positions_are_those_of_the_longest_sequence(documents, tmp_path):
     values = small_values(documents, tmp_path) | {'steps': 8, 'batch': GROWING}
-    values['model'] = {'family': 'gpt2', 'n_layers': 1, 'd_model': 16, 'n_heads': 2}
+    values['model'] = {'family': 'gpt2', 'n_layers': 1, 'd_model': 16, 'attention': {'n_heads': 2}}
     run = prepare(config_from_values(values), lambda text: None)
     shapes = [jax.tree.map(lambda x: x.shape, run.at(number).like) for number in range(8)]
     assert all(one == shapes[-1] for one in shapes)

@@ -76,7 +76,10 @@ def test_metrics_after_the_last_checkpoint_are_written_again(small, tmp_path):
 
 @pytest.mark.slow
 def test_samples_longer_than_the_positions_are_refused_before_the_first_step(values, tmp_path):
-    values |= {'model': {'family': 'gpt2', 'n_layers': 1, 'd_model': 16, 'n_heads': 2}, 'sample': {'every': 5}}
+    values |= {
+        'model': {'family': 'gpt2', 'n_layers': 1, 'd_model': 16, 'attention': {'n_heads': 2}},
+        'sample': {'every': 5},
+    }
     with pytest.raises(UserError, match=r'sample.tokens is 128, but the 16 positions .* leave (\d+) after') as error:
         pretrain(config_from_values(values), progress=Quiet())
     assert not (tmp_path / 'run' / 'metrics.jsonl').exists()

@@ -34,7 +34,7 @@ def test_measured_steps_compute_what_training_computes(small):
 
 def test_a_run_that_cannot_fit_is_not_tried(small, capsys):
     """A model of a hundred terabytes, of which nothing is made."""
-    model = {'n_layers': 1000, 'd_model': 2**15, 'n_heads': 64, 'd_ff': 2**17}
+    model = {'n_layers': 1000, 'd_model': 2**15, 'attention': {'n_heads': 64}, 'feed_forward': {'d_ff': 2**17}}
     found = measure.measure(config_from_values(small | {'model': model}), 3, 2)
     assert found['status'] == 'too large'
     assert found['expected_memory'] > 1e12

@@ -171,7 +171,7 @@ REFUSED = {
     'layers': ({'n_layers': 6}, {'p': 4}, r'n_layers = 6: mesh.p = 4 does not divide them\nuse mesh.p=3'),
     'rounds': (
         {'n_layers': 8, 'pipeline_rounds': 3}, {'p': 2},
-        r'mesh.p = 2 x model.pipeline_rounds = 3 does not divide them\nuse model.pipeline_rounds=2',
+        r'mesh.p = 2 x model.pipeline.rounds = 3 does not divide them\nuse model.pipeline.rounds=2',
     ),
     'layers that take turns': (
         {'n_layers': 6, 'window': 4, 'global_every': 2}, {'p': 2},
@@ -209,4 +209,4 @@ def test_micro_batches_are_so_many_that_the_bubble_is_below_a_fifth():
     mesh = mesh_of(p=2)
     assert staged('llama', mesh, 8).plan.pipeline.bubble < 0.2
     said = staged('llama', mesh, 2).choices['pipeline']
-    assert '; model.pipeline_rounds=2 would make it 20.0 %; ' in said
+    assert '; model.pipeline.rounds=2 would make it 20.0 %; ' in said

@@ -17,6 +17,7 @@ from pretrax.data.options import TextOptions
 from pretrax.data.text import open_text
 from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
 from pretrax.errors import UserError
+from pretrax.model.option_names import nest
 from pretrax.observe.metrics import read_metrics
 from pretrax.run.processes import Identity, identity, join_processes
 from runs import BIGRAM, Quiet
@@ -31,7 +32,9 @@ def test_two_and_four_processes_train_like_one(values, tmp_path):
     """Two of two devices, then four of one. Tokens travel to experts between both pairs; keys, in a ring, between the four."""
     values |= {'eval': {'every': 3, 'batches': 2}, 'schedule': {'name': 'constant', 'warmup': 2}}
     values['sample'] = {'every': 3, 'prompts': ['abc', 'fed cab', 'd'], 'tokens': 12}
-    values['model'] |= {'n_experts': 4, 'experts_per_token': 2, 'balance_loss': 0.01, 'context': 'ring'}
+    values['model'] = nest(
+        values['model'] | {'n_experts': 4, 'experts_per_token': 2, 'balance_loss': 0.01, 'context': 'ring'}
+    )
     pretrain(config_from_values(values | {'run_dir': str(tmp_path / 'one')}), progress=Quiet())
 
     config = tmp_path / 'run.yaml'

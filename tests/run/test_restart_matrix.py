@@ -94,22 +94,15 @@ class Spiky(SyntheticSource):
 # What to change in `values` for each feature. DIRECTORY is that of the test.
 FEATURES = {
     'a delta net and an average of the weights': {
-        'model': {
-            'n_layers': 2, 'layer_types': ['delta', 'full'], 'linear_heads': 4, 'linear_d_head': 8, 'linear_d_key': 8
-        },
+        'model': {'n_layers': 2, 'layer_types': ['delta', 'full'], 'recurrent': {'n_heads': 4, 'd_head': 8, 'd_key': 8}},
         'optimizer': {'ema_decay': 0.9},
     },
     'mamba and muon': {
-        'model': {
-            'n_layers': 2, 'layer_types': ['mamba', 'full'], 'linear_heads': 4, 'linear_d_head': 8, 'linear_d_key': 8
-        },
+        'model': {'n_layers': 2, 'layer_types': ['mamba', 'full'], 'recurrent': {'n_heads': 4, 'd_head': 8, 'd_key': 8}},
         'optimizer': {'name': 'muon'},
     },
     'experts whose router has biases, and predictions of two tokens': {
-        'model': {
-            'n_experts': 4, 'experts_per_token': 2, 'balance_loss': 0.01, 'router_bias': True, 'router_bias_rate': 0.01,
-            'mtp_layers': 1, 'mtp_loss': 0.3,
-        },
+        'model': {'experts': {'n_experts': 4, 'experts_per_token': 2, 'router': {'balance_loss': 0.01, 'bias': True, 'bias_rate': 0.01}}, 'multi_token': {'n_layers': 1, 'loss': 0.3}},
         'mesh': {'d': 2, 'e': 2},
     },
     'schedule-free and a teacher': {
@@ -168,7 +161,8 @@ def test_a_feature_goes_on_in_two_processes_on_another_mesh(feature, tmp_path):
     values = small_values('none', tmp_path) | {'data': {'name': 'synthetic', 'vocab_size': 96}} | more
     values |= {'mesh': {'d': 8}, 'schedule': {'name': 'constant', 'warmup': 2}}
     if more.get('model', {}).get('name') != 'nnx':
-        values['model'] = {'family': 'llama', 'n_layers': 1, 'd_model': 16, 'n_heads': 2} | more.get('model', {})
+        sizes = {'family': 'llama', 'n_layers': 1, 'd_model': 16, 'attention': {'n_heads': 2}}
+        values['model'] = sizes | more.get('model', {})
     values['optimizer'] = {'learning_rate': 1e-2, 'weight_decay': 0.1} | more.get('optimizer', {})
     if cache := values.get('distill', {}).get('cache'):
         said = values | {'distill': {'teacher': TEACHER, 'temperature': 2.0}, 'run_dir': str(tmp_path / 'says')}

@@ -12,7 +12,7 @@ from pretrax.run.step_metrics import StepMetrics
 
 SECRET = 'hunter2-is-the-password'
 VALUES = {
-    'name': 'x', 'steps': 2, 'model': {'n_layers': 1, 'd_model': 16, 'n_heads': 2},
+    'name': 'x', 'steps': 2, 'model': {'n_layers': 1, 'd_model': 16, 'attention': {'n_heads': 2}},
     'data': {'text': 'nowhere.txt'}, 'batch': {'tokens': 128, 'sequence_length': 16}, 'optimizer': {'learning_rate': 0.001},
 }  # fmt: skip
 

@@ -7,10 +7,12 @@ import sys
 import pytest
 
 from bigram import Bigram
+from decoders import decoder_options
 from pretrax import config_from_values, prepare, pretrain, register
 from pretrax.data.batches.source import HostBatch, Source
 from pretrax.errors import UserError
-from pretrax.model.families import TransformerOptions, resolve
+from pretrax.model.families import resolve
+from pretrax.model.option_names import nest
 from pretrax.model.plan import ExecutionPlan
 from runs import Quiet, write_yaml
 from small import LLAMA, VOCAB, random_batch
@@ -22,7 +24,7 @@ class WithSizes(Bigram):
 
     def __init__(self, request):
         super().__init__(request.vocab_size)
-        self.arch = resolve(TransformerOptions(**LLAMA), request.vocab_size, request.sequence_length)
+        self.arch = resolve(decoder_options(**LLAMA), request.vocab_size, request.sequence_length)
 
 
 @register('model', 'bigram-in-bf16')
@@ -89,7 +91,7 @@ def test_a_model_that_is_none_is_refused(plain):
 
 def test_gradients_in_bf16_are_reported_or_refused(plain):
     narrow = plain | {
-        'model': LLAMA,
+        'model': nest(LLAMA),
         'data': {'name': 'synthetic', 'vocab_size': 32},
         'precision': {'reduction': 'bf16'},
     }
@@ -112,7 +114,8 @@ def test_gradients_in_bf16_are_reported_or_refused(plain):
 @pytest.mark.parametrize('platform', ['cuda', 'tpu', 'nonsense'])
 def test_a_platform_that_is_not_here_is_named(platform, small, tmp_path):
     config = write_yaml(
-        small | {'model': {'name': 'transformer', 'n_layers': 1, 'd_model': 8, 'n_heads': 1}}, tmp_path / 'run.yaml'
+        small | {'model': {'name': 'transformer', 'n_layers': 1, 'd_model': 8, 'attention': {'n_heads': 1}}},
+        tmp_path / 'run.yaml',
     )
     done = subprocess.run(
         [sys.executable, '-m', 'pretrax', 'train', config],

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from decoders import decoder_options
 from pretrax import config_from_values, pretrain
 from pretrax.checkpoint import CheckpointWeights
 from pretrax.config import InitFrom
 from pretrax.errors import UserError
-from pretrax.model.families import TransformerOptions, resolve
+from pretrax.model.families import resolve
 from pretrax.run.origin import Origin, with_layers
 from pretrax.run.setup import prepare
 from pretrax.run.teacher import load_teacher
@@ -25,7 +26,7 @@ from runs import Quiet, StoppedAt, lines_of, small_values, without_clock, write_
 from small import LLAMA4
 
 LLAMA = Path(__file__).parents[1] / 'goldens' / 'llama2'
-STUDENT = {'n_layers': 1, 'd_model': 8, 'n_heads': 2}
+STUDENT = {'n_layers': 1, 'd_model': 8, 'attention': {'n_heads': 2}}
 
 
 @pytest.fixture(scope='module')
@@ -160,7 +161,7 @@ def test_a_student_begins_as_some_layers_of_a_checkpoint(tmp_path):
 
 
 def test_layers_of_other_kinds_are_refused():
-    arch = resolve(TransformerOptions(**LLAMA4), 100, 16)
+    arch = resolve(decoder_options(**LLAMA4), 100, 16)
     origin = Origin('there', None, arch, {}, 100, None, None, (), Path('nowhere'))
     with pytest.raises(UserError, match='layer 1 of there is of another kind than layer 0 of the model has to be'):
         with_layers(origin, [1])

@@ -22,7 +22,7 @@ from pretrax.run.setup import prepare
 from pretrax.run.teacher_cache import check_cache, prepare_cache
 from runs import Quiet, StoppedAt, lines_of, small_values, without_clock, write_documents, write_yaml
 
-STUDENT = {'n_layers': 1, 'd_model': 8, 'n_heads': 2}
+STUDENT = {'n_layers': 1, 'd_model': 8, 'attention': {'n_heads': 2}}
 VOCAB = 300
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from decoders import decoder_options
 from pretrax import config_from_values, pretrain
 from pretrax.chat.templates import read_chat_template
 from pretrax.cli import main
@@ -17,7 +18,8 @@ from pretrax.errors import UserError
 from pretrax.huggingface.configs import NOT_COMPUTED, compare
 from pretrax.huggingface.model import KEPT
 from pretrax.model.architecture import Architecture
-from pretrax.model.families import TransformerOptions, resolve
+from pretrax.model.families import resolve
+from pretrax.model.option_names import nest
 from pretrax.run.origin import FREE, open_origin
 from pretrax.run.setup import prepare
 from pretrax.run.trained import open_trained
@@ -59,7 +61,7 @@ def test_the_model_of_the_checkpoint_need_not_be_repeated(values):
     config = config_from_values(values | {'model': {'vocab_size': 300, 'z_loss': 0.1}, 'init_from': LLAMA})
     assert config.model.options.n_layers == 2
     assert config.model.options.vocab_size == 300  # said here, so not the checkpoint's 96
-    assert config.origins['model', 'd_ff'] == f'init_from {LLAMA}'
+    assert config.origins['model', 'feed_forward', 'd_ff'] == f'init_from {LLAMA}'
     again = config_from_values(
         config.model_dump(mode='json') | {'init_from': 'hf:/gone'}
     )  # a whole section asks nobody
@@ -69,7 +71,7 @@ def test_the_model_of_the_checkpoint_need_not_be_repeated(values):
 def test_a_tied_checkpoint_may_be_untied(values):
     place = f'hf:{GOLDENS / "smollm2"}'
     weights, said = started(
-        values, model={'vocab_size': 300, 'tied': False}, init_from=place, mesh={'r': 2, 'd': 2, 't': 2}
+        values, model={'vocab_size': 300, 'embedding': {'tied': False}}, init_from=place, mesh={'r': 2, 'd': 2, 't': 2}
     )
     np.testing.assert_array_equal(weights.unembed, weights.embed)
     assert 'shares its embedding with its unembedding' in said
@@ -119,9 +121,12 @@ def test_another_tokenizer_is_refused(trained, tmp_path):
 @pytest.mark.parametrize(
     ('model', 'message'),
     [
-        ({'activation': 'geglu'}, 'model.activation differs: swiglu in .*run, geglu in the configuration'),
-        ({'family': 'qwen2'}, r'model.qkv_bias differs: False in .*run, True in .*\nleave out the keys of model:'),
-        ({'d_ff': 32}, r'model.d_ff differs: 64 in .*\nleave out model.d_ff, to use'),
+        ({'activation': 'geglu'}, 'model.feed_forward.activation differs: swiglu in .*run, geglu in the configuration'),
+        (
+            {'family': 'qwen2'},
+            r'model.attention.qkv_bias differs: False in .*run, True in .*\nleave out the keys of model:',
+        ),
+        ({'d_ff': 32}, r'model.feed_forward.d_ff differs: 64 in .*\nleave out model.feed_forward.d_ff, to use'),
         ({'n_layers': 2}, r'model.n_layers differs: 1 in .*take only the weights that fit: init_from.partial'),
     ],
 )
@@ -129,22 +134,22 @@ def test_another_model_than_that_of_the_run_is_refused(trained, tmp_path, model,
     run, values, _ = trained
     data = {'text': values['data']['text'], 'tokenizer': str(next((run / 'data').glob('*/tokenizer.json')))}
     with pytest.raises(UserError, match=re.compile(message, re.DOTALL)):
-        started(values | {'run_dir': str(tmp_path), 'data': data, 'init_from': str(run), 'model': model})
+        started(values | {'run_dir': str(tmp_path), 'data': data, 'init_from': str(run), 'model': nest(model)})
 
 
 def test_what_works_with_the_same_weights_is_announced(trained, tmp_path):
     run, values, _ = trained
     data = {'text': values['data']['text'], 'tokenizer': str(next((run / 'data').glob('*/tokenizer.json')))}
-    model = {'window': 5, 'rope_base': 500.0}
+    model = {'attention': {'window': 5}, 'rope': {'base': 500.0}}
     _, said = started(values | {'run_dir': str(tmp_path), 'data': data, 'init_from': str(run), 'model': model})
-    assert f'model.window differs: 0 in {run}, 5 in the configuration' in said
-    assert f'model.rope_base differs: 10000.0 in {run}, 500.0 in the configuration' in said
+    assert f'model.attention.window differs: 0 in {run}, 5 in the configuration' in said
+    assert f'model.rope.base differs: 10000.0 in {run}, 500.0 in the configuration' in said
 
 
 def test_the_weights_that_fit_are_taken_from_hugging_face_layer_by_layer(values):
     """The golden has two layers: a model of three begins with them, and its third layer and its vocabulary are drawn."""
     said = []
-    model = {'vocab_size': 300, 'n_layers': 3, 'd_ff': 48}
+    model = {'vocab_size': 300, 'n_layers': 3, 'feed_forward': {'d_ff': 48}}
     run = prepare(
         config_from_values(values | {'model': model, 'init_from': {'path': LLAMA, 'partial': True}}), said.append
     )
@@ -192,8 +197,14 @@ def test_numbers_that_are_not_finite_are_reported(values, tmp_path):
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'init_from': LLAMA, 'model': {'vocab_size': 300, 'd_ff': 44}}, r'model.d_ff differs: 40 in hf:.*, 44 in the'),
-        ({'init_from': LLAMA, 'model': {'vocab_size': 300, 'tied': True}}, 'model.tied differs: False'),
+        (
+            {'init_from': LLAMA, 'model': {'vocab_size': 300, 'feed_forward': {'d_ff': 44}}},
+            r'model.feed_forward.d_ff differs: 40 in hf:.*, 44 in the',
+        ),
+        (
+            {'init_from': LLAMA, 'model': {'vocab_size': 300, 'embedding': {'tied': True}}},
+            'model.embedding.tied differs: False',
+        ),
         ({'init_from': LLAMA, 'model': {}}, "vocab_size = 96 is smaller than the tokenizer's 300"),
         ({'init_from': 'hf:/nowhere', 'model': {}}, 'neither a directory nor the id of a hub repository'),
         ({'init_from': 'nowhere', 'model': {}}, 'nowhere is neither a checkpoint nor a run with one'),
@@ -264,7 +275,7 @@ def test_every_option_of_the_architecture_is_free_or_shapes_weights_or_is_not_co
 def test_one_decoder_written_in_two_ways_is_the_same():
     def arch(**more):
         options = {'n_layers': 4, 'd_model': 16, 'n_heads': 2, 'n_experts': 4, **more}
-        return resolve(TransformerOptions(**options), 128, 16)
+        return resolve(decoder_options(**options), 128, 16)
 
     assert compare(arch(expert_every=2), arch(dense_layers=(0, 2)), '', '') == {}
     assert compare(arch(group_scores='max'), arch(group_scores='top2'), '', '') == {}

@@ -26,7 +26,7 @@ def prepared(directory, **changes):
     (directory / 'config.json').write_text(json.dumps(TEACHER))
     values = {
         'name': 'student', 'run_dir': str(directory / 'run'), 'steps': 5,
-        'model': {'family': 'llama', 'n_layers': 4, 'd_model': 128, 'n_heads': 4, 'n_kv_heads': 4, 'd_ff': 512, 'tied': False},
+        'model': {'family': 'llama', 'n_layers': 4, 'd_model': 128, 'attention': {'n_heads': 4, 'n_kv_heads': 4}, 'feed_forward': {'d_ff': 512}, 'embedding': {'tied': False}},
         'data': {'name': 'synthetic', 'vocab_size': 8192}, 'batch': {'tokens': 4096, 'sequence_length': 512},
         'optimizer': {'learning_rate': 1e-3}, 'precision': {'compute': 'f32'}, 'distill': {'teacher': f'hf:{directory}'},
     }  # fmt: skip

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from decoders import decoder_options
 from pretrax import config_from_values, pretrain
 from pretrax.errors import UserError
-from pretrax.model.families import TransformerOptions
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
 from pretrax.observe.metrics import read_metrics
@@ -72,7 +72,7 @@ def test_what_is_kept_recomputed_or_offloaded_changes_no_gradient():
 
     def gradient(save):
         request = ModelRequest(VOCAB, LENGTH, None, jnp.float32, 'cpu', dict(mesh.shape), host_memory=True)
-        model = Transformer(request, options=TransformerOptions(**LLAMA, layers='scan', save=save))
+        model = Transformer(request, options=decoder_options(**LLAMA, layers='scan', save=save))
         with jax.set_mesh(mesh):
             run, operands = make_gradients(model, 1), (random_weights(model), random_batch(4))
             moved = str(jax.make_jaxpr(run)(*operands)).count('<host>')
@@ -99,6 +99,6 @@ def test_a_device_without_host_memory_refuses_in_words():
     check_host_memory(Device(), ())
     request = ModelRequest(VOCAB, LENGTH, None, jnp.float32, 'toy', dict(mesh_of().shape))
     with pytest.raises(UserError, match=r'q: offload: the devices have no pinned host memory\nkeep or recompute'):
-        Transformer(request, options=TransformerOptions(**LLAMA, save={'q': 'offload'}))
+        Transformer(request, options=decoder_options(**LLAMA, save={'q': 'offload'}))
     with pytest.raises(ValueError, match='input: keep or offload'):
-        TransformerOptions(**LLAMA, save={'input': 'recompute'})
+        decoder_options(**LLAMA, save={'input': 'recompute'})

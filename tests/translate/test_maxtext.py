@@ -45,7 +45,8 @@ def test_the_global_parameter_scale_gives_maxtext_s_16b(tmp_path):
     )
     _, config = translated('maxtext', tmp_path / '16b.yml', text, devices=256)
     published = given(load('scale/16b').model)
-    assert {key: getattr(config.model.options, key) for key in published} == published
+    options = config.model.options.flat()
+    assert {key: options[key] for key in published} == published
     assert config.batch.tokens == load('scale/16b').batch.tokens
 
 
@@ -157,7 +158,7 @@ dataset_type: synthetic
     counts = [count_parameters(given(one.model), 256_000, length) for one in (config, published)]
     assert counts[0] - counts[1] == padding
     options = config.model.options
-    assert (options.block_norms, options.window, options.logit_multiplier) == ('sandwich', 4096, None)
+    assert (options.block.norms, options.attention.window, options.head.multiplier) == ('sandwich', 4096, None)
     assert not translation.grouped_keys(Fate.NO_EQUIVALENT)
     assert not translation.grouped_keys(Fate.UNKNOWN)
 
@@ -166,9 +167,9 @@ def test_a_named_model_keeps_what_maxtext_changes_in_it_and_the_routing_of_the_r
     text = 'model_name: qwen3-30b-a3b\ncapacity_factor: 1.25\nload_balance_loss_weight: 0.01\ndataset_type: synthetic\n'
     _, config = translated('maxtext', tmp_path / 'a.yml', text)
     options = config.model.options
-    assert (options.rope_base, options.capacity, options.balance_loss) == (1e7, 1.25, 0.01)
+    assert (options.rope.base, options.experts.capacity, options.experts.router.balance_loss) == (1e7, 1.25, 0.01)
     _, dense = translated('maxtext', tmp_path / 'b.yml', 'model_name: mistral-7b\ndataset_type: synthetic\n')
-    assert (dense.model.options.rope_base, dense.model.options.window) == (1e6, 0)
+    assert (dense.model.options.rope.base, dense.model.options.attention.window) == (1e6, 0)
 
 
 def test_a_file_of_sizes_that_has_a_preset_is_refused_with_the_name(tmp_path):

@@ -1,6 +1,7 @@
 """What the tests of translations share: a file of another tool becomes a configuration that `load` accepts."""
 
 from pretrax.config import load
+from pretrax.model.option_names import flat
 from pretrax.translate import translate, yaml_text
 
 
@@ -15,5 +16,5 @@ def translated(tool, path, text=None, devices=None):
 
 
 def given(component):
-    """The options of a component that its file gives."""
-    return component.options.model_dump(exclude_unset=True)
+    """The options of a component that its file gives; those of the decoder with the names of the tables."""
+    return flat(component.options.model_dump(exclude_unset=True))

@@ -210,9 +210,9 @@ class Planner:
         if mesh['p'] == 1:
             return None
         options: Any = self.config.model.options
-        sizes = PipelineSchedule(mesh['p'], options.pipeline_rounds, micro_batches)
+        sizes = PipelineSchedule(mesh['p'], options.pipeline.rounds, micro_batches)
         tokens = self.size.sequence_length // along('c t', mesh) // loss_chunks
-        return choose_schedule(options.pipeline_schedule, sizes, self.arch, saved, tokens)[0]
+        return choose_schedule(options.pipeline.schedule, sizes, self.arch, saved, tokens)[0]
 
     def search(self, saves: Sequence[Any] = ('all', 'none'), only: Mapping[str, int] | None = None) -> list[Candidate]:
         """Candidates of every mesh that has the sizes in `only`, with every micro-batch and each of `saves`."""

@@ -126,13 +126,14 @@ def _sections() -> set[str]:
 
 def _no_option(command: str, flag: str, value: str, options: set[str]) -> str:
     """`--steps 5`: the key of the configuration, or the option that is nearest."""
-    from pretrax.config.registry import DEFAULTS, options_model
+    from pretrax.config.registry import DEFAULTS, option_names, options_model
     from pretrax.config.schema import RunConfig, known_keys
 
     keys = known_keys(RunConfig)
-    keys += [f'{kind}.{key}' for kind, name in DEFAULTS.items() for key in options_model(kind, name).model_fields]
+    keys += [key for kind, name in DEFAULTS.items() for key in known_keys(options_model(kind, name), f'{kind}.')]
     name = flag.removeprefix('--').replace('-', '_')
     by_last = {key.rpartition('.')[2]: key for key in reversed(keys)}
+    by_last |= {name: f'model.{key}' for name, key in option_names('model', DEFAULTS['model']).RENAMED.items()}
     key = name if name in keys else by_last.get(name)
     near = difflib.get_close_matches(flag, sorted(options), n=1, cutoff=0.75)
     if key is None and not near:

@@ -5,6 +5,7 @@ from pretrax.config.json_schema import json_schema, json_schema_text
 from pretrax.config.load import from_manifest, from_values, load, load_plugin, read_resolved
 from pretrax.config.mesh import resolve_mesh
 from pretrax.config.registry import build, register
+from pretrax.config.renamed import upgraded
 from pretrax.config.schema import InitFrom, Mesh, Processes, RunConfig
 from pretrax.config.settle import settle
 from pretrax.config.show import (
@@ -18,6 +19,7 @@ from pretrax.config.show import (
     shown_samples,
     written_values,
 )
+from pretrax.config.upgrade import upgrade_file
 
 __all__ = [
     'ABSENT',
@@ -45,6 +47,8 @@ __all__ = [
     'resolved_yaml',
     'settle',
     'shown_samples',
+    'upgrade_file',
+    'upgraded',
     'values_in_step',
     'written_values',
 ]

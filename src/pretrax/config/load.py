@@ -27,31 +27,33 @@ from pretrax.config.interpolation import resolve, without_secrets
 from pretrax.config.packaged import find_packaged
 from pretrax.config.problems import Path as KeyPath
 from pretrax.config.problems import Problem, ProblemsError, from_validation, report, shown
+from pretrax.config.renamed import check_names, upgraded, upgraded_layer
 from pretrax.config.schema import RunConfig, Storage
 from pretrax.config.source import MISSING, Layer, Places, decoded, parse_overrides, read_file
 from pretrax.errors import UserError
 from pretrax.storage import AnyPath, BucketPath, StorageSettings, locate, use_settings
 
 
-def load(path: str | AnyPath, overrides: Iterable[str] = ()) -> RunConfig:
+def load(path: str | AnyPath, overrides: Iterable[str] = (), *, written_in: AnyPath | None = None) -> RunConfig:
     """Reads a configuration file, and reaches buckets as its section `storage` says from then on.
 
     Args:
-        path: a YAML file, also gs://BUCKET/PATH or s3://BUCKET/PATH, or a packaged configuration such as 'quickstart'.
+        path: a YAML file, also in a bucket (gs:// or s3://), or a packaged one such as 'quickstart'.
         overrides: `key=value` strings such as 'mesh.d=4'; keys are dotted, values are YAML.
+        written_in: the file that has the overrides, if they are not from the command line.
 
     Raises:
         UserError: at most ten lines that name the file, the key, what was given and what is expected.
     """
     with _references_in_messages():
-        return _load(path, overrides)
+        return _load(path, overrides, written_in)
 
 
-def _load(path: str | AnyPath, overrides: Iterable[str]) -> RunConfig:
+def _load(path: str | AnyPath, overrides: Iterable[str], written_in: AnyPath | None) -> RunConfig:
     path = locate(path) if isinstance(path, str) else path
     if isinstance(path, Path) and not path.suffix and (packaged := find_packaged(str(path))) and not path.exists():
         path = packaged
-    return _checked([*_with_bases(path, ()), parse_overrides(overrides)], str(path))
+    return _checked([*_with_bases(path, ()), parse_overrides(overrides)], str(path), written_in=written_in)
 
 
 def from_values(values: Mapping[str, Any], overrides: Iterable[str] = ()) -> RunConfig:
@@ -79,7 +81,8 @@ def from_manifest(values: Mapping[str, Any]) -> RunConfig:
     """
     try:
         with _references_in_messages():
-            given = Layer(dict(values), dict.fromkeys(_paths(values, ()), 'manifest'))
+            values = upgraded(values)
+            given = Layer(values, dict.fromkeys(_paths(values, ()), 'manifest'))
             return _checked([given], 'manifest', recorded=True)
     except RecursionError:
         raise UserError('the configuration in the manifest is nested too deeply') from None
@@ -90,6 +93,19 @@ def from_manifest(values: Mapping[str, Any]) -> RunConfig:
         raise UserError(
             f'{error}\nit was written with plugins, which are imported only if you name them: {shown(plugins)}'
         ) from error
+
+
+def model_name(path: AnyPath) -> Any:
+    """The name of the model's component in a configuration, or in the base of a sweep, a search or a fit.
+
+    Raises:
+        UserError: the file, or one that it is based on, cannot be read.
+    """
+    values = _merged(_with_bases(path, ()))[0]
+    if isinstance(base := values.get('base'), str):
+        return model_name(locate(base, path.parent))
+    model = values.get('model')
+    return model.get('name', registry.DEFAULTS['model']) if isinstance(model, Mapping) else registry.DEFAULTS['model']
 
 
 def load_plugin(plugin: str, directory: AnyPath) -> str:
@@ -147,6 +163,7 @@ def _references_in_messages() -> Iterator[None]:
 def _with_bases(path: AnyPath, below: tuple[AnyPath, ...]) -> list[Layer]:
     """The layers of the files that a file extends, in order, then its own."""
     layer = read_file(path)
+    layer = upgraded_layer(layer) if layer.is_resolved else layer
     if 'extends' not in layer.values:
         return [layer]
     place = layer.origins[('extends',)]
@@ -174,8 +191,9 @@ def _real(path: AnyPath) -> AnyPath:
     return Path(os.path.realpath(path)) if isinstance(path, Path) else path
 
 
-def _checked(layers: list[Layer], name: str, recorded: bool = False) -> RunConfig:
+def _checked(layers: list[Layer], name: str, recorded: bool = False, written_in: AnyPath | None = None) -> RunConfig:
     values, origins, notes = _merged(layers)
+    check_names(layers, values, written_in)
     place = Places(origins, name)
     values, references = _resolved(values, origins, name, recorded)
     if not recorded:
@@ -297,15 +315,23 @@ def _with_model_of_start(values: dict[str, Any], origins: dict[KeyPath, str]) ->
     if not isinstance(start, str) or not start or not isinstance(model, dict):
         return values
     given = {key: value for key, value in model.items() if value is not None}
+    name = given.get('name', registry.DEFAULTS['model'])
+    names = registry.option_names('model', name)
+    given = {key: value for key, value in (names.flat(given) if names else given).items() if value is not None}
     if 'preset' in given or {'n_layers', 'd_model', 'n_heads'} <= set(given):
         return values
-    name = given.get('name', registry.DEFAULTS['model'])
     section = registry.section_of_checkpoint('model', name, start) if isinstance(name, str) else None
     if section is None:
         return values
+    section = names.flat(section) if names else section
     section |= {'n_layers': len(layers)} if isinstance(layers, list | tuple) and 'n_layers' in section else {}
-    origins |= {('model', key): f'init_from {start}' for key in section if key not in given}
-    return values | {'model': section | given}
+    of_start = {key: value for key, value in section.items() if key not in given}
+    model = names.nest(section | given) if names else section | given
+    origins |= (
+        dict.fromkeys(_paths({'model': names.nest(of_start) if names else of_start}, ()), f'init_from {start}')
+        | origins
+    )
+    return values | {'model': model}
 
 
 def _reach_buckets(values: Mapping[str, Any]) -> None:

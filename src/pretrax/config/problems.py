@@ -111,11 +111,13 @@ def from_validation(
             said = first if first.startswith(dotted(path)) else f'{dotted(path)}: {first}'
             problems[path] = Problem(path, said, ' '.join(line.strip() for line in rest), whole=True)
         elif detail['type'] == 'extra_forbidden':
-            section = _model_at(model, path[:-1])
+            section = _model_at(model, path[:-1], given)
             beside = [*section.model_fields, *(['extends'] if len(path) == 1 else [])] if section else []
-            problems[path] = unknown(path, beside, known_keys(model))
+            names_of = getattr(_model_at(model, path[:1], given), 'nested_names', None)
+            nested = names_of(_at(given, path[:1])) if names_of and len(path) > 1 else {}
+            problems[path] = unknown(path, beside, known_keys(model), nested)
         elif detail['type'] == 'missing':
-            problems[path] = Problem(path, 'is missing and has no default', _describe(model, path))
+            problems[path] = Problem(path, 'is missing and has no default', _describe(model, path, given))
         else:
             expected.setdefault(path, []).append(_expected(detail['msg']))
     for path, alternatives in expected.items():
@@ -124,7 +126,7 @@ def from_validation(
         reference = _reference(path, references)
         value = reference or shown(_at(given, path))
         what = f'expected {wanted}' if is_secret else f'is {value}; expected {wanted}'
-        hint = ('' if reference else _fix(_at(given, path), wanted)) or _describe(model, path)
+        hint = ('' if reference else _fix(_at(given, path), wanted)) or _describe(model, path, given)
         problems.setdefault(path, Problem(path, what, hint))
     # A list with one bad item is not itself bad.
     return [p for p in problems.values() if not any(q != p.path and q[: len(p.path)] == p.path for q in problems)]
@@ -135,11 +137,21 @@ def _reference(path: Path, references: Mapping[Path, str]) -> str | None:
     return next((text for key, text in references.items() if key == path[: len(key)]), None)
 
 
-def unknown(path: Path, beside: Iterable[str], anywhere: Iterable[str]) -> Problem:
-    """The problem of an unknown key, with the nearest key: among its siblings `beside` first, then `anywhere`."""
+def unknown(path: Path, beside: Iterable[str], anywhere: Iterable[str], nested: Mapping[str, str] = {}) -> Problem:
+    """The problem of an unknown key, with the key that was meant.
+
+    Args:
+        path: of the key.
+        beside: the keys of its section; the nearest comes first.
+        anywhere: dotted keys; one that ends with this key comes next.
+        nested: dotted keys by names that count as those of siblings.
+    """
     key = str(path[-1])
     beside = sorted(beside)
-    hint = nearest(key, beside, 'did you mean ')
+    hint = nearest(key, [*nested, *beside], 'did you mean ')
+    near = hint.removeprefix('did you mean ').removesuffix('?')
+    if near in nested and near not in beside:
+        hint = f'did you mean {nested[near]}?'
     if not hint:
         elsewhere = [name for name in anywhere if key in (name, name.rpartition('.')[2])]
         hint = f'did you mean {elsewhere[0]}?' if elsewhere else ''
@@ -155,6 +167,13 @@ def known_keys(model: type[pydantic.BaseModel], prefix: str = '') -> list[str]:
         if section := _section(field.annotation):
             keys += known_keys(section, f'{prefix}{name}.')
     return keys
+
+
+def _fields(model: type[pydantic.BaseModel], given: Any) -> dict[str, Any]:
+    """The fields of a model; if it is a section whose `name` chooses a component, with the options of that component."""
+    options_of = getattr(model, 'options_of', None)
+    options = options_of(given) if options_of and isinstance(given, dict) else None
+    return model.model_fields | (options.model_fields if options else {})
 
 
 def _section(annotation: Any) -> type[pydantic.BaseModel] | None:
@@ -217,19 +236,19 @@ def _expected(message: str) -> str:
     return words.get(message, message)
 
 
-def _describe(model: type[pydantic.BaseModel], path: Path) -> str:
+def _describe(model: type[pydantic.BaseModel], path: Path, given: Any) -> str:
     """The meaning and default of a key; '' if the schema has none."""
-    section = _model_at(model, path[:-1])
-    field = section.model_fields.get(str(path[-1])) if section and path else None
+    section = _model_at(model, path[:-1], given)
+    field = _fields(section, _at(given, path[:-1])).get(str(path[-1])) if section and path else None
     if not field or not field.description:
         return ''
     default = '' if field.is_required() or field.default_factory else f' (default {shown(field.default)})'
     return f'{path[-1]}: {field.description}{"" if isinstance(field.default, pydantic.BaseModel) else default}'
 
 
-def _model_at(model: type[pydantic.BaseModel], path: Path) -> type[pydantic.BaseModel] | None:
-    for part in path:
-        field = model.model_fields.get(str(part))
+def _model_at(model: type[pydantic.BaseModel], path: Path, given: Any) -> type[pydantic.BaseModel] | None:
+    for depth, part in enumerate(path):
+        field = _fields(model, _at(given, path[:depth])).get(str(part))
         section = _section(field.annotation) if field else None
         if not section:
             return None

@@ -44,11 +44,13 @@ class Entry:
         factory: what `build` calls, or its 'module:attribute'.
         options: the model of its options; None: the keyword-only parameters of the factory.
         section_of: 'module:attribute' of a function that reads the section of a configuration from a checkpoint.
+        option_names: module with the names that pretrax 0.1 had for its options; None: the same names.
     """
 
     factory: Callable[..., Any] | str
     options: type[pydantic.BaseModel] | str | None = None
     section_of: str | None = None
+    option_names: str | None = None
 
 
 DECAYING = ('cosine', 'linear', 'wsd', 'inverse_sqrt', 'step', 'exponential', 'polynomial')  # schedules that decay
@@ -56,8 +58,9 @@ _components: dict[str, dict[str, Entry]] = {
     'model': {
         'transformer': Entry(
             'pretrax.model.transformer:Transformer',
-            'pretrax.model.families:TransformerOptions',
+            'pretrax.model.options:TransformerOptions',
             'pretrax.huggingface.section:model_section',
+            'pretrax.model.option_names',
         ),
         'nnx': Entry('pretrax.model.nnx:NnxModel', 'pretrax.model.nnx_options:NnxOptions'),
     },
@@ -144,6 +147,12 @@ def section_of_checkpoint(kind: str, name: str, place: str) -> dict[str, Any] | 
     """The section of a component as the checkpoint at `place` gives it; None if the component reads none."""
     entry = _components[kind].get(name)
     return imported(entry.section_of)(place) if entry and entry.section_of else None
+
+
+def option_names(kind: str, name: Any) -> Any:
+    """The module with the former names of the options of a component; None: it has no others, or there is no such component."""
+    entry = _components[kind].get(name) if isinstance(name, str) else None
+    return importlib.import_module(entry.option_names) if entry and entry.option_names else None
 
 
 @functools.cache

@@ -107,12 +107,30 @@ class Component(Section):
             raise ValueError(f'the {cls.kind} {name!r} has options that pretrax applies itself: {sorted(reserved)}')
         options = {key: value for key, value in values.items() if key not in common}
         valid = common | set(model.model_fields)
-        strangers = [unknown((key,), valid, known_keys_elsewhere(cls)) for key in options if key not in valid]
+        anywhere = known_keys_elsewhere(cls)
+        nested = cls.nested_names(values)
+        strangers = [unknown((key,), valid, anywhere, nested) for key in options if key not in valid]
         if strangers:
             raise ProblemsError(*strangers)
         # In strict mode, JSON still converts a list to a tuple and a string to a path, and nothing else.
         checked = model.model_validate_json(json.dumps(options), strict=True)
         return {key: values[key] for key in common if key in values} | {'name': name, 'options': checked}
+
+    @classmethod
+    def options_of(cls, values: Mapping[str, Any]) -> type[BaseModel] | None:
+        """The model of the options of the component that these values name; None: there is no such component."""
+        name = values.get('name', registry.DEFAULTS[cls.kind])
+        return registry.options_model(cls.kind, name) if name in registry.names(cls.kind) else None
+
+    @classmethod
+    def nested_names(cls, values: Mapping[str, Any]) -> dict[str, str]:
+        """The dotted keys of options in sections, by the last name of each, and by the one that pretrax 0.1 had for it."""
+        names = registry.option_names(cls.kind, values.get('name', registry.DEFAULTS[cls.kind]))
+        model = cls.options_of(values)
+        if names is None or model is None:
+            return {}
+        keys = {key.rpartition('.')[2]: key for key in reversed(known_keys(model, f'{cls.kind}.'))}
+        return keys | {name: f'{cls.kind}.{key}' for name, key in names.RENAMED.items()}
 
     @pydantic.model_serializer
     def _flat(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pretrax.config.effects import effect_of
 from pretrax.config.interpolation import escaped
 from pretrax.config.problems import SECRETS, Path, dotted
 from pretrax.config.schema import Component, RunConfig
+from pretrax.config.source import RESOLVED
 
 type Leaf = tuple[Path, Any]
 
@@ -37,7 +38,7 @@ ABSENT = Absent.ABSENT
 
 def resolved_yaml(config: RunConfig) -> str:
     """Every value as YAML, with its origin as a comment. Loading this text gives an equal configuration."""
-    header = [f'# Every value of this run and where it came from; pretrax {__version__}.']
+    header = [f'{RESOLVED}{__version__}.']
     header += [f'# {note}' for note in config.notes]
     lines = list(_lines(written_values(config), (), config))
     width = min(48, max(len(text) for text, comment in lines if comment))

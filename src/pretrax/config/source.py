@@ -30,6 +30,7 @@ YAML_HINTS = {
     'end of stream': 'a quote or a bracket opens here and never closes',
 }
 MERGE = 'tag:yaml.org,2002:merge'
+RESOLVED = '# Every value of this run and where it came from; pretrax '  # how a file of `resolved_yaml` begins
 LARGEST_FILE = 256 * 1024  # bytes; a larger file is not a configuration
 MOST_REFERENCES = 1000  # in a file; OmegaConf takes a millisecond for each
 
@@ -41,6 +42,7 @@ class Layer:
     values: dict[str, Any]
     origins: dict[KeyPath, str]
     directory: AnyPath = field(default_factory=Path)
+    is_resolved: bool = False  # written by `resolved_yaml`
 
 
 def read_file(path: AnyPath) -> Layer:
@@ -49,7 +51,7 @@ def read_file(path: AnyPath) -> Layer:
     Raises:
         UserError: there is no such file, or it is not a YAML mapping with unique string keys.
     """
-    return parse(_text(path), str(path), path.parent)
+    return parse(read_text(path), str(path), path.parent)
 
 
 def parse(text: str, name: str, directory: AnyPath) -> Layer:
@@ -77,7 +79,7 @@ def parse(text: str, name: str, directory: AnyPath) -> Layer:
         raise UserError(_yaml_problem(error, name)) from error
     if problems:
         raise report(problems, Places(origins, name))
-    return Layer(values, origins, directory)
+    return Layer(values, origins, directory, text.startswith(RESOLVED))
 
 
 def parse_overrides(overrides: Iterable[str]) -> Layer:
@@ -228,7 +230,8 @@ def _walk(
         yield Problem(path, f'is {node.value}, which YAML reads as octal, base 60 or with stray underscores', hint)
 
 
-def _text(path: AnyPath) -> str:
+def read_text(path: AnyPath) -> str:
+    """The text of a file. Raises UserError if there is none, or it is not text."""
     name = str(path) if str(path).isprintable() else shown(str(path))
     try:
         if isinstance(path, Path) and path.is_dir():

@@ -46,7 +46,9 @@ from pretrax.huggingface.quantized import check_quantization
 from pretrax.huggingface.states import DeltaLayers, Expansion
 from pretrax.huggingface.text_part import text_config
 from pretrax.model.architecture import DROPOUT, Architecture
-from pretrax.model.families import TransformerOptions, resolve
+from pretrax.model.families import resolve
+from pretrax.model.option_names import key_of, nest
+from pretrax.model.options import TransformerOptions
 
 Field = (
     Size
@@ -466,12 +468,12 @@ def _notes(options: Options, config: Mapping[str, Any]) -> list[str]:
         if extra := config.get(field):
             notes.append(
                 f'{field} = {whole(field, extra)} of config.json: {extra} more layer{"s" * (extra > 1)} for multi-token '
-                'prediction, left out (init_from reads as many as model.mtp_layers says)'
+                'prediction, left out (init_from reads as many as model.multi_token.n_layers says)'
             )
     if options.get('balance_loss', 0.0) >= LARGE_BALANCE:
         notes.append(
             f'the load-balance loss has the weight {options["balance_loss"]:g} of config.json in continued training; '
-            'published recipes have 0.0001 to 0.01 (model.balance_loss)'
+            'published recipes have 0.0001 to 0.01 (model.experts.router.balance_loss)'
         )
     return notes
 
@@ -481,7 +483,7 @@ def _notes_on_dropout(config: Mapping[str, Any], model_type: str) -> list[str]:
     for name in DROPOUT_FIELDS:
         value = config.get(name)
         if value is not None and number(name, value, above=False):
-            options = ' '.join(f'model.{option}={value}' for option in dropout_options(model_type).get(name, ()))
+            options = ' '.join(f'{key_of(option)}={value}' for option in dropout_options(model_type).get(name, ()))
             how = f'to train with it, use {options}' if options else 'pretrax has nothing like it'
             notes.append(f'{name} = {value} of config.json is not applied; {how}')
     return notes
@@ -521,7 +523,7 @@ def write_config(arch: Architecture, family: str | None = None) -> tuple[dict[st
 def _differences(config: dict[str, Any], arch: Architecture) -> dict[str, str]:
     """The differences between an architecture and its config.json, found by reading the config.json back."""
     options, _ = read_options(config)
-    back = resolve(TransformerOptions(**options), arch.vocab_size, arch.max_sequence_length)
+    back = resolve(TransformerOptions(**nest(options)), arch.vocab_size, arch.max_sequence_length)
     return compare(back, arch, 'in the class', 'here')
 
 

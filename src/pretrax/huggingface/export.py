@@ -18,6 +18,7 @@ from pretrax.huggingface.weights import Piece, tensors_of
 from pretrax.machine.json_file import read_json
 from pretrax.machine.trusted import copy_file
 from pretrax.model.architecture import DROPOUT, Architecture
+from pretrax.model.option_names import key_of
 from pretrax.model.weights import MODULES
 from pretrax.storage import AnyPath
 
@@ -61,7 +62,7 @@ def export(
     kept_fields = _kept_fields(kept, table.model_type, arch)
     for option in _unsaid_dropout(table.model_type, arch, kept_fields):
         say(
-            f'model.{option} = {getattr(arch, option):g} is not in config.json: {table.architecture} has no such dropout'
+            f'{key_of(option)} = {getattr(arch, option):g} is not in config.json: {table.architecture} has no such dropout'
         )
     if table.model_type == 'gpt2':
         config['n_ctx'] = config['n_positions']  # which converters of other tools read

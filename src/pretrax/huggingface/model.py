@@ -12,7 +12,9 @@ from pretrax.huggingface.files import HuggingFaceCheckpoint, find, open_checkpoi
 from pretrax.huggingface.quantized import with_whole_tensors
 from pretrax.huggingface.text_part import text_checkpoint
 from pretrax.machine.trusted import copy_file
-from pretrax.model.families import Architecture, TransformerOptions, resolve
+from pretrax.model.families import Architecture, resolve
+from pretrax.model.option_names import nest
+from pretrax.model.options import TransformerOptions
 
 # Files besides the weights and config.json that an import keeps and an export writes again.
 KEPT = 'huggingface'  # folder of a run with the original configuration and tokenizer, for `pretrax export`
@@ -55,7 +57,7 @@ class HuggingFaceModel:
     @functools.cached_property
     def arch(self) -> Architecture:
         """The architecture of the decoder."""
-        options = TransformerOptions(**self.options)
+        options = TransformerOptions(**nest(self.options))
         return resolve(options, self.options['vocab_size'], self.options.get('max_sequence_length', 1))
 
     def with_modules(self, count: int) -> 'HuggingFaceModel':

@@ -10,6 +10,7 @@ from pretrax.errors import UserError
 from pretrax.huggingface.configs import read_options
 from pretrax.huggingface.files import find
 from pretrax.machine.json_file import read_json
+from pretrax.model.option_names import flat, nest
 from pretrax.storage import locate
 
 HF = 'hf:'
@@ -21,7 +22,7 @@ def model_section(place: str, key: str = 'init_from') -> dict[str, Any]:
         directory = find(place.removeprefix(HF))
         if not (directory / 'config.json').is_file():
             raise UserError(f'{key}: {directory} is not a Hugging Face checkpoint: it has no config.json')
-        return read_options(read_json(directory / 'config.json'))[0]
+        return nest(read_options(read_json(directory / 'config.json'))[0])
     path = locate(place)
     try:
         directory, step = find_checkpoint(path)
@@ -32,4 +33,7 @@ def model_section(place: str, key: str = 'init_from') -> dict[str, Any]:
     section = (read_description(directory, step).get('config') or {}).get('model')
     if section is None:
         raise UserError(f'{key}: {directory / str(step)} does not describe its model')
-    return {key: value for key, value in section.items() if value is not None}
+    is_decoder = section.get('name', 'transformer') == 'transformer'
+    options = flat(nest(section)) if is_decoder else section  # pretrax 0.1 stored them flat
+    known = {key: value for key, value in options.items() if value is not None}
+    return nest(known) if is_decoder else known

@@ -76,7 +76,11 @@ def size_config(path: AnyPath, scaling: Scaling, number: int, own: Mapping[str, 
     assert scaling.base is not None
     values = scaling.change | scaling.sizes[number] | dict(own)
     try:
-        return load(locate(scaling.base, path.parent), [f'{key}={json.dumps(value)}' for key, value in values.items()])
+        return load(
+            locate(scaling.base, path.parent),
+            [f'{key}={json.dumps(value)}' for key, value in values.items()],
+            written_in=path,
+        )
     except UserError as error:
         raise UserError(f'{path}: sizes[{number}] is not a valid configuration:\n{error}') from error
 

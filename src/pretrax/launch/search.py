@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pretrax.config import resolved_yaml
+from pretrax.config import resolved_yaml, upgraded
 from pretrax.errors import UserError
 from pretrax.launch.search_file import Range, Search, Space
 from pretrax.launch.training import CONTINUES, StopRequest, Training, locked, needs_extra, share_of
@@ -155,7 +155,10 @@ class Searcher:
         known = study.user_attrs.get('search')
         if known is None:
             study.set_user_attr('search', self._space.identity)
-        elif known != self._space.identity:
+            return study
+        own, base = json.loads(known)
+        known = json.dumps([own, upgraded(base)], sort_keys=True)
+        if known != self._space.identity:
             raise UserError(
                 f'{self._directory} has a search with other settings: {_changed(known, self._space.identity)}\n'
                 'trials, at_once, devices, launch and retries may change; for other changes give another --out'

@@ -118,7 +118,9 @@ class Space:
 
     def _load(self, values: Mapping[str, Any], **own: str) -> RunConfig:
         given = self.search.change | dict(values) | own
-        return load(self._base_path, [f'{key}={json.dumps(value)}' for key, value in given.items()])
+        return load(
+            self._base_path, [f'{key}={json.dumps(value)}' for key, value in given.items()], written_in=self._path
+        )
 
 
 def read_search(path: AnyPath) -> Space:

@@ -117,7 +117,7 @@ def _row(
             raise UserError(f'{path}: row {number}: a row cannot set {key}\nremove it')
     overrides = [f'{key}={json.dumps(value)}' for key, value in values.items()]
     try:
-        config = load(base, [*overrides, 'name=bench', f'run_dir={json.dumps(str(run_dir))}'])
+        config = load(base, [*overrides, 'name=bench', f'run_dir={json.dumps(str(run_dir))}'], written_in=path)
     except UserError as error:
         written = ' '.join(f'{key}={value_text(value)}' for key, value in own.items())
         raise UserError(

@@ -456,8 +456,8 @@ class Architecture:
         t, d, e = mesh['t'], mesh['d'], mesh['e']
         if self.mtp_layers and mesh['p'] > 1:
             raise UserError(
-                f'model.mtp_layers = {self.mtp_layers}: multi-token prediction does not run in pipeline stages '
-                f'(mesh.p = {mesh["p"]})\nuse mesh.p=1 or model.mtp_layers=0'
+                f'model.multi_token.n_layers = {self.mtp_layers}: multi-token prediction does not run in pipeline stages '
+                f'(mesh.p = {mesh["p"]})\nuse mesh.p=1 or model.multi_token.n_layers=0'
             )
         if self.recurrent and mesh['c'] > 1:
             raise UserError(
@@ -467,25 +467,28 @@ class Architecture:
             raise UserError(f'mesh.e = {e} shards experts, and the model has none\nuse mesh.d instead')
         if self.n_experts and self.capacity is not None and mesh['c'] > 1:
             raise UserError(
-                f'model.capacity needs whole sequences, and mesh.c = {mesh["c"]} shards them\n'
-                'use model.capacity=null or mesh.c=1'
+                f'model.experts.capacity needs whole sequences, and mesh.c = {mesh["c"]} shards them\n'
+                'use model.experts.capacity=null or mesh.c=1'
             )
         if self.n_experts % e:
             fits = [n for n in range(1, e + 1) if self.n_experts % n == 0]
             raise UserError(
-                f'model.n_experts = {self.n_experts} is not divisible by mesh.e = {e}\nuse mesh.e={fits[-1]}'
+                f'model.experts.n_experts = {self.n_experts} is not divisible by mesh.e = {e}\nuse mesh.e={fits[-1]}'
             )
         split = {
-            'model.n_heads': self.n_heads, 'model.n_kv_heads': self.n_kv_heads, 'model.d_ff': self.d_ff,
-            'model.d_ff_dense': self.d_ff_dense, 'model.d_shared': self.d_shared,
-            'model.linear_heads': self.linear_heads, 'model.linear_key_heads': self.linear_key_heads,
+            'model.attention.n_heads': self.n_heads, 'model.attention.n_kv_heads': self.n_kv_heads, 'model.feed_forward.d_ff': self.d_ff,
+            'model.experts.d_ff_dense': self.d_ff_dense, 'model.experts.d_shared': self.d_shared,
+            'model.recurrent.n_heads': self.linear_heads, 'model.recurrent.n_key_heads': self.linear_key_heads,
             'batch.sequence_length': sequence_length, 'the padded vocabulary': self.padded_vocab_size,
         }  # fmt: skip
         for name, size in split.items():
             if size % t:
                 fits = [n for n in range(1, t + 1) if size % n == 0]
                 raise UserError(f'{name} = {size} is not divisible by mesh.t = {t}\nuse mesh.t={fits[-1]}')
-        for name, size in {'model.kv_rank': self.kv_rank, 'model.q_rank': self.q_rank}.items():
+        for name, size in {
+            'model.attention.latent.kv_rank': self.kv_rank,
+            'model.attention.latent.q_rank': self.q_rank,
+        }.items():
             if size % d:
                 fits = [n for n in range(1, d + 1) if size % n == 0]
                 raise UserError(f'{name} = {size} is not divisible by mesh.d = {d}\nuse mesh.d={fits[-1]}')

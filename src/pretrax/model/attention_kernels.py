@@ -69,11 +69,13 @@ def choose_kernel(
         'blockwise': None,
     }
     if dropout:
-        why = f'it cannot drop attention probabilities (model.attention_dropout = {dropout:g}) as on any other mesh'
+        why = f'it cannot drop attention probabilities (model.attention.dropout = {dropout:g}) as on any other mesh'
         obstacles |= {name: why for name in ('cudnn', 'splash') if not obstacles[name]}
     if wanted != 'auto':
         if obstacles[wanted]:
-            raise UserError(f'model.attention={wanted} cannot run: {obstacles[wanted]}\nuse model.attention=auto')
+            raise UserError(
+                f'model.attention.kernel={wanted} cannot run: {obstacles[wanted]}\nuse model.attention.kernel=auto'
+            )
         return Kernel(wanted, 'as configured', documents_per_row)
     native = {'cuda': 'cudnn', 'gpu': 'cudnn', 'tpu': 'splash'}.get(platform)
     if native is None:

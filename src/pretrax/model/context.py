@@ -48,8 +48,8 @@ def choose_context(wanted: str, arch: Architecture, mesh: dict[str, int], sequen
         why = 'as configured'
     if wanted == 'all_to_all' and arch.n_kv_heads % (c * t):
         raise UserError(
-            f'model.n_kv_heads = {arch.n_kv_heads} is not divisible by mesh.t x mesh.c = {t} x {c}, '
-            'as model.context=all_to_all needs\nuse model.context=ring'
+            f'model.attention.n_kv_heads = {arch.n_kv_heads} is not divisible by mesh.t x mesh.c = {t} x {c}, '
+            'as model.attention.context=all_to_all needs\nuse model.attention.context=ring'
         )
     parts = t * c if wanted == 'all_to_all' else t * c if t % 2 == 0 else 2 * t * c
     if sequence_length % parts:
@@ -70,7 +70,9 @@ def kernel_for(context: str, wanted: str) -> str:
     if context != 'ring':
         return wanted
     if wanted not in ('auto', 'blockwise'):
-        raise UserError(f'model.attention={wanted} does not support model.context=ring\nuse model.context=all_to_all')
+        raise UserError(
+            f'model.attention.kernel={wanted} does not support model.attention.context=ring\nuse model.attention.context=all_to_all'
+        )
     return 'blockwise'
 
 

@@ -26,7 +26,6 @@ from pretrax.errors import UserError
 from pretrax.model.axes import along
 from pretrax.model.divergence import divergence
 from pretrax.model.ends import gather_ends
-from pretrax.model.families import TransformerOptions
 from pretrax.model.hidden_states import (
     HiddenMatch,
     abstract_projection,
@@ -37,6 +36,8 @@ from pretrax.model.hidden_states import (
 from pretrax.model.loss import Batch, LossTerms, loss_terms
 from pretrax.model.loss_chunks import chunks_of, in_chunks, join_tokens, over_chunks
 from pretrax.model.multi_token import predict_ahead
+from pretrax.model.option_names import nest
+from pretrax.model.options import TransformerOptions
 from pretrax.model.request import ModelRequest
 from pretrax.model.top_k import TopK, as_logits, top_k_of
 from pretrax.model.transformer import Transformer, block
@@ -234,10 +235,10 @@ def build_teacher(request: ModelRequest, options: TransformerOptions, context: s
     Raises:
         UserError: its sizes do not divide over the mesh.
     """
-    own = {name: value for name, value in options.model_dump(exclude_unset=True).items() if name not in OF_TRAINING}
+    own = {name: value for name, value in options.flat().items() if name not in OF_TRAINING}
     plain = dataclasses.replace(request, matmul='compute', micro_batches=1)
     try:
-        return Transformer(plain, options=TransformerOptions(**own, context=context))
+        return Transformer(plain, options=TransformerOptions(**nest(own | {'context': context})))
     except UserError as error:
         raise UserError(f'distill.teacher: {error}') from error
 

@@ -1,25 +1,27 @@
-"""Model families as rows of choices, and the options a configuration may write.
+"""Model families as rows of choices, and the architecture that follows from options, preset and family.
 
 A family fixes the parts of the decoder. A preset (presets.py) is a family with published sizes. Every choice can be
 overridden: `model: {preset: gpt2-124m, n_layers: 6}`. No JAX here, so that configurations are checked quickly.
-docs/models.md has the table of families.
+docs/models.md has the table of families. Names of options are those of the tables (option_names.py).
 """
 
 import dataclasses
 import difflib
 import math
-from typing import Annotated, Any, Literal, Self
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from pretrax.errors import UserError
 from pretrax.model.architecture import DROPOUT, UNGATED, Architecture
 from pretrax.model.family_checks import NO_EXPERTS, check_choices
-from pretrax.model.mup import Mup
+from pretrax.model.option_names import key_of
 from pretrax.model.presets import PRESETS
 from pretrax.model.rope_scaling import RopeScaling
 
-# A choice that a family leaves out is that of 'llama', or the default in TransformerOptions.
+if TYPE_CHECKING:
+    from pretrax.model.options import TransformerOptions
+
+# A choice that a family leaves out is that of 'llama', or the default in _DEFAULTS.
 _LLAMA = {
     'norm': 'rmsnorm', 'norm_eps': 1e-5, 'positions': 'rope', 'activation': 'swiglu', 'bias': False, 'tied': False,
 }  # fmt: skip
@@ -166,285 +168,6 @@ SAVE_PRESETS: dict[str, tuple[str, ...]] = {
 }
 
 
-class TransformerOptions(BaseModel):
-    """The `model:` section of the decoder. Options that are left out come from the preset, then from the family."""
-
-    model_config = ConfigDict(extra='forbid', frozen=True)
-
-    preset: str | None = Field(None, description='a published model: ' + ', '.join(PRESETS))
-    family: Literal[FAMILY_NAMES] | None = Field(
-        None, description='a published architecture, which supplies the other keys of the model (default llama)'
-    )
-    n_layers: int | None = Field(None, gt=0, description='number of layers')
-    d_model: int | None = Field(None, gt=0, description='width of the residual stream')
-    n_heads: int | None = Field(None, gt=0, description='query heads')
-    n_kv_heads: int | None = Field(None, gt=0, description='key and value heads (default n_heads)')
-    d_head: int | None = Field(None, gt=0, description='width of a head (default d_model / n_heads)')
-    kv_rank: int | None = Field(
-        None,
-        ge=0,
-        description='latent attention: width of the latent of keys and values (default 0: ordinary attention)',
-    )
-    q_rank: int | None = Field(
-        None,
-        ge=0,
-        description='latent attention: width of the latent of queries (default 0: queries are projected from the hidden states)',
-    )
-    d_rope: int | None = Field(
-        None, gt=0, description='latent attention: width of the part of queries and keys with positions (default 64)'
-    )
-    d_nope: int | None = Field(
-        None,
-        gt=0,
-        description='latent attention: width of the part of queries and keys without positions (default d_head)',
-    )
-    d_ff: int | None = Field(
-        None, ge=0, description='width of the feed-forward (default 4 d_model, or 8/3 if gated); 0: layers have none'
-    )
-    vocab_size: int | None = Field(None, gt=0, description="number of token ids (default: the data's)")
-    max_sequence_length: int | None = Field(
-        None, gt=0, description='number of learned positions (default: the sequence length)'
-    )
-    norm: Literal['rmsnorm', 'layernorm'] | None = Field(None, description='kind of all norms (default: of the family)')
-    norm_eps: float | None = Field(None, gt=0, description='added to the variance in norms (default: of the family)')
-    norm_offset: float | None = Field(None, description='added to the scales of norms: 1 if weights are stored minus 1')
-    block_norms: Literal['pre', 'post', 'sandwich'] | None = Field(
-        None, description='norms before attention and feed-forward (default), after them, or both'
-    )
-    parallel_block: bool | None = Field(
-        None, description='attention and feed-forward of a layer have the same input (default: one after the other)'
-    )
-    shared_norm: bool | None = Field(
-        None, description='with parallel_block: one norm before both attention and feed-forward'
-    )
-    qk_norm: Literal['none', 'head', 'each_head', 'full', 'l2'] | None = Field(
-        None,
-        description='norm of queries and keys: of each head with one scale for all or a scale each, or of all heads '
-        'together; l2: of each head after its rotation, without a scale (default none)',
-    )
-    positions: Literal['rope', 'learned'] | None = Field(
-        None, description='rope rotates queries and keys; learned: a vector for each position (default: of the family)'
-    )
-    rope_base: float | None = Field(None, gt=0, description='base of the frequencies of rope (default 10000)')
-    local_rope_base: float | None = Field(
-        None,
-        gt=0,
-        description='rope_base of layers with a window, whose frequencies are not scaled (default: rope_base)',
-    )
-    rope_scaling: RopeScaling | None = Field(None, description='how frequencies are scaled for longer contexts')
-    rotary_fraction: float | None = Field(
-        None, gt=0, le=1, description='part of each head that rope rotates, its first dimensions (default 1)'
-    )
-    nope_every: int | None = Field(None, ge=0, description='every n-th layer has no positions (default 0: never)')
-    nope_global: bool | None = Field(
-        None, description='layers without a window have no positions, if others have a window'
-    )
-    window: int | None = Field(None, ge=0, description='tokens that a token sees, itself included (default 0: all)')
-    window_type: Literal['sliding', 'chunked'] | None = Field(
-        None,
-        description="sliding: the last tokens (default); chunked: those of the token's chunk, of `window` tokens each",
-    )
-    global_every: int | None = Field(None, ge=0, description='every n-th layer has no window (default 0: never)')
-    layer_types: tuple[Literal['full', 'window', 'delta', 'mamba'], ...] | None = Field(
-        None,
-        description='of each layer: attention (full, or with the window), a gated delta net, or a state-space model '
-        '(Mamba 2); in the place of global_every; a shorter list repeats',
-    )
-    linear_heads: int | None = Field(
-        None, gt=0, description='heads of delta nets and state-space models (default 2 d_model / linear_d_head)'
-    )
-    linear_key_heads: int | None = Field(
-        None,
-        gt=0,
-        description='delta nets and state-space models: heads of keys and queries, the groups of Mamba 2 (default linear_heads)',
-    )
-    linear_d_head: int | None = Field(
-        None, gt=0, description='delta nets and state-space models: width of a value in a head (default 128)'
-    )
-    linear_d_key: int | None = Field(
-        None,
-        gt=0,
-        description='delta nets and state-space models: width of a key in a head, the state size of Mamba 2 (default 128)',
-    )
-    conv_width: int | None = Field(
-        None,
-        gt=1,
-        description='delta nets and state-space models: tokens that their causal convolution sees, the own included (default 4)',
-    )
-    conv_bias: bool | None = Field(
-        None, description='delta nets and state-space models: biases of their causal convolution (default false)'
-    )
-    query_pre_attn_scalar: float | None = Field(
-        None, gt=0, description='attention scores are divided by its square root (default d_head)'
-    )
-    attention_temperature: float | None = Field(
-        None,
-        ge=0,
-        description='queries of layers without positions are multiplied by 1 + this log(1 + floor(position / '
-        'temperature_length)), positions from 1 (default 0: not)',
-    )
-    temperature_length: int | None = Field(None, gt=0, description='see attention_temperature (default 8192)')
-    attention_softcap: float | None = Field(
-        None, ge=0, description='attention scores become cap * tanh(score / cap) (default 0: no cap)'
-    )
-    attention_sinks: bool | None = Field(
-        None, description='each head may attend to nothing: one more score, which is learned (default no)'
-    )
-    final_softcap: float | None = Field(
-        None, ge=0, description='logits become cap * tanh(logit / cap) (default 0: no cap)'
-    )
-    attention_gate: bool | None = Field(None, description="attention's output is gated by a sigmoid of the token")
-    activation: Literal['swiglu', 'swiglu_oai', 'geglu', 'gelu', 'gelu_erf', 'relu2'] | None = Field(
-        None,
-        description='activation of the feed-forward; swiglu, swiglu_oai and geglu are gated (default: of the family)',
-    )
-    swiglu_limit: float | None = Field(None, gt=0, description='swiglu_oai clamps gate and up to it (default 7)')
-    bias: bool | None = Field(None, description='biases on every linear layer and norm')
-    qkv_bias: bool | None = Field(None, description='biases on queries, keys and values (default: as bias)')
-    o_bias: bool | None = Field(None, description="bias on attention's output (default: as bias)")
-    mlp_bias: bool | None = Field(
-        None, description='biases on the feed-forward, on experts and their router (default: as bias)'
-    )
-    norm_bias: bool | None = Field(None, description='biases on the norms, if norm is layernorm (default: as bias)')
-    unembed_bias: bool | None = Field(None, description='bias on the unembedding (default false)')
-    scale_embedding: bool | None = Field(None, description='embeddings times sqrt(d_model)')
-    embedding_multiplier: float | None = Field(None, gt=0, description='embeddings times this (default 1)')
-    residual_multiplier: float | None = Field(
-        None, gt=0, description='what attention and feed-forward add to the residual stream, times this (default 1)'
-    )
-    logit_multiplier: float | None = Field(None, gt=0, description='logits times this (default 1)')
-    tied: bool | None = Field(None, description='the unembedding is the embedding')
-    n_experts: int | None = Field(
-        None, ge=0, description='feed-forwards that a router chooses from (default 0: one feed-forward, no router)'
-    )
-    experts_per_token: int | None = Field(None, gt=0, description='experts per token (default 2)')
-    dense_layers: Annotated[int, Field(ge=0)] | tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
-        None, description='layers without experts: the first n, or a list of numbers from 0 (default 0: none)'
-    )
-    expert_every: int | None = Field(None, gt=0, description='every n-th layer has experts (default 1: all)')
-    d_ff_dense: int | None = Field(
-        None,
-        gt=0,
-        description='width of the feed-forward of layers without experts (default: that of all active experts)',
-    )
-    d_shared: int | None = Field(
-        None, ge=0, description='width of the shared expert, which every token uses (default 0: none)'
-    )
-    shared_gate: bool | None = Field(None, description="the shared expert's output is gated by the token")
-    router_scores: Literal['softmax', 'sigmoid'] | None = Field(
-        None, description='how the router scores experts: softmax over all of them (default), or sigmoid of each'
-    )
-    router_bias: bool | None = Field(
-        None,
-        description='a bias of each expert, added to its score when experts are chosen, balances the load (default no)',
-    )
-    router_bias_rate: float | None = Field(
-        None,
-        ge=0,
-        description='with router_bias: by how much each step moves the biases, up if an expert has less than an even load (default 0.001)',
-    )
-    n_expert_groups: int | None = Field(None, gt=0, description='groups of neighboring experts (default 1: none)')
-    groups_per_token: int | None = Field(
-        None, gt=0, description="groups that a token's experts are chosen from: those with the highest group_scores"
-    )
-    group_scores: Literal['max', 'top2'] | None = Field(
-        None, description="a group's score: its highest, or the sum of its two highest (default max)"
-    )
-    normalize_router: bool | None = Field(None, description="a token's weights on its experts sum to one")
-    router_scale: float | None = Field(
-        None, gt=0, description="multiplies a token's weights on its experts, after normalize_router (default 1)"
-    )
-    weigh_inputs: bool | None = Field(
-        None, description="a token's weights multiply what its experts read, not what they give (default no)"
-    )
-    capacity: float | None = Field(
-        None, gt=0, description='tokens per expert and sequence, relative to an even share; null: no limit'
-    )
-    balance_loss: float | None = Field(None, ge=0, description='weight of the load-balance loss (default 0.01)')
-    balance_over: Literal['sequence', 'batch'] | None = Field(
-        None, description='whether the load is balanced in each sequence (default) or over the batch'
-    )
-    router_z_loss: float | None = Field(None, ge=0, description="weight of mean(log(Z)^2) of the router's logits")
-    mtp_layers: int | None = Field(
-        None,
-        ge=0,
-        description='multi-token prediction: modules that each predict one more token ahead (default 0: none)',
-    )
-    mtp_loss: float | None = Field(
-        None, ge=0, description='multi-token prediction: weight of the losses of its modules together (default 0.3)'
-    )
-    init: Literal['scaled', 'normal', 'truncated', 'xavier'] | None = Field(
-        None,
-        description='how weights are drawn: normal; scaled: projections into the residual stream by depth; truncated at 3 '
-        'standard deviations; xavier (default scaled)',
-    )
-    init_std: float = Field(0.02, gt=0, description='standard deviation of the initial weights')
-    mup: Mup | None = Field(
-        None,
-        description='initial values, multipliers and learning rates follow the width (muP), so that a learning rate found '
-        'for a narrow model fits wider ones (default: they do not)',
-    )
-    z_loss: float = Field(0.0, ge=0, description='weight of mean(log(Z)^2), which keeps the logits from drifting')
-    dropout: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description='share of the numbers that training drops, if attention_dropout, residual_dropout or embedding_dropout is null',
-    )
-    attention_dropout: float | None = Field(
-        None, ge=0, lt=1, description='share of the attention probabilities that training drops (default: dropout)'
-    )
-    residual_dropout: float | None = Field(
-        None,
-        ge=0,
-        lt=1,
-        description='share that training drops of what attention and feed-forward add to the residual stream (default: dropout)',
-    )
-    embedding_dropout: float | None = Field(
-        None, ge=0, lt=1, description="share of the first layer's input that training drops (default: dropout)"
-    )
-    layers: Literal['auto', 'scan', 'unroll'] = Field(
-        'auto', description='scan: one layer in a loop; unroll: all layers in the program'
-    )
-    save: (
-        Literal['all', 'none', 'attention', 'dots', 'full']
-        | dict[Literal['input', *SAVED_NAMES], Literal['keep', 'recompute', 'offload']]
-    ) = Field(
-        'all', description='activations for the backward pass: all, a list of names (none, attention, dots, full), or '
-        'keep, recompute or offload by name (others: recompute)'
-    )  # fmt: skip
-    loss_chunks: int = Field(
-        1,
-        gt=0,
-        description='chunks of a sequence whose logits exist one at a time; the backward pass recomputes them',
-    )
-    batch_parts: int = Field(
-        1,
-        gt=0,
-        description="parts of a device's sequences in a layer; communication over t of one runs beside the products of another",
-    )
-    attention: Literal['auto', 'cudnn', 'splash', 'blockwise'] = Field(
-        'auto', description='attention kernel; auto: by device and sizes'
-    )
-    pipeline_rounds: int = Field(
-        1, gt=0, description='times a micro-batch goes around the stages of mesh.p; more rounds make the bubble smaller'
-    )
-    pipeline_schedule: Literal['auto', 'interleaved', '1f1b'] = Field(
-        'auto',
-        description='when stages of mesh.p run backward: after all micro-batches (interleaved), or after each (1f1b)',
-    )
-    context: Literal['auto', 'ring', 'all_to_all'] = Field(
-        'auto', description='how attention treats sequences that are sharded over mesh.c'
-    )
-
-    @model_validator(mode='after')
-    def _fits_together(self) -> Self:
-        if isinstance(self.save, dict) and self.save.get('input') == 'recompute':
-            raise UserError('save: the rest of a layer is recomputed from its input\nuse input: keep or offload')
-        _choose(self)
-        return self
-
-
 _DEFAULTS: dict[str, Any] = {
     'norm_offset': 0.0, 'block_norms': 'pre', 'qk_norm': 'none', 'rope_base': 10000.0, 'local_rope_base': None,
     'rope_scaling': None, 'nope_every': 0, 'window': 0, 'window_type': 'sliding', 'global_every': 0,
@@ -467,14 +190,18 @@ OF_ATTENTION = (
 _LINEAR_SIZES = ('linear_heads', 'linear_key_heads', 'linear_d_head', 'linear_d_key')
 
 
-def _choose(options: TransformerOptions) -> dict[str, Any]:
-    """The options, then the preset, then the family; and the sizes that follow from them without the data."""
-    said = {key: value for key, value in options.model_dump().items() if value is not None}
-    if options.preset is not None and options.preset not in PRESETS:
-        near = difflib.get_close_matches(options.preset, PRESETS, 1)
+def choose(said: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, then the preset, then the family; and the sizes that follow from them without the data.
+
+    Raises:
+        UserError: unknown preset, a missing size, or choices that contradict each other.
+    """
+    preset = said.get('preset')
+    if preset is not None and preset not in PRESETS:
+        near = difflib.get_close_matches(preset, PRESETS, 1)
         hint = f'; did you mean {near[0]}?' if near else ''
-        raise UserError(f"preset: there is no '{options.preset}'{hint} known: {', '.join(PRESETS)}")
-    chosen = {**PRESETS.get(options.preset or '', {}), **said}
+        raise UserError(f"preset: there is no '{preset}'{hint} known: {', '.join(PRESETS)}")
+    chosen = {**PRESETS.get(preset or '', {}), **said}
     family = chosen.get('family', 'llama')
     chosen = {'n_kv_heads': chosen.get('n_heads'), **_DEFAULTS, **NO_EXPERTS, **FAMILIES[family], **chosen}
     for name in ('qkv_bias', 'o_bias', 'mlp_bias', 'norm_bias'):
@@ -489,19 +216,20 @@ def _choose(options: TransformerOptions) -> dict[str, Any]:
     has_attention = any(mixer in ('full', 'window') for mixer in chosen['layer_types'] or ('full',))
     needed = 'n_layers', 'd_model', *['n_heads'] * has_attention
     if missing := [name for name in needed if name not in chosen]:
-        raise UserError(f'model: {", ".join(missing)} missing\ngive a preset, or n_layers, d_model and n_heads')
+        keys = ', '.join(key_of(name).removeprefix('model.') for name in missing)
+        raise UserError(f'model: {keys} missing\ngive a preset, or n_layers, d_model and attention.n_heads')
     _choose_mixers(chosen, said, has_attention)
     if 'd_head' not in chosen:
         if chosen['d_model'] % chosen['n_heads']:
             raise UserError(
-                f'model.d_model = {chosen["d_model"]} is not divisible by model.n_heads = {chosen["n_heads"]}\n'
-                f'give model.d_head, or make d_model a multiple of n_heads'
+                f'model.d_model = {chosen["d_model"]} is not divisible by model.attention.n_heads = {chosen["n_heads"]}\n'
+                'give model.attention.d_head, or make model.d_model a multiple of model.attention.n_heads'
             )
         chosen['d_head'] = chosen['d_model'] // chosen['n_heads']
     if has_attention and not chosen.get('d_ff', 1) and 'd_ff' not in said:
         raise UserError(
             f'model.family = {family} has layers without a feed-forward, and model.layer_types gives some attention\n'
-            'give model.d_ff; model.d_ff=0 leaves it out'
+            'give model.feed_forward.d_ff; model.feed_forward.d_ff=0 leaves it out'
         )
     if 'd_ff' not in chosen:  # gated: 2/3 of 4 d_model, so that three matrices cost what two did (Shazeer 2020)
         gated = math.ceil(8 * chosen['d_model'] / 3 / 64) * 64
@@ -510,7 +238,7 @@ def _choose(options: TransformerOptions) -> dict[str, Any]:
         of_none = ('mlp_bias', 'parallel_block') if has_attention else ('mlp_bias', 'parallel_block', 'bias')
         if wrong := [name for name in of_none if said.get(name)]:
             raise UserError(
-                f'model.{wrong[0]} is of the feed-forward, and layers have none (model.d_ff = 0)\nleave it out'
+                f'{key_of(wrong[0])} is of the feed-forward, and layers have none (model.feed_forward.d_ff = 0)\nleave it out'
             )
         chosen['mlp_bias'] = False
     check_choices(chosen, said)
@@ -523,7 +251,7 @@ def _choose_mixers(chosen: dict[str, Any], said: dict[str, Any], has_attention: 
         for name in OF_ATTENTION:
             if said.get(name) and said[name] != _DEFAULTS.get(name):
                 raise UserError(
-                    f'model.{name} = {said[name]} is of attention, and no layer has it\n'
+                    f'{key_of(name)} = {said[name]} is of attention, and no layer has it\n'
                     "leave it out, or give model.layer_types a 'full'"
                 )
         chosen.update({name: _DEFAULTS.get(name, 0) for name in OF_ATTENTION}, qkv_bias=False, o_bias=False)
@@ -531,7 +259,7 @@ def _choose_mixers(chosen: dict[str, Any], said: dict[str, Any], has_attention: 
         for name in (*_LINEAR_SIZES, 'conv_width', 'conv_bias'):
             if said.get(name):
                 raise UserError(
-                    f'model.{name} = {said[name]} is of delta nets and state-space models, and there are none\n'
+                    f'{key_of(name)} = {said[name]} is of delta nets and state-space models, and there are none\n'
                     "leave it out, or give model.layer_types a 'delta' or a 'mamba'"
                 )
         chosen.update(dict.fromkeys(_LINEAR_SIZES, 0), conv_bias=False)
@@ -540,18 +268,18 @@ def _choose_mixers(chosen: dict[str, Any], said: dict[str, Any], has_attention: 
         heads, width = 2 * chosen['d_model'], chosen['linear_d_head']
         if heads % width:
             raise UserError(
-                f'2 model.d_model = {heads} is not divisible by model.linear_d_head = {width}\n'
-                'give model.linear_heads, or another model.linear_d_head'
+                f'2 model.d_model = {heads} is not divisible by model.recurrent.d_head = {width}\n'
+                'give model.recurrent.n_heads, or another model.recurrent.d_head'
             )
         chosen['linear_heads'] = heads // width
     heads = chosen['linear_heads']
     if heads % chosen.setdefault('linear_key_heads', heads):
         raise UserError(
-            f'model.linear_heads = {heads} is not divisible by model.linear_key_heads = {chosen["linear_key_heads"]}'
+            f'model.recurrent.n_heads = {heads} is not divisible by model.recurrent.n_key_heads = {chosen["linear_key_heads"]}'
         )
 
 
-def resolve(options: TransformerOptions, vocab_size: int, sequence_length: int) -> Architecture:
+def resolve(options: 'TransformerOptions', vocab_size: int, sequence_length: int) -> Architecture:
     """The architecture, from the options, their preset, their family and the data.
 
     Args:
@@ -562,7 +290,7 @@ def resolve(options: TransformerOptions, vocab_size: int, sequence_length: int) 
     Raises:
         UserError: unknown preset, a missing size, sizes that contradict each other, or too few positions for the batches.
     """
-    chosen = _choose(options)
+    chosen = choose(options.flat())
     chosen.setdefault('vocab_size', vocab_size)
     chosen.setdefault('max_sequence_length', sequence_length)
     if chosen['positions'] == 'learned' and chosen['max_sequence_length'] < sequence_length:

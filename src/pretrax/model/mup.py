@@ -109,10 +109,12 @@ def apply_mup(chosen: dict[str, Any], said: dict[str, Any]) -> None:
         )
     if mup.base_d_head and mup.base_d_head != chosen['d_head']:
         if chosen['kv_rank']:
-            raise UserError('model.mup.base_d_head does not fit latent attention (model.kv_rank)\nleave it out')
+            raise UserError(
+                'model.mup.base_d_head does not fit latent attention (model.attention.latent.kv_rank)\nleave it out'
+            )
         if said.get('query_pre_attn_scalar'):
             raise UserError(
-                'model.mup.base_d_head and model.query_pre_attn_scalar both say what scores are divided by\nleave out one'
+                'model.mup.base_d_head and model.attention.query_pre_attn_scalar both say what scores are divided by\nleave out one'
             )
         usual = chosen['query_pre_attn_scalar'] or chosen['d_head']
         chosen['query_pre_attn_scalar'] = usual * chosen['d_head'] / mup.base_d_head

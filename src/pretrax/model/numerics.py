@@ -118,9 +118,9 @@ def choose_numerics(
 
     reason = ''
     if arch.n_experts and arch.capacity is None and mesh['e'] > 1:
-        reason = 'experts sharded over e do not support it without model.capacity'
+        reason = 'experts sharded over e do not support it without model.experts.capacity'
     elif arch.n_experts and arch.capacity is None and grouped == 'ragged':
-        reason = 'jax.lax.ragged_dot does not support it; with model.capacity they are plain products'
+        reason = 'jax.lax.ragged_dot does not support it; with model.experts.capacity they are plain products'
     without = {}
     if reason:
         without = {name: reason for name in weights if name.startswith('expert_')}

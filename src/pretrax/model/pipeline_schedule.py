@@ -130,7 +130,7 @@ def choose_schedule(
     """The schedule of a training step (None: one stage), and a line for the report.
 
     Args:
-        wanted: `model.pipeline_schedule`.
+        wanted: `model.pipeline.schedule`.
         sizes: stages, rounds and micro-batches.
         arch: the decoder.
         saved: what the backward pass of a layer keeps; {}: nothing.
@@ -147,7 +147,7 @@ def choose_schedule(
     assert sizes.micro_batches % sizes.stages == 0, sizes
     problem = _no_1f1b(sizes, arch, tokens)
     if wanted == '1f1b' and problem:
-        raise UserError(f'model.pipeline_schedule=1f1b: {problem}')
+        raise UserError(f'model.pipeline.schedule=1f1b: {problem}')
     one = sizes._replace(order='1f1b')
     better = saved == {} and not problem  # it keeps fewer inputs, and recomputes no more
     schedule = one if wanted == '1f1b' or (wanted == 'auto' and better) else sizes
@@ -176,14 +176,14 @@ def _no_1f1b(sizes: PipelineSchedule, arch: Architecture, tokens: int) -> str:
     """Why a model does not support 1f1b, and the fix; '' if it does."""
     if arch.n_experts and arch.balance_loss and arch.balance_over == 'batch':
         return (
-            'its gradient needs the load of the whole batch before any backward pass (model.balance_over=batch)\n'
-            'use model.balance_over=sequence, or model.pipeline_schedule=interleaved'
+            'its gradient needs the load of the whole batch before any backward pass (model.experts.router.balance_over=batch)\n'
+            'use model.experts.router.balance_over=sequence, or model.pipeline.schedule=interleaved'
         )
     if tokens % sizes.stages:
         return (
             f'mesh.p = {sizes.stages} stages cannot share the loss of {tokens} tokens '
             '(batch.sequence_length / mesh.c / mesh.t / model.loss_chunks)\n'
-            'use another batch.sequence_length or mesh.p, or model.pipeline_schedule=interleaved'
+            'use another batch.sequence_length or mesh.p, or model.pipeline.schedule=interleaved'
         )
     return ''
 
@@ -193,7 +193,7 @@ def _advice(schedule: PipelineSchedule, arch: Architecture) -> str:
     more = next((n for n in range(schedule.rounds + 1, arch.n_layers + 1) if _fits(schedule.stages, n, arch)), None)
     if schedule.bubble <= 0.1 or more is None:
         return ''
-    return f'; model.pipeline_rounds={more} would make it {100 * schedule._replace(rounds=more).bubble:.1f} %'
+    return f'; model.pipeline.rounds={more} would make it {100 * schedule._replace(rounds=more).bubble:.1f} %'
 
 
 def _fits(stages: int, rounds: int, arch: Architecture) -> bool:
@@ -207,10 +207,10 @@ def _check_layers(sizes: PipelineSchedule, arch: Architecture) -> None:
     stages, rounds = sizes.stages, sizes.rounds
     if _fits(stages, rounds, arch):
         return
-    chunks = f'mesh.p = {stages}' + (f' x model.pipeline_rounds = {rounds}' if rounds > 1 else '')
+    chunks = f'mesh.p = {stages}' + (f' x model.pipeline.rounds = {rounds}' if rounds > 1 else '')
     why = 'does not divide them'
     if arch.n_layers % (stages * rounds) == 0:
         why = f'leaves {arch.n_layers // (stages * rounds)} per chunk, and the chunks would have different kinds of layers'
-    fewer = [f'model.pipeline_rounds={n}' for n in range(rounds - 1, 0, -1) if _fits(stages, n, arch)]
+    fewer = [f'model.pipeline.rounds={n}' for n in range(rounds - 1, 0, -1) if _fits(stages, n, arch)]
     fewer += [f'mesh.p={n}' for n in range(stages - 1, 0, -1) if _fits(n, rounds, arch) or n == 1]
     raise UserError(f'model.n_layers = {arch.n_layers}: {chunks} {why}\nuse {fewer[0]}')

@@ -12,10 +12,10 @@ from pretrax.model.attention_kernels import Kernel, choose_kernel
 from pretrax.model.axes import along
 from pretrax.model.chunks import describe_chunks
 from pretrax.model.context import choose_context, kernel_for
-from pretrax.model.families import TransformerOptions
 from pretrax.model.loss_chunks import check_loss_chunks
 from pretrax.model.matmul import choose_grouped
 from pretrax.model.numerics import UNIFORM, Numerics, choose_numerics
+from pretrax.model.options import TransformerOptions
 from pretrax.model.pipeline_schedule import PipelineSchedule, choose_schedule
 from pretrax.model.remat import ALL_NAMED, choose_saved, choose_unrolled
 from pretrax.model.request import ModelRequest, Reduction
@@ -75,9 +75,9 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
     """
     check_batch_parts(options.batch_parts, arch, request)
     mesh, length = request.mesh, request.sequence_length
-    context, why_context = choose_context(options.context, arch, mesh, length)
+    context, why_context = choose_context(options.attention.context, arch, mesh, length)
     kernel = choose_kernel(
-        kernel_for(context, options.attention),
+        kernel_for(context, options.attention.kernel),
         request.platform,
         request.dtype,
         arch.d_query,
@@ -93,8 +93,8 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
     saved, why_saved = choose_saved(options.save, mesh, request.host_memory)
     loss_chunks = check_loss_chunks(options.loss_chunks, mesh, length)
     pipeline, why_pipeline = choose_schedule(
-        options.pipeline_schedule,
-        PipelineSchedule(mesh['p'], options.pipeline_rounds, request.micro_batches),
+        options.pipeline.schedule,
+        PipelineSchedule(mesh['p'], options.pipeline.rounds, request.micro_batches),
         arch,
         saved,
         length // along('c t', mesh) // loss_chunks,

@@ -20,7 +20,7 @@ from pretrax.model.architecture import Architecture
 from pretrax.model.base import Model
 from pretrax.model.context import column_order, local_columns
 from pretrax.model.ends import embed, gather_ends, unembed
-from pretrax.model.families import TransformerOptions, resolve
+from pretrax.model.families import resolve
 from pretrax.model.layers import LayerSpec, Tokens, dropout, in_parts, scan_layers
 from pretrax.model.loss import Batch, LossTerms, denominators, loss_terms
 from pretrax.model.loss_chunks import in_chunks
@@ -29,6 +29,7 @@ from pretrax.model.mlp import feed_forward
 from pretrax.model.moe import mixture
 from pretrax.model.multi_token import ahead_denominators, ahead_metrics, predict_ahead
 from pretrax.model.norm import norm
+from pretrax.model.options import TransformerOptions
 from pretrax.model.pipeline import gradient_1f1b, stages
 from pretrax.model.plan import choose_plan
 from pretrax.model.request import ModelRequest

@@ -13,6 +13,7 @@ import numpy as np
 
 from pretrax.config import RunConfig, load
 from pretrax.errors import Report, UserError
+from pretrax.model.option_names import key_of
 from pretrax.model.transformer import Transformer
 from pretrax.run.setup import Run, prepare
 from pretrax.shardlib import i32, num, typed_shard_map
@@ -102,22 +103,22 @@ def as_chart(found: dict[str, Coordinates], steps: int) -> Chart:
 def _at_width(base: RunConfig, width: int, narrowest: int, mup: bool) -> list[str]:
     """Overrides for a model of another width."""
     options: Any = base.model.options
-    model = {key: getattr(options, key, None) for key in ('n_heads', 'n_kv_heads', 'd_ff')}
-    usual = getattr(options, 'd_model', None)
-    if base.model.name != 'transformer' or not (usual and model['n_heads']):
-        raise UserError('mup check: the configuration needs model.d_model and model.n_heads, of the decoder')
+    known = options.flat() if base.model.name == 'transformer' else {}
+    usual = known.get('d_model')
+    if not (usual and known.get('n_heads')):
+        raise UserError('mup check: the configuration needs model.d_model and model.attention.n_heads, of the decoder')
     if base.mesh.p != 1:
         raise UserError(f'mup check: mesh.p = {base.mesh.p}\nuse mesh.p=1')
     changes = [f'model.d_model={width}']
-    for key, value in model.items():
-        if value:
-            grown = value * width / usual
+    for name in ('n_heads', 'n_kv_heads', 'd_ff'):
+        if known.get(name):
+            key, grown = key_of(name), known[name] * width / usual
             if grown != int(grown):
                 raise UserError(
-                    f'mup check: at width {width}, model.{key} would be {grown:g}\n'
-                    f'use other --widths, or another model.{key} for model.d_model = {usual}'
+                    f'mup check: at width {width}, {key} would be {grown:g}\n'
+                    f'use other --widths, or another {key} for model.d_model = {usual}'
                 )
-            changes.append(f'model.{key}={int(grown)}')
+            changes.append(f'{key}={int(grown)}')
     if not mup:
         changes.append('model.mup=null')
     elif options.mup is None:

@@ -14,8 +14,8 @@ from pretrax.errors import UserError
 from pretrax.huggingface.section import HF, model_section
 from pretrax.model.base import Model, check_model
 from pretrax.model.distillation import Distillation, DistilledTransformer
-from pretrax.model.families import TransformerOptions
 from pretrax.model.hidden_states import HiddenMatch
+from pretrax.model.options import TransformerOptions
 from pretrax.model.request import ModelRequest
 from pretrax.model.weights import Teacher
 from pretrax.storage import locate

@@ -18,6 +18,7 @@ from pretrax.huggingface.files import not_finite_text
 from pretrax.huggingface.model import GENERATION, KEPT, SETTINGS, SPECIAL, TOKENIZER, HuggingFaceModel, open_model
 from pretrax.huggingface.weights import HuggingFaceWeights
 from pretrax.machine.trusted import copy_file
+from pretrax.model.option_names import nest
 from pretrax.run.devices import available_devices
 from pretrax.run.origin import shapes_of
 from pretrax.run.setup import prepare
@@ -151,7 +152,7 @@ def _values(model: HuggingFaceModel, directory: pathlib.Path, begin_of_text: boo
         'name': _name(directory.name),
         'run_dir': str(directory),
         'steps': 1,
-        'model': model.options,
+        'model': nest(model.options),
         'data': data,
         'batch': {'tokens': n * length, 'sequence_length': length},
         'optimizer': {'learning_rate': 1e-5},

@@ -9,12 +9,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from pretrax.checkpoint import CheckpointWeights, find_checkpoint, is_stacked, read_description
+from pretrax.config import upgraded
 from pretrax.data.tokenizers.tokenizer import tokens_before
 from pretrax.errors import Report, UserError
 from pretrax.huggingface.configs import compare
 from pretrax.huggingface.model import KEPT, TOKENIZER, open_model
 from pretrax.model.axes import AXES
-from pretrax.model.families import Architecture, TransformerOptions, resolve
+from pretrax.model.families import Architecture, resolve
+from pretrax.model.option_names import key_of
+from pretrax.model.options import TransformerOptions
 from pretrax.model.transformer import Transformer
 from pretrax.model.weights import abstract_weights
 from pretrax.run.setup import Run
@@ -180,7 +183,8 @@ def _own(place: str, key: str) -> Origin:
     directory, step = find_checkpoint(locate(place))
     description = read_description(directory, step)
     weights = _CountedWeights(CheckpointWeights(directory, step))
-    model = {key: value for key, value in (description['config'].get('model') or {}).items() if value is not None}
+    section = upgraded(description['config']).get('model') or {}
+    model = {key: value for key, value in section.items() if value is not None}
     arch = _own_architecture(f'{key}: {place}', model, description, weights.shapes)
     content = tokenizer_of(directory.parent, description)
     return Origin(
@@ -253,15 +257,16 @@ def check_same_model(origin: Origin, run: Run, partial: bool, report: Report) ->
     free = FREE | ({'layer_types'} if same_mixers else set())
     shaping = [name for name in differences if name not in allowed | free]
     if shaping and not partial:
-        given = run.config.model.options.model_dump(exclude_none=True)
-        left_out = f'model.{shaping[0]}' if shaping[0] in given else 'the keys of model:'
+        options: Any = run.config.model.options
+        given = options.flat()
+        left_out = key_of(shaping[0]) if shaping[0] in given else 'the keys of model:'
         raise UserError(
-            f'init_from: model.{shaping[0]} differs: {differences[shaping[0]]}\n'
+            f'init_from: {key_of(shaping[0])} differs: {differences[shaping[0]]}\n'
             f'leave out {left_out}, to use what the checkpoint has; or take only the weights that fit: init_from.partial'
         )
     for name, what in differences.items():
         if name not in allowed:
-            report(f'init_from: model.{name} differs: {what}')
+            report(f'init_from: {key_of(name)} differs: {what}')
 
 
 def _report_options(origin: Origin, run: Run, report: Report) -> None:

@@ -273,7 +273,9 @@ class _FittedPieces:
         self.unties = 'unembed' in self.shapes and 'unembed' not in theirs and 'embed' in theirs
         left_out = [name for name in theirs if name.startswith(MODULES) and name not in self.shapes]
         if left_out:
-            report(f'{start.key}: multi-token prediction of {start.place} is not used, because of model.mtp_layers')
+            report(
+                f'{start.key}: multi-token prediction of {start.place} is not used, because of model.multi_token.n_layers'
+            )
         more = sorted(set(theirs) - set(self.shapes) - set(left_out))
         missing = sorted(set(self.shapes) - set(theirs) - ({'unembed'} if self.unties else set()))
         if more or missing:

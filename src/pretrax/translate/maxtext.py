@@ -7,6 +7,7 @@ from typing import Any
 from pretrax.config.source import read_file
 from pretrax.errors import UserError
 from pretrax.model.families import FAMILIES
+from pretrax.model.option_names import key_of
 from pretrax.model.presets import PRESETS as SIZES
 from pretrax.translate.maxtext_keys import AXES, BLOCKS, DEVIATIONS, NO_EQUIVALENT, NOT_NEEDED, PRESETS, SAVE
 from pretrax.translate.maxtext_training import data, optimizer, run_and_logs, schedule
@@ -91,7 +92,7 @@ def translate(t: Translation, stem: str, devices: int | None) -> None:
     t.no_equivalent('the next token is predicted; diffusion is not here', *t.matching('training_objective'))
     if t.number('dense_init_scale', 1) == 1:
         t.not_needed('1', 'dense_init_scale')
-    t.no_equivalent('model.init and model.init_std say how weights are drawn', *t.matching('dense_init_scale'))
+    t.no_equivalent('model.init.kind and model.init.std say how weights are drawn', *t.matching('dense_init_scale'))
     for reason, patterns in NO_EQUIVALENT:
         for key in t.matching(*patterns):
             if t.get(key) in _OFF:
@@ -113,7 +114,7 @@ def _model(t: Translation, stem: str) -> None:
             )
         t.set('model.preset', PRESETS[name], 'model_name')
         for key, value in DEVIATIONS.get(name, {}).items():
-            t.set(f'model.{key}', value, note=f"that of MaxText's {name}.yml, which differs from the preset")
+            t.set(key_of(key), value, note=f"that of MaxText's {name}.yml, which differs from the preset")
         if t.get('override_model_config', False) is True:
             t.no_equivalent('write it in model: if it differs from the preset', *t.matching(*_SIZES))
             t.no_equivalent('the preset is used unchanged', 'override_model_config')
@@ -135,11 +136,11 @@ def _model(t: Translation, stem: str) -> None:
     t.set('model.layers', 'scan' if t.flag('scan_layers') else 'unroll', 'scan_layers')
     kernel = {'cudnn_flash_te': 'cudnn', 'flash': 'auto', 'autoselected': 'auto'}.get(t.text('attention'))
     if kernel == 'cudnn':
-        t.changed('the kernel is chosen, and printed; model.attention: cudnn forces this one', 'attention')
+        t.changed('the kernel is chosen, and printed; model.attention.kernel: cudnn forces this one', 'attention')
     elif kernel:
         t.not_needed('the kernel is chosen, and printed', 'attention')
     else:
-        t.no_equivalent('the kernel is chosen; model.attention: blockwise is plain XLA', 'attention')
+        t.no_equivalent('the kernel is chosen; model.attention.kernel: blockwise is plain XLA', 'attention')
     if t.integer('num_vocab_tiling', 1) > 1:
         t.set('model.loss_chunks', t.integer('num_vocab_tiling'), 'num_vocab_tiling')
         t.changed('chunks of each sequence, not of all tokens', 'num_vocab_tiling')
@@ -147,17 +148,17 @@ def _model(t: Translation, stem: str) -> None:
     if t.number('z_loss_multiplier', 0):
         t.set('model.z_loss', t.number('z_loss_multiplier'), 'z_loss_multiplier')
     if t.integer('mtp_num_layers', 0):
-        t.set('model.mtp_layers', t.integer('mtp_num_layers'), 'mtp_num_layers')
-        t.set('model.mtp_loss', t.number('mtp_loss_scaling_factor', 0.1), 'mtp_loss_scaling_factor')
+        t.set('model.multi_token.n_layers', t.integer('mtp_num_layers'), 'mtp_num_layers')
+        t.set('model.multi_token.loss', t.number('mtp_loss_scaling_factor', 0.1), 'mtp_loss_scaling_factor')
     t.not_needed('there is no multi-token prediction', *t.matching('mtp_*', 'z_loss_multiplier'))
 
 
 def _routing(t: Translation) -> None:
     """How tokens are distributed among experts: choices of the training, not of the model."""
     if t.number('capacity_factor', -1) > 0:
-        t.set('model.capacity', t.number('capacity_factor'), 'capacity_factor')
+        t.set('model.experts.capacity', t.number('capacity_factor'), 'capacity_factor')
     if 'load_balance_loss_weight' in t.given or 'model.preset' not in t.values:
-        t.set('model.balance_loss', t.number('load_balance_loss_weight', 0), 'load_balance_loss_weight')
+        t.set('model.experts.router.balance_loss', t.number('load_balance_loss_weight', 0), 'load_balance_loss_weight')
 
 
 def _sizes(t: Translation, stem: str) -> None:
@@ -174,7 +175,7 @@ def _sizes(t: Translation, stem: str) -> None:
             '  give model_name, or write model: yourself (docs/models.md)'
         )
     for key, value in BLOCKS[block].items():
-        t.set(f'model.{key}', value, 'decoder_block')
+        t.set(key_of(key), value, 'decoder_block')
     scale = t.integer('global_parameter_scale')
     exponent = round(math.log2(scale)) if scale > 0 else -1
     if exponent < 0 or 2**exponent != scale:
@@ -188,26 +189,26 @@ def _sizes(t: Translation, stem: str) -> None:
         ('d_ff', 'base_mlp_dim', thirds + (rest > 0)),
     ):
         scaled = ('global_parameter_scale',) if factor else ()
-        t.set(f'model.{target}', 2**factor * t.integer(key), key, *scaled)
+        t.set(key_of(target), 2**factor * t.integer(key), key, *scaled)
     t.not_needed('it is 1', *t.matching('global_parameter_scale'))
-    t.set('model.d_head', t.integer('head_dim'), 'head_dim')
+    t.set('model.attention.d_head', t.integer('head_dim'), 'head_dim')
     t.set('model.vocab_size', t.integer('vocab_size'), 'vocab_size')
-    t.set('model.norm_eps', t.number('normalization_layer_epsilon'), 'normalization_layer_epsilon')
+    t.set('model.norm.eps', t.number('normalization_layer_epsilon'), 'normalization_layer_epsilon')
     given = t.get('mlp_activations')
     activation = (
         _ACTIVATIONS.get(tuple(given)) if isinstance(given, list) and all(isinstance(a, str) for a in given) else None
     )
     if activation is None:
         raise t.mistake('mlp_activations', given, "['silu', 'linear'], ['gelu', 'linear'] or ['gelu']")
-    t.set('model.activation', activation, 'mlp_activations')
-    t.set('model.tied', t.flag('logits_via_embedding'), 'logits_via_embedding')
+    t.set('model.feed_forward.activation', activation, 'mlp_activations')
+    t.set('model.embedding.tied', t.flag('logits_via_embedding'), 'logits_via_embedding')
     if block.startswith('gemma'):
         _gemma(t, block)
     elif t.flag('logits_via_embedding') and t.flag('normalize_embedding_logits'):
         multiplier = round(t.values['model.d_model'] ** -0.5, 9)
-        t.set('model.logit_multiplier', multiplier, 'normalize_embedding_logits', note='1 / sqrt(base_emb_dim)')
+        t.set('model.head.multiplier', multiplier, 'normalize_embedding_logits', note='1 / sqrt(base_emb_dim)')
     t.not_needed('for tied embeddings', *t.matching('normalize_embedding_logits'))
-    t.set('model.rope_base', float(t.number('rope_max_timescale')), 'rope_max_timescale')
+    t.set('model.rope.base', float(t.number('rope_max_timescale')), 'rope_max_timescale')
     _more_choices(t)
 
 
@@ -217,7 +218,7 @@ def _gemma(t: Translation, block: str) -> None:
         t.not_needed('the family multiplies embeddings instead', *t.matching('normalize_embedding_logits'))
     else:
         multiplier = round(t.values['model.d_model'] ** 0.5, 9)
-        t.set('model.logit_multiplier', multiplier, 'normalize_embedding_logits', note='sqrt(base_emb_dim)')
+        t.set('model.head.multiplier', multiplier, 'normalize_embedding_logits', note='sqrt(base_emb_dim)')
     if block == 'gemma2':
         layers = 2 * t.values['model.n_layers']
         t.set(
@@ -226,42 +227,42 @@ def _gemma(t: Translation, block: str) -> None:
             'base_num_decoder_layers',
             note='2 x base_num_decoder_layers: a local and a global layer each',
         )
-        t.set('model.query_pre_attn_scalar', float(t.integer('head_dim')), 'head_dim')
+        t.set('model.attention.query_pre_attn_scalar', float(t.integer('head_dim')), 'head_dim')
         if t.integer('sliding_window_size', 0) > 0:
-            t.set('model.window', t.integer('sliding_window_size'), 'sliding_window_size')
+            t.set('model.attention.window', t.integer('sliding_window_size'), 'sliding_window_size')
         norms = {t.flag('use_post_attn_norm'), t.flag('use_post_ffw_norm')}
         if len(norms) == 2:
             raise t.mistake('use_post_ffw_norm', t.flag('use_post_ffw_norm'), 'the value of use_post_attn_norm')
-        t.set('model.block_norms', 'sandwich' if norms == {True} else 'pre', 'use_post_attn_norm', 'use_post_ffw_norm')
+        t.set('model.block.norms', 'sandwich' if norms == {True} else 'pre', 'use_post_attn_norm', 'use_post_ffw_norm')
 
 
 def _more_choices(t: Translation) -> None:
     for target, key in (('attention_softcap', 'attn_logits_soft_cap'), ('final_softcap', 'final_logits_soft_cap')):
         if t.number(key, 0):
-            t.set(f'model.{target}', t.number(key), key)
+            t.set(key_of(target), t.number(key), key)
     for target, key in (
         ('qkv_bias', 'attention_bias'),
         ('mlp_bias', 'mlp_bias'),
         ('attention_sinks', 'attention_sink'),
     ):
         if t.flag(key) or (target == 'qkv_bias' and t.values['model.family'] == 'qwen2'):
-            t.set(f'model.{target}', t.flag(key), key)
+            t.set(key_of(target), t.flag(key), key)
     if t.number('partial_rotary_factor', 1) != 1:
-        t.set('model.rotary_fraction', t.number('partial_rotary_factor'), 'partial_rotary_factor')
+        t.set('model.rope.fraction', t.number('partial_rotary_factor'), 'partial_rotary_factor')
     if t.flag('use_qk_norm'):
-        t.set('model.qk_norm', 'head', 'use_qk_norm')
+        t.set('model.attention.qk_norm', 'head', 'use_qk_norm')
     if t.text('attention_type', 'global') == 'local_sliding':
-        t.set('model.window', t.integer('sliding_window_size'), 'sliding_window_size', 'attention_type')
+        t.set('model.attention.window', t.integer('sliding_window_size'), 'sliding_window_size', 'attention_type')
     if t.number('local_rope_max_timescale', -1) > 0:
-        t.set('model.local_rope_base', float(t.number('local_rope_max_timescale')), 'local_rope_max_timescale')
+        t.set('model.rope.local_base', float(t.number('local_rope_max_timescale')), 'local_rope_max_timescale')
     experts = t.integer('num_experts')
     if experts > 1:
-        t.set('model.n_experts', experts, 'num_experts')
-        t.set('model.experts_per_token', t.integer('num_experts_per_tok'), 'num_experts_per_tok')
+        t.set('model.experts.n_experts', experts, 'num_experts')
+        t.set('model.experts.experts_per_token', t.integer('num_experts_per_tok'), 'num_experts_per_tok')
         _routing(t)
         t.not_needed('weights of the chosen experts sum to one', *t.matching('norm_topk_prob'))
         if 'base_moe_mlp_dim' in t.given:
-            t.set('model.d_ff', t.integer('base_moe_mlp_dim'), 'base_moe_mlp_dim')
+            t.set('model.feed_forward.d_ff', t.integer('base_moe_mlp_dim'), 'base_moe_mlp_dim')
     elif t.values['model.family'] in ('mixtral', 'qwen3-moe'):
         raise t.mistake('num_experts', experts, f'more than 1 with decoder_block {t.text("decoder_block")}')
     t.not_needed(
@@ -280,7 +281,7 @@ def _more_choices(t: Translation) -> None:
             'original_length': 8192,
         }
         t.set(
-            'model.rope_scaling',
+            'model.rope.scaling',
             scaling,
             'rope_type',
             'rope_use_scale',
@@ -292,7 +293,7 @@ def _more_choices(t: Translation) -> None:
             'factor': float(t.number('rope_factor', 40)),
             'original_length': t.integer('original_max_position_embeddings', 4096),
         }
-        t.set('model.rope_scaling', scaling, 'rope_type', 'rope_factor', 'original_max_position_embeddings')
+        t.set('model.rope.scaling', scaling, 'rope_type', 'rope_factor', 'original_max_position_embeddings')
     used = ('sliding_window_size', 'attention_type', 'attn_logits_soft_cap', 'final_logits_soft_cap', 'attention_bias', 'mlp_bias',
             'attention_sink', 'use_qk_norm', 'local_rope_max_timescale', 'rope_*', 'original_max_position_embeddings',
             'max_position_embeddings', 'beta_fast', 'beta_slow', 'mscale')  # fmt: skip
@@ -366,7 +367,7 @@ def _mesh(t: Translation) -> int | None:
     )
     rounds = t.integer('num_pipeline_repeats', -1)
     if axes['p'] != 1 and rounds > 0:
-        t.set('model.pipeline_rounds', rounds, 'num_pipeline_repeats')
+        t.set('model.pipeline.rounds', rounds, 'num_pipeline_repeats')
     micro = t.integer('num_pipeline_microbatches', -1)
     if micro > 0:
         t.no_equivalent(

@@ -72,29 +72,36 @@ def decoder(c: Component) -> None:
     t.set('model.family', 'gpt2', f'{c.path}.variant_key')
     t.set('model.n_layers', c.integer('n_layer'), c.key('n_layer'))
     t.set('model.d_model', c.integer('n_embd'), c.key('n_embd'))
-    t.set('model.n_heads', c.integer('n_head_q'), c.key('n_head_q'))
-    t.set('model.n_kv_heads', c.integer('n_head_kv', c.integer('n_head_q')), c.key('n_head_kv'))
+    t.set('model.attention.n_heads', c.integer('n_head_q'), c.key('n_head_q'))
+    t.set('model.attention.n_kv_heads', c.integer('n_head_kv', c.integer('n_head_q')), c.key('n_head_kv'))
     activation, hidden = c.text('activation_type', 'gelu'), c.integer('ffn_hidden')
     if activation in ('swiglu', 'fused_swiglu'):
         multiple = c.integer('enforce_swiglu_hidden_dim_multiple_of', _MULTIPLE)
         width = multiple * -(-int(2 * hidden / 3) // multiple)
         keys = (c.key('ffn_hidden'), c.key('enforce_swiglu_hidden_dim_multiple_of'))
-        t.set('model.d_ff', width, *keys, note=f'2/3 of ffn_hidden, rounded up to a multiple of {multiple}')
+        t.set(
+            'model.feed_forward.d_ff', width, *keys, note=f'2/3 of ffn_hidden, rounded up to a multiple of {multiple}'
+        )
         t.changed(
             f'Modalities makes {width} of it for a SwiGLU: 2/3, rounded up to a multiple of {multiple}',
             c.key('ffn_hidden'),
         )
-        t.set('model.activation', 'swiglu', c.key('activation_type'))
+        t.set('model.feed_forward.activation', 'swiglu', c.key('activation_type'))
     elif activation == 'gelu':
-        t.set('model.d_ff', hidden, c.key('ffn_hidden'))
-        t.set('model.activation', 'gelu_erf', c.key('activation_type'), note='activation_type: the exact form')
+        t.set('model.feed_forward.d_ff', hidden, c.key('ffn_hidden'))
+        t.set(
+            'model.feed_forward.activation',
+            'gelu_erf',
+            c.key('activation_type'),
+            note='activation_type: the exact form',
+        )
     else:
         raise t.mistake(c.key('activation_type'), activation, 'gelu, swiglu or fused_swiglu')
     t.set('model.vocab_size', c.integer('vocab_size'), c.key('vocab_size'))
     t.set('model.bias', t.flag(c.key('bias'), False), c.key('bias'))
     tied = t.flag(c.key('use_weight_tying'), True)
     t.set(
-        'model.tied',
+        'model.embedding.tied',
         tied,
         c.key('use_weight_tying'),
         note='' if c.has('use_weight_tying') else 'releases without use_weight_tying tie it',
@@ -124,13 +131,13 @@ def _positions(c: Component) -> None:
     rotary = next((key.removesuffix('.type_hint') for key in transforms if t.given[key] == 'RotaryTransform'), None)
     if rotary:
         t.set('model.positions', 'rope', c.key('poe_type'), f'{rotary}.type_hint')
-        t.set('model.rope_base', float(t.number(f'{rotary}.config.base_freq', 10000)), f'{rotary}.config.base_freq')
+        t.set('model.rope.base', float(t.number(f'{rotary}.config.base_freq', 10000)), f'{rotary}.config.base_freq')
         t.not_needed('they follow from the sizes of the model', *t.matching(f'{rotary}.config.*'))
     elif kind == 'ABSOLUTE':
         t.set('model.positions', 'learned', c.key('poe_type'))
     else:
         t.set('model.positions', 'rope', c.key('poe_type'))
-        t.set('model.nope_every', 1, c.key('poe_type'), note='poe_type: no positions in any layer')
+        t.set('model.rope.nope_every', 1, c.key('poe_type'), note='poe_type: no positions in any layer')
     t.not_needed('an identity', *(key for key in transforms if t.given[key] == 'IdentityTransform'))
     t.no_equivalent('not a transform of pretrax', *(key for key in transforms if key not in t.fates))
 
@@ -149,21 +156,21 @@ def _norms(c: Component) -> None:
         )
     if found:
         kind = _NORMS[kinds.pop()]
-        t.set('model.norm', kind, *found)
+        t.set('model.norm.kind', kind, *found)
         options = t.matching(*(c.key(f'{name}*.config.*') for name in ('attention_norm', 'ffn_norm', 'lm_head_norm')))
         eps = [key for key in options if key.endswith(('.eps', '.epsilon'))]
         if eps:
-            t.set('model.norm_eps', t.number(eps[0]), *eps)
+            t.set('model.norm.eps', t.number(eps[0]), *eps)
         biases = [key for key in options if key.endswith('.bias')]
         if kind == 'layernorm':
             bias = t.flag(biases[0]) if biases else True
-            t.set('model.norm_bias', bias, *biases, note='' if biases else "LayerNorm's default")
+            t.set('model.norm.bias', bias, *biases, note='' if biases else "LayerNorm's default")
         elif any(t.given[key] is True for key in biases):
             t.no_equivalent('RMSNorm has no bias here, nor in the paper', *biases)
         t.not_needed('they follow from the sizes', *(key for key in options if key not in t.fates))
     qk = t.matching(c.key('attention_config.qk_norm_config.*'))
     if qk or t.get(c.key('attention_config.use_qk_norm'), False) is True:
-        t.set('model.qk_norm', 'head', *qk, c.key('attention_config.use_qk_norm'))
+        t.set('model.attention.qk_norm', 'head', *qk, c.key('attention_config.use_qk_norm'))
 
 
 def mesh(t: Translation, components: Sequence[Component]) -> dict[str, int | str]:
@@ -231,13 +238,13 @@ def initial_weights(t: Translation, components: Sequence[Component]) -> None:
         if c.kind != 'model_initialization':
             continue
         kind = c.text('weight_init_type', 'plain')
-        t.set('model.init', 'normal' if kind == 'plain' else 'scaled', c.key('weight_init_type'))
+        t.set('model.init.kind', 'normal' if kind == 'plain' else 'scaled', c.key('weight_init_type'))
         if kind == 'scaled_embed':
             t.changed('the embedding is drawn with init_std too, not with sqrt(0.4)', c.key('weight_init_type'))
         if isinstance(t.given.get(c.key('std')), int | float):
-            t.set('model.init_std', c.number('std'), c.key('std'))
+            t.set('model.init.std', c.number('std'), c.key('std'))
         elif c.has('std'):
-            t.no_equivalent('write model.init_std as a number; the default is 0.02', c.key('std'))
+            t.no_equivalent('write model.init.std as a number; the default is 0.02', c.key('std'))
         if c.number('mean', 0):
             t.no_equivalent('weights are drawn around 0', c.key('mean'))
         t.not_needed('they follow from the model', *t.matching(c.key('*')))

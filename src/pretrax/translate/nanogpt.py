@@ -65,7 +65,7 @@ def _model(t: Translation) -> None:
         t.set('model.family', 'gpt2', note='the model of nanoGPT')
         t.set('model.n_layers', t.integer('n_layer'), 'n_layer')
         t.set('model.d_model', t.integer('n_embd'), 'n_embd')
-        t.set('model.n_heads', t.integer('n_head'), 'n_head')
+        t.set('model.attention.n_heads', t.integer('n_head'), 'n_head')
         t.set('model.bias', t.flag('bias'), 'bias')
         if not t.text('dataset').endswith('_char'):
             t.set(

@@ -1,7 +1,7 @@
 """A translation as text: commented YAML that ends with lists of what changed, and a summary for the terminal."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import yaml
@@ -22,7 +22,7 @@ _SHOWN_KEYS = 4  # of those that share a reason, in the terminal
 def yaml_text(translation: Translation) -> str:
     """The configuration, with the origin of each value, and with every other key of the input in comments at the end."""
     values = nested(translation.values)
-    lines = list(_lines({name: values[name] for name in _SECTIONS if name in values}, '', 0))
+    lines = list(_lines({name: values[name] for name in _SECTIONS if name in values}, '', 0, translation.values))
     assert values.keys() <= set(_SECTIONS)
     width = min(44, max(len(text) for text, _ in lines))
     body = []
@@ -60,13 +60,13 @@ def nested(values: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _lines(values: dict[str, Any], path: str, depth: int) -> Iterator[tuple[str, str]]:
-    """(line without its comment, dotted key) for each value; mappings that are values stay on one line."""
+def _lines(values: dict[str, Any], path: str, depth: int, leaves: Container[str]) -> Iterator[tuple[str, str]]:
+    """(line without its comment, dotted key) for each value of `leaves`; mappings that are values stay on one line."""
     for key, value in values.items():
         name = f'{path}.{key}' if path else key
-        if isinstance(value, dict) and depth == 0:
-            yield f'{key}:', ''
-            yield from _lines(value, name, depth + 1)
+        if isinstance(value, dict) and name not in leaves:
+            yield f'{"  " * depth}{key}:', ''
+            yield from _lines(value, name, depth + 1, leaves)
         else:
             yield f'{"  " * depth}{key}: {_flow(value)}', name
 

@@ -37,13 +37,13 @@ def diff(
     most: Annotated[int, typer.Option(min=1, metavar='N', help='Print at most N arrays.')] = 20,
 ) -> None:
     from pretrax.checkpoint import find_checkpoint, read_manifest
-    from pretrax.config import diff_values
+    from pretrax.config import diff_values, upgraded
     from pretrax.storage import locate
 
     places = [find_checkpoint(locate(path)) for path in (one, other)]
     before, after = (read_manifest(*place) for place in places)
     print(f'{one}: step {before.step:,}\n{other}: step {after.step:,}')
-    changes = diff_values(*(manifest.description.get('config') or {} for manifest in (before, after)))
+    changes = diff_values(*(upgraded(manifest.description.get('config') or {}) for manifest in (before, after)))
     print(f'configuration: {len(changes)} values differ')
     for key, old, new in changes:
         print(f'  {key}: {old} -> {new}')

@@ -59,7 +59,7 @@ def _options_of(text: str, overrides: list[str]) -> 'TextOptions':
     unused = {
         'name': 'tokenize',
         'steps': 1,
-        'model': {'family': 'llama', 'n_layers': 1, 'd_model': 16, 'n_heads': 2},
+        'model': {'family': 'llama', 'n_layers': 1, 'd_model': 16, 'attention': {'n_heads': 2}},
         'batch': {'tokens': 16, 'sequence_length': 16},
         'optimizer': {'learning_rate': 1e-3},
     }

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from pretrax.config.registry import DEFAULTS, option_names
+
 
 class Setting(NamedTuple):
     """A value of a configuration.
@@ -33,9 +35,20 @@ def parse_settings(text: str) -> tuple[list[Setting], list[str]]:
     notes = [line[2:] for line in lines[1:] if line.startswith('# ')]
     try:
         root = yaml.compose(text, yaml.SafeLoader)
-        return (_settings(root, '', lines) if isinstance(root, yaml.MappingNode) else []), notes
+        settings = _settings(root, '', lines) if isinstance(root, yaml.MappingNode) else []
+        names = option_names('model', value_of(settings, 'model.name', DEFAULTS['model']))
+        return ([_with_name_of_today(setting, names) for setting in settings] if names else settings), notes
     except (yaml.YAMLError, ValueError, RecursionError):
         return [], notes
+
+
+def _with_name_of_today(setting: Setting, names: Any) -> Setting:
+    """A setting of pretrax 0.1, whose section `model` was flat, under the key of today."""
+    section, _, key = setting.key.partition('.')
+    name, dot, rest = key.partition('.')
+    if section != 'model' or name not in names.RENAMED or (dot and name in names.SECTIONS):
+        return setting
+    return setting._replace(key=f'model.{names.RENAMED[name]}{dot}{rest}')
 
 
 def _settings(node: yaml.MappingNode, prefix: str, lines: list[str]) -> list[Setting]:

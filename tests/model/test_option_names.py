@@ -1,0 +1,78 @@
+"""The table of names: every option of a stored flat section has one place in the sections, and comes back."""
+
+import dataclasses
+
+import pytest
+from pydantic import BaseModel
+
+from former import stored_config
+from pretrax.model.architecture import Architecture
+from pretrax.model.family_checks import EXPERT_OPTIONS
+from pretrax.model.option_names import RENAMED, SECTIONS, flat, is_former, key_of, nest
+from pretrax.model.options import TransformerOptions
+
+STORED = {key: value for key, value in stored_config()['model'].items() if key != 'name'}
+
+
+def sections(model: type[BaseModel] = TransformerOptions, path: str = '') -> dict[str, type[BaseModel]]:
+    """The options classes of the sections, by dotted key."""
+    found = {path: model}
+    for name, field in model.model_fields.items():
+        if isinstance(field.default, BaseModel):
+            found |= sections(type(field.default), f'{path}.{name}'.removeprefix('.'))
+    return found
+
+
+def test_every_stored_option_has_one_key():
+    keys = {f'{path}.{name}'.removeprefix('.') for path, model in sections().items() for name in model.model_fields}
+    assert {RENAMED.get(name, name) for name in STORED} == keys - {*sections()}
+    assert len({RENAMED.get(name, name) for name in STORED}) == len(STORED) == 96
+    assert {*SECTIONS, ''} == {*sections()}
+
+
+def test_no_class_of_options_is_long():
+    assert {path: len(model.model_fields) for path, model in sections().items() if len(model.model_fields) > 30} == {}
+
+
+def test_a_stored_section_means_the_same():
+    options = TransformerOptions(**nest(STORED))
+    assert options.flat() == {
+        name: tuple(value) if isinstance(value, list) else value for name, value in STORED.items() if value is not None
+    } | {'rope_scaling': STORED['rope_scaling'] | {'short_factor': (), 'long_factor': ()}}
+    assert options.attention.window == 8
+    assert options.attention.kernel == 'blockwise'
+    assert options.head.softcap == 20.0
+    assert options.block.dropout == 0.1
+
+
+def test_nesting_can_be_repeated_and_undone():
+    numbered = {name: number for number, name in enumerate(STORED)}
+    assert flat(nest(numbered)) == numbered
+    assert nest(nest(numbered)) == nest(numbered)
+    assert nest({'attention': {'n_heads': 2}, 'd_head': 8}) == {'attention': {'n_heads': 2, 'd_head': 8}}
+    assert nest({'attention': {'n_head': 2}}) == {'attention': {'n_head': 2}}  # unknown keys stay where they are
+    assert nest(flat({'attention': {'n_head': 2}, 'x': 1})) == {'attention': {'n_head': 2}, 'x': 1}
+
+
+@pytest.mark.parametrize('name', ['attention', 'norm', 'init'])
+def test_a_section_with_the_name_of_a_former_option_is_told_apart(name):
+    assert is_former(name, 'auto')
+    assert is_former(name, None)
+    assert not is_former(name, {})
+    assert nest({name: 'x'})[name] == {RENAMED[name].partition('.')[2]: 'x'}
+
+
+def test_null_turns_latent_attention_off():
+    off = TransformerOptions(preset='deepseek-v2-lite', attention={'latent': None, 'n_kv_heads': 16})  # type: ignore[arg-type]
+    assert off.flat()['kv_rank'] == 0
+    assert 'q_rank' not in off.flat()
+    zero = TransformerOptions(**nest({'preset': 'deepseek-v2-lite', 'kv_rank': 0, 'n_kv_heads': 16}))
+    assert off.flat() == zero.flat()
+
+
+def test_messages_and_architecture_use_names_of_the_table():
+    assert key_of('window') == 'model.attention.window'
+    assert key_of('d_model') == 'model.d_model'
+    fields = {field.name for field in dataclasses.fields(Architecture)} - {'padded_vocab_size'}
+    assert fields <= {*STORED}
+    assert {*EXPERT_OPTIONS} <= {*RENAMED}
