@@ -200,7 +200,7 @@ def choose(said: Mapping[str, Any]) -> dict[str, Any]:
     if preset is not None and preset not in PRESETS:
         near = difflib.get_close_matches(preset, PRESETS, 1)
         hint = f'; did you mean {near[0]}?' if near else ''
-        raise UserError(f"preset: there is no '{preset}'{hint} known: {', '.join(PRESETS)}")
+        raise UserError(f"preset: there is no '{preset}'{hint}\nknown: {', '.join(PRESETS)}")
     chosen = {**PRESETS.get(preset or '', {}), **said}
     family = chosen.get('family', 'llama')
     chosen = {'n_kv_heads': chosen.get('n_heads'), **_DEFAULTS, **NO_EXPERTS, **FAMILIES[family], **chosen}
