@@ -1,6 +1,7 @@
 """What the operating system reports of the processor and the memory."""
 
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -82,3 +83,36 @@ def test_the_quota_and_the_limit_of_a_container_count(kind, tmp_path, monkeypatc
     assert cores.usable_cores() == (1 if is_limited else 8)
     assert cores.total_memory() == (2_000_000_000 if is_limited else 2**36)
     assert cores.available_memory() == (1_500_000_000 if is_limited else 60_000_000 * 1024)
+
+
+@pytest.mark.parametrize(
+    ('controller', 'limits'),
+    [
+        ('cpu', {'cpu.cfs_period_us': '100000', 'cpu.cfs_quota_us': '100000'}),
+        ('memory', {'memory.limit_in_bytes': str(3 << 30)}),
+    ],
+)
+def test_a_real_cgroup_counts(controller, limits):
+    """Version 1, as root. A process is moved into a group of its own, then looks at its cores and its memory."""
+    group = pathlib.Path('/sys/fs/cgroup') / controller / f'pretrax-test-{os.getpid()}'
+    try:
+        group.mkdir()
+        for name, value in limits.items():
+            (group / name).write_text(value)
+    except OSError as error:
+        pytest.skip(f'no cgroup of version 1 can be made here: {error}')
+    try:
+        program = (
+            f'import os; open({str(group / "cgroup.procs")!r}, "w").write(str(os.getpid())); '
+            'from pretrax.machine.cores import available_memory, total_memory, usable_cores; '
+            'print(usable_cores(), total_memory(), available_memory())'
+        )
+        done = subprocess.run([sys.executable, '-c', program], check=True, capture_output=True, text=True)
+        cores, memory, available = map(int, done.stdout.split())
+    finally:
+        group.rmdir()
+    if controller == 'cpu':
+        assert cores == 1
+    else:
+        assert memory == 3 << 30
+        assert 2 << 30 < available <= 3 << 30
