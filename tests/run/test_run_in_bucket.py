@@ -46,6 +46,17 @@ def test_a_run_resumes_on_a_machine_that_has_nothing_as_if_it_had_never_stopped(
     assert not [path for path in tmp_path.iterdir() if path.name.startswith('s3')]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['Läufe 語', '50% #1', 'a[1]*', 'what?'])
+def test_a_run_in_a_bucket_has_the_name_that_was_written(name, s3, small, remote):
+    run_dir = f'{s3.url}/runs/{name}'
+    pretrain(config_from_values(small), progress=Quiet())
+    pretrain(config_from_values(remote | {'run_dir': run_dir}), progress=StoppedAt(3))
+    pretrain(config_from_values(remote | {'run_dir': run_dir}), progress=Quiet())
+    assert losses(run_dir) == [without_clock(line) for line in lines_of(small)]
+    assert {key.split('/')[1] for key in s3.keys('runs/')} == {name}
+
+
 def test_the_report_is_written_in_the_bucket(remote):
     pretrain(config_from_values(remote | {'log': {'every': 1}}), progress=Quiet())
     run = BucketPath(remote['run_dir'])
