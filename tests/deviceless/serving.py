@@ -15,12 +15,13 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 from targets import devices_of
 
-from decoders import decoder_options
 from pretrax.infer.block import empty_slots
 from pretrax.infer.cache import Pages, Tables
 from pretrax.infer.programs import EngineOptions, Programs
 from pretrax.infer.weights import Outer, ServingLayer, ServingWeights, _program
 from pretrax.model.axes import AXES
+from pretrax.model.option_names import nest
+from pretrax.model.options import TransformerOptions
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
 from pretrax.shardlib import i32, make_shardings
@@ -34,7 +35,7 @@ def compile_writing(name: str, sizes: dict[str, int], options: EngineOptions, **
     mesh = Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
     platform = devices.flat[0].platform
     request = ModelRequest(50257, options.max_length, 1, jnp.bfloat16, platform, shape, 1)
-    decoder = Transformer(request, options=decoder_options(**model))
+    decoder = Transformer(request, options=TransformerOptions(**nest(model)))
     programs = Programs(decoder, mesh, options)
     with jax.set_mesh(programs.mesh):
         convert = _program(decoder.arch, jnp.dtype(jnp.bfloat16), options.weights, programs.mesh)

@@ -18,10 +18,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh
 
-from decoders import decoder_options
 from pretrax.ahead.absent_devices import absent_devices
 from pretrax.model.axes import AXES
 from pretrax.model.loss import Batch
+from pretrax.model.option_names import nest
+from pretrax.model.options import TransformerOptions
 from pretrax.model.request import ModelRequest
 from pretrax.model.transformer import Transformer
 from pretrax.run.compiler_options import choose_compiler_options
@@ -67,7 +68,7 @@ def compile_step(
             exempt=('head',), reduction=reduction, host_memory=True,
         )  # fmt: skip
         recipe = Recipe(
-            model=Transformer(request, options=decoder_options(**model)),
+            model=Transformer(request, options=TransformerOptions(**nest(model))),
             optimizer=optimizer.adamw(),
             rate=schedule.cosine(1000, warmup=10),
             weight_decay=0.1,
