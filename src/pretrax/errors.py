@@ -49,7 +49,7 @@ class UnavailableError(UserError):
 
 
 def disk_fix(error: OSError) -> str:
-    """What a user can do about an error of `OF_THE_SYSTEM`: 'make room, or use another directory'."""
+    """Advice for an error of `OF_THE_SYSTEM`: 'make room, or use another directory'."""
     fix = _FIXES.get(error.errno or 0)
     return f'{fix}, or use another directory' if fix else 'use another path'
 

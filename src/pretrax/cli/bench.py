@@ -71,10 +71,9 @@ def bench(
         return end(results)
     hardware = probe()
     with contextlib.ExitStack() as stack:
-        confirm = lambda: None  # noqa: E731 - a directory on a disk has a lock
+        guard = Guard(lambda: None)  # a directory on a disk has a lock
         if isinstance(place, BucketPath):
-            confirm = stack.enter_context(held_for(place / part if part else place, _LEASE, say))
-        guard = Guard(confirm)
+            guard = Guard(stack.enter_context(held_for(place / part if part else place, _LEASE, say)))
         _fetch(place, directory)
         running = stack.enter_context(Bench(grid, rows, directory, hardware, measure_command(), say, row))
         here = hardware['cpu'] if hardware['platform'] == 'cpu' else f'{hardware["count"]} x {hardware["device"]}'

@@ -6,9 +6,10 @@ laws. The new text is read back and compared before it is written.
 
 import collections
 import dataclasses
+import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def _renamed_reference(match: re.Match[str], names: Any) -> str:
 
 
 def _upgraded_values(value: Any, path: tuple[str, ...], names: Any) -> Any:
-    """What the new text has to say, computed on the values."""
+    """The expected values of the new text, computed from the values of the old one."""
     if isinstance(value, Mapping):
         if _is_model(path) and value.get('name', registry.DEFAULTS['model']) == registry.DEFAULTS['model']:
             value = names.nest(value)
@@ -216,16 +217,9 @@ def _section_edits(node: yaml.MappingNode, text: str, names: Any, changes: list[
         column = node.value[0][0].start_mark.column
         first = node.value[0][0].start_mark.line - len(entries[0].lead)
         last = _last_line(node)
-        starts = [0, *_sums(len(line) for line in lines)]
+        starts = list(itertools.accumulate(map(len, lines), initial=0))
         new = ''.join(_indented(line, column) for line in _block(entries, 0, _WIDEST - column))
         yield starts[first], starts[last + 1], new
-
-
-def _sums(sizes: Iterable[int]) -> Iterator[int]:
-    total = 0
-    for size in sizes:
-        total += size
-        yield total
 
 
 def _is_section(value: yaml.Node) -> bool:

@@ -91,7 +91,7 @@ def submit(script: str) -> tuple[str, str]:
 
 
 def _sbatch(option: str, script: str) -> tuple[str, str]:
-    """What sbatch prints on standard output and on standard error. Raises UserError if Slurm refuses the script."""
+    """Runs sbatch. Returns its standard output and its standard error. Raises UserError if Slurm refuses the script."""
     try:
         return ask_both('sbatch', option, stdin=script)
     except UnavailableError:

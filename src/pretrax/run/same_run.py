@@ -33,9 +33,8 @@ _MOST = 5  # differences that a message shows
 
 def check_same_run(config: RunConfig) -> None:
     """Compares configuration, plugins, versions, code and compiler flags. Raises UserError in all processes if they differ."""
-    if (
-        not jax.distributed.is_initialized() or jax.process_count() == 1
-    ):  # asking for the number would start JAX's backend
+    # Only a process that has joined others asks for their number: the question starts JAX's backend.
+    if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return
     values, shown = dict(config_leaves(config.model_dump(mode='json'))), dict(config_leaves(written_values(config)))
     items = {key: (value, shown.get(key)) for key, value in values.items() if not _OWN_KEYS.fullmatch(key)}

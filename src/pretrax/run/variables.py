@@ -67,7 +67,7 @@ _INEXACT = re.compile(r'--\w*(fast_m|excess_precision|precision|bf16|f16|f8|tf32
 
 
 class Row(NamedTuple):
-    """What happens to variables: `names` are patterns as of a shell, separated by spaces."""
+    """How pretrax handles some variables. `names` are patterns as in a shell, separated by spaces."""
 
     names: str
     what: str

@@ -13,7 +13,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0  # seconds; TensorStore doubles the fir
 
 # TensorStore's Python errors have no codes: the status is the first word of the text.
 _STATUS = re.compile(r'^([A-Z_]+): ')
-_OF_A_DISK = re.compile(r"\[os_error_code='(\d+)'\]")
+_OF_A_DISK = re.compile(r"os_error_code='(\d+)'")
 _HTTP = re.compile(r"\[http_response_code='(\d+)'\]")
 _NOISE = re.compile(r'^[A-Z_]+: (All \d+ retry attempts failed: )?(CURL error )?')
 _NO_CONNECTION = re.compile(r"\[curl_code='(5|6|7|35|60)'\]")  # no proxy, no host, refused, TLS, certificate
@@ -61,11 +61,18 @@ def open_bucket(scheme: str, bucket: str) -> Any:
     return connect(_retries())
 
 
+def disk_error(text: str) -> OSError | None:
+    """The error of the operating system that TensorStore quotes in a text; None: it quotes none."""
+    found = _OF_A_DISK.search(text)
+    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else None
+
+
 def as_os_error(error: Exception, url: str) -> OSError:
     """The OSError for an exception of TensorStore."""
     text = ' '.join(str(error).split())
-    if number := _OF_A_DISK.search(text):
-        return OSError(number := int(number[1]), os.strerror(number), url)
+    if of_disk := disk_error(text):
+        of_disk.filename = url
+        return of_disk
     status = found[1] if (found := _STATUS.match(text)) else ''
     reason = _NOISE.sub('', text.split(' [http_')[0].split(' [curl_')[0])[:300] or type(error).__name__
     if code := _HTTP.search(text):

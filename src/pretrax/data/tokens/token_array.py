@@ -1,6 +1,5 @@
 """An array of flat-tokens on a disk or in a bucket, read with TensorStore."""
 
-import os
 import re
 import time
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ import tensorstore as ts
 from pretrax.data.tokens.block_files import BlockFiles
 from pretrax.errors import UnavailableError, UserError
 from pretrax.storage import AnyPath, BucketPath
-from pretrax.storage.connection import BucketError, as_os_error, kind_of_error
+from pretrax.storage.connection import BucketError, as_os_error, disk_error, kind_of_error
 from pretrax.storage.settings import retry_seconds
 
 # A bucket is asked for this many times as long as a request is repeated, 10 minutes by default. Then the run ends.
@@ -156,6 +155,6 @@ def _refusal(array: AnyPath, file: AnyPath | None, error: ValueError) -> UserErr
     # '... Error reading shard index in local file "/x/c/1": Digest mismatch, ...'
     found = re.findall(r'local file "([^"]*)"(?:: | is )(.*)', said)
     path, reason = (file, said) if file is not None else found[-1] if found else (array, said)
-    if failed := re.search(r"os_error_code='(\d+)'", str(error)):
-        return unreadable(path, OSError(int(failed[1]), os.strerror(int(failed[1]))))
+    if failed := disk_error(str(error)):
+        return unreadable(path, failed)
     return damaged(path, reason) if _DAMAGE.search(said) else unreadable(path, OSError(0, reason))
