@@ -73,7 +73,8 @@ def test_all_tokens_offline_train_as_online_on_another_mesh_with_other_batches(t
     for values in (online, offline):
         train(values)
     assert len(losses(offline)) == changes['steps']
-    np.testing.assert_allclose(losses(offline), losses(online), rtol=2e-5)
+    # A divergence is a sum of differences of logarithms near -5.7, and an f32 of that size is exact to 5e-7
+    np.testing.assert_allclose(losses(offline), losses(online), rtol=2e-5, atol=5e-7)
 
 
 @pytest.mark.slow

@@ -2,14 +2,12 @@
 
 import gzip
 import json
-import os
-import subprocess
-import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from tests.small_memory import output_of
 
 pytestmark = pytest.mark.slow
 
@@ -67,13 +65,8 @@ def outcome(tmp_path_factory):
     values = pa.DictionaryArray.from_arrays(pa.array([0] * 10_000), ['x' * 20 * megabyte])
     pq.write_table(pa.table({'text': values}), root / 'repeated.parquet', compression='zstd')
     paths = [str(root / name) for name in (*files, 'repeated.parquet')]
-    result = subprocess.run(
-        [sys.executable, '-c', READ, *paths],
-        env=os.environ | {'OPENBLAS_NUM_THREADS': '1', 'ARROW_DEFAULT_MEMORY_POOL': 'system'},
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    return {path.rpartition('/')[2]: said for path, said in json.loads(result.stdout).items()}
+    output = output_of(READ, *paths, ARROW_DEFAULT_MEMORY_POOL='system')
+    return {path.rpartition('/')[2]: said for path, said in json.loads(output).items()}
 
 
 @pytest.mark.parametrize(

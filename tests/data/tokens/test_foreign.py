@@ -6,14 +6,13 @@ import os
 import pickle
 import re
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.small_memory import output_of
 
 from data import foreign_files as write
 from pretrax.data.tokens import foreign_survey
@@ -512,11 +511,8 @@ def test_claims_of_more_than_memory_are_refused_in_two_lines(tmp_path):
         'values': 'cannot be read: .*Not enough data',
         'starts': 'chunks of 8,796,093,022,208 bytes',
     }
-    result = subprocess.run(
-        [sys.executable, '-c', OPEN, *(str(tmp_path / name) for name in expected)],
-        env=os.environ | {'OPENBLAS_NUM_THREADS': '1'}, stdout=subprocess.PIPE, check=True,
-    )  # fmt: skip
-    said = {Path(path).name: text for path, text in json.loads(result.stdout).items()}
+    output = output_of(OPEN, *(str(tmp_path / name) for name in expected))
+    said = {Path(path).name: text for path, text in json.loads(output).items()}
     assert said.keys() == expected.keys()
     for name, pattern in expected.items():
         assert re.search(pattern, said[name]), said[name]
