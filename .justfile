@@ -34,7 +34,7 @@ check:
 docs:
     uv run --isolated --only-group docs mkdocs serve
 
-# renew what is made from the source: the JSON Schema of configurations, and docs/reference
+# renew what is made from the source and committed: the JSON Schema of configurations, and pictures
 reference:
     uv run pretrax config schema > configs/pretrax-schema.json && uv run python scripts/make_reference.py
 

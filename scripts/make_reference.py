@@ -1,46 +1,42 @@
-"""Writes the pages in docs/reference/ and the pictures that are made from the source:
+"""Writes the pages of the reference into a directory, or the pictures of the source into docs/images/:
 
+    uv run python scripts/make_reference.py DIRECTORY
     uv run python scripts/make_reference.py
 
-The files are committed. tests/docs/test_reference.py makes them again and compares.
+The site has the pages, which scripts/site_hooks.py generates when it is built. The pictures are committed;
+tests/docs/test_reference.py draws them again and compares.
 """
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from reference_maker import api, errors, keys, metrics, parts, pictures, verbs
 
-DOCS = Path(__file__).parents[1] / 'docs'
 COMMAND = 'uv run python scripts/make_reference.py'
-NOTE = f'<!-- Made by `{COMMAND}` from the source; a change here is lost. -->\n\n'
-
+IMAGES = Path(__file__).parents[1] / 'docs' / 'images'
 PAGES: dict[str, Callable[[], str]] = {
-    'reference/keys.md': keys.page,
-    'reference/verbs.md': verbs.page,
-    'reference/metrics.md': metrics.page,
-    'reference/errors.md': errors.page,
-    'reference/api.md': api.page,
+    'keys.md': keys.page,
+    'verbs.md': verbs.page,
+    'metrics.md': metrics.page,
+    'errors.md': errors.page,
+    'api.md': api.page,
 }
 PICTURES: dict[str, Callable[[], str]] = {
-    'images/parts.svg': parts.picture,
-    'images/mesh.svg': pictures.mesh,
-    **{f'images/axis-{axis}.svg': functools.partial(pictures.of_axis, axis) for axis in pictures.AXES},
+    'parts.svg': parts.picture,
+    'mesh.svg': pictures.mesh,
+    **{f'axis-{axis}.svg': functools.partial(pictures.of_axis, axis) for axis in pictures.AXES},
 }
 
 
-def made(name: str) -> str:
-    """The text of a file, by its path below docs/."""
-    return NOTE + PAGES[name]() if name in PAGES else PICTURES[name]()
-
-
-def main() -> None:
-    for name in (*PAGES, *PICTURES):
-        path = DOCS / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(made(name))
-        print(path)
+def main(arguments: Sequence[str]) -> None:
+    directory, makers = (Path(arguments[0]), PAGES) if arguments else (IMAGES, PICTURES)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, make in makers.items():
+        (directory / name).write_text(make())
+        print(directory / name)
 
 
 if __name__ == '__main__':
-    main()
+    main(sys.argv[1:])

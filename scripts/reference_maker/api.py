@@ -67,7 +67,7 @@ PARTS = [
     ),
     Part(
         'Files of runs',
-        '[Files of a run](files.md) lists them. A run may be in a bucket.',
+        '[Files of a run](../files.md) lists them. A run may be in a bucket.',
         {
             'pretrax.storage': ('locate',),
             'pretrax.observe.metrics': ('read_metrics',),

@@ -44,7 +44,7 @@ AREAS = {
     'view': ('Reports, comparisons and traces', 'see.md'),
     'observe': ('Metrics and trackers', 'metrics.md'),
     'machine': ('Files, locks and devices of this machine', 'reliability.md'),
-    'cli': ('The command line', 'reference/verbs.md'),
+    'cli': ('The command line', 'reference.md#commands'),
     'shardlib': ('shardlib', 'shardlib.md'),
 }
 INTRODUCTION = """\
@@ -75,7 +75,7 @@ def page() -> str:
     for area, (title, target) in AREAS.items():
         rows = [each for each in found if each.file.partition('/')[0] == area]
         if rows:
-            parts.append(f'## {title}\n\nExplained in [{heading(target)}]({_relative(target)}).\n')
+            parts.append(f'## {title}\n\nExplained in [{heading(target)}](../{target}).\n')
             parts.append(table(('message', 'what to do', 'file'), [_row(each) for each in rows]))
     return '\n'.join(parts)
 
@@ -138,10 +138,6 @@ def _line(text: str) -> str:
 def _searched(text: str) -> str:
     """The letters of a message that do not vary."""
     return ''.join(character for character in text if character.islower())
-
-
-def _relative(target: str) -> str:
-    return f'../{target}'.replace('../reference/', '')
 
 
 def _row(each: Message) -> tuple[str, ...]:

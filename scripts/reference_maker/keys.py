@@ -15,7 +15,7 @@ type Schema = dict[str, Any]
 PAGE_OF = {
     '': 'configuration.md',
     'name': 'configuration.md#keys',
-    'run_dir': 'reference/files.md',
+    'run_dir': 'files.md',
     'steps': 'configuration.md#keys',
     'seed': 'configuration.md#keys',
     'init_from': 'reliability.md#starting-from-another-run',
@@ -143,8 +143,8 @@ def link(key: str) -> str:
 
 
 def _link_to(target: str) -> str:
-    """A link from docs/reference/, with the heading that it leads to."""
-    return f'[{heading(target)}]({f"../{target}".replace("../reference/", "")})'
+    """A link from a page of the reference, with the heading that it leads to."""
+    return f'[{heading(target)}](../{target})'
 
 
 def type_in_words(schema: Schema, definitions: Schema) -> str:

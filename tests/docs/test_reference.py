@@ -1,5 +1,6 @@
-"""The pages in docs/reference/ and the pictures of the source are what the source makes them, and leave out no key."""
+"""The generated pages of the reference leave out no key and lead to sections; committed pictures are what the source makes."""
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 import make_reference
+import site_hooks
 from pretrax import config_from_values
 from pretrax.cli import _verbs
 from pretrax.config import registry
@@ -17,7 +19,7 @@ from pretrax.run.loop import train
 from pretrax.view.definitions import DEFINITIONS, definition_of
 from reference_maker import collectives, errors, metrics, parts
 from reference_maker.api import DTYPES
-from reference_maker.markdown import DOCS
+from reference_maker.markdown import DOCS, sections
 from runs import Quiet, documents, small, values  # noqa: F401  (fixtures)
 from test_house import MAY_IMPORT
 
@@ -25,8 +27,9 @@ REGISTERED = [(kind, name) for kind in registry.DEFAULTS for name in registry.na
 BUILT_IN = [(kind, name) for kind, name in REGISTERED if isinstance(registry._components[kind][name].factory, str)]
 
 
+@functools.cache
 def text(page):
-    return (DOCS / 'reference' / page).read_text()
+    return make_reference.PAGES[page]()
 
 
 def rows(page):
@@ -35,17 +38,30 @@ def rows(page):
     return [[cell.strip().strip('`') for cell in line.strip('|').split('|')] for line in lines]
 
 
-@pytest.mark.parametrize('name', [*make_reference.PAGES, *make_reference.PICTURES])
-def test_the_committed_file_is_what_the_source_makes(name, components_of_tests_removed):
-    assert (DOCS / name).read_text() == make_reference.made(name), f'renew docs/{name}: {make_reference.COMMAND}'
+@pytest.mark.parametrize('name', make_reference.PICTURES)
+def test_the_committed_picture_is_what_the_source_makes(name):
+    committed = (make_reference.IMAGES / name).read_text()
+    assert committed == make_reference.PICTURES[name](), f'renew docs/images/{name}: {make_reference.COMMAND}'
 
 
-@pytest.fixture
-def components_of_tests_removed(monkeypatch):
-    """Without what other tests of this process have registered."""
-    for kind in registry.DEFAULTS:
-        own = {name: entry for name, entry in registry._components[kind].items() if (kind, name) in BUILT_IN}
-        monkeypatch.setitem(registry._components, kind, own)
+@pytest.mark.parametrize('name', make_reference.PAGES)
+def test_links_of_a_page_lead_to_pages_and_sections(name):
+    """Links between generated pages are checked when the site is built."""
+    links = re.findall(r'\]\(\.\./([\w/-]+\.md)#?([^)]*)\)', text(name))
+    assert links
+    for page, section in set(links):
+        assert (DOCS / page).exists(), page
+        assert not section or section in dict(sections(page)), f'{page}#{section}'
+
+
+def test_links_to_sections_of_the_overview_lead_to_the_generated_pages():
+    known = {*site_hooks.PAGE_OF}
+    assert {f'{page}.md' for page in site_hooks.PAGE_OF.values()} == {*make_reference.PAGES}
+    assert known == {section for section, _ in sections('reference.md')} - {'', 'reference'}
+    for path in DOCS.rglob('*.md'):
+        assert set(re.findall(r'reference\.md#([\w-]+)\)', path.read_text())) <= known, path
+    linked = site_hooks.linked('[Keys](../reference.md#keys), [all](reference.md)')
+    assert linked == '[Keys](../reference/keys.md), [all](reference.md)'
 
 
 def test_every_key_has_a_row():
@@ -100,7 +116,7 @@ def test_a_run_writes_only_files_and_metrics_that_the_pages_list(small):  # noqa
     train(config, progress=Quiet())
     directory = Path(config.run_dir)
     found = [path.relative_to(directory).parts for path in directory.rglob('*')]
-    page = text('files.md')
+    page = (DOCS / 'files.md').read_text()
     assert not [each for each in found if len(each) == 1 and f'`{each[0]}' not in page]
     assert {'metrics.jsonl', 'config.yaml', 'checkpoints', 'report.html'} <= {each[0] for each in found}
     lines = [json.loads(line) for line in (directory / 'metrics.jsonl').read_text().splitlines()]
@@ -112,7 +128,7 @@ def test_a_run_writes_only_files_and_metrics_that_the_pages_list(small):  # noqa
 @pytest.mark.parametrize('name', make_reference.PAGES)
 def test_what_a_page_shows_in_angle_brackets_is_no_tag(name):
     """To mkdocs, a backslash before `<` is a backslash and a tag."""
-    assert not re.findall(r'<\w+>', re.sub(r'```.*?```|`[^`]*`', '', (DOCS / name).read_text(), flags=re.DOTALL))
+    assert not re.findall(r'<\w+>', re.sub(r'```.*?```|`[^`]*`', '', text(name), flags=re.DOTALL))
 
 
 def test_the_python_interface_has_what_pages_and_examples_import():

@@ -5,7 +5,7 @@ of a layer. A value that is not finite is null, and `nonfinite` names it, as in 
 
     {"step": 100, "residual_rms": [1.1, null], "nonfinite": {"residual_rms[1]": "inf"}}
 
-Keys and units: docs/reference/metrics.md; formulas: docs/metrics.md.
+Keys and units: view/definitions.py; formulas: docs/metrics.md.
 """
 
 import math

@@ -6,7 +6,7 @@ which `read_metrics` restores it:
 
     {"step": 120, "loss": null, "grad_norm": 3.2, "nonfinite": {"loss": "nan"}}
 
-Keys and units: docs/reference/metrics.md.
+Keys and units: view/definitions.py.
 """
 
 import math

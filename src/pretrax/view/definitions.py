@@ -1,6 +1,6 @@
 """What each number means that a run writes or a page shows: the one place for names, units and definitions.
 
-docs/reference/metrics.md is made from it.
+The page of metrics of the reference is generated from it.
 """
 
 from typing import NamedTuple
