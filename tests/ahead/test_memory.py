@@ -16,7 +16,7 @@ WAITS = {'64b 1x v5p-128': 0.06, '64b 2x v5p-128': 0.21}  # these take 96 % of t
 # Between slices of v5e, XLA keeps a second copy of the gradients for their sum over r; this model has the largest shards.
 BEYOND_OF_SCALE = {f'128b {slices}x v5e-256': -0.11 for slices in (2, 4, 8, 16, 32)}
 # With a vocabulary of 128,256 the head is a sixth of the step: when its weights' gradient is made, and how well what is of
-# its size lies in memory, the compiler for TPUs decides step by step (docs/lab-notes.md).
+# its size lies in memory, the compiler for TPUs decides step by step (benchmarks/lab-notes.md).
 BEYOND = {'8B, d, none saved': -0.12, '8B, d t, none saved': 0.18}
 
 

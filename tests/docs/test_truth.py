@@ -61,7 +61,7 @@ def test_every_page_is_listed(listing):
     assert set(re.findall(pattern, text, re.MULTILINE)) | {'index.md'} == {*PAGES, *generated}
 
 
-@pytest.mark.parametrize('page', ['README.md', 'CONTRIBUTING.md', '.github/SECURITY.md'])
+@pytest.mark.parametrize('page', ['README.md', 'CONTRIBUTING.md', '.github/SECURITY.md', 'benchmarks/lab-notes.md'])
 def test_links_lead_to_files_and_sections(page):
     """Those of docs/ are checked when the site is built."""
     links = re.findall(r'\]\((?!https?:)([^)#]+)#?([^)]*)', (REPOSITORY / page).read_text())

@@ -5,7 +5,8 @@ while it is deleted. `<token>.partial` belongs to the processes of one start, an
 that was taken over, for example because a file server lost its lock, can neither publish nor remove a checkpoint: both
 rename a directory from or to a place that is gone.
 
-Arrays are stored uncompressed: random mantissas do not compress, and trying takes most of the time (docs/lab-notes.md).
+Arrays are stored uncompressed: random mantissas do not compress, and trying takes most of the time
+(benchmarks/lab-notes.md).
 """
 
 import contextlib

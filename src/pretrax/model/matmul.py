@@ -2,8 +2,8 @@
 
 The derivative is written by hand. JAX's derivative of an `einsum` with f32 accumulation multiplies f32 by f32 on GPUs. Here
 the operands of all three products have the compute dtype, sums are f32, and the weight's gradient stays f32
-(docs/lab-notes.md has the measurements). For operands in eight bits see `eight_bits.py`, for int8 weights in inference
-`weight_only.py`.
+(benchmarks/lab-notes.md has the measurements). For operands in eight bits see `eight_bits.py`, for int8 weights in
+inference `weight_only.py`.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """What XLA for CPUs needs to be fast: the same mathematics, with derivatives written so that it multiplies well.
 
-On other hardware these cost nothing. docs/lab-notes.md has the measurements.
+On other hardware these cost nothing. benchmarks/lab-notes.md has the measurements.
 
 Letters: B batch, L queries, S keys, K key/value heads, G query heads per key/value head, D head.
 """

@@ -92,7 +92,7 @@ def simulate_cpus(section: MeshSection, n_sequences: int) -> str:
     """Splits the CPU into as many devices as the mesh needs, or one per two cores. Returns the reason.
 
     XLA spreads the work of one device over the cores. More devices than that cost time: each updates its own copy of
-    the weights, and they wait for each other (measurements: docs/lab-notes.md).
+    the weights, and they wait for each other (measurements: benchmarks/lab-notes.md).
     """
     skip_absent_accelerators()
     if 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', ''):

@@ -216,7 +216,7 @@ def memory_of(compiled: Any) -> int:
     an argument.
 
     This is not the sum of the classes of `memory_analysis`: libtpu counts results that replace an argument as temporaries,
-    and overestimates large steps (14.2 GB instead of 10.3 GB; docs/lab-notes.md).
+    and overestimates large steps (14.2 GB instead of 10.3 GB; benchmarks/lab-notes.md).
     """
     stats = compiled.memory_analysis()
     return stats.total_allocation_bytes + stats.generated_code_size_in_bytes
