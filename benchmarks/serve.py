@@ -43,7 +43,8 @@ from machine import QUIET, busy
 from pretrax.huggingface.export import export
 from pretrax.infer.engine import Engine
 from pretrax.infer.programs import EngineOptions, programs_of
-from pretrax.infer.request import Request, Sampling
+from pretrax.infer.request import Request
+from pretrax.infer.sampling_settings import Sampling
 from pretrax.infer.weights import WeightKind
 from pretrax.machine.cores import usable_cores
 from pretrax.machine.process_memory import ask_for_kept_memory

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     'jax_compat': set(),
     'shardlib': set(),
     'storage': {'errors', 'machine'},
-    'config': {'errors', 'storage'},
+    'config': {'errors', 'storage', 'infer'},  # of `infer` the settings of sampling
     'model': {'errors', 'jax_compat', 'shardlib'},
     'scale': {'errors', 'model'},
     'machine': {'errors', 'scale'},
@@ -86,19 +86,19 @@ TESTED_BY = {
     ),
     'cli/test_eval.py': 'cli/_harness',
     'evaluate/test_contamination.py': 'cli/data/_lookup cli/data/contamination',
-    'cli/test_generate.py': 'cli/_loaded_model',
     'run/test_coordinate_check.py': 'cli/mup/check',
     'cli/test_plot.py': 'cli/_output view/charts/chart view/charts/page view/charts/text view/charts/curves view/charts/picture',
     'cli/test_runs.py': 'view/run_list view/tables',
     'cli/test_prompt_file.py': 'infer/answers',
     'infer/test_sample.py': 'infer/request',
+    'cli/test_generate.py': 'infer/sampling_settings cli/_loaded_model',
     'cli/test_config.py': 'cli/config/diff cli/config/schema cli/config/show cli/train',
     'cli/test_data_tokenize.py': 'cli/data/tokenize',
     'cli/test_data_tools.py': (
         'cli/data/_token_files cli/data/convert cli/data/index cli/data/inspect cli/data/merge cli/data/shuffle '
         'cli/data/split cli/data/train_tokenizer cli/data/verify data/tokens/token_summary'
     ),
-    'cli/test_verbs.py': '__main__ cli/_arguments',
+    'cli/test_verbs.py': '__main__ cli/_arguments cli/_options',
     'config/test_load.py': 'config/problems config/schema config/settle config/source errors',
     'data/batches/test_teacher_files.py': 'data/batches/teacher_parts',
     'data/batches/test_token_source.py': 'data/batches/block_cache data/batches/windows',

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrax.infer.request import Sampling
+from pretrax.infer.sampling_settings import Sampling
 from stubbed_generate import generate
 
 PROGRAM = Path(__file__).parents[1] / 'stubbed_generate.py'
@@ -80,6 +80,8 @@ def test_text_reaches_a_pipe_while_it_is_written(tmp_path):
         (['--repetition-penalty', '0'], '--repetition-penalty'),
         (['--min-p', '1.5'], '--min-p'),
         (['--presence-penalty', 'nan'], '--presence-penalty is nan; expected a finite number'),
+        (['--min-p', 'nan'], '--min-p'),
+        (['--top-p', '0'], '--top-p is 0.0; expected a number above 0 and at most 1'),
         (['--n', '0'], '--n'),
         (['--stop', ''], '--stop is empty'),
         (['--prompt', 'x' * 4000], 'a prompt of 4000 tokens and 128 new ones exceed the 4096 positions'),

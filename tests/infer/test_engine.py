@@ -13,7 +13,8 @@ from goldens.golden import options as golden_options
 from pretrax.errors import UserError
 from pretrax.infer.engine import Engine
 from pretrax.infer.programs import EngineOptions, Programs, fitting_length, programs_of
-from pretrax.infer.request import Request, Sampling
+from pretrax.infer.request import Request
+from pretrax.infer.sampling_settings import Sampling
 from pretrax.shardlib import i32, num, typed_shard_map
 from small import GPT2, LLAMA, LLAMA4, MIXTURE, mesh_of, random_weights, transformer
 

@@ -12,8 +12,9 @@ from hypothesis.extra import numpy as arrays
 from safetensors.numpy import load_file
 
 from goldens.golden import HERE as GOLDENS
-from pretrax.infer.request import MAX_BIASED, MAX_LOGPROBS, Sampling
+from pretrax.infer.request import MAX_BIASED, MAX_LOGPROBS
 from pretrax.infer.sampling import Seen, choose, log_probabilities, see_answer, slot_row, unused_slots
+from pretrax.infer.sampling_settings import Sampling
 
 POSITIONS = 40
 choose = functools.partial(jax.jit, static_argnames='vocab_size')(choose)

@@ -13,7 +13,7 @@ ConfigFile = Annotated[
     str, typer.Argument(metavar='CONFIG', help='A YAML file, or the name of a packaged configuration: quickstart.')
 ]
 Overrides = Annotated[
-    list[str] | None,
+    tuple[str, ...],
     typer.Argument(metavar='KEY=VALUE', help='Changes to the configuration, such as mesh.d=4 or steps=1000.'),
 ]
 AllowChanges = Annotated[
@@ -41,7 +41,7 @@ Dtype = Annotated[
     ),
 ]
 Plugins = Annotated[
-    list[str] | None,
+    tuple[str, ...],
     typer.Option(
         '--plugin',
         metavar='FILE',
@@ -49,7 +49,7 @@ Plugins = Annotated[
     ),
 ]
 Variables = Annotated[
-    list[str] | None,
+    tuple[str, ...],
     typer.Option(
         '--env',
         metavar='NAME=VALUE',
@@ -75,10 +75,10 @@ def flags(**given: bool) -> list[str]:
     return [f'--{name.replace("_", "-")}' for name, is_given in given.items() if is_given]
 
 
-def variables(texts: Sequence[str] | None) -> dict[str, str]:
+def variables(texts: Sequence[str]) -> dict[str, str]:
     """The environment that `--env` names. Raises UserError."""
     found = {}
-    for text in texts or []:
+    for text in texts:
         name, equals, value = text.partition('=')
         if not name.isidentifier():
             raise UserError(f'--env {text}: expected NAME=VALUE, or NAME for its value here')
@@ -94,9 +94,9 @@ def check_dtype(dtype: str | None) -> None:
         raise UserError(f'--dtype is {dtype}; expected f32, bf16 or fp16')
 
 
-def load_plugins(plugins: Sequence[str] | None) -> None:
+def load_plugins(plugins: Sequence[str]) -> None:
     """Runs the plugins that `--plugin` names. Raises UserError."""
     from pretrax.config import load_plugin
 
-    for plugin in plugins or []:
+    for plugin in plugins:
         load_plugin(plugin, Path())

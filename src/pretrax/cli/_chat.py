@@ -5,19 +5,16 @@ import dataclasses
 import signal
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from pretrax.cli._loaded_model import LoadedModel, Speed, show
 from pretrax.errors import UserError
-
-if TYPE_CHECKING:
-    from pretrax.infer.request import Sampling
+from pretrax.infer.sampling_settings import Sampling
 
 HELP = '/reset starts again, /quit or Ctrl-D ends, Ctrl-C stops an answer'
 
 
 def chat_with(
-    model: LoadedModel, sampling: 'Sampling', stops: tuple[str, ...], tokens: int | None, max_length: int | None
+    model: LoadedModel, sampling: Sampling, stops: tuple[str, ...], tokens: int | None, max_length: int | None
 ) -> None:
     """Reads messages from standard input and prints the answers, until the input ends.
 

@@ -28,7 +28,7 @@ class LoadedModel:
         compute: dtype of activations and matrix products.
     """
 
-    def __init__(self, path: str, plugins: Sequence[str] | None, template: str | None = None, dtype: str | None = None):
+    def __init__(self, path: str, plugins: Sequence[str], template: str | None = None, dtype: str | None = None):
         from pretrax.infer.sample import check_can_sample
         from pretrax.run.trained import open_trained
 

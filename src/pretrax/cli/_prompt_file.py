@@ -1,6 +1,6 @@
 """`pretrax generate --prompts FILE --out FILE`: answers to the lines of a file.
 
-A line of the prompts is {"prompt": ...} or {"messages": ...}, with settings of its own (SETTINGS) and any other fields. A
+A line of the prompts is {"prompt": ...} or {"messages": ...}, with settings of its own (FIELDS) and any other fields. A
 line of the answers has the same fields and those of ANSWER. Answers are appended to FILE.partial in the order of the
 prompts, and FILE appears when all of them are there. The same command continues a FILE.partial.
 """
@@ -10,7 +10,6 @@ import dataclasses
 import difflib
 import hashlib
 import json
-import math
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +18,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pretrax.cli._loaded_model import LoadedModel, Speed
 from pretrax.errors import UserError
+from pretrax.infer.sampling_settings import SETTINGS, Sampling, Setting
 from pretrax.machine.locks import lock
 from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.storage.whole_file import write_whole
 
 if TYPE_CHECKING:
     from pretrax.infer.answers import Asked
-    from pretrax.infer.request import Sampling
 
 ANSWER = ('text', 'finish', 'prompt_tokens', 'generated_tokens', 'choice')
 
@@ -34,7 +33,7 @@ ANSWER = ('text', 'finish', 'prompt_tokens', 'generated_tokens', 'choice')
 class Wanted:
     """What the flags ask for, unless a line says otherwise."""
 
-    sampling: 'Sampling'
+    sampling: Sampling
     max_tokens: int
     n: int
     stop: tuple[str, ...]
@@ -50,16 +49,7 @@ class Line:
     seeded: bool
 
 
-def _is_number(least: float, most: float, above: bool = False) -> Callable[[Any], bool]:
-    def check(value: Any) -> bool:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        return is_number and least <= value <= most and not (above and value == least)
-
-    return check
-
-
-def _is_count(least: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
+_COUNT = Setting('', '', ge=1, kind=int)
 
 
 def _is_stop(value: Any) -> bool:
@@ -67,18 +57,11 @@ def _is_stop(value: Any) -> bool:
     return all(isinstance(text, str) and text for text in texts)
 
 
-# Fields of a line that say how it is answered: what is expected, and whether a value is that.
-SETTINGS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    'max_tokens': ('a number of tokens, 1 or more', _is_count(1)),
-    'temperature': ('a number, 0 or more', _is_number(0, math.inf)),
-    'top_k': ('a number of tokens, 1 or more', _is_count(1)),
-    'top_p': ('a number above 0 and at most 1', _is_number(0, 1, above=True)),
-    'min_p': ('a number from 0 to 1', _is_number(0, 1)),
-    'repetition_penalty': ('a number above 0', _is_number(0, math.inf, above=True)),
-    'presence_penalty': ('a number', _is_number(-math.inf, math.inf)),
-    'frequency_penalty': ('a number', _is_number(-math.inf, math.inf)),
-    'seed': ('a whole number, 0 or more', _is_count(0)),
-    'n': ('a number of answers, 1 or more', _is_count(1)),
+# Fields of a line that change its answer: what is expected, and whether a value is that.
+FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    'max_tokens': ('a number of tokens, 1 or more', _COUNT.accepts),
+    **{name: (setting.expected, setting.accepts) for name, setting in SETTINGS.items()},
+    'n': ('a number of answers, 1 or more', _COUNT.accepts),
     'stop': ('a string that is not empty, or a list of them', _is_stop),
 }
 
@@ -186,25 +169,22 @@ def _read_line(text: bytes, where: str, number: int, wanted: Wanted) -> Line:
     for field, value in fields.items():
         if field in ANSWER:
             raise UserError(f'{where}: {field} is a field of the answers\ngive it another name')
-        if field in SETTINGS:
-            expected, is_right = SETTINGS[field]
+        if field in FIELDS:
+            expected, is_right = FIELDS[field]
             if not is_right(value):
                 raise UserError(f'{where}: {field} is {json.dumps(value)[:40]}; expected {expected}')
         elif field not in ('prompt', 'messages') and (
-            near := difflib.get_close_matches(field, [*SETTINGS, 'prompt', 'messages'], 1, 0.85)
+            near := difflib.get_close_matches(field, [*FIELDS, 'prompt', 'messages'], 1, 0.85)
         ):
             raise UserError(
                 f'{where}: {field} is no setting; did you mean {near[0]}?\ngive a field of your own another name'
             )
-    names = {field.name for field in dataclasses.fields(wanted.sampling)}
     stop = fields.get('stop', wanted.stop)
     return Line(
         number,
         fields,
         Wanted(
-            dataclasses.replace(
-                wanted.sampling, **{name: fields[name] for name in names & fields.keys() & SETTINGS.keys()}
-            ),
+            dataclasses.replace(wanted.sampling, **{name: fields[name] for name in SETTINGS.keys() & fields.keys()}),
             fields.get('max_tokens', wanted.max_tokens),
             fields.get('n', wanted.n),
             (stop,) if isinstance(stop, str) else tuple(stop),

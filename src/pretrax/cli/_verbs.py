@@ -1,7 +1,7 @@
 """Verbs are files, groups are folders; both are imported only when they are called, so that help is fast.
 
-`pretrax data tokenize` is `data/tokenize.py`: its docstring is the help, and the signature of its function `tokenize`
-declares the arguments and options. A trailing underscore, as in `import_.py`, avoids a name that Python uses. A file
+`pretrax data tokenize` is `data/tokenize.py`: its docstring is the help, and the signature of its function `tokenize`, or
+the dataclass that it takes (`_options.py`), declares the arguments and options. A trailing underscore, as in `import_.py`, avoids a name that Python uses. A file
 whose name begins with an underscore is not a verb. Verbs import JAX, pydantic and the like inside functions.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from pretrax.cli._options import with_options
 from pretrax.errors import UserError
 
 ROOT = Path(__file__).parent
@@ -40,7 +41,7 @@ class Group(TyperGroup):
             group.folder = path
             return group
         module = importlib.import_module('.'.join([str(__package__), *path.relative_to(ROOT).with_suffix('').parts]))
-        app.command(cmd_name, cls=Verb, help=module.__doc__)(getattr(module, path.stem))
+        app.command(cmd_name, cls=Verb, help=module.__doc__)(with_options(getattr(module, path.stem)))
         return typer.main.get_command(app)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

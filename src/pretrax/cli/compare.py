@@ -13,7 +13,7 @@ from pretrax.errors import UserError
 
 
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar='RUN...', help='Directories of runs, two or more.')],
+    runs: Annotated[tuple[str, ...], typer.Argument(metavar='RUN...', help='Directories of runs, two or more.')],
     out: Annotated[
         str | None,
         typer.Option('--out', '-o', metavar='FILE', help='A .md, .html, .csv or .json file. [default: the terminal]'),

@@ -18,7 +18,7 @@ DOES_NOT_FIT = 1
 
 def compile_(
     config: ConfigFile,
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     topology: HardwareOption = None,
     slices: SlicesOption = None,
     save: Annotated[str | None, typer.Option(metavar='FILE', help='Write the compiled step to this file.')] = None,
@@ -39,7 +39,7 @@ def compile_(
         _draw_text(locate(config), picture)
         return
     place = None if save is None else locate(save)
-    loaded = load(config, overrides or [])  # before the slow import of JAX: report mistakes at once
+    loaded = load(config, overrides)  # before the slow import of JAX: report mistakes at once
     if slices is not None and topology is None:
         raise UserError(f'--slices {slices} needs --topology\n  for example: --topology v5e-256 --slices {slices}')
     hardware = parse_topology(topology, slices or 1) if topology else None

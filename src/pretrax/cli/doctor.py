@@ -20,7 +20,7 @@ def doctor(
             show_default=False,
         ),
     ] = None,
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     limit: Annotated[
         float, typer.Option('--limit', min=1, metavar='SECONDS', help='For each node to arrive, and for each check.')
     ] = 120,
@@ -30,14 +30,14 @@ def doctor(
 
     if config is not None and '=' in config:
         raise UserError(f'{config}: expected a configuration first\n  write: pretrax doctor CONFIG {config}')
-    loaded = load(config, overrides or []) if config else None
+    loaded = load(config, overrides) if config else None
     from pretrax.doctor.examination import examine
     from pretrax.doctor.place import Place
     from pretrax.run.processes import identity
 
     who = identity(loaded or load('quickstart'))
     place = Place(loaded, who.index, who.count, limit)
-    found = examine(place, who.coordinator, [config, *(overrides or [])] if config else [], limit)
+    found = examine(place, who.coordinator, [config, *overrides] if config else [], limit)
     if isinstance(found, int):
         raise typer.Exit(found)
     print(found.to_json() if as_json else '\n'.join(found.lines()))

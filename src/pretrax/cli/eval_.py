@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 def eval_(
     models: Annotated[
-        list[str] | None,
+        tuple[str, ...],
         typer.Argument(metavar='MODEL...', help='runs/NAME, a checkpoint in it, or a Hugging Face directory.'),
-    ] = None,
+    ] = (),
     tasks: Annotated[
         str | None, typer.Option(metavar='A,B', help='Names of tasks. [default: all, without --text; see --list]')
     ] = None,
     text: Annotated[
-        list[str] | None, typer.Option(metavar='NAME=FILE', help='Bits per byte of a text of yours; may be repeated.')
-    ] = None,
+        tuple[str, ...], typer.Option(metavar='NAME=FILE', help='Bits per byte of a text of yours; may be repeated.')
+    ] = (),
     limit: Annotated[int, typer.Option(min=1, help='Documents of each kind.')] = 50,
     seed: Annotated[int, typer.Option(help='Of the choice of documents.')] = 0,
     lengths: Annotated[
@@ -56,7 +56,7 @@ def eval_(
         ),
     ] = None,
     list_: Annotated[bool, typer.Option('--list', help='Show the tasks.')] = False,
-    plugin: Plugins = None,
+    plugin: Plugins = (),
 ) -> None:
     from pretrax.cli._arguments import check_dtype, load_plugins
     from pretrax.cli._evaluated import Reading, evaluate_models
@@ -90,15 +90,16 @@ def eval_(
         return
     if harness_tasks is not None:
         raise UserError('--harness-tasks has files for --harness\ngive the tasks too: --harness NAME')
-    own = own_texts(text or ())
+    own = own_texts(text)
     names = list(own or TASKS) if tasks is None else [*(name.strip() for name in tasks.split(',')), *own]
     chosen = choose(names, {**TASKS, **own})
     settings = Settings(limit=limit, seed=seed, lengths=None if lengths is None else _numbers(lengths))
     load_plugins(plugin)
     if follow:
-        if len(models) > 1 or all_checkpoints:
+        run, *others = models
+        if others or all_checkpoints:
             raise UserError('--follow evaluates the checkpoints of one run\ngive one run, without --all-checkpoints')
-        _follow(models[0], chosen, settings, reading, json)
+        _follow(run, chosen, settings, reading, json)
         return
     results = evaluate_models(models, chosen, settings, reading=reading, all_checkpoints=all_checkpoints)
     if json is not None:

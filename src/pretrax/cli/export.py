@@ -20,7 +20,7 @@ def export(
         str | None,
         typer.Option(metavar='DTYPE', help='bf16, f16 or f32. [default: that of most imported weights, or f32]'),
     ] = None,
-    plugin: Plugins = None,
+    plugin: Plugins = (),
 ) -> None:
     if dtype is not None and dtype not in DTYPES:
         raise UserError(f'--dtype is {dtype}; expected one of {", ".join(DTYPES)}')

@@ -13,7 +13,7 @@ from pretrax.errors import UserError
 
 def plan(
     config: ConfigFile,
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     topology: HardwareOption = None,
     slices: SlicesOption = None,
     verify: Annotated[
@@ -23,7 +23,7 @@ def plan(
     from pretrax.config import load
     from pretrax.scale.topology import parse_topology
 
-    loaded = load(config, overrides or [])
+    loaded = load(config, overrides)
     if topology is None:
         raise UserError('plan needs --topology, such as --topology v5e-256 or --topology h200')
     hardware = parse_topology(topology, slices or 1)

@@ -10,7 +10,7 @@ from pretrax.errors import UserError
 
 
 def plot(
-    runs: Annotated[list[str], typer.Argument(metavar='RUN...', help='Directories of runs.')],
+    runs: Annotated[tuple[str, ...], typer.Argument(metavar='RUN...', help='Directories of runs.')],
     out: Annotated[
         str | None,
         typer.Option(
@@ -18,9 +18,9 @@ def plot(
         ),
     ] = None,
     key: Annotated[
-        list[str] | None,
+        tuple[str, ...],
         typer.Option('--key', '-k', help='A key of metrics.jsonl; may be repeated. [default: loss and val_loss]'),
-    ] = None,
+    ] = (),
     x: Annotated[Literal['step', 'tokens', 'time'], typer.Option('--x', help='The x axis.')] = 'step',
     smooth: Annotated[
         float, typer.Option(min=0, metavar='STEPS', help='Half-life of an exponential moving average; 0: none.')

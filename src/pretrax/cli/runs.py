@@ -13,18 +13,18 @@ from pretrax.errors import UserError
 
 def runs(
     directories: Annotated[
-        list[str] | None,
+        tuple[str, ...],
         typer.Argument(metavar='[DIRECTORY]...', help='Directories of runs, on disks or in buckets. [default: runs]'),
-    ] = None,
+    ] = (),
     sort: Annotated[
         Literal['name', 'state', 'step', 'progress', 'loss', 'val_loss', 'tokens_per_second', 'age'],
         typer.Option('--sort', '-s', help='Order: the best or newest first.'),
     ] = 'name',
     reverse: Annotated[bool, typer.Option('--reverse', '-r', help='The other way round.')] = False,
     state: Annotated[
-        list[str] | None,
+        tuple[str, ...],
         typer.Option('--state', metavar='STATE', help='Only runs in this state; may be repeated.'),
-    ] = None,
+    ] = (),
     match: Annotated[str, typer.Option('--match', metavar='PATTERN', help="Only runs of such a name: 'base-*'.")] = '*',
     first: Annotated[int, typer.Option('--first', '-n', min=0, metavar='N', help='The first N of them; 0: all.')] = 0,
     as_json: Annotated[bool, typer.Option('--json', help='Print JSON.')] = False,
@@ -37,10 +37,10 @@ def runs(
     suffix = pathlib.PurePath(out or '').suffix.lower()
     if out is not None and suffix not in ('.csv', '.json'):
         raise UserError(f'cannot write {out}: expected a name that ends in .csv or .json')
-    for name in state or ():
+    for name in state:
         if name not in STATES:
             raise UserError(f'--state {name}: expected one of {", ".join(STATES)}')
-    found = select(list_runs(directories or ['runs']), state or (), match, sort)
+    found = select(list_runs(directories or ['runs']), state, match, sort)
     found = (found[::-1] if reverse else found)[: first or None]
     records = [
         {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()}

@@ -29,7 +29,7 @@ AXES = ('r', 'd', 'e', 't')  # of a mesh that serves
 
 def serve(
     paths: Annotated[
-        list[str],
+        tuple[str, ...],
         typer.Argument(metavar="RUN_OR_CHECKPOINT", help='runs/NAME, or a checkpoint in it; several are several models.'),
     ],
     host: Annotated[str, typer.Option(help='Address to listen on; others than 127.0.0.1 need --api-key-file.')] = '127.0.0.1',
@@ -45,16 +45,16 @@ def serve(
     ] = None,
     insecure: Annotated[bool, typer.Option('--insecure', help='Let everybody who reaches --host use the server.')] = False,
     allow_origin: Annotated[
-        list[str] | None, typer.Option(metavar='ORIGIN', help='Pages of this origin may use the server; may be repeated.')
-    ] = None,
+        tuple[str, ...], typer.Option(metavar='ORIGIN', help='Pages of this origin may use the server; may be repeated.')
+    ] = (),
     queue: Annotated[int, typer.Option(min=0, help='Requests that wait for a slot; more get 429.')] = 64,
     rate: Annotated[
         float | None, typer.Option(metavar='N', min=0.001, help='Requests a minute from one API key, or from one address.')
     ] = None,
     proxy: Annotated[
-        list[str] | None,
+        tuple[str, ...],
         typer.Option(metavar='ADDRESS', help='Address of a proxy that names its clients in X-Forwarded-For; may be repeated.'),
-    ] = None,
+    ] = (),
     time_limit: Annotated[float, typer.Option(metavar='SECONDS', min=1, help='For one request.')] = 600,
     mesh: Annotated[str | None, typer.Option(metavar='AXES', help='Sizes of mesh axes, such as d=2,t=4.')] = None,
     dtype: Dtype = None,
@@ -73,7 +73,7 @@ def serve(
         str, typer.Option(help='One vector from the hidden states of a text: mean, last, cls, min or max; requests may say otherwise.')
     ] = 'mean',
     normalize: Annotated[bool, typer.Option(help='Whether embeddings have length 1; requests may say otherwise.')] = True,
-    plugin: Plugins = None,
+    plugin: Plugins = (),
 ) -> None:  # fmt: skip
     for package in ('starlette', 'uvicorn', 'prometheus_client', 'jinja2'):
         if importlib.util.find_spec(package) is None:
@@ -113,7 +113,7 @@ def serve(
         pooling=_one_of('--pooling', pooling, tuple(POOLINGS)),
         normalize=normalize,
     )
-    for address in proxy or ():
+    for address in proxy:
         _check_address(address)
     load_plugins(plugin)
     if follow:
@@ -130,7 +130,7 @@ def serve(
             if follow:
                 stack.enter_context(_following(loaded))
         service = Service(models, Limits(queue=queue, rate=rate, seconds=time_limit), Metrics(Refusals(_report)))
-        application = make_application(service, keys=keys, local=is_local, origins=allow_origin or ())
+        application = make_application(service, keys=keys, local=is_local, origins=allow_origin)
         shown = f'[{host}]' if ':' in host else host
         url = f'http://{shown}:{opened.getsockname()[1]}'
 
@@ -138,7 +138,7 @@ def serve(
             print(f'serving: the page is {url}/, OpenAI clients use {url}/v1', flush=True)
 
         requests = sum(model.admission.capacity for model in models.values())
-        limits = limits_for(requests, proxy or ())
+        limits = limits_for(requests, proxy)
         asyncio.run(listen(application, service, opened, _report, listening=listening, limits=limits))
 
 

@@ -10,7 +10,7 @@ from pretrax.errors import TRY_AGAIN
 
 def train(
     config: ConfigFile,
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     allow_changes: AllowChanges = False,
     compiled: Compiled = None,
     dry_run: DryRun = False,
@@ -21,10 +21,8 @@ def train(
     from pretrax.config import load
 
     if seeds:
-        return train_seeds(
-            config, overrides or [], seeds, allow_changes=allow_changes, compiled=compiled, dry_run=dry_run
-        )
-    loaded = load(config, overrides or [])  # before the slow import of JAX: report mistakes at once
+        return train_seeds(config, overrides, seeds, allow_changes=allow_changes, compiled=compiled, dry_run=dry_run)
+    loaded = load(config, overrides)  # before the slow import of JAX: report mistakes at once
     from pretrax.ahead.auto import settled
     from pretrax.ahead.saved import opened
     from pretrax.cli._summary import summary

@@ -15,7 +15,7 @@ from pretrax.errors import UserError, install_extra, printable
 
 
 def watch(
-    runs: Annotated[list[str], typer.Argument(metavar='RUN...', help='Runs, or directories of runs, on a disk or in a bucket.')],
+    runs: Annotated[tuple[str, ...], typer.Argument(metavar='RUN...', help='Runs, or directories of runs, on a disk or in a bucket.')],
     terminal: Annotated[bool, typer.Option('--terminal', help='Show the runs in the terminal; in a pipe, print lines.')] = False,
     host: Annotated[str, typer.Option(help='Address to listen on; others than 127.0.0.1 need --api-key-file.')] = '127.0.0.1',
     port: Annotated[int, typer.Option(min=0, max=65535, help='0: any that is free.')] = 8100,

@@ -18,6 +18,7 @@ from pretrax.config import registry
 from pretrax.config.batch_sizes import BatchSize, batch_sizes, problems_of
 from pretrax.config.problems import Problem, ProblemsError, known_keys, nearest, shown, unknown
 from pretrax.errors import UserError
+from pretrax.infer.sampling_settings import SETTINGS, Temperature, TopK, TopP
 from pretrax.storage import BucketPath, locate
 
 
@@ -523,13 +524,11 @@ class Sample(Section):
     every: CountOrZero = Field(default=0, description='steps between samples; 0: never')
     prompts: tuple[str, ...] = Field(default=('def ',), min_length=1, strict=False, description='texts to continue')
     tokens: Count = Field(default=128, description='tokens to generate after each prompt')
-    temperature: NotNegative = Field(
-        default=0.8, description='temperature of sampling; 0: always the most likely token'
+    temperature: Temperature = Field(default=0.8, description=SETTINGS['temperature'].meaning)
+    top_k: Annotated[TopK, Field(le=LARGEST)] | None = Field(
+        default=None, description=f'{SETTINGS["top_k"].meaning}; null: all'
     )
-    top_k: Count | None = Field(default=None, description='sample from the k most likely tokens; null: all')
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None, description='sample from the most likely tokens of this total probability; null: all'
-    )
+    top_p: TopP | None = Field(default=None, description=f'{SETTINGS["top_p"].meaning}; null: all')
 
 
 class InitFrom(Section):

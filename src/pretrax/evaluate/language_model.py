@@ -12,7 +12,7 @@ from pretrax.evaluate.task import Generate, Likelihood, Request, Rolling, Score
 from pretrax.infer.answers import Asked, begun, encode_prompt, start_of_text, write
 from pretrax.infer.generate import open_engine
 from pretrax.infer.request import Request as EngineRequest
-from pretrax.infer.request import Sampling
+from pretrax.infer.sampling_settings import Sampling
 from pretrax.model.base import Model
 
 _SLOTS = 8  # texts that are written at once

@@ -9,7 +9,8 @@ import jax
 from pretrax.errors import UserError
 from pretrax.infer.engine import Engine
 from pretrax.infer.programs import EngineOptions, programs_of
-from pretrax.infer.request import Request, Sampling, check_positions
+from pretrax.infer.request import Request, check_positions
+from pretrax.infer.sampling_settings import Sampling
 from pretrax.model.base import Model
 
 _SLOTS = 8

@@ -1,12 +1,13 @@
 """What the engine is asked for, and what it answers. No JAX here: the server and its tests need no devices."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import numpy as np
 
 from pretrax.errors import UserError
+from pretrax.infer.sampling_settings import Sampling
 
 MAX_STOP_IDS = 16
 MAX_BIASED = 300  # tokens with a logit bias
@@ -25,27 +26,12 @@ POOLINGS: dict[Pooling, Callable[[np.ndarray], np.ndarray]] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How a token is chosen. The logits are biased, penalized, divided by the temperature and filtered, in this order."""
-
-    temperature: float = 1.0  # 0: the likeliest token
-    top_k: int | None = None  # choose among the k likeliest
-    top_p: float | None = None  # choose among the likeliest that together have probability p
-    min_p: float = 0.0  # choose among those at least this fraction as likely as the likeliest
-    repetition_penalty: float = 1.0  # of tokens in the prompt or the answer. Keskar et al. 2019, arXiv:1909.05858
-    presence_penalty: float = 0.0  # subtracted once from tokens in the answer
-    frequency_penalty: float = 0.0  # subtracted as often as a token is in the answer
-    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)  # added to the logits of these tokens
-    seed: int = 0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
     """A prompt to continue. Several answers to one prompt are several requests with different `choice`."""
 
     prompt: tuple[int, ...]
     max_tokens: int  # 0: the prompt is only read, for `prompt_logprobs` or `embedding`
-    sampling: Sampling = Sampling()
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
     choice: int = 0  # the randomness depends only on the seed, this number, and the position
     stop_ids: tuple[int, ...] = ()  # tokens that end the answer; the one that did is its last token
     logprobs: int | None = None  # report the log probability of each token, and the n likeliest tokens

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pretrax.infer.request import MAX_BIASED, MAX_LOGPROBS, Sampling
+from pretrax.infer.request import MAX_BIASED, MAX_LOGPROBS
+from pretrax.infer.sampling_settings import Sampling
 from pretrax.shardlib import bool_, f32, i32, pytree_dataclass, u32
 
 _NO_TOKEN = np.iinfo(np.int32).max  # outside every vocabulary: dropped

@@ -34,7 +34,7 @@ from pretrax.storage import AnyPath, locate
 from pretrax.storage.staging import read_directory, written_directory
 
 
-def write_average(paths: list[str], out: str, last: int, ema: bool = False) -> None:
+def write_average(paths: Sequence[str], out: str, last: int, ema: bool = False) -> None:
     """Writes the mean of the given checkpoints, or of the last `last` checkpoints of each given run.
 
     Args:

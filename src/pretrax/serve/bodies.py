@@ -7,7 +7,17 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
-from pretrax.infer.request import MAX_BIASED, MAX_LOGPROBS, Pooling, Sampling
+from pretrax.infer.request import MAX_BIASED, MAX_LOGPROBS, Pooling
+from pretrax.infer.sampling_settings import (
+    SETTINGS,
+    FrequencyPenalty,
+    MinP,
+    PresencePenalty,
+    RepetitionPenalty,
+    Sampling,
+    Temperature,
+    TopK,
+)
 from pretrax.serve import fields
 from pretrax.serve.errors import ApiError, invalid
 
@@ -58,13 +68,14 @@ class _Generation(_Body):
     stop_token_ids: Annotated[list[Token], Field(max_length=MAX_STOP_TOKENS)] = []
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    temperature: Annotated[Number, Field(ge=0, le=100)] = 1.0
-    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=1)] | None = None
-    min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
-    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] = 1.0
+    # Narrower than `Sampling` where the interface of OpenAI is; its top_p may be 0.
+    temperature: Annotated[Temperature, Field(le=100)] = Sampling.temperature
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = Sampling.top_p
+    top_k: TopK | None = Sampling.top_k
+    min_p: MinP = Sampling.min_p
+    presence_penalty: Annotated[PresencePenalty, Field(ge=-2, le=2)] = Sampling.presence_penalty
+    frequency_penalty: Annotated[FrequencyPenalty, Field(ge=-2, le=2)] = Sampling.frequency_penalty
+    repetition_penalty: Annotated[RepetitionPenalty, Field(le=100)] = Sampling.repetition_penalty
     logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] = {}
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     ignore_eos: bool = False
@@ -103,17 +114,8 @@ class _Generation(_Body):
             if token >= vocab_size:
                 message = f'logit_bias: token {token} is outside the vocabulary of {vocab_size:,} tokens'
                 raise ApiError(400, message, param='logit_bias', code='invalid_value')
-        return Sampling(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=bias,
-            seed=random.getrandbits(31) if self.seed is None else self.seed % 2**32,
-        )
+        own = {'logit_bias': bias, 'seed': random.getrandbits(31) if self.seed is None else self.seed % 2**32}
+        return Sampling(**{name: getattr(self, name) for name in SETTINGS} | own)
 
 
 class CompletionBody(_Generation, RawText):

@@ -7,7 +7,7 @@ import typer
 
 def average(
     paths: Annotated[
-        list[str],
+        tuple[str, ...],
         typer.Argument(metavar='RUN_OR_CHECKPOINT...', help='Runs or checkpoints of the same model.'),
     ],
     out: Annotated[str, typer.Option('--out', '-o', metavar='RUN', help='A new directory, such as runs/average.')],

@@ -12,7 +12,8 @@ from pretrax.errors import UserError
 
 def verify(
     paths: Annotated[
-        list[str], typer.Argument(metavar='RUN_OR_CHECKPOINT...', help='For a run, all of its checkpoints are read.')
+        tuple[str, ...],
+        typer.Argument(metavar='RUN_OR_CHECKPOINT...', help='For a run, all of its checkpoints are read.'),
     ],
 ) -> None:
     from pretrax.checkpoint import DamagedError, checkpoints_of, find_checkpoint, is_checkpoint, steps_in

@@ -9,8 +9,8 @@ from pretrax.cli._arguments import load_plugins
 
 def schema(
     plugin: Annotated[
-        list[str] | None, typer.Option(metavar='FILE', help='A Python file with more components; may be repeated.')
-    ] = None,
+        tuple[str, ...], typer.Option(metavar='FILE', help='A Python file with more components; may be repeated.')
+    ] = (),
 ) -> None:
     from pretrax.config import json_schema_text
 

@@ -3,7 +3,7 @@
 from pretrax.cli._arguments import ConfigFile, Overrides
 
 
-def show(config: ConfigFile, overrides: Overrides = None) -> None:
+def show(config: ConfigFile, overrides: Overrides = ()) -> None:
     from pretrax.config import load, resolved_yaml
 
-    print(resolved_yaml(load(config, overrides or [])), end='')
+    print(resolved_yaml(load(config, overrides)), end='')

@@ -11,7 +11,7 @@ from pretrax.errors import UserError
 
 
 def upgrade(
-    files: Annotated[list[str], typer.Argument(metavar='FILE...', help='YAML files.')],
+    files: Annotated[tuple[str, ...], typer.Argument(metavar='FILE...', help='YAML files.')],
     out: Annotated[
         str | None, typer.Option(metavar='FILE', help='Write the text here, and leave the file as it is.')
     ] = None,

@@ -24,9 +24,9 @@ def contamination(
         str | None, typer.Option(metavar='A,B', help='Tasks of `pretrax eval`. [default: all, without --file]')
     ] = None,
     file: Annotated[
-        list[str] | None,
+        tuple[str, ...],
         typer.Option(metavar='FILE', help='A text, rows such as JSON lines, or a directory; may be repeated.'),
-    ] = None,
+    ] = (),
     words: Annotated[int, typer.Option(min=2, metavar='N', help='Words in an n-gram.')] = 13,
     limit: Annotated[int, typer.Option(min=1, help='Documents of each kind, as in `pretrax eval`.')] = 50,
     seed: Annotated[int, typer.Option(help='Seed of the choice of documents, as in `pretrax eval`.')] = 0,
@@ -51,7 +51,7 @@ def contamination(
     )
     settings = Settings(limit=limit, seed=seed)
     documents = {task.name: texts_of_task(task, settings) for task in choose(names, TASKS)}
-    documents |= {place: texts_of_files(place) for place in file or ()}
+    documents |= {place: texts_of_files(place) for place in file}
     place = tokens_of(path)
     files = opened(place, tokenizer, vocab_size, end_of_text, dtype)
     if files.tokenizer is None:

@@ -19,7 +19,9 @@ _PAUSE = 10.0  # seconds between progress lines
 
 
 def index(
-    files: Annotated[list[str], typer.Argument(metavar='FILE...', help='.jsonl files; .gz and .zst are supported.')],
+    files: Annotated[
+        tuple[str, ...], typer.Argument(metavar='FILE...', help='.jsonl files; .gz and .zst are supported.')
+    ],
 ) -> None:
     from pretrax.data.corpus.files import INDEX_SUFFIX
     from pretrax.data.corpus.line_index import write_index

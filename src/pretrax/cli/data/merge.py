@@ -12,7 +12,7 @@ from pretrax.storage import locate
 
 
 def merge(
-    paths: Annotated[list[str], typer.Argument(metavar='PATH...', help='Directories of flat-tokens.')],
+    paths: Annotated[tuple[str, ...], typer.Argument(metavar='PATH...', help='Directories of flat-tokens.')],
     out: OutDirectory,
 ) -> None:
     from pretrax.data.tokens import token_tools

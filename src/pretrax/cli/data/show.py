@@ -18,7 +18,7 @@ def show(
     batch: Annotated[int | None, typer.Option(min=0, metavar='N', help='The batch with this number, from 0.')] = None,
     rows: Annotated[int, typer.Option(min=1, metavar='K', help='Print the first K rows.')] = 4,
     ids: Annotated[bool, typer.Option('--ids', help='Print the ids of the tokens too.')] = False,
-    plugin: Plugins = None,
+    plugin: Plugins = (),
 ) -> None:
     from pretrax.cli._arguments import load_plugins
     from pretrax.data.batches.row_text import row_text

@@ -24,9 +24,9 @@ def tokenize(
         ),
     ],
     overrides: Annotated[
-        list[str] | None,
+        tuple[str, ...],
         typer.Argument(metavar='KEY=VALUE', help='Changes to the configuration, such as data.tokenizer=bytes.'),
-    ] = None,
+    ] = (),
     out: Annotated[
         str | None,
         typer.Option('--out', '-o', metavar='DIR', help='A new directory. [default: where the run looks for it]'),
@@ -37,19 +37,18 @@ def tokenize(
     from pretrax.data.options import keys_of_text, options_of_text
     from pretrax.data.text import tokenize_text
 
-    given = overrides or []
     if not (Path(source).suffix in ('.yaml', '.yml') or (find_packaged(source) and not Path(source).exists())):
-        place = tokenize_text(_options_of(source, given), Path(), print, locate(out or _name_for(source)))
+        place = tokenize_text(_options_of(source, overrides), Path(), print, locate(out or _name_for(source)))
         print('next: ' + next_command(f'pretrax train CONFIG data.tokens={shlex.quote(str(place))}'))
         return
-    loaded = load(source, given)
+    loaded = load(source, overrides)
     options = options_of_text(loaded.data.name, loaded.data.options)
     place = tokenize_text(options, loaded.run_dir / 'data', print, None if out is None else locate(out))
     more = [] if out is None else [f'data.tokens={place}', *(f'data.{key}=null' for key in keys_of_text(options))]
-    print('next: ' + next_command(shlex.join(['pretrax', 'train', source, *given, *more])))
+    print('next: ' + next_command(shlex.join(['pretrax', 'train', source, *overrides, *more])))
 
 
-def _options_of(text: str, overrides: list[str]) -> 'TextOptions':
+def _options_of(text: str, overrides: tuple[str, ...]) -> 'TextOptions':
     """The options of a text without a configuration; the rest of the configuration does not matter."""
     from pretrax.config import from_values
     from pretrax.data.options import options_of_text

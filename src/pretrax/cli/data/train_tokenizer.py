@@ -14,8 +14,8 @@ def train_tokenizer(
     ],
     out: Annotated[str, typer.Option('--out', '-o', metavar='FILE', help='A new tokenizer.json.')],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar='KEY=VALUE', help='Changes to the configuration.')
-    ] = None,
+        tuple[str, ...], typer.Argument(metavar='KEY=VALUE', help='Changes to the configuration.')
+    ] = (),
     vocab_size: Annotated[
         int | None, typer.Option(min=257, metavar='N', help='Vocabulary size. [default: data.vocab_size]')
     ] = None,
@@ -36,7 +36,7 @@ def train_tokenizer(
     if path.exists():
         raise UserError(f'--out {out}: this file already exists\n  remove it, or write to another file')
     if source.endswith(('.yaml', '.yml')):
-        section = load(source, overrides or []).data
+        section = load(source, overrides).data
         options = options_of_text(section.name, section.options)
     elif overrides:
         raise UserError(

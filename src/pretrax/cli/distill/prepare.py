@@ -14,7 +14,7 @@ from pretrax.cli._arguments import ConfigFile, Overrides
 
 def prepare(
     config: ConfigFile,
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     *,
     out: Annotated[
         str,
@@ -28,7 +28,7 @@ def prepare(
     from pretrax.run.teacher_cache import prepare_cache
     from pretrax.storage import locate
 
-    found = prepare_cache(load(config, overrides or []), locate(out), top_k, print)
+    found = prepare_cache(load(config, overrides), locate(out), top_k, print)
     if found is None:  # process 0 writes the directory, and prints the result
         return
     if found.new_rows:

@@ -14,7 +14,7 @@ from pretrax.errors import UserError
 def kubernetes(
     config: ConfigFile,
     image: Annotated[str, typer.Option(metavar='IMAGE', help='Container image with pretrax; see the Dockerfile.')],
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     nodes: Annotated[
         int | None, typer.Option('--nodes', '-N', min=1, help='Number of pods. [default: hosts of the TPU slice, or 1]')
     ] = None,
@@ -26,18 +26,18 @@ def kubernetes(
     kind: Annotated[str, typer.Option(metavar='KIND', help='jobset, or job, which needs no controller.')] = 'jobset',
     namespace: Annotated[str | None, typer.Option('--namespace', '-n', help='Namespace of all objects.')] = None,
     volume: Annotated[
-        list[str] | None, typer.Option(metavar='CLAIM:/PATH', help='Mounts a PersistentVolumeClaim; may be repeated.')
-    ] = None,
+        tuple[str, ...], typer.Option(metavar='CLAIM:/PATH', help='Mounts a PersistentVolumeClaim; may be repeated.')
+    ] = (),
     secret: Annotated[
-        list[str] | None, typer.Option(metavar='NAME', help='Its keys become variables; may be repeated.')
-    ] = None,
+        tuple[str, ...], typer.Option(metavar='NAME', help='Its keys become variables; may be repeated.')
+    ] = (),
     env: Annotated[
-        list[str] | None, typer.Option(metavar='NAME=VALUE', help='A variable, not secret; may be repeated.')
-    ] = None,
+        tuple[str, ...], typer.Option(metavar='NAME=VALUE', help='A variable, not secret; may be repeated.')
+    ] = (),
     node_label: Annotated[
-        list[str] | None,
+        tuple[str, ...],
         typer.Option(metavar='KEY=VALUE', help='Label of the nodes that may be used; may be repeated.'),
-    ] = None,
+    ] = (),
     service_account: Annotated[
         str | None, typer.Option(help='Service account of the pods, for example to reach a bucket.')
     ] = None,
@@ -61,7 +61,7 @@ def kubernetes(
     from pretrax.launch.request import check_request
     from pretrax.launch.shipped import check_variables, keep_record, record_directory, shipped
 
-    loaded = load(config, overrides or [])
+    loaded = load(config, overrides)
     if kind not in ('jobset', 'job'):
         raise UserError(f'--kind {kind}: expected jobset or job')
     if not image.strip():
@@ -83,7 +83,7 @@ def kubernetes(
         )
     pods = Pods(
         name=object_name(loaded.name, pods_per_slice * slices, str(loaded.run_dir)), run_dir=str(loaded.run_dir),
-        image=image, nodes=pods_per_slice, slices=slices, kind=kind, gpus=gpus, tpu=wanted, namespace=namespace, volumes=tuple(volumes), secrets=tuple(secret or ()),
+        image=image, nodes=pods_per_slice, slices=slices, kind=kind, gpus=gpus, tpu=wanted, namespace=namespace, volumes=tuple(volumes), secrets=tuple(secret),
         variables=tuple(variables), node_labels=tuple(_pairs('--node-label', node_label, '=')),
         service_account=service_account, priority_class=priority_class, queue=queue, cpu=cpu, memory=memory,
         shared_memory=shared_memory, grace=grace, restarts=max_restarts, keep=keep,
@@ -103,9 +103,9 @@ def kubernetes(
     print(engine.next_command(pods))
 
 
-def _pairs(option: str, texts: list[str] | None, separator: str) -> list[tuple[str, str]]:
+def _pairs(option: str, texts: tuple[str, ...], separator: str) -> list[tuple[str, str]]:
     pairs = []
-    for text in texts or []:
+    for text in texts:
         name, found, value = text.partition(separator)
         if not found or not name:
             raise UserError(f'{option} {text}: expected NAME{separator}VALUE')

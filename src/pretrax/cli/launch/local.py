@@ -17,7 +17,7 @@ from pretrax.errors import UserError
 def local(
     config: ConfigFile,
     processes: Annotated[int, typer.Option('--processes', '-n', min=1, help='Number of processes.')],
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     devices: Annotated[
         int | None,
         typer.Option(
@@ -39,7 +39,7 @@ def local(
     from pretrax.launch.sizes import devices_per_process
     from pretrax.observe.lasting_output import LastingOutput
 
-    loaded = load(config, overrides or [])
+    loaded = load(config, overrides)
     section = loaded.processes
     if section.index is not None or section.coordinator is not None:
         raise UserError('the launcher sets processes.index and processes.coordinator; leave them out')
@@ -56,7 +56,7 @@ def local(
         f'with {count} device{"s" if count > 1 else ""} each ({why}){others if processes > 1 else ""}'
     )
     given = flags(allow_changes=allow_changes, verbose=verbose)
-    command = pretrax_command('train', config, *(overrides or []), *given)
+    command = pretrax_command('train', config, *overrides, *given)
     if dry_run:
         print(shlex.join(command))
         return

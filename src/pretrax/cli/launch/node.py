@@ -16,7 +16,7 @@ from pretrax.cli._arguments import AllowChanges, ConfigFile, Overrides, Verbose,
 
 def node(
     config: ConfigFile,
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     attempt: Annotated[
         str | None, typer.Option(metavar='LABEL', help='Names the directory of crash reports. [default: the time]')
     ] = None,
@@ -40,8 +40,8 @@ def node(
     from pretrax.launch.local import pretrax_command
     from pretrax.launch.node import Node
 
-    words = [config, *(overrides or [])]
-    loaded = load(config, overrides or [])  # a mistake is reported before anything starts
+    words = [config, *overrides]
+    loaded = load(config, overrides)  # a mistake is reported before anything starts
     here = Node(
         loaded, attempt=attempt or attempt_label(), controlled=controlled, until_done=until_done, waiting=waiting,
         say=functools.partial(print, file=sys.stderr, flush=True),

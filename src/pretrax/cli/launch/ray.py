@@ -21,7 +21,7 @@ from pretrax.errors import UserError
 
 def ray(
     config: Annotated[str, typer.Argument(metavar='CONFIG', help='A configuration, or a sweep of `pretrax bench`.')],
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     workers: Annotated[
         int | None, typer.Option(min=1, help='Processes, each with all devices of its worker; rows at once of a sweep.')
     ] = None,
@@ -48,7 +48,7 @@ def ray(
     directory: Annotated[
         str | None, typer.Option(metavar='PATH', help='Working directory on the nodes. [default: this one]')
     ] = None,
-    environment: Variables = None,
+    environment: Variables = (),
     out: Annotated[
         str | None,
         typer.Option('--out', '-o', metavar='DIR', help='For the results of a sweep. [default: sweeps/NAME]'),
@@ -64,7 +64,7 @@ def ray(
 
     bundle = _bundle(resources, cpus, gpus)
     place = directory or os.getcwd()
-    words = [config, *(overrides or [])]
+    words = [config, *overrides]
     if is_sweep(config):
         if overrides:
             raise UserError(f'{overrides[0]}: the changes of a sweep are in its file, under change, grid and rows')

@@ -22,7 +22,7 @@ def slurm(
     config: Annotated[
         str, typer.Argument(metavar='CONFIG', help='A YAML file: a configuration, or a sweep of `pretrax bench`.')
     ],
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     nodes: Annotated[int, typer.Option('--nodes', '-N', min=1, help='Number of nodes; each runs one process.')] = 1,
     gpus_per_node: Annotated[int | None, typer.Option('--gpus-per-node', min=1, help='GPUs of each node.')] = None,
     cpus_per_node: Annotated[
@@ -40,8 +40,8 @@ def slurm(
         str | None, typer.Option(metavar='IMAGE', help='Run the processes in this image, through Pyxis (srun --container-image).')
     ] = None,
     sbatch: Annotated[
-        list[str] | None, typer.Option('--sbatch', metavar='OPTION=VALUE', help='Another option of sbatch, such as mem=64G; may be repeated.')
-    ] = None,
+        tuple[str, ...], typer.Option('--sbatch', metavar='OPTION=VALUE', help='Another option of sbatch, such as mem=64G; may be repeated.')
+    ] = (),
     elastic: Annotated[bool, typer.Option('--elastic', help='Continue with fewer nodes if one is lost.')] = False,
     retries: Retries = 3,
     check: Annotated[bool, typer.Option('--check', help='Run `pretrax doctor` on each node first.')] = False,
@@ -60,7 +60,7 @@ def slurm(
 
     resources = Resources(
         nodes, gpus_per_node, cpus_per_node, None if time is None else minutes_of(time), partition, account, qos,
-        constraint, tuple(sbatch or ()),
+        constraint, tuple(sbatch),
     )  # fmt: skip
     if is_sweep(config):
         if overrides or nodes > 1 or elastic or container or check:
@@ -78,15 +78,15 @@ def slurm(
     }
     words = [
         config,
-        *(overrides or []),
+        *overrides,
         *flags(elastic=elastic, check=check, allow_changes=allow_changes, verbose=verbose),
     ]
     words += [word for name, value in values.items() if value is not None for word in (name, str(value))]
-    return _run(config, overrides or [], words, resources, elastic, dry_run)
+    return _run(config, overrides, words, resources, elastic, dry_run)
 
 
 def _run(
-    config: str, overrides: list[str], words: list[str], resources: 'Resources', elastic: bool, dry_run: bool
+    config: str, overrides: Overrides, words: list[str], resources: 'Resources', elastic: bool, dry_run: bool
 ) -> None:
     from pretrax.config import load
     from pretrax.launch.local import pretrax_command

@@ -16,7 +16,7 @@ from pretrax.cli._arguments import AllowChanges, ConfigFile, Overrides, Retries,
 
 def slurm_job(
     config: ConfigFile,
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     gpus_per_node: Annotated[
         int | None, typer.Option('--gpus-per-node', min=1, help='GPUs of each process. [default: as the job says]')
     ] = None,
@@ -38,10 +38,10 @@ def slurm_job(
     from pretrax.observe.lasting_output import LastingOutput
     from pretrax.storage import BucketPath
 
-    loaded = load(config, overrides or [])
+    loaded = load(config, overrides)
     mounts = () if isinstance(loaded.run_dir, BucketPath) else (loaded.run_dir.absolute(),)
     job = SlurmJob(os.environ, container, gpus_per_node, mounts)
-    words = [config, *(overrides or []), '--controlled']
+    words = [config, *overrides, '--controlled']
     words += flags(check=check, allow_changes=allow_changes, verbose=verbose)
     say = functools.partial(print, flush=True, file=LastingOutput(sys.stdout))
     code = supervise(

@@ -19,7 +19,7 @@ from pretrax.errors import UserError
 
 def ssh(
     config: ConfigFile,
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     hosts: Annotated[
         str | None, typer.Option(metavar='HOSTS', help='Such as box1,box2,user@box3:2222. The first one coordinates.')
     ] = None,
@@ -54,7 +54,7 @@ def ssh(
             help='Address of the first host for the others, if they need another one.',
         ),
     ] = None,
-    environment: Variables = None,
+    environment: Variables = (),
     program: Annotated[
         str, typer.Option('--ssh', metavar='COMMAND', help="The ssh client with options, such as 'ssh -F FILE'.")
     ] = 'ssh',
@@ -81,8 +81,8 @@ def ssh(
     if (hosts is None) == (hosts_file is None):
         raise UserError('give --hosts box1,box2 or --hosts-file FILE' + (', not both' if hosts else ''))
     given = parse_hosts(hosts.split(',') if hosts_file is None and hosts else read_hosts(hosts_file or Path()))
-    loaded = load(config, overrides or [])
-    words = [config, *(overrides or [])]
+    loaded = load(config, overrides)
+    words = [config, *overrides]
     say = functools.partial(print, flush=True, file=LastingOutput(sys.stdout))
     added = variables(environment)  # perhaps secrets
     launch = SshLaunch(

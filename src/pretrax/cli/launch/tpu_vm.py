@@ -16,7 +16,7 @@ def tpu_vm(
     config: ConfigFile,
     accelerator: Annotated[str, typer.Option(metavar='NAME', help='A slice, such as v5p-128 or v5e-16.')],
     zone: Annotated[str, typer.Option(metavar='ZONE', help='Of Google Cloud, such as us-east5-a.')],
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     slices: Annotated[int, typer.Option(min=1, help='Number of slices.')] = 1,
     project: Annotated[str | None, typer.Option(help='[default: that of gcloud]')] = None,
     spot: Annotated[bool, typer.Option('--spot', help='Slices that Google may take back, for less money.')] = False,
@@ -45,7 +45,7 @@ def tpu_vm(
     from pretrax.launch.request import check_request
     from pretrax.launch.shipped import check_variables, keep_record, record_directory, shipped
 
-    loaded = load(config, overrides or [])
+    loaded = load(config, overrides)
     accelerator_type, version, hosts, devices = _accelerator(accelerator, slices)
     check_request(loaded, hosts * slices, devices)
     engine.check_run_dir(loaded.run_dir)

@@ -14,7 +14,7 @@ from pretrax.errors import UserError
 
 def check(
     config: ConfigFile,
-    overrides: Overrides = None,
+    overrides: Overrides = (),
     widths: Annotated[str, typer.Option(metavar='A,B', help='Values of model.d_model.')] = '64,128,256,512',
     steps: Annotated[int, typer.Option(min=1, help='Steps before the sizes are measured.')] = 4,
     seeds: Annotated[int, typer.Option(min=1, help='Models of each width, whose mean counts.')] = 2,
@@ -35,7 +35,7 @@ def check(
     sizes = _numbers(widths)
     found: dict[str, Coordinates] = {}
     for name, mup in (('muP', True), ('standard', False))[: 1 + standard]:
-        found[name] = check_coordinates(config, overrides or [], sizes, steps, seeds, mup, print)
+        found[name] = check_coordinates(config, overrides, sizes, steps, seeds, mup, print)
         print(f'\n{as_text(name, found[name])}')
     if out is not None:
         write_output(out, chart_picture(as_chart(found, steps), '.' + out.rpartition('.')[2]))
