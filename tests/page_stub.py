@@ -46,7 +46,7 @@ class Stub:
             Route('/v1/completions', self.complete, methods=['POST', 'OPTIONS']),
             Route('/v1/chat/completions', self.complete, methods=['POST', 'OPTIONS']),
             Route('/tokenize', self.tokenize, methods=['POST']),
-            Mount('/', StaticFiles(directory=PAGE, html=True)),
+            Mount('/', StaticFiles(directory=PAGE, packages=[('pretrax', 'page_kit')], html=True)),
         ]
         application = Starlette(routes=routes)
 

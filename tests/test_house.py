@@ -21,6 +21,7 @@ MAY_IMPORT = {
     'errors': set(),
     'jax_compat': set(),
     'shardlib': set(),
+    'page_kit': set(),  # styles, templates and scripts of pages, and how they are served
     'storage': {'errors', 'machine'},
     'config': {'errors', 'storage', 'infer'},  # of `infer` the settings of sampling
     'model': {'errors', 'jax_compat', 'shardlib'},
@@ -35,8 +36,8 @@ MAY_IMPORT = {
     'translate': {'errors', 'config', 'model'},  # configurations of other tools; of `model` the tables of presets
     'evaluate': {'errors', 'shardlib', 'model', 'infer', 'data'},  # of `data` the readers of text
     # It shows what runs wrote: reports, comparisons, live pages, programs, traces.
-    'view': {'errors', 'config', 'machine', 'storage', 'scale', 'data', 'checkpoint', 'observe', 'serve'},
-    'serve': {'errors', 'chat', 'infer', 'machine'},  # it imports no JAX: its engines come from outside
+    'view': {'errors', 'config', 'machine', 'storage', 'scale', 'data', 'checkpoint', 'observe', 'serve', 'page_kit'},
+    'serve': {'errors', 'chat', 'infer', 'machine', 'page_kit'},  # it imports no JAX: its engines come from outside
     'train': {'errors', 'shardlib', 'model'},  # pure: no files, no terminal, no processes
     'run': BELOW_RUN | {'view'},
     'launch': {
@@ -181,7 +182,7 @@ TESTED_BY = {
     'storage/test_bucket_path.py': 'storage/connection storage/settings storage/whole_file',
     'serve/test_application.py': (
         'serve/access serve/bodies serve/chat serve/completions serve/embeddings serve/errors serve/metrics '
-        'serve/page_files serve/service serve/status serve/tokens'
+        'page_kit/served serve/service serve/status serve/tokens'
     ),
     'serve/test_generation.py': 'serve/engine_thread serve/limits',
     'shardlib/test_errors.py': 'shardlib/check shardlib/shard_map shardlib/typechecked shardlib/types',

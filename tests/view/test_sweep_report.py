@@ -42,7 +42,7 @@ def test_every_table_has_every_row(written):
     assert rows[5]['model.preset'] == 'a"b<c'
     page = (written / 'results.html').read_text()
     assert page.count('<tr>') == 1 + len(RESULTS)
-    assert 'a&quot;b&lt;c' in page
+    assert 'a&#34;b&lt;c' in page
     assert '<x>' not in page
     text = table_text(RESULTS)
     assert len(text) == 1 + len(RESULTS)

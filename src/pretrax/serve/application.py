@@ -12,12 +12,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pretrax.page_kit.served import Endpoint, page_files
 from pretrax.serve import chat, completions, embeddings, status, tokens
 from pretrax.serve.access import Keys, check_local, client_of
 from pretrax.serve.errors import ApiError
 from pretrax.serve.generation import OUTCOME
 from pretrax.serve.limits import Rate
-from pretrax.serve.page_files import Endpoint, page_files
 from pretrax.serve.service import Service
 
 _OPEN = ('/health', '/ready')  # without a key

@@ -1,16 +1,18 @@
 """The results of a sweep as a table (Markdown, CSV, HTML, text) and as plots (SVG)."""
 
 import csv
-import html
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from pretrax.config.show import value_text
 from pretrax.view.charts.chart import Chart, Line, Panel
 from pretrax.view.charts.picture import chart_picture
 from pretrax.view.tables import markdown_table, text_table
+from pretrax.view.template import template
 
 type Result = Mapping[str, Any]
 
@@ -27,10 +29,6 @@ _NUMBERS: dict[str, tuple[str, Callable[[Any], str]]] = {
 _ACROSS = {'n_params': 'parameters', 'batch_tokens': 'tokens per step', 'devices': 'devices'}
 _UP = {'tokens_per_second': 'tokens/s', 'mfu': 'MFU', 'memory': 'memory per device, GB'}
 _SCALE = {'memory': 1e-9}
-_STYLE = (
-    'body{font-family:system-ui,sans-serif;margin:2em}table{border-collapse:collapse}'
-    'td,th{padding:.3em .8em;border-bottom:1px solid #ddd;text-align:right}td:first-child,th:first-child{text-align:left}'
-)
 
 
 def write_report(
@@ -56,16 +54,11 @@ def write_report(
     markdown = [f'# {name}', '', f'`{command}`', '', facts, '', *markdown_table([head, *body]), '']
     markdown += [f'![{file}]({file})' for file in plots]
     (directory / 'results.md').write_text('\n'.join(markdown) + '\n')
-    cells = [[f'<td>{html.escape(cell)}</td>' for cell in row] for row in body]
-    page = [
-        f'<!doctype html>\n<meta charset="utf-8">\n<title>{html.escape(name)}</title>\n<style>{_STYLE}</style>',
-        f'<h1>{html.escape(name)}</h1>\n<p><code>{html.escape(command)}</code></p>\n<p>{html.escape(facts)}</p>',
-        f'<table>\n<tr>{"".join(f"<th>{html.escape(cell)}</th>" for cell in head)}</tr>',
-        *(f'<tr>{"".join(row)}</tr>' for row in cells),
-        '</table>',
-        *(image[image.index(b'<svg') :].decode() for image in plots.values()),
-    ]
-    (directory / 'results.html').write_text('\n'.join(page) + '\n')
+    page = template('sweep.html').render(
+        title=name, command=command, facts=facts, head=head, rows=body,
+        plots=[Markup(image[image.index(b'<svg') :].decode()) for image in plots.values()],
+    )  # fmt: skip
+    (directory / 'results.html').write_text(page)
     with (directory / 'results.csv').open('w', newline='') as file:
         keys = _swept(results)
         fields = list(

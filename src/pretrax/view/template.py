@@ -1,9 +1,11 @@
-"""The templates of pages, which escape what they are given."""
+"""The templates of pages in one file, which escape what they are given."""
 
 import functools
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from pretrax.errors import printable
+from pretrax.page_kit import script_text
 from pretrax.view.definitions import COMPARISONS, definition_of
 
 if TYPE_CHECKING:
@@ -12,17 +14,20 @@ if TYPE_CHECKING:
 
 @functools.cache
 def template(name: str) -> 'jinja2.Template':
-    """A template by its path in this package, such as 'charts/page.html', the page with one chart, which others extend.
+    """A template by its path in this package or in `page_kit`: 'document.html', which the pages extend.
 
     Its filters give definitions: `definition` that of a key of metrics, `term` also that of a term of comparisons.
+    `script` gives a script of this package with the modules of the kit that it imports.
     """
     import jinja2
+    from markupsafe import Markup
 
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        loader=jinja2.PackageLoader('pretrax.view', ''),
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader('pretrax.view', ''), jinja2.PackageLoader('pretrax.page_kit', '')]),
         finalize=lambda value: printable(value) if type(value) is str else value,
     )  # fmt: skip
+    environment.globals['script'] = lambda path: Markup(script_text(files('pretrax.view').joinpath(path)))
     environment.filters['definition'] = definition_of
     environment.filters['term'] = lambda term: COMPARISONS.get(term) or definition_of(term)
     return environment.get_template(name)

@@ -1,8 +1,9 @@
 // The page: which model answers, which text is open, and what happens when somebody presses a button.
 
-import { button, byId, element, keepingTheEndInView } from './dom.js';
+import { button, byId, element } from './dom.js';
 import { Editor } from './editor.js';
 import { Aligner, grow, run, tokenAt, TokenPanel } from './runs.js';
+import { askForKey, chooseTheme } from './served.js';
 import { Server, ServerError } from './server.js';
 import { Settings } from './settings.js';
 import * as texts from './texts.js';
@@ -38,7 +39,7 @@ async function connect() {
     } catch (error) {
       if (!(error instanceof ServerError)) throw error;
       if (error.status === 401) {
-        if (!await askForKey(here, error.message)) return false;
+        if (!await getKey(here, error.message)) return false;
         continue;
       }
       notify(`${error.message} The page tries again until it does.`);
@@ -54,7 +55,7 @@ async function connectSecond() {
   } catch (error) {
     if (!(error instanceof ServerError)) throw error;
     secondModels = [];
-    if (error.status === 401 && await askForKey(second, error.message)) return connectSecond();
+    if (error.status === 401 && await getKey(second, error.message)) return connectSecond();
     notify(`${error.message} Start it with --allow-origin ${location.origin}, `
       + `and this page's server with --allow-origin ${second.url.origin}.`);
   }
@@ -68,20 +69,12 @@ async function connectSecond() {
   return undefined;
 }
 
-function askForKey(server, why) {
-  const dialog = byId('key');
-  byId('key-why').textContent = server.name ? `${server.name}: ${why}` : why;
-  byId('key-value').value = '';
-  dialog.returnValue = '';
-  dialog.showModal();
-  return new Promise(resolve => {
-    dialog.onclose = () => {
-      const given = dialog.returnValue === 'ok';
-      if (given) server.key = byId('key-value').value;
-      else notify('This server needs an API key.', 'Enter the key', start);
-      resolve(given);
-    };
-  });
+/** Asks for the key of a server. Returns whether there is one. */
+async function getKey(server, why) {
+  const key = await askForKey(server.name ? `${server.name}: ${why}` : why);
+  if (key === null) notify('This server needs an API key.', 'Enter the key', start);
+  else server.key = key;
+  return key !== null;
 }
 
 /** The model that answers beside the first one; null: there is none. */
@@ -117,7 +110,7 @@ async function write() {
   render();
   if (error?.status === 0) return waitForTheServer(error);
   const failed = error ?? secondError;
-  if (failed?.status === 401) return await askForKey(error ? here : second, failed.message) && goOn();
+  if (failed?.status === 401) return await getKey(error ? here : second, failed.message) && goOn();
   if (failed) return notify(failed.message, 'Try again', goOn);
   say(texts.shown(text).at(-1)?.text ?? '');
   if (!chatting() && document.activeElement === document.body && matchMedia('(pointer: fine)').matches) editor.focusEnd();
@@ -171,6 +164,14 @@ function growSoon(item) {
     });
   }
   grown.add(item);
+}
+
+/** Keeps the end of the page in view if it was before `change`. */
+function keepingTheEndInView(change) {
+  const page = document.scrollingElement;
+  const atEnd = page.scrollHeight - page.scrollTop - page.clientHeight < 40;
+  change();
+  if (atEnd) page.scrollTop = page.scrollHeight;
 }
 
 function body(items) {
@@ -465,11 +466,7 @@ byId('compare').onclick = () => {
     settings.form.elements.other.focus();
   }
 };
-byId('theme').value = document.documentElement.dataset.theme;
-byId('theme').onchange = ({ target }) => {
-  document.documentElement.dataset.theme = target.value;
-  localStorage.setItem('pretrax.theme', target.value);
-};
+chooseTheme();
 byId('message').oninput = ({ target }) => { text.message = target.value; };
 for (const radio of document.getElementsByName('mode')) {
   radio.onchange = () => {

@@ -19,7 +19,7 @@ const LOST = 'The connection to the server was lost.';
 export class Server {
   /** `address`: '' for the server that this page comes from. */
   constructor(address = '') {
-    const base = address ? address.replace(/\/+(v1\/*)?$/, '') + '/' : '.';
+    const base = address ? `${address.replace(/\/+(v1\/*)?$/, '')}/` : '.';
     this.url = new URL(base, document.baseURI);
     this.name = address ? this.url.host : '';
   }

@@ -4,8 +4,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-# Okabe and Ito 2008: distinguishable for color-blind readers.
-COLORS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000')
+# After Okabe and Ito 2008: distinguishable for color-blind readers, and dark enough for lines on white.
+COLORS = ('#0072b2', '#d55e00', '#00805f', '#b3598d', '#a87000', '#2f8fc4', '#5b5f6b', '#7a5cc0')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,12 +18,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pretrax.errors import Report
+from pretrax.page_kit.served import page_files
 from pretrax.serve.access import Keys, check_local, client_of
 from pretrax.serve.connections import limits_for
 from pretrax.serve.errors import ApiError, busy
 from pretrax.serve.limits import Refusals
 from pretrax.serve.listen import listen, signalled
-from pretrax.serve.page_files import page_files
 from pretrax.storage import BucketPath
 from pretrax.view.charts.page import plotly_script
 from pretrax.view.live.feed import Feed
@@ -31,7 +31,6 @@ from pretrax.view.live.run import WatchedRun
 from pretrax.view.live.runs import Places
 
 EVERY = 0.5  # seconds between looks at a file on a disk
-SHARED_FILES = ('base.css', 'dom.js', 'events.js', 'icon.svg', 'theme.js')  # of the chat page
 _POLICY = "connect-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:"  # Plotly sets styles
 _EVERY_IN_BUCKET, _EVERY_IDLE = 2.0, 10.0  # seconds between requests; the second one after a minute without news
 _RUNS_EVERY, _RUNS_EVERY_IN_BUCKET = 1.5, 60.0  # seconds between searches for new runs
@@ -102,9 +101,7 @@ def make_application(feed: Feed, refusals: Refusals, *, keys: Keys | None = None
         local: without keys, whether only names of this machine are accepted.
     """
     folder = resources.files('pretrax.view') / 'live' / 'page'
-    shared = page_files(resources.files('pretrax.serve') / 'page', _POLICY)
-    page = {f'/{name}': shared[f'/{name}'] for name in SHARED_FILES} | page_files(folder, _POLICY)
-    page['/plotly.js'] = _plotly
+    page = page_files(folder, _POLICY) | {'/plotly.js': _plotly}
     routes = [Route(path, endpoint, methods=['GET']) for path, endpoint in page.items()]
     routes.append(Route('/events', functools.partial(_events, feed), methods=['GET']))
     application = Starlette(routes=routes)

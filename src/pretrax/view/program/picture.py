@@ -1,6 +1,6 @@
 """The picture of a compiled program: a page whose groups open, and an SVG file of the whole.
 
-Both are laid out and drawn by `page/picture.js`, with dagre (MIT license, in `page/`). For SVG files it runs in
+Both are laid out and drawn by `picture.js`, with dagre (MIT license). For SVG files it runs in
 QuickJS.
 """
 
@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import jinja2
 import quickjs
 from markupsafe import Markup
 
@@ -19,6 +18,7 @@ from pretrax.scale.program import Operation, Program
 from pretrax.storage import AnyPath
 from pretrax.view.program.file import write
 from pretrax.view.program.graph import Group, communication_name, edges_of, groups_of
+from pretrax.view.template import template
 
 PHASES = {
     'forward': 'forward',
@@ -54,8 +54,7 @@ def page_of(program: Program, title: str, where: str = '') -> str:
     if len(axes) > 1:
         axes.append(('many', 'over several axes'))
     packed = base64.b64encode(gzip.compress(json.dumps(data, separators=(',', ':')).encode(), 6, mtime=0)).decode()
-    template = jinja2.Environment(autoescape=True, trim_blocks=True).from_string(_asset('page.html'))
-    return template.render(
+    return template('program/page.html').render(
         title=title,
         where=where,
         phases=PHASES.items(),
@@ -65,7 +64,6 @@ def page_of(program: Program, title: str, where: str = '') -> str:
         picture_css=Markup(_asset('picture.css')),
         dagre_js=Markup(_asset('dagre.min.js')),
         picture_js=Markup(_asset('picture.js')),
-        page_js=Markup(_asset('page.js')),
     )
 
 
@@ -102,7 +100,7 @@ def write_pictures(directory: AnyPath, program: Program, title: str, where: str)
 
 
 def _asset(name: str) -> str:
-    return (importlib.resources.files('pretrax.view') / 'program' / 'page' / name).read_text(encoding='utf-8')
+    return (importlib.resources.files(str(__package__)) / name).read_text(encoding='utf-8')
 
 
 def _data(program: Program, title: str) -> dict[str, Any]:

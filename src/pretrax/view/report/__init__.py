@@ -1,6 +1,6 @@
 """The report of a run: one HTML file that needs no network.
 
-`report.html` is its template. The numbers, and Plotly, are in it as compressed text, which `report.js` decodes: every point
+`page.html` is its template. The numbers, and Plotly, are in it as compressed text, which `page.js` decodes: every point
 of every curve exactly, so that the page can zoom to single steps.
 """
 
@@ -9,7 +9,6 @@ import functools
 import gzip
 import json
 import pathlib
-from importlib.resources import files as package_files
 from typing import Any
 
 from pretrax.errors import UserError, printable
@@ -72,9 +71,7 @@ def render(record: RunRecord, directory: AnyPath) -> str:
         'numbers': arrays.page(),
     }
     startup = [(printable(topic), printable(text)) for topic, text in record.startup]
-    return template('report/report.html').render(
-        css=_part('report.css'),
-        js=_part('report.js'),
+    return template('report/page.html').render(
         plotly=_plotly(),
         record=record,
         data=in_script(_finite(data)),
@@ -96,10 +93,6 @@ def render(record: RunRecord, directory: AnyPath) -> str:
         figure=FIGURES,
         memory_rows=facts.memory_rows(data['memory']) if data['memory'] else [],
     )
-
-
-def _part(name: str) -> str:
-    return package_files(str(__package__)).joinpath(name).read_text()
 
 
 @functools.cache

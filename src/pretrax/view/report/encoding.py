@@ -1,4 +1,4 @@
-"""Arrays of numbers for a page: exact, small, and decoded by `report.js`.
+"""Arrays of numbers for a page: exact, small, and decoded by `page.js`.
 
 All arrays are in one gzip stream, as text in base64. Measured numbers are mostly noise, which does not compress, so an array
 is stored with as few bytes as keep every number bit for bit:

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from pretrax.scale.scaling_laws import Fit, Point
-from pretrax.view.charts.chart import number_text
+from pretrax.view.charts.chart import COLORS, number_text
 from pretrax.view.charts.picture import figure_bytes
 from pretrax.view.tables import text_table
 
-_COLORS = {1: '#0072b2', 2: '#d55e00', 3: '#009e73'}
 _NAMES = {1: '1 envelope', 2: '2 IsoFLOP', 3: '3 L(N, D)'}
 
 
@@ -86,7 +85,7 @@ def picture(points: Sequence[Point], fits: Sequence[Fit], targets: Sequence[floa
         budgets = [point.flops for point in points] + list(targets)
         flops = np.geomspace(min(budgets), max(budgets), 60)
         for fit in fits:
-            color = _COLORS[fit.approach]
+            color = COLORS[fit.approach - 1]
             right.plot(
                 flops,
                 [fit.optimum(c) for c in flops],

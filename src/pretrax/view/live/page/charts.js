@@ -1,21 +1,11 @@
 // One figure for each key, with the curves of all runs.
 
 import { button, element } from './dom.js';
-import { places, smoothed } from './runs.js';
+import { COLORS, CONFIG, colorOf, escaped, smoothed, themed } from './plots.js';
+import { places } from './runs.js';
 
-const COLORS = { // Okabe and Ito 2008, and the same on a dark ground
-  light: ['#0072b2', '#d55e00', '#00805f', '#b3598d', '#a87000', '#2f8fc4', '#5b5f6b', '#7a5cc0'],
-  dark: ['#62b5ef', '#ff8a3d', '#37c99a', '#e59cc6', '#eab53c', '#9ad4ff', '#c3c7d1', '#b9a5f5'],
-};
 const DASHES = ['solid', 'dash', 'dot', 'dashdot'];
 export const FRACTION = 'fraction of 1';
-
-export const isDark = () => {
-  const chosen = document.documentElement.dataset.theme;
-  return chosen === 'dark' || (chosen !== 'light' && matchMedia('(prefers-color-scheme: dark)').matches);
-};
-
-export const colorOf = number => COLORS[isDark() ? 'dark' : 'light'][number % COLORS.light.length];
 
 export class Charts {
   /** `view()`: {runs: [[run, number]], axis, smoothing, logX, logY} of what is to be drawn. */
@@ -101,21 +91,12 @@ export class Charts {
     const [divisor, xTitle] = view.axis !== 'time' ? [1, view.axis === 'tokens' ? 'tokens' : 'step']
       : seconds > 7200 ? [3600, 'hours since the first line'] : seconds > 300 ? [60, 'minutes since the first line'] : [1, 'seconds since the first line'];
     const traces = found.flatMap(([run, number]) => tracesOf(run, number, key, view, divisor));
-    const style = getComputedStyle(document.documentElement);
-    const color = variable => style.getPropertyValue(variable).trim();
-    const axis = {
-      gridcolor: isDark() ? '#2e3138' : '#e6e6e2', zerolinecolor: isDark() ? '#454954' : '#cfcfca', automargin: true,
-      title: { standoff: 8, font: { size: 12 } },
-    };
     const largest = traces.reduce((most, { y }) => y.reduce((known, value) => Math.max(known, Math.abs(value)), most), 0);
-    Plotly.react(plot, traces, {
-      height: 260, margin: { l: 54, r: 14, t: 6, b: 42 }, showlegend: false, hovermode: 'x', uirevision: 'kept',
-      paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
-      font: { family: color('--ui') || 'sans-serif', size: 12, color: isDark() ? '#c8cbd2' : '#44474f' },
-      hoverlabel: { namelength: -1 },
-      xaxis: { ...axis, type: view.logX ? 'log' : 'linear', title: { ...axis.title, text: xTitle } },
-      yaxis: { ...axis, type: view.logY ? 'log' : 'linear', tickformat: unit === FRACTION ? '.3~%' : '', exponentformat: largest < 0.01 ? 'e' : 'SI' },
-    }, { responsive: true, displaylogo: false, modeBarButtonsToRemove: ['select2d', 'lasso2d'], toImageButtonOptions: { filename: key.replaceAll('/', '-'), scale: 2 } });
+    Plotly.react(plot, traces, themed({
+      height: 260, margin: { l: 54, r: 14, t: 6, b: 42 }, uirevision: 'kept',
+      xaxis: { type: view.logX ? 'log' : 'linear', title: { text: xTitle, standoff: 8, font: { size: 12 } } },
+      yaxis: { type: view.logY ? 'log' : 'linear', tickformat: unit === FRACTION ? '.3~%' : '', exponentformat: largest < 0.01 ? 'e' : 'SI' },
+    }), { ...CONFIG, toImageButtonOptions: { filename: key.replaceAll('/', '-'), scale: 2 } });
     plot.setAttribute('role', 'group');
     plot.setAttribute('aria-label', `${name}: ${found.map(([run]) => `${run.info.name} ${run.info.last[key] ?? ''}`).join(', ') || 'no values'}`);
   }
@@ -168,6 +149,3 @@ function nonfiniteTrace(run, curve, view, divisor, color) {
 
 /** Whether a point without neighbors would not be seen as part of a line. */
 const alone = values => values.some((value, i) => value !== null && (values[i - 1] ?? null) === null && (values[i + 1] ?? null) === null);
-
-/** Plotly reads a few HTML tags in texts. */
-const escaped = text => text.replace(/[&<>$]/g, one => ({ '&': '&amp;', '<': '&lt;', '>': '&gt;', $: '&#36;' })[one]);

@@ -1,9 +1,11 @@
 // The live page: what the events say is drawn at most a few times a second.
 
-import { Charts, FRACTION, colorOf } from './charts.js';
+import { Charts, FRACTION } from './charts.js';
 import { follow } from './connection.js';
 import { button, byId, element } from './dom.js';
+import { colorOf } from './plots.js';
 import { Runs } from './runs.js';
+import { askForKey, chooseTheme } from './served.js';
 
 const FIRST = ['loss', 'val_loss', 'grad_norm', 'learning_rate', 'tokens_per_second', 'mfu', 'goodput'];
 const LATER = ['step', 'tokens', 'skipped_steps', 'skipped_in_a_row', 'mfu_full', 'clipped_grad_norm'];
@@ -214,15 +216,6 @@ function showConnection(state) {
     : heard ? `connection lost, trying again; as of ${new Date(heard).toLocaleTimeString('en-GB')}` : 'no answer from the server, trying again';
 }
 
-function askForKey() {
-  const dialog = byId('key');
-  byId('key-value').value = '';
-  if (!dialog.open) dialog.showModal();
-  return new Promise(resolve => {
-    dialog.onclose = () => resolve(byId('key-value').value);
-  });
-}
-
 const form = byId('controls');
 for (const field of form.elements) {
   if (field.type === 'checkbox') field.checked = settings[field.name];
@@ -248,12 +241,7 @@ byId('chosen').onchange = ({ target }) => {
   chosen = target.value;
   drawOne();
 };
-byId('theme').value = document.documentElement.dataset.theme;
-byId('theme').onchange = ({ target }) => {
-  document.documentElement.dataset.theme = target.value;
-  localStorage.setItem('pretrax.theme', target.value);
-  redraw();
-};
+chooseTheme(redraw);
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => redraw());
 
 function redraw() {
@@ -270,5 +258,5 @@ follow({
     if (type !== 'time') drawSoon();
   },
   state: showConnection,
-  askForKey,
+  askForKey: async () => await askForKey('This server shows its runs to those who have a key.') ?? '',
 });

@@ -87,15 +87,3 @@ function at(steps, values, step) {
   const share = (step - steps[low - 1]) / (steps[low] - steps[low - 1]);
   return values[low - 1] + Math.min(share, 1) * (values[low] - values[low - 1]);
 }
-
-/** Exponential moving average, corrected for its start as in Kingma and Ba 2015, arXiv:1412.6980, section 3. */
-export function smoothed(values, weight) {
-  let sum = 0;
-  let total = 0;
-  return values.map(value => {
-    if (value === null) return null;
-    sum = weight * sum + (1 - weight) * value;
-    total = weight * total + (1 - weight);
-    return sum / total;
-  });
-}

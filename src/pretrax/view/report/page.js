@@ -1,20 +1,15 @@
-'use strict';
 // Draws the report. All numbers are in the page: see encoding.py for how the arrays are stored.
 
-const COLORS = ['#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#8c6bb1', '#6b8e23'];
+import { byId, element, inflated } from './dom.js';
+import { CONFIG, colorOf, escaped, paletteColor, smoothed, themed } from './plots.js';
+
 const BUCKETS = 1200;  // of a curve; each draws its smallest and its largest number
 const MOST_MARKS = 60;  // of numbers that are not finite, and of restarts
 const AXES = {step: 'step', tokens: 'tokens', flops: 'training FLOPs', time: 'time (UTC)'};
 
-const element = id => document.getElementById(id);
-const data = JSON.parse(element('data').textContent);
-const report = window.pretraxReport = {data, arrays: [], series: {}, ready: false};
-
-async function inflate(base64) {
-    const bytes = Uint8Array.from(atob(base64.trim()), letter => letter.charCodeAt(0));
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
-    return new Uint8Array(await new Response(stream).arrayBuffer());
-}
+const data = JSON.parse(byId('data').textContent);
+const report = {data, arrays: [], series: {}, ready: false};
+window.pretraxReport = report;
 
 // Arrays
 
@@ -84,23 +79,8 @@ function axisValues(name, lines) {
 function xOf(key) {
     const one = report.series[key];
     one.x ??= {};
-    return one.x[view.axis] ??= axisValues(view.axis, one.lines);
-}
-
-// An exponential moving average that starts at the first number; numbers that are not finite are left out.
-function smoothed(values, weight) {
-    const out = new Float64Array(values.length);
-    let sum = 0, norm = 0;
-    for (let i = 0; i < values.length; i++) {
-        if (Number.isFinite(values[i])) {
-            sum = weight * sum + (1 - weight) * values[i];
-            norm = weight * norm + 1 - weight;
-            out[i] = sum / norm;
-        } else {
-            out[i] = NaN;
-        }
-    }
-    return out;
+    one.x[view.axis] ??= axisValues(view.axis, one.lines);
+    return one.x[view.axis];
 }
 
 // The indices to draw in a range of x: all, or the smallest and the largest number of each bucket, and one that is not finite.
@@ -135,17 +115,13 @@ function chosen(x, values, range) {
     return indices;
 }
 
-function escaped(text) {  // Plotly reads a part of HTML, and a formula between dollar signs
-    return String(text).replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;').replaceAll('$', '&#36;');
-}
-
 function xForPlotly(value) {
     return view.axis === 'time' ? new Date(value).toISOString().replace('T', ' ').replace('Z', '') : value;
 }
 
 function traces(chart) {
     return chart.keys.flatMap((key, number) => {
-        const one = report.series[key], x = xOf(key), color = COLORS[number % COLORS.length];
+        const one = report.series[key], x = xOf(key), color = colorOf(number);
         const name = escaped(one.name), few = one.values.length <= 60;
         const line = (values, more) => {
             const indices = chosen(x, values, view.range);
@@ -164,26 +140,10 @@ function traces(chart) {
     });
 }
 
-function colors() {
-    const style = getComputedStyle(document.documentElement);
-    return Object.fromEntries(['page', 'text', 'faint', 'line', 'bad', 'mark'].map(name => [name, style.getPropertyValue(`--${name}`).trim()]));
-}
-
-function layout(more) {
-    const {page, text, line} = colors();
-    const axis = {gridcolor: line, linecolor: line, zerolinecolor: line, automargin: true};
-    const {xaxis = {}, yaxis = {}, ...others} = more;
-    return {
-        paper_bgcolor: page, plot_bgcolor: page, font: {color: text, size: 12, family: 'system-ui, sans-serif'},
-        margin: {l: 58, r: 14, t: 26, b: 44}, hovermode: 'x unified', showlegend: false,
-        hoverlabel: {bgcolor: page, bordercolor: line, font: {color: text}},
-        legend: {orientation: 'h', y: 1.02, yanchor: 'bottom', x: 0},
-        modebar: {bgcolor: 'rgba(0,0,0,0)', color: line, activecolor: text, orientation: 'v'},
-        xaxis: {...axis, ...xaxis}, yaxis: {...axis, ...yaxis}, ...others,
-    };
-}
-
-const CONFIG = {responsive: true, displaylogo: false, modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d', 'zoomIn2d', 'zoomOut2d']};
+const layout = more => themed({
+    margin: {l: 58, r: 14, t: 26, b: 44}, hovermode: 'x unified', legend: {orientation: 'h', y: 1.02, yanchor: 'bottom', x: 0},
+    xaxis: {}, yaxis: {}, ...more,
+});
 
 function xOfStep(step, time) {
     if (view.axis === 'time') return time * 1000;
@@ -192,7 +152,7 @@ function xOfStep(step, time) {
 
 // Lines where the run continued, and where numbers are not finite.
 function shapes(chart) {
-    const {bad, mark, faint} = colors();
+    const [bad, mark, faint] = ['bad', 'mark', 'muted'].map(paletteColor);
     const vertical = (x, color, dash) => ({type: 'line', x0: xForPlotly(x), x1: xForPlotly(x), yref: 'paper', y0: 0, y1: 1, line: {color, width: 1, dash}, layer: 'below'});
     const found = data.curves.marks.slice(-MOST_MARKS).map(one =>
         vertical(xOfStep(one.step, one.time), one.kind === 'restart' ? faint : mark, one.kind === 'restart' ? 'dot' : 'dash'));
@@ -212,7 +172,7 @@ function drawCurve(chart) {
             ...(view.range ? {range: view.range.map(xForPlotly), autorange: false} : {autorange: true}), ...(few ? {rangemode: 'tozero'} : {})},
         yaxis: {type: view.log ? 'log' : 'linear', tickformat: chart.isFraction ? '.3~%' : '', exponentformat: 'SI', autorange: true},
     });
-    const place = element(chart.id);
+    const place = byId(chart.id);
     const isNew = !place.data;
     Plotly.react(place, traces(chart), made, CONFIG);
     if (isNew) place.on('plotly_relayout', zoomed);
@@ -238,7 +198,7 @@ function note(chart) {
         const steps = one.broken.map(i => `${text(one.values[i])} at step ${report.arrays[data.curves.steps][one.lines[i]]}`);
         if (steps.length) parts.push(`${one.name}: ${steps.slice(0, 5).join(', ')}${steps.length > 5 ? ` and ${steps.length - 5} more` : ''}`);
     }
-    element(`${chart.id}-note`).textContent = parts.join('; ');
+    byId(`${chart.id}-note`).textContent = parts.join('; ');
 }
 
 function text(value) {
@@ -254,16 +214,16 @@ function prepareCurves() {
     }
     const {sizes} = curves, hasFlops = sizes.length && sizes.every(([, , flops]) => flops);
     const names = ['step', ...(sizes.length ? ['tokens'] : []), ...(hasFlops ? ['flops'] : []), ...(curves.times === null ? [] : ['time'])];
-    element('axis').append(...names.map(name => new Option(AXES[name], name)));
-    element('axis').onchange = event => show({axis: event.target.value, range: null});
-    element('smoothing').oninput = event => {
-        element('smoothing-shown').textContent = event.target.value;
+    byId('axis').append(...names.map(name => new Option(AXES[name], name)));
+    byId('axis').onchange = event => show({axis: event.target.value, range: null});
+    byId('smoothing').oninput = event => {
+        byId('smoothing-shown').textContent = event.target.value;
         show({smoothing: Number(event.target.value)});
     };
-    element('log').onchange = event => show({log: event.target.checked});
-    element('reset').onclick = () => show({range: null});
+    byId('log').onchange = event => show({log: event.target.checked});
+    byId('reset').onclick = () => show({range: null});
     const kinds = new Set(curves.marks.map(one => one.kind));
-    element('marks').textContent = [
+    byId('marks').textContent = [
         kinds.has('restart') ? 'Dotted lines: training continued from a checkpoint.' : '',
         kinds.has('rollback') ? 'Dashed lines: the run returned to this step.' : '',
         Object.values(report.series).some(one => one.broken.length) ? 'Red lines: the number is not finite.' : '',
@@ -275,12 +235,12 @@ function prepareCurves() {
 // Layer statistics, memory, time
 
 function drawLayers(place) {
-    const one = data.layers[element(`${place.id}-weight`)?.value ?? place.dataset.index];
+    const one = data.layers[byId(`${place.id}-weight`)?.value ?? place.dataset.index];
     const steps = report.arrays[one.steps], values = report.arrays[one.values], rows = one.layers * one.heads;
     const z = Array.from({length: rows}, (_, row) => Array.from(steps, (_, i) => Number.isFinite(values[i * rows + row]) ? values[i * rows + row] : null));
     if (rows === 1) {  // of the whole model
         const y = Array.from(values, value => Number.isFinite(value) ? value : null);
-        Plotly.react(place, [{type: 'scatter', x: Array.from(steps), y, mode: 'lines', line: {color: COLORS[0], width: 1.7}, hovertemplate: '%{y:.6g}<extra></extra>'}],
+        Plotly.react(place, [{type: 'scatter', x: Array.from(steps), y, mode: 'lines', line: {color: colorOf(0), width: 1.7}, hovertemplate: '%{y:.6g}<extra></extra>'}],
             layout({xaxis: {title: {text: 'step', standoff: 8}}}), CONFIG);
         return;
     }
@@ -290,59 +250,54 @@ function drawLayers(place) {
         layout({hovermode: 'closest', xaxis: {title: {text: 'step', standoff: 8}}, yaxis: {title: {text: one.rows}, type: 'category'}}), CONFIG);
 }
 
-function bars(place, rows, unit, more) {
-    Plotly.react(element(place), rows, layout({barmode: 'stack', hovermode: 'closest', showlegend: true, legend: {orientation: 'h', y: -0.32, yanchor: 'top', traceorder: 'normal'},
-        margin: {l: 90, r: 20, t: 10, b: 90}, xaxis: {title: {text: unit, standoff: 8}, exponentformat: 'SI', ...more.xaxis}, yaxis: {autorange: 'reversed'}, shapes: more.shapes ?? []}), CONFIG);
+// A bar for each of `rows`, [bar, length, name, color]; those of one bar are stacked.
+function drawBars(place, rows, unit, title) {
+    const data = rows.map(([y, x, name, color]) => ({type: 'bar', orientation: 'h', y: [y], x: [x], name: escaped(name), marker: {color},
+        hovertemplate: `%{x:.4s}${unit}<extra>%{fullData.name}</extra>`}));
+    Plotly.react(byId(place), data, layout({barmode: 'stack', hovermode: 'closest', showlegend: true, legend: {orientation: 'h', y: -0.32, yanchor: 'top', traceorder: 'normal'},
+        margin: {l: 90, r: 20, t: 10, b: 90}, xaxis: {title: {text: title, standoff: 8}, exponentformat: 'SI'}, yaxis: {autorange: 'reversed'}}), CONFIG);
 }
 
 function drawMemory() {
     const {planned, compiled, peak, limit} = data.memory;
-    const bar = (y, x, name, color) => ({type: 'bar', orientation: 'h', y: [y], x: [x], name: escaped(name), marker: {color}, hovertemplate: '%{x:.4s}B<extra>%{fullData.name}</extra>'});
-    const rows = Object.entries(planned).sort((a, b) => b[1] - a[1]).map(([name, bytes], i) => bar('planned', bytes, name, COLORS[i % COLORS.length]));
-    if (compiled) rows.push(bar('compiled', compiled, 'compiled', '#7f8c99'));
-    if (peak) rows.push(bar('measured', peak, 'measured', '#5b6470'));
+    const rows = Object.entries(planned).sort((a, b) => b[1] - a[1]).map(([name, bytes], i) => ['planned', bytes, name, colorOf(i)]);
+    if (compiled) rows.push(['compiled', compiled, 'compiled', '#7f8c99']);
+    if (peak) rows.push(['measured', peak, 'measured', '#5b6470']);
     // The limit only if the others would still be visible beside it.
     const largest = Math.max(compiled ?? 0, peak ?? 0, Object.values(planned).reduce((a, b) => a + b, 0));
     const shown = limit && limit < 20 * largest;
-    if (shown) rows.push(bar('available', limit, 'available', colors().line));
-    bars('memory-chart', rows, 'bytes', {});
+    if (shown) rows.push(['available', limit, 'available', paletteColor('line')]);
+    drawBars('memory-chart', rows, 'B', 'bytes');
 }
 
 function drawTime() {
     const {measured, limit, phases, traced} = data.time;
-    const bar = (y, x, name, color) => ({type: 'bar', orientation: 'h', y: [y], x: [x], name: escaped(name), marker: {color}, hovertemplate: '%{x:.4s}s<extra>%{fullData.name}</extra>'});
-    const rows = phases.map((phase, i) => bar('predicted', phase.exposed, phase.name, COLORS[i % COLORS.length]));
-    rows.push(...Object.entries(traced).map(([name, seconds], i) => bar('traced', seconds, `traced: ${name}`, COLORS[i % COLORS.length])));
-    if (measured) rows.push(bar('measured', measured, 'measured, median', '#5b6470'));
-    if (limit) rows.push(bar('limit', limit, 'limit, MFU 1', '#7f8c99'));
-    bars('time-chart', rows, 'seconds per step', {});
+    const rows = phases.map((phase, i) => ['predicted', phase.exposed, phase.name, colorOf(i)]);
+    rows.push(...Object.entries(traced).map(([name, seconds], i) => ['traced', seconds, `traced: ${name}`, colorOf(i)]));
+    if (measured) rows.push(['measured', measured, 'measured, median', '#5b6470']);
+    if (limit) rows.push(['limit', limit, 'limit, MFU 1', '#7f8c99']);
+    drawBars('time-chart', rows, 's', 'seconds per step');
 }
 
 // Mesh
-
-function node(tag, attributes, ...children) {
-    const made = Object.assign(document.createElement(tag), attributes);
-    made.append(...children);
-    return made;
-}
 
 // The two last axes are a grid; the others are groups around it.
 function meshPicture(axes, devices) {
     if (axes.length > 2) {
         const [[name, count], ...inner] = axes, each = devices.length / count;
-        return node('div', {}, ...Array.from({length: count}, (_, i) =>
-            node('div', {className: 'group'}, node('div', {className: 'name', textContent: `${name} = ${i}`}), meshPicture(inner, devices.slice(i * each, (i + 1) * each)))));
+        return element('div', {}, ...Array.from({length: count}, (_, i) =>
+            element('div', {className: 'group'}, element('div', {className: 'name', textContent: `${name} = ${i}`}), meshPicture(inner, devices.slice(i * each, (i + 1) * each)))));
     }
-    const [rowName, rows] = axes.length > 1 ? axes[0] : ['', 1], [columnName, columns] = axes.at(-1) ?? ['', 1];
-    const grid = node('div', {className: 'cells'});
+    const [rowName] = axes.length > 1 ? axes[0] : [''], [columnName, columns] = axes.at(-1) ?? ['', 1];
+    const grid = element('div', {className: 'cells'});
     grid.style.gridTemplateColumns = `${rowName ? 'auto ' : ''}repeat(${columns}, minmax(2.1rem, max-content))`;
     if (columnName) {
-        if (rowName) grid.append(node('span', {}));
-        grid.append(...Array.from({length: columns}, (_, i) => node('span', {className: 'axis', textContent: `${columnName} = ${i}`})));
+        if (rowName) grid.append(element('span', {}));
+        grid.append(...Array.from({length: columns}, (_, i) => element('span', {className: 'axis', textContent: `${columnName} = ${i}`})));
     }
     devices.forEach(([device, process], i) => {
-        if (rowName && i % columns === 0) grid.append(node('span', {className: 'axis', textContent: `${rowName} = ${i / columns}`}));
-        const cell = node('span', {className: 'cell', textContent: device, title: `device ${device}, process ${process}`});
+        if (rowName && i % columns === 0) grid.append(element('span', {className: 'axis', textContent: `${rowName} = ${i / columns}`}));
+        const cell = element('span', {className: 'cell', textContent: device, title: `device ${device}, process ${process}`});
         cell.style.background = `hsl(${(205 + 137.5 * process) % 360} 55% 72%)`;
         grid.append(cell);
     });
@@ -353,37 +308,37 @@ function meshPicture(axes, devices) {
 
 function prepareSamples() {
     const prompts = [...new Set(data.samples.map(one => one.prompt))];
-    element('prompt').append(...prompts.map(prompt => new Option(JSON.stringify(prompt), prompt)));
-    const ofPrompt = () => data.samples.filter(one => one.prompt === prompts[element('prompt').selectedIndex]);
+    byId('prompt').append(...prompts.map(prompt => new Option(JSON.stringify(prompt), prompt)));
+    const ofPrompt = () => data.samples.filter(one => one.prompt === prompts[byId('prompt').selectedIndex]);
     const showSample = () => {
-        const one = ofPrompt()[Number(element('sample-step').value)];
+        const one = ofPrompt()[Number(byId('sample-step').value)];
         const starts = one.text.startsWith(one.prompt);
-        element('sample-shown').textContent = one.step;
-        element('sample').replaceChildren(node('span', {className: 'prompt', textContent: starts ? one.prompt : ''}), starts ? one.text.slice(one.prompt.length) : one.text);
+        byId('sample-shown').textContent = one.step;
+        byId('sample').replaceChildren(element('span', {className: 'prompt', textContent: starts ? one.prompt : ''}), starts ? one.text.slice(one.prompt.length) : one.text);
     };
     const choose = () => {
         const last = ofPrompt().length - 1;
-        Object.assign(element('sample-step'), {max: last, value: last});
+        Object.assign(byId('sample-step'), {max: last, value: last});
         showSample();
     };
-    element('prompt').onchange = choose;
-    element('sample-step').oninput = showSample;
+    byId('prompt').onchange = choose;
+    byId('sample-step').oninput = showSample;
     choose();
 }
 
 function prepareSettings() {
-    const rows = [...element('settings').tBodies[0].rows];
+    const rows = [...byId('settings').tBodies[0].rows];
     const filter = () => {
-        const words = element('search').value.toLowerCase().split(/\s+/), hides = element('hide-defaults').checked;
+        const words = byId('search').value.toLowerCase().split(/\s+/), hides = byId('hide-defaults').checked;
         let count = 0;
         for (const row of rows) {
             const text = row.textContent.toLowerCase(), isDefault = row.cells[2].textContent === 'default';
             row.hidden = (hides && isDefault) || !words.every(word => text.includes(word));
             count += !row.hidden;
         }
-        element('found').textContent = `${count} of ${rows.length}`;
+        byId('found').textContent = `${count} of ${rows.length}`;
     };
-    element('search').oninput = element('hide-defaults').onchange = filter;
+    byId('search').oninput = byId('hide-defaults').onchange = filter;
     filter();
 }
 
@@ -402,23 +357,23 @@ function prepareCharts(charts) {
     const watcher = new IntersectionObserver(entries => {
         for (const entry of entries) if (entry.isIntersecting) { watcher.unobserve(entry.target); draw(entry.target.id); }
     }, {rootMargin: '300px'});
-    for (const id of waiting.keys()) watcher.observe(element(id));
+    for (const id of waiting.keys()) watcher.observe(byId(id));
     report.drawAll = () => [...waiting.keys()].forEach(draw);
     addEventListener('beforeprint', report.drawAll);
     matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => show({}));
 }
 
 async function start() {
-    if (element('settings')) prepareSettings();
+    if (byId('settings')) prepareSettings();
     if (data.samples.length) prepareSamples();
-    if (data.mesh && element('mesh')) element('mesh').append(meshPicture(Object.entries(data.mesh.axes), data.mesh.devices));
-    const [script, bytes] = await Promise.all([inflate(element('plotly').textContent), inflate(data.numbers.content)]);
-    document.head.append(node('script', {textContent: new TextDecoder().decode(script)}));
+    if (data.mesh && byId('mesh')) byId('mesh').append(meshPicture(Object.entries(data.mesh.axes), data.mesh.devices));
+    const [script, bytes] = await Promise.all([inflated(byId('plotly').textContent), inflated(data.numbers.content)]);
+    document.head.append(element('script', {textContent: new TextDecoder().decode(script)}));
     for (const head of data.numbers.arrays) report.arrays.push(decode(head, bytes, report.arrays));
-    const charts = element('curves') ? prepareCurves() : [];
+    const charts = byId('curves') ? prepareCurves() : [];
     for (const place of document.querySelectorAll('.chart.layer')) {
         charts.push([place.id, () => drawLayers(place)]);
-        element(`${place.id}-weight`)?.addEventListener('change', () => drawLayers(place));
+        byId(`${place.id}-weight`)?.addEventListener('change', () => drawLayers(place));
     }
     if (data.memory) charts.push(['memory-chart', drawMemory]);
     if (data.time) charts.push(['time-chart', drawTime]);
@@ -427,6 +382,6 @@ async function start() {
 }
 
 start().catch(error => {
-    element('problem').textContent = `The curves cannot be drawn: ${error.message}. This page needs a browser of 2023 or later.`;
-    element('problem').hidden = false;
+    byId('problem').textContent = `The curves cannot be drawn: ${error.message}. This page needs a browser of 2023 or later.`;
+    byId('problem').hidden = false;
 });

@@ -1,14 +1,13 @@
 // Layout and drawing of a program's picture. It needs no browser: pretrax runs it to write SVG files, too.
-'use strict'
 
-const Picture = (() => {
+globalThis.Picture = (() => {
   const WIDE = 7.2, NARROW = 6.2, LINE = 16, PAD = 12, HEADER = 24, GAP = 22
   const MOST = 60 // boxes that are laid out as a graph; more are put in rows
   const LABELS = 30 // edges of a group that have labels
 
-  const escape = (text) =>
+  const escaped = (text) =>
     String(text).replace(/[&<>"']/g, (c) => ({'&': '&amp;', '<': '&lt;', '>': '&gt;', '"': '&quot;', "'": '&#39;'})[c])
-  const clip = (text, most) => (text.length > most ? text.slice(0, most - 1) + '…' : text)
+  const clip = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text)
 
   function scaled(n, unit) {
     for (const prefix of ['', 'k', 'M', 'G', 'T', 'P']) {
@@ -23,7 +22,7 @@ const Picture = (() => {
   /** The program with what layout needs: parents, and the edges of each group between the boxes in it. */
   function prepare(data) {
     const parent = new Array(data.nodes.length).fill(-1)
-    data.nodes.forEach((node, id) => (node.c || []).forEach((child) => (parent[child] = id)))
+    data.nodes.forEach((node, id) => { for (const child of node.c || []) parent[child] = id })
     const program = {data, parent, edges: new Map(), laidOut: new Map(), reads: new Map(), readBy: new Map()}
     for (const [source, target, type, size] of data.edges) addEdge(program, source, target, data.types[type], size)
     return program
@@ -60,8 +59,7 @@ const Picture = (() => {
       return program.data.nodes.length - 1
     })
     node.c = ids
-    node.x.forEach((inner, i) =>
-      inner.a.forEach((a) => addEdge(program, ids[a], ids[i], node.x[a].s, node.x[a].z)))
+    node.x.forEach((inner, i) => { for (const a of inner.a) addEdge(program, ids[a], ids[i], node.x[a].s, node.x[a].z) })
   }
 
   const canOpen = (node) => Boolean(node.c || node.x)
@@ -75,7 +73,7 @@ const Picture = (() => {
   }
 
   const count = (n, what) => `${n.toLocaleString('en')} ${what}${n === 1 ? '' : 's'}`
-  const totals = (node) => `${count(node.k, 'kernel')} · ${node.f ? flops(node.f) + ' · ' : ''}${bytes(node.b)}`
+  const totals = (node) => `${count(node.k, 'kernel')} · ${node.f ? `${flops(node.f)} · ` : ''}${bytes(node.b)}`
 
   /** The lines of text in a box: [text, class]. */
   function lines(node) {
@@ -88,8 +86,8 @@ const Picture = (() => {
     }
     const found = [[(node.x ? '▸ ' : '') + clip(node.n, 34), 'name']]
     found.push([`${clip(node.s, 32)} ${bytes(node.z)}`, 'figure'])
-    if (node.f) found.push([`${flops(node.f)}${node.t > 1 && !node.inside ? ' × ' + node.t : ''}`, 'figure'])
-    if (node.m) found.push([`${node.m[0]} ${bytes(node.m[1])}${node.t > 1 ? ' × ' + node.t : ''}`, `comm axis-${node.m[2]}`])
+    if (node.f) found.push([`${flops(node.f)}${node.t > 1 && !node.inside ? ` × ${node.t}` : ''}`, 'figure'])
+    if (node.m) found.push([`${node.m[0]} ${bytes(node.m[1])}${node.t > 1 ? ` × ${node.t}` : ''}`, `comm axis-${node.m[2]}`])
     return found
   }
 
@@ -135,7 +133,7 @@ const Picture = (() => {
       else if (members.length > MOST) blocks.push(inRows(members, own, byId))
       else blocks.push(asGraph(program, members, own, direction, labelled))
     }
-    return pack(blocks, byId)
+    return pack(blocks)
   }
 
   function asGraph(program, boxes, edges, direction, labelled) {
@@ -145,9 +143,11 @@ const Picture = (() => {
     if (!program.laidOut.has(key)) {
       const graph = new dagre.graphlib.Graph({multigraph: false})
       graph.setGraph({rankdir: direction, nodesep: 18, ranksep: labelled ? 22 : 30, edgesep: 8, marginx: 0, marginy: 0})
-      boxes.forEach((box, i) => graph.setNode(String(i), {width: box.width, height: box.height}))
-      edges.forEach((edge, i) => graph.setEdge(String(number.get(edge.from)), String(number.get(edge.to)),
-        labelled ? {width: labels[i].length * 5.6, height: 12, labelpos: 'c'} : {}))
+      boxes.forEach((box, i) => { graph.setNode(String(i), {width: box.width, height: box.height}) })
+      edges.forEach((edge, i) => {
+        const label = labelled ? {width: labels[i].length * 5.6, height: 12, labelpos: 'c'} : {}
+        graph.setEdge(String(number.get(edge.from)), String(number.get(edge.to)), label)
+      })
       dagre.layout(graph)
       program.laidOut.set(key, {
         width: graph.graph().width, height: graph.graph().height,
@@ -223,8 +223,8 @@ const Picture = (() => {
     const width = round(Math.min(5, Math.max(0.8, Math.log10(total + 1) / 2 - 1.5)))
     const title = arrays.slice(0, 12).map((array) => `${array.type} ${bytes(array.size)}`).join('\n') + (arrays.length > 12 ? `\n… ${arrays.length} arrays` : '')
     const label = one.label
-      ? `<text class="edge-label" x="${round(one.label[0])}" y="${round(one.label[1] + 4)}" text-anchor="middle">${escape(one.text)}</text>` : ''
-    return `<g class="edge${one.faint ? ' faint' : ''}"><title>${escape(title)}</title><path d="${path(one.points)}" stroke-width="${width}" marker-end="url(#arrow)"/>${label}</g>`
+      ? `<text class="edge-label" x="${round(one.label[0])}" y="${round(one.label[1] + 4)}" text-anchor="middle">${escaped(one.text)}</text>` : ''
+    return `<g class="edge${one.faint ? ' faint' : ''}"><title>${escaped(title)}</title><path d="${path(one.points)}" stroke-width="${width}" marker-end="url(#arrow)"/>${label}</g>`
   }
 
   function drawBox(program, box, depth) {
@@ -235,11 +235,11 @@ const Picture = (() => {
     const start = `<g class="${kind} phase-${phase}${box.children ? ' open' : ''} depth-${depth % 2}" data-id="${box.id}"${role} transform="translate(${round(box.x)} ${round(box.y)})">`
     const frame = `<rect width="${round(box.width)}" height="${round(box.height)}" rx="${node.g ? 7 : 3}"/>`
     if (!box.children) {
-      const text = box.text.map(([line, style], i) => `<text class="${style}" x="${PAD}" y="${LINE * (i + 1)}">${escape(line)}</text>`).join('')
-      return `${start}<title>${escape(node.n)}</title>${frame}${text}</g>`
+      const text = box.text.map(([line, style], i) => `<text class="${style}" x="${PAD}" y="${LINE * (i + 1)}">${escaped(line)}</text>`).join('')
+      return `${start}<title>${escaped(node.n)}</title>${frame}${text}</g>`
     }
     const inside = box.edges.map(drawEdge).join('') + box.children.map((child) => drawBox(program, child, depth + 1)).join('')
-    return `${start}${frame}<text class="name" x="${PAD}" y="${LINE}">${escape(box.heading)}</text><g transform="translate(${PAD} ${HEADER + PAD})">${inside}</g></g>`
+    return `${start}${frame}<text class="name" x="${PAD}" y="${LINE}">${escaped(box.heading)}</text><g transform="translate(${PAD} ${HEADER + PAD})">${inside}</g></g>`
   }
 
   /** The picture as the inside of an svg element, with its size. */
@@ -254,7 +254,7 @@ const Picture = (() => {
   function file(program, open, style) {
     const {width, height, inside} = draw(program, open)
     return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="-10 -10 ${width + 20} ${height + 20}" width="${width + 20}" height="${height + 20}" class="picture">` +
-      `<title>${escape(program.data.title)}</title><style>${style}</style><rect class="paper" x="-10" y="-10" width="${width + 20}" height="${height + 20}"/>${inside}</svg>\n`
+      `<title>${escaped(program.data.title)}</title><style>${style}</style><rect class="paper" x="-10" y="-10" width="${width + 20}" height="${height + 20}"/>${inside}</svg>\n`
   }
 
   /** Everything that can be opened, without the contents of fusions, but at most about `most` boxes: outer groups first. */
@@ -275,5 +275,5 @@ const Picture = (() => {
     return open
   }
 
-  return {prepare, draw, file, everything, unfold, canOpen, ancestors, escape, bytes, flops}
+  return {prepare, draw, file, everything, unfold, canOpen, ancestors, bytes, flops}
 })()

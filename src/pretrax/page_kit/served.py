@@ -7,13 +7,16 @@ from typing import Any
 
 from starlette.responses import Response
 
+from pretrax.page_kit import KIT
+
 type Endpoint = Callable[[Any], Awaitable[Response]]
 
 
 def page_files(folder: Traversable, policy: str) -> dict[str, Endpoint]:
-    """The files in a folder by their paths; `/` is index.html.
+    """The files of a page and of the kit by their paths, read once; `/` is index.html.
 
     Args:
+        folder: the files of the page.
         policy: what the Content-Security-Policy allows besides the server itself: "connect-src 'self' http://127.0.0.1:8001".
     """
     headers = {
@@ -23,8 +26,8 @@ def page_files(folder: Traversable, policy: str) -> dict[str, Endpoint]:
         'cache-control': 'no-cache',
     }
     found = {}
-    for file in folder.iterdir() if folder.is_dir() else ():
-        if file.is_file() and not file.name.startswith(('.', '_')):
+    for file in [*KIT.iterdir(), *(folder.iterdir() if folder.is_dir() else ())]:
+        if file.name.endswith(('.html', '.css', '.js', '.svg')) and not file.name.startswith(('.', '_')):
             path = f'/{file.name}'.replace('/index.html', '/')
             found[path] = file_endpoint(file.read_bytes(), mimetypes.guess_type(file.name)[0], headers)
     return found

@@ -1,3 +1,7 @@
+// Elements of a page, and what its parts have in common.
+
+export const byId = id => document.getElementById(id);
+
 /** A new element with properties and children. Strings become text nodes, never HTML. */
 export function element(name, properties = {}, ...children) {
   const { label, ...others } = properties;
@@ -10,12 +14,9 @@ export function element(name, properties = {}, ...children) {
 export const button = (words, action, properties = {}) =>
   element('button', { type: 'button', className: 'quiet', onclick: action, ...properties }, words);
 
-export const byId = id => document.getElementById(id);
-
-/** Keeps the end of the page in view if it was before `change`. */
-export function keepingTheEndInView(change) {
-  const page = document.scrollingElement;
-  const atEnd = page.scrollHeight - page.scrollTop - page.clientHeight < 40;
-  change();
-  if (atEnd) page.scrollTop = page.scrollHeight;
+/** The bytes of gzip, as base64. */
+export async function inflated(base64) {
+  const bytes = Uint8Array.from(atob(base64.trim()), letter => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
 }
