@@ -70,7 +70,7 @@ PAGE_OF = {
     'log.noise_scale': 'research.md#gradient-noise-scale',
     'log.profile_on_slow': 'see.md#slow-steps',
     'log.notify': 'see.md#notifications',
-    'sample': 'see.md#what-a-run-writes-for-it',
+    'sample': 'files.md#what-it-reports',
 }
 EXTENDS_SCHEMA: Schema = {
     'anyOf': [{'type': 'string'}, {'type': 'array', 'items': {'type': 'string'}}],
