@@ -101,7 +101,12 @@ def _template(node: ast.expr) -> str:
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
-        return ''.join(_template(each) for each in node.values)
+        text = ''
+        for each in node.values:
+            part = _template(each)
+            is_hint = isinstance(each, ast.FormattedValue) and re.search(r'[a-z]\)?$', text) and part.isupper()
+            text += '…' if is_hint else part  # a hint begins with its own separator
+        return text
     if isinstance(node, ast.FormattedValue):
         return _placeholder(node.value)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
