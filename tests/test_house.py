@@ -14,10 +14,11 @@ REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / 'src' / 'pretrax'
 
 BELOW_RUN = {
-    'errors', 'jax_compat', 'storage', 'shardlib', 'config', 'machine', 'chat', 'data', 'checkpoint', 'observe', 'scale', 'model', 'huggingface', 'infer', 'train', 'evaluate',
+    'amounts', 'errors', 'jax_compat', 'storage', 'shardlib', 'config', 'machine', 'chat', 'data', 'checkpoint', 'observe', 'scale', 'model', 'huggingface', 'infer', 'train', 'evaluate',
 }  # fmt: skip
 # The parts of pretrax that each part may import besides itself. Every part may import the version from pretrax.
 MAY_IMPORT = {
+    'amounts': set(),
     'errors': set(),
     'jax_compat': set(),
     'shardlib': set(),
@@ -25,18 +26,30 @@ MAY_IMPORT = {
     'storage': {'errors', 'machine'},
     'config': {'errors', 'storage', 'infer'},  # of `infer` the settings of sampling
     'model': {'errors', 'jax_compat', 'shardlib'},
-    'scale': {'errors', 'model'},
+    'scale': {'amounts', 'errors', 'model'},
     'machine': {'errors', 'scale'},
     'chat': {'errors', 'machine'},  # chat templates, for training and for serving
     'data': {'errors', 'chat', 'machine', 'storage'},
     'checkpoint': {'errors', 'jax_compat', 'machine', 'storage'},
-    'observe': {'errors', 'machine', 'storage'},
+    'observe': {'amounts', 'errors', 'machine', 'storage'},
     'huggingface': {'errors', 'shardlib', 'model', 'checkpoint', 'machine', 'storage'},
     'infer': {'errors', 'jax_compat', 'shardlib', 'model'},
     'translate': {'errors', 'config', 'model'},  # configurations of other tools; of `model` the tables of presets
     'evaluate': {'errors', 'shardlib', 'model', 'infer', 'data'},  # of `data` the readers of text
     # It shows what runs wrote: reports, comparisons, live pages, programs, traces.
-    'view': {'errors', 'config', 'machine', 'storage', 'scale', 'data', 'checkpoint', 'observe', 'serve', 'page_kit'},
+    'view': {
+        'amounts',
+        'errors',
+        'config',
+        'machine',
+        'storage',
+        'scale',
+        'data',
+        'checkpoint',
+        'observe',
+        'serve',
+        'page_kit',
+    },
     'serve': {'errors', 'chat', 'infer', 'machine', 'page_kit'},  # it imports no JAX: its engines come from outside
     'train': {'errors', 'shardlib', 'model'},  # pure: no files, no terminal, no processes
     'run': BELOW_RUN | {'view'},
@@ -394,7 +407,7 @@ def test_files_are_named_for_what_they_hold():
 
 
 def test_tests_lie_where_what_they_test_lies():
-    parts = set(MAY_IMPORT) - {'errors', 'jax_compat', '__main__'}
+    parts = set(MAY_IMPORT) - {'amounts', 'errors', 'jax_compat', '__main__'}
     beside = {'repository', 'docs', 'examples', 'benchmarks', 'deviceless', 'goldens', 'parallel', '__pycache__'}
     found = {path.name for path in (REPOSITORY / 'tests').iterdir() if path.is_dir()}
     assert found - beside == parts

@@ -9,7 +9,7 @@ import pytest
 
 from pretrax.cli import main
 from pretrax.view import run_list
-from pretrax.view.run_list import age_text, list_runs, select
+from pretrax.view.run_list import list_runs, select
 from pretrax.view.tables import csv_table, markdown_table, text_table
 
 EVENTS = {
@@ -146,10 +146,6 @@ def test_the_runs_of_a_bucket_are_those_of_a_disk(runs, s3):
     for a, b in zip(here, there, strict=True):
         assert [getattr(a, key) for key in numbers] == [getattr(b, key) for key in numbers]
     assert [run.name for run in list_runs([f'{s3.url}/all/a-2'])] == ['a-2']
-
-
-def test_ages():
-    assert [age_text(seconds) for seconds in (-1, 5.9, 60, 7300, 200_000)] == ['0 s', '5 s', '1 min', '2 h', '2 d']
 
 
 def test_tables_keep_their_cells_apart():

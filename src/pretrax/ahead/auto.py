@@ -12,13 +12,13 @@ from typing import Any
 import jax
 
 from pretrax.ahead.plan import Candidate, Planner
+from pretrax.amounts import size
 from pretrax.config import RunConfig, diff, may_change_on_resume, read_resolved, resolve_mesh, settle
 from pretrax.config.batch import common_sequences
 from pretrax.errors import Report, UserError
 from pretrax.run.devices import available_devices, device_memory, simulate_cpus
 from pretrax.run.micro_batch import measured_micro
 from pretrax.run.processes import join_processes
-from pretrax.scale.memory import size
 from pretrax.scale.topology import Topology, topology_of
 
 

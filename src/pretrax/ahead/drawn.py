@@ -1,8 +1,8 @@
 """The compiled step as a picture or as text: `pretrax compile --graph FILE`."""
 
 from pretrax.ahead.step import Ahead
+from pretrax.amounts import size
 from pretrax.errors import UserError
-from pretrax.scale.memory import size
 from pretrax.scale.program import parse_program
 from pretrax.storage import AnyPath
 from pretrax.view.program.file import packed, write

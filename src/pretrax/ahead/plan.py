@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import jax
 from jax.sharding import AxisType
 
+from pretrax.amounts import size
 from pretrax.config import RunConfig, build, resolve_mesh
 from pretrax.config.batch import (
     common_sequences,
@@ -27,7 +28,7 @@ from pretrax.run.distilled import build_model
 from pretrax.run.setup import open_source
 from pretrax.scale.compiler_options import CompilerOption, Situation, by_reason, choose_options
 from pretrax.scale.exposed import exposed_by_default
-from pretrax.scale.memory import Memory, expected_memory, size
+from pretrax.scale.memory import Memory, expected_memory
 from pretrax.scale.roofline import Prediction, predict
 from pretrax.scale.step_facts import StepFacts
 from pretrax.scale.topology import Topology

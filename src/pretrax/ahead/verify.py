@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from pretrax.ahead.plan import Candidate, Plan
 from pretrax.ahead.step import compile_ahead
+from pretrax.amounts import size
 from pretrax.config import RunConfig, from_values, written_values
-from pretrax.scale.memory import size
 from pretrax.scale.topology import Topology
 
 BEST = 3

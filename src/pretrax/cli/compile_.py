@@ -54,7 +54,7 @@ def compile_(
     from pretrax.ahead.saved import check_one_size
     from pretrax.ahead.saved import save as save_step
     from pretrax.ahead.step import compile_ahead
-    from pretrax.scale.memory import size
+    from pretrax.amounts import size
 
     if place is not None:
         check_one_size(loaded, f'--save {save}')

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pretrax.amounts import size
 from pretrax.config import resolve_mesh
 from pretrax.config.batch import check_batch
 from pretrax.doctor.findings import Finding, failure, warning
@@ -13,7 +14,6 @@ from pretrax.doctor.place import Place
 from pretrax.errors import UserError
 from pretrax.run.devices import device_memory, simulate_cpus
 from pretrax.run.placement import n_slices
-from pretrax.scale.memory import size
 
 _SIDE = 512
 

@@ -8,11 +8,11 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from pretrax.amounts import size
 from pretrax.doctor.findings import Finding, failure, warning
 from pretrax.doctor.place import Place
 from pretrax.errors import first_line
 from pretrax.machine.cache import cache_directory
-from pretrax.scale.memory import size
 from pretrax.storage import BucketPath
 from pretrax.storage.working_directory import working_directory
 

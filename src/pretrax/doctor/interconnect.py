@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from pretrax.amounts import size
 from pretrax.doctor.findings import Finding, failure, warning
 from pretrax.doctor.judgment import share_of
 from pretrax.doctor.pairs import NETWORK_FIX, rounds
 from pretrax.doctor.place import Place
 from pretrax.doctor.together import wait_for_all
 from pretrax.scale.links import LINKS, Network, places_of, wire_bytes
-from pretrax.scale.memory import size
 from pretrax.scale.topology import topology_of
 
 _SIZES = {'cpu': (100_000, 1_000_000, 10_000_000)}  # bytes per device

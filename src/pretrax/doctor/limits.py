@@ -4,10 +4,10 @@ import resource
 import shutil
 from collections.abc import Iterator
 
+from pretrax.amounts import size
 from pretrax.doctor.findings import Finding, failure, warning
 from pretrax.doctor.place import Place
 from pretrax.machine.cores import available_memory, cgroup_memory, total_memory
-from pretrax.scale.memory import size
 
 GIB = 2**30
 _FILES, _FILES_PER_PROCESS = 512, 16  # libraries, data and checkpoints; connections to each other process of the run

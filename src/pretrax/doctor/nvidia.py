@@ -8,9 +8,9 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 
+from pretrax.amounts import size
 from pretrax.doctor.findings import Finding, failure, warning
 from pretrax.doctor.place import Place
-from pretrax.scale.memory import size
 
 _SECONDS = 30  # a GPU that has failed makes nvidia-smi hang
 _MIB = 2**20

@@ -14,6 +14,7 @@ import rich.console
 import rich.progress
 import rich.table
 
+from pretrax.amounts import clock_text, prefixed
 from pretrax.errors import printable, unfiltered_output
 from pretrax.observe.lasting_output import LastingOutput
 
@@ -131,31 +132,12 @@ def format_line(metrics: Mapping[str, Any], total_steps: int, eta: float | None 
     ]
     parts += [f'{key.removeprefix("task/")} {value:.4f}' for key, value in metrics.items() if key.startswith('task/')]
     if eta is not None:
-        parts.append(f'eta {duration_text(eta)}')
+        parts.append(f'eta {clock_text(eta)}')
     return '  '.join(part for part in parts if part)
 
 
 def _is_evaluation(metrics: Mapping[str, Any]) -> bool:
     return any(key == 'val_loss' or key.startswith('task/') for key in metrics)
-
-
-def rate_text(value: float) -> str:
-    """45_123 -> '45.1k': three digits, since more would be noise."""
-    for unit in ('', 'k', 'M'):
-        if value < 999.5:
-            return f'{value:.3g}{unit}'
-        value /= 1000
-    return f'{value:.3g}G'
-
-
-def duration_text(seconds: float) -> str:
-    """42 -> '0:42', 3700 -> '1:01:40', 200_000 -> '2d 7:33:20'."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if not hours:
-        return f'{minute}:{second:02}'
-    return (f'{days}d ' if days else '') + f'{hour}:{minute:02}:{second:02}'
 
 
 _SHOWN: dict[str, Callable[[Any], str]] = {
@@ -164,7 +146,7 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
     'val_loss': lambda value: f'val loss {value:.4f}',
     'val_loss_ema': lambda value: f'of the average {value:.4f}',
     'val_bits_per_byte': lambda value: f'val bpb {value:.3f}',
-    'noise_scale': lambda value: f'noise scale {rate_text(value)} tokens',
-    'tokens_per_second': lambda value: f'{rate_text(value)} tok/s',
+    'noise_scale': lambda value: f'noise scale {prefixed(value, space="")} tokens',
+    'tokens_per_second': lambda value: f'{prefixed(value, space="")} tok/s',
     'mfu': lambda value: f'mfu {100 * value:.1f}%',
 }

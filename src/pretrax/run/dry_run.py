@@ -13,6 +13,7 @@ import uuid
 
 import jax
 
+from pretrax.amounts import size
 from pretrax.config import RunConfig
 from pretrax.errors import Report, UserError
 from pretrax.machine.locks import holder_of
@@ -24,7 +25,7 @@ from pretrax.run.resume import being_trained, check_unchanged
 from pretrax.run.setup import Run, prepare_and_report
 from pretrax.run.start import restore_or_start
 from pretrax.run.watch import stacks_on_timer
-from pretrax.scale.memory import memory_of, size, temporaries_of
+from pretrax.scale.memory import memory_of, temporaries_of
 from pretrax.storage import BucketPath, lease
 from pretrax.storage.working_directory import working_directory
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from pretrax.amounts import size
 from pretrax.config import RunConfig, load
 from pretrax.errors import UserError, first_line
 from pretrax.machine.atomic import write_file
@@ -26,7 +27,6 @@ from pretrax.run.out_of_memory import FullMemoryError
 from pretrax.run.processes import join_processes
 from pretrax.run.setup import memory_of_run, prepare
 from pretrax.run.teacher import load_teacher
-from pretrax.scale.memory import size
 from pretrax.train.state import init_state
 
 DONE, TOO_LARGE, OUT_OF_MEMORY, REFUSED, FAILED = 'done', 'too large', 'out of memory', 'refused', 'failed'

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from pretrax.amounts import size
 from pretrax.config import RunConfig, settle, values_in_step
 from pretrax.config.batch import common_sequences, micro_batch_sizes, sequence_shards
 from pretrax.errors import Report, UserError
@@ -24,7 +25,7 @@ from pretrax.run.compiled_step import lower_step
 from pretrax.run.devices import device_memory
 from pretrax.run.setup import Run, prepare
 from pretrax.run.teacher import load_teacher
-from pretrax.scale.memory import memory_of, size
+from pretrax.scale.memory import memory_of
 from pretrax.train.state import init_state
 
 MIN_SPEEDUP = 1.02  # of a larger micro-batch

@@ -39,6 +39,7 @@ import dataclasses
 import math
 from typing import Any
 
+from pretrax.amounts import size
 from pretrax.model.architecture import CHUNK, Architecture
 from pretrax.scale.step_facts import BYTES, StepFacts
 from pretrax.scale.teacher import teacher_memory
@@ -227,12 +228,3 @@ def temporaries_of(compiled: Any) -> int:
     stats = compiled.memory_analysis()
     results = stats.output_size_in_bytes - stats.alias_size_in_bytes
     return stats.total_allocation_bytes - stats.argument_size_in_bytes - results
-
-
-def size(n_bytes: float) -> str:
-    """1_500_000_000 -> '1.5 GB', decimal, as in data sheets."""
-    for unit in ('B', 'kB', 'MB', 'GB'):
-        if n_bytes < 999.5:
-            return f'{n_bytes:.3g} {unit}'
-        n_bytes /= 1000
-    return f'{n_bytes:.3g} TB'

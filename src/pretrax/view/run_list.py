@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
+from pretrax.amounts import age
 from pretrax.errors import UserError, first_line
 from pretrax.observe.attempts import FILE as ATTEMPTS
 from pretrax.observe.attempts import read_attempts
@@ -237,14 +238,6 @@ def _is_known(value: Any) -> bool:
     return value is not None and value == value
 
 
-def age_text(seconds: float) -> str:
-    """A time span in its largest unit: '12 s', '3 min', '5 h', '2 d'."""
-    for size, unit in ((86400, 'd'), (3600, 'h'), (60, 'min')):
-        if seconds >= size:
-            return f'{seconds // size:.0f} {unit}'
-    return f'{max(seconds, 0) // 1:.0f} s'
-
-
 def rows_of(runs: Sequence[RunSummary], now: float | None = None) -> list[list[str]]:
     """Headings and a row for each run, for people."""
     rows = [['run', 'state', 'step', '', 'loss', 'best val loss', 'at step', 'tokens/s', 'last line']]
@@ -259,7 +252,7 @@ def rows_of(runs: Sequence[RunSummary], now: float | None = None) -> list[list[s
                 _number(run.best_val_loss, '.4f') + ('*' if run.is_partial else ''),
                 '' if run.best_step is None else f'{run.best_step:,}',
                 _number(run.tokens_per_second, ',.0f'),
-                '' if run.written is None else age_text((time.time() if now is None else now) - run.written),
+                '' if run.written is None else age((time.time() if now is None else now) - run.written),
             ]
         )
     return rows

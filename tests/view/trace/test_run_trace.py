@@ -19,7 +19,7 @@ from pretrax.storage import BucketPath
 from pretrax.view.program.file import write_program
 from pretrax.view.trace.advice import advice
 from pretrax.view.trace.run_trace import find_traces, open_newest, open_trace, phase_times
-from pretrax.view.trace.table import as_csv, as_html, as_json, duration, text
+from pretrax.view.trace.table import as_csv, as_html, as_json, text
 
 FORWARD = 'jit(step)/gradients/jvp(layer_0)/block/feed_forward'
 BACKWARD = 'jit(step)/gradients/transpose(jvp(layer_0))/block/feed_forward'
@@ -317,14 +317,6 @@ def test_a_trace_of_another_program_alone_is_refused_and_one_may_be_given_itself
     with pytest.raises(UserError, match=r'log\.profile=3'):
         open_trace(host)
     assert phase_times(tmp_path / 'nothing') == {}
-
-
-@pytest.mark.parametrize(
-    ('seconds', 'shown'),
-    [(0, '0'), (2.5e-9, '2.50 ns'), (9.9996e-7, '1.00 us'), (1.234e-3, '1.23 ms'), (75, '75.0 s'), (4321, '4,321 s')],
-)
-def test_durations_have_three_digits(seconds, shown):
-    assert duration(seconds) == shown
 
 
 def test_a_trace_in_a_bucket_is_read_as_one_on_a_disk(gpus, bucket):

@@ -21,10 +21,10 @@ def export_weights(
 ) -> None:
     if dtype not in NAMES:
         raise UserError(f'--dtype is {dtype}; expected one of {", ".join(NAMES)}')
+    from pretrax.amounts import size
     from pretrax.checkpoint import CheckpointWeights, find_checkpoint, read_description
     from pretrax.huggingface.tensor_files import TensorFiles, new_directory
     from pretrax.model.weights import BUFFERS
-    from pretrax.scale.memory import size
     from pretrax.storage import locate
 
     directory, step = find_checkpoint(locate(path))

@@ -16,9 +16,9 @@ def inspect(
 ) -> None:
     import yaml
 
+    from pretrax.amounts import size
     from pretrax.checkpoint import find_checkpoint, read_manifest
     from pretrax.checkpoint.manifest import shape_text
-    from pretrax.scale.memory import size
     from pretrax.storage import locate
 
     directory, step = find_checkpoint(locate(path))

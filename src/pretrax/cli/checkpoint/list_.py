@@ -13,10 +13,10 @@ _HEAD = ('step', 'size', 'written', 'val_loss', 'kept as', 'files')
 
 
 def list_(run: Annotated[str, typer.Argument(metavar='RUN', help='The directory of a run: runs/NAME.')]) -> None:
+    from pretrax.amounts import size
     from pretrax.checkpoint import DamagedError, Manifest, check_sizes, checkpoints_of, steps_in
     from pretrax.checkpoint.keep import is_good
     from pretrax.checkpoint.manifest import MANIFEST, UNFINISHED
-    from pretrax.scale.memory import size
     from pretrax.storage import locate
 
     directory = checkpoints_of(locate(run))

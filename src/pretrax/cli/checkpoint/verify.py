@@ -16,9 +16,9 @@ def verify(
         typer.Argument(metavar='RUN_OR_CHECKPOINT...', help='For a run, all of its checkpoints are read.'),
     ],
 ) -> None:
+    from pretrax.amounts import size
     from pretrax.checkpoint import DamagedError, checkpoints_of, find_checkpoint, is_checkpoint, steps_in
     from pretrax.checkpoint import verify as read_and_compare
-    from pretrax.scale.memory import size
     from pretrax.storage import locate
 
     damaged: list[str] = []

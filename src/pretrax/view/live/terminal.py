@@ -15,8 +15,9 @@ import rich.live
 import rich.table
 import rich.text
 
+from pretrax.amounts import clock_text, prefixed
 from pretrax.errors import printable, unfiltered_output
-from pretrax.observe.progress import duration_text, format_line, rate_text
+from pretrax.observe.progress import format_line
 from pretrax.storage import BucketPath
 from pretrax.view.charts.chart import Chart, Line, Panel
 from pretrax.view.charts.text import chart_text
@@ -188,12 +189,12 @@ def _row(info: dict[str, Any]) -> list[rich.text.Text]:
     texts = [
         str(step) if step is not None else '-',
         f'{100 * step / steps:.1f}' if step is not None and steps else '-',
-        duration_text(max(0.0, info['ends'] - now)) if info['ends'] is not None else '-',
+        clock_text(max(0.0, info['ends'] - now)) if info['ends'] is not None else '-',
         _number(last.get('loss'), lambda value: f'{value:.4f}'),
         _number(last.get('val_loss'), lambda value: f'{value:.4f}'),
-        _number(last.get('tokens_per_second'), rate_text),
+        _number(last.get('tokens_per_second'), lambda value: prefixed(value, space='')),
         _number(last.get('mfu'), lambda value: f'{100 * value:.1f}'),
-        duration_text(max(0.0, now - info['heard'])) if info['heard'] is not None else '-',
+        clock_text(max(0.0, now - info['heard'])) if info['heard'] is not None else '-',
     ]
     name, shown = rich.text.Text(printable(info['name'])), rich.text.Text(state, style=_COLORS.get(state, ''))
     return [name, shown, *map(rich.text.Text, texts)]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pretrax.amounts import duration, prefixed, size
 from pretrax.errors import UserError, first_line
 from pretrax.storage import AnyPath
 from pretrax.view.definitions import DEFINITIONS, FIGURES, Definition
@@ -43,10 +44,10 @@ def tiles(record: RunRecord) -> list[Tile]:
     for name, definition in (('tokens', DEFINITIONS['tokens']), ('flops', FIGURES['flops'])):
         amount = record.trained(np.array(done), name) if done else None
         if amount is not None:
-            found.append(Tile(definition, quantity(float(amount))))
+            found.append(Tile(definition, prefixed(float(amount))))
     speed = median(record, 'tokens_per_second')
     if speed:
-        found.append(Tile(DEFINITIONS['tokens_per_second']._replace(name='tokens/s, median'), quantity(speed)))
+        found.append(Tile(DEFINITIONS['tokens_per_second']._replace(name='tokens/s, median'), prefixed(speed)))
     for key in ('mfu', 'goodput'):
         value = median(record, key) if key == 'mfu' else metrics.last(key)
         if value is not None:
@@ -130,10 +131,13 @@ def hardware_rows(record: RunRecord) -> list[tuple[str, str]]:
         ('processor', f'{known["processor"]}, {known.get("cores", "?")} cores' if known.get('processor') else ''),
         ('memory of the machine', size(known['host_memory']) if _is_number(known.get('host_memory')) else ''),
         ('system', known.get('system')),
-        ('peak', f'{quantity(known["peak_flops"])}FLOP/s per device' if _is_number(known.get('peak_flops')) else ''),
+        (
+            'peak',
+            f'{prefixed(known["peak_flops"], "FLOP/s")} per device' if _is_number(known.get('peak_flops')) else '',
+        ),
         ('compute', known.get('compute')),
         ('parameters', f'{known["parameters"]:,}' if _is_number(known.get('parameters')) else ''),
-        ('FLOPs per token', quantity(record.flops_per_token) if record.flops_per_token else ''),
+        ('FLOPs per token', prefixed(record.flops_per_token) if record.flops_per_token else ''),
     ]
     return [(name, str(value)) for name, value in rows if value not in (None, '')]
 
@@ -259,33 +263,6 @@ def total_seconds(record: RunRecord) -> float | None:
     known = record.metrics.known_times
     times += known[[0, -1]].tolist() if len(known) else []
     return max(times) - min(times) if len(times) > 1 else None
-
-
-def quantity(number: float) -> str:
-    """1_310_000 -> '1.31 M'."""
-    for unit in ('', ' k', ' M', ' G', ' T', ' P', ' E'):
-        if abs(number) < 999.5:
-            return f'{number:.3g}{unit}' if unit else f'{number:.4g}'
-        number /= 1000
-    return f'{number * 1e21:.3g}'
-
-
-def size(n_bytes: float) -> str:
-    """1_500_000_000 -> '1.5 GB', decimal."""
-    return f'{quantity(n_bytes)}B' if n_bytes >= 999.5 else f'{n_bytes:.0f} B'
-
-
-def duration(seconds: float) -> str:
-    """5025 -> '1 h 23 min'."""
-    if seconds < 0.0995:
-        return f'{seconds * 1000:.2g} ms'
-    if seconds < 60:
-        return f'{seconds:.3g} s'
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f'{int(seconds // 60)} min {int(seconds % 60)} s'
-    hours, minutes = divmod(minutes, 60)
-    return f'{hours} h {minutes} min' if hours < 48 else f'{hours // 24} d {hours % 24} h'
 
 
 def moment(time: float | None) -> str:

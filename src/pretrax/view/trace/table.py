@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pretrax.scale.memory import size
+from pretrax.amounts import prefixed, short_time, size
 from pretrax.view.tables import csv_records
 from pretrax.view.template import template
 from pretrax.view.trace.advice import advice
@@ -34,26 +34,10 @@ _MOST_ROWS = 20
 _SHORTEST_NAME = 28
 
 
-def duration(seconds: float) -> str:
-    """0.00123 -> '1.23 ms'; three digits."""
-    for factor, unit in ((1.0, 's'), (1e3, 'ms'), (1e6, 'us')):
-        if seconds * factor >= 0.9995:
-            return f'{_digits(seconds * factor)} {unit}'
-    return f'{_digits(seconds * 1e9)} ns' if seconds else '0'
-
-
-def _digits(value: float) -> str:
-    return f'{value:#.3g}'.rstrip('.') if value < 999.5 else f'{value:,.0f}'
-
-
 def _rate(amount: float | None, seconds: float) -> str:
     if not amount or not seconds:
         return ''
-    value = amount / seconds
-    for limit, unit in ((1e12, 'T'), (1e9, 'G'), (1e6, 'M')):
-        if value >= limit:
-            return f'{value / limit:.3g} {unit}'
-    return f'{value:.3g}'
+    return prefixed(amount / seconds)
 
 
 def _share(part: float, whole: float) -> str:
@@ -66,9 +50,9 @@ def cells(row: Row, step: float) -> list[str]:
         row.name,
         row.phase,
         f'{row.runs:,.4g}',
-        duration(row.seconds),
+        short_time(row.seconds),
         _share(row.seconds, step),
-        duration(row.elapsed),
+        short_time(row.elapsed),
         _rate(row.flops, row.elapsed),
         _rate(row.bytes, row.elapsed),
         '' if row.roofline is None else f'{100 * row.roofline:.0f}%',
@@ -96,13 +80,13 @@ def summary(steps: TracedSteps) -> Iterator[str]:
     if steps.reason:
         yield f'traced because of {steps.reason}'
     shares = [('busy', steps.busy), ('gaps', steps.idle), ('between steps', steps.between)]
-    yield f'step {duration(steps.seconds)}: ' + ', '.join(
-        f'{name} {duration(seconds)} ({_share(seconds, steps.seconds)})' for name, seconds in shares
+    yield f'step {short_time(steps.seconds)}: ' + ', '.join(
+        f'{name} {short_time(seconds)} ({_share(seconds, steps.seconds)})' for name, seconds in shares
     )
     exposed = steps.phases().get('communication', 0.0)
     if steps.communicating:
         hidden = 1 - exposed / steps.communicating
-        yield f'communication {duration(steps.communicating)}, of which {duration(exposed)} exposed ({hidden:.0%} hidden)'
+        yield f'communication {short_time(steps.communicating)}, of which {short_time(exposed)} exposed ({hidden:.0%} hidden)'
     if steps.program is None:
         yield 'the program of the step is missing (program.hlo.txt.gz): no scopes, source lines, FLOPs and bytes'
 
@@ -123,9 +107,9 @@ def phase_rows(steps: TracedSteps) -> list[list[str]]:
     rows = []
     for phase, indent in order:
         seconds, planned = phases[phase], steps.planned.get(phase)
-        cells = [indent + phase, duration(seconds), _share(seconds, steps.seconds)]
-        cells.append(duration(best[phase]) if best[phase] else '')
-        cells += [duration(planned), f'{seconds / planned:.2f}'] if planned else ['', '']
+        cells = [indent + phase, short_time(seconds), _share(seconds, steps.seconds)]
+        cells.append(short_time(best[phase]) if best[phase] else '')
+        cells += [short_time(planned), f'{seconds / planned:.2f}'] if planned else ['', '']
         rows.append(cells)
     return rows
 
@@ -145,7 +129,7 @@ def _gaps(steps: TracedSteps) -> Iterator[str]:
     if steps.gaps:
         yield 'longest gaps of one device'
         for gap in steps.gaps:
-            yield f'  {duration(gap.seconds):>8}  after {gap.before or "the start"}, before {gap.after}'
+            yield f'  {short_time(gap.seconds):>8}  after {gap.before or "the start"}, before {gap.after}'
 
 
 def _to_try(steps: TracedSteps) -> Iterator[str]:
@@ -220,7 +204,7 @@ def as_html(steps: TracedSteps, by: By, title: str) -> str:
         title=title,
         summary=list(summary(steps)),
         tables=tables,
-        gaps=[f'{duration(gap.seconds)} after {gap.before or "the start"}, before {gap.after}' for gap in steps.gaps],
+        gaps=[f'{short_time(gap.seconds)} after {gap.before or "the start"}, before {gap.after}' for gap in steps.gaps],
         memory=list(memory_lines(steps)),
         advice=advice(steps),
     )
