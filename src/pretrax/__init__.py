@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pretrax.run.loop import train as pretrain
     from pretrax.run.setup import Run, prepare
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'
 __all__ = ['Result', 'Run', 'config_from_values', 'load_config', 'prepare', 'pretrain', 'register']
 
 _PUBLIC = {

@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md offers exists: the commands of `just`, the hooks of pre-commit, and what templates ask for."""
+"""What CONTRIBUTING.md offers exists: the commands of `just`, the hooks of pre-commit, and what templates ask for; versions agree."""
 
 import json
 import re
@@ -14,6 +14,7 @@ from pretrax.run import rollback, startup
 from repository.commands import REPOSITORY, check_line
 
 CONTRIBUTING = (REPOSITORY / 'CONTRIBUTING.md').read_text()
+CHANGELOG = (REPOSITORY / 'CHANGELOG.md').read_text()
 HOOKS = yaml.safe_load((REPOSITORY / '.pre-commit-config.yaml').read_text())['repos']
 FORMS = sorted((REPOSITORY / '.github' / 'ISSUE_TEMPLATE').glob('[!c]*.yml'))
 
@@ -51,6 +52,17 @@ def test_the_command_of_a_hook_exists(hook):
     re.compile(hook.get('files', ''))
 
 
+def test_the_hosted_workflow_runs_the_checks_of_ci_and_may_write_nothing():
+    workflow = yaml.safe_load((REPOSITORY / '.github' / 'workflows' / 'checks.yml').read_text())
+    assert workflow['permissions'] == {'contents': 'read'}
+    lines = [step['run'] for job in workflow['jobs'].values() for step in job['steps'] if 'run' in step]
+    assert {'.ci/run', '.ci/nightly'} <= {*lines}
+    for line in lines:
+        check_line(line) if line.startswith('.ci/') else None
+    used = {step['uses'] for job in workflow['jobs'].values() for step in job['steps'] if 'uses' in step}
+    assert all(re.fullmatch(r'actions/\w+@v\d+', action) for action in used)
+
+
 @pytest.mark.parametrize('form', FORMS, ids=lambda form: form.stem)
 def test_a_form_for_issues_is_valid(form):
     read = yaml.safe_load(form.read_text())
@@ -72,3 +84,17 @@ def test_the_citation_is_of_this_version():
     assert citation['cff-version'] == '1.2.0'
     assert {'message', 'title', 'authors'} <= set(citation)
     assert citation['version'] == __version__
+
+
+def test_the_changelog_has_a_section_for_each_version_and_begins_with_this_one():
+    versions = re.findall(r'^## \[([\d.]+)\] - (?:unreleased|\d{4}-\d\d-\d\d)$', CHANGELOG, re.MULTILINE)
+    assert versions[0] == __version__
+    assert versions == sorted(versions, key=lambda version: [*map(int, version.split('.'))], reverse=True)
+    assert len(versions) == len({*versions}) == CHANGELOG.count('\n## ')
+    assert set(re.findall(r'^### (.*)$', CHANGELOG, re.MULTILINE)) <= {
+        'Added',
+        'Changed',
+        'Deprecated',
+        'Removed',
+        'Fixed',
+    }
