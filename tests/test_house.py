@@ -156,7 +156,7 @@ TESTED_BY = {
     'launch/test_ssh.py': 'cli/launch/ssh launch/host_checks launch/host_facts',
     'launch/test_local.py': 'launch/group launch/supervisor observe/attempts',
     'launch/test_kubernetes.py': 'cli/launch/kubernetes',
-    'launch/test_manifests.py': 'launch/shipped',
+    'launch/test_manifests.py': 'launch/options launch/shipped',
     'launch/test_tpu_vm.py': 'cli/launch/tpu_vm',
     'launch/test_node.py': 'launch/crash launch/signals machine/children cli/launch/node',
     'launch/test_record.py': 'cli/launch/logs cli/launch/status cli/launch/stop launch/engine launch/engines launch/foreground',

@@ -16,6 +16,7 @@ from pretrax.errors import UserError
 from pretrax.launch import elastic, supervisor
 from pretrax.launch.elastic import Slots
 from pretrax.launch.local import LocalGroup, LocalLaunch, devices_of
+from pretrax.launch.restarts import RestartOptions
 from pretrax.launch.supervisor import Supervisor
 from pretrax.observe.attempts import read_attempts
 from pretrax.storage import locate
@@ -54,8 +55,8 @@ class Local:
 
     def __call__(self, program, processes=2, retries=0, elastic=False):
         launch = LocalLaunch(
-            self.config, [sys.executable, '-c', HEAD + program, str(self.directory)], processes=processes, devices=1,
-            retries=retries, elastic=elastic, say=self.said.append,
+            self.config, [sys.executable, '-c', HEAD + program, str(self.directory)],
+            RestartOptions(retries=retries, elastic=elastic), processes=processes, devices=1, say=self.said.append,
         )  # fmt: skip
         return launch.run()
 
@@ -203,8 +204,8 @@ wait()
     directory = local.directory
     command = [sys.executable, '-c', HEAD + program, str(directory)]
     launch = Supervisor(
-        local.config, lambda slots, _: LocalGroup(command, slots, 1, directory), slots=Slots(2, lambda count: True),
-        retries=0, elastic=False, requeued=True, stop_within=0.5, say=local.said.append,
+        local.config, lambda slots, _: LocalGroup(command, slots, 1, directory), Slots(2, lambda count: True),
+        RestartOptions(retries=0, requeued=True, stop_within=0.5), say=local.said.append,
     )  # fmt: skip
     assert launch.run() == 75
     assert 'not all processes have ended within' in local.said[0]
@@ -280,8 +281,9 @@ if me == 0:
 
 LAUNCHER = (
     'import json, sys; from pretrax import config_from_values; from pretrax.launch.local import LocalLaunch\n'
-    'LocalLaunch(config_from_values(json.loads(sys.argv[1])), [sys.executable, "-c", *sys.argv[2:]], processes=2, '
-    'devices=1, retries=0, elastic=False).run()'
+    'from pretrax.launch.restarts import RestartOptions\n'
+    'LocalLaunch(config_from_values(json.loads(sys.argv[1])), [sys.executable, "-c", *sys.argv[2:]], '
+    'RestartOptions(retries=0), processes=2, devices=1).run()'
 )
 
 

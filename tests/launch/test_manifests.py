@@ -19,11 +19,11 @@ PLAIN = Pods(
     name='base', run_dir='gs://bucket/runs/base', image='registry/pretrax', nodes=4, gpus=8, launched='20261123T120000'
 )
 FULL = dataclasses.replace(
-    PLAIN, namespace='team', volumes=(('data', '/data'), ('data', '/more'), ('cache', '/cache')), secrets=('wandb',),
-    variables=(('NCCL_DEBUG', 'WARN'), ('EMPTY', '')), node_labels=(('pool', 'h100'),), service_account='trainer',
+    PLAIN, namespace='team', volume=('data:/data', 'data:/more', 'cache:/cache'), secret=('wandb',),
+    env=('NCCL_DEBUG=WARN', 'EMPTY='), node_label=('pool=h100',), service_account='trainer',
     priority_class='high', queue='team-queue', cpu='8', memory='64Gi', words=('--check',),
 )  # fmt: skip
-TPU = dataclasses.replace(PLAIN, gpus=0, nodes=16, slices=2, tpu=('v5p', '4x4x4', 4))
+TPU = dataclasses.replace(PLAIN, gpus=0, nodes=16, slices=2, accelerator=('v5p', '4x4x4', 4))
 ALL = {
     'plain': PLAIN, 'full': FULL, 'tpu': TPU, 'one slice': dataclasses.replace(TPU, slices=1),
     'job': dataclasses.replace(PLAIN, kind='job'), 'full job': dataclasses.replace(FULL, kind='job'),

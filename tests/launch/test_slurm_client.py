@@ -7,10 +7,10 @@ import pytest
 from pretrax.errors import UnavailableError, UserError
 from pretrax.launch import slurm_client
 from pretrax.launch.engines import refuse_if_running
+from pretrax.launch.options import Resources
 from pretrax.launch.record import LaunchRecord, write_record
 from pretrax.launch.slurm import ENGINE, check_cluster, submit
 from pretrax.launch.slurm_client import ask, nodes_down, partitions
-from pretrax.launch.slurm_script import Resources
 
 SINFO = """\
 gpu*|up|2-00:00:00|1-infinite|12|64|gpu:a100:8(S:0-1)
@@ -49,7 +49,7 @@ def test_partitions(slurm):
         (Resources(nodes=9, partition='cpu'), '--nodes 9: a job in partition cpu can have 8'),
         (Resources(gpus_per_node=9), '--gpus-per-node 9: the nodes of partition gpu have 8'),
         (Resources(cpus_per_node=129), '--cpus-per-node 129: the nodes of partition gpu have 128'),
-        (Resources(minutes=2881), 'the limit of partition gpu is 2-00:00:00'),
+        (Resources(time='2881m'), 'the limit of partition gpu is 2-00:00:00'),
         (Resources(partition='old'), 'partition old takes no jobs now'),
         (Resources(partition='gpus'), "there is no partition 'gpus' in this Slurm\n  did you mean: --partition gpu\n"),
     ],
@@ -63,8 +63,8 @@ def test_what_a_partition_cannot_give_is_refused(slurm, resources, said):
 
 def test_what_a_partition_can_give_is_accepted(slurm):
     slurm('sinfo', SINFO)
-    check_cluster(Resources(16, 8, 128, 2880))
-    check_cluster(Resources(8, minutes=100_000, partition='cpu'))
+    check_cluster(Resources(16, 8, 128, '2880m'))
+    check_cluster(Resources(8, time='100000m', partition='cpu'))
 
 
 def test_numbers_of_nodes_are_not_abbreviated(tmp_path, slurm):

@@ -10,6 +10,7 @@ import pytest
 from pretrax import config_from_values
 from pretrax.errors import UserError
 from pretrax.launch import slurm_job
+from pretrax.launch.restarts import RestartOptions
 from pretrax.launch.slurm_job import SlurmJob, fruitless, supervise
 from pretrax.observe.attempts import read_attempts
 from pretrax.storage import locate
@@ -127,8 +128,8 @@ def test_the_next_allocation_of_a_run_in_a_bucket_sees_that_it_was_preempted(
     config = config_from_values(values | {'mesh': {}, 'run_dir': f'{s3.url}/run'})
     preempted = 'echo JobState=RUNNING PreemptTime=2030-01-01T00:00:00'
     job = cluster(job=preempted, n1='exit 75', n2='exit 75', n3='exit 75')
-    options = {'devices_per_node': 1, 'retries': 0, 'elastic': False, 'stop_within': None}
-    assert supervise(config, job, lambda label: ['train'], **options, say=print) == 75
+    options = RestartOptions(retries=0)
+    assert supervise(config, job, lambda label: ['train'], options, devices_per_node=1, say=print) == 75
     events = read_attempts(locate(f'{s3.url}/run'))
     assert events[-1]['event'] == 'released'
     assert fruitless(events, '7', 5) == 0

@@ -10,7 +10,8 @@ import pytest
 
 from pretrax.cli import main
 from pretrax.errors import UserError
-from pretrax.launch.slurm_script import Resources, clock_text, minutes_of, rows_script, run_script, stop_within
+from pretrax.launch.options import Resources, minutes_of
+from pretrax.launch.slurm_script import clock_text, rows_script, run_script, stop_within
 
 SCRIPT = """\
 #!/bin/bash
@@ -43,7 +44,7 @@ def script_of(resources=Resources(), command=('true',), elastic=False):
 
 
 def test_the_script_of_a_run():
-    script = script_of(Resources(4, 8, minutes=1440, partition='gpu'), ['pretrax', 'a b'], elastic=True)
+    script = script_of(Resources(4, 8, time='24h', partition='gpu'), ['pretrax', 'a b'], elastic=True)
     assert script.startswith(SCRIPT)
     assert "\npretrax 'a b' &\nwait $!\n" in script
     assert 'no-kill' not in options(script_of())
@@ -53,11 +54,11 @@ def test_the_script_of_a_run():
     ('resources', 'before', 'seconds'),
     [
         (Resources(), 300, 270),
-        (Resources(minutes=20), 300, 270),
-        (Resources(minutes=4), 60, 30),
-        (Resources(minutes=1), 15, 7),
-        (Resources(extra=('signal=B:TERM@600',)), 600, 570),
-        (Resources(extra=('--signal=TERM',)), None, 30),  # sbatch: 60 s
+        (Resources(time='20m'), 300, 270),
+        (Resources(time='4m'), 60, 30),
+        (Resources(time='1m'), 15, 7),
+        (Resources(sbatch=('signal=B:TERM@600',)), 600, 570),
+        (Resources(sbatch=('--signal=TERM',)), None, 30),  # sbatch: 60 s
     ],
 )
 def test_the_processes_are_killed_before_the_time_limit_is(resources, before, seconds):
@@ -73,19 +74,19 @@ def test_a_part_of_a_node_is_neither_exclusive_nor_all_its_memory():
 
 def test_options_of_the_user_replace_those_of_the_same_name():
     extra = ('mem=64G', '--signal=B:TERM@600', 'comment=my "run"', 'no-requeue', 'hold')
-    found = options(script_of(Resources(extra=extra)))
+    found = options(script_of(Resources(sbatch=extra)))
     assert found[-5:] == ['mem=64G', 'signal=B:TERM@600', 'comment="my \\"run\\""', 'no-requeue', 'hold']
     names = [option.partition('=')[0] for option in found]
     assert len(names) == len(set(names))
     assert 'requeue' not in names
     for wrong in ('-p gpu', 'mem=1G\n#SBATCH --hold', 'mem 64G', ''):
         with pytest.raises(UserError, match='expected a long option of sbatch'):
-            script_of(Resources(extra=(wrong,)))
+            script_of(Resources(sbatch=(wrong,)))
 
 
 def test_the_script_of_a_sweep():
     script = rows_script(
-        'quick', Resources(), ['pretrax', 'bench'], directory=Path('/w'), output=Path('/w/%a.txt'), rows=8, at_once=3
+        'quick', Resources(), ['pretrax', 'bench'], directory=Path('/w'), output=Path('/w/%a.txt'), array='1-8%3'
     )
     assert 'array=1-8%3' in options(script)
     assert script.endswith('\nexec pretrax bench --row $SLURM_ARRAY_TASK_ID\n')

@@ -1,13 +1,17 @@
 """Arguments and options that several verbs take."""
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pretrax.errors import UserError
+
+if TYPE_CHECKING:
+    from pretrax.config import RunConfig
 
 ConfigFile = Annotated[
     str, typer.Argument(metavar='CONFIG', help='A YAML file, or the name of a packaged configuration: quickstart.')
@@ -28,6 +32,31 @@ Seeds = Annotated[
     typer.Option(min=2, max=1000, metavar='N', help='Train with N seeds, and show their mean and its interval.'),
 ]
 Verbose = Annotated[bool, typer.Option('--verbose', help='Print the whole start-up report.')]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """The configuration of a run, and changes to it: the first arguments of a verb."""
+
+    config: ConfigFile
+    overrides: Overrides = ()
+
+    @property
+    def words(self) -> list[str]:
+        """The words of a command line that name it."""
+        return [self.config, *self.overrides]
+
+    def load(self) -> 'RunConfig':
+        """Reads it. Raises UserError."""
+        from pretrax.config import load
+
+        return load(self.config, self.overrides)
+
+    def flags(self, *names: str) -> list[str]:
+        """The words of a command line for the options of these names that are given: ['--dry-run'] of 'dry_run'."""
+        return [f'--{name.replace("_", "-")}' for name in names if getattr(self, name)]
+
+
 RunOrCheckpoint = Annotated[
     str,
     typer.Argument(metavar='RUN_OR_CHECKPOINT', help='runs/NAME, or a checkpoint in it: runs/NAME/checkpoints/100.'),
@@ -68,11 +97,6 @@ SlicesOption = Annotated[
     int | None,
     typer.Option(metavar='N', min=1, help='Number of slices of that hardware; for GPUs, of nodes.', show_default='1'),
 ]
-
-
-def flags(**given: bool) -> list[str]:
-    """The words of a command line for the options that are given, in this order: `flags(dry_run=True)` is ['--dry-run']."""
-    return [f'--{name.replace("_", "-")}' for name, is_given in given.items() if is_given]
 
 
 def variables(texts: Sequence[str]) -> dict[str, str]:

@@ -64,7 +64,7 @@ def check_cluster(pods: Pods) -> None:
                 'give a claim that is ReadWriteMany, or a bucket as run_dir'
             )
     for option, kind, names in (
-        ('--secret', 'secret', pods.secrets),
+        ('--secret', 'secret', pods.secret),
         ('--service-account', 'serviceaccount', [pods.service_account] if pods.service_account else []),
         ('--queue', 'localqueue', [pods.queue] if pods.queue else []),
     ):

@@ -18,6 +18,7 @@ from typing import IO
 from pretrax.config import RunConfig
 from pretrax.launch.elastic import Slots
 from pretrax.launch.group import Group, identity, last_lines, output_file
+from pretrax.launch.restarts import RestartOptions
 from pretrax.launch.sizes import misfit
 from pretrax.launch.supervisor import Supervisor
 from pretrax.machine.children import prepare_training
@@ -46,13 +47,13 @@ class LocalLaunch(Supervisor):
     Args:
         config: the run.
         command: program and arguments of each process.
+        options, say: see `Supervisor`.
         processes: number of processes.
         devices: devices per process.
-        retries, elastic, say: see `Supervisor`.
     """
 
     def __init__(
-        self, config: RunConfig, command: Sequence[str], *, processes: int, devices: int, retries: int, elastic: bool,
+        self, config: RunConfig, command: Sequence[str], options: RestartOptions, *, processes: int, devices: int,
         say: Callable[[str], None] = print,
     ):  # fmt: skip
         directory = working_directory(config.run_dir)
@@ -62,7 +63,7 @@ class LocalLaunch(Supervisor):
             return LocalGroup(command, slots, devices, directory)
 
         slots = Slots(processes, lambda count: misfit(config, count * devices) is None)
-        super().__init__(config, start, slots=slots, retries=retries, elastic=elastic, say=say)
+        super().__init__(config, start, slots, options, say=say)
 
 
 class LocalGroup(Group):

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from pretrax.errors import CONFIGURATION, MISTAKE, UserError
+from pretrax.launch.options import PodOptions
 from pretrax.launch.shipped import CONFIG, STOPPED
 
 PORT = 8476  # of the coordinator, in process 0
@@ -36,54 +37,22 @@ type Manifest = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pods:
-    """What a run asks of Kubernetes.
+class Pods(PodOptions):
+    """The pods of a run.
 
     Attributes:
         name: of the objects, see `object_name`.
         run_dir: of the run; an annotation of every object.
-        image: of the container; it has pretrax.
         nodes: pods of one slice; without TPUs there is one slice.
-        slices: of TPUs, which a slow network connects.
-        kind: 'jobset' or 'job'.
-        gpus: per node.
-        tpu: (version, topology such as '4x4x4', chips per node); None: no TPU.
-        volumes: (name of a PersistentVolumeClaim, path in the container).
-        secrets: names of Secrets; their keys become variables of the environment.
-        variables: of the environment, not secret.
-        node_labels: which nodes may be used.
-        memory, cpu: quantities of Kubernetes, such as 64Gi and 8; None: not requested.
-        shared_memory: largest size of /dev/shm.
-        queue: of Kueue, which starts the run when there is room.
-        grace: seconds between the request to stop and the kill, for the last checkpoint.
-        restarts: how often the whole set may restart because of failures.
-        keep: seconds for which the finished objects stay.
+        accelerator: (version, topology such as '4x4x4', chips per node) of the TPU; None: no TPU.
         words: appended to the command of the container.
         launched: the time of the launch, which begins the label of each attempt.
     """
 
     name: str
     run_dir: str
-    image: str
-    nodes: int
-    slices: int = 1
-    kind: str = 'jobset'
-    gpus: int = 0
-    tpu: tuple[str, str, int] | None = None
-    namespace: str | None = None
-    volumes: tuple[tuple[str, str], ...] = ()
-    secrets: tuple[str, ...] = ()
-    variables: tuple[tuple[str, str], ...] = ()
-    node_labels: tuple[tuple[str, str], ...] = ()
-    service_account: str | None = None
-    priority_class: str | None = None
-    queue: str | None = None
-    cpu: str | None = None
-    memory: str | None = None
-    shared_memory: str = '16Gi'
-    grace: int = 300
-    restarts: int = 100
-    keep: int = 7 * 24 * 3600
+    nodes: int = 1
+    accelerator: tuple[str, str, int] | None = None
     words: tuple[str, ...] = ()
     launched: str = ''
 
@@ -144,7 +113,7 @@ def _job_set(pods: Pods, files: Mapping[str, str]) -> Manifest:
     of a failed Job, and not the exit code: the message names the rule of the podFailurePolicy.
     """
     annotations = {}
-    if pods.tpu:
+    if pods.accelerator:
         annotations = {'annotations': {'alpha.jobset.sigs.k8s.io/exclusive-topology': 'cloud.google.com/gke-nodepool'}}
     job = {
         **_counts(pods),
@@ -170,7 +139,7 @@ def _job_set(pods: Pods, files: Mapping[str, str]) -> Manifest:
         'spec': {
             **_suspended(pods),
             'network': {'enableDNSHostnames': True, 'publishNotReadyAddresses': True, 'subdomain': pods.name},
-            'failurePolicy': {'maxRestarts': pods.restarts, 'restartStrategy': 'BlockingRecreate', 'rules': rules},
+            'failurePolicy': {'maxRestarts': pods.max_restarts, 'restartStrategy': 'BlockingRecreate', 'rules': rules},
             'ttlSecondsAfterFinished': pods.keep,
             'replicatedJobs': [{'name': GROUP, 'replicas': pods.slices, 'template': {'spec': job}}],
         },
@@ -186,7 +155,7 @@ def _indexed_job(pods: Pods, files: Mapping[str, str]) -> Manifest:
         'spec': {
             **_suspended(pods),
             **_counts(pods),
-            'backoffLimit': pods.restarts * pods.nodes,
+            'backoffLimit': pods.max_restarts * pods.nodes,
             'podReplacementPolicy': 'Failed',
             'podFailurePolicy': {'rules': [_MISTAKE, *_stopped('Ignore')]},
             'ttlSecondsAfterFinished': pods.keep,
@@ -232,8 +201,8 @@ def _service(pods: Pods) -> Manifest:
 def _pod(pods: Pods, files: Mapping[str, str]) -> Manifest:
     labels = {'app.kubernetes.io/managed-by': 'pretrax', RUN_LABEL: pods.name}
     selector = dict(pods.node_labels)
-    if pods.tpu:
-        version, topology, _ = pods.tpu
+    if pods.accelerator:
+        version, topology, _ = pods.accelerator
         selector |= {
             'cloud.google.com/gke-tpu-accelerator': TPU_NODES[version],
             'cloud.google.com/gke-tpu-topology': topology,
@@ -259,7 +228,7 @@ def _pod(pods: Pods, files: Mapping[str, str]) -> Manifest:
         'image': pods.image,
         **_command(pods),
         'env': [*_identity(pods), *({'name': name, 'value': value} for name, value in pods.variables)],
-        **({'envFrom': [{'secretRef': {'name': name}} for name in pods.secrets]} if pods.secrets else {}),
+        **({'envFrom': [{'secretRef': {'name': name}} for name in pods.secret]} if pods.secret else {}),
         'ports': [{'name': 'coordinator', 'containerPort': PORT}],
         **({'resources': resources} if resources else {}),
         'securityContext': {'allowPrivilegeEscalation': False},
@@ -281,8 +250,8 @@ def _pod(pods: Pods, files: Mapping[str, str]) -> Manifest:
 
 
 def _devices(pods: Pods) -> dict[str, int]:
-    if pods.tpu:
-        return {'google.com/tpu': pods.tpu[2]}
+    if pods.accelerator:
+        return {'google.com/tpu': pods.accelerator[2]}
     return {'nvidia.com/gpu': pods.gpus} if pods.gpus else {}
 
 

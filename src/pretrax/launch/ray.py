@@ -66,58 +66,53 @@ class RayLaunch:
     """
 
     def __init__(self, cluster: Cluster, workers: Workers, directory: pathlib.Path, elastic: bool, say: Report = print):
-        self._cluster, self._workers, self._directory = cluster, workers, directory
-        self._elastic, self._say = elastic, say
-        self._strategy = cluster.strategy(workers.count)
-        if self._strategy == 'SPREAD':
+        self.cluster, self._workers, self.directory = cluster, workers, directory
+        self.elastic, self.say = elastic, say
+        self.strategy = cluster.strategy(workers.count)
+        if self.strategy == 'SPREAD':
             say(f'launch: fewer than {workers.count} nodes have room for a worker, so some nodes get several')
-        self._checked: set[str] = set()  # nodes that were found to be right
+        self.checked: set[str] = set()  # nodes that were found to be right
         self._wanted: list[Place] = []  # places for slots that are left out
 
     def start(self, slots: Sequence[int], attempt: str) -> 'RayGroup':
         """The workers of an attempt, for `Supervisor`."""
         while self._wanted:
-            self._cluster.release(self._wanted.pop())
+            self.cluster.release(self._wanted.pop())
         workers = dataclasses.replace(
             self._workers,
             count=len(slots),
             arguments=[*self._workers.arguments, '--attempt', attempt],
             own=facts(self._workers.words[0], self._workers.words[1:], self._workers.token),
         )
-        return RayGroup(
-            self._cluster, self._strategy, workers, self._directory, self._checked, self._elastic, self._say
-        )
+        return RayGroup(self, workers)
 
     def ready(self, slots: Collection[int]) -> list[int]:
         """The slots for which the cluster has reserved resources. It returns at once.
 
         Nothing is reserved until there are more nodes than workers, if each worker has a node of its own.
         """
-        room = self._cluster.room()
-        places = sum(one > 0 for one in room) if self._strategy == 'STRICT_SPREAD' else sum(room)
+        room = self.cluster.room()
+        places = sum(one > 0 for one in room) if self.strategy == 'STRICT_SPREAD' else sum(room)
         count = max(0, min(len(slots), places - (self._workers.count - len(slots))))
         while len(self._wanted) > count:
-            self._cluster.release(self._wanted.pop())
+            self.cluster.release(self._wanted.pop())
         while len(self._wanted) < count:
-            self._wanted.append(self._cluster.reserve(1, 'SPREAD'))
-        return sorted(slots)[: sum(self._cluster.is_reserved(place) for place in self._wanted)]
+            self._wanted.append(self.cluster.reserve(1, 'SPREAD'))
+        return sorted(slots)[: sum(self.cluster.is_reserved(place) for place in self._wanted)]
 
 
 class RayGroup(Group):
     """One actor per worker. They are placed, checked and started while `codes` is called.
 
     Args:
-        cluster, workers, directory, elastic, say: see `RayLaunch`.
-        strategy: how Ray places the workers.
-        checked: the nodes that were found to be right; nodes are added.
+        launch: nodes that were found to be right are added to its `checked`.
+        workers: those of this attempt.
     """
 
-    def __init__(
-        self, cluster: Cluster, strategy: str, workers: Workers, directory: pathlib.Path, checked: set[str],
-        elastic: bool, say: Report,
-    ):  # fmt: skip
-        self._cluster, self._ray, self._workers, self._checked = cluster, cluster.ray, workers, checked
-        self._elastic, self._say, self._directory = elastic, say, directory
+    def __init__(self, launch: RayLaunch, workers: Workers):
+        cluster, directory = launch.cluster, launch.directory
+        self._cluster, self._ray, self._workers, self._checked = cluster, cluster.ray, workers, launch.checked
+        self._elastic, self._say, self._directory = launch.elastic, launch.say, directory
         self._nodes: list[str] = []  # of each worker
         self._names: dict[str, str] = {}
         self._actors: list[Any] = []
@@ -131,7 +126,7 @@ class RayGroup(Group):
         self._broken: set[int] = set()  # workers whose actors are lost
         self._began, self._has_reported = time.monotonic(), False
         (directory / 'output').mkdir(parents=True, exist_ok=True)
-        self._place: Place | None = cluster.reserve(workers.count, strategy)
+        self._place: Place | None = cluster.reserve(workers.count, launch.strategy)
         cluster.is_reserved(self._place, _PLACED_SECONDS)
         self._create_actors()
 

@@ -34,6 +34,24 @@ class Outcome:
         return 128 - self.code if self.code < 0 else MISTAKE if self.code == CONFIGURATION else self.code
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RestartOptions:
+    """When the processes of a run are started again.
+
+    Attributes:
+        retries: how many attempts without a new checkpoint may be followed by another one.
+        elastic: continue with fewer processes after one is lost twice in a row, and try all of them again later.
+        requeued: the supervisor is started again, on machines that work, if it exits with 75. It does so if it is asked to
+            stop before the run is finished, or if the machine of a process is gone.
+        stop_within: seconds for the processes to save and end after a request to stop; then they are killed. None: no limit.
+    """
+
+    retries: int = 3
+    elastic: bool = False
+    requeued: bool = False
+    stop_within: float | None = None
+
+
 class Restarts:
     """Counts consecutive attempts that made no new checkpoint.
 

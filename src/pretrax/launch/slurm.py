@@ -9,10 +9,11 @@ from pathlib import Path
 
 from pretrax.errors import Report, UnavailableError, UserError
 from pretrax.launch.engine import Engine
+from pretrax.launch.options import Resources
 from pretrax.launch.record import LaunchRecord
 from pretrax.launch.request import is_on_one_machine
 from pretrax.launch.slurm_client import Partition, ask, ask_both, job_facts, partitions
-from pretrax.launch.slurm_script import Resources, clock_text
+from pretrax.launch.slurm_script import clock_text
 from pretrax.storage import AnyPath, BucketPath
 
 # States of a job that runs, waits to run, or is being requeued.

@@ -6,6 +6,7 @@ steps. The job of an elastic run has `--no-kill`, with which Slurm does not requ
 a step on another node does.
 """
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from pretrax.errors import TRY_AGAIN, UserError
 from pretrax.launch.elastic import Slots
 from pretrax.launch.group import identity
 from pretrax.launch.remote import RemoteGroup, RemoteProcess
-from pretrax.launch.restarts import newest_checkpoint
+from pretrax.launch.restarts import RestartOptions, newest_checkpoint
 from pretrax.launch.sizes import misfit
 from pretrax.launch.slurm_client import host_names, job_facts, nodes_down
 from pretrax.launch.supervisor import Supervisor
@@ -171,8 +172,8 @@ class SlurmGroup(RemoteGroup):
 
 
 def supervise(
-    config: RunConfig, job: SlurmJob, command: Callable[[str], Sequence[str]], *, devices_per_node: int, retries: int,
-    elastic: bool, stop_within: float | None, say: Callable[[str], None],
+    config: RunConfig, job: SlurmJob, command: Callable[[str], Sequence[str]], options: RestartOptions, *,
+    devices_per_node: int, say: Callable[[str], None],
 ) -> int:  # fmt: skip
     """Trains on the nodes of a job. Returns its exit code; 75: requeue the job.
 
@@ -180,10 +181,8 @@ def supervise(
         config: the run.
         job: the job.
         command: of a node, given the label of an attempt.
+        options: when the processes are started again; `retries` also counts allocations of the job.
         devices_per_node: devices of each process.
-        retries: attempts, and allocations of the job, that may follow one without a new checkpoint.
-        elastic: go on with fewer nodes when one is gone.
-        stop_within: seconds after a request to stop in which the processes may save; None: no limit.
         say: receives messages.
     """
     directory = working_directory(config.run_dir)
@@ -195,13 +194,13 @@ def supervise(
         f'launch: Slurm job {job.number} on {len(job.nodes)} node{"s" if len(job.nodes) > 1 else ""}: '
         f'{", ".join(job.nodes)}{f"; requeued {job.restarts} times" if job.restarts else ""}'
     )
-    if (count := fruitless(events, job.number, step)) > retries:
+    if (count := fruitless(events, job.number, step)) > options.retries:
         say(f'launch: {count} allocations in a row made no new checkpoint: giving up')
         return 1
     slots = Slots(len(job.nodes), lambda count: misfit(config, count * devices_per_node) is None)
 
     def start(used: Sequence[int], label: str) -> SlurmGroup:
-        if elastic and len(used) > 1:
+        if options.elastic and len(used) > 1:
             job.watch(job.nodes[used[1]])
         return job.start(directory, used, command(label))
 
@@ -209,8 +208,7 @@ def supervise(
         note(directory, RELEASED, job=job.number, code=code, preempted=code == TRY_AGAIN and job.is_preempted())
 
     supervisor = Supervisor(
-        config, start, slots=slots, retries=retries, elastic=elastic, requeued=True, stop_within=stop_within,
-        at_end=at_end, say=say,
+        config, start, slots, dataclasses.replace(options, requeued=True), at_end=at_end, say=say,
     )  # fmt: skip
     try:
         code = supervisor.run()

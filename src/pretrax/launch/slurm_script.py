@@ -1,12 +1,12 @@
 """The scripts that `sbatch` reads: one for a run on several nodes, one for the rows of a sweep. Runs no program of Slurm."""
 
-import dataclasses
 import pathlib
 import re
 import shlex
 from collections.abc import Sequence
 
 from pretrax.errors import UserError
+from pretrax.launch.options import Resources
 
 _BEFORE_LIMIT = 300  # seconds before the time limit at which Slurm asks a job to save and end
 _SPARE = 30  # seconds of these for what follows the end of the processes
@@ -43,30 +43,6 @@ exec {command} --row $SLURM_ARRAY_TASK_ID
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Resources:
-    """What a job asks Slurm for.
-
-    Attributes:
-        nodes: number of nodes.
-        gpus_per_node: None: asks for none.
-        cpus_per_node: None: whole nodes, with all their cores and memory, which no other job shares.
-        minutes: time limit; None: that of the partition.
-        partition, account, qos, constraint: None: the default of the site.
-        extra: other options of sbatch, such as 'mem=64G'. They replace those of the same name.
-    """
-
-    nodes: int = 1
-    gpus_per_node: int | None = None
-    cpus_per_node: int | None = None
-    minutes: int | None = None
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    extra: Sequence[str] = ()
-
-
 def run_script(
     name: str, resources: Resources, command: Sequence[str], *, directory: pathlib.Path, output: pathlib.Path, elastic: bool
 ) -> str:  # fmt: skip
@@ -90,12 +66,11 @@ def run_script(
         'requeue': None,
         **({'no-kill': None} if elastic else {}),
     }
-    return _script(options, resources.extra, _RUN.format(command=shlex.join(command)))
+    return _script(options, resources.sbatch, _RUN.format(command=shlex.join(command)))
 
 
 def rows_script(
-    name: str, resources: Resources, command: Sequence[str], *, directory: pathlib.Path, output: pathlib.Path,
-    rows: int, at_once: int | None,
+    name: str, resources: Resources, command: Sequence[str], *, directory: pathlib.Path, output: pathlib.Path, array: str
 ) -> str:  # fmt: skip
     """The script of an array of jobs, one for each row of a sweep.
 
@@ -103,24 +78,23 @@ def rows_script(
         name, resources, directory: as for a run.
         command: `pretrax bench` of the sweep, to which the number of the row is appended.
         output: file for the output of a row; `%a` is its number.
-        rows: number of rows.
-        at_once: most rows that run at the same time; None: any number.
+        array: the rows, as sbatch writes them: '1-8%3' are eight, of which at most three run at the same time.
     """
     options = {
         'job-name': name,
-        'array': f'1-{rows}' + (f'%{at_once}' if at_once else ''),
+        'array': array,
         **_resources(resources),
         'chdir': str(directory),
         'output': str(output),
         'open-mode': 'append',
         'requeue': None,
     }
-    return _script(options, resources.extra, _ROW.format(command=shlex.join(command)))
+    return _script(options, resources.sbatch, _ROW.format(command=shlex.join(command)))
 
 
 def stop_within(resources: Resources) -> int:
     """Seconds that the processes of a run have to save and end after the signal that Slurm sends before the time limit."""
-    given = dict(_option(text) for text in resources.extra).get('signal')
+    given = dict(_option(text) for text in resources.sbatch).get('signal')
     if given is None:
         before = _before_limit(resources.minutes)
     else:
@@ -132,27 +106,6 @@ def stop_within(resources: Resources) -> int:
 def _before_limit(minutes: int | None) -> int:
     """Seconds before the time limit at which Slurm asks a job to save and end: at most a quarter of the time."""
     return _BEFORE_LIMIT if minutes is None else min(_BEFORE_LIMIT, 60 * minutes // 4)
-
-
-def minutes_of(text: str) -> int:
-    """A time limit in minutes, rounded up: '24h', '90m', '1d12h', or as Slurm writes it: '1-12:00:00', '30:00', '90'.
-
-    Raises:
-        UserError: it is none of these, or zero.
-    """
-    seconds = 0
-    if units := re.fullmatch(r'(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?', text.strip()):
-        days, hours, minutes = (int(number or 0) for number in units.groups())
-        seconds = 60 * (minutes + 60 * (hours + 24 * days))
-    elif clock := re.fullmatch(r'(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?', text.strip()):
-        days, *numbers = clock.groups()
-        parts = [int(number) for number in numbers if number is not None]
-        # Slurm: days-hours[:minutes[:seconds]], else minutes[:seconds] or hours:minutes:seconds
-        first = 3600 if days is not None or len(parts) == 3 else 60
-        seconds = 86400 * int(days or 0) + sum(part * first // 60**place for place, part in enumerate(parts))
-    if not seconds:
-        raise UserError(f'--time {text}: expected a time limit such as 24h, 90m, 1d12h or 1-12:00:00')
-    return -(-seconds // 60)
 
 
 def clock_text(minutes: int) -> str:

@@ -5,6 +5,7 @@ Each host runs `pretrax launch node --controlled`, which ends when the connectio
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import random
 import re
@@ -12,11 +13,13 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 
 from pretrax.errors import Report, UserError
 from pretrax.launch.group import identity
+from pretrax.launch.options import SshOptions
 from pretrax.launch.remote import RemoteGroup, RemoteProcess
 from pretrax.launch.sizes import restricted_to
 
@@ -71,6 +74,15 @@ def parse_hosts(texts: Sequence[str]) -> list[Host]:
     if not hosts:
         raise UserError('there are no hosts\ngive --hosts box1,box2 or --hosts-file FILE')
     return hosts
+
+
+def hosts_of(options: SshOptions) -> list[Host]:
+    """The hosts that the options name. Raises UserError."""
+    if (options.hosts is None) == (options.hosts_file is None):
+        raise UserError('give --hosts box1,box2 or --hosts-file FILE' + (', not both' if options.hosts else ''))
+    return parse_hosts(
+        (options.hosts or '').split(',') if options.hosts_file is None else read_hosts(options.hosts_file)
+    )
 
 
 def read_hosts(file: pathlib.Path) -> list[str]:
@@ -169,33 +181,36 @@ class SshLaunch:
     """Starts the processes of an attempt, one on each host.
 
     Args:
-        ssh: how hosts are reached.
-        hosts: all hosts; a slot is an index of one.
+        options: the hosts, and how they are reached. A slot is an index of a host.
         arguments: of `pretrax launch node`.
         environment: of the processes, besides their identity.
-        devices: devices of each process; None: all of its host.
-        coordinator: the address of the first host as the others see it; None: its address as ssh knows it.
         directory: the run directory on this machine.
-        patience: seconds for hosts that were lost to come back, before an attempt fails.
         say: receives messages.
+
+    Attributes:
+        lost: hosts that are waited for before an attempt.
     """
 
     def __init__(
-        self, ssh: Ssh, hosts: Sequence[Host], arguments: Sequence[str], environment: Mapping[str, str], *,
-        devices: int | None, coordinator: str | None, directory: pathlib.Path, patience: float, say: Report = print,
-    ):  # fmt: skip
-        self.ssh, self.hosts, self._arguments = ssh, hosts, arguments
-        self._environment = {**restricted_to(devices), **environment}
-        self._coordinator, self._directory, self._patience, self._say = coordinator, directory, patience, say
-        self._lost: set[Host] = set()
+        self,
+        options: SshOptions,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        directory: pathlib.Path,
+        say: Report = print,
+    ):
+        self.hosts = hosts_of(options)
+        self.ssh = Ssh(options.program, options.directory or os.getcwd(), options.python or sys.executable)
+        self.directory, self.say, self._coordinator = directory, say, options.coordinator
+        self.patience = 0.0 if options.elastic else 60 * options.patience  # seconds for lost hosts to come back
+        self.lost: set[Host] = set()
+        self._arguments, self._environment = arguments, {**restricted_to(options.devices), **environment}
         self._probe: Probe | None = None
         self._next_probe = 0.0
 
     def start(self, slots: Sequence[int], attempt: str) -> 'SshGroup':
         """The processes of an attempt, for `Supervisor`."""
-        hosts = [self.hosts[slot] for slot in slots]
-        processes = self.processes(hosts, attempt)
-        return SshGroup(self.ssh, hosts, processes, self._directory, self._lost, self._patience, self._say)
+        return SshGroup(self, [self.hosts[slot] for slot in slots], attempt)
 
     def processes(self, hosts: Sequence[Host], attempt: str | None = None) -> list[RemoteProcess]:
         """How the processes on these hosts are started; the port of the first one is random."""
@@ -227,7 +242,7 @@ class SshLaunch:
         if not self._probe.is_over():
             return []
         answers, self._probe = self._probe.answers(), None
-        self._lost -= answers
+        self.lost -= answers
         return [slot for slot in slots if self.hosts[slot] in answers]
 
 
@@ -235,25 +250,21 @@ class SshGroup(RemoteGroup):
     """One process on each host. Hosts that were lost are waited for before all of them are started.
 
     Args:
-        ssh, hosts, processes, directory: see `SshLaunch` and `RemoteGroup`.
-        lost: the hosts to wait for; those that are lost here are added.
-        patience: seconds to wait for them.
-        say: receives messages.
+        launch: hosts that are lost are added to its `lost`.
+        hosts: of the processes.
+        attempt: the label of the attempt.
     """
 
-    def __init__(
-        self, ssh: Ssh, hosts: Sequence[Host], processes: Sequence[RemoteProcess], directory: pathlib.Path,
-        lost: set[Host], patience: float, say: Report,
-    ):  # fmt: skip
-        self._ssh, self._hosts, self._lost, self._say = ssh, hosts, lost, say
-        self._until, self._pause = time.monotonic() + patience, _FIRST_WAIT
+    def __init__(self, launch: SshLaunch, hosts: Sequence[Host], attempt: str):
+        self._ssh, self._hosts, self._lost, self._say = launch.ssh, hosts, launch.lost, launch.say
+        self._until, self._pause = time.monotonic() + launch.patience, _FIRST_WAIT
         self._next_look = time.monotonic()
         self._probe: Probe | None = None
         self._given_up: dict[int, int] = {}
-        self._missing = {host for host in hosts if host in lost}
+        self._missing = {host for host in hosts if host in launch.lost}
         if self._missing:
-            say(f'launch: waiting up to {patience:.0f} s for {_names(self._missing)}')
-        super().__init__(processes, directory, at_once=not self._missing)
+            launch.say(f'launch: waiting up to {launch.patience:.0f} s for {_names(self._missing)}')
+        super().__init__(launch.processes(hosts, attempt), launch.directory, at_once=not self._missing)
 
     def codes(self) -> dict[int, int]:
         if self._given_up:

@@ -17,7 +17,7 @@ from pretrax.launch.crash import Crash, StackFiles, attempt_label, write_crash_r
 from pretrax.launch.elastic import Slots
 from pretrax.launch.group import Group
 from pretrax.launch.notices import LaunchNotices
-from pretrax.launch.restarts import Outcome, Restarts, newest_checkpoint, outcome
+from pretrax.launch.restarts import Outcome, RestartOptions, Restarts, newest_checkpoint, outcome
 from pretrax.launch.signals import PASSED_ON, STOP
 from pretrax.observe.attempts import note
 from pretrax.storage import BucketPath
@@ -43,27 +43,22 @@ class Supervisor:
         start: starts a process in each of these slots, and returns them in this order. The second argument is the label of
             the attempt, for crash reports. Raises OSError if they cannot be started.
         slots: places for processes: shares of this machine, or machines.
-        retries: how many attempts without a new checkpoint may be followed by another one.
-        elastic: continue with fewer processes after one is lost twice in a row, and try all of them again later.
-        requeued: the supervisor is started again, on machines that work, if it exits with 75. It does so if it is asked to
-            stop before the run is finished, or if the machine of a process is gone.
+        options: when they are started again.
         at_end: receives the exit code, before the history of a run in a bucket is uploaded for the last time.
-        stop_within: seconds for the processes to save and end after a request to stop; then they are killed. None: no limit.
         say: receives messages.
     """
 
     def __init__(
-        self, config: RunConfig, start: Start, *, slots: Slots, retries: int, elastic: bool, requeued: bool = False,
-        stop_within: float | None = None, at_end: Callable[[int], None] = lambda code: None,
-        say: Callable[[str], None] = print,
+        self, config: RunConfig, start: Start, slots: Slots, options: RestartOptions, *,
+        at_end: Callable[[int], None] = lambda code: None, say: Callable[[str], None] = print,
     ):  # fmt: skip
         self._config, self._start, self._slots, self._say = config, start, slots, say
         self._at_end = at_end
         self._directory = working_directory(config.run_dir)
         self._step = 0  # of the newest checkpoint that was seen
-        self._elastic, self._requeued, self._stop_within = elastic, requeued, stop_within
+        self._options = options
         self._notices = LaunchNotices(config, self._directory, say)
-        self._restarts = Restarts(retries, self._newest())
+        self._restarts = Restarts(options.retries, self._newest())
         self._asked: int | None = None  # signal that requested a stop
         self._asked_at = 0.0
         self._noticed = 0.0  # time at which the first process of the newest attempt had ended
@@ -105,7 +100,7 @@ class Supervisor:
                 return self._last_code(ended)
             is_mistake = ended.code in (MISTAKE, CONFIGURATION)
             wait = None if is_mistake else self._next(ended)
-            leaves = wait is None and self._requeued and bool(ended.gone)
+            leaves = wait is None and self._options.requeued and bool(ended.gone)
             self._notices.attempt_ended(ended, wait is not None or leaves)
             if is_mistake:
                 return self._last_code(ended)
@@ -124,17 +119,17 @@ class Supervisor:
                 f'starting again{f" in {wait:.0f} s" if wait else ""}: attempt {attempt}, {len(self._slots.used)} processes'
             )
             if not self._sleep(wait):
-                return TRY_AGAIN if self._requeued else 128 + (self._asked or 0)
+                return TRY_AGAIN if self._options.requeued else 128 + (self._asked or 0)
 
     def _next(self, ended: Outcome) -> float | None:
         """Seconds until the next attempt; None: no further attempt. If elastic, chooses its number of processes."""
         wait = self._restarts.wait(ended)
-        if ended.gone and self._requeued:
-            if not self._elastic or not self._slots.forget(ended.gone):
+        if ended.gone and self._options.requeued:
+            if not self._options.elastic or not self._slots.forget(ended.gone):
                 return None
             self._restarts.reset()
             return 0.0
-        if not self._elastic:
+        if not self._options.elastic:
             return wait
         if ended.why == _GROWS:
             self._slots.grow()
@@ -165,17 +160,24 @@ class Supervisor:
                     orderly = all(code in (DONE, TRY_AGAIN) for code in codes.values())
                     deadline = min(deadline or now + _AFTER_END, now + (_AFTER_END if orderly else _AFTER_FAILURE))
                     seen = len(codes)
-                elif self._elastic and not grows and self._asked is None and self._slots.is_time_to_grow(self._newest):
+                elif (
+                    self._options.elastic
+                    and not grows
+                    and self._asked is None
+                    and self._slots.is_time_to_grow(self._newest)
+                ):
                     grows = True
                     group.send(signal.SIGTERM)  # they save the same step
                 if len(codes) == len(group) or (deadline is not None and now >= deadline):
                     break
                 if (
-                    self._stop_within is not None
+                    self._options.stop_within is not None
                     and self._asked is not None
-                    and now - self._asked_at > self._stop_within
+                    and now - self._asked_at > self._options.stop_within
                 ):
-                    self._say(f'launch: not all processes have ended within {self._stop_within:.0f} s: killing them')
+                    self._say(
+                        f'launch: not all processes have ended within {self._options.stop_within:.0f} s: killing them'
+                    )
                     break
                 time.sleep(_LOOK)
             hung = tuple(number for number in range(len(group)) if number not in codes)
@@ -243,7 +245,11 @@ class Supervisor:
 
     def _last_code(self, ended: Outcome) -> int:
         if self._asked is not None:
-            if self._requeued and ended.code not in (MISTAKE, CONFIGURATION) and ended.step < self._config.steps:
+            if (
+                self._options.requeued
+                and ended.code not in (MISTAKE, CONFIGURATION)
+                and ended.step < self._config.steps
+            ):
                 return TRY_AGAIN
             if ended.code not in (DONE, TRY_AGAIN, MISTAKE, CONFIGURATION):
                 return 128 + self._asked

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, Report, UserError
 from pretrax.launch.engine import Engine
+from pretrax.launch.options import SliceOptions
 from pretrax.launch.record import LaunchRecord
 from pretrax.launch.shipped import CONFIG, STOPPED
 from pretrax.storage import AnyPath, BucketPath
@@ -41,37 +42,20 @@ _PATIENCE = 30 * 60.0  # seconds for which a watch goes on while gcloud fails
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Slices:
-    """What a run asks of Google Cloud.
+class Slices(SliceOptions):
+    """The slices of a run.
 
     Attributes:
         name: of the queued resource; see `manifests.object_name`.
         accelerator: accelerator type of gcloud, such as 'v5p-128'.
         hosts: VMs of one slice.
-        slices: number of slices.
         runtime: software of the VMs.
-        zone, project: where; None: the project of gcloud's configuration.
-        spot: cheaper slices that Google may take back.
-        network, service_account: None: the defaults of the project.
-        setup: shell command that installs pretrax, '' if `image` has it.
-        image: of a container with pretrax, or None.
-        restarts: how often a VM starts the training again after failures.
         words: appended to `pretrax launch node CONFIG`.
     """
 
     name: str
-    accelerator: str
     hosts: int
-    slices: int
-    runtime: str
-    zone: str
-    project: str | None = None
-    spot: bool = False
-    network: str | None = None
-    service_account: str | None = None
-    setup: str = ''
-    image: str | None = None
-    restarts: int = 100
+    runtime: str = ''
     words: tuple[str, ...] = ()
 
     @property

@@ -3,6 +3,7 @@
 If a process is lost, all of them restart from the newest checkpoint.
 """
 
+import dataclasses
 import functools
 import shlex
 import sys
@@ -10,36 +11,39 @@ from typing import Annotated
 
 import typer
 
-from pretrax.cli._arguments import AllowChanges, ConfigFile, Overrides, Retries, Verbose, flags
+from pretrax.cli._arguments import AllowChanges, Configuration, Retries, Verbose
 from pretrax.errors import UserError
 
 
-def local(
-    config: ConfigFile,
-    processes: Annotated[int, typer.Option('--processes', '-n', min=1, help='Number of processes.')],
-    overrides: Overrides = (),
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Configuration):
+    processes: Annotated[int, typer.Option('--processes', '-n', min=1, help='Number of processes.')]
     devices: Annotated[
         int | None,
         typer.Option(
             '--devices-per-process', min=1, help='Devices per process. [default: what the mesh needs, or all]'
         ),
-    ] = None,
-    retries: Retries = 3,
+    ] = None
+    retries: Retries = 3
     elastic: Annotated[
         bool, typer.Option('--elastic', help='Continue with fewer processes if one is lost repeatedly.')
-    ] = False,
-    dry_run: Annotated[bool, typer.Option('--dry-run', help='Print the command of each process, and start nothing.')] = False,
-    allow_changes: AllowChanges = False,
-    verbose: Verbose = False,
-) -> None:  # fmt: skip
-    from pretrax.config import load
+    ] = False
+    dry_run: Annotated[
+        bool, typer.Option('--dry-run', help='Print the command of each process, and start nothing.')
+    ] = False
+    allow_changes: AllowChanges = False
+    verbose: Verbose = False
+
+
+def local(options: Options) -> None:
     from pretrax.launch.engines import refuse_if_running
     from pretrax.launch.foreground import record_launcher
     from pretrax.launch.local import LocalLaunch, pretrax_command
+    from pretrax.launch.restarts import RestartOptions
     from pretrax.launch.sizes import devices_per_process
     from pretrax.observe.lasting_output import LastingOutput
 
-    loaded = load(config, overrides)
+    loaded, processes, elastic = options.load(), options.processes, options.elastic
     section = loaded.processes
     if section.index is not None or section.coordinator is not None:
         raise UserError('the launcher sets processes.index and processes.coordinator; leave them out')
@@ -48,20 +52,20 @@ def local(
             f'processes.count is {section.count}, but --processes is {processes}'
             f'{" or fewer (--elastic)" if elastic else ""}\nleave processes.count out'
         )
-    count, why = devices_per_process(loaded, processes, devices)
+    count, why = devices_per_process(loaded, processes, options.devices)
     say = functools.partial(print, flush=True, file=LastingOutput(sys.stdout))
     others = f'; output of {"1" if processes == 2 else f"1 to {processes - 1}"} in {loaded.run_dir}/output'
     say(
         f'launch: {processes} process{"es" if processes > 1 else ""} '
         f'with {count} device{"s" if count > 1 else ""} each ({why}){others if processes > 1 else ""}'
     )
-    given = flags(allow_changes=allow_changes, verbose=verbose)
-    command = pretrax_command('train', config, *overrides, *given)
-    if dry_run:
+    command = pretrax_command('train', *options.words, *options.flags('allow_changes', 'verbose'))
+    if options.dry_run:
         print(shlex.join(command))
         return
     refuse_if_running(loaded.run_dir)
-    launch = LocalLaunch(loaded, command, processes=processes, devices=count, retries=retries, elastic=elastic, say=say)
+    restarts = RestartOptions(retries=options.retries, elastic=elastic)
+    launch = LocalLaunch(loaded, command, restarts, processes=processes, devices=count, say=say)
     record_launcher(loaded.run_dir, 'local', processes, say)
     code = launch.run()
     if code:

@@ -5,48 +5,49 @@ on, leaves a crash report in the run directory when the training fails, and exit
 before the run is finished, the exit code is 75: start it again to continue.
 """
 
+import dataclasses
 import functools
 import sys
 from typing import Annotated
 
 import typer
 
-from pretrax.cli._arguments import AllowChanges, ConfigFile, Overrides, Verbose, flags
+from pretrax.cli._arguments import AllowChanges, Configuration, Verbose
 
 
-def node(
-    config: ConfigFile,
-    overrides: Overrides = (),
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Configuration):
     attempt: Annotated[
         str | None, typer.Option(metavar='LABEL', help='Names the directory of crash reports. [default: the time]')
-    ] = None,
+    ] = None
     check: Annotated[
         bool, typer.Option('--check', help='Run `pretrax doctor` first; train only if it finds no failure.')
-    ] = False,
+    ] = False
     controlled: Annotated[
         bool, typer.Option('--controlled', help='Take signals from standard input, and end when it ends.')
-    ] = False,
+    ] = False
     until_done: Annotated[
         bool, typer.Option('--until-done', help='Exit with 143 if an unfinished run was asked to stop.')
-    ] = False,
-    allow_changes: AllowChanges = False,
-    verbose: Verbose = False,
-) -> None:
+    ] = False
+    allow_changes: AllowChanges = False
+    verbose: Verbose = False
+
+
+def node(options: Options) -> None:
     from pretrax.launch.signals import signals_from_now_on
 
     waiting = signals_from_now_on()  # before the slow imports
-    from pretrax.config import load
     from pretrax.launch.crash import attempt_label
     from pretrax.launch.local import pretrax_command
     from pretrax.launch.node import Node
 
-    words = [config, *overrides]
-    loaded = load(config, overrides)  # a mistake is reported before anything starts
+    loaded = options.load()  # a mistake is reported before anything starts
     here = Node(
-        loaded, attempt=attempt or attempt_label(), controlled=controlled, until_done=until_done, waiting=waiting,
+        loaded, attempt=options.attempt or attempt_label(), controlled=options.controlled,
+        until_done=options.until_done, waiting=waiting,
         say=functools.partial(print, file=sys.stderr, flush=True),
     )  # fmt: skip
-    command = pretrax_command('train', *words, *flags(allow_changes=allow_changes, verbose=verbose))
-    code = here.run(command, pretrax_command('doctor', *words) if check else None)
+    command = pretrax_command('train', *options.words, *options.flags('allow_changes', 'verbose'))
+    code = here.run(command, pretrax_command('doctor', *options.words) if options.check else None)
     if code:
         raise typer.Exit(code)

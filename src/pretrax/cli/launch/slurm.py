@@ -3,6 +3,7 @@
 The job saves and is requeued at its time limit, when it is preempted, and when a node is lost.
 """
 
+import dataclasses
 import shlex
 import sys
 from pathlib import Path
@@ -10,92 +11,75 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pretrax.cli._arguments import AllowChanges, Overrides, Retries, Verbose, flags
+from pretrax.cli._arguments import AllowChanges, Configuration, Retries, Verbose
 from pretrax.errors import UserError
+from pretrax.launch.options import Resources
 
 if TYPE_CHECKING:
-    from pretrax.launch.slurm_script import Resources
     from pretrax.storage import AnyPath
 
 
-def slurm(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Configuration):
     config: Annotated[
         str, typer.Argument(metavar='CONFIG', help='A YAML file: a configuration, or a sweep of `pretrax bench`.')
-    ],
-    overrides: Overrides = (),
-    nodes: Annotated[int, typer.Option('--nodes', '-N', min=1, help='Number of nodes; each runs one process.')] = 1,
-    gpus_per_node: Annotated[int | None, typer.Option('--gpus-per-node', min=1, help='GPUs of each node.')] = None,
-    cpus_per_node: Annotated[
-        int | None,
-        typer.Option('--cpus-per-node', min=1, help='Cores of each node. [default: whole nodes, not shared]'),
-    ] = None,
-    time: Annotated[
-        str | None, typer.Option(metavar='TIME', help='Time limit: 24h, 90m, 1-12:00:00. [default: the partition\'s]')
-    ] = None,
-    partition: Annotated[str | None, typer.Option('--partition', '-p', metavar='NAME', show_default=False, help='Partition of the cluster.')] = None,
-    account: Annotated[str | None, typer.Option('--account', '-A', metavar='NAME', show_default=False, help='Account that the time is charged to.')] = None,
-    qos: Annotated[str | None, typer.Option('--qos', metavar='NAME', show_default=False, help='Quality of service.')] = None,
-    constraint: Annotated[str | None, typer.Option('--constraint', '-C', metavar='FEATURE', show_default=False, help='Features that the nodes must have.')] = None,
+    ]
+    resources: Resources
     container: Annotated[
-        str | None, typer.Option(metavar='IMAGE', help='Run the processes in this image, through Pyxis (srun --container-image).')
-    ] = None,
-    sbatch: Annotated[
-        tuple[str, ...], typer.Option('--sbatch', metavar='OPTION=VALUE', help='Another option of sbatch, such as mem=64G; may be repeated.')
-    ] = (),
-    elastic: Annotated[bool, typer.Option('--elastic', help='Continue with fewer nodes if one is lost.')] = False,
-    retries: Retries = 3,
-    check: Annotated[bool, typer.Option('--check', help='Run `pretrax doctor` on each node first.')] = False,
+        str | None,
+        typer.Option(metavar='IMAGE', help='Run the processes in this image, through Pyxis (srun --container-image).'),
+    ] = None
+    elastic: Annotated[bool, typer.Option('--elastic', help='Continue with fewer nodes if one is lost.')] = False
+    retries: Retries = 3
+    check: Annotated[bool, typer.Option('--check', help='Run `pretrax doctor` on each node first.')] = False
     out: Annotated[
-        str | None, typer.Option('--out', '-o', metavar='DIR', help='For a sweep: directory for the results. [default: sweeps/NAME]')
-    ] = None,
+        str | None,
+        typer.Option(
+            '--out', '-o', metavar='DIR', help='For a sweep: directory for the results. [default: sweeps/NAME]'
+        ),
+    ] = None
     at_once: Annotated[
-        int | None, typer.Option('--at-once', min=1, metavar='N', help='For a sweep: most rows that run at the same time.')
-    ] = None,
-    dry_run: Annotated[bool, typer.Option('--dry-run', help='Print the script, and submit nothing.')] = False,
-    allow_changes: AllowChanges = False,
-    verbose: Verbose = False,
-) -> None:  # fmt: skip
-    from pretrax.launch.slurm_script import Resources, minutes_of, stop_within
+        int | None,
+        typer.Option('--at-once', min=1, metavar='N', help='For a sweep: most rows that run at the same time.'),
+    ] = None
+    dry_run: Annotated[bool, typer.Option('--dry-run', help='Print the script, and submit nothing.')] = False
+    allow_changes: AllowChanges = False
+    verbose: Verbose = False
+
+
+def slurm(options: Options) -> None:
+    from pretrax.launch.slurm_script import stop_within
     from pretrax.launch.sweep import is_sweep
 
-    resources = Resources(
-        nodes, gpus_per_node, cpus_per_node, None if time is None else minutes_of(time), partition, account, qos,
-        constraint, tuple(sbatch),
-    )  # fmt: skip
+    config, resources = options.config, options.resources
+    seconds = stop_within(resources)  # checks --time, for a sweep too
     if is_sweep(config):
-        if overrides or nodes > 1 or elastic or container or check:
+        if options.overrides or resources.nodes > 1 or options.elastic or options.container or options.check:
             raise UserError(
                 f'{config} is a sweep: each row is one process on one node, and takes no changes to the configuration'
             )
-        return _sweep(config, resources, out, at_once, dry_run)
-    if out is not None or at_once is not None:
+        return _sweep(options)
+    if options.out is not None or options.at_once is not None:
         raise UserError(f'{config} is a configuration; --out and --at-once belong to a sweep')
     values = {
-        '--gpus-per-node': gpus_per_node,
-        '--container': container,
-        '--stop-within': stop_within(resources),
-        '--retries': retries if retries != 3 else None,
+        '--gpus-per-node': resources.gpus_per_node,
+        '--container': options.container,
+        '--stop-within': seconds,
+        '--retries': options.retries if options.retries != 3 else None,
     }
-    words = [
-        config,
-        *overrides,
-        *flags(elastic=elastic, check=check, allow_changes=allow_changes, verbose=verbose),
-    ]
+    words = [*options.words, *options.flags('elastic', 'check', 'allow_changes', 'verbose')]
     words += [word for name, value in values.items() if value is not None for word in (name, str(value))]
-    return _run(config, overrides, words, resources, elastic, dry_run)
+    return _run(options, words)
 
 
-def _run(
-    config: str, overrides: Overrides, words: list[str], resources: 'Resources', elastic: bool, dry_run: bool
-) -> None:
-    from pretrax.config import load
+def _run(options: Options, words: list[str]) -> None:
     from pretrax.launch.local import pretrax_command
     from pretrax.launch.request import check_request
     from pretrax.launch.slurm_job import devices_here
     from pretrax.launch.slurm_script import run_script
     from pretrax.storage import BucketPath
 
-    loaded = load(config, overrides)
+    loaded, resources = options.load(), options.resources
     check_request(loaded, resources.nodes, devices_here(resources.gpus_per_node))
     run_dir = loaded.run_dir
     place = (
@@ -103,10 +87,9 @@ def _run(
         if isinstance(run_dir, BucketPath)
         else run_dir.absolute() / 'slurm-%j.txt'
     )
-    script = run_script(
-        loaded.name, resources, pretrax_command('launch', 'slurm-job', *words), directory=Path.cwd(), output=place, elastic=elastic,
-    )  # fmt: skip
-    if dry_run:
+    command = pretrax_command('launch', 'slurm-job', *words)
+    script = run_script(loaded.name, resources, command, directory=Path.cwd(), output=place, elastic=options.elastic)
+    if options.dry_run:
         return _print(script, run_dir)
     job = _submit(script, resources, run_dir, place, {})
     print(f'log: {str(place).replace("%j", job)}')
@@ -115,27 +98,26 @@ def _run(
     return None
 
 
-def _sweep(sweep: str, resources: 'Resources', out: str | None, at_once: int | None, dry_run: bool) -> None:
+def _sweep(options: Options) -> None:
     from pretrax.launch.local import pretrax_command
     from pretrax.launch.slurm_script import rows_script
     from pretrax.launch.sweep import read_sweep
     from pretrax.storage import BucketPath, locate
 
-    file = locate(sweep)
-    directory = locate(out or f'sweeps/{file.stem}')
+    file = locate(options.config)
+    directory = locate(options.out or f'sweeps/{file.stem}')
     _, rows = read_sweep(file, Path('run'))
     place = (
         Path.cwd() / f'{file.stem}-slurm-%A-%a.txt'
         if isinstance(directory, BucketPath)
         else directory.absolute() / 'slurm-%A-%a.txt'
     )
-    command = pretrax_command('bench', sweep, *(['--out', out] if out else []))
-    script = rows_script(
-        file.stem, resources, command, directory=Path.cwd(), output=place, rows=len(rows), at_once=at_once
-    )
-    if dry_run:
+    command = pretrax_command('bench', options.config, *(['--out', options.out] if options.out else []))
+    array = f'1-{len(rows)}' + (f'%{options.at_once}' if options.at_once else '')
+    script = rows_script(file.stem, options.resources, command, directory=Path.cwd(), output=place, array=array)
+    if options.dry_run:
         return _print(script, directory)
-    job = _submit(script, resources, directory, place, {'rows': len(rows)})
+    job = _submit(script, options.resources, directory, place, {'rows': len(rows)})
     print(f'{len(rows)} rows; logs: {str(place).replace("%A", job).replace("%a", "ROW")}')
     for line in (f'pretrax launch status {directory}', f'{shlex.join(["pretrax", *command[3:]])} --show   # the table'):
         print(f'  {line}')
@@ -150,7 +132,7 @@ def _print(script: str, run_dir: 'AnyPath') -> None:
     print(script, end='')
 
 
-def _submit(script: str, resources: 'Resources', run_dir: 'AnyPath', log: Path, facts: dict) -> str:
+def _submit(script: str, resources: Resources, run_dir: 'AnyPath', log: Path, facts: dict) -> str:
     """Checks and submits a script, and records the job. Returns its number."""
     from pretrax.launch.engines import refuse_if_running
     from pretrax.launch.record import LaunchRecord, write_record

@@ -4,6 +4,7 @@ It starts a step on each node of the job, and starts them again when a process i
 finished, and the job should be requeued.
 """
 
+import dataclasses
 import functools
 import os
 import sys
@@ -11,43 +12,46 @@ from typing import Annotated
 
 import typer
 
-from pretrax.cli._arguments import AllowChanges, ConfigFile, Overrides, Retries, Verbose, flags
+from pretrax.cli._arguments import AllowChanges, Configuration, Retries, Verbose
 
 
-def slurm_job(
-    config: ConfigFile,
-    overrides: Overrides = (),
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Configuration):
     gpus_per_node: Annotated[
         int | None, typer.Option('--gpus-per-node', min=1, help='GPUs of each process. [default: as the job says]')
-    ] = None,
+    ] = None
     container: Annotated[
         str | None, typer.Option(metavar='IMAGE', help='Run the processes in this image, through Pyxis.')
-    ] = None,
-    retries: Retries = 3,
-    elastic: Annotated[bool, typer.Option('--elastic', help='Continue with fewer nodes if one is lost.')] = False,
-    check: Annotated[bool, typer.Option('--check', help='Run `pretrax doctor` on each node first.')] = False,
+    ] = None
+    retries: Retries = 3
+    elastic: Annotated[bool, typer.Option('--elastic', help='Continue with fewer nodes if one is lost.')] = False
+    check: Annotated[bool, typer.Option('--check', help='Run `pretrax doctor` on each node first.')] = False
     stop_within: Annotated[
         int | None,
         typer.Option(min=1, metavar='SECONDS', help='Time to save after a request to stop. [default: no limit]'),
-    ] = None,
-    allow_changes: AllowChanges = False,
-    verbose: Verbose = False,
-) -> None:
-    from pretrax.config import load
+    ] = None
+    allow_changes: AllowChanges = False
+    verbose: Verbose = False
+
+
+def slurm_job(options: Options) -> None:
+    from pretrax.launch.restarts import RestartOptions
     from pretrax.launch.slurm_job import SlurmJob, devices_here, node_python, supervise
     from pretrax.observe.lasting_output import LastingOutput
     from pretrax.storage import BucketPath
 
-    loaded = load(config, overrides)
+    loaded = options.load()
     mounts = () if isinstance(loaded.run_dir, BucketPath) else (loaded.run_dir.absolute(),)
-    job = SlurmJob(os.environ, container, gpus_per_node, mounts)
-    words = [config, *overrides, '--controlled']
-    words += flags(check=check, allow_changes=allow_changes, verbose=verbose)
-    say = functools.partial(print, flush=True, file=LastingOutput(sys.stdout))
+    job = SlurmJob(os.environ, options.container, options.gpus_per_node, mounts)
+    node = [node_python(options.container), '-m', 'pretrax', 'launch', 'node', *options.words, '--controlled']
+    node += options.flags('check', 'allow_changes', 'verbose')
     code = supervise(
-        loaded, job, lambda label: [node_python(container), '-m', 'pretrax', 'launch', 'node', *words, '--attempt', label],
-        devices_per_node=devices_here(gpus_per_node), retries=retries, elastic=elastic, stop_within=stop_within,
-        say=say,
-    )  # fmt: skip
+        loaded,
+        job,
+        lambda label: [*node, '--attempt', label],
+        RestartOptions(retries=options.retries, elastic=options.elastic, stop_within=options.stop_within),
+        devices_per_node=devices_here(options.gpus_per_node),
+        say=functools.partial(print, flush=True, file=LastingOutput(sys.stdout)),
+    )
     if code:
         raise typer.Exit(code)

@@ -4,66 +4,57 @@ The command waits for the run, and asks for new slices when Google takes some ba
 slices that it has; the same command waits again.
 """
 
+import dataclasses
 from typing import Annotated
 
 import typer
 
-from pretrax.cli._arguments import AllowChanges, ConfigFile, Overrides, flags
+from pretrax.cli._arguments import AllowChanges, Configuration
 from pretrax.errors import UserError
+from pretrax.launch.options import SliceOptions
 
 
-def tpu_vm(
-    config: ConfigFile,
-    accelerator: Annotated[str, typer.Option(metavar='NAME', help='A slice, such as v5p-128 or v5e-16.')],
-    zone: Annotated[str, typer.Option(metavar='ZONE', help='Of Google Cloud, such as us-east5-a.')],
-    overrides: Overrides = (),
-    slices: Annotated[int, typer.Option(min=1, help='Number of slices.')] = 1,
-    project: Annotated[str | None, typer.Option(help='[default: that of gcloud]')] = None,
-    spot: Annotated[bool, typer.Option('--spot', help='Slices that Google may take back, for less money.')] = False,
-    image: Annotated[
-        str | None, typer.Option(metavar='IMAGE', help='A container with pretrax; see the Dockerfile.')
-    ] = None,
-    setup: Annotated[
-        str | None, typer.Option(metavar='COMMAND', help='Instead of --image: installs pretrax on a VM.')
-    ] = None,
-    runtime_version: Annotated[str | None, typer.Option(help='Of the VMs. [default: that of the accelerator]')] = None,
-    network: Annotated[str | None, typer.Option(help='Of the VMs.')] = None,
-    service_account: Annotated[str | None, typer.Option(help='Of the VMs, which reaches the bucket.')] = None,
-    max_restarts: Annotated[int, typer.Option(min=0, help="Restarts of a VM's process because of failures.")] = 100,
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(Configuration):
+    slices: SliceOptions
     watch: Annotated[
         bool, typer.Option('--watch/--detach', help='Wait for the run, or return when the slices are asked for.')
-    ] = True,
-    every: Annotated[float, typer.Option(min=0.1, help='Seconds between two looks at the run.')] = 60.0,
-    check: Annotated[bool, typer.Option('--check', help='Run `pretrax doctor` on each VM before training.')] = False,
-    dry_run: Annotated[bool, typer.Option('--dry-run', help='Print the commands, and do nothing.')] = False,
-    allow_changes: AllowChanges = False,
-) -> None:
-    from pretrax.config import load
+    ] = True
+    every: Annotated[float, typer.Option(min=0.1, help='Seconds between two looks at the run.')] = 60.0
+    check: Annotated[bool, typer.Option('--check', help='Run `pretrax doctor` on each VM before training.')] = False
+    dry_run: Annotated[bool, typer.Option('--dry-run', help='Print the commands, and do nothing.')] = False
+    allow_changes: AllowChanges = False
+
+
+def tpu_vm(options: Options) -> None:
     from pretrax.launch import tpu_vm as engine
     from pretrax.launch.engines import refuse_if_running
     from pretrax.launch.manifests import object_name
     from pretrax.launch.request import check_request
     from pretrax.launch.shipped import check_variables, keep_record, record_directory, shipped
 
-    loaded = load(config, overrides)
-    accelerator_type, version, hosts, devices = _accelerator(accelerator, slices)
-    check_request(loaded, hosts * slices, devices)
+    loaded, asked = options.load(), options.slices
+    accelerator, version, hosts, devices = _accelerator(asked.accelerator, asked.slices)
+    processes = hosts * asked.slices
+    check_request(loaded, processes, devices)
     engine.check_run_dir(loaded.run_dir)
-    if not image and not setup:
+    if not asked.image and not asked.setup:
         raise UserError(
             'how do the VMs get pretrax? give --image IMAGE, which the Dockerfile of pretrax builds (--target tpu),\n'
             "or --setup COMMAND, such as: --setup 'pip install /mnt/pretrax[tpu]'"
         )
     files = shipped(loaded)
     check_variables(files, [], 'TPU VMs have no such variable: write the value, or read it in --setup')
-    wanted = engine.Slices(
-        name=object_name(loaded.name, hosts * slices, str(loaded.run_dir)), accelerator=accelerator_type, hosts=hosts, slices=slices,
-        runtime=runtime_version or engine.RUNTIMES[version], zone=zone, project=project, spot=spot, network=network,
-        service_account=service_account, setup=setup or '', image=image, restarts=max_restarts,
-        words=tuple(flags(check=check, allow_changes=allow_changes)),
-    )  # fmt: skip
-    watcher = engine.Watch(wanted, files, lambda line: print(line, flush=True), every)
-    if dry_run:
+    changed = {
+        'name': object_name(loaded.name, processes, str(loaded.run_dir)),
+        'accelerator': accelerator,
+        'hosts': hosts,
+        'runtime': asked.runtime or engine.RUNTIMES[version],
+        'words': tuple(options.flags('check', 'allow_changes')),
+    }
+    wanted = engine.Slices(**vars(asked) | changed)
+    watcher = engine.Watch(wanted, files, lambda line: print(line, flush=True), options.every)
+    if options.dry_run:
         print(engine.dry_run(wanted, files), end='')
         return
     engine.check_gcloud()
@@ -74,7 +65,7 @@ def tpu_vm(
     print(
         f'  pretrax launch status {run}\n  pretrax launch logs {run} --follow\n  pretrax launch stop {run}', flush=True
     )
-    if not watch:
+    if not options.watch:
         return
     try:
         code = watcher.run()
