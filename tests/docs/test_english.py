@@ -16,7 +16,8 @@ def test_every_exception_is_used():
 def test_phrases_are_found_across_lines():
     assert [*check_english.phrases('stops after so\n    # many steps')]
     assert [*check_english.phrases('It depends on the batch\nalone.')]
-    assert not [*check_english.phrases('as many as there are; shard the weights; told_you = 1; it runs alone')]
+    assert [*check_english.phrases('It adds up. Of each row, the last counts.')]
+    assert not [*check_english.phrases('as many as there are; shard the weights; told_you = 1; a student trained alone; of course')]
 
 
 def test_names_and_openings_are_found():

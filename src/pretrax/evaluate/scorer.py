@@ -138,14 +138,14 @@ class Scorer:
 
 def _alone(model: Transformer, longest: int) -> Transformer:
     """The decoder as it reads one text of any length, with no other texts in the batch."""
-    alone = copy.copy(model)
+    own = copy.copy(model)
     scaling = model.arch.rope_scaling
-    alone.arch = dataclasses.replace(
+    own.arch = dataclasses.replace(
         model.arch, capacity=None, rope_scaling=None if scaling is None else scaling.for_length(longest)
     )
     numerics = Numerics('compute', ({},) * model.arch.n_layers, 'compute')
-    alone.plan = ExecutionPlan(grouped=model.plan.grouped, numerics=numerics)
-    return alone
+    own.plan = ExecutionPlan(grouped=model.plan.grouped, numerics=numerics)
+    return own
 
 
 def _make(model: Model) -> Any:

@@ -251,8 +251,8 @@ def tensors_of(
     """The tensors that an export writes, and the conversion of pieces to parts of these tensors.
 
     Returns:
-        The shape of each tensor by name, and `convert(path, at, piece)`, which yields (name, index, values). Of multi-token
-        prediction it yields nothing if the family has no tensors for it.
+        The shape of each tensor by name, and `convert(path, at, piece)`, which yields (name, index, values). It yields
+        nothing of multi-token prediction if the family has no tensors for it.
     """
     sizes, ours, present = arch.sizes | {'V': arch.vocab_size}, letters(), shapes(like)
     found = mapped(table, arch, set(present))

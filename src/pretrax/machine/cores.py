@@ -58,7 +58,7 @@ def cgroup_cores(root: pathlib.Path) -> float | None:
 def cgroup_memory(root: pathlib.Path) -> tuple[int, int] | None:
     """Bytes that this process's cgroup may use and uses, without cached files that can be dropped; None: no limit.
 
-    Of the cgroups above it, that with the least memory left counts. Versions 2 and 1.
+    The cgroup with the least memory left counts, among those above it too. Versions 2 and 1.
     """
     found = []
     for place in _cgroups(root, 'memory'):

@@ -151,7 +151,7 @@ def _check_directory(run_dir: pathlib.Path, directory: pathlib.Path) -> pathlib.
     if not parent.is_dir():
         raise _unwritable(run_dir, parent, 'is a file')
     try:
-        tempfile.TemporaryFile(dir=parent).close()  # permissions alone do not tell: the disk may be read-only or full
+        tempfile.TemporaryFile(dir=parent).close()  # permissions do not suffice: the disk may be read-only or full
     except OSError as error:
         raise _unwritable(run_dir, parent, f'is not writable: {error.strerror}') from error
     return parent

@@ -92,7 +92,7 @@ def identity(config: RunConfig) -> Identity:
     """The identity of this process, from the first of these that has one.
 
     `processes:` and `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`, `JAX_COORDINATOR_ADDRESS`; GKE's variables for slices of TPUs;
-    Open MPI; what JAX detects, which is Slurm and TPU VMs. The address alone may be given for processes that others number.
+    Open MPI; what JAX detects, which is Slurm and TPU VMs. Only the address may be given, for processes that others number.
 
     Raises:
         UserError: a part is missing or not a number.

@@ -82,7 +82,7 @@ class Row(NamedTuple):
 TABLE = (
     Row(
         'JAX_NUM_PROCESSES JAX_PROCESS_ID JAX_COORDINATOR_*',
-        'used: the identity of the process; the address alone is used with the numbers of Open MPI, Slurm or a TPU slice',
+        'used: the identity of the process; an address without them is used with the numbers of Open MPI, Slurm or a TPU slice',
     ),
     Row(
         'OMPI_COMM_WORLD_* PMIX_* SLURM_* TPU_WORKER_* MEGASCALE_*',

@@ -113,7 +113,7 @@ def placed_weights(origin: Origin, weights: Any, like: Any, vocab_size: int | No
 def partial_weights(origin: Origin, run: Run, drawn: Any, report: Report) -> Any:
     """Drawn weights, except those that a checkpoint has with the same name and shape.
 
-    Of a weight that is stacked over layers, the first layers may come from a checkpoint that has fewer, or more, of them.
+    The first layers of a stacked weight may come from a checkpoint that has fewer or more layers.
 
     Raises:
         UserError: no weight fits, or as `warm_state`.
@@ -203,7 +203,7 @@ def check_finite(origin: Origin, report: Report) -> None:
 def _keep_files(origin: Origin, run: Run, report: Report) -> None:
     """Copies what belongs to the tokenizer, such as chat templates, into the run, for generation and for an export.
 
-    Of another tokenizer than that of the run, only the chat templates are kept, and settings of generation.
+    If the tokenizer differs from that of the run, only the chat templates and the settings of generation are kept.
     """
     with read_directory(origin.files) as files:
         names = kept_names(files) if files.is_dir() else []

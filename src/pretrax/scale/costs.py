@@ -64,7 +64,7 @@ def costs(text: str, device: Device) -> list[Cost]:
 
     Args:
         text: `compiled.as_text()`.
-        device: the device that it was compiled for. Of its peak and bandwidth, the share counts that is usually reached
+        device: the device that it was compiled for. The share of its peak and bandwidth that is usually reached counts
             (`roofline.Reach`).
     """
     assert device.bandwidth is not None
@@ -93,8 +93,8 @@ def costs(text: str, device: Device) -> list[Cost]:
 class Speed:
     """How long the operations of a program take at least on a device.
 
-    Of the device's peak and bandwidth, the share counts that is usually reached (`roofline.Reach`). On TPUs, arrays in the
-    on-chip memory cost no traffic, and copies between the memories run beside the work.
+    The share of the device's peak and bandwidth that is usually reached counts (`roofline.Reach`). On TPUs, arrays in the
+    on-chip memory cost no traffic, and copies between the memories run at the same time as the work.
     """
 
     def __init__(self, device: Device, computations: Mapping[str, list[Instruction]]) -> None:

@@ -114,7 +114,7 @@ class Program:
 
     @functools.cached_property
     def operations(self) -> dict[str, Operation]:
-        """Operations by name. Of two of one name, the one that runs by itself."""
+        """Operations by name. If two have the same name, the operation that runs by itself."""
         inside = {one.name: one for body in self.computations.values() for one in body}
         return inside | {one.name: one for name in self.running for one in self.computations[name]}
 

@@ -43,7 +43,7 @@ _NOT_NEEDED = (
 )  # fmt: skip
 
 
-# component_key -> (whether nothing is lost, the reason). Of components that the functions below do not read, or read in part.
+# component_key -> (whether nothing is lost, the reason). For components that the functions below do not read, or read in part.
 _KINDS = {
     'loss': (True, 'the loss is the cross-entropy of the next token'),
     'app_state': (True, 'the state is one pytree'),

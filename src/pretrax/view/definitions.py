@@ -169,8 +169,8 @@ OF_RUNS = {
     'curves': Definition(
         'Curves',
         '',
-        'Each point is one line of metrics.jsonl. Of a run with more than 4,096 lines, a point is the mean of 2, '
-        '4, 8 or more lines that follow each other, and the band their range. Smoothing is an exponential moving average of the '
+        'Each point is one line of metrics.jsonl. In a run with more than 4,096 lines, a point is the mean of 2, '
+        '4, 8 or more lines that follow each other, and the band shows their range. Smoothing is an exponential moving average of the '
         'points with this weight; the pale line has the points. A cross is a number that is not finite.',
     ),
 }

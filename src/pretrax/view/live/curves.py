@@ -39,7 +39,7 @@ class Points(NamedTuple):
 class Change(TypedDict):
     """The points of a curve from an index on, which replace those that it had from there on; None: not finite.
 
-    `low` and `high` are empty while each point is one number. `nonfinite` is of the whole curve.
+    `low` and `high` are empty while each point is one number. `nonfinite` counts those of the whole curve.
     """
 
     start: int
