@@ -3,125 +3,130 @@
 A model is a run, one of its checkpoints, or a Hugging Face directory. The tasks need no network.
 """
 
+import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pretrax.cli._arguments import Dtype, Plugins
+from pretrax.cli._arguments import Dtype, Plugins, check_dtype, load_plugins
 from pretrax.errors import UserError
 
 if TYPE_CHECKING:
     from pretrax.cli._evaluated import Reading
-    from pretrax.evaluate.task import Settings, Task
 
 
-def eval_(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
     models: Annotated[
         tuple[str, ...],
         typer.Argument(metavar='MODEL...', help='runs/NAME, a checkpoint in it, or a Hugging Face directory.'),
-    ] = (),
+    ] = ()
     tasks: Annotated[
         str | None, typer.Option(metavar='A,B', help='Names of tasks. [default: all, without --text; see --list]')
-    ] = None,
+    ] = None
     text: Annotated[
         tuple[str, ...], typer.Option(metavar='NAME=FILE', help='Bits per byte of a text of yours; may be repeated.')
-    ] = (),
-    limit: Annotated[int, typer.Option(min=1, help='Documents of each kind.')] = 50,
-    seed: Annotated[int, typer.Option(help='Of the choice of documents.')] = 0,
+    ] = ()
+    limit: Annotated[int, typer.Option(min=1, help='Documents of each kind.')] = 50
+    seed: Annotated[int, typer.Option(help='Of the choice of documents.')] = 0
     lengths: Annotated[
         str | None, typer.Option(metavar='N,M', help='Of copying and retrieval. [default: 8,32,128, if they fit]')
-    ] = None,
-    batch_tokens: Annotated[int, typer.Option(min=1, help='Tokens in a batch on each device.')] = 4096,
+    ] = None
+    batch_tokens: Annotated[int, typer.Option(min=1, help='Tokens in a batch on each device.')] = 4096
     max_length: Annotated[
         int | None,
         typer.Option(
             metavar='N', min=2, help="Most tokens read at once. [default: an import's own length, or that in training]"
         ),
-    ] = None,
-    dtype: Dtype = None,
-    all_checkpoints: Annotated[bool, typer.Option('--all-checkpoints', help='A column for each checkpoint.')] = False,
+    ] = None
+    dtype: Dtype = None
+    all_checkpoints: Annotated[bool, typer.Option('--all-checkpoints', help='A column for each checkpoint.')] = False
     follow: Annotated[
         bool, typer.Option('--follow', help='Evaluate each checkpoint of a run when it is saved, to the last step.')
-    ] = False,
-    json: Annotated[
-        str | None, typer.Option('--json', metavar='FILE', help='Also write the results to a file.')
-    ] = None,
+    ] = False
+    json: Annotated[str | None, typer.Option('--json', metavar='FILE', help='Also write the results to a file.')] = None
     harness: Annotated[
         str | None, typer.Option(metavar='A,B', help='Tasks of lm-evaluation-harness, instead of --tasks.')
-    ] = None,
+    ] = None
     harness_tasks: Annotated[
         str | None,
         typer.Option(
             metavar='DIR', help='A directory with task files for --harness. Python functions that they name are run.'
         ),
-    ] = None,
-    list_: Annotated[bool, typer.Option('--list', help='Show the tasks.')] = False,
-    plugin: Plugins = (),
-) -> None:
-    from pretrax.cli._arguments import check_dtype, load_plugins
-    from pretrax.cli._evaluated import Reading, evaluate_models
+    ] = None
+    list_: Annotated[bool, typer.Option('--list', help='Show the tasks.')] = False
+    plugin: Plugins = ()
+
+
+def eval_(options: Options) -> None:
+    from pretrax.cli._evaluated import Reading, evaluate_models, follow
     from pretrax.cli._output import write_output
     from pretrax.evaluate.results import TASKS, as_json, as_text
     from pretrax.evaluate.task import Settings, choose
     from pretrax.evaluate.text_tasks import own_texts
 
-    if list_:
+    if options.list_:
         for task in TASKS.values():
             print(f'{task.name:16} {task.description}')
         return
-    if not models:
+    if not options.models:
         raise UserError('give a model: pretrax eval runs/NAME')
-    check_dtype(dtype)
-    reading = Reading(batch_tokens, max_length, dtype)
-    if harness is not None:
-        if follow:
-            raise UserError('--follow evaluates on --tasks, not on --harness\nleave one of them out')
-        if tasks is not None or lengths is not None or text:
-            raise UserError('--harness has tasks of its own\nleave out --tasks, --text and --lengths')
-        from pretrax.cli import _harness
-
-        load_plugins(plugin)
-        found = _harness.evaluate_with_harness(
-            models, harness, directory=harness_tasks, limit=limit, seed=seed, reading=reading,
-            all_checkpoints=all_checkpoints,
-        )  # fmt: skip
-        if json is not None:
-            write_output(json, _harness.as_json(found) + '\n')
+    check_dtype(options.dtype)
+    reading = Reading(options.batch_tokens, options.max_length, options.dtype)
+    if options.harness is not None:
+        _evaluate_with_harness(options, options.harness, reading)
         return
-    if harness_tasks is not None:
+    if options.harness_tasks is not None:
         raise UserError('--harness-tasks has files for --harness\ngive the tasks too: --harness NAME')
-    own = own_texts(text)
-    names = list(own or TASKS) if tasks is None else [*(name.strip() for name in tasks.split(',')), *own]
-    chosen = choose(names, {**TASKS, **own})
-    settings = Settings(limit=limit, seed=seed, lengths=None if lengths is None else _numbers(lengths))
-    load_plugins(plugin)
-    if follow:
-        run, *others = models
-        if others or all_checkpoints:
-            raise UserError('--follow evaluates the checkpoints of one run\ngive one run, without --all-checkpoints')
-        _follow(run, chosen, settings, reading, json)
-        return
-    results = evaluate_models(models, chosen, settings, reading=reading, all_checkpoints=all_checkpoints)
-    if json is not None:
-        write_output(json, as_json(results, settings) + '\n')
-    print(as_text(results))
-    if any(one.failed for one in results.values()):
-        raise typer.Exit(1)
-
-
-def _follow(path: str, tasks: list['Task'], settings: 'Settings', reading: 'Reading', json: str | None) -> None:
-    from pretrax.cli._evaluated import follow
-    from pretrax.cli._output import write_output
-    from pretrax.evaluate.results import as_json, as_text
-
+    own = own_texts(options.text)
+    names = list(own or TASKS)
+    if options.tasks is not None:
+        names = [*(name.strip() for name in options.tasks.split(',')), *own]
+    tasks = choose(names, {**TASKS, **own})
+    lengths = None if options.lengths is None else _numbers(options.lengths)
+    settings = Settings(limit=options.limit, seed=options.seed, lengths=lengths)
+    load_plugins(options.plugin)
     results = {}
-    for name, _, found in follow(path, tasks, settings, reading=reading):
-        results[name] = found
-        print(as_text({name: found}), flush=True)
-        if json is not None:
-            write_output(json, as_json(results, settings) + '\n')
+    if options.follow:
+        run, *others = options.models
+        if others or options.all_checkpoints:
+            raise UserError('--follow evaluates the checkpoints of one run\ngive one run, without --all-checkpoints')
+        for name, _, result in follow(run, tasks, settings, reading=reading):
+            results[name] = result
+            print(as_text({name: result}), flush=True)
+            if options.json is not None:
+                write_output(options.json, as_json(results, settings) + '\n')
+    else:
+        results = evaluate_models(
+            options.models, tasks, settings, reading=reading, all_checkpoints=options.all_checkpoints
+        )
+        if options.json is not None:
+            write_output(options.json, as_json(results, settings) + '\n')
+        print(as_text(results))
     if any(one.failed for one in results.values()):
         raise typer.Exit(1)
+
+
+def _evaluate_with_harness(options: Options, tasks: str, reading: 'Reading') -> None:
+    from pretrax.cli import _harness
+    from pretrax.cli._output import write_output
+
+    if options.follow:
+        raise UserError('--follow evaluates on --tasks, not on --harness\nleave one of them out')
+    if options.tasks is not None or options.lengths is not None or options.text:
+        raise UserError('--harness has tasks of its own\nleave out --tasks, --text and --lengths')
+    load_plugins(options.plugin)
+    results = _harness.evaluate_with_harness(
+        options.models,
+        tasks,
+        directory=options.harness_tasks,
+        limit=options.limit,
+        seed=options.seed,
+        reading=reading,
+        all_checkpoints=options.all_checkpoints,
+    )
+    if options.json is not None:
+        write_output(options.json, _harness.as_json(results) + '\n')
 
 
 def _numbers(text: str) -> tuple[int, ...]:

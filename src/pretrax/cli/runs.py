@@ -11,37 +11,41 @@ import typer
 from pretrax.errors import UserError
 
 
-def runs(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
     directories: Annotated[
         tuple[str, ...],
         typer.Argument(metavar='[DIRECTORY]...', help='Directories of runs, on disks or in buckets. [default: runs]'),
-    ] = (),
+    ] = ()
     sort: Annotated[
         Literal['name', 'state', 'step', 'progress', 'loss', 'val_loss', 'tokens_per_second', 'age'],
         typer.Option('--sort', '-s', help='Order: the best or newest first.'),
-    ] = 'name',
-    reverse: Annotated[bool, typer.Option('--reverse', '-r', help='The other way round.')] = False,
+    ] = 'name'
+    reverse: Annotated[bool, typer.Option('--reverse', '-r', help='The other way round.')] = False
     state: Annotated[
         tuple[str, ...],
         typer.Option('--state', metavar='STATE', help='Only runs in this state; may be repeated.'),
-    ] = (),
-    match: Annotated[str, typer.Option('--match', metavar='PATTERN', help="Only runs of such a name: 'base-*'.")] = '*',
-    first: Annotated[int, typer.Option('--first', '-n', min=0, metavar='N', help='The first N of them; 0: all.')] = 0,
-    as_json: Annotated[bool, typer.Option('--json', help='Print JSON.')] = False,
-    out: Annotated[str | None, typer.Option('--out', '-o', metavar='FILE', help='A .csv or .json file.')] = None,
-) -> None:
+    ] = ()
+    match: Annotated[str, typer.Option('--match', metavar='PATTERN', help="Only runs of such a name: 'base-*'.")] = '*'
+    first: Annotated[int, typer.Option('--first', '-n', min=0, metavar='N', help='The first N of them; 0: all.')] = 0
+    as_json: Annotated[bool, typer.Option('--json', help='Print JSON.')] = False
+    out: Annotated[str | None, typer.Option('--out', '-o', metavar='FILE', help='A .csv or .json file.')] = None
+
+
+def runs(options: Options) -> None:
     from pretrax.cli._output import write_output
     from pretrax.view.run_list import STATES, list_runs, rows_of, select
     from pretrax.view.tables import csv_records, text_table
 
+    out = options.out
     suffix = pathlib.PurePath(out or '').suffix.lower()
     if out is not None and suffix not in ('.csv', '.json'):
         raise UserError(f'cannot write {out}: expected a name that ends in .csv or .json')
-    for name in state:
+    for name in options.state:
         if name not in STATES:
             raise UserError(f'--state {name}: expected one of {", ".join(STATES)}')
-    found = select(list_runs(directories or ['runs']), state, match, sort)
-    found = (found[::-1] if reverse else found)[: first or None]
+    found = select(list_runs(options.directories or ['runs']), options.state, options.match, options.sort)
+    found = (found[::-1] if options.reverse else found)[: options.first or None]
     records = [
         {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()}
         for record in map(dataclasses.asdict, found)
@@ -49,7 +53,7 @@ def runs(
     if out is not None:
         write_output(out, csv_records(records) if suffix == '.csv' else json.dumps(records, indent=1) + '\n')
         print(f'wrote {out}')
-    elif as_json:
+    elif options.as_json:
         print(json.dumps(records, indent=1))
     elif not found:
         print('no such runs')

@@ -4,73 +4,69 @@ Texts are compared by words, without case and punctuation. A document of a task 
 (--words) are in one training document.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pretrax.cli.data._token_files import DType, EndOfText, Tokenizer, VocabSize, opened
+from pretrax.cli.data._token_files import TokenFileOptions
 from pretrax.errors import UserError
 from pretrax.storage import locate
 
 _SHOWN = 3  # documents of each task
 
 
-def contamination(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
     path: Annotated[
         str, typer.Argument(metavar='PATH', help='Token files, or a run whose tokens are in its directory.')
-    ],
+    ]
     tasks: Annotated[
         str | None, typer.Option(metavar='A,B', help='Tasks of `pretrax eval`. [default: all, without --file]')
-    ] = None,
+    ] = None
     file: Annotated[
         tuple[str, ...],
         typer.Option(metavar='FILE', help='A text, rows such as JSON lines, or a directory; may be repeated.'),
-    ] = (),
-    words: Annotated[int, typer.Option(min=2, metavar='N', help='Words in an n-gram.')] = 13,
-    limit: Annotated[int, typer.Option(min=1, help='Documents of each kind, as in `pretrax eval`.')] = 50,
-    seed: Annotated[int, typer.Option(help='Seed of the choice of documents, as in `pretrax eval`.')] = 0,
-    split: Annotated[str, typer.Option(metavar='NAME', help='Split of the token files.')] = 'train',
-    workers: Annotated[int | None, typer.Option(min=1, help='Processes. [default: one per core]')] = None,
-    json: Annotated[
-        str | None, typer.Option('--json', metavar='FILE', help='Also write all documents to a file.')
-    ] = None,
-    tokenizer: Tokenizer = None,
-    vocab_size: VocabSize = None,
-    end_of_text: EndOfText = None,
-    dtype: DType = None,
-) -> None:
+    ] = ()
+    words: Annotated[int, typer.Option(min=2, metavar='N', help='Words in an n-gram.')] = 13
+    limit: Annotated[int, typer.Option(min=1, help='Documents of each kind, as in `pretrax eval`.')] = 50
+    seed: Annotated[int, typer.Option(help='Seed of the choice of documents, as in `pretrax eval`.')] = 0
+    split: Annotated[str, typer.Option(metavar='NAME', help='Split of the token files.')] = 'train'
+    workers: Annotated[int | None, typer.Option(min=1, help='Processes. [default: one per core]')] = None
+    json: Annotated[str | None, typer.Option('--json', metavar='FILE', help='Also write all documents to a file.')] = (
+        None
+    )
+    token_files: TokenFileOptions
+
+
+def contamination(options: Options) -> None:
     from pretrax.cli._output import write_output
     from pretrax.cli.data._lookup import look_up
     from pretrax.evaluate.contamination import Ngrams, as_json, as_text, overlaps, texts_of_files, texts_of_task
     from pretrax.evaluate.results import TASKS
     from pretrax.evaluate.task import Settings, choose
 
-    names = (
-        [] if tasks is None and file else list(TASKS) if tasks is None else [name.strip() for name in tasks.split(',')]
-    )
-    settings = Settings(limit=limit, seed=seed)
+    names = [] if options.file else list(TASKS)
+    if options.tasks is not None:
+        names = [name.strip() for name in options.tasks.split(',')]
+    settings = Settings(limit=options.limit, seed=options.seed)
     documents = {task.name: texts_of_task(task, settings) for task in choose(names, TASKS)}
-    documents |= {place: texts_of_files(place) for place in file}
-    place = tokens_of(path)
-    files = opened(place, tokenizer, vocab_size, end_of_text, dtype)
+    documents |= {place: texts_of_files(place) for place in options.file}
+    place, split = tokens_of(options.path), options.split
+    files = options.token_files.open(place)
     if files.tokenizer is None:
         raise UserError(f'{place} does not name its tokenizer\n  give it: --tokenizer FILE')
     if split not in files.splits:
         raise UserError(f'{place} has no split {split!r}\n  splits: {", ".join(files.splits)}')
-    ngrams = Ngrams(documents, words)
+    ngrams = Ngrams(documents, options.words)
     store = files.splits[split]
-    options = {
-        'tokenizer': None if tokenizer is None else files.tokenizer,
-        'vocab_size': vocab_size,
-        'end_of_text': end_of_text,
-        'dtype': dtype,
-    }
-    places = look_up(ngrams, files.path, options, split, store.n_tokens, workers)
+    arguments = options.token_files.arguments()
+    places = look_up(ngrams, files.path, arguments, split, store.n_tokens, options.workers)
     found = overlaps(ngrams, places)
     print(as_text(found, _SHOWN))
-    if json is not None:
-        write_output(json, as_json(found, words, place) + '\n')
+    if options.json is not None:
+        write_output(options.json, as_json(found, options.words, place) + '\n')
 
 
 def tokens_of(path: str) -> str:

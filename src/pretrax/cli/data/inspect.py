@@ -1,12 +1,13 @@
 """Print counts, lengths, checksums and first documents of token files."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pretrax.cli.data._token_files import DType, EndOfText, Tokenizer, TokenPath, VocabSize, opened
+from pretrax.cli.data._token_files import TokenFileOptions, TokenPath
 from pretrax.errors import UserError
 from pretrax.storage import locate_local
 
@@ -17,22 +18,23 @@ if TYPE_CHECKING:
 _SHOWN = 60  # tokens per document
 
 
-def inspect(
-    path: TokenPath,
-    plot: Annotated[str | None, typer.Option(metavar='FILE.svg', help='Draw the lengths of documents.')] = None,
-    documents: Annotated[int, typer.Option(min=0, metavar='N', help='Print the first N documents of each split.')] = 3,
-    tokenizer: Tokenizer = None,
-    vocab_size: VocabSize = None,
-    end_of_text: EndOfText = None,
-    dtype: DType = None,
-) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    path: TokenPath
+    plot: Annotated[str | None, typer.Option(metavar='FILE.svg', help='Draw the lengths of documents.')] = None
+    documents: Annotated[int, typer.Option(min=0, metavar='N', help='Print the first N documents of each split.')] = 3
+    files: TokenFileOptions
+
+
+def inspect(options: Options) -> None:
     from pretrax.data.tokens.flat_tokens import FlatTokens
     from pretrax.data.tokens.token_summary import Lengths, first_documents, lengths
     from pretrax.view.charts.text import bars_text
 
+    path, plot = options.path, options.plot
     if plot is not None and Path(plot).suffix != '.svg':
         raise UserError(f'--plot {plot}: expected a name that ends in .svg')
-    files = opened(path, tokenizer, vocab_size, end_of_text, dtype)
+    files = options.files.open(path)
     identity = files.identity
     known = 'unknown' if files.tokenizer is None else f'sha256 {files.tokenizer.sha256[:16]}..'
     ends = 'none' if identity.end_of_text is None else f'token {identity.end_of_text}'
@@ -50,7 +52,7 @@ def inspect(
             f'median {found.median:,}{" or more" if found.median >= 1 << 16 else ""}'
         )
         print('\n'.join(f'  {line}' for line in bars_text(*_bars(found), width - 2)))
-        for number, ids in enumerate(first_documents(store, documents, _SHOWN)):
+        for number, ids in enumerate(first_documents(store, options.documents, _SHOWN)):
             text = str(ids) if files.tokenizer is None else repr(files.tokenizer.decode(ids))
             print(f'  document {number}: {text}{" .." if len(ids) == _SHOWN else ""}')
     if plot is not None:

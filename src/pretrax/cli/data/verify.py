@@ -1,11 +1,12 @@
 """Check token files, and tokenize a sample of them again."""
 
+import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pretrax.cli.data._token_files import DType, EndOfText, Tokenizer, TokenPath, VocabSize, opened
+from pretrax.cli.data._token_files import TokenFileOptions, TokenPath
 from pretrax.errors import UserError
 from pretrax.storage import locate
 
@@ -16,24 +17,24 @@ _SAMPLE = 200  # documents to tokenize again
 _LONGEST = 1 << 16  # tokens
 
 
-def verify(
-    path: TokenPath,
-    tokenizer: Tokenizer = None,
-    vocab_size: VocabSize = None,
-    end_of_text: EndOfText = None,
-    dtype: DType = None,
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    path: TokenPath
+    files: TokenFileOptions
     text: Annotated[
         str | None, typer.Option(metavar='TEXT', help='The text: check that its first documents are in the tokens.')
-    ] = None,
-    field: Annotated[str, typer.Option(metavar='NAME', help='The field of a row that holds the text.')] = 'text',
-) -> None:
+    ] = None
+    field: Annotated[str, typer.Option(metavar='NAME', help='The field of a row that holds the text.')] = 'text'
+
+
+def verify(options: Options) -> None:
     from pretrax.data.tokens import flat_tokens_check
     from pretrax.data.tokens.flat_tokens import FlatTokens
     from pretrax.data.tokens.token_files import is_flat_tokens
     from pretrax.data.tokens.token_summary import tokenized_differently
 
-    place = locate(path)
-    files = opened(path, tokenizer, vocab_size, end_of_text, dtype)
+    path = options.path
+    place, files = locate(path), options.files.open(path)
     if is_flat_tokens(place):
         flat_tokens_check.verify(place)
         print('every checksum is right, and counts, starts and ends of documents agree')
@@ -51,8 +52,8 @@ def verify(
             )
         same = f'{n - len(different)} of {n} documents give the same tokens when their text is tokenized again'
         print(f'{split}: {same}' + (f'; document {different[0]} does not' if different else ''))
-    if text is not None:
-        _verify_text(path, files, text, field)
+    if options.text is not None:
+        _verify_text(path, files, options.text, options.field)
 
 
 def _verify_text(path: str, files: 'TokenFiles', text: str, field: str) -> None:
