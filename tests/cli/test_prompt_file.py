@@ -97,7 +97,7 @@ def test_messages_are_encoded_with_the_chat_template(files, tmp_path):
         ({'prompt': 'x', 'max_tokens': True}, 'line 2: max_tokens is true'),
         ({'prompt': 'x', 'n': 0}, 'line 2: n is 0'),
         ({'prompt': 'x', 'stop': ['']}, 'line 2: stop is [""]'),
-        ({'prompt': 'x', 'temprature': 1}, 'line 2: temprature is no setting; did you mean temperature?'),
+        ({'prompt': 'x', 'temprature': 1}, 'line 2: temprature is not a setting; did you mean temperature?'),
         ({'prompt': 'x', 'text': 'y'}, 'line 2: text is a field of the answers'),
         ({'prompt': 'x' * 5000}, 'line 2: a prompt of 5000 tokens and 128 new ones exceed the 4096 positions'),
         ({'messages': [{'role': 'user', 'content': 'x'}]}, 'a base model, which continues text'),

@@ -104,16 +104,19 @@ def test_two_checkpoints_are_two_models_with_keys(run, tmp_path):
     [
         (
             '--host 0.0.0.0',
-            '--host 0.0.0.0: everybody who reaches this machine could use the server\n  give --api-key-file',
+            '--host 0.0.0.0: anyone who reaches this machine could use the server\n  give --api-key-file',
         ),
         ('--api-key-file nowhere', '--api-key-file: nowhere: No such file or directory'),
         ('--api-key-file empty', '--api-key-file: empty has no key'),
-        ('--mesh d=2,x=3', "--mesh d=2,x=3: 'x=3' is no axis with its size\n  expected some of r, d, e, t: d=2,t=4"),
+        (
+            '--mesh d=2,x=3',
+            "--mesh d=2,x=3: 'x=3' is not an axis with its size\n  expected some of r, d, e, t: d=2,t=4",
+        ),
         ('--mesh d=2,d=2', '--mesh'),
         ('--draft runs/small', '--draft proposes nothing without --propose\n  give both'),
         ('--weights int4', '--weights is int4; expected one of compute, int8'),
         ('--cache int4', '--cache is int4; expected one of compute, int8, fp8'),
-        ('--proxy nginx', '--proxy nginx: no IP address\n  give the address'),
+        ('--proxy nginx', '--proxy nginx: not an IP address\n  give the address'),
         ('', 'runs/nothing: no such run or checkpoint'),
     ],
 )

@@ -17,7 +17,11 @@ def test_phrases_are_found_across_lines():
     assert [*check_english.phrases('stops after so\n    # many steps')]
     assert [*check_english.phrases('It depends on the batch\nalone.')]
     assert [*check_english.phrases('It adds up. Of each row, the last counts.')]
-    assert not [*check_english.phrases('as many as there are; shard the weights; told_you = 1; a student trained alone; of course')]
+    assert not [
+        *check_english.phrases(
+            'as many as there are; shard the weights; told_you = 1; a student trained alone; of course'
+        )
+    ]
 
 
 def test_names_and_openings_are_found():

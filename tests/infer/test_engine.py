@@ -425,7 +425,7 @@ def test_a_smaller_cache_changes_logits_by_its_rounding_alone(cache):
     ('changes', 'message'),
     [
         ({'prompt': ()}, 'the prompt is empty'),
-        ({'prompt': (1,) * 60}, 'the prompt has 60 tokens; with 5 new ones that is 65, and there is room for 64'),
+        ({'prompt': (1,) * 60}, 'the prompt has 60 tokens; with 5 new ones that is 65, but there is room for 64'),
         ({'prompt': (1,) * 70}, 'shorten the prompt'),
         ({'prompt': (1, 100)}, 'the prompt has the token 100\nthe vocabulary has the tokens 0 to 99'),
         ({'max_tokens': -1}, 'max_tokens is -1\ngive 0 or more'),

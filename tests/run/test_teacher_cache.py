@@ -217,7 +217,7 @@ def test_two_processes_that_are_killed_continue_and_write_what_one_process_write
         ({'data': {'vocab_size': 280}}, r'prepared with another tokenizer: .*\nprepare it again: pretrax distill'),
         ({'data': {'validation': 0.3}}, r'prepared with another data: .*\nprepare it again: pretrax distill'),
         ({'distill': {'cache': 'nowhere'}}, r'nowhere has no teacher.json\nwrite it first'),
-        ({'distill': {'teacher': 'runs/teacher'}}, r'distill.cache is given, and so is distill.teacher'),
+        ({'distill': {'teacher': 'runs/teacher'}}, r'distill.cache is given, but distill.teacher is given too'),
         ({'distill': {'cache': None}}, r'distill.teacher is missing'),
         (
             {'distill': {'hidden': {'layers': [[0, 0]]}}},

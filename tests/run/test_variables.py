@@ -102,7 +102,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
         check_variables()
     for text in ('0,2', 'gpu0'):
         monkeypatch.setenv('CUDA_VISIBLE_DEVICES', text)
-        with pytest.raises(UserError, match='no GPU of this machine, which has the numbers 0 to 1'):
+        with pytest.raises(UserError, match='is not a GPU of this machine, which has the numbers 0 to 1'):
             check_variables()
 
 

@@ -151,7 +151,7 @@ def test_what_is_no_http_is_refused_without_a_traceback(content, capfd):
         assert refused(server, 'malformed') == 1
     written = capfd.readouterr().err
     assert 'Traceback' not in written
-    assert 'refused: what is no HTTP request, from 127.0.0.1' in written
+    assert 'refused: a request that is not HTTP, from 127.0.0.1' in written
 
 
 @pytest.mark.parametrize('keys', [None, Keys(['right'])])

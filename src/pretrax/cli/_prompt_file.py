@@ -177,7 +177,7 @@ def _read_line(text: bytes, where: str, number: int, wanted: Wanted) -> Line:
             near := difflib.get_close_matches(field, [*FIELDS, 'prompt', 'messages'], 1, 0.85)
         ):
             raise UserError(
-                f'{where}: {field} is no setting; did you mean {near[0]}?\ngive a field of your own another name'
+                f'{where}: {field} is not a setting; did you mean {near[0]}?\ngive a field of your own another name'
             )
     stop = fields.get('stop', wanted.stop)
     return Line(
@@ -253,7 +253,8 @@ class _InBucket:
             own = self._target.with_name(f'{self._target.name}.{secrets.token_hex(4)}')
             own.create(content)
             raise UserError(
-                f'{self._target}: another process has written it meanwhile\nnothing is lost: the answers are in {own}'
+                f'{self._target}: another process has written it in the meantime\n'
+                f'nothing is lost: the answers are in {own}'
             )
 
 

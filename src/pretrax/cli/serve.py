@@ -43,7 +43,7 @@ def serve(
     api_key_file: Annotated[
         pathlib.Path | None, typer.Option(metavar='FILE', help='API keys that clients have to send, one on each line.')
     ] = None,
-    insecure: Annotated[bool, typer.Option('--insecure', help='Let everybody who reaches --host use the server.')] = False,
+    insecure: Annotated[bool, typer.Option('--insecure', help='Let anyone who reaches --host use the server.')] = False,
     allow_origin: Annotated[
         tuple[str, ...], typer.Option(metavar='ORIGIN', help='Pages of this origin may use the server; may be repeated.')
     ] = (),
@@ -92,7 +92,7 @@ def serve(
     is_local = host in LOOPBACK
     if not is_local and api_key_file is None and not insecure:
         raise UserError(
-            f'--host {host}: everybody who reaches this machine could use the server\n'
+            f'--host {host}: anyone who reaches this machine could use the server\n'
             '  give --api-key-file FILE with the keys that clients have to send, one on each line\n'
             '  or --insecure if something else protects it'
         )
@@ -270,7 +270,7 @@ def _sizes(text: str) -> dict[str, int]:
         match = re.fullmatch(r'([a-z])=([1-9]\d*)', part.strip())
         if match is None or match[1] not in AXES or match[1] in sizes:
             raise UserError(
-                f'--mesh {text}: {part!r} is no axis with its size\n  expected some of {", ".join(AXES)}: d=2,t=4'
+                f'--mesh {text}: {part!r} is not an axis with its size\n  expected some of {", ".join(AXES)}: d=2,t=4'
             )
         sizes[match[1]] = int(match[2])
     return sizes
@@ -281,7 +281,7 @@ def _check_address(address: str) -> None:
         ipaddress.ip_address(address)
     except ValueError:
         raise UserError(
-            f'--proxy {address}: no IP address\n  give the address from which the proxy connects: 127.0.0.1'
+            f'--proxy {address}: not an IP address\n  give the address from which the proxy connects: 127.0.0.1'
         ) from None
 
 

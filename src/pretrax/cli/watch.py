@@ -22,7 +22,7 @@ def watch(
     api_key_file: Annotated[
         pathlib.Path | None, typer.Option(metavar='FILE', help='File with API keys, one on each line. The page asks for a key.')
     ] = None,
-    insecure: Annotated[bool, typer.Option('--insecure', help='Let everybody who reaches --host watch.')] = False,
+    insecure: Annotated[bool, typer.Option('--insecure', help='Let anyone who reaches --host watch.')] = False,
 ) -> None:  # fmt: skip
     from pretrax.view.live.runs import Places
 
@@ -43,7 +43,7 @@ def watch(
 
     if host not in LOOPBACK and api_key_file is None and not insecure:
         raise UserError(
-            f'--host {host}: everybody who reaches this machine could watch\n'
+            f'--host {host}: anyone who reaches this machine could watch\n'
             '  stay with 127.0.0.1 and reach it through ssh -L, as `pretrax watch` prints\n'
             '  or give --api-key-file FILE with keys, one on each line; or --insecure if something else protects it'
         )

@@ -93,7 +93,7 @@ def register[F: Callable[..., Any]](
     """
     if kind not in _components:
         raise UserError(
-            f'register: no kind {kind!r}; expected one of {", ".join(_components)}{nearest(kind, DEFAULTS)}'
+            f'register: there is no kind {kind!r}; expected one of {", ".join(_components)}{nearest(kind, DEFAULTS)}'
         )
     if not re.fullmatch(r'[A-Za-z][\w-]*', name):
         raise UserError(f'register: {name!r} cannot name a component; expected letters, digits, "_" and "-"')

@@ -599,7 +599,9 @@ class Distill(Section):
     @pydantic.model_validator(mode='after')
     def _one_teacher(self) -> 'Distill':
         if self.teacher is not None and self.cache is not None:
-            raise ProblemsError(Problem(('cache',), 'is given, and so is distill.teacher', 'set one of them to null'))
+            raise ProblemsError(
+                Problem(('cache',), 'is given, but distill.teacher is given too', 'set one of them to null')
+            )
         if self.teacher is None and self.cache is None:
             raise ProblemsError(Problem(('teacher',), 'is missing', 'give a teacher, or distill.cache'))
         if self.hidden is not None and self.cache is not None:

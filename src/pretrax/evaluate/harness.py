@@ -41,7 +41,7 @@ class HarnessModel(LM):
 
 def _generate(context: str, choices: dict[str, Any]) -> Generate:
     if choices.get('do_sample') and choices.get('temperature', 1.0) > 0:
-        raise UserError('the task samples its answers, and pretrax eval writes the likeliest text\nleave this task out')
+        raise UserError('the task samples its answers, but pretrax eval writes the likeliest text\nleave this task out')
     until = choices.get('until') or ()
     tokens = choices.get('max_gen_toks') or choices.get('max_tokens') or _TOKENS
     return Generate(context, int(tokens), (until,) if isinstance(until, str) else tuple(until))

@@ -50,11 +50,12 @@ class LanguageModel:
     ):
         if not model.can_generate:
             raise UserError(
-                f'tasks need a model that gives logits, and {type(model).__name__} does not\ndefine logits(weights, tokens)'
+                f'tasks need a model that gives logits, but {type(model).__name__} does not\n'
+                'define logits(weights, tokens)'
             )
         if tokenizer is None:
             raise UserError(
-                'tasks are texts, and the data of this run has no tokenizer\n'
+                'tasks are texts, but the data of this run has no tokenizer\n'
                 'train on data with a tokenizer, or put tokenizer.json into the directory before `pretrax import`'
             )
         self._model, self.tokenizer = model, tokenizer

@@ -247,7 +247,7 @@ def _check_states(model: Model | None, options: EngineOptions) -> None:
         )
     if options.cache != 'compute' and not model.arch.n_heads:
         raise UserError(
-            f'--cache {options.cache} is a format of keys and values, and this model has none: its states are f32\n'
+            f'--cache {options.cache} is a format of keys and values, but this model has none: its states are f32\n'
             'leave out --cache'
         )
 

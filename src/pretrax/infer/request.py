@@ -94,11 +94,11 @@ def check_request(request: Request, max_length: int, vocab_size: int) -> None:
     if request.max_tokens < 0:
         raise UserError(f'max_tokens is {request.max_tokens}\ngive 0 or more')
     if request.embedding and request.max_tokens:
-        raise UserError(f'max_tokens is {request.max_tokens}, and an embedding covers only the prompt\ngive 0')
+        raise UserError(f'max_tokens is {request.max_tokens}, but an embedding covers only the prompt\ngive 0')
     if prompt + request.max_tokens > max_length:
         raise UserError(
             f'the prompt has {prompt} tokens; with {request.max_tokens} new ones that is {prompt + request.max_tokens}, '
-            f'and there is room for {max_length}\n'
+            f'but there is room for {max_length}\n'
             + (f'ask for at most {max_length - prompt} new tokens' if prompt < max_length else 'shorten the prompt')
         )
     named = {'the prompt': request.prompt, 'stop_ids': request.stop_ids, 'logit_bias': tuple(sampling.logit_bias)}

@@ -61,7 +61,7 @@ def read_scaling(path: AnyPath) -> Scaling:
         problems.append(Problem(('base',), 'makes a grid, which needs sizes and budgets', 'add both lists'))
     if not scaling.base:
         problems += [
-            Problem((key,), 'is for a grid, which has a base', 'remove it')
+            Problem((key,), 'applies to a grid, which has a base', 'remove it')
             for key in ('change', 'sizes', 'budgets')
             if getattr(scaling, key)
         ]

@@ -151,7 +151,11 @@ def read_search(path: AnyPath) -> Space:
     if search.sampler == 'cmaes' and len(search.parameters) < 2:
         problems.append(Problem(('sampler',), 'is cmaes, which needs two or more parameters', 'use sampler: tpe'))
     if search.launch and search.devices is not None:
-        problems.append(Problem(('devices',), 'is for processes here', 'write it as an option of the engine in launch'))
+        problems.append(
+            Problem(
+                ('devices',), 'applies to processes on this machine', 'write it as an option of the engine in launch'
+            )
+        )
     if problems:
         raise report(problems, place)
     check_words(search.launch)

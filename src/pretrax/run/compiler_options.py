@@ -119,7 +119,7 @@ def _check(given: Mapping[str, Value], hardware: str, device: Any) -> None:
     for name, value in given.items():
         key = f'compiler.options.{name} = {written(value)}'
         if why := wrong_hardware(name, hardware):
-            raise UserError(f'{key}: {why}, and this run is for {hardware}\nleave it out')
+            raise UserError(f'{key}: {why}, but this run is for {hardware}\nleave it out')
         if refusal := _refusal({name: value}, device):
             if 'No such' in refusal:
                 close = nearest(name, {row.name for row in TABLE if hardware in row.hardware})

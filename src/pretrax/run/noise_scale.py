@@ -33,7 +33,7 @@ class NoiseScale:
         every = run.config.log.noise_scale
         if every and run.rows < 2:
             raise UserError(
-                'log.noise_scale compares two halves of a batch, and a batch has one sequence\n'
+                'log.noise_scale compares two halves of a batch, but a batch has one sequence\n'
                 'use larger batch.tokens, or log.noise_scale=0'
             )
         self._length = run.size.sequence_length

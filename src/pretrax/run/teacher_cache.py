@@ -66,7 +66,7 @@ def prepare_cache(config: RunConfig, out: AnyPath, top_k: int, report: Report) -
     lengths = {size.sequence_length for size in config.batch.sizes.values()}
     if len(lengths) > 1:
         raise UserError(
-            f'batch.sequence_length grows: {sorted(lengths)}, and a prepared teacher has rows of one length\n'
+            f'batch.sequence_length grows: {sorted(lengths)}, but a prepared teacher has rows of one length\n'
             'use one batch.sequence_length, or train with distill.teacher, without preparing it'
         )
     join_processes(config)

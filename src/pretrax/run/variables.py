@@ -219,7 +219,8 @@ def _check_gpus(variables: Variables) -> None:
     for name in map(str.strip, text.split(',')):
         if not (name.startswith(('GPU-', 'MIG-')) or (name.isdecimal() and int(name) < count)):
             raise UserError(
-                f'CUDA_VISIBLE_DEVICES={text}: {name!r} is no GPU of this machine, which has the numbers 0 to {count - 1}\n'
+                f'CUDA_VISIBLE_DEVICES={text}: {name!r} is not a GPU of this machine, '
+                f'which has the numbers 0 to {count - 1}\n'
                 'CUDA would hide it and those that follow; name others, or unset CUDA_VISIBLE_DEVICES'
             )
 

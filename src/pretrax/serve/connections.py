@@ -155,7 +155,7 @@ class Connection(H11Protocol):
         if is_large:
             self._refuse(431, f'the head of the request is larger than {self._limits.head_bytes:,} bytes')
         else:
-            self._refuse(400, 'this is no HTTP request')
+            self._refuse(400, 'this is not an HTTP request')
 
     def _wait(self) -> None:
         self._connections.wait(self)

@@ -16,7 +16,7 @@ REASONS = {
     'replaced': 'a connection that waited, in favour of a newer one',
     'head_size': 'a request whose head is too large',
     'head_time': 'a connection on which no head of a request arrived in time',
-    'malformed': 'what is no HTTP request',
+    'malformed': 'a request that is not HTTP',
     'stalled': 'a connection whose client does not read its answer',
 }
 

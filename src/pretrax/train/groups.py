@@ -208,7 +208,7 @@ def _row_values(values: np.ndarray, w: Any) -> float | np.ndarray:
 
 def _not_stacked(key: str, pattern: str) -> UserError:
     return UserError(
-        f"{key}: '{pattern}' chooses layers of a stacked weight, and no weight of this model is stacked\n"
+        f"{key}: '{pattern}' chooses layers of a stacked weight, but no weight of this model is stacked\n"
         'use the names that pretrax checkpoint inspect prints, such as layers.0.*'
     )
 

@@ -22,7 +22,7 @@ NO_EQUIVALENT: tuple[tuple[str, tuple[str, ...]], ...] = (
     ('optimizer.no_decay has patterns for the weights that do not decay', ('adamw_mask',)),
     ('checkpoints go to run_dir, a disk or a bucket, and are written in the background',
      ('enable_multi_tier_checkpointing', 'enable_emergency_checkpoint', 'enable_continuous_checkpointing')),
-    ('Vertex AI: docs/see.md has the commands', ('use_vertex_tensorboard', 'managed_mldiagnostics')),
+    ('Vertex AI: docs/clusters.md has the commands', ('use_vertex_tensorboard', 'managed_mldiagnostics')),
     ('the quantization of weights for serving is pretrax generate --weights', ('quantize_kvcache', 'save_quantized_params_path')),
     ('a run does not end at a loss; stop it, and the same command resumes it', ('target_eval_loss',)),
     ('log.graph: true writes the compiled step', ('dump_hlo', 'dump_jaxpr')),

@@ -92,7 +92,7 @@ def translate(tool: str, path: Path, devices: int | None = None) -> Translation:
         from_values(nested(translation.values))
     except UserError as error:
         raise UserError(
-            f'{path}: its values make no configuration of pretrax:\n{str(error).replace("values: ", "")}'
+            f'{path}: its values do not form a valid configuration of pretrax:\n{str(error).replace("values: ", "")}'
         ) from error
     return translation
 

@@ -75,7 +75,7 @@ def flip(path):
     [
         (lambda path: (path / 'teacher.json').unlink(), r'has no teacher.json\nwrite it first: pretrax distill'),
         (lambda path: (path / 'teacher.json').write_text('{"format": 2'), 'damaged: .*\nrestore it from a copy'),
-        (lambda path: (path / 'teacher.json').write_text('{"format": 9}'), 'format 9, and this version'),
+        (lambda path: (path / 'teacher.json').write_text('{"format": 9}'), 'format 9, but this version'),
         (lambda path: (path / 'part-00000' / 'rows.npy').unlink(), r'part-00000 is damaged: rows.npy is missing'),
         (lambda path: (path / 'part-00000' / 'manifest.json').unlink(), r'part-00000 is damaged: manifest.json is missing'),
         (lambda path: (path / 'part-00000' / 'manifest.json').write_text('{}'), r'part-00000 is damaged: manifest.json is'),

@@ -74,7 +74,7 @@ def test_csv_values_are_compared_as_numbers_and_booleans(tmp_path):
     [
         (
             {'field': 'lnag', 'equals': 'en'},
-            ":1: no field 'lnag', and a filter needs it\n  fields found: 'text', 'lang'",
+            ":1: no field 'lnag', but a filter needs it\n  fields found: 'text', 'lang'",
         ),
         ({'field': 'lang', 'at_least': 3}, ':1: field \'lang\' is "en"\n  the filter needs a number'),
         ({'field': 'score', 'matches': 'x'}, ":1: field 'score' is 0.9\n  the filter needs a string"),

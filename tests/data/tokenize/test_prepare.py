@@ -321,7 +321,7 @@ def test_the_second_of_two_writers_on_a_disk_is_told_unless_both_write_the_same(
 
     write([3], 1)
     shutil.rmtree(tmp_path / 'tokens')
-    with pytest.raises(UserError, match='another process has written it meanwhile'):
+    with pytest.raises(UserError, match='another process has written it in the meantime'):
         write([1, 2], 1)
     assert open_split(tmp_path / 'tokens', 'train').document(0).tolist() == [3]
     assert [path.name for path in tmp_path.iterdir()] == ['tokens']
@@ -349,7 +349,9 @@ def test_two_machines_that_tokenize_to_one_place(tmp_path, own_cache, s3, said, 
         tokenize('first')
         assert said[-1].startswith(('prepared:', 'tokens: reused from'))
     else:
-        with pytest.raises(UserError, match=r'exists, and has another text|another process has written it meanwhile'):
+        with pytest.raises(
+            UserError, match=r'exists, and has another text|another process has written it in the meantime'
+        ):
             tokenize('first')
     written = {'/'.join(key.split('/')[2:]): s3.content(key) for key in _keys(s3)}
     del written['']  # the index

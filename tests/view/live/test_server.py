@@ -254,7 +254,7 @@ def test_mistakes_are_said_in_words(written, tmp_path):
         for words, said in [
             ((tmp_path / 'missing',), 'no run at'),
             ((written.directory, '--port', port), 'Address already in use'),
-            ((written.directory, '--host', '0.0.0.0'), 'everybody who reaches this machine could watch'),
+            ((written.directory, '--host', '0.0.0.0'), 'anyone who reaches this machine could watch'),
             ((written.directory, '--api-key-file', tmp_path / 'missing'), '--api-key-file'),
             ((), "Missing argument 'RUN...'"),
         ]:

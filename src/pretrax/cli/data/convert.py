@@ -37,7 +37,7 @@ def convert(options: Options) -> None:
         raise UserError(f'--to {to}: no such format\n  expected {" or ".join(_FORMATS)}')
     refuse_existing(out)
     if added_end is not None and to != 'nanogpt':
-        raise UserError(f'--add-end-of-text applies to --to nanogpt, and this is --to {to}')
+        raise UserError(f'--add-end-of-text applies to --to nanogpt, but this is --to {to}')
     files = options.files.open(options.path)
     if to == 'nanogpt':
         token_tools.convert_to_nanogpt(files, out, print, added_end)

@@ -61,6 +61,6 @@ def train_tokenizer(
         raise UserError(f'--out {out}: cannot write: {error.strerror}') from error
     if not is_written:
         raise UserError(
-            f'--out {out}: another process has written it meanwhile\n  use that file, or write to another one'
+            f'--out {out}: another process has written it in the meantime\n  use that file, or write to another one'
         )
     print(f'wrote {out}\nnext: data.tokenizer={out} in a configuration, or after pretrax train CONFIG')

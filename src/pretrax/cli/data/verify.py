@@ -47,8 +47,9 @@ def verify(options: Options) -> None:
         n, different = tokenized_differently(store, files.tokenizer, _SAMPLE, _LONGEST)
         if isinstance(store, FlatTokens) and 2 * len(different) > n:
             raise UserError(
-                f'{path}: the tokenizer makes other tokens of the text of {len(different)} of {n} documents of {split}\n'
-                '  it is not the one that made these tokens'
+                f'{path}: the tokenizer gives other tokens for the text of {len(different)} of {n} documents '
+                f'of {split}\n'
+                '  another tokenizer made these tokens'
             )
         same = f'{n - len(different)} of {n} documents give the same tokens when their text is tokenized again'
         print(f'{split}: {same}' + (f'; document {different[0]} does not' if different else ''))

@@ -260,7 +260,7 @@ def read_description(directory: AnyPath) -> Description:
         values: dict[str, Any] = parse_json(path.read_bytes())
         found = values.pop('format')
         if found != FORMAT:
-            raise UserError(f'{path}: format {found}, and this version of pretrax reads {FORMAT}\nprepare it again')
+            raise UserError(f'{path}: format {found}, but this version of pretrax reads {FORMAT}\nprepare it again')
         return Description(**values)
     except FileNotFoundError as error:
         raise UserError(

@@ -63,7 +63,7 @@ class Filter(BaseModel):
         value = _value(record, self.field, origin, self.missing == 'fail')
         if value is None:
             if self.missing == 'fail':
-                raise UserError(f'{origin}: field {self.field!r} is null, and a filter needs it{_MISSING_HINT}')
+                raise UserError(f'{origin}: field {self.field!r} is null, but a filter needs it{_MISSING_HINT}')
             return self.missing == 'keep'
         return all(self._holds(name, value, operand, origin) for name, operand in self._conditions().items())
 
@@ -287,7 +287,7 @@ def _value(record: dict[str, Any], name: str, origin: str, required: bool, key: 
 def _missing(record: dict[str, Any], name: str, origin: str, key: str) -> UserError:
     known = ', '.join(map(repr, list(record)[:12])) or 'none'
     if not key:
-        return UserError(f'{origin}: no field {name!r}, and a filter needs it\n  fields found: {known}{_MISSING_HINT}')
+        return UserError(f'{origin}: no field {name!r}, but a filter needs it\n  fields found: {known}{_MISSING_HINT}')
     close = difflib.get_close_matches(name, record, n=1) or [other for other, x in record.items() if type(x) is str]
     hint = f'\n  to read {close[0]!r}: data.{key}={close[0]}' if close else ''
     return UserError(f'{origin}: no field {name!r}\n  fields found: {known}{hint}')

@@ -44,7 +44,7 @@ class WrittenMeanwhileError(UserError):
     """Another process has created the directory first, with other tokens, or while this one still wrote its tokens."""
 
     def __init__(self, directory: AnyPath):
-        super().__init__(f'{directory}: another process has written it meanwhile\n  give another --out')
+        super().__init__(f'{directory}: another process has written it in the meantime\n  give another --out')
 
 
 class Writer:
