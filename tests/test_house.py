@@ -158,7 +158,7 @@ TESTED_BY = {
     'launch/test_kubernetes.py': 'cli/launch/kubernetes',
     'launch/test_manifests.py': 'launch/options launch/shipped',
     'launch/test_tpu_vm.py': 'cli/launch/tpu_vm',
-    'launch/test_node.py': 'launch/crash launch/signals machine/children cli/launch/node',
+    'launch/test_node.py': 'launch/crash launch/signals cli/launch/node',
     'launch/test_record.py': 'cli/launch/logs cli/launch/status cli/launch/stop launch/engine launch/engines launch/foreground',
     'model/test_distillation.py': 'model/divergence',
     'model/test_attention.py': 'model/softcap model/xla_cpu',
@@ -453,3 +453,15 @@ def test_help_costs_no_jax():
     done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
     assert 'train' in done.stdout
     assert done.stderr.split() == []
+
+
+def test_verbs_and_launchers_take_few_parameters():
+    """What a verb is asked travels as one value: `cli/_options.py`."""
+    long = []
+    for path in (path for room in ('cli', 'launch') for path in (SOURCE / room).rglob('*.py')):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                names = {each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+                if len(names - {'self', 'cls'}) > 7 and node.name != 'serve':
+                    long.append(f'{path.relative_to(SOURCE)}: {node.name} has {len(names)} parameters')
+    assert not long, '\n'.join(long)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from pretrax.doctor.checks import DEVICES, JOIN, JOIN_FIX
 from pretrax.doctor.findings import Finding, failure
+from pretrax.machine.children import Child
 
 _NOISE = ('WARNING', 'I0', 'W0', '*** Check', '    @', '===', 'RPC:', 'Fatal Python')
 
@@ -28,18 +29,15 @@ class ProbeProcess:
     def __init__(self, arguments: Sequence[str]):
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed at the end of the block
         variables = {'XLA_PYTHON_CLIENT_PREALLOCATE': 'false', 'PYTHONWARNINGS': 'ignore'}
-        self._process = subprocess.Popen(
-            [sys.executable, '-m', 'pretrax.doctor.probe', *(arguments or [''])],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=variables | os.environ,
-            start_new_session=True,
-        )  # fmt: skip
+        command = [sys.executable, '-m', 'pretrax.doctor.probe', *(arguments or [''])]
+        streams = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'stderr': self._errors}
+        self._process = Child(command, variables | os.environ, **streams)
 
     def __enter__(self) -> 'ProbeProcess':
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill_all()
         self._process.wait()
         for file in (self._process.stdin, self._process.stdout, self._errors):
             assert file is not None
@@ -86,8 +84,7 @@ class ProbeProcess:
 
     def _end(self) -> str:
         """How the process has ended, in a line."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(10)
+        self._process.wait_up_to(10)
         code = self._process.poll() or 0
         how = f'ended by {signal.Signals(-code).name}' if code < 0 else f'ended with exit code {code}'
         self._errors.seek(0)

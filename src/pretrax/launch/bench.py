@@ -6,7 +6,6 @@ runs as a job of its own has a directory of its own, `rows/N`, so that several c
 does not import JAX, which would occupy the devices that the rows need.
 """
 
-import contextlib
 import datetime
 import hashlib
 import json
@@ -21,12 +20,12 @@ from typing import Any
 from pretrax import __version__
 from pretrax.config import resolved_yaml, values_in_step
 from pretrax.errors import Report, UserError
-from pretrax.launch.local import devices_of
+from pretrax.launch.local import share_of
 from pretrax.launch.sweep import Row, Sweep
-from pretrax.machine.children import end_with_parent
+from pretrax.launch.training import locked
+from pretrax.machine.children import Child, end_with_parent
 from pretrax.machine.cores import cpu_name, usable_cores
 from pretrax.machine.line_files import append_record, not_a_record, read_lines
-from pretrax.machine.locks import DirectoryLock, LockedError, lock_directory
 
 RESULTS = 'results.jsonl'
 ROWS = 'rows'
@@ -71,7 +70,7 @@ class Bench:
         self._sweep, self._rows, self._say, self._only = sweep, rows, say, only
         self._directory = directory if only is None else directory / ROWS / str(only)
         self._hardware, self._command = hardware, command
-        self._lock = _locked(self._directory)
+        self._lock = locked(self._directory, 'runs this sweep')
         try:
             self._found = read_results(directory, say)
         except BaseException:
@@ -126,8 +125,7 @@ class Bench:
         except subprocess.TimeoutExpired:
             return {'status': 'time limit', 'why': f'not finished after {self._sweep.minutes:g} minutes, see {output}'}
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and the processes that it has started
+            process.kill_all()
             process.wait()
         if result.is_file():
             found = json.loads(result.read_text())
@@ -140,9 +138,7 @@ class Bench:
         by = f'by {signal.Signals(-code).name}' if code < 0 else f'with exit code {code}'
         return {'status': 'failed', 'why': f'ended {by}, see {output}'}
 
-    def _start(
-        self, command: list[str], output: pathlib.Path, devices: int | None
-    ) -> tuple[subprocess.Popen[bytes], Collection[int]]:
+    def _start(self, command: list[str], output: pathlib.Path, devices: int | None) -> tuple[Child, Collection[int]]:
         """Starts a process with requests to stop blocked. Returns it, and the signal mask to restore.
 
         Python's logging runs code after a fork, which would swallow the KeyboardInterrupt of such a request.
@@ -150,10 +146,8 @@ class Bench:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
         try:
             with output.open('wb') as written:
-                process = subprocess.Popen(
-                    command, env=_environment(devices), stdin=subprocess.DEVNULL, stdout=written,
-                    stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_in_the_child,
-                )  # fmt: skip
+                environment = os.environ | share_of(0, devices)
+                process = Child(command, environment, _in_the_child, stdout=written, stderr=subprocess.STDOUT)
         except BaseException:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             raise
@@ -216,15 +210,6 @@ def describe(result: Result) -> str:
     return f'{result["tokens_per_second"]:,.0f} tokens/s{mfu}, {1000 * result["step_seconds"]:,.4g} ms per step'
 
 
-def _environment(devices: int | None) -> dict[str, str]:
-    """Environment that restricts a row to its first `devices` devices: GPUs, or simulated devices of the CPU."""
-    if devices is None:
-        return dict(os.environ)
-    own = devices_of(0, devices)
-    seen = [name for name in os.environ.get('CUDA_VISIBLE_DEVICES', '').split(',') if name] or map(str, range(devices))
-    return os.environ | own | {'CUDA_VISIBLE_DEVICES': ','.join(list(seen)[:devices])}
-
-
 def probe() -> dict[str, Any]:
     """Versions and hardware, from a process that releases the devices when it ends."""
     done = subprocess.run([sys.executable, '-c', _PROBE], capture_output=True, text=True)
@@ -236,20 +221,6 @@ def probe() -> dict[str, Any]:
         'cpu': f'{cpu_name()}, {usable_cores()} cores',
         **json.loads(done.stdout.splitlines()[-1]),
     }
-
-
-def _locked(directory: pathlib.Path) -> DirectoryLock:
-    """The lock of the directory. A file system that does not support locks is accepted silently."""
-    try:
-        return lock_directory(directory, warn=lambda reason: None)
-    except LockedError as locked:
-        raise UserError(
-            f'{directory}: another process runs this sweep ({locked.holder})\nwait until it ends, or give another --out'
-        ) from None
-    except OSError as error:
-        raise UserError(
-            f'{directory} cannot be written: {error.strerror}\ngive another directory: --out DIR'
-        ) from error
 
 
 def _in_the_child() -> None:

@@ -8,7 +8,6 @@ import contextlib
 import os
 import pathlib
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from pretrax.launch.group import Group, identity, last_lines, output_file
 from pretrax.launch.restarts import RestartOptions
 from pretrax.launch.sizes import misfit
 from pretrax.launch.supervisor import Supervisor
-from pretrax.machine.children import prepare_training
+from pretrax.machine.children import Child, prepare_training
 from pretrax.storage.working_directory import working_directory
 
 _PATIENCE = 60.0  # seconds for Linux to end a process that was killed
@@ -71,8 +70,8 @@ class LocalGroup(Group):
 
     def __init__(self, command: Sequence[str], slots: Sequence[int], devices: int, directory: pathlib.Path):
         self._directory = directory
-        self._processes: list[subprocess.Popen] = []
-        self._guard: subprocess.Popen | None = None
+        self._processes: list[Child] = []
+        self._guard: Child | None = None
         self._begins: list[int] = []  # offset at which the output of this attempt begins, per process
         address = f'127.0.0.1:{_free_port()}'
         try:
@@ -81,7 +80,7 @@ class LocalGroup(Group):
                 environment = identity(index, [''] * len(slots), address) | bind | devices_of(slot, devices)
                 self._start(index, command, os.environ | environment)
             guard = [sys.executable, '-c', _GUARD, *map(str, self.processes())]
-            self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
+            self._guard = Child(guard, stdin=subprocess.PIPE)
         except BaseException:
             self.end()
             raise
@@ -92,12 +91,8 @@ class LocalGroup(Group):
             if index:
                 output = stack.enter_context(output_file(self._directory, index).open('ab'))
             self._begins.append(output.tell() if output else 0)
-            self._processes.append(
-                subprocess.Popen(
-                    command, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                    stderr=subprocess.STDOUT if output else None, start_new_session=True, preexec_fn=prepare_training,
-                )
-            )  # fmt: skip
+            errors = subprocess.STDOUT if output else None
+            self._processes.append(Child(command, environment, prepare_training, stdout=output, stderr=errors))
 
     def __len__(self) -> int:
         return len(self._processes)
@@ -117,11 +112,9 @@ class LocalGroup(Group):
     def end(self) -> None:
         """Kills all processes, stopped ones too, and the processes that they have started."""
         for process in self._processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            process.kill_all()
         for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it is inside a driver or a file system that hangs
-                process.wait(_PATIENCE)
+            process.wait_up_to(_PATIENCE)
         if self._guard is not None:
             self._guard.communicate()
 
@@ -139,6 +132,17 @@ def devices_of(slot: int, count: int) -> dict[str, str]:
         'JAX_LOCAL_DEVICE_IDS': ','.join(map(str, numbers)),
         'XLA_FLAGS': flags,
     }
+
+
+def share_of(slot: int, devices: int | None) -> dict[str, str]:
+    """Environment of a process that has the devices of a slot: GPUs, or simulated devices of the CPU. None: all devices."""
+    if devices is None:
+        return {}
+    numbers = range(slot * devices, (slot + 1) * devices)
+    seen = [name for name in os.environ.get('CUDA_VISIBLE_DEVICES', '').split(',') if name] or list(
+        map(str, range(numbers.stop))
+    )
+    return devices_of(0, devices) | {'CUDA_VISIBLE_DEVICES': ','.join(seen[numbers.start : numbers.stop])}
 
 
 def pretrax_command(*arguments: str) -> list[str]:

@@ -19,7 +19,7 @@ from pretrax.errors import DONE, TRY_AGAIN
 from pretrax.launch.crash import Crash, StackFiles, write_crash_report
 from pretrax.launch.restarts import newest_checkpoint
 from pretrax.launch.signals import PASSED_ON, STOP
-from pretrax.machine.children import prepare_training
+from pretrax.machine.children import Child, handling, prepare_training
 from pretrax.storage.working_directory import working_directory
 
 _TAIL = 200  # lines of output in a crash report
@@ -58,7 +58,7 @@ class Node:
         self._number = process_number(os.environ)
         self._directory = working_directory(config.run_dir, self._number)
         self._controlled, self._until_done = controlled, until_done
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
         self._waiting = waiting if waiting is not None else []  # signals that arrived before there was a process
         self._sending = threading.RLock()  # a signal handler may interrupt the thread that holds it
         self._is_asked = any(number in STOP for number in self._waiting)  # to stop, by the engine
@@ -72,10 +72,9 @@ class Node:
             command: program and arguments of the training.
             check: those of a check of this machine before it. If it fails, nothing is trained, and its exit code is returned.
         """
-        before = {number: signal.signal(number, lambda got, _: self._pass_on(got)) for number in PASSED_ON}
-        if self._controlled:
-            threading.Thread(target=self._obey, name='control', daemon=True).start()
-        try:
+        with handling(PASSED_ON, self._pass_on):
+            if self._controlled:
+                threading.Thread(target=self._obey, name='control', daemon=True).start()
             if check is not None and (failed := self._run(check)):
                 is_passing = self._is_asked or failed == TRY_AGAIN or failed < 0
                 return TRY_AGAIN if is_passing else failed
@@ -83,9 +82,6 @@ class Node:
                 return TRY_AGAIN
             stacks, began = StackFiles(self._directory, [self._number]), time.monotonic()
             code = self._run(command)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
         if not self._is_over and (code not in (DONE, TRY_AGAIN) or stacks.new(self._number)):
             self._report(code, time.monotonic() - began, stacks)
         if (
@@ -98,10 +94,8 @@ class Node:
 
     def _run(self, command: Sequence[str]) -> int:
         """Runs a program, and copies its output. Returns its exit code; negative: the signal that killed it."""
-        with subprocess.Popen(
-            command, env=_ENVIRONMENT | os.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            start_new_session=True, preexec_fn=prepare_training,
-        ) as process:  # fmt: skip
+        streams = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT}
+        with Child(command, _ENVIRONMENT | os.environ, prepare_training, **streams) as process:
             with self._sending:
                 self._process = process
                 while self._waiting:
@@ -110,10 +104,10 @@ class Node:
             copier.start()
             try:
                 if self._is_over:
-                    _kill(process)
+                    process.kill_all()
                 return process.wait()
             finally:
-                _kill(process)  # what it has started has the same output, and may still run
+                process.kill_all()  # what it has started has the same output, and may still run
                 copier.join(_PATIENCE)  # a service that has left the session may keep the output open
                 self._process = None
 
@@ -138,9 +132,9 @@ class Node:
                     self._send(signal.Signals[line.decode(errors='replace').strip()])
         self._is_over = True
         if self._process is not None:
-            _kill(self._process)
+            self._process.kill_all()
 
-    def _copy_output(self, process: subprocess.Popen[bytes]) -> None:
+    def _copy_output(self, process: Child) -> None:
         assert process.stdout is not None
         with contextlib.suppress(OSError):  # closed, since something that the training has started still has it
             while piece := os.read(process.stdout.fileno(), 1 << 16):
@@ -165,9 +159,3 @@ class Node:
 def process_number(environment: Mapping[str, str]) -> int:
     """The number of this process, as its engine says it; 0 if none does."""
     return next((int(environment[name]) for name in _NUMBERS if environment.get(name, '').isdecimal()), 0)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills the training, and the processes that it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)

@@ -1,8 +1,6 @@
 """What a Ray actor does for a launcher: it runs `pretrax launch node` on its node. It needs no Ray."""
 
-import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from pretrax.launch.host_facts import Facts, facts
+from pretrax.machine.children import Child
 
 _PATIENCE = 10.0  # seconds for the node command to end its training
 _LOOK = 0.1  # seconds between two looks for output
@@ -20,7 +19,7 @@ class RayWorker:
     """The process of one node. Several methods run at once."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  until the actor ends
 
     def facts(self, directory: str, words: Sequence[str], token: str) -> Facts:
@@ -39,32 +38,24 @@ class RayWorker:
 
     def run(self, arguments: Sequence[str], directory: str, environment: Mapping[str, str]) -> int:
         """Runs Python to its end, and returns its exit code."""
-        self._process = subprocess.Popen(
-            [sys.executable, *arguments], cwd=directory, env={**os.environ, **environment}, stdin=subprocess.PIPE,
-            stdout=self._output, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+        streams = {'stdin': subprocess.PIPE, 'stdout': self._output, 'stderr': subprocess.STDOUT}
+        command, variables = [sys.executable, *arguments], {**os.environ, **environment}
+        self._process = Child(command, variables, cwd=directory, **streams)
         return self._process.wait()
 
     def send(self, number: int) -> None:
         """Passes a signal to the training."""
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError, ValueError):  # it has ended
-                self._process.stdin.write(f'{signal.Signals(number).name}\n'.encode())
-                self._process.stdin.flush()
+        if self._process is not None:
+            self._process.tell(number)
 
     def end(self) -> None:
         """Kills the process, and what it has started."""
         if self._process is None:
             return
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_PATIENCE)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a device or a file server
-            self._process.wait(_PATIENCE)
+        self._process.close_input()
+        self._process.wait_up_to(_PATIENCE)
+        self._process.kill_all()
+        self._process.wait_up_to(_PATIENCE)
 
     def read(self, begin: int, seconds: float) -> bytes:
         """The output from an offset on. If there is none, it waits for some seconds."""

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pretrax.launch.group import Group, last_lines, output_file
+from pretrax.machine.children import Child
 
 _PATIENCE = 10.0  # seconds for a machine to end its processes
 
@@ -46,7 +47,7 @@ class RemoteGroup(Group):
 
     def __init__(self, processes: Sequence[RemoteProcess], directory: pathlib.Path, at_once: bool = True):
         self._remote, self._directory = processes, directory
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Child] = []
         self._begins: list[int] = []  # offset at which the output of this attempt begins, per process
         self._copier: threading.Thread | None = None
         (directory / 'output').mkdir(parents=True, exist_ok=True)
@@ -65,12 +66,8 @@ class RemoteGroup(Group):
     def _start(self, number: int, process: RemoteProcess) -> None:
         with output_file(self._directory, number).open('ab') as output:
             self._begins.append(output.tell())
-            self._processes.append(
-                subprocess.Popen(
-                    process.command, env=process.environment, stdin=subprocess.PIPE,
-                    stdout=output if number else subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-                )
-            )  # fmt: skip
+            streams = {'stdin': subprocess.PIPE, 'stdout': output if number else subprocess.PIPE}
+            self._processes.append(Child(process.command, process.environment, stderr=subprocess.STDOUT, **streams))
         if number == 0:
             self._copier = threading.Thread(target=self._copy, name='output', daemon=True)
             self._copier.start()
@@ -97,25 +94,17 @@ class RemoteGroup(Group):
 
     def send(self, number: int) -> None:
         for process in self._processes:
-            assert process.stdin is not None
-            with contextlib.suppress(OSError, ValueError):  # it has ended
-                process.stdin.write(f'{signal.Signals(number).name}\n'.encode())
-                process.stdin.flush()
+            process.tell(number)
 
     def end(self) -> None:
         """Ends the standard input of all processes, on which their machines kill them, and then the local processes."""
         for process in self._processes:
-            assert process.stdin is not None
-            with contextlib.suppress(OSError):
-                process.stdin.close()
+            process.close_input()
         until = time.monotonic() + _PATIENCE
         for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, until - time.monotonic()))
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_PATIENCE)
+            process.wait_up_to(until - time.monotonic())
+            process.kill_all()
+            process.wait_up_to(_PATIENCE)
         if self._copier is not None:
             self._copier.join(_PATIENCE)
             self._copier = None

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from pretrax.config import resolved_yaml, upgraded
 from pretrax.errors import UserError
+from pretrax.launch.local import share_of
 from pretrax.launch.search_file import Range, Search, Space
-from pretrax.launch.training import CONTINUES, StopRequest, Training, locked, needs_extra, share_of
+from pretrax.launch.training import CONTINUES, StopRequest, Training, locked, needs_extra
 from pretrax.launch.trial_job import check_launch
 from pretrax.machine.atomic import write_file
 

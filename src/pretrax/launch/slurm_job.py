@@ -24,6 +24,7 @@ from pretrax.launch.restarts import RestartOptions, newest_checkpoint
 from pretrax.launch.sizes import misfit
 from pretrax.launch.slurm_client import host_names, job_facts, nodes_down
 from pretrax.launch.supervisor import Supervisor
+from pretrax.machine.children import Child
 from pretrax.observe.attempts import note, read_attempts
 from pretrax.storage.working_directory import working_directory
 
@@ -65,7 +66,7 @@ class SlurmJob:
         self.restarts = int(environment.get('SLURM_RESTART_COUNT') or 0)
         self.nodes = host_names(environment['SLURM_JOB_NODELIST'])
         self._container, self._gpus, self._mounts = container, gpus_per_node, mounts
-        self._watch: tuple[str, subprocess.Popen] | None = None  # a node, and the step on it
+        self._watch: tuple[str, Child] | None = None  # a node, and the step on it
         self._starts = 0
 
     def start(self, directory: Path, slots: Sequence[int], command: Sequence[str]) -> 'SlurmGroup':
@@ -135,12 +136,9 @@ class SlurmJob:
                 probe.kill()
                 probe.wait()
 
-    def _step(self, node: str, *command: str) -> subprocess.Popen:
+    def _step(self, node: str, *command: str) -> Child:
         """Starts a command on a node, without input and output."""
-        return subprocess.Popen(
-            [*self.srun(node), *command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+        return Child([*self.srun(node), *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def is_preempted(self) -> bool:
         """Whether the job is being preempted; False if Slurm does not answer."""

@@ -3,7 +3,6 @@
 Each host runs `pretrax launch node --controlled`, which ends when the connection does. `~/.ssh/config` is respected.
 """
 
-import contextlib
 import dataclasses
 import os
 import pathlib
@@ -22,6 +21,7 @@ from pretrax.launch.group import identity
 from pretrax.launch.options import SshOptions
 from pretrax.launch.remote import RemoteGroup, RemoteProcess
 from pretrax.launch.sizes import restricted_to
+from pretrax.machine.children import Child
 
 LOST = 255  # exit code of `ssh` if there is no connection, or if it broke
 NO_DIRECTORY = 41  # exit code of the program on a host
@@ -150,12 +150,9 @@ class Probe:
     def __init__(self, ssh: Ssh, hosts: Collection[Host]):
         self._began = time.monotonic()
         self._asked = {
-            host: subprocess.Popen(
-                ssh.command(host, 'exit 0'), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, start_new_session=True,
-            )
+            host: Child(ssh.command(host, 'exit 0'), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             for host in hosts
-        }  # fmt: skip
+        }
 
     def is_over(self) -> bool:
         """Whether all hosts have answered or failed to, or have had enough time."""
@@ -166,8 +163,7 @@ class Probe:
         """Waits a limited time, and returns the hosts that answer: sshd may do so while a login shell hangs."""
         until = self._began + _PROBE_SECONDS
         for process in self._asked.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, until - time.monotonic()))
+            process.wait_up_to(until - time.monotonic())
         self.close()
         return {host for host, process in self._asked.items() if process.returncode == 0}
 

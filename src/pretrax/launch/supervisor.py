@@ -19,6 +19,7 @@ from pretrax.launch.group import Group
 from pretrax.launch.notices import LaunchNotices
 from pretrax.launch.restarts import Outcome, RestartOptions, Restarts, newest_checkpoint, outcome
 from pretrax.launch.signals import PASSED_ON, STOP
+from pretrax.machine.children import handling
 from pretrax.observe.attempts import note
 from pretrax.storage import BucketPath
 from pretrax.storage.lease import FILE, HeldError, Lease, LostError
@@ -263,12 +264,8 @@ class Supervisor:
         numbers = list(PASSED_ON)
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by `nohup`
             numbers.remove(signal.SIGHUP)
-        before = {number: signal.signal(number, lambda number, _: self._waiting.append(number)) for number in numbers}
-        try:
+        with handling(numbers, self._waiting.append):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _forward_signals(self, group: Group) -> None:
         while self._waiting:

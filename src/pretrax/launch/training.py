@@ -16,17 +16,17 @@ from typing import Any
 
 from pretrax.config import RunConfig
 from pretrax.errors import DONE, MISTAKE, TRY_AGAIN, UnavailableError, UserError, first_line, install_extra
-from pretrax.launch.local import devices_of, pretrax_command
+from pretrax.launch.local import pretrax_command, share_of
 from pretrax.launch.restarts import LONGEST_WAIT, Outcome, Restarts, newest_checkpoint, outcome
+from pretrax.launch.signals import STOP
 from pretrax.launch.trial_job import FOREGROUND, TrialJob, check_launch, dry_run, launch_command, write_config
-from pretrax.machine.children import prepare_training
+from pretrax.machine.children import Child, handling, prepare_training
 from pretrax.machine.locks import DirectoryLock, LockedError, holder_of, is_locked, lock, lock_directory
 from pretrax.observe.metrics import read_metrics
 
 CONTINUES = 'the same command continues'
 _LOOK = 0.2  # seconds between two checks of the processes
 _LOOK_AT_ENGINE = 10.0  # of a job, which takes a request to a scheduler
-_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Training:
@@ -54,7 +54,7 @@ class Training:
         self._launch, self._environment, self._say = list(launch), environment or {}, say
         self._uses_jobs = bool(launch) and launch[0] not in FOREGROUND
         self._place, self._output = place, place / 'output' / f'{config.name}.txt'
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
         self._begin = 0  # size of the output when the process was started
         self._job, self._before = TrialJob(self.run_dir, self._output), None
         self._restarts = Restarts(retries, newest_checkpoint(self.run_dir))
@@ -121,18 +121,15 @@ class Training:
             self._begin = output.tell()
             with contextlib.suppress(OSError):  # a file system without locks
                 lock(output)  # until the process ends: if this one is killed, the next search waits for it
-            self._process = subprocess.Popen(
-                command, env=os.environ | self._environment, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True,
-                preexec_fn=None if self._uses_jobs else prepare_training,
-            )  # fmt: skip
+            prepare = None if self._uses_jobs else prepare_training
+            streams = {'stdout': output, 'stderr': subprocess.STDOUT}
+            self._process = Child(command, os.environ | self._environment, prepare, **streams)
 
-    def _process_is_over(self, process: subprocess.Popen[bytes]) -> bool:
+    def _process_is_over(self, process: Child) -> bool:
         code = process.poll()
         if code is None:
             return False
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # and the processes that it has started
+        process.kill_all()  # those that it has started
         self._process = None
         if self._uses_jobs and code == DONE:
             self._submitted, self._elsewhere, self._next = True, True, 0.0
@@ -223,17 +220,6 @@ class Training:
         return self._last_lines().rpartition('\n')[2].strip()
 
 
-def share_of(slot: int, devices: int | None) -> dict[str, str]:
-    """Environment of a process that has the devices of a slot: GPUs, or simulated devices of the CPU. None: all devices."""
-    if devices is None:
-        return {}
-    numbers = range(slot * devices, (slot + 1) * devices)
-    seen = [name for name in os.environ.get('CUDA_VISIBLE_DEVICES', '').split(',') if name] or list(
-        map(str, range(numbers.stop))
-    )
-    return devices_of(0, devices) | {'CUDA_VISIBLE_DEVICES': ','.join(seen[numbers.start : numbers.stop])}
-
-
 class StopRequest:
     """Whether this process was asked to stop, inside `listening`. A second request ends it at once."""
 
@@ -243,15 +229,10 @@ class StopRequest:
     @contextlib.contextmanager
     def listening(self) -> Iterator['StopRequest']:
         """Handles signals inside this context."""
-        before = {number: signal.signal(number, self._asked) for number in _STOP}
-        try:
+        with handling(STOP, self._asked):
             yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
-    def _asked(self, number: int, frame: object) -> None:
-        del frame
+    def _asked(self, number: int) -> None:
         if self.number is not None:
             raise SystemExit(128 + number)
         self.number = number
@@ -308,13 +289,16 @@ def train_all(
     return [runs[number] for number in range(len(configs))]
 
 
-def locked(directory: pathlib.Path) -> DirectoryLock:
-    """The lock of a directory in which runs are started. Raises UserError if another process has it."""
+def locked(directory: pathlib.Path, what: str = 'works here') -> DirectoryLock:
+    """The lock of a directory in which runs are started. Raises UserError if another process has it, and says `what` it does.
+
+    A file system that does not support locks is accepted silently.
+    """
     try:
         return lock_directory(directory, warn=lambda reason: None)
     except LockedError as error:
         raise UserError(
-            f'{directory}: another process works here ({error.holder})\nwait until it ends, or give another --out'
+            f'{directory}: another process {what} ({error.holder})\nwait until it ends, or give another --out'
         ) from None
     except OSError as error:
         raise UserError(

@@ -11,6 +11,7 @@ from pretrax.launch.engines import engine_of
 from pretrax.launch.local import pretrax_command
 from pretrax.launch.record import FILE, LaunchRecord, read_record
 from pretrax.machine.atomic import write_file
+from pretrax.machine.children import Child
 from pretrax.observe.attempts import read_attempts
 
 FOREGROUND = ('local', 'ssh', 'ray')  # engines whose launcher runs as long as the run
@@ -29,7 +30,7 @@ class TrialJob:
     def __init__(self, run_dir: pathlib.Path, output: pathlib.Path):
         self._run_dir, self._output = run_dir, output
         self._events = 0  # lines of attempts.jsonl that are older than the job
-        self._request: subprocess.Popen[bytes] | None = None
+        self._request: Child | None = None
         self._asking: tuple[str, int] | None = None
         self._asked: tuple[str, int] | None = None
 
@@ -65,10 +66,8 @@ class TrialJob:
             return
         self._asking = attempt
         with self._output.open('ab') as output:
-            self._request = subprocess.Popen(
-                pretrax_command('launch', 'stop', str(self._run_dir)),
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+            stop = pretrax_command('launch', 'stop', str(self._run_dir))
+            self._request = Child(stop, stdout=output, stderr=subprocess.STDOUT)
 
     def is_asking(self) -> bool:
         """Whether the process of a request to stop still runs."""

@@ -1,10 +1,69 @@
-"""Processes that end with the one that started them."""
+"""Processes that this one starts: they can be followed, sent signals, and ended with all that they have started."""
 
 import contextlib
 import ctypes
+import os
 import resource
 import signal
+import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+
+class Child(subprocess.Popen[bytes]):
+    """A process in a session of its own. It reads nothing unless `streams` says otherwise.
+
+    Args:
+        command: program and arguments.
+        environment: all of its variables; None: those of this process.
+        prepare: runs in the new process before the program.
+        streams: `stdin`, `stdout`, `stderr` and `cwd`, as `subprocess.Popen` takes them.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        prepare: Callable[[], None] | None = None,
+        **streams: Any,
+    ):
+        streams = {'stdin': subprocess.DEVNULL} | streams
+        super().__init__(command, env=environment, preexec_fn=prepare, start_new_session=True, **streams)
+
+    def tell(self, number: int) -> None:
+        """Writes the name of a signal to its standard input, as `pretrax launch node --controlled` reads it."""
+        assert self.stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # it has ended
+            self.stdin.write(f'{signal.Signals(number).name}\n'.encode())
+            self.stdin.flush()
+
+    def close_input(self) -> None:
+        """Ends its standard input, on which `pretrax launch node --controlled` ends."""
+        assert self.stdin is not None
+        with contextlib.suppress(OSError):
+            self.stdin.close()
+
+    def wait_up_to(self, seconds: float) -> None:
+        """Waits for its end, but no longer: it may be inside a driver or a file system that hangs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(max(0.0, seconds))
+
+    def kill_all(self) -> None:
+        """Kills it, stopped or not, and the processes that it has started. It still has to be waited for."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def handling(numbers: Sequence[int], handler: Callable[[int], object]) -> Iterator[None]:
+    """Handles signals inside this context; `handler` receives their numbers."""
+    before = {number: signal.signal(number, lambda received, _: handler(received)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def end_with_parent(number: int = signal.SIGTERM) -> None:

@@ -3,12 +3,10 @@
 Notifications are sent by threads. If it cannot be sent, that is a warning: it never changes how a run goes or ends.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
 import queue
-import signal
 import socket
 import subprocess
 import threading
@@ -19,6 +17,7 @@ import urllib.request
 from collections.abc import Callable, Collection, Sequence
 
 from pretrax.errors import Report
+from pretrax.machine.children import Child
 
 TRIES = 4
 WAIT = 1.0  # seconds before the second try; doubled before each other one
@@ -176,10 +175,7 @@ def _run(command: Sequence[str], payload: _Payload) -> None:
     """Runs the command, with the payload as its input and each value in the environment, as PRETRAX_EVENT and so on."""
     environment = os.environ | {f'PRETRAX_{key.upper()}': str(value) for key, value in payload.items()}
     try:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment,
-            start_new_session=True,
-        )  # fmt: skip
+        process = Child(command, environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     except OSError as error:
         raise _NotSentError(f'{command[0]} cannot be run: {error.strerror}') from None
     try:
@@ -188,8 +184,7 @@ def _run(command: Sequence[str], payload: _Payload) -> None:
         raise _NotSentError(f'{command[0]} took longer than {COMMAND_SECONDS:g} s') from None
     finally:
         if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            process.kill_all()
             process.communicate()
     if process.returncode:
         last = (errors.decode(errors='replace').strip().splitlines() or [''])[-1][:200]
