@@ -30,7 +30,7 @@ PLAINER = {
     r'(?<!run it )(?<!is )(?<!trained )(?<!to train )(?<!student )(?<!trains )\balone\b': 'only; without the others',
     r'(?:^|[.|] )(?-i:Of) (?!course\b|\w+ \w+:)\w+': 'the subject first: the sum of each row, not of each row the sum',
 }
-# The first words of docstrings that leave the subject out -> what to write instead
+# The first words of docstrings and help that leave the subject out -> what to write instead
 OPENINGS = {
     'Of': 'name what it is: the digest of ...',
     'Those': 'name them: the nodes that ...',
@@ -53,15 +53,18 @@ def phrases(text: str) -> Iterator[str]:
 
 
 def names_and_openings(source: str) -> Iterator[str]:
-    """The functions of a module whose name begins with 'of', and docstrings that leave their subject out."""
+    """The functions of a module whose name begins with 'of', and docstrings and help that leave their subject out."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef) and node.name.strip('_').split('_')[0] == 'of':
             yield f'def {node.name}  ->  a verb, or a noun for what it returns'
+        opening = ''
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
             opening = ast.get_docstring(node) or ''
-            for words, better in OPENINGS.items():
-                if re.match(rf'{words}\b', opening):
-                    yield f'"""{opening[:60]}  ->  {better}'
+        elif isinstance(node, ast.keyword) and node.arg == 'help' and isinstance(node.value, ast.Constant):
+            opening = str(node.value.value)
+        for words, better in OPENINGS.items():
+            if re.match(rf'{words}\b', opening):
+                yield f'{opening[:60]}  ->  {better}'
 
 
 def problems() -> dict[str, list[str]]:

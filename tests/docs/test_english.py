@@ -26,4 +26,5 @@ def test_phrases_are_found_across_lines():
 
 def test_names_and_openings_are_found():
     assert len([*check_english.names_and_openings('def _of_rows():\n    """Of each row, the sum."""')]) == 2
+    assert [*check_english.names_and_openings("Option(help='Of the choice of documents.')")]
     assert not [*check_english.names_and_openings('def office():\n    """Offers a room."""')]

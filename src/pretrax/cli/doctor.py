@@ -22,7 +22,10 @@ def doctor(
     ] = None,
     overrides: Overrides = (),
     limit: Annotated[
-        float, typer.Option('--limit', min=1, metavar='SECONDS', help='For each node to arrive, and for each check.')
+        float,
+        typer.Option(
+            '--limit', min=1, metavar='SECONDS', help='Time limit of each check, and of the arrival of each node.'
+        ),
     ] = 120,
     as_json: Annotated[bool, typer.Option('--json', help='Print the table as JSON.')] = False,
 ) -> None:

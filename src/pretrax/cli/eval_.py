@@ -28,9 +28,12 @@ class Options:
         tuple[str, ...], typer.Option(metavar='NAME=FILE', help='Bits per byte of a text of yours; may be repeated.')
     ] = ()
     limit: Annotated[int, typer.Option(min=1, help='Documents of each kind.')] = 50
-    seed: Annotated[int, typer.Option(help='Of the choice of documents.')] = 0
+    seed: Annotated[int, typer.Option(help='Seed of the choice of documents.')] = 0
     lengths: Annotated[
-        str | None, typer.Option(metavar='N,M', help='Of copying and retrieval. [default: 8,32,128, if they fit]')
+        str | None,
+        typer.Option(
+            metavar='N,M', help='Lengths of the texts of copying and retrieval. [default: 8,32,128, if they fit]'
+        ),
     ] = None
     batch_tokens: Annotated[int, typer.Option(min=1, help='Tokens in a batch on each device.')] = 4096
     max_length: Annotated[

@@ -23,7 +23,7 @@ class Options:
         str | None, typer.Option(metavar='FILE.jsonl', help='Lines with "prompt" or "messages"; needs --out.')
     ] = None
     out: Annotated[
-        str | None, typer.Option(metavar='FILE.jsonl', help='Where the answers to --prompts go, in the same order.')
+        str | None, typer.Option(metavar='FILE.jsonl', help='File for the answers to --prompts, in the same order.')
     ] = None
     chat: Annotated[bool, typer.Option('--chat', help='Talk to the model; /quit ends, /reset starts again.')] = False
     tokens: Annotated[

@@ -21,7 +21,7 @@ class Options:
         Literal['name', 'state', 'step', 'progress', 'loss', 'val_loss', 'tokens_per_second', 'age'],
         typer.Option('--sort', '-s', help='Order: the best or newest first.'),
     ] = 'name'
-    reverse: Annotated[bool, typer.Option('--reverse', '-r', help='The other way round.')] = False
+    reverse: Annotated[bool, typer.Option('--reverse', '-r', help='Reverse the order.')] = False
     state: Annotated[
         tuple[str, ...],
         typer.Option('--state', metavar='STATE', help='Only runs in this state; may be repeated.'),

@@ -34,7 +34,8 @@ except UserError as error:
 def scaling(
     fit: Annotated[str, typer.Argument(metavar='FIT', help='A YAML file, such as configs/scaling-points.yaml.')],
     out: Annotated[
-        str | None, typer.Option('--out', '-o', metavar='DIR', help='For runs and results. [default: scaling/NAME]')
+        str | None,
+        typer.Option('--out', '-o', metavar='DIR', help='Directory for runs and results. [default: scaling/NAME]'),
     ] = None,
 ) -> None:
     import pathlib

@@ -13,7 +13,8 @@ import typer
 def search(
     search: Annotated[str, typer.Argument(metavar='SEARCH', help='A YAML file, such as configs/search.yaml.')],
     out: Annotated[
-        str | None, typer.Option('--out', '-o', metavar='DIR', help='For the trials. [default: searches/NAME]')
+        str | None,
+        typer.Option('--out', '-o', metavar='DIR', help='Directory for the trials. [default: searches/NAME]'),
     ] = None,
     show: Annotated[bool, typer.Option('--show', help='Run nothing; write the report of the trials so far.')] = False,
 ) -> None:

@@ -33,7 +33,7 @@ def serve(
         typer.Argument(metavar="RUN_OR_CHECKPOINT", help='runs/NAME, or a checkpoint in it; several are several models.'),
     ],
     host: Annotated[str, typer.Option(help='Address to listen on; others than 127.0.0.1 need --api-key-file.')] = '127.0.0.1',
-    port: Annotated[int, typer.Option(min=0, max=65535, help='0: any that is free.')] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help='Port to listen on; 0: any free port.')] = 8000,
     slots: Annotated[int, typer.Option(min=1, help='Requests that run at once.')] = 8,
     max_length: Annotated[
         int | None,
@@ -55,7 +55,7 @@ def serve(
         tuple[str, ...],
         typer.Option(metavar='ADDRESS', help='Address of a proxy that names its clients in X-Forwarded-For; may be repeated.'),
     ] = (),
-    time_limit: Annotated[float, typer.Option(metavar='SECONDS', min=1, help='For one request.')] = 600,
+    time_limit: Annotated[float, typer.Option(metavar='SECONDS', min=1, help='Time limit of one request.')] = 600,
     mesh: Annotated[str | None, typer.Option(metavar='AXES', help='Sizes of mesh axes, such as d=2,t=4.')] = None,
     dtype: Dtype = None,
     weights: Annotated[str, typer.Option(help='compute, as in training; or int8.')] = 'compute',

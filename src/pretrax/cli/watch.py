@@ -18,7 +18,7 @@ def watch(
     runs: Annotated[tuple[str, ...], typer.Argument(metavar='RUN...', help='Runs, or directories of runs, on a disk or in a bucket.')],
     terminal: Annotated[bool, typer.Option('--terminal', help='Show the runs in the terminal; in a pipe, print lines.')] = False,
     host: Annotated[str, typer.Option(help='Address to listen on; others than 127.0.0.1 need --api-key-file.')] = '127.0.0.1',
-    port: Annotated[int, typer.Option(min=0, max=65535, help='0: any that is free.')] = 8100,
+    port: Annotated[int, typer.Option(min=0, max=65535, help='Port to listen on; 0: any free port.')] = 8100,
     api_key_file: Annotated[
         pathlib.Path | None, typer.Option(metavar='FILE', help='File with API keys, one on each line. The page asks for a key.')
     ] = None,

@@ -71,9 +71,9 @@ class SliceOptions:
     """What a run asks of Google Cloud."""
 
     accelerator: Annotated[str, typer.Option(metavar='NAME', help='A slice, such as v5p-128 or v5e-16.')]
-    zone: Annotated[str, typer.Option(metavar='ZONE', help='Of Google Cloud, such as us-east5-a.')]
+    zone: Annotated[str, typer.Option(metavar='ZONE', help='Zone of Google Cloud, such as us-east5-a.')]
     slices: Annotated[int, typer.Option(min=1, help='Number of slices.')] = 1
-    project: Annotated[str | None, typer.Option(help='[default: that of gcloud]')] = None
+    project: Annotated[str | None, typer.Option(help='Project of Google Cloud. [default: that of gcloud]')] = None
     spot: Annotated[bool, typer.Option('--spot', help='Slices that Google may take back, for less money.')] = False
     image: Annotated[
         str | None, typer.Option(metavar='IMAGE', help='A container with pretrax; see the Dockerfile.')
@@ -83,10 +83,12 @@ class SliceOptions:
         typer.Option(metavar='COMMAND', show_default=False, help='Instead of --image: installs pretrax on a VM.'),
     ] = ''
     runtime: Annotated[
-        str | None, typer.Option('--runtime-version', help='Of the VMs. [default: that of the accelerator]')
+        str | None, typer.Option('--runtime-version', help='Software of the VMs. [default: that of the accelerator]')
     ] = None
-    network: Annotated[str | None, typer.Option(help='Of the VMs.')] = None
-    service_account: Annotated[str | None, typer.Option(help='Of the VMs, which reaches the bucket.')] = None
+    network: Annotated[str | None, typer.Option(help='Network of the VMs.')] = None
+    service_account: Annotated[
+        str | None, typer.Option(help='Service account of the VMs, which reaches the bucket.')
+    ] = None
     restarts: Annotated[
         int, typer.Option('--max-restarts', min=0, help="Restarts of a VM's process because of failures.")
     ] = 100
@@ -97,7 +99,8 @@ class SshOptions:
     """The hosts of a run, and how its processes run there."""
 
     hosts: Annotated[
-        str | None, typer.Option(metavar='HOSTS', help='Such as box1,box2,user@box3:2222. The first one coordinates.')
+        str | None,
+        typer.Option(metavar='HOSTS', help='Hosts, such as box1,box2,user@box3:2222. The first host coordinates.'),
     ] = None
     hosts_file: Annotated[
         Path | None, typer.Option('--hosts-file', metavar='FILE', help='A file with a host on each line.')

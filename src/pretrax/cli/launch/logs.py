@@ -15,7 +15,7 @@ def logs(
         int | None,
         typer.Option('--process', '-p', min=0, help='Log of this process. [default: the whole job, or process 0]'),
     ] = None,
-    lines: Annotated[int, typer.Option('--lines', '-n', min=0, help='How many of the last lines.')] = 100,
+    lines: Annotated[int, typer.Option('--lines', '-n', min=0, help='Number of last lines to print.')] = 100,
     follow: Annotated[bool, typer.Option('--follow', '-f', help='Print new lines as they come.')] = False,
 ) -> None:
     from pretrax.launch.engines import engine_of

@@ -50,7 +50,7 @@ class Options(Configuration):
     environment: Variables = ()
     out: Annotated[
         str | None,
-        typer.Option('--out', '-o', metavar='DIR', help='For the results of a sweep. [default: sweeps/NAME]'),
+        typer.Option('--out', '-o', metavar='DIR', help='Directory for the results of a sweep. [default: sweeps/NAME]'),
     ] = None
     dry_run: Annotated[
         bool, typer.Option('--dry-run', help='Print what each worker gets and runs, and start nothing.')

@@ -20,7 +20,7 @@ class Options(Configuration):
     watch: Annotated[
         bool, typer.Option('--watch/--detach', help='Wait for the run, or return when the slices are asked for.')
     ] = True
-    every: Annotated[float, typer.Option(min=0.1, help='Seconds between two looks at the run.')] = 60.0
+    every: Annotated[float, typer.Option(min=0.1, help='Seconds between checks of the run.')] = 60.0
     check: Annotated[bool, typer.Option('--check', help='Run `pretrax doctor` on each VM before training.')] = False
     dry_run: Annotated[bool, typer.Option('--dry-run', help='Print the commands, and do nothing.')] = False
     allow_changes: AllowChanges = False
