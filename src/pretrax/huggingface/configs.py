@@ -399,9 +399,9 @@ NOT_COMPUTED = (
 
 # Known types of models that cannot be imported, with the parts that the decoder lacks.
 _GEMMA3N = (
-    'several residual streams (AltUp), an embedding for each layer, layers that read the keys and values of another one'
+    'several residual streams (AltUp), an embedding for each layer, layers that read the keys and values of another layer'
 )
-_GEMMA4 = 'norms of values, an embedding for each layer, layers that read the keys and values of another one, heads of two widths'
+_GEMMA4 = 'norms of values, an embedding for each layer, layers that read the keys and values of another layer, heads of two widths'
 
 REFUSED = {
     'gemma3n': _GEMMA3N, 'gemma3n_text': _GEMMA3N,
