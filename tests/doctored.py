@@ -49,16 +49,16 @@ if 'product' in faults:
 if 'hang' in faults:
     def change(module):
         import time
-        module.all_reduce = lambda place: time.sleep(1000)
+        module.all_reduce = lambda context: time.sleep(1000)
     when_imported('pretrax.doctor.interconnect', change)
 if 'crash' in faults:
     def change(module):
         import signal
-        module.present = lambda place: os.kill(os.getpid(), signal.SIGSEGV)
+        module.present = lambda context: os.kill(os.getpid(), signal.SIGSEGV)
     when_imported('pretrax.doctor.devices', change)
 if 'end' in faults:
     def change(module):
-        module.reached = lambda place, others: os._exit(3)
+        module.connections = lambda context, others: os._exit(3)
     when_imported('pretrax.doctor.network', change)
 if 'host' in faults:
     import socket
@@ -72,9 +72,9 @@ if 'slow' in faults:
     # While products are measured, this process shares a core with a program that the system prefers.
     def change(module):
         wait = module.wait_for_all
-        def slow(name, place):
+        def slow(name, context):
             import subprocess
-            wait(name, place)
+            wait(name, context)
             core = {max(os.sched_getaffinity(0))}
             program = 'import time; end = time.monotonic() + 4\\nwhile time.monotonic() < end: pass'
             busy = subprocess.Popen([sys.executable, '-S', '-c', program])

@@ -60,6 +60,7 @@ MAY_IMPORT = {
         'machine',
         'storage',
         'checkpoint',
+        'doctor',
     },  # starts runs as processes: it imports no JAX
     'ahead': BELOW_RUN | {'run', 'view'},
     'doctor': BELOW_RUN | {'run'},  # checks machines before a run
@@ -133,7 +134,7 @@ TESTED_BY = {
     'data/tokens/test_token_tools.py': 'data/tokens/token_copy',
     'deviceless/test_deviceless.py': 'ahead/report run/activations run/memory_changes',
     'doctor/test_devices.py': 'doctor/speed',
-    'doctor/test_examination.py': 'cli/doctor doctor/checks doctor/findings doctor/place doctor/probe doctor/probe_process doctor/together',
+    'doctor/test_diagnosis.py': 'cli/doctor doctor/checks doctor/findings doctor/context doctor/probe doctor/probe_process doctor/barrier',
     'docs/test_commands.py': (
         'checkpoint/place cli/compile_ cli/export cli/import_ cli/launch/local cli/plan '
         'data/batches/tokenizer_only run/imported'
@@ -153,7 +154,7 @@ TESTED_BY = {
     'launch/test_ray.py': (
         'cli/launch/ray launch/ray_cluster launch/ray_sweep launch/ray_worker machine/ray_connection'
     ),
-    'launch/test_ssh.py': 'cli/launch/ssh launch/host_checks launch/host_facts',
+    'launch/test_ssh.py': 'cli/launch/ssh doctor/host_facts launch/host_checks',
     'launch/test_local.py': 'launch/group launch/supervisor observe/attempts',
     'launch/test_kubernetes.py': 'cli/launch/kubernetes',
     'launch/test_manifests.py': 'launch/options launch/shipped',

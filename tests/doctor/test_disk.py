@@ -8,7 +8,7 @@ import pytest
 
 from pretrax import config_from_values
 from pretrax.doctor import disk
-from pretrax.doctor.place import Place
+from pretrax.doctor.context import Context
 from runs import BIGRAM
 
 VALUES = {
@@ -17,8 +17,8 @@ VALUES = {
 }  # fmt: skip
 
 
-def place(run_dir) -> Place:
-    return Place(config_from_values(VALUES | {'run_dir': str(run_dir)}))
+def context(run_dir) -> Context:
+    return Context(config_from_values(VALUES | {'run_dir': str(run_dir)}))
 
 
 def one(found):
@@ -41,7 +41,7 @@ def small(tmp_path):
 
 
 def test_a_full_disk(small):
-    there = place(small / 'runs' / 'a')
+    there = context(small / 'runs' / 'a')
     assert one(disk.run_directory(there)).status == 'ok'
     (small / 'all').write_bytes(bytes(shutil.disk_usage(small).free))
     found = one(disk.run_directory(there))
@@ -51,7 +51,7 @@ def test_a_full_disk(small):
 
 
 def test_a_disk_with_room_for_no_checkpoint_or_too_few(small):
-    there = place(small / 'run')
+    there = context(small / 'run')
     assert one(disk.checkpoints(there, 100_000, '')).status == 'ok'
     few = one(disk.checkpoints(there, 1_100_000, ''))
     assert (few.status, few.fix) == ('warning', 'make room, or keep fewer: checkpoint.keep=2')
@@ -60,12 +60,12 @@ def test_a_disk_with_room_for_no_checkpoint_or_too_few(small):
 
 def test_a_cache_without_room(small, monkeypatch):
     monkeypatch.setenv('XDG_CACHE_HOME', str(small / 'cache'))
-    found = one(disk.cache(place(small)))
+    found = one(disk.cache(context(small)))
     assert (found.status, found.fix) == ('warning', 'make room, or export XDG_CACHE_HOME=PATH')
 
 
 def test_a_bucket_that_works_and_is_left_as_it_was(bucket):
-    found = one(disk.bucket(place(f'{bucket.url}/runs/a')))
+    found = one(disk.bucket(context(f'{bucket.url}/runs/a')))
     assert found.status == 'ok'
     assert 'ms per request' in found.result
     assert bucket.keys() == []
@@ -73,25 +73,25 @@ def test_a_bucket_that_works_and_is_left_as_it_was(bucket):
 
 def test_a_bucket_that_does_not_answer(s3):
     with s3.down():
-        found = one(disk.bucket(place(f'{s3.url}/runs/a')))
+        found = one(disk.bucket(context(f'{s3.url}/runs/a')))
     assert found.status == 'failure'
     assert 'credentials' in found.fix
 
 
 def test_a_bucket_that_may_not_be_written(s3):
     s3.fault(method='PUT', status=403, times=float('inf'))
-    assert one(disk.bucket(place(f'{s3.url}/runs/a'))).status == 'failure'
+    assert one(disk.bucket(context(f'{s3.url}/runs/a'))).status == 'failure'
 
 
 def test_a_bucket_that_does_not_exist(s3):
-    assert one(disk.bucket(place('s3://no-such-bucket/runs/a'))).status == 'failure'
+    assert one(disk.bucket(context('s3://no-such-bucket/runs/a'))).status == 'failure'
 
 
 def test_a_bucket_far_away(s3, monkeypatch):
     monkeypatch.setattr(disk, '_SLOW', 0.3)
     s3.fault(delay=0.5, times=3)
     began = time.monotonic()
-    found = one(disk.bucket(place(f'{s3.url}/runs/a')))
+    found = one(disk.bucket(context(f'{s3.url}/runs/a')))
     assert time.monotonic() - began > 1.4
     assert found.status == 'warning'
     assert 'region' in found.fix

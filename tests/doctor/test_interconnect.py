@@ -4,11 +4,11 @@ import jax
 import pytest
 
 from pretrax.doctor import interconnect
-from pretrax.doctor.place import Place
+from pretrax.doctor.context import Context
 
 
 def test_all_reduce_of_a_few_sizes_in_one_process():
-    [found] = interconnect.all_reduce(Place(None))
+    [found] = interconnect.all_reduce(Context(None))
     assert found.status == 'ok'
     assert found.result.count('GB/s of') == 3
     assert found.result.endswith('; no figure for this hardware')
@@ -19,7 +19,7 @@ def test_all_reduce_of_a_few_sizes_in_one_process():
 def test_wrong_sums_are_a_failure(monkeypatch):
     sums = jax.lax.psum
     monkeypatch.setattr(jax.lax, 'psum', lambda x, axis: sums(x, axis) + 1)
-    assert [finding.status for finding in interconnect.all_reduce(Place(None))] == ['failure']
+    assert [finding.status for finding in interconnect.all_reduce(Context(None))] == ['failure']
 
 
 class Card:
@@ -39,6 +39,6 @@ def test_the_figure_of_the_table_is_the_speed_of_the_slowest_link(cards, gigabyt
 
 def test_a_rate_far_below_the_table_is_a_warning(monkeypatch):
     monkeypatch.setattr(interconnect, '_expected', lambda devices, n_bytes: 4e15)
-    [found] = interconnect.all_reduce(Place(None))
+    [found] = interconnect.all_reduce(Context(None))
     assert found.status == 'warning'
     assert 'of 4e+06 GB/s' in found.result

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from pretrax.doctor import limits
-from pretrax.doctor.place import Place
+from pretrax.doctor.context import Context
 
 NOTHING_FREE = 'MemTotal: 1000000 kB\nSwapTotal: 8000000 kB\nSwapFree: {} kB\n'
 
@@ -17,7 +17,7 @@ def write(root, **files):
         path = root / name.replace('__', '/')
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return Place(None, root=root)
+    return Context(None, root=root)
 
 
 def status(found):
@@ -31,8 +31,8 @@ def limited(check: str, *resources: str, processes: int = 1) -> str:
         for name, _, value in (r.partition('=') for r in resources)
     ]
     program = '\n'.join([
-        'import resource', 'from pretrax.doctor import limits', 'from pretrax.doctor.place import Place', *lines,
-        f'print(*[f"{{f.status}}: {{f.result}}: {{f.fix}}" for f in limits.{check}(Place(None, processes={processes}))])',
+        'import resource', 'from pretrax.doctor import limits', 'from pretrax.doctor.context import Context', *lines,
+        f'print(*[f"{{f.status}}: {{f.result}}: {{f.fix}}" for f in limits.{check}(Context(None, processes={processes}))])',
     ])  # fmt: skip
     return subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True).stdout
 
@@ -52,14 +52,14 @@ def test_too_few_threads(tmp_path):
     directory.mkdir(parents=True)
     for text, expected in ('64', 'failure'), ('max', 'ok'):
         (directory / 'pids.max').write_text(f'{text}\n')
-        assert status(limits.threads(Place(None, root=tmp_path))) == [expected]
+        assert status(limits.threads(Context(None, root=tmp_path))) == [expected]
 
 
 def test_locked_memory_counts_only_with_rdma(tmp_path):
     program = limited('locked_memory', 'MEMLOCK=65536')
     assert program.strip() == ''  # no such card in this machine
     (tmp_path / 'sys/class/infiniband/mlx5_0').mkdir(parents=True)
-    found = list(limits.locked_memory(Place(None, root=tmp_path)))
+    found = list(limits.locked_memory(Context(None, root=tmp_path)))
     soft = limits.resource.getrlimit(limits.resource.RLIMIT_MEMLOCK)[0]
     assert status(found) == (['ok'] if soft == limits.resource.RLIM_INFINITY else ['failure'])
     assert 'mlx5_0' in found[0].result
@@ -67,30 +67,30 @@ def test_locked_memory_counts_only_with_rdma(tmp_path):
 
 def test_core_files_of_unlimited_size(tmp_path, monkeypatch):
     monkeypatch.setattr(limits.resource, 'getrlimit', lambda which: (limits.resource.RLIM_INFINITY,) * 2)
-    place = write(tmp_path, proc__sys__kernel__core_pattern='core.%p')
-    assert status(limits.core_files(place)) == ['warning']
+    context = write(tmp_path, proc__sys__kernel__core_pattern='core.%p')
+    assert status(limits.core_files(context)) == ['warning']
     write(tmp_path, proc__sys__kernel__core_pattern='|/usr/lib/systemd/systemd-coredump %P')
-    assert status(limits.core_files(place)) == []
+    assert status(limits.core_files(context)) == []
 
 
 def test_memory_of_the_cgroup(tmp_path):
-    place, directory = Place(None, root=tmp_path), tmp_path / 'sys/fs/cgroup'
+    context, directory = Context(None, root=tmp_path), tmp_path / 'sys/fs/cgroup'
     directory.mkdir(parents=True)
     (directory / 'memory.max').write_text(str(2**31))
     (directory / 'memory.current').write_text(str(2**31 - 2**28))
-    found = next(iter(limits.memory(place)))
+    found = next(iter(limits.memory(context)))
     assert (found.status, found.result) == ('failure', '268 MB free (cgroup limit 2.15 GB)')
     (directory / 'memory.current').write_text('0')
-    assert status(limits.memory(place)) == ['ok']
+    assert status(limits.memory(context)) == ['ok']
     (directory / 'memory.max').write_text('max')
-    assert 'cgroup' not in next(iter(limits.memory(place))).result
+    assert 'cgroup' not in next(iter(limits.memory(context))).result
 
 
 def test_swap_in_use(tmp_path):
-    place = write(tmp_path, proc__meminfo=NOTHING_FREE.format(100))
-    assert status(limits.swap(place)) == ['warning']
+    context = write(tmp_path, proc__meminfo=NOTHING_FREE.format(100))
+    assert status(limits.swap(context)) == ['warning']
     write(tmp_path, proc__meminfo=NOTHING_FREE.format(8000000))
-    assert status(limits.swap(place)) == []
+    assert status(limits.swap(context)) == []
 
 
 @pytest.fixture
@@ -107,13 +107,13 @@ def shm(tmp_path):
 
 def test_a_small_shared_memory(shm):
     (shm / 'dev/shm/used').write_bytes(bytes(2**20))
-    assert status(limits.shared_memory(Place(None, root=shm))) == ['warning']
+    assert status(limits.shared_memory(Context(None, root=shm))) == ['warning']
     for number in range(2):
         (shm / f'dev/nvidia{number}').touch()
-    found = next(iter(limits.shared_memory(Place(None, root=shm))))
+    found = next(iter(limits.shared_memory(Context(None, root=shm))))
     assert found.status == 'failure'
     assert '--shm-size' in found.fix
-    assert status(limits.shared_memory(Place(None))) == ['ok'] or os.statvfs('/dev/shm').f_bavail < 2**14
+    assert status(limits.shared_memory(Context(None))) == ['ok'] or os.statvfs('/dev/shm').f_bavail < 2**14
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_small_shared_memory(shm):
 )
 def test_huge_pages(tmp_path, chosen, tpu, expected):
     words = ' '.join(f'[{word}]' if word == chosen else word for word in ('always', 'madvise', 'never'))
-    place = write(tmp_path, sys__kernel__mm__transparent_hugepage__enabled=words, dev__null='')
+    context = write(tmp_path, sys__kernel__mm__transparent_hugepage__enabled=words, dev__null='')
     if tpu:
         (tmp_path / 'dev/accel0').touch()
-    assert status(limits.huge_pages(place)) == [expected]
+    assert status(limits.huge_pages(context)) == [expected]

@@ -8,7 +8,7 @@ import pytest
 
 from pretrax import config_from_values
 from pretrax.doctor import network
-from pretrax.doctor.place import Place
+from pretrax.doctor.context import Context
 from runs import BIGRAM
 from side_by_side import free_port
 
@@ -20,14 +20,14 @@ HERE = socket.gethostname()
 
 
 @pytest.fixture
-def door():
-    opened = network.Door()
+def listener():
+    opened = network.listen()
     yield opened
     opened.close()
 
 
-def others(door, **changes):
-    this = {'host': HERE, 'port': door.port, 'address': '127.0.0.1'}
+def others(listener, **changes):
+    this = {'host': HERE, 'port': listener.getsockname()[1], 'address': '127.0.0.1'}
     return {0: this, 1: this | changes, 2: this}
 
 
@@ -35,21 +35,21 @@ def bad(found):
     return [(finding.check, finding.status) for finding in found if finding.status != 'ok']
 
 
-def test_nodes_that_reach_each_other(door):
-    found = list(network.reached(Place(None, 0, 3), others(door)))
+def test_nodes_that_reach_each_other(listener):
+    found = list(network.connections(Context(None, 0, 3), others(listener)))
     assert [(finding.check, finding.result) for finding in found] == [('connections', 'each node reaches 2 others')]
 
 
-def test_a_port_that_is_closed(door):
-    found = list(network.reached(Place(None, 0, 3), others(door, port=free_port())))
+def test_a_port_that_is_closed(listener):
+    found = list(network.connections(Context(None, 0, 3), others(listener, port=free_port())))
     assert bad(found) == [('connections', 'failure')]
     assert 'Connection refused' in found[0].result
 
 
-def test_names_that_mislead(door, monkeypatch):
+def test_names_that_mislead(listener, monkeypatch):
     """Another node cannot be resolved, and the own name is an address that only this machine has."""
     monkeypatch.setattr(socket, 'gethostname', lambda: 'localhost')
-    found = list(network.reached(Place(None, 0, 3), others(door, host='no-such-host.invalid')))
+    found = list(network.connections(Context(None, 0, 3), others(listener, host='no-such-host.invalid')))
     assert bad(found) == [('host name', 'warning')] * 2
     texts = sorted(finding.result for finding in found if finding.status != 'ok')
     assert texts[0] == 'cannot resolve no-such-host.invalid'
@@ -65,7 +65,7 @@ def test_clocks(ahead, expected):
 
 def test_a_directory_that_is_shared_and_one_that_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(network, '_SEEN', 0.3)
-    here, there = (Place(config_from_values(VALUES | {'run_dir': str(tmp_path / name / 'runs' / 'a')}), i, 2)
+    here, there = (Context(config_from_values(VALUES | {'run_dir': str(tmp_path / name / 'runs' / 'a')}), i, 2)
                    for i, name in enumerate(('one', 'two')))  # fmt: skip
     for name in ('one', 'two'):
         (tmp_path / name).mkdir()
@@ -78,8 +78,8 @@ def test_a_directory_that_is_shared_and_one_that_is_not(tmp_path, monkeypatch):
 
 def test_a_file_that_other_nodes_see_late(tmp_path):
     """As on NFS, whose clients remember for some seconds that a file was not there."""
-    place = Place(config_from_values(VALUES | {'run_dir': str(tmp_path)}), 1, 2)
+    context = Context(config_from_values(VALUES | {'run_dir': str(tmp_path)}), 1, 2)
     late = threading.Timer(0.5, (tmp_path / 'token').touch)
     late.start()
-    assert [finding.status for finding in network.shared_directory(place, '/elsewhere/token')] == ['ok']
+    assert [finding.status for finding in network.shared_directory(context, '/elsewhere/token')] == ['ok']
     late.join()

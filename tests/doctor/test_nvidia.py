@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from pretrax.doctor import nvidia
-from pretrax.doctor.place import Place
+from pretrax.doctor.context import Context
 
 # Answers `--query-KIND=FIELDS` from answers.json: {field: value}, for each of the GPUs or processes.
 PROGRAM = """#!{python} -IS
@@ -58,14 +58,14 @@ def smi(tmp_path, monkeypatch):
 
 
 def bad():
-    found = [*nvidia.gpus(Place(None)), *nvidia.xids(Place(None))]
+    found = [*nvidia.gpus(Context(None)), *nvidia.xids(Context(None))]
     return [(finding.check, finding.status) for finding in found if finding.status != 'ok']
 
 
 def test_good_gpus(smi):
     smi([GOOD, GOOD | {'index': 1}])
     assert bad() == []
-    assert {finding.check for finding in nvidia.gpus(Place(None))} == {'GPU driver', 'GPU errors', 'GPU clock'}
+    assert {finding.check for finding in nvidia.gpus(Context(None))} == {'GPU driver', 'GPU errors', 'GPU clock'}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_gpu_that_is_hurt(smi, hurt, expected):
 
 def test_who_uses_the_memory_is_named(smi):
     smi([GOOD | {'memory.used': 40000}], compute_apps=[{'pid': 4711, 'process_name': 'python'}])
-    [found] = [finding for finding in nvidia.gpus(Place(None)) if finding.status != 'ok']
+    [found] = [finding for finding in nvidia.gpus(Context(None)) if finding.status != 'ok']
     assert '4711' in found.fix
 
 
@@ -116,7 +116,7 @@ def test_hardware_errors_in_the_log_and_those_of_programs(smi):
     assert bad() == []
     (directory / 'log').write_text(program + lines)
     assert bad() == [('GPU errors', 'failure')]
-    assert 'Xid 79 of 0000:41:00' in next(iter(nvidia.xids(Place(None)))).result
+    assert 'Xid 79 of 0000:41:00' in next(iter(nvidia.xids(Context(None)))).result
 
 
 def test_without_gpus_nothing_is_said(monkeypatch, tmp_path):

@@ -4,8 +4,8 @@ import pytest
 
 from pretrax import config_from_values
 from pretrax.doctor import software
-from pretrax.doctor.judgment import judged
-from pretrax.doctor.place import Place
+from pretrax.doctor.comparison import compare_nodes
+from pretrax.doctor.context import Context
 from runs import BIGRAM
 
 VALUES = {
@@ -14,8 +14,8 @@ VALUES = {
 }  # fmt: skip
 
 
-def rows(check, *places):
-    return judged({index: list(check(place)) for index, place in enumerate(places)})
+def rows(check, *contexts):
+    return compare_nodes({index: list(check(context)) for index, context in enumerate(contexts)})
 
 
 def bad(found):
@@ -24,35 +24,35 @@ def bad(found):
 
 @pytest.mark.parametrize('other', [{'jax': '0.0.1'}, {'libtpu': '0.1'}])
 def test_another_version_or_package_on_one_node(monkeypatch, other):
-    here = list(software.software(Place(None)))
+    here = list(software.software(Context(None)))
     assert {finding.check for finding in here} >= {'Python', 'pretrax', 'jax', 'jaxlib'}
     versions = software.versions()
     monkeypatch.setattr(software, 'versions', lambda: versions | other)
-    there = list(software.software(Place(None)))
-    assert bad(judged({0: here, 1: there, 2: here})) == [(next(iter(other)), 'failure', (1,))]
+    there = list(software.software(Context(None)))
+    assert bad(compare_nodes({0: here, 1: there, 2: here})) == [(next(iter(other)), 'failure', (1,))]
 
 
 def test_good_versions_are_one_line():
-    found = rows(software.software, Place(None), Place(None))
+    found = rows(software.software, Context(None), Context(None))
     assert [row.check for row in found] == ['versions']
     assert 'jaxlib ' in found[0].result
 
 
 def test_another_configuration_on_one_node():
-    one = Place(config_from_values(VALUES))
-    other = Place(config_from_values(VALUES | {'seed': 3}))
+    one = Context(config_from_values(VALUES))
+    other = Context(config_from_values(VALUES | {'seed': 3}))
     assert bad(rows(software.configuration, one, other, other)) == [('configuration', 'failure', (0,))]
-    numbered = Place(config_from_values(VALUES | {'processes': {'index': 1}}))
+    numbered = Context(config_from_values(VALUES | {'processes': {'index': 1}}))
     assert bad(rows(software.configuration, one, numbered)) == []
 
 
 def test_another_commit_on_one_node(monkeypatch):
-    here = list(software.checkout(Place(None)))
+    here = list(software.checkout(Context(None)))
     monkeypatch.setattr(software, 'git_state', lambda _: {'commit': 'f' * 40, 'changed': True})
-    there = list(software.checkout(Place(None)))
+    there = list(software.checkout(Context(None)))
     if not here:
         pytest.skip('this is no checkout')
-    assert bad(judged({0: here, 1: here, 2: there})) == [('git commit', 'failure', (2,))]
+    assert bad(compare_nodes({0: here, 1: here, 2: there})) == [('git commit', 'failure', (2,))]
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_another_commit_on_one_node(monkeypatch):
 )
 def test_a_variable_that_one_node_has(monkeypatch, name, value, expected):
     monkeypatch.setenv('XLA_FLAGS', '')
-    here = list(software.variables(Place(None)))
+    here = list(software.variables(Context(None)))
     monkeypatch.setenv(name, value)
-    there = list(software.variables(Place(None)))
-    found = bad(judged({0: here, 1: here, 2: there}))
+    there = list(software.variables(Context(None)))
+    found = bad(compare_nodes({0: here, 1: here, 2: there}))
     assert found == ([(name, expected, (2,))] if expected else [])

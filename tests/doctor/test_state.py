@@ -5,7 +5,7 @@ import pytest
 
 from pretrax import config_from_values, pretrain
 from pretrax.checkpoint import check_sizes
-from pretrax.doctor.place import Place
+from pretrax.doctor.context import Context
 from pretrax.doctor.state import checkpoint_size, state_bytes
 from runs import Quiet
 
@@ -30,9 +30,9 @@ def test_the_state_has_the_size_that_training_gives_it(optimizer, tmp_path):
 
 def test_the_newest_checkpoint_is_measured(tmp_path):
     config = config_from_values(VALUES | {'run_dir': str(tmp_path / 'a')})
-    [before] = checkpoint_size(Place(config))
+    [before] = checkpoint_size(Context(config))
     pretrain(config, progress=Quiet())
-    [after] = checkpoint_size(Place(config))
+    [after] = checkpoint_size(Context(config))
     assert before.result.endswith('each, 3 kept; they fit')
     assert 'as the newest' in after.result
     files = check_sizes(tmp_path / 'a' / 'checkpoints', 1).files

@@ -2,8 +2,8 @@
 
 import json
 
-from pretrax.doctor.judgment import Row
-from pretrax.doctor.table import Examination, names_of
+from pretrax.doctor.comparison import Row
+from pretrax.doctor.table import Diagnosis, names_of
 
 NAMES = {index: f'a-node-with-a-long-name-{index}' for index in range(40)}
 ROWS = [
@@ -14,7 +14,7 @@ ROWS = [
 
 
 def test_the_table_has_100_columns_and_failures_first():
-    lines = Examination(ROWS, NAMES, 12.3).lines()
+    lines = Diagnosis(ROWS, NAMES, 12.3).lines()
     assert max(map(len, lines)) <= 100
     assert [line.split()[0] for line in lines if line and not line.startswith(' ')][1:4] == ['FAILURE', 'warning', 'ok']
     assert 'and 1 more' in '\n'.join(lines)
@@ -23,12 +23,12 @@ def test_the_table_has_100_columns_and_failures_first():
 
 
 def test_warnings_do_not_fail():
-    assert Examination(ROWS, NAMES, 1.0).exit_code == 1
-    assert Examination(ROWS[:2], NAMES, 1.0).exit_code == 0
+    assert Diagnosis(ROWS, NAMES, 1.0).exit_code == 1
+    assert Diagnosis(ROWS[:2], NAMES, 1.0).exit_code == 0
 
 
 def test_json_has_every_row():
-    found = json.loads(Examination(ROWS, NAMES, 1.0).to_json())
+    found = json.loads(Diagnosis(ROWS, NAMES, 1.0).to_json())
     assert found['exit_code'] == 1
     assert [row['nodes'] for row in found['checks']][1] == [NAMES[3]]
     assert len(found['checks']) == 3

@@ -34,13 +34,13 @@ def doctor(
     if config is not None and '=' in config:
         raise UserError(f'{config}: expected a configuration first\n  write: pretrax doctor CONFIG {config}')
     loaded = load(config, overrides) if config else None
-    from pretrax.doctor.examination import examine
-    from pretrax.doctor.place import Place
+    from pretrax.doctor.context import Context
+    from pretrax.doctor.diagnosis import diagnose
     from pretrax.run.processes import identity
 
     who = identity(loaded or load('quickstart'))
-    place = Place(loaded, who.index, who.count, limit)
-    found = examine(place, who.coordinator, [config, *overrides] if config else [], limit)
+    context = Context(loaded, who.index, who.count, limit)
+    found = diagnose(context, who.coordinator, [config, *overrides] if config else [], limit)
     if isinstance(found, int):
         raise typer.Exit(found)
     print(found.to_json() if as_json else '\n'.join(found.lines()))

@@ -1,6 +1,6 @@
 """The list of checks.
 
-To add a check, write a function that takes a `Place` and yields findings, and add it here. It belongs here if its failure
+To add a check, write a function that takes a `Context` and yields findings, and add it here. It belongs here if its failure
 breaks or slows real training, and if the fix fits in a line. A check of the machine runs without JAX. A check of the devices
 runs in a process of its own (`probe`), so that a device which hangs or crashes is a line of the table; it also has the name
 of the line, and the fix, for that case.
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from pretrax.doctor import disk, limits, machine, nvidia, software
+from pretrax.doctor.context import Context
 from pretrax.doctor.findings import Finding
-from pretrax.doctor.place import Place
 
-type Check = Callable[[Place], Iterable[Finding]]
+type Check = Callable[[Context], Iterable[Finding]]
 
 MACHINE: tuple[Check, ...] = (
     machine.own_name,

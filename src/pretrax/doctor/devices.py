@@ -9,8 +9,8 @@ import numpy as np
 from pretrax.amounts import size
 from pretrax.config import resolve_mesh
 from pretrax.config.batch import check_batch
+from pretrax.doctor.context import Context
 from pretrax.doctor.findings import Finding, failure, warning
-from pretrax.doctor.place import Place
 from pretrax.errors import UserError
 from pretrax.run.devices import device_memory, simulate_cpus
 from pretrax.run.placement import n_slices
@@ -18,15 +18,15 @@ from pretrax.run.placement import n_slices
 _SIDE = 512
 
 
-def start(place: Place) -> None:
+def start(context: Context) -> None:
     """Chooses the number of simulated CPU devices as training does. Call it before JAX starts its backends."""
-    if place.config is not None and not place.config.mesh.is_planned:
+    if context.config is not None and not context.config.mesh.is_planned:
         from pretrax.config.batch import common_sequences
 
-        simulate_cpus(place.config.mesh, common_sequences(place.config.batch))
+        simulate_cpus(context.config.mesh, common_sequences(context.config.batch))
 
 
-def present(place: Place) -> Iterator[Finding]:
+def present(context: Context) -> Iterator[Finding]:
     """Kind and number, which must be the same on all nodes, and memory."""
     devices = jax.local_devices()
     kind = 'CPU device' if devices[0].platform == 'cpu' else devices[0].device_kind
@@ -38,14 +38,14 @@ def present(place: Place) -> Iterator[Finding]:
         yield Finding('device memory', f'{size(min(free))} free per device', amount=min(free))
 
 
-def mesh(place: Place) -> Iterator[Finding]:
+def mesh(context: Context) -> Iterator[Finding]:
     """Whether the mesh and the batch of the configuration fit all devices together."""
-    if place.config is None or place.config.mesh.is_planned or place.index:
+    if context.config is None or context.config.mesh.is_planned or context.index:
         return
     devices = jax.devices()
     try:
-        sizes = resolve_mesh(place.config.mesh, len(devices), devices[0].platform, n_slices(devices))
-        check_batch(place.config.batch, sizes)
+        sizes = resolve_mesh(context.config.mesh, len(devices), devices[0].platform, n_slices(devices))
+        check_batch(context.config.batch, sizes)
     except UserError as error:
         lines = str(error).splitlines()
         fix = lines[-1].strip() if len(lines) > 1 else 'change mesh:, or use another number of nodes'
@@ -55,7 +55,7 @@ def mesh(place: Place) -> Iterator[Finding]:
         yield Finding('mesh', f'{shown} of {len(devices)} devices')
 
 
-def products(place: Place) -> Iterator[Finding]:
+def products(context: Context) -> Iterator[Finding]:
     """A product of small integers, which is exact in f32 and bf16: another result is a defect of the device."""
     rows, columns = np.indices((_SIDE, _SIDE))
     a, b = (rows * 7 + columns * 3) % 13 - 6, (rows * 5 + columns * 11) % 9 - 4
@@ -74,7 +74,7 @@ def products(place: Place) -> Iterator[Finding]:
         yield Finding('known product', f'exact on {len(jax.local_devices())} devices, f32 and bf16')
 
 
-def memory_in_use(place: Place) -> Iterator[Finding]:
+def memory_in_use(context: Context) -> Iterator[Finding]:
     """Memory that another program holds on a device, if the device reports it."""
     for device in jax.local_devices():
         limit, used = device_memory(device), _in_use(device)

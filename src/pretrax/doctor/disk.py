@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pretrax.amounts import size
+from pretrax.doctor.context import Context
 from pretrax.doctor.findings import Finding, failure, warning
-from pretrax.doctor.place import Place
 from pretrax.errors import first_line
 from pretrax.machine.cache import cache_directory
 from pretrax.storage import BucketPath
@@ -20,11 +20,11 @@ _CACHE = 2**30  # bytes: compiled programs, and what a run in a bucket has not u
 _SLOW = 2.0  # seconds for a small request
 
 
-def run_directory(place: Place) -> Iterator[Finding]:
+def run_directory(context: Context) -> Iterator[Finding]:
     """Whether the run directory can be written. Whether checkpoints fit there: see `checkpoints`."""
-    if place.config is None or not isinstance(place.config.run_dir, Path):
+    if context.config is None or not isinstance(context.config.run_dir, Path):
         return
-    parent = existing_parent(place.config.run_dir)
+    parent = existing_parent(context.config.run_dir)
     try:
         with tempfile.TemporaryFile(dir=parent) as file:  # permissions are not enough: the disk may be full
             file.write(bytes(1 << 20))
@@ -38,10 +38,10 @@ def run_directory(place: Place) -> Iterator[Finding]:
         )
         return
     free = shutil.disk_usage(parent).free
-    yield Finding('run directory', f'{size(free)} free for {place.config.run_dir}', amount=free)
+    yield Finding('run directory', f'{size(free)} free for {context.config.run_dir}', amount=free)
 
 
-def cache(place: Place) -> Iterator[Finding]:
+def cache(context: Context) -> Iterator[Finding]:
     """The user's cache directory: compiled programs, data from the Web, and files on their way to a bucket."""
     parent = existing_parent(cache_directory())
     try:
@@ -56,11 +56,11 @@ def cache(place: Place) -> Iterator[Finding]:
         yield Finding('cache', f'{size(free)} free', amount=free)
 
 
-def bucket(place: Place) -> Iterator[Finding]:
+def bucket(context: Context) -> Iterator[Finding]:
     """Writes, reads and deletes an object in the run's bucket."""
-    if place.config is None or not isinstance(place.config.run_dir, BucketPath):
+    if context.config is None or not isinstance(context.config.run_dir, BucketPath):
         return
-    remote = place.config.run_dir / f'.doctor-{uuid.uuid4().hex}'
+    remote = context.config.run_dir / f'.doctor-{uuid.uuid4().hex}'
     content, began = os.urandom(1024), time.monotonic()
     try:
         remote.write_bytes(content)
@@ -70,7 +70,7 @@ def bucket(place: Place) -> Iterator[Finding]:
         fix = (
             'check the name, the credentials of this node, their permission to write, and the network (docs/storage.md)'
         )
-        yield failure('bucket', f'{place.config.run_dir}: {error.strerror or first_line(error)}', fix)
+        yield failure('bucket', f'{context.config.run_dir}: {error.strerror or first_line(error)}', fix)
         return
     seconds = (time.monotonic() - began) / 3
     if found != content:
@@ -83,18 +83,18 @@ def bucket(place: Place) -> Iterator[Finding]:
         yield Finding('bucket', text, amount=-seconds)
 
 
-def checkpoints(place: Place, needed: int, note: str) -> Iterator[Finding]:
+def checkpoints(context: Context, needed: int, note: str) -> Iterator[Finding]:
     """Whether checkpoints of a run fit on its disk.
 
     Args:
-        place: with a configuration.
+        context: with a configuration.
         needed: bytes of one checkpoint.
         note: how that was found.
     """
-    assert place.config is not None
-    remote = isinstance(place.config.run_dir, BucketPath)
-    free = shutil.disk_usage(existing_parent(working_directory(place.config.run_dir))).free
-    kept = place.config.checkpoint.keep
+    assert context.config is not None
+    remote = isinstance(context.config.run_dir, BucketPath)
+    free = shutil.disk_usage(existing_parent(working_directory(context.config.run_dir))).free
+    kept = context.config.checkpoint.keep
     each = f'{size(needed)} each{note}'
     if remote:
         yield Finding('checkpoints', f'{each}, in a bucket')

@@ -14,11 +14,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pretrax.amounts import size
+from pretrax.doctor.barrier import wait_for_all
+from pretrax.doctor.comparison import share_of
+from pretrax.doctor.context import Context
 from pretrax.doctor.findings import Finding, failure, warning
-from pretrax.doctor.judgment import share_of
 from pretrax.doctor.pairs import NETWORK_FIX, rounds
-from pretrax.doctor.place import Place
-from pretrax.doctor.together import wait_for_all
 from pretrax.scale.links import LINKS, Network, places_of, wire_bytes
 from pretrax.scale.topology import topology_of
 
@@ -32,7 +32,7 @@ _FIX = {
 }
 
 
-def all_reduce(place: Place) -> Iterator[Finding]:
+def all_reduce(context: Context) -> Iterator[Finding]:
     """Sums arrays of a few sizes over all devices, and compares with the table of links."""
     devices = jax.devices()
     n, platform = len(devices), devices[0].platform
@@ -47,7 +47,7 @@ def all_reduce(place: Place) -> Iterator[Finding]:
                 'all-reduce', f'wrong sums of {size(n_bytes)}', 'take out one node after the other to find it'
             )
             return
-    if place.index:
+    if context.index:
         return
     text = ', '.join(f'{rate / 1e9:.3g} GB/s of {size(n_bytes)}' for n_bytes, rate in measured.items())
     largest = max(measured)
@@ -62,24 +62,24 @@ def all_reduce(place: Place) -> Iterator[Finding]:
         yield Finding('all-reduce', result, amount=measured[largest])
 
 
-def pairs(place: Place) -> Iterator[Finding]:
+def pairs(context: Context) -> Iterator[Finding]:
     """All-reduce between pairs of nodes, several at a time: a pair that is far below the others has a slow link.
 
     Not on TPUs, whose links belong to the slice: there, the all-reduce over all devices shows a slow one.
     """
     devices = jax.devices()
-    if place.processes < 3 or devices[0].platform == 'tpu':
+    if context.processes < 3 or devices[0].platform == 'tpu':
         return
     first = {device.process_index: device for device in reversed(devices)}
     n_bytes = _SIZES.get(devices[0].platform, _LARGE_SIZES)[-1]
-    for number, matches in enumerate(rounds(place.processes)):
+    for number, matches in enumerate(rounds(context.processes)):
         for pair in matches:
-            if place.index in pair:
+            if context.index in pair:
                 seconds, _ = _reduce([first[i] for i in sorted(pair)], n_bytes)
-                if place.index == min(pair):
+                if context.index == min(pair):
                     rate = wire_bytes('all-reduce', n_bytes, 2) / seconds
                     yield Finding('pair', f'{min(pair)} {max(pair)}', amount=rate)
-        wait_for_all(f'round {number}', place)
+        wait_for_all(f'round {number}', context)
 
 
 def _expected(devices: Sequence[jax.Device], n_bytes: int) -> float | None:

@@ -5,8 +5,8 @@ import shutil
 from collections.abc import Iterator
 
 from pretrax.amounts import size
+from pretrax.doctor.context import Context
 from pretrax.doctor.findings import Finding, failure, warning
-from pretrax.doctor.place import Place
 from pretrax.machine.cores import available_memory, cgroup_memory, total_memory
 
 GIB = 2**30
@@ -16,10 +16,10 @@ _PROCESSES = 1024  # threads count: XLA, TensorStore and the loaders start hundr
 _UNLIMITED = resource.RLIM_INFINITY
 
 
-def open_files(place: Place) -> Iterator[Finding]:
+def open_files(context: Context) -> Iterator[Finding]:
     """Connections to all other processes need file descriptors, or training ends with `Too many open files`."""
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # `pretrax launch node` raises the soft limit to the hard one
-    needed = _FILES + _FILES_PER_PROCESS * place.processes
+    needed = _FILES + _FILES_PER_PROCESS * context.processes
     if limit != _UNLIMITED and limit < needed:
         yield failure(
             'open files',
@@ -30,9 +30,9 @@ def open_files(place: Place) -> Iterator[Finding]:
         yield Finding('open files', f'hard limit {"none" if limit == _UNLIMITED else limit}')
 
 
-def locked_memory(place: Place) -> Iterator[Finding]:
+def locked_memory(context: Context) -> Iterator[Finding]:
     """RDMA cards read and write memory that the system must not move: NCCL fails to register it beyond the limit."""
-    cards = sorted(path.name for path in (place.root / 'sys/class/infiniband').glob('*'))
+    cards = sorted(path.name for path in (context.root / 'sys/class/infiniband').glob('*'))
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if cards and soft != _UNLIMITED:
         yield failure(
@@ -44,10 +44,10 @@ def locked_memory(place: Place) -> Iterator[Finding]:
         yield Finding('locked memory', f'no limit, for RDMA ({", ".join(cards[:3])})')
 
 
-def threads(place: Place) -> Iterator[Finding]:
+def threads(context: Context) -> Iterator[Finding]:
     """Each thread counts as a process: beyond the limit libraries abort when they start one."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    pids = place.read('sys/fs/cgroup/pids.max')
+    pids = context.read('sys/fs/cgroup/pids.max')
     limits = [limit for limit in (soft, int(pids) if pids.isdecimal() else _UNLIMITED) if limit != _UNLIMITED]
     if limits and min(limits) < _PROCESSES:
         yield failure(
@@ -59,10 +59,10 @@ def threads(place: Place) -> Iterator[Finding]:
         yield Finding('threads', f'limit {min(limits) if limits else "none"}')
 
 
-def core_files(place: Place) -> Iterator[Finding]:
+def core_files(context: Context) -> Iterator[Finding]:
     """A crash would write the memory of the process, possibly hundreds of gigabytes, to the working directory."""
     soft, _ = resource.getrlimit(resource.RLIMIT_CORE)
-    pattern = place.read('proc/sys/kernel/core_pattern')
+    pattern = context.read('proc/sys/kernel/core_pattern')
     if soft == _UNLIMITED and pattern and not pattern.startswith('|'):
         yield warning(
             'core files',
@@ -71,9 +71,9 @@ def core_files(place: Place) -> Iterator[Finding]:
         )
 
 
-def memory(place: Place) -> Iterator[Finding]:
+def memory(context: Context) -> Iterator[Finding]:
     """Free memory of the machine, or of its cgroup: beyond it the kernel kills the process."""
-    limit = cgroup_memory(place.root)
+    limit = cgroup_memory(context.root)
     free = min(available_memory(), limit[0] - limit[1]) if limit else available_memory()
     of = f'cgroup limit {size(limit[0])}' if limit and limit[0] <= total_memory() else f'of {size(total_memory())}'
     if free < GIB:
@@ -84,21 +84,21 @@ def memory(place: Place) -> Iterator[Finding]:
         yield Finding('memory', f'{size(free)} free ({of})', amount=free)
 
 
-def swap(place: Place) -> Iterator[Finding]:
+def swap(context: Context) -> Iterator[Finding]:
     """A machine that swaps is slow by orders of magnitude."""
-    values = _meminfo(place)
+    values = _meminfo(context)
     used = values.get('SwapTotal', 0) - values.get('SwapFree', 0)
     if used > GIB and used > values.get('MemTotal', 0) / 20:
         yield warning('swap', f'{size(used)} in use', 'end what fills the memory; then swapoff -a && swapon -a')
 
 
-def shared_memory(place: Place) -> Iterator[Finding]:
+def shared_memory(context: Context) -> Iterator[Finding]:
     """NCCL and the workers of data loaders exchange data in /dev/shm. Docker gives it 64 MB, which NCCL exceeds."""
-    path = place.root / 'dev/shm'
+    path = context.root / 'dev/shm'
     if not path.is_dir():
         return
     usage = shutil.disk_usage(path)
-    gpus = len(list((place.root / 'dev').glob('nvidia[0-9]*')))
+    gpus = len(list((context.root / 'dev').glob('nvidia[0-9]*')))
     if usage.free < (GIB if gpus > 1 else GIB // 16):
         fix = 'docker run --shm-size=16g; in Kubernetes an emptyDir with medium: Memory at /dev/shm; else rm old files'
         status = failure if gpus > 1 else warning
@@ -107,13 +107,13 @@ def shared_memory(place: Place) -> Iterator[Finding]:
         yield Finding('shared memory', f'{size(usage.free)} free in /dev/shm', amount=usage.free)
 
 
-def huge_pages(place: Place) -> Iterator[Finding]:
+def huge_pages(context: Context) -> Iterator[Finding]:
     """Transparent huge pages: libtpu starts minutes faster with them, and steps on CPUs are faster."""
-    enabled = place.read('sys/kernel/mm/transparent_hugepage/enabled')
+    enabled = context.read('sys/kernel/mm/transparent_hugepage/enabled')
     if not enabled:
         return
     chosen = enabled.partition('[')[2].partition(']')[0]
-    has_tpu = any(any((place.root / 'dev').glob(pattern)) for pattern in ('accel*', 'vfio/[0-9]*'))
+    has_tpu = any(any((context.root / 'dev').glob(pattern)) for pattern in ('accel*', 'vfio/[0-9]*'))
     if chosen == 'never' or (has_tpu and chosen != 'always'):
         yield warning(
             'huge pages',
@@ -124,6 +124,6 @@ def huge_pages(place: Place) -> Iterator[Finding]:
         yield Finding('huge pages', f'transparent huge pages: {chosen}')
 
 
-def _meminfo(place: Place) -> dict[str, int]:
-    lines = (line.split() for line in place.read('proc/meminfo').splitlines())
+def _meminfo(context: Context) -> dict[str, int]:
+    lines = (line.split() for line in context.read('proc/meminfo').splitlines())
     return {words[0].rstrip(':'): int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdecimal()}

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pretrax.doctor.context import Context
 from pretrax.doctor.disk import existing_parent
 from pretrax.doctor.findings import Finding, failure, warning
-from pretrax.doctor.place import Place
 
 _NEIGHBORS = 8  # nodes that each node connects to
 _CONNECT = 5.0  # seconds
@@ -19,45 +19,43 @@ _SEEN = 10.0  # seconds for a file to be seen by other nodes: NFS keeps what it 
 _SKEW, _LARGE_SKEW = 1.0, 300.0  # seconds
 
 
-class Door:
-    """A port to which other nodes can connect, like those that JAX, gloo and NCCL open."""
-
-    def __init__(self) -> None:
-        self._listener = socket.socket(socket.AF_INET)
-        self._listener.bind(('', 0))
-        self._listener.listen(128)  # the system completes connections, nobody has to accept them
-
-    @property
-    def port(self) -> int:
-        return self._listener.getsockname()[1]
-
-    def close(self) -> None:
-        """Closes the port."""
-        self._listener.close()
+def listen() -> socket.socket:
+    """Listens on a free port of all addresses. The system completes connections, and nothing has to accept them."""
+    try:
+        return socket.create_server(('', 0), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True)
+    except (OSError, ValueError):  # no IPv6
+        return socket.create_server(('', 0), backlog=128)
 
 
-def reached(place: Place, others: Mapping[int, Any]) -> Iterator[Finding]:
-    """Connects to the doors of the next nodes.
+def connect(address: str, port: int, seconds: float) -> str | None:
+    """Connects to a port. Returns the reason if that fails."""
+    try:
+        socket.create_connection((address, port), seconds).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def connections(context: Context, others: Mapping[int, Any]) -> Iterator[Finding]:
+    """Connects to the ports on which the next nodes listen.
 
     Args:
-        place: of this process.
+        context: of this process.
         others: of every process its 'host', its 'port', and the 'address' from which it reached process 0.
     """
     order = sorted(others)
-    at = order.index(place.index)
+    at = order.index(context.index)
     targets = [order[(at + k) % len(order)] for k in range(1, min(_NEIGHBORS, len(order) - 1) + 1)]
     closed, nameless = [], []
     for target in targets:
         host, address, port = (others[target][key] for key in ('host', 'address', 'port'))
-        if others[target]['host'] != place.host:
+        if others[target]['host'] != context.host:
             try:
                 socket.getaddrinfo(host, None)
             except OSError:
                 nameless.append(host)
-        try:
-            socket.create_connection((address or host, port), _CONNECT).close()
-        except OSError as error:
-            closed.append(f'{host} port {port}: {error.strerror or error}')
+        if problem := connect(address or host, port, _CONNECT):
+            closed.append(f'{host} port {port}: {problem}')
     if closed:
         fix = (
             'allow all TCP ports between the nodes in their firewall or security group; NCCL and gloo choose free ones'
@@ -65,9 +63,11 @@ def reached(place: Place, others: Mapping[int, Any]) -> Iterator[Finding]:
         yield failure('connections', f'cannot connect to {"; ".join(closed[:2])}', fix)
     else:
         yield Finding('connections', f'each node reaches {len(targets)} other{"s" * (len(targets) > 1)}')
-    if {value['host'] for value in others.values()} != {place.host} and (own := _own_loopback(place.host)):
-        fix = f'/etc/hosts: give {place.host} the address of the network card, not {own}'
-        yield warning('host name', f'{place.host} is {own}, which other nodes cannot reach (gloo and MPI use it)', fix)
+    if {value['host'] for value in others.values()} != {context.host} and (own := _own_loopback(context.host)):
+        fix = f'/etc/hosts: give {context.host} the address of the network card, not {own}'
+        yield warning(
+            'host name', f'{context.host} is {own}, which other nodes cannot reach (gloo and MPI use it)', fix
+        )
     if nameless:
         fix = 'add the nodes to the DNS or to /etc/hosts of each node; ssh and MPI connect by name'
         yield warning('host name', f'cannot resolve {", ".join(sorted(set(nameless))[:3])}', fix)
@@ -100,12 +100,17 @@ def clock_findings(clocks: Mapping[int, tuple[float, float]]) -> dict[int, Findi
 
 
 @contextlib.contextmanager
-def token(place: Place) -> Iterator[str | None]:
+def token(context: Context) -> Iterator[str | None]:
     """Creates a file in the run directory in process 0, which the others look for. None if there is nothing to share."""
-    if place.config is None or not isinstance(place.config.run_dir, Path) or place.index or place.processes == 1:
+    if (
+        context.config is None
+        or not isinstance(context.config.run_dir, Path)
+        or context.index
+        or context.processes == 1
+    ):
         yield None
         return
-    path = existing_parent(place.config.run_dir) / f'.pretrax-doctor-{secrets.token_hex(8)}'
+    path = existing_parent(context.config.run_dir) / f'.pretrax-doctor-{secrets.token_hex(8)}'
     try:
         path.write_text('written by pretrax doctor\n')
     except OSError:  # `disk.run_directory` reports that
@@ -117,18 +122,18 @@ def token(place: Place) -> Iterator[str | None]:
         path.unlink(missing_ok=True)
 
 
-def shared_directory(place: Place, path: str | None) -> Iterator[Finding]:
+def shared_directory(context: Context, path: str | None) -> Iterator[Finding]:
     """Whether this node sees the file that process 0 has written, at the place where this node has its run directory."""
-    if path is None or place.config is None or place.processes == 1 or not isinstance(place.config.run_dir, Path):
+    if path is None or context.config is None or context.processes == 1 or not isinstance(context.config.run_dir, Path):
         return
-    mine = existing_parent(place.config.run_dir)
+    mine = existing_parent(context.config.run_dir)
     until = time.monotonic() + _SEEN
     while not (mine / Path(path).name).exists():
         if time.monotonic() > until:
-            text = f'{place.config.run_dir} is another directory than on the first node'
+            text = f'{context.config.run_dir} is another directory than on the first node'
             yield failure(
                 'shared directory', text, 'use a path on a disk that all nodes mount, or a bucket: run_dir=gs://...'
             )
             return
         time.sleep(0.1)
-    yield Finding('shared directory', f'{place.config.run_dir} is the same on all nodes')
+    yield Finding('shared directory', f'{context.config.run_dir} is the same on all nodes')

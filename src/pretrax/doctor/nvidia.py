@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 
 from pretrax.amounts import size
+from pretrax.doctor.context import Context
 from pretrax.doctor.findings import Finding, failure, warning
-from pretrax.doctor.place import Place
 
 _SECONDS = 30  # a GPU that has failed makes nvidia-smi hang
 _MIB = 2**20
@@ -26,7 +26,7 @@ _BAD_XIDS = {46, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 109, 119, 120, 140}
 _XID = re.compile(r'NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)')
 
 
-def gpus(place: Place) -> Iterator[Finding]:
+def gpus(context: Context) -> Iterator[Finding]:
     """The state of each GPU before anything of ours uses it."""
     if shutil.which('nvidia-smi') is None:
         return
@@ -45,7 +45,7 @@ def gpus(place: Place) -> Iterator[Finding]:
     yield from _settings(rows)
 
 
-def xids(place: Place) -> Iterator[Finding]:
+def xids(context: Context) -> Iterator[Finding]:
     """Hardware errors of GPUs in the kernel's log, which only root may read on some systems."""
     if shutil.which('nvidia-smi') is None or shutil.which('dmesg') is None:
         return

@@ -16,8 +16,8 @@ from typing import Any
 
 from pretrax.config import RunConfig, load
 from pretrax.doctor.checks import DEVICES, JOIN
+from pretrax.doctor.context import Context
 from pretrax.doctor.findings import failure
-from pretrax.doctor.place import Place
 from pretrax.errors import first_line
 from pretrax.machine.accelerators import skip_absent_accelerators
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
     import jax
 
     import pretrax.doctor.devices
-    from pretrax.doctor.together import MissingError, wait_for_all
+    from pretrax.doctor.barrier import MissingError, wait_for_all
     from pretrax.run.processes import join_processes
 
     if not (seconds := sys.stdin.readline()):
@@ -54,16 +54,16 @@ def main(arguments: Sequence[str]) -> None:
         faults = some.faults.model_copy(update={'heartbeat_seconds': _HEARTBEAT})
         join_processes(some.model_copy(update={'run_dir': Path(scratch), 'faults': faults}))
         several = jax.distributed.is_initialized()
-        place = Place(
+        context = Context(
             config, jax.process_index() if several else 0, jax.process_count() if several else 1, float(seconds)
         )
-        pretrax.doctor.devices.start(place)
+        pretrax.doctor.devices.start(context)
         for check in DEVICES:
             write(check.name)
             module, _, function = check.function.partition(':')
             try:
-                wait_for_all(check.name, place)
-                for finding in getattr(importlib.import_module(f'pretrax.doctor.{module}'), function)(place):
+                wait_for_all(check.name, context)
+                for finding in getattr(importlib.import_module(f'pretrax.doctor.{module}'), function)(context):
                     write(finding.to_json())
             except MissingError as error:
                 write(failure(check.name, str(error), 'look at that node: it hangs, or is slow').to_json())

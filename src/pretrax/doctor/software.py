@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pretrax.config.show import written_values
+from pretrax.doctor.context import Context
 from pretrax.doctor.findings import Finding
-from pretrax.doctor.place import Place
 from pretrax.errors import UserError
 from pretrax.machine.software import versions
 from pretrax.run.environment import git_state
@@ -29,7 +29,7 @@ _INTERFACE = re.compile(
 _NO_MATTER = re.compile(r'--xla_dump_\w+=\S+|--xla_force_host_platform_device_count=\d+')
 
 
-def software(place: Place) -> Iterator[Finding]:
+def software(context: Context) -> Iterator[Finding]:
     """Versions: processes that compile different programs hang, or compute different numbers."""
     found = {'Python': platform.python_version(), **versions()}
     fix = 'install the same on all nodes: uv sync --locked in a checkout that they share, or one container image'
@@ -37,7 +37,7 @@ def software(place: Place) -> Iterator[Finding]:
         yield Finding(name, version, fix=fix, same=version, absent='none', group='versions')
 
 
-def checkout(place: Place) -> Iterator[Finding]:
+def checkout(context: Context) -> Iterator[Finding]:
     """The commit of the repository that pretrax runs from."""
     state = git_state(Path(__file__).parent)
     if state is not None:
@@ -45,18 +45,18 @@ def checkout(place: Place) -> Iterator[Finding]:
         yield Finding('git commit', text, fix='git pull on all nodes, or share one checkout', same=text)
 
 
-def configuration(place: Place) -> Iterator[Finding]:
+def configuration(context: Context) -> Iterator[Finding]:
     """A digest of the resolved configuration: another file or another value on one node changes the program there."""
-    if place.config is None:
+    if context.config is None:
         return
-    values = written_values(place.config)
+    values = written_values(context.config)
     values.pop('processes', None)
     digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:10]
     fix = 'start all nodes with the same CONFIG and key=value: copy the file, or keep it on the shared disk'
-    yield Finding('configuration', f'{place.config.name}, digest {digest}', fix=fix, same=digest)
+    yield Finding('configuration', f'{context.config.name}, digest {digest}', fix=fix, same=digest)
 
 
-def variables(place: Place) -> Iterator[Finding]:
+def variables(context: Context) -> Iterator[Finding]:
     """Variables of the environment that change behavior, and those that a run is warned of or refuses."""
     try:
         check_variables()

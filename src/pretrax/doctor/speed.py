@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pretrax.doctor.barrier import wait_for_all
+from pretrax.doctor.comparison import outliers, share_of
+from pretrax.doctor.context import Context
 from pretrax.doctor.findings import Finding, failure, warning
-from pretrax.doctor.judgment import outliers, share_of
-from pretrax.doctor.place import Place
-from pretrax.doctor.together import wait_for_all
 from pretrax.scale.devices import lookup
 
 _SECONDS = 1.0  # of the measurement: long enough for clocks to settle under load
@@ -19,7 +19,7 @@ _SIDES = {'cpu': 512, 'gpu': 8192, 'tpu': 8192}
 _LOW = 0.5  # of the peak in the table; large products reach 0.7 to 0.9 of it
 
 
-def rates(place: Place) -> Iterator[Finding]:
+def rates(context: Context) -> Iterator[Finding]:
     """FLOP/s of each device. All nodes measure at the same time, so that shared power and cooling count."""
     devices = jax.local_devices()
     platform = devices[0].platform
@@ -30,7 +30,7 @@ def rates(place: Place) -> Iterator[Finding]:
     product = jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=jnp.float32).astype(dtype))
     first = [product(x) for x in operands]
     jax.block_until_ready(first)  # compiled
-    wait_for_all('products', place)
+    wait_for_all('products', context)
     counts, changed = _repeat(product, operands, first)
     found = [2 * side**3 * count / _SECONDS for count in counts]
     if changed:

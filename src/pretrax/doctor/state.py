@@ -9,9 +9,9 @@ from jax.sharding import AxisType
 from pretrax.checkpoint import check_sizes, steps_in
 from pretrax.config import RunConfig
 from pretrax.config.registry import build
+from pretrax.doctor.context import Context
 from pretrax.doctor.disk import checkpoints
 from pretrax.doctor.findings import Finding
-from pretrax.doctor.place import Place
 from pretrax.errors import UserError
 from pretrax.model.axes import AXES
 from pretrax.model.request import ModelRequest
@@ -19,17 +19,17 @@ from pretrax.model.request import ModelRequest
 _VOCABULARY = 128_256  # of Llama 3: for a tokenizer that is not known before the data is prepared
 
 
-def checkpoint_size(place: Place) -> Iterator[Finding]:
+def checkpoint_size(context: Context) -> Iterator[Finding]:
     """Whether checkpoints fit on the disk: by the size of the newest one, or else of the state of the configured model."""
-    if place.config is None or place.index:
+    if context.config is None or context.index:
         return
-    directory = place.config.run_dir / 'checkpoints'
+    directory = context.config.run_dir / 'checkpoints'
     try:
         steps = steps_in(directory)
         needed, note = sum(file.size for file in check_sizes(directory, steps[-1]).files.values()), ', as the newest'
     except (IndexError, UserError, OSError):  # there is none, or it is damaged
-        needed, note = state_bytes(place.config)
-    yield from checkpoints(place, needed, note)
+        needed, note = state_bytes(context.config)
+    yield from checkpoints(context, needed, note)
 
 
 def state_bytes(config: RunConfig) -> tuple[int, str]:

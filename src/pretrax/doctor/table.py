@@ -5,7 +5,7 @@ import json
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from pretrax.doctor.judgment import Row
+from pretrax.doctor.comparison import Row
 
 _WIDTH = 100
 _MARKS = {'ok': 'ok', 'warning': 'warning', 'failure': 'FAILURE'}
@@ -13,7 +13,7 @@ _ORDER = ('failure', 'warning', 'ok')
 
 
 @dataclasses.dataclass(frozen=True)
-class Examination:
+class Diagnosis:
     """What was found.
 
     Attributes:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pretrax.config import RunConfig
+from pretrax.doctor.host_facts import Facts, facts, problem_of, remove_token, write_token
 from pretrax.errors import UserError
-from pretrax.launch.host_facts import Facts, facts, problem_of, remove_token, write_token
 from pretrax.launch.ssh import LOST, NO_DIRECTORY, Host, Ssh, SshLaunch
 
 _MOST_PROBLEMS, _MOST_LINES = 3, 3  # that are shown, and lines of each
@@ -28,11 +28,11 @@ _ADVICE = [
 
 
 class _Conversation:
-    """A host that runs `pretrax.launch.host_facts`."""
+    """A host that runs `pretrax.doctor.host_facts`."""
 
     def __init__(self, ssh: Ssh, host: Host, request: dict[str, Any]):
         self.host, self._ssh = host, ssh
-        line = ssh.python_line(['-m', 'pretrax.launch.host_facts', json.dumps(request)])
+        line = ssh.python_line(['-m', 'pretrax.doctor.host_facts', json.dumps(request)])
         self._process = subprocess.Popen(
             ssh.command(host, line), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from pretrax.doctor.host_facts import Facts, facts, problem_of
 from pretrax.errors import MISTAKE, Report
 from pretrax.launch.group import TAIL, Group, identity, output_file
-from pretrax.launch.host_facts import Facts, facts, problem_of
 from pretrax.launch.ray_cluster import Cluster, Place
 from pretrax.launch.ray_worker import RayWorker
 from pretrax.launch.remote import from_shell

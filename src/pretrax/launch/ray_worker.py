@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
-from pretrax.launch.host_facts import Facts, facts
+from pretrax.doctor.host_facts import Facts, facts
 from pretrax.machine.children import Child
 
 _PATIENCE = 10.0  # seconds for the node command to end its training
@@ -23,7 +23,7 @@ class RayWorker:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  until the actor ends
 
     def facts(self, directory: str, words: Sequence[str], token: str) -> Facts:
-        """See `pretrax.launch.host_facts`."""
+        """See `pretrax.doctor.host_facts`."""
         try:
             os.chdir(directory)
         except OSError as error:

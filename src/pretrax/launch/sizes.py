@@ -1,12 +1,11 @@
 """How many processes a run can have on this machine, and how many devices each of them has."""
 
 import math
-import os
-import pathlib
 
 from pretrax.config import RunConfig, resolve_mesh
 from pretrax.config.batch import check_batch
 from pretrax.errors import UserError
+from pretrax.machine.accelerators import gpus_here
 from pretrax.machine.cores import usable_cores
 
 
@@ -58,16 +57,6 @@ def _devices_here() -> tuple[int, str]:
     """Number and name of the devices of this machine, without JAX, which would occupy them."""
     gpus = gpus_here()
     return (gpus, 'GPUs') if gpus else (usable_cores(), 'cores')
-
-
-def gpus_here() -> int:
-    """Number of GPUs of this machine that JAX would use."""
-    if os.environ.get('JAX_PLATFORMS', '') == 'cpu':
-        return 0
-    visible = os.environ.get('CUDA_VISIBLE_DEVICES')
-    if visible is None:
-        return len(list(pathlib.Path('/dev').glob('nvidia[0-9]*')))
-    return len([name for name in visible.split(',') if name and not name.startswith('-')])
 
 
 def _written(axes: dict[str, int]) -> str:

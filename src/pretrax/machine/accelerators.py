@@ -86,3 +86,13 @@ def _has_driver(chip: str) -> bool:
 
 def _pci_vendors() -> set[str]:
     return {pathlib.Path(path).read_text().strip() for path in glob.glob(_PCI)}
+
+
+def gpus_here() -> int:
+    """Number of GPUs of this machine that JAX would use."""
+    if os.environ.get('JAX_PLATFORMS', '') == 'cpu':
+        return 0
+    visible = os.environ.get('CUDA_VISIBLE_DEVICES')
+    if visible is None:
+        return len(list(pathlib.Path('/dev').glob('nvidia[0-9]*')))
+    return len([name for name in visible.split(',') if name and not name.startswith('-')])

@@ -1,6 +1,6 @@
 """What a launcher asks of a host before it starts anything there, and how the answers of several hosts are judged.
 
-`python -m pretrax.launch.host_facts '{"token": ..., "config": ..., "overrides": [...]}'` is the program of a host that is
+`python -m pretrax.doctor.host_facts '{"token": ..., "config": ..., "overrides": [...]}'` is the program of a host that is
 reached through a command such as ssh. It prints its facts as one line of JSON, with the port on which it listens. Then it
 reads lines `ADDRESS PORT`, and prints {"problem": ...}, which is null if it reaches that port. It ends with
 its standard input.
@@ -19,8 +19,9 @@ from typing import Any
 
 from pretrax import __version__
 from pretrax.config import RunConfig, load, written_values
+from pretrax.doctor.network import connect, listen
 from pretrax.errors import UserError
-from pretrax.launch.sizes import gpus_here
+from pretrax.machine.accelerators import gpus_here
 from pretrax.storage import BucketPath
 
 _CONNECT_SECONDS = 10.0
@@ -130,29 +131,12 @@ def _run_dir_problem(config: RunConfig, token: str) -> str | None:
     return None
 
 
-def connect(address: str, port: int) -> str | None:
-    """Connects to a port. Returns the reason if that fails."""
-    try:
-        socket.create_connection((address, port), _CONNECT_SECONDS).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
-
-
-def listen() -> socket.socket:
-    """Listens on a free port of all addresses."""
-    try:
-        return socket.create_server(('', 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    except (OSError, ValueError):  # no IPv6
-        return socket.create_server(('', 0))
-
-
 def main(request: Mapping[str, Any]) -> None:
     with listen() as listening:
         print(json.dumps(facts(**request) | {'port': listening.getsockname()[1]}), flush=True)
         for line in sys.stdin:
             address, port = line.split()
-            print(json.dumps({'problem': connect(address, int(port))}), flush=True)
+            print(json.dumps({'problem': connect(address, int(port), _CONNECT_SECONDS)}), flush=True)
 
 
 if __name__ == '__main__':

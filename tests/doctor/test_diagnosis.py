@@ -8,23 +8,23 @@ import pytest
 
 from doctored import doctored
 from preloaded import run
-from pretrax.doctor import examination
+from pretrax.doctor import diagnosis
+from pretrax.doctor.context import Context
 from pretrax.doctor.findings import Finding
-from pretrax.doctor.place import Place
 
 QUICKSTART = 'quickstart'
 
 
 def test_a_check_that_hangs_is_a_failure_and_the_others_run(monkeypatch):
-    def run_directory(place):
+    def run_directory(context):
         time.sleep(100)
         yield Finding('never', '')
 
-    def cores(place):
+    def cores(context):
         yield Finding('cores', '2')
 
-    monkeypatch.setattr(examination, 'MACHINE', (run_directory, cores))
-    found = examination.examine_machine(Place(None, seconds=4.0))
+    monkeypatch.setattr(diagnosis, 'MACHINE', (run_directory, cores))
+    found = diagnosis.check_machine(Context(None, seconds=4.0))
     assert [(one.check, one.status) for one in found] == [('run directory', 'failure'), ('cores', 'ok')]
 
 

@@ -1,4 +1,4 @@
-"""Where a check runs: the process, its machine and its run."""
+"""The context of a check: the process, its machine and its run."""
 
 import dataclasses
 import socket
@@ -8,7 +8,7 @@ from pretrax.config import RunConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Context:
     """A process, its machine, and the run that is to be trained.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 import re
 
-from pretrax.doctor.place import Place
+from pretrax.doctor.context import Context
 from pretrax.jax_compat import coordination_client
 
 
@@ -10,19 +10,19 @@ class MissingError(Exception):
     """Some processes did not arrive; the message names them."""
 
 
-def wait_for_all(name: str, place: Place) -> None:
+def wait_for_all(name: str, context: Context) -> None:
     """Waits until all processes have arrived, without a collective of the devices.
 
     Args:
         name: of this wait, the same in all processes, and used once.
-        place: of this process.
+        context: of this process.
 
     Raises:
-        MissingError: some did not arrive within four fifths of `place.seconds`.
+        MissingError: some did not arrive within four fifths of `context.seconds`.
     """
-    if place.processes == 1:
+    if context.processes == 1:
         return
-    seconds = 0.8 * place.seconds
+    seconds = 0.8 * context.seconds
     try:
         coordination_client().wait_at_barrier(f'pretrax doctor {name}', int(seconds * 1000))
     except Exception as error:

@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 
 from pretrax.doctor.checks import MACHINE, Check
+from pretrax.doctor.comparison import Row, compare_nodes
+from pretrax.doctor.context import Context
 from pretrax.doctor.findings import Finding, failure
-from pretrax.doctor.judgment import Row, judged
-from pretrax.doctor.network import Door, clock_findings, reached, shared_directory, token
+from pretrax.doctor.network import clock_findings, connections, listen, shared_directory, token
 from pretrax.doctor.pairs import slow_pairs
-from pretrax.doctor.place import Place
 from pretrax.doctor.probe_process import ProbeProcess
-from pretrax.doctor.table import Examination, names_of
+from pretrax.doctor.table import Diagnosis, names_of
 from pretrax.errors import first_line
 from pretrax.machine.roll_call import AbsentError, RollCall
 
@@ -23,11 +23,11 @@ _UNREACHED = (
 _ABSENT = 'look at the output of that node: was it started, does it run the same command, can it reach the first node?'
 
 
-def examine(place: Place, coordinator: str, arguments: Sequence[str], seconds: float) -> Examination | int:
+def diagnose(context: Context, coordinator: str, arguments: Sequence[str], seconds: float) -> Diagnosis | int:
     """Runs all checks, together with the other processes.
 
     Args:
-        place: of this process.
+        context: of this process.
         coordinator: HOST:PORT of process 0; '' if there is one process.
         arguments: CONFIG and KEY=VALUE of the command line; may be empty.
         seconds: for each process to arrive, and for each check.
@@ -38,20 +38,20 @@ def examine(place: Place, coordinator: str, arguments: Sequence[str], seconds: f
     """
     began = time.monotonic()
     with ProbeProcess(arguments) as probe:  # imports JAX meanwhile
-        found = [*examine_machine(place)]
-        calls = RollCall(coordinator, place.index, place.processes, seconds)
+        found = [*check_machine(context)]
+        calls = RollCall(coordinator, context.index, context.processes, seconds)
         try:
             calls.assemble()
-            return _together(place, calls, probe, found, began)
+            return _together(context, calls, probe, found, began)
         except AbsentError as error:
             lost = failure('first node', str(error), _UNREACHED)
-            rows = judged({place.index: [*found, lost]})
-            return Examination(rows, {place.index: place.host}, time.monotonic() - began)
+            rows = compare_nodes({context.index: [*found, lost]})
+            return Diagnosis(rows, {context.index: context.host}, time.monotonic() - began)
         finally:
             calls.close()
 
 
-def examine_machine(place: Place) -> list[Finding]:
+def check_machine(context: Context) -> list[Finding]:
     """The findings of all checks of the machine. A check that fails, or does not end, is a finding."""
     found: list[Finding] = []
     for check in MACHINE:
@@ -59,10 +59,10 @@ def examine_machine(place: Place) -> list[Finding]:
         results: list[Finding] = []
         # A daemon, so that one that hangs on a disk does not keep the process.
         thread = threading.Thread(
-            target=lambda check=check, to=results: to.extend(_findings(check, place)), daemon=True
+            target=lambda check=check, to=results: to.extend(_findings(check, context)), daemon=True
         )
         thread.start()
-        limit = place.seconds / 2  # the other processes wait for this one as long as `seconds`
+        limit = context.seconds / 2  # the other processes wait for this one as long as `seconds`
         thread.join(limit)
         if thread.is_alive():
             found.append(failure(name, f'no result within {limit:.0f} s', 'look at the disks of this node: df, dmesg'))
@@ -71,9 +71,9 @@ def examine_machine(place: Place) -> list[Finding]:
     return found
 
 
-def _findings(check: Check, place: Place) -> list[Finding]:
+def _findings(check: Check, context: Context) -> list[Finding]:
     try:
-        return list(check(place))
+        return list(check(context))
     except Exception as error:  # a system that is unlike those we know
         name = getattr(check, '__name__', 'check').replace('_', ' ')
         fix = 'please report this; the other checks have run'
@@ -81,40 +81,40 @@ def _findings(check: Check, place: Place) -> list[Finding]:
 
 
 def _together(
-    place: Place, calls: RollCall, probe: ProbeProcess, found: list[Finding], began: float
-) -> Examination | int:
+    context: Context, calls: RollCall, probe: ProbeProcess, found: list[Finding], began: float
+) -> Diagnosis | int:
     clocks = clock_findings(calls.clocks())
-    door = Door()
-    hello = {'host': place.host, 'port': door.port, 'found': [finding.to_json() for finding in found]}
+    listener = listen()
+    hello = {'host': context.host, 'port': listener.getsockname()[1], 'found': [finding.to_json() for finding in found]}
     arrived = calls.gather(hello)
-    with token(place) as path:
+    with token(context) as path:
         addresses = calls.addresses()
         others = {
             index: {'host': value['host'], 'port': value['port'], 'address': addresses.get(index, '')}
             for index, value in arrived.items()
         }
-        complete = len(arrived) == place.processes
+        complete = len(arrived) == context.processes
         order = calls.share({'others': others, 'token': path, 'complete': complete})
         peers = {int(index): value for index, value in order['others'].items()}
         more: list[Finding] = []
         if len(peers) > 1:
-            more += reached(place, peers)
-            more += shared_directory(place, order['token'])
+            more += connections(context, peers)
+            more += shared_directory(context, order['token'])
         if order['complete']:
             more += probe.run(calls.seconds)
         later = calls.gather([finding.to_json() for finding in more], _patience(calls.seconds))
-    if place.index:
+    if context.index:
         code = int(calls.share())
-        door.close()  # only now: others may have connected until process 0 had their findings
+        listener.close()  # only now: others may have connected until process 0 had their findings
         return code
-    door.close()
+    listener.close()
     everything = {
         index: [Finding.from_json(finding) for finding in [*value['found'], *later.get(index, [])]]
         for index, value in arrived.items()
     }
     for index, finding in clocks.items():
         everything.get(index, []).append(finding)
-    hosts = {index: arrived[index]['host'] if index in arrived else '' for index in range(place.processes)}
+    hosts = {index: arrived[index]['host'] if index in arrived else '' for index in range(context.processes)}
     names = names_of(hosts)
     rows = _rows(everything, names)
     rows += [Row('nodes', 'failure', (index,), why, _ABSENT) for index, why in sorted(calls.lost.items())]
@@ -122,7 +122,7 @@ def _together(
         rows.append(
             Row('devices', 'warning', (0,), 'not checked: not all nodes are here', 'start again with all nodes')
         )
-    result = Examination(rows, names, time.monotonic() - began)
+    result = Diagnosis(rows, names, time.monotonic() - began)
     calls.share(result.exit_code)
     return result
 
@@ -135,7 +135,7 @@ def _rows(everything: dict[int, list[Finding]], names: dict[int, str]) -> list[R
             measured[a, b] = finding.amount or 0.0
             findings.remove(finding)
     every = tuple(everything)
-    rows = judged(everything)
+    rows = compare_nodes(everything)
     rows += [Row(f.check, f.status, every, f.result, f.fix) for f in slow_pairs(measured, names)]
     return [dataclasses.replace(row, result=_with_names(row.result, names)) for row in rows]
 

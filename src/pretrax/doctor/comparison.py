@@ -47,7 +47,7 @@ def share_of(speed: float, limit: float, name: str) -> str:
     return f'more than {name}' if speed > limit else f'{speed / limit:.0%} of {name}'
 
 
-def judged(found: Mapping[int, Iterable[Finding]]) -> list[Row]:
+def compare_nodes(found: Mapping[int, Iterable[Finding]]) -> list[Row]:
     """The rows of the table, in the order of the checks.
 
     Args:

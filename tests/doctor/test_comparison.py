@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from pretrax.doctor.comparison import compare_nodes, outliers, share_of
 from pretrax.doctor.findings import Finding
-from pretrax.doctor.judgment import judged, outliers, share_of
 
 
 @pytest.mark.parametrize('n', [2, 3, 4, 8, 64])
@@ -39,27 +39,27 @@ def test_a_node_that_is_a_little_slower_is_not_worth_a_repair():
 
 def test_the_table_names_who_differs_from_most():
     found = {index: [Finding('jax', version, fix='install', same=version)] for index, version in enumerate('aabac')}
-    rows = judged(found)
+    rows = compare_nodes(found)
     assert [(row.nodes, row.result) for row in rows] == [((2,), 'b, but a on 3 others'), ((4,), 'c, but a on 3 others')]
     assert all((row.status, row.fix) == ('failure', 'install') for row in rows)
 
 
 def test_a_value_that_a_node_lacks_differs_only_if_that_counts():
     lacking = {0: [Finding('x', '1', same='1', fix='f', absent='not set')], 1: [], 2: []}
-    assert [(row.nodes, row.result) for row in judged(lacking)] == [((0,), '1, but not set on 2 others')]
-    assert [row.status for row in judged({0: [Finding('x', '1', same='1')], 1: []})] == ['ok']
+    assert [(row.nodes, row.result) for row in compare_nodes(lacking)] == [((0,), '1, but not set on 2 others')]
+    assert [row.status for row in compare_nodes({0: [Finding('x', '1', same='1')], 1: []})] == ['ok']
 
 
 def test_the_same_failure_of_several_nodes_is_one_row():
     found = {index: [Finding('files', 'limit 64', 'failure', 'raise it')] for index in (0, 2)} | {
         1: [Finding('files', 'limit 9')]
     }
-    assert [(row.status, row.nodes) for row in judged(found)] == [('failure', (0, 2))]
+    assert [(row.status, row.nodes) for row in compare_nodes(found)] == [('failure', (0, 2))]
 
 
 def test_the_node_with_least_is_shown():
     found = {index: [Finding('disk', f'{free} GB free', amount=free)] for index, free in enumerate((5, 3, 9))}
-    assert [(row.nodes, row.result) for row in judged(found)] == [((0, 1, 2), 'at least 3 GB free')]
+    assert [(row.nodes, row.result) for row in compare_nodes(found)] == [((0, 1, 2), 'at least 3 GB free')]
 
 
 def test_no_share_of_a_limit_is_over_100_percent():
