@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from pretrax.config import RunConfig, resolved_yaml
 from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, UserError
-from pretrax.launch.engines import engine_of
 from pretrax.launch.local import pretrax_command
 from pretrax.launch.record import FILE, LaunchRecord, read_record
+from pretrax.launch.registry import engine_of
 from pretrax.machine.atomic import write_file
 from pretrax.machine.children import Child
 from pretrax.observe.attempts import read_attempts

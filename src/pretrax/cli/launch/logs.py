@@ -18,8 +18,8 @@ def logs(
     lines: Annotated[int, typer.Option('--lines', '-n', min=0, help='Number of last lines to print.')] = 100,
     follow: Annotated[bool, typer.Option('--follow', '-f', help='Print new lines as they come.')] = False,
 ) -> None:
-    from pretrax.launch.engines import engine_of
     from pretrax.launch.record import read_record, run_named
+    from pretrax.launch.registry import engine_of
 
     run_dir = run_named(run)
     record = read_record(run_dir)

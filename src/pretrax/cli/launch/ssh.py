@@ -33,9 +33,9 @@ def ssh(options: Options) -> None:
     import shlex
 
     from pretrax.launch.elastic import Slots
-    from pretrax.launch.engines import refuse_if_running
     from pretrax.launch.foreground import record_launcher
     from pretrax.launch.host_checks import check_hosts, devices_of_hosts
+    from pretrax.launch.registry import refuse_if_running
     from pretrax.launch.request import check_request
     from pretrax.launch.restarts import RestartOptions
     from pretrax.launch.sizes import misfit

@@ -28,8 +28,8 @@ class Options(Configuration):
 
 def tpu_vm(options: Options) -> None:
     from pretrax.launch import tpu_vm as engine
-    from pretrax.launch.engines import refuse_if_running
     from pretrax.launch.manifests import object_name
+    from pretrax.launch.registry import refuse_if_running
     from pretrax.launch.request import check_request
     from pretrax.launch.shipped import check_variables, keep_record, record_directory, shipped
 

@@ -1,4 +1,4 @@
-"""The engines by name."""
+"""Finds the engine of a launched run by the name in its record."""
 
 import importlib
 
