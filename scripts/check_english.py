@@ -1,4 +1,4 @@
-"""Finds phrases in pages, docstrings, messages and names that a reader has to read twice, and prints what to write instead.
+"""Finds phrases in pages, docstrings, messages and names that are read twice, and prints what to write instead.
 
     uv run python scripts/check_english.py
 
@@ -27,6 +27,7 @@ PLAINER = {
     r'\bsome(?:body|one) else\b': 'another user, another process',
     r'\bin company\b|\bwithout company\b': 'with other requests, without them',
     r'\b(?:an?|its|their|the) fates?\b': 'how it is handled, what happens to it',
+    r'(?<!there )\b(?:is|are|was|were) no (?!longer\b|\w+er\b|more\b|less\b|index yet\b)\w+': 'is not a, does not',
     r'(?<!run it )(?<!is )(?<!trained )(?<!to train )(?<!student )(?<!trains )\balone\b': 'only; without the others',
     r'(?:^|[.|] )(?-i:Of) (?!course\b|\w+ \w+:)\w+': 'the subject first: the sum of each row, not of each row the sum',
 }

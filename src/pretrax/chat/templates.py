@@ -61,7 +61,7 @@ class Template:
         end_of_turn: the special token that the template writes after an answer, as a tuple; empty if there is none.
 
     Raises:
-        UserError: it is no template, or cannot render a conversation.
+        UserError: it is not a template, or cannot render a conversation.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class _StandIns:
     Args:
         names: of the special tokens.
         strings: text that the template may look for in a message.
-        source: the template, whose characters are no stand-ins.
+        source: the template, whose characters are not stand-ins.
     """
 
     def __init__(self, names: Iterable[str], strings: Iterable[str], source: str):
@@ -299,7 +299,10 @@ class _StandIns:
 
 
 def _read_source(source: str, name: str) -> tuple[set[str], set[str]]:
-    """The strings in the expressions of a template, and its free variables. Raises UserError if it is no template."""
+    """The strings in the expressions of a template, and its free variables.
+
+    Raises UserError if it is not a template.
+    """
     try:
         import jinja2
         import jinja2.nodes

@@ -1,8 +1,8 @@
 """The options of a verb are the fields of a dataclass, and one value carries them.
 
-A verb is a function of one argument, a frozen dataclass. The type of a field is `Annotated[..., typer.Option(...)]`, or has
-a `Setting`, or is a dataclass with such fields of its own. Other fields are no options, and keep their defaults. A verb with
-few options may declare them as parameters. Options that may be repeated are tuples.
+A verb is a function of one argument, a frozen dataclass. The type of a field is `Annotated[..., typer.Option(...)]`, or
+has a `Setting`, or is a dataclass with such fields of its own. Other fields are not options, and keep their defaults. A
+verb with few options may declare them as parameters. Options that may be repeated are tuples.
 """
 
 import dataclasses

@@ -119,7 +119,7 @@ def _sizes(*replacing: Size | Number) -> tuple[Field, ...]:
     return (*(size for size in _SIZES if getattr(size, 'option', None) not in options), *replacing)
 
 
-# Of classes for which null is no number of heads, and no width of a head
+# Of classes for which null is neither a number of heads nor a width of a head
 _KV_HEADS, _HEAD_DIM = Size('num_key_value_heads', 'n_kv_heads'), Size('head_dim', 'd_head')
 _BALANCE = Number('router_aux_loss_coef', 'balance_loss', zero=True)
 _TOP_K = Enumerated('norm_topk_prob', ((False, {'normalize_router': False}), (True, {'normalize_router': True})))
@@ -399,9 +399,13 @@ NOT_COMPUTED = (
 
 # Known types of models that cannot be imported, with the parts that the decoder lacks.
 _GEMMA3N = (
-    'several residual streams (AltUp), an embedding for each layer, layers that read the keys and values of another layer'
+    'several residual streams (AltUp), an embedding for each layer, layers that read the keys and values of another '
+    'layer'
 )
-_GEMMA4 = 'norms of values, an embedding for each layer, layers that read the keys and values of another layer, heads of two widths'
+_GEMMA4 = (
+    'norms of values, an embedding for each layer, layers that read the keys and values of another layer, heads of '
+    'two widths'
+)
 
 REFUSED = {
     'gemma3n': _GEMMA3N, 'gemma3n_text': _GEMMA3N,

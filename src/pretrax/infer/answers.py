@@ -28,7 +28,7 @@ class News(NamedTuple):
 def write(engine: Serving, tokenizer: Any, asked: Sequence[Asked]) -> Generator[News]:
     """The texts of answers, piece by piece, in the order in which they are written.
 
-    The token that ends an answer is no part of its text. If the iterator is closed, the answers that are not finished
+    The token that ends an answer is not part of its text. If the iterator is closed, the answers that are not finished
     are cancelled.
 
     Raises:

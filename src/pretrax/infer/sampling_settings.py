@@ -38,7 +38,7 @@ class Setting:
         yield from Field(ge=self.ge, gt=self.gt, le=self.le, allow_inf_nan=finite).metadata
 
     def accepts(self, value: Any) -> bool:
-        """Whether a value from JSON or from a command line is in the range; a boolean is no number."""
+        """Whether a value from JSON or from a command line is in the range; a boolean is not a number."""
         is_number = isinstance(value, int | self.kind) and not isinstance(value, bool) and math.isfinite(value)
         return (
             is_number

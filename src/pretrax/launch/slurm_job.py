@@ -217,7 +217,7 @@ def supervise(
 
 def fruitless(events: Sequence[dict], job: str, step: int) -> int:
     """How many of the latest allocations of a job, in a row, left the newest checkpoint at `step`. Preempted ones do not
-    count: they are no fault of the run."""
+    count: they are not faults of the run."""
     count, was_preempted = 0, False
     for event in reversed(events):
         if event.get('job') == job and event['event'] == RELEASED:

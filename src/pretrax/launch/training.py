@@ -42,7 +42,7 @@ class Training:
 
     Attributes:
         why: the reason why it has failed; '' if it has not.
-        refused: the reason why the engine starts no run, which is no fault of this one; '' if it does.
+        refused: the reason why the engine starts no run, which is not a fault of this one; '' if it does.
     """
 
     def __init__(

@@ -447,7 +447,7 @@ class Architecture:
 
     @property
     def n_padding_params(self) -> int:
-        """Weights in the rows that pad the vocabulary. They are stored, and are no part of the model."""
+        """Weights in the rows that pad the vocabulary. They are stored, and are not part of the model."""
         width = self.d_model * (1 if self.tied else 2) + self.unembed_bias
         return (self.padded_vocab_size - self.vocab_size) * width
 

@@ -8,8 +8,8 @@ introduced the squared error with a learned map W of the student's states; Jiao 
 Muralidharan et al. 2024 (Minitron, arXiv:2407.14679, section 3.2) use it for Transformers. Divided by |t|^2 it does not
 depend on the width or on the size of the teacher's states, which grows over its layers: 0 means equal, and 1 is the error of zeros.
 
-W is a matrix for each pair, and there is none if both models are equally wide. It is trained with the student, and is no part of
-the decoder that is exported or generates text.
+W is a matrix for each pair, and there is none if both models are equally wide. It is trained with the student, and is
+not part of the decoder that is exported or generates text.
 """
 
 import dataclasses

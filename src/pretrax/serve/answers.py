@@ -126,7 +126,7 @@ class Choice:
 
 
 def token_name(tokenizer: Tokenizer, token: int) -> str:
-    """The text of a token; of a token that is no whole character the bytes, such as bytes:\\xf0\\x9f."""
+    """The text of a token; for a part of a character, its bytes, such as bytes:\\xf0\\x9f."""
     content = tokenizer.token_bytes(token)
     try:
         return content.decode()

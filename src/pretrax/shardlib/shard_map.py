@@ -71,7 +71,7 @@ def _check_call(name: str, hints: dict[str, Any], untyped: dict[str, Any]) -> No
     for argument, value in untyped.items():
         if any(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves(value)):
             raise ShardingError(
-                f"argument '{argument}' of {name} holds arrays, but its annotation is no array type",
+                f"argument '{argument}' of {name} holds arrays, but its annotation is not an array type",
                 fix="annotate it, as in x: f32['batch/d d_model']",
             )
     if 'return' not in hints:

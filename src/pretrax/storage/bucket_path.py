@@ -199,7 +199,7 @@ class BucketPath:
         self.unlink_below(self.files())
 
     def unlink_below(self, files: Iterable[str]) -> None:
-        """Deletes these objects below this prefix, in any order; one that does not exist is no error."""
+        """Deletes these objects below this prefix, in any order; an object that does not exist is not an error."""
         store = self.kvstore('/')
         with self._errors():
             for deletion in [store.write(file, None) for file in files]:

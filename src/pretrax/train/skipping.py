@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
     loss: jax.Array  # f32[]; NaN if there is nothing to learn
     trains: jax.Array  # bool[]: the weights change
-    has_targets: jax.Array  # bool[]: False: there is nothing to learn, which is no fault
+    has_targets: jax.Array  # bool[]: False: there is nothing to learn, which is not a fault
     skipped_in_a_row: jax.Array
     usual_loss: jax.Array
     loss_scale: jax.Array | None

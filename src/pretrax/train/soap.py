@@ -19,7 +19,7 @@ class SoapState(NamedTuple):
     """The moments of every weight, and of each matrix the preconditioners and their eigenvectors.
 
     A preconditioner is f32[..., inputs, inputs] or f32[..., outputs, outputs], where ... are the dimensions that count
-    matrices, such as layers. It is None for a weight that is no matrix, and for a dimension that is too wide.
+    matrices, such as layers. It is None for a weight that is not a matrix, and for a dimension that is too wide.
     """
 
     gradients: jax.Array  # i32[]: how many so far
@@ -166,7 +166,7 @@ def _axes(w: jax.Array, dims: MuonDimensionNumbers) -> tuple[tuple[int, ...], tu
 
 
 def _as_matrices(w: jax.Array, dims: MuonDimensionNumbers | None) -> jax.Array:
-    """[..., inputs, outputs]; a weight that is no matrix stays as it is."""
+    """[..., inputs, outputs]; a weight that is not a matrix stays as it is."""
     if dims is None:
         return w
     many, inputs, outputs = _axes(w, dims)

@@ -61,7 +61,7 @@ DEFINITIONS = {
     'mfu': Definition(
         'MFU',
         'fraction of 1',
-        'model FLOPs utilization, with causal attention; null if the peak is not known, or is exceeded: then it is no peak',
+        'model FLOPs utilization, with causal attention; null if the peak is not known, or is exceeded',
     ),
     'mfu_full': Definition('MFU, full attention', 'fraction of 1', 'MFU, counting the FLOPs of full attention'),
     'grad_norm': Definition('gradient norm', '', 'global norm of the gradient, before clipping'),
@@ -79,7 +79,7 @@ DEFINITIONS = {
         'steps without targets',
         '',
         'steps that had nothing to learn, since no token of their batches is a target: they changed neither weights nor optimizer, '
-        'and are no fault; their lines have no loss',
+        'and are not faults; their lines have no loss',
     ),
     'goodput': Definition(
         'goodput',

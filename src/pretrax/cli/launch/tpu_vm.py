@@ -59,7 +59,7 @@ def tpu_vm(options: Options) -> None:
         return
     engine.check_gcloud()
     run = record_directory(loaded, print)
-    refuse_if_running(run)  # a queued resource of this run is no reason: the same command waits again
+    refuse_if_running(run)  # a queued resource of this run is not a reason: the same command waits again
     watcher.create()
     keep_record(run, engine.record_of(wanted), print)
     print(

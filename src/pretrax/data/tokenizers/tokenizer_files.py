@@ -83,7 +83,7 @@ def character_tokenizer(characters: Sequence[str], name: str) -> Tokenizer:
 
 
 def named_begin(directory: AnyPath, token_id: Callable[[str], int | None]) -> int | None:
-    """The id of the `bos_token` in the files of transformers; None: they name none, or what is no token."""
+    """The id of the `bos_token` in the files of transformers; None: they name none, or it is not a token."""
     names = (_name_in(directory / file, 'bos_token') for file in _NAMED)
     name = next((name for name in names if name is not None), None)
     return None if name is None else token_id(name)
@@ -208,7 +208,7 @@ def end_tokens(directory: AnyPath, token_id: Callable[[str], int | None]) -> tup
         token_id: the id of a token by its name; None: there is no such token.
 
     Raises:
-        UserError: a file names what is no token, or is no JSON.
+        UserError: a file is not JSON, or names something that is not a token.
     """
     return tuple(dict.fromkeys(token for token, _ in _ends(directory, token_id)))
 

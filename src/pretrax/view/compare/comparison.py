@@ -280,7 +280,7 @@ def _interval(
 def _verdict(difference: float, interval: Interval | None, method: str) -> tuple[Verdict, str]:
     if interval is None:
         return 'not decided', (
-            'one seed each: the noise between seeds is not known, so this is no evidence that one is better; '
+            'one seed each: the noise between seeds is not known, so this is not evidence that one is better; '
             'train more seeds, or give --seed-noise'
         )
     if not interval.half and difference:

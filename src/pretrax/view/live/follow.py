@@ -55,7 +55,7 @@ class Tail(abc.ABC):
             return Appended(b'', replaced, exists=False)
         self._compared = (self._compared + content)[-_COMPARED:]
         lines, newline, rest = (self._torn + content).rpartition(b'\n')
-        self._torn = rest if len(rest) <= _LONGEST else b'-'  # a line that begins so is no JSON object
+        self._torn = rest if len(rest) <= _LONGEST else b'-'  # a line that begins so is not a JSON object
         return Appended(lines + newline, replaced, more=self._may_have_more(content))
 
     def _start_over(self) -> None:
