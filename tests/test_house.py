@@ -149,7 +149,7 @@ TESTED_BY = {
     'infer/test_text.py': 'data/tokenizers/decoding',
     'infer/test_engine.py': 'infer/block infer/cache infer/cached infer/forward infer/programs infer/states',
     'launch/test_bench.py': 'cli/bench',
-    'launch/test_search.py': 'cli/search launch/training launch/trial_job view/search/report',
+    'launch/test_search.py': 'cli/search launch/base_file launch/training launch/trial_job view/search/report',
     'launch/test_slurm.py': 'cli/launch/slurm cli/launch/slurm_job',
     'launch/test_ray.py': (
         'cli/launch/ray launch/ray_cluster launch/ray_sweep launch/ray_worker machine/ray_connection'

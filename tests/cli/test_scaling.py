@@ -62,7 +62,7 @@ def test_rows_with_the_same_run_are_a_curve(tmp_path):
         ('approaches: [2]\n', 'has none of them; expected one of points, runs, or base'),
         ('points: a.csv\nruns: [b]\n', 'has points and runs'),
         ('base: a.yaml\n', 'needs sizes and budgets'),
-        ('points: a.csv\nbudgets: [1e9]\n', 'is for a grid'),
+        ('points: a.csv\nbudgets: [1e9]\n', 'applies to a grid'),
         ('points: a.csv\napproaches: [4]\n', 'expected 1, 2 or 3'),
     ],
 )

@@ -17,6 +17,7 @@ import pytest
 from launched import BASE, PATIENCE, PRETRAX, environment, write_run
 from pretrax.errors import UnavailableError, UserError
 from pretrax.launch import training, trial_job
+from pretrax.launch.base_file import RunOptions
 from pretrax.launch.record import read_record
 from pretrax.launch.search import JOURNAL, Searcher, _Optimizers
 from pretrax.launch.search_file import Space, read_search
@@ -275,7 +276,9 @@ def test_ctrl_c_leaves_jobs_and_the_next_search_finds_them_and_stops_the_poor_on
         'a waiting job reads it'
     )
 
-    trial = training.Training(searcher._space.config({}, **searcher._names(1)), scheduler.place / 'out', ['slurm'])
+    trial = training.Training(
+        searcher._space.config({}, **searcher._names(1)), scheduler.place / 'out', RunOptions(launch=['slurm'])
+    )
     assert not trial.is_over()
     trial.stop(leave_jobs=True)
     assert trial.is_over(), 'it is left to itself'

@@ -106,15 +106,7 @@ def _train(file: 'pathlib.Path', asked: 'Scaling', directory: 'pathlib.Path') ->
                 own |= {'eval.every': max(1, steps // 20)}
             configs.append(size_config(file, asked, number, own))
             say(f'{name}: {params:,} parameters, {steps} steps, {steps * tokens:,} tokens')
-    runs = train_all(
-        configs,
-        directory,
-        launch=asked.launch,
-        at_once=asked.at_once,
-        devices=asked.devices,
-        retries=asked.retries,
-        say=say,
-    )
+    runs = train_all(configs, directory, asked, say)
     failed = [run.config.name for run in runs if run.why]
     if failed:
         raise UserError(

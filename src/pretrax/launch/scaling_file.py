@@ -5,22 +5,21 @@ approaches: [2, 3]
 optimal_for: [1e18, 1e20]            # budgets in FLOPs to print the best sizes for
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import pydantic
 
-from pretrax.config import RunConfig, load
-from pretrax.config.problems import Problem, from_validation, report
-from pretrax.config.schema import Count, CountOrZero, Positive, Section
-from pretrax.config.source import Places, read_file
+from pretrax.config import RunConfig
+from pretrax.config.problems import Problem, report
+from pretrax.config.schema import CountOrZero, Positive
 from pretrax.errors import UserError
+from pretrax.launch.base_file import RunOptions, changed_config, read_section
 from pretrax.launch.trial_job import check_words
 from pretrax.storage import AnyPath, locate
 
 
-class Scaling(Section):
+class Scaling(RunOptions):
     """The file of a fit."""
 
     points: str | None = pydantic.Field(default=None, description='a .csv or .jsonl file, relative to this one')
@@ -38,20 +37,11 @@ class Scaling(Section):
     metric: str = pydantic.Field(default='val_loss', min_length=1, description='key of metrics.jsonl')
     bootstrap: CountOrZero = pydantic.Field(default=100, description='samples for the intervals; 0: no intervals')
     seed: CountOrZero = pydantic.Field(default=0, description='of the bootstrap')
-    at_once: Count = pydantic.Field(default=1, description='runs of the grid that train at once')
-    devices: Count | None = pydantic.Field(default=None, description='devices of each run; null: all')
-    launch: list[str] = pydantic.Field(default=[], description='words after `pretrax launch`; []: processes here')
-    retries: CountOrZero = pydantic.Field(default=3, description='restarts of a run without a new checkpoint')
 
 
 def read_scaling(path: AnyPath) -> Scaling:
     """Reads the file of a fit. Raises UserError."""
-    layer = read_file(path)
-    place = Places(layer.origins, str(path))
-    try:
-        scaling = Scaling.model_validate_json(json.dumps(layer.values))
-    except pydantic.ValidationError as error:
-        raise report(from_validation(error, layer.values, Scaling), place) from error
+    scaling, place = read_section(path, Scaling)
     given = [key for key in ('points', 'runs', 'base') if getattr(scaling, key)]
     problems = []
     if len(given) != 1:
@@ -76,11 +66,7 @@ def size_config(path: AnyPath, scaling: Scaling, number: int, own: Mapping[str, 
     assert scaling.base is not None
     values = scaling.change | scaling.sizes[number] | dict(own)
     try:
-        return load(
-            locate(scaling.base, path.parent),
-            [f'{key}={json.dumps(value)}' for key, value in values.items()],
-            written_in=path,
-        )
+        return changed_config(locate(scaling.base, path.parent), values, path)
     except UserError as error:
         raise UserError(f'{path}: sizes[{number}] is not a valid configuration:\n{error}') from error
 

@@ -201,10 +201,8 @@ class Searcher:
             return
         taken = {slot for _, _, slot in self._running.values()}
         slot = next(slot for slot in range(self._search.at_once) if slot not in taken)
-        training = Training(
-            config, self._directory, self._search.launch, share_of(slot, self._search.devices), self._search.retries,
-            self._say,
-        )  # fmt: skip
+        share = share_of(slot, self._search.devices)
+        training = Training(config, self._directory, self._search, share, self._say)
         self._running[trial.number] = trial, training, slot
         if done := training.steps_done:
             self._say(f'trial {trial.number} continues after step {done}')

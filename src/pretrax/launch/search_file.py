@@ -16,12 +16,13 @@ from typing import Any, Literal
 
 import pydantic
 
-from pretrax.config import RunConfig, load
-from pretrax.config.problems import Problem, from_validation, report
+from pretrax.config import RunConfig
+from pretrax.config.problems import Problem, report
 from pretrax.config.schema import Count, CountOrZero, Section
 from pretrax.config.show import value_text
-from pretrax.config.source import Places, read_file
+from pretrax.config.source import read_file
 from pretrax.errors import UserError
+from pretrax.launch.base_file import RunOptions, changed_config, read_section
 from pretrax.launch.trial_job import check_words
 from pretrax.storage import AnyPath, locate
 
@@ -60,7 +61,7 @@ class Asha(Section):
     reduction: int = pydantic.Field(default=3, ge=2, le=100, description='one of this many trials goes on at each rung')
 
 
-class Search(Section):
+class Search(RunOptions):
     """The file of a search."""
 
     base: str = pydantic.Field(min_length=1, description='the configuration, relative to this file')
@@ -71,10 +72,6 @@ class Search(Section):
     sampler: Literal['tpe', 'cmaes', 'random', 'grid'] = pydantic.Field(default='tpe', description='chooses the values')
     asha: Asha | None = pydantic.Field(default=None, description='stops poor trials early; null: no trial')
     trials: Count | None = pydantic.Field(default=None, description='number of trials; null: of the grid, or 20')
-    at_once: Count = pydantic.Field(default=1, description='trials that train at once')
-    devices: Count | None = pydantic.Field(default=None, description='devices of each trial; null: all')
-    launch: list[str] = pydantic.Field(default=[], description='words after `pretrax launch`; []: processes here')
-    retries: CountOrZero = pydantic.Field(default=3, description='restarts of a trial without a new checkpoint')
     metric: str = pydantic.Field(default='val_loss', min_length=1, description='key of metrics.jsonl to minimize')
     seed: CountOrZero = pydantic.Field(default=0, description='of the sampler')
 
@@ -117,10 +114,7 @@ class Space:
         return json.dumps([own, base], sort_keys=True)
 
     def _load(self, values: Mapping[str, Any], **own: str) -> RunConfig:
-        given = self.search.change | dict(values) | own
-        return load(
-            self._base_path, [f'{key}={json.dumps(value)}' for key, value in given.items()], written_in=self._path
-        )
+        return changed_config(self._base_path, self.search.change | dict(values) | own, self._path)
 
 
 def read_search(path: AnyPath) -> Space:
@@ -129,12 +123,7 @@ def read_search(path: AnyPath) -> Space:
     Raises:
         UserError: the file or a value is invalid; the message names the key.
     """
-    layer = read_file(path)
-    place = Places(layer.origins, str(path))
-    try:
-        search = Search.model_validate_json(json.dumps(layer.values))
-    except pydantic.ValidationError as error:
-        raise report(from_validation(error, layer.values, Search), place) from error
+    search, place = read_section(path, Search)
     problems = [
         Problem((section, key), 'is set by the search', 'remove it')
         for section in ('change', 'parameters')

@@ -11,19 +11,19 @@ Keys of `change`, `grid` and `rows` are configuration keys, dotted as on the com
 
 import dataclasses
 import itertools
-import json
 import math
 import pathlib
 from typing import Any
 
 import pydantic
 
-from pretrax.config import RunConfig, load
-from pretrax.config.problems import Problem, from_validation, report, shown
+from pretrax.config import RunConfig
+from pretrax.config.problems import Problem, report, shown
 from pretrax.config.schema import Count, Positive, Section
 from pretrax.config.show import value_text
-from pretrax.config.source import Places, read_file
+from pretrax.config.source import read_file
 from pretrax.errors import UserError
+from pretrax.launch.base_file import changed_config, read_section
 from pretrax.storage import AnyPath, locate
 
 DEVICES = 'devices'
@@ -71,12 +71,7 @@ def read_sweep(path: AnyPath, run_dir: pathlib.Path) -> tuple[Sweep, list[Row]]:
     Raises:
         UserError: the file or a row is invalid; the message names the key or the row.
     """
-    layer = read_file(path)
-    place = Places(layer.origins, str(path))
-    try:
-        sweep = Sweep.model_validate_json(json.dumps(layer.values))
-    except pydantic.ValidationError as error:
-        raise report(from_validation(error, layer.values, Sweep), place) from error
+    sweep, place = read_section(path, Sweep)
     empty = [key for key, values in sweep.grid.items() if not values]
     if empty:
         raise report([Problem(('grid', empty[0]), 'is an empty list; expected the values to try')], place)
@@ -115,9 +110,8 @@ def _row(
     for key in ('name', 'run_dir', 'extends'):
         if key in values:
             raise UserError(f'{path}: row {number}: a row cannot set {key}\nremove it')
-    overrides = [f'{key}={json.dumps(value)}' for key, value in values.items()]
     try:
-        config = load(base, [*overrides, 'name=bench', f'run_dir={json.dumps(str(run_dir))}'], written_in=path)
+        config = changed_config(base, values | {'name': 'bench', 'run_dir': str(run_dir)}, path)
     except UserError as error:
         written = ' '.join(f'{key}={value_text(value)}' for key, value in own.items())
         raise UserError(

@@ -16,6 +16,7 @@ from typing import Any
 
 from pretrax.config import RunConfig
 from pretrax.errors import DONE, MISTAKE, TRY_AGAIN, UnavailableError, UserError, first_line, install_extra
+from pretrax.launch.base_file import RunOptions
 from pretrax.launch.local import pretrax_command, share_of
 from pretrax.launch.restarts import LONGEST_WAIT, Outcome, Restarts, newest_checkpoint, outcome
 from pretrax.launch.signals import STOP
@@ -25,6 +26,7 @@ from pretrax.machine.locks import DirectoryLock, LockedError, holder_of, is_lock
 from pretrax.observe.metrics import read_metrics
 
 CONTINUES = 'the same command continues'
+_DEFAULTS = RunOptions()
 _LOOK = 0.2  # seconds between two checks of the processes
 _LOOK_AT_ENGINE = 10.0  # of a job, which takes a request to a scheduler
 
@@ -35,9 +37,8 @@ class Training:
     Args:
         config: the run; `run_dir` is on a disk.
         place: directory for its configuration and the output of its processes.
-        launch: words after `pretrax launch`, such as ['slurm', '--nodes', '1']; none: `pretrax train`.
+        options: `launch`, such as ['slurm', '--nodes', '1'], and `retries`.
         environment: of its processes, besides that of this one.
-        retries: attempts without a new checkpoint that may be followed by another one.
         say: receives warnings.
 
     Attributes:
@@ -46,9 +47,14 @@ class Training:
     """
 
     def __init__(
-        self, config: RunConfig, place: pathlib.Path, launch: Sequence[str] = (),
-        environment: dict[str, str] | None = None, retries: int = 3, say: Callable[[str], None] = print,
-    ):  # fmt: skip
+        self,
+        config: RunConfig,
+        place: pathlib.Path,
+        options: RunOptions = _DEFAULTS,
+        environment: dict[str, str] | None = None,
+        say: Callable[[str], None] = print,
+    ):
+        launch = options.launch
         assert isinstance(config.run_dir, pathlib.Path)
         self.config, self.run_dir, self.why, self.refused = config, config.run_dir, '', ''
         self._launch, self._environment, self._say = list(launch), environment or {}, say
@@ -57,7 +63,7 @@ class Training:
         self._process: Child | None = None
         self._begin = 0  # size of the output when the process was started
         self._job, self._before = TrialJob(self.run_dir, self._output), None
-        self._restarts = Restarts(retries, newest_checkpoint(self.run_dir))
+        self._restarts = Restarts(options.retries, newest_checkpoint(self.run_dir))
         self._next = 0.0  # time of the next start, or of the next question to the engine
         self._submitted = False  # there is a job
         self._elsewhere = False  # a job, an earlier search or a request to stop was at the run when last looked at
@@ -239,17 +245,17 @@ class StopRequest:
 
 
 def train_all(
-    configs: Sequence[RunConfig], place: pathlib.Path, *, launch: Sequence[str] = (), at_once: int = 1,
-    devices: int | None = None, retries: int = 3, say: Callable[[str], None] = print,
-) -> list[Training]:  # fmt: skip
-    """Trains runs to their end, the first `at_once` at once. Runs that are finished are not started.
+    configs: Sequence[RunConfig],
+    place: pathlib.Path,
+    options: RunOptions = _DEFAULTS,
+    say: Callable[[str], None] = print,
+) -> list[Training]:
+    """Trains runs to their end, the first `options.at_once` at once. Runs that are finished are not started.
 
     Args:
         configs: the runs, each with a name and a run directory of its own.
         place: directory for their configurations and output, which is locked.
-        launch, retries: see `Training`.
-        at_once: number of runs at once.
-        devices: devices of each run; None: all.
+        options: how they are started.
         say: receives a line when a run ends.
 
     Returns:
@@ -260,14 +266,15 @@ def train_all(
         SystemExit: a signal has asked this process to stop; the runs have saved.
     """
     runs: dict[int, Training] = {}
-    waiting, going, slots, refused = list(range(len(configs))), {}, list(range(at_once)), ''
+    waiting, going, slots, refused = list(range(len(configs))), {}, list(range(options.at_once)), ''
     with locked(place), StopRequest().listening() as request:
-        check_launch(launch, configs[0], place, say)
+        check_launch(options.launch, configs[0], place, say)
         while waiting or going:
             stops = request.number is not None or bool(refused)
             while waiting and slots and not stops:
                 number, slot = waiting.pop(0), slots.pop(0)
-                runs[number] = Training(configs[number], place, launch, share_of(slot, devices), retries, say)
+                share = share_of(slot, options.devices)
+                runs[number] = Training(configs[number], place, options, share, say)
                 going[number] = slot
             for number in list(going):
                 run = runs[number]
