@@ -10,6 +10,7 @@ BY_NAME = 'config/registry.py'  # it imports components by the names in a config
 # What each part is, in a few words; docs/architecture.md has more.
 WHAT = {
     'errors': 'mistakes of the user, and exit codes',
+    'amounts': 'sizes, counts and times for people',
     'jax_compat': 'the private names of JAX that pretrax uses',
     'shardlib': 'sharding as types, and collectives',
     'model': 'the decoder, and Flax NNX models',
@@ -26,6 +27,7 @@ WHAT = {
     'evaluate': 'tasks, and their metrics',
     'train': 'the step, optimizers and schedules; pure',
     'serve': 'the HTTP server and its page',
+    'page_kit': 'what the pages share',
     'view': 'reports, comparisons, live pages, traces',
     'run': 'the life of a run: check, prepare, start, loop, end',
     'translate': 'configurations of other tools',
@@ -51,7 +53,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def _targets(file: str) -> set[str]:
-    """The parts of pretrax that a file imports when it runs, not for type checkers alone."""
+    """The parts of pretrax that a file imports when it runs, not only for type checkers."""
     checks = [
         node for node in files()[file].body if isinstance(node, ast.If) and 'TYPE_CHECKING' in ast.unparse(node.test)
     ]
