@@ -91,7 +91,7 @@ TABLE = (
     ),
     Row(
         'PMI_* WORLD_SIZE RANK LOCAL_RANK MASTER_ADDR MASTER_PORT',
-        'of MPICH, Intel MPI and torchrun: training is refused if they name several processes, with the variables of JAX that '
+        'variables of MPICH, Intel MPI and torchrun: training is refused if they name several processes, with the variables of JAX that '
         'take their place; else ignored',
         is_ignored=True,
     ),
