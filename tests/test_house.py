@@ -14,11 +14,12 @@ REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / 'src' / 'pretrax'
 
 BELOW_RUN = {
-    'amounts', 'errors', 'jax_compat', 'storage', 'shardlib', 'config', 'machine', 'chat', 'data', 'checkpoint', 'observe', 'scale', 'model', 'huggingface', 'infer', 'train', 'evaluate',
+    'amounts', 'errors', 'option', 'jax_compat', 'storage', 'shardlib', 'config', 'machine', 'chat', 'data', 'checkpoint', 'observe', 'scale', 'model', 'huggingface', 'infer', 'train', 'evaluate',
 }  # fmt: skip
 # The parts of pretrax that each part may import besides itself. Every part may import the version from pretrax.
 MAY_IMPORT = {
     'amounts': set(),
+    'option': set(),
     'errors': set(),
     'jax_compat': set(),
     'shardlib': set(),
@@ -33,7 +34,7 @@ MAY_IMPORT = {
     'checkpoint': {'errors', 'jax_compat', 'machine', 'storage'},
     'observe': {'amounts', 'errors', 'machine', 'storage'},
     'huggingface': {'errors', 'shardlib', 'model', 'checkpoint', 'machine', 'storage'},
-    'infer': {'errors', 'jax_compat', 'shardlib', 'model'},
+    'infer': {'errors', 'option', 'jax_compat', 'shardlib', 'model'},
     'translate': {'errors', 'config', 'model'},  # configurations of other tools; of `model` the tables of presets
     'evaluate': {'errors', 'shardlib', 'model', 'infer', 'data'},  # of `data` the readers of text
     # It shows what runs wrote: reports, comparisons, live pages, programs, traces.
@@ -54,6 +55,7 @@ MAY_IMPORT = {
     'train': {'errors', 'shardlib', 'model'},  # pure: no files, no terminal, no processes
     'run': BELOW_RUN | {'view'},
     'launch': {
+        'option',
         'errors',
         'config',
         'observe',
@@ -113,7 +115,7 @@ TESTED_BY = {
         'cli/data/_token_files cli/data/convert cli/data/index cli/data/inspect cli/data/merge cli/data/shuffle '
         'cli/data/split cli/data/train_tokenizer cli/data/verify data/tokens/token_summary'
     ),
-    'cli/test_verbs.py': '__main__ cli/_arguments cli/_options',
+    'cli/test_verbs.py': '__main__ option cli/_arguments cli/_options',
     'config/test_load.py': 'config/problems config/schema config/settle config/source errors',
     'data/batches/test_teacher_files.py': 'data/batches/teacher_parts',
     'data/batches/test_token_source.py': 'data/batches/block_cache data/batches/windows',
@@ -408,7 +410,7 @@ def test_files_are_named_for_what_they_hold():
 
 
 def test_tests_lie_where_what_they_test_lies():
-    parts = set(MAY_IMPORT) - {'amounts', 'errors', 'jax_compat', '__main__'}
+    parts = set(MAY_IMPORT) - {'amounts', 'errors', 'jax_compat', 'option', '__main__'}
     beside = {'repository', 'docs', 'examples', 'benchmarks', 'deviceless', 'goldens', 'parallel', '__pycache__'}
     found = {path.name for path in (REPOSITORY / 'tests').iterdir() if path.is_dir()}
     assert found - beside == parts

@@ -1,8 +1,8 @@
 """The options of a verb are the fields of a dataclass, and one value carries them.
 
-A verb is a function of one argument, a frozen dataclass. The type of a field is `Annotated[..., typer.Option(...)]`, or
-has a `Setting`, or is a dataclass with such fields of its own. Other fields are not options, and keep their defaults. A
-verb with few options may declare them as parameters. Options that may be repeated are tuples.
+A verb is a function of one argument, a frozen dataclass. A field is an `option`, or its type is `Annotated` with an option
+of typer or a `Setting`, or is a dataclass with such fields of its own. Other fields are not options, and keep their defaults.
+A verb with few options may declare them as parameters. Options that may be repeated are tuples.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.models import ParameterInfo
 
-from pretrax.infer.sampling_settings import setting_of
+from pretrax.option import setting_of
 
 _MANY = tuple[str, ...]
 
@@ -47,7 +47,7 @@ def _parameters(kind: Any, default: Any = None) -> Iterator[Parameter]:
         if dataclasses.is_dataclass(hint):
             yield from _parameters(hint, None if value is Parameter.empty else value)
         else:
-            yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=value, annotation=_as_option(hint))
+            yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=value, annotation=_as_option(field, hint))
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -56,8 +56,14 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return Parameter.empty if field.default is dataclasses.MISSING else field.default
 
 
-def _as_option(hint: Any) -> Any:
-    """The type of a field, with a `Setting` in the words of typer."""
+def _as_option(field: dataclasses.Field[Any], hint: Any) -> Any:
+    """The type of a field, with an `option` or a `Setting` in the words of typer."""
+    if 'option' in field.metadata:
+        names, more = field.metadata['option']
+        own = f'--{field.name.replace("_", "-")}'
+        if not any(name.startswith('--') for name in names) and (names or (hint is bool and field.default is False)):
+            names = (own, *names)
+        return Annotated[hint, typer.Option(*names, **more)]
     if (setting := setting_of(hint)) is None:
         return hint
     least = setting.gt if setting.ge is None else setting.ge

@@ -10,6 +10,7 @@ import typer
 
 from pretrax.cli._arguments import Dtype, Plugins, check_dtype, load_plugins
 from pretrax.errors import UserError
+from pretrax.option import option
 
 if TYPE_CHECKING:
     from pretrax.cli._evaluated import Reading
@@ -21,43 +22,28 @@ class Options:
         tuple[str, ...],
         typer.Argument(metavar='MODEL...', help='runs/NAME, a checkpoint in it, or a Hugging Face directory.'),
     ] = ()
-    tasks: Annotated[
-        str | None, typer.Option(metavar='A,B', help='Names of tasks. [default: all, without --text; see --list]')
-    ] = None
-    text: Annotated[
-        tuple[str, ...], typer.Option(metavar='NAME=FILE', help='Bits per byte of a text of yours; may be repeated.')
-    ] = ()
-    limit: Annotated[int, typer.Option(min=1, help='Documents of each kind.')] = 50
-    seed: Annotated[int, typer.Option(help='Seed of the choice of documents.')] = 0
-    lengths: Annotated[
-        str | None,
-        typer.Option(
-            metavar='N,M', help='Lengths of the texts of copying and retrieval. [default: 8,32,128, if they fit]'
-        ),
-    ] = None
-    batch_tokens: Annotated[int, typer.Option(min=1, help='Tokens in a batch on each device.')] = 4096
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            metavar='N', min=2, help="Most tokens read at once. [default: an import's own length, or that in training]"
-        ),
-    ] = None
+    tasks: str | None = option('Names of tasks. [default: all, without --text; see --list]', metavar='A,B')
+    text: tuple[str, ...] = option(
+        'Bits per byte of a text of yours; may be repeated.', default=(), metavar='NAME=FILE'
+    )
+    limit: int = option('Documents of each kind.', default=50, min=1)
+    seed: int = option('Seed of the choice of documents.', default=0)
+    lengths: str | None = option(
+        'Lengths of the texts of copying and retrieval. [default: 8,32,128, if they fit]', metavar='N,M'
+    )
+    batch_tokens: int = option('Tokens in a batch on each device.', default=4096, min=1)
+    max_length: int | None = option(
+        "Most tokens read at once. [default: an import's own length, or that in training]", metavar='N', min=2
+    )
     dtype: Dtype = None
-    all_checkpoints: Annotated[bool, typer.Option('--all-checkpoints', help='A column for each checkpoint.')] = False
-    follow: Annotated[
-        bool, typer.Option('--follow', help='Evaluate each checkpoint of a run when it is saved, to the last step.')
-    ] = False
-    json: Annotated[str | None, typer.Option('--json', metavar='FILE', help='Also write the results to a file.')] = None
-    harness: Annotated[
-        str | None, typer.Option(metavar='A,B', help='Tasks of lm-evaluation-harness, instead of --tasks.')
-    ] = None
-    harness_tasks: Annotated[
-        str | None,
-        typer.Option(
-            metavar='DIR', help='A directory with task files for --harness. Python functions that they name are run.'
-        ),
-    ] = None
-    list_: Annotated[bool, typer.Option('--list', help='Show the tasks.')] = False
+    all_checkpoints: bool = option('A column for each checkpoint.', default=False)
+    follow: bool = option('Evaluate each checkpoint of a run when it is saved, to the last step.', default=False)
+    json: str | None = option('Also write the results to a file.', metavar='FILE')
+    harness: str | None = option('Tasks of lm-evaluation-harness, instead of --tasks.', metavar='A,B')
+    harness_tasks: str | None = option(
+        'A directory with task files for --harness. Python functions that they name are run.', metavar='DIR'
+    )
+    list_: bool = option('Show the tasks.', '--list', default=False)
     plugin: Plugins = ()
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from pretrax.errors import UserError
+from pretrax.option import option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,19 +18,15 @@ class Options:
         tuple[str, ...],
         typer.Argument(metavar='[DIRECTORY]...', help='Directories of runs, on disks or in buckets. [default: runs]'),
     ] = ()
-    sort: Annotated[
-        Literal['name', 'state', 'step', 'progress', 'loss', 'val_loss', 'tokens_per_second', 'age'],
-        typer.Option('--sort', '-s', help='Order: the best or newest first.'),
-    ] = 'name'
-    reverse: Annotated[bool, typer.Option('--reverse', '-r', help='Reverse the order.')] = False
-    state: Annotated[
-        tuple[str, ...],
-        typer.Option('--state', metavar='STATE', help='Only runs in this state; may be repeated.'),
-    ] = ()
-    match: Annotated[str, typer.Option('--match', metavar='PATTERN', help="Only runs of such a name: 'base-*'.")] = '*'
-    first: Annotated[int, typer.Option('--first', '-n', min=0, metavar='N', help='The first N of them; 0: all.')] = 0
-    as_json: Annotated[bool, typer.Option('--json', help='Print JSON.')] = False
-    out: Annotated[str | None, typer.Option('--out', '-o', metavar='FILE', help='A .csv or .json file.')] = None
+    sort: Literal['name', 'state', 'step', 'progress', 'loss', 'val_loss', 'tokens_per_second', 'age'] = option(
+        'Order: the best or newest first.', '-s', default='name'
+    )
+    reverse: bool = option('Reverse the order.', '-r', default=False)
+    state: tuple[str, ...] = option('Only runs in this state; may be repeated.', default=(), metavar='STATE')
+    match: str = option("Only runs of such a name: 'base-*'.", default='*', metavar='PATTERN')
+    first: int = option('The first N of them; 0: all.', '-n', default=0, min=0, metavar='N')
+    as_json: bool = option('Print JSON.', '--json', default=False)
+    out: str | None = option('A .csv or .json file.', '-o', metavar='FILE')
 
 
 def runs(options: Options) -> None:

@@ -5,48 +5,11 @@ Neither JAX nor pydantic is imported before it is used.
 """
 
 import dataclasses
-import math
 import typing
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated
 
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """The meaning and the range of a number, in an `Annotated` type. Pydantic reads the range.
-
-    Attributes:
-        meaning: the help of the option, and the description of the key.
-        expected: the range in words.
-        ge, gt, le: the least value, a value below all others, and the largest value; None: no such bound.
-        kind: int, or float for finite numbers.
-    """
-
-    meaning: str
-    expected: str
-    ge: float | None = None
-    gt: float | None = None
-    le: float | None = None
-    kind: type[int] | type[float] = float
-
-    __is_annotated_types_grouped_metadata__ = True  # pydantic asks `__iter__` for its own constraints
-
-    def __iter__(self) -> Iterator[Any]:
-        from pydantic import Field
-
-        finite = False if self.kind is float else None
-        yield from Field(ge=self.ge, gt=self.gt, le=self.le, allow_inf_nan=finite).metadata
-
-    def accepts(self, value: Any) -> bool:
-        """Whether a value from JSON or from a command line is in the range; a boolean is not a number."""
-        is_number = isinstance(value, int | self.kind) and not isinstance(value, bool) and math.isfinite(value)
-        return (
-            is_number
-            and (self.ge is None or value >= self.ge)
-            and (self.gt is None or value > self.gt)
-            and (value <= self.le if self.le is not None else self.kind is float or value < 2**63)
-        )
-
+from pretrax.option import Setting, setting_of
 
 Temperature = Annotated[
     float, Setting('temperature of sampling; 0: always the most likely token', 'a number, 0 or more', ge=0)
@@ -86,15 +49,6 @@ class Sampling:
     frequency_penalty: FrequencyPenalty = 0.0
     seed: Seed = 0
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)  # added to the logits of these tokens
-
-
-def setting_of(annotation: Any) -> Setting | None:
-    """The setting of `Annotated[T, Setting(...)]`, or of such a type or None; None if there is none."""
-    for each in (annotation, *typing.get_args(annotation)):
-        for metadata in getattr(each, '__metadata__', ()):
-            if isinstance(metadata, Setting):
-                return metadata
-    return None
 
 
 SETTINGS: dict[str, Setting] = {

@@ -3,52 +3,41 @@
 import dataclasses
 import re
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from pretrax.errors import UserError
+from pretrax.option import option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PodOptions:
     """What a run asks of Kubernetes."""
 
-    image: Annotated[str, typer.Option(metavar='IMAGE', help='Container image with pretrax; see the Dockerfile.')]
-    nodes: Annotated[
-        int | None, typer.Option('--nodes', '-N', min=1, help='Number of pods. [default: hosts of the TPU slice, or 1]')
-    ] = None
-    gpus: Annotated[int, typer.Option('--gpus-per-node', min=0, help='NVIDIA GPUs of each pod.')] = 0
-    tpu: Annotated[
-        str | None, typer.Option(metavar='NAME', help='A TPU slice in GKE, such as v5p:4x4x4 or v5e-16.')
-    ] = None
-    slices: Annotated[int, typer.Option(min=1, help='Number of TPU slices.')] = 1
-    kind: Annotated[str, typer.Option(metavar='KIND', help='jobset, or job, which needs no controller.')] = 'jobset'
-    namespace: Annotated[str | None, typer.Option('--namespace', '-n', help='Namespace of all objects.')] = None
-    volume: Annotated[
-        tuple[str, ...], typer.Option(metavar='CLAIM:/PATH', help='Mounts a PersistentVolumeClaim; may be repeated.')
-    ] = ()
-    secret: Annotated[
-        tuple[str, ...], typer.Option(metavar='NAME', help='Its keys become variables; may be repeated.')
-    ] = ()
-    env: Annotated[
-        tuple[str, ...], typer.Option(metavar='NAME=VALUE', help='A variable, not secret; may be repeated.')
-    ] = ()
-    node_label: Annotated[
-        tuple[str, ...],
-        typer.Option(metavar='KEY=VALUE', help='Label of the nodes that may be used; may be repeated.'),
-    ] = ()
-    service_account: Annotated[
-        str | None, typer.Option(help='Service account of the pods, for example to reach a bucket.')
-    ] = None
-    priority_class: Annotated[str | None, typer.Option(help='Priority class of the pods.')] = None
-    queue: Annotated[str | None, typer.Option(help='A queue of Kueue, which starts the run.')] = None
-    cpu: Annotated[str | None, typer.Option(help='CPUs that each pod requests.')] = None
-    memory: Annotated[str | None, typer.Option(help='Memory that each pod requests, such as 64Gi.')] = None
-    shared_memory: Annotated[str, typer.Option(help='Size of /dev/shm.')] = '16Gi'
-    grace: Annotated[int, typer.Option(min=1, help='Seconds for the last checkpoint when a pod has to stop.')] = 300
-    max_restarts: Annotated[int, typer.Option(min=0, help='Restarts because of failures.')] = 100
-    keep: Annotated[int, typer.Option(min=0, help='Seconds until the finished objects are removed.')] = 7 * 24 * 3600
+    image: str = option(
+        'Container image with pretrax; see the Dockerfile.', default=dataclasses.MISSING, metavar='IMAGE'
+    )
+    nodes: int | None = option('Number of pods. [default: hosts of the TPU slice, or 1]', '-N', min=1)
+    gpus: int = option('NVIDIA GPUs of each pod.', '--gpus-per-node', default=0, min=0)
+    tpu: str | None = option('A TPU slice in GKE, such as v5p:4x4x4 or v5e-16.', metavar='NAME')
+    slices: int = option('Number of TPU slices.', default=1, min=1)
+    kind: str = option('jobset, or job, which needs no controller.', default='jobset', metavar='KIND')
+    namespace: str | None = option('Namespace of all objects.', '-n')
+    volume: tuple[str, ...] = option(
+        'Mounts a PersistentVolumeClaim; may be repeated.', default=(), metavar='CLAIM:/PATH'
+    )
+    secret: tuple[str, ...] = option('Its keys become variables; may be repeated.', default=(), metavar='NAME')
+    env: tuple[str, ...] = option('A variable, not secret; may be repeated.', default=(), metavar='NAME=VALUE')
+    node_label: tuple[str, ...] = option(
+        'Label of the nodes that may be used; may be repeated.', default=(), metavar='KEY=VALUE'
+    )
+    service_account: str | None = option('Service account of the pods, for example to reach a bucket.')
+    priority_class: str | None = option('Priority class of the pods.')
+    queue: str | None = option('A queue of Kueue, which starts the run.')
+    cpu: str | None = option('CPUs that each pod requests.')
+    memory: str | None = option('Memory that each pod requests, such as 64Gi.')
+    shared_memory: str = option('Size of /dev/shm.', default='16Gi')
+    grace: int = option('Seconds for the last checkpoint when a pod has to stop.', default=300, min=1)
+    max_restarts: int = option('Restarts because of failures.', default=100, min=0)
+    keep: int = option('Seconds until the finished objects are removed.', default=7 * 24 * 3600, min=0)
 
     @property
     def volumes(self) -> list[tuple[str, str]]:
@@ -70,108 +59,59 @@ class PodOptions:
 class SliceOptions:
     """What a run asks of Google Cloud."""
 
-    accelerator: Annotated[str, typer.Option(metavar='NAME', help='A slice, such as v5p-128 or v5e-16.')]
-    zone: Annotated[str, typer.Option(metavar='ZONE', help='Zone of Google Cloud, such as us-east5-a.')]
-    slices: Annotated[int, typer.Option(min=1, help='Number of slices.')] = 1
-    project: Annotated[str | None, typer.Option(help='Project of Google Cloud. [default: that of gcloud]')] = None
-    spot: Annotated[bool, typer.Option('--spot', help='Slices that Google may take back, for less money.')] = False
-    image: Annotated[
-        str | None, typer.Option(metavar='IMAGE', help='A container with pretrax; see the Dockerfile.')
-    ] = None
-    setup: Annotated[
-        str,
-        typer.Option(metavar='COMMAND', show_default=False, help='Instead of --image: installs pretrax on a VM.'),
-    ] = ''
-    runtime: Annotated[
-        str | None, typer.Option('--runtime-version', help='Software of the VMs. [default: that of the accelerator]')
-    ] = None
-    network: Annotated[str | None, typer.Option(help='Network of the VMs.')] = None
-    service_account: Annotated[
-        str | None, typer.Option(help='Service account of the VMs, which reaches the bucket.')
-    ] = None
-    restarts: Annotated[
-        int, typer.Option('--max-restarts', min=0, help="Restarts of a VM's process because of failures.")
-    ] = 100
+    accelerator: str = option('A slice, such as v5p-128 or v5e-16.', default=dataclasses.MISSING, metavar='NAME')
+    zone: str = option('Zone of Google Cloud, such as us-east5-a.', default=dataclasses.MISSING, metavar='ZONE')
+    slices: int = option('Number of slices.', default=1, min=1)
+    project: str | None = option('Project of Google Cloud. [default: that of gcloud]')
+    spot: bool = option('Slices that Google may take back, for less money.', default=False)
+    image: str | None = option('A container with pretrax; see the Dockerfile.', metavar='IMAGE')
+    setup: str = option(
+        'Instead of --image: installs pretrax on a VM.', default='', metavar='COMMAND', show_default=False
+    )
+    runtime: str | None = option('Software of the VMs. [default: that of the accelerator]', '--runtime-version')
+    network: str | None = option('Network of the VMs.')
+    service_account: str | None = option('Service account of the VMs, which reaches the bucket.')
+    restarts: int = option("Restarts of a VM's process because of failures.", '--max-restarts', default=100, min=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SshOptions:
     """The hosts of a run, and how its processes run there."""
 
-    hosts: Annotated[
-        str | None,
-        typer.Option(metavar='HOSTS', help='Hosts, such as box1,box2,user@box3:2222. The first host coordinates.'),
-    ] = None
-    hosts_file: Annotated[
-        Path | None, typer.Option('--hosts-file', metavar='FILE', help='A file with a host on each line.')
-    ] = None
-    devices: Annotated[
-        int | None, typer.Option('--devices-per-node', min=1, help='Devices per host. [default: all of them]')
-    ] = None
-    elastic: Annotated[
-        bool, typer.Option('--elastic', help='Continue without a host that is lost, until it answers again.')
-    ] = False
-    patience: Annotated[
-        float, typer.Option(min=0, help='Minutes to wait for a lost host, which may be booting. Not with --elastic.')
-    ] = 10
-    directory: Annotated[
-        str | None, typer.Option(metavar='PATH', help='Working directory on the hosts. [default: this one]')
-    ] = None
-    python: Annotated[
-        str | None,
-        typer.Option(metavar='PATH', help='Python with pretrax on the hosts. [default: the path of this one]'),
-    ] = None
-    coordinator: Annotated[
-        str | None,
-        typer.Option(
-            '--coordinator-address',
-            metavar='ADDRESS',
-            help='Address of the first host for the others, if they need another one.',
-        ),
-    ] = None
-    program: Annotated[
-        str, typer.Option('--ssh', metavar='COMMAND', help="The ssh client with options, such as 'ssh -F FILE'.")
-    ] = 'ssh'
+    hosts: str | None = option('Hosts, such as box1,box2,user@box3:2222. The first host coordinates.', metavar='HOSTS')
+    hosts_file: Path | None = option('A file with a host on each line.', metavar='FILE')
+    devices: int | None = option('Devices per host. [default: all of them]', '--devices-per-node', min=1)
+    elastic: bool = option('Continue without a host that is lost, until it answers again.', default=False)
+    patience: float = option(
+        'Minutes to wait for a lost host, which may be booting. Not with --elastic.', default=10, min=0
+    )
+    directory: str | None = option('Working directory on the hosts. [default: this one]', metavar='PATH')
+    python: str | None = option('Python with pretrax on the hosts. [default: the path of this one]', metavar='PATH')
+    coordinator: str | None = option(
+        'Address of the first host for the others, if they need another one.',
+        '--coordinator-address',
+        metavar='ADDRESS',
+    )
+    program: str = option(
+        "The ssh client with options, such as 'ssh -F FILE'.", '--ssh', default='ssh', metavar='COMMAND'
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
     """What a job asks Slurm for. `sbatch` replaces options of the same name."""
 
-    nodes: Annotated[int, typer.Option('--nodes', '-N', min=1, help='Number of nodes; each runs one process.')] = 1
-    gpus_per_node: Annotated[int | None, typer.Option('--gpus-per-node', min=1, help='GPUs of each node.')] = None
-    cpus_per_node: Annotated[
-        int | None,
-        typer.Option('--cpus-per-node', min=1, help='Cores of each node. [default: whole nodes, not shared]'),
-    ] = None
-    time: Annotated[
-        str | None, typer.Option(metavar='TIME', help="Time limit: 24h, 90m, 1-12:00:00. [default: the partition's]")
-    ] = None
-    partition: Annotated[
-        str | None,
-        typer.Option('--partition', '-p', metavar='NAME', show_default=False, help='Partition of the cluster.'),
-    ] = None
-    account: Annotated[
-        str | None,
-        typer.Option(
-            '--account', '-A', metavar='NAME', show_default=False, help='Account that the time is charged to.'
-        ),
-    ] = None
-    qos: Annotated[
-        str | None, typer.Option('--qos', metavar='NAME', show_default=False, help='Quality of service.')
-    ] = None
-    constraint: Annotated[
-        str | None,
-        typer.Option(
-            '--constraint', '-C', metavar='FEATURE', show_default=False, help='Features that the nodes must have.'
-        ),
-    ] = None
-    sbatch: Annotated[
-        tuple[str, ...],
-        typer.Option(
-            '--sbatch', metavar='OPTION=VALUE', help='Another option of sbatch, such as mem=64G; may be repeated.'
-        ),
-    ] = ()
+    nodes: int = option('Number of nodes; each runs one process.', '-N', default=1, min=1)
+    gpus_per_node: int | None = option('GPUs of each node.', min=1)
+    cpus_per_node: int | None = option('Cores of each node. [default: whole nodes, not shared]', min=1)
+    time: str | None = option("Time limit: 24h, 90m, 1-12:00:00. [default: the partition's]", metavar='TIME')
+    partition: str | None = option('Partition of the cluster.', '-p', metavar='NAME', show_default=False)
+    account: str | None = option('Account that the time is charged to.', '-A', metavar='NAME', show_default=False)
+    qos: str | None = option('Quality of service.', metavar='NAME', show_default=False)
+    constraint: str | None = option('Features that the nodes must have.', '-C', metavar='FEATURE', show_default=False)
+    sbatch: tuple[str, ...] = option(
+        'Another option of sbatch, such as mem=64G; may be repeated.', default=(), metavar='OPTION=VALUE'
+    )
 
     @property
     def minutes(self) -> int | None:

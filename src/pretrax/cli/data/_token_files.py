@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from pretrax.option import option
 from pretrax.storage import locate
 
 if TYPE_CHECKING:
@@ -19,19 +20,10 @@ OutDirectory = Annotated[str, typer.Option('--out', '-o', metavar='DIR', help='A
 class TokenFileOptions:
     """What token files of another tool do not say about themselves."""
 
-    tokenizer: Annotated[
-        str | None, typer.Option('--tokenizer', metavar='FILE', help='The tokenizer, if the files do not name it.')
-    ] = None
-    vocab_size: Annotated[
-        int | None, typer.Option('--vocab-size', min=1, help='The vocabulary size, if the files do not give it.')
-    ] = None
-    end_of_text: Annotated[
-        int | None, typer.Option('--end-of-text', min=0, help='The token that ends a document in a nanoGPT .bin.')
-    ] = None
-    dtype: Annotated[
-        Literal['uint16', 'uint32'] | None,
-        typer.Option('--dtype', help='The type of the ids in a nanoGPT .bin.', show_default='uint16'),
-    ] = None
+    tokenizer: str | None = option('The tokenizer, if the files do not name it.', metavar='FILE')
+    vocab_size: int | None = option('The vocabulary size, if the files do not give it.', min=1)
+    end_of_text: int | None = option('The token that ends a document in a nanoGPT .bin.', min=0)
+    dtype: Literal['uint16', 'uint32'] | None = option('The type of the ids in a nanoGPT .bin.', show_default='uint16')
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of `open_token_files`."""

@@ -12,6 +12,7 @@ import typer
 
 from pretrax.cli.data._token_files import TokenFileOptions
 from pretrax.errors import UserError
+from pretrax.option import option
 from pretrax.storage import locate
 
 _SHOWN = 3  # documents of each task
@@ -22,21 +23,16 @@ class Options:
     path: Annotated[
         str, typer.Argument(metavar='PATH', help='Token files, or a run whose tokens are in its directory.')
     ]
-    tasks: Annotated[
-        str | None, typer.Option(metavar='A,B', help='Tasks of `pretrax eval`. [default: all, without --file]')
-    ] = None
-    file: Annotated[
-        tuple[str, ...],
-        typer.Option(metavar='FILE', help='A text, rows such as JSON lines, or a directory; may be repeated.'),
-    ] = ()
-    words: Annotated[int, typer.Option(min=2, metavar='N', help='Words in an n-gram.')] = 13
-    limit: Annotated[int, typer.Option(min=1, help='Documents of each kind, as in `pretrax eval`.')] = 50
-    seed: Annotated[int, typer.Option(help='Seed of the choice of documents, as in `pretrax eval`.')] = 0
-    split: Annotated[str, typer.Option(metavar='NAME', help='Split of the token files.')] = 'train'
-    workers: Annotated[int | None, typer.Option(min=1, help='Processes. [default: one per core]')] = None
-    json: Annotated[str | None, typer.Option('--json', metavar='FILE', help='Also write all documents to a file.')] = (
-        None
+    tasks: str | None = option('Tasks of `pretrax eval`. [default: all, without --file]', metavar='A,B')
+    file: tuple[str, ...] = option(
+        'A text, rows such as JSON lines, or a directory; may be repeated.', default=(), metavar='FILE'
     )
+    words: int = option('Words in an n-gram.', default=13, min=2, metavar='N')
+    limit: int = option('Documents of each kind, as in `pretrax eval`.', default=50, min=1)
+    seed: int = option('Seed of the choice of documents, as in `pretrax eval`.', default=0)
+    split: str = option('Split of the token files.', default='train', metavar='NAME')
+    workers: int | None = option('Processes. [default: one per core]', min=1)
+    json: str | None = option('Also write all documents to a file.', metavar='FILE')
     token_files: TokenFileOptions
 
 

@@ -1,12 +1,10 @@
 """Convert token files to flat-tokens, or to nanoGPT's .bin."""
 
 import dataclasses
-from typing import Annotated
-
-import typer
 
 from pretrax.cli.data._token_files import OutDirectory, TokenFileOptions, TokenPath
 from pretrax.errors import UserError
+from pretrax.option import option
 from pretrax.storage import locate
 
 _FORMATS = ('flat-tokens', 'nanogpt')
@@ -16,16 +14,11 @@ _FORMATS = ('flat-tokens', 'nanogpt')
 class Options:
     path: TokenPath
     out: OutDirectory
-    to: Annotated[str, typer.Option(metavar='FORMAT', help='flat-tokens, or nanogpt (train.bin and val.bin).')] = (
-        'flat-tokens'
-    )
+    to: str = option('flat-tokens, or nanogpt (train.bin and val.bin).', default='flat-tokens', metavar='FORMAT')
     files: TokenFileOptions
-    added_end: Annotated[
-        int | None,
-        typer.Option(
-            '--add-end-of-text', min=0, metavar='ID', help='To nanogpt: a token to write after each document.'
-        ),
-    ] = None
+    added_end: int | None = option(
+        'To nanogpt: a token to write after each document.', '--add-end-of-text', min=0, metavar='ID'
+    )
 
 
 def convert(options: Options) -> None:

@@ -3,12 +3,11 @@
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from pretrax.cli.data._token_files import TokenFileOptions, TokenPath
 from pretrax.errors import UserError
+from pretrax.option import option
 from pretrax.storage import locate_local
 
 if TYPE_CHECKING:
@@ -21,8 +20,8 @@ _SHOWN = 60  # tokens per document
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     path: TokenPath
-    plot: Annotated[str | None, typer.Option(metavar='FILE.svg', help='Draw the lengths of documents.')] = None
-    documents: Annotated[int, typer.Option(min=0, metavar='N', help='Print the first N documents of each split.')] = 3
+    plot: str | None = option('Draw the lengths of documents.', metavar='FILE.svg')
+    documents: int = option('Print the first N documents of each split.', default=3, min=0, metavar='N')
     files: TokenFileOptions
 
 

@@ -2,12 +2,11 @@
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from pretrax.cli.data._token_files import TokenFileOptions, TokenPath
 from pretrax.errors import UserError
+from pretrax.option import option
 from pretrax.storage import locate
 
 if TYPE_CHECKING:
@@ -21,10 +20,8 @@ _LONGEST = 1 << 16  # tokens
 class Options:
     path: TokenPath
     files: TokenFileOptions
-    text: Annotated[
-        str | None, typer.Option(metavar='TEXT', help='The text: check that its first documents are in the tokens.')
-    ] = None
-    field: Annotated[str, typer.Option(metavar='NAME', help='The field of a row that holds the text.')] = 'text'
+    text: str | None = option('The text: check that its first documents are in the tokens.', metavar='TEXT')
+    field: str = option('The field of a row that holds the text.', default='text', metavar='NAME')
 
 
 def verify(options: Options) -> None:

@@ -4,20 +4,18 @@ Each node has a pod with one process. `--dry-run` prints the manifests, which `k
 """
 
 import dataclasses
-from typing import Annotated
-
-import typer
 
 from pretrax.cli._arguments import AllowChanges, Configuration
 from pretrax.errors import UserError
 from pretrax.launch.options import PodOptions
+from pretrax.option import option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Configuration):
     pods: PodOptions
-    check: Annotated[bool, typer.Option('--check', help='Run `pretrax doctor` in each pod before training.')] = False
-    dry_run: Annotated[bool, typer.Option('--dry-run', help='Print the manifests, and do nothing.')] = False
+    check: bool = option('Run `pretrax doctor` in each pod before training.', default=False)
+    dry_run: bool = option('Print the manifests, and do nothing.', default=False)
     allow_changes: AllowChanges = False
 
 

@@ -7,30 +7,23 @@ import dataclasses
 import functools
 import shlex
 import sys
-from typing import Annotated
 
 import typer
 
 from pretrax.cli._arguments import AllowChanges, Configuration, Retries, Verbose
 from pretrax.errors import UserError
+from pretrax.option import option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Configuration):
-    processes: Annotated[int, typer.Option('--processes', '-n', min=1, help='Number of processes.')]
-    devices: Annotated[
-        int | None,
-        typer.Option(
-            '--devices-per-process', min=1, help='Devices per process. [default: what the mesh needs, or all]'
-        ),
-    ] = None
+    processes: int = option('Number of processes.', '-n', default=dataclasses.MISSING, min=1)
+    devices: int | None = option(
+        'Devices per process. [default: what the mesh needs, or all]', '--devices-per-process', min=1
+    )
     retries: Retries = 3
-    elastic: Annotated[
-        bool, typer.Option('--elastic', help='Continue with fewer processes if one is lost repeatedly.')
-    ] = False
-    dry_run: Annotated[
-        bool, typer.Option('--dry-run', help='Print the command of each process, and start nothing.')
-    ] = False
+    elastic: bool = option('Continue with fewer processes if one is lost repeatedly.', default=False)
+    dry_run: bool = option('Print the command of each process, and start nothing.', default=False)
     allow_changes: AllowChanges = False
     verbose: Verbose = False
 

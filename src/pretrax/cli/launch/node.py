@@ -8,27 +8,19 @@ before the run is finished, the exit code is 75: start it again to continue.
 import dataclasses
 import functools
 import sys
-from typing import Annotated
 
 import typer
 
 from pretrax.cli._arguments import AllowChanges, Configuration, Verbose
+from pretrax.option import option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Configuration):
-    attempt: Annotated[
-        str | None, typer.Option(metavar='LABEL', help='Names the directory of crash reports. [default: the time]')
-    ] = None
-    check: Annotated[
-        bool, typer.Option('--check', help='Run `pretrax doctor` first; train only if it finds no failure.')
-    ] = False
-    controlled: Annotated[
-        bool, typer.Option('--controlled', help='Take signals from standard input, and end when it ends.')
-    ] = False
-    until_done: Annotated[
-        bool, typer.Option('--until-done', help='Exit with 143 if an unfinished run was asked to stop.')
-    ] = False
+    attempt: str | None = option('Names the directory of crash reports. [default: the time]', metavar='LABEL')
+    check: bool = option('Run `pretrax doctor` first; train only if it finds no failure.', default=False)
+    controlled: bool = option('Take signals from standard input, and end when it ends.', default=False)
+    until_done: bool = option('Exit with 143 if an unfinished run was asked to stop.', default=False)
     allow_changes: AllowChanges = False
     verbose: Verbose = False
 

@@ -18,43 +18,28 @@ import typer
 
 from pretrax.cli._arguments import AllowChanges, Configuration, Retries, Variables, Verbose, variables
 from pretrax.errors import UserError
+from pretrax.option import option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Configuration):
     config: Annotated[str, typer.Argument(metavar='CONFIG', help='A configuration, or a sweep of `pretrax bench`.')]
-    workers: Annotated[
-        int | None, typer.Option(min=1, help='Processes, each with all devices of its worker; rows at once of a sweep.')
-    ] = None
-    cpus: Annotated[float, typer.Option('--cpus-per-worker', min=0, help='CPUs that Ray reserves per worker.')] = 1
-    gpus: Annotated[int, typer.Option('--gpus-per-worker', min=0, help='GPUs per worker.')] = 0
-    resources: Annotated[
-        str, typer.Option(metavar='JSON', help='Other resources per worker, such as \'{"TPU": 4}\'.')
-    ] = '{}'
-    devices: Annotated[
-        int | None,
-        typer.Option('--devices-per-worker', min=1, help='Devices per worker. [default: its GPUs or TPUs, or one CPU]'),
-    ] = None
-    address: Annotated[str, typer.Option(help='Address of the cluster: auto, HOST:PORT or ray://HOST:PORT.')] = 'auto'
+    workers: int | None = option('Processes, each with all devices of its worker; rows at once of a sweep.', min=1)
+    cpus: float = option('CPUs that Ray reserves per worker.', '--cpus-per-worker', default=1, min=0)
+    gpus: int = option('GPUs per worker.', '--gpus-per-worker', default=0, min=0)
+    resources: str = option('Other resources per worker, such as \'{"TPU": 4}\'.', default='{}', metavar='JSON')
+    devices: int | None = option(
+        'Devices per worker. [default: its GPUs or TPUs, or one CPU]', '--devices-per-worker', min=1
+    )
+    address: str = option('Address of the cluster: auto, HOST:PORT or ray://HOST:PORT.', default='auto')
     retries: Retries = 3
-    elastic: Annotated[
-        bool, typer.Option('--elastic', help='Continue without a node that is lost, until the cluster has room again.')
-    ] = False
-    wait: Annotated[
-        bool, typer.Option('--wait', help='Wait for nodes that an autoscaler adds, if the cluster is too small now.')
-    ] = False
-    check: Annotated[bool, typer.Option('--check', help='Run `pretrax doctor` on the nodes before each start.')] = False
-    directory: Annotated[
-        str | None, typer.Option(metavar='PATH', help='Working directory on the nodes. [default: this one]')
-    ] = None
+    elastic: bool = option('Continue without a node that is lost, until the cluster has room again.', default=False)
+    wait: bool = option('Wait for nodes that an autoscaler adds, if the cluster is too small now.', default=False)
+    check: bool = option('Run `pretrax doctor` on the nodes before each start.', default=False)
+    directory: str | None = option('Working directory on the nodes. [default: this one]', metavar='PATH')
     environment: Variables = ()
-    out: Annotated[
-        str | None,
-        typer.Option('--out', '-o', metavar='DIR', help='Directory for the results of a sweep. [default: sweeps/NAME]'),
-    ] = None
-    dry_run: Annotated[
-        bool, typer.Option('--dry-run', help='Print what each worker gets and runs, and start nothing.')
-    ] = False
+    out: str | None = option('Directory for the results of a sweep. [default: sweeps/NAME]', '-o', metavar='DIR')
+    dry_run: bool = option('Print what each worker gets and runs, and start nothing.', default=False)
     allow_changes: AllowChanges = False
     verbose: Verbose = False
 

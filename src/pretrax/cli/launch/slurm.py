@@ -14,6 +14,7 @@ import typer
 from pretrax.cli._arguments import AllowChanges, Configuration, Retries, Verbose
 from pretrax.errors import UserError
 from pretrax.launch.options import Resources
+from pretrax.option import option
 
 if TYPE_CHECKING:
     from pretrax.storage import AnyPath
@@ -25,24 +26,15 @@ class Options(Configuration):
         str, typer.Argument(metavar='CONFIG', help='A YAML file: a configuration, or a sweep of `pretrax bench`.')
     ]
     resources: Resources
-    container: Annotated[
-        str | None,
-        typer.Option(metavar='IMAGE', help='Run the processes in this image, through Pyxis (srun --container-image).'),
-    ] = None
-    elastic: Annotated[bool, typer.Option('--elastic', help='Continue with fewer nodes if one is lost.')] = False
+    container: str | None = option(
+        'Run the processes in this image, through Pyxis (srun --container-image).', metavar='IMAGE'
+    )
+    elastic: bool = option('Continue with fewer nodes if one is lost.', default=False)
     retries: Retries = 3
-    check: Annotated[bool, typer.Option('--check', help='Run `pretrax doctor` on each node first.')] = False
-    out: Annotated[
-        str | None,
-        typer.Option(
-            '--out', '-o', metavar='DIR', help='For a sweep: directory for the results. [default: sweeps/NAME]'
-        ),
-    ] = None
-    at_once: Annotated[
-        int | None,
-        typer.Option('--at-once', min=1, metavar='N', help='For a sweep: most rows that run at the same time.'),
-    ] = None
-    dry_run: Annotated[bool, typer.Option('--dry-run', help='Print the script, and submit nothing.')] = False
+    check: bool = option('Run `pretrax doctor` on each node first.', default=False)
+    out: str | None = option('For a sweep: directory for the results. [default: sweeps/NAME]', '-o', metavar='DIR')
+    at_once: int | None = option('For a sweep: most rows that run at the same time.', min=1, metavar='N')
+    dry_run: bool = option('Print the script, and submit nothing.', default=False)
     allow_changes: AllowChanges = False
     verbose: Verbose = False
 

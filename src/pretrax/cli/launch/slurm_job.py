@@ -8,28 +8,23 @@ import dataclasses
 import functools
 import os
 import sys
-from typing import Annotated
 
 import typer
 
 from pretrax.cli._arguments import AllowChanges, Configuration, Retries, Verbose
+from pretrax.option import option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Configuration):
-    gpus_per_node: Annotated[
-        int | None, typer.Option('--gpus-per-node', min=1, help='GPUs of each process. [default: as the job says]')
-    ] = None
-    container: Annotated[
-        str | None, typer.Option(metavar='IMAGE', help='Run the processes in this image, through Pyxis.')
-    ] = None
+    gpus_per_node: int | None = option('GPUs of each process. [default: as the job says]', min=1)
+    container: str | None = option('Run the processes in this image, through Pyxis.', metavar='IMAGE')
     retries: Retries = 3
-    elastic: Annotated[bool, typer.Option('--elastic', help='Continue with fewer nodes if one is lost.')] = False
-    check: Annotated[bool, typer.Option('--check', help='Run `pretrax doctor` on each node first.')] = False
-    stop_within: Annotated[
-        int | None,
-        typer.Option(min=1, metavar='SECONDS', help='Time to save after a request to stop. [default: no limit]'),
-    ] = None
+    elastic: bool = option('Continue with fewer nodes if one is lost.', default=False)
+    check: bool = option('Run `pretrax doctor` on each node first.', default=False)
+    stop_within: int | None = option(
+        'Time to save after a request to stop. [default: no limit]', min=1, metavar='SECONDS'
+    )
     allow_changes: AllowChanges = False
     verbose: Verbose = False
 

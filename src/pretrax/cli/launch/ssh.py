@@ -8,23 +8,21 @@ they share, or a bucket.
 import dataclasses
 import functools
 import sys
-from typing import Annotated
 
 import typer
 
 from pretrax.cli._arguments import AllowChanges, Configuration, Retries, Variables, Verbose, variables
 from pretrax.launch.options import SshOptions
+from pretrax.option import option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Configuration):
     ssh: SshOptions
     retries: Retries = 3
-    check: Annotated[bool, typer.Option('--check', help='Run `pretrax doctor` on the hosts before each start.')] = False
+    check: bool = option('Run `pretrax doctor` on the hosts before each start.', default=False)
     environment: Variables = ()
-    dry_run: Annotated[bool, typer.Option('--dry-run', help='Print the command for each host, and start nothing.')] = (
-        False
-    )
+    dry_run: bool = option('Print the command for each host, and start nothing.', default=False)
     allow_changes: AllowChanges = False
     verbose: Verbose = False
 

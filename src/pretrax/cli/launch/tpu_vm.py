@@ -5,24 +5,22 @@ slices that it has; the same command waits again.
 """
 
 import dataclasses
-from typing import Annotated
 
 import typer
 
 from pretrax.cli._arguments import AllowChanges, Configuration
 from pretrax.errors import UserError
 from pretrax.launch.options import SliceOptions
+from pretrax.option import option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Configuration):
     slices: SliceOptions
-    watch: Annotated[
-        bool, typer.Option('--watch/--detach', help='Wait for the run, or return when the slices are asked for.')
-    ] = True
-    every: Annotated[float, typer.Option(min=0.1, help='Seconds between checks of the run.')] = 60.0
-    check: Annotated[bool, typer.Option('--check', help='Run `pretrax doctor` on each VM before training.')] = False
-    dry_run: Annotated[bool, typer.Option('--dry-run', help='Print the commands, and do nothing.')] = False
+    watch: bool = option('Wait for the run, or return when the slices are asked for.', '--watch/--detach', default=True)
+    every: float = option('Seconds between checks of the run.', default=60.0, min=0.1)
+    check: bool = option('Run `pretrax doctor` on each VM before training.', default=False)
+    dry_run: bool = option('Print the commands, and do nothing.', default=False)
     allow_changes: AllowChanges = False
 
 

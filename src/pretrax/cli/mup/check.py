@@ -5,26 +5,22 @@ logits have the same size at any width. The exit code is 1 if a slope is larger 
 """
 
 import dataclasses
-from typing import Annotated
 
 import typer
 
 from pretrax.cli._arguments import Configuration
 from pretrax.errors import UserError
+from pretrax.option import option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Configuration):
-    widths: Annotated[str, typer.Option(metavar='A,B', help='Values of model.d_model.')] = '64,128,256,512'
-    steps: Annotated[int, typer.Option(min=1, help='Steps before the sizes are measured.')] = 4
-    seeds: Annotated[int, typer.Option(min=1, help='Models of each width, whose mean counts.')] = 2
-    tolerance: Annotated[float, typer.Option(min=0, help='The largest slope that passes.')] = 0.1
-    standard: Annotated[
-        bool, typer.Option('--standard', help='Also check the standard parametrization, to compare.')
-    ] = False
-    out: Annotated[str | None, typer.Option('--out', '-o', metavar='FILE', help='A picture: .png, .svg or .pdf.')] = (
-        None
-    )
+    widths: str = option('Values of model.d_model.', default='64,128,256,512', metavar='A,B')
+    steps: int = option('Steps before the sizes are measured.', default=4, min=1)
+    seeds: int = option('Models of each width, whose mean counts.', default=2, min=1)
+    tolerance: float = option('The largest slope that passes.', default=0.1, min=0)
+    standard: bool = option('Also check the standard parametrization, to compare.', default=False)
+    out: str | None = option('A picture: .png, .svg or .pdf.', '-o', metavar='FILE')
 
 
 def check(options: Options) -> None:
