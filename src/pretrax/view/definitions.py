@@ -56,7 +56,7 @@ DEFINITIONS = {
     'tokens': Definition('tokens', '', 'tokens read since step 0, whether they are targets or not'),
     'targets': Definition('targets', '', 'tokens of the step that count in the loss'),
     'tokens_per_second': Definition(
-        'tokens per second', '1/s', 'of all devices together, since the previous line, without compilation'
+        'tokens per second', '1/s', 'rate of all devices together since the previous line, without compilation'
     ),
     'mfu': Definition(
         'MFU',
@@ -67,7 +67,7 @@ DEFINITIONS = {
     'grad_norm': Definition('gradient norm', '', 'global norm of the gradient, before clipping'),
     'clipped_grad_norm': Definition('clipped gradient norm', '', 'global norm of the gradient, after clipping'),
     'weight_norm': Definition('weight norm', '', 'global norm of the weights, after the step'),
-    'learning_rate': Definition('learning rate', '', 'of the step'),
+    'learning_rate': Definition('learning rate', '', 'learning rate of the step'),
     'skipped_steps': Definition(
         'skipped steps',
         '',
@@ -111,12 +111,12 @@ DEFINITIONS = {
         'peak memory', 'bytes', 'the most memory that was in use at once on a device of process 0 so far; not on CPUs'
     ),
     'batch': Definition('batch', '', "number of the step's batch; the step minus 1, and more after a rollback, which skips batches"),
-    'logit_max': Definition('largest logit', '', 'over the counted targets of the step and the vocabulary; with `log.layers`'),
+    'logit_max': Definition('largest logit', '', 'maximum over the counted targets of the step and the vocabulary; with `log.layers`'),
     'log_partition': Definition('log-partition', 'nats', 'log(sum(exp(logits))), mean over the counted targets; with `log.layers`'),
-    'attention_logit_max': Definition('largest attention logit', '', 'of all layers and heads; with `log.layers`'),
+    'attention_logit_max': Definition('largest attention logit', '', 'maximum over layers and heads; with `log.layers`'),
     'attention_entropy': Definition('attention entropy', 'nats', 'mean over layers and heads; with `log.layers`'),
     'dead_units': Definition('dead units', 'fraction of 1', 'mean over layers; with `log.layers`'),
-    'loss/NAME': Definition('training loss of NAME', 'nats per token', 'of the tokens of each source of a mixture; with `log.layers`'),
+    'loss/NAME': Definition('training loss of NAME', 'nats per token', 'mean over the tokens of each source of a mixture; with `log.layers`'),
     'noise_scale': Definition(
         'gradient noise scale', 'tokens', '`sequence_length` times the mean of `noise_trace` divided by that of `noise_square`; with `log.noise_scale`'
     ),
@@ -131,16 +131,16 @@ DEFINITIONS = {
         'validation loss', 'nats per token', 'mean over the counted tokens of held-out text; only in lines with an evaluation'
     ),
     'val_loss_ema': Definition(
-        'validation loss of the average', 'nats per token', 'of the moving average of the weights; with `optimizer.ema_decay`'
+        'validation loss of the average', 'nats per token', 'validation loss with the moving average of the weights; with `optimizer.ema_decay`'
     ),
     'val_bits_per_byte': Definition(
         'validation bits per byte', 'bits', 'the validation loss per byte of text; only in lines with an evaluation'
     ),
     'val_loss/NAME': Definition(
-        'validation loss of NAME', 'nats per token', 'of each source of a mixture that has held-out text'
+        'validation loss of NAME', 'nats per token', 'mean over the held-out text of each source of a mixture'
     ),
     'task/NAME': Definition('NAME', '', 'metric of a task of `eval.tasks`'),
-    'task_stderr/NAME': Definition('standard error of NAME', '', 'of the metric of a task, over its documents'),
+    'task_stderr/NAME': Definition('standard error of NAME', '', 'standard error of the metric of a task, over its documents'),
 }  # fmt: skip
 
 # What pages say of a run besides its metrics.
@@ -188,7 +188,7 @@ FIGURES = OF_RUNS | {
     'startup_seconds': Definition(
         'start-up', 's', 'from the beginning of an attempt to the end of its first step: preparation and compilation'
     ),
-    'outcome': Definition('outcome', '', 'how an attempt ended; lost: nobody wrote how'),
+    'outcome': Definition('outcome', '', 'how an attempt ended; lost: it ended without a record of how'),
     'checkpoint_size': Definition('size', 'bytes', 'sum of the files of a checkpoint'),
     'blocked_seconds': Definition(
         'blocked', 's', 'time in which no step was computed because the checkpoint was being copied'
@@ -234,7 +234,7 @@ FIGURES = OF_RUNS | {
 COMPARISONS = {
     'arm': Definition('arm', '', 'runs of the same configuration and code, which differ only in their seed; the first arm is the baseline'),
     'seeds': Definition('seeds', '', 'the seeds of the runs of an arm'),
-    'final': Definition('final value', '', 'mean over the seeds: of evaluations the last that all runs have reached, of training losses the mean over the last part of the run'),
+    'final': Definition('final value', '', 'mean over the seeds of the last evaluation that all runs have reached, or of the training losses in the last part of the run'),
     'seed_deviation': Definition('sd between seeds', '', 'standard deviation of the final values of the seeds of an arm'),
     'best': Definition('best val_loss', 'nats per token', 'lowest validation loss of a run, mean over the runs'),
     'last': Definition('last loss', 'nats per token', 'training loss of the last line, mean over the runs'),
@@ -268,10 +268,10 @@ LAYER_DEFINITIONS = {
     'update_rms': Definition('update RMS', '', 'root mean square of the change of the weights'),
     'update_max': Definition('largest update', '', 'largest absolute value of the change of the weights'),
     'update_ratio': Definition('update ratio', '', 'norm of the change of the weights, divided by the norm of the weights'),
-    'logit_max': Definition('largest logit', '', 'of the whole model: over the counted targets and the vocabulary'),
-    'log_partition': Definition('log-partition', 'nats', 'of the whole model: log(sum(exp(logits))), mean over the counted targets'),
-    'loss_by_position': Definition('loss by position', 'nats per token', 'of the whole model: in 16 equal parts of the sequence length, by the position in the document'),
-    'loss_by_source': Definition('loss by source', 'nats per token', 'of the whole model: of the tokens of each source of a mixture, in the order of the configuration'),
+    'logit_max': Definition('largest logit', '', 'for the whole model: maximum over the counted targets and the vocabulary'),
+    'log_partition': Definition('log-partition', 'nats', 'for the whole model: log(sum(exp(logits))), mean over the counted targets'),
+    'loss_by_position': Definition('loss by position', 'nats per token', 'for the whole model: mean in 16 equal parts of the sequence length, by the position in the document'),
+    'loss_by_source': Definition('loss by source', 'nats per token', 'for the whole model: mean over the tokens of each source of a mixture, in the order of the configuration'),
 }  # fmt: skip
 
 

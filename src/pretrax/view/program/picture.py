@@ -30,13 +30,13 @@ PHASES = {
 BOXES = 1500  # of an SVG file, at most about
 DEFINITIONS = (
     ('kernels', 'kernels', 'operations that run on the device, counted once per run in a step'),
-    ('flops', 'FLOPs', 'of products, convolutions and known attention kernels, per device; of a group, in one step'),
-    ('traffic', 'traffic', 'bytes that kernels read and write, at least; of a group, in one step; a slice counts only itself'),
+    ('flops', 'FLOPs', 'FLOPs of products, convolutions and known attention kernels, per device; for a group, in one step'),
+    ('traffic', 'traffic', 'bytes that kernels read and write, at least; for a group, in one step; a slice counts only itself'),
     ('size', 'size', 'bytes of the result on one device; on an edge, of the arrays that are read'),
     ('runs', 'runs', 'how often an operation runs in a step: the iterations of the loops around it'),
     (
         'communication', 'communication',
-        'bytes of the gathered array per device; of a group, in one step; overlapped: other work runs meanwhile',
+        'bytes of the gathered array per device; for a group, in one step; overlapped: other work runs meanwhile',
     ),
 )  # fmt: skip
 
