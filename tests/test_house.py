@@ -116,6 +116,7 @@ TESTED_BY = {
         'cli/data/split cli/data/train_tokenizer cli/data/verify data/tokens/token_summary'
     ),
     'cli/test_verbs.py': '__main__ option cli/_arguments cli/_options',
+    'config/test_json_schema.py': 'config/one_of',
     'config/test_load.py': 'config/problems config/schema config/settle config/source errors',
     'data/batches/test_teacher_files.py': 'data/batches/teacher_parts',
     'data/batches/test_token_source.py': 'data/batches/block_cache data/batches/windows',

@@ -164,6 +164,8 @@ def type_in_words(schema: Schema, definitions: Schema) -> str:
         words = [type_in_words(one, definitions) for one in schema['anyOf'] if one.get('type') != 'null']
         has_null = len(words) < len(schema['anyOf'])
         return ' or '.join([*dict.fromkeys(words), *(['null'] if has_null else [])])
+    if 'properties' in schema:
+        return 'keys below'
     kind = schema.get('type')
     if kind == 'array':
         if 'prefixItems' in schema:
@@ -244,7 +246,7 @@ def _with_keys_below(row: Row) -> Iterator[Row]:
 def _section(schema: Schema, definitions: Schema) -> Schema | None:
     """The section that a schema refers to, alone or besides null and text; None if it refers to none."""
     for one in (schema, *schema.get('anyOf', ())):
-        found = definitions.get(one.get('$ref', '').rpartition('/')[2], {})
+        found = definitions.get(one.get('$ref', '').rpartition('/')[2], one)
         if 'properties' in found:
             return found
     return None

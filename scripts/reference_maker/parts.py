@@ -9,6 +9,7 @@ from reference_maker.svg import COLORS, GREY, INK, PALE, document, rectangle, te
 BY_NAME = 'config/registry.py'  # it imports components by the names in a configuration
 # What each part is, in a few words; docs/architecture.md has more.
 WHAT = {
+    'amounts': 'sizes, counts and times for people',
     'errors': 'mistakes of the user, and exit codes',
     'amounts': 'sizes, counts and times for people',
     'jax_compat': 'the private names of JAX that pretrax uses',
@@ -26,6 +27,7 @@ WHAT = {
     'infer': 'the engine that writes text',
     'evaluate': 'tasks, and their metrics',
     'train': 'the step, optimizers and schedules; pure',
+    'page_kit': 'what the pages share',
     'serve': 'the HTTP server and its page',
     'page_kit': 'what the pages share',
     'view': 'reports, comparisons, live pages, traces',

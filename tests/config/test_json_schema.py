@@ -114,7 +114,9 @@ def test_the_schema_has_every_key_and_every_component(schema):
         definition = schema['$defs'].get(key.capitalize(), {})
         for choice in definition.get('anyOf', [definition]):
             if isinstance(value, dict) and choice['properties'].get('name', {}).get('const') == value.get('name'):
-                assert set(value) == set(choice['properties']), key
+                keys = {'name', *registry.options_model('data', 'text').model_fields} if key == 'data' else set(value)
+                assert keys == set(choice['properties']), key
+                assert set(value) <= keys, key
 
 
 def test_every_reference_in_the_schema_is_defined(schema):

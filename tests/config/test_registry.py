@@ -5,6 +5,7 @@ import pytest
 
 from config.smallest import VALUES
 from pretrax.config import build, from_values, register
+from pretrax.config.one_of import OneOf
 from pretrax.config.registry import names, options_model
 from pretrax.errors import UserError
 
@@ -71,4 +72,6 @@ def test_registration_is_checked() -> None:
 @pytest.mark.parametrize('kind', ['model', 'data', 'optimizer', 'schedule'])
 def test_every_built_in_component_can_be_imported(kind: str) -> None:
     for name in names(kind):
-        assert issubclass(options_model(kind, name), pydantic.BaseModel)
+        options = options_model(kind, name)
+        for model in options.models if isinstance(options, OneOf) else (options,):
+            assert issubclass(model, pydantic.BaseModel)

@@ -5,8 +5,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from data_options import data_options
 from pretrax.data.batches.source import DataRequest
-from pretrax.data.options import TextOptions
 from pretrax.data.text import open_text
 
 # Timing on a busy machine does not measure the code.
@@ -33,7 +33,7 @@ def open_source(tmp_path: Path, said: Said):
 
     def opened(sequence_length: int = 8, seed: int = 0, **options):
         request = DataRequest(seed, sequence_length, tmp_path / 'data', said.append)
-        return open_text(request, options=TextOptions(**options))
+        return open_text(request, options=data_options(options))
 
     return opened
 

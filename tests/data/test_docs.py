@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from data_options import data_options
 from pretrax.data.batches.sequences import check_row_order
 from pretrax.data.batches.source import DataRequest, Source
-from pretrax.data.options import TextOptions
+from pretrax.data.options import KINDS
 
 DOCS = Path(__file__).parents[2] / 'docs'
 
@@ -30,7 +31,7 @@ def test_the_source_in_the_docs_is_one(tmp_path):
 def test_the_page_explains_every_option():
     """tests/docs/test_reference.py compares the defaults, which the reference has."""
     page = (DOCS / 'data.md').read_text()
-    assert not [name for name in TextOptions.model_fields if not re.search(rf'`[^`\n]*\b{name}\b', page)]
+    assert not [name for name in {name for kind in KINDS for name in kind.model_fields} if not re.search(rf'`[^`\n]*\b{name}\b', page)]
 
 
 def test_the_filters_in_the_docs_are_valid():
@@ -38,6 +39,6 @@ def test_the_filters_in_the_docs_are_valid():
     [options] = re.findall(r'```yaml title="mail.yaml"\n(.*?)```', page, re.DOTALL)
     [rows] = re.findall(r'```json title="mail.jsonl"\n(.*?)```', page, re.DOTALL)
     # strict, as in configurations
-    filters = TextOptions.model_validate(yaml.safe_load(options)['data'], strict=True).filters
+    filters = data_options(yaml.safe_load(options)['data'], strict=True).filters
     assert filters is not None
     assert all(one.keeps(json.loads(row), 'mail.jsonl:1') for one in filters for row in rows.splitlines())

@@ -1,13 +1,13 @@
 """The options of the data component `text`: defaults, inconsistent options, and mixtures."""
 
-import json
 import subprocess
 import sys
 
 import pydantic
 import pytest
 
-from pretrax.data.options import TextOptions
+from data_options import data_options
+from pretrax.data.options import KINDS
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from pretrax.data.options import TextOptions
 )
 def test_inconsistent_options_are_refused(given, expected):
     with pytest.raises(pydantic.ValidationError) as caught:
-        TextOptions.model_validate(given)
+        data_options(given)
     assert expected in str(caught.value)
 
 
@@ -48,7 +48,7 @@ def test_inconsistent_options_are_refused(given, expected):
 )
 def test_inconsistent_selections_are_refused(given, expected):
     with pytest.raises(pydantic.ValidationError) as caught:
-        TextOptions.model_validate(given)
+        data_options(given)
     assert expected in str(caught.value)
 
 
@@ -56,8 +56,22 @@ def test_inconsistent_selections_are_refused(given, expected):
     'given', [{}, {'tokens': 'x'}, {'tokens': 'x', 'text': None}, {'tokenizer': 'x'}, {'text': None}]
 )
 def test_options_can_be_dumped_and_loaded(given):
-    options = TextOptions.model_validate(given)
-    assert TextOptions.model_validate(options.model_dump()) == options
+    options = data_options(given)
+    assert data_options(options.model_dump()) == options
+
+
+@pytest.mark.parametrize(
+    'given',
+    [
+        {'text': 'a.txt'},
+        {'tokens': 'x'},
+        {'tokenizer': 'bytes', 'streaming': True},
+        {'mixture': [{'name': 'a', 'weight': 1, 'tokens': 'x'}]},
+    ],
+)
+def test_the_keys_of_other_kinds_may_be_null_as_in_configurations_of_pretrax_01(given):
+    nulls = dict.fromkeys(name for kind in KINDS for name in kind.model_fields)
+    assert data_options(nulls | given) == data_options(given)
 
 
 def test_importing_the_options_imports_no_heavy_library():
@@ -92,7 +106,7 @@ A = {'name': 'a', 'weight': 1, 'tokens': 'x'}
 )
 def test_inconsistent_mixtures_are_refused(given, expected):
     with pytest.raises(pydantic.ValidationError) as caught:
-        TextOptions.model_validate(given)
+        data_options(given)
     assert expected in str(caught.value)
 
 
@@ -101,27 +115,26 @@ def test_keys_next_to_a_mixture_are_defaults_for_its_sources():
         'tokenizer': 't', 'validation': 0.1, 'packing': 'whole', 'exhausted': 'drop',
         'mixture': [A | {'packing': 'best_fit'}, {'name': 'b', 'weight': 2, 'text': 'y', 'validation': 0.2}, A | {'name': 'c'}],
     }  # fmt: skip
-    options = TextOptions.model_validate(given)
-    assert options.mixture is not None
+    options = data_options(given)
     assert [item.packing for item in options.mixture] == ['best_fit', 'whole', 'whole']
     assert [item.tokenizer for item in options.mixture] == [None, 't', None]
-    assert [item.validation for item in options.mixture] == [None, 0.2, None]
-    assert TextOptions.model_validate(options.model_dump()) == options
+    assert [getattr(item, 'validation', None) for item in options.mixture] == [None, 0.2, None]
+    assert data_options(options.model_dump()) == options
     scheduled = given | {'mixture': [A | {'weight': [[0, 1], [10, 0.5]]}]}
-    assert TextOptions.model_validate_json(json.dumps(scheduled), strict=True).mixture[0].schedule == (
+    assert data_options(scheduled, strict=True).mixture[0].schedule == (
         (0, 1),
         (10, 0.5),
     )
     filtered = given | {'filters': [{'field': 'a', 'one_of': [1, 2]}]}  # nested lists, as in YAML
-    strict = TextOptions.model_validate_json(json.dumps(filtered), strict=True)
+    strict = data_options(filtered, strict=True)
     assert strict.mixture[1].filters[0].one_of == [1, 2]
     alone = {'filters': filtered['filters'], 'text': ['a', 'b']}
-    assert TextOptions.model_validate_json(json.dumps(alone), strict=True).filters[0].one_of == [1, 2]
+    assert data_options(alone, strict=True).filters[0].one_of == [1, 2]
 
 
 @pytest.mark.parametrize('size', [65, 2])
 def test_given_tokens_may_have_any_vocabulary(size):
-    assert TextOptions.model_validate({'tokens': 'train.bin', 'vocab_size': size}).vocab_size == size
-    assert TextOptions.model_validate({'tokenizer': 't.json', 'vocab_size': size}).vocab_size == size
+    assert data_options({'tokens': 'train.bin', 'vocab_size': size}).vocab_size == size
+    assert data_options({'tokenizer': 't.json', 'vocab_size': size}).vocab_size == size
     with pytest.raises(ValueError, match=f'vocab_size {size} is too small to train a tokenizer; expected at least 257'):
-        TextOptions.model_validate({'text': 'a.txt', 'vocab_size': size})
+        data_options({'text': 'a.txt', 'vocab_size': size})

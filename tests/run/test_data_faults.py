@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from data_options import data_options
 from pretrax import config_from_values, pretrain, register
 from pretrax.checkpoint import steps_in
 from pretrax.data.batches import block_cache, windows
 from pretrax.data.batches.source import DataRequest
 from pretrax.data.batches.synthetic import SyntheticSource
-from pretrax.data.options import TextOptions
 from pretrax.data.text import open_text
 from pretrax.data.tokens import token_array
 from pretrax.errors import UnavailableError, UserError
@@ -41,7 +41,7 @@ def test_a_source_damaged_while_training_is_named_and_nothing_is_lost(values, mo
     monkeypatch.setattr(windows, 'BLOCK', 64)
     values |= {'model': BIGRAM, 'checkpoint': {'every': 2}, 'steps': 20, 'schedule': {}}
     request = DataRequest(0, 16, tmp_path / 'prepared', lambda _: None)
-    directory = open_text(request, options=TextOptions.model_validate(values['data'])).train.tokens.path
+    directory = open_text(request, options=data_options(values['data'])).train.tokens.path
     file = directory / 'encoded_tokens' / 'c' / '0'
     whole = file.read_bytes()
     values['data'] = {'tokens': str(directory.parent)}
@@ -98,7 +98,7 @@ def test_a_bucket_of_tokens_that_goes_away_ends_the_run_and_the_next_one_loses_n
     monkeypatch.setattr(windows, 'BLOCK', 512)
     values |= {'model': BIGRAM, 'checkpoint': {'every': 2}, 'steps': 12, 'schedule': {}}
     request = DataRequest(0, 16, tmp_path / 'prepared', lambda _: None)
-    directory = open_text(request, options=TextOptions.model_validate(values['data'])).train.tokens.path.parent
+    directory = open_text(request, options=data_options(values['data'])).train.tokens.path.parent
     for file in directory.rglob('*'):
         if file.is_file():
             s3.put(f'tokens/{file.relative_to(directory)}', file.read_bytes())

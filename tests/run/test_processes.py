@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from config.smallest import VALUES
+from data_options import data_options
 from preloaded import programs
 from pretrax import config_from_values, pretrain
 from pretrax.data.batches.source import DataRequest
-from pretrax.data.options import TextOptions
 from pretrax.data.text import open_text
 from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
 from pretrax.errors import UserError
@@ -53,7 +53,7 @@ RECORDER = """
 import json, os
 from pretrax.config import register
 from pretrax.data.batches.source import Source
-from pretrax.data.options import TextOptions
+from pretrax.data.options import OPTIONS
 from pretrax.data.text import open_text
 from bigram import Bigram
 
@@ -61,7 +61,7 @@ from bigram import Bigram
 def bigram(request):
     return Bigram(request.vocab_size)
 
-@register('data', 'recorded', options=TextOptions)
+@register('data', 'recorded', options=OPTIONS)
 class Recorded(Source):
     def __init__(self, request, *, options):
         self.source = open_text(request, options=options)
@@ -109,7 +109,7 @@ def test_one_stream_of_tokens_whatever_number_of_processes_resumes(values, docum
                 for row, pair in enumerate(zip(tokens, mask, strict=True), start=first):
                     assert reader.setdefault((step, row), (n_processes, process)) == (n_processes, process)
                     assert read.setdefault((step, row), pair) == pair
-    source = open_text(DataRequest(0, 16, tmp_path / 'alone', lambda _: None), options=TextOptions.model_validate(data))
+    source = open_text(DataRequest(0, 16, tmp_path / 'alone', lambda _: None), options=data_options(data))
     batches = [source.batch(step, slice(None), 8) for step in range(6)]
     expected = {
         (step, row): (batch.tokens[row].tolist(), batch.mask[row].tolist())

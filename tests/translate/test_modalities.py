@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from pretrax.config import build
+from pretrax.data.options import TextOptions
 from pretrax.errors import UserError
 from pretrax.translate import Fate, translate
 from pretrax.translate.modalities import flat
@@ -168,7 +169,7 @@ def test_raw_text_is_text_and_never_tokens(tmp_path):
     )
     translation, config = translated('modalities', tmp_path / 'a.yaml', text)
     assert (config.data.options.text, config.data.options.field) == ('a.jsonl', 'raw_content')
-    assert config.data.options.tokens is None
+    assert isinstance(config.data.options, TextOptions)
     assert translation.fates['test_dataset.config.raw_data_path'][0] is Fate.NO_EQUIVALENT
 
 
@@ -179,7 +180,7 @@ def test_held_out_data_never_becomes_training_data(tmp_path, variant, config):
     translation, found = translated(
         'modalities', tmp_path / 'a.yaml', with_training_data(yaml.safe_load(TEXT), variant, **config)
     )
-    assert found.data.options.tokens is None
+    assert isinstance(found.data.options, TextOptions)
     assert 'TO DO' in translation.comments['data.text']
     assert translation.fates['train_dataset.variant_key'][0] is Fate.NO_EQUIVALENT
     assert not translation.grouped_keys(Fate.UNKNOWN)

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from pretrax.config import registry
+from pretrax.config.one_of import OneOf, merged_schema
 from pretrax.config.schema import RunConfig
 
 type Schema = dict[str, Any]
@@ -30,12 +31,17 @@ def json_schema() -> Schema:
     """The JSON Schema of a configuration file, with the options of every registered component."""
     options = {kind: {name: registry.options_model(kind, name) for name in registry.names(kind)} for kind in _KINDS}
     sections: dict[str, Any] = {kind: RunConfig.model_fields[kind].annotation for kind in _KINDS}
-    inlined: list[Any] = [RunConfig, *(model for models in options.values() for model in models.values())]
+    models = [model for named in options.values() for own in named.values() for model in _models_of(own)]
+    inlined: list[Any] = [RunConfig, *models]
     references, document = models_json_schema([(model, 'validation') for model in [*inlined, *sections.values()]])
     definitions: dict[str, Schema] = document['$defs']
 
     def name_of(model: Any) -> str:
         return references[model, 'validation']['$ref'].rpartition('/')[2]
+
+    def options_schema(own: Any) -> Schema:
+        schemas = [definitions[name_of(model)] for model in _models_of(own)]
+        return merged_schema(schemas, definitions) if isinstance(own, OneOf) else schemas[0]
 
     run = definitions[name_of(RunConfig)]
     required = {'batch': definitions['Batch'].pop('required')}
@@ -45,7 +51,7 @@ def json_schema() -> Schema:
         required[kind] = [key for key in section['required'] if key in common]
         # The default first: editors take it for a section without a name.
         ordered = sorted(options[kind].items(), key=lambda named: named[0] != registry.DEFAULTS[kind])
-        choices = [_choice(kind, name, common, definitions[name_of(own)]) for name, own in ordered]
+        choices = [_choice(kind, name, common, options_schema(own)) for name, own in ordered]
         definitions[name_of(model)] = {
             'description': section['description'],
             'anyOf': [*choices, _plugin_schema(kind, common)],
@@ -58,7 +64,7 @@ def json_schema() -> Schema:
             {name: text for name, text in section.items() if name != '$ref'},
         )
         properties[key] = {'anyOf': [reference, value]} | described
-    by_kind = {kind: {name: definitions[name_of(own)] for name, own in options[kind].items()} for kind in _KINDS}
+    by_kind = {kind: {name: options_schema(own) for name, own in options[kind].items()} for kind in _KINDS}
     names_left_out = {'BaseModel', *map(name_of, inlined)}
     schema = {
         '$schema': 'https://json-schema.org/draft/2020-12/schema',
@@ -89,6 +95,10 @@ def json_schema_text() -> str:
 
 
 _KINDS = tuple(registry.DEFAULTS)
+
+
+def _models_of(options: Any) -> tuple[Any, ...]:
+    return options.models if isinstance(options, OneOf) else (options,)
 
 
 def _choice(kind: str, name: str, common: Schema, options: Schema) -> Schema:

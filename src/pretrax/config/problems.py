@@ -15,6 +15,7 @@ from typing import Any
 
 import pydantic
 
+from pretrax.config.one_of import OneOf
 from pretrax.errors import UserError
 
 type Path = tuple[str | int, ...]
@@ -159,7 +160,7 @@ def unknown(path: Path, beside: Iterable[str], anywhere: Iterable[str], nested: 
     return Problem(path, 'is not a key that exists', f'{hint} {listed}'.strip())
 
 
-def known_keys(model: type[pydantic.BaseModel], prefix: str = '') -> list[str]:
+def known_keys(model: type[pydantic.BaseModel] | OneOf, prefix: str = '') -> list[str]:
     """Every dotted key of a model and its nested models."""
     keys = []
     for name, field in model.model_fields.items():

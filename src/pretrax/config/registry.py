@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import pydantic
 
+from pretrax.config.one_of import Kinds, OneOf
 from pretrax.config.problems import nearest
 from pretrax.errors import UserError
 
@@ -42,13 +43,14 @@ class Entry:
 
     Attributes:
         factory: what `build` calls, or its 'module:attribute'.
-        options: the model of its options; None: the keyword-only parameters of the factory.
+        options: the model of its options, or its 'module:attribute', which may also be the models of several kinds and
+            a function that chooses one by the given values; None: the keyword-only parameters of the factory.
         section_of: 'module:attribute' of a function that reads the section of a configuration from a checkpoint.
         option_names: module with the names that pretrax 0.1 had for its options; None: the same names.
     """
 
     factory: Callable[..., Any] | str
-    options: type[pydantic.BaseModel] | str | None = None
+    options: type[pydantic.BaseModel] | Kinds | str | None = None
     section_of: str | None = None
     option_names: str | None = None
 
@@ -65,7 +67,7 @@ _components: dict[str, dict[str, Entry]] = {
         'nnx': Entry('pretrax.model.nnx:NnxModel', 'pretrax.model.nnx_options:NnxOptions'),
     },
     'data': {
-        'text': Entry('pretrax.data.text:open_text', 'pretrax.data.options:TextOptions'),
+        'text': Entry('pretrax.data.text:open_text', 'pretrax.data.options:OPTIONS'),
         'synthetic': Entry('pretrax.data.batches.synthetic:open_synthetic'),
         'tokenizer': Entry('pretrax.data.batches.tokenizer_only:TokenizerOnly'),
     },
@@ -78,14 +80,14 @@ _components: dict[str, dict[str, Entry]] = {
 
 
 def register[F: Callable[..., Any]](
-    kind: str, name: str, *, options: type[pydantic.BaseModel] | None = None
+    kind: str, name: str, *, options: type[pydantic.BaseModel] | Kinds | None = None
 ) -> Callable[[F], F]:
     """Registers a function or class as the component `name` of the section `kind`.
 
     Args:
         kind: 'model', 'data', 'optimizer' or 'schedule'.
         name: what the user writes as `name:` in that section.
-        options: a pydantic model of the options, passed to the component as the keyword `options`. Without it, the
+        options: a pydantic model of the options, or those of several kinds and a function that chooses one, passed to the component as the keyword `options`. Without it, the
             component's keyword-only parameters are its options.
 
     Raises:
@@ -119,11 +121,12 @@ def names(kind: str) -> list[str]:
     return sorted(_components[kind])
 
 
-def options_model(kind: str, name: str) -> type[pydantic.BaseModel]:
-    """The pydantic model of the options of a component."""
+def options_model(kind: str, name: str) -> type[pydantic.BaseModel] | OneOf:
+    """The pydantic model of the options of a component, or those of its kinds."""
     entry = _components[kind][name]
     if entry.options is not None:
-        return imported(entry.options) if isinstance(entry.options, str) else entry.options
+        found: Any = imported(entry.options) if isinstance(entry.options, str) else entry.options
+        return OneOf(found[0], found[1]) if isinstance(found, tuple) else found
     return _options_from_signature(imported(entry.factory) if isinstance(entry.factory, str) else entry.factory)
 
 

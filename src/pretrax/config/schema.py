@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
 from pretrax.config import registry
 from pretrax.config.batch_sizes import BatchSize, batch_sizes, problems_of
+from pretrax.config.one_of import OneOf
 from pretrax.config.problems import Problem, ProblemsError, known_keys, nearest, shown, unknown
 from pretrax.errors import UserError
 from pretrax.infer.sampling_settings import SETTINGS, Temperature, TopK, TopP
@@ -118,7 +119,7 @@ class Component(Section):
         return {key: values[key] for key in common if key in values} | {'name': name, 'options': checked}
 
     @classmethod
-    def options_of(cls, values: Mapping[str, Any]) -> type[BaseModel] | None:
+    def options_of(cls, values: Mapping[str, Any]) -> type[BaseModel] | OneOf | None:
         """The model of the options of the component that these values name; None: there is no such component."""
         name = values.get('name', registry.DEFAULTS[cls.kind])
         return registry.options_model(cls.kind, name) if name in registry.names(cls.kind) else None

@@ -16,7 +16,16 @@ from pretrax.data.corpus.hugging_face import HuggingFaceDataset, find_dataset
 from pretrax.data.corpus.listing import Listing
 from pretrax.data.corpus.selection import Selection
 from pretrax.data.corpus.stdlib import add_stdlib, stdlib_rule
-from pretrax.data.options import DEFAULT_CACHE_GIB, PREFIX, STDLIB, HuggingFaceOptions, TextOptions
+from pretrax.data.options import (
+    PREFIX,
+    STDLIB,
+    DataOptions,
+    HuggingFaceOptions,
+    MixtureOptions,
+    StreamOptions,
+    TextOptions,
+    TokenOptions,
+)
 from pretrax.data.stream.open_stream import open_stream
 from pretrax.data.stream.stream_source import StreamSource
 from pretrax.data.tokenize.prepare import Work, prepare
@@ -28,17 +37,17 @@ from pretrax.errors import UserError
 from pretrax.storage import AnyPath, locate, locate_local
 
 
-def open_text(request: DataRequest, *, options: TextOptions) -> TokenSource | Mixture | StreamSource:
+def open_text(request: DataRequest, *, options: DataOptions) -> TokenSource | Mixture | StreamSource:
     """Text, which is tokenized if necessary, or tokens; or a mixture of several sources.
 
     Raises:
         UserError: the options, the text or the tokens are wrong.
     """
-    if options.mixture is not None:
+    if isinstance(options, MixtureOptions):
         return _open_mixture(request, options)
-    if options.tokens is not None:
+    if isinstance(options, TokenOptions):
         return _open_tokens(options, request)
-    if options.streaming:
+    if isinstance(options, StreamOptions):
         return _open_stream(options, request)
     return _open_text(options, request, find_corpus(options, request.say))
 
@@ -49,7 +58,7 @@ def _open_text(options: TextOptions, request: DataRequest, corpus: Corpus) -> To
 
 
 def tokenize_text(
-    options: TextOptions,
+    options: TextOptions | StreamOptions,
     directory: AnyPath,
     say: Callable[[str], None],
     out: AnyPath | None = None,
@@ -59,25 +68,24 @@ def tokenize_text(
 
     `corpus` is the text, if it was found before.
     """
-    if options.streaming:
+    if isinstance(options, StreamOptions):
         raise UserError(
             'data.streaming: true tokenizes the text while the run trains\n  to tokenize it before, set data.streaming=false'
         )
-    tokenizer = None if options.tokenizer is None else _load_tokenizer(options, say)
+    tokenizer = None if options.tokenizer is None else _load_tokenizer(options, options.tokenizer, say)
     return prepare(
         corpus or find_corpus(options, say),
         directory,
         say,
         tokenizer=tokenizer,
-        vocab_size=_given(options.vocab_size) if tokenizer is None else tokenizer.vocab_size,
-        validation=_given(options.validation),
-        work=Work(_given(options.engine), options.workers),
+        vocab_size=options.vocab_size or 0 if tokenizer is None else tokenizer.vocab_size,
+        validation=options.validation,
+        work=Work(options.engine, options.workers),
         out=out,
     )
 
 
-def _load_tokenizer(options: TextOptions, say: Callable[[str], None]) -> Tokenizer:
-    name = _given(options.tokenizer)
+def _load_tokenizer(options: TextOptions | StreamOptions, name: str, say: Callable[[str], None]) -> Tokenizer:
     tokenizer = load_tokenizer(name, options.begin_of_text)
     _check_vocab_size(options, tokenizer.vocab_size, name)
     end, chosen = tokenizer.end_of_text, options.begin_of_text is not None
@@ -93,31 +101,31 @@ def _load_tokenizer(options: TextOptions, say: Callable[[str], None]) -> Tokeniz
     return tokenizer
 
 
-def _open_stream(options: TextOptions, request: DataRequest) -> StreamSource:
+def _open_stream(options: StreamOptions, request: DataRequest) -> StreamSource:
     """Opens text that is tokenized while the run trains."""
-    tokenizer = _load_tokenizer(options, request.say)
+    assert options.tokenizer is not None
+    tokenizer = _load_tokenizer(options, options.tokenizer, request.say)
     split = options.validation_split
     held_out = None
     if split is not None:
-        datasets = [spec for spec in options.specs if spec.startswith(PREFIX)]
         rows = options.hugging_face or HuggingFaceOptions.model_validate({})
         if rows.split == split:
             request.say(f'validation: split {split} is also the text to train on, so its loss is not that of new text')
         rows = rows.model_copy(update={'split': split})
-        held_out = find_corpus(options.model_copy(update={'text': datasets, 'hugging_face': rows}), request.say)
+        held_out = find_corpus(options.model_copy(update={'text': options.datasets, 'hugging_face': rows}), request.say)
     return open_stream(
         find_corpus(options, request.say),
         held_out,
         tokenizer,
         request,
-        shuffle_buffer=_given(options.shuffle_buffer),
-        validation_documents=_given(options.validation_documents),
+        shuffle_buffer=options.shuffle_buffer,
+        validation_documents=options.validation_documents,
     )
 
 
-def _open_tokens(options: TextOptions, request: DataRequest) -> TokenSource:
+def _open_tokens(options: TokenOptions, request: DataRequest) -> TokenSource:
     """Opens tokens that pretrax or another tool has prepared."""
-    path, cache = locate(_given(options.tokens)), _cache(options, request)
+    path, cache = locate(options.tokens), _cache(options, request)
     directory, flat = request.directory, is_flat_tokens(path)
     files = open_token_files(
         path,
@@ -150,23 +158,22 @@ def _open_tokens(options: TextOptions, request: DataRequest) -> TokenSource:
     return open_stores(files.splits['train'], held_out, files.tokenizer, request, options.packing)
 
 
-def _cache(options: TextOptions, request: DataRequest) -> BlockFiles | None:
+def _cache(options: TextOptions | TokenOptions, request: DataRequest) -> BlockFiles | None:
     """Keeps tokens that are read from a bucket on this machine."""
-    gib = DEFAULT_CACHE_GIB if options.cache_gib is None else options.cache_gib
-    return BlockFiles(int(gib * 2**30), request.say) if gib else None
+    return BlockFiles(int(options.cache_gib * 2**30), request.say) if options.cache_gib else None
 
 
-def _open_mixture(request: DataRequest, options: TextOptions) -> Mixture:
+def _open_mixture(request: DataRequest, options: MixtureOptions) -> Mixture:
     members, corpora = [], dict[str, tuple[Corpus, float]]()
-    for item in _given(options.mixture):
+    for item in options.mixture:
         own = dataclasses.replace(
             request,
             directory=request.directory / item.name,
             say=lambda text, name=item.name: request.say(f'{name}: {text}'),
         )
-        if item.tokens is None:
+        if isinstance(item, TextOptions):
             corpus = find_corpus(item, own.say)
-            corpora[item.name] = corpus, _given(item.validation)
+            corpora[item.name] = corpus, item.validation
             source = _open_text(item, own, corpus)
         else:
             source = _open_tokens(item, own)
@@ -175,10 +182,10 @@ def _open_mixture(request: DataRequest, options: TextOptions) -> Mixture:
         if n := one.shared_files(second):
             leak = '' if held_out == fraction else ', and trains on documents that the other holds out for validation'
             request.say(f'mixture: {name} and {other} have {n:,} files in common; each reads them{leak}')
-    return open_mixture(members, options.exhausted or 'repeat', request)
+    return open_mixture(members, options.exhausted, request)
 
 
-def find_corpus(options: TextOptions, say: Callable[[str], None]) -> Corpus:
+def find_corpus(options: TextOptions | StreamOptions, say: Callable[[str], None]) -> Corpus:
     """The files and datasets that `text` names, each once, with the selection of their rows."""
     sources: dict[str, Sequence[TextFile | HuggingFaceDataset]] = {}
     listing = Listing()
@@ -199,13 +206,17 @@ def find_corpus(options: TextOptions, say: Callable[[str], None]) -> Corpus:
         prompt_field=options.prompt_field,
         answer_field=options.answer_field,
         filters=tuple(options.filters or ()),
-        deduplicate=bool(options.deduplicate),
-        near_duplicates=options.near_duplicates,
         min_characters=options.min_characters or 0,
         max_characters=options.max_characters,
-        on_error=_given(options.on_error),
-        conversations=_conversations(options),
+        on_error=options.on_error,
     )
+    if isinstance(options, TextOptions):
+        selection = dataclasses.replace(
+            selection,
+            deduplicate=options.deduplicate,
+            near_duplicates=options.near_duplicates,
+            conversations=_conversations(options),
+        )
     corpus = Corpus([file for files in sources.values() for file in files], selection, listing.counts)
     if selection.key_for_rows and not corpus.has_rows:
         raise UserError(f'data.{selection.key_for_rows} needs rows with fields, but every file is one document')
@@ -222,7 +233,8 @@ def _conversations(options: TextOptions) -> Conversations | None:
     """How the messages of a row are rendered; None if rows have text."""
     if options.messages_field is None:
         return None
-    name = _given(options.tokenizer)
+    name = options.tokenizer
+    assert name is not None
     tokenizer, file = load_tokenizer(name), options.chat_template
     place = locate_local(name)
     directory = place if place.is_dir() else place.parent
@@ -238,14 +250,9 @@ def _conversations(options: TextOptions) -> Conversations | None:
     )
 
 
-def _check_vocab_size(options: TextOptions, found: int, where: str) -> None:
+def _check_vocab_size(options: TextOptions | StreamOptions | TokenOptions, found: int, where: str) -> None:
     if options.vocab_size not in (None, found):
         raise UserError(
             f'data.vocab_size: {options.vocab_size:,} was given, but {where} has {found:,}\n'
             f'  set data.vocab_size={found} or remove it'
         )
-
-
-def _given[T](value: T | None) -> T:
-    assert value is not None  # TextOptions sets this unless `tokens` is given
-    return value

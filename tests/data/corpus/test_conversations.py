@@ -9,9 +9,9 @@ import pytest
 
 import reference
 from chat_templates import ANSWERED, TAGGED, TEMPLATES, VARIABLES, backend
+from data_options import data_options
 from pretrax.data.batches.packing import PackedDocuments
 from pretrax.data.corpus.corpus import RowCounts
-from pretrax.data.options import TextOptions
 from pretrax.data.text import find_corpus, tokenize_text
 from pretrax.data.tokens.flat_tokens import open_split
 from pretrax.data.tokens.flat_tokens_check import verify
@@ -39,7 +39,7 @@ def options(tmp_path, rows, name='chatml', template=None, **more):
     path = tmp_path / 'chat.jsonl'
     path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
     given = {'text': str(path), 'messages_field': 'messages', 'validation': 0.0, 'workers': 1}
-    return TextOptions.model_validate(given | {'tokenizer': write_tokenizer(tmp_path / name, name, template)} | more)
+    return data_options(given | {'tokenizer': write_tokenizer(tmp_path / name, name, template)} | more)
 
 
 def tokenized(tmp_path, *args, **more):

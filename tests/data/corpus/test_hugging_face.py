@@ -8,9 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from data_options import data_options
 from pretrax.data.corpus.corpus import Corpus, RowCounts, Selection, shards
 from pretrax.data.corpus.hugging_face import find_dataset
-from pretrax.data.options import HuggingFaceOptions, TextOptions
+from pretrax.data.options import HuggingFaceOptions
 from pretrax.data.text import open_text
 from pretrax.errors import UserError
 
@@ -119,7 +120,7 @@ def test_a_configuration_trains_on_a_dataset(directory, tmp_path, said):
     from pretrax.data.batches.source import DataRequest
 
     request = DataRequest(0, 8, tmp_path / 'data', said.append)
-    options = TextOptions.model_validate(
+    options = data_options(
         {
             'text': f'hf:{directory}',
             'vocab_size': 300,

@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
+from data_options import data_options
 from pretrax.data.batches.source import DataRequest
-from pretrax.data.options import TextOptions
 from pretrax.data.stream import blocks, places
 from pretrax.data.text import open_text
 from pretrax.errors import UserError
@@ -37,7 +37,7 @@ def opened(tmp_path, said):
     def open_source(seed=0, directory='data', length=LENGTH, **options):
         request = DataRequest(seed, length, tmp_path / directory, said.append)
         given = {'streaming': True, 'tokenizer': 'bytes', 'shuffle_buffer': 10, 'validation_documents': 6} | options
-        source = open_text(request, options=TextOptions.model_validate(given))
+        source = open_text(request, options=data_options(given))
         sources.append(source)
         return source
 
@@ -266,9 +266,7 @@ def test_mistakes_are_reported(corpus, opened, options, expected):
 
 def test_a_source_of_a_mixture_cannot_be_streamed():
     with pytest.raises(ValueError, match="source 'a' of the mixture cannot be streamed"):
-        TextOptions.model_validate(
-            {'tokenizer': 'bytes', 'mixture': ({'name': 'a', 'weight': 1, 'text': 'a', 'streaming': True},)}
-        )
+        data_options({'tokenizer': 'bytes', 'mixture': ({'name': 'a', 'weight': 1, 'text': 'a', 'streaming': True},)})
 
 
 def test_validation_may_be_turned_off(corpus, opened):

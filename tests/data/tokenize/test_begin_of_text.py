@@ -7,8 +7,8 @@ import pytest
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from data_options import data_options
 from pretrax.data.batches.source import DataRequest
-from pretrax.data.options import TextOptions
 from pretrax.data.text import open_text, tokenize_text
 from pretrax.data.tokens.flat_tokens import open_split, splits
 from pretrax.data.tokens.flat_tokens_check import verify
@@ -37,7 +37,7 @@ def place(tmp_path):
 
 
 def options(place, **more):
-    return TextOptions(text=str(place / 'text.jsonl'), tokenizer=str(place / 'tokenizer.json'), **more)
+    return data_options({'text': str(place / 'text.jsonl'), 'tokenizer': str(place / 'tokenizer.json')} | more)
 
 
 def library(place):

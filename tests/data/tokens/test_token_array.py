@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_options import data_options
 from pretrax.data.batches import block_cache, windows
 from pretrax.data.batches.source import DataRequest
 from pretrax.data.batches.token_source import open_stores
-from pretrax.data.options import TextOptions
 from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
 from pretrax.data.tokens import block_files, flat_tokens, flat_tokens_writer, token_array
 from pretrax.data.tokens.block_files import BlockFiles
@@ -180,4 +180,4 @@ def test_batches_of_a_bucket_are_those_of_a_disk_and_are_read_ahead(directory, s
 def test_other_schemes_are_refused_when_the_configuration_is_read():
     for tokens in ('s4://bucket/tokens', 'https://host/tokens', 's3:/bucket/tokens'):
         with pytest.raises(ValueError, match=r'is not supported here|two slashes'):
-            TextOptions.model_validate({'tokens': tokens})
+            data_options({'tokens': tokens})

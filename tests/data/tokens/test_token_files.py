@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data import foreign_files as write
-from pretrax.data.options import TextOptions
+from data_options import data_options
 from pretrax.data.text import open_text
 from pretrax.data.tokenizers.tokenizer_training import train_tokenizer
 from pretrax.data.tokens.flat_tokens import TokenizerIdentity
@@ -117,7 +117,7 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, name, content):
     try:
         open_text(
             DataRequest(0, 1, folder, lambda _: None),
-            options=TextOptions.model_validate({'tokens': str(folder / name)}),
+            options=data_options({'tokens': str(folder / name)}),
         )
     except UserError:
         return

@@ -12,7 +12,7 @@ from pretrax.errors import UserError
 from pretrax.storage import locate
 
 if TYPE_CHECKING:
-    from pretrax.data.options import TextOptions
+    from pretrax.data.options import StreamOptions, TextOptions
 
 
 def tokenize(
@@ -48,7 +48,7 @@ def tokenize(
     print('next: ' + next_command(shlex.join(['pretrax', 'train', source, *overrides, *more])))
 
 
-def _options_of(text: str, overrides: tuple[str, ...]) -> 'TextOptions':
+def _options_of(text: str, overrides: tuple[str, ...]) -> 'TextOptions | StreamOptions':
     """The options of a text without a configuration; the rest of the configuration does not matter."""
     from pretrax.config import from_values
     from pretrax.data.options import options_of_text

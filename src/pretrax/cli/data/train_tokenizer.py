@@ -47,7 +47,7 @@ def train_tokenizer(
             options = TextOptions.model_validate({'text': source})
         except pydantic.ValidationError as error:
             raise UserError(f'{source!r}: {error.errors()[0]["msg"]}') from None
-    work = Work(options.engine or 'local', options.workers)
+    work = Work(options.engine, options.workers) if isinstance(options, TextOptions) else Work()
     corpus = find_corpus(options, print)
     tokenizer = train_on_corpus(corpus, print, vocab_size or options.vocab_size or 4096, MODELS[model], work)
     try:
