@@ -36,7 +36,7 @@ from pretrax.machine.software import versions
 from pretrax.observe.metrics import read_metrics
 from pretrax.run.compiled_step import lower_step
 from pretrax.run.setup import prepare
-from pretrax.run.teacher_cache import prepare_cache
+from pretrax.distill.preparation import prepare_cache
 from pretrax.scale.memory import memory_of
 
 STUDENT = ['model.n_layers=2', 'model.d_model=64', 'model.attention.n_heads=2', 'model.attention.n_kv_heads=1']

@@ -29,7 +29,7 @@ def generate(arguments, directory, *, script=None, seconds=0.0, chat=False, max_
         mesh=None, compute='f32',
     )  # fmt: skip
     trained = types.SimpleNamespace(
-        run=run, directory=directory / 'checkpoints', step=7, weights=lambda: None, end_tokens=(tokenizer.end_of_text,), length=256,
+        run=run, run_dir=directory, kept=directory / 'huggingface', step=7, weights=lambda: None, end_tokens=(tokenizer.end_of_text,), length=256,
     )  # fmt: skip
     engine = StubEngine(seconds=seconds, vocab_size=tokenizer.vocab_size)
     engine.script = script
@@ -41,7 +41,7 @@ def generate(arguments, directory, *, script=None, seconds=0.0, chat=False, max_
         return engine
 
     stubs = {  # in place of modules that import JAX
-        'pretrax.run.trained': {'open_trained': lambda path, dtype=None: trained},
+        'pretrax.weights.trained': {'open_trained': lambda path, mesh, dtype: trained},
         'pretrax.infer.sample': {'check_can_sample': lambda model, source: None},
         'pretrax.infer.generate': {'open_engine': open_engine},
         'pretrax.infer.programs': {

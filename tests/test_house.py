@@ -64,10 +64,13 @@ MAY_IMPORT = {
         'checkpoint',
         'doctor',
     },  # starts runs as processes: it imports no JAX
+    'weights': BELOW_RUN | {'run'},  # the only reader of the model of a checkpoint
+    'distill': BELOW_RUN | {'run', 'weights'},  # everything about a teacher
     'ahead': BELOW_RUN | {'run', 'view'},
     'doctor': BELOW_RUN | {'run'},  # checks machines before a run
     '__main__': {'cli'},
-    'cli': BELOW_RUN - {'shardlib'} | {'run', 'launch', 'ahead', 'doctor', 'serve', 'view', 'translate'},
+    'cli': BELOW_RUN - {'shardlib'}
+    | {'run', 'weights', 'distill', 'launch', 'ahead', 'doctor', 'serve', 'view', 'translate'},
 }
 # The rooms of `data`, likewise. `text.py` and `options.py` are its front door.
 DATA_MAY_IMPORT = {
@@ -99,7 +102,7 @@ TESTED_BY = {
     'cli/test_init.py': 'cli/_next_command',
     'cli/test_checkpoint.py': (
         'cli/checkpoint/average cli/checkpoint/diff cli/checkpoint/export_weights cli/checkpoint/inspect '
-        'cli/checkpoint/list_ cli/checkpoint/verify checkpoint/streamed run/averaged'
+        'cli/checkpoint/list_ cli/checkpoint/verify checkpoint/streamed weights/averaged'
     ),
     'cli/test_eval.py': 'cli/_harness',
     'evaluate/test_contamination.py': 'cli/data/_lookup cli/data/contamination',
@@ -108,7 +111,7 @@ TESTED_BY = {
     'cli/test_runs.py': 'view/run_list view/tables',
     'cli/test_prompt_file.py': 'infer/answers',
     'infer/test_sample.py': 'infer/request',
-    'cli/test_generate.py': 'infer/sampling_settings cli/_loaded_model',
+    'cli/test_generate.py': 'infer/sampling_settings weights/loaded',
     'cli/test_config.py': 'cli/config/diff cli/config/schema cli/config/show cli/train',
     'cli/test_data_tokenize.py': 'cli/data/tokenize',
     'cli/test_data_tools.py': (
@@ -118,7 +121,10 @@ TESTED_BY = {
     'cli/test_verbs.py': '__main__ option cli/_arguments cli/_options',
     'config/test_json_schema.py': 'config/one_of',
     'config/test_load.py': 'config/problems config/schema config/settle config/source errors',
-    'data/batches/test_teacher_files.py': 'data/batches/teacher_parts',
+    'distill/test_files.py': 'distill/parts',
+    'distill/test_student.py': 'distill/divergence',
+    'distill/test_teaching.py': 'distill/fingerprint',
+    'distill/test_preparation.py': 'cli/distill/prepare',
     'data/batches/test_token_source.py': 'data/batches/block_cache data/batches/windows',
     'data/corpus/test_near_duplicates.py': 'data/corpus/words',
     'data/corpus/test_files.py': 'data/corpus/document data/corpus/parts',
@@ -140,14 +146,14 @@ TESTED_BY = {
     'doctor/test_diagnosis.py': 'cli/doctor doctor/checks doctor/findings doctor/context doctor/probe doctor/probe_process doctor/barrier',
     'docs/test_commands.py': (
         'checkpoint/place cli/compile_ cli/export cli/import_ cli/launch/local cli/plan '
-        'data/batches/tokenizer_only run/imported'
+        'data/batches/tokenizer_only weights/imported'
     ),
     'evaluate/test_results.py': 'cli/_evaluated evaluate/language_model evaluate/made_tasks evaluate/task evaluate/text_tasks',
     'huggingface/test_mxfp4.py': 'huggingface/quantized',
     'huggingface/test_roundtrip.py': (
         'huggingface/configs huggingface/deepseek huggingface/fields huggingface/files huggingface/harmless '
         'huggingface/layers huggingface/model huggingface/text_part '
-        'huggingface/names huggingface/section huggingface/states huggingface/tensor_files huggingface/weights'
+        'huggingface/names huggingface/states huggingface/tensor_files huggingface/weights'
     ),
     'infer/test_text.py': 'data/tokenizers/decoding',
     'infer/test_engine.py': 'infer/block infer/cache infer/cached infer/forward infer/programs infer/states',
@@ -164,7 +170,6 @@ TESTED_BY = {
     'launch/test_tpu_vm.py': 'cli/launch/tpu_vm',
     'launch/test_node.py': 'launch/crash launch/signals cli/launch/node',
     'launch/test_record.py': 'cli/launch/logs cli/launch/status cli/launch/stop launch/engine launch/registry launch/foreground',
-    'model/test_distillation.py': 'model/divergence',
     'model/test_attention.py': 'model/softcap model/xla_cpu',
     'model/test_eight_bits.py': 'model/numerics',
     'model/test_families.py': 'model/family_checks',
@@ -189,9 +194,8 @@ TESTED_BY = {
     'run/test_program_cache.py': 'jax_compat machine/cache run/compiled_step',
     'run/test_seen_batch.py': 'cli/data/show',
     'run/test_setup.py': 'run/devices',
-    'run/test_warm_start.py': 'run/origin run/trained',
-    'run/test_teacher_cache.py': 'cli/distill/prepare',
-    'run/test_teacher.py': 'run/distilled train/fingerprint',
+    'weights/test_warm_start.py': 'weights/origin weights/trained',
+    'weights/test_former_run.py': 'weights/saved',
     'scale/test_program.py': 'scale/scopes scale/work',
     'ahead/test_exposed.py': 'scale/exposed',
     'scale/test_roofline.py': 'scale/step_facts',
@@ -294,6 +298,15 @@ def test_every_part_imports_only_the_parts_below_it():
 )
 def test_a_wrong_import_is_seen(module, source):
     assert wrong_imports(source, module)
+
+
+def test_a_run_without_a_teacher_does_not_meet_one():
+    """The registry names the room of the teacher; the spine does not mention one, whatever it is called."""
+    program = 'import sys\nimport pretrax.run.loop\nprint(*(name for name in sys.modules if name.startswith(("pretrax.distill", "pretrax.weights"))))'
+    done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+    for name in SPINE:
+        assert not re.search('teach|distill', (SOURCE / name).read_text(), re.IGNORECASE), name
 
 
 def test_the_tables_have_no_circles():

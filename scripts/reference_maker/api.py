@@ -86,7 +86,7 @@ PARTS = [
             'pretrax.infer.engine': ('Engine',),
             'pretrax.infer.request': ('Sampling', 'Request', 'Token', 'Update', 'EngineStatus', 'check_request'),
             'pretrax.infer.text': ('TextStream', 'text_after'),
-            'pretrax.run.trained': ('Trained', 'open_trained'),
+            'pretrax.weights.trained': ('Trained', 'open_trained'),
         },
     ),
     Part(

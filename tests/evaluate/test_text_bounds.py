@@ -16,7 +16,7 @@ from goldens.golden import HERE
 from goldens.make_text_bounds import PAIRS, ROLLING, ask, write_model
 from pretrax.cli._evaluated import Reading, models_at
 from pretrax.evaluate.harness import HarnessModel
-from pretrax.run.imported import import_checkpoint
+from pretrax.weights.imported import import_checkpoint
 
 GOLDEN = json.loads((HERE / 'text_bounds.json').read_text())
 CLOSE = 1e-4  # relative

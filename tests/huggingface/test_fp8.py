@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from pretrax.errors import UserError
 from pretrax.huggingface.model import open_model
-from pretrax.run.origin import shapes_of
+from pretrax.weights.origin import shapes_of
 
 GOLDEN = Path(__file__).parents[1] / 'goldens' / 'deepseek-v3'
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)

@@ -23,9 +23,9 @@ from pretrax.data.batches.source import HostBatch
 from pretrax.errors import UserError
 from pretrax.evaluate.scorer import Scorer
 from pretrax.huggingface.model import open_model
-from pretrax.run.origin import shapes_of
 from pretrax.run.setup import prepare
-from pretrax.run.trained import open_trained
+from pretrax.weights.origin import shapes_of
+from pretrax.weights.trained import open_trained
 
 GOLDENS = Path(__file__).parents[1] / 'goldens'
 # Names of safetensors 0.8, and their bits

@@ -11,7 +11,7 @@ import pytest
 from pretrax import config_from_values, pretrain
 from pretrax.cli import main
 from pretrax.infer.sample import sample
-from pretrax.run.trained import open_trained
+from pretrax.weights.trained import open_trained
 from runs import BIGRAM, Quiet
 
 

@@ -128,7 +128,7 @@ def test_the_models_of_this_file_have_every_weight():
             paths = jax.tree_util.tree_leaves_with_path(transformer(options).abstract())
         found |= {path[-1].name for path, _ in paths}
     every = {field.name for kind in (Weights, Layer, MultiToken) for field in dataclasses.fields(kind)}
-    of_distillation = {'hidden_projection'}  # test_hidden_states.py
+    of_distillation = {'hidden_projection'}  # distill/test_hidden_states.py
     assert found == every - {'layers', 'multi_token', 'layer'} - of_distillation
 
 

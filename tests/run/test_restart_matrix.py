@@ -13,7 +13,7 @@ import pytest
 from checkpoint.test_store import DESCRIPTION, recipe
 from pretrax import config_from_values, pretrain
 from pretrax.checkpoint import Checkpoints, restore
-from pretrax.run.teacher_cache import prepare_cache
+from pretrax.distill.preparation import prepare_cache
 from pretrax.train.state import abstract_state, init_state
 from pretrax.train.step import make_step
 from run.test_processes import run_together
@@ -181,10 +181,10 @@ def test_a_feature_goes_on_in_two_processes_on_another_mesh(feature, tmp_path):
     for before, after in zip(expected, found, strict=True):
         assert after.keys() == before.keys()
         np.testing.assert_allclose(list(after.values()), list(before.values()), **close, err_msg=str((before, after)))
-    kept = restore(tmp_path / 'moved' / 'checkpoints', last, jax.tree.map(like, straight._replace(teacher=None)))
+    kept = restore(tmp_path / 'moved' / 'checkpoints', last, jax.tree.map(like, straight._replace(constants=None)))
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
-        *(jax.device_get(state._replace(teacher=None)) for state in (kept, straight)),
+        *(jax.device_get(state._replace(constants=None)) for state in (kept, straight)),
     )
 
 

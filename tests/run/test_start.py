@@ -11,7 +11,7 @@ from pretrax.checkpoint import steps_in, verify
 from pretrax.errors import UserError
 from pretrax.observe.metrics import read_metrics
 from pretrax.run.setup import prepare
-from pretrax.run.warm_start import warm_state
+from pretrax.weights.warm_start import warm_state
 from runs import BIGRAM, Quiet, small_values, write_documents
 
 

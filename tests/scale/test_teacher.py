@@ -36,7 +36,7 @@ def prepared(directory, **changes):
 @pytest.mark.parametrize('mesh', [{'r': 8}, {'d': 4, 't': 2}])
 def test_weights_of_the_teacher_are_those_of_its_arrays(tmp_path, mesh):
     run = prepared(tmp_path, mesh=mesh)
-    held = sum(map(bytes_per_device, jax.tree.leaves(run.like.teacher)))
+    held = sum(map(bytes_per_device, jax.tree.leaves(run.like.constants)))
     assert teacher_memory(step_facts(run)).weights == pytest.approx(held, rel=0.01)
     assert any(line.topic == 'memory' and 'teacher ' in line.text for line in run.startup)
 

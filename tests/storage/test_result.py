@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from checkpoint.test_keep import Memory
-from data.batches.test_teacher_files import DESCRIPTION, batch_of, top_of
+from distill.test_files import DESCRIPTION, batch_of, top_of
 from interleaved import interleavings
 from pretrax.cli._prompt_file import _InBucket
-from pretrax.data.batches.teacher_files import TeacherFiles, digests
-from pretrax.data.batches.teacher_files import create as create_teacher
 from pretrax.data.tokens.flat_tokens import TokenizerIdentity, splits
 from pretrax.data.tokens.flat_tokens_check import verify
 from pretrax.data.tokens.flat_tokens_writer import create as create_tokens
+from pretrax.distill.files import TeacherFiles, digests
+from pretrax.distill.files import create as create_teacher
 from pretrax.errors import UserError
 from pretrax.storage import BucketPath
 from pretrax.storage.index import Guard

@@ -11,11 +11,11 @@ from bigram import Bigram
 from pretrax import config_from_values, pretrain
 from pretrax.cli import main
 from pretrax.errors import UserError
-from pretrax.run.averaged import write_average
-from pretrax.run.trained import open_trained
 from pretrax.train import optimizer
 from pretrax.train.state import abstract_state, init_state
 from pretrax.train.step import Recipe, make_step
+from pretrax.weights.averaged import write_average
+from pretrax.weights.trained import open_trained
 from runs import Quiet, StoppedAt, lines_of
 from small import LLAMA, mesh_of, random_batch, transformer
 

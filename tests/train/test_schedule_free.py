@@ -11,11 +11,11 @@ import pytest
 from bigram import Bigram
 from pretrax import config_from_values, pretrain
 from pretrax.errors import UserError
-from pretrax.run.trained import open_trained
 from pretrax.train import optimizer, schedule
 from pretrax.train.groups import Group
 from pretrax.train.state import init_state
 from pretrax.train.step import Recipe, make_gradients, make_step
+from pretrax.weights.trained import open_trained
 from runs import Quiet, StoppedAt, lines_of
 from small import LLAMA, mesh_of, random_batch, transformer
 

@@ -24,8 +24,7 @@ from pretrax.model.axes import AXES, along
 from pretrax.model.pipeline_schedule import PipelineSchedule, choose_schedule
 from pretrax.model.remat import choose_saved
 from pretrax.model.request import ModelRequest
-from pretrax.run.distilled import build_model
-from pretrax.run.setup import open_source
+from pretrax.run.setup import build_model, open_source
 from pretrax.scale.compiler_options import CompilerOption, Situation, by_reason, choose_options
 from pretrax.scale.exposed import exposed_by_default
 from pretrax.scale.memory import Memory, expected_memory

@@ -32,7 +32,7 @@ STATE = 'state'  # the subdirectory that Orbax writes
 PARTIAL = '.partial'  # suffix of an incomplete checkpoint
 DELETING = '.deleting'  # suffix of a checkpoint that is being deleted
 UNFINISHED = (PARTIAL, DELETING)
-# Arrays that only training uses: the map of a student's hidden states to those of its teacher (model/hidden_states.py)
+# Arrays that only training uses: the map of a student's hidden states to those of its teacher (distill/hidden_states.py)
 _OF_TRAINING = ('weights.hidden_projection', 'ema.hidden_projection')
 
 

@@ -62,9 +62,9 @@ class _StreamedHandler(type_handlers.NumpyHandler):
 
 
 def write_streamed(
-    directory: pathlib.Path, step: int, weights: Mapping[str, Any], description: dict[str, Any]
+    directory: pathlib.Path, step: int, weights: Mapping[str, StreamedArray], description: dict[str, Any]
 ) -> pathlib.Path:
-    """Writes StreamedArrays to `<directory>/<step>`. If interrupted, the directory keeps its temporary name."""
+    """Writes weights, by their dotted paths, to `<directory>/<step>`. If interrupted, the directory keeps its temporary name."""
     registry = type_handlers.create_type_handler_registry(
         (StreamedArray, _StreamedHandler()), (jax.Array, type_handlers.ArrayHandler())
     )
@@ -73,8 +73,20 @@ def write_streamed(
         shutil.rmtree(place)
     place.mkdir(parents=True)
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False, type_handler_registry=registry)
-    state = {'weights': dict(weights)}
+    state = {'weights': _nested(weights)}
     with ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(place / STATE, args=ocp.args.PyTreeSave(state))
     publish(place, directory.absolute(), step, description, named_arrays(state), digests(place, written(place)))
     return directory / str(step)
+
+
+def _nested(by_path: Mapping[str, StreamedArray]) -> dict[str, Any]:
+    """{'a.b': leaf} -> {'a': {'b': leaf}}"""
+    tree: dict[str, Any] = {}
+    for path, leaf in by_path.items():
+        *above, name = path.split('.')
+        node = tree
+        for part in above:
+            node = node.setdefault(part, {})
+        node[name] = leaf
+    return tree

@@ -6,9 +6,10 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from pretrax.cli._loaded_model import LoadedModel, Speed, show
+from pretrax.cli._output import Speed, show
 from pretrax.errors import UserError
 from pretrax.infer.sampling_settings import Sampling
+from pretrax.weights.loaded import LoadedModel
 
 HELP = '/reset starts again, /quit or Ctrl-D ends, Ctrl-C stops an answer'
 
@@ -31,7 +32,7 @@ def chat_with(
     from pretrax.infer.answers import Asked, write
     from pretrax.infer.request import Request
 
-    template = model.template()
+    template = model.chat_template()
     length = max_length or model.longest(slots=1)
     model.check_length((), length)
     engine = model.engine(length, slots=1)

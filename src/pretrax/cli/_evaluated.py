@@ -17,7 +17,7 @@ from pretrax.observe.metrics import EVALUATIONS, append_evaluation, read_metrics
 from pretrax.storage import AnyPath, locate
 
 if TYPE_CHECKING:
-    from pretrax.run.trained import Trained
+    from pretrax.weights.trained import Trained
 
 _WAIT = 5.0  # seconds between two looks for checkpoints
 
@@ -58,11 +58,11 @@ def evaluate_models(
 def models_at(path: str, reading: Reading, all_checkpoints: bool) -> Iterator[tuple[str, LanguageModel]]:
     """(name, model) of a run, a checkpoint or a Hugging Face directory, or of all checkpoints of a run."""
     from pretrax.checkpoint import is_checkpoint, steps_in
-    from pretrax.run.trained import open_trained
+    from pretrax.weights.trained import open_trained
 
     with _imported(path) as run_path:
         trained = open_trained(run_path, dtype=reading.dtype)
-        run_name = Path(path).name if run_path != path else trained.directory.parent.name
+        run_name = Path(path).name if run_path != path else trained.run_dir.name
         steps = [trained.step]
         if all_checkpoints:
             if is_checkpoint(locate(run_path)):
@@ -81,7 +81,7 @@ def _used(model: LanguageModel | None, trained: 'Trained', weights: Any, reading
         model.use(weights)
         return model
     run = trained.run
-    _report(f'{trained.directory.parent.name}: computes in {run.compute}')
+    _report(f'{trained.run_dir.name}: computes in {run.compute}')
     return LanguageModel(
         run.recipe.model, weights, getattr(run.source, 'tokenizer', None),
         length=reading.max_length or trained.length, end=trained.end_tokens, batch_tokens=reading.batch_tokens,
@@ -99,7 +99,7 @@ def follow(
         UserError: there is no such run, or it has no tokenizer.
     """
     from pretrax.checkpoint import is_checkpoint, read_description, steps_in
-    from pretrax.run.trained import open_trained
+    from pretrax.weights.trained import open_trained
 
     place = locate(path)
     if is_checkpoint(place) or (place / 'config.json').is_file():
@@ -155,7 +155,7 @@ def _imported(path: str) -> Iterator[str]:
     if not (place / 'config.json').is_file() or (place / 'checkpoints').exists():
         yield path
         return
-    from pretrax.run.imported import import_checkpoint
+    from pretrax.weights.imported import import_checkpoint
 
     with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(sys.stderr):
         import_checkpoint(path, f'{directory}/{place.name or "model"}')

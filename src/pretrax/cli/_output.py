@@ -1,8 +1,15 @@
-"""Files that a verb writes where its user says."""
+"""What a verb writes: files where its user says, the text of a model, and the speed of the model."""
 
-from pretrax.errors import UserError
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from pretrax.errors import UserError, unfiltered_output
 from pretrax.storage import locate
 from pretrax.storage.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from pretrax.weights.loaded import LoadedModel
 
 
 def write_output(out: str, content: str | bytes) -> None:
@@ -13,3 +20,25 @@ def write_output(out: str, content: str | bytes) -> None:
         write_whole(path, content if isinstance(content, bytes) else content.encode())
     except OSError as error:
         raise UserError(f'cannot write {out}: {error.strerror}') from error
+
+
+class Speed:
+    """Counts the tokens of a model, and prints how many a second there were."""
+
+    def __init__(self, model: 'LoadedModel'):
+        self._compute = model.compute
+        self._began = time.perf_counter()
+        self.prompt_tokens = self.tokens = 0
+
+    def report(self) -> None:
+        seconds = max(time.perf_counter() - self._began, 1e-9)
+        print(
+            f'{self.tokens:,} tokens in {seconds:.1f} s, compilation included, computed in {self._compute}: {self.tokens / seconds:,.1f} tokens/s, '
+            f'{self.prompt_tokens / seconds:,.1f} prompt tokens/s',
+            file=sys.stderr,
+        )
+
+
+def show(text: str, end: str = '') -> None:
+    """Prints text of a model at once: to a terminal without control characters, elsewhere as it is."""
+    print(text, end=end, flush=True, file=None if sys.stdout.isatty() else unfiltered_output())

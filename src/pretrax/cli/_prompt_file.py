@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from pretrax.cli._loaded_model import LoadedModel, Speed
+from pretrax.cli._output import Speed
 from pretrax.errors import UserError
 from pretrax.infer.sampling_settings import SETTINGS, Sampling, Setting
 from pretrax.machine.locks import lock
 from pretrax.storage import AnyPath, BucketPath, locate
 from pretrax.storage.whole_file import write_whole
+from pretrax.weights.loaded import LoadedModel
 
 if TYPE_CHECKING:
     from pretrax.infer.answers import Asked
@@ -198,7 +199,7 @@ def _requests(lines: Sequence[Line], model: LoadedModel, name: str) -> tuple[lis
     from pretrax.infer.answers import Asked, encode_prompt
     from pretrax.infer.request import Request
 
-    template = model.template() if any('messages' in line.fields for line in lines) else None
+    template = model.chat_template() if any('messages' in line.fields for line in lines) else None
     end = model.end if template is None else (*model.end, *template.end_of_turn)
     asked, records = [], []
     for line in lines:

@@ -29,9 +29,8 @@ def export(
 
     place = locate(out)
     from pretrax.huggingface.export import export as write
-    from pretrax.huggingface.model import KEPT
     from pretrax.model.transformer import Transformer
-    from pretrax.run.trained import open_trained
+    from pretrax.weights.trained import open_trained
 
     load_plugins(plugin)
     trained = open_trained(path)
@@ -45,7 +44,7 @@ def export(
     known = imported in DTYPES.values()  # others are read as F32
     stored = DTYPES[dtype] if dtype else str(imported) if known else 'F32'
     why = 'as requested' if dtype else 'as in the imported files' if known else 'exact; --dtype bf16 halves the size'
-    with read_directory(trained.directory.parent / KEPT) as kept:
+    with read_directory(trained.kept) as kept:
         files = write(
             trained.pieces,
             model.arch,

@@ -9,10 +9,12 @@ from typing import Annotated
 
 import typer
 
-from pretrax.cli._arguments import Dtype, Plugins, RunOrCheckpoint, check_dtype
-from pretrax.cli._loaded_model import LoadedModel, Speed, show
+from pretrax.cli._arguments import Dtype, Plugins, RunOrCheckpoint, check_dtype, load_plugins
+from pretrax.cli._output import Speed, show
 from pretrax.errors import UserError
 from pretrax.infer.sampling_settings import SETTINGS, Sampling
+from pretrax.storage import locate
+from pretrax.weights.loaded import LoadedModel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,9 @@ def generate(options: Options) -> None:
     sampling, stops = options.sampling, options.stop
 
     def load() -> LoadedModel:
-        return LoadedModel(options.path, options.plugin, options.chat_template, options.dtype)
+        load_plugins(options.plugin)
+        template = None if options.chat_template is None else locate(options.chat_template)
+        return LoadedModel(options.path, template, options.dtype)
 
     if options.chat:
         from pretrax.cli._chat import chat_with

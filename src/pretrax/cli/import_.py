@@ -27,7 +27,7 @@ def import_(
         bool, typer.Option('--allow-not-finite', help='Import weights that are NaN or infinite, and only report them.')
     ] = False,
 ) -> None:
-    from pretrax.run.imported import import_checkpoint
+    from pretrax.weights.imported import import_checkpoint
 
     choice = {'true': True, 'false': False}.get(begin_of_text or '', begin_of_text)
     import_checkpoint(source, out, choice, allow_not_finite)

@@ -21,8 +21,8 @@ from pretrax.cli._arguments import Dtype, Plugins, check_dtype, load_plugins
 from pretrax.errors import UserError, install_extra, printable
 
 if TYPE_CHECKING:
-    from pretrax.run.trained import Trained
     from pretrax.serve.service import ServedModel
+    from pretrax.weights.trained import Trained
 
 AXES = ('r', 'd', 'e', 't')  # of a mesh that serves
 
@@ -170,26 +170,21 @@ class _Loaded(NamedTuple):
 
 def _load(path: str, how: _How) -> _Loaded:
     """Loads a model, and compiles the programs of its engine."""
-    from pretrax.chat.templates import read_chat_template
     from pretrax.checkpoint import is_checkpoint
-    from pretrax.huggingface.model import KEPT
     from pretrax.infer.engine import Engine
     from pretrax.infer.programs import EngineOptions, fitting_length, programs_of
-    from pretrax.infer.sample import check_can_sample
-    from pretrax.run.follow import written_at
-    from pretrax.run.trained import open_trained
     from pretrax.serve.engine_thread import EngineThread
     from pretrax.serve.limits import Admission
     from pretrax.serve.service import ServedModel
     from pretrax.storage import locate
+    from pretrax.weights.follow import written_at
+    from pretrax.weights.loaded import LoadedModel
+    from pretrax.weights.trained import open_trained
 
-    trained = open_trained(path, how.mesh, how.dtype)
-    run = trained.run
-    model, tokenizer = run.recipe.model, getattr(run.source, 'tokenizer', None)
-    check_can_sample(model, run.source)
-    assert tokenizer is not None
-    template = read_chat_template(trained.directory.parent / KEPT, tokenizer, how.template)
-    length = how.max_length or model.max_length or trained.length
+    loaded = LoadedModel(path, how.template, how.dtype, how.mesh)
+    trained, model, tokenizer = loaded.trained, loaded.model, loaded.tokenizer
+    run, template = trained.run, loaded.template()
+    length = how.max_length or loaded.length
     if model.max_length is not None and length > model.max_length:
         raise UserError(f'--max-length is {length}, but the model has {model.max_length} positions')
     options = EngineOptions(
@@ -201,7 +196,7 @@ def _load(path: str, how: _How) -> _Loaded:
     if how.max_length is None:
         options = dataclasses.replace(options, max_length=fitting_length(model, run.mesh, options, drafting))
     programs = programs_of(model, run.mesh, options, drafting)
-    run_name = trained.directory.parent.name
+    run_name = trained.run_dir.name
     name = f'{run_name}@{trained.step}' if is_checkpoint(locate(path)) else run_name
     print(f'{name}: step {trained.step}, {run.n_params:,} parameters', flush=True)
     print(f'{name}: attention to the cache by {programs.reader.kernel}; compiling', flush=True)
@@ -210,7 +205,7 @@ def _load(path: str, how: _How) -> _Loaded:
     fits = '' if options.max_length == length else f' (the model reads {length:,}; the cache for these has no room)'
     print(
         f'{name}: at most {options.max_length:,} tokens{fits}, {status.slots} slots, '
-        f'{"chat" if template else "base model"}, computes in {run.compute}',
+        f'{"chat" if template else "base model"}, computes in {loaded.compute}',
         flush=True,
     )
     print(f'{name}: {tokenizer.shown_begin} begins a text', flush=True)
@@ -226,7 +221,7 @@ def _load(path: str, how: _How) -> _Loaded:
         created=created,
         pooling=how.pooling,
         normalize=how.normalize,
-        end_tokens=trained.end_tokens,
+        end_tokens=loaded.end,
     )
 
     def swap(weights: Any, step: int) -> None:
@@ -247,7 +242,7 @@ def _check_can_follow(paths: Sequence[str]) -> None:
 @contextlib.contextmanager
 def _following(loaded: _Loaded) -> Iterator[None]:
     """Gives an engine the newest weights of its run, in this context."""
-    from pretrax.run.follow import follow
+    from pretrax.weights.follow import follow
 
     def use(weights: Any, step: int) -> None:
         loaded.swap(weights, step)

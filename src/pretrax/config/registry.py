@@ -55,13 +55,15 @@ class Entry:
     option_names: str | None = None
 
 
+# Sections that most runs do not have, and what runs then: a run without them does not import it.
+_FEATURES = {'init_from': 'pretrax.weights.warm_start:warm_state', 'distill': 'pretrax.distill.teaching:Teaching'}
 DECAYING = ('cosine', 'linear', 'wsd', 'inverse_sqrt', 'step', 'exponential', 'polynomial')  # schedules that decay
 _components: dict[str, dict[str, Entry]] = {
     'model': {
         'transformer': Entry(
             'pretrax.model.transformer:Transformer',
             'pretrax.model.options:TransformerOptions',
-            'pretrax.huggingface.section:model_section',
+            'pretrax.weights.saved:model_section',
             'pretrax.model.option_names',
         ),
         'nnx': Entry('pretrax.model.nnx:NnxModel', 'pretrax.model.nnx_options:NnxOptions'),
@@ -150,6 +152,11 @@ def section_of_checkpoint(kind: str, name: str, place: str) -> dict[str, Any] | 
     """The section of a component as the checkpoint at `place` gives it; None if the component reads none."""
     entry = _components[kind].get(name)
     return imported(entry.section_of)(place) if entry and entry.section_of else None
+
+
+def feature(section: str) -> Any:
+    """What runs if a configuration has the section: `init_from` or `distill`."""
+    return imported(_FEATURES[section])
 
 
 def option_names(kind: str, name: Any) -> Any:

@@ -17,7 +17,6 @@ from pretrax.model.architecture import Architecture
 from pretrax.model.dropout import token_seeds
 from pretrax.model.loss import Batch, LossTerms
 from pretrax.model.plan import ExecutionPlan
-from pretrax.model.weights import Teacher
 from pretrax.shardlib import f32, i32, make_shardings, num
 
 
@@ -26,6 +25,12 @@ class Model:
 
     Weights: Any
     """The type of the weights: a `pytree_dataclass` of array types, which give shardings and checkpoints."""
+
+    Constants: Any = None
+    """The type of arrays that `loss` needs in training, that no step changes and no checkpoint has. None: it needs none."""
+
+    uninherited: tuple[str, ...] = ()
+    """Names of weights that a run draws although it starts from another checkpoint, which has none for this model."""
 
     arch: Architecture | None = None
     """The sizes of a decoder. Without them memory and running time are not estimated."""
@@ -87,10 +92,10 @@ class Model:
         """
         raise NotImplementedError(f'{type(self).__name__}.loss')
 
-    def abstract_teacher(self) -> Teacher | None:
-        """Shapes, dtypes and shardings of the weights of a teacher, on the current mesh. None: `loss` needs none.
+    def abstract_constants(self) -> Any:
+        """Shapes, dtypes and shardings of the constants, on the current mesh. None: `loss` needs none.
 
-        Otherwise `loss` gets them as `teacher=` in training, and without them it is that of an evaluation.
+        Otherwise `loss` gets them as `constants=` in training, and without them it is that of an evaluation.
         """
         return None
 

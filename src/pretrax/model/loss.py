@@ -36,7 +36,7 @@ class Batch:
     positions: i32['B/r/d/e L/c']
     mask: f32['B/r/d/e L/c']
     seeds: u32['B/r/d/e L/c two'] | None = None  # random words for dropout; None: nothing is dropped, as in evaluation
-    top_ids: i32['B/r/d/e L/c top_k'] | None = None  # of offline distillation, as the two below (top_k.py)
+    top_ids: i32['B/r/d/e L/c top_k'] | None = None  # of offline distillation, as the two below (distill/top_k.py)
     top_log_probs: f32['B/r/d/e L/c top_k'] | None = None
     log_tail: f32['B/r/d/e L/c'] | None = None
 

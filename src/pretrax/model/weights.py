@@ -11,7 +11,7 @@ import dataclasses
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -135,16 +135,8 @@ class Weights:
     unembed: num['V/t M/d'] | None
     unembed_bias: f32['V/t'] | None
     multi_token: Array['_', MultiToken] | None
-    # Of a student in training, if its teacher is wider or narrower (hidden_states.py). No other reader of a checkpoint gets it.
+    # Of a student in training, if its teacher is wider or narrower (distill/hidden_states.py). No other reader of a checkpoint gets it.
     hidden_projection: num['pairs M/d M_teacher'] | None = None
-
-
-@pytree_dataclass
-class Teacher:
-    """The weights of a teacher (distillation.py), with sizes of its own; matrices and tables in the compute dtype."""
-
-    own_sizes: ClassVar[bool] = True
-    weights: Weights
 
 
 @pytree_dataclass

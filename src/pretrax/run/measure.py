@@ -26,7 +26,6 @@ from pretrax.run.devices import memory_limit, peak_memory
 from pretrax.run.out_of_memory import FullMemoryError
 from pretrax.run.processes import join_processes
 from pretrax.run.setup import memory_of_run, prepare
-from pretrax.run.teacher import load_teacher
 from pretrax.train.state import init_state
 
 DONE, TOO_LARGE, OUT_OF_MEMORY, REFUSED, FAILED = 'done', 'too large', 'out of memory', 'refused', 'failed'
@@ -77,7 +76,7 @@ def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:
         why = f'about {size(expected.total)} per device, which has {size(limit)}'
         return {'status': TOO_LARGE, 'why': why, **sizes}
     with jax.set_mesh(run.mesh):
-        state = init_state(run.recipe, config.seed)._replace(teacher=load_teacher(run, lambda text: None))
+        state = init_state(run.recipe, config.seed)._replace(constants=run.constants(lambda text: None))
         step = compile_step(run, state)
         print(step, flush=True)
         ends, metrics = [], None

@@ -24,7 +24,6 @@ from pretrax.machine.software import flags, versions
 from pretrax.run.compiled_step import lower_step
 from pretrax.run.devices import device_memory
 from pretrax.run.setup import Run, prepare
-from pretrax.run.teacher import load_teacher
 from pretrax.scale.memory import memory_of
 from pretrax.train.state import init_state
 
@@ -92,7 +91,7 @@ def _speed(config: RunConfig) -> float | str:
             if limit is not None and needed > limit:
                 return f'does not fit: {size(needed)} of {size(limit)}'
             state, batch = (
-                init_state(run.recipe, config.seed)._replace(teacher=load_teacher(run, lambda text: None)),
+                init_state(run.recipe, config.seed)._replace(constants=run.constants(lambda text: None)),
                 run.batch(run.first_batch),
             )
             seconds = []

@@ -28,9 +28,9 @@ def roll_back(run: Run, state: TrainState, skipped: int, checkpoints: Checkpoint
     except SaveError as error:
         report(f'WARNING: {error}')
     next_batch = int(state.batch)
-    teacher, state = state.teacher, state._replace(teacher=None)
+    constants, state = state.constants, state._replace(constants=None)
     jax.tree.map(lambda x: x.delete(), state)  # frees the memory that the restored state needs
-    good = restore_newest(checkpoints.directory, run.like._replace(teacher=None), report, good=True)
+    good = restore_newest(checkpoints.directory, run.like._replace(constants=None), report, good=True)
     step, restored, description = good or (0, initial_state(run, report), {})
     report(
         f'WARNING: {skipped} steps in a row were skipped: rolling back to step {step}, continuing with batch {next_batch}'
@@ -40,7 +40,7 @@ def roll_back(run: Run, state: TrainState, skipped: int, checkpoints: Checkpoint
     except SaveError as error:
         report(f'WARNING: {error}')
     batch = jax.device_put(np.int32(next_batch), restored.batch.sharding)
-    return Start(restored._replace(batch=batch, teacher=teacher), step, description)
+    return Start(restored._replace(batch=batch, constants=constants), step, description)
 
 
 def failure(run: Run, state: TrainState, skipped: int, rollbacks: int) -> UserError:
@@ -75,7 +75,7 @@ def _gradient_report(run: Run, state: TrainState, batch: int) -> list[str]:
     gradients = make_gradients(recipe.model, recipe.accumulation)
     compute = jax.jit(lambda weights, *more, **known: gradients(on_device(weights), *more, **known))
     key = step_keys(recipe, state.step - 1)
-    known = {} if state.teacher is None else {'teacher': state.teacher}
+    known = {} if state.constants is None else {'constants': state.constants}
     gradient, terms, _ = compute(state.weights, run.batch(batch), *key, **known)
     lines = [f'{name} of batch {batch}: {float(value)}' for name, value in means(terms).items()]
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):

@@ -9,7 +9,6 @@ from pretrax import __version__
 from pretrax.checkpoint import Checkpoints, Keep, SaveError
 from pretrax.config import RunConfig, written_values
 from pretrax.errors import Report, UnavailableError, UserError
-from pretrax.run.distilled import teacher_fingerprint
 from pretrax.run.setup import Run
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.train.host_memory import on_device
@@ -62,10 +61,10 @@ def save(
         'begin_of_text': run.source.tokenizer_begin,
         'vocab_size': run.recipe.model.vocab_size,
         'finite_state': is_finite,
-        **({} if run.config.distill is None else {'teacher': teacher_fingerprint(run.teacher_files, state.teacher)}),
+        **(run.teaching.description if run.teaching else {}),
         **description,
     }
-    for write in (checkpoints.wait, lambda: checkpoints.save(step, state._replace(teacher=None), whole)):
+    for write in (checkpoints.wait, lambda: checkpoints.save(step, state._replace(constants=None), whole)):
         try:
             write()
         except SaveError as error:

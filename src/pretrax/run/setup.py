@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from pretrax.config import RunConfig, build
+from pretrax.config import RunConfig, build, feature
 from pretrax.config.batch import (
     describe_batch,
     micro_batch_size,
@@ -23,15 +23,13 @@ from pretrax.config.schema import Optimizer, Precision
 from pretrax.data.batches.prefetch import prefetch
 from pretrax.data.batches.sequences import check_row_order, read_sequences
 from pretrax.data.batches.source import DataRequest, HostBatch, Source, check_source
-from pretrax.data.batches.teacher_files import TeacherFiles
 from pretrax.errors import Report, UserError
 from pretrax.infer.sample import check_can_sample
-from pretrax.model.base import AutomaticModel, Model
+from pretrax.model.base import AutomaticModel, Model, check_model
 from pretrax.model.loss import Batch
 from pretrax.model.request import ModelRequest
 from pretrax.run.compiler_options import CompilerOptions, choose_compiler_options
 from pretrax.run.devices import choose_compute, choose_mesh
-from pretrax.run.distilled import build_model, open_teacher_files
 from pretrax.run.placement import n_slices
 from pretrax.run.program_cache import keep_programs
 from pretrax.run.same_run import check_same_data, check_same_run
@@ -49,7 +47,8 @@ from pretrax.train.skipping import LossScale
 from pretrax.train.state import abstract_state
 from pretrax.train.step import Recipe, TrainState
 
-_OF_TEACHER = ('top_ids', 'top_log_probs', 'log_tail')  # fields of a batch, in the order of `HostTopK`
+if TYPE_CHECKING:
+    from pretrax.distill.teaching import Teaching
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Run:
     flops: Flops | None  # per token; None: not known
     mfu: Utilization
     startup: list[StartupLine]
-    teacher_files: TeacherFiles | None = None  # of `distill.cache`; None: batches have nothing of a teacher
+    teaching: 'Teaching | None' = None  # what `distill` adds; None: the run has no teacher
     smaller: 'Sequence[Run]' = dataclasses.field(default=(), repr=False, compare=False)  # for batches of other sizes
 
     def at(self, number: int) -> 'Run':
@@ -108,7 +107,7 @@ class Run:
     def batch(self, number: int) -> Batch:
         """The training batch with this number: the same on any mesh and with any number of processes."""
         where = rows_of(self.config.batch, number)
-        return self.at(number).place(lambda rows: read_sequences(self.source, *where, rows), self.teacher_files)
+        return self.at(number).place(lambda rows: read_sequences(self.source, *where, rows), self.teaching)
 
     def batches(self, numbers: Iterable[int], report: Report) -> Generator[Batch]:
         """The training batches with these numbers, fetched ahead. A long wait is reported with its cause."""
@@ -125,32 +124,32 @@ class Run:
         _, held_out = self.source.validation_parts[part]
         return self.place(lambda rows: held_out(index, rows, self.rows))
 
-    def place(self, host: Callable[[slice], HostBatch], teacher: TeacherFiles | None = None) -> Batch:
-        """A batch on the devices, with what a teacher says about it. Each process asks `host` only for the rows of its devices."""
-        fetched: dict[tuple[int, int], tuple[np.ndarray, ...]] = {}
+    def place(self, host: Callable[[slice], HostBatch], teaching: 'Teaching | None' = None) -> Batch:
+        """A batch on the devices, with the fields that `teaching` adds. Each process asks `host` only for the rows of its devices."""
+        fetched: dict[tuple[int, int], dict[str, np.ndarray]] = {}
         order = self.recipe.model.column_order
+        fields = {**dict.fromkeys(HostBatch._fields, ()), **(teaching.fields if teaching else {})}
 
-        def rows_of(index: Any) -> tuple[np.ndarray, ...]:
+        def rows_of(index: Any) -> dict[str, np.ndarray]:
             start, stop, _ = index[0].indices(self.rows)
             if (start, stop) not in fetched:
-                rows = host(slice(start, stop))
+                rows = HostBatch(*host(slice(start, stop)))
                 self._check_tokens(rows)
-                fetched[start, stop] = (*rows, *(teacher.read(rows) if teacher else ()))
+                fetched[start, stop] = rows._asdict() | dict(teaching.read(rows) if teaching else {})
             return fetched[start, stop]
 
-        def put(field: int, sharding: Any) -> Any:
+        def put(field: str, sharding: Any) -> Any:
             def shard(index: Any) -> np.ndarray:
                 whole: Any = rows_of(index)[field]
                 ordered = whole if order is None else whole[:, order]
                 return ordered[:, index[1]]
 
-            kept = (teacher.description.top_k,) if teacher and len(sharding.spec) == 3 else ()
-            shape = (self.rows, self.size.sequence_length, *kept)
+            last = [teaching.sizes[dimension] for dimension in fields[field]] if teaching else []
+            shape = (self.rows, self.size.sequence_length, *last)
             return jax.make_array_from_callback(shape, sharding, shard)
 
         shardings = make_shardings(Batch, self.mesh)
-        names = (*HostBatch._fields, *(_OF_TEACHER if teacher else ()))
-        return Batch(**{name: put(i, getattr(shardings, name)) for i, name in enumerate(names)})
+        return Batch(**{field: put(field, getattr(shardings, field)) for field in fields})
 
     def _check_tokens(self, rows: HostBatch) -> None:
         """Raises UserError if rows have a token that the model lacks: a device would read another one in its place."""
@@ -163,10 +162,14 @@ class Run:
 
     def abstract_batch(self) -> Batch:
         """Shapes, dtypes and shardings of a batch."""
-        sizes, files = {'B': self.rows, 'L': self.size.sequence_length}, self.teacher_files
-        if files is None:
-            return make_abstract(Batch, sizes, omit=('seeds', *_OF_TEACHER))
-        return make_abstract(Batch, sizes | {'top_k': files.description.top_k}, omit=('seeds',))
+        sizes = {'B': self.rows, 'L': self.size.sequence_length, **(self.teaching.sizes if self.teaching else {})}
+        present = {*HostBatch._fields, *(self.teaching.fields if self.teaching else ())}
+        omit = tuple(field.name for field in dataclasses.fields(Batch) if field.name not in present)
+        return make_abstract(Batch, sizes, omit=omit)
+
+    def constants(self, report: Report) -> Any:
+        """The constants of the loss, on the devices; None: it needs none. The mesh of the run must be set."""
+        return self.teaching.load(self, report) if self.teaching else None
 
 
 def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | None = None) -> Run:
@@ -194,19 +197,19 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     source = open_source(config, report)
     if devices is None:
         check_same_data(source)
-    files = open_teacher_files(config, source)
+    teaching = _teaching(config)
+    if teaching is not None:
+        teaching.open_files(config, source)
 
     def prepare_size(size: BatchSize) -> Run:
         micro_batches = sequences_per_device(size, mesh.shape) // micro_batch_size(size, mesh.shape)
-        model = _build_model(config, size, source, mesh, dtype, micro_batches, has_host_memory(local))
+        model = _checked_model(config, size, source, mesh, dtype, micro_batches, has_host_memory(local))
         recipe = _build_recipe(config, model, 1 if mesh.shape['p'] > 1 else micro_batches)
         with jax.set_mesh(mesh):
             like = abstract_state(recipe)
         flops = training_flops(model, size.sequence_length)
         utilization = choose_utilization(mesh, compute, flops, config.log.peak_tflops)
-        return Run(
-            config, size, mesh, source, recipe, like, compute, flops, utilization, startup=[], teacher_files=files
-        )
+        return Run(config, size, mesh, source, recipe, like, compute, flops, utilization, startup=[], teaching=teaching)
 
     *smaller, run = map(prepare_size, config.batch.sizes.values())
     memory = memory_of_run(run)
@@ -275,7 +278,31 @@ def open_source(config: RunConfig, report: Report) -> Source:
     return prepared or build_source()
 
 
-def _build_model(
+def _teaching(config: RunConfig) -> 'Teaching | None':
+    return None if config.distill is None else feature('distill')(config.distill)
+
+
+def build_model(config: RunConfig, request: ModelRequest) -> Model:
+    """The model of a configuration.
+
+    Raises:
+        UserError: the model or its teacher does not support a setting of the configuration, or lacks tokens of the data.
+    """
+    name, teaching = config.model.name, _teaching(config)
+    if teaching is not None:
+        model = teaching.build_model(name, config.model.options, request)
+    else:
+        model = check_model(build('model', config.model, request), name)
+    largest = request.vocab_size - 1 if request.largest_token is None else request.largest_token
+    if model.vocab_size is not None and model.vocab_size <= largest:
+        raise UserError(
+            f"model.vocab_size = {model.vocab_size} is smaller than the tokenizer's {request.vocab_size}, and the data can have "
+            f'token {largest}\nleave it out, or use model.vocab_size={request.vocab_size}'
+        )
+    return model
+
+
+def _checked_model(
     config: RunConfig,
     size: BatchSize,
     source: Source,

@@ -4,13 +4,10 @@ import dataclasses
 from typing import Any
 
 from pretrax.checkpoint import restore_newest
+from pretrax.config import feature
 from pretrax.errors import Report
-from pretrax.run.distilled import teacher_fingerprint
 from pretrax.run.resume import check_same_data
 from pretrax.run.setup import Run
-from pretrax.run.teacher import check_same_teacher, load_teacher
-from pretrax.run.teacher_cache import check_cache
-from pretrax.run.warm_start import warm_state
 from pretrax.storage import AnyPath
 from pretrax.train.state import init_state
 from pretrax.train.step import TrainState
@@ -35,21 +32,21 @@ def restore_or_start(run: Run, checkpoints: AnyPath, allow_changes: bool, report
 
     def check(description: dict[str, Any]) -> None:
         check_same_data(run.config, description, run.source.fingerprint, allow_changes)
-        check_same_teacher(run.config, description, teacher_fingerprint(run.teacher_files, teacher), allow_changes)
+        if run.teaching and not allow_changes:
+            run.teaching.check_same(description, run.config.run_dir)
 
-    check_cache(run)
-    teacher = load_teacher(run, report)
-    restored = restore_newest(checkpoints, run.like._replace(teacher=None), report, check)
+    constants = run.teaching.begin(run, report) if run.teaching else None
+    restored = restore_newest(checkpoints, run.like._replace(constants=None), report, check)
     if restored is None:
-        return Start(initial_state(run, report)._replace(teacher=teacher))
+        return Start(initial_state(run, report)._replace(constants=constants))
     step, state, description = restored
-    state = state._replace(teacher=teacher)
+    state = state._replace(constants=constants)
     report(f'resuming from step {step}, checkpoint {checkpoints / str(step)}')
     return Start(state, step, description)
 
 
 def initial_state(run: Run, report: Report) -> TrainState:
-    """The state of a run before its first step, without a teacher."""
+    """The state of a run before its first step, without the constants of its loss."""
     if run.config.init_from:
-        return warm_state(run.config.init_from, run, report)
+        return feature('init_from')(run.config.init_from, run, report)
     return init_state(run.recipe, run.config.seed)

@@ -44,7 +44,7 @@ def make_noise(recipe: Recipe) -> Callable[[TrainState, Batch], Noise]:
         settings = settings_of(recipe, state.weights)
         gradients = make_gradients(recipe.model, recipe.accumulation, settings)
         known = {} if state.loss_scale is None else {'loss_scale': state.loss_scale[0]}
-        known |= {} if state.teacher is None else {'teacher': state.teacher}
+        known |= {} if state.constants is None else {'constants': state.constants}
         point = gradient_point(recipe.optimizer, state.weights, state.optimizer)
         rows = batch.mask.shape[0]
         numbers = jnp.arange(rows)[:, None] % 2

@@ -72,4 +72,4 @@ def abstract_state(recipe: Recipe, seed: int = 0) -> TrainState:
     like = jax.eval_shape(lambda: _fresh(recipe, recipe.model.init(jax.random.key(seed))))
     shardings = state_shardings(recipe, like)
     state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), like, shardings)
-    return state._replace(teacher=recipe.model.abstract_teacher())
+    return state._replace(constants=recipe.model.abstract_constants())

@@ -17,7 +17,6 @@ from jax.typing import DTypeLike
 from pretrax.model.axes import TOKENS
 from pretrax.model.base import AutomaticModel, Model
 from pretrax.model.loss import Batch, LossTerms, means, nonzero
-from pretrax.model.weights import Teacher
 from pretrax.shardlib import axis_size, check, defer_reduction, f32, key, psum, scope, typed_shard_map, zero_gradient
 from pretrax.train.average import Optimizer, gradient_point, next_average, next_weights
 from pretrax.train.groups import Group, adjusted, settings_of, stop_frozen, trained
@@ -43,7 +42,7 @@ class TrainState(NamedTuple):
     optimizer: optax.OptState  # arrays shaped and sharded like the weights, and scalars
     ema: Weights | None = None  # moving average of the weights; None: not wanted
     loss_scale: jax.Array | None = None  # f32[2] in fp16: what the loss is multiplied by, and steps since it changed
-    teacher: Teacher | None = None  # of distillation: weights that no step changes, and no checkpoint has
+    constants: Any = None  # that the loss reads; no step changes them, and no checkpoint has them
 
 
 class Recipe(NamedTuple):
@@ -78,7 +77,7 @@ def training_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainSt
         before, settings = state.weights, settings_of(recipe, state.weights)
         gradients = make_gradients(recipe.model, recipe.accumulation, settings)
         scale = {} if state.loss_scale is None else {'loss_scale': state.loss_scale[0]}
-        known = scale if state.teacher is None else {**scale, 'teacher': state.teacher}
+        known = scale if state.constants is None else {**scale, 'constants': state.constants}
         point = gradient_point(recipe.optimizer, before, state.optimizer)
         gradient, terms, tables = gradients(point, batch, *step_keys(recipe, state.step), **known)
         with jax.named_scope('optimizer'):
@@ -107,7 +106,7 @@ def training_step(recipe: Recipe) -> Callable[[TrainState, Batch], tuple[TrainSt
             optimizer=if_trains(optimizer, state.optimizer),
             ema=if_trains(ema, state.ema),
             loss_scale=outcome.loss_scale,
-            teacher=state.teacher,
+            constants=state.constants,
         )
         metrics = {
             'loss': outcome.loss,
@@ -136,7 +135,7 @@ def make_gradients(model: Model, accumulation: int, settings: Any = None) -> Gra
     """
     if isinstance(model, AutomaticModel):
         return model.make_gradients(accumulation)
-    weights_type = model.Weights
+    weights_type, constants_type = model.Weights, model.Constants
 
     @typed_shard_map
     def gradients(
@@ -144,7 +143,7 @@ def make_gradients(model: Model, accumulation: int, settings: Any = None) -> Gra
         batch: Batch,
         step_key: key[''] | None = None,
         loss_scale: f32[''] | None = None,
-        teacher: Teacher | None = None,
+        constants: constants_type = None,
     ) -> tuple[weights_type, dict[str, tuple[f32[''], f32['']]], dict[str, f32['_ _']]]:
         counts = {name: psum(TOKENS, count) for name, count in model.denominators(batch).items()}
         divisors = {name: nonzero(count) for name, count in counts.items()}
@@ -154,7 +153,7 @@ def make_gradients(model: Model, accumulation: int, settings: Any = None) -> Gra
         def mean_loss(weights: weights_type, micro: Batch, number: Any, *survey: Any) -> tuple[f32[''], Any]:
             weights = stop_frozen(weights, settings) if settings is not None else weights
             keys = {} if step_key is None else {'key': jax.random.fold_in(step_key, number)}
-            keys |= {} if teacher is None else {'teacher': teacher}
+            keys |= {} if constants is None else {'constants': constants}
             with scope():  # B is a micro-batch here
                 sums, tables = split(model.loss(weights, micro, *survey, **keys))
             mean = sum(total / divisors[name] for name, total in sums.items())

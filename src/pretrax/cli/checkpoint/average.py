@@ -16,6 +16,6 @@ def average(
         bool, typer.Option('--ema', help='Take the moving average of the weights that a checkpoint has. One is enough.')
     ] = False,
 ) -> None:
-    from pretrax.run.averaged import write_average
+    from pretrax.weights.averaged import write_average
 
     write_average(paths, out, last, ema)

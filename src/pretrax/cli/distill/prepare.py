@@ -25,7 +25,7 @@ def prepare(
     top_k: Annotated[int, typer.Option(min=1, metavar='K', help='Tokens to keep of each distribution.')] = 64,
 ) -> None:
     from pretrax.config import load
-    from pretrax.run.teacher_cache import prepare_cache
+    from pretrax.distill.preparation import prepare_cache
     from pretrax.storage import locate
 
     found = prepare_cache(load(config, overrides), locate(out), top_k, print)

@@ -5,7 +5,6 @@ all of them.
 """
 
 import dataclasses
-import functools
 import hashlib
 import math
 from collections.abc import Iterator
@@ -15,23 +14,22 @@ import jax
 import numpy as np
 import tokenizers
 
-from pretrax.checkpoint import find_checkpoint, is_stacked, restore
+from pretrax.checkpoint import is_stacked, restore
 from pretrax.config import InitFrom
 from pretrax.errors import Report, UserError
 from pretrax.huggingface.files import not_finite_text
 from pretrax.huggingface.model import KEPT, SETTINGS, TOKENIZER, kept_names
 from pretrax.machine.json_file import read_settings
 from pretrax.machine.trusted import copy_file
-from pretrax.model.hidden_states import PROJECTION, init_projection
 from pretrax.model.weights import MODULES
 from pretrax.run.directory import local_directory
-from pretrax.run.origin import HF, Origin, Piece, check_same_model, open_origin, with_layers
 from pretrax.run.processes import is_first_process
 from pretrax.run.setup import Run
-from pretrax.storage import locate
 from pretrax.storage.staging import read_directory
 from pretrax.train.state import init_state, initial_key
 from pretrax.train.step import TrainState
+from pretrax.weights.origin import Origin, Piece, check_same_model, open_origin, with_layers
+from pretrax.weights.saved import HF
 
 SIZED_BY_VOCABULARY = ('embed', 'unembed', 'unembed_bias')
 
@@ -59,9 +57,9 @@ def warm_state(start: str | InitFrom, run: Run, report: Report) -> TrainState:
         state = init_state(recipe, seed, start_weights(origin, run, report))
     fields = (['optimizer'] if start.optimizer else []) + (['step', 'batch'] if start.step else [])
     if fields:
-        directory, step = find_checkpoint(locate(start.path))
-        like = run.like._asdict()
-        state = state._replace(**restore(directory, step, {field: like[field] for field in fields}))
+        assert origin.saved is not None
+        wanted = {field: like for field, like in run.like._asdict().items() if field in fields}
+        state = state._replace(**restore(origin.saved.directory, origin.saved.step, wanted))
         if int(state.step) >= run.config.steps:
             raise UserError(
                 f'init_from.step: {start.path} is at step {int(state.step)}, and steps = {run.config.steps} counts its steps too\n'
@@ -77,20 +75,26 @@ def warm_state(start: str | InitFrom, run: Run, report: Report) -> TrainState:
 def start_weights(origin: Origin, run: Run, report: Report) -> Any:
     """All weights of a run, from a checkpoint. Raises UserError as `warm_state` does.
 
-    Projections of hidden states are drawn: no checkpoint has those of another run.
+    Weights that no checkpoint has for this model (`Model.uninherited`) are drawn.
     """
+    model = run.recipe.model
     like: Any = run.like.weights
     check_tokenizer(origin, run.source.tokenizer, report)
     check_same_model(origin, run, False, report)
-    projection = getattr(like, PROJECTION, None)
-    if projection is not None:
-        like = dataclasses.replace(like, **{PROJECTION: None})
-    placed = placed_weights(origin, like, like, run.recipe.model.vocab_size, report)
+    drawn = {name: getattr(like, name) for name in model.uninherited}
+    if drawn:
+        like = dataclasses.replace(like, **dict.fromkeys(drawn))
+    placed = placed_weights(origin, like, like, model.vocab_size, report)
     check_finite(origin, report)
-    if projection is None:
+    if not drawn:
         return placed
-    draw = jax.jit(functools.partial(init_projection, like=projection), out_shardings=projection.sharding)
-    return dataclasses.replace(placed, **{PROJECTION: draw(initial_key(run.config.seed))})
+
+    def draw(key: jax.Array) -> dict[str, jax.Array]:
+        weights = model.init(key)
+        return {name: getattr(weights, name) for name in drawn}
+
+    shardings = {name: leaf.sharding for name, leaf in drawn.items()}
+    return dataclasses.replace(placed, **jax.jit(draw, out_shardings=shardings)(initial_key(run.config.seed)))
 
 
 def placed_weights(origin: Origin, weights: Any, like: Any, vocab_size: int | None, report: Report) -> Any:

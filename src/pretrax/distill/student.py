@@ -16,33 +16,34 @@ A student may also learn the hidden states of its teacher after some layers (hid
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pretrax.errors import UserError
-from pretrax.model.axes import along
-from pretrax.model.divergence import divergence
-from pretrax.model.ends import gather_ends
-from pretrax.model.hidden_states import (
+from pretrax.distill.divergence import divergence
+from pretrax.distill.hidden_states import (
+    PROJECTION,
     HiddenMatch,
     abstract_projection,
     hidden_metrics,
     hidden_terms,
     init_projection,
 )
+from pretrax.distill.top_k import TopK, as_logits, top_k_of
+from pretrax.errors import UserError
+from pretrax.model.axes import along
+from pretrax.model.ends import gather_ends
 from pretrax.model.loss import Batch, LossTerms, loss_terms
 from pretrax.model.loss_chunks import chunks_of, in_chunks, join_tokens, over_chunks
 from pretrax.model.multi_token import predict_ahead
 from pretrax.model.option_names import nest
 from pretrax.model.options import TransformerOptions
 from pretrax.model.request import ModelRequest
-from pretrax.model.top_k import TopK, as_logits, top_k_of
 from pretrax.model.transformer import Transformer, block
-from pretrax.model.weights import Ends, Teacher, Weights, abstract_weights, round_matrices
-from pretrax.shardlib import f32, key, num, scope
+from pretrax.model.weights import Ends, Weights, abstract_weights, round_matrices
+from pretrax.shardlib import f32, key, num, pytree_dataclass, scope
 
 Direction = Literal['forward', 'reverse']
 LogitsOf = Callable[[jax.Array], jax.Array]  # hidden states after the last layer -> logits
@@ -51,6 +52,14 @@ OF_TRAINING = (
     'layers', 'save', 'loss_chunks', 'batch_parts', 'attention', 'pipeline_rounds', 'pipeline_schedule', 'context',
     'mtp_layers', 'mtp_loss', 'balance_over', 'dropout', 'attention_dropout', 'residual_dropout', 'embedding_dropout',
 )  # fmt: skip
+
+
+@pytree_dataclass
+class Teacher:
+    """The weights of a teacher, with sizes of its own; matrices and tables in the compute dtype."""
+
+    own_sizes: ClassVar[bool] = True
+    weights: Weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +86,8 @@ class DistilledTransformer(Transformer):
 
     Without a `teacher`, it learns from what the batches have of one.
     """
+
+    Constants = Teacher | None
 
     def __init__(
         self,
@@ -109,6 +120,11 @@ class DistilledTransformer(Transformer):
             how.hidden.check(self.arch.n_layers, self.teacher.arch.n_layers)
             self.choices['hidden states'] = self._describe_hidden(how.hidden, self.teacher.arch.d_model)
 
+    @property
+    def uninherited(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The projection of hidden states: no checkpoint has that of another run."""
+        return () if self._abstract_projection() is None else (PROJECTION,)
+
     def init(self, key: jax.Array) -> Weights:
         """Initial weights (under jit, outside the manual region)."""
         weights, like = super().init(key), self._abstract_projection()
@@ -118,7 +134,7 @@ class DistilledTransformer(Transformer):
         """Shapes and shardings of the weights on the current mesh."""
         return dataclasses.replace(super().abstract(), hidden_projection=self._abstract_projection())
 
-    def abstract_teacher(self) -> Teacher | None:
+    def abstract_constants(self) -> Teacher | None:
         """Shapes, dtypes and shardings of the teacher's weights on the current mesh; None: batches have what it computes."""
         if self.teacher is None:
             return None
@@ -133,16 +149,16 @@ class DistilledTransformer(Transformer):
         batch: Batch,
         surveyed: tuple[f32['E'], f32['']] | None = None,
         key: key[''] | None = None,
-        teacher: Teacher | None = None,
+        constants: Teacher | None = None,
     ) -> LossTerms:
         """This device's terms of the loss; without a teacher, as in an evaluation, the decoder's own terms."""
-        if teacher is None and batch.top_ids is None:
+        if constants is None and batch.top_ids is None:
             return super().loss(weights, batch, surveyed, key)
         ends = gather_ends(weights, self.dtype, self.plan.sums)
         layer_seeds, head_seed = self.plan.numerics.seeds(key)
         kept = () if self.how.hidden is None else self.how.hidden.student_layers
         x, routed, states = self.hidden_states(ends, weights.layers, batch, layer_seeds, kept)
-        terms, of_teacher = self._distilled_terms(lambda x: self.unembed(ends, x, head_seed), x, teacher, batch)
+        terms, of_teacher = self._distilled_terms(lambda x: self.unembed(ends, x, head_seed), x, constants, batch)
         if self.how.hidden is not None:
             terms |= hidden_terms(self.how.hidden, states, of_teacher, weights.hidden_projection, batch.mask)
         ahead = predict_ahead(self, block, weights.multi_token, ends, x, routed, batch, self.tokens(batch))

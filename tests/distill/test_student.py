@@ -11,11 +11,10 @@ import pytest
 
 import reference
 from decoders import decoder_options
+from pretrax.distill.student import Distillation, DistilledTransformer, Teacher, in_compute_dtype
 from pretrax.errors import UserError
-from pretrax.model.distillation import Distillation, DistilledTransformer, in_compute_dtype
 from pretrax.model.loss import means
 from pretrax.model.request import ModelRequest
-from pretrax.model.weights import Teacher
 from pretrax.train.evaluate import make_evaluate
 from pretrax.train.step import make_gradients
 from small import GPT2, LENGTH, LLAMA, VOCAB, assert_same, mesh_of, random_batch, random_weights, transformer
@@ -62,7 +61,7 @@ def found_gradient(model, weights, teacher, batch, mesh=None, accumulation=1):
         order = model.column_order
         batch = batch if order is None else jax.tree.map(lambda x: x[:, order], batch)
         gradients = jax.jit(make_gradients(model, accumulation))
-        gradient, terms, tables = gradients(weights, batch, teacher=Teacher(teacher))
+        gradient, terms, tables = gradients(weights, batch, constants=Teacher(teacher))
         return jax.device_get((gradient, means(terms), model.summarize(tables)))
 
 
@@ -116,7 +115,7 @@ def test_no_array_of_the_program_is_as_large_as_all_logits():
     model = distilled(length=length, vocab_size=vocab, chunks=8)
     with jax.set_mesh(mesh_of()):
         batch = random_batch(rows, length=length, vocab_size=vocab)
-        lowered = jax.jit(make_gradients(model, 1)).lower(model.abstract(), batch, teacher=model.abstract_teacher())
+        lowered = jax.jit(make_gradients(model, 1)).lower(model.abstract(), batch, constants=model.abstract_constants())
         text = lowered.compile().as_text()
     sizes = [[int(n) for n in dims.split(',')] for dims in re.findall(r'= f32\[([\d,]+)\]', text)]
     of_logits = [math.prod(dims) // vocab for dims in sizes if vocab in dims and WIDE['d_model'] not in dims]

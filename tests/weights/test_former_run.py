@@ -15,11 +15,10 @@ from pretrax.checkpoint.manifest import manifest_content
 from pretrax.cli import main
 from pretrax.config import load, upgrade_file
 from pretrax.errors import UserError
-from pretrax.huggingface.section import model_section
 from pretrax.model.option_names import flat
-from pretrax.run.distilled import teacher_options
-from pretrax.run.origin import open_origin
 from pretrax.run.resume import check_unchanged
+from pretrax.weights.origin import open_origin
+from pretrax.weights.saved import model_section, stated_options
 
 FLAT = {
     'family': 'mistral', 'n_layers': 2, 'd_model': 8, 'n_heads': 2, 'n_kv_heads': 1, 'd_ff': 16, 'window': 8, 'global_every': 2,
@@ -50,7 +49,7 @@ def test_its_configuration_resumes_it(former: Path) -> None:
 def test_its_model_is_taken_over(former: Path) -> None:
     origin = open_origin('runs/old')
     assert origin.arch is not None
-    options = teacher_options('runs/old')[0].flat()
+    options = stated_options('runs/old', 'distill.teacher').flat()
     assert FLAT.items() <= options.items()
     assert {
         name: getattr(origin.arch, name) for name in ('window', 'norm_eps', 'final_softcap', 'residual_dropout')

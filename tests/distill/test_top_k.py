@@ -9,11 +9,10 @@ import pytest
 
 import reference
 from decoders import decoder_options
-from pretrax.model.distillation import Distillation, DistilledTransformer
+from pretrax.distill.student import Distillation, DistilledTransformer, Teacher
+from pretrax.distill.top_k import TopK
 from pretrax.model.loss import Batch, means
 from pretrax.model.request import ModelRequest
-from pretrax.model.top_k import TopK
-from pretrax.model.weights import Teacher
 from pretrax.shardlib import typed_shard_map
 from pretrax.train.step import make_gradients
 from small import LENGTH, LLAMA, VOCAB, assert_same, mesh_of, random_batch, random_weights
@@ -120,5 +119,5 @@ def test_all_tokens_offline_are_the_teacher_online(mesh, direction):
     top = kept(model, teacher, batch, VOCAB, sizes)
     assert np.all(top.log_tail == -np.inf)
     offline = found_gradient(distilled(sizes, direction, None), weights, dataclasses.replace(batch, **vars(top)), sizes)
-    online = found_gradient(model, weights, batch, sizes, teacher=Teacher(teacher))
+    online = found_gradient(model, weights, batch, sizes, constants=Teacher(teacher))
     assert_same(offline, online, rtol=1e-5, floor=1e-7)

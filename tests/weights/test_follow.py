@@ -3,8 +3,8 @@
 import dataclasses
 import threading
 
-from pretrax.run import follow as module
-from pretrax.run.follow import follow
+from pretrax.weights import follow as module
+from pretrax.weights.follow import follow
 
 
 @dataclasses.dataclass

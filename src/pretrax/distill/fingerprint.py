@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pretrax.model.weights import Teacher
+from pretrax.distill.student import Teacher
 
 
 def fingerprint(teacher: Teacher | None) -> str | None:

@@ -8,24 +8,19 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from pretrax.checkpoint import CheckpointWeights, find_checkpoint, is_stacked, read_description
-from pretrax.config import upgraded
+from pretrax.checkpoint import CheckpointWeights, is_stacked
 from pretrax.data.tokenizers.tokenizer import tokens_before
 from pretrax.errors import Report, UserError
 from pretrax.huggingface.configs import compare
-from pretrax.huggingface.model import KEPT, TOKENIZER, open_model
+from pretrax.huggingface.model import TOKENIZER, open_model
 from pretrax.model.axes import AXES
 from pretrax.model.families import Architecture, resolve
 from pretrax.model.option_names import key_of
-from pretrax.model.options import TransformerOptions
 from pretrax.model.transformer import Transformer
 from pretrax.model.weights import abstract_weights
 from pretrax.run.setup import Run
-from pretrax.run.trained import begin_of_text, tokenizer_of
-from pretrax.storage import AnyPath, locate
-
-HF = 'hf:'
-DECODER = 'transformer'  # model.name of the decoder
+from pretrax.storage import AnyPath
+from pretrax.weights.saved import HF, SavedModel, open_saved
 
 # Options of the architecture that may change between a checkpoint and the run that starts from it: any value of them works
 # with the same weights, and a difference is reported. So may those that only training uses (`configs.NOT_COMPUTED`).
@@ -74,6 +69,7 @@ class Origin:
         files: directory with the other files of the tokenizer and of generation; it may not exist.
         notes: what was not taken over.
         key: of the configuration, that names it.
+        saved: the checkpoint of a run; None: it is one of Hugging Face.
     """
 
     place: str
@@ -87,6 +83,7 @@ class Origin:
     files: AnyPath
     notes: tuple[str, ...] = ()
     key: str = 'init_from'
+    saved: SavedModel | None = None
 
     @property
     def is_hugging_face(self) -> bool:
@@ -180,41 +177,24 @@ def shapes_of(arch: Architecture) -> Any:
 
 
 def _own(place: str, key: str) -> Origin:
-    directory, step = find_checkpoint(locate(place))
-    description = read_description(directory, step)
-    weights = _CountedWeights(CheckpointWeights(directory, step))
-    section = upgraded(description['config']).get('model') or {}
-    model = {key: value for key, value in section.items() if value is not None}
-    arch = _own_architecture(f'{key}: {place}', model, description, weights.shapes)
-    content = tokenizer_of(directory.parent, description)
+    saved = open_saved(place)
+    weights, content = _CountedWeights(saved.pieces), saved.tokenizer()
+    arch = None
+    if saved.is_decoder and 'embed' in weights.shapes:
+        options = saved.options(f'{key}: {place}')
+        arch = resolve(options, weights.shapes['embed'][0], 1)  # sizes that the options lack
     return Origin(
         place,
         weights,
         arch,
-        model,
-        description.get('vocab_size'),
+        saved.section or {},
+        saved.description.get('vocab_size'),
         content,
-        description.get('tokenizer'),
-        begin_of_text(description, content),
-        directory.parent / KEPT,
+        saved.description.get('tokenizer'),
+        saved.begin_of_text(content),
+        saved.kept,
+        saved=saved,
     )
-
-
-def _own_architecture(
-    place: str, model: dict[str, Any], description: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
-) -> Architecture | None:
-    """The architecture of the decoder in a checkpoint; None: it is another model."""
-    if model.get('name', DECODER) != DECODER or 'embed' not in shapes:
-        return None
-    given = {key: value for key, value in model.items() if key != 'name'}
-    vocab_size = description.get('vocab_size') or shapes['embed'][0]
-    try:
-        return resolve(TransformerOptions(**given), vocab_size, shapes.get('positions', (1,))[0])
-    except ValueError as error:
-        said = ' '.join(str(error).split())[:300]
-        raise UserError(
-            f'{place} was trained with a model that this version of pretrax does not know\n{said}'
-        ) from error
 
 
 class _CountedWeights:

@@ -14,13 +14,10 @@ import numpy as np
 from pretrax import __version__
 from pretrax.checkpoint import (
     CheckpointArrays,
-    CheckpointWeights,
     StreamedArray,
     checkpoints_of,
-    find_checkpoint,
     is_checkpoint,
     is_stacked,
-    read_description,
     read_manifest,
     steps_in,
     write_streamed,
@@ -28,10 +25,9 @@ from pretrax.checkpoint import (
 from pretrax.errors import UserError
 from pretrax.huggingface.model import KEPT, TOKENIZER, kept_names
 from pretrax.machine.trusted import copy_file
-from pretrax.run.imported import nested
-from pretrax.run.trained import tokenizer_of
 from pretrax.storage import AnyPath, locate
 from pretrax.storage.staging import read_directory, written_directory
+from pretrax.weights.saved import SavedModel, open_saved
 
 
 def write_average(paths: Sequence[str], out: str, last: int, ema: bool = False) -> None:
@@ -46,26 +42,25 @@ def write_average(paths: Sequence[str], out: str, last: int, ema: bool = False) 
     Raises:
         UserError: fewer than two checkpoints, different models or tokenizers, no moving average, or `out` is not empty.
     """
-    places = [place for path in paths for place in _places(locate(path), last)]
-    if len(places) < 2 and not ema:
+    models = [model for path in paths for model in _models(locate(path), last)]
+    if len(models) < 2 and not ema:
         raise UserError(
             'an average needs at least two checkpoints\ngive more of them, or --last N for the last N of a run'
         )
     run = locate(out)
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise UserError(f'{run} exists and is not empty\ngive another --out')
-    descriptions = [read_description(*place) for place in places]
-    names = [str(directory / str(step)) for directory, step in places]
-    for name, description in zip(names, descriptions, strict=True):
-        if description.get('tokenizer') != descriptions[0].get('tokenizer'):
+    names = [str(model.directory / str(model.step)) for model in models]
+    for name, model in zip(names, models, strict=True):
+        if model.description.get('tokenizer') != models[0].description.get('tokenizer'):
             raise UserError(
                 f'{name} and {names[0]} were trained with different tokenizers: their tokens differ in meaning'
             )
-    sources = [_moving_average(*place) if ema else CheckpointWeights(*place) for place in places]
+    sources = [_moving_average(model) if ema else model.pieces for model in models]
     _check_shapes(sources, names)
     with written_directory(run) as local:
         try:
-            _write(local, run, sources, places[0][0].parent, descriptions[0], names)
+            _write(local, run, sources, models[0], names)
         except BaseException:
             shutil.rmtree(local, ignore_errors=True)  # so that the next attempt finds no partial run
             raise
@@ -74,7 +69,8 @@ def write_average(paths: Sequence[str], out: str, last: int, ema: bool = False) 
     print(f'try: pretrax generate {run}; init_from: {run} in a configuration; pretrax export {run} DIR')
 
 
-def _moving_average(directory: AnyPath, step: int) -> CheckpointArrays:
+def _moving_average(model: SavedModel) -> CheckpointArrays:
+    directory, step = model.directory, model.step
     names = read_manifest(directory, step).arrays
     if not any(name.startswith('ema.') for name in names):
         raise UserError(
@@ -84,16 +80,16 @@ def _moving_average(directory: AnyPath, step: int) -> CheckpointArrays:
     return CheckpointArrays(directory, step, 'ema')
 
 
-def _places(path: AnyPath, last: int) -> list[tuple[AnyPath, int]]:
-    directory, step = find_checkpoint(path)
+def _models(path: AnyPath, last: int) -> list[SavedModel]:
     if is_checkpoint(path):
-        return [(directory, step)]
-    steps = steps_in(checkpoints_of(path))
+        return [open_saved(path)]
+    directory = checkpoints_of(path)
+    steps = steps_in(directory)
     if len(steps) < last:
         raise UserError(
             f'--last {last}, but {path} has {len(steps)} checkpoints; checkpoint.keep sets how many are kept'
         )
-    return [(directory, step) for step in steps[-last:]]
+    return [open_saved(directory / str(step)) for step in steps[-last:]]
 
 
 def _check_shapes(sources: Sequence[CheckpointArrays], names: list[str]) -> None:
@@ -108,15 +104,13 @@ def _check_shapes(sources: Sequence[CheckpointArrays], names: list[str]) -> None
                 )
 
 
-def _write(
-    local: Path, run: AnyPath, sources: Sequence[CheckpointArrays], first: AnyPath, description: dict[str, Any],
-    names: list[str],
-) -> None:  # fmt: skip
+def _write(local: Path, run: AnyPath, sources: Sequence[CheckpointArrays], first: SavedModel, names: list[str]) -> None:
+    description = first.description
     (local / 'data').mkdir(parents=True)
-    tokenizer = tokenizer_of(first, description)
+    tokenizer = first.tokenizer()
     if tokenizer is not None:
         (local / 'data' / TOKENIZER).write_bytes(tokenizer)
-    with read_directory(first / KEPT) as kept:  # files for `pretrax export`
+    with read_directory(first.kept) as kept:  # files for `pretrax export`
         for name in kept_names(kept) if kept.is_dir() else ():
             copy_file(name, kept, local / KEPT)
     data = {'name': 'tokenizer'} | ({} if tokenizer is not None else {'vocab_size': description.get('vocab_size')})
@@ -126,7 +120,7 @@ def _write(
     added = {'pretrax': __version__, 'tokens': 0, 'data': None, 'config': config, 'averaged': names}
     kept = {key: description.get(key) for key in ('jax', 'tokenizer', 'begin_of_text', 'vocab_size')}
     weights = {path: _mean(sources, path) for path in sources[0].shapes}
-    write_streamed(local / 'checkpoints', 0, nested(weights), kept | added)
+    write_streamed(local / 'checkpoints', 0, weights, kept | added)
 
 
 def _mean(sources: Sequence[CheckpointArrays], path: str) -> StreamedArray:

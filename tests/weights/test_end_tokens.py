@@ -14,8 +14,8 @@ from pretrax.errors import UserError
 from pretrax.huggingface.configs import read_options
 from pretrax.model.families import resolve
 from pretrax.run.setup import prepare
-from pretrax.run.trained import open_trained
-from pretrax.run.warm_start import warm_state
+from pretrax.weights.trained import open_trained
+from pretrax.weights.warm_start import warm_state
 from runs import small_values, write_documents
 
 LLAMA = Path(__file__).parents[1] / 'goldens' / 'llama2'

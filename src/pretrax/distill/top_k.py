@@ -10,7 +10,7 @@ distribution is whole.
 import jax
 import jax.numpy as jnp
 
-from pretrax.model.divergence import log_z
+from pretrax.distill.divergence import log_z
 from pretrax.model.loss import vocabulary_columns
 from pretrax.shardlib import all_gather, axis_index, f32, i32, num, pmax, psum, pytree_dataclass, typechecked
 

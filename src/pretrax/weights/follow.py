@@ -7,8 +7,8 @@ from typing import Any
 
 from pretrax.checkpoint import steps_in
 from pretrax.errors import Report, UserError, first_line
-from pretrax.run.trained import Trained
 from pretrax.storage import AnyPath, BucketPath
+from pretrax.weights.trained import Trained
 
 POLL_SECONDS, POLL_BUCKET_SECONDS = 1.0, 15.0
 

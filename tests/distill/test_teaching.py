@@ -13,15 +13,14 @@ from decoders import decoder_options
 from pretrax import config_from_values, pretrain
 from pretrax.checkpoint import CheckpointWeights
 from pretrax.config import InitFrom
+from pretrax.distill.fingerprint import fingerprint
 from pretrax.errors import UserError
 from pretrax.model.families import resolve
-from pretrax.run.origin import Origin, with_layers
 from pretrax.run.setup import prepare
-from pretrax.run.teacher import load_teacher
-from pretrax.run.trained import open_trained
-from pretrax.run.warm_start import warm_state
-from pretrax.train.fingerprint import fingerprint
 from pretrax.train.state import init_state
+from pretrax.weights.origin import Origin, with_layers
+from pretrax.weights.trained import open_trained
+from pretrax.weights.warm_start import warm_state
 from runs import Quiet, StoppedAt, lines_of, small_values, without_clock, write_documents
 from small import LLAMA4
 
@@ -54,7 +53,7 @@ def loaded(values):
     said = []
     run = prepare(config_from_values(values), said.append)
     with jax.set_mesh(run.mesh):
-        return load_teacher(run, said.append), said, run
+        return run.constants(said.append), said, run
 
 
 @pytest.mark.slow

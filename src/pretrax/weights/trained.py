@@ -9,33 +9,26 @@ from typing import Any
 
 import jax
 
-from pretrax.checkpoint import CheckpointWeights, find_checkpoint, read_description, restore
+from pretrax.checkpoint import read_description, restore
 from pretrax.config import from_manifest
-from pretrax.data.tokenizers.tokenizer import Tokenizer, tokens_before
+from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.data.tokenizers.tokenizer_files import end_tokens
 from pretrax.data.tokens.flat_tokens import open_split
 from pretrax.errors import UserError
-from pretrax.huggingface.model import KEPT, TOKENIZER
+from pretrax.huggingface.model import TOKENIZER
 from pretrax.machine.atomic import write_file
 from pretrax.machine.cache import cache_directory
 from pretrax.run.devices import available_devices
 from pretrax.run.setup import Run, prepare
-from pretrax.storage import AnyPath, BucketPath, locate
+from pretrax.storage import BucketPath
+from pretrax.weights.saved import SavedModel, open_saved
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
+class Trained(SavedModel):
     """One checkpoint of a run, and the run on the devices that are here."""
 
     run: Run
-    directory: AnyPath  # `checkpoints`
-    step: int
-    description: dict[str, Any]
-
-    @property
-    def pieces(self) -> CheckpointWeights:
-        """The weights, read piece by piece."""
-        return CheckpointWeights(self.directory, self.step)
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
@@ -44,7 +37,7 @@ class Trained:
         if tokenizer is None:
             return ()
         own = () if tokenizer.end_of_text is None else (tokenizer.end_of_text,)
-        kept = end_tokens(self.directory.parent / KEPT, tokenizer.token_id)
+        kept = end_tokens(self.kept, tokenizer.token_id)
         n_tokens = min(tokenizer.vocab_size, self.run.recipe.model.vocab_size or tokenizer.vocab_size)
         return tuple(dict.fromkeys(token for token in (*own, *kept) if token < n_tokens))
 
@@ -77,13 +70,13 @@ def open_trained(path: str, mesh: Mapping[str, int] | None = None, dtype: str | 
     Raises:
         UserError: there is no checkpoint, or the data or the tokenizer of the run is gone.
     """
-    directory, step = find_checkpoint(locate(path))
-    description = read_description(directory, step)
-    values = description['config'] | {'run_dir': str(directory.parent)}
-    if isinstance(directory, BucketPath):
-        values |= _tokenizer_of_the_run(values['data'], directory.parent, description)
+    saved = open_saved(path)
+    description, run_dir = saved.description, saved.run_dir
+    values = description['config'] | {'run_dir': str(run_dir)}
+    if isinstance(run_dir, BucketPath):
+        values |= _tokenizer_of_the_run(values['data'], saved)
     else:
-        values['data'] = _tokens_of_the_run(values['data'], directory.parent / 'data', description)
+        values['data'] = _tokens_of_the_run(values['data'], run_dir / 'data', description)
     devices = available_devices()
     on_cpus = devices[0].platform == 'cpu'
     if mesh is None:
@@ -100,28 +93,12 @@ def open_trained(path: str, mesh: Mapping[str, int] | None = None, dtype: str | 
     current = run.source.tokenizer_sha256
     if trained_with and current and trained_with != current:
         raise UserError(
-            f'{directory.parent} was trained with another tokenizer than its data has now: the text has changed since\n'
+            f'{run_dir} was trained with another tokenizer than its data has now: the text has changed since\n'
             'restore the text, or train a run on the new text'
         )
     if isinstance(run.source.tokenizer, Tokenizer):
-        run.source.tokenizer.begin_of_text = begin_of_text(description, run.source.tokenizer.content)
-    return Trained(run, directory, step, description)
-
-
-def begin_of_text(description: dict[str, Any], tokenizer: bytes | None) -> tuple[int, ...]:
-    """The ids that began the texts that a model was trained on.
-
-    An older pretrax recorded none: texts began with what tokenizer.json adds if the model was imported, otherwise with nothing.
-
-    Args:
-        description: of a checkpoint.
-        tokenizer: the content of its tokenizer.json.
-    """
-    if (recorded := description.get('begin_of_text')) is not None:
-        return tuple(recorded)
-    data = description['config'].get('data') or {}
-    is_import = data.get('name') == 'tokenizer'
-    return tokens_before(tokenizer, 'tokenizer.json') if is_import and tokenizer is not None else ()
+        run.source.tokenizer.begin_of_text = saved.begin_of_text(run.source.tokenizer.content)
+    return Trained(**vars(saved), run=run)
 
 
 def _tokens_of_the_run(data: dict[str, Any], prepared: pathlib.Path, description: dict[str, Any]) -> dict[str, Any]:
@@ -136,25 +113,13 @@ def _tokens_of_the_run(data: dict[str, Any], prepared: pathlib.Path, description
     return data
 
 
-def _tokenizer_of_the_run(data: dict[str, Any], run_dir: BucketPath, description: dict[str, Any]) -> dict[str, Any]:
+def _tokenizer_of_the_run(data: dict[str, Any], saved: SavedModel) -> dict[str, Any]:
     """`run_dir` and `data` with the tokenizer of a run in a bucket. Its text may be on another machine."""
     is_tokenizer = data['name'] == 'tokenizer'
-    content = tokenizer_of(run_dir, description) if is_tokenizer or data.get('text') is not None else None
+    content = saved.tokenizer() if is_tokenizer or data.get('text') is not None else None
     if content is None:
         return {}
     local = cache_directory() / 'tokenizers' / hashlib.sha256(content).hexdigest()
     (local / 'data').mkdir(parents=True, exist_ok=True)
     write_file(local / 'data' / TOKENIZER, content)
     return {'run_dir': str(local), 'data': data if is_tokenizer else {'name': 'tokenizer'}}
-
-
-def tokenizer_of(run_dir: AnyPath, description: dict[str, Any]) -> bytes | None:
-    """The content of the tokenizer.json that a run was trained with; None: it has none."""
-    sha256 = description.get('tokenizer')
-    data = run_dir / 'data'
-    if isinstance(data, BucketPath):
-        paths = [data / name for name in data.files() if name.rpartition('/')[2] == TOKENIZER]
-    else:
-        paths = [data / TOKENIZER, *sorted(data.glob(f'*/{TOKENIZER}'))]
-    contents = [path.read_bytes() for path in paths if path.is_file()]
-    return next((c for c in contents if sha256 in (None, hashlib.sha256(c).hexdigest())), None)

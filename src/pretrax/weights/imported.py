@@ -1,5 +1,6 @@
 """A Hugging Face checkpoint written as a run of pretrax. One tensor at a time is in memory."""
 
+import functools
 import itertools
 import pathlib
 import re
@@ -16,14 +17,13 @@ from pretrax.data.tokenizers.tokenizer_files import contradiction, end_tokens
 from pretrax.errors import UserError
 from pretrax.huggingface.files import not_finite_text
 from pretrax.huggingface.model import GENERATION, KEPT, SETTINGS, SPECIAL, TOKENIZER, HuggingFaceModel, open_model
-from pretrax.huggingface.weights import HuggingFaceWeights
 from pretrax.machine.trusted import copy_file
 from pretrax.model.option_names import nest
 from pretrax.run.devices import available_devices
-from pretrax.run.origin import shapes_of
 from pretrax.run.setup import prepare
 from pretrax.storage import AnyPath, locate
 from pretrax.storage.staging import written_directory
+from pretrax.weights.origin import shapes_of
 
 LONGEST = 1024  # tokens of a sequence of a run that continues, unless the model allows fewer
 
@@ -102,7 +102,11 @@ def _write(
         'vocab_size': model.arch.vocab_size,
         'imported': {'from': place, 'model_type': model.table.model_type, 'dtype': found.dtype},
     }
-    write_streamed(directory / 'checkpoints', 0, _streamed(weights), description)
+    streamed = {
+        path: StreamedArray(shape, weights.counted(path), functools.partial(weights.pieces, path))
+        for path, shape in weights.shapes.items()
+    }
+    write_streamed(directory / 'checkpoints', 0, streamed, description)
     if said := not_finite_text(weights.not_finite):
         if not allow_not_finite:
             shutil.rmtree(directory / 'checkpoints')
@@ -112,28 +116,6 @@ def _write(
         print(said)
     (directory / 'config.yaml').write_text(resolved_yaml(config))
     return run.n_params
-
-
-def _streamed(weights: HuggingFaceWeights) -> dict:
-    """The tree of weights as Orbax stores it; each is read when it is written."""
-    return nested(
-        {
-            path: StreamedArray(shape, weights.counted(path), lambda path=path: weights.pieces(path))
-            for path, shape in weights.shapes.items()
-        }
-    )
-
-
-def nested(by_path: dict[str, StreamedArray]) -> dict:
-    """{'a.b': leaf} -> {'a': {'b': leaf}}"""
-    tree: dict = {}
-    for path, leaf in by_path.items():
-        *above, name = path.split('.')
-        node = tree
-        for part in above:
-            node = node.setdefault(part, {})
-        node[name] = leaf
-    return tree
 
 
 def _values(model: HuggingFaceModel, directory: pathlib.Path, begin_of_text: bool | str | None) -> dict:

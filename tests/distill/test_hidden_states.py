@@ -11,12 +11,11 @@ import pytest
 
 import reference
 from decoders import decoder_options
+from pretrax.distill.hidden_states import HiddenMatch, init_projection
+from pretrax.distill.student import Distillation, DistilledTransformer, Teacher
 from pretrax.errors import UserError
-from pretrax.model.distillation import Distillation, DistilledTransformer
-from pretrax.model.hidden_states import HiddenMatch, init_projection
 from pretrax.model.loss import means
 from pretrax.model.request import ModelRequest
-from pretrax.model.weights import Teacher
 from pretrax.train.step import make_gradients
 from small import GPT2, LENGTH, LLAMA, LLAMA4, MIXTURE, VOCAB, assert_same, mesh_of, random_batch, random_weights
 
@@ -59,7 +58,7 @@ def found_gradient(model, weights, teacher, batch, mesh=None, accumulation=1):
         order = model.column_order
         batch = batch if order is None else jax.tree.map(lambda x: x[:, order], batch)
         gradients = jax.jit(make_gradients(model, accumulation))
-        gradient, terms, tables = gradients(weights, batch, teacher=Teacher(teacher))
+        gradient, terms, tables = gradients(weights, batch, constants=Teacher(teacher))
         return jax.device_get((gradient, means(terms), model.summarize(tables)))
 
 
@@ -122,7 +121,7 @@ def test_the_states_of_other_layers_are_not_kept():
     model = distilled(LLAMA, WIDE | {'layers': 'scan'}, mesh_of(d=2), length=length)
     with jax.set_mesh(mesh_of(d=2)):
         batch = random_batch(rows, length=length)
-        lowered = jax.jit(make_gradients(model, 1)).lower(model.abstract(), batch, teacher=model.abstract_teacher())
+        lowered = jax.jit(make_gradients(model, 1)).lower(model.abstract(), batch, constants=model.abstract_constants())
         text = lowered.compile().as_text()
     sizes = [[int(n) for n in dims.split(',')] for dims in re.findall(r'= f32\[([\d,]+)\]', text)]
     of_states = [math.prod(dims) for dims in sizes if dims[-3:] == [rows // 2, length, WIDE['d_model']]]

@@ -1,6 +1,7 @@
 """A run reads, writes and exports texts as it was trained: with what its documents begin with."""
 
 import json
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Library
@@ -11,8 +12,9 @@ from pretrax.checkpoint import find_checkpoint, read_description
 from pretrax.cli import main
 from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.infer.answers import encode_prompt
-from pretrax.run.trained import begin_of_text, open_trained
 from pretrax.storage import locate
+from pretrax.weights.saved import SavedModel
+from pretrax.weights.trained import open_trained
 from runs import Quiet
 
 
@@ -63,10 +65,14 @@ def test_checkpoints_of_an_older_pretrax_begin_texts_as_it_did(model):
     content = (model / 'tokenizer.json').read_bytes()
     imported = {'config': {'data': {'name': 'tokenizer'}}}
     trained = {'config': {'data': {'name': 'text'}}}
-    assert begin_of_text(imported, content) == (1,)
-    assert begin_of_text(trained, content) == ()
-    assert begin_of_text(trained | {'begin_of_text': [1]}, content) == (1,)
-    assert begin_of_text(imported | {'begin_of_text': []}, content) == ()
+
+    def begin_of_text(description):
+        return SavedModel(Path('checkpoints'), 1, description).begin_of_text(content)
+
+    assert begin_of_text(imported) == (1,)
+    assert begin_of_text(trained) == ()
+    assert begin_of_text(trained | {'begin_of_text': [1]}) == (1,)
+    assert begin_of_text(imported | {'begin_of_text': []}) == ()
 
 
 def test_an_import_says_that_add_bos_token_does_not_count(tmp_path, capsys):

@@ -1,7 +1,6 @@
 """`pretrax distill prepare`: a run that reads what its teacher said before learns what it learns from the teacher itself."""
 
 import contextlib
-import dataclasses
 import json
 import shutil
 import signal
@@ -15,11 +14,11 @@ import pytest
 from launched import environment
 from pretrax import config_from_values, pretrain
 from pretrax.cli import main
-from pretrax.data.batches.teacher_files import DESCRIPTION, TeacherFiles
+from pretrax.distill import preparation
+from pretrax.distill.files import DESCRIPTION, TeacherFiles
+from pretrax.distill.preparation import prepare_cache
 from pretrax.errors import UserError
-from pretrax.run import teacher_cache
 from pretrax.run.setup import prepare
-from pretrax.run.teacher_cache import check_cache, prepare_cache
 from runs import Quiet, StoppedAt, lines_of, small_values, without_clock, write_documents, write_yaml
 
 STUDENT = {'n_layers': 1, 'd_model': 8, 'attention': {'n_heads': 2}}
@@ -98,7 +97,7 @@ def test_a_run_resumes_exactly_and_another_cache_is_refused(teacher, cache, tmp_
 
 
 def test_an_interrupted_preparation_continues(teacher, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(teacher_cache, 'PART_BYTES', 1)
+    monkeypatch.setattr(preparation, 'PART_BYTES', 1)
     values = student_of(teacher, tmp_path, teacher=teacher['run_dir']) | {
         'batch': {'tokens': 128, 'sequence_length': 16}
     }
@@ -111,9 +110,11 @@ def test_an_interrupted_preparation_continues(teacher, tmp_path, monkeypatch, ca
     with pytest.raises(KeyboardInterrupt):
         prepare_cache(config, tmp_path / 'parts', 5, interrupt)
     assert len(TeacherFiles(tmp_path / 'parts')) == 16
-    short = dataclasses.replace(prepare(config, lambda text: None), teacher_files=TeacherFiles(tmp_path / 'parts'))
+    short = prepare(config, lambda text: None)
+    assert short.teaching is not None
+    short.teaching.files = TeacherFiles(tmp_path / 'parts')
     with pytest.raises(UserError, match=r'has 0 of 8 rows of a batch: .*\nrun `pretrax distill prepare`'):
-        check_cache(short)
+        short.teaching.begin(short, lambda text: None)
     typed = ['distill', 'prepare', write_yaml(values, tmp_path / 'config.yaml'), '--out', str(tmp_path / 'parts')]
     with pytest.raises(SystemExit) as ended:
         main([*typed, '--top-k', '5'])
@@ -138,8 +139,8 @@ PROGRAM = """
 import os, signal
 import numpy as np
 from pretrax.cli import main
-from pretrax.run import teacher_cache
-teacher_cache.PART_BYTES = 1
+from pretrax.distill import preparation
+preparation.PART_BYTES = 1
 save, files = np.save, []
 def counted(file, array, **more):
     save(file, array, **more)

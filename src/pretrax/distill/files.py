@@ -10,7 +10,7 @@ A directory has:
                     ids.npy        uint16, or uint32 if the vocabulary is larger, [R, L, k], most likely first
                     log_probs.npy  f32 [R, L, k]
                     log_tail.npy   f32 [R, L], of all other tokens together; -inf: there are none
-                    manifest.json  the digests of these files, which are checked before they are read (teacher_parts.py)
+                    manifest.json  the digests of these files, which are checked before they are read (parts.py)
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pretrax.data.batches.source import HostBatch
-from pretrax.data.batches.teacher_parts import (
+from pretrax.distill.parts import (
     PartsInBucket,
     fetch_parts,
     part_name,

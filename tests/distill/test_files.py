@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pretrax.data.batches.source import HostBatch
-from pretrax.data.batches.teacher_files import Description, HostTopK, TeacherFiles, create, digests
+from pretrax.distill.files import Description, HostTopK, TeacherFiles, create, digests
 from pretrax.errors import UnavailableError, UserError
 from pretrax.storage import locate
 

@@ -20,11 +20,11 @@ from pretrax.huggingface.model import KEPT
 from pretrax.model.architecture import Architecture
 from pretrax.model.families import resolve
 from pretrax.model.option_names import nest
-from pretrax.run.origin import FREE, open_origin
 from pretrax.run.setup import prepare
-from pretrax.run.trained import open_trained
-from pretrax.run.warm_start import partial_weights, start_weights
 from pretrax.train.state import init_state
+from pretrax.weights.origin import FREE, open_origin
+from pretrax.weights.trained import open_trained
+from pretrax.weights.warm_start import partial_weights, start_weights
 from runs import Quiet, small_values, write_documents
 
 EIGHT = {'r': 8, 'd': 1, 't': 1}  # the quickest to compile

@@ -15,21 +15,19 @@ from pretrax.config import RunConfig
 from pretrax.config.batch import rows_of
 from pretrax.data.batches.sequences import read_sequences
 from pretrax.data.batches.source import HostBatch
-from pretrax.data.batches.teacher_files import Description, HostTopK, TeacherFiles, create, digests
+from pretrax.distill.files import Description, HostTopK, TeacherFiles, create, digests
+from pretrax.distill.fingerprint import fingerprint
+from pretrax.distill.student import DistilledTransformer, Teacher
+from pretrax.distill.top_k import TopK
 from pretrax.errors import Report, UserError
 from pretrax.machine.locks import LockedError, lock_directory
-from pretrax.model.distillation import DistilledTransformer
 from pretrax.model.loss import Batch
-from pretrax.model.top_k import TopK
-from pretrax.model.weights import Teacher
 from pretrax.run.processes import is_first_process, join_processes
 from pretrax.run.setup import Run, prepare
-from pretrax.run.teacher import load_teacher
 from pretrax.shardlib import scope, typed_shard_map
 from pretrax.storage import AnyPath, BucketPath
 from pretrax.storage.lease import held_for
 from pretrax.storage.working_directory import working_directory
-from pretrax.train.fingerprint import fingerprint
 
 PART_BYTES = 256 << 20  # of log probabilities; a run that is killed loses at most one part
 
@@ -79,7 +77,7 @@ def prepare_cache(config: RunConfig, out: AnyPath, top_k: int, report: Report) -
     if top_k > vocab_size:
         raise UserError(f'--top-k {top_k}: the vocabulary has {vocab_size:,} tokens\nuse --top-k {vocab_size} or less')
     with jax.set_mesh(run.mesh):
-        teacher = load_teacher(run, report)
+        teacher = run.constants(report)
         assert teacher is not None
         weights = fingerprint(teacher)
         assert weights is not None
@@ -222,15 +220,3 @@ def _finder(model: DistilledTransformer, passes: int, k: int) -> Callable[[Teach
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(one, micros))
 
     return jax.jit(find)
-
-
-def check_cache(run: Run) -> None:
-    """Checks that the last batch of a run is in its `distill.cache`, so that a run does not stop in its middle.
-
-    Raises:
-        UserError: rows of it are missing.
-    """
-    if run.teacher_files is not None:
-        run.teacher_files.read(
-            read_sequences(run.source, *rows_of(run.config.batch, run.config.steps - 1), slice(None))
-        )

@@ -1,0 +1,3 @@
+from runs import documents, small, values
+
+__all__ = ['documents', 'small', 'values']
