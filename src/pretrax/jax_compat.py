@@ -117,7 +117,7 @@ def assume_cudnn(capability: str) -> None:
     JAX 0.12; checks against the devices that are compiled for, instead of those of the local backend.
 
     Args:
-        capability: of the GPU, such as '9.0'.
+        capability: capability of the GPU, such as '9.0'.
     """
     cudnn: Any = cudnn_attention()
     cudnn.check_cudnn_version = lambda: 91900

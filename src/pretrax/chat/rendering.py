@@ -28,8 +28,8 @@ class Renderer:
     """Renders one template. Its process starts with the first rendering, and again after one that failed.
 
     Args:
-        source: of the template.
-        name: of the template, for messages.
+        source: source of the template.
+        name: name of the template, for messages.
         seconds: limit of a rendering; None: SECONDS.
     """
 

@@ -53,8 +53,8 @@ class Template:
     Args:
         source: the template.
         special_tokens: the ids of the special tokens by name.
-        variables: of the template, such as {'bos_token': '<s>'}.
-        name: of the template, for messages.
+        variables: variables of the template, such as {'bos_token': '<s>'}.
+        name: name of the template, for messages.
 
     Attributes:
         source, variables, name: the arguments.
@@ -216,7 +216,7 @@ class ChatTemplate(Template):
         source: the template.
         tokenizer: encodes the text.
         special_tokens: variables of the template, such as {'bos_token': '<s>'}.
-        name: of the template, for messages.
+        name: name of the template, for messages.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class _StandIns:
     """Replaces letters that could begin the name of a special token.
 
     Args:
-        names: of the special tokens.
+        names: names of the special tokens.
         strings: text that the template may look for in a message.
         source: the template, whose characters are not stand-ins.
     """

@@ -142,7 +142,7 @@ def unknown(path: Path, beside: Iterable[str], anywhere: Iterable[str], nested: 
     """The problem of an unknown key, with the key that was meant.
 
     Args:
-        path: of the key.
+        path: path of the key.
         beside: the keys of its section; the nearest comes first.
         anywhere: dotted keys; one that ends with this key comes next.
         nested: dotted keys by names that count as those of siblings.

@@ -40,7 +40,7 @@ def check_names(layers: Sequence[Layer], values: Mapping[str, Any], file: AnyPat
 
     Args:
         layers: as the user wrote them.
-        values: of all layers, which say what the model is.
+        values: values of all layers, which say what the model is.
         file: where the keys of the last layer are written, if that is not the command line.
 
     Raises:

@@ -50,10 +50,10 @@ class Description:
     Attributes:
         teacher: the fingerprint of its weights.
         place: where they were.
-        temperature: of the probabilities.
+        temperature: temperature of the probabilities.
         top_k: tokens that are kept.
-        vocab_size: of the teacher.
-        sequence_length: of the rows.
+        vocab_size: vocabulary size of the teacher.
+        sequence_length: sequence length of the rows.
         tokens: the fingerprint of the data; None: unknown.
         tokenizer: its sha256; None: there is none.
     """

@@ -110,7 +110,7 @@ def fetch_parts(place: BucketPath, directory: Path, afresh: bool) -> None:
 
     Args:
         place: the bucket.
-        directory: of this machine.
+        directory: directory of this machine.
         afresh: copies every part, so that damage in the bucket is found; otherwise parts with the same manifest stay.
 
     Raises:

@@ -38,10 +38,10 @@ class Prepared:
 
     Attributes:
         rows: in the directory.
-        new_rows: of them, those that were missing.
+        new_rows: rows that were missing.
         bytes_per_token: on the disk.
         tail: the mean probability of the tokens that are not kept, over the new rows; nan: there are none.
-        tokens_per_second: of the new rows.
+        tokens_per_second: tokens per second of the new rows.
     """
 
     rows: int

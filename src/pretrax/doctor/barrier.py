@@ -14,8 +14,8 @@ def wait_for_all(name: str, context: Context) -> None:
     """Waits until all processes have arrived, without a collective of the devices.
 
     Args:
-        name: of this wait, the same in all processes, and used once.
-        context: of this process.
+        name: name of this wait, the same in all processes, and used once.
+        context: context of this process.
 
     Raises:
         MissingError: some did not arrive within four fifths of `context.seconds`.

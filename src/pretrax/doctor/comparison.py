@@ -51,7 +51,7 @@ def compare_nodes(found: Mapping[int, Iterable[Finding]]) -> list[Row]:
     """The rows of the table, in the order of the checks.
 
     Args:
-        found: of each process that answered, what it found.
+        found: what each process that answered found.
     """
     by_check: dict[str, dict[int, list[Finding]]] = {}
     for index, findings in found.items():

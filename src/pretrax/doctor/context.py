@@ -12,8 +12,8 @@ class Context:
     """A process, its machine, and the run that is to be trained.
 
     Attributes:
-        config: of the run; None: only the machine is checked.
-        index: of the process.
+        config: config of the run; None: only the machine is checked.
+        index: index of the process.
         processes: how many there are.
         seconds: for each check.
         root: directory with `proc`, `sys` and `dev`, for tests.

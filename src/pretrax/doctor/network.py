@@ -40,8 +40,8 @@ def connections(context: Context, others: Mapping[int, Any]) -> Iterator[Finding
     """Connects to the ports on which the next nodes listen.
 
     Args:
-        context: of this process.
-        others: of every process its 'host', its 'port', and the 'address' from which it reached process 0.
+        context: context of this process.
+        others: for every process its 'host', its 'port', and the 'address' from which it reached process 0.
     """
     order = sorted(others)
     at = order.index(context.index)

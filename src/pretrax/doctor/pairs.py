@@ -24,7 +24,7 @@ def slow_pairs(found: Mapping[tuple[int, int], float], names: Mapping[int, str])
 
     Args:
         found: bytes/s of each pair of processes.
-        names: of the nodes, by process.
+        names: names of the nodes, by process.
     """
     if not found:
         return

@@ -17,8 +17,8 @@ class Diagnosis:
     """What was found.
 
     Attributes:
-        rows: of the table.
-        names: of the nodes, by process.
+        rows: rows of the table.
+        names: names of the nodes, by process.
         seconds: it took.
     """
 

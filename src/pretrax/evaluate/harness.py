@@ -51,7 +51,7 @@ def open_tasks(names: Sequence[str], directory: str | None) -> TaskManager:
     """The tasks of the package, and those of the user's task files in a directory.
 
     Args:
-        names: of the tasks, groups or tags that will be evaluated.
+        names: names of the tasks, groups or tags that will be evaluated.
         directory: with task files; None: only the tasks of the package.
 
     Raises:
@@ -75,10 +75,10 @@ def evaluate(
 
     Args:
         model: to evaluate.
-        names: of tasks that `manager` has.
-        manager: of `open_tasks`.
+        names: names of tasks that `manager` has.
+        manager: manager from `open_tasks`.
         limit: documents of each task.
-        seed: of the choice of examples in the context.
+        seed: seed of the choice of examples in the context.
 
     Raises:
         UserError: the data of a task cannot be loaded, or it cannot run on the model.

@@ -60,8 +60,8 @@ class Settings:
 
     Attributes:
         limit: documents of each kind.
-        seed: of the random choices.
-        lengths: of `copying` and `retrieval`; None: those of LENGTHS that fit the model.
+        seed: seed of the random choices.
+        lengths: lengths of `copying` and `retrieval`; None: those of LENGTHS that fit the model.
     """
 
     limit: int = 50

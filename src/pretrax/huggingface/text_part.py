@@ -15,7 +15,7 @@ class TextPart:
     """Where a model with several parts keeps its language model.
 
     Args:
-        model_type: of the language model.
+        model_type: model type of the language model.
         outer: fields beside `text_config` that describe the other parts.
         names: prefixes of tensors, and their names in a checkpoint of only the language model. The first that fits is
             used: files of transformers before and since version 4.52 have different ones.

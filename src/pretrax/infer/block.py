@@ -189,12 +189,12 @@ def write_block(
     A slot ends at a stop id or at its limit; the block ends early if all have ended.
 
     Args:
-        reader: of the model.
+        reader: reader of the model.
         propose: the draft's weights and cache, slots, tables -> the next P tokens [S, P] (-1: none), and the draft's cache.
         proposed: P. Every proposal that equals the token chosen at its position saves a step.
         steps: N.
-        weights: of the model.
-        cache: of the model.
+        weights: weights of the model.
+        cache: cache of the model.
         draft: weights and cache of the model that proposes tokens; None and None without one.
         slots: the sequences.
         tables: the pages of each slot.

@@ -102,7 +102,7 @@ class Engine:
 
     Args:
         programs: the compiled programs, of a model on a mesh.
-        weights: of the model, on any mesh.
+        weights: weights of the model, on any mesh.
         weights_step: training step of the weights.
         draft: weights of the model that proposes tokens, if `programs` has one.
         warm_up: whether all programs are compiled now, not when they are first needed.

@@ -41,7 +41,7 @@ def generate(
         temperature: divides the logits; 0 takes the likeliest token.
         top_k: choose among the k likeliest.
         top_p: choose among the likeliest that together have probability p. Holtzman et al. 2020, arXiv:1904.09751.
-        seed: of the choices.
+        seed: seed of the choices.
         stop_ids: tokens that end a text.
 
     Raises:

@@ -120,8 +120,8 @@ class SlotPages:
         slots: number of slots.
         page_size: tokens in a page.
         max_length: the most tokens in a slot.
-        pages: of the layers that see all tokens, page 0 included; 0: there are no such layers.
-        ring_pages: of the layers with a window, page 0 included; 0: there are no such layers.
+        pages: pages of the layers that see all tokens, page 0 included; 0: there are no such layers.
+        ring_pages: ring pages of the layers with a window, page 0 included; 0: there are no such layers.
         ring_blocks: length of a slot's ring: the most blocks that one program sees and writes.
         window: the most tokens that a layer with a window sees, the query's own included.
         reuse: whether a slot begins with the cached pages of its prompt.
@@ -204,8 +204,8 @@ class SlotPages:
         """Records that the first `length` tokens of a slot are in the cache. Later prompts can share its full pages.
 
         Args:
-            slot: of `begin`.
-            tokens: of the slot, the prompt and the answer so far.
+            slot: slot from `begin`.
+            tokens: tokens of the slot, the prompt and the answer so far.
             length: how many of them are in the cache. What was written after them is not counted, and written again.
         """
         state = self._slots[slot]

@@ -122,7 +122,7 @@ def check_positions(prompt: int, tokens: int, positions: int | None) -> None:
     Args:
         prompt: tokens of the prompt.
         tokens: the most tokens of the answer.
-        positions: of the model; None: any number.
+        positions: positions of the model; None: any number.
     """
     if positions is not None and prompt + tokens > positions:
         raise UserError(

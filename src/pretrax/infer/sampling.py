@@ -92,7 +92,7 @@ def choose(logits: f32['S V'], how: SlotSampling, seen: Seen, position: i32['S']
         logits: f32[S, V]. Columns from `vocab_size` on are padding and are never chosen.
         how: how each slot chooses.
         seen: tokens that the penalties apply to.
-        position: of the token that is chosen, in the prompt and its answer.
+        position: position of the token that is chosen, in the prompt and its answer.
         vocab_size: number of tokens.
     """
     logits = _in_vocabulary(logits, vocab_size)

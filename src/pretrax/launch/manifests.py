@@ -41,8 +41,8 @@ class Pods(PodOptions):
     """The pods of a run.
 
     Attributes:
-        name: of the objects, see `object_name`.
-        run_dir: of the run; an annotation of every object.
+        name: name of the objects, see `object_name`.
+        run_dir: directory of the run; an annotation of every object.
         nodes: pods of one slice; without TPUs there is one slice.
         accelerator: (version, topology such as '4x4x4', chips per node) of the TPU; None: no TPU.
         words: appended to the command of the container.

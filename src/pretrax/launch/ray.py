@@ -35,11 +35,11 @@ class Workers:
     Attributes:
         count: how many.
         bundle: the resources of each: {'CPU': 1, 'GPU': 8}.
-        arguments: of `pretrax launch node`.
+        arguments: arguments of `pretrax launch node`.
         words: the file of the configuration and its changes.
         token: from `host_facts.write_token`.
         directory: the working directory on all nodes.
-        environment: of the processes, besides their identity.
+        environment: environment of the processes, besides their identity.
         own: the facts of this machine, which those of all nodes must match. They are asked for again at each start: a shared
             checkout may change meanwhile.
     """

@@ -21,10 +21,10 @@ def run_rows(
 
     Args:
         cluster: where; its bundle is the resources of a row.
-        arguments: of `pretrax bench`, without the row.
+        arguments: arguments of `pretrax bench`, without the row.
         rows: number of rows.
         directory: the working directory on all nodes.
-        environment: of the rows.
+        environment: environment of the rows.
         at_once: how many run at once; None: as many as there is room for.
         say: receives a line per row.
     """

@@ -27,7 +27,7 @@ class RemoteProcess(NamedTuple):
     Attributes:
         host: the machine, as the user names it.
         command: the local program and its arguments; it ends with the exit code of the remote one.
-        environment: of the local program.
+        environment: environment of the local program.
     """
 
     host: str

@@ -45,7 +45,7 @@ class Searcher:
 
     Args:
         space: from `read_search`.
-        directory: of the search; created if it does not exist.
+        directory: directory of the search; created if it does not exist.
         say: receives a line when a trial begins or ends.
 
     Raises:

@@ -90,7 +90,7 @@ class Space:
     """A search and its base: makes the configuration of a trial.
 
     Attributes:
-        name: of the search.
+        name: name of the search.
         search: the file.
         base: the configuration with the changes for every trial.
     """

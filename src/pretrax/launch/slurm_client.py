@@ -17,7 +17,7 @@ class Partition:
     """A partition, or those of its nodes that are alike.
 
     Attributes:
-        name: of the partition.
+        name: name of the partition.
         is_default: whether jobs that name no partition go there.
         is_up: whether it takes jobs.
         most_minutes: longest time limit; None: none.

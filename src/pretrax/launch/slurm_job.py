@@ -47,7 +47,7 @@ class SlurmJob:
     """The job that this process runs in.
 
     Args:
-        environment: of a batch script: SLURM_JOB_ID, SLURM_JOB_NODELIST, SLURM_RESTART_COUNT.
+        environment: environment of a batch script: SLURM_JOB_ID, SLURM_JOB_NODELIST, SLURM_RESTART_COUNT.
         container: image in which the processes run, through Pyxis; None: no container.
         gpus_per_node: GPUs of each process; None: as the job says.
         mounts: directories that the container sees, besides the current one.
@@ -178,7 +178,7 @@ def supervise(
     Args:
         config: the run.
         job: the job.
-        command: of a node, given the label of an attempt.
+        command: command of a node, given the label of an attempt.
         options: when the processes are started again; `retries` also counts allocations of the job.
         devices_per_node: devices of each process.
         say: receives messages.

@@ -49,7 +49,7 @@ def run_script(
     """The script of a run.
 
     Args:
-        name: of the job.
+        name: name of the job.
         resources: what the job asks for.
         command: supervises the run on the first node.
         directory: in which the job runs.

@@ -178,8 +178,8 @@ class SshLaunch:
 
     Args:
         options: the hosts, and how they are reached. A slot is an index of a host.
-        arguments: of `pretrax launch node`.
-        environment: of the processes, besides their identity.
+        arguments: arguments of `pretrax launch node`.
+        environment: environment of the processes, besides their identity.
         directory: the run directory on this machine.
         say: receives messages.
 
@@ -247,7 +247,7 @@ class SshGroup(RemoteGroup):
 
     Args:
         launch: hosts that are lost are added to its `lost`.
-        hosts: of the processes.
+        hosts: hosts of the processes.
         attempt: the label of the attempt.
     """
 

@@ -46,7 +46,7 @@ class Slices(SliceOptions):
     """The slices of a run.
 
     Attributes:
-        name: of the queued resource; see `manifests.object_name`.
+        name: name of the queued resource; see `manifests.object_name`.
         accelerator: accelerator type of gcloud, such as 'v5p-128'.
         hosts: VMs of one slice.
         runtime: software of the VMs.

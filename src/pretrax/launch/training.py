@@ -38,7 +38,7 @@ class Training:
         config: the run; `run_dir` is on a disk.
         place: directory for its configuration and the output of its processes.
         options: `launch`, such as ['slurm', '--nodes', '1'], and `retries`.
-        environment: of its processes, besides that of this one.
+        environment: environment of its processes, besides that of this one.
         say: receives warnings.
 
     Attributes:

@@ -23,7 +23,7 @@ class TrialJob:
     """The job of an engine that trains a run, as the run's launch.json names it.
 
     Args:
-        run_dir: of the run.
+        run_dir: directory of the run.
         output: a file that receives what `pretrax launch stop` prints.
     """
 

@@ -16,10 +16,10 @@ def expected_hosts(count: int, index: int, coordinator: str, variables: Mapping[
     numbers the pods of a job: if the first is `base-0` and this one, number 3, is `base-3`, then number 2 is `base-2`.
 
     Args:
-        count: of the processes.
-        index: of this one.
+        count: count of the processes.
+        index: index of this one.
         coordinator: HOST:PORT of the first.
-        variables: of the environment.
+        variables: variables of the environment.
     """
     pod, own = coordinator.rpartition(':')[0].partition('.')[0], socket.gethostname().partition('.')[0]
     prefix, dash, zero = pod.rpartition('-')

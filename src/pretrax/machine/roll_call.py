@@ -36,8 +36,8 @@ class RollCall:
 
     Args:
         coordinator: HOST:PORT of process 0; not used if there is one process.
-        index: of this process.
-        count: of all processes.
+        index: index of this process.
+        count: count of all processes.
         seconds: for each process to arrive, and for each answer.
         hosts: where processes should be, by index, as far as it is known.
         needs_all: whether process 0 waits for no other once one that had come has ended.
@@ -71,7 +71,7 @@ class RollCall:
         """Gathers values: in process 0 those of all processes that answer, by index; in others, only their own.
 
         Args:
-            value: of this process; JSON.
+            value: value of this process; JSON.
             seconds: to wait for each process; None: those of this roll call.
         """
         found = {self.index: value}
@@ -93,7 +93,7 @@ class RollCall:
         """The value of process 0, in all processes.
 
         Args:
-            value: of process 0; JSON.
+            value: value of process 0; JSON.
             seconds: in the others, to wait for it; None: long enough for everything that process 0 may wait for.
 
         Raises:

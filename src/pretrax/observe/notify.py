@@ -37,7 +37,7 @@ class Notice:
         run: its name.
         run_dir: its directory.
         step: the last step that is done.
-        steps: of the whole run.
+        steps: steps of the whole run.
         why: the reason, for a person; may be ''.
     """
 
@@ -64,7 +64,7 @@ class Notifier:
     """Sends notices, in their order.
 
     Args:
-        url: of the webhook, with http or https; None: none.
+        url: URL of the webhook, with http or https; None: none.
         command: program and arguments, run without a shell; None: none.
         events: the events to send; others are ignored.
         report: receives a warning if a notice cannot be sent.

@@ -48,7 +48,7 @@ def profiled[**P, T](
     Args:
         step: the compiled training step; its first argument is the state.
         log: how many calls, and which are slow.
-        directory: of the run; traces are written to `profile/` in it, and older ones stay.
+        directory: directory of the run; traces are written to `profile/` in it, and older ones stay.
         metrics: measures the steps. Its clock stops while a trace is started or written.
     """
     import jax

@@ -43,7 +43,7 @@ class Progress:
     ) -> None:
         """Begins a run of `total_steps`, of which the first `resumed_step` are done.
 
-        `work`: of the first n steps, such as their tokens, by which the ETA counts.
+        `work`: work of the first n steps, such as their tokens, by which the ETA counts.
         """
         self._total, self._work = total_steps, work
         self._origin = None

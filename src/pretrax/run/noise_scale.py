@@ -21,7 +21,7 @@ class NoiseScale:
 
     Args:
         run: the run.
-        description: of the checkpoint that training starts from, for `rewind`.
+        description: description of the checkpoint that training starts from, for `rewind`.
         clock: does not count the compilation.
         report: receives a line about the compilation.
 

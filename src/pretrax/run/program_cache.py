@@ -60,7 +60,7 @@ def compile_or_load(
         lowered: a `jax.stages.Lowered`.
         with_places: the scopes and source lines in the program must be those of this code; a program in the cache may have
             those of an older version, whose operations are the same.
-        options: of XLA, by name.
+        options: options of XLA, by name.
     """
     hits: list[str] = []
     places = jax.config.jax_compilation_cache_include_metadata_in_key

@@ -48,7 +48,7 @@ class StepMetrics:
     Attributes:
         last: the newest metrics that were logged.
         skipped_in_a_row: the number of steps skipped in a row, up to the newest step that was read or restored.
-        tokens: of all steps up to that one.
+        tokens: tokens of all steps up to that one.
         without_targets: the number of steps up to that one that had nothing to learn.
     """
 

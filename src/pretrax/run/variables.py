@@ -198,8 +198,8 @@ def check_other_launchers(count: int = 1, variables: Variables = os.environ) -> 
     """Raises UserError if another launcher has started several processes, and those that were found are fewer.
 
     Args:
-        count: of the processes that were found.
-        variables: of the environment.
+        count: count of the processes that were found.
+        variables: variables of the environment.
     """
     for program, (size, rank, host) in _OTHERS.items():
         if rank in variables and variables.get(size, '1') not in ('1', str(count)):

@@ -82,7 +82,7 @@ class Requests:
         """Whether a checkpoint is requested; the answer is the same in all processes.
 
         Args:
-            number: of the step.
+            number: number of the step.
             is_time: whether it is time for one by the clock of this process, which may be early or late.
         """
         is_agreed = number % _AGREE_EVERY == 0 and self._save

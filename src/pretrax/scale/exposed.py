@@ -17,7 +17,7 @@ class Exposed:
         table_sums: sums over d of their gradients.
         gathers, sums: of the weights and gradients of layers over d.
         gathers_beside_t, sums_beside_t: the same shares if the mesh also has t, whose collectives run at the same time.
-        last_sums: of one layer over d: the last of the backward pass, which nothing hides.
+        last_sums: last sums of one layer over d: the last of the backward pass, which nothing hides.
         t: activations over t, if the backward pass keeps those of the forward pass.
         t_again: the share over t if layers are recomputed.
         t_in_parts: the share over t if layers run in parts of the batch (`model.batch_parts`).

@@ -63,7 +63,7 @@ class Found:
     """A collective, and how the program performs it.
 
     Attributes:
-        name: of its instruction; if it takes several steps, of that in the first.
+        name: name of its instruction; if it takes several steps, of that in the first.
         computation: where that is.
         collective: what is communicated.
         form: 'waits'; 'start, done'; 'in fusions', whose work runs meanwhile (TPU); 'SparseCore'; 'hosts', between TPU slices.

@@ -219,7 +219,7 @@ class MeshNetwork:
 
         Args:
             kind: one of `hlo.KINDS`. A 'collective-permute' sends to the next device along the axis.
-            axis: of the mesh.
+            axis: axis of the mesh.
             n_bytes: as in `Network.transfer`.
             rings: as in `Network.transfer`.
         """

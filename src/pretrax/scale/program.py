@@ -50,7 +50,7 @@ class Operation:
         phase: part of the step. Inputs are parameters and constants of the whole program.
         frame: number of the innermost place in the source code, for `Program.stack`; 0 if unknown.
         times: runs per step.
-        flops: of products in one run, those in a fusion included.
+        flops: FLOPs of products in one run, those in a fusion included.
         read: bytes that one run reads from memory; slices count only themselves.
         written: bytes that one run writes.
         is_kernel: it takes time of the device, and is not part of a fusion.
@@ -96,7 +96,7 @@ class Program:
     """A compiled program.
 
     Attributes:
-        name: of the module.
+        name: name of the module.
         computations: operations by computation, in the order in which they run; the main one is `ENTRY`.
         turns: iterations of each loop, by the name of its body.
         mesh: size of each mesh axis.

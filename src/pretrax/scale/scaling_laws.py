@@ -86,8 +86,8 @@ def fit(points: Sequence[Point], approach: int, bootstrap: int = 100, seed: int 
         approach: 1: the envelope of the training curves. 2: parabolas through runs of equal FLOPs. 3: L(N, D) = E + A/N^alpha
             + B/D^beta, by the Huber loss of log L, minimized by L-BFGS from the best of a grid of starts.
         bootstrap: number of samples of runs, with replacement; 0: no intervals.
-        seed: of the bootstrap.
-        confidence: of the intervals, which are quantiles of the samples.
+        seed: seed of the bootstrap.
+        confidence: confidence of the intervals, which are quantiles of the samples.
 
     Raises:
         UserError: the points do not determine the fit; the message says what is missing.

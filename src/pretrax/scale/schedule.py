@@ -26,7 +26,7 @@ class Transfer:
     """A collective of a step.
 
     Attributes:
-        name: of its instruction.
+        name: name of its instruction.
         kind: one of `hlo.KINDS`.
         axes: mesh axes that its groups span.
         form: see `hlo.Found`.
@@ -35,7 +35,7 @@ class Transfer:
         times: runs per step.
         size: bytes of the whole array (`hlo.Collective.bytes`).
         bytes: that a device sends in one run.
-        seconds: of one run, at the bandwidth of its links.
+        seconds: seconds of one run, at the bandwidth of its links.
         exposed: seconds of one run in which the step waits.
     """
 

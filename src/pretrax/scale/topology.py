@@ -76,8 +76,8 @@ class Topology:
 
     Attributes:
         name: as given.
-        version: of the TPU or GPU, such as 'v5e'.
-        shape: of a slice; of a node for GPUs, such as (8,).
+        version: version of the TPU or GPU, such as 'v5e'.
+        shape: shape of a slice; of a node for GPUs, such as (8,).
         slices: number of slices or nodes, which a slow network connects.
         machine: one of `MACHINES`; '' if it was not named.
     """
@@ -152,7 +152,7 @@ def parse_topology(name: str, slices: int = 1) -> Topology:
     """Parses the name of hardware.
 
     Args:
-        name: of a TPU slice, of one or more GPUs, or of a machine, with `xN` for N machines.
+        name: name of a TPU slice, of one or more GPUs, or of a machine, with `xN` for N machines.
         slices: number of slices or nodes. The N of `xN` machines says the same.
 
     Raises:

@@ -41,8 +41,8 @@ class Keys:
         """A name for the key in the header `Authorization: Bearer KEY`.
 
         Args:
-            headers: of the request.
-            address: of the client, from `network`.
+            headers: headers of the request.
+            address: address of the client, from `network`.
             refusals: counts wrong keys.
 
         Raises:
@@ -123,7 +123,7 @@ def check_local(headers: Mapping[str, str], origins: Collection[str]) -> None:
     Such a page can make its own name mean 127.0.0.1, and can send requests, but not choose these headers.
 
     Args:
-        origins: of pages that may use the server: `http://127.0.0.1:8001`.
+        origins: origins of pages that may use the server: `http://127.0.0.1:8001`.
 
     Raises:
         ApiError: 403.

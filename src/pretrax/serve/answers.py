@@ -34,7 +34,7 @@ class Echo(NamedTuple):
     """The prompt at the beginning of an answer.
 
     Attributes:
-        text: of the prompt.
+        text: text of the prompt.
         before: how many of its first tokens are before the text: those that begin every text.
     """
 

@@ -24,7 +24,7 @@ class ConnectionLimits:
     Attributes:
         total: connections at a time.
         per_address: those of one IPv4 address, or of 64 bits of an IPv6 address.
-        head_bytes: of the request line and the headers.
+        head_bytes: size of the request line and the headers.
         head_seconds: for the head of a request to arrive, from the connection or the end of the answer before.
         stalled_seconds: in which a client reads nothing although there is something to read.
         proxies: addresses that name their clients in `X-Forwarded-For`. They have the total limit only.

@@ -32,7 +32,7 @@ class Format:
 
     Args:
         model: the model that answers.
-        prefix: of the answer's id.
+        prefix: prefix of the answer's id.
         kind: the `object` of the answer.
         with_usage: the events of a stream have a `usage`, which is null but in the last.
     """

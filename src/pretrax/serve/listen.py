@@ -76,7 +76,7 @@ async def serve(
         opened: from `bind`.
         stop: asks to stop. None: SIGTERM and SIGINT do; another one, more than a second later, ends the process at once.
         listening: called when clients can connect.
-        limits: of connections; None: those for what the models can run and queue.
+        limits: limits of connections; None: those for what the models can run and queue.
     """
     requests = sum(model.admission.capacity for model in service.models.values())
     limits = limits or limits_for(requests)

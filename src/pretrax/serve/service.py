@@ -57,7 +57,7 @@ class ServedModel:
         template: encodes the messages of a chat; None: a base model, which only continues text.
         step: training step of the newest weights.
         created: when they were written, in seconds since 1970.
-        pooling: of embeddings, unless a request says otherwise.
+        pooling: pooling of embeddings, unless a request says otherwise.
         normalize: whether embeddings have length 1.
         end_tokens: end an answer, besides the tokenizer's end-of-text token.
     """

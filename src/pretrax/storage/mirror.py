@@ -47,7 +47,7 @@ class Mirror:
     Args:
         local: the directory.
         remote: where it is uploaded.
-        lease: of the remote directory; None: nothing protects it, and only logs of this machine may be written.
+        lease: lease of the remote directory; None: nothing protects it, and only logs of this machine may be written.
         report: receives warnings.
     """
 
@@ -70,7 +70,7 @@ class Mirror:
         `attempts.jsonl` that are only here stay.
 
         Args:
-            lease: of this process.
+            lease: lease of this process.
 
         Raises:
             LostError: another process has taken over.

@@ -32,7 +32,7 @@ def make_layer_statistics(recipe: Recipe, n_sources: int) -> LayerStatisticsOf:
     """The jitted statistics of a step. They donate nothing, and every device has all of them.
 
     Args:
-        recipe: of the training step.
+        recipe: recipe of the training step.
         n_sources: how many sources the rows have; 0: they have none.
 
     Returns:

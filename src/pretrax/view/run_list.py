@@ -37,14 +37,14 @@ class RunSummary:
     Attributes:
         name: path below the listed directory.
         path: the run directory.
-        state: of `view.state`, or 'unreadable'.
+        state: state from `view.state`, or 'unreadable'.
         why: the reason of the state.
         step: last step with a line of metrics.
         steps: configured steps.
-        loss: of the newest line that has one; may be NaN.
+        loss: loss of the newest line that has one; may be NaN.
         best_val_loss: lowest finite validation loss.
         best_step: its step.
-        tokens_per_second: of the newest line that has one.
+        tokens_per_second: tokens per second of the newest line that has one.
         written: when the last line was written, seconds since 1970.
         is_partial: the file is so large that the best validation loss is that of its last 8 MiB.
     """

@@ -28,7 +28,7 @@ def look_up(
 
     Args:
         ngrams: what to look up.
-        path: of token files.
+        path: path of token files.
         options: the keyword arguments with which `open_token_files` opens them.
         split: its name.
         n_tokens: in the split.

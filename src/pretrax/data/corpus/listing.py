@@ -35,7 +35,7 @@ class FileCounts:
     Attributes:
         read: files that are read.
         left_out: by reason. A folder counts as one, whatever is in it.
-        suffixes: of files left out for their suffix.
+        suffixes: suffixes of files left out for their suffix.
         examples: a line for each of the first files and folders that a user may have expected to be read.
         keys: identify the files that are read, whatever their names.
     """

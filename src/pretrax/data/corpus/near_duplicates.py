@@ -83,7 +83,7 @@ def clusters(keys: Sequence[np.ndarray]) -> np.ndarray:
     """The first document of the cluster of each document, int64 [documents]; documents are numbered across all shards.
 
     Args:
-        keys: of each shard, as `band_keys` returns them.
+        keys: keys of each shard, as `band_keys` returns them.
     """
     from scipy.sparse import coo_matrix, csgraph
 

@@ -61,7 +61,7 @@ class Blocks:
     Attributes:
         corpus: the text.
         job: how to encode it.
-        seed: of the order of parts and of documents in a block.
+        seed: seed of the order of parts and of documents in a block.
         n_documents: documents per block; 1: no shuffling at all.
         left_out: `text_hash` of the documents to leave out.
     """

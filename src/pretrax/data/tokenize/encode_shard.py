@@ -34,7 +34,7 @@ class Job:
         encoder: name of the encoder.
         validation: fraction to hold out.
         cut: whether the end of each document is held out instead of whole documents.
-        name: of the tokenizer, for messages.
+        name: name of the tokenizer, for messages.
     """
 
     tokenizer: bytes

@@ -58,7 +58,7 @@ def choose_encoder(tokenizer: Tokenizer, texts: Iterable[str]) -> EncoderChoice:
 
     Args:
         tokenizer: the tokenizer.
-        texts: of the corpus; COMPARED_CHARACTERS of them are read.
+        texts: texts of the corpus; COMPARED_CHARACTERS of them are read.
     """
     if is_bytes(tokenizer):
         return EncoderChoice('bytes', 'each byte of the text is a token')

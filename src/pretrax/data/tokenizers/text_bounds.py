@@ -45,9 +45,9 @@ def with_begin(content: bytes, begin: Sequence[int], names: Mapping[int, str]) -
     """A tokenizer.json that adds these tokens before a text; the same bytes if it does so already.
 
     Args:
-        content: of the tokenizer.json.
+        content: content of the tokenizer.json.
         begin: ids.
-        names: of the tokens.
+        names: names of the tokens.
     """
     settings = json.loads(content)
     added = added_tokens(settings)

@@ -50,7 +50,7 @@ class Tokenizer:
 
     Args:
         content: the bytes of a tokenizer.json.
-        name: of the tokenizer, for messages.
+        name: name of the tokenizer, for messages.
         end_of_text: None: the first token with one of the usual names.
         needs_end: whether it is an error if there is no such token.
         end_from: the file that names `end_of_text`.
@@ -58,13 +58,13 @@ class Tokenizer:
         before_text: the id before a text that begins with none; None: `end_of_text`, which ends the text before.
 
     Attributes:
-        name: of the tokenizer, for messages.
+        name: name of the tokenizer, for messages.
         vocab_size: the largest id plus 1.
         begin_of_text: the ids that begin every text, often none.
         end_of_text: the id that ends every document; None if there is none.
         adds: the ids that the post-processor of the file adds.
         content: the bytes of tokenizer.json.
-        sha256: of `content`.
+        sha256: SHA-256 of `content`.
         settings: `content` as a dict, without the parts that would change the text.
     """
 

@@ -204,7 +204,7 @@ def end_tokens(directory: AnyPath, token_id: Callable[[str], int | None]) -> tup
     """The ids of the tokens that end a text, according to the files of transformers.
 
     Args:
-        directory: of the files. Each of them may be missing; config.json counts if it is that of a model.
+        directory: directory of the files. Each of them may be missing; config.json counts if it is that of a model.
         token_id: the id of a token by its name; None: there is no such token.
 
     Raises:

@@ -62,7 +62,7 @@ class TokenizerIdentity(pydantic.BaseModel):
     """Identifies the tokenizer that made the ids.
 
     Attributes:
-        sha256: of its tokenizer.json; None if the tokenizer is unknown.
+        sha256: SHA-256 of its tokenizer.json; None if the tokenizer is unknown.
         vocab_size: every id is below it.
         end_of_text: the id that ends every document; None if documents have no such token.
         begin_of_text: the ids that begin every document; files of an older pretrax have no such tokens.
@@ -220,7 +220,7 @@ def open_split(directory: AnyPath, split: str, cache: BlockFiles | None = None) 
     """Opens a split after constant-time checks: manifest, shapes, counts, missing and empty files.
 
     Args:
-        directory: of all splits.
+        directory: directory of all splits.
         split: its name.
         cache: keeps what is read from a bucket on a local disk; None: nothing is kept.
     """

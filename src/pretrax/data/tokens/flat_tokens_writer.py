@@ -51,7 +51,7 @@ class Writer:
     """Writes tokenized documents to splits.
 
     Attributes:
-        digests: of the arrays of each split, once it is finished.
+        digests: digests of the arrays of each split, once it is finished.
     """
 
     def __init__(self, directory: AnyPath):

@@ -27,7 +27,7 @@ def read_pairs(stream: BinaryIO, name: str, most: int) -> np.ndarray:
 
     Args:
         stream: a pickle of protocol 2 to 5, with nothing after it.
-        name: of the file, for messages.
+        name: name of the file, for messages.
         most: pairs.
 
     Raises:
@@ -93,7 +93,7 @@ def read_dict(pickled: bytes, name: str) -> dict[Any, Any]:
 
     Args:
         pickled: a pickle of protocol 2 to 5.
-        name: of the file, for messages.
+        name: name of the file, for messages.
 
     Raises:
         UserError: the pickle has anything else.

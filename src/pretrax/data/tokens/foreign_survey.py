@@ -33,7 +33,7 @@ class Survey(NamedTuple):
         starts: uint64 [documents + 1], where documents start, followed by the end.
         largest: the largest id.
         end_of_text: the id that ends documents; None if there is none.
-        sha256: of the values `2 * id + starts_a_document`, as flat-tokens stores them.
+        sha256: SHA-256 of the values `2 * id + starts_a_document`, as flat-tokens stores them.
         notes: lines to print.
     """
 

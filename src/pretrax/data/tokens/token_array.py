@@ -30,7 +30,7 @@ class TokenArray:
     Args:
         path: its directory.
         dtype: the expected type.
-        sha256: of its values.
+        sha256: SHA-256 of its values.
         cache: keeps what is read from a bucket; None: nothing is kept.
 
     Attributes:
@@ -140,7 +140,7 @@ def _refusal(array: AnyPath, file: AnyPath | None, error: ValueError) -> UserErr
     Args:
         array: the directory of the array.
         file: the file that was read; None: the error names it.
-        error: of TensorStore.
+        error: error of TensorStore.
     """
     said = str(error).split(' [')[0]
     if isinstance(array, BucketPath):

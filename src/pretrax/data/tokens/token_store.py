@@ -12,7 +12,7 @@ class TokenStore(Protocol):
     Attributes:
         name: path or URL, for messages.
         n_tokens, n_documents: totals of the stream.
-        vocab_size: of the tokenizer; every id is below it.
+        vocab_size: vocabulary size of the tokenizer; every id is below it.
         largest_token: the largest id in the stream.
         end_of_text: the id that ends every document; None if documents have no such token.
         bytes_per_target: UTF-8 bytes of text per target that counts; None if unknown.

@@ -21,8 +21,8 @@ class Trackio:
 
     Args:
         project: name of the project.
-        directory: of the run; it keeps the id of the Trackio run.
-        name: of the run.
+        directory: directory of the run; it keeps the id of the Trackio run.
+        name: name of the run.
         config: the configuration that Trackio shows.
     """
 

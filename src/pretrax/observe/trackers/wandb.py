@@ -19,8 +19,8 @@ class WeightsAndBiases:
 
     Args:
         project: name of the project.
-        directory: of the run; it keeps the id of the W&B run, and W&B's files.
-        name: of the run.
+        directory: directory of the run; it keeps the id of the W&B run, and W&B's files.
+        name: name of the run.
         config: the configuration that W&B shows.
     """
 

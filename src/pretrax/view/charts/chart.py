@@ -13,9 +13,9 @@ class Line:
     """A line of finite points.
 
     Attributes:
-        name: of the legend.
+        name: name in the legend.
         x, y: of the same length.
-        smoothed: of the same length as `y`; None: not smoothed.
+        smoothed: the smoothed values, as many as `y`; None: not smoothed.
         color: number of the color; lines of one run share theirs.
         style: number of the line style; lines of one key share theirs.
         left_out: number of points that cannot be drawn, and why: '1 not finite'; '' if there is none.

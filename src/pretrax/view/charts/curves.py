@@ -38,7 +38,7 @@ class Curve:
     """The finite values of one key of one run.
 
     Attributes:
-        steps: of each value.
+        steps: steps of each value.
         x: the same as `steps`, or tokens, or seconds since the run's first line.
         nonfinite: number of the values that are left out.
     """

@@ -25,9 +25,9 @@ class Options:
     """What to compare, and how.
 
     Attributes:
-        key: of the metrics; None: `val_loss` if all runs have it, else `loss`.
+        key: key of the metrics; None: `val_loss` if all runs have it, else `loss`.
         window: the part of a run over which training losses are averaged.
-        confidence: of all intervals of a comparison together.
+        confidence: confidence of all intervals of a comparison together.
         seed_noise: standard deviation of the final loss between seeds, if it is known.
         separate: every run is an arm.
     """
@@ -84,10 +84,10 @@ class Comparison:
         end: x at which the losses are compared.
         a, b: the final losses, one per seed; in the same order if `method` is paired.
         difference: mean of B - mean of A.
-        interval: of the difference between configurations; None if the noise between seeds is not known.
-        method: of the interval.
+        interval: interval of the difference between configurations; None if the noise between seeds is not known.
+        method: method of the interval.
         within: interval of the mean difference of the training losses of these two runs; it says nothing of other seeds.
-        verdict: of B.
+        verdict: verdict of B.
         why: one sentence.
         notes: what to keep in mind.
     """
@@ -113,7 +113,7 @@ class Result:
     Attributes:
         key: what is compared.
         x_name: 'tokens' or 'step'.
-        confidence: of each interval, so that all hold together with that of `Options` (Bonferroni).
+        confidence: confidence of each interval, so that all hold together with that of `Options` (Bonferroni).
     """
 
     arms: list[Arm]

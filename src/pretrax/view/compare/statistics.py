@@ -15,7 +15,7 @@ class Interval(NamedTuple):
     """A confidence interval of the difference B - A.
 
     Attributes:
-        estimate: of the difference.
+        estimate: estimate of the difference.
         low, high: the ends of the interval.
         degrees: degrees of freedom of Student's t; infinite for a normal distribution.
     """

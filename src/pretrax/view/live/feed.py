@@ -83,7 +83,7 @@ class Feed:
         """Server-sent events, until the feed is closed.
 
         Args:
-            last_id: of the last event that the client received; '': none.
+            last_id: ID of the last event that the client received; '': none.
         """
         number = self._known(last_id)
         self.readers += 1

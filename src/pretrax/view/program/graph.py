@@ -31,7 +31,7 @@ class Group:
         groups: groups inside, by name.
         operations: operations that are directly inside.
         kernels: number of kernels that run in one step.
-        flops: of one step.
+        flops: FLOPs of one step.
         bytes: read and written in one step.
         communication: bytes of collectives in one step, by kind and axes.
     """

@@ -14,10 +14,10 @@ class SavedCheckpoint(NamedTuple):
 
     Attributes:
         step: its step.
-        size: of its files, bytes.
+        size: size of its files, bytes.
         files: number of files.
         written: when its manifest was written, seconds since 1970; None in a bucket.
-        val_loss: of its step, if there was an evaluation.
+        val_loss: validation loss of its step, if there was an evaluation.
         finite: whether all weights and the optimizer state are finite; None: not known.
     """
 

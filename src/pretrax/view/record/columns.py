@@ -31,8 +31,8 @@ class Columns(Mapping[str, Column]):
     """{key: column}, in the order of the keys' first appearance, without 'step' and 'time'.
 
     Attributes:
-        steps: of each line, int64.
-        times: of each line, seconds since 1970, float64; NaN for a line that has none.
+        steps: steps of each line, int64.
+        times: times of each line, seconds since 1970, float64; NaN for a line that has none.
         skipped: number of lines that are not lines of metrics, without an incomplete last line.
     """
 

@@ -14,7 +14,7 @@ class Setting(NamedTuple):
     Attributes:
         key: dotted, such as 'optimizer.learning_rate'.
         text: as it is written in the file.
-        value: of `text`: a number, text, True, False, None, a list or a dict.
+        value: value of `text`: a number, text, True, False, None, a list or a dict.
         origin: 'configs/a.yaml:3', 'override', 'default', 'preset gpt2', 'derived', ...; '' if the file has none.
     """
 

@@ -19,7 +19,7 @@ class LayerChart(NamedTuple):
     """A chart of one statistic: of all weights of a layer, or of one weight, which the reader chooses.
 
     Attributes:
-        definition: of the statistic.
+        definition: definition of the statistic.
         choices: (name of the weight, or 'all', index in `layers_data`).
         every: each this many lines of the file is shown.
     """

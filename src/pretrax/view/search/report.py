@@ -27,13 +27,13 @@ def write_report(
 
     Args:
         directory: for the files.
-        name: of the search.
+        name: name of the search.
         command: that writes these files.
         metric: what is minimized.
-        steps: of a whole trial.
+        steps: steps of a whole trial.
         parameters: the keys, and whether each has a logarithmic scale.
         trials: from `launch.search`.
-        importances: of the parameters, which add up to one; {} if they are not known.
+        importances: importances of the parameters, which add up to one; {} if they are not known.
     """
     rows = table(trials, metric, list(parameters))
     facts = summary(trials, metric, steps)

@@ -34,7 +34,7 @@ class Event:
     Attributes:
         device: such as 'GPU 0'.
         stream: what runs one operation at a time: a stream, or a thread of a CPU.
-        name: of the instruction in the program; of the kernel or copy if it belongs to none.
+        name: name of the instruction in the program; of the kernel or copy if it belongs to none.
         module: the program; '' if not known.
         start: in nanoseconds.
         end: in nanoseconds.

@@ -52,15 +52,15 @@ class Row:
     """The time of an operation, or of a scope or source line in one phase, per step and device.
 
     Attributes:
-        name: of the scope ('layer/attention'), operation or source line.
-        phase: of the operations.
+        name: name of the scope ('layer/attention'), operation or source line.
+        phase: phase of the operations.
         runs: runs of operations.
         seconds: part of the device's busy time. All rows sum to it. For communication: time that nothing hides.
         elapsed: from start to end of the operations, hidden or not.
-        flops: of products; None without a program.
+        flops: FLOPs of products; None without a program.
         bytes: read and written; None without a program.
         best: seconds that the device's peak and bandwidth allow; None if they are not known.
-        rank: of `device_time`: computation, communication, copy, or container.
+        rank: rank in `device_time`: computation, communication, copy, or container.
     """
 
     name: str
@@ -102,14 +102,14 @@ class TracedSteps:
         steps: number of steps.
         devices: number of devices.
         reason: why they were traced; ''.
-        seconds: of a step, from its first operation to the first one of the next step, or to its last one.
-        busy: of these, seconds in which the device ran something.
+        seconds: seconds of a step, from its first operation to the first one of the next step, or to its last one.
+        busy: seconds of these in which the device ran something.
         between: seconds between the last operation of a step and the first one of the next: it waits for the host.
         communicating: seconds of communication, hidden or not.
         operations: a row per operation, longest first.
         gaps: the longest gaps of one device, within steps.
-        memory: of a device when the trace began, as `steps.json` has it.
-        limits: of a device.
+        memory: memory of a device when the trace began, as `steps.json` has it.
+        limits: limits of a device.
         predicted: seconds by phase that `scale/roofline.py` predicts, hidden ones left out; {}: none.
         program: the program of the step; None: its text is missing.
     """
