@@ -189,6 +189,7 @@ TESTED_BY = {
     'observe/trackers/test_trackers.py': 'observe/trackers/base',
     'parallel/test_parallel.py': 'model/exchange',
     'observe/test_samples.py': 'observe/step_lines',
+    'run/test_notices.py': 'observe/notices',
     'run/test_noise_scale.py': 'run/logged_program',
     'run/test_processes.py': 'checkpoint/agreement',
     'run/test_program_cache.py': 'jax_compat machine/cache run/compiled_step',

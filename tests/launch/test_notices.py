@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from pretrax.config import from_values
-from pretrax.launch.notices import LaunchNotices
 from pretrax.launch.restarts import Outcome
 from pretrax.observe.attempts import note
+from pretrax.observe.notices import LaunchNotices
 
 COMMAND = 'import sys; open(sys.argv[1], "a").write(sys.stdin.read() + "\\n")'
 KILLED = Outcome(-9, 'killed: process 0 (SIGKILL)', 20, (0,))
@@ -26,7 +26,7 @@ def notices(tmp_path):
         'optimizer': {'learning_rate': 0.1},
         'log': {'notify': {'command': [sys.executable, '-c', COMMAND, str(tmp_path / 'events')]}},
     })  # fmt: skip
-    return LaunchNotices(config, tmp_path, pytest.fail)
+    return LaunchNotices(config, pytest.fail)
 
 
 @pytest.mark.parametrize(('events', 'outcome', 'sent'), [
@@ -41,7 +41,7 @@ def notices(tmp_path):
 def test_one_notification_for_each_end(notices, tmp_path, events, outcome, sent):
     for event in events:
         note(tmp_path, event)
-    notices.attempt_ended(outcome, starts_again=True)
+    notices.attempt_ended(tmp_path, outcome.code, outcome.step, outcome.why, starts_again=True)
     notices.close()
     assert (tmp_path / 'events').exists() == sent
     if sent:

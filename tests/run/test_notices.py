@@ -12,7 +12,7 @@ from pretrax.data.batches.source import Source
 from pretrax.errors import UserError
 from pretrax.observe import notify
 from pretrax.observe.attempts import note
-from pretrax.run.notices import RunNotices
+from pretrax.observe.notices import RunNotices
 from runs import At, Quiet
 from small import VOCAB, random_batch
 

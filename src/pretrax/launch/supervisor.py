@@ -16,11 +16,11 @@ from pretrax.errors import CONFIGURATION, DONE, MISTAKE, TRY_AGAIN, UserError
 from pretrax.launch.crash import Crash, StackFiles, attempt_label, write_crash_report
 from pretrax.launch.elastic import Slots
 from pretrax.launch.group import Group
-from pretrax.launch.notices import LaunchNotices
 from pretrax.launch.restarts import Outcome, RestartOptions, Restarts, newest_checkpoint, outcome
 from pretrax.launch.signals import PASSED_ON, STOP
 from pretrax.machine.children import handling
 from pretrax.observe.attempts import note
+from pretrax.observe.notices import LaunchNotices
 from pretrax.storage import BucketPath
 from pretrax.storage.lease import FILE, HeldError, Lease, LostError
 from pretrax.storage.mirror import Mirror
@@ -58,7 +58,7 @@ class Supervisor:
         self._directory = working_directory(config.run_dir)
         self._step = 0  # of the newest checkpoint that was seen
         self._options = options
-        self._notices = LaunchNotices(config, self._directory, say)
+        self._notices = LaunchNotices(config, say)
         self._restarts = Restarts(options.retries, self._newest())
         self._asked: int | None = None  # signal that requested a stop
         self._asked_at = 0.0
@@ -102,7 +102,7 @@ class Supervisor:
             is_mistake = ended.code in (MISTAKE, CONFIGURATION)
             wait = None if is_mistake else self._next(ended)
             leaves = wait is None and self._options.requeued and bool(ended.gone)
-            self._notices.attempt_ended(ended, wait is not None or leaves)
+            self._notices.attempt_ended(self._directory, ended.code, ended.step, ended.why, wait is not None or leaves)
             if is_mistake:
                 return self._last_code(ended)
             if leaves:

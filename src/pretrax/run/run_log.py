@@ -12,11 +12,11 @@ from pretrax.config import written_values
 from pretrax.errors import Report
 from pretrax.observe.layer_statistics import LayerStatisticsLog
 from pretrax.observe.metrics import MetricsLog
+from pretrax.observe.notices import RunNotices
 from pretrax.observe.samples import SampleLog
 from pretrax.observe.trackers import open_trackers
 from pretrax.run.environment import Environment
 from pretrax.run.layer_statistics import curves
-from pretrax.run.notices import RunNotices
 from pretrax.run.setup import Run
 
 

@@ -4,10 +4,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pretrax.observe.layer_statistics import FILE
+from pretrax.errors import UserError
+from pretrax.observe.layer_statistics import read_layer_statistics
 from pretrax.storage import AnyPath
 from pretrax.view.definitions import Definition, definition_of_statistic
-from pretrax.view.record.run_record import read_records
 from pretrax.view.report.encoding import Arrays
 
 _MOST_NUMBERS = 1_500_000  # of all heat maps together
@@ -41,7 +41,10 @@ def layer_charts(layers: list[dict[str, Any]]) -> list[LayerChart]:
 
 def layers_data(directory: AnyPath, arrays: Arrays) -> list[dict[str, Any]]:
     """The statistics by name: steps, rows and values; none if the run has none."""
-    records = read_records(directory / FILE, lambda record: type(record.get('step')) is int)
+    try:
+        records = read_layer_statistics(directory, report=lambda warning: None)
+    except UserError:
+        return []
     shapes: dict[str, tuple[int, ...]] = {}
     found: dict[str, tuple[list[int], list[np.ndarray]]] = {}
     every = max(1, -(-sum(map(_numbers, records[-1:])) * len(records) // _MOST_NUMBERS))

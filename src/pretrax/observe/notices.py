@@ -1,19 +1,59 @@
-"""What a training run notifies of: its end, a rollback, a stall, and that it goes on after these."""
+"""What a run notifies of: its end, a rollback, a stall, and that it goes on after these; and a launcher, if it was killed."""
 
 import pathlib
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from pretrax.config import RunConfig
 from pretrax.errors import DONE, TRY_AGAIN, Report
 from pretrax.observe.attempts import read_attempts
 from pretrax.observe.notify import Notice, Notifier
 
-_OUTCOMES = ('began', 'finished', 'stopped', 'failed')
+if TYPE_CHECKING:
+    from pretrax.config import RunConfig
+
+_ENDS = ('finished', 'stopped', 'failed')  # what a training writes when it ends, and notifies of by itself
 
 
-class RunNotices:
+class _Notices:
+    """Sends notices about a run to the webhook or the command of `log.notify`."""
+
+    def __init__(self, config: 'RunConfig', report: Report):
+        section = config.log.notify
+        self._config = config
+        self._notifier = Notifier(section.url, section.command, section.events, report)
+
+    def _send(self, event: str, step: int, why: str) -> None:
+        config = self._config
+        self._notifier.send(Notice(event, config.name, str(config.run_dir), step, config.steps, why))
+
+    def close(self) -> None:
+        """Waits a limited time until the notices are sent."""
+        self._notifier.close()
+
+
+class LaunchNotices(_Notices):
+    """Notices that the launcher sends for a training that could not, for example because it was killed."""
+
+    def attempt_ended(self, directory: pathlib.Path, code: int, step: int, why: str, starts_again: bool) -> None:
+        """Sends 'failed', unless the training has notified of its end. Returns at once.
+
+        Args:
+            directory: where the attempts of the run are written.
+            code: the exit code of the training.
+            step: the last step that is done.
+            why: the reason, for a person.
+            starts_again: whether another attempt follows.
+        """
+        events = [event['event'] for event in read_attempts(directory)]
+        began = max((number for number, event in enumerate(events) if event == 'started'), default=0)
+        if code != DONE and not any(event in _ENDS for event in events[began:]):
+            then = 'starting again from the newest checkpoint' if starts_again else 'giving up'
+            self._send('failed', step, f'{why}; {then}')
+
+
+class RunNotices(_Notices):
     """Sends notices about a run, in process 0. Nothing happens unless `log.notify` has a webhook or a command.
 
     Args:
@@ -23,16 +63,15 @@ class RunNotices:
         report: receives warnings.
     """
 
-    def __init__(self, config: RunConfig, directory: pathlib.Path, step: Callable[[], int], report: Report):
-        section = config.log.notify
-        self._config, self._step = config, step
-        self._notifier = Notifier(section.url, section.command, section.events, report)
+    def __init__(self, config: 'RunConfig', directory: pathlib.Path, step: Callable[[], int], report: Report):
+        super().__init__(config, report)
+        self._step = step
         # Steps that the run has to pass before it has recovered; None: it is not in trouble.
         self._recovers_after = step() if _died(directory) else None
         self._trouble = 'the process before this one was killed or failed'
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        if section.url is not None or section.command is not None:
+        if config.log.notify.url is not None or config.log.notify.command is not None:
             self._thread = threading.Thread(target=self._watch, name='notices', daemon=True)
             self._thread.start()
 
@@ -40,18 +79,18 @@ class RunNotices:
         """The run returns to an earlier step, since too many steps in a row were skipped."""
         self._recovers_after = max(self._step(), self._recovers_after or 0)
         self._trouble = 'the run had diverged'
-        self._send('diverged', f'too many steps were skipped; the run returns to step {back_to}')
+        self._send('diverged', self._step(), f'too many steps were skipped; the run returns to step {back_to}')
 
     def ended(self, event: str, why: str) -> None:
         """The run has ended in this process. Waits a limited time until the notices are sent."""
         self._stop()
-        self._send(event, why)
+        self._send(event, self._step(), why)
         self._notifier.close()
 
     def close(self) -> None:
         """Ends the thread."""
         self._stop()
-        self._notifier.close()
+        super().close()
 
     def _stop(self) -> None:
         self._over.set()
@@ -72,17 +111,13 @@ class RunNotices:
                 self._look_for_recovery(step)
             elif newest != first and not stalled and now - moved > seconds:  # the first step is compiled
                 stalled = True
-                self._send('stalled', f'no step for {now - moved:.0f} s')
+                self._send('stalled', step, f'no step for {now - moved:.0f} s')
         self._look_for_recovery(self._step())
 
     def _look_for_recovery(self, step: int) -> None:
         if self._recovers_after is not None and step > self._recovers_after:
             self._recovers_after = None
-            self._send('recovered', self._trouble)
-
-    def _send(self, event: str, why: str) -> None:
-        config = self._config
-        self._notifier.send(Notice(event, config.name, str(config.run_dir), self._step(), config.steps, why))
+            self._send('recovered', step, self._trouble)
 
 
 def _died(directory: pathlib.Path) -> bool:
@@ -90,6 +125,7 @@ def _died(directory: pathlib.Path) -> bool:
     events = [
         event
         for event in read_attempts(directory)
-        if event['event'] in _OUTCOMES or (event['event'] == 'ended' and event.get('code') not in (DONE, TRY_AGAIN))
+        if event['event'] in ('began', *_ENDS)
+        or (event['event'] == 'ended' and event.get('code') not in (DONE, TRY_AGAIN))
     ]
     return bool(events) and events[-1]['event'] in ('began', 'failed', 'ended')
