@@ -7,7 +7,7 @@ from pretrax.view.definitions import DEFINITIONS, LAYER_DEFINITIONS, Definition
 from reference_maker.markdown import code, table
 from reference_maker.source import files, tree
 
-# Functions that return metrics of a line, besides those named in ALWAYS, in any file of model/.
+# Functions that return metrics of a line, besides those named in ALWAYS, in any file of MODELS.
 EMITTERS = {
     'run/step_metrics.py': ('_log_step',),
     'run/evaluate.py': ('losses_of_state', 'losses'),
@@ -19,8 +19,9 @@ EMITTERS = {
     'observe/device_memory.py': ('memory_in_use',),
     'evaluate/results.py': ('flat',),
 }
+MODELS = ('model/', 'distill/')  # where a metric may come from any file
 ALWAYS = ('denominators', 'summarize', 'metrics')  # also as the last word: `routing_denominators`
-ARGUMENTS = {'teacher'}  # keys in these functions that are arguments of another one
+ARGUMENTS = {'constants'}  # keys in these functions that are arguments of another one
 
 INTRODUCTION = """\
 # Keys of metrics
@@ -57,7 +58,7 @@ def page() -> str:
 def emitted() -> dict[str, list[str]]:
     """{key of metrics.jsonl: files that compute it}, from the source; what follows a `/` is NAME."""
     found: dict[str, list[str]] = {}
-    wanted = [file for file in files() if file.startswith('model/')]
+    wanted = [file for file in files() if file.startswith(MODELS)]
     for file in (*EMITTERS, *wanted):
         names = EMITTERS.get(file, ())
         for function in ast.walk(tree(file)):
@@ -69,7 +70,7 @@ def emitted() -> dict[str, list[str]]:
 
 
 def _is_always(file: str, name: str) -> bool:
-    return file.startswith('model/') and name.rpartition('_')[2] in ALWAYS
+    return file.startswith(MODELS) and name.rpartition('_')[2] in ALWAYS
 
 
 def _keys(function: ast.FunctionDef) -> Iterator[str]:

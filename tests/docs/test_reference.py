@@ -21,6 +21,7 @@ from pretrax.view.definitions import DEFINITIONS, definition_of
 from reference_maker import collectives, errors, metrics, parts
 from reference_maker.api import DTYPES
 from reference_maker.markdown import DOCS, sections
+from reference_maker.source import files
 from runs import Quiet, documents, small, values  # noqa: F401  (fixtures)
 from test_house import MAY_IMPORT
 
@@ -154,6 +155,11 @@ def test_the_index_has_a_message_with_its_advice():
     listed = {cells[0] for cells in rows(text('errors.md'))}
     assert found.text in listed
     assert 'is not a key that exists' in listed  # of a Problem
+
+
+def test_the_index_of_errors_has_every_part_of_the_source():
+    assert {each.file.partition('/')[0] for each in errors.messages()} <= set(errors.AREAS)
+    assert set(errors.OF_OPTIONS) <= set(files())
 
 
 def test_the_picture_of_the_parts_agrees_with_what_they_may_import():
