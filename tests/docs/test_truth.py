@@ -78,6 +78,27 @@ def test_links_lead_to_files_and_sections(page):
         assert not section or section in dict(sections(str(file.resolve()))), section
 
 
+@pytest.mark.parametrize(
+    'page', [page for page in ALL_PAGES if 'coming-from' not in page]
+)  # those name other tools' files
+def test_the_files_that_a_page_names_exist(page):
+    text = re.sub(r'^```.*?^```', '', (REPOSITORY / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    source = REPOSITORY / 'src' / 'pretrax'
+    tops = {
+        'tests',
+        'benchmarks',
+        'scripts',
+        'configs',
+        'examples',
+        'notebooks',
+        *(path.name for path in source.iterdir()),
+    }
+    named = [
+        name for name in re.findall(r'`([\w./-]+/[\w.-]+\.(?:py|yaml|ipynb))`', text) if name.split('/')[0] in tops
+    ]
+    assert not [name for name in named if not any((root / name).exists() for root in (REPOSITORY, source))]
+
+
 @pytest.mark.parametrize('page', ALL_PAGES)
 def test_tables_have_a_head_and_rows_of_one_width(page):
     text = re.sub(r'^```.*?^```', '', (REPOSITORY / page).read_text(), flags=re.MULTILINE | re.DOTALL)
