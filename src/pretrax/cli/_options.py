@@ -2,7 +2,7 @@
 
 A verb is a function of one argument, a frozen dataclass. A field is an `option`, or its type is `Annotated` with an option
 of typer or a `Setting`, or is a dataclass with such fields of its own. Other fields are not options, and keep their defaults.
-A verb with few options may declare them as parameters. Options that may be repeated are tuples.
+A verb with few options may declare them as parameters, with the same defaults. Options that may be repeated are tuples.
 """
 
 import dataclasses
@@ -25,9 +25,8 @@ def with_options(verb: Callable[..., Any]) -> Callable[..., Any]:
     parameters = list(inspect.signature(verb, eval_str=True).parameters.values())
     kind = parameters[0].annotation if len(parameters) == 1 else None
     is_one_value = dataclasses.is_dataclass(kind)
-    options = {
-        each.name: each for each in (_parameters(kind) if is_one_value else parameters) if _is_option(each.annotation)
-    }
+    declared = _parameters(kind) if is_one_value else map(_with_type, parameters)
+    options = {each.name: each for each in declared if _is_option(each.annotation)}
 
     def call(**values: Any) -> Any:
         for name, option in options.items():
@@ -47,7 +46,16 @@ def _parameters(kind: Any, default: Any = None) -> Iterator[Parameter]:
         if dataclasses.is_dataclass(hint):
             yield from _parameters(hint, None if value is Parameter.empty else value)
         else:
-            yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=value, annotation=_as_option(field, hint))
+            option_type = _option_type(field.name, field, hint)
+            yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=value, annotation=option_type)
+
+
+def _with_type(parameter: Parameter) -> Parameter:
+    """A parameter of a function whose default is an `option`, as one of a dataclass."""
+    field, hint = parameter.default, parameter.annotation
+    if not isinstance(field, dataclasses.Field):
+        return parameter
+    return parameter.replace(annotation=_option_type(parameter.name, field, hint), default=_default(field))
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -56,12 +64,12 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return Parameter.empty if field.default is dataclasses.MISSING else field.default
 
 
-def _as_option(field: dataclasses.Field[Any], hint: Any) -> Any:
+def _option_type(name: str, field: dataclasses.Field[Any], hint: Any) -> Any:
     """The type of a field, with an `option` or a `Setting` in the words of typer."""
     if 'option' in field.metadata:
         names, more = field.metadata['option']
-        own = f'--{field.name.replace("_", "-")}'
-        if not any(name.startswith('--') for name in names) and (names or (hint is bool and field.default is False)):
+        own = f'--{name.replace("_", "-")}'
+        if not any(each.startswith('--') for each in names) and (names or (hint is bool and field.default is False)):
             names = (own, *names)
         return Annotated[hint, typer.Option(*names, **more)]
     if (setting := setting_of(hint)) is None:

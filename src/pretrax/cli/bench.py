@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from pretrax.option import option
+
 if TYPE_CHECKING:
     from pretrax.storage import AnyPath
 
@@ -22,15 +24,9 @@ _LEASE = 60.0  # seconds
 
 def bench(
     sweep: Annotated[str, typer.Argument(metavar='SWEEP', help='A YAML file, such as configs/sweeps/quick.yaml.')],
-    out: Annotated[
-        str | None, typer.Option('--out', '-o', metavar='DIR', help='Directory for the results. [default: sweeps/NAME]')
-    ] = None,
-    row: Annotated[
-        int | None, typer.Option('--row', metavar='N', help='Run only row N, counted from 1; several may run at once.')
-    ] = None,
-    show: Annotated[
-        bool, typer.Option('--show', help='Run nothing; show the newest results of all rows, on any hardware.')
-    ] = False,
+    out: str | None = option('Directory for the results. [default: sweeps/NAME]', '-o', metavar='DIR'),
+    row: int | None = option('Run only row N, counted from 1; several may run at once.', metavar='N'),
+    show: bool = option('Run nothing; show the newest results of all rows, on any hardware.', default=False),
 ) -> None:
     from pretrax.errors import UserError
     from pretrax.launch.bench import FINAL, ROWS, Bench, Result, earlier_results, measure_command, probe

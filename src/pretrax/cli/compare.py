@@ -10,29 +10,21 @@ from typing import Annotated
 import typer
 
 from pretrax.errors import UserError
+from pretrax.option import option
 
 
 def compare(
     runs: Annotated[tuple[str, ...], typer.Argument(metavar='RUN...', help='Directories of runs, two or more.')],
-    out: Annotated[
-        str | None,
-        typer.Option('--out', '-o', metavar='FILE', help='A .md, .html, .csv or .json file. [default: the terminal]'),
-    ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option('--key', '-k', help='A key of metrics.jsonl. [default: val_loss if all runs have it, else loss]'),
-    ] = None,
-    seed_noise: Annotated[
-        float | None,
-        typer.Option(metavar='SD', help='Standard deviation of the final loss between seeds, if you know it.'),
-    ] = None,
-    confidence: Annotated[
-        float, typer.Option(min=0.5, max=0.9999, help='Confidence level of all intervals together.')
-    ] = 0.95,
-    window: Annotated[
-        float, typer.Option(min=0.001, max=0.5, help='The last part of a run, over which training losses are averaged.')
-    ] = 0.1,
-    separate: Annotated[bool, typer.Option('--separate', help='Every run is an arm of its own.')] = False,
+    out: str | None = option('A .md, .html, .csv or .json file. [default: the terminal]', '-o', metavar='FILE'),
+    key: str | None = option('A key of metrics.jsonl. [default: val_loss if all runs have it, else loss]', '-k'),
+    seed_noise: float | None = option(
+        'Standard deviation of the final loss between seeds, if you know it.', metavar='SD'
+    ),
+    confidence: float = option('Confidence level of all intervals together.', default=0.95, min=0.5, max=0.9999),
+    window: float = option(
+        'The last part of a run, over which training losses are averaged.', default=0.1, min=0.001, max=0.5
+    ),
+    separate: bool = option('Every run is an arm of its own.', default=False),
 ) -> None:
     from pretrax.cli._output import write_output
     from pretrax.view.compare import text as compare_text

@@ -5,12 +5,11 @@ Prints whether it fits, how much memory it needs and how fast it can be. Without
 --graph draws the compiled step: the operations by named scope, collectives with their bytes, forward and backward apart. With it, CONFIG may also be a file that contains a compiled step as text, such as RUN/program/program.hlo.txt.gz; nothing is compiled then.
 """
 
-from typing import Annotated
-
 import typer
 
 from pretrax.cli._arguments import ConfigFile, HardwareOption, Overrides, SlicesOption
 from pretrax.errors import UserError
+from pretrax.option import option
 from pretrax.storage import AnyPath
 
 DOES_NOT_FIT = 1
@@ -21,11 +20,8 @@ def compile_(
     overrides: Overrides = (),
     topology: HardwareOption = None,
     slices: SlicesOption = None,
-    save: Annotated[str | None, typer.Option(metavar='FILE', help='Write the compiled step to this file.')] = None,
-    graph: Annotated[
-        str | None,
-        typer.Option(metavar='FILE', help='Draw the compiled step: .html, .svg; or write its text: .txt.gz.'),
-    ] = None,
+    save: str | None = option('Write the compiled step to this file.', metavar='FILE'),
+    graph: str | None = option('Draw the compiled step: .html, .svg; or write its text: .txt.gz.', metavar='FILE'),
 ) -> None:
     from pretrax.config import load
     from pretrax.scale.topology import parse_topology

@@ -9,6 +9,7 @@ import typer
 
 from pretrax.cli._arguments import Overrides
 from pretrax.errors import UserError
+from pretrax.option import option
 
 
 def doctor(
@@ -21,13 +22,10 @@ def doctor(
         ),
     ] = None,
     overrides: Overrides = (),
-    limit: Annotated[
-        float,
-        typer.Option(
-            '--limit', min=1, metavar='SECONDS', help='Time limit of each check, and of the arrival of each node.'
-        ),
-    ] = 120,
-    as_json: Annotated[bool, typer.Option('--json', help='Print the table as JSON.')] = False,
+    limit: float = option(
+        'Time limit of each check, and of the arrival of each node.', default=120, min=1, metavar='SECONDS'
+    ),
+    as_json: bool = option('Print the table as JSON.', '--json', default=False),
 ) -> None:
     from pretrax.config import load
 

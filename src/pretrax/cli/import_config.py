@@ -11,19 +11,16 @@ import typer
 
 from pretrax.cli._next_command import next_command
 from pretrax.errors import UserError
+from pretrax.option import option
 
 
 def import_config(
     tool: Annotated[str, typer.Argument(metavar='TOOL', help='nanogpt, modalities or maxtext.')],
     file: Annotated[Path, typer.Argument(metavar='FILE', help='A configuration of that tool: a Python or YAML file.')],
-    out: Annotated[
-        Path | None,
-        typer.Option('--out', '-o', metavar='OUT.yaml', help='File to write. [default: print the configuration]'),
-    ] = None,
-    devices: Annotated[
-        int | None,
-        typer.Option(min=1, metavar='N', help='Devices that the batch is meant for, if the file counts it per device.'),
-    ] = None,
+    out: Path | None = option('File to write. [default: print the configuration]', '-o', metavar='OUT.yaml'),
+    devices: int | None = option(
+        'Devices that the batch is meant for, if the file counts it per device.', min=1, metavar='N'
+    ),
 ) -> None:
     from pretrax.config.problems import nearest
     from pretrax.translate import TOOLS, summary, translate, yaml_text

@@ -3,12 +3,9 @@
 Nothing is compiled. The plan also lists the layouts that would be faster.
 """
 
-from typing import Annotated
-
-import typer
-
 from pretrax.cli._arguments import ConfigFile, HardwareOption, Overrides, SlicesOption
 from pretrax.errors import UserError
+from pretrax.option import option
 
 
 def plan(
@@ -16,9 +13,7 @@ def plan(
     overrides: Overrides = (),
     topology: HardwareOption = None,
     slices: SlicesOption = None,
-    verify: Annotated[
-        bool, typer.Option('--verify', help='Compile the fastest layouts, and compare their memory with the plan.')
-    ] = False,
+    verify: bool = option('Compile the fastest layouts, and compare their memory with the plan.', default=False),
 ) -> None:
     from pretrax.config import load
     from pretrax.scale.topology import parse_topology

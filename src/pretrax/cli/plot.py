@@ -7,26 +7,19 @@ from typing import Annotated, Literal
 import typer
 
 from pretrax.errors import UserError
+from pretrax.option import option
 
 
 def plot(
     runs: Annotated[tuple[str, ...], typer.Argument(metavar='RUN...', help='Directories of runs.')],
-    out: Annotated[
-        str | None,
-        typer.Option(
-            '--out', '-o', metavar='FILE', help='A .png, .svg, .pdf, .html or .csv file. [default: the terminal]'
-        ),
-    ] = None,
-    key: Annotated[
-        tuple[str, ...],
-        typer.Option('--key', '-k', help='A key of metrics.jsonl; may be repeated. [default: loss and val_loss]'),
-    ] = (),
-    x: Annotated[Literal['step', 'tokens', 'time'], typer.Option('--x', help='The x axis.')] = 'step',
-    smooth: Annotated[
-        float, typer.Option(min=0, metavar='STEPS', help='Half-life of an exponential moving average; 0: none.')
-    ] = 0,
-    log_x: Annotated[bool, typer.Option('--log-x', help='A logarithmic x axis.')] = False,
-    log_y: Annotated[bool, typer.Option('--log-y', help='Logarithmic y axes.')] = False,
+    out: str | None = option('A .png, .svg, .pdf, .html or .csv file. [default: the terminal]', '-o', metavar='FILE'),
+    key: tuple[str, ...] = option(
+        'A key of metrics.jsonl; may be repeated. [default: loss and val_loss]', '-k', default=()
+    ),
+    x: Literal['step', 'tokens', 'time'] = option('The x axis.', default='step'),
+    smooth: float = option('Half-life of an exponential moving average; 0: none.', default=0, min=0, metavar='STEPS'),
+    log_x: bool = option('A logarithmic x axis.', default=False),
+    log_y: bool = option('Logarithmic y axes.', default=False),
 ) -> None:
     from pretrax.cli._output import write_output
     from pretrax.view.charts.curves import chart, curve, default_keys, load_runs, table

@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
+from pretrax.option import option
+
 
 def report(
     run: Annotated[str, typer.Argument(metavar='RUN', help='Directory of the run, also in a bucket.')],
-    out: Annotated[
-        str | None, typer.Option('--out', '-o', metavar='FILE', help='An .html file. [default: RUN/report.html]')
-    ] = None,
+    out: str | None = option('An .html file. [default: RUN/report.html]', '-o', metavar='FILE'),
 ) -> None:
     import pathlib
 

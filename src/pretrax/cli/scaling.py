@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pretrax.errors import UserError
+from pretrax.option import option
 
 if TYPE_CHECKING:
     import pathlib
@@ -33,10 +34,7 @@ except UserError as error:
 
 def scaling(
     fit: Annotated[str, typer.Argument(metavar='FIT', help='A YAML file, such as configs/scaling-points.yaml.')],
-    out: Annotated[
-        str | None,
-        typer.Option('--out', '-o', metavar='DIR', help='Directory for runs and results. [default: scaling/NAME]'),
-    ] = None,
+    out: str | None = option('Directory for runs and results. [default: scaling/NAME]', '-o', metavar='DIR'),
 ) -> None:
     import pathlib
 

@@ -9,14 +9,13 @@ from typing import Annotated
 
 import typer
 
+from pretrax.option import option
+
 
 def search(
     search: Annotated[str, typer.Argument(metavar='SEARCH', help='A YAML file, such as configs/search.yaml.')],
-    out: Annotated[
-        str | None,
-        typer.Option('--out', '-o', metavar='DIR', help='Directory for the trials. [default: searches/NAME]'),
-    ] = None,
-    show: Annotated[bool, typer.Option('--show', help='Run nothing; write the report of the trials so far.')] = False,
+    out: str | None = option('Directory for the trials. [default: searches/NAME]', '-o', metavar='DIR'),
+    show: bool = option('Run nothing; write the report of the trials so far.', default=False),
 ) -> None:
     import pathlib
 

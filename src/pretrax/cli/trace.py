@@ -10,20 +10,14 @@ from typing import Annotated, Literal
 import typer
 
 from pretrax.errors import UserError
+from pretrax.option import option
 
 
 def trace(
     run: Annotated[str, typer.Argument(metavar='RUN', help='Directory of a run, or a trace.')],
-    by: Annotated[
-        Literal['scope', 'operation', 'source'], typer.Option('--by', help='What the rows of the table are grouped by.')
-    ] = 'scope',
-    step: Annotated[
-        int | None, typer.Option(metavar='N', help='Only this step. [default: all steps of the newest trace]')
-    ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option('--out', '-o', metavar='FILE', help='A .csv, .json or .html file. [default: the terminal]'),
-    ] = None,
+    by: Literal['scope', 'operation', 'source'] = option('What the rows of the table are grouped by.', default='scope'),
+    step: int | None = option('Only this step. [default: all steps of the newest trace]', metavar='N'),
+    out: str | None = option('A .csv, .json or .html file. [default: the terminal]', '-o', metavar='FILE'),
 ) -> None:
     from pretrax.cli._output import write_output
     from pretrax.storage import locate

@@ -12,17 +12,16 @@ from typing import Annotated
 import typer
 
 from pretrax.errors import UserError, install_extra, printable
+from pretrax.option import option
 
 
 def watch(
     runs: Annotated[tuple[str, ...], typer.Argument(metavar='RUN...', help='Runs, or directories of runs, on a disk or in a bucket.')],
-    terminal: Annotated[bool, typer.Option('--terminal', help='Show the runs in the terminal; in a pipe, print lines.')] = False,
-    host: Annotated[str, typer.Option(help='Address to listen on; others than 127.0.0.1 need --api-key-file.')] = '127.0.0.1',
-    port: Annotated[int, typer.Option(min=0, max=65535, help='Port to listen on; 0: any free port.')] = 8100,
-    api_key_file: Annotated[
-        pathlib.Path | None, typer.Option(metavar='FILE', help='File with API keys, one on each line. The page asks for a key.')
-    ] = None,
-    insecure: Annotated[bool, typer.Option('--insecure', help='Let anyone who reaches --host watch.')] = False,
+    terminal: bool = option('Show the runs in the terminal; in a pipe, print lines.', default=False),
+    host: str = option('Address to listen on; others than 127.0.0.1 need --api-key-file.', default='127.0.0.1'),
+    port: int = option('Port to listen on; 0: any free port.', default=8100, min=0, max=65535),
+    api_key_file: pathlib.Path | None = option('File with API keys, one on each line. The page asks for a key.', metavar='FILE'),
+    insecure: bool = option('Let anyone who reaches --host watch.', default=False),
 ) -> None:  # fmt: skip
     from pretrax.view.live.runs import Places
 

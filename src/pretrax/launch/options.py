@@ -5,16 +5,14 @@ import re
 from pathlib import Path
 
 from pretrax.errors import UserError
-from pretrax.option import option
+from pretrax.option import REQUIRED, option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PodOptions:
     """What a run asks of Kubernetes."""
 
-    image: str = option(
-        'Container image with pretrax; see the Dockerfile.', default=dataclasses.MISSING, metavar='IMAGE'
-    )
+    image: str = option('Container image with pretrax; see the Dockerfile.', default=REQUIRED, metavar='IMAGE')
     nodes: int | None = option('Number of pods. [default: hosts of the TPU slice, or 1]', '-N', min=1)
     gpus: int = option('NVIDIA GPUs of each pod.', '--gpus-per-node', default=0, min=0)
     tpu: str | None = option('A TPU slice in GKE, such as v5p:4x4x4 or v5e-16.', metavar='NAME')
@@ -59,8 +57,8 @@ class PodOptions:
 class SliceOptions:
     """What a run asks of Google Cloud."""
 
-    accelerator: str = option('A slice, such as v5p-128 or v5e-16.', default=dataclasses.MISSING, metavar='NAME')
-    zone: str = option('Zone of Google Cloud, such as us-east5-a.', default=dataclasses.MISSING, metavar='ZONE')
+    accelerator: str = option('A slice, such as v5p-128 or v5e-16.', default=REQUIRED, metavar='NAME')
+    zone: str = option('Zone of Google Cloud, such as us-east5-a.', default=REQUIRED, metavar='ZONE')
     slices: int = option('Number of slices.', default=1, min=1)
     project: str | None = option('Project of Google Cloud. [default: that of gcloud]')
     spot: bool = option('Slices that Google may take back, for less money.', default=False)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pretrax.errors import UserError
+from pretrax.option import option
 from pretrax.storage import AnyPath
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ class Difference:
 def diff(
     one: Annotated[str, typer.Argument(metavar='A', help='A run or a checkpoint.')],
     other: Annotated[str, typer.Argument(metavar='B', help='Another run or checkpoint.')],
-    optimizer: Annotated[bool, typer.Option('--optimizer', help='Compare the optimizer state as well.')] = False,
-    most: Annotated[int, typer.Option(min=1, metavar='N', help='Print at most N arrays.')] = 20,
+    optimizer: bool = option('Compare the optimizer state as well.', default=False),
+    most: int = option('Print at most N arrays.', default=20, min=1, metavar='N'),
 ) -> None:
     from pretrax.checkpoint import find_checkpoint, read_manifest
     from pretrax.config import diff_values, upgraded

@@ -10,6 +10,7 @@ import typer
 
 from pretrax.cli._arguments import RunOrCheckpoint
 from pretrax.errors import UserError
+from pretrax.option import option
 
 NAMES = {'f32': 'F32', 'bf16': 'BF16', 'f16': 'F16'}
 
@@ -17,7 +18,7 @@ NAMES = {'f32': 'F32', 'bf16': 'BF16', 'f16': 'F16'}
 def export_weights(
     path: RunOrCheckpoint,
     out: Annotated[str, typer.Argument(metavar='DIR', help='A new directory.')],
-    dtype: Annotated[str, typer.Option(metavar='DTYPE', help='f32, bf16 or f16.')] = 'f32',
+    dtype: str = option('f32, bf16 or f16.', default='f32', metavar='DTYPE'),
 ) -> None:
     if dtype not in NAMES:
         raise UserError(f'--dtype is {dtype}; expected one of {", ".join(NAMES)}')

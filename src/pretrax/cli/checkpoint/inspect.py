@@ -1,18 +1,16 @@
 """Print the configuration, arrays and sizes of a checkpoint."""
 
 import math
-from typing import Annotated
-
-import typer
 
 from pretrax.cli._arguments import RunOrCheckpoint
+from pretrax.option import option
 
 _BYTES = {'bfloat16': 2, 'float16': 2, 'bool': 1}
 
 
 def inspect(
     path: RunOrCheckpoint,
-    files: Annotated[bool, typer.Option('--files', help='List each file with its size and digest.')] = False,
+    files: bool = option('List each file with its size and digest.', default=False),
 ) -> None:
     import yaml
 

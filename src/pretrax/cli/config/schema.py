@@ -1,16 +1,13 @@
 """Print the JSON Schema of configuration files, for editors."""
 
-from typing import Annotated
-
-import typer
-
 from pretrax.cli._arguments import load_plugins
+from pretrax.option import option
 
 
 def schema(
-    plugin: Annotated[
-        tuple[str, ...], typer.Option(metavar='FILE', help='A Python file with more components; may be repeated.')
-    ] = (),
+    plugin: tuple[str, ...] = option(
+        'A Python file with more components; may be repeated.', default=(), metavar='FILE'
+    ),
 ) -> None:
     from pretrax.config import json_schema_text
 

@@ -8,13 +8,12 @@ from typing import Annotated
 import typer
 
 from pretrax.errors import UserError
+from pretrax.option import option
 
 
 def upgrade(
     files: Annotated[tuple[str, ...], typer.Argument(metavar='FILE...', help='YAML files.')],
-    out: Annotated[
-        str | None, typer.Option(metavar='FILE', help='Write the text here, and leave the file as it is.')
-    ] = None,
+    out: str | None = option('Write the text here, and leave the file as it is.', metavar='FILE'),
 ) -> None:
     from pretrax.config import upgrade_file
     from pretrax.storage import locate

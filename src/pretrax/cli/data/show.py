@@ -10,14 +10,15 @@ import typer
 
 from pretrax.cli._arguments import Plugins
 from pretrax.errors import UserError
+from pretrax.option import option
 
 
 def show(
     run: Annotated[str, typer.Argument(metavar='RUN', help='The directory of a run, such as runs/NAME.')],
-    step: Annotated[int | None, typer.Option(metavar='N', help='The batch of this step.')] = None,
-    batch: Annotated[int | None, typer.Option(min=0, metavar='N', help='The batch with this number, from 0.')] = None,
-    rows: Annotated[int, typer.Option(min=1, metavar='K', help='Print the first K rows.')] = 4,
-    ids: Annotated[bool, typer.Option('--ids', help='Print the ids of the tokens too.')] = False,
+    step: int | None = option('The batch of this step.', metavar='N'),
+    batch: int | None = option('The batch with this number, from 0.', min=0, metavar='N'),
+    rows: int = option('Print the first K rows.', default=4, min=1, metavar='K'),
+    ids: bool = option('Print the ids of the tokens too.', default=False),
     plugin: Plugins = (),
 ) -> None:
     from pretrax.cli._arguments import load_plugins

@@ -9,6 +9,7 @@ import typer
 
 from pretrax.cli._next_command import next_command
 from pretrax.errors import UserError
+from pretrax.option import option
 from pretrax.storage import locate
 
 if TYPE_CHECKING:
@@ -27,10 +28,7 @@ def tokenize(
         tuple[str, ...],
         typer.Argument(metavar='KEY=VALUE', help='Changes to the configuration, such as data.tokenizer=bytes.'),
     ] = (),
-    out: Annotated[
-        str | None,
-        typer.Option('--out', '-o', metavar='DIR', help='A new directory. [default: where the run looks for it]'),
-    ] = None,
+    out: str | None = option('A new directory. [default: where the run looks for it]', '-o', metavar='DIR'),
 ) -> None:
     from pretrax.config import load
     from pretrax.config.packaged import find_packaged

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from pretrax.errors import UserError
+from pretrax.option import REQUIRED, option
 from pretrax.storage import BucketPath, locate
 
 
@@ -12,14 +13,12 @@ def train_tokenizer(
     source: Annotated[
         str, typer.Argument(metavar='CONFIG|TEXT', help='A YAML file, or a value of data.text: files or stdlib.')
     ],
-    out: Annotated[str, typer.Option('--out', '-o', metavar='FILE', help='A new tokenizer.json.')],
+    out: str = option('A new tokenizer.json.', '-o', default=REQUIRED, metavar='FILE'),
     overrides: Annotated[
         tuple[str, ...], typer.Argument(metavar='KEY=VALUE', help='Changes to the configuration.')
     ] = (),
-    vocab_size: Annotated[
-        int | None, typer.Option(min=257, metavar='N', help='Vocabulary size. [default: data.vocab_size]')
-    ] = None,
-    model: Annotated[str, typer.Option(metavar='MODEL', help='bpe or unigram.')] = 'bpe',
+    vocab_size: int | None = option('Vocabulary size. [default: data.vocab_size]', min=257, metavar='N'),
+    model: str = option('bpe or unigram.', default='bpe', metavar='MODEL'),
 ) -> None:
     import pydantic
 

@@ -12,12 +12,12 @@ import typer
 
 from pretrax.cli._arguments import AllowChanges, Configuration, Retries, Verbose
 from pretrax.errors import UserError
-from pretrax.option import option
+from pretrax.option import REQUIRED, option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Configuration):
-    processes: int = option('Number of processes.', '-n', default=dataclasses.MISSING, min=1)
+    processes: int = option('Number of processes.', '-n', default=REQUIRED, min=1)
     devices: int | None = option(
         'Devices per process. [default: what the mesh needs, or all]', '--devices-per-process', min=1
     )

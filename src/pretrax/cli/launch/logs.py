@@ -1,22 +1,19 @@
 """Print the newest output of a launched run."""
 
 import subprocess
-from typing import Annotated
 
 import typer
 
 from pretrax.cli._arguments import LaunchedRun
 from pretrax.errors import UserError
+from pretrax.option import option
 
 
 def logs(
     run: LaunchedRun,
-    process: Annotated[
-        int | None,
-        typer.Option('--process', '-p', min=0, help='Log of this process. [default: the whole job, or process 0]'),
-    ] = None,
-    lines: Annotated[int, typer.Option('--lines', '-n', min=0, help='Number of last lines to print.')] = 100,
-    follow: Annotated[bool, typer.Option('--follow', '-f', help='Print new lines as they come.')] = False,
+    process: int | None = option('Log of this process. [default: the whole job, or process 0]', '-p', min=0),
+    lines: int = option('Number of last lines to print.', '-n', default=100, min=0),
+    follow: bool = option('Print new lines as they come.', '-f', default=False),
 ) -> None:
     from pretrax.launch.record import read_record, run_named
     from pretrax.launch.registry import engine_of
