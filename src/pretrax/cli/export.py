@@ -9,6 +9,7 @@ import typer
 
 from pretrax.cli._arguments import Plugins, RunOrCheckpoint, load_plugins
 from pretrax.errors import UserError
+from pretrax.option import option
 
 DTYPES = {'f32': 'F32', 'bf16': 'BF16', 'f16': 'F16'}
 
@@ -16,10 +17,7 @@ DTYPES = {'f32': 'F32', 'bf16': 'BF16', 'f16': 'F16'}
 def export(
     path: RunOrCheckpoint,
     out: Annotated[str, typer.Argument(metavar='DIR', help='A new directory.')],
-    dtype: Annotated[
-        str | None,
-        typer.Option(metavar='DTYPE', help='bf16, f16 or f32. [default: that of most imported weights, or f32]'),
-    ] = None,
+    dtype: str | None = option('bf16, f16 or f32. [default: that of most imported weights, or f32]', metavar='DTYPE'),
     plugin: Plugins = (),
 ) -> None:
     if dtype is not None and dtype not in DTYPES:

@@ -5,14 +5,12 @@ U+FFFD; a file or a pipe receives the text as it is. The speed is printed to std
 """
 
 import dataclasses
-from typing import Annotated
-
-import typer
 
 from pretrax.cli._arguments import Dtype, Plugins, RunOrCheckpoint, check_dtype, load_plugins
 from pretrax.cli._output import Speed, show
 from pretrax.errors import UserError
 from pretrax.infer.sampling_settings import SETTINGS, Sampling
+from pretrax.option import option
 from pretrax.storage import locate
 from pretrax.weights.loaded import LoadedModel
 
@@ -20,35 +18,20 @@ from pretrax.weights.loaded import LoadedModel
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     path: RunOrCheckpoint
-    prompt: Annotated[tuple[str, ...], typer.Option(help='Text to continue; may be repeated.')] = ()
-    prompts: Annotated[
-        str | None, typer.Option(metavar='FILE.jsonl', help='Lines with "prompt" or "messages"; needs --out.')
-    ] = None
-    out: Annotated[
-        str | None, typer.Option(metavar='FILE.jsonl', help='File for the answers to --prompts, in the same order.')
-    ] = None
-    chat: Annotated[bool, typer.Option('--chat', help='Talk to the model; /quit ends, /reset starts again.')] = False
-    tokens: Annotated[
-        int | None, typer.Option(min=1, help='Most tokens to generate. [default: 128; with --chat as many as fit]')
-    ] = None
+    prompt: tuple[str, ...] = option('Text to continue; may be repeated.', default=())
+    prompts: str | None = option('Lines with "prompt" or "messages"; needs --out.', metavar='FILE.jsonl')
+    out: str | None = option('File for the answers to --prompts, in the same order.', metavar='FILE.jsonl')
+    chat: bool = option('Talk to the model; /quit ends, /reset starts again.', default=False)
+    tokens: int | None = option('Most tokens to generate. [default: 128; with --chat as many as fit]', min=1)
     sampling: Sampling = dataclasses.field(default_factory=lambda: Sampling(temperature=0.8))
-    n: Annotated[int, typer.Option('--n', min=1, help='Texts for each prompt.')] = 1
-    stop: Annotated[
-        tuple[str, ...], typer.Option(help='Text that ends the answer and is not shown; may be repeated.')
-    ] = ()
-    slots: Annotated[int | None, typer.Option(min=1, help='Texts to generate at once. [default: at most 8]')] = None
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            metavar='N',
-            help="Most tokens of a conversation. [default: an import's own length, or that in training]",
-        ),
-    ] = None
+    n: int = option('Texts for each prompt.', default=1, min=1)
+    stop: tuple[str, ...] = option('Text that ends the answer and is not shown; may be repeated.', default=())
+    slots: int | None = option('Texts to generate at once. [default: at most 8]', min=1)
+    max_length: int | None = option(
+        "Most tokens of a conversation. [default: an import's own length, or that in training]", min=2, metavar='N'
+    )
     dtype: Dtype = None
-    chat_template: Annotated[
-        str | None, typer.Option(metavar='FILE', help="A Jinja chat template, instead of the model's own.")
-    ] = None
+    chat_template: str | None = option("A Jinja chat template, instead of the model's own.", metavar='FILE')
     plugin: Plugins = ()
 
 

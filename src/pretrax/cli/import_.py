@@ -7,25 +7,19 @@ from typing import Annotated
 
 import typer
 
+from pretrax.option import option
+
 
 def import_(
     source: Annotated[
         str, typer.Argument(metavar='HF_DIR_OR_ID', help='A directory, or org/name[@revision] on the hub.')
     ],
-    out: Annotated[
-        str | None, typer.Option('--out', '-o', metavar='RUN', help='Directory of the new run. [default: runs/NAME]')
-    ] = None,
-    begin_of_text: Annotated[
-        str | None,
-        typer.Option(
-            '--begin-of-text',
-            metavar='TOKEN',
-            help='What begins a text, as data.begin_of_text: the name of a token, true or false. [default: as tokenizer.json says]',
-        ),
-    ] = None,
-    allow_not_finite: Annotated[
-        bool, typer.Option('--allow-not-finite', help='Import weights that are NaN or infinite, and only report them.')
-    ] = False,
+    out: str | None = option('Directory of the new run. [default: runs/NAME]', '-o', metavar='RUN'),
+    begin_of_text: str | None = option(
+        'What begins a text, as data.begin_of_text: the name of a token, true or false. [default: as tokenizer.json says]',
+        metavar='TOKEN',
+    ),
+    allow_not_finite: bool = option('Import weights that are NaN or infinite, and only report them.', default=False),
 ) -> None:
     from pretrax.weights.imported import import_checkpoint
 

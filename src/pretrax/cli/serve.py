@@ -19,6 +19,7 @@ import typer
 
 from pretrax.cli._arguments import Dtype, Plugins, check_dtype, load_plugins
 from pretrax.errors import UserError, install_extra, printable
+from pretrax.option import option
 
 if TYPE_CHECKING:
     from pretrax.serve.service import ServedModel
@@ -27,58 +28,58 @@ if TYPE_CHECKING:
 AXES = ('r', 'd', 'e', 't')  # of a mesh that serves
 
 
-def serve(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
     paths: Annotated[
         tuple[str, ...],
-        typer.Argument(metavar="RUN_OR_CHECKPOINT", help='runs/NAME, or a checkpoint in it; several are several models.'),
-    ],
-    host: Annotated[str, typer.Option(help='Address to listen on; others than 127.0.0.1 need --api-key-file.')] = '127.0.0.1',
-    port: Annotated[int, typer.Option(min=0, max=65535, help='Port to listen on; 0: any free port.')] = 8000,
-    slots: Annotated[int, typer.Option(min=1, help='Requests that run at once.')] = 8,
-    max_length: Annotated[
-        int | None,
-        typer.Option(metavar='N', min=2, help="Most tokens of a prompt and its answer. [default: an import's own length, or that in training]"),
-    ] = None,
-    follow: Annotated[bool, typer.Option('--follow', help='Use newer checkpoints of the run when they are written.')] = False,
-    api_key_file: Annotated[
-        pathlib.Path | None, typer.Option(metavar='FILE', help='API keys that clients have to send, one on each line.')
-    ] = None,
-    insecure: Annotated[bool, typer.Option('--insecure', help='Let anyone who reaches --host use the server.')] = False,
-    allow_origin: Annotated[
-        tuple[str, ...], typer.Option(metavar='ORIGIN', help='Pages of this origin may use the server; may be repeated.')
-    ] = (),
-    queue: Annotated[int, typer.Option(min=0, help='Requests that wait for a slot; more get 429.')] = 64,
-    rate: Annotated[
-        float | None, typer.Option(metavar='N', min=0.001, help='Requests a minute from one API key, or from one address.')
-    ] = None,
-    proxy: Annotated[
-        tuple[str, ...],
-        typer.Option(metavar='ADDRESS', help='Address of a proxy that names its clients in X-Forwarded-For; may be repeated.'),
-    ] = (),
-    time_limit: Annotated[float, typer.Option(metavar='SECONDS', min=1, help='Time limit of one request.')] = 600,
-    mesh: Annotated[str | None, typer.Option(metavar='AXES', help='Sizes of mesh axes, such as d=2,t=4.')] = None,
-    dtype: Dtype = None,
-    weights: Annotated[str, typer.Option(help='compute, as in training; or int8.')] = 'compute',
-    cache: Annotated[str, typer.Option(help='Keys and values: compute, as in training; int8; or fp8.')] = 'compute',
-    draft: Annotated[
-        str | None, typer.Option(metavar='RUN_OR_CHECKPOINT', help='A smaller model that proposes tokens; see --propose.')
-    ] = None,
-    propose: Annotated[
-        int, typer.Option(min=0, help='Tokens to propose at a time; without --draft, from the text so far.')
-    ] = 0,
-    chat_template: Annotated[
-        pathlib.Path | None, typer.Option(metavar='FILE', help="A Jinja chat template, instead of the model's own.")
-    ] = None,
-    pooling: Annotated[
-        str, typer.Option(help='One vector from the hidden states of a text: mean, last, cls, min or max; requests may say otherwise.')
-    ] = 'mean',
-    normalize: Annotated[bool, typer.Option(help='Whether embeddings have length 1; requests may say otherwise.')] = True,
-    plugin: Plugins = (),
-) -> None:  # fmt: skip
+        typer.Argument(
+            metavar='RUN_OR_CHECKPOINT', help='runs/NAME, or a checkpoint in it; several are several models.'
+        ),
+    ]
+    host: str = option('Address to listen on; others than 127.0.0.1 need --api-key-file.', default='127.0.0.1')
+    port: int = option('Port to listen on; 0: any free port.', default=8000, min=0, max=65535)
+    slots: int = option('Requests that run at once.', default=8, min=1)
+    max_length: int | None = option(
+        "Most tokens of a prompt and its answer. [default: an import's own length, or that in training]",
+        metavar='N',
+        min=2,
+    )
+    follow: bool = option('Use newer checkpoints of the run when they are written.', default=False)
+    api_key_file: pathlib.Path | None = option('API keys that clients have to send, one on each line.', metavar='FILE')
+    insecure: bool = option('Let anyone who reaches --host use the server.', default=False)
+    allow_origin: tuple[str, ...] = option(
+        'Pages of this origin may use the server; may be repeated.', default=(), metavar='ORIGIN'
+    )
+    queue: int = option('Requests that wait for a slot; more get 429.', default=64, min=0)
+    rate: float | None = option('Requests a minute from one API key, or from one address.', metavar='N', min=0.001)
+    proxy: tuple[str, ...] = option(
+        'Address of a proxy that names its clients in X-Forwarded-For; may be repeated.', default=(), metavar='ADDRESS'
+    )
+    time_limit: float = option('Time limit of one request.', default=600, metavar='SECONDS', min=1)
+    mesh: str | None = option('Sizes of mesh axes, such as d=2,t=4.', metavar='AXES')
+    dtype: Dtype = None
+    weights: str = option('compute, as in training; or int8.', default='compute')
+    cache: str = option('Keys and values: compute, as in training; int8; or fp8.', default='compute')
+    draft: str | None = option('A smaller model that proposes tokens; see --propose.', metavar='RUN_OR_CHECKPOINT')
+    propose: int = option('Tokens to propose at a time; without --draft, from the text so far.', default=0, min=0)
+    chat_template: pathlib.Path | None = option("A Jinja chat template, instead of the model's own.", metavar='FILE')
+    pooling: str = option(
+        'One vector from the hidden states of a text: mean, last, cls, min or max; requests may say otherwise.',
+        default='mean',
+    )
+    normalize: bool = option('Whether embeddings have length 1; requests may say otherwise.', default=True)
+    plugin: Plugins = ()
+
+    @property
+    def sizes(self) -> dict[str, int] | None:
+        """{axis: size} of the mesh; None: as in training. Raises UserError."""
+        return None if self.mesh is None else _sizes(self.mesh)
+
+
+def serve(options: Options) -> None:
     for package in ('starlette', 'uvicorn', 'prometheus_client', 'jinja2'):
         if importlib.util.find_spec(package) is None:
             raise UserError(f'`pretrax serve` needs the package {package}\n  {install_extra("serve")}')
-    from pretrax.infer.request import POOLINGS
     from pretrax.serve.access import LOOPBACK, read_keys
     from pretrax.serve.application import make_application
     from pretrax.serve.connections import limits_for
@@ -88,49 +89,25 @@ def serve(
     from pretrax.serve.metrics import Metrics
     from pretrax.serve.service import Service
 
-    check_dtype(dtype)
-    is_local = host in LOOPBACK
-    if not is_local and api_key_file is None and not insecure:
-        raise UserError(
-            f'--host {host}: anyone who reaches this machine could use the server\n'
-            '  give --api-key-file FILE with the keys that clients have to send, one on each line\n'
-            '  or --insecure if something else protects it'
-        )
-    keys = None if api_key_file is None else read_keys(api_key_file)
-    if draft is not None and not propose:
-        raise UserError('--draft proposes nothing without --propose\n  give both: --draft RUN --propose 4')
-    how = _How(
-        max_length=max_length,
-        slots=slots,
-        queue=queue,
-        mesh=None if mesh is None else _sizes(mesh),
-        dtype=dtype,
-        weights=_one_of('--weights', weights, ('compute', 'int8')),
-        cache=_one_of('--cache', cache, ('compute', 'int8', 'fp8')),
-        proposed=propose,
-        draft=draft,
-        template=chat_template,
-        pooling=_one_of('--pooling', pooling, tuple(POOLINGS)),
-        normalize=normalize,
-    )
-    for address in proxy:
-        _check_address(address)
-    load_plugins(plugin)
-    if follow:
-        _check_can_follow(paths)
+    _check(options)
+    local, host = options.host in LOOPBACK, options.host
+    keys = None if options.api_key_file is None else read_keys(options.api_key_file)
+    load_plugins(options.plugin)
     with contextlib.ExitStack() as stack:
-        opened = stack.enter_context(bind(host, port))  # before a model is loaded: a port in use is an error at once
+        # Before a model is loaded: a port in use is an error at once.
+        opened = stack.enter_context(bind(host, options.port))
         models = {}
-        for path in paths:
-            loaded = _load(path, how)
+        for path in options.paths:
+            loaded = _load(path, options)
             name = loaded.model.name
             if name in models:
                 raise UserError(f'two models have the name {name}\n  give checkpoints of it: {path}/checkpoints/STEP')
             models[name] = loaded.model
-            if follow:
+            if options.follow:
                 stack.enter_context(_following(loaded))
-        service = Service(models, Limits(queue=queue, rate=rate, seconds=time_limit), Metrics(Refusals(_report)))
-        application = make_application(service, keys=keys, local=is_local, origins=allow_origin)
+        limits = Limits(queue=options.queue, rate=options.rate, seconds=options.time_limit)
+        service = Service(models, limits, Metrics(Refusals(_report)))
+        application = make_application(service, keys=keys, local=local, origins=options.allow_origin)
         shown = f'[{host}]' if ':' in host else host
         url = f'http://{shown}:{opened.getsockname()[1]}'
 
@@ -138,26 +115,33 @@ def serve(
             print(f'serving: the page is {url}/, OpenAI clients use {url}/v1', flush=True)
 
         requests = sum(model.admission.capacity for model in models.values())
-        limits = limits_for(requests, proxy)
-        asyncio.run(listen(application, service, opened, _report, listening=listening, limits=limits))
+        connections = limits_for(requests, options.proxy)
+        asyncio.run(listen(application, service, opened, _report, listening=listening, limits=connections))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _How:
-    """How models are served."""
+def _check(options: Options) -> None:
+    """Raises UserError for options that cannot be, before anything is loaded."""
+    from pretrax.infer.request import POOLINGS
+    from pretrax.serve.access import LOOPBACK
 
-    max_length: int | None
-    slots: int
-    queue: int
-    mesh: dict[str, int] | None
-    dtype: str | None
-    weights: Any
-    cache: Any
-    proposed: int
-    draft: str | None
-    template: pathlib.Path | None
-    pooling: Any
-    normalize: bool
+    check_dtype(options.dtype)
+    if options.host not in LOOPBACK and options.api_key_file is None and not options.insecure:
+        raise UserError(
+            f'--host {options.host}: anyone who reaches this machine could use the server\n'
+            '  give --api-key-file FILE with the keys that clients have to send, one on each line\n'
+            '  or --insecure if something else protects it'
+        )
+    if options.draft is not None and not options.propose:
+        raise UserError('--draft proposes nothing without --propose\n  give both: --draft RUN --propose 4')
+    _ = options.sizes
+    choices = {'weights': ('compute', 'int8'), 'cache': ('compute', 'int8', 'fp8'), 'pooling': tuple(POOLINGS)}
+    for name, known in choices.items():
+        if getattr(options, name) not in known:
+            raise UserError(f'--{name} is {getattr(options, name)}; expected one of {", ".join(known)}')
+    for address in options.proxy:
+        _check_address(address)
+    if options.follow:
+        _check_can_follow(options.paths)
 
 
 class _Loaded(NamedTuple):
@@ -168,7 +152,7 @@ class _Loaded(NamedTuple):
     swap: Callable[[Any, int], None]
 
 
-def _load(path: str, how: _How) -> _Loaded:
+def _load(path: str, options: Options) -> _Loaded:
     """Loads a model, and compiles the programs of its engine."""
     from pretrax.checkpoint import is_checkpoint
     from pretrax.infer.engine import Engine
@@ -181,35 +165,44 @@ def _load(path: str, how: _How) -> _Loaded:
     from pretrax.weights.loaded import LoadedModel
     from pretrax.weights.trained import open_trained
 
-    loaded = LoadedModel(path, how.template, how.dtype, how.mesh)
+    loaded = LoadedModel(path, options.chat_template, options.dtype, options.sizes)
     trained, model, tokenizer = loaded.trained, loaded.model, loaded.tokenizer
     run, template = trained.run, loaded.template()
-    length = how.max_length or loaded.length
+    length = options.max_length or loaded.length
     if model.max_length is not None and length > model.max_length:
         raise UserError(f'--max-length is {length}, but the model has {model.max_length} positions')
-    options = EngineOptions(
-        max_length=length, slots=how.slots, weights=how.weights, cache=how.cache, proposed=how.proposed
+    choices: Any = options  # `_check` has seen them
+    engine_options = EngineOptions(
+        max_length=length,
+        slots=options.slots,
+        weights=choices.weights,
+        cache=choices.cache,
+        proposed=options.propose,
     )
-    draft = None if how.draft is None else open_trained(how.draft, how.mesh, how.dtype)
+    draft = None if options.draft is None else open_trained(options.draft, options.sizes, options.dtype)
     draft_weights = draft and draft.weights()
     drafting = draft and draft.run.recipe.model
-    if how.max_length is None:
-        options = dataclasses.replace(options, max_length=fitting_length(model, run.mesh, options, drafting))
-    programs = programs_of(model, run.mesh, options, drafting)
+    if options.max_length is None:
+        engine_options = dataclasses.replace(
+            engine_options, max_length=fitting_length(model, run.mesh, engine_options, drafting)
+        )
+    programs = programs_of(model, run.mesh, engine_options, drafting)
     run_name = trained.run_dir.name
     name = f'{run_name}@{trained.step}' if is_checkpoint(locate(path)) else run_name
     print(f'{name}: step {trained.step}, {run.n_params:,} parameters', flush=True)
     print(f'{name}: attention to the cache by {programs.reader.kernel}; compiling', flush=True)
     engine = Engine(programs, trained.weights(), trained.step, draft_weights)
     status = engine.status()
-    fits = '' if options.max_length == length else f' (the model reads {length:,}; the cache for these has no room)'
+    fits = (
+        '' if engine_options.max_length == length else f' (the model reads {length:,}; the cache for these has no room)'
+    )
     print(
-        f'{name}: at most {options.max_length:,} tokens{fits}, {status.slots} slots, '
+        f'{name}: at most {engine_options.max_length:,} tokens{fits}, {status.slots} slots, '
         f'{"chat" if template else "base model"}, computes in {loaded.compute}',
         flush=True,
     )
     print(f'{name}: {tokenizer.shown_begin} begins a text', flush=True)
-    admission = Admission(status.slots, how.queue)
+    admission = Admission(status.slots, options.queue)
     created = written_at(trained.directory, trained.step)
     served = ServedModel(
         name,
@@ -219,8 +212,8 @@ def _load(path: str, how: _How) -> _Loaded:
         template,
         step=trained.step,
         created=created,
-        pooling=how.pooling,
-        normalize=how.normalize,
+        pooling=choices.pooling,
+        normalize=options.normalize,
         end_tokens=loaded.end,
     )
 
@@ -278,12 +271,6 @@ def _check_address(address: str) -> None:
         raise UserError(
             f'--proxy {address}: not an IP address\n  give the address from which the proxy connects: 127.0.0.1'
         ) from None
-
-
-def _one_of(flag: str, value: str, choices: Sequence[str]) -> str:
-    if value not in choices:
-        raise UserError(f'{flag} is {value}; expected one of {", ".join(choices)}')
-    return value
 
 
 def _report(text: str) -> None:

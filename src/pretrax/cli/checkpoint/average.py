@@ -4,17 +4,17 @@ from typing import Annotated
 
 import typer
 
+from pretrax.option import REQUIRED, option
+
 
 def average(
     paths: Annotated[
         tuple[str, ...],
         typer.Argument(metavar='RUN_OR_CHECKPOINT...', help='Runs or checkpoints of the same model.'),
     ],
-    out: Annotated[str, typer.Option('--out', '-o', metavar='RUN', help='A new directory, such as runs/average.')],
-    last: Annotated[int, typer.Option(min=1, help='Take the last N checkpoints of each run.', metavar='N')] = 1,
-    ema: Annotated[
-        bool, typer.Option('--ema', help='Take the moving average of the weights that a checkpoint has. One is enough.')
-    ] = False,
+    out: str = option('A new directory, such as runs/average.', '-o', default=REQUIRED, metavar='RUN'),
+    last: int = option('Take the last N checkpoints of each run.', default=1, min=1, metavar='N'),
+    ema: bool = option('Take the moving average of the weights that a checkpoint has. One is enough.', default=False),
 ) -> None:
     from pretrax.weights.averaged import write_average
 
