@@ -382,6 +382,6 @@ async function start() {
 }
 
 start().catch(error => {
-    byId('problem').textContent = `The curves cannot be drawn: ${error.message}. This page needs a browser of 2023 or later.`;
+    byId('problem').textContent = `The curves cannot be drawn: ${error.message}. This page needs a browser of 2024 or later.`;
     byId('problem').hidden = false;
 });
