@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from config_flow import Sources, follow
+
 REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / 'src' / 'pretrax'
 
@@ -88,7 +90,9 @@ REGISTRY = 'pretrax.config.registry'
 NAMED_MODULE = re.compile(r'(pretrax(?:\.\w+)+)(?::\w+)?')
 
 # What a reader of the spine has to read, as `reading` counts it, and how many other modules that takes. They only go down.
-SPINE_LINES, SPINE_MODULES = 1198, 50
+SPINE_LINES, SPINE_MODULES = 1195, 50
+# The functions from `run/loop.train` on that hold the whole configuration, and how often a reader returns to a module that it left.
+STAYS, RETURNS = 15, 4
 SPINE = ('cli/train.py', 'run/loop.py', 'train/step.py', 'model/transformer.py')
 # Modules without a test of their own name, by the test that runs them.
 TESTED_BY = {
@@ -308,6 +312,32 @@ def test_a_run_without_a_teacher_does_not_meet_one():
     assert done.stdout.split() == []
     for name in SPINE:
         assert not re.search('teach|distill', (SOURCE / name).read_text(), re.IGNORECASE), name
+
+
+def test_the_configuration_of_a_run_goes_one_way():
+    flow = follow(('pretrax.run.loop', 'train'), Sources())
+    assert len(flow.stays) <= STAYS, flow.stays
+    assert flow.returns <= RETURNS, flow.stays
+
+
+def test_the_flow_follows_parameters_attributes_methods_and_callbacks(tmp_path):
+    (tmp_path / 'house').mkdir()
+    (tmp_path / 'house' / 'config.py').write_text('class Config:\n    steps: int\n')
+    (tmp_path / 'house' / 'rooms.py').write_text(
+        'from house.config import Config\n'
+        'class Run:\n    config: Config\n    def steps(self):\n        return self.config.steps\n'
+        'def prepare(config: Config) -> Run:\n    return Run(config)\n'
+        'def narrow(steps: int):\n    return steps\n'
+        'def unreached(config: Config):\n    pass\n'
+    )
+    (tmp_path / 'house' / 'loop.py').write_text(
+        'from house.config import Config\nfrom house.rooms import narrow, prepare\n'
+        'def train(config: Config):\n    run = prepare(config)\n    again(config, run.steps)\n    narrow(config.steps)\n'
+        'def again(whole: Config, call):\n    call()\n'
+    )
+    flow = follow(('house.loop', 'train'), Sources(tmp_path, 'house'), ('house.config', 'Config'))
+    assert [name for _, name in flow.stays] == ['train', 'prepare', 'again', 'Run.steps']
+    assert (flow.modules, flow.returns) == ({'house.loop', 'house.rooms'}, 2)
 
 
 def test_the_tables_have_no_circles():

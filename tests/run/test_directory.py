@@ -21,7 +21,7 @@ def config(s3, small, tmp_path, monkeypatch):
 
 
 def test_what_a_run_writes_is_uploaded_at_its_end_and_the_lease_is_released(config, s3):
-    with open_directory(config, print) as directory:
+    with open_directory(config.run_dir, config.faults.lease_seconds, print) as directory:
         assert directory.local == local_directory(config.run_dir)
         (directory.local / 'config.yaml').write_text('a: 1')
         assert json.loads(s3.content('runs/a/lock'))['released'] is False
@@ -30,7 +30,10 @@ def test_what_a_run_writes_is_uploaded_at_its_end_and_the_lease_is_released(conf
 
 
 def test_an_error_keeps_its_name_and_what_was_written_is_uploaded(config, s3):
-    with pytest.raises(ZeroDivisionError), open_directory(config, print) as directory:
+    with (
+        pytest.raises(ZeroDivisionError),
+        open_directory(config.run_dir, config.faults.lease_seconds, print) as directory,
+    ):
         (directory.local / 'failure.txt').write_text('why')
         raise ZeroDivisionError
     assert s3.content('runs/a/failure.txt') == b'why'
@@ -39,14 +42,14 @@ def test_an_error_keeps_its_name_and_what_was_written_is_uploaded(config, s3):
 def test_a_bucket_that_is_gone_at_the_end_is_an_error_and_nothing_is_lost(config, s3):
     with (
         pytest.raises(UnavailableError, match='nothing is lost: what is not uploaded is in') as failed,
-        open_directory(config, print) as directory,
+        open_directory(config.run_dir, config.faults.lease_seconds, print) as directory,
     ):
         (directory.local / 'failure.txt').write_text('why')
         s3.fault(method='PUT', match='failure', times=99, status=503)
     assert str(directory.local) in str(failed.value)
     assert (directory.local / 'failure.txt').read_text() == 'why'
     s3.faults.clear()
-    with open_directory(config, print):
+    with open_directory(config.run_dir, config.faults.lease_seconds, print):
         pass
     assert s3.content('runs/a/failure.txt') == b'why'
 
@@ -54,7 +57,10 @@ def test_a_bucket_that_is_gone_at_the_end_is_an_error_and_nothing_is_lost(config
 @pytest.mark.parametrize('status', [403, 503])
 def test_a_bucket_that_cannot_be_used_is_an_error_before_anything_is_done(config, s3, status):
     s3.fault(times=99, status=status)
-    with pytest.raises(UserError, match=r'run_dir: s3://.*/runs/a cannot be used: .*'), open_directory(config, print):
+    with (
+        pytest.raises(UserError, match=r'run_dir: s3://.*/runs/a cannot be used: .*'),
+        open_directory(config.run_dir, config.faults.lease_seconds, print),
+    ):
         pytest.fail('it was opened')
 
 
@@ -69,7 +75,7 @@ def test_a_second_process_is_refused_and_told_who_trains(config, s3):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b'held\n'
         refusal = pytest.raises(UserError, match=f'held by process {holder.pid} on .* since')
-        with refusal as refused, open_directory(config, print):
+        with refusal as refused, open_directory(config.run_dir, config.faults.lease_seconds, print):
             pytest.fail('it was opened')
         assert 'its lease expires by itself' in str(refused.value)
         holder.communicate(b'')
@@ -85,14 +91,14 @@ def test_a_process_that_is_started_again_waits_for_the_lease_of_a_lost_host(conf
             if 'waiting, since it may be lost' in text:
                 lost.close()
 
-        with open_directory(config, report) as directory:
+        with open_directory(config.run_dir, config.faults.lease_seconds, report) as directory:
             directory.check()
 
 
 def test_a_run_that_was_taken_over_stops_and_uploads_nothing(config, s3, monkeypatch):
     monkeypatch.setattr(lease, '_RENEWALS', 100)
     stop = pytest.raises(UserError, match=r'another process has taken over this run: .* is held by robber')
-    with stop as stopped, open_directory(config, print) as directory:
+    with stop as stopped, open_directory(config.run_dir, config.faults.lease_seconds, print) as directory:
         s3.put('runs/a/lock', b'{"holder": "robber"}')
         (directory.local / 'failure.txt').write_text('why')
         until = time.monotonic() + 60
@@ -105,16 +111,17 @@ def test_a_run_that_was_taken_over_stops_and_uploads_nothing(config, s3, monkeyp
 
 
 def test_a_machine_that_has_nothing_fetches_the_logs(config, s3, tmp_path, monkeypatch):
-    with open_directory(config, print) as directory:
+    with open_directory(config.run_dir, config.faults.lease_seconds, print) as directory:
         (directory.local / 'metrics.jsonl').write_text('{"step": 1}\n')
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'another'))
-    with open_directory(config, print) as directory:
+    with open_directory(config.run_dir, config.faults.lease_seconds, print) as directory:
         assert directory.local.is_relative_to(tmp_path / 'another')
         assert (directory.local / 'metrics.jsonl').read_text() == '{"step": 1}\n'
 
 
 def test_a_run_on_a_disk_needs_no_bucket(small, tmp_path):
-    with open_directory(config_from_values(small), print) as directory:
+    config = config_from_values(small)
+    with open_directory(config.run_dir, config.faults.lease_seconds, print) as directory:
         assert (directory.local, directory.lease, directory.mirror) == (tmp_path / 'run', None, None)
         directory.check()
         directory.upload(5)

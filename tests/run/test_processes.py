@@ -149,9 +149,9 @@ def test_what_is_installed_and_what_a_shell_inherits_make_no_cluster(variables, 
         monkeypatch.setenv(name, value)
     jax.devices()
     config = config_from_values(VALUES)
-    join_processes(config)
+    join_processes(config.processes, config.run_dir, config.faults.heartbeat_seconds)
     assert not jax.distributed.is_initialized()
-    assert identity(config) == Identity()
+    assert identity(config.processes) == Identity()
 
 
 def test_a_program_that_used_jax_is_told_that_it_cannot_join(monkeypatch, tmp_path):
@@ -162,7 +162,7 @@ def test_a_program_that_used_jax_is_told_that_it_cannot_join(monkeypatch, tmp_pa
         'pretrax.run.processes._end_well_when_aborted', lambda *_: None
     )  # it would stay for other tests
     with pytest.raises(UserError, match='has used JAX before'):
-        join_processes(config_from_values(VALUES | {'run_dir': str(tmp_path)}))
+        join_processes(config_from_values(VALUES).processes, tmp_path, 100)
 
 
 @pytest.mark.slow
@@ -197,15 +197,15 @@ def test_processes_of_a_launcher_that_is_not_joined_are_refused(monkeypatch):
     for name, value in {'PMI_SIZE': '2', 'PMI_RANK': '1'}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match='PMI_SIZE=2: '):
-        identity(config_from_values(VALUES))
+        identity(config_from_values(VALUES).processes)
     monkeypatch.setenv('JAX_NUM_PROCESSES', '2')
     monkeypatch.setenv('JAX_PROCESS_ID', '1')
     monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', 'node7:1234')
-    assert identity(config_from_values(VALUES)) == Identity(2, 1, 'node7:1234')
+    assert identity(config_from_values(VALUES).processes) == Identity(2, 1, 'node7:1234')
 
 
 def test_the_address_alone_completes_what_others_number(monkeypatch):
     monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', 'node7:1234')
     for name, value in {'SIZE': '4', 'RANK': '3', 'LOCAL_RANK': '1', 'LOCAL_SIZE': '2'}.items():
         monkeypatch.setenv(f'OMPI_COMM_WORLD_{name}', value)
-    assert identity(config_from_values(VALUES)) == Identity(4, 3, 'node7:1234', 1)
+    assert identity(config_from_values(VALUES).processes) == Identity(4, 3, 'node7:1234', 1)

@@ -32,10 +32,9 @@ def test_samples_and_a_table_of_sources_go_to_the_trackers(tmp_path, monkeypatch
     monkeypatch.setattr(run_log, 'open_trackers', lambda *_, **__: [recorder])
     monkeypatch.setattr(run_log, 'Environment', lambda *_: None)
     monkeypatch.setattr(run_log, 'RunNotices', lambda *_: types.SimpleNamespace(close=dict))
-    monkeypatch.setattr(run_log, 'written_values', lambda config: {})
     sample = types.SimpleNamespace(prompts=('def ', 'class '))
     log = types.SimpleNamespace(trackers=dict)
-    run = types.SimpleNamespace(config=types.SimpleNamespace(name='run', sample=sample, log=log))
+    run = types.SimpleNamespace(name='run', written={}, log=log)
     with run_log.RunLog(run, tmp_path, 0, print) as written:
         written.write({'step': 5, 'val_loss': 2.0, 'val_loss/code': 1.5, 'val_loss/text': 2.5})
         written.write({'step': 6, 'val_loss': 2.0})

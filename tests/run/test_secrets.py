@@ -6,7 +6,7 @@ import types
 import pytest
 
 from pretrax.cli import main
-from pretrax.config import from_manifest, from_values, resolved_yaml, written_values
+from pretrax.config import from_manifest, from_values, resolved_yaml, shown_prompts, written_values
 from pretrax.errors import UserError
 from pretrax.run.step_metrics import StepMetrics
 
@@ -36,7 +36,7 @@ def test_samples_begin_with_the_reference_of_a_prompt(prompts, shown, monkeypatc
     assert SECRET in ''.join(config.sample.prompts)
     written, said = [], []
     metrics = types.SimpleNamespace(
-        _run=types.SimpleNamespace(config=config),
+        _run=types.SimpleNamespace(sample=config.sample, shown_prompts=shown_prompts(config)),
         _report=said.append,
         _log=types.SimpleNamespace(sample=lambda *given: written.append(given)),
     )

@@ -51,7 +51,7 @@ def settled(config: RunConfig, say: Report, topology: Topology | None = None) ->
         return config
     hardware: Topology | Here | None = topology
     if topology is None:
-        join_processes(config)
+        join_processes(config.processes, config.run_dir, config.faults.heartbeat_seconds)
         if jax.distributed.is_initialized() and jax.process_index():
             say = lambda text: None  # noqa: E731 - only process 0 reports
         simulate_cpus(config.mesh.plain(), common_sequences(config.batch))

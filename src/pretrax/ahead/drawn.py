@@ -20,7 +20,7 @@ def draw(ahead: Ahead, path: AnyPath) -> str:
     run, text = ahead.run, ahead.compiled.as_text()
     mesh, device = dict(run.mesh.shape), run.mesh.devices.flat[0].device_kind
     program = parse_program(text, mesh)
-    title = run.config.name or run.config.run_dir.name
+    title = run.name or run.run_dir.name
     if path.suffix == '.gz':
         content = packed(text, mesh)
         write(path, content)

@@ -54,7 +54,7 @@ def compile_ahead(config: RunConfig, topology: Topology | None, say: Report) -> 
             an option of XLA cannot be used.
     """
     if topology is None:
-        join_processes(config)
+        join_processes(config.processes, config.run_dir, config.faults.heartbeat_seconds)
     run = prepare(config, say, None if topology is None else absent_devices(topology))
     options = run.compiler_options.values
     limit = topology.memory if topology else device_memory(run.mesh.devices.flat[0])

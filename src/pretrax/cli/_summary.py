@@ -31,7 +31,8 @@ def summary(result: Result, arguments: list[str]) -> list[str]:
     writes = _allowed(lambda: check_can_sample(model, run.source))
     if writes and (room := most_new_tokens(model, tokenizer, config.sample.prompts)):
         choices = config.sample.model_copy(update={'tokens': min(config.sample.tokens, room)})
-        _, text = shown_samples(config, sample(model, result.state.weights, tokenizer, choices))[0]
+        texts = sample(model, result.state.weights, tokenizer, choices)
+        _, text = shown_samples(run.shown_prompts, run.sample.prompts, texts)[0]
         lines += ['', 'The model writes:', *(f'    {line}' for line in text.splitlines())]
     return [
         *lines,

@@ -36,7 +36,7 @@ def doctor(
     from pretrax.doctor.diagnosis import diagnose
     from pretrax.run.processes import identity
 
-    who = identity(loaded or load('quickstart'))
+    who = identity((loaded or load('quickstart')).processes)
     context = Context(loaded, who.index, who.count, limit)
     found = diagnose(context, who.coordinator, [config, *overrides] if config else [], limit)
     if isinstance(found, int):

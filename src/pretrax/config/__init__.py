@@ -16,6 +16,7 @@ from pretrax.config.show import (
     origin,
     printable_override,
     resolved_yaml,
+    shown_prompts,
     shown_samples,
     written_values,
 )
@@ -47,6 +48,7 @@ __all__ = [
     'resolve_mesh',
     'resolved_yaml',
     'settle',
+    'shown_prompts',
     'shown_samples',
     'upgrade_file',
     'upgraded',

@@ -4,7 +4,7 @@ import functools
 import json
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Literal, get_args, get_origin
 
@@ -40,7 +40,7 @@ def resolved_yaml(config: RunConfig) -> str:
     """Every value as YAML, with its origin as a comment. Loading this text gives an equal configuration."""
     header = [f'{RESOLVED}{__version__}.']
     header += [f'# {note}' for note in config.notes]
-    lines = list(_lines(written_values(config), (), config))
+    lines = list(_lines(written_values(config), (), functools.partial(origin, config)))
     width = min(48, max(len(text) for text, comment in lines if comment))
     body = [f'{text:<{width}}  # {comment}' if comment else text for text, comment in lines]
     return '\n'.join([*header, *body]) + '\n'
@@ -63,12 +63,14 @@ def written_values(config: RunConfig) -> dict[str, Any]:
     return _written(config.model_dump(mode='json'), (), references)
 
 
-def shown_samples(config: RunConfig, texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Each of `sample.prompts`, and the text that begins with it, as pretrax shows them: a prompt from the environment, which
-    may be a secret, is its reference.
-    """
+def shown_prompts(config: RunConfig) -> list[str]:
+    """`sample.prompts` as pretrax shows them: a prompt from the environment, which may be a secret, is its reference."""
     prompts, whole = config.sample.prompts, config.references.get(('sample', 'prompts'))
-    shown = [config.references.get(('sample', 'prompts', i), whole or prompt) for i, prompt in enumerate(prompts)]
+    return [config.references.get(('sample', 'prompts', i), whole or prompt) for i, prompt in enumerate(prompts)]
+
+
+def shown_samples(shown: Sequence[str], prompts: Sequence[str], texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Each prompt, and the text that begins with it, as pretrax shows them; see `shown_prompts`."""
     return [(text, text + more.removeprefix(prompt)) for text, prompt, more in zip(shown, prompts, texts, strict=False)]
 
 
@@ -133,9 +135,8 @@ def value_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _may_be_secret(config: RunConfig, path: Path) -> bool:
+def _may_be_secret(section: Any, path: Path) -> bool:
     """Whether a value is free text that does not affect the compiled step."""
-    section: Any = config
     for part in path:
         if not isinstance(section, BaseModel):
             return True
@@ -148,8 +149,7 @@ def _may_be_secret(config: RunConfig, path: Path) -> bool:
     return effect_of('.'.join(map(str, path))).on != 'step'
 
 
-def _value_at(config: RunConfig, path: Path) -> Any:
-    value: Any = config
+def _value_at(value: Any, path: Path) -> Any:
     for part in path:
         if isinstance(value, Component) and part not in type(value).model_fields:
             value = value.options
@@ -197,14 +197,14 @@ def _without_texts(value: Any) -> Any:
     return 'hidden' if isinstance(value, str) else value
 
 
-def _lines(values: dict[str, Any], path: tuple[str, ...], config: RunConfig) -> Iterator[tuple[str, str]]:
+def _lines(values: dict[str, Any], path: tuple[str, ...], origin_of: Callable[..., str]) -> Iterator[tuple[str, str]]:
     for key, value in values.items():
         here, margin = (*path, key), '  ' * len(path)
         if isinstance(value, dict) and value:
             yield f'{margin}{_scalar(key)}:', ''
-            yield from _lines(value, here, config)
+            yield from _lines(value, here, origin_of)
         else:
-            yield f'{margin}{_scalar(key)}: {_flow(value)}', origin(config, *here)
+            yield f'{margin}{_scalar(key)}: {_flow(value)}', origin_of(*here)
 
 
 def _leaves(values: dict[str, Any], path: Path) -> Iterator[Leaf]:

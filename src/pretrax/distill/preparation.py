@@ -67,7 +67,7 @@ def prepare_cache(config: RunConfig, out: AnyPath, top_k: int, report: Report) -
             f'batch.sequence_length grows: {sorted(lengths)}, but a prepared teacher has rows of one length\n'
             'use one batch.sequence_length, or train with distill.teacher, without preparing it'
         )
-    join_processes(config)
+    join_processes(config.processes, config.run_dir, config.faults.heartbeat_seconds)
     run = prepare(config, report)
     if not is_first_process():
         report = lambda text: None  # noqa: E731 - only process 0 reports

@@ -11,9 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pretrax.config import RunConfig
 from pretrax.config.batch import rows_of
-from pretrax.config.schema import Distill
+from pretrax.config.schema import Batch, Distill
 from pretrax.data.batches.sequences import read_sequences
 from pretrax.data.batches.source import HostBatch, Source
 from pretrax.distill.files import TeacherFiles
@@ -78,8 +77,13 @@ class Teaching:
         request = dataclasses.replace(request, vocab_size=ours)
         return DistilledTransformer(request, options=options, teacher=teacher, how=how)
 
-    def open_files(self, config: RunConfig, source: Source) -> None:
+    def open_files(self, batch: Batch, vocab_size: int | None, source: Source) -> None:
         """Opens the directory `distill.cache`, if the run has one.
+
+        Args:
+            batch: the sizes of the batches of the run.
+            vocab_size: of its model; None: that of the data.
+            source: its data.
 
         Raises:
             UserError: it is missing or damaged, or was prepared for other data, another tokenizer or another temperature.
@@ -89,14 +93,13 @@ class Teaching:
             return
         files = TeacherFiles(locate(cache), jax.process_index())
         prepared = files.description
-        for size in config.batch.sizes.values():
+        for size in batch.sizes.values():
             _check_same(cache, 'batch.sequence_length', prepared.sequence_length, size.sequence_length)
         _check_same(cache, 'distill.temperature', prepared.temperature, self.section.temperature)
-        vocab_size = getattr(config.model.options, 'vocab_size', None) or source.vocab_size
         again = f'prepare it again: pretrax distill prepare CONFIG distill.teacher={prepared.place} --out NEW_DIRECTORY'
         facts = {
             'tokenizer': (prepared.tokenizer, source.tokenizer_sha256),
-            'vocabulary': (prepared.vocab_size, vocab_size),
+            'vocabulary': (prepared.vocab_size, vocab_size or source.vocab_size),
             'data': (prepared.tokens, source.fingerprint),
         }
         for what, (theirs, ours) in facts.items():
@@ -127,8 +130,8 @@ class Teaching:
             UserError: the directory lacks rows, or as `load`.
         """
         if self.files is not None:
-            batch = run.config.batch
-            self.files.read(read_sequences(run.source, *rows_of(batch, run.config.steps - 1), slice(None)))
+            batch = run.sizes
+            self.files.read(read_sequences(run.source, *rows_of(batch, run.steps - 1), slice(None)))
         teacher = self.load(run, report)
         self.fingerprint = fingerprint(teacher) if self.files is None else self.files.description.fingerprint
         return teacher

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix='pretrax-doctor-') as scratch:
         some = config or load('quickstart')
         faults = some.faults.model_copy(update={'heartbeat_seconds': _HEARTBEAT})
-        join_processes(some.model_copy(update={'run_dir': Path(scratch), 'faults': faults}))
+        join_processes(some.processes, Path(scratch), faults.heartbeat_seconds)
         several = jax.distributed.is_initialized()
         context = Context(
             config, jax.process_index() if several else 0, jax.process_count() if several else 1, float(seconds)

@@ -4,29 +4,43 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pretrax.errors import DONE, TRY_AGAIN, Report
 from pretrax.observe.attempts import read_attempts
 from pretrax.observe.notify import Notice, Notifier
 
 if TYPE_CHECKING:
-    from pretrax.config import RunConfig
+    from pretrax.config.schema import Log
+    from pretrax.storage import AnyPath
 
 _ENDS = ('finished', 'stopped', 'failed')  # what a training writes when it ends, and notifies of by itself
+
+
+class Notified(Protocol):
+    """What notices tell about a run: a prepared run has it, and so has a configuration."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def run_dir(self) -> 'AnyPath': ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def log(self) -> 'Log': ...
 
 
 class _Notices:
     """Sends notices about a run to the webhook or the command of `log.notify`."""
 
-    def __init__(self, config: 'RunConfig', report: Report):
-        section = config.log.notify
-        self._config = config
+    def __init__(self, run: Notified, report: Report):
+        section = run.log.notify
+        self._run = run
         self._notifier = Notifier(section.url, section.command, section.events, report)
 
     def _send(self, event: str, step: int, why: str) -> None:
-        config = self._config
-        self._notifier.send(Notice(event, config.name, str(config.run_dir), step, config.steps, why))
+        run = self._run
+        self._notifier.send(Notice(event, run.name, str(run.run_dir), step, run.steps, why))
 
     def close(self) -> None:
         """Waits a limited time until the notices are sent."""
@@ -57,21 +71,21 @@ class RunNotices(_Notices):
     """Sends notices about a run, in process 0. Nothing happens unless `log.notify` has a webhook or a command.
 
     Args:
-        config: the run.
+        run: the run.
         directory: on this machine, where the run writes its attempts.
         step: the newest step that is done.
         report: receives warnings.
     """
 
-    def __init__(self, config: 'RunConfig', directory: pathlib.Path, step: Callable[[], int], report: Report):
-        super().__init__(config, report)
+    def __init__(self, run: Notified, directory: pathlib.Path, step: Callable[[], int], report: Report):
+        super().__init__(run, report)
         self._step = step
         # Steps that the run has to pass before it has recovered; None: it is not in trouble.
         self._recovers_after = step() if _died(directory) else None
         self._trouble = 'the process before this one was killed or failed'
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        if config.log.notify.url is not None or config.log.notify.command is not None:
+        if run.log.notify.url is not None or run.log.notify.command is not None:
             self._thread = threading.Thread(target=self._watch, name='notices', daemon=True)
             self._thread.start()
 
@@ -99,7 +113,7 @@ class RunNotices(_Notices):
 
     def _watch(self) -> None:
         """Looks for a stall, and for steps after a trouble."""
-        seconds = self._config.log.notify.stalled_seconds
+        seconds = self._run.log.notify.stalled_seconds
         first = newest = self._step()
         moved, stalled = time.monotonic(), False
         while not self._over.wait(min(1.0, seconds / 4)):

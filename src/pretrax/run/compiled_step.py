@@ -35,7 +35,7 @@ class CompiledStep:
     def __str__(self) -> str:
         size = self.run.size
         of = f' for batches of {size.tokens:,} tokens = {size.sequences} sequences x {size.sequence_length}'
-        return f'{self.how}{of if len(self.run.config.batch.sizes) > 1 else ""} in {self.seconds:.1f} s'
+        return f'{self.how}{of if len(self.run.sizes.sizes) > 1 else ""} in {self.seconds:.1f} s'
 
 
 def lower_step(run: Run) -> jax.stages.Lowered:
@@ -59,5 +59,5 @@ def compile_step(run: Run, state: TrainState, load: LoadStep | None = None) -> C
 
 def is_recorded(run: Run) -> bool:
     """Whether the text of the program is written: for its picture, or for traces, which are joined with it."""
-    log = run.config.log
+    log = run.log
     return bool(log.graph or log.profile or log.profile_on_slow)

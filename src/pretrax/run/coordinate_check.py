@@ -131,7 +131,7 @@ def _sizes(run: Run, steps: int) -> dict[str, float]:
     model: Any = run.recipe.model
     assert isinstance(model, Transformer)
     with jax.set_mesh(run.mesh):
-        state = init_state(run.recipe, run.config.seed)
+        state = init_state(run.recipe, run.recipe.seed)
         logits, step = jax.jit(_logits(model)), make_step(run.recipe)
         batch = run.batch(0)
         before = logits(state.weights, batch.tokens)

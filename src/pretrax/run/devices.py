@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh
 
 from pretrax.config import Mesh as MeshSection
-from pretrax.config import RunConfig, resolve_mesh
+from pretrax.config import resolve_mesh
 from pretrax.config.batch import check_batch, common_sequences
+from pretrax.config.schema import Batch
 from pretrax.errors import UserError, first_line
 from pretrax.machine import process_memory
 from pretrax.machine.accelerators import idle_plugins, skip_absent_accelerators
@@ -34,22 +35,23 @@ MEANING = {
 }
 
 
-def choose_mesh(config: RunConfig, absent: Sequence[Any] | None = None) -> tuple[Mesh, dict[str, str]]:
+def choose_mesh(section: MeshSection, batch: Batch, absent: Sequence[Any] | None = None) -> tuple[Mesh, dict[str, str]]:
     """The mesh of a run, and its part of the start-up report, {topic: text}.
 
     Args:
-        config: the run; `mesh:` and `batch:` are read.
+        section: `mesh:` of the configuration.
+        batch: its `batch:`.
         absent: devices to compile for that are not in this machine; None: the devices of this machine.
 
     Raises:
         UserError: `mesh:` does not fit the devices, or the batch cannot be sharded over the mesh.
     """
-    simulated = simulate_cpus(config.mesh, common_sequences(config.batch)) if absent is None else ''
+    simulated = simulate_cpus(section, common_sequences(batch)) if absent is None else ''
     devices = list(absent or available_devices())
     platform = devices[0].platform
-    sizes = resolve_mesh(config.mesh, len(devices), platform, n_slices(devices))
+    sizes = resolve_mesh(section, len(devices), platform, n_slices(devices))
     assert tuple(sizes) == AXES
-    check_batch(config.batch, sizes)
+    check_batch(batch, sizes)
     placed, placement = place(devices, sizes)
     mesh = Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
     kind = 'CPU device' if platform == 'cpu' else devices[0].device_kind

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import jax
 
-from pretrax.config import RunConfig
 from pretrax.errors import Report, UnavailableError, UserError
 from pretrax.machine.atomic import write_file
 from pretrax.machine.locks import DirectoryLock
@@ -75,24 +74,22 @@ class RunDirectory:
 
 
 @contextlib.contextmanager
-def open_directory(config: RunConfig, report: Report) -> Iterator[RunDirectory]:
+def open_directory(run_dir: AnyPath, lease_seconds: float, report: Report) -> Iterator[RunDirectory]:
     """Locks the run directory, and fetches and uploads that of a bucket. Raises UserError if that is not possible."""
-    local = local_directory(config.run_dir)
+    local = local_directory(run_dir)
     with contextlib.ExitStack() as stack:
-        lock = stack.enter_context(lock_run(local, report, config.run_dir)) if is_first_process() else None
+        lock = stack.enter_context(lock_run(local, report, run_dir)) if is_first_process() else None
         if lock is not None:
             join_copied(local)
-        if not isinstance(config.run_dir, BucketPath):
+        if not isinstance(run_dir, BucketPath):
             yield RunDirectory(local, lock)
             return
-        directory = dataclasses.replace(
-            _open_bucket(config.run_dir, local, config.faults.lease_seconds, report, stack), lock=lock
-        )
+        directory = dataclasses.replace(_open_bucket(run_dir, local, lease_seconds, report, stack), lock=lock)
         try:
             yield directory
         except BaseException as error:
             directory.check()  # a lost lease is the cause of other errors
-            _upload_the_rest(directory, config.run_dir, report)
+            _upload_the_rest(directory, run_dir, report)
             raise error
         directory.check()
         try:
@@ -101,7 +98,7 @@ def open_directory(config: RunConfig, report: Report) -> Iterator[RunDirectory]:
             raise taken_over(local, lost) from None
         except OSError as error:
             raise UnavailableError(
-                f'run_dir: {config.run_dir} cannot be written: {error.strerror}\n'
+                f'run_dir: {run_dir} cannot be written: {error.strerror}\n'
                 f'nothing is lost: what is not uploaded is in {local}\n'
                 'run the same command again on this machine when the bucket can be reached'
             ) from error

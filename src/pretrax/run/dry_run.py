@@ -49,7 +49,7 @@ def dry_run(
     Raises:
         UserError: `train` would raise it too.
     """
-    join_processes(config)
+    join_processes(config.processes, config.run_dir, config.faults.heartbeat_seconds)
     local = working_directory(config.run_dir)
     if (holder := holder_of(local)) is not None:
         raise being_trained(config.run_dir, holder)

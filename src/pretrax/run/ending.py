@@ -40,7 +40,7 @@ def ending(log: RunLog, requests: Requests, report: Report) -> Iterator[None]:
     except BaseException as error:
         _end(log, Ending('failed', f'{type(error).__name__}: {first_line(error)[:300]}', log.step), report)
         raise
-    is_done = log.step >= log.run.config.steps
+    is_done = log.step >= log.run.steps
     _end(log, Ending('finished', '', log.step) if is_done else Ending('stopped', requests.why or '', log.step), report)
 
 
@@ -60,10 +60,10 @@ def _write_down(log: RunLog, how: Ending, report: Report) -> None:
 
 def _write_report(log: RunLog, how: Ending, report: Report) -> None:
     del how, report
-    if log.run.config.log.report:
+    if log.run.log.report:
         from pretrax.view.report import FILE, write_report
 
-        write_report(log.run.config.run_dir, log.directory / FILE, files=log.directory)
+        write_report(log.run.run_dir, log.directory / FILE, files=log.directory)
 
 
 def _send_files(log: RunLog, how: Ending, report: Report) -> None:

@@ -18,7 +18,7 @@ class Evaluation:
     """The loss on `eval.batches` batches of held-out text: for each part of a mixture, and their weighted mean; and tasks."""
 
     def __init__(self, run: Run, report: Report = print):
-        section = run.config.eval
+        section = run.eval
         self._run, self._report = run, report
         self._terms = make_evaluate(run.recipe.model)
         self.has_losses = bool(section.every and run.source.validation_parts)
@@ -29,7 +29,7 @@ class Evaluation:
     @classmethod
     def create(cls, run: Run, report: Report) -> 'Evaluation | None':
         """The evaluation of a run; None if there is nothing to evaluate. Raises UserError for a task that does not exist."""
-        section = run.config.eval
+        section = run.eval
         if section.every and not run.source.validation_parts:
             report('eval: the data has no held-out part, so there is no validation loss')
         evaluation = cls(run, report)
@@ -58,7 +58,7 @@ class Evaluation:
             weights: to evaluate.
             batches: per part; None: `eval.batches`.
         """
-        parts, count = self._run.source.validation_parts, batches or self._run.config.eval.batches
+        parts, count = self._run.source.validation_parts, batches or self._run.eval.batches
         losses = {part: self._loss(weights, part, count) for part in parts}
         by_part = {part: loss for part, loss in losses.items() if loss is not None}
         self._report_without_targets(parts.keys() - by_part.keys(), count)
@@ -73,13 +73,13 @@ class Evaluation:
         return {'val_loss': nll, **named, **bits}
 
     def _are_losses_due(self, number: int) -> bool:
-        return self.has_losses and self._is_at(self._run.config.eval.every, number)
+        return self.has_losses and self._is_at(self._run.eval.every, number)
 
     def _are_tasks_due(self, number: int) -> bool:
-        return bool(self._tasks) and self._is_at(self._run.config.eval.tasks_every, number)
+        return bool(self._tasks) and self._is_at(self._run.eval.tasks_every, number)
 
     def _is_at(self, every: int, number: int) -> bool:
-        return number % every == 0 or number == self._run.config.steps
+        return number % every == 0 or number == self._run.steps
 
     def _task_metrics(self, weights: Weights) -> dict[str, float]:
         """The metrics of the tasks. A task that fails is reported, and training goes on."""
@@ -90,7 +90,7 @@ class Evaluation:
         else:
             self._model.use(weights)
         try:
-            return run_tasks(self._model, self._tasks, Settings(limit=run.config.eval.tasks_limit), self._report).flat()
+            return run_tasks(self._model, self._tasks, Settings(limit=run.eval.tasks_limit), self._report).flat()
         finally:
             self._model.forget()
 

@@ -22,7 +22,7 @@ def layer_statistics(run: Run, clock: Clock, report: Report) -> LoggedProgram:
     """The statistics of every `log.layers` steps, by name."""
     return LoggedProgram(
         run,
-        run.config.log.layers,
+        run.log.layers,
         'the layer statistics',
         'log.layers',
         lambda: make_layer_statistics(run.recipe, len(run.source.source_names)),
@@ -37,7 +37,7 @@ def row_sources(run: Run, index: int) -> jax.Array:
     sharding = NamedSharding(run.mesh, PartitionSpec(tuple(ROWS.split())))
 
     def shard(rows: Any) -> np.ndarray:
-        return sources_of_sequences(run.source, *rows_of(run.config.batch, index), rows[0]).astype(np.int32)
+        return sources_of_sequences(run.source, *rows_of(run.sizes, index), rows[0]).astype(np.int32)
 
     return jax.make_array_from_callback((run.rows,), sharding, shard)
 

@@ -50,7 +50,7 @@ class LoggedProgram:
         """Starts the program before a step, if it is due; `index` is the number of the batch."""
         if not self._every:
             return
-        is_due = number % self._every == 0 or number in (1, self._run.config.steps)
+        is_due = number % self._every == 0 or number in (1, self._run.steps)
         if not is_due and self._program is not None:
             return
         arguments = state, batch, *self._arguments(index)

@@ -68,12 +68,12 @@ def train(
             were skipped.
     """
     progress = progress or Progress()
-    join_processes(config)
+    join_processes(config.processes, config.run_dir, config.faults.heartbeat_seconds)
     report: Report = progress.message if is_first_process() else lambda text: None
-    with open_directory(config, report) as directory, writable(config.run_dir):
+    with open_directory(config.run_dir, config.faults.lease_seconds, report) as directory, writable(config.run_dir):
         check_unchanged(config, allow_changes, report)
         run, startup = prepare_and_report(config, report, verbose)
-        checkpoints = open_checkpoints(config, directory)
+        checkpoints = open_checkpoints(config.checkpoint, config.run_dir, directory)
         requests = Requests(config.faults.time_limit_minutes)
         with (
             jax.set_mesh(run.mesh),
@@ -112,20 +112,19 @@ class _Loop:
         requests: Requests,
         report: Report,
     ):
-        self.run, self.config, self.state = run, run.config, start.state
+        self.run, self.state = run, start.state
         self.directory, self.checkpoints = directory, checkpoints
-        self.metrics, self.requests = metrics, requests
-        self.report = report
+        self.metrics, self.requests, self.report = metrics, requests, report
         self.rollbacks: int = start.description.get('rollbacks', 0)
         self.validation: dict[str, float] = {}
         self.evaluation = Evaluation.create(run, report)
-        self.watchdog = Watchdog(directory.local, run.config.faults, report)
+        self.watchdog = Watchdog(directory.local, run.faults, report)
 
     def run_steps(self, load: LoadStep | None) -> None:
         """Compiles the step, and trains until the last step or a request to stop."""
         self._compile(int(self.state.step), load)
         self.requests.begin()
-        log, directory = self.config.log, self.directory.local
+        log, directory = self.run.log, self.directory.local
         step: Step = lambda state, batch: self.compiled(state, batch)  # noqa: E731 - compiled again for larger batches
         with self.watchdog, profiled(step, log, directory, self.report, self.metrics) as traced:
             while not self._train(traced):
@@ -140,13 +139,13 @@ class _Loop:
 
     def _train(self, step: Step) -> bool:
         """Trains until the last step or a request to stop; False if a rollback is needed."""
-        config, first, first_batch = self.config, int(self.state.step), int(self.state.batch)
-        most_skipped = config.faults.rollback_after or math.inf
+        run, first, first_batch = self.run, int(self.state.step), int(self.state.batch)
+        most_skipped = run.faults.rollback_after or math.inf
         self.metrics.clock.start(first)
-        numbers = range(first_batch, first_batch + config.steps - first)
-        with contextlib.closing(self.run.batches(numbers, self.report)) as batches:
+        numbers = range(first_batch, first_batch + run.steps - first)
+        with contextlib.closing(run.batches(numbers, self.report)) as batches:
             for number, (index, batch) in enumerate(zip(numbers, batches, strict=True), first + 1):
-                if self.compiled.run is not self.run.at(index):
+                if self.compiled.run is not run.at(index):
                     self._pause_clock(self._compile, number - 1)
                 self.metrics.before(number, index, self.state, batch)
                 self.state, metrics = step(self.state, batch)
@@ -159,7 +158,7 @@ class _Loop:
                 stop = self.requests.stop(number)
                 if self.evaluation and self.evaluation.is_due(number):
                     self._pause_clock(self._evaluate, number)
-                if self._is_due(config.sample.every, number):
+                if self._is_due(run.sample.every, number):
                     self._pause_clock(self._sample, number)
                 if self._is_checkpoint_due(number) or stop:
                     self._pause_clock(self._save, number)
@@ -169,12 +168,12 @@ class _Loop:
         return True
 
     def _is_due(self, every: int, number: int) -> bool:
-        return bool(every) and (number % every == 0 or number == self.config.steps)
+        return bool(every) and (number % every == 0 or number == self.run.steps)
 
     def _is_checkpoint_due(self, number: int) -> bool:
-        section = self.config.checkpoint
+        section = self.run.checkpoint
         is_time = self.requests.save(number, self.metrics.clock.is_time(section.minutes))
-        return number == self.config.steps or self._is_due(section.every, number) or is_time
+        return number == self.run.steps or self._is_due(section.every, number) or is_time
 
     def _pause_clock(self, work: Callable[[int], None], number: int) -> None:
         """Does some work while no step is computed; the clock does not count it."""
@@ -191,7 +190,7 @@ class _Loop:
 
     def _sample(self, number: int) -> None:
         model, tokenizer = self.run.recipe.model, self.run.source.tokenizer
-        self.metrics.show(number, sample(model, self.state.weights, tokenizer, self.config.sample))
+        self.metrics.show(number, sample(model, self.state.weights, tokenizer, self.run.sample))
 
     def _save(self, number: int) -> None:
         self.metrics.flush()
@@ -209,7 +208,7 @@ class _Loop:
         Raises:
             UserError: there were `faults.rollbacks` rollbacks before.
         """
-        if self.rollbacks >= self.config.faults.rollbacks:
+        if self.rollbacks >= self.run.faults.rollbacks:
             raise failure(self.run, self.state, self.metrics.skipped_in_a_row, self.rollbacks)
         self.rollbacks += 1
         skipped = self.metrics.skipped_in_a_row
@@ -220,5 +219,5 @@ class _Loop:
 
     def result(self) -> Result:
         """How the run ended."""
-        stopped = self.requests.why if int(self.state.step) < self.config.steps else None
+        stopped = self.requests.why if int(self.state.step) < self.run.steps else None
         return Result(self.run, self.state, self.metrics.last, self.validation, stopped)

@@ -61,7 +61,7 @@ def measure(config: RunConfig, steps: int, warmup: int) -> dict[str, Any]:
     Raises:
         UserError: the configuration does not fit the data or the devices.
     """
-    join_processes(config)
+    join_processes(config.processes, config.run_dir, config.faults.heartbeat_seconds)
     run = prepare(config)
     for line in run.startup:
         print(line, flush=True)

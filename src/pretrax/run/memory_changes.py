@@ -52,7 +52,7 @@ def _candidates(run: Run) -> Iterator[tuple[str, str, StepFacts]]:
     if mesh['d'] % 2 == 0:
         split = mesh | {'d': mesh['d'] // 2, 't': mesh['t'] * 2}
         yield f'mesh.d={split["d"]} mesh.t={split["t"]}', 'layers are sharded as well', replace(now, mesh=split)
-    average = run.config.optimizer.ema_decay is not None
+    average = run.recipe.ema_decay is not None
     if average:
         yield 'optimizer.ema_decay=null', 'no average of the weights', replace(now, moments=now.moments - 1)
     yield 'optimizer.name=lion', 'one moment, not two', replace(now, moments=1.0 + average)

@@ -73,7 +73,7 @@ def measured_micro(config: RunConfig, report: Report, cache: pathlib.Path | None
 def _sizes(run: Run) -> list[int]:
     """The micro-batch sizes to try, each at least twice the one before. They suit batches of every size."""
     sizes: list[int] = []
-    per_device = common_sequences(run.config.batch) // sequence_shards(run.mesh.shape)
+    per_device = common_sequences(run.sizes) // sequence_shards(run.mesh.shape)
     for n in micro_batch_sizes(per_device, run.mesh.shape['p']):
         if not sizes or n >= 2 * sizes[-1]:
             sizes.append(n)

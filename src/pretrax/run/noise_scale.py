@@ -30,7 +30,7 @@ class NoiseScale:
     """
 
     def __init__(self, run: Run, description: dict[str, Any], clock: Clock, report: Report):
-        every = run.config.log.noise_scale
+        every = run.log.noise_scale
         if every and run.rows < 2:
             raise UserError(
                 'log.noise_scale compares two halves of a batch, but a batch has one sequence\n'

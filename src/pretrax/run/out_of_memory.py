@@ -63,7 +63,7 @@ def _explain(run: Run, doing: str, compiled: Any, error: BaseException) -> str:
     if changes:
         lines.append('try, with what each is expected to save per device:')
         lines += [f'  {change} ({effect}): {size(saved)}' for change, effect, saved in changes[:_MOST]]
-    path = local_directory(run.config.run_dir) / FILE
+    path = local_directory(run.run_dir) / FILE
     try:
         path.write_text('\n'.join([*lines, '', *details(run, compiled), '', str(error), '']))
         lines.append(f'all arrays by name: {path}')
@@ -88,7 +88,7 @@ def owners_of(run: Run, compiled: Any) -> dict[str, int]:
 def knobs(run: Run) -> list[Change]:
     """Changes of the configuration that save memory, the largest saving first."""
     found = memory_changes(run)
-    if run.mesh.devices.flat[0].platform != 'cpu' and 'optimizer' not in run.config.memory.offload:
+    if run.mesh.devices.flat[0].platform != 'cpu' and 'optimizer' not in run.recipe.offload:
         owners = memory_by_owner(run.like)
         moments = owners.get('optimizer', 0) + owners.get('ema', 0)
         found.append(Change('memory.offload=[optimizer]', 'moments in host memory', moments))

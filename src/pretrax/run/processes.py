@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import jax
 
 from pretrax.checkpoint import SaveError
-from pretrax.config import Processes, RunConfig
+from pretrax.config import Processes
 from pretrax.errors import TRY_AGAIN, UnavailableError, UserError, first_line
 from pretrax.jax_compat import detected_identity, has_started
 from pretrax.machine.open_mpi import mpi_identity
@@ -37,8 +37,10 @@ _ARRIVAL = 300.0  # seconds for the slowest process to come
 _kept: list[Any] = []  # objects that native code uses until the process ends
 
 
-def join_processes(config: RunConfig) -> None:
+def join_processes(section: Processes, run_dir: AnyPath, heartbeat_seconds: int) -> None:
     """Checks variables of the environment, and joins the other processes of a run, if there are any.
+
+    A process is lost after `heartbeat_seconds` without a sign of life; the others then write their stacks in the run directory.
 
     Raises:
         UserError: the identity is incomplete or not the configured one, JAX is in use, or a variable is refused.
@@ -47,11 +49,10 @@ def join_processes(config: RunConfig) -> None:
     if jax.distributed.is_initialized():
         return
     check_variables()
-    section, heartbeat = config.processes, config.faults.heartbeat_seconds
-    this = identity(config)
+    this = identity(section)
     if this.count > 1:
         hosts = expected_hosts(this.count, this.index, this.coordinator)
-        _end_well_when_aborted(config.run_dir, this.index, heartbeat, hosts)
+        _end_well_when_aborted(run_dir, this.index, heartbeat_seconds, hosts)
         if has_started():
             raise UserError(
                 f'this is process {this.index} of {this.count}, but it has used JAX before it could join the others\n'
@@ -64,7 +65,7 @@ def join_processes(config: RunConfig) -> None:
             this.index,
             # Otherwise JAX would use the devices that Slurm assigns to its own kind of processes.
             None if this.device is None or 'JAX_LOCAL_DEVICE_IDS' in os.environ else [this.device],
-            heartbeat_timeout_seconds=heartbeat,
+            heartbeat_timeout_seconds=heartbeat_seconds,
             cluster_detection_method='deactivate',
         )
     if section.count is not None and section.count != this.count:
@@ -88,7 +89,7 @@ class Identity:
     device: int | None = None
 
 
-def identity(config: RunConfig) -> Identity:
+def identity(section: Processes) -> Identity:
     """The identity of this process, from the first of these that has one.
 
     `processes:` and `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`, `JAX_COORDINATOR_ADDRESS`; GKE's variables for slices of TPUs;
@@ -97,7 +98,7 @@ def identity(config: RunConfig) -> Identity:
     Raises:
         UserError: a part is missing or not a number.
     """
-    given: dict[str, Any] = {key: _given(config.processes, key) for key in _VARIABLES}
+    given: dict[str, Any] = {key: _given(section, key) for key in _VARIABLES}
     if given['count'] == 1:
         return Identity()
     if given['index'] is None and _VARIABLES['count'] not in os.environ:

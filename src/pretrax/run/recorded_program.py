@@ -14,7 +14,7 @@ DIRECTORY = 'program'
 
 def record_program(run: Run, step: CompiledStep, report: Report) -> None:
     """Writes `program/`, if `log.graph` or a trace asks for it. A failure is a warning: the run does not depend on it."""
-    directory = local_directory(run.config.run_dir) / DIRECTORY
+    directory = local_directory(run.run_dir) / DIRECTORY
     if not is_recorded(run):
         return
     try:
@@ -22,12 +22,12 @@ def record_program(run: Run, step: CompiledStep, report: Report) -> None:
         program = write_program(directory, step.call, run.mesh.shape)
         if before and before != (directory / TEXT).read_bytes():
             _keep_beside_traces(directory.parent / 'profile', before)
-        if not run.config.log.graph:
+        if not run.log.graph:
             return
         from pretrax.view.program.picture import write_pictures  # QuickJS is not needed otherwise
 
         where = f'{run.mesh.size} x {run.mesh.devices.flat[0].device_kind}'
-        write_pictures(directory, program, run.config.name or run.config.run_dir.name, where)
+        write_pictures(directory, program, run.name or run.run_dir.name, where)
     except Exception as error:  # whatever is wrong with a picture, training goes on
         what = first_line(error) or type(error).__name__
         report(f'WARNING: {directory}: the picture of the program was not written: {what}')

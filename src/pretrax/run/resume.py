@@ -100,7 +100,7 @@ def check_unchanged(config: RunConfig, allow_changes: bool, report: Report) -> N
             f'train from these weights under another name: init_from: {config.run_dir}'
         )
     began, number = from_manifest(description['config']), description['batch']
-    weights_change = _weights_change(config)
+    weights_change = _weights_change(config.data.options)
     may_grow = same_until(began.batch, config.batch, number) and not weights_change
     every = diff(began, config)
     changes = [
@@ -131,9 +131,9 @@ def _why_batches_are_fixed(number: int, weights_change: bool) -> str:
     )
 
 
-def _weights_change(config: RunConfig) -> bool:
+def _weights_change(data: Any) -> bool:
     """Whether weights of a mixture change at steps, whose rows would move if later batches changed."""
-    members = getattr(config.data.options, 'mixture', None) or ()
+    members = getattr(data, 'mixture', None) or ()
     return any(len(member.schedule) > 1 for member in members)
 
 
@@ -148,13 +148,13 @@ def _check_not_lost(run_dir: AnyPath) -> None:
 
 
 def check_same_data(
-    config: RunConfig, description: dict[str, Any], fingerprint: str | None, allow_changes: bool
+    run_dir: AnyPath, description: dict[str, Any], fingerprint: str | None, allow_changes: bool
 ) -> None:
     """Raises UserError if the text or the tokenizer has changed, which the configuration may not show."""
     if description['data'] != fingerprint and not allow_changes:
         older = '\nif the tokenizer adds tokens before a text: an older pretrax did not; data.begin_of_text=false --allow-changes'
         raise UserError(
-            f'{config.run_dir} was trained on other tokens: the text or the tokenizer has changed since\n'
+            f'{run_dir} was trained on other tokens: the text or the tokenizer has changed since\n'
             'use another name=, or resume with the new tokens: --allow-changes'
             + ('' if 'begin_of_text' in description else older)
         )

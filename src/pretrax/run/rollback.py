@@ -52,7 +52,7 @@ def failure(run: Run, state: TrainState, skipped: int, rollbacks: int) -> UserEr
     now = int(state.skipped_in_a_row)
     batch, skipped = int(state.batch) - (1 if now > skipped else 2), max(now, skipped)
     lines = _gradient_report(run, state, batch)
-    path = working_directory(run.config.run_dir) / REPORT
+    path = working_directory(run.run_dir) / REPORT
     where = f'in {path}'
     if jax.process_index() == 0:
         try:
@@ -63,7 +63,7 @@ def failure(run: Run, state: TrainState, skipped: int, rollbacks: int) -> UserEr
         f'{skipped} steps in a row were skipped (the last with batch {batch}) after {rollbacks} rollbacks',
         *[line for line in lines if 'NOT finite' in line][:2],
         f'the norms of the gradient of the last batch are {where}; earlier checkpoints are intact',
-        f'to see the last batch: {show_batch(run.config.run_dir, batch)}',
+        f'to see the last batch: {show_batch(run.run_dir, batch)}',
         'lower optimizer.learning_rate, inspect these batches, or allow more rollbacks with faults.rollbacks',
     ]
     return UserError('\n'.join(message))

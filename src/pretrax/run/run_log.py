@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from pretrax.config import written_values
 from pretrax.errors import Report
 from pretrax.observe.layer_statistics import LayerStatisticsLog
 from pretrax.observe.metrics import MetricsLog
@@ -42,10 +41,10 @@ class RunLog:
     def __init__(self, run: Run, directory: pathlib.Path, resumed_step: int, report: Report):
         self.run, self.directory, self.step = run, directory, resumed_step
         trackers = open_trackers(
-            run.config.log.trackers(),
+            run.log.trackers(),
             directory=directory,
-            name=run.config.name,
-            config=written_values(run.config),
+            name=run.name,
+            config=run.written,
             resumed_step=resumed_step,
             say=report,
         )
@@ -55,7 +54,7 @@ class RunLog:
             self.samples = opened.enter_context(contextlib.closing(SampleLog(directory, resumed_step, report)))
             self.layers = opened.enter_context(contextlib.closing(LayerStatisticsLog(directory, resumed_step, report)))
             self.environment = Environment(run, directory, report)
-            self.notices = RunNotices(run.config, directory, lambda: self.step, report)
+            self.notices = RunNotices(run, directory, lambda: self.step, report)
             opened.callback(self.notices.close)
             self._opened = opened.pop_all()
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pretrax import __version__
 from pretrax.checkpoint import Checkpoints, Keep, SaveError
-from pretrax.config import RunConfig, written_values
+from pretrax.config.schema import Checkpoint
 from pretrax.errors import Report, UnavailableError, UserError
 from pretrax.run.setup import Run
 from pretrax.storage import AnyPath, BucketPath
@@ -27,15 +27,14 @@ class Directory(Protocol):
     def write(self, name: str, content: bytes) -> None: ...
 
 
-def open_checkpoints(config: RunConfig, directory: Directory) -> Checkpoints:
+def open_checkpoints(section: Checkpoint, run_dir: AnyPath, directory: Directory) -> Checkpoints:
     """The checkpoints of a run, kept as the configuration says. Raises UserError if they cannot be written."""
-    section = config.checkpoint
     keep = Keep(section.keep, section.keep_every, section.keep_best)
 
     def record(step: int) -> None:
         directory.write(NEWEST, f'{step}\n'.encode())
 
-    return Checkpoints(config.run_dir / 'checkpoints', keep, record, directory.upload, directory.confirm)
+    return Checkpoints(run_dir / 'checkpoints', keep, record, directory.upload, directory.confirm)
 
 
 def had_checkpoints(run_dir: AnyPath) -> bool:
@@ -54,7 +53,7 @@ def save(
     whole = {
         'pretrax': __version__,
         'jax': jax.__version__,
-        'config': written_values(run.config),
+        'config': run.written,
         'batch': int(state.batch),
         'data': run.source.fingerprint,
         'tokenizer': run.source.tokenizer_sha256,

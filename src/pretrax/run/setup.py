@@ -2,14 +2,14 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from pretrax.config import RunConfig, build, feature
+from pretrax.config import InitFrom, RunConfig, build, feature, shown_prompts, written_values
 from pretrax.config.batch import (
     describe_batch,
     micro_batch_size,
@@ -19,7 +19,8 @@ from pretrax.config.batch import (
     tokens_before,
 )
 from pretrax.config.batch_sizes import BatchSize
-from pretrax.config.schema import Optimizer, Precision
+from pretrax.config.schema import Batch as BatchSection
+from pretrax.config.schema import Checkpoint, Compiler, Distill, Eval, Faults, Log, Optimizer, Precision, Sample
 from pretrax.data.batches.prefetch import prefetch
 from pretrax.data.batches.sequences import check_row_order, read_sequences
 from pretrax.data.batches.source import DataRequest, HostBatch, Source, check_source
@@ -40,6 +41,7 @@ from pretrax.scale.flops import Flops
 from pretrax.scale.memory import Memory, expected_memory
 from pretrax.scale.step_facts import ComputeDtype, StepFacts
 from pretrax.shardlib import make_abstract, make_shardings
+from pretrax.storage import AnyPath
 from pretrax.storage.working_directory import working_directory
 from pretrax.train.groups import Group
 from pretrax.train.host_memory import check_host_memory, has_host_memory
@@ -55,7 +57,20 @@ if TYPE_CHECKING:
 class Run:
     """A prepared run, for batches of one size: the largest. Nothing has been trained yet."""
 
-    config: RunConfig
+    config: RunConfig  # for readers outside of training, which reads the sections below
+    written: Mapping[str, Any]  # the values of `config` as pretrax writes them, in checkpoints and to trackers
+    shown_prompts: Sequence[str]  # `sample.prompts` as pretrax shows them
+    name: str
+    run_dir: AnyPath
+    steps: int
+    init_from: str | InitFrom | None
+    sizes: BatchSection  # of all batches
+    log: Log
+    eval: Eval
+    sample: Sample
+    checkpoint: Checkpoint
+    faults: Faults
+    compiler: Compiler
     size: BatchSize
     mesh: Mesh
     source: Source
@@ -70,17 +85,17 @@ class Run:
 
     def at(self, number: int) -> 'Run':
         """The run for batches of the size of the batch with this number; see `config.batch`."""
-        size = self.config.batch.at(number)
+        size = self.sizes.at(number)
         return self if size == self.size else next(run for run in self.smaller if run.size == size)
 
     def tokens_before(self, number: int) -> int:
         """Tokens of all batches before the one with this number."""
-        return tokens_before(self.config.batch, number)
+        return tokens_before(self.sizes, number)
 
     @property
     def first_batch(self) -> int:
         """The number of the first batch of this size."""
-        return next(first for first, size in self.config.batch.sizes.items() if size == self.size)
+        return next(first for first, size in self.sizes.sizes.items() if size == self.size)
 
     @property
     def rows(self) -> int:
@@ -102,11 +117,11 @@ class Run:
     def compiler_options(self) -> CompilerOptions:
         """Options of XLA for the step. Raises UserError if `compiler.options` cannot be used for these devices."""
         devices = list(self.mesh.devices.flat)
-        return choose_compiler_options(self.config.compiler.options, devices, dict(self.mesh.shape), n_slices(devices))
+        return choose_compiler_options(self.compiler.options, devices, dict(self.mesh.shape), n_slices(devices))
 
     def batch(self, number: int) -> Batch:
         """The training batch with this number: the same on any mesh and with any number of processes."""
-        where = rows_of(self.config.batch, number)
+        where = rows_of(self.sizes, number)
         return self.at(number).place(lambda rows: read_sequences(self.source, *where, rows), self.teaching)
 
     def batches(self, numbers: Iterable[int], report: Report) -> Generator[Batch]:
@@ -117,7 +132,7 @@ class Run:
             cause = f'the source is reading {reading}' if reading else 'making the batch is slow'
             report(f'batch {number}: waited {seconds:.1f} s for data; {cause}')
 
-        return prefetch(self.batch, numbers, 2, self.config.log.stall_seconds, stalled)
+        return prefetch(self.batch, numbers, 2, self.log.stall_seconds, stalled)
 
     def validation(self, index: int, part: str = '') -> Batch:
         """A batch of held-out text from one of the source's `validation_parts`."""
@@ -186,7 +201,7 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     if devices is None:
         check_same_run(config)
         keep_programs(report)
-    mesh, facts = choose_mesh(config, devices)
+    mesh, facts = choose_mesh(config.mesh, config.batch, devices)
     local = mesh.local_devices[0] if devices is None else None
     check_host_memory(local, config.memory.offload)
     names: dict[str, ComputeDtype] = {'bfloat16': 'bf16', 'float16': 'fp16', 'float32': 'f32'}
@@ -197,9 +212,10 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
     source = open_source(config, report)
     if devices is None:
         check_same_data(source)
-    teaching = _teaching(config)
+    teaching = _teaching(config.distill)
     if teaching is not None:
-        teaching.open_files(config, source)
+        teaching.open_files(config.batch, getattr(config.model.options, 'vocab_size', None), source)
+    written, shown = written_values(config), shown_prompts(config)
 
     def prepare_size(size: BatchSize) -> Run:
         micro_batches = sequences_per_device(size, mesh.shape) // micro_batch_size(size, mesh.shape)
@@ -209,7 +225,12 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
             like = abstract_state(recipe)
         flops = training_flops(model, size.sequence_length)
         utilization = choose_utilization(mesh, compute, flops, config.log.peak_tflops)
-        return Run(config, size, mesh, source, recipe, like, compute, flops, utilization, startup=[], teaching=teaching)
+        return Run(
+            config=config, written=written, shown_prompts=shown, name=config.name, run_dir=config.run_dir, steps=config.steps,
+            init_from=config.init_from, sizes=config.batch, log=config.log, eval=config.eval, sample=config.sample,
+            checkpoint=config.checkpoint, faults=config.faults, compiler=config.compiler, size=size, mesh=mesh, source=source,
+            recipe=recipe, like=like, compute=compute, flops=flops, mfu=utilization, startup=[], teaching=teaching,
+        )  # fmt: skip
 
     *smaller, run = map(prepare_size, config.batch.sizes.values())
     memory = memory_of_run(run)
@@ -219,7 +240,7 @@ def prepare(config: RunConfig, report: Report = print, devices: Sequence[Any] | 
         'vocabulary': _tokens_without_rows(run),
         'tokenizer': getattr(source.tokenizer, 'bounds', ''),
         'compute': f'{compute} ({dtype_reason}); weights, optimizer, norms and loss f32',
-        'offload': _offload(config),
+        'offload': _offload(config.memory.offload),
         **run.recipe.model.choices,
         **_choices_of_smaller(run, smaller),
         'memory': f'{memory}{", for the largest batches" if smaller else ""}' if memory else '',
@@ -278,8 +299,8 @@ def open_source(config: RunConfig, report: Report) -> Source:
     return prepared or build_source()
 
 
-def _teaching(config: RunConfig) -> 'Teaching | None':
-    return None if config.distill is None else feature('distill')(config.distill)
+def _teaching(section: Distill | None) -> 'Teaching | None':
+    return None if section is None else feature('distill')(section)
 
 
 def build_model(config: RunConfig, request: ModelRequest) -> Model:
@@ -288,7 +309,7 @@ def build_model(config: RunConfig, request: ModelRequest) -> Model:
     Raises:
         UserError: the model or its teacher does not support a setting of the configuration, or lacks tokens of the data.
     """
-    name, teaching = config.model.name, _teaching(config)
+    name, teaching = config.model.name, _teaching(config.distill)
     if teaching is not None:
         model = teaching.build_model(name, config.model.options, request)
     else:
@@ -417,8 +438,8 @@ def _tokens_without_rows(run: Run) -> str:
     return f'the tokenizer has {theirs:,} tokens, the model the first {ours:,}; the others are refused where they occur'
 
 
-def _offload(config: RunConfig) -> str:
-    parts = ' and '.join(config.memory.offload)
+def _offload(offloaded: Sequence[str]) -> str:
+    parts = ' and '.join(offloaded)
     return f'{parts} in host memory between steps' if parts else ''
 
 

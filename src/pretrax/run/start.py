@@ -31,9 +31,9 @@ def restore_or_start(run: Run, checkpoints: AnyPath, allow_changes: bool, report
     """
 
     def check(description: dict[str, Any]) -> None:
-        check_same_data(run.config, description, run.source.fingerprint, allow_changes)
+        check_same_data(run.run_dir, description, run.source.fingerprint, allow_changes)
         if run.teaching and not allow_changes:
-            run.teaching.check_same(description, run.config.run_dir)
+            run.teaching.check_same(description, run.run_dir)
 
     constants = run.teaching.begin(run, report) if run.teaching else None
     restored = restore_newest(checkpoints, run.like._replace(constants=None), report, check)
@@ -47,6 +47,6 @@ def restore_or_start(run: Run, checkpoints: AnyPath, allow_changes: bool, report
 
 def initial_state(run: Run, report: Report) -> TrainState:
     """The state of a run before its first step, without the constants of its loss."""
-    if run.config.init_from:
-        return feature('init_from')(run.config.init_from, run, report)
-    return init_state(run.recipe, run.config.seed)
+    if run.init_from:
+        return feature('init_from')(run.init_from, run, report)
+    return init_state(run.recipe, run.recipe.seed)

@@ -105,8 +105,8 @@ class StepMetrics:
         if self._log is not None:
             self._log.step = number
         self.clock.stepped(number, self._report)
-        config = self._run.config
-        tokens = f'to see its tokens: {show_batch(config.run_dir, number - 1 + self._batches_ahead)}'
+        run = self._run
+        tokens = f'to see its tokens: {show_batch(run.run_dir, number - 1 + self._batches_ahead)}'
         if is_empty and self.without_targets == 1:
             self._report(
                 f'WARNING: step {number} had nothing to learn and changed nothing: no token of its batch is a target; {tokens}'
@@ -115,8 +115,8 @@ class StepMetrics:
             self._report(
                 f'WARNING: step {number} was skipped: its gradient is not finite, or its loss is a spike; {tokens}'
             )
-        every = config.log.every
-        if (every and number % every == 0) or number in (1, config.steps) or self._is_after_rollback:
+        every = run.log.every
+        if (every and number % every == 0) or number in (1, run.steps) or self._is_after_rollback:
             self._log_step(number, jax.device_get(metrics))
         self._is_after_rollback = False
         statistics = self._statistics.read(number)
@@ -158,7 +158,7 @@ class StepMetrics:
 
     def show(self, number: int, texts: list[str]) -> None:
         """Shows and writes samples of a step, one for each prompt."""
-        samples = shown_samples(self._run.config, texts)
+        samples = shown_samples(self._run.shown_prompts, self._run.sample.prompts, texts)
         for _, text in samples:
             self._report(f'sample at step {number}: {text}')
         if self._log is not None:

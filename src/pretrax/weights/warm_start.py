@@ -49,7 +49,7 @@ def warm_state(start: str | InitFrom, run: Run, report: Report) -> TrainState:
     if start.layers is not None:
         origin = with_layers(origin, start.layers)
         report(f'init_from: layers {list(start.layers)} of {start.path}')
-    seed, recipe = run.config.seed, run.recipe
+    seed, recipe = run.recipe.seed, run.recipe
     if start.partial:
         drawn = init_state(recipe, seed).weights
         state = init_state(recipe, seed, partial_weights(origin, run, drawn, report))
@@ -60,9 +60,9 @@ def warm_state(start: str | InitFrom, run: Run, report: Report) -> TrainState:
         assert origin.saved is not None
         wanted = {field: like for field, like in run.like._asdict().items() if field in fields}
         state = state._replace(**restore(origin.saved.directory, origin.saved.step, wanted))
-        if int(state.step) >= run.config.steps:
+        if int(state.step) >= run.steps:
             raise UserError(
-                f'init_from.step: {start.path} is at step {int(state.step)}, and steps = {run.config.steps} counts its steps too\n'
+                f'init_from.step: {start.path} is at step {int(state.step)}, and steps = {run.steps} counts its steps too\n'
                 'use a larger steps=, or leave out init_from.step'
             )
     if is_first_process():
@@ -94,7 +94,7 @@ def start_weights(origin: Origin, run: Run, report: Report) -> Any:
         return {name: getattr(weights, name) for name in drawn}
 
     shardings = {name: leaf.sharding for name, leaf in drawn.items()}
-    return dataclasses.replace(placed, **jax.jit(draw, out_shardings=shardings)(initial_key(run.config.seed)))
+    return dataclasses.replace(placed, **jax.jit(draw, out_shardings=shardings)(initial_key(run.recipe.seed)))
 
 
 def placed_weights(origin: Origin, weights: Any, like: Any, vocab_size: int | None, report: Report) -> Any:
@@ -213,7 +213,7 @@ def _keep_files(origin: Origin, run: Run, report: Report) -> None:
         names = kept_names(files) if files.is_dir() else []
         if not names:
             return
-        kept = local_directory(run.config.run_dir) / KEPT
+        kept = local_directory(run.run_dir) / KEPT
         content = getattr(run.source.tokenizer, 'content', None)
         same = content is not None and (files / TOKENIZER).is_file() and (files / TOKENIZER).read_bytes() == content
         kept_now = names if same else kept_names(files, of_any_tokenizer=True)
