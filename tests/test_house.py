@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / 'src' / 'pretrax'
 
 BELOW_RUN = {
-    'amounts', 'errors', 'option', 'jax_compat', 'storage', 'shardlib', 'config', 'machine', 'chat', 'data', 'checkpoint', 'observe', 'scale', 'model', 'huggingface', 'infer', 'train', 'evaluate',
+    'amounts', 'errors', 'option', 'jax_compat', 'storage', 'shardlib', 'config', 'machine', 'data', 'checkpoint', 'observe', 'scale', 'model', 'huggingface', 'infer', 'train', 'evaluate',
 }  # fmt: skip
 # The parts of pretrax that each part may import besides itself. Every part may import the version from pretrax.
 MAY_IMPORT = {
@@ -31,8 +31,7 @@ MAY_IMPORT = {
     'model': {'errors', 'jax_compat', 'shardlib'},
     'scale': {'amounts', 'errors', 'model'},
     'machine': {'errors', 'scale'},
-    'chat': {'errors', 'machine'},  # chat templates, for training and for serving
-    'data': {'errors', 'chat', 'machine', 'storage'},
+    'data': {'errors', 'machine', 'storage'},
     'checkpoint': {'errors', 'jax_compat', 'machine', 'storage'},
     'observe': {'amounts', 'errors', 'machine', 'storage'},
     'huggingface': {'errors', 'shardlib', 'model', 'checkpoint', 'machine', 'storage'},
@@ -53,7 +52,7 @@ MAY_IMPORT = {
         'serve',
         'page_kit',
     },
-    'serve': {'errors', 'chat', 'infer', 'machine', 'page_kit'},  # it imports no JAX: its engines come from outside
+    'serve': {'errors', 'infer', 'machine', 'page_kit'},  # it imports no JAX: its engines come from outside
     'train': {'errors', 'shardlib', 'model'},  # pure: no files, no terminal, no processes
     'run': BELOW_RUN | {'view'},
     'launch': {
@@ -76,14 +75,15 @@ MAY_IMPORT = {
 }
 # The rooms of `data`, likewise. `text.py` and `options.py` are its front door.
 DATA_MAY_IMPORT = {
-    'corpus': {'options'},
+    'chat': set(),  # chat templates, for training and for serving
+    'corpus': {'chat', 'options'},
     'tokenizers': {'corpus'},
     'tokens': {'corpus', 'tokenizers'},
     'tokenize': {'corpus', 'tokenizers', 'tokens'},
     'batches': {'corpus', 'tokenizers', 'tokens'},
     'options': {'corpus'},
     'stream': {'corpus', 'tokenizers', 'tokens', 'tokenize', 'batches'},
-    'text': {'corpus', 'tokenizers', 'tokens', 'tokenize', 'batches', 'stream', 'options'},
+    'text': {'chat', 'corpus', 'tokenizers', 'tokens', 'tokenize', 'batches', 'stream', 'options'},
 }
 # Imports what a configuration names: components, by their registered 'module:attribute' strings.
 REGISTRY = 'pretrax.config.registry'
@@ -99,7 +99,7 @@ TESTED_BY = {
     'ahead/test_plan.py': 'ahead/verify',
     'ahead/test_auto.py': 'run/micro_batch',
     'ahead/test_saved.py': 'ahead/step machine/software',
-    'chat/test_templates.py': 'chat/rendering',
+    'data/chat/test_templates.py': 'data/chat/rendering',
     'checkpoint/test_bucket.py': 'checkpoint/files',
     'checkpoint/test_damage.py': 'checkpoint/manifest checkpoint/pieces checkpoint/restoring machine/digest',
     'checkpoint/test_store.py': 'checkpoint/chunks checkpoint/directory',

@@ -31,7 +31,11 @@ def test_the_source_in_the_docs_is_one(tmp_path):
 def test_the_page_explains_every_option():
     """tests/docs/test_reference.py compares the defaults, which the reference has."""
     page = (DOCS / 'data.md').read_text()
-    assert not [name for name in {name for kind in KINDS for name in kind.model_fields} if not re.search(rf'`[^`\n]*\b{name}\b', page)]
+    assert not [
+        name
+        for name in {name for kind in KINDS for name in kind.model_fields}
+        if not re.search(rf'`[^`\n]*\b{name}\b', page)
+    ]
 
 
 def test_the_filters_in_the_docs_are_valid():

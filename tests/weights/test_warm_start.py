@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 
 from decoders import decoder_options
 from pretrax import config_from_values, pretrain
-from pretrax.chat.templates import read_chat_template
 from pretrax.cli import main
+from pretrax.data.chat.templates import read_chat_template
 from pretrax.errors import UserError
 from pretrax.huggingface.configs import NOT_COMPUTED, compare
 from pretrax.huggingface.model import KEPT

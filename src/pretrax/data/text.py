@@ -5,10 +5,10 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from pretrax.chat.templates import read_chat_template
 from pretrax.data.batches.mixture import Member, Mixture, open_mixture
 from pretrax.data.batches.source import DataRequest
 from pretrax.data.batches.token_source import TokenSource, open_stores, open_tokens
+from pretrax.data.chat.templates import read_chat_template
 from pretrax.data.corpus.conversations import Conversations
 from pretrax.data.corpus.corpus import Corpus
 from pretrax.data.corpus.files import TextFile

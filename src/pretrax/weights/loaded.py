@@ -10,7 +10,7 @@ from pretrax.errors import UserError
 from pretrax.storage import AnyPath
 
 if TYPE_CHECKING:
-    from pretrax.chat.templates import ChatTemplate
+    from pretrax.data.chat.templates import ChatTemplate
     from pretrax.infer.answers import Asked
     from pretrax.infer.request import Serving
 
@@ -59,7 +59,7 @@ class LoadedModel:
 
     def template(self) -> 'ChatTemplate | None':
         """The chat template; None: it is a base model."""
-        from pretrax.chat.templates import read_chat_template
+        from pretrax.data.chat.templates import read_chat_template
 
         return read_chat_template(self.trained.kept, self.tokenizer, self._template)
 

@@ -20,7 +20,7 @@ from pretrax.model.loss import Batch, means
 from pretrax.train.step import make_gradients
 from small import LLAMA, assert_same, mesh_of, random_weights, transformer
 
-GOLDENS = json.loads((Path(__file__).parents[2] / 'chat' / 'answer_goldens.json').read_text())
+GOLDENS = json.loads((Path(__file__).parents[1] / 'chat' / 'answer_goldens.json').read_text())
 
 
 def quiet(_):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pretrax.chat.templates import Template
+from pretrax.data.chat.templates import Template
 from pretrax.data.corpus.document import Document
 from pretrax.errors import UserError
 

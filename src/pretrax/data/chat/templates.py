@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol
 
-from pretrax.chat.rendering import Renderer, environment
+from pretrax.data.chat.rendering import Renderer, environment
 from pretrax.errors import UserError, install_extra
 from pretrax.machine.json_file import read_settings
 

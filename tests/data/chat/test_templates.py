@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chat_templates import CHATML, CONVERSATIONS, SPECIAL, TEMPLATES, TOOLS, VARIABLES, backend
-from pretrax.chat.templates import ChatTemplate, read_chat_template
+from pretrax.data.chat.templates import ChatTemplate, read_chat_template
 from pretrax.data.tokenizers.tokenizer import Tokenizer
 from pretrax.errors import UserError
 
@@ -108,7 +108,7 @@ def test_a_role_is_no_text_of_a_user():
     ],
 )
 def test_a_bad_template_is_refused_within_its_limits(source, message, monkeypatch):
-    monkeypatch.setattr('pretrax.chat.rendering.SECONDS', 2.0 if 'longer' in message else 60.0)
+    monkeypatch.setattr('pretrax.data.chat.rendering.SECONDS', 2.0 if 'longer' in message else 60.0)
     started = time.monotonic()
     with pytest.raises(UserError, match=message):
         ChatTemplate(source, tokenizer_of('chatml'), name='the template')
@@ -128,12 +128,12 @@ def test_a_template_works_after_one_message_was_too_much():
 
 def test_the_process_of_a_template_ends_with_its_program():
     program = (
-        'import sys; sys.path.insert(0, "tests"); sys.path.insert(0, "tests/chat")\n'
+        'import sys; sys.path.insert(0, "tests"); sys.path.insert(0, "tests/data/chat")\n'
         'from test_templates import template_of\n'
         'print(template_of("chatml")._renderer._process.pid, flush=True)\n'
         'import os; os._exit(0)'
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, '-c', program], cwd=root, capture_output=True, text=True, check=True)
     process = Path('/proc', done.stdout.strip())
     until = time.monotonic() + 30
@@ -145,7 +145,7 @@ def test_the_process_of_a_template_ends_with_its_program():
 def test_ctrl_c_in_the_terminal_of_a_server_does_not_end_the_process_of_a_template():
     program = (
         'import os, signal\n'
-        'from pretrax.chat.rendering import Renderer\n'
+        'from pretrax.data.chat.rendering import Renderer\n'
         'renderer = Renderer("{{ x }}", "t")\n'
         'renderer.render({"x": 1})\n'
         'signal.signal(signal.SIGINT, lambda *_: None)\n'
