@@ -7,7 +7,11 @@
 import functools
 import json
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from pretrax.model.option_names import RENAMED, dotted
 
 ARCHIVE = Path(__file__).parent / 'goldens' / 'flat_model.tar.xz'
 
@@ -29,3 +33,9 @@ def content(name: str) -> str:
 def stored_config() -> dict:
     """The configuration in the manifest of the checkpoint."""
     return json.loads(content('runs/old/checkpoints/2/manifest.json'))['description']['config']
+
+
+def flat(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The section `model:` with the names of pretrax 0.1."""
+    names = {key: name for name, key in RENAMED.items()}
+    return {names.get(key, key): value for key, value in dotted(section).items()}

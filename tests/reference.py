@@ -54,9 +54,9 @@ def _row(w, tokens, segments, positions, arch, masks):
     for i in range(arch.n_layers):
         x = _layer(x, layer_of(w.layers, i, arch), i, segments, positions, arch, masks, routers)
     x = norm(x, w.norm, w.norm_bias, arch)
-    unembedding = (w.embed if arch.tied else w.unembed)[: arch.vocab_size]
+    unembedding = (w.embed if arch.embedding.tied else w.unembed)[: arch.vocab_size]
     main, later = x @ unembedding.T, []
-    for k in range(1, getattr(arch, 'mtp_layers', 0) + 1):
+    for k in range(1, arch.multi_token.n_layers + 1):
         module = jax.tree.map(lambda a, k=k: a[k - 1], w.multi_token)
         x = _module(x, module, k, w.embed[tokens], segments, positions, arch, routers)
         later.append(x @ unembedding.T)
@@ -67,13 +67,13 @@ def _layer(x, layer, i, segments, positions, arch, masks, routers):
     h = norm(x, layer.norm1, layer.norm1_bias, arch)
     if mixer_of(i, arch) in ('delta', 'mamba'):
         out = linear_attention(h, layer, segments, arch)
-    elif arch.kv_rank:
+    elif arch.attention.latent.kv_rank:
         out = latent_attention(h, layer, segments, positions, arch)
     else:
         of_heads = {place[2:]: mask for place, mask in masks.items() if place[:2] == ('probabilities', i)}
         out = attention(h, layer, segments, positions, arch, of_heads, i)
     x = x + dropped(out, masks, 'attention', i)
-    if arch.d_ff == 0:
+    if arch.feed_forward.d_ff == 0:
         return x
     h = norm(x, layer.norm2, layer.norm2_bias, arch)
     if has_experts(i, arch):
@@ -99,13 +99,15 @@ def ahead_losses(w, batch, arch):
         log_p = jax.nn.log_softmax(of_module[:, :-k])
         of_target = jnp.take_along_axis(log_p, batch.targets[:, k:, None], axis=-1)[..., 0]
         counts = batch.mask[:, k:] * (batch.segments[:, k:] == batch.segments[:, :-k])
-        found[f'mtp_loss/{k}'] = -arch.mtp_loss / arch.mtp_layers * (of_target * counts).sum() / counts.sum()
+        found[f'mtp_loss/{k}'] = (
+            -arch.multi_token.loss / arch.multi_token.n_layers * (of_target * counts).sum() / counts.sum()
+        )
     return found
 
 
 def has_experts(i, arch):
     """Whether layer i has experts, counted from 0 in `dense_layers`, from 1 in `expert_every`."""
-    return arch.n_experts > 0 and i not in arch.dense_layers and (i + 1) % arch.expert_every == 0
+    return arch.experts.n_experts > 0 and i not in arch.experts.dense_layers and (i + 1) % arch.experts.every == 0
 
 
 def mixer_of(i, arch):
@@ -138,10 +140,10 @@ def layer_of(layers, i, arch):
 
 
 def norm(x, scale, bias, arch):
-    if arch.norm == 'rmsnorm':
-        x = x / jnp.sqrt((x**2).mean(-1, keepdims=True) + arch.norm_eps) * scale
+    if arch.norm.kind == 'rmsnorm':
+        x = x / jnp.sqrt((x**2).mean(-1, keepdims=True) + arch.norm.eps) * scale
     else:
-        x = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + arch.norm_eps) * scale
+        x = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + arch.norm.eps) * scale
     return x if bias is None else x + bias
 
 
@@ -150,23 +152,25 @@ def attention(x, w, segments, positions, arch, masks=None, i=0):
     length = x.shape[0]
     order = jnp.arange(length)
     visible = (order[None, :] <= order[:, None]) & (segments[None, :] == segments[:, None])
-    rotated = arch.positions == 'rope' and (not arch.nope_every or (i + 1) % arch.nope_every != 0)
-    if arch.window_type == 'chunked' and not (arch.global_every and (i + 1) % arch.global_every == 0):
-        visible = visible & (positions[None, :] // arch.window == positions[:, None] // arch.window)
+    rotated = arch.positions == 'rope' and (not arch.rope.nope_every or (i + 1) % arch.rope.nope_every != 0)
+    if arch.attention.window_type == 'chunked' and not (
+        arch.attention.global_every and (i + 1) % arch.attention.global_every == 0
+    ):
+        visible = visible & (positions[None, :] // arch.attention.window == positions[:, None] // arch.attention.window)
     total = jnp.zeros_like(x)
-    for head in range(arch.n_heads):
-        kv_head = head // (arch.n_heads // arch.n_kv_heads)
+    for head in range(arch.attention.n_heads):
+        kv_head = head // (arch.attention.n_heads // arch.attention.n_kv_heads)
         q = x @ w.q[:, head] + (0 if w.q_bias is None else w.q_bias[head])
         k = x @ w.k[:, kv_head] + (0 if w.k_bias is None else w.k_bias[kv_head])
         v = x @ w.v[:, kv_head] + (0 if w.v_bias is None else w.v_bias[kv_head])
         if rotated:
-            q, k = rope(q, positions, arch.rope_base), rope(k, positions, arch.rope_base)
-            if arch.qk_norm == 'l2':
-                q, k = (y / jnp.sqrt((y**2).mean(-1, keepdims=True) + arch.norm_eps) for y in (q, k))
-        elif arch.attention_temperature:
-            steps = jnp.floor((positions + 1) / arch.temperature_length)
-            q = q * (jnp.log(1 + steps) * arch.attention_temperature + 1)[:, None]
-        scores = q @ k.T / jnp.sqrt(arch.d_head)
+            q, k = rope(q, positions, arch.rope.base), rope(k, positions, arch.rope.base)
+            if arch.attention.qk_norm == 'l2':
+                q, k = (y / jnp.sqrt((y**2).mean(-1, keepdims=True) + arch.norm.eps) for y in (q, k))
+        elif arch.attention.temperature:
+            steps = jnp.floor((positions + 1) / arch.attention.temperature_length)
+            q = q * (jnp.log(1 + steps) * arch.attention.temperature + 1)[:, None]
+        scores = q @ k.T / jnp.sqrt(arch.attention.d_head)
         weight = jnp.where(visible, jnp.exp(scores), 0)
         sink = 0 if w.sinks is None else jnp.exp(w.sinks[head])
         weight = dropped(weight / (weight.sum(-1, keepdims=True) + sink), masks or {}, head)
@@ -182,16 +186,22 @@ def latent_attention(x, w, segments, positions, arch):
 
     order = jnp.arange(x.shape[0])
     visible = (order[None, :] <= order[:, None]) & (segments[None, :] == segments[:, None])
-    c_kv, k_r = x @ w.kv_a[:, : arch.kv_rank], x @ w.kv_a[:, arch.kv_rank :]
-    c_kv, k_r = normed(c_kv, w.kv_a_norm), rope(k_r, positions, arch.rope_base)
+    c_kv, k_r = x @ w.kv_a[:, : arch.attention.latent.kv_rank], x @ w.kv_a[:, arch.attention.latent.kv_rank :]
+    c_kv, k_r = normed(c_kv, w.kv_a_norm), rope(k_r, positions, arch.rope.base)
     c_q = x if w.q_a is None else normed(x @ w.q_a, w.q_a_norm)
     w_q = w.q_direct if w.q_a is None else w.q_b
     total = jnp.zeros_like(x)
-    for head in range(arch.n_heads):
+    for head in range(arch.attention.n_heads):
         q = c_q @ w_q[:, head]
-        q_c, q_r = q[:, : arch.d_nope], rope(q[:, arch.d_nope :], positions, arch.rope_base)
-        k_c, v_c = c_kv @ w.kv_b[:, head, : arch.d_nope], c_kv @ w.kv_b[:, head, arch.d_nope :]
-        scores = (q_c @ k_c.T + q_r @ k_r.T) / jnp.sqrt(arch.d_nope + arch.d_rope)
+        q_c, q_r = (
+            q[:, : arch.attention.latent.d_nope],
+            rope(q[:, arch.attention.latent.d_nope :], positions, arch.rope.base),
+        )
+        k_c, v_c = (
+            c_kv @ w.kv_b[:, head, : arch.attention.latent.d_nope],
+            c_kv @ w.kv_b[:, head, arch.attention.latent.d_nope :],
+        )
+        scores = (q_c @ k_c.T + q_r @ k_r.T) / jnp.sqrt(arch.attention.latent.d_nope + arch.attention.latent.d_rope)
         total = total + jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1) @ v_c @ w.o[head]
     return total
 
@@ -207,7 +217,7 @@ def linear_attention(x, w, segments, arch):
             total = total + jnp.where(same[:, None, None], earlier, 0)
         return total * jax.nn.sigmoid(total)
 
-    shared = arch.linear_heads // arch.linear_key_heads
+    shared = arch.recurrent.n_heads // arch.recurrent.n_key_heads
     q = convolved(jnp.einsum('lm,mgs->lgs', x, w.linear_q), w.linear_q_conv, w.linear_q_conv_bias)
     k = convolved(jnp.einsum('lm,mgs->lgs', x, w.linear_k), w.linear_k_conv, w.linear_k_conv_bias)
     v = convolved(jnp.einsum('lm,mnw->lnw', x, w.linear_v), w.linear_v_conv, w.linear_v_conv_bias)
@@ -216,7 +226,7 @@ def linear_attention(x, w, segments, arch):
     decay = jnp.exp(-jnp.exp(w.linear_log_decay) * step)
     q, k = jnp.repeat(q, shared, axis=1), jnp.repeat(k, shared, axis=1)
     if w.linear_beta is not None:
-        q = q / jnp.sqrt((q**2).sum(-1, keepdims=True) + 1e-6) / math.sqrt(arch.linear_d_key)
+        q = q / jnp.sqrt((q**2).sum(-1, keepdims=True) + 1e-6) / math.sqrt(arch.recurrent.d_key)
         k = k / jnp.sqrt((k**2).sum(-1, keepdims=True) + 1e-6)
         beta = jax.nn.sigmoid(x @ w.linear_beta)
     else:
@@ -231,15 +241,15 @@ def linear_attention(x, w, segments, arch):
         return state, jnp.einsum('ns,nsw->nw', q, state)
 
     begins = segments != jnp.roll(segments, 1)
-    empty = jnp.zeros((arch.linear_heads, arch.linear_d_key, arch.linear_d_head))
+    empty = jnp.zeros((arch.recurrent.n_heads, arch.recurrent.d_key, arch.recurrent.d_head))
     _, y = jax.lax.scan(token, empty, (q, k, v, step, decay, beta, begins))
     gate = z * jax.nn.sigmoid(z)
     if w.linear_beta is None:
-        y = ((y + w.linear_skip[:, None] * v) * gate).reshape(len(x), arch.linear_key_heads, -1)
-        y = y / jnp.sqrt((y**2).mean(-1, keepdims=True) + arch.norm_eps)
+        y = ((y + w.linear_skip[:, None] * v) * gate).reshape(len(x), arch.recurrent.n_key_heads, -1)
+        y = y / jnp.sqrt((y**2).mean(-1, keepdims=True) + arch.norm.eps)
         y = y.reshape(gate.shape) * w.linear_group_norm
     else:
-        y = y / jnp.sqrt((y**2).mean(-1, keepdims=True) + arch.norm_eps) * w.linear_norm * gate
+        y = y / jnp.sqrt((y**2).mean(-1, keepdims=True) + arch.norm.eps) * w.linear_norm * gate
     return jnp.einsum('lnw,nwm->lm', y, w.linear_o)
 
 
@@ -253,7 +263,7 @@ def rope(x, positions, base):
 
 def feed_forward(x, w, arch):
     up = x @ w.up + (0 if w.up_bias is None else w.up_bias)
-    if arch.activation == 'swiglu':
+    if arch.feed_forward.activation == 'swiglu':
         gate = x @ w.gate
         hidden = gate / (1 + jnp.exp(-gate)) * up
     else:
@@ -267,31 +277,36 @@ def mixture(x, w, arch):
     Returns the output, and of the router: logits, choices that count (1 or 0) and choices made, [L, E] each.
     """
     router = x @ w.router + (0 if w.router_logit_bias is None else w.router_logit_bias)
-    if arch.router_scores == 'sigmoid':
+    if arch.experts.router.scores == 'sigmoid':
         probability = 1 / (1 + jnp.exp(-router))
     else:
         probability = jnp.exp(router - router.max(-1, keepdims=True))
         probability = probability / probability.sum(-1, keepdims=True)
     rank = jnp.argsort(jnp.argsort(-probability, axis=-1), axis=-1)
-    chosen = (rank < arch.experts_per_token).astype(x.dtype)
+    chosen = (rank < arch.experts.experts_per_token).astype(x.dtype)
     weight = probability * chosen
-    if arch.normalize_router:
+    if arch.experts.router.normalize:
         weight = weight / weight.sum(-1, keepdims=True)
     fits = chosen
-    if arch.capacity is not None:  # an expert takes tokens in their order, until it is full
-        places = min(len(x), math.ceil(arch.capacity * len(x) * arch.experts_per_token / arch.n_experts))
+    if arch.experts.capacity is not None:  # an expert takes tokens in their order, until it is full
+        places = min(
+            len(x), math.ceil(arch.experts.capacity * len(x) * arch.experts.experts_per_token / arch.experts.n_experts)
+        )
         fits = chosen * (jnp.cumsum(chosen, axis=0) <= places)
     out = 0.0
-    for e in range(arch.n_experts):
+    for e in range(arch.experts.n_experts):
         read, share = x, (weight * fits)[:, e, None]
-        if arch.weigh_inputs:
+        if arch.experts.router.weigh_inputs:
             read, share = x * weight[:, e, None], fits[:, e, None]
         gate, up, down_bias = read @ w.expert_gate[e], read @ w.expert_up[e], 0
         if w.expert_up_bias is not None:
             gate, up, down_bias = gate + w.expert_gate_bias[e], up + w.expert_up_bias[e], w.expert_down_bias[e]
         hidden = gate * jax.nn.sigmoid(gate) * up
-        if arch.activation == 'swiglu_oai':
-            gate, up = jnp.minimum(gate, arch.swiglu_limit), jnp.clip(up, -arch.swiglu_limit, arch.swiglu_limit)
+        if arch.feed_forward.activation == 'swiglu_oai':
+            gate, up = (
+                jnp.minimum(gate, arch.feed_forward.swiglu_limit),
+                jnp.clip(up, -arch.feed_forward.swiglu_limit, arch.feed_forward.swiglu_limit),
+            )
             hidden = gate / (1 + jnp.exp(-1.702 * gate)) * (up + 1)
         out = out + share * (hidden @ w.expert_down[e] + down_bias)
     if w.shared_up is not None:
@@ -321,19 +336,19 @@ def router_losses(w, batch, arch):
     real = (jnp.arange(batch.mask.shape[1]) < last[:, None])[:, None, :, None]
     probability = jax.nn.softmax(router, axis=-1)
     if (
-        arch.balance_over == 'sequence'
+        arch.experts.router.balance_over == 'sequence'
     ):  # DeepSeek-V3, arXiv:2412.19437, eq. 17 to 20; the mean over sequences and layers
         n = real.sum(2)
-        f = arch.n_experts / (arch.experts_per_token * n) * (chosen * real).sum(2)
+        f = arch.experts.n_experts / (arch.experts.experts_per_token * n) * (chosen * real).sum(2)
         balance = (f * (probability * real).sum(2) / n).sum(-1).mean()
     else:  # load_balancing_loss_func of Hugging Face's Mixtral: all layers and tokens in one
         n = real.sum() * router.shape[1]
         share, mean = (chosen * real).sum((0, 1, 2)) / n, (probability * real).sum((0, 1, 2)) / n
-        balance = arch.n_experts * (share * mean).sum()
+        balance = arch.experts.n_experts * (share * mean).sum()
     square = jax.nn.logsumexp(router, axis=-1) ** 2 * real[..., 0]
     return {
-        'balance_loss': arch.balance_loss * balance,
-        'router_z_loss': arch.router_z_loss * square.sum() / (real.sum() * router.shape[1]),
+        'balance_loss': arch.experts.router.balance_loss * balance,
+        'router_z_loss': arch.experts.router.z_loss * square.sum() / (real.sum() * router.shape[1]),
     }
 
 
@@ -342,9 +357,10 @@ def terms(w, batch, arch):
     found = {'nll': nll(w, batch, arch)}
     if arch.z_loss:
         found['z_loss'] = z_loss(w, batch, arch)
-    if arch.n_experts:
-        found |= {name: value for name, value in router_losses(w, batch, arch).items() if getattr(arch, name)}
-    return found | (ahead_losses(w, batch, arch) if getattr(arch, 'mtp_layers', 0) else {})
+    if arch.experts.n_experts:
+        weights = {'balance_loss': arch.experts.router.balance_loss, 'router_z_loss': arch.experts.router.z_loss}
+        found |= {name: value for name, value in router_losses(w, batch, arch).items() if weights[name]}
+    return found | (ahead_losses(w, batch, arch) if arch.multi_token.n_layers else {})
 
 
 def gradient_of(arch):

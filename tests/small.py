@@ -46,7 +46,7 @@ def count_parameters(options, vocab_size=VOCAB, length=LENGTH):
     model = transformer(options, vocab_size=vocab_size, length=length)
     with jax.set_mesh(mesh_of()):
         weights = model.abstract()
-    tables = 1 if model.arch.tied else 2
+    tables = 1 if model.arch.embedding.tied else 2
     padding = tables * (model.arch.padded_vocab_size - model.arch.vocab_size) * model.arch.d_model
     return sum(w.size for w in jax.tree.leaves(weights)) - padding
 
@@ -57,7 +57,7 @@ def random_weights(model, seed=0):
 
     def draw(path, like):
         name = path[-1].name
-        about = 1.0 - model.arch.norm_offset if 'norm' in name and not name.endswith('bias') else 0.0
+        about = 1.0 - model.arch.norm.offset if 'norm' in name and not name.endswith('bias') else 0.0
         return (about + 0.2 * rng.standard_normal(like.shape)).astype(np.float32)
 
     with jax.set_mesh(mesh_of()):

@@ -43,7 +43,7 @@ def compile_writing(name: str, sizes: dict[str, int], options: EngineOptions, **
         shardings = ServingWeights(make_shardings(Outer), (layer,) * decoder.arch.n_layers)
         weights = _abstract(jax.eval_shape(convert, decoder.abstract()), shardings)
         arch, memory = decoder.arch, programs.reader.new_memory()
-        kv = arch.n_kv_heads, programs.shards * (1 + memory.pages), options.page, arch.d_head
+        kv = arch.attention.n_kv_heads, programs.shards * (1 + memory.pages), options.page, arch.attention.d_head
         kv = jax.ShapeDtypeStruct(kv, jnp.bfloat16)
         cache = (_abstract(Pages(kv, kv, None, None), make_shardings(Pages)),) * arch.n_layers
         rows = make_shardings(i32['R/r/d/e'])

@@ -15,7 +15,7 @@ from pretrax.checkpoint import CheckpointWeights
 from pretrax.config import InitFrom
 from pretrax.distill.fingerprint import fingerprint
 from pretrax.errors import UserError
-from pretrax.model.families import resolve
+from pretrax.model.architecture import resolve
 from pretrax.run.setup import prepare
 from pretrax.train.state import init_state
 from pretrax.weights.origin import Origin, with_layers

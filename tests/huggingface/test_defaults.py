@@ -8,7 +8,7 @@ import pytest
 from decoders import decoder_options
 from pretrax.huggingface.configs import BY_TYPE, read_options
 from pretrax.huggingface.defaults import DEFAULTS
-from pretrax.model.families import resolve
+from pretrax.model.architecture import resolve
 
 THEIRS = json.loads((Path(__file__).parents[1] / 'goldens' / 'defaults.json').read_text())
 # Not defaults of the class, but of a function that it calls
@@ -58,36 +58,40 @@ def test_what_is_left_out_is_derived_as_transformers_does(case):
     given, said = {'model_type': case['model_type'], **case['given']}, case['resolved']
     if case['model_type'] == 'gpt2':
         arch = architecture(given)
-        assert (arch.d_model, arch.n_heads, arch.n_layers) == (said['n_embd'], said['n_head'], said['n_layer'])
-        assert (arch.d_ff, arch.norm_eps) == (4 * said['n_embd'], said['layer_norm_epsilon'])
+        assert (arch.d_model, arch.attention.n_heads, arch.n_layers) == (
+            said['n_embd'],
+            said['n_head'],
+            said['n_layer'],
+        )
+        assert (arch.feed_forward.d_ff, arch.norm.eps) == (4 * said['n_embd'], said['layer_norm_epsilon'])
         return
     has_window = windows_of(said, case['model_type'])
     arch = architecture(given)
-    assert (arch.d_model, arch.n_heads) == (said['hidden_size'], said['num_attention_heads'])
-    assert arch.n_kv_heads == said.get('num_key_value_heads', arch.n_heads)
-    assert arch.d_head == (said.get('head_dim') or said['hidden_size'] // said['num_attention_heads'])
+    assert (arch.d_model, arch.attention.n_heads) == (said['hidden_size'], said['num_attention_heads'])
+    assert arch.attention.n_kv_heads == said.get('num_key_value_heads', arch.attention.n_heads)
+    assert arch.attention.d_head == (said.get('head_dim') or said['hidden_size'] // said['num_attention_heads'])
     norm_eps = next(said[name] for name in ('rms_norm_eps', 'layer_norm_eps', 'norm_eps') if name in said)
-    assert (arch.n_layers, arch.norm_eps, arch.tied) == (
+    assert (arch.n_layers, arch.norm.eps, arch.embedding.tied) == (
         said['num_hidden_layers'], norm_eps, said['tie_word_embeddings'],
     )  # fmt: skip
     assert arch.vocab_size == said['vocab_size']
     assert list(map(bool, arch.windows)) == has_window
-    assert not any(has_window) or arch.window == said.get('sliding_window', said.get('attention_chunk_size'))
+    assert not any(has_window) or arch.attention.window == said.get('sliding_window', said.get('attention_chunk_size'))
     rope = said['rope_parameters']
     full, local = (rope.get(kind, rope) for kind in ('full_attention', 'sliding_attention'))
-    assert arch.rope_base == full['rope_theta']
-    assert arch.rotary_fraction == full.get('partial_rotary_factor', 1.0)
-    assert arch.local_rope_base == (local['rope_theta'] if 'sliding_attention' in rope else None)
-    assert (arch.rope_scaling.kind if arch.rope_scaling else 'default') == full['rope_type']
-    if arch.rope_scaling:
-        assert arch.rope_scaling.factor == full['factor']
+    assert arch.rope.base == full['rope_theta']
+    assert arch.rope.fraction == full.get('partial_rotary_factor', 1.0)
+    assert arch.rope.local_base == (local['rope_theta'] if 'sliding_attention' in rope else None)
+    assert (arch.rope.scaling.kind if arch.rope.scaling else 'default') == full['rope_type']
+    if arch.rope.scaling:
+        assert arch.rope.scaling.factor == full['factor']
     if full['rope_type'] == 'llama3':
-        assert arch.rope_scaling.original_length == full['original_max_position_embeddings']
+        assert arch.rope.scaling.original_length == full['original_max_position_embeddings']
     if 'no_rope_layers' in said:
         assert [int(arch.kinds[i % len(arch.kinds)].rope_base is not None) for i in range(arch.n_layers)] == said[
             'no_rope_layers'
         ]
-    assert arch.n_experts == (
+    assert arch.experts.n_experts == (
         said.get('num_experts') or said.get('num_local_experts') or said.get('n_routed_experts') or 0
     )
 

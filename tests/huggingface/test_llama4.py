@@ -11,7 +11,7 @@ from decoders import decoder_options
 from pretrax.errors import UserError
 from pretrax.huggingface.configs import read_options, write_config
 from pretrax.huggingface.model import open_model
-from pretrax.model.families import resolve
+from pretrax.model.architecture import resolve
 
 GOLDEN = Path(__file__).parents[1] / 'goldens' / 'llama4'
 CONFIG = json.loads((GOLDEN / 'config.json').read_text())
@@ -29,8 +29,8 @@ def arch_of(**fields):
 def test_layers_with_experts(layers, step, expected):
     """`layer_idx in config.moe_layers`; without them, every n-th layer."""
     arch = arch_of(moe_layers=layers, interleave_moe_layer_step=step)
-    assert arch.layers_with('router') == (expected if arch.n_experts else ())
-    assert (arch.n_experts > 0) == bool(expected)
+    assert arch.layers_with('router') == (expected if arch.experts.n_experts else ())
+    assert (arch.experts.n_experts > 0) == bool(expected)
     assert (arch.sizes['F'] if len(expected) < 4 else 20) == 20  # intermediate_size_mlp, where there is a dense layer
     config, table = write_config(arch, 'llama4')
     assert (config['moe_layers'], table.model_type) == (list(expected), 'llama4_text')

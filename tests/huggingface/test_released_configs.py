@@ -15,7 +15,8 @@ from pretrax.errors import UserError
 from pretrax.huggingface.configs import compare, read_options, table_of, write_config
 from pretrax.huggingface.names import TABLES
 from pretrax.huggingface.weights import mapped, shapes
-from pretrax.model.families import PRESETS, resolve
+from pretrax.model.architecture import resolve
+from pretrax.model.presets import PRESETS
 from pretrax.model.weights import abstract_weights
 from published import ABOUT, PUBLISHED
 from small import mesh_of

@@ -9,7 +9,7 @@ from decoders import decoder_options
 from pretrax.errors import UserError
 from pretrax.huggingface.configs import read_options
 from pretrax.huggingface.rope_scaling import write_scaling
-from pretrax.model.families import resolve
+from pretrax.model.architecture import resolve
 
 GOLDENS = Path(__file__).parents[1] / 'goldens'
 YARN = {'type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 32768}

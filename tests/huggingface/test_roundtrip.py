@@ -1,6 +1,5 @@
 """Checkpoints that transformers wrote (tests/goldens) come in and go out again, to the bit, through the command line."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from pretrax.errors import UserError
 from pretrax.huggingface import tensor_files
 from pretrax.huggingface.configs import BY_TYPE, read_options, write_config
 from pretrax.huggingface.files import open_checkpoint
-from pretrax.model.families import resolve
+from pretrax.model.architecture import resolve
 
 GOLDENS = Path(__file__).parents[1] / 'goldens'
 LOADED_BY_TRANSFORMERS = json.loads((GOLDENS / 'exports.json').read_text())
@@ -55,7 +54,7 @@ def test_every_table_writes_an_architecture_or_refuses_it(case):
     """No class has both an embedding multiplier and a soft cap of the logits, so write_config tries the tables of all."""
     arch = resolve(decoder_options(**read_options(json.loads((GOLDENS / case / 'config.json').read_text()))[0]), 32, 8)
     with pytest.raises(UserError, match='no class of transformers computes this architecture'):
-        write_config(dataclasses.replace(arch, embedding_multiplier=1.5, final_softcap=7.0))
+        write_config(arch.replace({'embedding.multiplier': 1.5, 'head.softcap': 7.0}))
 
 
 @pytest.mark.parametrize('dtype', [ml_dtypes.bfloat16, np.float16])

@@ -11,7 +11,7 @@ from decoders import decoder_options
 from goldens.golden import LOGITS, QUICK, captured_logits, relative
 from pretrax.huggingface.configs import compare, read_options, write_config
 from pretrax.huggingface.model import open_model
-from pretrax.model.families import resolve
+from pretrax.model.architecture import resolve
 from pretrax.model.loss import Batch
 from pretrax.model.weights import Weights
 from pretrax.shardlib import num, typed_shard_map

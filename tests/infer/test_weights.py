@@ -88,7 +88,7 @@ def test_the_model_multiplies_by_int8_weights(family, mesh):
     with jax.set_mesh(mesh):
         found = np.asarray(jax.jit(logits_of(model))(served.outer, served.layers, tokens))
     positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), tokens.shape)
-    arch = dataclasses.replace(model.arch, tied=False)  # only the table of the unembedding is rounded
+    arch = model.arch.replace({'embedding.tied': False})  # only the table of the unembedding is rounded
     logits = jax.jit(reference.logits, static_argnums=4)
     expected = logits(dequantized(weights, served), tokens, np.ones_like(tokens), positions, arch)
     assert_same(found[..., :VOCAB], expected, rtol=1e-3)

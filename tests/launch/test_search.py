@@ -14,6 +14,7 @@ import time
 
 import pytest
 
+from former import flat
 from launched import BASE, PATIENCE, PRETRAX, environment, write_run
 from pretrax.errors import UnavailableError, UserError
 from pretrax.launch import training, trial_job
@@ -23,7 +24,6 @@ from pretrax.launch.search import JOURNAL, Searcher, _Optimizers
 from pretrax.launch.search_file import Space, read_search
 from pretrax.machine.locks import holder_of
 from pretrax.machine.process_identity import has_ended
-from pretrax.model.option_names import flat
 from pretrax.observe.metrics import read_metrics
 
 pytestmark = pytest.mark.filterwarnings('ignore:os.fork:RuntimeWarning')

@@ -12,9 +12,9 @@ import reference
 from decoders import decoder_options
 from parallel.cases import DENSE, DROPOUT, gradients, largest
 from pretrax.errors import UserError
+from pretrax.model.architecture import resolve
 from pretrax.model.attention_kernels import choose_kernel
 from pretrax.model.dropout import kept
-from pretrax.model.families import resolve
 from pretrax.model.loss import means
 from pretrax.train.evaluate import make_evaluate
 from pretrax.train.optimizer import sgd
@@ -43,16 +43,16 @@ def masks_of(key, arch, rows, length):
         bits = mix((first[..., None] + numbers) ^ second[..., None])
         return bits >= rate * 2**32, np.full(rows, rate)
 
-    found = {('embedding',): mask(first, second, arch.d_model, arch.embedding_dropout)}
+    found = {('embedding',): mask(first, second, arch.d_model, arch.embedding.dropout)}
     for i in range(arch.n_layers):
         for j, part in enumerate(('probabilities', 'attention', 'feed-forward')):
             a = mix(first ^ mix(np.uint32(3 * i + j + 1)))
             b = mix(second + a)
             if part != 'probabilities':
-                found[part, i] = mask(a, b, arch.d_model, arch.residual_dropout)
-            for head in range(arch.n_heads) if part == 'probabilities' else ():
+                found[part, i] = mask(a, b, arch.d_model, arch.block.dropout)
+            for head in range(arch.attention.n_heads) if part == 'probabilities' else ():
                 of_head = mix(a ^ mix(np.uint32(head + 1)))
-                found[part, i, head] = mask(of_head, b, length, arch.attention_dropout)
+                found[part, i, head] = mask(of_head, b, length, arch.attention.dropout)
     return found
 
 
@@ -133,7 +133,7 @@ def test_a_training_step_draws_its_masks_from_its_number():
 def test_dropout_sets_the_three_rates_and_each_may_differ():
     def rates(**options):
         arch = resolve(decoder_options(**GPT2, **options), 100, 32)
-        return arch.attention_dropout, arch.residual_dropout, arch.embedding_dropout
+        return arch.attention.dropout, arch.block.dropout, arch.embedding.dropout
 
     assert rates() == (0, 0, 0)
     assert rates(dropout=0.1) == (0.1, 0.1, 0.1)

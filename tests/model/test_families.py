@@ -9,8 +9,10 @@ import pytest
 
 from decoders import decoder_options
 from pretrax.errors import UserError
-from pretrax.model.families import FAMILIES, PRESETS, resolve
-from pretrax.model.option_names import key_of
+from pretrax.model.architecture import resolve
+from pretrax.model.families import FAMILIES
+from pretrax.model.option_names import RENAMED
+from pretrax.model.presets import PRESETS
 from published import ABOUT, PUBLISHED
 from small import LATENT, LLAMA, MIXTURE, count_parameters, mesh_of, transformer
 
@@ -67,18 +69,18 @@ def test_parameters_per_token_of_experts_with_biases(preset, active):
 
 def test_without_experts_a_preset_is_dense():
     arch = resolve(decoder_options(preset='mixtral-8x7b', n_experts=0), 1000, 64)
-    assert (arch.n_experts, arch.balance_loss, arch.n_idle_params) == (0, 0.0, 0)
+    assert (arch.experts.n_experts, arch.experts.router.balance_loss, arch.n_idle_params) == (0, 0.0, 0)
 
 
 def test_a_preset_can_be_overridden():
     arch = resolve(decoder_options(preset='gpt2-124m', n_layers=6, tied=False), 50257, 512)
-    assert (arch.n_layers, arch.tied, arch.d_model, arch.norm) == (6, False, 768, 'layernorm')
+    assert (arch.n_layers, arch.embedding.tied, arch.d_model, arch.norm.kind) == (6, False, 768, 'layernorm')
 
 
 def test_sizes_left_out_follow_from_the_others():
     arch = resolve(decoder_options(n_layers=1, d_model=512, n_heads=8), 1000, 64)
-    assert (arch.d_head, arch.n_kv_heads) == (64, 8)
-    assert arch.d_ff == 1408  # 8/3 of 512 is 1365.3, up to a multiple of 64
+    assert (arch.attention.d_head, arch.attention.n_kv_heads) == (64, 8)
+    assert arch.feed_forward.d_ff == 1408  # 8/3 of 512 is 1365.3, up to a multiple of 64
     assert (arch.vocab_size, arch.padded_vocab_size) == (1000, 1024)
 
 
@@ -216,7 +218,7 @@ MAMBA = {'family': 'mamba2', 'n_layers': 2, 'd_model': 32, 'linear_d_head': 8, '
 
 @pytest.mark.parametrize('option', OF_ATTENTION)
 def test_an_option_of_attention_is_refused_if_no_layer_has_attention(option):
-    with pytest.raises(ValueError, match=f'{key_of(option)} = .* is of attention, and no layer has it'):
+    with pytest.raises(ValueError, match=f'model.{RENAMED[option]} = .* is of attention, and no layer has it'):
         decoder_options(**MAMBA, **{option: OF_ATTENTION[option]})
 
 
@@ -230,13 +232,13 @@ def test_an_option_of_attention_is_refused_if_no_layer_has_attention(option):
     ],
 )
 def test_an_option_of_the_feed_forward_is_refused_if_layers_have_none(options, option):
-    with pytest.raises(ValueError, match=f'{key_of(option)} is of the feed-forward, and layers have none'):
+    with pytest.raises(ValueError, match=f'model.{RENAMED[option]} is of the feed-forward, and layers have none'):
         decoder_options(**options)
 
 
 def test_layer_types_without_a_window_turn_off_the_window_of_a_family():
     arch = resolve(decoder_options(**SIZES, family='llama4', layer_types=('full',)), 100, 16)
-    assert (arch.window, arch.window_type) == (0, 'sliding')
+    assert (arch.attention.window, arch.attention.window_type) == (0, 'sliding')
 
 
 def test_learned_positions_of_a_state_space_model_are_reported():
@@ -313,7 +315,7 @@ def test_layers_with_experts_are_counted_as_qwen_and_deepseek_count_them():
 def test_features_of_a_preset_can_be_turned_off():
     off = {'window': 0, 'global_every': 0, 'attention_softcap': 0, 'final_softcap': 0, 'rope_scaling': {'kind': 'none'}}
     arch = resolve(decoder_options(preset='gemma2-2b', **off), 1000, 64)
-    assert (arch.windows, arch.attention_softcap, arch.final_softcap, arch.rope_scaling) == ((0,) * 26, 0, 0, None)
+    assert (arch.windows, arch.attention.softcap, arch.head.softcap, arch.rope.scaling) == ((0,) * 26, 0, 0, None)
     for part in ('window', 'capped', 'none'):
         assert part not in arch.describe()
 

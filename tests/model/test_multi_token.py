@@ -15,8 +15,8 @@ from pretrax.errors import UserError
 from pretrax.huggingface.export import export
 from pretrax.huggingface.model import open_model
 from pretrax.model import multi_token
+from pretrax.model.architecture import resolve
 from pretrax.model.axes import TOKENS
-from pretrax.model.families import resolve
 from pretrax.model.loss import Batch, means
 from pretrax.model.weights import Weights, abstract_weights
 from pretrax.scale.flops import flops_per_token
@@ -129,7 +129,7 @@ def test_a_released_module_computes_what_transformers_computes(released, monkeyp
     """tests/goldens/make_multi_token.py: its logits, and the loss of the tokens after the next."""
     directory, _, expected = released
     found, model, _, weights = read(directory, asked=3)
-    assert found.arch.mtp_layers == 1
+    assert found.arch.multi_token.n_layers == 1
     assert not found.notes
     tokens, plain = expected['tokens'], multi_token.loss_terms
     monkeypatch.setattr(multi_token, 'loss_terms', lambda logits, *more: plain(logits, *more) | {'logits': logits})
@@ -175,7 +175,7 @@ def test_modules_are_exported_under_the_released_names(released):
 def test_files_without_modules_have_none(released):
     directory, tensors, _ = released
     save_file({n: x for n, x in tensors.items() if 'layers.2.' not in n}, directory / 'model.safetensors')
-    assert open_model(str(directory)).with_modules(1).arch.mtp_layers == 0
+    assert open_model(str(directory)).with_modules(1).arch.multi_token.n_layers == 0
 
 
 def test_a_pipeline_and_a_weight_without_modules_are_refused():

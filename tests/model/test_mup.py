@@ -9,7 +9,7 @@ import pytest
 
 from decoders import decoder_options
 from pretrax.errors import UserError
-from pretrax.model.families import resolve
+from pretrax.model.architecture import resolve
 from pretrax.train import optimizer
 from pretrax.train.groups import Setting, settings_of
 from pretrax.train.state import init_state

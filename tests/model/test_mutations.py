@@ -139,7 +139,7 @@ def forced(model, weights):
         found = known.get(jax.tree_util.keystr(path))
         if found is None and path[-1].name == 'gate':
             found = known[jax.tree_util.keystr(path).replace('gate', 'up')]
-        return np.full(like.shape, 1 - model.arch.norm_offset, np.float32) if found is None else found
+        return np.full(like.shape, 1 - model.arch.norm.offset, np.float32) if found is None else found
 
     return jax.tree_util.tree_map_with_path(take, model.abstract())
 

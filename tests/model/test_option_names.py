@@ -1,15 +1,16 @@
 """The table of names: every option of a stored flat section has one place in the sections, and comes back."""
 
-import dataclasses
-
 import pytest
 from pydantic import BaseModel
 
-from former import stored_config
-from pretrax.model.architecture import Architecture
+from former import flat, stored_config
+from pretrax.model.architecture import KEYS
+from pretrax.model.families import FAMILIES
 from pretrax.model.family_checks import EXPERT_OPTIONS
-from pretrax.model.option_names import RENAMED, SECTIONS, flat, is_former, key_of, nest
+from pretrax.model.option_names import RENAMED, SECTIONS, dotted, is_former, nest
 from pretrax.model.options import TransformerOptions
+from pretrax.model.presets import PRESETS
+from pretrax.model.rope_scaling import RopeScaling
 
 STORED = {key: value for key, value in stored_config()['model'].items() if key != 'name'}
 
@@ -36,9 +37,11 @@ def test_no_class_of_options_is_long():
 
 def test_a_stored_section_means_the_same():
     options = TransformerOptions(**nest(STORED))
-    assert options.flat() == {
-        name: tuple(value) if isinstance(value, list) else value for name, value in STORED.items() if value is not None
-    } | {'rope_scaling': STORED['rope_scaling'] | {'short_factor': (), 'long_factor': ()}}
+    stored = {key: tuple(value) if isinstance(value, list) else value for key, value in dotted(nest(STORED)).items()}
+    scaling = RopeScaling(**STORED['rope_scaling'])
+    assert options.dotted() == {key: value for key, value in stored.items() if value is not None} | {
+        'rope.scaling': scaling
+    }
     assert options.attention.window == 8
     assert options.attention.kernel == 'blockwise'
     assert options.head.softcap == 20.0
@@ -64,15 +67,14 @@ def test_a_section_with_the_name_of_a_former_option_is_told_apart(name):
 
 def test_null_turns_latent_attention_off():
     off = TransformerOptions(preset='deepseek-v2-lite', attention={'latent': None, 'n_kv_heads': 16})  # type: ignore[arg-type]
-    assert off.flat()['kv_rank'] == 0
-    assert 'q_rank' not in off.flat()
+    assert off.dotted()['attention.latent.kv_rank'] == 0
+    assert 'attention.latent.q_rank' not in off.dotted()
     zero = TransformerOptions(**nest({'preset': 'deepseek-v2-lite', 'kv_rank': 0, 'n_kv_heads': 16}))
-    assert off.flat() == zero.flat()
+    assert off.dotted() == zero.dotted()
 
 
-def test_messages_and_architecture_use_names_of_the_table():
-    assert key_of('window') == 'model.attention.window'
-    assert key_of('d_model') == 'model.d_model'
-    fields = {field.name for field in dataclasses.fields(Architecture)} - {'padded_vocab_size'}
-    assert fields <= {*STORED}
-    assert {*EXPERT_OPTIONS} <= {*RENAMED}
+def test_tables_have_the_keys_of_the_configuration():
+    keys = {*dotted(nest(STORED))}
+    assert {*KEYS} - {'padded_vocab_size'} <= keys
+    assert {*EXPERT_OPTIONS} <= keys
+    assert {key for rows in (FAMILIES, PRESETS) for row in rows.values() for key in row} <= keys

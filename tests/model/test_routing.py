@@ -25,19 +25,21 @@ QUICK = {'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes
 
 def by_hand(logits, bias, arch):
     """The weight of each expert for one token, [E]: DeepSeek-V2's and V3's papers (arXiv:2405.04434, 2412.19437)."""
-    scores = np.exp(logits) / np.exp(logits).sum() if arch.router_scores == 'softmax' else 1 / (1 + np.exp(-logits))
+    scores = (
+        np.exp(logits) / np.exp(logits).sum() if arch.experts.router.scores == 'softmax' else 1 / (1 + np.exp(-logits))
+    )
     order = scores if bias is None else scores + bias
-    size = len(logits) // arch.n_expert_groups
-    groups = [range(g * size, (g + 1) * size) for g in range(arch.n_expert_groups)]
-    best = {'max': 1, 'top2': 2}[arch.group_scores]
+    size = len(logits) // arch.experts.router.n_groups
+    groups = [range(g * size, (g + 1) * size) for g in range(arch.experts.router.n_groups)]
+    best = {'max': 1, 'top2': 2}[arch.experts.router.group_scores]
     groups.sort(key=lambda group: -sum(sorted((order[e] for e in group), reverse=True)[:best]))
-    allowed = [e for group in groups[: arch.groups_per_token] for e in group]
-    chosen = sorted(allowed, key=lambda e: -order[e])[: arch.experts_per_token]
+    allowed = [e for group in groups[: arch.experts.router.groups_per_token] for e in group]
+    chosen = sorted(allowed, key=lambda e: -order[e])[: arch.experts.experts_per_token]
     weight = np.zeros(len(logits))
     weight[chosen] = scores[chosen]
-    if arch.normalize_router:
+    if arch.experts.router.normalize:
         weight /= weight.sum()
-    return arch.router_scale * weight
+    return arch.experts.router.scale * weight
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_experts_and_weights_follow_the_formulas(changes):
     rng = np.random.default_rng(0)
     arch = transformer(DEEPSEEK | changes).arch
     logits = rng.standard_normal((3, 7, 8)).astype(np.float32)
-    bias = (0.3 * rng.standard_normal(8)).astype(np.float32) if arch.router_bias else None
+    bias = (0.3 * rng.standard_normal(8)).astype(np.float32) if arch.experts.router.bias else None
     weight, chosen = choose_experts(jnp.asarray(logits), bias, arch)
     found = np.zeros(logits.shape)
     np.put_along_axis(found, np.asarray(chosen), np.asarray(weight), axis=-1)

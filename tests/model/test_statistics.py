@@ -66,14 +66,14 @@ def by_hand(options, length=LENGTH, batch=None):
             for name, value in (('residual', x), ('attention', attended), ('feed_forward', out)):
                 here[name].append(np.asarray(value)[real])
             entropies, largest = [], []
-            for head in range(arch.n_heads):
-                kv = head // (arch.n_heads // arch.n_kv_heads)
+            for head in range(arch.attention.n_heads):
+                kv = head // (arch.attention.n_heads // arch.attention.n_kv_heads)
                 q = normed @ layer.q[:, head] + (0 if layer.q_bias is None else layer.q_bias[head])
                 k = normed @ layer.k[:, kv] + (0 if layer.k_bias is None else layer.k_bias[kv])
                 if arch.positions == 'rope':
-                    q = reference.rope(q, positions, arch.rope_base)
-                    k = reference.rope(k, positions, arch.rope_base)
-                scores = np.asarray(q, np.float64) @ np.asarray(k, np.float64).T / np.sqrt(arch.d_head)
+                    q = reference.rope(q, positions, arch.rope.base)
+                    k = reference.rope(k, positions, arch.rope.base)
+                scores = np.asarray(q, np.float64) @ np.asarray(k, np.float64).T / np.sqrt(arch.attention.d_head)
                 seen = [
                     scores[query, (columns <= query) & (segments == segments[query])]
                     for query in queries[real[queries]]
@@ -112,12 +112,12 @@ def by_hand(options, length=LENGTH, batch=None):
         expected['dead_units'] = [
             np.nan if layer is None else (layer <= 0).all(axis=0).mean() for layer in found['unit']
         ]
-    if arch.n_experts:
-        absent = np.full((1, arch.n_experts), np.nan)
+    if arch.experts.n_experts:
+        absent = np.full((1, arch.experts.n_experts), np.nan)
         load = np.array([(absent if layer is None else layer).mean(axis=0) for layer in found['expert']])
         share = load / load.sum(axis=1, keepdims=True)
-        expected['expert_load'] = share * arch.n_experts
-        expected['expert_entropy'] = -(share * np.log(share)).sum(axis=1) / np.log(arch.n_experts)
+        expected['expert_load'] = share * arch.experts.n_experts
+        expected['expert_entropy'] = -(share * np.log(share)).sum(axis=1) / np.log(arch.experts.n_experts)
     return expected
 
 

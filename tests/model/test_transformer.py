@@ -10,8 +10,8 @@ import pytest
 
 from decoders import decoder_options
 from pretrax.model import mlp, numerics
+from pretrax.model.architecture import resolve
 from pretrax.model.axes import TOKENS
-from pretrax.model.families import resolve
 from pretrax.model.loss import Batch
 from pretrax.model.norm import norm
 from pretrax.model.pipeline_schedule import PipelineSchedule
@@ -68,11 +68,11 @@ def test_norms(options, dtype):
     rng = np.random.default_rng(0)
     x = jnp.asarray(5 + 3 * rng.standard_normal((2, 4, 32)), dtype)
     scale, shift = rng.standard_normal((2, 32)).astype(np.float32)
-    shift = shift if arch.norm_bias else None
+    shift = shift if arch.norm.bias else None
     exact = np.asarray(x, np.float64)
-    if arch.norm == 'layernorm':
+    if arch.norm.kind == 'layernorm':
         exact = exact - exact.mean(-1, keepdims=True)
-    exact = exact / np.sqrt(np.mean(exact**2, -1, keepdims=True) + arch.norm_eps) * scale
+    exact = exact / np.sqrt(np.mean(exact**2, -1, keepdims=True) + arch.norm.eps) * scale
     exact = exact if shift is None else exact + shift
     y = norm(x, scale, shift, arch)
     assert y.dtype == dtype

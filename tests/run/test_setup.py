@@ -11,7 +11,7 @@ from decoders import decoder_options
 from pretrax import config_from_values, prepare, pretrain, register
 from pretrax.data.batches.source import HostBatch, Source
 from pretrax.errors import UserError
-from pretrax.model.families import resolve
+from pretrax.model.architecture import resolve
 from pretrax.model.option_names import nest
 from pretrax.model.plan import ExecutionPlan
 from runs import Quiet, write_yaml

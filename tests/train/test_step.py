@@ -350,7 +350,7 @@ def test_sums_over_d_are_in_bf16_if_asked(options, sizes, accumulation):
         found = [one for one in collectives(text, dict(mesh.shape)) if one.axes == ('d',) and 'scatter' in one.kind]
         scattered[reduction] = sum(one.times * one.bytes for one in found)
     assert scattered['bf16'] == scattered['f32'] > 0
-    routers = 4 * model.arch.n_layers * model.arch.d_model * (model.arch.n_experts or 0)
+    routers = 4 * model.arch.n_layers * model.arch.d_model * (model.arch.experts.n_experts or 0)
     assert 2 * (scattered['bf16_r_d'] - routers) == scattered['f32'] - routers
 
 

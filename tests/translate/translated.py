@@ -1,7 +1,7 @@
 """What the tests of translations share: a file of another tool becomes a configuration that `load` accepts."""
 
+from former import flat
 from pretrax.config import load
-from pretrax.model.option_names import flat
 from pretrax.translate import translate, yaml_text
 
 

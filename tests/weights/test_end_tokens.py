@@ -12,7 +12,7 @@ from pretrax.cli import main
 from pretrax.data.tokenizers.tokenizer_files import bytes_tokenizer, end_tokens, load_tokenizer
 from pretrax.errors import UserError
 from pretrax.huggingface.configs import read_options
-from pretrax.model.families import resolve
+from pretrax.model.architecture import resolve
 from pretrax.run.setup import prepare
 from pretrax.weights.trained import open_trained
 from pretrax.weights.warm_start import warm_state

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from former import unpacked
+from former import flat, unpacked
 from pretrax.checkpoint import find_checkpoint, read_description, read_manifest
 from pretrax.checkpoint.manifest import manifest_content
 from pretrax.cli import main
 from pretrax.config import load, upgrade_file
 from pretrax.errors import UserError
-from pretrax.model.option_names import flat
+from former import flat
+from pretrax.model.option_names import RENAMED
 from pretrax.run.resume import check_unchanged
 from pretrax.weights.origin import open_origin
 from pretrax.weights.saved import model_section, stated_options
@@ -49,13 +50,13 @@ def test_its_configuration_resumes_it(former: Path) -> None:
 def test_its_model_is_taken_over(former: Path) -> None:
     origin = open_origin('runs/old')
     assert origin.arch is not None
-    options = stated_options('runs/old', 'distill.teacher').flat()
+    options = flat(stated_options('runs/old', 'distill.teacher').model_dump(exclude_none=True))
     assert FLAT.items() <= options.items()
     assert {
-        name: getattr(origin.arch, name) for name in ('window', 'norm_eps', 'final_softcap', 'residual_dropout')
+        name: origin.arch.option(RENAMED[name]) for name in ('window', 'norm_eps', 'final_softcap', 'residual_dropout')
     } == {name: FLAT[name] for name in ('window', 'norm_eps', 'final_softcap', 'residual_dropout')}
-    assert origin.arch.rope_scaling is not None
-    assert origin.arch.rope_scaling.factor == 2.0
+    assert origin.arch.rope.scaling is not None
+    assert origin.arch.rope.scaling.factor == 2.0
     assert model_section('runs/old')['attention']['window'] == 8
     run = {'name': 'new', 'steps': 2, 'init_from': 'runs/old', 'data': {'text': 'text.txt', 'tokenizer': 'bytes'}}
     sizes = {'batch': {'tokens': 64, 'sequence_length': 32}, 'optimizer': {'learning_rate': 0.1}}
@@ -63,7 +64,7 @@ def test_its_model_is_taken_over(former: Path) -> None:
         json.dumps(run | sizes | {'model': {'attention': {'window': 4}, 'rope': {'scaling': None}}})
     )
     config = load('new.yaml')
-    known = config.model.options.flat()  # type: ignore[attr-defined]
+    known = flat(config.model.options.model_dump(exclude_none=True))
     assert known | {'vocab_size': 257} == options | {'window': 4}
     assert config.origins['model', 'norm', 'eps'] == 'init_from runs/old'
     assert config.origins['model', 'attention', 'window'].startswith('new.yaml:')

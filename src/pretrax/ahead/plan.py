@@ -158,7 +158,7 @@ class Planner:
     def in_halves(self, one: Candidate) -> Prediction | None:
         """A candidate whose layers run on two halves of the batch; None: that is impossible, or hides nothing more."""
         is_whole = self._model(one.mesh).plan.batch_parts == 1 and self.config.precision.matmul == 'compute'
-        if one.mesh['t'] == 1 or one.micro % 2 or self.arch.n_experts or not is_whole:
+        if one.mesh['t'] == 1 or one.micro % 2 or self.arch.experts.n_experts or not is_whole:
             return None
         halves = self.candidate(one.mesh, one.micro, one.save, parts=2).prediction
         return halves if halves.exposed < one.prediction.exposed else None
@@ -295,7 +295,7 @@ def _meshes(hardware: Hardware, arch: Any, rows: int) -> Iterator[dict[str, int]
     widest = min(n, 8 if hardware.platform in ('cuda', 'gpu') else 16)
     powers = [2**i for i in range(int(math.log2(max(1, n))) + 1)]
     for t, e, p in itertools.product(powers, powers, powers):
-        if t > widest or (e > 1 and not arch.n_experts) or n % (t * e * p) or p > 16:
+        if t > widest or (e > 1 and not arch.experts.n_experts) or n % (t * e * p) or p > 16:
             continue
         d = n // (t * e * p)
         mesh = {'r': hardware.slices, 'd': d, 'e': e, 'c': 1, 't': t, 'p': p}

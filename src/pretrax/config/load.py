@@ -317,13 +317,13 @@ def _with_model_of_start(values: dict[str, Any], origins: dict[KeyPath, str]) ->
     given = {key: value for key, value in model.items() if value is not None}
     name = given.get('name', registry.DEFAULTS['model'])
     names = registry.option_names('model', name)
-    given = {key: value for key, value in (names.flat(given) if names else given).items() if value is not None}
-    if 'preset' in given or {'n_layers', 'd_model', 'n_heads'} <= set(given):
+    given = {key: value for key, value in (names.dotted(given) if names else given).items() if value is not None}
+    if 'preset' in given or {'n_layers', 'd_model', 'attention.n_heads'} <= set(given):
         return values
     section = registry.section_of_checkpoint('model', name, start) if isinstance(name, str) else None
     if section is None:
         return values
-    section = names.flat(section) if names else section
+    section = names.dotted(section) if names else section
     section |= {'n_layers': len(layers)} if isinstance(layers, list | tuple) and 'n_layers' in section else {}
     of_start = {key: value for key, value in section.items() if key not in given}
     model = names.nest(section | given) if names else section | given

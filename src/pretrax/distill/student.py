@@ -49,8 +49,8 @@ Direction = Literal['forward', 'reverse']
 LogitsOf = Callable[[jax.Array], jax.Array]  # hidden states after the last layer -> logits
 # Options of a decoder that a teacher does not take from its checkpoint: they say how it was trained, not what it computes
 OF_TRAINING = (
-    'layers', 'save', 'loss_chunks', 'batch_parts', 'attention', 'pipeline_rounds', 'pipeline_schedule', 'context',
-    'mtp_layers', 'mtp_loss', 'balance_over', 'dropout', 'attention_dropout', 'residual_dropout', 'embedding_dropout',
+    'layers', 'save', 'loss_chunks', 'batch_parts', 'attention.kernel', 'pipeline.rounds', 'pipeline.schedule', 'attention.context',
+    'multi_token.n_layers', 'multi_token.loss', 'experts.router.balance_over', 'dropout', 'attention.dropout', 'block.dropout', 'embedding.dropout',
 )  # fmt: skip
 
 
@@ -251,10 +251,10 @@ def build_teacher(request: ModelRequest, options: TransformerOptions, context: s
     Raises:
         UserError: its sizes do not divide over the mesh.
     """
-    own = {name: value for name, value in options.flat().items() if name not in OF_TRAINING}
+    own = {name: value for name, value in options.dotted().items() if name not in OF_TRAINING}
     plain = dataclasses.replace(request, matmul='compute', micro_batches=1)
     try:
-        return Transformer(plain, options=TransformerOptions(**nest(own | {'context': context})))
+        return Transformer(plain, options=TransformerOptions(**nest(own | {'attention.context': context})))
     except UserError as error:
         raise UserError(f'distill.teacher: {error}') from error
 

@@ -56,7 +56,7 @@ class Scorer:
         if isinstance(model, Transformer):
             self._mesh = serving_mesh(mesh, model.arch.d_model)
             self._model = _alone(model, longest)
-            scaling = model.arch.rope_scaling
+            scaling = model.arch.rope.scaling
             if scaling is not None and scaling.kind == 'longrope' and longest > scaling.original_length:
                 self._short = Scorer(model, mesh, scaling.original_length, batch_tokens)
         self._shards = along(ROWS, self._mesh.shape)
@@ -139,10 +139,9 @@ class Scorer:
 def _alone(model: Transformer, longest: int) -> Transformer:
     """The decoder as it reads one text of any length, with no other texts in the batch."""
     own = copy.copy(model)
-    scaling = model.arch.rope_scaling
-    own.arch = dataclasses.replace(
-        model.arch, capacity=None, rope_scaling=None if scaling is None else scaling.for_length(longest)
-    )
+    scaling = model.arch.rope.scaling
+    scaling = None if scaling is None else scaling.for_length(longest)
+    own.arch = model.arch.replace({'experts.capacity': None, 'rope.scaling': scaling})
     numerics = Numerics('compute', ({},) * model.arch.n_layers, 'compute')
     own.plan = ExecutionPlan(grouped=model.plan.grouped, numerics=numerics)
     return own

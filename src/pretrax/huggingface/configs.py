@@ -5,7 +5,6 @@ that no table row mentions is rejected by name, unless it is harmless (harmless.
 is absent has the default of transformers (defaults.py).
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,9 +44,9 @@ from pretrax.huggingface.llama4 import ChunkedLayers, InterleavedExperts
 from pretrax.huggingface.quantized import check_quantization
 from pretrax.huggingface.states import DeltaLayers, Expansion
 from pretrax.huggingface.text_part import text_config
-from pretrax.model.architecture import DROPOUT, Architecture
-from pretrax.model.families import resolve
-from pretrax.model.option_names import key_of, nest
+from pretrax.model.architecture import KEYS, Architecture, resolve
+from pretrax.model.choices import DROPOUT
+from pretrax.model.option_names import nest
 from pretrax.model.options import TransformerOptions
 
 Field = (
@@ -92,24 +91,30 @@ def _heads(config: Mapping[str, Any]) -> Any:
     return config['num_attention_heads']
 
 
-_TIED = Enumerated('tie_word_embeddings', ((False, {'tied': False}), (True, {'tied': True})))
-_SWIGLU = Enumerated('hidden_act', (('silu', {'activation': 'swiglu'}), ('swish', {'activation': 'swiglu'})))
-_GEGLU = ('gelu_pytorch_tanh', {'activation': 'geglu'})
+_TIED = Enumerated('tie_word_embeddings', ((False, {'embedding.tied': False}), (True, {'embedding.tied': True})))
+_SWIGLU = Enumerated(
+    'hidden_act', (('silu', {'feed_forward.activation': 'swiglu'}), ('swish', {'feed_forward.activation': 'swiglu'}))
+)
+_GEGLU = ('gelu_pytorch_tanh', {'feed_forward.activation': 'geglu'})
 _NO_ATTENTION_BIAS = only('attention_bias', False)
 _BIASES = (
     Enumerated(
-        'attention_bias', ((False, {'qkv_bias': False, 'o_bias': False}), (True, {'qkv_bias': True, 'o_bias': True}))
+        'attention_bias',
+        (
+            (False, {'attention.qkv_bias': False, 'attention.o_bias': False}),
+            (True, {'attention.qkv_bias': True, 'attention.o_bias': True}),
+        ),
     ),
-    Enumerated('mlp_bias', ((False, {'mlp_bias': False}), (True, {'mlp_bias': True}))),
+    Enumerated('mlp_bias', ((False, {'feed_forward.bias': False}), (True, {'feed_forward.bias': True}))),
 )
-_LAYER_NORM = Number('layer_norm_eps', 'norm_eps')
+_LAYER_NORM = Number('layer_norm_eps', 'norm.eps')
 
 
 _SIZES: tuple[Field, ...] = (
-    Size('vocab_size', 'vocab_size'), Size('hidden_size', 'd_model'), Size('intermediate_size', 'd_ff'),
-    Size('num_hidden_layers', 'n_layers'), Size('num_attention_heads', 'n_heads'),
-    Size('num_key_value_heads', 'n_kv_heads', null=_heads), Size('head_dim', 'd_head', null=None),
-    Size('max_position_embeddings', 'max_sequence_length'), Number('rms_norm_eps', 'norm_eps'),
+    Size('vocab_size', 'vocab_size'), Size('hidden_size', 'd_model'), Size('intermediate_size', 'feed_forward.d_ff'),
+    Size('num_hidden_layers', 'n_layers'), Size('num_attention_heads', 'attention.n_heads'),
+    Size('num_key_value_heads', 'attention.n_kv_heads', null=_heads), Size('head_dim', 'attention.d_head', null=None),
+    Size('max_position_embeddings', 'max_sequence_length'), Number('rms_norm_eps', 'norm.eps'),
 )  # fmt: skip
 
 
@@ -120,38 +125,40 @@ def _sizes(*replacing: Size | Number) -> tuple[Field, ...]:
 
 
 # Of classes for which null is neither a number of heads nor a width of a head
-_KV_HEADS, _HEAD_DIM = Size('num_key_value_heads', 'n_kv_heads'), Size('head_dim', 'd_head')
-_BALANCE = Number('router_aux_loss_coef', 'balance_loss', zero=True)
-_TOP_K = Enumerated('norm_topk_prob', ((False, {'normalize_router': False}), (True, {'normalize_router': True})))
+_KV_HEADS, _HEAD_DIM = Size('num_key_value_heads', 'attention.n_kv_heads'), Size('head_dim', 'attention.d_head')
+_BALANCE = Number('router_aux_loss_coef', 'experts.router.balance_loss', zero=True)
+_TOP_K = Enumerated(
+    'norm_topk_prob', ((False, {'experts.router.normalize': False}), (True, {'experts.router.normalize': True}))
+)
 _QWEN_MOE = (
-    *_sizes(_KV_HEADS, Size('moe_intermediate_size', 'd_ff')), _SWIGLU, _TIED, Rope(), _BALANCE,
-    Size('num_experts_per_tok', 'experts_per_token'), Experts(mixed=True),
+    *_sizes(_KV_HEADS, Size('moe_intermediate_size', 'feed_forward.d_ff')), _SWIGLU, _TIED, Rope(), _BALANCE,
+    Size('num_experts_per_tok', 'experts.experts_per_token'), Experts(mixed=True),
     _TOP_K,
 )  # fmt: skip
 _DELTA_NET = (
-    DeltaLayers(), Size('linear_num_value_heads', 'linear_heads'), Size('linear_num_key_heads', 'linear_key_heads'),
-    Size('linear_value_head_dim', 'linear_d_head'), Size('linear_key_head_dim', 'linear_d_key'),
-    Size('linear_conv_kernel_dim', 'conv_width'), _NO_ATTENTION_BIAS,
+    DeltaLayers(), Size('linear_num_value_heads', 'recurrent.n_heads'), Size('linear_num_key_heads', 'recurrent.n_key_heads'),
+    Size('linear_value_head_dim', 'recurrent.d_head'), Size('linear_key_head_dim', 'recurrent.d_key'),
+    Size('linear_conv_kernel_dim', 'recurrent.conv_width'), _NO_ATTENTION_BIAS,
 )  # fmt: skip
 _NEOX_SIZES = tuple(
     size for size in _SIZES if not set(size.fields) & {'num_key_value_heads', 'head_dim', 'rms_norm_eps'}
 )
-_TANH = tuple((name, {'activation': 'gelu'}) for name in ('gelu_new', 'gelu_pytorch_tanh', 'gelu_fast'))
+_TANH = tuple((name, {'feed_forward.activation': 'gelu'}) for name in ('gelu_new', 'gelu_pytorch_tanh', 'gelu_fast'))
 _GEMMA = (
     *_sizes(_KV_HEADS, _HEAD_DIM), _TIED, _NO_ATTENTION_BIAS, only('use_bidirectional_attention', None, False),
 )  # fmt: skip
 _GEMMA2 = (
     # the class reads hidden_activation; released files have hidden_act too
     *_GEMMA, Enumerated('hidden_activation', (_GEGLU,)), only('hidden_act', 'gelu_pytorch_tanh', 'gelu'),
-    Number('query_pre_attn_scalar', 'query_pre_attn_scalar', as_integer=True),
-    Cap('attn_logit_softcapping', 'attention_softcap'), Cap('final_logit_softcapping', 'final_softcap'),
+    Number('query_pre_attn_scalar', 'attention.query_pre_attn_scalar', as_integer=True),
+    Cap('attn_logit_softcapping', 'attention.softcap'), Cap('final_logit_softcapping', 'head.softcap'),
     SameAs('sliding_window_size', 'sliding_window'),
 )  # fmt: skip
 _DEEPSEEK = (
     Size('vocab_size', 'vocab_size'), Size('hidden_size', 'd_model'), Size('num_hidden_layers', 'n_layers'),
-    Size('max_position_embeddings', 'max_sequence_length'), Number('rms_norm_eps', 'norm_eps'), _SWIGLU, _TIED, Rope(),
-    LatentAttention(), Size('n_routed_experts', 'n_experts'), Size('num_experts_per_tok', 'experts_per_token'),
-    Number('routed_scaling_factor', 'router_scale'), _NO_ATTENTION_BIAS,
+    Size('max_position_embeddings', 'max_sequence_length'), Number('rms_norm_eps', 'norm.eps'), _SWIGLU, _TIED, Rope(),
+    LatentAttention(), Size('n_routed_experts', 'experts.n_experts'), Size('num_experts_per_tok', 'experts.experts_per_token'),
+    Number('routed_scaling_factor', 'experts.router.scale'), _NO_ATTENTION_BIAS,
 )  # fmt: skip
 # What the classes of Qwen3.5 do not read: they compute what the first three say. The others are of multi-token prediction
 _QWEN35 = (
@@ -170,10 +177,10 @@ TABLES = (
         'gpt2', 'GPT2LMHeadModel', 'gpt2', 'gpt2',
         (
             Size('vocab_size', 'vocab_size'), Size('n_embd', 'd_model'), Size('n_layer', 'n_layers'),
-            Size('n_head', 'n_heads'), Size('n_inner', 'd_ff', null=lambda config: 4 * whole('n_embd', config['n_embd'])),
-            Size('n_positions', 'max_sequence_length'), Number('layer_norm_epsilon', 'norm_eps'),
+            Size('n_head', 'attention.n_heads'), Size('n_inner', 'feed_forward.d_ff', null=lambda config: 4 * whole('n_embd', config['n_embd'])),
+            Size('n_positions', 'max_sequence_length'), Number('layer_norm_epsilon', 'norm.eps'),
             Enumerated(
-                'activation_function', (('gelu_new', {'activation': 'gelu'}), ('gelu_pytorch_tanh', {'activation': 'gelu'}))
+                'activation_function', (('gelu_new', {'feed_forward.activation': 'gelu'}), ('gelu_pytorch_tanh', {'feed_forward.activation': 'gelu'}))
             ),
             _TIED,
             only('scale_attn_weights', True),
@@ -197,18 +204,18 @@ TABLES = (
     ConfigTable(
         'mixtral', 'MixtralForCausalLM', 'mixtral', 'mixtral',
         (*_SIZES, _SWIGLU, _TIED, Rope(), Windows(), Experts(), _BALANCE,
-         Size('num_local_experts', 'n_experts', alias='num_experts'), Size('num_experts_per_tok', 'experts_per_token')),
+         Size('num_local_experts', 'experts.n_experts', alias='num_experts'), Size('num_experts_per_tok', 'experts.experts_per_token')),
     ),
     ConfigTable(
         'qwen2_moe', 'Qwen2MoeForCausalLM', 'qwen2-moe', 'qwen2-moe',
         (*_QWEN_MOE, Windows(even_below_max_window_layers, ('layer_types', 'max_window_layers'), switch=True),
-         Size('num_experts', 'n_experts'), Size('shared_expert_intermediate_size', 'd_shared'), only('qkv_bias', True)),
+         Size('num_experts', 'experts.n_experts'), Size('shared_expert_intermediate_size', 'experts.d_shared'), only('qkv_bias', True)),
     ),
     ConfigTable(
         'qwen3_moe', 'Qwen3MoeForCausalLM', 'qwen3-moe', 'qwen3-moe',
         # the class has a window in every layer or in none, whatever its files say about single layers
         (*_QWEN_MOE, Windows(ignored=('layer_types', 'max_window_layers'), switch=True), _NO_ATTENTION_BIAS,
-         Size('num_experts', 'n_experts', alias='num_local_experts')),
+         Size('num_experts', 'experts.n_experts', alias='num_local_experts')),
     ),
     ConfigTable(
         'deepseek_v2', 'DeepseekV2ForCausalLM', 'deepseek-v2', 'deepseek',
@@ -219,24 +226,24 @@ TABLES = (
     ConfigTable(
         'deepseek_v3', 'DeepseekV3ForCausalLM', 'deepseek-v3', 'deepseek',
         (*_DEEPSEEK, DeepSeekExperts('sigmoid', 'noaux_tc'),
-         Enumerated('norm_topk_prob', ((True, {'normalize_router': True}), (False, {'normalize_router': False}))),
+         Enumerated('norm_topk_prob', ((True, {'experts.router.normalize': True}), (False, {'experts.router.normalize': False}))),
          ExtraLayers()),
     ),
     ConfigTable(
         'glm4_moe', 'Glm4MoeForCausalLM', 'glm4-moe', 'glm4-moe',
         (*(size for size in _sizes(_KV_HEADS) if 'intermediate_size' not in size.fields), _SWIGLU, _TIED, _TOP_K,
          Rope(fraction='partial_rotary_factor'),
-         Enumerated('attention_bias', ((False, {'qkv_bias': False}), (True, {'qkv_bias': True}))),
-         Enumerated('use_qk_norm', ((False, {'qk_norm': 'none'}), (True, {'qk_norm': 'head'}))),
-         Size('n_routed_experts', 'n_experts', alias='num_local_experts'),
-         Size('num_experts_per_tok', 'experts_per_token'), Number('routed_scaling_factor', 'router_scale'),
+         Enumerated('attention_bias', ((False, {'attention.qkv_bias': False}), (True, {'attention.qkv_bias': True}))),
+         Enumerated('use_qk_norm', ((False, {'attention.qk_norm': 'none'}), (True, {'attention.qk_norm': 'head'}))),
+         Size('n_routed_experts', 'experts.n_experts', alias='num_local_experts'),
+         Size('num_experts_per_tok', 'experts.experts_per_token'), Number('routed_scaling_factor', 'experts.router.scale'),
          DeepSeekExperts('sigmoid', 'noaux_tc'), ExtraLayers()),
     ),
     ConfigTable(
         'minimax_m2', 'MiniMaxM2ForCausalLM', 'minimax-m2', 'minimax-m2',
         (*_sizes(_KV_HEADS, _HEAD_DIM), _SWIGLU, _TIED, Rope(fraction='partial_rotary_factor', dimensions='rotary_dim'),
-         Experts(), _BALANCE, Size('num_local_experts', 'n_experts', alias='num_experts'),
-         Size('num_experts_per_tok', 'experts_per_token'), OfEveryLayer('attn_type_list', 1),
+         Experts(), _BALANCE, Size('num_local_experts', 'experts.n_experts', alias='num_experts'),
+         Size('num_experts_per_tok', 'experts.experts_per_token'), OfEveryLayer('attn_type_list', 1),
          # the class does not read these, and computes what they say
          only('scoring_func', 'sigmoid'), only('use_routing_bias', True), only('use_qk_norm', True),
          only('qk_norm_type', 'per_layer'), only('shared_intermediate_size', 0), only('sliding_window', None),
@@ -247,7 +254,7 @@ TABLES = (
     ConfigTable(
         'gemma', 'GemmaForCausalLM', 'gemma', 'llama',
         # the released files say 'gelu', but their code computes the tanh approximation
-        (*_GEMMA, Enumerated('hidden_act', (_GEGLU, ('gelu', {'activation': 'geglu'}))),
+        (*_GEMMA, Enumerated('hidden_act', (_GEGLU, ('gelu', {'feed_forward.activation': 'geglu'}))),
          only('hidden_activation', None, 'gelu_pytorch_tanh'), Rope()),
     ),
     ConfigTable(
@@ -270,30 +277,30 @@ TABLES = (
         'gpt_oss', 'GptOssForCausalLM', 'gpt-oss', 'gpt-oss',
         (*_sizes(_KV_HEADS), only('hidden_act', 'silu'), _TIED, Rope(absent=_GPT_OSS_ROPE), Experts(), _BALANCE,
          Windows(even, ('layer_types',)), only('attention_bias', True), only('swiglu_alpha', 1.702),
-         Number('swiglu_limit', 'swiglu_limit'), Size('num_local_experts', 'n_experts', alias='num_experts'),
-         Size('num_experts_per_tok', 'experts_per_token'), SameAs('experts_per_token', 'num_experts_per_tok'),
+         Number('swiglu_limit', 'feed_forward.swiglu_limit'), Size('num_local_experts', 'experts.n_experts', alias='num_experts'),
+         Size('num_experts_per_tok', 'experts.experts_per_token'), SameAs('experts_per_token', 'num_experts_per_tok'),
          Unused(('initial_context_length',))),  # repeats a key of rope_scaling
     ),
     ConfigTable(
         'qwen3_next', 'Qwen3NextForCausalLM', 'qwen3-next', 'qwen3-next',
         (*(field for field in _QWEN_MOE if not isinstance(field, Rope)), Rope(fraction='partial_rotary_factor'),
-         Size('num_experts', 'n_experts'), Size('shared_expert_intermediate_size', 'd_shared'), *_DELTA_NET,
+         Size('num_experts', 'experts.n_experts'), Size('shared_expert_intermediate_size', 'experts.d_shared'), *_DELTA_NET,
          Unused(('use_sliding_window', 'sliding_window', 'max_window_layers'))),  # the class has no window
     ),
     ConfigTable('qwen3_5_text', 'Qwen3_5ForCausalLM', 'qwen3.5', 'qwen3.5', _QWEN35),
     ConfigTable(
         'qwen3_5_moe_text', 'Qwen3_5MoeForCausalLM', 'qwen3.5-moe', 'qwen3.5',
-        (*(field for field in _QWEN35 if 'intermediate_size' not in field.fields), Size('moe_intermediate_size', 'd_ff'),
-         Size('num_experts', 'n_experts'), Size('num_experts_per_tok', 'experts_per_token'),
-         Size('shared_expert_intermediate_size', 'd_shared'), Experts(), _BALANCE, only('norm_topk_prob', True),
+        (*(field for field in _QWEN35 if 'intermediate_size' not in field.fields), Size('moe_intermediate_size', 'feed_forward.d_ff'),
+         Size('num_experts', 'experts.n_experts'), Size('num_experts_per_tok', 'experts.experts_per_token'),
+         Size('shared_expert_intermediate_size', 'experts.d_shared'), Experts(), _BALANCE, only('norm_topk_prob', True),
          Unused(('intermediate_size',))),  # every layer has experts
     ),
     ConfigTable(
         'mamba2', 'Mamba2ForCausalLM', 'mamba2', 'mamba2',
         (Size('vocab_size', 'vocab_size'), Size('hidden_size', 'd_model'), Size('num_hidden_layers', 'n_layers'),
-         Size('num_heads', 'linear_heads'), Size('head_dim', 'linear_d_head'), Size('state_size', 'linear_d_key'),
-         Size('n_groups', 'linear_key_heads'), Size('conv_kernel', 'conv_width'), Number('layer_norm_epsilon', 'norm_eps'),
-         Enumerated('use_conv_bias', ((True, {'conv_bias': True}), (False, {'conv_bias': False}))), _TIED, Expansion(),
+         Size('num_heads', 'recurrent.n_heads'), Size('head_dim', 'recurrent.d_head'), Size('state_size', 'recurrent.d_key'),
+         Size('n_groups', 'recurrent.n_key_heads'), Size('conv_kernel', 'recurrent.conv_width'), Number('layer_norm_epsilon', 'norm.eps'),
+         Enumerated('use_conv_bias', ((True, {'recurrent.conv_bias': True}), (False, {'recurrent.conv_bias': False}))), _TIED, Expansion(),
          only('use_bias', False), only('hidden_act', 'silu'), only('rms_norm', True),
          # the class always gates before the norm, whatever files say; the initial values, the size of chunks, what follows from
          # expand, and the dtype of the residual stream, which is the compute dtype here
@@ -304,7 +311,7 @@ TABLES = (
     ConfigTable(
         'llama4_text', 'Llama4ForCausalLM', 'llama4', 'llama4',
         (*(size for size in _SIZES if 'intermediate_size' not in size.fields), only('hidden_act', 'silu'), _TIED, Rope(),
-         _BIASES[0], Enumerated('use_qk_norm', ((True, {'qk_norm': 'l2'}), (False, {'qk_norm': 'none'}))), ChunkedLayers(),
+         _BIASES[0], Enumerated('use_qk_norm', ((True, {'attention.qk_norm': 'l2'}), (False, {'attention.qk_norm': 'none'}))), ChunkedLayers(),
          InterleavedExperts()),
     ),
     ConfigTable(
@@ -319,7 +326,7 @@ TABLES = (
     ConfigTable(
         'olmoe', 'OlmoeForCausalLM', 'olmoe', 'olmoe',
         (*_SIZES, _SWIGLU, _TIED, Rope(), _NO_ATTENTION_BIAS, only('clip_qkv', None), Experts(), _BALANCE, _TOP_K,
-         Size('num_experts', 'n_experts', alias='num_local_experts'), Size('num_experts_per_tok', 'experts_per_token')),
+         Size('num_experts', 'experts.n_experts', alias='num_local_experts'), Size('num_experts_per_tok', 'experts.experts_per_token')),
     ),
     ConfigTable(
         'olmo3', 'Olmo3ForCausalLM', 'olmo3', 'olmo2',
@@ -329,32 +336,32 @@ TABLES = (
     ConfigTable(
         'gpt_neox', 'GPTNeoXForCausalLM', 'gpt-neox', 'gpt-neox',
         (*_NEOX_SIZES, _LAYER_NORM, only('attention_probs_dropout_prob', 0), only('hidden_dropout_prob', 0), _TIED, Rope(base='rotary_emb_base', fraction='rotary_pct'), _BIASES[0],
-         Enumerated('use_parallel_residual', ((True, {'parallel_block': True}), (False, {'parallel_block': False}))),
-         Enumerated('hidden_act', (('gelu', {'activation': 'gelu_erf'}), *_TANH))),
+         Enumerated('use_parallel_residual', ((True, {'block.parallel': True}), (False, {'block.parallel': False}))),
+         Enumerated('hidden_act', (('gelu', {'feed_forward.activation': 'gelu_erf'}), *_TANH))),
     ),
     ConfigTable(
         'phi', 'PhiForCausalLM', 'phi', 'phi',
-        (*_sizes(_LAYER_NORM), Enumerated('hidden_act', (*_TANH, ('gelu', {'activation': 'gelu_erf'}))), only('tie_word_embeddings', False),
+        (*_sizes(_LAYER_NORM), Enumerated('hidden_act', (*_TANH, ('gelu', {'feed_forward.activation': 'gelu_erf'}))), only('tie_word_embeddings', False),
          Rope(fraction='partial_rotary_factor'), only('qk_layernorm', False)),
     ),
     ConfigTable(
         'stablelm', 'StableLmForCausalLM', 'stablelm', 'stablelm',
         (*_sizes(_KV_HEADS, _LAYER_NORM), _SWIGLU, _TIED, Rope(fraction='partial_rotary_factor'),
-         Enumerated('use_qkv_bias', ((False, {'qkv_bias': False}), (True, {'qkv_bias': True}))),
-         Enumerated('qk_layernorm', ((False, {'qk_norm': 'none'}), (True, {'qk_norm': 'each_head'}))),
+         Enumerated('use_qkv_bias', ((False, {'attention.qkv_bias': False}), (True, {'attention.qkv_bias': True}))),
+         Enumerated('qk_layernorm', ((False, {'attention.qk_norm': 'none'}), (True, {'attention.qk_norm': 'each_head'}))),
          Enumerated('use_parallel_residual', (
-             (False, {'parallel_block': False, 'shared_norm': False}), (True, {'parallel_block': True, 'shared_norm': True}),
+             (False, {'block.parallel': False, 'block.shared_norm': False}), (True, {'block.parallel': True, 'block.shared_norm': True}),
          ))),
     ),
     ConfigTable(
         'granite', 'GraniteForCausalLM', 'granite', 'llama',
-        (*_SIZES, _SWIGLU, _TIED, Rope(), *_BIASES, Number('embedding_multiplier', 'embedding_multiplier'),
-         Number('residual_multiplier', 'residual_multiplier'), Number('logits_scaling', 'logit_multiplier', power=-1),
-         Number('attention_multiplier', 'query_pre_attn_scalar', power=-2, absent='d_query')),
+        (*_SIZES, _SWIGLU, _TIED, Rope(), *_BIASES, Number('embedding_multiplier', 'embedding.multiplier'),
+         Number('residual_multiplier', 'block.residual_multiplier'), Number('logits_scaling', 'head.multiplier', power=-1),
+         Number('attention_multiplier', 'attention.query_pre_attn_scalar', power=-2, absent='d_query')),
     ),
     ConfigTable(
         'cohere2', 'Cohere2ForCausalLM', 'cohere2', 'cohere2',
-        (*_sizes(_LAYER_NORM), _SWIGLU, _TIED, Rope(), _BIASES[0], Number('logit_scale', 'logit_multiplier'),
+        (*_sizes(_LAYER_NORM), _SWIGLU, _TIED, Rope(), _BIASES[0], Number('logit_scale', 'head.multiplier'),
          # the class does not read these, and computes what they say
          only('order_of_interleaved_layers', 'local_attn_first'), only('position_embedding_type', 'rope_gptj'),
          only('rotary_pct', 1.0), only('use_gated_activation', True), only('use_parallel_block', True),
@@ -364,7 +371,7 @@ TABLES = (
     ),
     ConfigTable(
         'nemotron', 'NemotronForCausalLM', 'nemotron', 'nemotron',
-        (*_sizes(_KV_HEADS, Number('norm_eps', 'norm_eps')), Enumerated('hidden_act', (('relu2', {'activation': 'relu2'}),)),
+        (*_sizes(_KV_HEADS, Number('norm_eps', 'norm.eps')), Enumerated('hidden_act', (('relu2', {'feed_forward.activation': 'relu2'}),)),
          _TIED, Rope(fraction='partial_rotary_factor'), *_BIASES),
     ),
     ConfigTable(
@@ -375,25 +382,25 @@ TABLES = (
 )  # fmt: skip
 
 # Options that may differ if the mixers and windows of all layers are the same
-_LAYER_TYPES = ('window', 'global_every', 'layer_types')
+_LAYER_TYPES = ('attention.window', 'attention.global_every', 'layer_types')
 BY_TYPE = {table.model_type: table for table in TABLES}
-_STORED_IN_ANOTHER_FORM = ('query_pre_attn_scalar', 'logit_multiplier')
+_STORED_IN_ANOTHER_FORM = ('attention.query_pre_attn_scalar', 'head.multiplier')
 LARGE_BALANCE = 0.1  # gpt-oss has 0.9
 _SAME = {'kimi_k2': 'deepseek_v3'}  # names of the same class
 # Options that may differ because they do not affect the forward pass.
 NOT_COMPUTED = (
-    'init',
-    'init_std',
+    'init.kind',
+    'init.std',
     'mup',
     'z_loss',
-    'balance_loss',
-    'balance_over',
-    'router_z_loss',
-    'capacity',
-    'router_bias_rate',
+    'experts.router.balance_loss',
+    'experts.router.balance_over',
+    'experts.router.z_loss',
+    'experts.capacity',
+    'experts.router.bias_rate',
     *DROPOUT,
-    'mtp_layers',
-    'mtp_loss',
+    'multi_token.n_layers',
+    'multi_token.loss',
 )
 
 
@@ -474,7 +481,7 @@ def _notes(options: Options, config: Mapping[str, Any]) -> list[str]:
                 f'{field} = {whole(field, extra)} of config.json: {extra} more layer{"s" * (extra > 1)} for multi-token '
                 'prediction, left out (init_from reads as many as model.multi_token.n_layers says)'
             )
-    if options.get('balance_loss', 0.0) >= LARGE_BALANCE:
+    if options.get('experts.router.balance_loss', 0.0) >= LARGE_BALANCE:
         notes.append(
             f'the load-balance loss has the weight {options["balance_loss"]:g} of config.json in continued training; '
             'published recipes have 0.0001 to 0.01 (model.experts.router.balance_loss)'
@@ -487,7 +494,7 @@ def _notes_on_dropout(config: Mapping[str, Any], model_type: str) -> list[str]:
     for name in DROPOUT_FIELDS:
         value = config.get(name)
         if value is not None and number(name, value, above=False):
-            options = ' '.join(f'{key_of(option)}={value}' for option in dropout_options(model_type).get(name, ()))
+            options = ' '.join(f'model.{option}={value}' for option in dropout_options(model_type).get(name, ()))
             how = f'to train with it, use {options}' if options else 'pretrax has nothing like it'
             notes.append(f'{name} = {value} of config.json is not applied; {how}')
     return notes
@@ -533,10 +540,10 @@ def _differences(config: dict[str, Any], arch: Architecture) -> dict[str, str]:
 
 def _rounded(one: Architecture, other: Architecture, option: str) -> bool:
     """Whether a number that a class stores in another form, such as its inverse, is the same up to rounding."""
-    if option == 'query_pre_attn_scalar':
-        a, b = (arch.query_pre_attn_scalar or arch.d_query for arch in (one, other))
+    if option == 'attention.query_pre_attn_scalar':
+        a, b = (arch.attention.query_pre_attn_scalar or arch.d_query for arch in (one, other))
     else:
-        a, b = getattr(one, option), getattr(other, option)
+        a, b = one.option(option), other.option(option)
     return option in _STORED_IN_ANOTHER_FORM and math.isclose(a, b, rel_tol=1e-12)
 
 
@@ -547,13 +554,13 @@ def compare(one: Architecture, other: Architecture, of_one: str, of_other: str) 
     if _mixers(one) == _mixers(other):
         same |= {*_LAYER_TYPES}
     if [kind.experts for kind in one.kinds] == [kind.experts for kind in other.kinds]:
-        same |= {'dense_layers', 'expert_every'}
-    if one.n_expert_groups == other.n_expert_groups == 1:
-        same |= {'group_scores'}
-    for field in dataclasses.fields(Architecture):
-        a, b = getattr(one, field.name), getattr(other, field.name)
-        if a != b and field.name not in same and not _rounded(one, other, field.name):
-            found[field.name] = f'{a} {of_one}, {b} {of_other}'
+        same |= {'experts.dense_layers', 'experts.every'}
+    if one.experts.router.n_groups == other.experts.router.n_groups == 1:
+        same |= {'experts.router.group_scores'}
+    for key in KEYS:
+        a, b = one.option(key), other.option(key)
+        if a != b and key not in same and not _rounded(one, other, key):
+            found[key] = f'{a} {of_one}, {b} {of_other}'
     return found
 
 

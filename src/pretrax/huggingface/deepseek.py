@@ -25,20 +25,20 @@ class LatentAttention:
             raise wrong('rope_interleave', config['rope_interleave'], 'true')
         q_rank = config['q_lora_rank']
         return {
-            'n_heads': heads, 'q_rank': 0 if q_rank is None else whole('q_lora_rank', q_rank),
-            'kv_rank': whole('kv_lora_rank', config['kv_lora_rank']),
-            'd_nope': whole('qk_nope_head_dim', config['qk_nope_head_dim']),
-            'd_rope': whole('qk_rope_head_dim', config['qk_rope_head_dim']),
-            'd_head': whole('v_head_dim', config['v_head_dim']),
+            'attention.n_heads': heads, 'attention.latent.q_rank': 0 if q_rank is None else whole('q_lora_rank', q_rank),
+            'attention.latent.kv_rank': whole('kv_lora_rank', config['kv_lora_rank']),
+            'attention.latent.d_nope': whole('qk_nope_head_dim', config['qk_nope_head_dim']),
+            'attention.latent.d_rope': whole('qk_rope_head_dim', config['qk_rope_head_dim']),
+            'attention.d_head': whole('v_head_dim', config['v_head_dim']),
         }  # fmt: skip
 
     def write(self, arch: Architecture) -> dict[str, Any]:
-        if not arch.kv_rank:
+        if not arch.attention.latent.kv_rank:
             return {}
         return {
-            'num_attention_heads': arch.n_heads, 'num_key_value_heads': arch.n_kv_heads,
-            'q_lora_rank': arch.q_rank or None, 'kv_lora_rank': arch.kv_rank, 'qk_nope_head_dim': arch.d_nope,
-            'qk_rope_head_dim': arch.d_rope, 'v_head_dim': arch.d_head,
+            'num_attention_heads': arch.attention.n_heads, 'num_key_value_heads': arch.attention.n_kv_heads,
+            'q_lora_rank': arch.attention.latent.q_rank or None, 'kv_lora_rank': arch.attention.latent.kv_rank, 'qk_nope_head_dim': arch.attention.latent.d_nope,
+            'qk_rope_head_dim': arch.attention.latent.d_rope, 'v_head_dim': arch.attention.d_head,
         }  # fmt: skip
 
 
@@ -52,7 +52,7 @@ class ExtraLayers:
         return {}
 
     def write(self, arch: Architecture) -> dict[str, Any]:
-        return {'num_nextn_predict_layers': arch.mtp_layers}
+        return {'num_nextn_predict_layers': arch.multi_token.n_layers}
 
 
 @dataclass(frozen=True)
@@ -84,24 +84,27 @@ class DeepSeekExperts:
         width = whole('moe_intermediate_size', config['moe_intermediate_size'])
         shared, dense = config['n_shared_experts'] or 0, config['first_k_dense_replace'] or 0
         options: Options = {
-            'd_ff': width, 'd_shared': whole('n_shared_experts', shared, 0) * width, 'balance_over': 'sequence',
-            'balance_loss': number('aux_loss_alpha', config.get('aux_loss_alpha', 0.0), above=False),
+            'feed_forward.d_ff': width, 'experts.d_shared': whole('n_shared_experts', shared, 0) * width, 'experts.router.balance_over': 'sequence',
+            'experts.router.balance_loss': number('aux_loss_alpha', config.get('aux_loss_alpha', 0.0), above=False),
         }  # fmt: skip
         if whole('first_k_dense_replace', dense, 0):
-            options |= {'dense_layers': dense, 'd_ff_dense': whole('intermediate_size', config['intermediate_size'])}
-        groups = {'n_expert_groups': 'n_group', 'groups_per_token': 'topk_group'}
+            options |= {
+                'experts.dense_layers': dense,
+                'experts.d_ff_dense': whole('intermediate_size', config['intermediate_size']),
+            }
+        groups = {'experts.router.n_groups': 'n_group', 'experts.router.groups_per_token': 'topk_group'}
         if method == self.grouped:
             options |= {name: whole(field, config[field] or 1) for name, field in groups.items()}
         return options
 
     def write(self, arch: Architecture) -> dict[str, Any]:
-        if not arch.n_experts:
+        if not arch.experts.n_experts:
             return {}
-        grouped = self.greedy is None or arch.n_expert_groups > 1
+        grouped = self.greedy is None or arch.experts.router.n_groups > 1
         return {
-            'moe_intermediate_size': arch.d_ff, 'n_shared_experts': arch.d_shared // arch.d_ff,
-            'first_k_dense_replace': len(arch.dense_layers), 'n_group': arch.n_expert_groups,
-            'topk_group': arch.groups_per_token, 'topk_method': self.grouped if grouped else self.greedy,
-            'scoring_func': self.scores, 'aux_loss_alpha': arch.balance_loss, 'seq_aux': True, 'moe_layer_freq': 1,
-            **({'intermediate_size': arch.d_ff_dense} if arch.d_ff_dense else {}),
+            'moe_intermediate_size': arch.feed_forward.d_ff, 'n_shared_experts': arch.experts.d_shared // arch.feed_forward.d_ff,
+            'first_k_dense_replace': len(arch.experts.dense_layers), 'n_group': arch.experts.router.n_groups,
+            'topk_group': arch.experts.router.groups_per_token, 'topk_method': self.grouped if grouped else self.greedy,
+            'scoring_func': self.scores, 'aux_loss_alpha': arch.experts.router.balance_loss, 'seq_aux': True, 'moe_layer_freq': 1,
+            **({'intermediate_size': arch.experts.d_ff_dense} if arch.experts.d_ff_dense else {}),
         }  # fmt: skip

@@ -17,8 +17,8 @@ from pretrax.huggingface.text_part import text_config
 from pretrax.huggingface.weights import Piece, tensors_of
 from pretrax.machine.json_file import read_json
 from pretrax.machine.trusted import copy_file
-from pretrax.model.architecture import DROPOUT, Architecture
-from pretrax.model.option_names import key_of
+from pretrax.model.architecture import Architecture
+from pretrax.model.choices import DROPOUT
 from pretrax.model.weights import MODULES
 from pretrax.storage import AnyPath
 
@@ -61,9 +61,7 @@ def export(
     config |= {'torch_dtype': TORCH_NAMES[dtype]}
     kept_fields = _kept_fields(kept, table.model_type, arch)
     for option in _unsaid_dropout(table.model_type, arch, kept_fields):
-        say(
-            f'{key_of(option)} = {getattr(arch, option):g} is not in config.json: {table.architecture} has no such dropout'
-        )
+        say(f'model.{option} = {arch.option(option):g} is not in config.json: {table.architecture} has no such dropout')
     if table.model_type == 'gpt2':
         config['n_ctx'] = config['n_positions']  # which converters of other tools read
     ids = (
@@ -72,7 +70,7 @@ def export(
     config = ids | kept_fields | _text_ids(tokenizer, kept_fields) | config
     with new_directory(directory) as partial:
         names = _write_tensors(weights, arch, like, partial, dtype, TABLES[table.names], say)
-        if arch.mtp_layers and not any(path.startswith(MODULES) for path in names):
+        if arch.multi_token.n_layers and not any(path.startswith(MODULES) for path in names):
             say(f'multi-token prediction is left out: {table.architecture} has no tensors for it')
         write_json(partial / 'config.json', config)
         _write_tokenizer(partial, tokenizer, kept, arch, say)
@@ -98,14 +96,14 @@ def _dropout_fields(model_type: str, arch: Architecture) -> dict[str, Any]:
     """The dropout of the decoder in the fields of the class; 0 if the class has one field for different rates."""
     fields = {}
     for name, options in dropout_options(model_type).items():
-        shares = {getattr(arch, option) for option in options}
+        shares = {arch.option(option) for option in options}
         fields[name] = shares.pop() if len(shares) == 1 else 0.0
     return fields
 
 
 def _unsaid_dropout(model_type: str, arch: Architecture, fields: Mapping[str, Any]) -> list[str]:
     said = {option for name, options in dropout_options(model_type).items() if fields.get(name) for option in options}
-    return [option for option in DROPOUT if getattr(arch, option) and option not in said]
+    return [option for option in DROPOUT if arch.option(option) and option not in said]
 
 
 def _write_tensors(

@@ -68,7 +68,7 @@ class Size:
         return {self.option: whole(self.field, value, most=most)}
 
     def write(self, arch: Architecture) -> dict[str, Any]:
-        return {self.field: getattr(arch, self.option)}
+        return {self.field: arch.option(self.option)}
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Number:
             raise wrong(self.field, value, 'a larger number') from None
 
     def write(self, arch: Architecture) -> dict[str, Any]:
-        value = getattr(arch, self.option)
+        value = arch.option(self.option)
         if value is None and self.absent is not None:
             value = getattr(arch, self.absent)
         if not value and self.power < 0:
@@ -113,7 +113,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Enumerated:
-    """A field whose values correspond to options: `(('silu', {'activation': 'swiglu'}),)`.
+    """A field whose values correspond to options: `(('silu', {'feed_forward.activation': 'swiglu'}),)`.
 
     A field without a default may be absent; then it has no meaning for the class.
     """
@@ -137,7 +137,7 @@ class Enumerated:
 
     def write(self, arch: Architecture) -> dict[str, Any]:
         for value, options in self.choices:
-            if options and all(getattr(arch, name) == option for name, option in options.items()):
+            if options and all(arch.option(name) == option for name, option in options.items()):
                 return {self.field: value}
         return {}
 
@@ -163,7 +163,7 @@ class Cap:
         return {self.option: 0.0 if value is None else number(self.field, value)}
 
     def write(self, arch: Architecture) -> dict[str, Any]:
-        return {self.field: getattr(arch, self.option) or None}
+        return {self.field: arch.option(self.option) or None}
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class Experts:
         return ('decoder_sparse_step', 'mlp_only_layers', 'intermediate_size') if self.mixed else ()
 
     def read(self, config: Mapping[str, Any]) -> Options:
-        options: Options = {'balance_over': 'batch'}
+        options: Options = {'experts.router.balance_over': 'batch'}
         if not self.mixed:
             return options
         every, dense = whole('decoder_sparse_step', config['decoder_sparse_step']), config['mlp_only_layers'] or []
@@ -244,15 +244,15 @@ class Experts:
         if not any((i + 1) % every == 0 and i not in dense for i in range(n_layers)):
             said = f'decoder_sparse_step {every} and mlp_only_layers'
             raise wrong(said, config['mlp_only_layers'], f'one of the {n_layers} layers with experts')
-        options |= {'expert_every': every, 'dense_layers': tuple(dense)}
+        options |= {'experts.every': every, 'experts.dense_layers': tuple(dense)}
         if every > 1 or dense:
-            options['d_ff_dense'] = whole('intermediate_size', config['intermediate_size'])
+            options['experts.d_ff_dense'] = whole('intermediate_size', config['intermediate_size'])
         return options
 
     def write(self, arch: Architecture) -> dict[str, Any]:
-        if not arch.d_ff_dense:
+        if not arch.experts.d_ff_dense:
             return {}
         return {
-            'decoder_sparse_step': arch.expert_every, 'mlp_only_layers': list(arch.dense_layers),
-            'intermediate_size': arch.d_ff_dense,
+            'decoder_sparse_step': arch.experts.every, 'mlp_only_layers': list(arch.experts.dense_layers),
+            'intermediate_size': arch.experts.d_ff_dense,
         }  # fmt: skip

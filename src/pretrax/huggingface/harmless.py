@@ -63,12 +63,12 @@ DROPOUT_FIELDS = (
     'resid_pdrop',
     'router_jitter_noise',
 )
-_ATTENTION = {'attention_dropout': ('attention_dropout',)}
-_RESIDUAL = {'resid_pdrop': ('residual_dropout',)}
-_EMBEDDING = {'embd_pdrop': ('embedding_dropout',)}
+_ATTENTION = {'attention_dropout': ('attention.dropout',)}
+_RESIDUAL = {'resid_pdrop': ('block.dropout',)}
+_EMBEDDING = {'embd_pdrop': ('embedding.dropout',)}
 _OF_CLASS: dict[str, dict[str, tuple[str, ...]]] = {
-    'gpt2': {'attn_pdrop': ('attention_dropout',)} | _RESIDUAL | _EMBEDDING,
-    'gpt_neox': _ATTENTION | {'hidden_dropout': ('residual_dropout', 'embedding_dropout')},
+    'gpt2': {'attn_pdrop': ('attention.dropout',)} | _RESIDUAL | _EMBEDDING,
+    'gpt_neox': _ATTENTION | {'hidden_dropout': ('block.dropout', 'embedding.dropout')},
     'phi': _ATTENTION | _RESIDUAL | _EMBEDDING,
     'phi3': _ATTENTION | _RESIDUAL,
 }

@@ -61,9 +61,9 @@ class Rope:
         full, local = (_mapping(f'rope_parameters.{name}', parameters.get(name)) for name in (FULL, WINDOW))
         options = self._one(full | scaling, self.base, config)
         local = self._one(local, 'rope_local_base_freq', config)
-        if 'rope_scaling' in local:
+        if 'rope.scaling' in local:
             raise UserError('config.json: rope_parameters scale layers with a window, which is not supported')
-        return options | {'local_rope_base': local['rope_base']}
+        return options | {'rope.local_base': local['rope.base']}
 
     def _one(self, rope: Mapping[str, Any], base: str, config: Mapping[str, Any]) -> Options:
         kind = rope.get('rope_type', rope.get('type', 'default'))
@@ -71,31 +71,31 @@ class Rope:
         if not isinstance(kind, str) or kind not in self.kinds:
             why = ', because its frequencies change while a text grows' if kind == 'dynamic' else ''
             raise UserError(f"config.json: rope_scaling of the type '{str(kind)[:40]}' is not supported{why}")
-        options: Options = {'rope_base': number('rope_theta', rope.get('rope_theta', config[base]))}
+        options: Options = {'rope.base': number('rope_theta', rope.get('rope_theta', config[base]))}
         if self.fraction is not None:
             fraction = rope.get('partial_rotary_factor', config[self.fraction])
             if self.dimensions is not None and fraction is None:
                 rotated, d_head = config.get(self.dimensions), whole('head_dim', config['head_dim'])
                 fraction = 1.0 if rotated is None else whole(self.dimensions, rotated, most=d_head) / d_head
-            options['rotary_fraction'] = number('partial_rotary_factor', fraction)
+            options['rope.fraction'] = number('partial_rotary_factor', fraction)
         elif rope.get('partial_rotary_factor', 1.0) != 1.0:
             raise UserError(f'config.json: partial_rotary_factor = {rope["partial_rotary_factor"]} is not supported')
         return options | read_scaling(kind, rope, config, (*_PARAMETERS, *self.unused))
 
     def write(self, arch: Architecture) -> dict[str, Any]:
-        scaling = write_scaling(arch.rope_scaling)
+        scaling = write_scaling(arch.rope.scaling)
         if self.by_layer and self.local is None:
-            full = {'rope_theta': arch.rope_base, **(scaling or {'rope_type': 'default'})}
-            local = {'rope_theta': arch.local_rope_base, 'rope_type': 'default'}
+            full = {'rope_theta': arch.rope.base, **(scaling or {'rope_type': 'default'})}
+            local = {'rope_theta': arch.rope.local_base, 'rope_type': 'default'}
             return {'rope_parameters': {FULL: full, WINDOW: local}}
         more: dict[str, Any] = {}
         if self.by_layer and self.local is not None:
-            more[self.local] = arch.local_rope_base
+            more[self.local] = arch.rope.local_base
         if self.fraction is not None:
-            more[self.fraction] = arch.rotary_fraction
-        if self.outer and arch.rope_scaling is not None:
-            more[ORIGINAL] = arch.rope_scaling.original_length
-        return {self.base: arch.rope_base, 'rope_scaling': scaling, **more}
+            more[self.fraction] = arch.rope.fraction
+        if self.outer and arch.rope.scaling is not None:
+            more[ORIGINAL] = arch.rope.scaling.original_length
+        return {self.base: arch.rope.base, 'rope_scaling': scaling, **more}
 
 
 def _mapping(name: str, value: Any) -> dict[str, Any]:
@@ -185,9 +185,9 @@ class Windows:
         return window_options(windows, whole('sliding_window', window) if any(windows) else 0)
 
     def write(self, arch: Architecture) -> dict[str, Any]:
-        config: dict[str, Any] = {'sliding_window': arch.window or None}
+        config: dict[str, Any] = {'sliding_window': arch.attention.window or None}
         if self.switch:
-            config['use_sliding_window'] = arch.window > 0
+            config['use_sliding_window'] = arch.attention.window > 0
         if 'layer_types' in self.more:
             config['layer_types'] = [WINDOW if window else FULL for window in arch.windows]
         return config
@@ -196,12 +196,12 @@ class Windows:
 def window_options(windows: list[bool], size: int) -> Options:
     """The options for a window of this size in some layers. `windows`: whether each layer has it."""
     if not any(windows):
-        return {'window': 0, 'global_every': 0}
+        return {'attention.window': 0, 'attention.global_every': 0}
     every = windows.index(False) + 1 if False in windows else 0
     if windows == all_but_every(every, len(windows)):
-        return {'window': size, 'global_every': every}
+        return {'attention.window': size, 'attention.global_every': every}
     types = tuple('window' if has else 'full' for has in windows)
-    return {'window': size, 'global_every': 0, 'layer_types': types}
+    return {'attention.window': size, 'attention.global_every': 0, 'layer_types': types}
 
 
 def types_of_layers(types: Any, count: int, local: str) -> list[bool]:
@@ -254,7 +254,7 @@ def nope_every(has_positions: list[bool]) -> int:
 
 def no_rope_layers(arch: Architecture) -> list[int]:
     """The field of this name: 1 for each layer with positions, and 0 for the others."""
-    return [int(has) for has in all_but_every(arch.nope_every, arch.n_layers)]
+    return [int(has) for has in all_but_every(arch.rope.nope_every, arch.n_layers)]
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class NoPositions:
     fields = ('no_rope_layers', 'no_rope_layer_interval')
 
     def read(self, config: Mapping[str, Any]) -> Options:
-        return {'nope_every': nope_every(positions_of_layers(config))}
+        return {'rope.nope_every': nope_every(positions_of_layers(config))}
 
     def write(self, arch: Architecture) -> dict[str, Any]:
-        return {'no_rope_layers': no_rope_layers(arch), 'no_rope_layer_interval': arch.nope_every}
+        return {'no_rope_layers': no_rope_layers(arch), 'no_rope_layer_interval': arch.rope.nope_every}

@@ -32,26 +32,26 @@ class ChunkedLayers:
         has_positions = positions_of_layers(config, loose=True)
         types = config['layer_types']
         chunked = has_positions if types is None else types_of_layers(types, count, CHUNKED)
-        options: Options = {'nope_every': nope_every(has_positions), **window_options(
+        options: Options = {'rope.nope_every': nope_every(has_positions), **window_options(
             chunked, whole('attention_chunk_size', config['attention_chunk_size'])
         )}  # fmt: skip
-        options['window_type'] = 'chunked' if any(chunked) else 'sliding'
+        options['attention.window_type'] = 'chunked' if any(chunked) else 'sliding'
         on = config['attn_temperature_tuning']
         if not isinstance(on, bool):
             raise wrong('attn_temperature_tuning', on, 'true or false')
         scale = number('attn_scale', config['attn_scale'], above=False) if on else 0.0
         if not scale or all(has_positions):
-            return options | {'attention_temperature': 0.0}
+            return options | {'attention.temperature': 0.0}
         length = whole('floor_scale', config['floor_scale'])
-        return options | {'attention_temperature': scale, 'temperature_length': length}
+        return options | {'attention.temperature': scale, 'attention.temperature_length': length}
 
     def write(self, arch: Architecture) -> dict[str, Any]:
         return {
-            'attention_chunk_size': arch.window or arch.max_sequence_length,
+            'attention_chunk_size': arch.attention.window or arch.max_sequence_length,
             'layer_types': [CHUNKED if window else FULL for window in arch.windows],
-            'no_rope_layers': no_rope_layers(arch), 'no_rope_layer_interval': arch.nope_every or arch.n_layers + 1,
-            'attn_temperature_tuning': arch.attention_temperature > 0, 'attn_scale': arch.attention_temperature,
-            'floor_scale': arch.temperature_length,
+            'no_rope_layers': no_rope_layers(arch), 'no_rope_layer_interval': arch.rope.nope_every or arch.n_layers + 1,
+            'attn_temperature_tuning': arch.attention.temperature > 0, 'attn_scale': arch.attention.temperature,
+            'floor_scale': arch.attention.temperature_length,
         }  # fmt: skip
 
 
@@ -73,26 +73,33 @@ class InterleavedExperts:
         layers = every if said is None else sorted({i for i in said if whole('moe_layers', i, 0) < count})
         dense = whole('intermediate_size_mlp', config['intermediate_size_mlp'])
         if not layers:
-            return {'n_experts': 0, 'd_ff': dense}
+            return {'experts.n_experts': 0, 'feed_forward.d_ff': dense}
         width = whole('intermediate_size', config['intermediate_size'])
         options: Options = {
-            'n_experts': whole('num_local_experts', config['num_local_experts']),
-            'experts_per_token': whole('num_experts_per_tok', config['num_experts_per_tok']),
-            'd_ff': width, 'd_shared': width, 'balance_over': 'batch',
-            'balance_loss': number('router_aux_loss_coef', config['router_aux_loss_coef'], above=False),
+            'experts.n_experts': whole('num_local_experts', config['num_local_experts']),
+            'experts.experts_per_token': whole('num_experts_per_tok', config['num_experts_per_tok']),
+            'feed_forward.d_ff': width, 'experts.d_shared': width, 'experts.router.balance_over': 'batch',
+            'experts.router.balance_loss': number('router_aux_loss_coef', config['router_aux_loss_coef'], above=False),
         }  # fmt: skip
         if len(layers) == count:
             return options
         if layers == every:
-            return options | {'expert_every': step, 'd_ff_dense': dense}
-        return options | {'dense_layers': tuple(sorted(set(range(count)) - set(layers))), 'd_ff_dense': dense}
+            return options | {'experts.every': step, 'experts.d_ff_dense': dense}
+        return options | {
+            'experts.dense_layers': tuple(sorted(set(range(count)) - set(layers))),
+            'experts.d_ff_dense': dense,
+        }
 
     def write(self, arch: Architecture) -> dict[str, Any]:
-        if not arch.n_experts:
-            return {'moe_layers': [], 'intermediate_size_mlp': arch.d_ff, 'intermediate_size': arch.d_ff}
+        if not arch.experts.n_experts:
+            return {
+                'moe_layers': [],
+                'intermediate_size_mlp': arch.feed_forward.d_ff,
+                'intermediate_size': arch.feed_forward.d_ff,
+            }
         return {
-            'intermediate_size': arch.d_ff, 'intermediate_size_mlp': arch.d_ff_dense or arch.d_ff,
-            'num_local_experts': arch.n_experts, 'num_experts_per_tok': arch.experts_per_token,
-            'moe_layers': list(arch.layers_with('router')), 'interleave_moe_layer_step': arch.expert_every,
-            'router_aux_loss_coef': arch.balance_loss,
+            'intermediate_size': arch.feed_forward.d_ff, 'intermediate_size_mlp': arch.experts.d_ff_dense or arch.feed_forward.d_ff,
+            'num_local_experts': arch.experts.n_experts, 'num_experts_per_tok': arch.experts.experts_per_token,
+            'moe_layers': list(arch.layers_with('router')), 'interleave_moe_layer_step': arch.experts.every,
+            'router_aux_loss_coef': arch.experts.router.balance_loss,
         }  # fmt: skip

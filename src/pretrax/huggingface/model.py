@@ -12,7 +12,7 @@ from pretrax.huggingface.files import HuggingFaceCheckpoint, find, open_checkpoi
 from pretrax.huggingface.quantized import with_whole_tensors
 from pretrax.huggingface.text_part import text_checkpoint
 from pretrax.machine.trusted import copy_file
-from pretrax.model.families import Architecture, resolve
+from pretrax.model.architecture import Architecture, resolve
 from pretrax.model.option_names import nest
 from pretrax.model.options import TransformerOptions
 
@@ -66,7 +66,7 @@ class HuggingFaceModel:
         there = [any(name.endswith(f'layers.{n_layers + i}.eh_proj.weight') for name in tensors) for i in range(count)]
         found = (*there, False).index(False)
         notes = [note for note in self.notes if not (found and note.startswith('num_nextn_predict_layers'))]
-        return dataclasses.replace(self, options=self.options | {'mtp_layers': found}, notes=notes)
+        return dataclasses.replace(self, options=self.options | {'multi_token.n_layers': found}, notes=notes)
 
     def weights(self, like: Any) -> Any:
         """The weights, for a model whose weights have the shapes of `like`."""

@@ -31,7 +31,7 @@ class Expansion:
         return {}
 
     def write(self, arch: Architecture) -> dict[str, Any]:
-        expand = arch.linear_heads * arch.linear_d_head / arch.d_model
+        expand = arch.recurrent.n_heads * arch.recurrent.d_head / arch.d_model
         return {'expand': int(expand) if expand.is_integer() else expand}
 
 

@@ -21,7 +21,7 @@ from pretrax.errors import UserError
 from pretrax.huggingface.files import HuggingFaceCheckpoint, some
 from pretrax.huggingface.names import NameTable, TensorPart, TensorRow, rows
 from pretrax.huggingface.text_part import text_config
-from pretrax.model.families import Architecture
+from pretrax.model.architecture import Architecture
 from pretrax.model.weights import MODULES, Weights
 from pretrax.shardlib.types import map_type
 
@@ -58,10 +58,10 @@ def mapped(table: NameTable, arch: Architecture, present: set[str]) -> list[Mapp
             continue
         of_file = {
             'layer': arch.layers_with(row.parts[0].path.removeprefix('layers.')),
-            'module': range(arch.n_layers, arch.n_layers + arch.mtp_layers),
+            'module': range(arch.n_layers, arch.n_layers + arch.multi_token.n_layers),
             'expert': range(arch.sizes['E']),
-            'q_head': range(arch.n_heads),
-            'kv_head': range(arch.n_kv_heads),
+            'q_head': range(arch.attention.n_heads),
+            'kv_head': range(arch.attention.n_kv_heads),
         }
         counted = re.findall(r'\{(\w+)\}', row.name)
         for numbered in itertools.product(*(enumerate(of_file[name]) for name in counted)):

@@ -79,11 +79,14 @@ def empty_pages(arch: Architecture, pages: int, page: int, dtype: DTypeLike, kin
         kind: what keys and values are stored as.
     """
     stored = {'compute': dtype, 'bf16': jnp.bfloat16, 'int8': jnp.int8, 'fp8': jnp.float8_e4m3fn}[kind]
-    if arch.kv_rank:
-        like, shape = make_shardings(LatentPages), (1, pages, page, arch.kv_rank + arch.d_rope)
+    if arch.attention.latent.kv_rank:
+        like, shape = (
+            make_shardings(LatentPages),
+            (1, pages, page, arch.attention.latent.kv_rank + arch.attention.latent.d_rope),
+        )
         scale = jnp.zeros(shape[:-1], jnp.float32, device=like.k_scale) if kind == 'int8' else None
         return LatentPages(jnp.zeros(shape, stored, device=like.k), None, scale, None)
-    shape = arch.n_kv_heads, pages, page, arch.d_head
+    shape = arch.attention.n_kv_heads, pages, page, arch.attention.d_head
     like = make_shardings(Pages)
     values = [jnp.zeros(shape, stored, device=like.k) for _ in 'kv']
     scales = [jnp.zeros(shape[:-1], jnp.float32, device=like.k_scale) if kind == 'int8' else None for _ in 'kv']

@@ -1,6 +1,5 @@
 """How the decoder reads tokens: with a cache of keys and values, or of states."""
 
-import dataclasses
 import math
 import types
 from typing import Any
@@ -60,8 +59,8 @@ class CachedDecoder:
         whole: bool = False,
     ):
         self.model, self.max_length, self.arch = model, max_length, model.arch
-        if self.arch.rope_scaling is not None:
-            self.arch = dataclasses.replace(self.arch, rope_scaling=self.arch.rope_scaling.for_length(max_length))
+        if self.arch.rope.scaling is not None:
+            self.arch = self.arch.replace({'rope.scaling': self.arch.rope.scaling.for_length(max_length)})
         self._weights, self._rings = weights, rings
         self.vocab_size, self.columns = model.arch.vocab_size, model.arch.padded_vocab_size
         self._slots, self._shards, self._page, self._kind = slots // shards, shards, page, kind
@@ -73,11 +72,11 @@ class CachedDecoder:
         kept = kept if self._reuse else 0
         if not windows:
             self.kernel = Kernel('none', 'no layer has attention; each keeps a state of fixed size')
-        elif model.arch.kv_rank:
+        elif model.arch.attention.latent.kv_rank:
             self.kernel = Kernel('plain', 'no kernel reads latents')
         else:
             self.kernel = choose_kernel(
-                platform, model.dtype, model.arch.d_head, page, kind, has_windows, model.arch.attention_sinks
+                platform, model.dtype, model.arch.attention.d_head, page, kind, has_windows, model.arch.attention.sinks
             )
         self._ring = min(ring_blocks(self._window, ahead, page), blocks) if self._window else 0
         # Page 0 is for padding.
@@ -139,7 +138,7 @@ class CachedDecoder:
     def _kept_in(self, kind: LayerKind) -> type[Pages | State]:
         if kind.mixer != 'attention':
             return State
-        if self.model.arch.kv_rank:
+        if self.model.arch.attention.latent.kv_rank:
             return LatentPages
         return RingPages if self._rings and kind.window else Pages
 

@@ -7,7 +7,6 @@ they are, and shard the tokens over t between blocks. Only attention and layers 
 Letters: B batch (1 on each device), L tokens of all rows on a device, R rows, C columns; see also model/transformer.py.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -62,7 +61,7 @@ def read_tokens(
         kernel: for attention.
     """
     # No capacity of experts: an answer must not depend on the others that are written with it.
-    arch = dataclasses.replace(arch, capacity=None)
+    arch = arch.replace({'experts.capacity': None})
     columns = jnp.maximum(positions, 0).reshape(1, -1)
     x = embed(w.embedding(), w.positions, tokens.reshape(1, -1), columns, arch, dtype)
     after = []
@@ -97,7 +96,7 @@ def _layer(
         if layer.kind.mixer != 'attention':
             out, kept = read_into_states(h, w, kept, tables.slot, positions, layer)
             return out
-        latent = layer.arch.kv_rank > 0
+        latent = layer.arch.attention.latent.kv_rank > 0
         if latent:
             q = absorbed_queries(latent_queries(h, w, tokens.positions, layer), w, layer)
             kept = write(kept, latents(h, w, tokens.positions, layer)[0][:, None], None, table, positions)
@@ -127,4 +126,4 @@ def logits_of(h: num['B/r/d/e L/c M'], w: Outer, arch: Architecture) -> f32['B/r
         logits = einsum(spec, h, table, dot=functools.partial(jnp.einsum, preferred_element_type=jnp.float32))
     else:
         logits = scaled_product(spec, h, table, w.unembed_scale, jnp.float32)
-    return softcap(arch.logit_multiplier * add_bias(logits, w.unembed_bias), arch.final_softcap)
+    return softcap(arch.head.multiplier * add_bias(logits, w.unembed_bias), arch.head.softcap)

@@ -239,13 +239,13 @@ def _check_without_cache(model: Model, options: EngineOptions) -> None:
 
 
 def _check_states(model: Model | None, options: EngineOptions) -> None:
-    if not isinstance(model, Transformer) or not model.arch.recurrent:
+    if not isinstance(model, Transformer) or not model.arch.has_states:
         return
     if options.proposed:
         raise UserError(
             'layers with a state cannot forget tokens that were proposed and then rejected\nleave out --propose and --draft'
         )
-    if options.cache != 'compute' and not model.arch.n_heads:
+    if options.cache != 'compute' and not model.arch.attention.n_heads:
         raise UserError(
             f'--cache {options.cache} is a format of keys and values, but this model has none: its states are f32\n'
             'leave out --cache'

@@ -21,16 +21,18 @@ from pretrax.shardlib import i32, make_shardings, num, scope
 
 def empty_states(arch: Architecture, slots: int, dtype: DTypeLike) -> State:
     """The states of one layer on the current mesh. The tokens before the convolution have the compute dtype, states f32."""
-    like, before = make_shardings(State), arch.conv_width - 1
+    like, before = make_shardings(State), arch.recurrent.conv_width - 1
     keys, values = (
-        (arch.linear_key_heads, arch.linear_d_key),
-        (arch.linear_heads, arch.linear_d_head),
+        (arch.recurrent.n_key_heads, arch.recurrent.d_key),
+        (arch.recurrent.n_heads, arch.recurrent.d_head),
     )
     return State(
         q=jnp.zeros((slots, before, *keys), dtype, device=like.q),
         k=jnp.zeros((slots, before, *keys), dtype, device=like.k),
         v=jnp.zeros((slots, before, *values), dtype, device=like.v),
-        state=jnp.zeros((slots, arch.linear_heads, arch.linear_d_key, arch.linear_d_head), device=like.state),
+        state=jnp.zeros(
+            (slots, arch.recurrent.n_heads, arch.recurrent.d_key, arch.recurrent.d_head), device=like.state
+        ),
     )
 
 

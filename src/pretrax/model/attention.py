@@ -69,7 +69,7 @@ def queries_keys_values(
 ) -> tuple[num['B/r/d/e L/c H/t D_qk'], num['B/r/d/e L/c K/t D_qk'], num['B/r/d/e L/c K/t D']]:
     """The projections of h, with norms and rotary positions if the family has them."""
     arch, formats = layer.arch, layer.formats
-    if arch.kv_rank:
+    if arch.attention.latent.kv_rank:
         return latent_queries_keys_values(h, w, positions, layer)
     h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', h)
     w_q = layer.gather('q', 'M/d H/t D -> M H/t D', w, h)
@@ -78,9 +78,9 @@ def queries_keys_values(
     k = add_bias(product('B/r/d/e L/c M, M K/t D -> B/r/d/e L/c K/t D', h, w_k, formats['k']), w.k_bias)
     w_v = layer.gather('v', 'M/d K/t D -> M K/t D', w, h)
     v = add_bias(product('B/r/d/e L/c M, M K/t D -> B/r/d/e L/c K/t D', h, w_v, formats['v']), w.v_bias)
-    if arch.qk_norm == 'none':
+    if arch.attention.qk_norm == 'none':
         q, k = save(rotate(q, positions, layer.kind), 'q'), save(rotate(k, positions, layer.kind), 'k')
-    elif arch.qk_norm == 'l2':
+    elif arch.attention.qk_norm == 'l2':
         q, k = rotate(save(q, 'q'), positions, layer.kind), rotate(save(k, 'k'), positions, layer.kind)
         if layer.kind.rope_base is not None:
             q, k = qk_norm(q, None, None, arch), qk_norm(k, None, None, arch)

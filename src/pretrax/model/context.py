@@ -39,16 +39,16 @@ def choose_context(wanted: str, arch: Architecture, mesh: dict[str, int], sequen
     if c == 1:
         return 'all_to_all', 'each device has whole sequences'
     if wanted == 'auto':
-        wanted = 'ring' if arch.n_kv_heads % (c * t) else 'all_to_all'
+        wanted = 'ring' if arch.attention.n_kv_heads % (c * t) else 'all_to_all'
         why = {
-            'ring': f'{arch.n_kv_heads} key/value heads do not divide by {t} x {c} for all_to_all',
+            'ring': f'{arch.attention.n_kv_heads} key/value heads do not divide by {t} x {c} for all_to_all',
             'all_to_all': 'any kernel works, and the heads divide',
         }[wanted]
     else:
         why = 'as configured'
-    if wanted == 'all_to_all' and arch.n_kv_heads % (c * t):
+    if wanted == 'all_to_all' and arch.attention.n_kv_heads % (c * t):
         raise UserError(
-            f'model.attention.n_kv_heads = {arch.n_kv_heads} is not divisible by mesh.t x mesh.c = {t} x {c}, '
+            f'model.attention.n_kv_heads = {arch.attention.n_kv_heads} is not divisible by mesh.t x mesh.c = {t} x {c}, '
             'as model.attention.context=all_to_all needs\nuse model.attention.context=ring'
         )
     parts = t * c if wanted == 'all_to_all' else t * c if t % 2 == 0 else 2 * t * c

@@ -38,14 +38,14 @@ def embed(
 ) -> num['B/r/d/e L/c/t M']:
     """The input of the first layer: the embedding of each token, plus that of its position if positions are learned."""
     x = take('V/t M, B/r/d/e L/c -> B/r/d/e L/c M', table, tokens).astype(dtype)  # partial over t
-    if arch.scale_embedding:
+    if arch.embedding.scale:
         x = x * jnp.asarray(math.sqrt(arch.d_model), dtype)  # rounded to dtype, as the released models were trained
-    if arch.embedding_multiplier != 1:
-        x = x * jnp.asarray(arch.embedding_multiplier, dtype)
+    if arch.embedding.multiplier != 1:
+        x = x * jnp.asarray(arch.embedding.multiplier, dtype)
     if learned is not None:
         of_positions = all_gather('P/t M/d -> P/t M', learned, wire=dtype)
         x = x + take('P/t M, B/r/d/e L/c -> B/r/d/e L/c M', of_positions, positions).astype(dtype)
-    return drop(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', x), seeds, arch.embedding_dropout)
+    return drop(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', x), seeds, arch.embedding.dropout)
 
 
 @typechecked
@@ -53,4 +53,4 @@ def unembed(ends: Ends, x: num['B/r/d/e L/c/t M'], arch: Architecture, head: For
     """The logits, from the hidden states after the last layer."""
     h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', norm(x, ends.norm, ends.norm_bias, arch))
     logits = product('B/r/d/e L/c M, V/t M -> B/r/d/e L/c V/t', h, ends.unembedding, head)
-    return softcap(arch.logit_multiplier * add_bias(logits, ends.unembed_bias), arch.final_softcap)
+    return softcap(arch.head.multiplier * add_bias(logits, ends.unembed_bias), arch.head.softcap)

@@ -33,7 +33,7 @@ def latent_queries_keys_values(
     w_b = layer.gather('kv_b', 'C_latent/d H/t D_kv -> C_latent H/t D_kv', w, latent)
     spec = 'B/r/d/e L/c C_latent, C_latent H/t D_kv -> B/r/d/e L/c H/t D_kv'
     both = product(spec, latent, w_b, layer.formats['kv_b'])
-    keys, v = jnp.split(both, [layer.arch.d_nope], axis=-1)
+    keys, v = jnp.split(both, [layer.arch.attention.latent.d_nope], axis=-1)
     shared = jnp.broadcast_to(shared[:, :, None], (*keys.shape[:-1], shared.shape[-1]))
     return q, save(jnp.concatenate([keys, shared], axis=-1), 'k'), save(v, 'v')
 
@@ -54,7 +54,7 @@ def latent_queries(
         c = all_gather('B/r/d/e L/c/t C_q -> B/r/d/e L/c C_q', c)
         w_b = layer.gather('q_b', 'C_q/d H/t D_qk -> C_q H/t D_qk', w, c)
         q = product('B/r/d/e L/c C_q, C_q H/t D_qk -> B/r/d/e L/c H/t D_qk', c, w_b, formats['q_b'])
-    fixed, turned = jnp.split(q, [layer.arch.d_nope], axis=-1)
+    fixed, turned = jnp.split(q, [layer.arch.attention.latent.d_nope], axis=-1)
     return jnp.concatenate([fixed, rotate(turned, positions, layer.kind)], axis=-1)
 
 
@@ -75,8 +75,8 @@ def latents(
 @typechecked
 def absorbed_queries(q: num['B/r/d/e L/c H/t D_qk'], w: Layer, layer: LayerSpec) -> num['B/r/d/e L/c H/t C_kv']:
     """Queries whose products with what `latents` gives are those with the keys."""
-    fixed, turned = jnp.split(q, [layer.arch.d_nope], axis=-1)
-    w_k = gather('C_latent/d H/t D_kv -> C_latent H/t D_kv', w.kv_b, q)[..., : layer.arch.d_nope]
+    fixed, turned = jnp.split(q, [layer.arch.attention.latent.d_nope], axis=-1)
+    w_k = gather('C_latent/d H/t D_kv -> C_latent H/t D_kv', w.kv_b, q)[..., : layer.arch.attention.latent.d_nope]
     spec = 'B/r/d/e L/c H/t D_nope, C_latent H/t D_nope -> B/r/d/e L/c H/t C_latent'
     return jnp.concatenate([einsum(spec, fixed, w_k, dot=_dot(q)), turned], axis=-1)
 
@@ -85,13 +85,13 @@ def absorbed_queries(q: num['B/r/d/e L/c H/t D_qk'], w: Layer, layer: LayerSpec)
 def values_of_latents(y: num['B/r/d/e L/c H/t C_kv'], w: Layer, layer: LayerSpec) -> num['B/r/d/e L/c H/t D']:
     """The outputs of the heads, from weighted sums of what `latents` gives."""
     latent, _ = _parts(y, layer)
-    w_v = gather('C_latent/d H/t D_kv -> C_latent H/t D_kv', w.kv_b, y)[..., layer.arch.d_nope :]
+    w_v = gather('C_latent/d H/t D_kv -> C_latent H/t D_kv', w.kv_b, y)[..., layer.arch.attention.latent.d_nope :]
     spec = 'B/r/d/e L/c H/t C_latent, C_latent H/t D -> B/r/d/e L/c H/t D'
     return einsum(spec, latent, w_v, dot=_dot(y))
 
 
 def _parts(both: jax.Array, layer: LayerSpec) -> tuple[jax.Array, jax.Array]:
-    latent, shared = jnp.split(both, [layer.arch.kv_rank], axis=-1)
+    latent, shared = jnp.split(both, [layer.arch.attention.latent.kv_rank], axis=-1)
     return latent, shared
 
 

@@ -60,7 +60,7 @@ class LayerSpec:
 
 def dropout(x: num['B/r/d/e L/c/t M'], part: str, tokens: Tokens, layer: LayerSpec) -> num['B/r/d/e L/c/t M']:
     """What a part of a layer adds to the residual stream, with dropout in training."""
-    rate = layer.arch.residual_dropout
+    rate = layer.arch.block.dropout
     return drop(x, layer.seeds(part, tokens, rate), rate)
 
 

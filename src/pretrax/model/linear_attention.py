@@ -158,7 +158,7 @@ def state_output(
     """What the heads read, normed and gated, projected into the residual stream."""
     scale = w.linear_group_norm if w.linear_norm is None else w.linear_norm
     assert scale is not None
-    y = gated_norm(y, z, scale, layer.arch.norm_eps, layer.arch.linear_heads // layer.arch.linear_key_heads)
+    y = gated_norm(y, z, scale, layer.arch.norm.eps, layer.arch.recurrent.n_heads // layer.arch.recurrent.n_key_heads)
     w_o = layer.gather('linear_o', 'N_state/t D_value M/d -> N_state/t D_value M', w, y)
     out = product(
         'B/r/d/e L/c N_state/t D_value, N_state/t D_value M -> B/r/d/e L/c M', y, w_o, layer.formats['linear_o']

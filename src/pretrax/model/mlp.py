@@ -35,7 +35,7 @@ def feed_forward(h: num['B/r/d/e L/c/t M'], w: Layer, layer: LayerSpec) -> num['
         gate = product('B/r/d/e L/c M, M F/t -> B/r/d/e L/c F/t', h, w_gate, formats['gate'])
         act = gated(save(add_bias(gate, w.gate_bias), 'gate'), up, arch)
     else:
-        act = {'gelu': gelu, 'gelu_erf': gelu_erf, 'relu2': relu2}[arch.activation](up)
+        act = {'gelu': gelu, 'gelu_erf': gelu_erf, 'relu2': relu2}[arch.feed_forward.activation](up)
     w_down = layer.gather('down', 'F/t M/d -> F/t M', w, h)
     out = product('B/r/d/e L/c F/t, F/t M -> B/r/d/e L/c M', act, w_down, formats['down'])  # partial over t
     out = save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'mlp_out')
@@ -44,9 +44,9 @@ def feed_forward(h: num['B/r/d/e L/c/t M'], w: Layer, layer: LayerSpec) -> num['
 
 def gated(gate: jax.Array, up: jax.Array, arch: Architecture) -> jax.Array:
     """The activation of the gate, times up."""
-    if arch.activation == 'swiglu_oai':
-        return swiglu_oai(gate, up, arch.swiglu_limit)
-    return swiglu(gate, up) if arch.activation == 'swiglu' else geglu(gate, up)
+    if arch.feed_forward.activation == 'swiglu_oai':
+        return swiglu_oai(gate, up, arch.feed_forward.swiglu_limit)
+    return swiglu(gate, up) if arch.feed_forward.activation == 'swiglu' else geglu(gate, up)
 
 
 @jax.checkpoint  # keeps gate and up in their own dtype for the backward pass, no f32 values between

@@ -105,10 +105,10 @@ def experts(
     ]
     if w.expert_up_bias is not None:
         weights += [w.expert_up_bias, w.expert_gate_bias]
-    if arch.capacity is not None:
+    if arch.experts.capacity is not None:
         return _with_capacity(x, weight, chosen, weights, arch, formats)
     forward = functools.partial(_feed_forwards, arch, method)
-    k, n, choices = arch.experts_per_token, arch.n_experts, chosen.reshape(-1)
+    k, n, choices = arch.experts.experts_per_token, arch.experts.n_experts, chosen.reshape(-1)
     if axis_size('e') > 1:
         remote = functools.partial(forward, COMPUTE, _unsaved)  # in the compute dtype: see `choose_numerics`
         return exchange(remote, k, n, method, flat, weight, choices, weights).reshape(x.shape), None
@@ -140,7 +140,7 @@ def _feed_forwards(
     """The feed-forward of each row's expert. Letters: G devices along e, S experts on each of them."""
     w_up, w_gate, w_down = (w[None] for w in weights[:3])
     up_bias, gate_bias = weights[3:] or (None, None)
-    if arch.weigh_inputs:
+    if arch.experts.router.weigh_inputs:
         rows = times(rows, weight)
     multiply = functools.partial(grouped_product, groups=groups, method=method)
     add = functools.partial(_add_of_expert, expert_of_rows(groups, method, rows.shape[0]))
@@ -162,9 +162,9 @@ def _with_capacity(
 ) -> tuple[jax.Array, bool_['B/r/d/e L/c X']]:
     """Every expert has the same number of slots in each sequence. Lepikhin et al. 2020, arXiv:2006.16668, section 2.2."""
     rows, length, _ = x.shape
-    k, n = arch.experts_per_token, arch.n_experts
-    assert arch.capacity is not None
-    capacity = min(length, math.ceil(arch.capacity * length * k / n))
+    k, n = arch.experts.experts_per_token, arch.experts.n_experts
+    assert arch.experts.capacity is not None
+    capacity = min(length, math.ceil(arch.experts.capacity * length * k / n))
     slots = sort_with_capacity(chosen.reshape(rows, -1), n, capacity)
     w_up, w_gate, w_down, *biases = weights
     up_bias, gate_bias = biases or (None, None)
@@ -175,7 +175,7 @@ def _with_capacity(
 
     tokens = to_experts(dispatch(k, x.reshape(rows * length, -1), slots))
     row_weights = to_experts(dispatch(1, weight.reshape(-1, 1), slots))
-    if arch.weigh_inputs:
+    if arch.experts.router.weigh_inputs:
         tokens = times(tokens, row_weights)
     into = functools.partial(product, 'B/r/d E/e C/c M, E/e M F_expert/t -> B/r/d E/e C/c F_expert/t')
     up = save(_add_in_slots(into(tokens, w_up, formats['expert_up']), up_bias), 'up')
@@ -219,7 +219,7 @@ def _add_in_slots(x: num['B E C F'], bias: f32['E F'] | None) -> num['B E C F']:
 def weighted(gate: jax.Array, up: jax.Array, weight: jax.Array, arch: Architecture) -> jax.Array:
     """The gated activation times the router's weight, in up's dtype; without the weight if it multiplied the input."""
     act = gated(gate, up, arch)
-    return act if arch.weigh_inputs else times(act, weight)
+    return act if arch.experts.router.weigh_inputs else times(act, weight)
 
 
 @jax.checkpoint

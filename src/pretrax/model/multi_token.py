@@ -47,12 +47,12 @@ def predict_ahead(
     """The terms of the modules, from the last hidden states; and the statistics of all routers."""
     # Equations 21 to 25. Products of the modules are in the compute dtype. `routed` are the statistics of the decoder.
     arch, plan = model.arch, model.plan
-    if not arch.mtp_layers:
+    if not arch.multi_token.n_layers:
         return {}, routed
     columns = local_columns(batch.tokens, plan.context)
     h, terms = norm(x, ends.norm, ends.norm_bias, arch), LossTerms()
     sums, of_routers = [], [routed]
-    for k in range(1, arch.mtp_layers + 1):
+    for k in range(1, arch.multi_token.n_layers + 1):
         later = ahead(batch, columns, k)
         one = jax.tree.map(lambda array, k=k: array[k - 1], w)
         spec = LayerSpec(arch, plan, arch.kinds[-1], COMPUTE, number=jnp.int32(arch.n_layers + k - 1))
@@ -70,7 +70,7 @@ def predict_ahead(
         with jax.named_scope('multi_token'):
             y, (router,) = unroll([module], h, [one], plan.saved_in_layers)
             nll, count = in_chunks(terms_of, y, later, plan.loss_chunks)['nll']
-        terms[f'mtp_loss/{k}'] = arch.mtp_loss / arch.mtp_layers * nll, count
+        terms[f'mtp_loss/{k}'] = arch.multi_token.loss / arch.multi_token.n_layers * nll, count
         sums.append(jnp.stack([nll, count]))
         of_routers.append(jax.tree.map(lambda array: array[None], router))
         h = norm(y, one.norm, None, arch)
@@ -114,7 +114,7 @@ def ahead(batch: Batch, columns: i32['L/c'], k: int) -> Batch:
 def ahead_denominators(batch: Batch, model: Decoder) -> dict[str, f32['']]:
     """The denominators of the terms of `predict_ahead`. They depend only on the batch."""
     arch, columns = model.arch, local_columns(batch.tokens, model.plan.context)
-    modules = range(1, arch.mtp_layers + 1)
+    modules = range(1, arch.multi_token.n_layers + 1)
     return {f'mtp_loss/{k}': jnp.sum(ahead(batch, columns, k).mask) for k in modules}
 
 

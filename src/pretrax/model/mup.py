@@ -107,20 +107,20 @@ def apply_mup(chosen: dict[str, Any], said: dict[str, Any]) -> None:
         raise UserError(
             f'model.mup.depth_power = {mup.depth_power:g} is relative to base_layers\ngive model.mup.base_layers'
         )
-    if mup.base_d_head and mup.base_d_head != chosen['d_head']:
-        if chosen['kv_rank']:
+    if mup.base_d_head and mup.base_d_head != chosen['attention.d_head']:
+        if chosen['attention.latent.kv_rank']:
             raise UserError(
                 'model.mup.base_d_head does not fit latent attention (model.attention.latent.kv_rank)\nleave it out'
             )
-        if said.get('query_pre_attn_scalar'):
+        if said.get('attention.query_pre_attn_scalar'):
             raise UserError(
                 'model.mup.base_d_head and model.attention.query_pre_attn_scalar both say what scores are divided by\nleave out one'
             )
-        usual = chosen['query_pre_attn_scalar'] or chosen['d_head']
-        chosen['query_pre_attn_scalar'] = usual * chosen['d_head'] / mup.base_d_head
-    if chosen['tied']:
-        chosen['logit_multiplier'] /= width
-    if chosen['scale_embedding']:  # by the square root of the width of the base model
-        chosen['embedding_multiplier'] *= width**-0.5
-    chosen['residual_multiplier'] *= depth**-power
+        usual = chosen['attention.query_pre_attn_scalar'] or chosen['attention.d_head']
+        chosen['attention.query_pre_attn_scalar'] = usual * chosen['attention.d_head'] / mup.base_d_head
+    if chosen['embedding.tied']:
+        chosen['head.multiplier'] /= width
+    if chosen['embedding.scale']:  # by the square root of the width of the base model
+        chosen['embedding.multiplier'] *= width**-0.5
+    chosen['block.residual_multiplier'] *= depth**-power
     chosen['mup'] = Scaling(width, depth, power, mup.independent_decay)

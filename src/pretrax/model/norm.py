@@ -21,9 +21,9 @@ def norm(
     if scale is None:
         return x
     y: f32['B/r/d/e L/c/t M'] = x.astype(jnp.float32)
-    if arch.norm == 'layernorm':
+    if arch.norm.kind == 'layernorm':
         y = y - jnp.mean(y, axis=-1, keepdims=True)
-    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + arch.norm_eps) * _scale(scale, arch)
+    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + arch.norm.eps) * _scale(scale, arch)
     return (y if bias is None else y + bias).astype(x.dtype)
 
 
@@ -43,18 +43,18 @@ def qk_norm(
     """
 
     def mean(y: jax.Array) -> jax.Array:
-        if arch.qk_norm != 'full':
+        if arch.attention.qk_norm != 'full':
             return jnp.mean(y, axis=-1, keepdims=True)
         total = psum('t', jnp.sum(y, axis=(-2, -1), keepdims=True))
         return total / (axis_size('t') * x.shape[-2] * x.shape[-1])
 
     y = x.astype(jnp.float32)
-    if arch.norm == 'layernorm' and arch.qk_norm != 'l2':
+    if arch.norm.kind == 'layernorm' and arch.attention.qk_norm != 'l2':
         y = y - mean(y)
     weight = scale if full_scale is None else full_scale
-    y = y * jax.lax.rsqrt(mean(jnp.square(y)) + arch.norm_eps)
+    y = y * jax.lax.rsqrt(mean(jnp.square(y)) + arch.norm.eps)
     return (y if weight is None else y * _scale(weight, arch)).astype(x.dtype)
 
 
 def _scale(weight: jax.Array, arch: Architecture) -> jax.Array:
-    return weight + arch.norm_offset if arch.norm_offset else weight
+    return weight + arch.norm.offset if arch.norm.offset else weight

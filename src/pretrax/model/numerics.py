@@ -117,9 +117,9 @@ def choose_numerics(
             )
 
     reason = ''
-    if arch.n_experts and arch.capacity is None and mesh['e'] > 1:
+    if arch.experts.n_experts and arch.experts.capacity is None and mesh['e'] > 1:
         reason = 'experts sharded over e do not support it without model.experts.capacity'
-    elif arch.n_experts and arch.capacity is None and grouped == 'ragged':
+    elif arch.experts.n_experts and arch.experts.capacity is None and grouped == 'ragged':
         reason = 'jax.lax.ragged_dot does not support it; with model.experts.capacity they are plain products'
     without = {}
     if reason:
@@ -160,12 +160,12 @@ def _check_stages(numerics: Numerics, mesh: Mapping[str, int]) -> None:
 def _multiplied(arch: Architecture) -> tuple[str, ...]:
     """The weights of a layer that `matmul.product` multiplies."""
     mlp = ('gate', 'up', 'down') if arch.gated else ('up', 'down')
-    prefixes = ['expert'] * bool(arch.n_experts) + ['shared'] * bool(arch.d_shared)
+    prefixes = ['expert'] * bool(arch.experts.n_experts) + ['shared'] * bool(arch.experts.d_shared)
     of_experts = [f'{prefix}_{name}' for prefix in prefixes for name in mlp]
-    if arch.kv_rank:
-        of_attention = (*(('q_a', 'q_b') if arch.q_rank else ('q_direct',)), 'kv_a', 'kv_b')
+    if arch.attention.latent.kv_rank:
+        of_attention = (*(('q_a', 'q_b') if arch.attention.latent.q_rank else ('q_direct',)), 'kv_a', 'kv_b')
     else:
-        of_attention = ('q', 'k', 'v', *['o_gate'] * arch.attention_gate)
+        of_attention = ('q', 'k', 'v', *['o_gate'] * arch.attention.gate)
     return tuple(name for name in (*of_attention, 'o', *_OF_STATES, *mlp, *of_experts) if arch.count(name))
 
 

@@ -1,7 +1,7 @@
-"""The names of the decoder's options, in the configuration and in the tables. No JAX here.
+"""The names that pretrax 0.1 had for the decoder's options, whose section `model:` was flat. No JAX here.
 
-A configuration writes `model.attention.window`. The tables of families and presets, `Architecture`, the readers of Hugging
-Face's configurations, and the configurations that pretrax 0.1 stored, write `window`. `RENAMED` has every name that differs.
+A configuration writes `model.attention.window`, or in dotted tables 'attention.window'. Version 0.1 wrote `model.window`.
+`RENAMED` has every name that differs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -51,14 +51,8 @@ _TO_SECTIONS: dict[str, dict[str, str]] = {
     'pipeline': {'pipeline_rounds': 'rounds', 'pipeline_schedule': 'schedule'},
 }  # fmt: skip
 SECTIONS = tuple(_TO_SECTIONS)
-# Name in the tables -> dotted key below `model`. Names that are not here are the same.
+# Former name -> dotted key below `model`. Names that are not here are the same.
 RENAMED = {name: f'{section}.{key}' for section, names in _TO_SECTIONS.items() for name, key in names.items()}
-_FLAT = {key: name for name, key in RENAMED.items()}
-
-
-def key_of(name: str) -> str:
-    """The key of an option in the configuration, for messages: 'window' -> 'model.attention.window'."""
-    return f'model.{RENAMED.get(name, name)}'
 
 
 def is_former(name: str, value: Any) -> bool:
@@ -70,7 +64,7 @@ def is_former(name: str, value: Any) -> bool:
 
 
 def nest(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with the names of the tables, as the section `model:`. Keys that are nested already stay."""
+    """Options with dotted keys or former names, as the section `model:`. Keys that are nested already stay."""
     nested: dict[str, Any] = {}
     for path, value in _paths(options, ''):
         node = nested
@@ -82,15 +76,13 @@ def nest(options: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def flat(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `nest`. An unknown key below a section is dotted. `latent: null` is `kv_rank = 0`."""
-    found: dict[str, Any] = {}
-    for path, value in _paths(section, ''):
-        if path == 'attention.latent' and value is None:
-            found |= dict.fromkeys(_LATENT) | {'kv_rank': 0}
-        else:
-            found[_FLAT.get(path, path)] = value
-    return found
+def dotted(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the section `model:` by dotted key: the inverse of `nest`. `latent: null` is `latent.kv_rank: 0`."""
+    options = dict(_paths(section, ''))
+    if options.get('attention.latent', 0) is None:
+        del options['attention.latent']
+        options |= dict.fromkeys(f'attention.latent.{name}' for name in _LATENT) | {'attention.latent.kv_rank': 0}
+    return options
 
 
 def _paths(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

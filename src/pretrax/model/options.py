@@ -1,59 +1,102 @@
-"""The options that the section `model:` of a configuration may write. No JAX here, so that configurations are checked quickly.
+"""The options of the decoder: the keys that the section `model:` of a configuration may write. No JAX here.
 
-An option that is left out comes from the preset (presets.py), then from the family (families.py). `flat` has the options with
-the names of these tables.
+An option that is left out comes from the preset (presets.yaml), then from the family (families.py). `architecture.resolve`
+gives every option a value.
 """
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pretrax.errors import UserError
-from pretrax.model.families import FAMILY_NAMES, SAVED_NAMES, choose
+from pretrax.model.choices import choose
+from pretrax.model.families import FAMILY_NAMES, SAVED_NAMES
 from pretrax.model.mup import Mup
-from pretrax.model.option_names import flat
 from pretrax.model.presets import PRESETS
 from pretrax.model.rope_scaling import RopeScaling
 
+if TYPE_CHECKING:  # as an `Architecture` has them
+    type Choice[T] = T
+    type LayerNumbers = tuple[int, ...]
+else:
 
-class _Section(BaseModel):
+    class Choice:
+        """The type of an option that a configuration may leave out: None until it is resolved."""
+
+        def __class_getitem__(cls, item: Any) -> Any:
+            return item | None
+
+    LayerNumbers = Annotated[int, Field(ge=0)] | tuple[Annotated[int, Field(ge=0)], ...]
+
+
+class Section(BaseModel):
+    """A section of options, which may have sections of its own."""
+
     model_config = ConfigDict(extra='forbid', frozen=True)
 
+    def dotted(self) -> dict[str, Any]:
+        """The options that are not None, by dotted key: 'attention.window'."""
+        options: dict[str, Any] = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, Section):
+                options |= {f'{name}.{key}': inner for key, inner in value.dotted().items()}
+            elif value is not None:
+                options[name] = value
+        return options
 
-class NormOptions(_Section):
+    @classmethod
+    def from_dotted(cls, options: Mapping[str, Any]) -> Self:
+        """The inverse of `dotted`, without validation. Keys of other sections are ignored."""
+        values: dict[str, Any] = {}
+        for name, field in cls.model_fields.items():
+            if isinstance(field.default, Section):
+                inner = {
+                    key.removeprefix(f'{name}.'): value for key, value in options.items() if key.startswith(f'{name}.')
+                }
+                values[name] = type(field.default).from_dotted(inner)
+            elif name in options:
+                values[name] = options[name]
+        return cls.model_construct(**values)
+
+
+class NormOptions(Section):
     """The norms."""
 
-    kind: Literal['rmsnorm', 'layernorm'] | None = Field(
+    kind: Choice[Literal['rmsnorm', 'layernorm']] = Field(
         default=None, description='kind of all norms (default: of the family)'
     )
-    eps: float | None = Field(default=None, gt=0, description='added to the variance in norms (default: of the family)')
-    offset: float | None = Field(
+    eps: Choice[float] = Field(
+        default=None, gt=0, description='added to the variance in norms (default: of the family)'
+    )
+    offset: Choice[float] = Field(
         default=None, description='added to the scales of norms: 1 if weights are stored minus 1'
     )
-    bias: bool | None = Field(
+    bias: Choice[bool] = Field(
         default=None, description='biases on the norms, if kind is layernorm (default: model.bias)'
     )
 
 
-class BlockOptions(_Section):
+class BlockOptions(Section):
     """How a layer combines attention and feed-forward with the residual stream."""
 
-    norms: Literal['pre', 'post', 'sandwich'] | None = Field(
+    norms: Choice[Literal['pre', 'post', 'sandwich']] = Field(
         default=None, description='norms before attention and feed-forward (default), after them, or both'
     )
-    parallel: bool | None = Field(
+    parallel: Choice[bool] = Field(
         default=None,
         description='attention and feed-forward of a layer have the same input (default: one after the other)',
     )
-    shared_norm: bool | None = Field(
+    shared_norm: Choice[bool] = Field(
         default=None, description='with parallel: one norm before both attention and feed-forward'
     )
-    residual_multiplier: float | None = Field(
+    residual_multiplier: Choice[float] = Field(
         default=None,
         gt=0,
         description='what attention and feed-forward add to the residual stream, times this (default 1)',
     )
-    dropout: float | None = Field(
+    dropout: Choice[float] = Field(
         default=None,
         ge=0,
         lt=1,
@@ -61,70 +104,70 @@ class BlockOptions(_Section):
     )
 
 
-class LatentOptions(_Section):
+class LatentOptions(Section):
     """Latent attention: keys and values, and queries, are projected through narrow latents (multi-head latent attention)."""
 
-    kv_rank: int | None = Field(
+    kv_rank: Choice[int] = Field(
         default=None,
         ge=0,
         description='width of the latent of keys and values (default 0: ordinary attention)',
     )
-    q_rank: int | None = Field(
+    q_rank: Choice[int] = Field(
         default=None,
         ge=0,
         description='width of the latent of queries (default 0: queries are projected from the hidden states)',
     )
-    d_rope: int | None = Field(
+    d_rope: Choice[int] = Field(
         default=None, gt=0, description='width of the part of queries and keys with positions (default 64)'
     )
-    d_nope: int | None = Field(
+    d_nope: Choice[int] = Field(
         default=None,
         gt=0,
         description='width of the part of queries and keys without positions (default attention.d_head)',
     )
 
 
-class AttentionOptions(_Section):
+class AttentionOptions(Section):
     """Attention."""
 
-    n_heads: int | None = Field(default=None, gt=0, description='query heads')
-    n_kv_heads: int | None = Field(default=None, gt=0, description='key and value heads (default n_heads)')
-    d_head: int | None = Field(default=None, gt=0, description='width of a head (default d_model / n_heads)')
-    qk_norm: Literal['none', 'head', 'each_head', 'full', 'l2'] | None = Field(
+    n_heads: Choice[int] = Field(default=None, gt=0, description='query heads')
+    n_kv_heads: Choice[int] = Field(default=None, gt=0, description='key and value heads (default n_heads)')
+    d_head: Choice[int] = Field(default=None, gt=0, description='width of a head (default d_model / n_heads)')
+    qk_norm: Choice[Literal['none', 'head', 'each_head', 'full', 'l2']] = Field(
         default=None,
         description='norm of queries and keys: of each head with one scale for all or a scale each, or of all heads '
         'together; l2: of each head after its rotation, without a scale (default none)',
     )
-    window: int | None = Field(
+    window: Choice[int] = Field(
         default=None, ge=0, description='tokens that a token sees, itself included (default 0: all)'
     )
-    window_type: Literal['sliding', 'chunked'] | None = Field(
+    window_type: Choice[Literal['sliding', 'chunked']] = Field(
         default=None,
         description="sliding: the last tokens (default); chunked: those of the token's chunk, of `window` tokens each",
     )
-    global_every: int | None = Field(
+    global_every: Choice[int] = Field(
         default=None, ge=0, description='every n-th layer has no window (default 0: never)'
     )
     query_pre_attn_scalar: float | None = Field(
         default=None, gt=0, description='attention scores are divided by its square root (default d_head)'
     )
-    temperature: float | None = Field(
+    temperature: Choice[float] = Field(
         default=None,
         ge=0,
         description='queries of layers without positions are multiplied by 1 + this log(1 + floor(position / '
         'temperature_length)), positions from 1 (default 0: not)',
     )
-    temperature_length: int | None = Field(default=None, gt=0, description='see temperature (default 8192)')
-    softcap: float | None = Field(
+    temperature_length: Choice[int] = Field(default=None, gt=0, description='see temperature (default 8192)')
+    softcap: Choice[float] = Field(
         default=None, ge=0, description='attention scores become cap * tanh(score / cap) (default 0: no cap)'
     )
-    sinks: bool | None = Field(
+    sinks: Choice[bool] = Field(
         default=None, description='each head may attend to nothing: one more score, which is learned (default no)'
     )
-    gate: bool | None = Field(default=None, description="attention's output is gated by a sigmoid of the token")
-    qkv_bias: bool | None = Field(default=None, description='biases on queries, keys and values (default: model.bias)')
-    o_bias: bool | None = Field(default=None, description="bias on attention's output (default: model.bias)")
-    dropout: float | None = Field(
+    gate: Choice[bool] = Field(default=None, description="attention's output is gated by a sigmoid of the token")
+    qkv_bias: Choice[bool] = Field(default=None, description='biases on queries, keys and values (default: model.bias)')
+    o_bias: Choice[bool] = Field(default=None, description="bias on attention's output (default: model.bias)")
+    dropout: Choice[float] = Field(
         default=None,
         ge=0,
         lt=1,
@@ -136,80 +179,80 @@ class AttentionOptions(_Section):
     context: Literal['auto', 'ring', 'all_to_all'] = Field(
         default='auto', description='how attention treats sequences that are sharded over mesh.c'
     )
-    latent: LatentOptions | None = Field(
+    latent: Choice[LatentOptions] = Field(
         default=LatentOptions(), description='latent attention; null: ordinary attention'
     )
 
 
-class RopeOptions(_Section):
+class RopeOptions(Section):
     """Rotary positions, and the layers that have none."""
 
-    base: float | None = Field(default=None, gt=0, description='base of the frequencies (default 10000)')
+    base: Choice[float] = Field(default=None, gt=0, description='base of the frequencies (default 10000)')
     local_base: float | None = Field(
         default=None,
         gt=0,
         description='base of layers with a window, whose frequencies are not scaled (default: base)',
     )
     scaling: RopeScaling | None = Field(default=None, description='how frequencies are scaled for longer contexts')
-    fraction: float | None = Field(
+    fraction: Choice[float] = Field(
         default=None, gt=0, le=1, description='part of each head that rope rotates, its first dimensions (default 1)'
     )
-    nope_every: int | None = Field(
+    nope_every: Choice[int] = Field(
         default=None, ge=0, description='every n-th layer has no positions (default 0: never)'
     )
-    nope_global: bool | None = Field(
+    nope_global: Choice[bool] = Field(
         default=None, description='layers without a window have no positions, if others have a window'
     )
 
 
-class RecurrentOptions(_Section):
+class RecurrentOptions(Section):
     """Gated delta nets and state-space models."""
 
-    n_heads: int | None = Field(default=None, gt=0, description='heads (default 2 d_model / d_head)')
-    n_key_heads: int | None = Field(
+    n_heads: Choice[int] = Field(default=None, gt=0, description='heads (default 2 d_model / d_head)')
+    n_key_heads: Choice[int] = Field(
         default=None,
         gt=0,
         description='heads of keys and queries, the groups of Mamba 2 (default n_heads)',
     )
-    d_head: int | None = Field(default=None, gt=0, description='width of a value in a head (default 128)')
-    d_key: int | None = Field(
+    d_head: Choice[int] = Field(default=None, gt=0, description='width of a value in a head (default 128)')
+    d_key: Choice[int] = Field(
         default=None,
         gt=0,
         description='width of a key in a head, the state size of Mamba 2 (default 128)',
     )
-    conv_width: int | None = Field(
+    conv_width: Choice[int] = Field(
         default=None,
         gt=1,
         description='tokens that the causal convolution of a token sees, itself included (default 4)',
     )
-    conv_bias: bool | None = Field(default=None, description='biases of the causal convolution (default false)')
+    conv_bias: Choice[bool] = Field(default=None, description='biases of the causal convolution (default false)')
 
 
-class FeedForwardOptions(_Section):
+class FeedForwardOptions(Section):
     """The feed-forward."""
 
-    d_ff: int | None = Field(
+    d_ff: Choice[int] = Field(
         default=None, ge=0, description='width (default 4 d_model, or 8/3 if gated); 0: layers have no feed-forward'
     )
-    activation: Literal['swiglu', 'swiglu_oai', 'geglu', 'gelu', 'gelu_erf', 'relu2'] | None = Field(
+    activation: Choice[Literal['swiglu', 'swiglu_oai', 'geglu', 'gelu', 'gelu_erf', 'relu2']] = Field(
         default=None,
         description='swiglu, swiglu_oai and geglu are gated (default: of the family)',
     )
-    swiglu_limit: float | None = Field(
+    swiglu_limit: Choice[float] = Field(
         default=None, gt=0, description='swiglu_oai clamps gate and up to it (default 7)'
     )
-    bias: bool | None = Field(
+    bias: Choice[bool] = Field(
         default=None, description='biases on the feed-forward, on experts and their router (default: model.bias)'
     )
 
 
-class EmbeddingOptions(_Section):
+class EmbeddingOptions(Section):
     """The embedding."""
 
-    scale: bool | None = Field(default=None, description='embeddings times sqrt(d_model)')
-    multiplier: float | None = Field(default=None, gt=0, description='embeddings times this (default 1)')
-    tied: bool | None = Field(default=None, description='the unembedding is the embedding')
-    dropout: float | None = Field(
+    scale: Choice[bool] = Field(default=None, description='embeddings times sqrt(d_model)')
+    multiplier: Choice[float] = Field(default=None, gt=0, description='embeddings times this (default 1)')
+    tied: Choice[bool] = Field(default=None, description='the unembedding is the embedding')
+    dropout: Choice[float] = Field(
         default=None,
         ge=0,
         lt=1,
@@ -217,100 +260,102 @@ class EmbeddingOptions(_Section):
     )
 
 
-class HeadOptions(_Section):
+class HeadOptions(Section):
     """The unembedding and the logits."""
 
-    softcap: float | None = Field(
+    softcap: Choice[float] = Field(
         default=None, ge=0, description='logits become cap * tanh(logit / cap) (default 0: no cap)'
     )
-    bias: bool | None = Field(default=None, description='bias on the unembedding (default false)')
-    multiplier: float | None = Field(default=None, gt=0, description='logits times this (default 1)')
+    bias: Choice[bool] = Field(default=None, description='bias on the unembedding (default false)')
+    multiplier: Choice[float] = Field(default=None, gt=0, description='logits times this (default 1)')
 
 
-class RouterOptions(_Section):
+class RouterOptions(Section):
     """How tokens are distributed among experts."""
 
-    scores: Literal['softmax', 'sigmoid'] | None = Field(
+    scores: Choice[Literal['softmax', 'sigmoid']] = Field(
         default=None,
         description='how the router scores experts: softmax over all of them (default), or sigmoid of each',
     )
-    bias: bool | None = Field(
+    bias: Choice[bool] = Field(
         default=None,
         description='a bias of each expert, added to its score when experts are chosen, balances the load (default no)',
     )
-    bias_rate: float | None = Field(
+    bias_rate: Choice[float] = Field(
         default=None,
         ge=0,
         description='with bias: how far each step moves the biases, up if an expert has less than an even load (default 0.001)',
     )
-    n_groups: int | None = Field(default=None, gt=0, description='groups of neighboring experts (default 1: none)')
-    groups_per_token: int | None = Field(
+    n_groups: Choice[int] = Field(default=None, gt=0, description='groups of neighboring experts (default 1: none)')
+    groups_per_token: Choice[int] = Field(
         default=None,
         gt=0,
         description="groups that a token's experts are chosen from: those with the highest group_scores",
     )
-    group_scores: Literal['max', 'top2'] | None = Field(
+    group_scores: Choice[Literal['max', 'top2']] = Field(
         default=None, description="a group's score: its highest, or the sum of its two highest (default max)"
     )
-    normalize: bool | None = Field(default=None, description="a token's weights on its experts sum to one")
-    scale: float | None = Field(
+    normalize: Choice[bool] = Field(default=None, description="a token's weights on its experts sum to one")
+    scale: Choice[float] = Field(
         default=None, gt=0, description="multiplies a token's weights on its experts, after normalize (default 1)"
     )
-    weigh_inputs: bool | None = Field(
+    weigh_inputs: Choice[bool] = Field(
         default=None, description="a token's weights multiply what its experts read, not what they give (default no)"
     )
-    balance_loss: float | None = Field(default=None, ge=0, description='weight of the load-balance loss (default 0.01)')
-    balance_over: Literal['sequence', 'batch'] | None = Field(
+    balance_loss: Choice[float] = Field(
+        default=None, ge=0, description='weight of the load-balance loss (default 0.01)'
+    )
+    balance_over: Choice[Literal['sequence', 'batch']] = Field(
         default=None, description='whether the load is balanced in each sequence (default) or over the batch'
     )
-    z_loss: float | None = Field(default=None, ge=0, description="weight of mean(log(Z)^2) of the router's logits")
+    z_loss: Choice[float] = Field(default=None, ge=0, description="weight of mean(log(Z)^2) of the router's logits")
 
 
-class ExpertsOptions(_Section):
+class ExpertsOptions(Section):
     """A mixture of experts."""
 
-    n_experts: int | None = Field(
+    n_experts: Choice[int] = Field(
         default=None,
         ge=0,
         description='feed-forwards that a router chooses from (default 0: one feed-forward, no router)',
     )
-    experts_per_token: int | None = Field(default=None, gt=0, description='experts per token (default 2)')
-    dense_layers: Annotated[int, Field(ge=0)] | tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+    experts_per_token: Choice[int] = Field(default=None, gt=0, description='experts per token (default 2)')
+    dense_layers: Choice[LayerNumbers] = Field(
         default=None, description='layers without experts: the first n, or a list of numbers from 0 (default 0: none)'
     )
-    every: int | None = Field(default=None, gt=0, description='every n-th layer has experts (default 1: all)')
-    d_ff_dense: int | None = Field(
+    every: Choice[int] = Field(default=None, gt=0, description='every n-th layer has experts (default 1: all)')
+    d_ff_dense: Choice[int] = Field(
         default=None,
         gt=0,
         description='width of the feed-forward of layers without experts (default: that of all active experts)',
     )
-    d_shared: int | None = Field(
+    d_shared: Choice[int] = Field(
         default=None, ge=0, description='width of the shared expert, which every token uses (default 0: none)'
     )
-    shared_gate: bool | None = Field(default=None, description="the shared expert's output is gated by the token")
+    shared_gate: Choice[bool] = Field(default=None, description="the shared expert's output is gated by the token")
     capacity: float | None = Field(
         default=None, gt=0, description='tokens per expert and sequence, relative to an even share; null: no limit'
     )
     router: RouterOptions = Field(default=RouterOptions(), description='how tokens are distributed among experts')
 
 
-class MultiTokenOptions(_Section):
+class MultiTokenOptions(Section):
     """Multi-token prediction."""
 
-    n_layers: int | None = Field(
+    n_layers: Choice[int] = Field(
         default=None,
         ge=0,
         description='modules that each predict one more token ahead (default 0: none)',
     )
-    loss: float | None = Field(
+    loss: Choice[float] = Field(
         default=None, ge=0, description='weight of the losses of the modules together (default 0.3)'
     )
 
 
-class InitOptions(_Section):
+class InitOptions(Section):
     """How weights are drawn."""
 
-    kind: Literal['scaled', 'normal', 'truncated', 'xavier'] | None = Field(
+    kind: Choice[Literal['scaled', 'normal', 'truncated', 'xavier']] = Field(
         default=None,
         description='how weights are drawn: normal; scaled: projections into the residual stream by depth; truncated at 3 '
         'standard deviations; xavier (default scaled)',
@@ -318,7 +363,7 @@ class InitOptions(_Section):
     std: float = Field(default=0.02, gt=0, description='standard deviation of the initial weights')
 
 
-class PipelineOptions(_Section):
+class PipelineOptions(Section):
     """Pipeline stages, which mesh.p counts."""
 
     rounds: int = Field(
@@ -332,20 +377,37 @@ class PipelineOptions(_Section):
     )
 
 
-class TransformerOptions(_Section):
-    """The `model:` section of the decoder. Options that are left out come from the preset, then from the family."""
+class _PublishedOptions(Section):
+    """Where the options that are left out come from."""
 
     preset: str | None = Field(default=None, description='a published model: ' + ', '.join(PRESETS))
     family: Literal[FAMILY_NAMES] | None = Field(
         default=None, description='a published architecture, which supplies the other keys of the model (default llama)'
     )
-    n_layers: int | None = Field(default=None, gt=0, description='number of layers')
-    d_model: int | None = Field(default=None, gt=0, description='width of the residual stream')
-    vocab_size: int | None = Field(default=None, gt=0, description="number of token ids (default: the data's)")
-    max_sequence_length: int | None = Field(
+    bias: Choice[bool] = Field(default=None, description='biases on every linear layer and norm')
+    mup: Mup | None = Field(
+        default=None,
+        description='initial values, multipliers and learning rates follow the width (muP), so that a learning rate found '
+        'for a narrow model fits wider ones (default: they do not)',
+    )
+    dropout: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description='share of the numbers that training drops, where attention.dropout, block.dropout or embedding.dropout is null',
+    )
+
+
+class DecoderOptions(Section):
+    """The sizes and parts of the decoder."""
+
+    n_layers: Choice[int] = Field(default=None, gt=0, description='number of layers')
+    d_model: Choice[int] = Field(default=None, gt=0, description='width of the residual stream')
+    vocab_size: Choice[int] = Field(default=None, gt=0, description="number of token ids (default: the data's)")
+    max_sequence_length: Choice[int] = Field(
         default=None, gt=0, description='number of learned positions (default: the sequence length)'
     )
-    positions: Literal['rope', 'learned'] | None = Field(
+    positions: Choice[Literal['rope', 'learned']] = Field(
         default=None,
         description='rope rotates queries and keys; learned: a vector for each position (default: of the family)',
     )
@@ -354,21 +416,29 @@ class TransformerOptions(_Section):
         description='of each layer: attention (full, or with the window), a gated delta net, or a state-space model '
         '(Mamba 2); in the place of attention.global_every; a shorter list repeats',
     )
-    bias: bool | None = Field(default=None, description='biases on every linear layer and norm')
-    mup: Mup | None = Field(
-        default=None,
-        description='initial values, multipliers and learning rates follow the width (muP), so that a learning rate found '
-        'for a narrow model fits wider ones (default: they do not)',
-    )
     z_loss: float = Field(
         default=0.0, ge=0, description='weight of mean(log(Z)^2), which keeps the logits from drifting'
     )
-    dropout: float = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description='share of the numbers that training drops, where attention.dropout, block.dropout or embedding.dropout is null',
+    norm: NormOptions = Field(default=NormOptions(), description='the norms')
+    block: BlockOptions = Field(
+        default=BlockOptions(), description='how a layer combines attention and feed-forward with the residual stream'
     )
+    attention: AttentionOptions = Field(default=AttentionOptions(), description='attention')
+    rope: RopeOptions = Field(default=RopeOptions(), description='rotary positions, and the layers that have none')
+    recurrent: RecurrentOptions = Field(
+        default=RecurrentOptions(), description='gated delta nets and state-space models'
+    )
+    feed_forward: FeedForwardOptions = Field(default=FeedForwardOptions(), description='the feed-forward')
+    embedding: EmbeddingOptions = Field(default=EmbeddingOptions(), description='the embedding')
+    head: HeadOptions = Field(default=HeadOptions(), description='the unembedding and the logits')
+    experts: ExpertsOptions = Field(default=ExpertsOptions(), description='a mixture of experts')
+    multi_token: MultiTokenOptions = Field(default=MultiTokenOptions(), description='multi-token prediction')
+    init: InitOptions = Field(default=InitOptions(), description='how weights are drawn')
+
+
+class _ExecutionOptions(Section):
+    """How the decoder runs; the results are the same."""
+
     layers: Literal['auto', 'scan', 'unroll'] = Field(
         default='auto', description='scan: one layer in a loop; unroll: all layers in the program'
     )
@@ -389,30 +459,20 @@ class TransformerOptions(_Section):
         gt=0,
         description="parts of a device's sequences in a layer; communication over t of one runs beside the products of another",
     )
-    norm: NormOptions = Field(default=NormOptions(), description='the norms')
-    block: BlockOptions = Field(
-        default=BlockOptions(), description='how a layer combines attention and feed-forward with the residual stream'
-    )
-    attention: AttentionOptions = Field(default=AttentionOptions(), description='attention')
-    rope: RopeOptions = Field(default=RopeOptions(), description='rotary positions, and the layers that have none')
-    recurrent: RecurrentOptions = Field(
-        default=RecurrentOptions(), description='gated delta nets and state-space models'
-    )
-    feed_forward: FeedForwardOptions = Field(default=FeedForwardOptions(), description='the feed-forward')
-    embedding: EmbeddingOptions = Field(default=EmbeddingOptions(), description='the embedding')
-    head: HeadOptions = Field(default=HeadOptions(), description='the unembedding and the logits')
-    experts: ExpertsOptions = Field(default=ExpertsOptions(), description='a mixture of experts')
-    multi_token: MultiTokenOptions = Field(default=MultiTokenOptions(), description='multi-token prediction')
-    init: InitOptions = Field(default=InitOptions(), description='how weights are drawn')
     pipeline: PipelineOptions = Field(default=PipelineOptions(), description='pipeline stages, which mesh.p counts')
 
-    def flat(self) -> dict[str, Any]:
-        """The options that are not null, with the names of the tables."""
-        return {name: value for name, value in flat(self.model_dump()).items() if value is not None}
+
+class TransformerOptions(_ExecutionOptions, DecoderOptions, _PublishedOptions):
+    """The `model:` section of the decoder. Options that are left out come from the preset, then from the family."""
+
+    def dotted(self) -> dict[str, Any]:
+        """The options that are not None, by dotted key. `attention.latent: null` turns latent attention off."""
+        off = {'attention.latent.kv_rank': 0} if self.attention.latent is None else {}
+        return super().dotted() | off
 
     @model_validator(mode='after')
     def _fits_together(self) -> Self:
         if isinstance(self.save, dict) and self.save.get('input') == 'recompute':
             raise UserError('save: the rest of a layer is recomputed from its input\nuse input: keep or offload')
-        choose(self.flat())
+        choose(self.dotted())
         return self

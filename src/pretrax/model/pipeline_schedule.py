@@ -174,7 +174,7 @@ def _why(schedule: PipelineSchedule, wanted: str, saved: Mapping[str, Choice] | 
 
 def _no_1f1b(sizes: PipelineSchedule, arch: Architecture, tokens: int) -> str:
     """Why a model does not support 1f1b, and the fix; '' if it does."""
-    if arch.n_experts and arch.balance_loss and arch.balance_over == 'batch':
+    if arch.experts.n_experts and arch.experts.router.balance_loss and arch.experts.router.balance_over == 'batch':
         return (
             'its gradient needs the load of the whole batch before any backward pass (model.experts.router.balance_over=batch)\n'
             'use model.experts.router.balance_over=sequence, or model.pipeline.schedule=interleaved'

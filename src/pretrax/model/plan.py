@@ -83,11 +83,11 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
         arch.d_query,
         length,
         request.documents_per_row,
-        arch.attention_softcap,
-        arch.d_head,
-        arch.attention_sinks,
-        arch.attention_dropout,
-        arch.window if arch.window_type == 'chunked' else 0,
+        arch.attention.softcap,
+        arch.attention.d_head,
+        arch.attention.sinks,
+        arch.attention.dropout,
+        arch.attention.window if arch.attention.window_type == 'chunked' else 0,
     )
     unrolled, why_unrolled = choose_unrolled(options.layers, arch.n_layers, mesh)
     saved, why_saved = choose_saved(options.save, mesh, request.host_memory)
@@ -105,13 +105,13 @@ def choose_plan(options: TransformerOptions, request: ModelRequest, arch: Archit
     )
     reduced_by_layer, why_reduced = choose_reduction(request.platform, request.device_kind, request.slices, pipeline)
     narrow = describe_sums(request.reduction, mesh)
-    scaling = arch.rope_scaling
+    scaling = arch.rope.scaling
     reasons = {
-        **({'attention': str(kernel)} if arch.n_heads else {}),
-        **({'states': describe_chunks(request.platform)} if arch.recurrent else {}),
+        **({'attention': str(kernel)} if arch.attention.n_heads else {}),
+        **({'states': describe_chunks(request.platform)} if arch.has_states else {}),
         **({'context': f'{context} ({why_context})'} if mesh['c'] > 1 else {}),
         **({'positions': scaling.describe(length)} if scaling and scaling.kind == 'longrope' else {}),
-        **({'experts': describe_routing(arch, why_grouped)} if arch.n_experts else {}),
+        **({'experts': describe_routing(arch, why_grouped)} if arch.experts.n_experts else {}),
         **({'pipeline': why_pipeline} if pipeline or 'no effect' in why_pipeline else {}),
         **({'products': why_numerics} if request.matmul != 'compute' else {}),
         'layers': why_unrolled + (f'; in {options.batch_parts} parts of the batch' if options.batch_parts > 1 else ''),
@@ -141,7 +141,7 @@ def describe_sums(reduction: Reduction, mesh: Mapping[str, int]) -> str:
 
 def check_batch_parts(parts: int, arch: Architecture, request: ModelRequest) -> None:
     """Raises UserError if a layer cannot run in parts of the batch."""
-    if parts > 1 and arch.n_experts:
+    if parts > 1 and arch.experts.n_experts:
         raise UserError(f'model.batch_parts = {parts}: a mixture of experts runs on the whole batch\nleave it out')
     if parts > 1 and request.matmul != 'compute':
         raise UserError(

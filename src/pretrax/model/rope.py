@@ -29,10 +29,10 @@ def tempered(
 
     Nakanishi 2025, arXiv:2501.19399, section 3; with steps of `temperature_length` tokens, as in the released code of Llama 4.
     """
-    if kind.rope_base is not None or not arch.attention_temperature:
+    if kind.rope_base is not None or not arch.attention.temperature:
         return q
-    steps = ((positions + 1) // arch.temperature_length).astype(jnp.float32)
-    temperature = 1 + arch.attention_temperature * jnp.log1p(steps)
+    steps = ((positions + 1) // arch.attention.temperature_length).astype(jnp.float32)
+    temperature = 1 + arch.attention.temperature * jnp.log1p(steps)
     return (q.astype(jnp.float32) * temperature[:, :, None, None]).astype(q.dtype)
 
 

@@ -36,29 +36,29 @@ def choose_experts(
     arXiv:2401.04088, section 2.1). Sigmoid scores, `bias` and groups: DeepSeek-AI 2024, arXiv:2412.19437, section 2.1.2. The
     bias affects only the choice (Wang et al. 2024, arXiv:2408.15664, section 3).
     """
-    scores = jax.nn.softmax(logits) if arch.router_scores == 'softmax' else jax.nn.sigmoid(logits)
+    scores = jax.nn.softmax(logits) if arch.experts.router.scores == 'softmax' else jax.nn.sigmoid(logits)
     choice = jax.lax.stop_gradient(scores if bias is None else scores + bias)
-    if arch.n_expert_groups > 1:
+    if arch.experts.router.n_groups > 1:
         choice = _best_group_scores(choice, arch)
-    chosen = jax.lax.top_k(choice, arch.experts_per_token)[1]
+    chosen = jax.lax.top_k(choice, arch.experts.experts_per_token)[1]
     weight = jnp.take_along_axis(scores, chosen, axis=-1)
-    if arch.normalize_router:  # sigmoids may all be tiny
+    if arch.experts.router.normalize:  # sigmoids may all be tiny
         weight = weight / (jnp.sum(weight, axis=-1, keepdims=True) + 1e-20)
-    return weight * arch.router_scale, chosen
+    return weight * arch.experts.router.scale, chosen
 
 
 def _best_group_scores(choice: f32['B/r/d/e L/c/t E'], arch: Architecture) -> f32['B/r/d/e L/c/t E']:
     """The scores in the groups that a token may use, and -inf in the others. arXiv:2405.04434, section 2.2.2."""
-    groups = choice.reshape(*choice.shape[:-1], arch.n_expert_groups, -1)
-    of_group = jnp.sum(jax.lax.top_k(groups, {'max': 1, 'top2': 2}[arch.group_scores])[0], axis=-1)
-    best = jax.lax.top_k(of_group, arch.groups_per_token)[1]
-    is_best = jnp.any(best[..., None] == jnp.arange(arch.n_expert_groups), axis=-2)
+    groups = choice.reshape(*choice.shape[:-1], arch.experts.router.n_groups, -1)
+    of_group = jnp.sum(jax.lax.top_k(groups, {'max': 1, 'top2': 2}[arch.experts.router.group_scores])[0], axis=-1)
+    best = jax.lax.top_k(of_group, arch.experts.router.groups_per_token)[1]
+    is_best = jnp.any(best[..., None] == jnp.arange(arch.experts.router.n_groups), axis=-2)
     return jnp.where(is_best[..., None], groups, -jnp.inf).reshape(choice.shape)
 
 
 def probabilities(logits: f32['B/r/d/e L/c/t E'], arch: Architecture) -> f32['B/r/d/e L/c/t E']:
     """The scores of each token's experts, which sum to one."""
-    if arch.router_scores == 'softmax':
+    if arch.experts.router.scores == 'softmax':
         return jax.nn.softmax(logits)
     scores = jax.nn.sigmoid(logits)
     return scores / (jnp.sum(scores, axis=-1, keepdims=True) + 1e-20)
@@ -79,13 +79,15 @@ def observe(
 ) -> Routed:
     """The sums of one layer."""
     own = own_part(counts)[..., None].astype(jnp.float32)
-    hits = jnp.sum(chosen[..., None] == jnp.arange(arch.n_experts), axis=2) * own
+    hits = jnp.sum(chosen[..., None] == jnp.arange(arch.experts.n_experts), axis=2) * own
     tokens = psum('t', jnp.sum(hits, axis=1))
     probability = psum('t', jnp.sum(probabilities(logits, arch) * own, axis=1))
     n_tokens = jnp.maximum(psum('c', jnp.sum(counts, axis=1, dtype=jnp.float32)), 1)[:, None]
     # DeepSeek-AI 2024, arXiv:2412.19437, eq. 17 to 20: 1 where all experts have the same load
-    share = psum('c', tokens) / (arch.experts_per_token * n_tokens)  # of the whole sequence; the rest is this part's
-    balance = arch.n_experts * jnp.sum(share * probability / n_tokens)
+    share = psum('c', tokens) / (
+        arch.experts.experts_per_token * n_tokens
+    )  # of the whole sequence; the rest is this part's
+    balance = arch.experts.n_experts * jnp.sum(share * probability / n_tokens)
     square_log_z = psum('t', jnp.sum(jnp.square(jax.nn.logsumexp(logits, axis=-1)) * own[..., 0]))
     lost = jnp.zeros(()) if dropped is None else psum('t', jnp.sum(own_part(dropped) * own))
     return Routed(jnp.sum(tokens, axis=0), jnp.sum(probability, axis=0), balance, square_log_z, lost)
@@ -117,15 +119,15 @@ def routing_terms(
     experts than one). `whole_load` is the `load` of the whole step, summed over the mesh; None: of this batch. z-loss: Zoph et al. 2022, arXiv:2202.08906, eq. 5.
     """
     count, terms = routing_denominators(batch, columns, arch), {}
-    if arch.balance_loss and arch.balance_over == 'sequence':
-        terms['balance_loss'] = arch.balance_loss * jnp.sum(routed.balance)
-    elif arch.balance_loss:
+    if arch.experts.router.balance_loss and arch.experts.router.balance_over == 'sequence':
+        terms['balance_loss'] = arch.experts.router.balance_loss * jnp.sum(routed.balance)
+    elif arch.experts.router.balance_loss:
         tokens, n_tokens = psum(TOKENS, load(routed, batch, columns, arch)) if whole_load is None else whole_load
         share = tokens / nonzero(n_tokens)
-        even = arch.n_experts * jnp.sum(share * jnp.sum(routed.probability, axis=0))
-        terms['balance_loss'] = arch.balance_loss * even
-    if arch.router_z_loss:
-        terms['router_z_loss'] = arch.router_z_loss * jnp.sum(routed.square_log_z)
+        even = arch.experts.n_experts * jnp.sum(share * jnp.sum(routed.probability, axis=0))
+        terms['balance_loss'] = arch.experts.router.balance_loss * even
+    if arch.experts.router.z_loss:
+        terms['router_z_loss'] = arch.experts.router.z_loss * jnp.sum(routed.square_log_z)
     table = jnp.concatenate([routed.tokens, routed.dropped[:, None]], axis=1)
     return {name: (term, count[name]) for name, term in terms.items()} | {'routing': (table, None)}
 
@@ -133,18 +135,18 @@ def routing_terms(
 def adjust(weights: Weights, tables: dict[str, jax.Array], arch: Architecture) -> Weights:
     """Moves the bias of an expert up if its load was less than even, else down. arXiv:2408.15664, alg. 1."""
     # `tables` are those of `routing_terms`, summed over the step and the mesh: whole numbers, so the same on any mesh.
-    if not arch.router_bias:
+    if not arch.experts.router.bias:
         return weights
     load = tables['routing'][:, :-1].astype(jnp.int32)
-    even, rest = jnp.divmod(jnp.sum(load, axis=1, keepdims=True), arch.n_experts)  # the mean, exactly
+    even, rest = jnp.divmod(jnp.sum(load, axis=1, keepdims=True), arch.experts.n_experts)  # the mean, exactly
     up = jnp.where(load == even, jnp.sign(rest), jnp.sign(even - load))
 
     def moved(layers: Any, up: f32['layers E']) -> Any:
-        return dataclasses.replace(layers, router_bias=layers.router_bias + arch.router_bias_rate * up)
+        return dataclasses.replace(layers, router_bias=layers.router_bias + arch.experts.router.bias_rate * up)
 
     n, modules = arch.n_expert_layers, cast(Any, weights.multi_token)
     weights = dataclasses.replace(weights, layers=moved(weights.layers, up[:n]))
-    if not arch.mtp_layers or not arch.kinds[-1].experts:
+    if not arch.multi_token.n_layers or not arch.kinds[-1].experts:
         return weights
     return dataclasses.replace(weights, multi_token=dataclasses.replace(modules, layer=moved(modules.layer, up[n:])))
 
@@ -156,33 +158,37 @@ def routing_denominators(batch: Batch, columns: i32['L/c'], arch: Architecture) 
     # A sequence counts if its first token does, and the first token is on one device.
     n_sequences = arch.n_routers * jnp.sum(counts & (columns == 0), dtype=jnp.float32)
     denominators = {}
-    if arch.balance_loss:
-        denominators['balance_loss'] = n_sequences if arch.balance_over == 'sequence' else n_tokens
-    if arch.router_z_loss:
+    if arch.experts.router.balance_loss:
+        denominators['balance_loss'] = n_sequences if arch.experts.router.balance_over == 'sequence' else n_tokens
+    if arch.experts.router.z_loss:
         denominators['router_z_loss'] = n_tokens
     return denominators
 
 
 def describe_routing(arch: Architecture, grouped: str) -> str:
     """One line for the start-up report."""
-    parts = [f'{arch.experts_per_token} of {arch.n_experts} experts of width {arch.d_ff}']
+    parts = [f'{arch.experts.experts_per_token} of {arch.experts.n_experts} experts of width {arch.feed_forward.d_ff}']
     if dense := arch.n_layers - arch.n_expert_layers:
-        parts.append(f'{dense} of {arch.n_layers} layers without experts, of width {arch.d_ff_dense}')
-    if arch.d_shared:
-        parts.append(f'a shared expert of width {arch.d_shared}' + ', gated' * arch.shared_gate)
-    if arch.n_expert_groups > 1:
-        parts.append(f'from {arch.groups_per_token} of {arch.n_expert_groups} groups ({arch.group_scores})')
-    weights = 'normalized' if arch.normalize_router else 'not normalized'
-    times = f', times {arch.router_scale:g}' if arch.router_scale != 1 else ''
-    parts.append(f'{arch.router_scores} scores, weights {weights}{times}')
-    if arch.capacity is None:
+        parts.append(f'{dense} of {arch.n_layers} layers without experts, of width {arch.experts.d_ff_dense}')
+    if arch.experts.d_shared:
+        parts.append(f'a shared expert of width {arch.experts.d_shared}' + ', gated' * arch.experts.shared_gate)
+    if arch.experts.router.n_groups > 1:
+        parts.append(
+            f'from {arch.experts.router.groups_per_token} of {arch.experts.router.n_groups} groups ({arch.experts.router.group_scores})'
+        )
+    weights = 'normalized' if arch.experts.router.normalize else 'not normalized'
+    times = f', times {arch.experts.router.scale:g}' if arch.experts.router.scale != 1 else ''
+    parts.append(f'{arch.experts.router.scores} scores, weights {weights}{times}')
+    if arch.experts.capacity is None:
         parts.append(f'dropless; products in {grouped}')
     else:
-        parts.append(f'capacity {arch.capacity:g}: tokens beyond the capacity of an expert in a sequence are dropped')
-    if arch.router_bias:
-        parts.append(f'balanced by biases, {arch.router_bias_rate:g} a step')
-    if arch.balance_loss:
-        parts.append(f'balanced over each {arch.balance_over}' if arch.balance_over == 'sequence' else
+        parts.append(
+            f'capacity {arch.experts.capacity:g}: tokens beyond the capacity of an expert in a sequence are dropped'
+        )
+    if arch.experts.router.bias:
+        parts.append(f'balanced by biases, {arch.experts.router.bias_rate:g} a step')
+    if arch.experts.router.balance_loss:
+        parts.append(f'balanced over each {arch.experts.router.balance_over}' if arch.experts.router.balance_over == 'sequence' else
                      'balanced over the batch (several micro-batches cost one more forward pass)')  # fmt: skip
     return '; '.join(parts)
 
@@ -195,10 +201,12 @@ def routing_metrics(table: f32['layers columns'], arch: Architecture) -> dict[st
     """
     tokens, dropped = table[:, :-1], table[:, -1]
     share = tokens / jnp.sum(tokens, axis=1, keepdims=True)
-    entropy = -jnp.sum(jax.scipy.special.xlogy(share, share), axis=1) / jnp.log(arch.n_experts)
+    entropy = -jnp.sum(jax.scipy.special.xlogy(share, share), axis=1) / jnp.log(arch.experts.n_experts)
     metrics = {
-        'expert_load_max': arch.n_experts * jnp.max(share),
-        'expert_load_min': arch.n_experts * jnp.min(share),
+        'expert_load_max': arch.experts.n_experts * jnp.max(share),
+        'expert_load_min': arch.experts.n_experts * jnp.min(share),
         'expert_load_entropy': jnp.mean(entropy),
     }
-    return metrics | ({'dropped_fraction': jnp.sum(dropped) / jnp.sum(tokens)} if arch.capacity is not None else {})
+    return metrics | (
+        {'dropped_fraction': jnp.sum(dropped) / jnp.sum(tokens)} if arch.experts.capacity is not None else {}
+    )

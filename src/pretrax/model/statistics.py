@@ -141,12 +141,12 @@ def _observed_block(
             out = attention(h, w, tokens, layer, observe)
         else:
             out = linear_attention(h, w, tokens, layer)
-        seen.update(mixed=arch.residual_multiplier * out)
+        seen.update(mixed=arch.block.residual_multiplier * out)
         return out
 
     def observed_mlp(h: jax.Array, w: Layer, tokens: Tokens, layer: LayerSpec) -> tuple[jax.Array, Routed | None]:
         out, routed = mlp(h, w, tokens, layer)
-        seen.update(normed=h, out=arch.residual_multiplier * out)
+        seen.update(normed=h, out=arch.block.residual_multiplier * out)
         return out, routed
 
     x, routed = block(x, w, tokens, layer, observed_mixer, observed_mlp)
@@ -384,9 +384,11 @@ class _Forward:
             experts = psum(TOKENS, sums.experts)
             choices = jnp.sum(experts, axis=1)
             share = experts / choices[:, None]
-            load = share * self.arch.n_experts
-            expert_entropy = -jnp.sum(jax.scipy.special.xlogy(share, share), axis=1) / math.log(self.arch.n_experts)
-            dropped = psum(TOKENS, sums.dropped) / choices if self.arch.capacity is not None else None
+            load = share * self.arch.experts.n_experts
+            expert_entropy = -jnp.sum(jax.scipy.special.xlogy(share, share), axis=1) / math.log(
+                self.arch.experts.n_experts
+            )
+            dropped = psum(TOKENS, sums.dropped) / choices if self.arch.experts.capacity is not None else None
         return LayerStatistics(
             residual_rms=rms(sums.residual),
             residual_max=largest(maxima.residual),

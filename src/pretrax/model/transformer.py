@@ -16,11 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pretrax.model.architecture import Architecture
+from pretrax.model.architecture import Architecture, resolve
 from pretrax.model.base import Model
 from pretrax.model.context import column_order, local_columns
 from pretrax.model.ends import embed, gather_ends, unembed
-from pretrax.model.families import resolve
 from pretrax.model.layers import LayerSpec, Tokens, dropout, in_parts, scan_layers
 from pretrax.model.loss import Batch, LossTerms, denominators, loss_terms
 from pretrax.model.loss_chunks import in_chunks
@@ -62,10 +61,10 @@ def block(
     Norms come before each part (Xiong et al. 2020, arXiv:2002.04745); some families have them after it too, or only there.
     In a parallel block (Wang and Komatsuzaki 2021, GPT-J) attention and the feed-forward have the same input.
     """
-    arch, scale = layer.arch, layer.arch.residual_multiplier
+    arch, scale = layer.arch, layer.arch.block.residual_multiplier
     h: num['B/r/d/e L/c/t M'] = norm(x, w.norm1, w.norm1_bias, arch)
-    if arch.parallel_block:
-        out, routed = mlp(h if arch.shared_norm else norm(x, w.norm2, w.norm2_bias, arch), w, tokens, layer)
+    if arch.block.parallel:
+        out, routed = mlp(h if arch.block.shared_norm else norm(x, w.norm2, w.norm2_bias, arch), w, tokens, layer)
         out = dropout(out, 'feed-forward', tokens, layer)
         return x + scale * (dropout(mixer(h, w, tokens, layer), 'attention', tokens, layer) + out), routed
     x = x + scale * dropout(mixer(h, w, tokens, layer), 'attention', tokens, layer)
@@ -91,7 +90,11 @@ class Transformer(Model):
         self.column_order = column_order(self.plan.context, request.sequence_length, request.mesh['c'])
         self.draws = self.plan.numerics.draws or self.arch.drops
         self.gradient = functools.partial(gradient_1f1b, self) if self.plan.is_1f1b else None
-        self.survey = self._expert_load if self.arch.balance_loss and self.arch.balance_over == 'batch' else None
+        self.survey = (
+            self._expert_load
+            if self.arch.experts.router.balance_loss and self.arch.experts.router.balance_over == 'batch'
+            else None
+        )
 
     def init(self, key: jax.Array) -> Weights:
         """Initial weights (under jit, outside the manual region)."""
@@ -146,7 +149,7 @@ class Transformer(Model):
 
     def tokens(self, batch: Batch) -> Tokens:
         """The properties of a batch's tokens that layers need."""
-        counts = counted(batch, self._columns(batch.tokens)) if self.arch.n_experts else None
+        counts = counted(batch, self._columns(batch.tokens)) if self.arch.experts.n_experts else None
         return Tokens(batch.positions, batch.segments, counts, batch.seeds)
 
     def logits(self, weights: Weights, tokens: i32['B/r/d/e L/c']) -> num['B/r/d/e L/c V/t']:

@@ -155,37 +155,37 @@ def abstract_weights(arch: Architecture) -> Weights:
     """Shapes and shardings of the weights on the current mesh."""
     absent = {
         'positions': arch.positions != 'learned',
-        'unembed': arch.tied,
-        'sinks': not arch.attention_sinks,
-        'unembed_bias': not arch.unembed_bias,
+        'unembed': arch.embedding.tied,
+        'sinks': not arch.attention.sinks,
+        'unembed_bias': not arch.head.bias,
         'gate': not arch.gated,
-        **dict.fromkeys(('q', 'k', 'v'), arch.kv_rank > 0),
-        **dict.fromkeys(('kv_a', 'kv_a_norm', 'kv_b'), not arch.kv_rank),
-        'q_direct': not arch.kv_rank or arch.q_rank > 0,
-        **dict.fromkeys(('q_a', 'q_a_norm', 'q_b'), not arch.q_rank),
-        **dict.fromkeys(('shared_gate', 'shared_up', 'shared_down'), not arch.d_shared),
-        'router_bias': not arch.router_bias,
-        'shared_mix': not (arch.d_shared and arch.shared_gate),
-        **dict.fromkeys(('q_bias', 'k_bias', 'v_bias'), not arch.qkv_bias),
-        'o_bias': not arch.o_bias,
-        'gate_bias': not (arch.mlp_bias and arch.gated),
-        **dict.fromkeys(('up_bias', 'down_bias'), not arch.mlp_bias),
-        **dict.fromkeys(_BIASES_OF_EXPERTS, not arch.mlp_bias),
-        **dict.fromkeys(('norm_bias', 'norm1_bias'), not arch.norm_bias),
-        'norm2_bias': not arch.norm_bias or arch.shared_norm,
-        'norm1': arch.block_norms == 'post',
-        'norm2': arch.block_norms == 'post' or arch.shared_norm,
-        **dict.fromkeys(('norm1_after', 'norm2_after'), arch.block_norms == 'pre'),
-        **dict.fromkeys(('q_norm', 'k_norm'), arch.qk_norm != 'head'),
-        **dict.fromkeys(('q_full_norm', 'k_full_norm'), arch.qk_norm not in ('full', 'each_head')),
-        'o_gate': not arch.attention_gate,
-        **dict.fromkeys((f'linear_{name}_conv_bias' for name in 'qkv'), not arch.conv_bias),
+        **dict.fromkeys(('q', 'k', 'v'), arch.attention.latent.kv_rank > 0),
+        **dict.fromkeys(('kv_a', 'kv_a_norm', 'kv_b'), not arch.attention.latent.kv_rank),
+        'q_direct': not arch.attention.latent.kv_rank or arch.attention.latent.q_rank > 0,
+        **dict.fromkeys(('q_a', 'q_a_norm', 'q_b'), not arch.attention.latent.q_rank),
+        **dict.fromkeys(('shared_gate', 'shared_up', 'shared_down'), not arch.experts.d_shared),
+        'router_bias': not arch.experts.router.bias,
+        'shared_mix': not (arch.experts.d_shared and arch.experts.shared_gate),
+        **dict.fromkeys(('q_bias', 'k_bias', 'v_bias'), not arch.attention.qkv_bias),
+        'o_bias': not arch.attention.o_bias,
+        'gate_bias': not (arch.feed_forward.bias and arch.gated),
+        **dict.fromkeys(('up_bias', 'down_bias'), not arch.feed_forward.bias),
+        **dict.fromkeys(_BIASES_OF_EXPERTS, not arch.feed_forward.bias),
+        **dict.fromkeys(('norm_bias', 'norm1_bias'), not arch.norm.bias),
+        'norm2_bias': not arch.norm.bias or arch.block.shared_norm,
+        'norm1': arch.block.norms == 'post',
+        'norm2': arch.block.norms == 'post' or arch.block.shared_norm,
+        **dict.fromkeys(('norm1_after', 'norm2_after'), arch.block.norms == 'pre'),
+        **dict.fromkeys(('q_norm', 'k_norm'), arch.attention.qk_norm != 'head'),
+        **dict.fromkeys(('q_full_norm', 'k_full_norm'), arch.attention.qk_norm not in ('full', 'each_head')),
+        'o_gate': not arch.attention.gate,
+        **dict.fromkeys((f'linear_{name}_conv_bias' for name in 'qkv'), not arch.recurrent.conv_bias),
     }
     counts = {field.name: arch.count(field.name) for field in dataclasses.fields(Layer)}
     omit = tuple(name for name in absent | counts if absent.get(name) or not counts.get(name, 1))
     sizes = arch.sizes | {f'layers.{name}': count for name, count in counts.items()}
     weights = make_abstract(Weights, sizes, omit=(*omit, 'multi_token', 'hidden_projection'), num=jnp.float32)
-    if not arch.mtp_layers:
+    if not arch.multi_token.n_layers:
         return dataclasses.replace(weights, multi_token=_NO_MODULE)
     missing = tuple(name for name in counts if absent.get(name) or not arch.kinds[-1].has(name))
     of_module = dict.fromkeys(
@@ -193,7 +193,7 @@ def abstract_weights(arch: Architecture) -> Weights:
         for prefix in ('', 'layer.')
         for name in (*(field.name for field in dataclasses.fields(MultiToken)), *counts)
     )
-    sizes = arch.sizes | dict.fromkeys(of_module, arch.mtp_layers)
+    sizes = arch.sizes | dict.fromkeys(of_module, arch.multi_token.n_layers)
     modules = make_abstract(Array['_', MultiToken], sizes, omit=missing, num=jnp.float32)
     return dataclasses.replace(weights, multi_token=modules)
 
@@ -222,7 +222,7 @@ def init_weights(arch: Architecture, key: jax.Array) -> Weights:
     The randomness of a weight depends only on the key and its name, so it is the same on any mesh.
     """
     depth = arch.n_layers / (arch.mup.depth if arch.mup else 1)  # muP has a multiplier for more layers
-    residual = arch.init_std / math.sqrt(2 * depth) if arch.init == 'scaled' else arch.init_std
+    residual = arch.init.std / math.sqrt(2 * depth) if arch.init.kind == 'scaled' else arch.init.std
 
     def init(path: tuple, like: jax.ShapeDtypeStruct) -> jax.Array:
         name = path[-1].name
@@ -233,13 +233,13 @@ def init_weights(arch: Architecture, key: jax.Array) -> Weights:
         if name.endswith('bias'):
             return jnp.zeros(like.shape, like.dtype)
         if 'norm' in name:
-            return jnp.full(like.shape, 1 - arch.norm_offset * (not name.endswith('_a_norm')), like.dtype)
-        std = residual if name in ('o', 'linear_o') or name.endswith('down') else arch.init_std
+            return jnp.full(like.shape, 1 - arch.norm.offset * (not name.endswith('_a_norm')), like.dtype)
+        std = residual if name in ('o', 'linear_o') or name.endswith('down') else arch.init.std
         if arch.mup:
             std *= arch.mup.init(name, name in MATRICES | OF_MODULES)
-        if arch.init == 'truncated':
+        if arch.init.kind == 'truncated':
             return std * jax.random.truncated_normal(own_key, -3.0, 3.0, like.shape)
-        if arch.init == 'xavier' and name in MATRICES | OF_MODULES:
+        if arch.init.kind == 'xavier' and name in MATRICES | OF_MODULES:
             inputs, outputs = (MATRICES | OF_MODULES)[name]
             batch = tuple(axis for axis in range(len(like.shape)) if axis not in (*_axes(inputs), *_axes(outputs)))
             return jax.nn.initializers.glorot_uniform(inputs, outputs, batch)(own_key, like.shape)

@@ -13,7 +13,6 @@ import numpy as np
 
 from pretrax.config import RunConfig, load
 from pretrax.errors import Report, UserError
-from pretrax.model.option_names import key_of
 from pretrax.model.transformer import Transformer
 from pretrax.run.setup import Run, prepare
 from pretrax.shardlib import i32, num, typed_shard_map
@@ -103,16 +102,16 @@ def as_chart(found: dict[str, Coordinates], steps: int) -> Chart:
 def _at_width(base: RunConfig, width: int, narrowest: int, mup: bool) -> list[str]:
     """Overrides for a model of another width."""
     options: Any = base.model.options
-    known = options.flat() if base.model.name == 'transformer' else {}
+    known = options.dotted() if base.model.name == 'transformer' else {}
     usual = known.get('d_model')
-    if not (usual and known.get('n_heads')):
+    if not (usual and known.get('attention.n_heads')):
         raise UserError('mup check: the configuration needs model.d_model and model.attention.n_heads, of the decoder')
     if base.mesh.p != 1:
         raise UserError(f'mup check: mesh.p = {base.mesh.p}\nuse mesh.p=1')
     changes = [f'model.d_model={width}']
-    for name in ('n_heads', 'n_kv_heads', 'd_ff'):
+    for name in ('attention.n_heads', 'attention.n_kv_heads', 'feed_forward.d_ff'):
         if known.get(name):
-            key, grown = key_of(name), known[name] * width / usual
+            key, grown = f'model.{name}', known[name] * width / usual
             if grown != int(grown):
                 raise UserError(
                     f'mup check: at width {width}, {key} would be {grown:g}\n'

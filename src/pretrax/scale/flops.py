@@ -50,11 +50,11 @@ def flops_per_token(arch: Architecture, sequence_length: int) -> Flops:
     return count_flops(
         n_matmul_params=arch.n_matmul_params + arch.n_state_products,
         n_layers=arch.n_layers,
-        n_heads=arch.n_heads,
+        n_heads=arch.attention.n_heads,
         d_head=arch.mean_d_head,
         sequence_length=sequence_length,
-        windows=arch.attention_windows + (arch.kinds[-1].window,) * arch.mtp_layers,
-        chunked=arch.window_type == 'chunked',
+        windows=arch.attention_windows + (arch.kinds[-1].window,) * arch.multi_token.n_layers,
+        chunked=arch.attention.window_type == 'chunked',
     )
 
 

@@ -85,19 +85,24 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     """
     n = {axis: step.mesh.get(axis, 1) for axis in 'rdectp'}
     width, t, whole = BYTES[step.compute], n['t'], n['d'] == 1
-    predictions, arch = 1 + arch.mtp_layers, arch.with_modules
+    predictions, arch = 1 + arch.multi_token.n_layers, arch.with_modules
     saved, unrolled, platform = step.saved, step.unrolled, step.platform
-    d_model, d_head, n_experts = arch.d_model, arch.d_head, arch.n_experts
+    d_model, d_head, n_experts = arch.d_model, arch.attention.d_head, arch.experts.n_experts
     with_experts = arch.n_expert_layers / arch.n_layers  # share of the layers
     d_ff = (1 - with_experts) * arch.sizes['F']  # widths, averaged over the layers
-    d_expert, d_shared = with_experts * arch.d_ff, with_experts * arch.d_shared
+    d_expert, d_shared = with_experts * arch.feed_forward.d_ff, with_experts * arch.experts.d_shared
     device_tokens = math.ceil(step.tokens / (n['r'] * n['d'] * n['e'] * n['c']))
     layers = math.ceil(arch.n_layers / n['p'])
 
     matrices = 3 if arch.gated else 2
     with_attention, with_state = (arch.count(name) / arch.n_layers for name in ('q', 'linear_v'))
-    keys, values = arch.linear_key_heads * arch.linear_d_key, arch.linear_heads * arch.linear_d_head  # of a state
-    of_attention = arch.mean_d_head * ((1 + arch.attention_gate / 2) * arch.n_heads + arch.n_kv_heads)
+    keys, values = (
+        arch.recurrent.n_key_heads * arch.recurrent.d_key,
+        arch.recurrent.n_heads * arch.recurrent.d_head,
+    )  # of a state
+    of_attention = arch.mean_d_head * (
+        (1 + arch.attention.gate / 2) * arch.attention.n_heads + arch.attention.n_kv_heads
+    )
     of_state = keys + 1.5 * values
     heads = with_attention * of_attention + with_state * of_state  # half of the columns of the mixer's matrices
     mixer = with_attention * arch.attention_params + with_state * 2 * d_model * of_state
@@ -108,29 +113,31 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     all_layers = arch.n_layers * (dense + matrices * d_model * (n_experts * d_expert + d_ff))
     latent = arch.latent_params * (1 - 1 / t)  # what is not sharded over t
     of_layers = layers * ((dense + matrices * d_model * rows) / t + latent) / n['d']
-    largest = max(arch.sizes['F'] * (arch.count('up') > 0), n_experts * arch.d_ff / n['e'] + arch.d_shared)
+    largest = max(
+        arch.sizes['F'] * (arch.count('up') > 0), n_experts * arch.feed_forward.d_ff / n['e'] + arch.experts.d_shared
+    )
     one_layer = (max(arch.attention_params, 2 * d_model * of_state) + d_model * matrices * largest) / t + latent
     shard = of_layers + (n_params - all_layers) / (n['d'] * t)
 
-    inner = d_ff + arch.experts_per_token * d_expert + d_shared  # width that a token visits
+    inner = d_ff + arch.experts.experts_per_token * d_expert + d_shared  # width that a token visits
     exchanged = n['e'] > 1 and n_experts > 1
     near = d_ff + d_shared if exchanged else inner  # the part that can be kept: an exchange keeps nothing
-    moe = arch.experts_per_token * d_model * with_experts  # each token's row, once per expert that it visits
+    moe = arch.experts.experts_per_token * d_model * with_experts  # each token's row, once per expert that it visits
     far = ROOM if exchanged else 1.0
     named = {
-        'q': with_attention * arch.d_query * arch.n_heads + with_state * keys,
-        'k': with_attention * arch.d_query * arch.n_kv_heads + with_state * keys,
-        'v': with_attention * d_head * arch.n_kv_heads + with_state * values,
+        'q': with_attention * arch.d_query * arch.attention.n_heads + with_state * keys,
+        'k': with_attention * arch.d_query * arch.attention.n_kv_heads + with_state * keys,
+        'v': with_attention * d_head * arch.attention.n_kv_heads + with_state * values,
         # and the logsumexp of its scores, in f32
-        'attention': with_attention * (d_head + 4 / width) * arch.n_heads + with_state * values,
+        'attention': with_attention * (d_head + 4 / width) * arch.attention.n_heads + with_state * values,
         'attention_out': d_model, 'up': near,
         'gate': (near if arch.gated else 0)
-        + with_attention * arch.attention_gate * d_head * arch.n_heads + with_state * values,
+        + with_attention * arch.attention.gate * d_head * arch.attention.n_heads + with_state * values,
         'mlp_out': d_model if arch.n_norms == 4 else 0,  # only a norm reads it
     }  # fmt: skip
     everything = (
         2 * arch.n_norms * d_model
-        + (3 if arch.qk_norm != 'none' else 2) * heads
+        + (3 if arch.attention.qk_norm != 'none' else 2) * heads
         + matrices * near
         + (0 if exchanged else moe)
     )
@@ -155,7 +162,7 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     elif platform == 'tpu' or (step.inputs is not None and step.rounds > 1):
         copies = width * of_layers if width < 4 else 0.0
     elif platform != 'cpu':
-        columns = with_attention * d_head * arch.n_heads + with_state * values
+        columns = with_attention * d_head * arch.attention.n_heads + with_state * values
         copies = 4 * layers * d_model * (columns + rows) / t / n['d']
 
     table = arch.padded_vocab_size * d_model / t
@@ -165,16 +172,23 @@ def expected_memory(arch: Architecture, n_params: int, step: StepFacts) -> Memor
     # rows exchanged over e: in the order of devices, as received, in the order of experts, and the results of these
     inside = platform == 'tpu'  # elementwise functions are fused into products
     wide = (2 if inside else 4) + arch.gated
-    mixing = 2 * of_attention if arch.n_heads else 0
-    if arch.recurrent:  # in chunks: decays and scores of pairs, queries, keys, values and states, in f32
-        pairs = 4 * CHUNK + 4 * arch.linear_d_key + 6 * arch.linear_d_head
-        states = 2 * arch.linear_d_key * arch.linear_d_head / CHUNK
-        mixing = max(mixing, 4 / width * arch.linear_heads * (pairs + states))
+    mixing = 2 * of_attention if arch.attention.n_heads else 0
+    if arch.has_states:  # in chunks: decays and scores of pairs, queries, keys, values and states, in f32
+        pairs = 4 * CHUNK + 4 * arch.recurrent.d_key + 6 * arch.recurrent.d_head
+        states = 2 * arch.recurrent.d_key * arch.recurrent.d_head / CHUNK
+        mixing = max(mixing, 4 / width * arch.recurrent.n_heads * (pairs + states))
     of_dense = arch.sizes['F'] if arch.count('up') else 0
-    widest = max(of_dense, (arch.experts_per_token * arch.d_ff + arch.d_shared) if with_experts else 0)  # of a layer
-    rows_of_experts = arch.experts_per_token * d_model * (with_experts > 0)
+    widest = max(
+        of_dense,
+        (arch.experts.experts_per_token * arch.feed_forward.d_ff + arch.experts.d_shared) if with_experts else 0,
+    )  # of a layer
+    rows_of_experts = arch.experts.experts_per_token * d_model * (with_experts > 0)
     at_work = mixing + far * (wide * widest + (4 if exchanged else 1) * rows_of_experts)
-    layer = width * device_tokens * (at_work / t + (3 / t + 3) * d_model + (arch.q_rank + arch.sizes['C_kv']) * (t > 1))
+    layer = (
+        width
+        * device_tokens
+        * (at_work / t + (3 / t + 3) * d_model + (arch.attention.latent.q_rank + arch.sizes['C_kv']) * (t > 1))
+    )
     if unrolled and saved is None:
         layer = width * device_tokens * ((3 if arch.gated else 2) * widest + 3 * d_model)
     if not whole:

@@ -185,19 +185,25 @@ class _Sizes:
         self.devices = self.r * self.d * self.e * self.c * self.t * self.p
         self.tokens = step.tokens * step.all_passes
         self.tokens_here = self.tokens / (self.r * self.d * self.e * self.c)
-        chunked = arch.window_type == 'chunked'
+        chunked = arch.attention.window_type == 'chunked'
         self.keys = (
             sum(causal_keys(window, sequence_length, chunked) for window in arch.attention_windows) / arch.n_layers
         )
-        self.experts_per_token = arch.experts_per_token * arch.n_expert_layers / arch.n_layers
+        self.experts_per_token = arch.experts.experts_per_token * arch.n_expert_layers / arch.n_layers
         self.layers = arch.n_layers / self.p
         self.turns = step.all_passes + (self.p - 1) / step.rounds
         self.with_bubble = self.turns / step.all_passes
         self.hidden = _WIDTH * self.tokens_here * arch.d_model
         self.unembedding = arch.padded_vocab_size * arch.d_model
         self.matmul_params = arch.n_matmul_params - self.unembedding
-        tables = self.unembedding * (1 if arch.tied else 2)
-        experts = arch.n_expert_layers * arch.n_experts * arch.d_model * arch.d_ff * (3 if arch.gated else 2)
+        tables = self.unembedding * (1 if arch.embedding.tied else 2)
+        experts = (
+            arch.n_expert_layers
+            * arch.experts.n_experts
+            * arch.d_model
+            * arch.feed_forward.d_ff
+            * (3 if arch.gated else 2)
+        )
         self.in_tables = tables / self.t
         self.in_experts = experts / (self.e * self.t * self.p)
         self.in_layers = (n_params - tables - experts) / (self.t * self.p) + self.in_experts
@@ -227,7 +233,7 @@ class _Sizes:
 def _model_flops(sizes: _Sizes) -> float:
     """FLOPs of the model for the tokens of a step, without what is computed again."""
     arch = sizes.arch
-    scores = 12 * sizes.keys * arch.n_heads * arch.mean_d_head * arch.n_layers
+    scores = 12 * sizes.keys * arch.attention.n_heads * arch.mean_d_head * arch.n_layers
     return (6 * (sizes.matmul_params + sizes.unembedding + arch.n_state_products) + scores) * sizes.tokens
 
 
@@ -235,17 +241,19 @@ def _products(sizes: _Sizes) -> Phase:
     arch = sizes.arch
     flops = 6 * sizes.matmul_params
     if sizes.step.recomputes:  # without the last product of each layer
-        last = 0 if arch.n_experts or sizes.p > 1 else arch.n_layers * arch.d_model * arch.d_ff
+        last = 0 if arch.experts.n_experts or sizes.p > 1 else arch.n_layers * arch.d_model * arch.feed_forward.d_ff
         flops += 2 * (sizes.matmul_params - last)
     return _work('products of the layers', sizes.products(flops * sizes.tokens / sizes.devices), 'products')
 
 
 def _attention(sizes: _Sizes) -> Phase:
     arch = sizes.arch
-    forward = 4 * sizes.keys * arch.n_heads * arch.mean_d_head * sizes.tokens_here * sizes.layers / sizes.t
+    forward = 4 * sizes.keys * arch.attention.n_heads * arch.mean_d_head * sizes.tokens_here * sizes.layers / sizes.t
     flops = forward * (1 + (3.5 if sizes.is_tpu else 2.5) + sizes.step.attends_twice)
     # Chunks of layers with a state, which the backward pass computes again.
-    of_tokens = CHUNK * (arch.linear_heads * arch.linear_d_head + arch.linear_key_heads * arch.linear_d_key)
+    of_tokens = CHUNK * (
+        arch.recurrent.n_heads * arch.recurrent.d_head + arch.recurrent.n_key_heads * arch.recurrent.d_key
+    )
     chunks = 2 * (arch.n_state_products + arch.count('linear_v') * of_tokens) * sizes.tokens_here / sizes.t / sizes.p
     flops += 4 * chunks
     return _work('attention', flops / (sizes.device.peak('bf16') * sizes.reach.attention), 'attention')
@@ -254,9 +262,9 @@ def _attention(sizes: _Sizes) -> Phase:
 def _elementwise(sizes: _Sizes) -> Phase:
     arch = sizes.arch
     dense = arch.count('up') / arch.n_layers * arch.sizes['F']
-    feed_forward = 3 * (dense + arch.d_ff * sizes.experts_per_token)
-    attention = 2 * (arch.n_heads + 2 * arch.n_kv_heads) * arch.mean_d_head * arch.count('q')
-    linear = 8 * (arch.linear_heads * arch.linear_d_head + arch.linear_key_heads * arch.linear_d_key)
+    feed_forward = 3 * (dense + arch.feed_forward.d_ff * sizes.experts_per_token)
+    attention = 2 * (arch.attention.n_heads + 2 * arch.attention.n_kv_heads) * arch.mean_d_head * arch.count('q')
+    linear = 8 * (arch.recurrent.n_heads * arch.recurrent.d_head + arch.recurrent.n_key_heads * arch.recurrent.d_key)
     mixers = (attention + linear * arch.count('linear_v')) / arch.n_layers
     values = 10 * arch.d_model + feed_forward + mixers
     n_bytes = _WIDTH * values * sizes.tokens_here / sizes.t * sizes.layers * (4 if sizes.step.recomputes else 3)
@@ -333,10 +341,10 @@ def _columns_over_c(sizes: _Sizes, attention: float) -> Phase:
     values = sizes.layers * sizes.tokens_here * arch.mean_d_head / sizes.t
     if sizes.step.context == 'ring':  # the gradients that travel with the keys are f32
         per_hop = 2 * _WIDTH * (2 + sizes.step.attends_twice) + 8
-        seconds = sizes.network.seconds('collective-permute', 'c', c * per_hop * values * arch.n_kv_heads)
+        seconds = sizes.network.seconds('collective-permute', 'c', c * per_hop * values * arch.attention.n_kv_heads)
     else:
         times = 4 + 2 * sizes.step.attends_twice
-        seconds = sizes.exchange('c', times * _WIDTH * values * (arch.n_heads + arch.n_kv_heads))
+        seconds = sizes.exchange('c', times * _WIDTH * values * (arch.attention.n_heads + arch.attention.n_kv_heads))
     seconds *= sizes.with_bubble
     return Phase('heads and columns over c', seconds, max(sizes.shares.c * seconds, seconds - attention), 'c')
 

@@ -32,13 +32,15 @@ NO_TEACHER = TeacherMemory(0.0, 0.0, 0.0)
 def n_params(arch: Architecture) -> int:
     """Weights of a decoder, without norms and biases."""
     positions = arch.max_sequence_length * arch.d_model if arch.positions == 'learned' else 0
-    tables = arch.padded_vocab_size * arch.d_model * (1 if arch.tied else 2)
+    tables = arch.padded_vocab_size * arch.d_model * (1 if arch.embedding.tied else 2)
     return arch.n_matmul_params - arch.vocab_size * arch.d_model + arch.n_idle_params + tables + positions
 
 
 def in_experts(arch: Architecture) -> int:
     """The expert weights among them, which `e` shards too."""
-    return arch.n_expert_layers * arch.n_experts * arch.d_model * arch.d_ff * (3 if arch.gated else 2)
+    return (
+        arch.n_expert_layers * arch.experts.n_experts * arch.d_model * arch.feed_forward.d_ff * (3 if arch.gated else 2)
+    )
 
 
 def teacher_memory(step: StepFacts) -> TeacherMemory:
@@ -57,12 +59,17 @@ def teacher_memory(step: StepFacts) -> TeacherMemory:
     stream = width * tokens * d_model / t
     loss = stream * (1 + step.kept_states) + (width + 4) * logits + width * (table if n['d'] > 1 else 0.0)
 
-    heads = arch.mean_d_head * (2 * arch.n_heads + 2 * arch.n_kv_heads)
+    heads = arch.mean_d_head * (2 * arch.attention.n_heads + 2 * arch.attention.n_kv_heads)
     dense = arch.sizes['F'] if arch.count('up') else 0
-    widest = max(dense, arch.experts_per_token * arch.d_ff + arch.d_shared if arch.n_experts else 0)
+    widest = max(
+        dense,
+        arch.experts.experts_per_token * arch.feed_forward.d_ff + arch.experts.d_shared
+        if arch.experts.n_experts
+        else 0,
+    )
     layer = width * tokens * ((heads + (2 + arch.gated) * widest) / t + 3 * d_model)
     if n['d'] > 1:
         matrices = d_model * (3 if arch.gated else 2)
-        wide = max(dense, arch.n_experts * arch.d_ff / n['e'] + arch.d_shared)
+        wide = max(dense, arch.experts.n_experts * arch.feed_forward.d_ff / n['e'] + arch.experts.d_shared)
         layer += width * (arch.attention_params + matrices * wide) / t
     return TeacherMemory(weights, loss, layer)

@@ -7,7 +7,6 @@ from typing import Any
 from pretrax.config.source import read_file
 from pretrax.errors import UserError
 from pretrax.model.families import FAMILIES
-from pretrax.model.option_names import key_of
 from pretrax.model.presets import PRESETS as SIZES
 from pretrax.translate.maxtext_keys import AXES, BLOCKS, DEVIATIONS, NO_EQUIVALENT, NOT_NEEDED, PRESETS, SAVE
 from pretrax.translate.maxtext_training import data, optimizer, run_and_logs, schedule
@@ -114,14 +113,14 @@ def _model(t: Translation, stem: str) -> None:
             )
         t.set('model.preset', PRESETS[name], 'model_name')
         for key, value in DEVIATIONS.get(name, {}).items():
-            t.set(key_of(key), value, note=f"that of MaxText's {name}.yml, which differs from the preset")
+            t.set(f'model.{key}', value, note=f"that of MaxText's {name}.yml, which differs from the preset")
         if t.get('override_model_config', False) is True:
             t.no_equivalent('write it in model: if it differs from the preset', *t.matching(*_SIZES))
             t.no_equivalent('the preset is used unchanged', 'override_model_config')
         else:
             t.not_needed('model_name decides it, as in MaxText', *t.matching(*_SIZES))
         sizes = SIZES[PRESETS[name]]
-        if (FAMILIES[sizes['family']] | sizes).get('n_experts'):
+        if (FAMILIES[sizes['family']] | sizes).get('experts.n_experts'):
             _routing(t)
     else:
         _sizes(t, stem)
@@ -175,7 +174,7 @@ def _sizes(t: Translation, stem: str) -> None:
             '  give model_name, or write model: yourself (docs/models.md)'
         )
     for key, value in BLOCKS[block].items():
-        t.set(key_of(key), value, 'decoder_block')
+        t.set(f'model.{key}', value, 'decoder_block')
     scale = t.integer('global_parameter_scale')
     exponent = round(math.log2(scale)) if scale > 0 else -1
     if exponent < 0 or 2**exponent != scale:
@@ -184,12 +183,12 @@ def _sizes(t: Translation, stem: str) -> None:
     for target, key, factor in (
         ('n_layers', 'base_num_decoder_layers', thirds),
         ('d_model', 'base_emb_dim', thirds + (rest > 1)),
-        ('n_heads', 'base_num_query_heads', thirds + (rest > 0)),
-        ('n_kv_heads', 'base_num_kv_heads', thirds + (rest > 0)),
-        ('d_ff', 'base_mlp_dim', thirds + (rest > 0)),
+        ('attention.n_heads', 'base_num_query_heads', thirds + (rest > 0)),
+        ('attention.n_kv_heads', 'base_num_kv_heads', thirds + (rest > 0)),
+        ('feed_forward.d_ff', 'base_mlp_dim', thirds + (rest > 0)),
     ):
         scaled = ('global_parameter_scale',) if factor else ()
-        t.set(key_of(target), 2**factor * t.integer(key), key, *scaled)
+        t.set(f'model.{target}', 2**factor * t.integer(key), key, *scaled)
     t.not_needed('it is 1', *t.matching('global_parameter_scale'))
     t.set('model.attention.d_head', t.integer('head_dim'), 'head_dim')
     t.set('model.vocab_size', t.integer('vocab_size'), 'vocab_size')
@@ -237,16 +236,16 @@ def _gemma(t: Translation, block: str) -> None:
 
 
 def _more_choices(t: Translation) -> None:
-    for target, key in (('attention_softcap', 'attn_logits_soft_cap'), ('final_softcap', 'final_logits_soft_cap')):
+    for target, key in (('attention.softcap', 'attn_logits_soft_cap'), ('head.softcap', 'final_logits_soft_cap')):
         if t.number(key, 0):
-            t.set(key_of(target), t.number(key), key)
+            t.set(f'model.{target}', t.number(key), key)
     for target, key in (
-        ('qkv_bias', 'attention_bias'),
-        ('mlp_bias', 'mlp_bias'),
-        ('attention_sinks', 'attention_sink'),
+        ('attention.qkv_bias', 'attention_bias'),
+        ('feed_forward.bias', 'mlp_bias'),
+        ('attention.sinks', 'attention_sink'),
     ):
-        if t.flag(key) or (target == 'qkv_bias' and t.values['model.family'] == 'qwen2'):
-            t.set(key_of(target), t.flag(key), key)
+        if t.flag(key) or (target == 'attention.qkv_bias' and t.values['model.family'] == 'qwen2'):
+            t.set(f'model.{target}', t.flag(key), key)
     if t.number('partial_rotary_factor', 1) != 1:
         t.set('model.rope.fraction', t.number('partial_rotary_factor'), 'partial_rotary_factor')
     if t.flag('use_qk_norm'):

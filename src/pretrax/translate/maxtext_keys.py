@@ -111,14 +111,14 @@ PRESETS = {
 }  # fmt: skip
 # model_name -> what MaxText's file of it has otherwise than the preset. Its block `mistral` has no window.
 DEVIATIONS: dict[str, dict[str, float]] = {
-    'mistral-7b': {'window': 0, 'rope_base': 1e6},
-    'qwen3-30b-a3b': {'rope_base': 1e7},
-    'qwen3-235b-a22b': {'rope_base': 5e6},
-    'qwen2.5-14b': {'norm_eps': 1e-6},
+    'mistral-7b': {'attention.window': 0, 'rope.base': 1e6},
+    'qwen3-30b-a3b': {'rope.base': 1e7},
+    'qwen3-235b-a22b': {'rope.base': 5e6},
+    'qwen2.5-14b': {'norm.eps': 1e-6},
 }
 # decoder_block -> options of the decoder. MaxText's 'default' is a Llama block with attention and feed-forward in parallel.
 BLOCKS = {
-    'default': {'family': 'llama', 'parallel_block': True, 'shared_norm': True},
+    'default': {'family': 'llama', 'block.parallel': True, 'block.shared_norm': True},
     'llama2': {'family': 'llama'},
     'mistral': {'family': 'mistral'},
     'mixtral': {'family': 'mixtral'},

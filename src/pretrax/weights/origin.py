@@ -13,9 +13,8 @@ from pretrax.data.tokenizers.tokenizer import tokens_before
 from pretrax.errors import Report, UserError
 from pretrax.huggingface.configs import compare
 from pretrax.huggingface.model import TOKENIZER, open_model
+from pretrax.model.architecture import Architecture, resolve
 from pretrax.model.axes import AXES
-from pretrax.model.families import Architecture, resolve
-from pretrax.model.option_names import key_of
 from pretrax.model.transformer import Transformer
 from pretrax.model.weights import abstract_weights
 from pretrax.run.setup import Run
@@ -25,10 +24,10 @@ from pretrax.weights.saved import HF, SavedModel, open_saved
 # Options of the architecture that may change between a checkpoint and the run that starts from it: any value of them works
 # with the same weights, and a difference is reported. So may those that only training uses (`configs.NOT_COMPUTED`).
 FREE = frozenset((
-    'norm_eps', 'rope_base', 'local_rope_base', 'rope_scaling', 'rotary_fraction', 'nope_every', 'nope_global', 'window',
-    'global_every', 'query_pre_attn_scalar', 'attention_softcap', 'final_softcap', 'swiglu_limit', 'scale_embedding',
-    'embedding_multiplier', 'residual_multiplier', 'logit_multiplier', 'router_scale', 'window_type', 'attention_temperature',
-    'temperature_length',
+    'norm.eps', 'rope.base', 'rope.local_base', 'rope.scaling', 'rope.fraction', 'rope.nope_every', 'rope.nope_global', 'attention.window',
+    'attention.global_every', 'attention.query_pre_attn_scalar', 'attention.softcap', 'head.softcap', 'feed_forward.swiglu_limit', 'embedding.scale',
+    'embedding.multiplier', 'block.residual_multiplier', 'head.multiplier', 'experts.router.scale', 'attention.window_type', 'attention.temperature',
+    'attention.temperature_length',
 ))  # fmt: skip
 # The others decide which weights there are, their sizes or their meaning, and must be equal. layer_types must if it changes
 # what mixes the tokens of a layer, and not if it changes only its window.
@@ -114,7 +113,7 @@ def with_layers(origin: Origin, layers: Sequence[int]) -> Origin:
             f'{key}: {origin.place} has no layer {beyond[0]}; its layers are 0 to {arch.n_layers - 1}\n'
             f'choose some of these'
         )
-    fewer = dataclasses.replace(arch, n_layers=len(layers))
+    fewer = arch.replace({'n_layers': len(layers)})
     wrong = [i for i, layer in enumerate(layers) if arch.kinds[layer] != fewer.kinds[i]]
     if wrong:
         raise UserError(
@@ -232,21 +231,21 @@ def check_same_model(origin: Origin, run: Run, partial: bool, report: Report) ->
     differences = compare(origin.arch, ours, f'in {origin.place}', 'in the configuration')
     allowed = {'vocab_size', 'padded_vocab_size'} if ours.vocab_size > origin.arch.vocab_size else set()
     allowed |= {'max_sequence_length'} if ours.positions != 'learned' else set()
-    allowed |= {'tied'} if origin.arch.tied and not ours.tied else set()
+    allowed |= {'embedding.tied'} if origin.arch.embedding.tied and not ours.embedding.tied else set()
     same_mixers = [kind.mixer for kind in origin.arch.kinds] == [kind.mixer for kind in ours.kinds]
     free = FREE | ({'layer_types'} if same_mixers else set())
     shaping = [name for name in differences if name not in allowed | free]
     if shaping and not partial:
         options: Any = run.config.model.options
-        given = options.flat()
-        left_out = key_of(shaping[0]) if shaping[0] in given else 'the keys of model:'
+        given = options.dotted()
+        left_out = f'model.{shaping[0]}' if shaping[0] in given else 'the keys of model:'
         raise UserError(
-            f'init_from: {key_of(shaping[0])} differs: {differences[shaping[0]]}\n'
+            f'init_from: model.{shaping[0]} differs: {differences[shaping[0]]}\n'
             f'leave out {left_out}, to use what the checkpoint has; or take only the weights that fit: init_from.partial'
         )
     for name, what in differences.items():
         if name not in allowed:
-            report(f'init_from: {key_of(name)} differs: {what}')
+            report(f'init_from: model.{name} differs: {what}')
 
 
 def _report_options(origin: Origin, run: Run, report: Report) -> None:

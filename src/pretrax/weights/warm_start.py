@@ -45,7 +45,8 @@ def warm_state(start: str | InitFrom, run: Run, report: Report) -> TrainState:
     asked = [key for key in ('optimizer', 'step') if getattr(start, key)]
     if asked and start.path.startswith(HF):
         raise UserError(f'init_from: {start.path} has only weights\nleave out init_from.{asked[0]}')
-    origin = open_origin(start.path, getattr(run.recipe.model.arch, 'mtp_layers', 0))
+    arch = run.recipe.model.arch
+    origin = open_origin(start.path, arch.multi_token.n_layers if arch else 0)
     if start.layers is not None:
         origin = with_layers(origin, start.layers)
         report(f'init_from: layers {list(start.layers)} of {start.path}')
