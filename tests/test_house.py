@@ -176,15 +176,15 @@ TESTED_BY = {
     'launch/test_record.py': 'cli/launch/logs cli/launch/status cli/launch/stop launch/engine launch/registry launch/foreground',
     'model/test_attention.py': 'model/softcap model/xla_cpu',
     'model/test_eight_bits.py': 'model/numerics',
-    'model/test_families.py': 'model/family_checks',
+    'model/test_families.py': 'model/choices',
     'model/test_option_names.py': 'model/options',
     'config/test_upgrade.py': 'cli/config/upgrade',
     'model/test_nnx.py': 'model/nnx_options model/nnx_target',
-    'model/test_linear_attention.py': 'model/chunks model/delta_net model/mixer model/state_space',
+    'model/test_linear_attention.py': 'model/recurrent',
     'model/test_mutations.py': (
         'model/latent_attention model/layers model/mlp model/moe model/rope model/rope_scaling model/routing model/weights'
     ),
-    'model/test_parity.py': 'model/architecture model/presets',
+    'model/test_parity.py': 'model/architecture',
     'model/test_pipeline.py': 'model/pipeline_forward',
     'model/test_transformer.py': 'model/axes model/base model/ends model/norm model/plan model/request',
     'observe/trackers/test_kills.py': (
@@ -219,7 +219,7 @@ TESTED_BY = {
     'cli/test_scaling.py': 'launch/scaling_file view/scaling/points view/scaling/report',
     'view/test_report.py': 'cli/report view/template view/report/charts view/report/encoding view/report/facts view/report/layers',
     'view/record/test_run_record.py': 'view/record/attempts view/record/checkpoints view/record/columns view/record/settings view/record/state',
-    'train/test_host_memory.py': 'model/remat shardlib/save',
+    'train/test_host_memory.py': 'shardlib/save',
     'train/test_step.py': 'train/evaluate train/state',
     'view/live/test_server.py': 'cli/watch view/live/feed view/live/runs',
     'translate/test_maxtext.py': 'translate/maxtext_keys translate/maxtext_training',

@@ -113,8 +113,8 @@ def test_a_stored_configuration_is_read(tmp_path):
     path = tmp_path / 'config.yaml'
     path.write_text(content('runs/old/config.yaml'))
     assert read_resolved(path) == load(path) == config
-    assert config.model.options.flat()['window'] == 8  # type: ignore[attr-defined]
-    assert load(path, ['model.attention.window=4']).model.options.flat()['window'] == 4  # type: ignore[attr-defined]
+    assert config.model.options.attention.window == 8  # type: ignore[attr-defined]
+    assert load(path, ['model.attention.window=4']).model.options.attention.window == 4  # type: ignore[attr-defined]
     [line] = [number for number, text in enumerate(path.read_text().splitlines(), 1) if text.startswith('  window: 8')]
     assert load(path).origins['model', 'attention', 'window'] == f'{path}:{line}'
 
@@ -135,4 +135,4 @@ def test_pages_of_runs_show_the_settings_under_the_keys_of_today():
 def test_files_of_today_are_not_asked_to_be_upgraded(tmp_path):
     path: Path = tmp_path / 'a.yaml'
     path.write_text(FLAT.replace('n_heads: 2', 'attention: {n_heads: 2}').replace('norm: layernorm', 'norm: {}') + REST)
-    assert load(path).model.options.flat()['n_heads'] == 2  # type: ignore[attr-defined]
+    assert load(path).model.options.attention.n_heads == 2  # type: ignore[attr-defined]

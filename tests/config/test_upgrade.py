@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from former import content, unpacked
+from former import content, flat, unpacked
 from pretrax.cli import main
 from pretrax.config import load, upgrade_file
 from pretrax.config.upgrade import upgraded_text
@@ -35,7 +35,8 @@ def former(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_upgraded_file_means_what_it_meant(former: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / 'examples' / 'nnx_gpt2')
     config = load(former / name)
-    section = config.model.options.flat() if config.model.name == 'transformer' else config.model.options.model_dump()  # type: ignore[attr-defined]
+    section = config.model.options.model_dump()
+    section = flat(section) if config.model.name == 'transformer' else section
     read = {'name': config.model.name} | {key: value for key, value in section.items() if value is not None}
     assert json.loads(json.dumps(read)) == MODELS[name]
 

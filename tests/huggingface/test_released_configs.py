@@ -16,7 +16,7 @@ from pretrax.huggingface.configs import compare, read_options, table_of, write_c
 from pretrax.huggingface.names import TABLES
 from pretrax.huggingface.weights import mapped, shapes
 from pretrax.model.architecture import resolve
-from pretrax.model.presets import PRESETS
+from pretrax.model.families import PRESETS
 from pretrax.model.weights import abstract_weights
 from published import ABOUT, PUBLISHED
 from small import mesh_of
@@ -76,7 +76,7 @@ def test_multipliers_of_granite_are_written_as_its_class_stores_them(scores, log
     assert config['attention_multiplier'] == pytest.approx((scores or 12) ** -0.5, rel=1e-15)
     assert config['logits_scaling'] == pytest.approx(1 / logits, rel=1e-15)
     other = resolve(decoder_options(**said, query_pre_attn_scalar=(scores or 12) * (1 + 1e-9)), 64, 16)
-    assert 'query_pre_attn_scalar' in compare(arch, other, 'here', 'there')
+    assert 'attention.query_pre_attn_scalar' in compare(arch, other, 'here', 'there')
 
 
 @pytest.mark.parametrize(

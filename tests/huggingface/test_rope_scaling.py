@@ -19,7 +19,7 @@ SHORT = {'short_factor': [1.0, 1.3, 1.7], 'long_factor': [1.5, 4.0, 9.0]}
 def scaling(case, scaling, **more):
     config = json.loads((GOLDENS / case / 'config.json').read_text())
     options, _ = read_options(config | {'rope_parameters': None, 'rope_scaling': scaling} | more)
-    return resolve(decoder_options(**options), options['vocab_size'], 64).rope_scaling
+    return resolve(decoder_options(**options), options['vocab_size'], 64).rope.scaling
 
 
 def test_released_yarn_and_longrope_have_the_published_attention_factors():

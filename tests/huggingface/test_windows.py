@@ -73,7 +73,7 @@ def test_what_is_exported_has_the_same_windows(case):
     config, table = write_config(arch, open_model(str(CASES / case)).options['family'])
     options, _ = read_options(config)
     assert table.model_type in (case.removesuffix('-types').replace('-moe', '_moe'), 'gemma3_text')
-    assert options['window'] == 5
+    assert options['attention.window'] == 5
     assert [kind == 'sliding_attention' for kind in config.get('layer_types', ['sliding_attention'] * 5)] == [
         window > 0 for window in WINDOWS[case]
     ]

@@ -10,9 +10,8 @@ import pytest
 from decoders import decoder_options
 from pretrax.errors import UserError
 from pretrax.model.architecture import resolve
-from pretrax.model.families import FAMILIES
+from pretrax.model.families import FAMILIES, PRESETS
 from pretrax.model.option_names import RENAMED
-from pretrax.model.presets import PRESETS
 from published import ABOUT, PUBLISHED
 from small import LATENT, LLAMA, MIXTURE, count_parameters, mesh_of, transformer
 

@@ -5,10 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pretrax.model import chunks
-from pretrax.model.delta_net import by_products, by_substitution, delta_scan
-from pretrax.model.linear_attention import convolution
-from pretrax.model.state_space import state_space_scan
+from pretrax.model import recurrent as chunks
+from pretrax.model.recurrent import by_products, by_substitution, convolution, delta_scan, state_space_scan
 
 B, L, G, R, S, W = 2, 37, 2, 3, 5, 4
 SEGMENTS = np.sort(np.random.default_rng(1).integers(1, 5, (B, L)), axis=1).astype(np.int32)

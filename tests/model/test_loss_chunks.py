@@ -8,8 +8,7 @@ import pytest
 
 import reference
 from pretrax.errors import UserError
-from pretrax.model.loss import means
-from pretrax.model.loss_chunks import chunks_of, in_chunks
+from pretrax.model.loss import chunks_of, in_chunks, means
 from pretrax.train.step import make_gradients
 from small import GPT2, LLAMA, assert_same, mesh_of, random_batch, random_weights, transformer
 

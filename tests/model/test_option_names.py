@@ -5,11 +5,10 @@ from pydantic import BaseModel
 
 from former import flat, stored_config
 from pretrax.model.architecture import KEYS
-from pretrax.model.families import FAMILIES
-from pretrax.model.family_checks import EXPERT_OPTIONS
+from pretrax.model.choices import EXPERT_OPTIONS
+from pretrax.model.families import FAMILIES, PRESETS
 from pretrax.model.option_names import RENAMED, SECTIONS, dotted, is_former, nest
 from pretrax.model.options import TransformerOptions
-from pretrax.model.presets import PRESETS
 from pretrax.model.rope_scaling import RopeScaling
 
 STORED = {key: value for key, value in stored_config()['model'].items() if key != 'name'}

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pretrax.model.token_scores import TokenScores, token_scores
+from pretrax.model.loss import TokenScores, token_scores
 from pretrax.shardlib import i32, num, typed_shard_map
 from small import mesh_of
 

@@ -3,6 +3,7 @@
 import pytest
 import yaml
 
+from former import flat
 from pretrax.config import load
 from pretrax.errors import UserError
 from pretrax.translate import Fate, translate
@@ -45,7 +46,7 @@ def test_the_global_parameter_scale_gives_maxtext_s_16b(tmp_path):
     )
     _, config = translated('maxtext', tmp_path / '16b.yml', text, devices=256)
     published = given(load('scale/16b').model)
-    options = config.model.options.flat()
+    options = flat(config.model.options.model_dump(exclude_none=True))
     assert {key: options[key] for key in published} == published
     assert config.batch.tokens == load('scale/16b').batch.tokens
 

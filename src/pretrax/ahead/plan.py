@@ -22,7 +22,7 @@ from pretrax.config.batch import (
 from pretrax.errors import Report, UserError
 from pretrax.model.axes import AXES, along
 from pretrax.model.pipeline_schedule import PipelineSchedule, choose_schedule
-from pretrax.model.remat import choose_saved
+from pretrax.model.plan import choose_saved
 from pretrax.model.request import ModelRequest
 from pretrax.run.setup import build_model, open_source
 from pretrax.scale.compiler_options import CompilerOption, Situation, by_reason, choose_options

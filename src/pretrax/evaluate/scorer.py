@@ -18,10 +18,9 @@ from pretrax.errors import UserError
 from pretrax.infer.programs import serving_mesh
 from pretrax.model.axes import ROWS, along
 from pretrax.model.base import AutomaticModel, Model
-from pretrax.model.loss_chunks import chunks_of, join_tokens, over_chunks
+from pretrax.model.loss import TokenScores, chunks_of, join_tokens, over_chunks, token_scores
 from pretrax.model.numerics import Numerics
 from pretrax.model.plan import ExecutionPlan
-from pretrax.model.token_scores import TokenScores, token_scores
 from pretrax.model.transformer import Transformer
 from pretrax.model.weights import Weights
 from pretrax.shardlib import i32, make_shardings, num, typed_shard_map

@@ -13,7 +13,7 @@ from pretrax.infer.pages import SlotPages
 from pretrax.infer.states import empty_states
 from pretrax.infer.weights import Outer, ServingLayer, ServingWeights, WeightKind, serving_weights
 from pretrax.model.architecture import LayerKind
-from pretrax.model.linear_attention import State
+from pretrax.model.recurrent import State
 from pretrax.model.transformer import Transformer
 from pretrax.model.weights import Weights
 from pretrax.shardlib import f32, i32, num, typed_shard_map

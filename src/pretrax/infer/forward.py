@@ -23,10 +23,10 @@ from pretrax.model.attention import gate_output, output_projection, queries_keys
 from pretrax.model.ends import embed
 from pretrax.model.latent_attention import absorbed_queries, latent_queries, latents, values_of_latents
 from pretrax.model.layers import LayerSpec, Tokens
-from pretrax.model.linear_attention import State
 from pretrax.model.matmul import add_bias
 from pretrax.model.norm import norm
 from pretrax.model.plan import ExecutionPlan
+from pretrax.model.recurrent import State
 from pretrax.model.softcap import softcap
 from pretrax.model.transformer import block
 from pretrax.model.weight_only import scaled_product

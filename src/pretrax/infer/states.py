@@ -3,7 +3,7 @@
 A state has seen every token of its sequence once and cannot go back. So tokens are read in order and once, a prompt that
 begins like another one is read again, and no tokens are proposed.
 
-Letters: R rows, C columns (tokens of a row); see also model/linear_attention.py.
+Letters: R rows, C columns (tokens of a row); see also model/recurrent.py.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 
 from pretrax.model.architecture import Architecture
 from pretrax.model.layers import LayerSpec
-from pretrax.model.linear_attention import State, mix, projections, state_output
+from pretrax.model.recurrent import State, mix, projections, state_output
 from pretrax.model.weights import Layer
 from pretrax.shardlib import i32, make_shardings, num, scope
 

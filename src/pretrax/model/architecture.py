@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from pretrax.errors import UserError
-from pretrax.model.choices import DROPOUT, choose
-from pretrax.model.family_checks import UNGATED, has_experts
+from pretrax.model.choices import DROPOUT, UNGATED, choose, has_experts
 from pretrax.model.mup import Scaling
 from pretrax.model.options import DecoderOptions, Section, TransformerOptions
 from pretrax.model.rope_scaling import RopeScaling

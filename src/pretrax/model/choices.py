@@ -1,6 +1,7 @@
 """The options of a decoder, chosen from the configuration, its preset and its family. Imports no JAX.
 
-Options have dotted keys. In every function, `chosen` has all options, and `said` those of the configuration.
+Options have dotted keys. In every function, `chosen` has all options and `said` those of the configuration. An option that the
+configuration says and that would have no effect raises a UserError; one of a family or preset is turned off.
 """
 
 import difflib
@@ -9,10 +10,293 @@ from collections.abc import Mapping
 from typing import Any
 
 from pretrax.errors import UserError
-from pretrax.model.families import FAMILIES
-from pretrax.model.family_checks import NO_EXPERTS, UNGATED, check_choices
-from pretrax.model.presets import PRESETS
+from pretrax.model.families import FAMILIES, PRESETS
+from pretrax.model.mup import apply_mup
 from pretrax.model.rope_scaling import RopeScaling
+
+UNGATED = ('gelu', 'gelu_erf', 'relu2')  # activations without a gate
+# Options that apply to experts only
+EXPERT_OPTIONS = (
+    'experts.experts_per_token', 'experts.dense_layers', 'experts.every', 'experts.d_ff_dense', 'experts.d_shared', 'experts.shared_gate', 'experts.router.scores',
+    'experts.router.bias', 'experts.router.bias_rate', 'experts.router.n_groups', 'experts.router.groups_per_token', 'experts.router.group_scores', 'experts.router.normalize',
+    'experts.router.scale', 'experts.router.weigh_inputs', 'experts.capacity', 'experts.router.balance_loss', 'experts.router.balance_over', 'experts.router.z_loss',
+)  # fmt: skip
+NO_EXPERTS: dict[str, Any] = {
+    'experts.n_experts': 0, 'experts.experts_per_token': 2, 'experts.dense_layers': (), 'experts.every': 1, 'experts.d_ff_dense': 0,
+    'experts.d_shared': 0, 'experts.shared_gate': False, 'experts.router.scores': 'softmax', 'experts.router.bias': False, 'experts.router.bias_rate': 0.001,
+    'experts.router.n_groups': 1, 'experts.router.groups_per_token': 1, 'experts.router.group_scores': 'max', 'experts.router.normalize': True, 'experts.router.scale': 1.0,
+    'experts.router.weigh_inputs': False,
+    'experts.capacity': None, 'experts.router.balance_loss': 0.01, 'experts.router.balance_over': 'sequence', 'experts.router.z_loss': 0.0,
+}  # fmt: skip
+
+
+def check_choices(chosen: dict[str, Any], said: dict[str, Any]) -> None:
+    """Checks the choices in the order in which they depend on each other. Changes `chosen`. Raises UserError."""
+    if chosen['attention.n_heads'] and chosen['attention.n_heads'] % chosen['attention.n_kv_heads']:
+        raise UserError(
+            f'model.attention.n_heads = {chosen["attention.n_heads"]} is not divisible by model.attention.n_kv_heads = {chosen["attention.n_kv_heads"]}'
+        )
+    _check_latents(chosen, said)
+    _check_rotation(chosen)
+    if not chosen['attention.window'] and not said.get('attention.global_every'):
+        chosen['attention.global_every'] = 0  # of a family or preset whose windows were turned off
+    if chosen['attention.global_every'] and not chosen['attention.window']:
+        raise UserError(
+            f'model.attention.global_every = {chosen["attention.global_every"]} exempts layers from a window, and there is none\n'
+            'give model.attention.window, or use model.attention.global_every=0'
+        )
+    if chosen['layer_types'] is not None:
+        _check_layer_types(chosen, said)
+    _check_chunks_and_temperature(chosen, said)
+    _check_norms(chosen, said)
+    _check_experts(chosen, said)
+    _check_multi_token(chosen, said)
+    apply_mup(chosen, said)
+
+
+def _check_multi_token(chosen: dict[str, Any], said: dict[str, Any]) -> None:
+    if said.get('multi_token.loss') is not None and not chosen['multi_token.n_layers']:
+        raise UserError(
+            f'model.multi_token.loss = {said["multi_token.loss"]:g} weights multi-token prediction, and there is none\n'
+            'give model.multi_token.n_layers, or leave it out'
+        )
+    types = chosen['layer_types']
+    if chosen['multi_token.n_layers'] and types and types[(chosen['n_layers'] - 1) % len(types)] in ('delta', 'mamba'):
+        raise UserError(
+            f'model.multi_token.n_layers = {chosen["multi_token.n_layers"]}: the layer of multi-token prediction is like the last one of the '
+            'decoder, and has to have attention\nuse model.multi_token.n_layers=0, or other layer_types'
+        )
+
+
+def _check_rotation(chosen: dict[str, Any]) -> None:
+    if chosen['positions'] != 'rope' or not chosen['attention.n_heads']:
+        return
+    d_head, fraction = (
+        chosen['attention.latent.d_rope'] if chosen['attention.latent.kv_rank'] else chosen['attention.d_head'],
+        chosen['rope.fraction'],
+    )
+    if d_head % 2:
+        raise UserError(f'model.attention.d_head = {d_head} is odd, and rope rotates pairs\nuse an even d_head')
+    rotated = int(d_head * fraction)
+    if rotated % 2 or not rotated:
+        raise UserError(
+            f'model.rope.fraction = {fraction:g} rotates {rotated} of {d_head} dimensions of a head, and rope rotates '
+            f'pairs\nuse model.rope.fraction={_fraction_of(rotated + 2 - rotated % 2, d_head):g}'
+        )
+    scaling = chosen['rope.scaling']
+    if scaling is not None and scaling.kind == 'longrope' and len(scaling.short_factor) != rotated // 2:
+        raise UserError(
+            f'model.rope.scaling has {len(scaling.short_factor)} short factors, and rope rotates {rotated // 2} pairs\n'
+            'give short_factor and long_factor one number for each pair'
+        )
+
+
+def _check_chunks_and_temperature(chosen: dict[str, Any], said: dict[str, Any]) -> None:
+    if not chosen['attention.window']:
+        if said.get('attention.window_type') == 'chunked':
+            raise UserError(
+                'model.attention.window_type = chunked, and there is no window\ngive model.attention.window, the tokens in a chunk'
+            )
+        chosen['attention.window_type'] = 'sliding'  # of a family whose windows were turned off
+    everywhere = chosen['positions'] != 'rope' or not (
+        0 < chosen['rope.nope_every'] <= chosen['n_layers'] or chosen['rope.nope_global']
+    )
+    if said.get('attention.temperature') and everywhere:
+        raise UserError(
+            f'model.attention.temperature = {said["attention.temperature"]:g} applies to layers without positions, and all '
+            'have them\ngive model.rope.nope_every, or leave it out'
+        )
+    if everywhere:
+        chosen['attention.temperature'] = 0.0
+    if said.get('attention.temperature_length') and not chosen['attention.temperature']:
+        raise UserError(
+            f'model.attention.temperature_length = {said["attention.temperature_length"]}, and there is no temperature\n'
+            'give model.attention.temperature'
+        )
+
+
+def _fraction_of(rotated: int, d_head: int) -> float:
+    """A short number such that `int(d_head * number)` is `rotated`."""
+    return math.ceil(rotated / d_head * 1e5) / 1e5
+
+
+def _check_norms(chosen: dict[str, Any], said: dict[str, Any]) -> None:
+    if chosen['norm.kind'] != 'layernorm':
+        if said.get('norm.bias'):
+            raise UserError(
+                'model.norm.bias = true: rmsnorm has no bias\nuse model.norm.kind=layernorm, or leave it out'
+            )
+        chosen['norm.bias'] = False
+    if chosen['norm.bias'] and chosen['block.norms'] != 'pre':
+        raise UserError(
+            f'model.block.norms = {chosen["block.norms"]}: norms after attention and feed-forward have no bias here\n'
+            'use model.norm.kind=rmsnorm, or model.norm.bias=false'
+        )
+    if chosen['block.shared_norm'] and not chosen['block.parallel']:
+        if said.get('block.shared_norm'):
+            raise UserError(
+                'model.block.shared_norm = true: attention and feed-forward share a norm only if they run in parallel\n'
+                'use model.block.parallel=true'
+            )
+        chosen['block.shared_norm'] = False  # of a family whose parallel blocks were turned off
+
+
+def _check_latents(chosen: dict[str, Any], said: dict[str, Any]) -> None:
+    if not chosen['attention.latent.kv_rank']:
+        for name in ('attention.latent.q_rank', 'attention.latent.d_rope', 'attention.latent.d_nope'):
+            if said.get(name):
+                raise UserError(
+                    f'model.{name} = {said[name]} belongs to latent attention, and there is none\n'
+                    'give model.attention.latent.kv_rank, or leave it out'
+                )
+        chosen.update(q_rank=0, d_rope=0, d_nope=0)  # a preset whose latent attention was turned off
+        return
+    chosen['attention.latent.d_nope'], chosen['attention.latent.d_rope'] = (
+        chosen['attention.latent.d_nope'] or chosen['attention.d_head'],
+        chosen['attention.latent.d_rope'] or 64,
+    )
+    without = {
+        'attention.n_kv_heads': chosen['attention.n_kv_heads'] == chosen['attention.n_heads'], 'positions': chosen['positions'] == 'rope',
+        'attention.qk_norm': chosen['attention.qk_norm'] == 'none', 'attention.window': not chosen['attention.window'], 'bias': not chosen['bias'],
+        'attention.temperature': not chosen['attention.temperature'],
+        'attention.qkv_bias': not chosen['attention.qkv_bias'], 'rope.fraction': chosen['rope.fraction'] == 1,
+    }  # fmt: skip
+    for name, fits in without.items():
+        if not fits:
+            raise UserError(
+                f'model.{name} = {chosen[name]} does not fit latent attention (model.attention.latent.kv_rank = {chosen["attention.latent.kv_rank"]}), which '
+                'has rope, a key and a value for each query head, and no window or bias\nleave it out, or use model.attention.latent=null'
+            )
+    if chosen['attention.latent.d_rope'] % 2:
+        raise UserError(
+            f'model.attention.latent.d_rope = {chosen["attention.latent.d_rope"]} is odd, and rope rotates pairs\nuse an even d_rope'
+        )
+
+
+def _check_layer_types(chosen: dict[str, Any], said: dict[str, Any]) -> None:
+    types, n_layers = chosen['layer_types'], chosen['n_layers']
+    if not types or len(types) > n_layers:
+        raise UserError(
+            f'model.layer_types has {len(types)} entries for model.n_layers = {n_layers}\n'
+            'give one for each layer, or fewer, which repeat'
+        )
+    if 'window' in types and not chosen['attention.window']:
+        raise UserError('model.layer_types gives layers a window, and there is none\ngive model.attention.window')
+    if 'window' not in types:
+        if said.get('attention.window'):
+            raise UserError(
+                f'model.attention.window = {said["attention.window"]}, and model.layer_types gives no layer a window\n'
+                "give model.layer_types a 'window', or leave out model.attention.window"
+            )
+        chosen['attention.window'] = 0  # of a family or preset whose layers with a window were replaced
+    if said.get('attention.global_every'):
+        raise UserError(
+            'model.attention.global_every and model.layer_types both say which layers have a window\nleave out one of them'
+        )
+    chosen['attention.global_every'] = 0
+
+
+def _check_experts(chosen: dict[str, Any], said: dict[str, Any]) -> None:
+    n_experts, per_token = chosen['experts.n_experts'], chosen['experts.experts_per_token']
+    if not n_experts:
+        for name in EXPERT_OPTIONS:
+            if said.get(name) and (name, said[name]) != ('experts.every', 1):
+                raise UserError(
+                    f'model.{name} = {said[name]} applies to experts, and there are none\n'
+                    'set model.experts.n_experts, or leave it out'
+                )
+        chosen.update(NO_EXPERTS, balance_loss=0.0)  # a preset whose experts were turned off
+        return
+    if n_experts == 1 or per_token > n_experts:
+        raise UserError(
+            f'model.experts.n_experts = {n_experts} with model.experts.experts_per_token = {per_token}\n'
+            'use at least 2 experts, and no more experts per token than experts; model.experts.n_experts=0 is one feed-forward'
+        )
+    if not chosen['feed_forward.d_ff']:
+        raise UserError(
+            f'model.experts.n_experts = {n_experts} with model.feed_forward.d_ff = 0: experts without a width\n'
+            'give model.feed_forward.d_ff, the width of an expert, or use model.experts.n_experts=0'
+        )
+    if chosen['feed_forward.activation'] in UNGATED:
+        raise UserError(
+            f'model.feed_forward.activation = {chosen["feed_forward.activation"]}: experts always have a gate\nuse model.feed_forward.activation=swiglu'
+        )
+    if chosen['feed_forward.bias'] and chosen['experts.router.weigh_inputs']:
+        raise UserError(
+            'model.feed_forward.bias = true: experts whose inputs are weighed have no biases here\n'
+            'use model.feed_forward.bias=false or model.experts.router.weigh_inputs=false'
+        )
+    if chosen['feed_forward.bias'] and chosen['experts.d_shared']:
+        raise UserError(
+            'model.feed_forward.bias = true: a shared expert has no biases here\nuse model.feed_forward.bias=false or model.experts.d_shared=0'
+        )
+    if chosen['experts.shared_gate'] and not chosen['experts.d_shared'] and said.get('experts.shared_gate'):
+        raise UserError(
+            'model.experts.shared_gate = True, and there is no shared expert\ngive model.experts.d_shared, its width'
+        )
+    chosen['experts.shared_gate'] = chosen['experts.shared_gate'] and chosen['experts.d_shared'] > 0
+    if said.get('experts.router.bias_rate') and not chosen['experts.router.bias']:
+        raise UserError(
+            f'model.experts.router.bias_rate = {said["experts.router.bias_rate"]} moves the biases of routers, and there are none\n'
+            'use model.experts.router.bias=true'
+        )
+    _check_groups(chosen)
+    _check_dense_layers(chosen, said)
+
+
+def _check_groups(chosen: dict[str, Any]) -> None:
+    n_experts, groups, used = (
+        chosen['experts.n_experts'],
+        chosen['experts.router.n_groups'],
+        chosen['experts.router.groups_per_token'],
+    )
+    if n_experts % groups:
+        raise UserError(
+            f'model.experts.n_experts = {n_experts} is not divisible by model.experts.router.n_groups = {groups}'
+        )
+    if used > groups:
+        raise UserError(
+            f'model.experts.router.groups_per_token = {used} of model.experts.router.n_groups = {groups}\nuse at most {groups}'
+        )
+    if chosen['experts.experts_per_token'] > used * n_experts // groups:
+        raise UserError(
+            f'model.experts.experts_per_token = {chosen["experts.experts_per_token"]}, but {used} of {groups} groups have '
+            f'{used * n_experts // groups} experts\nuse a larger model.experts.router.groups_per_token, or fewer experts per token'
+        )
+    if chosen['experts.router.group_scores'] == 'top2' and n_experts == groups:
+        raise UserError(
+            'model.experts.router.group_scores = top2: a group has one expert\nuse fewer groups (model.experts.router.n_groups), or max'
+        )
+
+
+def _check_dense_layers(chosen: dict[str, Any], said: dict[str, Any]) -> None:
+    n_layers, every, dense = chosen['n_layers'], chosen['experts.every'], chosen['experts.dense_layers']
+    if isinstance(dense, tuple) and (wrong := [i for i in dense if i >= n_layers]):
+        raise UserError(f'model.experts.dense_layers names layer {wrong[0]}, and the layers are 0 to {n_layers - 1}')
+    dense = tuple(range(min(dense, n_layers))) if isinstance(dense, int) else tuple(sorted(set(dense)))
+    chosen['experts.dense_layers'] = dense
+    with_experts = [i for i in range(n_layers) if has_experts(i, dense, every)]
+    if not with_experts:
+        raise UserError(
+            f'model.experts.dense_layers and model.experts.every leave none of the {n_layers} layers with experts\n'
+            'use fewer dense layers, or model.experts.n_experts=0'
+        )
+    if len(with_experts) == n_layers:
+        if said.get('experts.d_ff_dense'):
+            raise UserError(
+                'model.experts.d_ff_dense is the width of layers without experts, and there are none\ngive model.experts.dense_layers'
+            )
+        chosen['experts.d_ff_dense'] = 0
+    elif not chosen['experts.d_ff_dense']:
+        chosen['experts.d_ff_dense'] = (
+            chosen['experts.experts_per_token'] * chosen['feed_forward.d_ff'] + chosen['experts.d_shared']
+        )
+
+
+def has_experts(i: int, dense_layers: tuple[int, ...], expert_every: int) -> bool:
+    """Whether layer i, from 0, of a decoder with experts has them."""
+    return i not in dense_layers and (i + 1) % expert_every == 0
+
 
 DROPOUT = ('attention.dropout', 'block.dropout', 'embedding.dropout')
 _DEFAULTS: dict[str, Any] = {
@@ -75,7 +359,7 @@ def choose(said: Mapping[str, Any]) -> dict[str, Any]:
     if 'attention.d_head' not in chosen:
         if chosen['d_model'] % chosen['attention.n_heads']:
             raise UserError(
-                f'model.d_model = {chosen["d_model"]} is not divisible by model.attention.n_heads = {chosen["n_heads"]}\n'
+                f'model.d_model = {chosen["d_model"]} is not divisible by model.attention.n_heads = {chosen["attention.n_heads"]}\n'
                 'give model.attention.d_head, or make model.d_model a multiple of model.attention.n_heads'
             )
         chosen['attention.d_head'] = chosen['d_model'] // chosen['attention.n_heads']
@@ -134,5 +418,5 @@ def _choose_mixers(chosen: dict[str, Any], said: dict[str, Any], has_attention: 
     heads = chosen['recurrent.n_heads']
     if heads % chosen.setdefault('recurrent.n_key_heads', heads):
         raise UserError(
-            f'model.recurrent.n_heads = {heads} is not divisible by model.recurrent.n_key_heads = {chosen["linear_key_heads"]}'
+            f'model.recurrent.n_heads = {heads} is not divisible by model.recurrent.n_key_heads = {chosen["recurrent.n_key_heads"]}'
         )

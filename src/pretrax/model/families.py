@@ -5,7 +5,12 @@ overridden: `model: {preset: gpt2-124m, n_layers: 6}`. docs/models.md has the ta
 `model:`, dotted.
 """
 
+from pathlib import Path
 from typing import Any
+
+import yaml
+
+from pretrax.model.option_names import dotted
 
 # A choice that a family leaves out is that of 'llama', or the default in choices.py.
 _LLAMA = {
@@ -143,16 +148,27 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 FAMILY_NAMES = tuple(FAMILIES)
+
+
+def _read_presets() -> dict[str, dict[str, Any]]:
+    """The options of each published model."""
+    loader = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
+    table = yaml.load(Path(__file__).with_name('presets.yaml').read_text(), loader)
+    return {name: dotted(section) for name, section in table.items()}
+
+
+PRESETS = _read_presets()
+
 # Named activations of a layer, in the order in which they are computed. All of them can be recomputed from 'input', which is
 # always kept, on the device or in host memory.
-SAVED_NAMES = ('q', 'k', 'v', 'attention.kernel', 'attention_out', 'up', 'gate', 'mlp_out')
+SAVED_NAMES = ('q', 'k', 'v', 'attention', 'attention_out', 'up', 'gate', 'mlp_out')
 SAVE_PRESETS: dict[str, tuple[str, ...]] = {
     'none': (),
-    'attention.kernel': (
+    'attention': (
         'q',
         'k',
         'v',
-        'attention.kernel',
+        'attention',
     ),  # the inputs of its backward pass, so that attention is not computed twice
     'dots': ('q', 'k', 'v', 'attention_out', 'up', 'gate', 'mlp_out'),  # results of products with weights
     'full': SAVED_NAMES,

@@ -1,15 +1,37 @@
-"""Cross-entropy over a vocabulary sharded over `t`, without a second copy of the logits in f32.
+"""The loss: cross-entropy over a vocabulary sharded over `t`, without a second copy of the logits in f32.
 
 Letters: B batch, L length, V vocabulary. A loss is a set of terms, each a numerator and a denominator: sums over tokens
 that are reduced over the mesh once, so that masks, accumulation and sharding all give the same gradient.
+
+`in_chunks` computes it in chunks of each sequence, so that the logits of one chunk exist at a time. The backward pass computes
+the logits again, chunk by chunk (Chen et al. 2016, arXiv:1604.06174), and sums the gradient of the unembedding over the chunks
+in f32. This adds a third to the FLOPs of the unembedding, and saves the memory of the logits, which are the largest array of a
+step if the vocabulary is large.
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pretrax.shardlib import axis_index, f32, i32, num, pmax, psum, pytree_dataclass, typechecked, u32
+from pretrax.errors import UserError
+from pretrax.model.axes import along
+from pretrax.shardlib import (
+    axis_index,
+    axis_size,
+    bool_,
+    f32,
+    i32,
+    num,
+    pmax,
+    psum,
+    pytree_dataclass,
+    scope,
+    typechecked,
+    u32,
+)
 
 # name -> (numerator, denominator), this device's partial sums over `axes.TOKENS`. The loss is the sum of the quotients. A
 # denominator of None marks a table of sums, from which the model's `summarize` computes metrics.
@@ -123,3 +145,93 @@ def denominators(batch: Batch, z_loss: float) -> dict[str, f32['']]:
     """The denominators of `loss_terms`. They depend only on the batch, so they are known before any gradient."""
     count = jnp.sum(batch.mask)
     return {'nll': count, 'z_loss': count} if z_loss else {'nll': count}
+
+
+# Hidden states [B/r/d/e L/c/t M], or a tuple of several
+Hidden = Any
+
+
+def check_loss_chunks(chunks: int, mesh: dict[str, int], sequence_length: int) -> int:
+    """`chunks`. Raises UserError if they do not divide the tokens of a sequence that a device has between blocks."""
+    here = sequence_length // along('c t', mesh)
+    if here % chunks:
+        fits = [n for n in range(1, here + 1) if here % n == 0]
+        near = min(fits, key=lambda n: abs(n - chunks))
+        raise UserError(
+            f'model.loss_chunks = {chunks} does not divide the {here} tokens of a sequence that a device has '
+            f'(batch.sequence_length / mesh.c / mesh.t)\nuse model.loss_chunks={near}'
+        )
+    return chunks
+
+
+def in_chunks(terms_of: Callable[[Any, Batch], LossTerms], x: Hidden, batch: Batch, chunks: int) -> LossTerms:
+    """`terms_of(x, batch)`, summed over chunks of each sequence.
+
+    Args:
+        terms_of: the terms of hidden states [B/r/d/e L/c/t M] and their part of a batch [B/r/d/e L/c].
+        x: the hidden states after the last layer; or several of them, of one sharding.
+        batch: its tokens and targets.
+        chunks: how many; 1: all tokens at once, and nothing is computed twice.
+    """
+    if chunks == 1:
+        return terms_of(x, batch)
+    return jax.tree.map(lambda terms: jnp.sum(terms, axis=0), over_chunks(terms_of, x, batch, chunks))
+
+
+def over_chunks[Of, T](function: Callable[[Any, Of], T], x: Hidden, batch: Of, chunks: int) -> T:
+    """`function` of each chunk of the sequences, stacked; arguments as in `in_chunks`, or any arrays [B/r/d/e L/c ...]."""
+
+    def one_chunk(_: None, chunk: tuple[Any, Of]) -> tuple[None, T]:
+        with scope():  # L is the length of a chunk here
+            return None, function(*chunk)
+
+    n = jax.tree.leaves(x)[0].shape[1] // chunks
+    parts = jax.tree.map(lambda array: split_tokens(array, chunks, n), (x, batch))
+    return jax.lax.scan(jax.checkpoint(one_chunk, prevent_cse=False), None, parts)[1]
+
+
+def chunks_of(length: int, wanted: int) -> int:
+    """The smallest divisor of the length that is at least `wanted`; the length if there is none."""
+    return next((n for n in range(min(wanted, length), length) if length % n == 0), length)
+
+
+def split_tokens(array: jax.Array, chunks: int, n: int) -> jax.Array:
+    """[B, L, ...] -> [chunks, B, L / chunks, ...]. A chunk has n tokens of each device along t, in the devices' order."""
+    blocks = array.reshape(array.shape[0], -1, chunks, n, *array.shape[2:])
+    return jnp.moveaxis(blocks, 2, 0).reshape(chunks, array.shape[0], -1, *array.shape[2:])
+
+
+def join_tokens(parts: jax.Array, n: int) -> jax.Array:
+    """[chunks, B, L / chunks, ...] -> [B, L, ...], the inverse of `split_tokens`."""
+    blocks = parts.reshape(*parts.shape[:2], -1, n, *parts.shape[3:])
+    return jnp.moveaxis(blocks, 0, 2).reshape(parts.shape[1], -1, *parts.shape[3:])
+
+
+@pytree_dataclass
+class TokenScores:
+    """The log probabilities of tokens in nats, and whether each is the likeliest token, of equal ones the first."""
+
+    log_probs: f32['B/r/d/e L/c']
+    are_likeliest: bool_['B/r/d/e L/c']
+
+
+@typechecked
+def token_scores(
+    logits: num['B/r/d/e L/c V/t'], targets: i32['B/r/d/e L/c'], vocab_size: int | None = None
+) -> TokenScores:
+    """log softmax(logits)[target], and argmax(logits) == target. Runs per device.
+
+    Args:
+        logits: of any floating dtype; sums are in f32.
+        targets: token ids below vocab_size.
+        vocab_size: columns past it do not count; None: all of them do.
+    """
+    columns_of_all = logits.shape[-1] * axis_size('t')
+    vocab_size = columns_of_all if vocab_size is None else vocab_size
+    nll, _ = cross_entropy(logits, targets, vocab_size)
+    columns = vocabulary_columns(logits)
+    is_real = columns < vocab_size
+    largest = pmax('t', jnp.max(jnp.where(is_real, logits, -jnp.inf), axis=-1))
+    is_largest = is_real & (logits == largest[..., None])
+    first = -pmax('t', jnp.max(jnp.where(is_largest, -columns, -columns_of_all), axis=-1))
+    return TokenScores(-nll, first == targets)

@@ -18,8 +18,7 @@ from pretrax.model.architecture import Architecture
 from pretrax.model.context import local_columns
 from pretrax.model.ends import embed, unembed
 from pretrax.model.layers import LayerSpec, Tokens
-from pretrax.model.loss import Batch, LossTerms, loss_terms
-from pretrax.model.loss_chunks import in_chunks
+from pretrax.model.loss import Batch, LossTerms, in_chunks, loss_terms
 from pretrax.model.matmul import gather, product
 from pretrax.model.norm import norm
 from pretrax.model.numerics import COMPUTE

@@ -11,9 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pretrax.errors import UserError
 from pretrax.model.choices import choose
-from pretrax.model.families import FAMILY_NAMES, SAVED_NAMES
+from pretrax.model.families import FAMILY_NAMES, PRESETS, SAVED_NAMES
 from pretrax.model.mup import Mup
-from pretrax.model.presets import PRESETS
 from pretrax.model.rope_scaling import RopeScaling
 
 if TYPE_CHECKING:  # as an `Architecture` has them

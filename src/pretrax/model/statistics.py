@@ -22,11 +22,10 @@ from pretrax.model.axes import TOKENS
 from pretrax.model.context import local_columns
 from pretrax.model.ends import gather_ends
 from pretrax.model.layers import LayerSpec, Tokens, scan_layers
-from pretrax.model.linear_attention import linear_attention
-from pretrax.model.loss import Batch, cross_entropy
-from pretrax.model.loss_chunks import over_chunks
+from pretrax.model.loss import Batch, cross_entropy, over_chunks
 from pretrax.model.matmul import add_bias, gather, product
 from pretrax.model.pipeline_forward import pipeline
+from pretrax.model.recurrent import linear_attention
 from pretrax.model.routing import Routed, counted, own_part
 from pretrax.model.softcap import softcap
 from pretrax.model.transformer import Transformer, block, mlp

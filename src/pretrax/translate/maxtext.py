@@ -7,7 +7,7 @@ from typing import Any
 from pretrax.config.source import read_file
 from pretrax.errors import UserError
 from pretrax.model.families import FAMILIES
-from pretrax.model.presets import PRESETS as SIZES
+from pretrax.model.families import PRESETS as SIZES
 from pretrax.translate.maxtext_keys import AXES, BLOCKS, DEVIATIONS, NO_EQUIVALENT, NOT_NEEDED, PRESETS, SAVE
 from pretrax.translate.maxtext_training import data, optimizer, run_and_logs, schedule
 from pretrax.translate.translation import Translation

@@ -1,6 +1,6 @@
 """What MaxText's configurations say about the run itself: its data, optimizer, schedule, checkpoints and logs."""
 
-from pretrax.model.presets import PRESETS
+from pretrax.model.families import PRESETS
 from pretrax.translate.schedules import cosine_points
 from pretrax.translate.translation import Translation, run_name
 

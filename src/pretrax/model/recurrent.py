@@ -1,0 +1,380 @@
+"""Layers that keep a state instead of keys and values: gated delta nets and state-space models (Mamba 2).
+
+Queries, keys and values pass through a short causal convolution. The state of a head is a matrix [D_key, D_value], which
+decays by exp(decay) at each token, decay <= 0. A delta net and a state-space model differ in what a token writes to the state
+(`delta_scan`, `state_space_scan`) and in the norm of the result. No token sees another document. `weights.Layer` names each
+weight as the papers do.
+
+Inside a chunk of tokens, products of queries and keys replace the recurrence; a loop over the chunks carries the state (Dao
+and Gu 2024, arXiv:2405.21060, section 6; Yang et al. 2024, arXiv:2406.06484, section 3.2).
+
+Letters of layers: B batch, L length, M d_model, N_state heads, D_value head, N_key key heads, D_key key, J tokens that the
+convolution sees. Mesh axes: axes.py. t shards the heads; a sequence is on one device (c is 1).
+Letters of scans, which compute with plain arrays of one device: C tokens of a chunk, n chunks, G key heads, R heads that share
+a key, S key, W head.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pretrax.model.architecture import CHUNK
+from pretrax.model.layers import LayerSpec, Tokens
+from pretrax.model.matmul import product
+from pretrax.model.norm import norm
+from pretrax.model.weights import Layer
+from pretrax.shardlib import all_gather, f32, i32, num, psum_scatter, pytree_dataclass, save, typechecked
+
+
+@pytree_dataclass
+class Projections:
+    """What a layer makes of its input."""
+
+    q: num['B/r/d/e L/c N_key/t D_key']  # before the convolution, as k and v
+    k: num['B/r/d/e L/c N_key/t D_key']
+    v: num['B/r/d/e L/c N_state/t D_value']
+    z: num['B/r/d/e L/c N_state/t D_value']  # gates the result
+    a: num['B/r/d/e L/c N_state/t']  # the step dt is softplus(a + linear_dt_bias)
+    beta: num['B/r/d/e L/c N_state/t'] | None  # of a delta net
+
+
+@pytree_dataclass
+class State:
+    """What a layer keeps of sequences, in decoding."""
+
+    q: num['slots/r/d/e before N_key/t D_key']  # the last J - 1 tokens before the convolution, as k and v
+    k: num['slots/r/d/e before N_key/t D_key']
+    v: num['slots/r/d/e before N_state/t D_value']
+    state: f32['slots/r/d/e N_state/t D_key D_value']
+
+
+@typechecked
+def linear_attention(h: num['B/r/d/e L/c/t M'], w: Layer, tokens: Tokens, layer: LayerSpec) -> num['B/r/d/e L/c/t M']:
+    """The mixer of a layer with a state. Yang et al. 2024, arXiv:2412.06464; Dao and Gu 2024, arXiv:2405.21060."""
+    x = projections(h, w, layer)
+    y, _ = mix(x, w, tokens.segments, layer, None)
+    return state_output(y, x.z, w, layer)
+
+
+@typechecked
+def projections(h: num['B/r/d/e L/c/t M'], w: Layer, layer: LayerSpec) -> Projections:
+    """The projections of h."""
+    h = all_gather('B/r/d/e L/c/t M -> B/r/d/e L/c M', h)
+    of_key, of_head = (
+        'B/r/d/e L/c M, M N_key/t D_key -> B/r/d/e L/c N_key/t D_key',
+        'B/r/d/e L/c M, M N_state/t D_value -> B/r/d/e L/c N_state/t D_value',
+    )
+    q = product(
+        of_key, h, layer.gather('linear_q', 'M/d N_key/t D_key -> M N_key/t D_key', w, h), layer.formats['linear_q']
+    )
+    k = product(
+        of_key, h, layer.gather('linear_k', 'M/d N_key/t D_key -> M N_key/t D_key', w, h), layer.formats['linear_k']
+    )
+    v = product(
+        of_head,
+        h,
+        layer.gather('linear_v', 'M/d N_state/t D_value -> M N_state/t D_value', w, h),
+        layer.formats['linear_v'],
+    )
+    z = product(
+        of_head,
+        h,
+        layer.gather('linear_z', 'M/d N_state/t D_value -> M N_state/t D_value', w, h),
+        layer.formats['linear_z'],
+    )
+
+    def project_heads(name: str) -> num['B/r/d/e L/c N_state/t']:
+        matrix = layer.gather(name, 'M/d N_state/t -> M N_state/t', w, h)
+        return product('B/r/d/e L/c M, M N_state/t -> B/r/d/e L/c N_state/t', h, matrix, layer.formats[name])
+
+    beta = None if w.linear_beta is None else project_heads('linear_beta')
+    return Projections(save(q, 'q'), save(k, 'k'), save(v, 'v'), save(z, 'gate'), project_heads('linear_a'), beta)
+
+
+@typechecked
+def mix(
+    x: Projections, w: Layer, segments: i32['B/r/d/e L/c'], layer: LayerSpec, before: State | None
+) -> tuple[num['B/r/d/e L/c N_state/t D_value'], f32['B/r/d/e N_state/t/c D_key D_value']]:
+    """What each token reads from the state, and the state after the last token.
+
+    Args:
+        x: the tokens.
+        w: weights of the layer.
+        segments: the number of each token's document.
+        layer: the kind of the layer.
+        before: the state of the first document before these tokens; None: an empty one.
+    """
+    last = (None, None, None) if before is None else (before.q, before.k, before.v)
+    q = convolution(x.q, w.linear_q_conv, w.linear_q_conv_bias, segments, last[0])
+    k = convolution(x.k, w.linear_k_conv, w.linear_k_conv_bias, segments, last[1])
+    v = convolution(x.v, w.linear_v_conv, w.linear_v_conv_bias, segments, last[2])
+    assert w.linear_dt_bias is not None
+    assert w.linear_log_decay is not None
+    grouped = v.reshape(*q.shape[:3], -1, v.shape[-1]).astype(jnp.float32)  # [B, L, G, R, W]
+    step = jax.nn.softplus(x.a.astype(jnp.float32) + w.linear_dt_bias)
+    decay = (-jnp.exp(w.linear_log_decay) * step).reshape(grouped.shape[:-1])
+    step = step.reshape(decay.shape)
+    state = jnp.zeros_like(decay[:, 0, ..., None, None] * q[:, 0, :, None, :, None] * grouped[:, 0, :, :, None])
+    if before is not None:
+        state = state + before.state.reshape(state.shape)
+    if x.beta is not None:
+        beta = jax.nn.sigmoid(x.beta.astype(jnp.float32)).reshape(decay.shape)
+        y, state = delta_scan(q, k, grouped, decay, beta, segments, state)
+    else:
+        y, state = state_space_scan(q, k, grouped * step[..., None], decay, segments, state)
+    y, state = y.reshape(v.shape), state.reshape(len(state), -1, *state.shape[3:])
+    if w.linear_skip is not None:
+        y = y + v * w.linear_skip[:, None]
+    return save(y.astype(v.dtype), 'attention'), state
+
+
+@jax.checkpoint
+def convolution(
+    x: jax.Array, kernel: jax.Array, bias: jax.Array | None, segments: i32['B L'], before: jax.Array | None
+) -> jax.Array:
+    """silu of a causal convolution of each channel, inside documents, in f32.
+
+    Args:
+        x: [B, L, heads, width].
+        kernel: [heads, width, J]; the last weight is that of the token itself.
+        bias: [heads, width] or None.
+        segments: the number of each token's document.
+        before: the J - 1 tokens before x, [B, J - 1, heads, width]; None: zeros.
+    """
+    length, width = x.shape[1], kernel.shape[-1]
+    if before is None:
+        before = jnp.zeros_like(x[:, :1], shape=(x.shape[0], width - 1, *x.shape[2:]))
+    tokens = jnp.concatenate([before, x], axis=1).astype(jnp.float32)
+    document = jnp.pad(segments, ((0, 0), (width - 1, 0)), mode='edge')
+    total = 0.0 if bias is None else bias
+    for j in range(width):
+        here = slice(j, j + length)
+        seen = (document[:, here] == segments)[:, :, None, None]
+        total = total + jnp.where(seen, tokens[:, here], 0) * kernel[..., j]
+    return jax.nn.silu(total).astype(x.dtype)
+
+
+@typechecked
+def state_output(
+    y: num['B/r/d/e L/c N_state/t D_value'], z: num['B/r/d/e L/c N_state/t D_value'], w: Layer, layer: LayerSpec
+) -> num['B/r/d/e L/c/t M']:
+    """What the heads read, normed and gated, projected into the residual stream."""
+    scale = w.linear_group_norm if w.linear_norm is None else w.linear_norm
+    assert scale is not None
+    y = gated_norm(y, z, scale, layer.arch.norm.eps, layer.arch.recurrent.n_heads // layer.arch.recurrent.n_key_heads)
+    w_o = layer.gather('linear_o', 'N_state/t D_value M/d -> N_state/t D_value M', w, y)
+    out = product(
+        'B/r/d/e L/c N_state/t D_value, N_state/t D_value M -> B/r/d/e L/c M', y, w_o, layer.formats['linear_o']
+    )  # partial over t
+    out = save(psum_scatter('B/r/d/e L/c M -> B/r/d/e L/c/t M', out), 'attention_out')
+    return norm(out, w.norm1_after, None, layer.arch)
+
+
+@functools.partial(jax.checkpoint, static_argnums=(3, 4))
+def gated_norm(y: jax.Array, z: jax.Array, scale: jax.Array, eps: float, shared: int) -> jax.Array:
+    """RMSNorm and the gate silu(z), in f32: y and z [B, L, N, W], scale [W] or [N, W].
+
+    A delta net norms each head, and gates it. A state-space model gates first, and norms the `shared` heads of a key together
+    (Dao and Gu 2024, arXiv:2405.21060, section 7.1, and the released code).
+    """
+    gate, x = jax.nn.silu(z.astype(jnp.float32)), y.astype(jnp.float32)
+    if scale.ndim == 1:
+        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * scale * gate
+    else:
+        x = (x * gate).reshape(*x.shape[:2], -1, shared, x.shape[-1])
+        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=(-2, -1), keepdims=True) + eps)
+        x = x.reshape(y.shape) * scale
+    return x.astype(y.dtype)
+
+
+class Decays(NamedTuple):
+    """Products of decays, zero between documents. f32."""
+
+    pairs: f32['B n G R C C']  # from token j of a chunk to token i; zero if i < j
+    start: f32['B n G R C']  # from the last token of the chunk before to token i
+    end: f32['B n G R C']  # from token i to the last token of the chunk
+    whole: f32['B n G R']  # from the last token of the chunk before to the last token of the chunk
+
+
+def cut(x: jax.Array) -> jax.Array:
+    """[B, L, ...] -> [B, n, C, ...]. Zeros fill the last chunk: such a token changes no state."""
+    rows, length, *rest = x.shape
+    size = min(CHUNK, length)
+    if more := -length % size:
+        x = jnp.pad(x, ((0, 0), (0, more), *[(0, 0)] * len(rest)))
+    return x.reshape(rows, -1, size, *rest)
+
+
+def decays(decay: f32['B L G R'], segments: i32['B L']) -> Decays:
+    """The decays of chunks, from the logarithm of each token's decay and the number of its document.
+
+    A state from before the row belongs to the row's first document.
+    """
+    total = jnp.moveaxis(jnp.cumsum(cut(decay), axis=2), 2, -1)  # [B, n, G, R, C]
+    length = segments.shape[1]
+    last = jnp.pad(segments, ((0, 0), (0, -length % min(CHUNK, length))), mode='edge')
+    document = cut(last)[:, :, None, None]  # [B, n, 1, 1, C]
+    ends = document[..., -1]
+    before = jnp.concatenate([document[:, :1, ..., 0], ends[:, :-1]], axis=1)
+    here = jnp.arange(total.shape[-1])
+    visible = (here[:, None] >= here) & (document[..., :, None] == document[..., None, :])
+    return Decays(
+        _exp(total[..., :, None] - total[..., None, :], visible),
+        _exp(total, document == before[..., None]),
+        _exp(total[..., -1:] - total, document == ends[..., None]),
+        _exp(total[..., -1], ends == before),
+    )
+
+
+def _exp(x: jax.Array, visible: jax.Array) -> jax.Array:
+    return jnp.exp(jnp.where(visible, x, -jnp.inf))  # masked first, since exp(x) may overflow where nothing is visible
+
+
+_EPS = 1e-6  # of the length of queries and keys
+_EXACT = jax.lax.Precision.HIGHEST
+
+
+@jax.checkpoint
+def delta_scan(
+    q: num['B L G S'],
+    k: num['B L G S'],
+    v: f32['B L G R W'],
+    decay: f32['B L G R'],
+    beta: f32['B L G R'],
+    segments: i32['B L'],
+    state: f32['B G R S W'],
+) -> tuple[f32['B L G R W'], f32['B G R S W']]:
+    """y_t = q_t S_t with S_t = (I - beta_t k_t^T k_t) exp(decay_t) S_{t-1} + beta_t k_t^T v_t, in chunks.
+
+    Queries and keys have unit length; queries are divided by sqrt(S). Yang et al. 2024, arXiv:2412.06464, section 3.3: the
+    updates of a chunk, each of which depends on the ones before it, are the solution of a triangular system (the WY form).
+    The backward pass computes everything again.
+
+    Args:
+        q: queries.
+        k: keys, which R heads share, as queries.
+        v: values.
+        decay: logarithm of the decay.
+        beta: how much of what the state holds under a key is replaced, 0 to 1.
+        segments: the number of each token's document; a new document starts with an empty state.
+        state: before the first token, for its document.
+
+    Returns:
+        y, and the state after the last token.
+    """
+    length = q.shape[1]
+    by = decays(decay, segments)
+    q, k = cut(unit(q) * q.shape[-1] ** -0.5), cut(unit(k))  # [B, n, C, G, S]
+    beta = jnp.moveaxis(cut(beta), 2, -1)[..., None]  # [B, n, G, R, C, 1]
+    values = jnp.einsum('bncgrw->bngrcw', cut(v.astype(jnp.float32)))
+    # A TPU would round k to bf16, and the errors grow with the inverse
+    overlap = jnp.einsum('bnigs,bnjgs->bngij', k, k, precision=_EXACT)
+    overlap = overlap[:, :, :, None] * by.pairs * beta  # [B, n, G, R, C, C]
+    keys = jnp.einsum('bncgs,bngrc->bngrcs', k, by.start)
+    solved = solve(overlap, beta * jnp.concatenate([values, keys], axis=-1))
+    new, read = jnp.split(solved, [values.shape[-1]], axis=-1)
+    scores = jnp.einsum('bnigs,bnjgs->bngij', q, k)[:, :, :, None] * by.pairs
+    queries = jnp.einsum('bncgs,bngrc->bngrcs', q, by.start)
+    writing = jnp.einsum('bncgs,bngrc->bngrcs', k, by.end)
+
+    def chunk(state: jax.Array, one: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        new, read, scores, queries, writing, whole = one
+        new = new - jnp.einsum('bgrcs,bgrsw->bgrcw', read, state)
+        y = jnp.einsum('bgrcs,bgrsw->bgrcw', queries, state) + jnp.einsum('bgrij,bgrjw->bgriw', scores, new)
+        return state * whole[..., None, None] + jnp.einsum('bgrcs,bgrcw->bgrsw', writing, new), y
+
+    chunks = tuple(jnp.moveaxis(x, 1, 0) for x in (new, read, scores, queries, writing, by.whole))
+    state, y = jax.lax.scan(chunk, state, chunks)
+    y = jnp.einsum('nbgrcw->bncgrw', y)
+    return y.reshape(y.shape[0], -1, *y.shape[3:])[:, :length], state
+
+
+def unit(x: jax.Array) -> jax.Array:
+    """x over its length, in f32."""
+    x = x.astype(jnp.float32)
+    return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + _EPS)
+
+
+def solve(overlap: f32['B n G R C C'], values: f32['B n G R C W']) -> f32['B n G R C W']:
+    """x with (I + the part of `overlap` below the diagonal) x = values.
+
+    XLA's solver for CPUs takes one matrix after another; products do not. For TPUs it has a kernel for all matrices.
+    """
+    return jax.lax.platform_dependent(overlap, values, cpu=by_products, default=by_substitution)
+
+
+def by_substitution(overlap: f32['B n G R C C'], values: f32['B n G R C W']) -> f32['B n G R C W']:
+    """`solve`, by XLA's own solver."""
+    return jax.lax.linalg.triangular_solve(overlap, values, left_side=True, lower=True, unit_diagonal=True)
+
+
+@jax.custom_vjp
+def by_products(overlap: f32['B n G R C C'], values: f32['B n G R C W']) -> f32['B n G R C W']:
+    """`solve`, by the inverse of blocks on the diagonal that double in size.
+
+    [[P, 0], [Q, R]] has the inverse [[P', 0], [-R' Q P', R']].
+    """
+    return _forward(overlap, values)[0]
+
+
+def _forward(overlap: jax.Array, values: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    here = jnp.arange(overlap.shape[-1])
+    inverse, size = jnp.broadcast_to(jnp.eye(len(here)), overlap.shape), 1
+    while size < len(here):
+        block = here // size
+        below = (block[:, None] == block + 1) & (block % 2 == 0)
+        step = jnp.matmul(jnp.where(below, overlap, 0), inverse, precision=_EXACT)
+        inverse, size = inverse - jnp.matmul(inverse, step, precision=_EXACT), 2 * size
+    solved = jnp.matmul(inverse, values, precision=_EXACT)
+    return solved, (inverse, solved)
+
+
+def _backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    inverse, solved = kept
+    values = jnp.matmul(inverse.mT, gradient, precision=_EXACT)
+    return jnp.tril(-jnp.matmul(values, solved.mT, precision=_EXACT), -1), values
+
+
+by_products.defvjp(_forward, _backward)
+
+
+@jax.checkpoint
+def state_space_scan(
+    q: num['B L G S'],
+    k: num['B L G S'],
+    v: f32['B L G R W'],
+    decay: f32['B L G R'],
+    segments: i32['B L'],
+    state: f32['B G R S W'],
+) -> tuple[f32['B L G R W'], f32['B G R S W']]:
+    """y_t = q_t S_t with S_t = exp(decay_t) S_{t-1} + k_t^T v_t, in chunks. Dao and Gu 2024, arXiv:2405.21060, section 6.
+
+    q, k, v and decay are C, B, dt x and dt A of the paper. The backward pass computes everything again.
+
+    Args:
+        q: queries.
+        k: keys, which R heads share, as queries.
+        v: values.
+        decay: logarithm of the decay.
+        segments: the number of each token's document; a new document starts with an empty state.
+        state: before the first token, for its document.
+
+    Returns:
+        y, and the state after the last token.
+    """
+    length = q.shape[1]
+    by = decays(decay, segments)
+    q, k, v = (cut(x.astype(jnp.float32)) for x in (q, k, v))
+    scores = jnp.einsum('bnigs,bnjgs->bngij', q, k)[:, :, :, None] * by.pairs
+    y = jnp.einsum('bngrij,bnjgrw->bnigrw', scores, v)
+    new = jnp.einsum('bnjgs,bngrj,bnjgrw->nbgrsw', k, by.end, v)
+
+    def chunk(state: jax.Array, one: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        whole, new = one
+        return state * whole[..., None, None] + new, state
+
+    state, before = jax.lax.scan(chunk, state, (jnp.moveaxis(by.whole, 1, 0), new))
+    y = y + jnp.einsum('bnigs,bngri,nbgrsw->bnigrw', q, by.start, before)
+    return y.reshape(y.shape[0], -1, *y.shape[3:])[:, :length], state
