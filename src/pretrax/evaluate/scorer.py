@@ -4,7 +4,6 @@ Letters: B texts, L length, V vocabulary.
 """
 
 import copy
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
