@@ -231,7 +231,9 @@ def test_an_option_of_attention_is_refused_if_no_layer_has_attention(option):
     ],
 )
 def test_an_option_of_the_feed_forward_is_refused_if_layers_have_none(options, option):
-    with pytest.raises(ValueError, match=f'model.{RENAMED[option]} is of the feed-forward, and layers have none'):
+    with pytest.raises(
+        ValueError, match=f'model.{RENAMED.get(option, option)} is of the feed-forward, and layers have none'
+    ):
         decoder_options(**options)
 
 

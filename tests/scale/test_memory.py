@@ -41,7 +41,7 @@ def test_more_norms_keep_their_inputs_and_outputs():
 def test_recomputing_keeps_the_inputs_of_layers_and_what_is_named():
     none, named = (memory_of(tokens=4096, saved=saved) for saved in ({}, {'q': 'keep', 'up': 'keep'}))
     assert none.activations == 4 * 2 * 4096 * GPT.d_model
-    assert named.activations - none.activations == 4 * 2 * 4096 * (GPT.d_model + GPT.d_ff)
+    assert named.activations - none.activations == 4 * 2 * 4096 * (GPT.d_model + GPT.feed_forward.d_ff)
 
 
 def test_accumulated_gradients_are_held_in_addition_to_those_of_a_pass():
@@ -84,7 +84,7 @@ def test_each_axis_divides_what_it_shards(mesh, weights, activations):
 
 
 def test_e_divides_the_experts_alone():
-    experts = GPT.n_layers * 8 * 2 * GPT.d_model * GPT.d_ff
+    experts = GPT.n_layers * 8 * 2 * GPT.d_model * GPT.feed_forward.d_ff
     arch = gpt(n_experts=8, experts_per_token=2)
     one, four = (memory_of(arch, N_PARAMS + experts, tokens=512, mesh=mesh) for mesh in ({}, {'e': 4}))
     assert one.weights - four.weights == 4 * (experts - experts // 4)

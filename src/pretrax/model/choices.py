@@ -149,7 +149,7 @@ def _check_latents(chosen: dict[str, Any], said: dict[str, Any]) -> None:
                     f'model.{name} = {said[name]} belongs to latent attention, and there is none\n'
                     'give model.attention.latent.kv_rank, or leave it out'
                 )
-        chosen.update(q_rank=0, d_rope=0, d_nope=0)  # a preset whose latent attention was turned off
+        chosen.update({f'attention.latent.{name}': 0 for name in ('q_rank', 'd_rope', 'd_nope')})  # of a preset
         return
     chosen['attention.latent.d_nope'], chosen['attention.latent.d_rope'] = (
         chosen['attention.latent.d_nope'] or chosen['attention.d_head'],
@@ -205,7 +205,7 @@ def _check_experts(chosen: dict[str, Any], said: dict[str, Any]) -> None:
                     f'model.{name} = {said[name]} applies to experts, and there are none\n'
                     'set model.experts.n_experts, or leave it out'
                 )
-        chosen.update(NO_EXPERTS, balance_loss=0.0)  # a preset whose experts were turned off
+        chosen.update(NO_EXPERTS | {'experts.router.balance_loss': 0.0})  # a preset whose experts were turned off
         return
     if n_experts == 1 or per_token > n_experts:
         raise UserError(
@@ -397,7 +397,8 @@ def _choose_mixers(chosen: dict[str, Any], said: dict[str, Any], has_attention: 
                     f'model.{name} = {said[name]} is of attention, and no layer has it\n'
                     "leave it out, or give model.layer_types a 'full'"
                 )
-        chosen.update({name: _DEFAULTS.get(name, 0) for name in OF_ATTENTION}, qkv_bias=False, o_bias=False)
+        chosen.update({name: _DEFAULTS.get(name, 0) for name in OF_ATTENTION})
+        chosen.update({'attention.qkv_bias': False, 'attention.o_bias': False})
     if not set(chosen['layer_types'] or ()) & {'delta', 'mamba'}:
         for name in (*_LINEAR_SIZES, 'recurrent.conv_width', 'recurrent.conv_bias'):
             if said.get(name):
@@ -405,7 +406,7 @@ def _choose_mixers(chosen: dict[str, Any], said: dict[str, Any], has_attention: 
                     f'model.{name} = {said[name]} is of delta nets and state-space models, and there are none\n'
                     "leave it out, or give model.layer_types a 'delta' or a 'mamba'"
                 )
-        chosen.update(dict.fromkeys(_LINEAR_SIZES, 0), conv_bias=False)
+        chosen.update(dict.fromkeys(_LINEAR_SIZES, 0) | {'recurrent.conv_bias': False})
         return
     if 'recurrent.n_heads' not in chosen:
         heads, width = 2 * chosen['d_model'], chosen['recurrent.d_head']
