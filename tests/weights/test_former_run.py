@@ -15,7 +15,6 @@ from pretrax.checkpoint.manifest import manifest_content
 from pretrax.cli import main
 from pretrax.config import load, upgrade_file
 from pretrax.errors import UserError
-from former import flat
 from pretrax.model.option_names import RENAMED
 from pretrax.run.resume import check_unchanged
 from pretrax.weights.origin import open_origin

@@ -17,7 +17,7 @@ from pretrax.huggingface.configs import read_options
 from pretrax.huggingface.files import find
 from pretrax.huggingface.model import KEPT, TOKENIZER
 from pretrax.machine.json_file import read_json
-from pretrax.model.option_names import flat, nest
+from pretrax.model.option_names import dotted, nest
 from pretrax.model.options import TransformerOptions
 from pretrax.storage import AnyPath, BucketPath, locate
 
@@ -55,7 +55,7 @@ class SavedModel:
         if section is None:
             return None
         is_decoder = section.get('name', DECODER) == DECODER
-        options = flat(section) if is_decoder else section
+        options = dotted(section) if is_decoder else section
         known = {key: value for key, value in options.items() if value is not None}
         return nest(known) if is_decoder else known
 
