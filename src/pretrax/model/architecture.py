@@ -478,7 +478,7 @@ def _keys(section: type[Section]) -> list[str]:
     return keys
 
 
-# The dotted keys of all options of an architecture; the implementation of attention is no part of it
+# The dotted keys of all options that change results: not the implementation of attention
 KEYS = tuple(key for key in _keys(Architecture) if key not in ('attention.kernel', 'attention.context'))
 
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from pretrax.model.architecture import Scores
 from pretrax.model.attention import attention
 from pretrax.model.axes import TOKENS
+from pretrax.model.branches import mlp
 from pretrax.model.context import local_columns
 from pretrax.model.ends import gather_ends
 from pretrax.model.layers import LayerSpec, Tokens, scan_layers
@@ -28,7 +29,7 @@ from pretrax.model.pipeline_forward import pipeline
 from pretrax.model.recurrent import linear_attention
 from pretrax.model.routing import Routed, counted, own_part
 from pretrax.model.softcap import softcap
-from pretrax.model.transformer import Transformer, block, mlp
+from pretrax.model.transformer import Transformer, block
 from pretrax.model.weights import Layer, Weights
 from pretrax.shardlib import (
     all_gather,

@@ -17,20 +17,17 @@ import jax
 import jax.numpy as jnp
 
 from pretrax.model.architecture import Architecture, resolve
-from pretrax.model.attention import attention
 from pretrax.model.base import Model
+from pretrax.model.branches import mixer, mlp
 from pretrax.model.context import column_order, local_columns
 from pretrax.model.ends import embed, gather_ends, unembed
 from pretrax.model.layers import LayerSpec, Tokens, dropout, in_parts, scan_layers
 from pretrax.model.loss import Batch, LossTerms, denominators, in_chunks, loss_terms
-from pretrax.model.mlp import feed_forward
-from pretrax.model.moe import mixture
 from pretrax.model.multi_token import ahead_denominators, ahead_metrics, predict_ahead
 from pretrax.model.norm import norm
 from pretrax.model.options import TransformerOptions
 from pretrax.model.pipeline import gradient_1f1b, stages
 from pretrax.model.plan import choose_plan
-from pretrax.model.recurrent import linear_attention
 from pretrax.model.request import ModelRequest
 from pretrax.model.routing import Routed, adjust, counted, load, routing_denominators, routing_metrics, routing_terms
 from pretrax.model.weights import Ends, Layer, Weights, abstract_weights, init_weights
@@ -38,19 +35,6 @@ from pretrax.shardlib import drop_axes, f32, i32, key, num, save, typechecked, u
 
 # The mixer or the feed-forward of a layer: its input, the weights, the tokens, the layer -> what it adds to the residual stream
 type Part[Result] = Callable[[jax.Array, Layer, Tokens, LayerSpec], Result]
-
-
-def mixer(h: num['B/r/d/e L/c/t M'], w: Layer, tokens: Tokens, layer: LayerSpec) -> num['B/r/d/e L/c/t M']:
-    """The token mixer: attention, or a recurrent state."""
-    run = attention if layer.kind.mixer == 'attention' else linear_attention
-    return run(h, w, tokens, layer)
-
-
-def mlp(
-    h: num['B/r/d/e L/c/t M'], w: Layer, tokens: Tokens, layer: LayerSpec
-) -> tuple[num['B/r/d/e L/c/t M'], Routed | None]:
-    """The feed-forward, or a mixture of experts with the statistics of its router."""
-    return mixture(h, w, tokens, layer) if layer.kind.experts else (feed_forward(h, w, layer), None)
 
 
 @typechecked
