@@ -126,10 +126,10 @@ def test_a_window_of_zero_turns_off_the_windows_of_a_family(family):
         (SIZES | {'family': 'stablelm', 'block_norms': 'post'}, 'norms after attention and feed-forward have no bias'),
         (
             SIZES | {'global_every': 2},
-            'model.attention.global_every = 2 exempts layers from a window, and there is none',
+            'model.attention.global_every = 2 exempts layers from a window, but there is none',
         ),
         (SIZES | {'family': 'gpt2', 'block_norms': 'sandwich'}, 'norms after attention and feed-forward have no bias'),
-        (SIZES | {'capacity': 1.5}, 'model.experts.capacity = 1.5 applies to experts, and there are none'),
+        (SIZES | {'capacity': 1.5}, 'model.experts.capacity = 1.5 applies to experts, but there are none'),
         (SIZES | {'n_experts': 1}, 'at least 2 experts'),
         (
             SIZES | {'n_experts': 4, 'experts_per_token': 5},
@@ -141,7 +141,7 @@ def test_a_window_of_zero_turns_off_the_windows_of_a_family(family):
         ),
         (MIXTURE | {'mlp_bias': True}, 'model.feed_forward.bias = true: a shared expert has no biases here'),
         (SIZES | {'n_experts': 4, 'shared_gate': True}, 'there is no shared expert'),
-        (SIZES | {'n_experts': 4, 'router_bias_rate': 0.1}, 'moves the biases of routers, and there are none'),
+        (SIZES | {'n_experts': 4, 'router_bias_rate': 0.1}, 'moves the biases of routers, but there are none'),
         (
             SIZES | {'n_experts': 4, 'n_expert_groups': 3},
             'model.experts.n_experts = 4 is not divisible by model.experts.router.n_groups = 3',
@@ -151,14 +151,14 @@ def test_a_window_of_zero_turns_off_the_windows_of_a_family(family):
             'model.experts.router.groups_per_token = 2 of model.experts.router.n_groups = 1',
         ),
         (SIZES | {'n_experts': 4, 'n_expert_groups': 4}, '1 of 4 groups have 1 experts'),
-        (SIZES | {'q_rank': 8}, 'model.attention.latent.q_rank = 8 belongs to latent attention, and there is none'),
+        (SIZES | {'q_rank': 8}, 'model.attention.latent.q_rank = 8 belongs to latent attention, but there is none'),
         (SIZES | {'kv_rank': 8, 'n_kv_heads': 2}, 'model.attention.n_kv_heads = 2 does not fit latent attention'),
         (SIZES | {'kv_rank': 8, 'window': 3}, 'model.attention.window = 3 does not fit latent attention'),
         (SIZES | {'kv_rank': 8, 'd_rope': 3}, 'model.attention.latent.d_rope = 3 is odd'),
         (SIZES | {'rope_scaling': {'kind': 'llama3', 'low_freq_factor': 5}}, 'low_freq_factor 5.0 is above'),
-        (SIZES | {'window_type': 'chunked'}, 'model.attention.window_type = chunked, and there is no window'),
+        (SIZES | {'window_type': 'chunked'}, 'model.attention.window_type = chunked, but there is no window'),
         (SIZES | {'attention_temperature': 0.1}, 'applies to layers without positions, and all have them'),
-        (SIZES | {'temperature_length': 4}, 'model.attention.temperature_length = 4, and there is no temperature'),
+        (SIZES | {'temperature_length': 4}, 'model.attention.temperature_length = 4, but there is no temperature'),
         (SIZES | {'weigh_inputs': True}, 'model.experts.router.weigh_inputs = True applies to experts'),
         (
             SIZES | {'n_experts': 4, 'weigh_inputs': True, 'mlp_bias': True},
@@ -170,7 +170,7 @@ def test_a_window_of_zero_turns_off_the_windows_of_a_family(family):
         ),
         (SIZES | {'layer_types': ()}, 'layer_types has 0 entries'),
         (SIZES | {'layer_types': ('full',) * 99}, 'layer_types has 99 entries'),
-        (SIZES | {'layer_types': ('window',)}, 'gives layers a window, and there is none'),
+        (SIZES | {'layer_types': ('window',)}, 'gives layers a window, but there is none'),
         (
             SIZES | {'window': 4, 'layer_types': ('full',)},
             'model.attention.window = 4, and model.layer_types gives no layer a window',
@@ -186,13 +186,13 @@ def test_a_window_of_zero_turns_off_the_windows_of_a_family(family):
         ),
         (
             SIZES | {'conv_width': 3},
-            'model.recurrent.conv_width = 3 is of delta nets and state-space models, and there are none',
+            'model.recurrent.conv_width = 3 applies to delta nets and state-space models, but there are none',
         ),
         (
             SIZES | {'n_experts': 4, 'd_ff': 0},
             'model.experts.n_experts = 4 with model.feed_forward.d_ff = 0: experts without a width',
         ),
-        (SIZES | {'dense_layers': 1}, 'model.experts.dense_layers = 1 applies to experts, and there are none'),
+        (SIZES | {'dense_layers': 1}, 'model.experts.dense_layers = 1 applies to experts, but there are none'),
         (MIXTURE | {'dense_layers': 2}, 'leave none of the 2 layers with experts'),
         (MIXTURE | {'dense_layers': (2,)}, 'names layer 2, and the layers are 0 to 1'),
         (MIXTURE | {'expert_every': 3}, 'leave none of the 2 layers with experts'),
@@ -204,7 +204,7 @@ def test_contradicting_options_are_refused(options, message):
         decoder_options(**options)
 
 
-# A value that the configuration may say, of each option that is of attention alone
+# A value that the configuration may say, of each option that applies to attention only
 OF_ATTENTION = {
     'n_heads': 4, 'n_kv_heads': 2, 'd_head': 8, 'attention_dropout': 0.1, 'kv_rank': 8, 'q_rank': 8, 'd_rope': 4, 'd_nope': 4,
     'qk_norm': 'head', 'qkv_bias': True, 'o_bias': True, 'rope_base': 5e5, 'local_rope_base': 1e4,
@@ -217,7 +217,9 @@ MAMBA = {'family': 'mamba2', 'n_layers': 2, 'd_model': 32, 'linear_d_head': 8, '
 
 @pytest.mark.parametrize('option', OF_ATTENTION)
 def test_an_option_of_attention_is_refused_if_no_layer_has_attention(option):
-    with pytest.raises(ValueError, match=f'model.{RENAMED[option]} = .* is of attention, and no layer has it'):
+    with pytest.raises(
+        ValueError, match=f'model.{RENAMED[option]} = .* applies to attention, but no layer uses attention'
+    ):
         decoder_options(**MAMBA, **{option: OF_ATTENTION[option]})
 
 
@@ -232,7 +234,7 @@ def test_an_option_of_attention_is_refused_if_no_layer_has_attention(option):
 )
 def test_an_option_of_the_feed_forward_is_refused_if_layers_have_none(options, option):
     with pytest.raises(
-        ValueError, match=f'model.{RENAMED.get(option, option)} is of the feed-forward, and layers have none'
+        ValueError, match=f'model.{RENAMED.get(option, option)} applies to the feed-forward, but layers have none'
     ):
         decoder_options(**options)
 

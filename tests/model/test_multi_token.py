@@ -182,7 +182,7 @@ def test_a_pipeline_and_a_weight_without_modules_are_refused():
     with pytest.raises(UserError, match='does not run in pipeline stages'):
         transformer(OPTIONS['dense'], mesh_of(p=2))
     with pytest.raises(
-        ValueError, match=r'model\.multi_token\.loss = 0\.1 weights multi-token prediction, and there is none'
+        ValueError, match=r'model\.multi_token\.loss = 0\.1 weights multi-token prediction, but there is none'
     ):
         transformer(LLAMA | {'mtp_loss': 0.1})
 

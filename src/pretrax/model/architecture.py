@@ -428,10 +428,10 @@ class Architecture(DecoderOptions):
             )
         if self.has_states and mesh['c'] > 1:
             raise UserError(
-                f'mesh.c = {mesh["c"]} shards sequences, and layers with a state need whole ones\nuse mesh.t or mesh.d instead'
+                f'mesh.c = {mesh["c"]} shards sequences, but layers with a state need whole sequences\nuse mesh.t or mesh.d instead'
             )
         if e > 1 and not self.experts.n_experts:
-            raise UserError(f'mesh.e = {e} shards experts, and the model has none\nuse mesh.d instead')
+            raise UserError(f'mesh.e = {e} shards experts, but the model has none\nuse mesh.d instead')
         if self.experts.n_experts and self.experts.capacity is not None and mesh['c'] > 1:
             raise UserError(
                 f'model.experts.capacity needs whole sequences, and mesh.c = {mesh["c"]} shards them\n'

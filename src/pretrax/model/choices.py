@@ -42,7 +42,7 @@ def check_choices(chosen: dict[str, Any], said: dict[str, Any]) -> None:
         chosen['attention.global_every'] = 0  # of a family or preset whose windows were turned off
     if chosen['attention.global_every'] and not chosen['attention.window']:
         raise UserError(
-            f'model.attention.global_every = {chosen["attention.global_every"]} exempts layers from a window, and there is none\n'
+            f'model.attention.global_every = {chosen["attention.global_every"]} exempts layers from a window, but there is none\n'
             'give model.attention.window, or use model.attention.global_every=0'
         )
     if chosen['layer_types'] is not None:
@@ -57,7 +57,7 @@ def check_choices(chosen: dict[str, Any], said: dict[str, Any]) -> None:
 def _check_multi_token(chosen: dict[str, Any], said: dict[str, Any]) -> None:
     if said.get('multi_token.loss') is not None and not chosen['multi_token.n_layers']:
         raise UserError(
-            f'model.multi_token.loss = {said["multi_token.loss"]:g} weights multi-token prediction, and there is none\n'
+            f'model.multi_token.loss = {said["multi_token.loss"]:g} weights multi-token prediction, but there is none\n'
             'give model.multi_token.n_layers, or leave it out'
         )
     types = chosen['layer_types']
@@ -76,17 +76,17 @@ def _check_rotation(chosen: dict[str, Any]) -> None:
         chosen['rope.fraction'],
     )
     if d_head % 2:
-        raise UserError(f'model.attention.d_head = {d_head} is odd, and rope rotates pairs\nuse an even d_head')
+        raise UserError(f'model.attention.d_head = {d_head} is odd, but rope rotates pairs\nuse an even d_head')
     rotated = int(d_head * fraction)
     if rotated % 2 or not rotated:
         raise UserError(
-            f'model.rope.fraction = {fraction:g} rotates {rotated} of {d_head} dimensions of a head, and rope rotates '
+            f'model.rope.fraction = {fraction:g} rotates {rotated} of {d_head} dimensions of a head, but rope rotates '
             f'pairs\nuse model.rope.fraction={_fraction_of(rotated + 2 - rotated % 2, d_head):g}'
         )
     scaling = chosen['rope.scaling']
     if scaling is not None and scaling.kind == 'longrope' and len(scaling.short_factor) != rotated // 2:
         raise UserError(
-            f'model.rope.scaling has {len(scaling.short_factor)} short factors, and rope rotates {rotated // 2} pairs\n'
+            f'model.rope.scaling has {len(scaling.short_factor)} short factors, but rope rotates {rotated // 2} pairs\n'
             'give short_factor and long_factor one number for each pair'
         )
 
@@ -95,7 +95,7 @@ def _check_chunks_and_temperature(chosen: dict[str, Any], said: dict[str, Any]) 
     if not chosen['attention.window']:
         if said.get('attention.window_type') == 'chunked':
             raise UserError(
-                'model.attention.window_type = chunked, and there is no window\ngive model.attention.window, the tokens in a chunk'
+                'model.attention.window_type = chunked, but there is no window\ngive model.attention.window, the tokens in a chunk'
             )
         chosen['attention.window_type'] = 'sliding'  # of a family whose windows were turned off
     everywhere = chosen['positions'] != 'rope' or not (
@@ -110,7 +110,7 @@ def _check_chunks_and_temperature(chosen: dict[str, Any], said: dict[str, Any]) 
         chosen['attention.temperature'] = 0.0
     if said.get('attention.temperature_length') and not chosen['attention.temperature']:
         raise UserError(
-            f'model.attention.temperature_length = {said["attention.temperature_length"]}, and there is no temperature\n'
+            f'model.attention.temperature_length = {said["attention.temperature_length"]}, but there is no temperature\n'
             'give model.attention.temperature'
         )
 
@@ -146,7 +146,7 @@ def _check_latents(chosen: dict[str, Any], said: dict[str, Any]) -> None:
         for name in ('attention.latent.q_rank', 'attention.latent.d_rope', 'attention.latent.d_nope'):
             if said.get(name):
                 raise UserError(
-                    f'model.{name} = {said[name]} belongs to latent attention, and there is none\n'
+                    f'model.{name} = {said[name]} belongs to latent attention, but there is none\n'
                     'give model.attention.latent.kv_rank, or leave it out'
                 )
         chosen.update({f'attention.latent.{name}': 0 for name in ('q_rank', 'd_rope', 'd_nope')})  # of a preset
@@ -169,7 +169,7 @@ def _check_latents(chosen: dict[str, Any], said: dict[str, Any]) -> None:
             )
     if chosen['attention.latent.d_rope'] % 2:
         raise UserError(
-            f'model.attention.latent.d_rope = {chosen["attention.latent.d_rope"]} is odd, and rope rotates pairs\nuse an even d_rope'
+            f'model.attention.latent.d_rope = {chosen["attention.latent.d_rope"]} is odd, but rope rotates pairs\nuse an even d_rope'
         )
 
 
@@ -181,7 +181,7 @@ def _check_layer_types(chosen: dict[str, Any], said: dict[str, Any]) -> None:
             'give one for each layer, or fewer, which repeat'
         )
     if 'window' in types and not chosen['attention.window']:
-        raise UserError('model.layer_types gives layers a window, and there is none\ngive model.attention.window')
+        raise UserError('model.layer_types gives layers a window, but there is none\ngive model.attention.window')
     if 'window' not in types:
         if said.get('attention.window'):
             raise UserError(
@@ -202,7 +202,7 @@ def _check_experts(chosen: dict[str, Any], said: dict[str, Any]) -> None:
         for name in EXPERT_OPTIONS:
             if said.get(name) and (name, said[name]) != ('experts.every', 1):
                 raise UserError(
-                    f'model.{name} = {said[name]} applies to experts, and there are none\n'
+                    f'model.{name} = {said[name]} applies to experts, but there are none\n'
                     'set model.experts.n_experts, or leave it out'
                 )
         chosen.update(NO_EXPERTS | {'experts.router.balance_loss': 0.0})  # a preset whose experts were turned off
@@ -232,12 +232,12 @@ def _check_experts(chosen: dict[str, Any], said: dict[str, Any]) -> None:
         )
     if chosen['experts.shared_gate'] and not chosen['experts.d_shared'] and said.get('experts.shared_gate'):
         raise UserError(
-            'model.experts.shared_gate = True, and there is no shared expert\ngive model.experts.d_shared, its width'
+            'model.experts.shared_gate = True, but there is no shared expert\ngive model.experts.d_shared, its width'
         )
     chosen['experts.shared_gate'] = chosen['experts.shared_gate'] and chosen['experts.d_shared'] > 0
     if said.get('experts.router.bias_rate') and not chosen['experts.router.bias']:
         raise UserError(
-            f'model.experts.router.bias_rate = {said["experts.router.bias_rate"]} moves the biases of routers, and there are none\n'
+            f'model.experts.router.bias_rate = {said["experts.router.bias_rate"]} moves the biases of routers, but there are none\n'
             'use model.experts.router.bias=true'
         )
     _check_groups(chosen)
@@ -284,7 +284,7 @@ def _check_dense_layers(chosen: dict[str, Any], said: dict[str, Any]) -> None:
     if len(with_experts) == n_layers:
         if said.get('experts.d_ff_dense'):
             raise UserError(
-                'model.experts.d_ff_dense is the width of layers without experts, and there are none\ngive model.experts.dense_layers'
+                'model.experts.d_ff_dense is the width of layers without experts, but there are none\ngive model.experts.dense_layers'
             )
         chosen['experts.d_ff_dense'] = 0
     elif not chosen['experts.d_ff_dense']:
@@ -381,7 +381,7 @@ def choose(said: Mapping[str, Any]) -> dict[str, Any]:
         )
         if wrong := [name for name in of_none if said.get(name)]:
             raise UserError(
-                f'model.{wrong[0]} is of the feed-forward, and layers have none (model.feed_forward.d_ff = 0)\nleave it out'
+                f'model.{wrong[0]} applies to the feed-forward, but layers have none (model.feed_forward.d_ff = 0)\nleave it out'
             )
         chosen['feed_forward.bias'] = False
     check_choices(chosen, said)
@@ -394,7 +394,7 @@ def _choose_mixers(chosen: dict[str, Any], said: dict[str, Any], has_attention: 
         for name in OF_ATTENTION:
             if said.get(name) and said[name] != _DEFAULTS.get(name):
                 raise UserError(
-                    f'model.{name} = {said[name]} is of attention, and no layer has it\n'
+                    f'model.{name} = {said[name]} applies to attention, but no layer uses attention\n'
                     "leave it out, or give model.layer_types a 'full'"
                 )
         chosen.update({name: _DEFAULTS.get(name, 0) for name in OF_ATTENTION})
@@ -403,7 +403,7 @@ def _choose_mixers(chosen: dict[str, Any], said: dict[str, Any], has_attention: 
         for name in (*_LINEAR_SIZES, 'recurrent.conv_width', 'recurrent.conv_bias'):
             if said.get(name):
                 raise UserError(
-                    f'model.{name} = {said[name]} is of delta nets and state-space models, and there are none\n'
+                    f'model.{name} = {said[name]} applies to delta nets and state-space models, but there are none\n'
                     "leave it out, or give model.layer_types a 'delta' or a 'mamba'"
                 )
         chosen.update(dict.fromkeys(_LINEAR_SIZES, 0) | {'recurrent.conv_bias': False})

@@ -39,7 +39,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     'gpt2': {
         'norm.kind': 'layernorm', 'norm.eps': 1e-5, 'positions': 'learned', 'feed_forward.activation': 'gelu', 'bias': True, 'embedding.tied': True,
     },
-    # Touvron et al. 2023, arXiv:2302.13971, section 2.2. SmolLM is of this family too.
+    # Touvron et al. 2023, arXiv:2302.13971, section 2.2. SmolLM belongs to this family too.
     'llama': _LLAMA,
     # Jiang et al. 2023, arXiv:2310.06825, section 2. The window is its first release's; later ones have none.
     'mistral': _LLAMA,
@@ -77,7 +77,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     'deepseek-v2': _DEEPSEEK | {
         'experts.n_experts': 160, 'experts.experts_per_token': 6, 'experts.router.normalize': False, 'experts.router.balance_loss': 0.001,
     },
-    # DeepSeek-AI 2024, arXiv:2412.19437, section 2.1 (without multi-token prediction). Kimi K2 and Moonlight are of it too.
+    # DeepSeek-AI 2024, arXiv:2412.19437, section 2.1 (without multi-token prediction). Kimi K2 and Moonlight belong to it too.
     'deepseek-v3': _DEEPSEEK | {
         **_SIGMOID, 'experts.n_experts': 256, 'experts.experts_per_token': 8, 'experts.router.balance_loss': 0.0001,
     },
@@ -104,7 +104,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
             'kind': 'yarn', 'factor': 32.0, 'original_length': 4096, 'truncate': False,
         },
     },
-    # Abdin et al. 2024, arXiv:2404.14219, section 2: Llama's block. Phi-4 is of this family too.
+    # Abdin et al. 2024, arXiv:2404.14219, section 2: Llama's block. Phi-4 belongs to this family too.
     'phi3': _LLAMA,
     # Muennighoff et al. 2024, arXiv:2409.02060, section 2
     'olmoe': _LLAMA | {'attention.qk_norm': 'full', 'experts.n_experts': 64, 'experts.experts_per_token': 8, 'experts.router.normalize': False},

@@ -106,7 +106,7 @@ BUFFERS = ('layers.router_bias', 'multi_token.layer.router_bias')
 
 @pytree_dataclass
 class MultiToken:
-    """A module of multi-token prediction (multi_token.py). Its layer is of the kind of the decoder's last one.
+    """A module of multi-token prediction (multi_token.py). Its layer has the kind of the decoder's last layer.
 
     A decoder without modules has one in which every weight is None, since a part that is None has no types for `shard_map`.
     """
