@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from pretrax.errors import UserError
-from pretrax.model.choices import DROPOUT, UNGATED, choose, has_experts
+from pretrax.model.choices import DROPOUT, EXECUTION, UNGATED, choose, has_experts
 from pretrax.model.mup import Scaling
 from pretrax.model.options import DecoderOptions, Section, TransformerOptions
 from pretrax.model.rope_scaling import RopeScaling
@@ -479,7 +479,7 @@ def _keys(section: type[Section]) -> list[str]:
 
 
 # The dotted keys of all options that change results: not the implementation of attention
-KEYS = tuple(key for key in _keys(Architecture) if key not in ('attention.kernel', 'attention.context'))
+KEYS = tuple(key for key in _keys(Architecture) if key not in EXECUTION)
 
 
 def resolve(options: TransformerOptions, vocab_size: int, sequence_length: int) -> Architecture:

@@ -12,22 +12,54 @@ from typing import Any
 from pretrax.errors import UserError
 from pretrax.model.families import FAMILIES, PRESETS
 from pretrax.model.mup import apply_mup
+from pretrax.model.option_names import dotted
 from pretrax.model.rope_scaling import RopeScaling
 
 UNGATED = ('gelu', 'gelu_erf', 'relu2')  # activations without a gate
-# Options that apply to experts only
-EXPERT_OPTIONS = (
-    'experts.experts_per_token', 'experts.dense_layers', 'experts.every', 'experts.d_ff_dense', 'experts.d_shared', 'experts.shared_gate', 'experts.router.scores',
-    'experts.router.bias', 'experts.router.bias_rate', 'experts.router.n_groups', 'experts.router.groups_per_token', 'experts.router.group_scores', 'experts.router.normalize',
-    'experts.router.scale', 'experts.router.weigh_inputs', 'experts.capacity', 'experts.router.balance_loss', 'experts.router.balance_over', 'experts.router.z_loss',
-)  # fmt: skip
-NO_EXPERTS: dict[str, Any] = {
-    'experts.n_experts': 0, 'experts.experts_per_token': 2, 'experts.dense_layers': (), 'experts.every': 1, 'experts.d_ff_dense': 0,
-    'experts.d_shared': 0, 'experts.shared_gate': False, 'experts.router.scores': 'softmax', 'experts.router.bias': False, 'experts.router.bias_rate': 0.001,
-    'experts.router.n_groups': 1, 'experts.router.groups_per_token': 1, 'experts.router.group_scores': 'max', 'experts.router.normalize': True, 'experts.router.scale': 1.0,
-    'experts.router.weigh_inputs': False,
-    'experts.capacity': None, 'experts.router.balance_loss': 0.01, 'experts.router.balance_over': 'sequence', 'experts.router.z_loss': 0.0,
-}  # fmt: skip
+DROPOUT = ('attention.dropout', 'block.dropout', 'embedding.dropout')
+# The options that neither the configuration nor the preset nor the family gives
+DEFAULTS = dotted({
+    'layer_types': None,
+    'mup': None,
+    'init': {'kind': 'scaled'},
+    'norm': {'offset': 0.0},
+    'block': {'norms': 'pre', 'parallel': False, 'shared_norm': False, 'residual_multiplier': 1.0},
+    'attention': {
+        'qk_norm': 'none', 'window': 0, 'window_type': 'sliding', 'global_every': 0, 'query_pre_attn_scalar': None,
+        'temperature': 0.0, 'temperature_length': 8192, 'softcap': 0.0, 'sinks': False, 'gate': False,
+        'latent': {'kv_rank': 0, 'q_rank': 0, 'd_rope': 0, 'd_nope': 0},
+    },
+    'rope': {
+        'base': 10000.0, 'local_base': None, 'scaling': None, 'fraction': 1.0, 'nope_every': 0, 'nope_global': False,
+    },
+    'recurrent': {'d_head': 128, 'd_key': 128, 'conv_width': 4, 'conv_bias': False},
+    'feed_forward': {'swiglu_limit': 7.0},
+    'embedding': {'scale': False, 'multiplier': 1.0},
+    'head': {'softcap': 0.0, 'bias': False, 'multiplier': 1.0},
+    'experts': {
+        'n_experts': 0, 'experts_per_token': 2, 'dense_layers': (), 'every': 1, 'd_ff_dense': 0, 'd_shared': 0,
+        'shared_gate': False, 'capacity': None,
+        'router': {
+            'scores': 'softmax', 'bias': False, 'bias_rate': 0.001, 'n_groups': 1, 'groups_per_token': 1,
+            'group_scores': 'max', 'normalize': True, 'scale': 1.0, 'weigh_inputs': False, 'balance_loss': 0.01,
+            'balance_over': 'sequence', 'z_loss': 0.0,
+        },
+    },
+    'multi_token': {'n_layers': 0, 'loss': 0.3},
+})  # fmt: skip
+_ATTENTION, _EXPERTS, _RECURRENT = ('attention.', 'rope.'), ('experts.',), ('recurrent.',)
+EXECUTION = ('attention.kernel', 'attention.context')  # options of attention that change no result
+# The options of a decoder in which no layer has attention, experts or a state
+NO_ATTENTION = {name: value for name, value in DEFAULTS.items() if name.startswith(_ATTENTION)} | {
+    **dict.fromkeys(('attention.n_heads', 'attention.n_kv_heads', 'attention.d_head', 'attention.dropout'), 0),
+    **dict.fromkeys(('attention.qkv_bias', 'attention.o_bias'), False),
+}
+NO_EXPERTS = {name: value for name, value in DEFAULTS.items() if name.startswith(_EXPERTS)} | {
+    'experts.router.balance_loss': 0.0
+}
+NO_STATES = dict.fromkeys((f'recurrent.{name}' for name in ('n_heads', 'n_key_heads', 'd_head', 'd_key')), 0) | {
+    'recurrent.conv_bias': False
+}
 
 
 def check_choices(chosen: dict[str, Any], said: dict[str, Any]) -> None:
@@ -199,13 +231,13 @@ def _check_layer_types(chosen: dict[str, Any], said: dict[str, Any]) -> None:
 def _check_experts(chosen: dict[str, Any], said: dict[str, Any]) -> None:
     n_experts, per_token = chosen['experts.n_experts'], chosen['experts.experts_per_token']
     if not n_experts:
-        for name in EXPERT_OPTIONS:
-            if said.get(name) and (name, said[name]) != ('experts.every', 1):
+        for name in _options_in(said, _EXPERTS):
+            if name != 'experts.n_experts' and said[name] and (name, said[name]) != ('experts.every', 1):
                 raise UserError(
                     f'model.{name} = {said[name]} applies to experts, but there are none\n'
                     'set model.experts.n_experts, or leave it out'
                 )
-        chosen.update(NO_EXPERTS | {'experts.router.balance_loss': 0.0})  # a preset whose experts were turned off
+        chosen.update(NO_EXPERTS)  # a preset whose experts were turned off
         return
     if n_experts == 1 or per_token > n_experts:
         raise UserError(
@@ -298,29 +330,6 @@ def has_experts(i: int, dense_layers: tuple[int, ...], expert_every: int) -> boo
     return i not in dense_layers and (i + 1) % expert_every == 0
 
 
-DROPOUT = ('attention.dropout', 'block.dropout', 'embedding.dropout')
-_DEFAULTS: dict[str, Any] = {
-    'norm.offset': 0.0, 'block.norms': 'pre', 'attention.qk_norm': 'none', 'rope.base': 10000.0, 'rope.local_base': None,
-    'rope.scaling': None, 'rope.nope_every': 0, 'attention.window': 0, 'attention.window_type': 'sliding', 'attention.global_every': 0,
-    'attention.temperature': 0.0, 'attention.temperature_length': 8192, 'attention.query_pre_attn_scalar': None,
-    'attention.softcap': 0.0, 'head.softcap': 0.0, 'embedding.scale': False, 'layer_types': None,
-    'attention.sinks': False, 'feed_forward.swiglu_limit': 7.0,
-    'block.parallel': False, 'block.shared_norm': False, 'rope.fraction': 1.0, 'rope.nope_global': False, 'head.bias': False,
-    'embedding.multiplier': 1.0, 'block.residual_multiplier': 1.0, 'head.multiplier': 1.0,
-    'attention.latent.kv_rank': 0, 'attention.latent.q_rank': 0, 'attention.latent.d_rope': 0, 'attention.latent.d_nope': 0, 'multi_token.n_layers': 0, 'multi_token.loss': 0.3, 'init.kind': 'scaled', 'mup': None,
-    'attention.gate': False, 'recurrent.d_head': 128, 'recurrent.d_key': 128, 'recurrent.conv_width': 4, 'recurrent.conv_bias': False,
-}  # fmt: skip
-_ATTENTION_SIZES = ('attention.n_heads', 'attention.n_kv_heads', 'attention.d_head')
-# Options without effect if no layer has attention
-OF_ATTENTION = (
-    *_ATTENTION_SIZES, 'attention.dropout', 'attention.latent.kv_rank', 'attention.latent.q_rank', 'attention.latent.d_rope', 'attention.latent.d_nope', 'attention.qk_norm', 'attention.qkv_bias', 'attention.o_bias',
-    'rope.base', 'rope.local_base', 'rope.scaling', 'rope.fraction', 'rope.nope_every', 'rope.nope_global', 'attention.window', 'attention.window_type',
-    'attention.global_every', 'attention.query_pre_attn_scalar', 'attention.temperature', 'attention.temperature_length', 'attention.softcap',
-    'attention.gate', 'attention.sinks',
-)  # fmt: skip
-_LINEAR_SIZES = ('recurrent.n_heads', 'recurrent.n_key_heads', 'recurrent.d_head', 'recurrent.d_key')
-
-
 def choose(said: Mapping[str, Any]) -> dict[str, Any]:
     """The options, then the preset, then the family; and the sizes that follow from them without the data.
 
@@ -336,8 +345,7 @@ def choose(said: Mapping[str, Any]) -> dict[str, Any]:
     family = chosen.get('family', 'llama')
     chosen = {
         'attention.n_kv_heads': chosen.get('attention.n_heads'),
-        **_DEFAULTS,
-        **NO_EXPERTS,
+        **DEFAULTS,
         **FAMILIES[family],
         **chosen,
     }
@@ -353,8 +361,9 @@ def choose(said: Mapping[str, Any]) -> dict[str, Any]:
     has_attention = any(mixer in ('full', 'window') for mixer in chosen['layer_types'] or ('full',))
     needed = 'n_layers', 'd_model', *['attention.n_heads'] * has_attention
     if missing := [name for name in needed if name not in chosen]:
-        keys = ', '.join(missing)
-        raise UserError(f'model: {keys} missing\ngive a preset, or n_layers, d_model and attention.n_heads')
+        raise UserError(
+            f'model: {", ".join(missing)} missing\ngive a preset, or n_layers, d_model and attention.n_heads'
+        )
     _choose_mixers(chosen, said, has_attention)
     if 'attention.d_head' not in chosen:
         if chosen['d_model'] % chosen['attention.n_heads']:
@@ -368,18 +377,13 @@ def choose(said: Mapping[str, Any]) -> dict[str, Any]:
             f'model.family = {family} has layers without a feed-forward, and model.layer_types gives some attention\n'
             'give model.feed_forward.d_ff; model.feed_forward.d_ff=0 leaves it out'
         )
-    if (
-        'feed_forward.d_ff' not in chosen
-    ):  # gated: 2/3 of 4 d_model, so that three matrices cost what two did (Shazeer 2020)
+    if 'feed_forward.d_ff' not in chosen:
+        # Gated: 2/3 of 4 d_model, so that three matrices cost what two did (Shazeer 2020)
         gated = math.ceil(8 * chosen['d_model'] / 3 / 64) * 64
         chosen['feed_forward.d_ff'] = 4 * chosen['d_model'] if chosen['feed_forward.activation'] in UNGATED else gated
     if not chosen['feed_forward.d_ff']:
-        of_none = (
-            ('feed_forward.bias', 'block.parallel')
-            if has_attention
-            else ('feed_forward.bias', 'block.parallel', 'bias')
-        )
-        if wrong := [name for name in of_none if said.get(name)]:
+        needs_one = ('feed_forward.bias', 'block.parallel', *['bias'] * (not has_attention))
+        if wrong := [name for name in needs_one if said.get(name)]:
             raise UserError(
                 f'model.{wrong[0]} applies to the feed-forward, but layers have none (model.feed_forward.d_ff = 0)\nleave it out'
             )
@@ -388,25 +392,29 @@ def choose(said: Mapping[str, Any]) -> dict[str, Any]:
     return chosen
 
 
+def _options_in(options: Mapping[str, Any], sections: tuple[str, ...]) -> list[str]:
+    """The options of some sections that change results."""
+    return [name for name in options if name.startswith(sections) and name not in EXECUTION]
+
+
 def _choose_mixers(chosen: dict[str, Any], said: dict[str, Any], has_attention: bool) -> None:
     """The sizes of attention, of delta nets and of state-space models; 0: no layer has them."""
     if not has_attention:
-        for name in OF_ATTENTION:
-            if said.get(name) and said[name] != _DEFAULTS.get(name):
+        for name in _options_in(said, _ATTENTION):
+            if said[name] and said[name] != DEFAULTS.get(name):
                 raise UserError(
                     f'model.{name} = {said[name]} applies to attention, but no layer uses attention\n'
                     "leave it out, or give model.layer_types a 'full'"
                 )
-        chosen.update({name: _DEFAULTS.get(name, 0) for name in OF_ATTENTION})
-        chosen.update({'attention.qkv_bias': False, 'attention.o_bias': False})
+        chosen.update(NO_ATTENTION)
     if not set(chosen['layer_types'] or ()) & {'delta', 'mamba'}:
-        for name in (*_LINEAR_SIZES, 'recurrent.conv_width', 'recurrent.conv_bias'):
-            if said.get(name):
+        for name in _options_in(said, _RECURRENT):
+            if said[name]:
                 raise UserError(
                     f'model.{name} = {said[name]} applies to delta nets and state-space models, but there are none\n'
                     "leave it out, or give model.layer_types a 'delta' or a 'mamba'"
                 )
-        chosen.update(dict.fromkeys(_LINEAR_SIZES, 0) | {'recurrent.conv_bias': False})
+        chosen.update(NO_STATES)
         return
     if 'recurrent.n_heads' not in chosen:
         heads, width = 2 * chosen['d_model'], chosen['recurrent.d_head']
