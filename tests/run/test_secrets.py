@@ -60,6 +60,8 @@ def test_a_list_from_the_environment_is_written_as_its_reference(monkeypatch):
 FILTERS = [{'field': 'x', 'equals': SECRET, 'missing': 'drop'}]
 SOURCES = [{'name': name, 'weight': [[0, 1], [9, 2]], 'text': SECRET} for name in ('a', 'b')]
 
+SHARING = {'name': 'a', 'weight': 1.0, 'text': 'x'}  # which takes over the keys next to the mixture
+
 
 @pytest.mark.parametrize(
     ('data', 'value'),
@@ -69,6 +71,12 @@ SOURCES = [{'name': name, 'weight': [[0, 1], [9, 2]], 'text': SECRET} for name i
         ({'filters': [{'field': 'x', 'one_of': '${oc.env:PRETRAX_VALUE}'}]}, [SECRET]),
         ({'text': None, 'mixture': '${oc.env:PRETRAX_VALUE}'}, SOURCES),
         ({'text': None, 'mixture': [SOURCES[0] | {'text': 'x', 'filters': '${oc.env:PRETRAX_VALUE}'}]}, FILTERS),
+        ({'text': None, 'mixture': [SHARING], 'field': '${oc.env:PRETRAX_VALUE}'}, SECRET),
+        ({'text': None, 'mixture': [SHARING], 'filters': '${oc.env:PRETRAX_VALUE}'}, FILTERS),
+        (
+            {'text': None, 'mixture': [SHARING], 'filters': [{'field': 'x', 'equals': '${oc.env:PRETRAX_VALUE}'}]},
+            SECRET,
+        ),
         ({'text': ['${oc.env:PRETRAX_VALUE}']}, SECRET),
         ({'text': 'hf:x', 'hugging_face': '${oc.env:PRETRAX_VALUE}'}, {'revision': SECRET}),
         ('${oc.env:PRETRAX_VALUE}', {'text': SECRET, 'tokenizer': 'bytes'}),

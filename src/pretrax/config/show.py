@@ -57,10 +57,23 @@ def written_values(config: RunConfig) -> dict[str, Any]:
         for path, text in config.references.items()
         if _may_be_secret(config, path)
     }
+    references |= _references_of_sources(config, references)
     for path, variable in SECRETS.items():
         if not _REFERENCE.fullmatch(references.get(path, '')):
             references[path] = f'${{oc.env:{variable},null}}'
     return _written(config.model_dump(mode='json'), (), references)
+
+
+def _references_of_sources(config: RunConfig, references: Mapping[Path, str]) -> dict[Path, str]:
+    """The references of keys next to `data.mixture`, for the sources that take these keys over."""
+    options: Any = config.data.options
+    shared = [path for path in references if path[0] == 'data' and len(path) > 1 and path[1] != 'mixture']
+    return {
+        ('data', 'mixture', number, *path[1:]): references[path]
+        for number, source in enumerate(getattr(options, 'mixture', None) or ())
+        for path in shared
+        if getattr(source, str(path[1]), None) == getattr(options, str(path[1]), None)
+    }
 
 
 def shown_prompts(config: RunConfig) -> list[str]:
