@@ -50,6 +50,14 @@ def pytest_configure(config):
     gc.set_threshold(10_000, 20, 100)  # tracing makes many objects and little garbage: a tenth of the time
 
 
+@pytest.fixture(autouse=True)
+def own_buckets():
+    """A run sets how its process reaches buckets; the next test of the process has the usual settings again."""
+    yield
+    if storage := sys.modules.get('pretrax.storage'):
+        storage.use_settings(storage.StorageSettings())
+
+
 def pytest_unconfigure(config):
     shutil.rmtree(os.environ['JAX_COMPILATION_CACHE_DIR'], ignore_errors=True)
 

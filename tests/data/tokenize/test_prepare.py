@@ -383,16 +383,13 @@ def test_text_in_a_bucket_is_tokenized_with_the_settings_of_the_configuration(
     monkeypatch.delenv('AWS_ENDPOINT_URL')
     monkeypatch.delenv('AWS_REGION', raising=False)
     use_settings(StorageSettings(endpoint=s3.environment['AWS_ENDPOINT_URL']))
-    try:
-        write_jsonl(tmp_path / 'a.jsonl', [f'text number {number}' for number in range(100)])
-        s3.put('text/a.jsonl', (tmp_path / 'a.jsonl').read_bytes())
-        near, far = (
-            prepare(
-                Corpus(find_files(text)), tmp_path / name, said.append, tokenizer=bytes_tokenizer(), vocab_size=257,
-                validation=0.0, work=Work('local', 2),
-            )
-            for name, text in (('near', str(tmp_path / '*.jsonl')), ('far', f'{s3.url}/text/*.jsonl'))
-        )  # fmt: skip
-        assert verify(near) == verify(far)
-    finally:
-        use_settings(StorageSettings())
+    write_jsonl(tmp_path / 'a.jsonl', [f'text number {number}' for number in range(100)])
+    s3.put('text/a.jsonl', (tmp_path / 'a.jsonl').read_bytes())
+    near, far = (
+        prepare(
+            Corpus(find_files(text)), tmp_path / name, said.append, tokenizer=bytes_tokenizer(), vocab_size=257,
+            validation=0.0, work=Work('local', 2),
+        )
+        for name, text in (('near', str(tmp_path / '*.jsonl')), ('far', f'{s3.url}/text/*.jsonl'))
+    )  # fmt: skip
+    assert verify(near) == verify(far)
